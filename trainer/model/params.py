@@ -1,0 +1,83 @@
+"""One declaration per weight: shape, logical axes, initialiser and decay stand once and serve everything that needs them."""
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from trainer.config import ModelConfig
+
+Params = dict[str, Any]
+"""A nested dictionary of float32 arrays; the layers of `blocks` are stacked along the first axis."""
+
+
+@dataclass(frozen=True)
+class ParamSpec:
+    """A weight before it has values. `std` None means ones (a norm's gain); `decays` says whether weight decay applies."""
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    std: float | None
+    decays: bool
+
+
+def param_specs(config: ModelConfig) -> dict[str, Any]:
+    """The table. Norm gains and the token embedding do not decay, the head does (Marin's mask; `facts` of the record)."""
+    layers, d, f = config.num_layers, config.d_model, config.d_ff
+    h, k, e, std = config.num_query_heads, config.num_kv_heads, config.head_dim, config.initializer_std
+
+    def gain(*, stacked: bool) -> ParamSpec:
+        return (
+            ParamSpec((layers, d), ("layer", "d_model"), None, False) if stacked else ParamSpec((d,), ("d_model",), None, False)
+        )
+
+    def matrix(shape: tuple[int, ...], axes: tuple[str, ...]) -> ParamSpec:
+        return ParamSpec((layers, *shape), ("layer", *axes), std, True)
+
+    return {
+        "embedding": ParamSpec((config.vocab_size, d), ("vocab", "d_model"), std, False),
+        "blocks": {
+            "attention_norm": gain(stacked=True),
+            "query": matrix((d, h, e), ("d_model", "query_heads", "head_dim")),
+            "key": matrix((d, k, e), ("d_model", "kv_heads", "head_dim")),
+            "value": matrix((d, k, e), ("d_model", "kv_heads", "head_dim")),
+            "output": matrix((h, e, d), ("query_heads", "head_dim", "d_model")),
+            "mlp_norm": gain(stacked=True),
+            "gate": matrix((d, f), ("d_model", "d_ff")),
+            "up": matrix((d, f), ("d_model", "d_ff")),
+            "down": matrix((f, d), ("d_ff", "d_model")),
+        },
+        "final_norm": gain(stacked=False),
+        "head": ParamSpec((d, config.vocab_size), ("d_model", "vocab"), std, True),
+    }
+
+
+def init_params(seed: int, config: ModelConfig) -> Params:
+    """Fresh float32 weights. Each weight's key comes from its path, so adding one moves no other."""
+    root = jax.random.key(seed)
+
+    def make(path: tuple[Any, ...], spec: ParamSpec) -> jax.Array:
+        if spec.std is None:
+            return jnp.ones(spec.shape, jnp.float32)
+        name = int.from_bytes(hashlib.sha256(jax.tree_util.keystr(path).encode()).digest()[:4])
+        return spec.std * jax.random.normal(jax.random.fold_in(root, name), spec.shape, jnp.float32)
+
+    return jax.tree_util.tree_map_with_path(make, param_specs(config))
+
+
+def abstract_params(config: ModelConfig) -> Params:
+    """Shapes and types without values."""
+    return jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, jnp.float32), param_specs(config))
+
+
+def decay_mask(config: ModelConfig) -> Params:
+    """True where weight decay applies."""
+    return jax.tree.map(lambda spec: spec.decays, param_specs(config))
+
+
+def count_parameters(config: ModelConfig) -> int:
+    """How many numbers the table declares."""
+    return sum(math.prod(spec.shape) for spec in jax.tree.leaves(param_specs(config)))

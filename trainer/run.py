@@ -1,0 +1,95 @@
+"""The composition root: a run's file in, its result file out."""
+
+import contextlib
+import fcntl
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+from pydantic import ValidationError
+
+from trainer.config import RunConfig
+from trainer.errors import ConfigError, PhasewiseError, TrainingError
+from trainer.loop import Preempted, train
+from trainer.permission import check_permission
+from trainer.storage import read_json, write_json
+
+EXIT_DONE, EXIT_REFUSED, EXIT_USAGE, EXIT_DIVERGED, EXIT_PREEMPTED = 0, 1, 2, 3, 75
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m trainer RUN.json [--with-parent]`, and the exit code.
+
+    0 done · 1 refused (no verdict, damaged cache or checkpoint) · 2 wrong usage or configuration · 3 diverged · 75 stopped by SIGTERM, saved.
+    With `--with-parent` the process ends when its standard input does: it never outlives the program that launched it.
+    """
+    paths = [argument for argument in arguments if argument != "--with-parent"]
+    if len(paths) != 1 or paths[0].startswith("-"):
+        print("usage: python -m trainer RUN.json [--with-parent]", file=sys.stderr)
+        return EXIT_USAGE
+    if "--with-parent" in arguments:
+        threading.Thread(target=_end_with_standard_input, daemon=True).start()
+    try:
+        execute(read_run(Path(paths[0])))
+    except Preempted:
+        return EXIT_PREEMPTED
+    except PhasewiseError as error:
+        print(f"trainer: {error}", file=sys.stderr)
+        return error.exit_code
+    return EXIT_DONE
+
+
+def read_run(path: Path) -> RunConfig:
+    """The run that a file describes.
+
+    Raises:
+        ConfigError: the file is missing, or a field is missing, misspelt or impossible.
+    """
+    try:
+        return RunConfig.model_validate(read_json(path))
+    except FileNotFoundError:
+        raise ConfigError(f"no such file: {path}") from None
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, item['loc'])) or 'run'}: {item['msg']}" for item in error.errors())
+        raise ConfigError(f"{path} is not a run: {problems}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
+
+
+def execute(run: RunConfig) -> dict[str, Any]:
+    """Ask for permission, train, write `result.json`."""
+    check_permission(run)
+    output = Path(run.output)
+    output.mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", str(output.parent.resolve() / "compilation-cache"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    with only_one_trainer(output):
+        result = train(run)
+        write_json(output / "result.json", result)
+    return result
+
+
+@contextlib.contextmanager
+def only_one_trainer(output: Path) -> Iterator[None]:
+    """Hold the run's folder. The lock goes with the process, however it ends.
+
+    Raises:
+        TrainingError: another trainer holds it.
+    """
+    with open(output / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TrainingError(f"another trainer is at work in {output}: wait for it, or stop it.") from None
+        yield
+
+
+def _end_with_standard_input() -> None:
+    """Block until the launcher's end of the pipe closes, which its death does too."""
+    while sys.stdin.buffer.read(1):
+        pass
+    os._exit(EXIT_PREEMPTED)

@@ -1,0 +1,76 @@
+"""One update: pure maths, compiled once for a batch shape. Whatever a schedule changes comes in as an argument."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+from trainer.config import RunConfig
+from trainer.loss import loss_sums
+from trainer.model.decoder import logits
+from trainer.model.params import Params
+from trainer.optimizer.adamw import build_optimizer
+from trainer.state import TrainState
+
+
+class Scheduled(NamedTuple):
+    """The scheduled values of one step, as plain numbers; what is off is its neutral value (z_loss 0, max_grad_norm infinity)."""
+
+    learning_rate: float
+    z_loss: float
+    max_grad_norm: float
+    ema_decay: float
+
+
+class StepMetrics(NamedTuple):
+    """What one update measured. Loss in nats a token, before the update; norms are global L2 norms.
+
+    `update_norm` is that of the change to the weights, learning rate included; `log_z_squared` is what z-loss weighs.
+    """
+
+    loss: Float[Array, ""]
+    log_z_squared: Float[Array, ""]
+    grad_norm: Float[Array, ""]
+    update_norm: Float[Array, ""]
+    param_norm: Float[Array, ""]
+
+
+TrainStep = Callable[[TrainState, Int[Array, "b t"], Scheduled], tuple[TrainState, StepMetrics]]
+
+
+def build_train_step(run: RunConfig) -> TrainStep:
+    """The compiled update. It takes the state's memory: the old state must not be used again."""
+    optimizer = build_optimizer(run.optimizer, run.model)
+
+    def loss(params: Params, tokens: Int[Array, "b t"], z_loss: Array) -> tuple[Array, tuple[Array, Array]]:
+        sums = loss_sums(logits(params, tokens, run.model), tokens)
+        cross_entropy, log_z_squared = sums.cross_entropy / sums.tokens, sums.squared_log_z / sums.tokens
+        return cross_entropy + z_loss * log_z_squared, (cross_entropy, log_z_squared)
+
+    def train_step(state: TrainState, tokens: Int[Array, "b t"], scheduled: Scheduled) -> tuple[TrainState, StepMetrics]:
+        (_, (cross_entropy, log_z_squared)), grads = jax.value_and_grad(loss, has_aux=True)(
+            state.params, tokens, scheduled.z_loss
+        )
+        grad_norm = optax.tree.norm(grads)
+        grads = optax.tree.scale(clip_factor(grad_norm, scheduled.max_grad_norm), grads)
+        direction, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
+        updates = optax.tree.scale(-scheduled.learning_rate, direction)
+        params = optax.apply_updates(state.params, updates)
+        ema = None if state.ema is None else moving_average(state.ema, params, scheduled.ema_decay)
+        metrics = StepMetrics(cross_entropy, log_z_squared, grad_norm, optax.tree.norm(updates), optax.tree.norm(params))
+        return TrainState(params, optimizer_state, ema), metrics  # pyright: ignore[reportArgumentType]  # optax types params loosely
+
+    return jax.jit(train_step, donate_argnums=0)
+
+
+def clip_factor(norm: Float[Array, ""], max_norm: float | Array) -> Float[Array, ""]:
+    """What to multiply gradients by so that their norm is at most `max_norm` (Pascanu et al., 2013)."""
+    return jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-16))
+
+
+def moving_average(ema: Params, params: Params, decay: float | Array) -> Params:
+    """decay · ema + (1 - decay) · params. (Marin's early Ocelot had it the wrong way round: 8B retrospective, "Adjusted Hyperparameters".)"""
+    return jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, ema, params)
