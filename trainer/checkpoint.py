@@ -60,11 +60,6 @@ class Checkpoints:
         return _read_state(path, run)
 
 
-def checkpoint_path(run_folder: str | Path, step: int) -> Path:
-    """Where a run keeps the checkpoint of a step."""
-    return Path(run_folder) / "checkpoints" / str(step)
-
-
 def read_about(path: Path) -> dict[str, Any]:
     """What stands beside the state: `contract` and `has_ema`.
 

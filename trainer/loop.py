@@ -10,7 +10,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from trainer.checkpoint import Checkpoints, checkpoint_path, state_to_start_from
+from trainer.checkpoint import Checkpoints, state_to_start_from
+from trainer.checkpoint_path import checkpoint_path
 from trainer.config import RunConfig
 from trainer.data.loader import Loader
 from trainer.errors import TrainingDiverged

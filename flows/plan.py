@@ -1,0 +1,70 @@
+"""From a recipe to what the rooms below need: sources for the data, a run for the trainer."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from flows.recipes.catalogue import CATALOGUE
+from flows.recipes.recipe import FromScratch, HandOff, Phase, Recipe
+from tasks.data.plan import DataPlan, plan_data
+from tasks.data.source import Source
+from tasks.data.standins import StandIn, stand_in_source
+from tasks.home import Home
+from trainer.checkpoint_path import checkpoint_path
+from trainer.config import RunConfig, StartFrom
+from trainer.errors import ConfigError
+
+
+def sources_of(recipe: Recipe, home: Home) -> dict[str, Source]:
+    """Each component's source: the stand-in at proxy scale, the real data set at full scale.
+
+    Raises:
+        ConfigError: a component is not in the catalogue.
+    """
+    if unknown := sorted(set(recipe.components) - set(CATALOGUE)):
+        raise ConfigError(f"{recipe.name} draws from {', '.join(unknown)}, which flows/recipes/catalogue.py does not name.")
+    if recipe.scale == "proxy":
+        return {name: stand_in_source(home.sources / name) for name in recipe.components}
+    return {name: CATALOGUE[name].source for name in recipe.components}
+
+
+def stand_ins_of(recipe: Recipe) -> dict[str, StandIn]:
+    """What must be collected from this installation first; nothing at full scale."""
+    return {name: CATALOGUE[name].stand_in for name in recipe.components} if recipe.scale == "proxy" else {}
+
+
+def data_plan(recipe: Recipe, home: Home) -> DataPlan:
+    """Every cache that the recipe needs, from its sources as they are now."""
+    return plan_data(sources_of(recipe, home), home, vocab_size=recipe.tokenizer.vocab_size)
+
+
+def build_run(recipe: Recipe, phase: Phase, home: Home, caches: Mapping[str, Path]) -> RunConfig:
+    """The phase as the trainer wants it, with the schedules of its whole lineage."""
+    root = recipe.lineage(phase)[0].start
+    assert isinstance(root, FromScratch)
+    return RunConfig(
+        recipe=recipe.name,
+        scale=recipe.scale,
+        phase=phase.name,
+        start_step=phase.start_step,
+        stop_step=phase.stop_step,
+        seed=root.seed,
+        model=phase.model,
+        optimizer=phase.optimizer,
+        learning_rate=phase.learning_rate,
+        stability=phase.stability,
+        batch=recipe.batch_of_lineage(phase),
+        mixture=recipe.mixture_of_lineage(phase),
+        order=phase.order,
+        checkpoints=phase.checkpoints,
+        start=_start(recipe, phase, home),
+        caches={name: str(caches[name]) for name in phase.components},
+        verdict=str(home.verdict(recipe.run_name, phase.name, "data")),
+        output=str(home.run(recipe.run_name, phase.name)),
+    )
+
+
+def _start(recipe: Recipe, phase: Phase, home: Home) -> StartFrom | None:
+    if not isinstance(phase.start, HandOff):
+        return None
+    parent = home.run(recipe.run_name, phase.start.parent)
+    return StartFrom(checkpoint=str(checkpoint_path(parent, phase.start.step)), fresh=phase.start.fresh)

@@ -1,0 +1,128 @@
+"""Proxy scale: the same recipe, small. A function of the recipe, and these are its rules.
+
+* steps ÷ 1000, rounded; a warm-up or a decay takes at least two, so that it has a middle;
+* batch ÷ 256 sequences of 1/32 the length, so that the batch ratios stay;
+* a model of two layers, 128 wide, with the recipe's ratio of query to kv heads and of d_ff to d_model, in float32;
+* learning rates × √(d_model / 128), all by the same factor: ratios between phases stay;
+* the EMA averages over a thousandth of the steps, at least 8;
+* blocks of 320 sequences; a component whose share is below one sequence a block gets one, at the cost of the largest;
+* the tokenizer is trained on the stand-ins; RoPE's stretch starts at 1/32 of the positions.
+"""
+
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+from flows.recipes.recipe import Evaluation, FromScratch, HandOff, Phase, Recipe, Tokenizer
+from trainer.config import (
+    CheckpointPolicy,
+    DataOrder,
+    LearningRateSegment,
+    MixtureShares,
+    ModelConfig,
+    Rope,
+    Stability,
+    Steps,
+    always,
+)
+
+T, S = TypeVar("T"), TypeVar("S")
+STEPS, BATCH, LENGTH = 1000, 256, 32
+D_MODEL, NUM_LAYERS, NUM_QUERY_HEADS, VOCAB_SIZE = 128, 2, 4, 4096
+BLOCK_SEQUENCES, MIN_EMA_STEPS, MIN_SEGMENT_STEPS, HELD_OUT_TOKENS = 320, 8, 2, 4096
+BENCHMARKS = ("continuation", "next_word")
+
+
+def to_proxy(recipe: Recipe) -> Recipe:
+    """The recipe at proxy scale."""
+    phases = tuple(proxy_phase(phase) for phase in recipe.phases)
+    return Recipe(name=recipe.name, scale="proxy", tokenizer=Tokenizer(name=None, vocab_size=VOCAB_SIZE), phases=phases)
+
+
+def proxy_phase(phase: Phase) -> Phase:
+    """One phase by the rules above."""
+    start = phase.start if isinstance(phase.start, FromScratch) else _hand_off(phase.start)
+    return Phase(
+        name=phase.name,
+        start=start,
+        stop_step=steps(phase.stop_step),
+        model=proxy_model(phase.model),
+        optimizer=phase.optimizer,
+        learning_rate=proxy_segments(phase.learning_rate, math.sqrt(phase.model.d_model / D_MODEL)),
+        batch=_by_steps(phase.batch, lambda size: max(1, round(size / BATCH))),
+        mixture=_by_steps(phase.mixture, raise_small_shares),
+        order=DataOrder(seed=phase.order.seed, permutation=phase.order.permutation, block_sequences=BLOCK_SEQUENCES),
+        stability=Stability(
+            max_grad_norm=_by_steps(phase.stability.max_grad_norm, lambda norm: norm),
+            z_loss=_by_steps(phase.stability.z_loss, lambda weight: weight),
+            ema_decay=proxy_ema(phase.stability.ema_decay),
+        ),
+        slice=always("local"),
+        checkpoints=CheckpointPolicy(every_steps=max(1, steps(phase.checkpoints.every_steps)), every_minutes=None, keep_all=False),
+        evaluation=Evaluation(benchmarks=BENCHMARKS, held_out_tokens=HELD_OUT_TOKENS),
+        gates=phase.gates,
+        discrepancies=phase.discrepancies,
+    )
+
+
+def steps(full: int) -> int:
+    """A step of the full axis on the proxy's."""
+    return round(full / STEPS)
+
+
+def proxy_model(model: ModelConfig) -> ModelConfig:
+    """The same shape, small."""
+    scaling = model.rope.scaling
+    if scaling:
+        scaling = type(scaling)(**{**scaling.model_dump(), "original_max_positions": scaling.original_max_positions // LENGTH})
+    return ModelConfig(
+        vocab_size=VOCAB_SIZE,
+        seq_len=model.seq_len // LENGTH,
+        num_layers=NUM_LAYERS,
+        d_model=D_MODEL,
+        d_ff=round(D_MODEL * model.d_ff / model.d_model),
+        num_query_heads=NUM_QUERY_HEADS,
+        num_kv_heads=max(1, NUM_QUERY_HEADS * model.num_kv_heads // model.num_query_heads),
+        head_dim=D_MODEL // NUM_QUERY_HEADS,
+        rope=Rope(theta=model.rope.theta, scaling=scaling),
+        rms_norm_epsilon=model.rms_norm_epsilon,
+        initializer_std=model.initializer_std,
+        compute_dtype="float32",
+    )
+
+
+def proxy_segments(segments: tuple[LearningRateSegment, ...], factor: float) -> tuple[LearningRateSegment, ...]:
+    """Segments on the proxy's axis. One that would be too short takes its steps from the segment before it, the first one from the next."""
+    last = segments[-1]
+    ends = [steps(segment.end_step) for segment in segments]
+    starts = [steps(segments[0].start_step)]
+    for index in range(1, len(segments)):
+        latest = ends[index] - MIN_SEGMENT_STEPS
+        starts.append(max(starts[-1] + MIN_SEGMENT_STEPS, min(steps(segments[index].start_step), latest)))
+    ends = [*starts[1:], max(starts[-1] + 1, steps(last.end_step))]
+    return tuple(
+        LearningRateSegment(kind=segment.kind, start_step=start, end_step=end, start=segment.start * factor, end=segment.end * factor)
+        for segment, start, end in zip(segments, starts, ends, strict=True)
+    )
+
+
+def proxy_ema(decay: float | None) -> float | None:
+    """The decay whose horizon 1 / (1 - decay) is a thousandth of the recipe's, at least `MIN_EMA_STEPS`."""
+    return None if decay is None else 1 - 1 / max(MIN_EMA_STEPS, 1 / (1 - decay) / STEPS)
+
+
+def raise_small_shares(shares: MixtureShares) -> MixtureShares:
+    """At least one sequence a block for every component; the largest gives what that takes."""
+    least = 100 / BLOCK_SEQUENCES
+    raised = {name: max(share, least) if share else 0.0 for name, share in shares.items()}
+    largest = max(raised, key=lambda name: raised[name])
+    return {**raised, largest: raised[largest] - (sum(raised.values()) - sum(shares.values()))}
+
+
+def _by_steps(values: Steps[T], convert: Callable[[T], S]) -> Steps[S]:
+    """Each value converted, each step on the proxy's axis; of entries that fall together the last one holds."""
+    return Steps(tuple({steps(step): convert(value) for step, value in values.root}.items()))
+
+
+def _hand_off(start: HandOff) -> HandOff:
+    return HandOff(parent=start.parent, step=steps(start.step), fresh=start.fresh, declares=start.declares)

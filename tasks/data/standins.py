@@ -1,0 +1,117 @@
+"""Small stand-ins for the record's data sets, built from the text of this Python installation: real text with no download.
+
+Each is JSON lines under `sources/<component>/`. They are written once and then treated as any other source: whoever adds a file there adds
+it to the component.
+"""
+
+import json
+import platform
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import Field
+
+from tasks.data.python_text import View, documents_in, installed, roots
+from tasks.data.source import Source
+from trainer.config import Frozen
+from trainer.errors import DataError
+from trainer.storage import digest_of_bytes, write_atomically, write_json
+
+SHINGLE_WORDS = 13
+MAX_OVERLAP = 0.25
+RECORD_NAME = "stand-ins.json"
+
+
+class StandIn(Frozen):
+    """Where a component's small text comes from: a view of the files that match `where` (`site:` or `stdlib:` globs) and not `without`."""
+
+    view: View
+    where: tuple[str, ...]
+    without: tuple[str, ...] = ()
+    max_bytes: int = Field(gt=0)
+
+
+def stand_in_source(folder: Path) -> Source:
+    """How a stand-in is read: every JSON-lines file in its folder."""
+    return Source(url=folder.as_uri(), include=("*.jsonl",), exclude=(), format="jsonl", text_key="text")
+
+
+def collect(stand_in: StandIn) -> list[dict[str, str]]:
+    """The documents of one stand-in: `id` (where it is from) and `text`. Files come in an order that spreads over the packages.
+
+    Raises:
+        DataError: this installation has none of the files, or no text in them.
+    """
+    documents: list[dict[str, str]] = []
+    size = 0
+    for path, name in _files(stand_in):
+        for number, text in enumerate(documents_in(stand_in.view, path, name)):
+            documents.append({"id": f"{name}#{number}", "text": text})
+            size += len(text.encode())
+        if size >= stand_in.max_bytes:
+            break
+    if not documents:
+        raise DataError(f"this Python installation has no text for {stand_in.view} of {', '.join(stand_in.where)}: install constraints.txt.")
+    return documents
+
+
+@dataclass
+class NearDuplicates:
+    """Finds documents that share too much with an earlier one: copies would put held-out text into the training split."""
+
+    owners: dict[int, int] = field(default_factory=dict)
+    sizes: list[int] = field(default_factory=list)
+
+    def is_new(self, text: str) -> bool:
+        """Whether no earlier document shares more than a quarter of its 13-word shingles, or of this one's; if so, remember it."""
+        words = re.findall(r"\w+", text.lower())
+        shingles = {hash(tuple(words[at : at + SHINGLE_WORDS])) for at in range(max(1, len(words) - SHINGLE_WORDS + 1))}
+        shared = Counter(self.owners[shingle] for shingle in shingles if shingle in self.owners)
+        if any(count > MAX_OVERLAP * min(len(shingles), self.sizes[owner]) for owner, count in shared.items()):
+            return False
+        self.owners.update((shingle, len(self.sizes)) for shingle in shingles if shingle not in self.owners)
+        self.sizes.append(len(shingles))
+        return True
+
+
+def write_stand_ins(collected: Mapping[str, list[dict[str, str]]], sources: Path) -> dict[str, int]:
+    """Write every component's file, near-duplicates left out, and last the record of what they were made from; documents written, by name."""
+    duplicates = NearDuplicates()
+    written: dict[str, int] = {}
+    for component, documents in sorted(collected.items()):
+        kept = [document for document in documents if duplicates.is_new(document["text"])]
+        lines = "".join(json.dumps(document, ensure_ascii=False) + "\n" for document in kept)
+        write_atomically(sources / component / "stand-in.jsonl", lines.encode())
+        written[component] = len(kept)
+    record = {"python": platform.python_version(), "packages": installed(), "documents": written}
+    write_json(sources / RECORD_NAME, record)
+    return written
+
+
+def missing_stand_ins(components: Mapping[str, StandIn], sources: Path) -> list[str]:
+    """Components whose stand-in was never finished. Once the record is there, the files belong to the user."""
+    if (sources / RECORD_NAME).exists():
+        return [name for name in sorted(components) if not (sources / name).exists()]
+    return sorted(components)
+
+
+def _files(stand_in: StandIn) -> Iterator[tuple[Path, str]]:
+    """Matching files with their dotted names, ordered by the digest of the name."""
+    found: dict[str, Path] = {}
+    for pattern in stand_in.where:
+        root, glob = _split(pattern)
+        excluded = [path for other in stand_in.without if _split(other)[0] == root for path in root.glob(_split(other)[1])]
+        for path in sorted(set(root.glob(glob)) - set(excluded)):
+            relative = path.relative_to(root)
+            if path.is_file() and not {"tests", "test", "site-packages", "__pycache__"} & set(relative.parts):
+                found[".".join(relative.with_suffix("").parts)] = path
+    for name in sorted(found, key=lambda name: digest_of_bytes(name.encode())):
+        yield found[name], name
+
+
+def _split(pattern: str) -> tuple[Path, str]:
+    place, _, glob = pattern.partition(":")
+    return roots()[place], glob

@@ -1,0 +1,68 @@
+"""A byte-level BPE tokenizer, trained on the training split."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks.data.documents import read_documents
+from trainer.storage import digest_of_file, digest_of_json, write_atomically
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TOKENIZER_VERSION = "byte-bpe-1"
+BEGIN_OF_TEXT, END_OF_TEXT = "<|begin_of_text|>", "<|end_of_text|>"
+MAX_BYTES_PER_COMPONENT = 200_000
+
+
+def tokenizer_key(documents_keys: Iterable[str], vocab_size: int) -> str:
+    """Digest of everything that decides the tokenizer."""
+    return digest_of_json(
+        {
+            "version": TOKENIZER_VERSION,
+            "vocab_size": vocab_size,
+            "max_bytes_per_component": MAX_BYTES_PER_COMPONENT,
+            "documents": sorted(documents_keys),
+        }
+    )
+
+
+def train_tokenizer(documents: Iterable[Path], vocab_size: int, path: Path) -> None:
+    """Train on the first `MAX_BYTES_PER_COMPONENT` bytes of each component's training split and write `tokenizer.json`."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[BEGIN_OF_TEXT, END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((text for folder in sorted(documents) for text in _sample(folder)), trainer)
+    write_atomically(path, tokenizer.to_str(pretty=True).encode())
+
+
+def load_tokenizer(path: Path) -> "Tokenizer":
+    """The tokenizer of a file; one thread, because its callers already run side by side."""
+    from tokenizers import Tokenizer
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    return Tokenizer.from_file(str(path))
+
+
+def tokenizer_digest(path: Path) -> str:
+    """SHA-256 of `tokenizer.json`."""
+    return digest_of_file(path)
+
+
+def _sample(folder: Path) -> Iterable[str]:
+    size = 0
+    for text in read_documents(folder, "train")["text"].to_pylist():
+        if size >= MAX_BYTES_PER_COMPONENT:
+            return
+        size += len(text.encode())
+        yield text

@@ -1,0 +1,141 @@
+"""Benchmarks on disk: JSON lines and lm-eval's YAML in a folder named by its content, the manifest written last."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pydantic import Field, ValidationError
+
+from tasks.evaluation.benchmarks import (
+    Accepts,
+    Baseline,
+    ContinuationItem,
+    HeldOut,
+    NextWordItem,
+    build_continuation,
+    build_next_word,
+    continuation_baseline,
+    next_word_baseline,
+)
+from trainer.config import Frozen
+from trainer.errors import DataError
+from trainer.storage import digest_of_bytes, digest_of_json, read_json, write_atomically, write_json
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+Item = ContinuationItem | NextWordItem
+
+
+class Benchmark(Frozen):
+    """One benchmark of the folder: its items in `{name}.jsonl`, how lm-eval runs it in `{name}.yaml`."""
+
+    name: Literal["continuation", "next_word"]
+    metric: Literal["acc_norm", "exact_match"]
+    items: int = Field(gt=0)
+    baseline: Baseline
+    items_digest: str
+    definition_digest: str
+
+
+class BenchmarkManifest(Frozen):
+    """Written last: a folder without one holds no benchmarks."""
+
+    format_version: int
+    benchmarks: tuple[Benchmark, ...]
+
+    @property
+    def digest(self) -> str:
+        """Names the folder, and what a verdict says it judged by."""
+        return digest_of_json(self.model_dump(mode="json"))
+
+
+class BenchmarkItem(NamedTuple):
+    """What a leakage search needs to know of an item."""
+
+    benchmark: str
+    id: str
+    text: str
+
+
+def write_benchmarks(home: str | Path, held_out: HeldOut, *, commonest_word: str, accepts: Accepts | None = None) -> Path:
+    """Build both benchmarks and write them under `home`, in a folder named by their content; what is there already stays.
+
+    Args:
+        held_out: component → its held-out documents.
+        commonest_word: of the training split; the dumb answer to every next-word item.
+        accepts: given an item's text, whether it may be used; refuse what the training split also holds.
+    """
+    continuation = build_continuation(held_out, accepts=accepts)
+    next_word = build_next_word(held_out, accepts=accepts)
+    contents: dict[str, bytes] = {}
+    benchmarks = (
+        _add(contents, "continuation", "acc_norm", continuation, continuation_baseline(continuation)),
+        _add(contents, "next_word", "exact_match", next_word, next_word_baseline(next_word, commonest_word)),
+    )
+    manifest = BenchmarkManifest(format_version=FORMAT_VERSION, benchmarks=benchmarks)
+    folder = Path(home) / manifest.digest[:16]
+    for name, content in contents.items():
+        write_atomically(folder / name, content)
+    write_json(folder / MANIFEST_NAME, manifest.model_dump(mode="json"))
+    return folder
+
+
+def read_benchmarks(folder: str | Path) -> BenchmarkManifest:
+    """The manifest, once every file it names has the content it says.
+
+    Raises:
+        DataError: the manifest or a file is missing, or is not what the manifest says.
+    """
+    path = Path(folder) / MANIFEST_NAME
+    try:
+        manifest = BenchmarkManifest.model_validate(read_json(path))
+    except FileNotFoundError:
+        raise DataError(f"{folder} holds no benchmarks: it has no {MANIFEST_NAME}. Write them with `phasewise data prepare`.") from None
+    except (ValidationError, ValueError) as error:
+        raise DataError(f"{path} does not read as a manifest of benchmarks: {error}") from None
+    if manifest.format_version != FORMAT_VERSION:
+        raise DataError(f"{path} has format version {manifest.format_version}, this program reads {FORMAT_VERSION}: write it again.")
+    for benchmark in manifest.benchmarks:
+        _check(Path(folder) / f"{benchmark.name}.jsonl", benchmark.items_digest)
+        _check(Path(folder) / f"{benchmark.name}.yaml", benchmark.definition_digest)
+    return manifest
+
+
+def benchmark_items(folder: str | Path) -> list[BenchmarkItem]:
+    """Every item of every benchmark, for the leakage index: the opening with its true continuation or answer."""
+    items: list[BenchmarkItem] = []
+    for benchmark in read_benchmarks(folder).benchmarks:
+        kind = ContinuationItem if benchmark.name == "continuation" else NextWordItem
+        lines = (Path(folder) / f"{benchmark.name}.jsonl").read_text(encoding="utf-8").split("\n")
+        read = [kind.model_validate_json(line) for line in lines if line]
+        items.extend(BenchmarkItem(benchmark.name, item.id, item.text) for item in read)
+    return items
+
+
+def _add(
+    contents: dict[str, bytes],
+    name: Literal["continuation", "next_word"],
+    metric: Literal["acc_norm", "exact_match"],
+    items: Sequence[Item],
+    baseline: Baseline,
+) -> Benchmark:
+    """Put a benchmark's files into `contents`, and describe them."""
+    lines = "".join(json.dumps(item.model_dump(mode="json"), ensure_ascii=False) + "\n" for item in items).encode()
+    definition = Path(__file__).with_name(f"{name}.yaml").read_bytes()
+    contents |= {f"{name}.jsonl": lines, f"{name}.yaml": definition}
+    return Benchmark(
+        name=name,
+        metric=metric,
+        items=len(items),
+        baseline=baseline,
+        items_digest=digest_of_bytes(lines),
+        definition_digest=digest_of_bytes(definition),
+    )
+
+
+def _check(path: Path, digest: str) -> None:
+    """Refuse a file that is missing or changed."""
+    found = digest_of_bytes(path.read_bytes()) if path.exists() else "no such file"
+    if found != digest:
+        raise DataError(f"{path}: the manifest says content {digest[:16]}, found {found[:16]}. Delete {path.parent} and write it again.")

@@ -1,0 +1,139 @@
+"""Byte n-gram language model with interpolated Witten–Bell smoothing: what a proxy model must beat."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+from jaxtyping import Float, Shaped, UInt
+
+from tasks.evaluation.held_out import BitsPerByte
+from trainer.errors import DataError
+
+NUM_BYTES = 256
+MAX_ORDER = 8
+"""A gram of eight bytes fills a 64-bit number."""
+
+
+@dataclass(frozen=True)
+class GramTable:
+    """Counts of one order n. Grams and contexts are big-endian numbers, sorted; `types` counts the distinct bytes after a context."""
+
+    grams: UInt[np.ndarray, " g"]
+    counts: Shaped[np.ndarray, " g"]
+    contexts: UInt[np.ndarray, " c"]
+    totals: Shaped[np.ndarray, " c"]
+    types: Shaped[np.ndarray, " c"]
+
+
+@dataclass(frozen=True)
+class ByteNgram:
+    """P_n(w | h) = (c(hw) + T(h) · P_{n-1}(w | h')) / (c(h) + T(h)), and P_0 = 1/256 (Witten and Bell, 1991; Chen and Goodman, 1998,
+    eq. 17). A context never seen passes on to the shorter one. No context reaches into the document before."""
+
+    tables: tuple[GramTable, ...]
+
+    @classmethod
+    def fit(cls, texts: Iterable[str], max_order: int) -> "ByteNgram":
+        """Count the grams of orders 1 to `max_order`.
+
+        Raises:
+            DataError: there is no text.
+        """
+        if not 1 <= max_order <= MAX_ORDER:
+            raise ValueError(f"max_order must be between 1 and {MAX_ORDER}, found {max_order}")
+        stream = _ByteStream.join(texts, max_order)
+        if not len(stream.data):
+            raise DataError("a byte n-gram model needs text to be fitted on, found 0 bytes. Check that the training caches are not empty.")
+        return cls(tuple(_count(stream.grams(order)) for order in range(1, max_order + 1)))
+
+    def probabilities(self, texts: Iterable[str]) -> Float[np.ndarray, "order bytes"]:
+        """P of each byte of the texts, in order, given those before it in its text: row n - 1 by grams of at most n bytes."""
+        stream = _ByteStream.join(texts, len(self.tables))
+        rows = np.empty((len(self.tables), len(stream.data)))
+        below = np.full(len(stream.data), 1 / NUM_BYTES)
+        for order, table in enumerate(self.tables, start=1):
+            grams = stream.grams(order)
+            reached = stream.depths >= order - 1
+            rows[order - 1] = below
+            rows[order - 1, reached] = _interpolate(table, grams, below[reached])
+            below = rows[order - 1]
+        return rows
+
+
+def ngram_bits_per_byte(
+    train: Iterable[str], held_out: Mapping[str, Sequence[str]], orders: Sequence[int] = (3, 5)
+) -> dict[int, BitsPerByte]:
+    """Fit on the training texts once, up to the highest order; bits per byte of the held-out texts, by order and component.
+
+    Raises:
+        DataError: there is no training text, or a component has no held-out text.
+    """
+    if empty := [component for component, texts in held_out.items() if not any(texts)]:
+        raise DataError(f"every component must have held-out text, found none for {', '.join(empty)}. Give it more source files.")
+    model = ByteNgram.fit(train, max(orders))
+    bits = {component: -np.log2(model.probabilities(texts)).mean(axis=1) for component, texts in held_out.items()}
+    return {order: BitsPerByte({component: float(values[order - 1]) for component, values in bits.items()}) for order in orders}
+
+
+@dataclass(frozen=True)
+class _ByteStream:
+    """Texts end to end. `depths`: how many bytes of its own text stand before a byte, at most `max_order - 1`."""
+
+    data: np.ndarray
+    depths: np.ndarray
+
+    @classmethod
+    def join(cls, texts: Iterable[str], max_order: int) -> "_ByteStream":
+        encoded = [text.encode() for text in texts]
+        data = np.frombuffer(b"".join(encoded), np.uint8)
+        ends = np.array([*accumulate(map(len, encoded))], np.int64)
+        starts = ends - np.array([*map(len, encoded)], np.int64)
+        depths = np.full(len(data), max_order - 1, np.uint8)
+        for depth in range(max_order - 1):
+            depths[(starts + depth)[starts + depth < ends]] = depth
+        return cls(data, depths)
+
+    def grams(self, order: int) -> np.ndarray:
+        """The gram that ends at each byte with at least `order - 1` bytes before it, as a big-endian number."""
+        dtype = np.uint32 if order <= 4 else np.uint64
+        length = max(0, len(self.data) - order + 1)
+        codes = np.zeros(length, dtype)
+        for place in range(order):
+            codes <<= dtype(8)
+            codes |= self.data[place : place + length]
+        return codes[self.depths[order - 1 :] >= order - 1]
+
+
+def _count(grams: np.ndarray) -> GramTable:
+    """Count equal grams, and the contexts they share."""
+    ordered = np.sort(grams)
+    firsts = _first_of_each(ordered)
+    unique, counts = ordered[firsts], np.diff(firsts, append=len(ordered))
+    contexts = unique >> unique.dtype.type(8)
+    starts = _first_of_each(contexts)
+    totals = np.add.reduceat(counts, starts) if len(starts) else counts
+    return GramTable(unique, counts, contexts[starts], totals, np.diff(starts, append=len(contexts)))
+
+
+def _first_of_each(ordered: np.ndarray) -> np.ndarray:
+    """Where each new value starts in a sorted array."""
+    return np.flatnonzero(np.concatenate([np.ones(min(1, len(ordered)), bool), ordered[1:] != ordered[:-1]]))
+
+
+def _interpolate(table: GramTable, grams: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """One step of the recursion, for grams in any order."""
+    unique, inverse = np.unique(grams, return_inverse=True)
+    counts = _look_up(table.grams, unique, table.counts)[inverse]
+    contexts = unique >> unique.dtype.type(8)
+    totals = _look_up(table.contexts, contexts, table.totals)[inverse]
+    types = _look_up(table.contexts, contexts, table.types)[inverse]
+    return np.where(totals > 0, (counts + types * below) / np.maximum(totals + types, 1), below)
+
+
+def _look_up(keys: np.ndarray, wanted: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The value of each wanted key, 0 where there is none."""
+    if not len(keys):
+        return np.zeros(len(wanted), np.int64)
+    places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[places] == wanted, values[places], 0)

@@ -1,0 +1,127 @@
+"""One checkpoint's evaluation: both benchmarks through lm-eval, offline, and held-out bits per byte.
+
+Importing this module is cheap; lm-eval is imported when it is first used.
+"""
+
+import contextlib
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import yaml
+from tokenizers import Tokenizer
+
+from tasks.evaluation.benchmark_folder import Benchmark, read_benchmarks
+from tasks.evaluation.bits_per_byte import bits_per_byte
+from tasks.evaluation.held_out import read_held_out_tokens
+from trainer.config import ModelConfig
+from trainer.model.params import Params
+
+if TYPE_CHECKING:
+    from tasks.evaluation.language_model import JaxLanguageModel
+
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+
+
+class BenchmarkResult(TypedDict):
+    """A benchmark's score beside what the best dumb answer scores."""
+
+    benchmark: str
+    metric: str
+    value: float
+    stderr: float
+    items: int
+    baseline: float
+
+
+class Evaluation(TypedDict):
+    """What is measured of a checkpoint. Where `finite` is False no other value means anything."""
+
+    results: list[BenchmarkResult]
+    bits_per_byte: dict[str, float]
+    macro_bits_per_byte: float
+    finite: bool
+
+
+def evaluate_model(
+    *, params: Params, config: ModelConfig, tokenizer: Tokenizer, benchmarks: str | Path, held_out: Mapping[str, Path]
+) -> Evaluation:
+    """Run every benchmark of the folder, and bits per byte on every held-out cache.
+
+    Raises:
+        DataError: the benchmarks, a cache or the tokenizer are not what they should be.
+    """
+    described = read_benchmarks(benchmarks)
+    tokens = read_held_out_tokens(held_out, tokenizer)
+    _go_offline()
+    from tasks.evaluation.language_model import JaxLanguageModel
+
+    model = JaxLanguageModel(params=params, config=config, tokenizer=tokenizer)
+    scores = _run_lm_eval(model, Path(benchmarks), [benchmark.name for benchmark in described.benchmarks])
+    measured = bits_per_byte(model.params, config, tokens)
+    return Evaluation(
+        results=[_result(benchmark, scores[benchmark.name]) for benchmark in described.benchmarks],
+        bits_per_byte=measured.components,
+        macro_bits_per_byte=measured.macro,
+        finite=model.finite and math.isfinite(measured.macro),
+    )
+
+
+def _run_lm_eval(model: "JaxLanguageModel", benchmarks: Path, names: list[str]) -> Mapping[str, Mapping[str, Any]]:
+    """lm-eval's results by benchmark.
+
+    `datasets` caches by path and time of change, so its cache is a fresh folder each time. lm-eval's own `use_cache` ignores the
+    model and stays off.
+    """
+    import datasets
+    import lm_eval.api.task
+    from lm_eval.evaluator import evaluate
+    from lm_eval.tasks import TaskManager
+    from tqdm import tqdm
+
+    datasets.disable_progress_bars()
+    lm_eval.api.task.tqdm = partial(tqdm, disable=True)
+    with tempfile.TemporaryDirectory(prefix="phasewise-evaluation-") as temporary, contextlib.redirect_stdout(sys.stderr):
+        definitions = _write_definitions(benchmarks, names, Path(temporary))
+        manager = TaskManager(include_path=[str(definitions)], include_defaults=False)
+        # One iteration, not 0: the error of a mean is then given, in closed form, and nothing is drawn.
+        found = evaluate(lm=model, task_dict=manager.load(names), bootstrap_iters=1, log_samples=False)
+    assert found is not None
+    assert "results" in found
+    return found["results"]
+
+
+def _write_definitions(benchmarks: Path, names: list[str], temporary: Path) -> Path:
+    """The folder's YAML, completed with where its items are on this machine."""
+    definitions = temporary / "definitions"
+    definitions.mkdir()
+    for name in names:
+        definition = yaml.safe_load((benchmarks / f"{name}.yaml").read_text(encoding="utf-8"))
+        items = str((benchmarks / f"{name}.jsonl").resolve())
+        definition["dataset_kwargs"] = {"data_files": {definition["test_split"]: items}, "cache_dir": str(temporary / "datasets")}
+        (definitions / f"{name}.yaml").write_text(yaml.safe_dump(definition), encoding="utf-8")
+    return definitions
+
+
+def _result(benchmark: Benchmark, scores: Mapping[str, Any]) -> BenchmarkResult:
+    """A benchmark has one metric and one filter: lm-eval names it `metric,filter`."""
+    [(key, value)] = [(key, value) for key, value in scores.items() if key.startswith(f"{benchmark.metric},")]
+    return BenchmarkResult(
+        benchmark=benchmark.name,
+        metric=benchmark.metric,
+        value=float(value),
+        stderr=float(scores[key.replace(",", "_stderr,", 1)]),
+        items=benchmark.items,
+        baseline=benchmark.baseline.value,
+    )
+
+
+def _go_offline() -> None:
+    """The hub's libraries read these when they are first imported."""
+    for name, value in OFFLINE.items():
+        os.environ.setdefault(name, value)

@@ -1,0 +1,96 @@
+"""The held-out documents of every component, as texts and as tokens, and what is measured of them per component."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from trainer.data.cache import TokenCache
+from trainer.errors import DataError
+from trainer.model.decoder import BEGIN_OF_TEXT
+
+BEGIN_OF_TEXT_NAME = "<|begin_of_text|>"
+END_OF_TEXT_NAME = "<|end_of_text|>"
+
+
+class HeldOutDocument(NamedTuple):
+    """A document that nothing trains on."""
+
+    id: str
+    text: str
+
+
+class HeldOutTokens(NamedTuple):
+    """A component's documents as token ids, without begin and end tokens, and the UTF-8 bytes of their text."""
+
+    documents: list[np.ndarray]
+    text_bytes: int
+
+
+@dataclass(frozen=True)
+class BitsPerByte:
+    """Bits per UTF-8 byte of held-out text, by component. `macro` is their unweighted mean."""
+
+    components: dict[str, float]
+
+    @property
+    def macro(self) -> float:
+        """Every component counts the same, however many bytes it has."""
+        return float(np.mean(list(self.components.values())))
+
+
+class SpecialTokens(NamedTuple):
+    """Ids of the tokens that begin and end a document."""
+
+    begin: int
+    end: int
+
+
+def special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
+    """The ids in `tokenizer`.
+
+    Raises:
+        DataError: one is missing, or the begin token is not the one by which the model tells documents apart.
+    """
+    begin, end = tokenizer.token_to_id(BEGIN_OF_TEXT_NAME), tokenizer.token_to_id(END_OF_TEXT_NAME)
+    if begin != BEGIN_OF_TEXT or end is None:
+        raise DataError(
+            f"the tokenizer must have {BEGIN_OF_TEXT_NAME} with id {BEGIN_OF_TEXT} and {END_OF_TEXT_NAME}, found ids {begin} and {end}. "
+            "Use the tokenizer.json that `phasewise data prepare` wrote."
+        )
+    return SpecialTokens(begin, end)
+
+
+def read_held_out_tokens(caches: Mapping[str, Path], tokenizer: Tokenizer) -> dict[str, HeldOutTokens]:
+    """Tokens of each component's held-out cache.
+
+    Raises:
+        DataError: no cache is named, one is not a held-out cache, or one has no text.
+    """
+    if not caches:
+        raise DataError("bits per byte need the held-out cache of at least one component, found none. Prepare the data first.")
+    special = list(special_tokens(tokenizer))
+    return {component: _read(component, folder, special) for component, folder in sorted(caches.items())}
+
+
+def read_held_out_texts(caches: Mapping[str, Path], tokenizer: Tokenizer) -> dict[str, list[HeldOutDocument]]:
+    """Documents of each component's held-out cache, decoded. Byte-level tokens give the text back exactly."""
+    texts: dict[str, list[HeldOutDocument]] = {}
+    for component, folder in sorted(caches.items()):
+        documents = list(TokenCache.open(folder).documents())
+        decoded = tokenizer.decode_batch([document.tokens.tolist() for document in documents], skip_special_tokens=True)
+        texts[component] = [HeldOutDocument(document.id, text) for document, text in zip(documents, decoded, strict=True)]
+    return texts
+
+
+def _read(component: str, folder: Path, special: list[int]) -> HeldOutTokens:
+    cache = TokenCache.open(folder)
+    if cache.manifest.split != "held_out":
+        raise DataError(f"{folder} must be a held-out cache of {component}, found the split '{cache.manifest.split}'.")
+    if not cache.manifest.text_bytes:
+        raise DataError(f"{component} must have held-out text, found 0 bytes in {folder}. Give it more source files.")
+    documents = [document.tokens[~np.isin(document.tokens, special)].astype(np.int32) for document in cache.documents()]
+    return HeldOutTokens(documents, cache.manifest.text_bytes)

@@ -1,0 +1,90 @@
+"""What a report says about a run: plain facts, in the order in which they happened.
+
+Not-finite numbers are allowed here, because a report is wanted most when training went wrong.
+"""
+
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from trainer.config import Component, Frozen
+
+
+class Recorded(Frozen):
+    """Frozen and strict about names, but a number may be NaN or infinite."""
+
+    model_config = ConfigDict(allow_inf_nan=True)
+
+
+class VerdictReport(Recorded):
+    """One judgement. `path` is the verdict file; `checks` counts the expectations that were evaluated."""
+
+    name: Literal["data", "gate"]
+    passes: bool
+    reasons: tuple[str, ...]
+    checks: int
+    path: str
+
+
+class BenchmarkReport(Recorded):
+    """One benchmark's metric after a phase. `baseline` is what guessing scores; `stderr` is the standard error of `value`."""
+
+    benchmark: str
+    metric: str
+    value: float
+    baseline: float | None
+    stderr: float | None
+
+
+class PhaseReport(Recorded):
+    """One phase of the recipe. What was not measured is `None` or empty.
+
+    Attributes:
+        learning_rate, loss: points (step, value).
+        mixture: (first step of the stage, component → percent realised).
+        bits_per_byte: component → held-out bits per byte at the end of the phase; the two macro values are means over components.
+        declares: what the hand-off declares to change.
+        parent: the name of the phase that this one starts from.
+    """
+
+    name: str
+    start_step: int
+    stop_step: int
+    tokens: int
+    batch_sequences: tuple[tuple[int, int], ...]
+    learning_rate_from: float | None
+    learning_rate_to: float | None
+    learning_rate: tuple[tuple[int, float], ...] = ()
+    loss: tuple[tuple[int, float], ...] = ()
+    final_loss: float | None = None
+    mixture: tuple[tuple[int, dict[Component, float]], ...] = ()
+    bits_per_byte: dict[Component, float] = Field(default_factory=dict)
+    macro_bits_per_byte: float | None = None
+    ema_macro_bits_per_byte: float | None = None
+    benchmarks: tuple[BenchmarkReport, ...] = ()
+    declares: tuple[str, ...] = ()
+    parent: str | None = None
+    verdicts: tuple[VerdictReport, ...] = ()
+    state: Literal["done", "refused", "not reached"]
+    params_digest: str | None = None
+
+
+class Report(Recorded):
+    """One run of a recipe.
+
+    Attributes:
+        created: ISO time.
+        headline: one sentence that says what happened.
+        baselines: name → macro bits per byte of a simple model on the same held-out text.
+        facts: the small print: tokenizer, seed, versions, home.
+    """
+
+    recipe: str
+    scale: str
+    created: str
+    status: Literal["passed", "stopped"]
+    headline: str
+    parameters: int
+    phases: tuple[PhaseReport, ...]
+    baselines: dict[str, float] = Field(default_factory=dict)
+    facts: dict[str, str] = Field(default_factory=dict)

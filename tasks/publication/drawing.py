@@ -1,0 +1,95 @@
+"""How pictures are drawn with matplotlib: inline SVG whose text and colours are the page's.
+
+Colours are drawn as numbered stand-ins and become CSS variables afterwards, so that one picture serves light, dark and print.
+Each picture is drawn twice, wide and narrow, and the page shows the one that fits.
+"""
+
+import io
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import matplotlib
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import text_to_path
+from matplotlib.typing import RcKeyType
+
+INK, MUTED, LINE, BAND, LOSS, RATE, BASELINE, CARD = (f"#0000{i:02x}" for i in range(0xA1, 0xA9))
+CSS_VARIABLES = {
+    INK: "--ink",
+    MUTED: "--muted",
+    LINE: "--line",
+    BAND: "--band",
+    LOSS: "--loss",
+    RATE: "--rate",
+    BASELINE: "--baseline",
+    CARD: "--card",
+}
+FONT_PIXELS = 12
+STYLE: dict[RcKeyType, Any] = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.family": "DejaVu Sans",
+    "font.size": FONT_PIXELS,
+    "text.color": INK,
+    "axes.titlesize": FONT_PIXELS,
+    "axes.edgecolor": LINE,
+    "axes.labelcolor": MUTED,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "xtick.color": LINE,
+    "ytick.color": LINE,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "grid.color": LINE,
+    "grid.linewidth": 0.7,
+}
+WIDE_PIXELS, NARROW_PIXELS = 1000, 400
+
+
+def in_both_widths(name: str, draw: Callable[[int], Figure]) -> Markup:
+    """The picture, wide and narrow. It is safe in a page: matplotlib escapes the text that it is given."""
+    pictures: list[str] = []
+    for width, pixels in (("wide", WIDE_PIXELS), ("narrow", NARROW_PIXELS)):
+        with matplotlib.rc_context({**STYLE, "svg.hashsalt": f"{name}-{width}"}), warnings.catch_warnings():
+            # The browser draws the text, so what matplotlib's own font lacks does not matter.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+            pictures.append(f'<div class="{width}">{svg_of(draw(pixels), f"{name}-{width}")}</div>')
+    return Markup("".join(pictures))
+
+
+def svg_of(figure: Figure, prefix: str) -> str:
+    """The figure as an `<svg>` element for an HTML page: no namespaces, own style or metadata; ids carry the prefix."""
+    file = io.StringIO()
+    figure.savefig(file, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    svg = file.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r'\s+(xmlns(:\w+)?|version)="[^"]*"', "", svg, count=3)
+    svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
+    svg = re.sub(r"url\(#", f"url(#{prefix}-", svg)
+    svg = re.sub(r'xlink:href="#', f'href="#{prefix}-', svg)
+    svg = svg.replace("'DejaVu Sans'", "var(--sans)").replace("<svg ", '<svg aria-hidden="true" ', 1)
+    return re.sub(r"#0000a\d", lambda match: f"var({CSS_VARIABLES[match[0]]})", svg)
+
+
+def new_figure(pixels: int, height: int) -> Figure:
+    """A figure in CSS pixels: 72 points of SVG an inch, one point a pixel."""
+    return Figure(figsize=(pixels / 72, height / 72), dpi=72)
+
+
+def text_pixels(text: str) -> float:
+    """About how wide the text will be."""
+    font = FontProperties(family=STYLE["font.family"], size=FONT_PIXELS)
+    return text_to_path.get_text_width_height_descent(text, font, ismath=False)[0]
+
+
+def say(axes: Axes, text: str) -> None:
+    """Words in the place of a curve."""
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=MUTED)
+    axes.set_yticks([])

@@ -1,0 +1,70 @@
+"""The report of a run: one HTML page that needs nothing beside it, neither a network nor another file."""
+
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup, escape
+
+from tasks.publication import figures
+from tasks.publication.contents import BenchmarkReport, PhaseReport, Report, VerdictReport
+from tasks.publication.mixture import legend_of, stages_of
+from tasks.publication.progress import component_rows, evaluated_phases, gauges_of, macro_row
+from tasks.publication.summary import batch_of, failures_of, headline_of, passes_of, standing_of, tiles_of
+from trainer.storage import write_atomically
+
+__all__ = ["BenchmarkReport", "PhaseReport", "Report", "VerdictReport", "render", "write_report"]
+
+
+def write_report(path: Path, report: Report) -> Path:
+    """Write the page at `path`, at once or not at all."""
+    write_atomically(path, render(report).encode())
+    return path
+
+
+def render(report: Report) -> str:
+    """The page as text. Everything that comes from the run is escaped."""
+    # matplotlib takes most of a second to import, and only this function needs it.
+    from tasks.publication.macro_curve import macro_picture
+    from tasks.publication.training_curves import training_picture
+
+    stages = stages_of(report)
+    columns = evaluated_phases(report)
+    rows = component_rows(columns)
+    return page().render(
+        report=report,
+        headline=headline_of(report),
+        tiles=tiles_of(report),
+        standings={phase.name: standing_of(phase) for phase in report.phases},
+        batches={phase.name: batch_of(phase) for phase in report.phases},
+        training=training_picture(report),
+        stages=stages,
+        components=sorted({name for stage in stages for name in stage.shares}),
+        legend=legend_of(stages),
+        has_average=any(phase.ema_macro_bits_per_byte is not None for phase in report.phases),
+        macro=macro_picture(report),
+        columns=columns,
+        rows=rows,
+        macro_row=macro_row(columns) if rows else None,
+        gauges=gauges_of(report),
+        failures=failures_of(report),
+        passes=passes_of(report),
+    )
+
+
+def page() -> jinja2.Template:
+    """The template, with the formats that it uses; a name that is missing is an error."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {name: getattr(figures, name) for name in ("count", "decimal", "moment", "percent", "rate", "signed")}
+    environment.filters["breakable"] = breakable
+    return environment.get_template("report.html")
+
+
+def breakable(name: str) -> Markup:
+    """The name, which may break over two lines after an underscore."""
+    return escape(name).replace("_", Markup("_<wbr>"))

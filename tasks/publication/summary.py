@@ -1,0 +1,93 @@
+"""What a reader wants in the first ten seconds: a word for every phase, a handful of figures, and what failed."""
+
+from dataclasses import dataclass
+from itertools import groupby
+
+from tasks.publication.contents import PhaseReport, Report, VerdictReport
+from tasks.publication.figures import MISSING, count, decimal
+
+MARKS = {"good": "✓", "bad": "✗", "none": "–"}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a phase stands. `kind` decides colour and mark: good, bad or none."""
+
+    kind: str
+    word: str
+
+    @property
+    def mark(self) -> str:
+        """The sign that stands beside the word."""
+        return MARKS[self.kind]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One figure with its name and a remark."""
+
+    name: str
+    figure: str
+    remark: str
+
+
+def standing_of(phase: PhaseReport) -> Standing:
+    """A failed verdict is named first, then the state; a phase that nobody judged does not pass."""
+    failed = " and ".join(verdict.name for verdict in phase.verdicts if not verdict.passes)
+    if failed:
+        return Standing("bad", f"{failed} failed")
+    if phase.state == "refused":
+        return Standing("bad", "refused")
+    if phase.state == "not reached":
+        return Standing("none", "not reached")
+    return Standing("good", "passed") if phase.verdicts else Standing("none", "not judged")
+
+
+def headline_of(report: Report) -> tuple[str, str]:
+    """The status as a word, and the rest of the sentence; a headline that begins with the status does not say it twice."""
+    first, _, rest = report.headline.partition(" ")
+    if first.strip(".,:").lower() == report.status:
+        return first, rest
+    return f"{report.status.capitalize()}.", report.headline
+
+
+def failures_of(report: Report) -> list[tuple[PhaseReport, VerdictReport]]:
+    """Every verdict that failed, in the order of the phases."""
+    return [(phase, verdict) for phase in report.phases for verdict in phase.verdicts if not verdict.passes]
+
+
+def passes_of(report: Report) -> list[tuple[PhaseReport, VerdictReport]]:
+    """Every verdict that passed, in the order of the phases."""
+    return [(phase, verdict) for phase in report.phases for verdict in phase.verdicts if verdict.passes]
+
+
+def batch_of(phase: PhaseReport) -> str:
+    """The batch sizes one after the other, in sequences."""
+    sizes = [str(size) for size, _ in groupby(size for _, size in phase.batch_sequences)]
+    return " → ".join(sizes) or MISSING
+
+
+def tiles_of(report: Report) -> list[Tile]:
+    """Phases, tokens, parameters, held-out bits per byte and verdicts."""
+    done = [phase for phase in report.phases if phase.state == "done"]
+    failed, passed = failures_of(report), passes_of(report)
+    checks = sum(verdict.checks for _, verdict in failed + passed)
+    return [
+        Tile("phases trained", f"{len(done)} of {len(report.phases)}", f"to step {done[-1].stop_step:,}" if done else "none yet"),
+        Tile("tokens trained on", count(sum(phase.tokens for phase in done)), f"{count(report.parameters)} parameters"),
+        held_out_tile(report),
+        Tile("verdicts passed", f"{len(passed)} of {len(failed + passed)}", f"{checks:,} checks in all"),
+    ]
+
+
+def held_out_tile(report: Report) -> Tile:
+    """The last macro value, where it came from, and the baseline that is hardest to beat."""
+    measured = [phase for phase in report.phases if phase.macro_bits_per_byte is not None]
+    if not measured:
+        return Tile("held-out bits per byte", MISSING, "not measured")
+    first, last = measured[0], measured[-1]
+    remarks = [f"{decimal(first.macro_bits_per_byte, places=2)} after {first.name}"] if first is not last else [f"after {last.name}"]
+    if report.baselines:
+        name = min(report.baselines, key=lambda name: report.baselines[name])
+        remarks.append(f"{name} {decimal(report.baselines[name], places=2)}")
+    return Tile("held-out bits per byte", decimal(last.macro_bits_per_byte, places=2), " · ".join(remarks))

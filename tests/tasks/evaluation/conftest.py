@@ -1,0 +1,164 @@
+"""A small world: texts, a tokenizer trained on them, a tiny model, held-out caches and benchmarks."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tasks.evaluation.benchmark_folder import write_benchmarks
+from tasks.evaluation.held_out import BEGIN_OF_TEXT_NAME, END_OF_TEXT_NAME, HeldOutDocument
+from trainer.config import ModelConfig, Rope
+from trainer.data.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, Shard
+from trainer.model.decoder import logits
+from trainer.model.params import Params, init_params
+from trainer.storage import digest_of_bytes, digest_of_file, write_json
+
+SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ha", "ke", "li", "mo", "nu", "pa", "re", "si", "to", "vu")
+
+
+def write_prose(seed: int, num_words: int) -> str:
+    """Made-up words, a line break now and then."""
+    rng = random.Random(seed)
+    words = ["".join(rng.choices(SYLLABLES, k=rng.randint(1, 4))) for _ in range(num_words)]
+    return " ".join(word + ("\n" if rng.random() < 0.05 else "") for word in words).replace("\n ", "\n")
+
+
+@pytest.fixture(scope="session")
+def held_out_texts() -> dict[str, list[HeldOutDocument]]:
+    return {
+        component: [
+            HeldOutDocument(digest_of_bytes(f"{component}-{number}".encode()), write_prose(1000 * place + number, 150 + 40 * number))
+            for number in range(6)
+        ]
+        for place, component in enumerate(("code", "law", "questions"))
+    }
+
+
+@pytest.fixture(scope="session")
+def tokenizer(held_out_texts: dict[str, list[HeldOutDocument]]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]  # a setter without a stub
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]  # a setter without a stub
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=[BEGIN_OF_TEXT_NAME, END_OF_TEXT_NAME],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((document.text for documents in held_out_texts.values() for document in documents), trainer)
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def config(tokenizer: Tokenizer) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        seq_len=48,
+        num_layers=1,
+        d_model=32,
+        d_ff=48,
+        num_query_heads=2,
+        num_kv_heads=1,
+        head_dim=16,
+        rope=Rope(theta=10_000.0, scaling=None),
+        rms_norm_epsilon=1e-5,
+        initializer_std=0.3,
+        compute_dtype="float32",
+    )
+
+
+@pytest.fixture(scope="session")
+def params(config: ModelConfig) -> Params:
+    return init_params(0, config)
+
+
+@pytest.fixture(scope="session")
+def broken_params(params: Params) -> Params:
+    """All NaN, as after a divergence."""
+    return jax.tree.map(lambda weight: weight * np.nan, params)
+
+
+LogSoftmax = Callable[[Sequence[int] | np.ndarray], np.ndarray]
+
+
+@pytest.fixture(scope="session")
+def log_softmax(params: Params, config: ModelConfig) -> LogSoftmax:
+    """[tokens, vocabulary] of one sequence alone in its row, in float64. What fills the row comes after it and can't be seen."""
+    compiled = jax.jit(logits, static_argnames="config")
+
+    def table(tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+        row = np.zeros((1, config.seq_len), np.int32)
+        row[0, : len(tokens)] = tokens
+        z = np.asarray(compiled(params, row, config=config))[0, : len(tokens)].astype(np.float64)
+        return z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
+
+    return table
+
+
+WriteCache = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def write_cache(tokenizer: Tokenizer) -> WriteCache:
+    def write(folder: Path, documents: Sequence[HeldOutDocument], split: str = "held_out") -> Path:
+        folder.mkdir(parents=True)
+        rows = [np.array([0, *tokenizer.encode(document.text).ids, 1], np.uint16) for document in documents]
+        offsets = np.cumsum([0, *map(len, rows)])
+        tokens = np.concatenate(rows) if rows else np.empty(0, np.uint16)
+        tokens.tofile(folder / "0.bin")
+        index = {
+            "id": [document.id for document in documents],
+            "source_file": ["made up"] * len(rows),
+            "offset": offsets[:-1],
+            "length": [len(row) for row in rows],
+        }
+        pq.write_table(pa.table(index), folder / "0.parquet")
+        shard = Shard(
+            name="0",
+            tokens=len(tokens),
+            documents=len(rows),
+            digest=digest_of_file(folder / "0.bin"),
+            index_digest=digest_of_file(folder / "0.parquet"),
+        )
+        manifest = Manifest.model_validate(
+            {
+                "format_version": FORMAT_VERSION,
+                "component": folder.name,
+                "split": split,
+                "key": "0" * 16,
+                "sources": (),
+                "include": (),
+                "exclude": (),
+                "reader": "made up",
+                "normalizer": "none",
+                "tokenizer_digest": "none",
+                "dtype": "uint16",
+                "shards": (shard,),
+                "documents": len(rows),
+                "tokens": len(tokens),
+                "text_bytes": sum(len(document.text.encode()) for document in documents),
+            }
+        )
+        write_json(folder / MANIFEST_NAME, manifest.model_dump(mode="json"))
+        return folder
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def caches(
+    tmp_path_factory: pytest.TempPathFactory, write_cache: WriteCache, held_out_texts: Mapping[str, Sequence[HeldOutDocument]]
+) -> dict[str, Path]:
+    home = tmp_path_factory.mktemp("tokens")
+    return {component: write_cache(home / component, documents) for component, documents in held_out_texts.items()}
+
+
+@pytest.fixture(scope="session")
+def benchmarks(tmp_path_factory: pytest.TempPathFactory, held_out_texts: Mapping[str, Sequence[HeldOutDocument]]) -> Path:
+    return write_benchmarks(tmp_path_factory.mktemp("benchmarks"), held_out_texts, commonest_word="ba")

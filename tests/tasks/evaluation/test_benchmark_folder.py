@@ -1,0 +1,67 @@
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from tasks.evaluation.benchmark_folder import benchmark_items, read_benchmarks, write_benchmarks
+from tasks.evaluation.held_out import HeldOutDocument
+from trainer.errors import DataError
+
+HeldOut = Mapping[str, Sequence[HeldOutDocument]]
+
+
+@pytest.fixture
+def copied(benchmarks: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(benchmarks, tmp_path / "copied"))
+
+
+def test_the_folder_is_named_by_its_content_and_can_move(benchmarks: Path, tmp_path: Path, held_out_texts: HeldOut) -> None:
+    again = write_benchmarks(tmp_path, held_out_texts, commonest_word="ba")
+    other = write_benchmarks(tmp_path, {"code": held_out_texts["code"]}, commonest_word="ba")
+    assert again.name == benchmarks.name == read_benchmarks(benchmarks).digest[:16]
+    assert other.name != again.name
+    for file in benchmarks.iterdir():
+        assert file.read_bytes() == (again / file.name).read_bytes()
+        assert str(tmp_path.parent).encode() not in file.read_bytes()
+
+
+def test_every_item_is_named_for_the_leakage_search(benchmarks: Path, held_out_texts: HeldOut) -> None:
+    manifest, items = read_benchmarks(benchmarks), benchmark_items(benchmarks)
+    assert [(benchmark.name, benchmark.items) for benchmark in manifest.benchmarks] == [
+        (name, sum(item.benchmark == name for item in items)) for name in ("continuation", "next_word")
+    ]
+    everything = "\n".join(document.text for documents in held_out_texts.values() for document in documents)
+    assert all(item.text in everything for item in items)
+    assert len({item.id for item in items}) == len(items)
+
+
+def test_a_folder_without_a_manifest_is_refused(copied: Path) -> None:
+    (copied / "manifest.json").unlink()
+    with pytest.raises(DataError, match="holds no benchmarks"):
+        read_benchmarks(copied)
+
+
+@pytest.mark.parametrize("name", ["continuation.jsonl", "next_word.yaml"])
+def test_a_changed_or_missing_file_is_refused(name: str, copied: Path) -> None:
+    (copied / name).write_bytes((copied / name).read_bytes() + b"\n")
+    with pytest.raises(DataError, match=rf"{name}: the manifest says content \w+, found \w+"):
+        benchmark_items(copied)
+    (copied / name).unlink()
+    with pytest.raises(DataError, match="found no such file"):
+        read_benchmarks(copied)
+
+
+@pytest.mark.parametrize("content", ["{", '{"format_version": 1}', "[]"])
+def test_a_broken_manifest_is_refused(content: str, copied: Path) -> None:
+    (copied / "manifest.json").write_text(content)
+    with pytest.raises(DataError, match="does not read as a manifest of benchmarks"):
+        read_benchmarks(copied)
+
+
+def test_another_format_version_is_refused(copied: Path) -> None:
+    manifest = json.loads((copied / "manifest.json").read_text())
+    (copied / "manifest.json").write_text(json.dumps({**manifest, "format_version": 99}))
+    with pytest.raises(DataError, match="format version 99"):
+        read_benchmarks(copied)

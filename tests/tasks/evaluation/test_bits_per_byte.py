@@ -1,0 +1,65 @@
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from tasks.evaluation.bits_per_byte import bits_per_byte
+from tasks.evaluation.held_out import HeldOutDocument, HeldOutTokens, read_held_out_texts, read_held_out_tokens, special_tokens
+from trainer.config import ModelConfig
+from trainer.errors import DataError
+from trainer.model.params import Params
+
+HeldOut = Mapping[str, Sequence[HeldOutDocument]]
+
+
+def test_a_uniform_model_needs_log2_of_the_vocabulary_a_token(
+    params: Params, config: ModelConfig, caches: Mapping[str, Path], tokenizer: Tokenizer
+) -> None:
+    held_out = read_held_out_tokens(caches, tokenizer)
+    measured = bits_per_byte({**params, "head": np.zeros_like(params["head"])}, config, held_out)
+    for component, held in held_out.items():
+        expected = math.log2(config.vocab_size) * sum(map(len, held.documents)) / held.text_bytes
+        assert measured.components[component] == pytest.approx(expected, rel=1e-5)
+    assert measured.macro == pytest.approx(np.mean(list(measured.components.values())))
+
+
+def test_equals_a_direct_sum_over_windows(params: Params, config: ModelConfig, log_softmax: Callable[[np.ndarray], np.ndarray]) -> None:
+    documents = [np.random.default_rng(seed).integers(2, config.vocab_size, length) for seed, length in enumerate((5, 48, 49, 130))]
+    bits = 0.0
+    for document in documents:
+        sequence = np.concatenate([[0], document])
+        for start in range(0, len(document), config.seq_len):
+            inputs = sequence[start : start + config.seq_len][: len(document) - start]
+            targets = document[start : start + config.seq_len]
+            bits -= log_softmax(inputs)[np.arange(len(targets)), targets].sum() / math.log(2)
+    measured = bits_per_byte(params, config, {"code": HeldOutTokens(documents, 700)})
+    assert measured.components["code"] == pytest.approx(bits / 700, rel=1e-5)
+
+
+def test_documents_come_back_as_they_were_written(
+    caches: Mapping[str, Path], tokenizer: Tokenizer, held_out_texts: Mapping[str, Sequence[HeldOutDocument]]
+) -> None:
+    assert read_held_out_texts(caches, tokenizer) == held_out_texts
+    tokens = read_held_out_tokens(caches, tokenizer)
+    assert tokens["code"].text_bytes == sum(len(document.text.encode()) for document in held_out_texts["code"])
+    assert tokens["code"].documents[0].tolist() == tokenizer.encode(held_out_texts["code"][0].text).ids
+
+
+def test_caches_that_cannot_be_measured_are_refused(
+    tmp_path: Path, tokenizer: Tokenizer, write_cache: Callable[..., Path], held_out_texts: HeldOut
+) -> None:
+    with pytest.raises(DataError, match="at least one component"):
+        read_held_out_tokens({}, tokenizer)
+    with pytest.raises(DataError, match="law must have held-out text, found 0 bytes"):
+        read_held_out_tokens({"law": write_cache(tmp_path / "law", [])}, tokenizer)
+    with pytest.raises(DataError, match="found the split 'train'"):
+        read_held_out_tokens({"code": write_cache(tmp_path / "code", held_out_texts["code"], "train")}, tokenizer)
+
+
+def test_a_tokenizer_without_the_special_tokens_is_refused(tokenizer: Tokenizer) -> None:
+    assert special_tokens(tokenizer) == (0, 1)
+    with pytest.raises(DataError, match="begin_of_text"):
+        special_tokens(Tokenizer.from_str(tokenizer.to_str().replace("<|begin_of_text|>", "<s>")))

@@ -1,0 +1,135 @@
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from lm_eval.api.instance import Instance
+from tokenizers import Tokenizer
+
+from tasks.evaluation.language_model import JaxLanguageModel
+from trainer.config import ModelConfig
+from trainer.errors import ConfigError, DataError
+from trainer.model.params import Params
+
+LogSoftmax = Callable[[Sequence[int]], np.ndarray]
+
+CONTEXTS = ("bace dido", "mo", "", "ha ke li " * 40, "pare si\ntovu bace", "fo gu nure " * 30)
+
+
+@pytest.fixture
+def model(params: Params, config: ModelConfig, tokenizer: Tokenizer) -> JaxLanguageModel:
+    return JaxLanguageModel(params=params, config=config, tokenizer=tokenizer)
+
+
+def instances(kind: Any, arguments: Sequence[tuple[Any, ...]]) -> list[Instance]:
+    return [Instance(kind, {}, argument, index) for index, argument in enumerate(arguments)]
+
+
+def test_loglikelihood_is_the_sum_of_log_softmax_in_the_order_asked(
+    model: JaxLanguageModel, log_softmax: LogSoftmax, config: ModelConfig, tokenizer: Tokenizer
+) -> None:
+    pairs = [(context, continuation) for context in CONTEXTS for continuation in (" bace", " tovupare fo", " x")]
+    found = model.loglikelihood(instances("loglikelihood", pairs))
+    assert len(found) == len(pairs)
+    for (context, continuation), (value, is_greedy) in zip(pairs, found, strict=True):
+        stripped = context.rstrip()
+        sequence = [0, *tokenizer.encode(context + continuation).ids]
+        scored = len(sequence) - (1 + len(tokenizer.encode(stripped).ids))
+        sequence = sequence[-config.seq_len - 1 :]
+        table = log_softmax(sequence[:-1])[-scored:]
+        targets = sequence[-scored:]
+        assert value == pytest.approx(table[np.arange(scored), targets].sum(), rel=1e-4)
+        assert is_greedy == (table.argmax(axis=-1) == targets).all()
+    assert model.finite
+
+
+def test_the_likeliest_continuation_is_greedy(model: JaxLanguageModel, log_softmax: LogSoftmax, config: ModelConfig) -> None:
+    context = model.tok_encode("bace")
+    best = int(log_softmax(context)[-1].argmax())
+    worst = int(log_softmax(context)[-1].argmin())
+    found = model._loglikelihood_tokens([(("", ""), context, [best]), (("", ""), context, [worst]), (("", ""), [], [best])])
+    assert [is_greedy for _, is_greedy in found[:2]] == [True, False]
+    assert found[2][0] == pytest.approx(log_softmax([0])[-1, best], rel=1e-4)
+
+
+def test_a_continuation_longer_than_the_model_sees_is_refused(model: JaxLanguageModel) -> None:
+    with pytest.raises(DataError, match="must fit in the model's seq_len of 48 tokens"):
+        model.loglikelihood(instances("loglikelihood", [("ba", " zxq" * 40)]))
+
+
+def test_rolling_is_the_sum_over_disjoint_windows(
+    model: JaxLanguageModel, log_softmax: LogSoftmax, config: ModelConfig, tokenizer: Tokenizer
+) -> None:
+    texts = ["bace " * 60, "mo", "", "tovu\n" * 17]
+    found = model.loglikelihood_rolling(instances("loglikelihood_rolling", [(text,) for text in texts]))
+    for text, value in zip(texts, found, strict=True):
+        ids = tokenizer.encode(text).ids
+        expected = 0.0
+        for start in range(0, len(ids), config.seq_len):
+            targets = ids[start : start + config.seq_len]
+            inputs = [0, *ids][start : start + len(targets)]
+            expected += log_softmax(inputs)[np.arange(len(targets)), targets].sum()
+        assert value == pytest.approx(expected, rel=1e-4)
+
+
+def greedy_text(log_softmax: LogSoftmax, config: ModelConfig, tokenizer: Tokenizer, context: str, count: int) -> str:
+    ids = [0, *tokenizer.encode(context).ids]
+    for _ in range(count):
+        ids.append(int(log_softmax(ids[-config.seq_len :])[-1].argmax()))
+    return tokenizer.decode(ids[-count:])
+
+
+def test_generation_is_greedy_and_in_the_order_asked(
+    model: JaxLanguageModel, log_softmax: LogSoftmax, config: ModelConfig, tokenizer: Tokenizer
+) -> None:
+    counts = [3, 5, 3, 5, 3, 5]
+    requests = [(context, {"until": [], "max_gen_toks": count}) for context, count in zip(CONTEXTS, counts, strict=True)]
+    expected = [greedy_text(log_softmax, config, tokenizer, context, count) for context, count in zip(CONTEXTS, counts, strict=True)]
+    assert model.generate_until(instances("generate_until", requests)) == expected
+    assert len(set(expected)) > 3
+
+
+def test_generation_stops_at_until(model: JaxLanguageModel, log_softmax: LogSoftmax, config: ModelConfig, tokenizer: Tokenizer) -> None:
+    stopped = 0
+    for context in CONTEXTS:
+        full = greedy_text(log_softmax, config, tokenizer, context, 8)
+        for stop in {character for character in full[1:] if character.isascii()}:
+            [answer] = model.generate_until(instances("generate_until", [(context, {"until": ["\0\0", stop], "max_gen_toks": 8})]))
+            [same] = model.generate_until(instances("generate_until", [(context, {"until": stop, "max_gen_toks": 8})]))
+            [first] = model.generate_until(instances("generate_until", [(context, {"until": [stop, full[0]], "max_gen_toks": 8})]))
+            assert answer == same == full.split(stop)[0]
+            assert first == ""
+            stopped += 1
+    assert stopped > 3
+
+
+def test_generation_stops_at_end_of_text(
+    model: JaxLanguageModel, log_softmax: LogSoftmax, config: ModelConfig, tokenizer: Tokenizer
+) -> None:
+    context = CONTEXTS[0]
+    ids = [0, *tokenizer.encode(context).ids]
+    for _ in range(2):
+        ids.append(int(log_softmax(ids)[-1].argmax()))
+    model.end_of_text = ids[-1]
+    stops_at = 1 if ids[-2] == ids[-1] else 2
+    [answer] = model.generate_until(instances("generate_until", [(context, {"max_gen_toks": 20})]))
+    assert answer == greedy_text(log_softmax, config, tokenizer, context, stops_at)
+
+
+def test_sampling_is_refused(model: JaxLanguageModel) -> None:
+    with pytest.raises(ConfigError, match="greedy"):
+        model.generate_until(instances("generate_until", [("ba", {"until": ["\n"], "do_sample": True})]))
+
+
+def test_every_kind_of_response_is_checked_for_finiteness(broken_params: Params, config: ModelConfig, tokenizer: Tokenizer) -> None:
+    def broken() -> JaxLanguageModel:
+        return JaxLanguageModel(params=broken_params, config=config, tokenizer=tokenizer)
+
+    for kind, arguments in {
+        "loglikelihood": ("ba", " ce"),
+        "loglikelihood_rolling": ("bace",),
+        "generate_until": ("ba", {"until": ["\n"], "max_gen_toks": 2}),
+    }.items():
+        model = broken()
+        getattr(model, kind)(instances(kind, [arguments]))
+        assert model.finite is False, kind
