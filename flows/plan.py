@@ -11,7 +11,8 @@ from tasks.data.standins import StandIn, stand_in_source
 from tasks.home import Home
 from trainer.checkpoint_path import checkpoint_path
 from trainer.config import RunConfig, StartFrom
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, TrainingError
+from trainer.storage import read_json
 
 
 def sources_of(recipe: Recipe, home: Home) -> dict[str, Source]:
@@ -38,7 +39,11 @@ def data_plan(recipe: Recipe, home: Home) -> DataPlan:
 
 
 def build_run(recipe: Recipe, phase: Phase, home: Home, caches: Mapping[str, Path]) -> RunConfig:
-    """The phase as the trainer wants it, with the schedules of its whole lineage."""
+    """The phase as the trainer wants it, with the schedules of its whole lineage.
+
+    Raises:
+        TrainingError: its parent is not trained yet.
+    """
     root = recipe.lineage(phase)[0].start
     assert isinstance(root, FromScratch)
     return RunConfig(
@@ -67,4 +72,8 @@ def _start(recipe: Recipe, phase: Phase, home: Home) -> StartFrom | None:
     if not isinstance(phase.start, HandOff):
         return None
     parent = home.run(recipe.run_name, phase.start.parent)
-    return StartFrom(checkpoint=str(checkpoint_path(parent, phase.start.step)), fresh=phase.start.fresh)
+    result = parent / "result.json"
+    if not result.exists():
+        raise TrainingError(f"phase {phase.name} starts from {phase.start.parent}, which is not trained yet: run {recipe.name} first.")
+    checkpoint = checkpoint_path(parent, phase.start.step)
+    return StartFrom(checkpoint=str(checkpoint), params_digest=read_json(result)["params_digest"], fresh=phase.start.fresh)

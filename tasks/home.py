@@ -33,7 +33,9 @@ class Home:
             probe.touch()
             probe.unlink()
         except OSError as error:
-            raise ConfigError(f"the home {root} cannot be written: {error.strerror}. Choose another with --home or PHASEWISE_HOME.") from None
+            raise ConfigError(
+                f"the home {root} cannot be written: {error.strerror}. Choose another with --home or PHASEWISE_HOME."
+            ) from None
         return cls(root)
 
     @property

@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 from trainer.config import CheckpointPolicy, ModelConfig, RunConfig
 from trainer.errors import CheckpointError
 from trainer.model.params import Params, abstract_params
-from trainer.state import TrainState, abstract_state, init_state
+from trainer.state import TrainState, abstract_state, init_state, params_digest
 
 
 class Checkpoints:
@@ -107,6 +107,12 @@ def state_to_start_from(run: RunConfig) -> TrainState:
             f"{path} has no moving average, and phase {run.phase} does not declare it fresh: add 'ema' to its hand-off's `fresh`."
         )
     state = _read_state(path, run)
+    found = params_digest(state.params)
+    if found != run.start.params_digest:
+        raise CheckpointError(
+            f"{path} holds other weights than phase {run.phase} was planned from: expected {run.start.params_digest[:12]}, "
+            f"found {found[:12]}. Run the recipe again."
+        )
     if "optimizer" in run.start.fresh:
         state = state._replace(optimizer=init_state(run).optimizer)
     if not wants_ema:

@@ -9,6 +9,8 @@ from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
 
+from trainer.storage import digest_of_json
+
 T = TypeVar("T")
 Component = str
 Percent = Annotated[float, Field(ge=0, le=100)]
@@ -88,9 +90,7 @@ class ModelConfig(Frozen):
     @model_validator(mode="after")
     def _heads_group(self) -> "ModelConfig":
         if self.num_query_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_query_heads must be a multiple of num_kv_heads, found {self.num_query_heads} and {self.num_kv_heads}"
-            )
+            raise ValueError(f"num_query_heads must be a multiple of num_kv_heads, found {self.num_query_heads} and {self.num_kv_heads}")
         return self
 
 
@@ -148,9 +148,13 @@ class CheckpointPolicy(Frozen):
 
 
 class StartFrom(Frozen):
-    """The checkpoint a phase starts from; `fresh` names the parts of the state that are made anew and not carried."""
+    """The checkpoint a phase starts from; `fresh` names the parts of the state that are made anew and not carried.
+
+    `params_digest` is that of the weights that must be found there.
+    """
 
     checkpoint: str
+    params_digest: str
     fresh: tuple[Literal["ema", "optimizer"], ...]
 
 
@@ -168,9 +172,7 @@ def check_segments(segments: tuple[LearningRateSegment, ...], start_step: int, s
         raise ValueError(f"the learning rate must cover steps {start_step} → {stop_step}, found {covered}")
     for before, after in pairwise(segments):
         if before.end_step != after.start_step:
-            raise ValueError(
-                f"learning-rate segments must join: one ends at {before.end_step}, the next starts at {after.start_step}"
-            )
+            raise ValueError(f"learning-rate segments must join: one ends at {before.end_step}, the next starts at {after.start_step}")
 
 
 class RunConfig(Frozen):
@@ -201,6 +203,11 @@ class RunConfig(Frozen):
     verdict: str
     output: str
 
+    @property
+    def digest(self) -> str:
+        """What a result names when it says which run it is of: settings, caches (by key) and the weights it started from."""
+        return digest_of_json(self.model_dump(mode="json"))
+
     @model_validator(mode="after")
     def _is_whole(self) -> "RunConfig":
         if self.stop_step <= self.start_step:
@@ -208,9 +215,7 @@ class RunConfig(Frozen):
         check_segments(self.learning_rate, self.start_step, self.stop_step)
         for step, shares in self.mixture.root:
             check_mixture(step, shares)
-        drawn = {
-            name for _, shares in self.mixture.within(self.start_step, self.stop_step) for name, share in shares.items() if share
-        }
+        drawn = {name for _, shares in self.mixture.within(self.start_step, self.stop_step) for name, share in shares.items() if share}
         if missing := sorted(drawn - set(self.caches)):
             raise ValueError(f"no cache is named for {', '.join(missing)}")
         return self

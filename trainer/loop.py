@@ -113,6 +113,7 @@ def summarise(run: RunConfig, state: TrainState) -> dict[str, Any]:
     losses = [row["loss"] for row in read_metrics(Path(run.output) / "metrics.jsonl")][-FINAL_LOSS_UPDATES:]
     return {
         "phase": run.phase,
+        "run_digest": run.digest,
         "start_step": run.start_step,
         "stop_step": run.stop_step,
         "tokens": phase_tokens(run),

@@ -90,6 +90,6 @@ def only_one_trainer(output: Path) -> Iterator[None]:
 
 def _end_with_standard_input() -> None:
     """Block until the launcher's end of the pipe closes, which its death does too."""
-    while sys.stdin.buffer.read(1):
+    while os.read(sys.stdin.fileno(), 1):  # unbuffered: a reader that holds the buffer's lock would break the interpreter's own end
         pass
     os._exit(EXIT_PREEMPTED)

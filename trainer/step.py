@@ -51,9 +51,7 @@ def build_train_step(run: RunConfig) -> TrainStep:
         return cross_entropy + z_loss * log_z_squared, (cross_entropy, log_z_squared)
 
     def train_step(state: TrainState, tokens: Int[Array, "b t"], scheduled: Scheduled) -> tuple[TrainState, StepMetrics]:
-        (_, (cross_entropy, log_z_squared)), grads = jax.value_and_grad(loss, has_aux=True)(
-            state.params, tokens, scheduled.z_loss
-        )
+        (_, (cross_entropy, log_z_squared)), grads = jax.value_and_grad(loss, has_aux=True)(state.params, tokens, scheduled.z_loss)
         grad_norm = optax.tree.norm(grads)
         grads = optax.tree.scale(clip_factor(grad_norm, scheduled.max_grad_norm), grads)
         direction, optimizer_state = optimizer.update(grads, state.optimizer, state.params)

@@ -56,7 +56,9 @@ def _from_file(path: Path) -> Recipe:
     except FileNotFoundError:
         raise ConfigError(f"no such file: {path}") from None
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, item['loc'])) or 'recipe'}: {item['msg'].removeprefix('Value error, ')}" for item in error.errors()]
+        problems = [
+            f"{'.'.join(map(str, item['loc'])) or 'recipe'}: {item['msg'].removeprefix('Value error, ')}" for item in error.errors()
+        ]
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         raise ConfigError(f"{path} is not a recipe: {'; '.join(problems[:3])}{more}.") from None
     except ValueError as error:

@@ -41,8 +41,18 @@ PROOFPILE = "EleutherAI/proof-pile-2@901a927"
 DOLMA = "allenai/dolma@7f48140"
 DOLMINO = "allenai/dolmino-mix-1124@bb54cab"
 FINEMATH = "HuggingFaceTB/finemath@8f233cf"
-MATH_SPLITS = ("codesearchnet-owmfilter", "dolmino_math_synth", "gsm8k", "mathcoder2-synthmath", "metamath-owmfilter", "tinyGSM-MIND", "tulu_math")
-SCIPY_ELSEWHERE = tuple(f"site:scipy/{name}/**/*.py" for name in ("stats", "special", "optimize", "signal", "interpolate", "ndimage", "spatial"))
+MATH_SPLITS = (
+    "codesearchnet-owmfilter",
+    "dolmino_math_synth",
+    "gsm8k",
+    "mathcoder2-synthmath",
+    "metamath-owmfilter",
+    "tinyGSM-MIND",
+    "tulu_math",
+)
+SCIPY_ELSEWHERE = tuple(
+    f"site:scipy/{name}/**/*.py" for name in ("stats", "special", "optimize", "signal", "interpolate", "ndimage", "spatial")
+)
 
 
 def site(*packages: str) -> tuple[str, ...]:
@@ -54,14 +64,16 @@ CATALOGUE: dict[str, ComponentData] = {
     # Web text
     "dclm_baseline": ComponentData(
         source=hub(DCLM, "**.jsonl.zst"),
-        stand_in=stand_in("text", "site:*.dist-info/METADATA", kilobytes=1800),
+        stand_in=stand_in("text", "site:*.dist-info/METADATA", "site:*.dist-info/**/LICEN*", "stdlib:idlelib/*.txt", kilobytes=2200),
     ),
     "dolmino_dclm": ComponentData(
         source=hub(DOLMINO, "data/dclm/**.json.zst"),
         stand_in=stand_in("docstrings", *site("prefect", "dask", "distributed", "great_expectations", "fsspec"), kilobytes=700),
     ),
     "nemotron_hq_actual": ComponentData(source=nemotron("high", "actual"), stand_in=stand_in("docstrings", *site("pandas"), kilobytes=500)),
-    "nemotron_hq_synth": ComponentData(source=nemotron("high", "synthetic"), stand_in=stand_in("questions", *site("sqlalchemy"), kilobytes=800)),
+    "nemotron_hq_synth": ComponentData(
+        source=nemotron("high", "synthetic"), stand_in=stand_in("questions", *site("sqlalchemy"), kilobytes=800)
+    ),
     "nemotron_medium_high": ComponentData(
         source=nemotron("medium-high", "actual"), stand_in=stand_in("docstrings", *site("sklearn"), kilobytes=400)
     ),
@@ -72,9 +84,12 @@ CATALOGUE: dict[str, ComponentData] = {
         source=nemotron("medium-low", "actual"), stand_in=stand_in("docstrings", *site("matplotlib"), kilobytes=500)
     ),
     "nemotron_low_actual": ComponentData(
-        source=nemotron("low", "actual"), stand_in=stand_in("comments", *site("jax", "pandas", "prefect", "scipy", "sklearn"), kilobytes=400)
+        source=nemotron("low", "actual"),
+        stand_in=stand_in("comments", *site("jax", "pandas", "prefect", "scipy", "sklearn"), kilobytes=400),
     ),
-    "nemotron_low_synth": ComponentData(source=nemotron("low", "synthetic"), stand_in=stand_in("docstrings", *site("google"), kilobytes=400)),
+    "nemotron_low_synth": ComponentData(
+        source=nemotron("low", "synthetic"), stand_in=stand_in("docstrings", *site("google"), kilobytes=400)
+    ),
     # Code
     "starcoderdata": ComponentData(
         source=hub(STARCODER, "**.parquet", text_key="content", file_format="parquet"),
@@ -89,7 +104,8 @@ CATALOGUE: dict[str, ComponentData] = {
         source=hub(PROOFPILE, "**.jsonl.zst"), stand_in=stand_in("docstrings", *site("scipy/stats", "scipy/special"), kilobytes=500)
     ),
     "finemath_3_plus": ComponentData(
-        source=hub(FINEMATH, "finemath-3plus/*.parquet", file_format="parquet"), stand_in=stand_in("doctests", *site("numpy"), kilobytes=400)
+        source=hub(FINEMATH, "finemath-3plus/*.parquet", file_format="parquet"),
+        stand_in=stand_in("doctests", *site("numpy"), kilobytes=400),
     ),
     "open_web_math": ComponentData(
         source=hub(DOLMA, "data/open-web-math/**.json.gz"), stand_in=stand_in("docstrings", *site("jax"), kilobytes=400)
@@ -114,7 +130,7 @@ CATALOGUE: dict[str, ComponentData] = {
     # Reference works
     "megawika": ComponentData(
         source=hub(DOLMA, "data/megawika/**.json.gz"),
-        stand_in=stand_in("text", "site:*.dist-info/**/LICEN*", "site:*.dist-info/**/COPYING*", "stdlib:idlelib/*.txt", "stdlib:email/*.rst", kilobytes=600),
+        stand_in=stand_in("comments", *site("numpy", "matplotlib", "sqlalchemy", "tornado"), kilobytes=400),
     ),
     "dolma_wiki": ComponentData(
         source=hub(DOLMA, "data/wiki/**.json.gz"), stand_in=stand_in("topics", "stdlib:pydoc_data/topics.py", kilobytes=900)

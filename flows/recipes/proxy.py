@@ -1,19 +1,20 @@
 """Proxy scale: the same recipe, small. A function of the recipe, and these are its rules.
 
 * steps ÷ 1000, rounded; a warm-up or a decay takes at least two, so that it has a middle;
-* batch ÷ 256 sequences of 1/32 the length, so that the batch ratios stay;
+* batch ÷ 512 sequences of 1/32 the length, so that the batch ratios stay;
 * a model of two layers, 128 wide, with the recipe's ratio of query to kv heads and of d_ff to d_model, in float32;
-* learning rates × √(d_model / 128), all by the same factor: ratios between phases stay;
+* learning rates as they are;
 * the EMA averages over a thousandth of the steps, at least 8;
-* blocks of 320 sequences; a component whose share is below one sequence a block gets one, at the cost of the largest;
+* blocks of 160 sequences; a component whose share is below one sequence a block gets one, at the cost of the largest;
+* a stage may be 1.5 sequences of its own off in a component's share, where that is more than the recipe's limit;
 * the tokenizer is trained on the stand-ins; RoPE's stretch starts at 1/32 of the positions.
 """
 
-import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TypeVar
 
-from flows.recipes.recipe import Evaluation, FromScratch, HandOff, Phase, Recipe, Tokenizer
+from flows.recipes.recipe import Evaluation, FromScratch, Gates, HandOff, Phase, Recipe, Tokenizer
 from trainer.config import (
     CheckpointPolicy,
     DataOrder,
@@ -25,12 +26,14 @@ from trainer.config import (
     Steps,
     always,
 )
+from validations.limits import DataLimits
 
 T, S = TypeVar("T"), TypeVar("S")
-STEPS, BATCH, LENGTH = 1000, 256, 32
+STEPS, BATCH, LENGTH = 1000, 512, 32
 D_MODEL, NUM_LAYERS, NUM_QUERY_HEADS, VOCAB_SIZE = 128, 2, 4, 4096
-BLOCK_SEQUENCES, MIN_EMA_STEPS, MIN_SEGMENT_STEPS, HELD_OUT_TOKENS = 320, 8, 2, 4096
-BENCHMARKS = ("continuation", "next_word")
+BLOCK_SEQUENCES, MIN_EMA_STEPS, MIN_SEGMENT_STEPS, HELD_OUT_TOKENS = 160, 8, 2, 2048
+MAX_SHARE_ERROR_SEQUENCES = 1.5
+BENCHMARKS = ("word_order", "next_word")
 
 
 def to_proxy(recipe: Recipe) -> Recipe:
@@ -48,7 +51,7 @@ def proxy_phase(phase: Phase) -> Phase:
         stop_step=steps(phase.stop_step),
         model=proxy_model(phase.model),
         optimizer=phase.optimizer,
-        learning_rate=proxy_segments(phase.learning_rate, math.sqrt(phase.model.d_model / D_MODEL)),
+        learning_rate=proxy_segments(phase.learning_rate),
         batch=_by_steps(phase.batch, lambda size: max(1, round(size / BATCH))),
         mixture=_by_steps(phase.mixture, raise_small_shares),
         order=DataOrder(seed=phase.order.seed, permutation=phase.order.permutation, block_sequences=BLOCK_SEQUENCES),
@@ -60,7 +63,7 @@ def proxy_phase(phase: Phase) -> Phase:
         slice=always("local"),
         checkpoints=CheckpointPolicy(every_steps=max(1, steps(phase.checkpoints.every_steps)), every_minutes=None, keep_all=False),
         evaluation=Evaluation(benchmarks=BENCHMARKS, held_out_tokens=HELD_OUT_TOKENS),
-        gates=phase.gates,
+        gates=_gates(phase),
         discrepancies=phase.discrepancies,
     )
 
@@ -91,7 +94,7 @@ def proxy_model(model: ModelConfig) -> ModelConfig:
     )
 
 
-def proxy_segments(segments: tuple[LearningRateSegment, ...], factor: float) -> tuple[LearningRateSegment, ...]:
+def proxy_segments(segments: tuple[LearningRateSegment, ...]) -> tuple[LearningRateSegment, ...]:
     """Segments on the proxy's axis. One that would be too short takes its steps from the segment before it, the first one from the next."""
     last = segments[-1]
     ends = [steps(segment.end_step) for segment in segments]
@@ -101,7 +104,7 @@ def proxy_segments(segments: tuple[LearningRateSegment, ...], factor: float) -> 
         starts.append(max(starts[-1] + MIN_SEGMENT_STEPS, min(steps(segments[index].start_step), latest)))
     ends = [*starts[1:], max(starts[-1] + 1, steps(last.end_step))]
     return tuple(
-        LearningRateSegment(kind=segment.kind, start_step=start, end_step=end, start=segment.start * factor, end=segment.end * factor)
+        LearningRateSegment(kind=segment.kind, start_step=start, end_step=end, start=segment.start, end=segment.end)
         for segment, start, end in zip(segments, starts, ends, strict=True)
     )
 
@@ -126,3 +129,13 @@ def _by_steps(values: Steps[T], convert: Callable[[T], S]) -> Steps[S]:
 
 def _hand_off(start: HandOff) -> HandOff:
     return HandOff(parent=start.parent, step=steps(start.step), fresh=start.fresh, declares=start.declares)
+
+
+def _gates(phase: Phase) -> Gates:
+    """The recipe's limits; a share cannot be met more closely than to a sequence of the shortest stage."""
+    starts = [steps(step) for step, _ in phase.mixture.within(phase.start_step, phase.stop_step)]
+    shortest = min(after - before for before, after in pairwise([*starts, steps(phase.stop_step)]))
+    sequences = shortest * max(1, round(phase.batch.at(phase.stop_step - 1) / BATCH))
+    limit = max(phase.gates.data.max_share_error_points, 100 * MAX_SHARE_ERROR_SEQUENCES / sequences)
+    data = DataLimits(max_share_error_points=limit, max_epochs=phase.gates.data.max_epochs, leakage=phase.gates.data.leakage)
+    return Gates(data=data, model=phase.gates.model)

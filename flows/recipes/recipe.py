@@ -165,7 +165,9 @@ class Recipe(Frozen):
 
     def batch_of_lineage(self, phase: Phase) -> Steps[int]:
         """Batch sizes from step 0 to the phase's end."""
-        return Steps[int](_without_repeats((step, size) for part, stop in self._parts(phase) for step, size in part.batch.within(part.start_step, stop)))
+        return Steps[int](
+            _without_repeats((step, size) for part, stop in self._parts(phase) for step, size in part.batch.within(part.start_step, stop))
+        )
 
     def mixture_of_lineage(self, phase: Phase) -> Steps[MixtureShares]:
         """Mixtures from step 0 to the phase's end: the data order reaches back to the start of the lineage."""
@@ -249,4 +251,3 @@ def _without_repeats(entries: Iterable[tuple[int, T]]) -> tuple[tuple[int, T], .
         if not kept or kept[-1][1] != value:
             kept.append((step, value))
     return tuple(kept)
-

@@ -33,11 +33,11 @@ def build_cache(component: str, source: Source, split: Split, documents: Path, t
     encoded: list[np.ndarray] = []
     for batch in table.to_batches(BATCH_DOCUMENTS):
         texts = batch.column("text").to_pylist()
-        encoded += [np.array([begin, *encoding.ids, end], dtype) for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        encoded += [
+            np.array([begin, *encoding.ids, end], dtype) for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        ]
     lengths = np.array([len(tokens) for tokens in encoded], np.int64)
-    index = pa.table(
-        {"id": table["id"], "source_file": table["source_file"], "offset": np.cumsum([0, *lengths[:-1]]), "length": lengths}
-    )
+    index = pa.table({"id": table["id"], "source_file": table["source_file"], "offset": np.cumsum([0, *lengths[:-1]]), "length": lengths})
     folder.mkdir(parents=True, exist_ok=True)
     shard = _write_shard(folder, np.concatenate(encoded), index)
     manifest = Manifest(

@@ -12,7 +12,7 @@ from tasks.home import Home
 from trainer.data.manifest import MANIFEST_NAME, SourceFile, Split
 from trainer.storage import digest_of_json
 
-BENCHMARKS_VERSION = "benchmarks-1"
+BENCHMARKS_VERSION = "benchmarks-2"
 
 
 @dataclass(frozen=True)

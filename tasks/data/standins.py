@@ -21,7 +21,8 @@ from trainer.errors import DataError
 from trainer.storage import digest_of_bytes, write_atomically, write_json
 
 SHINGLE_WORDS = 13
-MAX_OVERLAP = 0.25
+MAX_SHARED_SHINGLES = 12
+MAX_SHARED_PART = 0.25
 RECORD_NAME = "stand-ins.json"
 
 
@@ -54,7 +55,9 @@ def collect(stand_in: StandIn) -> list[dict[str, str]]:
         if size >= stand_in.max_bytes:
             break
     if not documents:
-        raise DataError(f"this Python installation has no text for {stand_in.view} of {', '.join(stand_in.where)}: install constraints.txt.")
+        raise DataError(
+            f"this Python installation has no text for {stand_in.view} of {', '.join(stand_in.where)}: install constraints.txt."
+        )
     return documents
 
 
@@ -66,15 +69,19 @@ class NearDuplicates:
     sizes: list[int] = field(default_factory=list)
 
     def is_new(self, text: str) -> bool:
-        """Whether no earlier document shares more than a quarter of its 13-word shingles, or of this one's; if so, remember it."""
+        """Whether no earlier document shares more than 12 shingles of 13 words, or a quarter of either one's; if so, remember it."""
         words = re.findall(r"\w+", text.lower())
         shingles = {hash(tuple(words[at : at + SHINGLE_WORDS])) for at in range(max(1, len(words) - SHINGLE_WORDS + 1))}
         shared = Counter(self.owners[shingle] for shingle in shingles if shingle in self.owners)
-        if any(count > MAX_OVERLAP * min(len(shingles), self.sizes[owner]) for owner, count in shared.items()):
+        if any(count > self._allowed(len(shingles), self.sizes[owner]) for owner, count in shared.items()):
             return False
         self.owners.update((shingle, len(self.sizes)) for shingle in shingles if shingle not in self.owners)
         self.sizes.append(len(shingles))
         return True
+
+    @staticmethod
+    def _allowed(size: int, other: int) -> float:
+        return min(MAX_SHARED_SHINGLES, MAX_SHARED_PART * min(size, other))
 
 
 def write_stand_ins(collected: Mapping[str, list[dict[str, str]]], sources: Path) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Benchmarks on disk: JSON lines and lm-eval's YAML in a folder named by its content, the manifest written last."""
+"""Benchmarks on disk: JSON lines and lm-eval's YAML in one folder, the manifest written last."""
 
 import json
 from collections.abc import Sequence
@@ -8,14 +8,13 @@ from typing import Literal, NamedTuple
 from pydantic import Field, ValidationError
 
 from tasks.evaluation.benchmarks import (
-    Accepts,
     Baseline,
-    ContinuationItem,
+    WordOrderItem,
     HeldOut,
     NextWordItem,
-    build_continuation,
+    build_word_order,
     build_next_word,
-    continuation_baseline,
+    word_order_baseline,
     next_word_baseline,
 )
 from trainer.config import Frozen
@@ -24,14 +23,14 @@ from trainer.storage import digest_of_bytes, digest_of_json, read_json, write_at
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
-Item = ContinuationItem | NextWordItem
+Item = WordOrderItem | NextWordItem
 
 
 class Benchmark(Frozen):
     """One benchmark of the folder: its items in `{name}.jsonl`, how lm-eval runs it in `{name}.yaml`."""
 
-    name: Literal["continuation", "next_word"]
-    metric: Literal["acc_norm", "exact_match"]
+    name: Literal["word_order", "next_word"]
+    metric: Literal["acc", "exact_match"]
     items: int = Field(gt=0)
     baseline: Baseline
     items_digest: str
@@ -46,7 +45,7 @@ class BenchmarkManifest(Frozen):
 
     @property
     def digest(self) -> str:
-        """Names the folder, and what a verdict says it judged by."""
+        """Names these benchmarks by their content."""
         return digest_of_json(self.model_dump(mode="json"))
 
 
@@ -58,27 +57,25 @@ class BenchmarkItem(NamedTuple):
     text: str
 
 
-def write_benchmarks(home: str | Path, held_out: HeldOut, *, commonest_word: str, accepts: Accepts | None = None) -> Path:
-    """Build both benchmarks and write them under `home`, in a folder named by their content; what is there already stays.
+def write_benchmarks(folder: str | Path, held_out: HeldOut, *, commonest_word: str) -> BenchmarkManifest:
+    """Build both benchmarks and write them into the folder, the manifest last.
 
     Args:
         held_out: component → its held-out documents.
         commonest_word: of the training split; the dumb answer to every next-word item.
-        accepts: given an item's text, whether it may be used; refuse what the training split also holds.
     """
-    continuation = build_continuation(held_out, accepts=accepts)
-    next_word = build_next_word(held_out, accepts=accepts)
+    word_order = build_word_order(held_out)
+    next_word = build_next_word(held_out)
     contents: dict[str, bytes] = {}
     benchmarks = (
-        _add(contents, "continuation", "acc_norm", continuation, continuation_baseline(continuation)),
+        _add(contents, "word_order", "acc", word_order, word_order_baseline(word_order)),
         _add(contents, "next_word", "exact_match", next_word, next_word_baseline(next_word, commonest_word)),
     )
     manifest = BenchmarkManifest(format_version=FORMAT_VERSION, benchmarks=benchmarks)
-    folder = Path(home) / manifest.digest[:16]
     for name, content in contents.items():
-        write_atomically(folder / name, content)
-    write_json(folder / MANIFEST_NAME, manifest.model_dump(mode="json"))
-    return folder
+        write_atomically(Path(folder) / name, content)
+    write_json(Path(folder) / MANIFEST_NAME, manifest.model_dump(mode="json"))
+    return manifest
 
 
 def read_benchmarks(folder: str | Path) -> BenchmarkManifest:
@@ -103,10 +100,10 @@ def read_benchmarks(folder: str | Path) -> BenchmarkManifest:
 
 
 def benchmark_items(folder: str | Path) -> list[BenchmarkItem]:
-    """Every item of every benchmark, for the leakage index: the opening with its true continuation or answer."""
+    """Every item of every benchmark, for the leakage index: the opening with its true word_order or answer."""
     items: list[BenchmarkItem] = []
     for benchmark in read_benchmarks(folder).benchmarks:
-        kind = ContinuationItem if benchmark.name == "continuation" else NextWordItem
+        kind = WordOrderItem if benchmark.name == "word_order" else NextWordItem
         lines = (Path(folder) / f"{benchmark.name}.jsonl").read_text(encoding="utf-8").split("\n")
         read = [kind.model_validate_json(line) for line in lines if line]
         items.extend(BenchmarkItem(benchmark.name, item.id, item.text) for item in read)
@@ -115,8 +112,8 @@ def benchmark_items(folder: str | Path) -> list[BenchmarkItem]:
 
 def _add(
     contents: dict[str, bytes],
-    name: Literal["continuation", "next_word"],
-    metric: Literal["acc_norm", "exact_match"],
+    name: Literal["word_order", "next_word"],
+    metric: Literal["acc", "exact_match"],
     items: Sequence[Item],
     baseline: Baseline,
 ) -> Benchmark:

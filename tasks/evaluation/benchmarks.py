@@ -1,12 +1,12 @@
-"""Two benchmarks built from held-out documents: choose the continuation, and say the next word.
+"""Two benchmarks built from held-out documents: find the true word order, and say the next word.
 
 Everything is decided by digests: the same documents give the same items, positions and distractors, in any order of reading.
 """
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain, zip_longest
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, combinations, pairwise, zip_longest
 
 from tasks.evaluation.held_out import HeldOutDocument
 from tasks.evaluation.passages import Cut, Passage, cut_passages, first_words, pick
@@ -14,23 +14,21 @@ from trainer.config import Frozen
 from trainer.errors import DataError
 from trainer.storage import digest_of_json
 
-NUM_CONTINUATION_ITEMS = 96
+NUM_WORD_ORDER_ITEMS = 96
 NUM_NEXT_WORD_ITEMS = 128
 NUM_CHOICES = 4
-MAX_DISTRACTOR_POOL = 64
 ANSWER = re.compile(r"[A-Za-z]{1,12}")
 LONE_ANSWER = re.compile(r"(?<!\S)[A-Za-z]{1,12}(?!\S)")
-CHOICE_WORDS = (10, 16)
-CONTINUATION = Cut("continuation", opening_words=(30, 40), following_words=CHOICE_WORDS[1], following=re.compile(r".*", re.DOTALL))
-NEXT_WORD = Cut("next_word", opening_words=(38, 42), following_words=1, following=ANSWER)
-LENGTH_STEP_CHARACTERS = 8
+CHOICE_WORDS = (8, 12)
+MIN_FOLLOWER_COUNT, MIN_FOLLOWER_SHARE = 3, 0.3
+MAX_ITEMS_PER_ANSWER = 8
+WORD_ORDER = Cut("word_order", opening_words=(30, 40), following_words=CHOICE_WORDS[1], max_shift_words=8, fits=lambda _before, _text: True)
 
 HeldOut = Mapping[str, Sequence[HeldOutDocument]]
-Accepts = Callable[[str], bool]
 
 
-class ContinuationItem(Frozen):
-    """An opening and four continuations, of which `choices[gold]` is the true one."""
+class WordOrderItem(Frozen):
+    """An opening and four continuations of the same words; `choices[gold]` has them as they were, the others have two exchanged."""
 
     id: str
     component: str
@@ -67,60 +65,68 @@ class Baseline(Frozen):
     rule: str
 
 
-def build_continuation(held_out: HeldOut, *, accepts: Accepts | None = None) -> list[ContinuationItem]:
-    """`NUM_CONTINUATION_ITEMS` items, spread over the components; distractors continue other documents of the same component.
-
-    Args:
-        accepts: given an item's text, whether it may be used; refuse what the training split also holds.
-
-    Raises:
-        DataError: the held-out documents give fewer than `NUM_CHOICES` passages.
-    """
-    passages = _cut(held_out, CONTINUATION, accepts)
-    everywhere = _spread(passages)
-    if len({first_words(passage.following, CHOICE_WORDS[0]) for passage in everywhere}) < NUM_CHOICES:
-        raise DataError(f"the continuation benchmark needs {NUM_CHOICES} passages, found {len(everywhere)} in {_describe(held_out)}.")
-    chosen = sorted(everywhere[:NUM_CONTINUATION_ITEMS])
-    return [
-        _continuation_item(
-            passage, position % NUM_CHOICES, [*passages[passage.component][:MAX_DISTRACTOR_POOL], *everywhere[:MAX_DISTRACTOR_POOL]]
-        )
-        for position, passage in enumerate(chosen)
-    ]
-
-
-def build_next_word(held_out: HeldOut, *, accepts: Accepts | None = None) -> list[NextWordItem]:
-    """`NUM_NEXT_WORD_ITEMS` items, spread over the components. The answer is a plain word of at most 12 letters after one space.
+def build_word_order(held_out: HeldOut) -> list[WordOrderItem]:
+    """`NUM_WORD_ORDER_ITEMS` items, spread over the components.
 
     Raises:
         DataError: the held-out documents give no passage.
     """
-    passages = _spread(_cut(held_out, NEXT_WORD, accepts))[:NUM_NEXT_WORD_ITEMS]
+    passages = _spread(_cut(held_out, WORD_ORDER))[:NUM_WORD_ORDER_ITEMS]
     if not passages:
+        raise DataError(f"the word-order benchmark needs passages of 50 words, found none in {_describe(held_out)}.")
+    return [_word_order_item(passage, position % NUM_CHOICES) for position, passage in enumerate(sorted(passages))]
+
+
+def build_next_word(held_out: HeldOut) -> list[NextWordItem]:
+    """`NUM_NEXT_WORD_ITEMS` items, spread over the components, whose answer can be known: it follows the opening's last word more often than
+    any other word does, in all held-out text. It is a plain word after one space, and the answer of at most `MAX_ITEMS_PER_ANSWER` items.
+
+    Raises:
+        DataError: the held-out documents give no passage.
+    """
+    follower = commonest_followers(document.text for documents in held_out.values() for document in documents)
+    cut = Cut(
+        "next_word", opening_words=(30, 38), following_words=1, max_shift_words=30, fits=lambda before, word: follower.get(before) == word
+    )
+    answers: Counter[str] = Counter()
+    chosen: list[Passage] = []
+    for passage in _spread(_cut(held_out, cut)):
+        answers[passage.following] += 1
+        if answers[passage.following] <= MAX_ITEMS_PER_ANSWER:
+            chosen.append(passage)
+    if not chosen:
         raise DataError(f"the next-word benchmark needs passages of 40 words, found none in {_describe(held_out)}.")
     return [
         NextWordItem(
-            id=_item_id(NEXT_WORD, passage),
+            id=_item_id(cut.name, passage),
             component=passage.component,
             document=passage.document,
             opening=passage.opening,
             answer=passage.following,
         )
-        for passage in sorted(passages)
+        for passage in sorted(chosen[:NUM_NEXT_WORD_ITEMS])
     ]
 
 
-def continuation_baseline(items: Sequence[ContinuationItem]) -> Baseline:
-    """The best of chance, always the same position, always the longest and always the shortest choice."""
-    rules: dict[str, Callable[[ContinuationItem], int]] = {
-        "always the longest choice": lambda item: max(range(NUM_CHOICES), key=lambda i: len(item.choices[i])),
-        "always the shortest choice": lambda item: min(range(NUM_CHOICES), key=lambda i: len(item.choices[i])),
+def commonest_followers(texts: Iterable[str]) -> dict[str, str]:
+    """Word → the plain word that follows it most often, where that is often enough to be known. Ties go by the alphabet."""
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for text in texts:
+        for before, word in pairwise(text.split()):
+            counts[before][word] += 1
+    best = {before: min(after, key=lambda word: (-after[word], word)) for before, after in counts.items()}
+    return {
+        before: word
+        for before, word in best.items()
+        if ANSWER.fullmatch(word) and counts[before][word] >= max(MIN_FOLLOWER_COUNT, MIN_FOLLOWER_SHARE * counts[before].total())
     }
-    scores = {rule: sum(answer(item) == item.gold for item in items) / len(items) for rule, answer in rules.items()}
+
+
+def word_order_baseline(items: Sequence[WordOrderItem]) -> Baseline:
+    """The better of chance and always the same position; the choices have the same words and so the same length."""
     position, count = Counter(item.gold for item in items).most_common(1)[0]
-    scores |= {f"always position {position}": count / len(items), "chance": 1 / NUM_CHOICES}
-    rule = max(scores, key=lambda name: scores[name])
-    return Baseline(value=scores[rule], rule=rule)
+    always = Baseline(value=count / len(items), rule=f"always position {position}")
+    return max(Baseline(value=1 / NUM_CHOICES, rule="chance"), always, key=lambda baseline: baseline.value)
 
 
 def next_word_baseline(items: Sequence[NextWordItem], word: str) -> Baseline:
@@ -140,11 +146,8 @@ def commonest_word(texts: Iterable[str]) -> str:
     return min(counts, key=lambda word: (-counts[word], word))
 
 
-def _cut(held_out: HeldOut, cut: Cut, accepts: Accepts | None) -> dict[str, list[Passage]]:
-    return {
-        component: [passage for passage in cut_passages(documents, component, cut) if accepts is None or accepts(passage.text)]
-        for component, documents in sorted(held_out.items())
-    }
+def _cut(held_out: HeldOut, cut: Cut) -> dict[str, list[Passage]]:
+    return {component: cut_passages(documents, component, cut) for component, documents in sorted(held_out.items())}
 
 
 def _spread(passages: Mapping[str, Sequence[Passage]]) -> list[Passage]:
@@ -152,32 +155,32 @@ def _spread(passages: Mapping[str, Sequence[Passage]]) -> list[Passage]:
     return [passage for turn in zip_longest(*passages.values()) for passage in turn if passage is not None]
 
 
-def _continuation_item(passage: Passage, gold: int, others: Sequence[Passage]) -> ContinuationItem:
-    item_id = _item_id(CONTINUATION, passage)
-    num_words = pick(passage.key, 2, CHOICE_WORDS)
-    truth = first_words(passage.following, num_words)
-    choices = _distractors(item_id, passage, truth, {first_words(other.following, num_words): other for other in reversed(others)})
+def _word_order_item(passage: Passage, gold: int) -> WordOrderItem:
+    item_id = _item_id(WORD_ORDER.name, passage)
+    truth = first_words(passage.following, pick(passage.key, 2, CHOICE_WORDS))
+    choices = _exchanged(item_id, truth)
     choices.insert(gold, truth)
-    return ContinuationItem(
+    return WordOrderItem(
         id=item_id, component=passage.component, document=passage.document, opening=passage.opening, choices=tuple(choices), gold=gold
     )
 
 
-def _distractors(item_id: str, passage: Passage, truth: str, others: Mapping[str, Passage]) -> list[str]:
-    """Continuations of other passages: same component before another, other documents before the same, like lengths before unlike
-    (or the longest choice would tell), then as digests say."""
+def _exchanged(item_id: str, truth: str) -> list[str]:
+    """The text with two different words exchanged, in `NUM_CHOICES - 1` ways that digests choose; the spaces stay where they are."""
+    parts = re.split(r"(\s+)", truth)
+    pairs = [pair for pair in combinations(range(0, len(parts), 2), 2) if parts[pair[0]] != parts[pair[1]]]
+    found: list[str] = []
+    for first, second in sorted(pairs, key=lambda pair: digest_of_json([item_id, *pair])):
+        changed = list(parts)
+        changed[first], changed[second] = changed[second], changed[first]
+        if (text := "".join(changed)) not in found:
+            found.append(text)
+    return found[: NUM_CHOICES - 1]
 
-    def preference(choice: str) -> tuple[bool, bool, int, str]:
-        other = others[choice]
-        unlike = abs(len(choice) - len(truth)) // LENGTH_STEP_CHARACTERS
-        return other.component != passage.component, other.document == passage.document, unlike, digest_of_json([item_id, other.key])
 
-    return sorted((choice for choice in others if choice != truth), key=preference)[: NUM_CHOICES - 1]
-
-
-def _item_id(cut: Cut, passage: Passage) -> str:
+def _item_id(benchmark: str, passage: Passage) -> str:
     """Names the item by its content: it stays the same whatever else is in the benchmark."""
-    return digest_of_json([cut.name, passage.component, passage.document, passage.opening, passage.following])[:16]
+    return digest_of_json([benchmark, passage.component, passage.document, passage.opening, passage.following])[:16]
 
 
 def _describe(held_out: HeldOut) -> str:

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from tasks.evaluation.benchmark_folder import Benchmark, read_benchmarks
 from tasks.evaluation.bits_per_byte import bits_per_byte
-from tasks.evaluation.held_out import read_held_out_tokens
+from tasks.evaluation.held_out import HeldOutTokens
 from trainer.config import ModelConfig
 from trainer.model.params import Params
 
@@ -49,21 +49,20 @@ class Evaluation(TypedDict):
 
 
 def evaluate_model(
-    *, params: Params, config: ModelConfig, tokenizer: Tokenizer, benchmarks: str | Path, held_out: Mapping[str, Path]
+    *, params: Params, config: ModelConfig, tokenizer: Tokenizer, benchmarks: str | Path, held_out: Mapping[str, HeldOutTokens]
 ) -> Evaluation:
-    """Run every benchmark of the folder, and bits per byte on every held-out cache.
+    """Run every benchmark of the folder, and bits per byte on every component's held-out text.
 
     Raises:
-        DataError: the benchmarks, a cache or the tokenizer are not what they should be.
+        DataError: the benchmarks or the tokenizer are not what they should be.
     """
     described = read_benchmarks(benchmarks)
-    tokens = read_held_out_tokens(held_out, tokenizer)
     _go_offline()
     from tasks.evaluation.language_model import JaxLanguageModel
 
     model = JaxLanguageModel(params=params, config=config, tokenizer=tokenizer)
     scores = _run_lm_eval(model, Path(benchmarks), [benchmark.name for benchmark in described.benchmarks])
-    measured = bits_per_byte(model.params, config, tokens)
+    measured = bits_per_byte(model.params, config, held_out)
     return Evaluation(
         results=[_result(benchmark, scores[benchmark.name]) for benchmark in described.benchmarks],
         bits_per_byte=measured.components,

@@ -64,8 +64,8 @@ def special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
     return SpecialTokens(begin, end)
 
 
-def read_held_out_tokens(caches: Mapping[str, Path], tokenizer: Tokenizer) -> dict[str, HeldOutTokens]:
-    """Tokens of each component's held-out cache.
+def read_held_out_tokens(caches: Mapping[str, Path], tokenizer: Tokenizer, *, max_tokens: int | None = None) -> dict[str, HeldOutTokens]:
+    """Tokens of each component's held-out cache: whole documents, in order, until they have `max_tokens` tokens; all where it is None.
 
     Raises:
         DataError: no cache is named, one is not a held-out cache, or one has no text.
@@ -73,7 +73,8 @@ def read_held_out_tokens(caches: Mapping[str, Path], tokenizer: Tokenizer) -> di
     if not caches:
         raise DataError("bits per byte need the held-out cache of at least one component, found none. Prepare the data first.")
     special = list(special_tokens(tokenizer))
-    return {component: _read(component, folder, special) for component, folder in sorted(caches.items())}
+    whole = {component: _read(component, folder, special) for component, folder in sorted(caches.items())}
+    return whole if max_tokens is None else {name: _first(held, tokenizer, max_tokens) for name, held in whole.items()}
 
 
 def read_held_out_texts(caches: Mapping[str, Path], tokenizer: Tokenizer) -> dict[str, list[HeldOutDocument]]:
@@ -94,3 +95,11 @@ def _read(component: str, folder: Path, special: list[int]) -> HeldOutTokens:
         raise DataError(f"{component} must have held-out text, found 0 bytes in {folder}. Give it more source files.")
     documents = [document.tokens[~np.isin(document.tokens, special)].astype(np.int32) for document in cache.documents()]
     return HeldOutTokens(documents, cache.manifest.text_bytes)
+
+
+def _first(held: HeldOutTokens, tokenizer: Tokenizer, max_tokens: int) -> HeldOutTokens:
+    """The first documents, up to and with the one that reaches `max_tokens`."""
+    ends = np.cumsum([len(document) for document in held.documents])
+    documents = held.documents[: int(np.searchsorted(ends, max_tokens)) + 1]
+    texts = tokenizer.decode_batch([document.tolist() for document in documents])
+    return HeldOutTokens(documents, sum(len(text.encode()) for text in texts))

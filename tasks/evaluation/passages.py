@@ -1,14 +1,13 @@
 """Passages of held-out documents: an opening and what follows it, cut where digests say."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from tasks.evaluation.held_out import HeldOutDocument
 from trainer.storage import digest_of_json
 
 STRIDE_WORDS = 80
-MAX_CUT_SHIFT_WORDS = 8
 MIN_WORDS = 20
 MIN_DISTINCT_WORDS = 15
 MAX_CHARACTERS = 420
@@ -19,12 +18,16 @@ HAS_TWO_LETTERS = re.compile(r"[^\W\d_]{2}")
 
 
 class Cut(NamedTuple):
-    """How passages are cut: words in the opening, from–to, and in what follows, which must match `following`."""
+    """How passages are cut: words in the opening, from–to, and in what follows.
+
+    `fits` is asked of the last word of the opening and of what follows; the cut moves on by at most `max_shift_words` until it does.
+    """
 
     name: str
     opening_words: tuple[int, int]
     following_words: int
-    following: re.Pattern[str]
+    max_shift_words: int
+    fits: Callable[[str, str], bool]
 
 
 class Passage(NamedTuple):
@@ -74,11 +77,12 @@ def _passages_of(document: HeldOutDocument, component: str, cut: Cut) -> Iterato
         digest = digest_of_json([cut.name, component, document.id, block])
         start = block + pick(digest, 0, (0, STRIDE_WORDS // 4))
         earliest = start + pick(digest, 1, cut.opening_words)
-        for middle in range(earliest, min(earliest + MAX_CUT_SHIFT_WORDS, len(spans) - cut.following_words + 1)):
+        for middle in range(earliest, min(earliest + cut.max_shift_words, len(spans) - cut.following_words + 1)):
             (opening_from, _), (_, opening_to) = spans[start], spans[middle - 1]
             (following_from, _), (_, following_to) = spans[middle], spans[middle + cut.following_words - 1]
             following = text[following_from:following_to]
-            if text[opening_to:following_from] == " " and cut.following.fullmatch(following):
+            before = text[slice(*spans[middle - 1])]
+            if text[opening_to:following_from] == " " and cut.fits(before, following):
                 yield Passage(digest, component, document.id, text[opening_from:opening_to], following)
                 break
 

@@ -46,9 +46,7 @@ class TokenCache:
             expected = shard.tokens * np.dtype(manifest.dtype).itemsize
             found = path.stat().st_size if path.exists() else None
             if found != expected:
-                raise DataError(
-                    f"{path}: the manifest says {expected} bytes, found {found}. Delete {folder} and prepare the data again."
-                )
+                raise DataError(f"{path}: the manifest says {expected} bytes, found {found}. Delete {folder} and prepare the data again.")
             shards.append(np.memmap(path, dtype=manifest.dtype, mode="r") if expected else np.empty(0, manifest.dtype))
         starts = np.cumsum([0, *(shard.tokens for shard in manifest.shards)])
         return cls(folder, manifest, tuple(shards), starts)

@@ -26,9 +26,7 @@ class Loader:
         self._rows = {name: cache.num_rows(run.model.seq_len) for name, cache in self._caches.items()}
         for name, rows in self._rows.items():
             if not rows:
-                raise DataError(
-                    f"component {name} has {self._caches[name].manifest.tokens} tokens, not one row of {run.model.seq_len}."
-                )
+                raise DataError(f"component {name} has {self._caches[name].manifest.tokens} tokens, not one row of {run.model.seq_len}.")
 
     def batch(self, step: int) -> Int[np.ndarray, "b t"]:
         """The tokens of update `step`, int32."""
@@ -60,8 +58,7 @@ class Loader:
             "batch": run.batch.model_dump(mode="json"),
             "mixture": run.mixture.model_dump(mode="json"),
             "components": {
-                name: {"manifest": cache.manifest.digest, "rows": self._rows[name]}
-                for name, cache in sorted(self._caches.items())
+                name: {"manifest": cache.manifest.digest, "rows": self._rows[name]} for name, cache in sorted(self._caches.items())
             },
         }
 

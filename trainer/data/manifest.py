@@ -78,7 +78,5 @@ def read_manifest(folder: str | Path) -> Manifest:
     except (ValidationError, ValueError) as error:
         raise DataError(f"{path} does not read as a manifest: {error}") from None
     if manifest.format_version != FORMAT_VERSION:
-        raise DataError(
-            f"{path} has format version {manifest.format_version}, this program reads {FORMAT_VERSION}: build the cache again."
-        )
+        raise DataError(f"{path} has format version {manifest.format_version}, this program reads {FORMAT_VERSION}: build the cache again.")
     return manifest

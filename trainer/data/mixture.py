@@ -1,8 +1,9 @@
 """Which component each sequence of a run comes from, and which of its sequences: exact counts a block, by random access.
 
 A *stage* is a stretch with one mixture. Blocks are counted from the stage's first sequence; within a block the components have exact
-counts (largest remainder) in a keyed random order. The last block of a stage may be cut short. Nothing is kept but the number of a
-sequence: a component's position goes on from stage to stage and from phase to phase.
+counts (largest remainder) and are spread evenly, each from a keyed random start: any stretch of a block, and so the last block of a
+stage, which may be cut short, has every component's share to within about a sequence. Nothing is kept but the number of a sequence: a
+component's position goes on from stage to stage and from phase to phase.
 """
 
 from bisect import bisect_right
@@ -12,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from trainer.config import Component, DataOrder, MixtureShares, Steps
-from trainer.data.permutation import derive_key, permute
+from trainer.data.permutation import derive_key
 
 
 def block_counts(shares: MixtureShares, block_sequences: int) -> dict[Component, int]:
@@ -115,12 +116,13 @@ class MixtureSchedule:
 
 @lru_cache(maxsize=64)
 def _block_order(stage: Stage, block: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """A block's components in order, and for each entry how many of its component came before it in the block."""
-    size = sum(stage.counts)
-    pool = np.repeat(np.arange(len(stage.names)), stage.counts)
-    places = permute("feistel", np.arange(size), length=size, key=derive_key("block", seed, stage.number, block))
-    order = pool[places.astype(np.int64)]
-    by_component = np.argsort(order, kind="stable")
-    ranks = np.empty(size, np.int64)
-    ranks[by_component] = np.arange(size) - np.repeat(np.cumsum([0, *stage.counts[:-1]]), stage.counts)
-    return order, ranks
+    """A block's components in order, and for each entry how many of its component came before it in the block.
+
+    The j-th of a component's n entries belongs at (j + u) / n of the block, with u in [0, 1) from the key.
+    """
+    starts = np.array([derive_key("block", seed, stage.number, block, name) / 2**64 for name in stage.names])
+    components = np.repeat(np.arange(len(stage.names)), stage.counts)
+    ranks = np.arange(len(components)) - np.repeat(np.cumsum([0, *stage.counts[:-1]]), stage.counts)
+    places = (ranks + starts[components]) / np.array(stage.counts)[components]
+    order = np.argsort(places, kind="stable")
+    return components[order], ranks[order]

@@ -30,9 +30,7 @@ def param_specs(config: ModelConfig) -> dict[str, Any]:
     h, k, e, std = config.num_query_heads, config.num_kv_heads, config.head_dim, config.initializer_std
 
     def gain(*, stacked: bool) -> ParamSpec:
-        return (
-            ParamSpec((layers, d), ("layer", "d_model"), None, False) if stacked else ParamSpec((d,), ("d_model",), None, False)
-        )
+        return ParamSpec((layers, d), ("layer", "d_model"), None, False) if stacked else ParamSpec((d,), ("d_model",), None, False)
 
     def matrix(shape: tuple[int, ...], axes: tuple[str, ...]) -> ParamSpec:
         return ParamSpec((layers, *shape), ("layer", *axes), std, True)

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tasks.evaluation.benchmark_folder import write_benchmarks
-from tasks.evaluation.held_out import BEGIN_OF_TEXT_NAME, END_OF_TEXT_NAME, HeldOutDocument
+from tasks.evaluation.held_out import BEGIN_OF_TEXT_NAME, END_OF_TEXT_NAME, HeldOutDocument, HeldOutTokens, read_held_out_tokens
 from trainer.config import ModelConfig, Rope
 from trainer.data.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, Shard
 from trainer.model.decoder import logits
@@ -161,4 +161,11 @@ def caches(
 
 @pytest.fixture(scope="session")
 def benchmarks(tmp_path_factory: pytest.TempPathFactory, held_out_texts: Mapping[str, Sequence[HeldOutDocument]]) -> Path:
-    return write_benchmarks(tmp_path_factory.mktemp("benchmarks"), held_out_texts, commonest_word="ba")
+    folder = tmp_path_factory.mktemp("benchmarks")
+    write_benchmarks(folder, held_out_texts, commonest_word="ba")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def held_out_tokens(caches: Mapping[str, Path], tokenizer: Tokenizer) -> dict[str, HeldOutTokens]:
+    return read_held_out_tokens(caches, tokenizer)

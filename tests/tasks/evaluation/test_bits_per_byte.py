@@ -48,6 +48,17 @@ def test_documents_come_back_as_they_were_written(
     assert tokens["code"].documents[0].tolist() == tokenizer.encode(held_out_texts["code"][0].text).ids
 
 
+def test_less_text_means_whole_documents_and_their_own_bytes(
+    caches: Mapping[str, Path], tokenizer: Tokenizer, held_out_texts: HeldOut
+) -> None:
+    whole = read_held_out_tokens(caches, tokenizer)["law"]
+    first, second = (len(document) for document in whole.documents[:2])
+    for max_tokens, count in ((1, 1), (first, 1), (first + 1, 2), (first + second, 2), (10**9, len(whole.documents))):
+        less = read_held_out_tokens(caches, tokenizer, max_tokens=max_tokens)["law"]
+        assert len(less.documents) == count
+        assert less.text_bytes == sum(len(document.text.encode()) for document in held_out_texts["law"][:count])
+
+
 def test_caches_that_cannot_be_measured_are_refused(
     tmp_path: Path, tokenizer: Tokenizer, write_cache: Callable[..., Path], held_out_texts: HeldOut
 ) -> None:

@@ -1,0 +1,157 @@
+"""`phasewise`: the command line. Heavy libraries are imported by the command that needs them."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trainer.errors import PhasewiseError
+
+SCALES = click.Choice(["proxy", "full"])
+home_option = click.option("--home", metavar="URL", help="Folder of everything [default: PHASEWISE_HOME, else ./.phasewise].")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output, and nothing else there.")
+
+
+class Commands(click.Group):
+    """Turns a refusal into one line and an exit code: 1 for a verdict or a refusal, 2 for wrong usage, 3 for a run that diverged."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except PhasewiseError as error:
+            click.echo(f"phasewise: {error}", err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("phasewise: stopped; the same command goes on from here.", err=True)
+            ctx.exit(130)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="phasewise")
+def main() -> None:
+    """Train language models phase by phase, on data that was judged, through gates that were passed.
+
+    RECIPE is a name (marin-8b) or a .json file; RECIPE/PHASE is one of its phases.
+    """
+
+
+@main.command()
+@click.argument("target", metavar="RECIPE[/PHASE]")
+@click.option("--scale", type=SCALES, default="proxy", show_default=True)
+@home_option
+@json_option
+def run(target: str, scale: str, home: str | None, as_json: bool) -> None:
+    """Train here, phase by phase, gate by gate; go on with what is half done."""
+    from flows.commands.run import run_recipe
+
+    _print_json_if(as_json, run_recipe(target, scale, home, as_json=as_json))
+
+
+@main.command()
+@click.argument("target", metavar="RECIPE[/PHASE]")
+@click.option("--scale", type=SCALES, default="full", show_default=True)
+@click.option("--at", "step", type=click.IntRange(min=0), metavar="STEP", help="What is in force after so many updates.")
+@json_option
+def show(target: str, scale: str, step: int | None, as_json: bool) -> None:
+    """Show every resolved number."""
+    from flows.commands.show import describe, print_description
+
+    description = describe(target, scale, step)
+    if as_json:
+        _print_json_if(True, description)
+    else:
+        print_description(description)
+
+
+@main.command()
+@click.argument("target", metavar="RECIPE")
+@click.option("--scale", type=SCALES, default="full", show_default=True)
+@json_option
+def lineage(target: str, scale: str, as_json: bool) -> None:
+    """Show the phases, their parents, and what each hand-off changes and declares."""
+    from flows.commands.lineage import describe, print_description
+
+    description = describe(target, scale)
+    if as_json:
+        _print_json_if(True, description)
+    else:
+        print_description(description)
+
+
+@main.group()
+def data() -> None:
+    """Build caches, and check that what is cached is what is configured."""
+
+
+@data.command()
+@click.argument("target", metavar="RECIPE[/PHASE]")
+@click.option("--scale", type=SCALES, default="proxy", show_default=True)
+@home_option
+@json_option
+def prepare(target: str, scale: str, home: str | None, as_json: bool) -> None:
+    """Build every cache that is not there yet."""
+    from flows.commands.data import prepare as prepare_command
+
+    _print_json_if(as_json, prepare_command(target, scale, home))
+
+
+@data.command()
+@click.argument("target", metavar="RECIPE[/PHASE]")
+@click.option("--scale", type=SCALES, default="proxy", show_default=True)
+@home_option
+@json_option
+def verify(target: str, scale: str, home: str | None, as_json: bool) -> None:
+    """Compare what is cached with what the sources demand now. Exit 1 where they differ."""
+    from flows.commands.data import print_verification
+    from flows.commands.data import verify as verify_command
+
+    verification = verify_command(target, scale, home)
+    if as_json:
+        _print_json_if(True, verification)
+    else:
+        print_verification(verification)
+    sys.exit(0 if verification["passes"] else 1)
+
+
+@main.command()
+@click.argument("target", metavar="RECIPE/PHASE")
+@click.option("--scale", type=SCALES, default="proxy", show_default=True)
+@home_option
+@json_option
+def evaluate(target: str, scale: str, home: str | None, as_json: bool) -> None:
+    """Measure the checkpoint at a phase's end."""
+    from flows.commands.evaluate import evaluate_target, print_evaluation
+
+    evaluation = evaluate_target(target, scale, home)
+    if as_json:
+        _print_json_if(True, evaluation)
+    else:
+        print_evaluation(evaluation)
+
+
+@main.command()
+@home_option
+@click.option("--port", type=click.IntRange(1, 65_535), default=4200, show_default=True)
+def up(home: str | None, port: int) -> None:
+    """Start a Prefect server with its UI, a worker and the deployments, on this machine."""
+    command = [sys.executable, "-m", "deployments.local", "--port", str(port)]
+    os.execv(sys.executable, command + (["--home", home] if home else []))
+
+
+def _print_json_if(as_json: bool, value: Any) -> None:
+    if as_json:
+        click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=_plain))
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""What the home says about a recipe's phases: files are the truth, and everything here is read from them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from flows.plan import build_run, data_plan
+from flows.recipes.recipe import Phase, Recipe
+from tasks.data.plan import DataPlan
+from tasks.home import Home
+from tasks.training.launcher import finished_result
+from trainer.config import RunConfig
+from trainer.data.manifest import read_manifest
+from trainer.errors import PhasewiseError
+from trainer.storage import read_json
+from validations.verdict import Verdict, read_verdict
+
+State = Literal["done", "refused", "not reached"]
+
+
+@dataclass(frozen=True)
+class PhaseRecord:
+    """One phase as the home has it; what is not there, or belongs to other data or settings, is None."""
+
+    phase: Phase
+    run: RunConfig | None
+    data_verdict: Verdict | None
+    result: dict[str, Any] | None
+    evaluation: dict[str, Any] | None
+    model_verdict: Verdict | None
+
+    @property
+    def state(self) -> State:
+        """Done: trained on judged bytes and past its gate. Refused: a verdict fails."""
+        verdicts = [verdict for verdict in (self.data_verdict, self.model_verdict) if verdict]
+        if any(not verdict.passes for verdict in verdicts):
+            return "refused"
+        return "done" if self.result and self.evaluation and len(verdicts) == 2 else "not reached"
+
+
+def read_records(recipe: Recipe, home: Home, plan: DataPlan) -> list[PhaseRecord]:
+    """Every phase of the recipe, in order."""
+    return [read_record(recipe, phase, home, plan) for phase in recipe.phases]
+
+
+def read_record(recipe: Recipe, phase: Phase, home: Home, plan: DataPlan) -> PhaseRecord:
+    """One phase. Its verdicts count only where they were given for the bytes and the weights that are there now."""
+    try:
+        run = build_run(recipe, phase, home, plan.folders("train"))
+    except PhasewiseError:
+        return PhaseRecord(phase, None, None, None, None, None)
+    data_verdict = _verdict(Path(run.verdict))
+    if data_verdict and data_verdict.judged != _digests(run):
+        data_verdict = None
+    result = finished_result(run)
+    evaluation = _evaluation(Path(run.output), result)
+    model_verdict = _verdict(home.verdict(recipe.run_name, phase.name, "model")) if evaluation else None
+    if model_verdict and evaluation and set(model_verdict.judged) != {evaluation["checkpoint"]}:
+        model_verdict = None
+    return PhaseRecord(phase, run, data_verdict, result, evaluation, model_verdict)
+
+
+def is_done(recipe: Recipe, home: Home) -> bool:
+    """Whether nothing is left to do: every cache as its sources demand it, every phase trained, evaluated and past its gates."""
+    try:
+        plan = data_plan(recipe, home)
+    except PhasewiseError:
+        return False
+    return (
+        plan.is_built and all(record.state == "done" for record in read_records(recipe, home, plan)) and report_path(recipe, home).exists()
+    )
+
+
+def report_path(recipe: Recipe, home: Home) -> Path:
+    """The HTML report of a recipe."""
+    return home.report(recipe.run_name) / "report.html"
+
+
+def _digests(run: RunConfig) -> dict[str, str]:
+    try:
+        return {name: read_manifest(folder).digest for name, folder in run.caches.items()}
+    except PhasewiseError:
+        return {}
+
+
+def _verdict(path: Path) -> Verdict | None:
+    return read_verdict(path) if path.exists() else None
+
+
+def _evaluation(output: Path, result: dict[str, Any] | None) -> dict[str, Any] | None:
+    path = output / "evaluation.json"
+    if not result or not path.exists():
+        return None
+    evaluation = read_json(path)
+    return evaluation if evaluation["params_digest"] == result["params_digest"] else None

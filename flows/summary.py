@@ -1,0 +1,160 @@
+"""A recipe's record as people and scripts read it: the JSON of `phasewise run`, the table at its end, the report."""
+
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from flows.recipes.recipe import HandOff, Phase, Recipe
+from flows.record import PhaseRecord, read_records, report_path
+from tasks.data.plan import DataPlan
+from tasks.evaluation.baselines import baselines_path
+from tasks.home import Home
+from tasks.publication.contents import BenchmarkReport, PhaseReport, Report, VerdictReport
+from trainer.data.mixture import MixtureSchedule
+from trainer.metrics import read_metrics
+from trainer.schedule import learning_rate_at
+from trainer.storage import read_json
+from validations.verdict import Verdict
+
+VERDICT_WORDS = {"done": "passed", "refused": "failed", "not reached": None}
+PACKAGES = ("phasewise", "jax", "optax", "orbax-checkpoint", "prefect", "dask", "great-expectations", "lm-eval")
+
+
+def phase_summary(record: PhaseRecord) -> dict[str, Any]:
+    """One phase in the shape of `phasewise run --json`; what was not measured is null. `steps` are updates, `bits_per_byte` is the macro mean."""
+    phase, result, evaluation = record.phase, record.result or {}, record.evaluation or {}
+    return {
+        "name": phase.name,
+        "start_step": phase.start_step,
+        "stop_step": phase.stop_step,
+        "steps": phase.stop_step - phase.start_step,
+        "tokens": phase.tokens,
+        "learning_rate": {"from": learning_rate_at(phase.learning_rate, phase.start_step), "to": phase.learning_rate[-1].end},
+        "final_loss": result.get("final_loss"),
+        "bits_per_byte": evaluation.get("macro_bits_per_byte"),
+        "ema_bits_per_byte": evaluation.get("ema_macro_bits_per_byte"),
+        "verdict": VERDICT_WORDS[record.state],
+        "checkpoint": result.get("checkpoint"),
+        "params_digest": result.get("params_digest"),
+    }
+
+
+def run_summary(recipe: Recipe, home: Home, plan: DataPlan) -> dict[str, Any]:
+    """The whole recipe in the shape of `phasewise run --json`."""
+    report = report_path(recipe, home)
+    return {
+        "recipe": recipe.name,
+        "scale": recipe.scale,
+        "phases": [phase_summary(record) for record in read_records(recipe, home, plan)],
+        "baselines": read_baselines(recipe, home, plan),
+        "report": str(report) if report.exists() else None,
+    }
+
+
+def read_baselines(recipe: Recipe, home: Home, plan: DataPlan) -> dict[str, float]:
+    """The n-gram models' macro bits per byte, where they were measured."""
+    path = baselines_path(plan, home, recipe.phases[0].evaluation.held_out_tokens)
+    return read_json(path) if path.exists() else {}
+
+
+def build_report(recipe: Recipe, home: Home, plan: DataPlan) -> Report:
+    """The report's contents, from what the home has."""
+    records = read_records(recipe, home, plan)
+    passed = all(record.state == "done" for record in records)
+    return Report(
+        recipe=recipe.name,
+        scale=recipe.scale,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        status="passed" if passed else "stopped",
+        headline=headline(records),
+        parameters=_count_parameters(recipe.phases[-1]),
+        phases=tuple(_phase_report(recipe, record) for record in records),
+        baselines=read_baselines(recipe, home, plan),
+        facts=_facts(recipe, home, plan),
+    )
+
+
+def headline(records: list[PhaseRecord]) -> str:
+    """What happened, in a sentence."""
+    done = [record for record in records if record.state == "done"]
+    if len(done) == len(records):
+        return f"All {len(records)} phases trained on judged data and passed their gates."
+    if refused := [record.phase.name for record in records if record.state == "refused"]:
+        return f"{len(done)} of {len(records)} phases passed; refused: {', '.join(refused)}."
+    return f"{len(done)} of {len(records)} phases are done."
+
+
+def _phase_report(recipe: Recipe, record: PhaseRecord) -> PhaseReport:
+    phase, result, evaluation = record.phase, record.result or {}, record.evaluation or {}
+    rows = read_metrics(Path(record.run.output) / "metrics.jsonl") if record.run and record.result else []
+    verdicts = (("data", record.data_verdict), ("gate", record.model_verdict))
+    return PhaseReport(
+        name=phase.name,
+        start_step=phase.start_step,
+        stop_step=phase.stop_step,
+        tokens=phase.tokens,
+        batch_sequences=phase.batch.within(phase.start_step, phase.stop_step),
+        learning_rate_from=learning_rate_at(phase.learning_rate, phase.start_step),
+        learning_rate_to=phase.learning_rate[-1].end,
+        learning_rate=tuple((row["step"], row["learning_rate"]) for row in rows),
+        loss=tuple((row["step"], row["loss"]) for row in rows if row["loss"] is not None),
+        final_loss=result.get("final_loss"),
+        mixture=_realised_mixture(recipe, phase),
+        bits_per_byte=evaluation.get("bits_per_byte", {}),
+        macro_bits_per_byte=evaluation.get("macro_bits_per_byte"),
+        ema_macro_bits_per_byte=evaluation.get("ema_macro_bits_per_byte"),
+        benchmarks=tuple(_benchmark_report(found) for found in evaluation.get("results", [])),
+        declares=phase.start.declares if isinstance(phase.start, HandOff) else (),
+        parent=phase.parent,
+        verdicts=tuple(_verdict_report(name, verdict, home_path(record, name)) for name, verdict in verdicts if verdict),
+        state=record.state,
+        params_digest=result.get("params_digest"),
+    )
+
+
+def home_path(record: PhaseRecord, name: str) -> str:
+    """The verdict's file."""
+    data = Path(record.run.verdict) if record.run else Path()
+    return str(data if name == "data" else data.with_name("model.json"))
+
+
+def _realised_mixture(recipe: Recipe, phase: Phase) -> tuple[tuple[int, dict[str, float]], ...]:
+    schedule = MixtureSchedule(batch=recipe.batch_of_lineage(phase), mixture=recipe.mixture_of_lineage(phase), order=phase.order)
+    starts = [step for step, _ in phase.mixture.within(phase.start_step, phase.stop_step)]
+    stages: list[tuple[int, dict[str, float]]] = []
+    for start, stop in zip(starts, [*starts[1:], phase.stop_step], strict=True):
+        drawn = schedule.realised(start, stop)
+        stages.append((start, {name: 100 * count / sum(drawn.values()) for name, count in drawn.items()}))
+    return tuple(stages)
+
+
+def _benchmark_report(found: dict[str, Any]) -> BenchmarkReport:
+    return BenchmarkReport(**{name: found[name] for name in ("benchmark", "metric", "value", "baseline", "stderr")})
+
+
+def _verdict_report(name: str, verdict: Verdict, path: str) -> VerdictReport:
+    reasons = tuple(reason.sentence for reason in verdict.reasons)
+    return VerdictReport.model_validate(
+        {"name": name, "passes": verdict.passes, "reasons": reasons, "checks": len(verdict.checks), "path": path}
+    )
+
+
+def _facts(recipe: Recipe, home: Home, plan: DataPlan) -> dict[str, str]:
+    tokenizer = recipe.tokenizer.name or f"byte-level BPE, {recipe.tokenizer.vocab_size:,} entries, trained on the training split"
+    first = recipe.phases[0]
+    return {
+        "tokenizer": tokenizer,
+        "data order": f"{first.order.permutation} permutation, seed {first.order.seed}, blocks of {first.order.block_sequences} sequences",
+        "held-out text": f"{first.evaluation.held_out_tokens or 'all'} tokens of each of {len(plan.components)} components at the most",
+        "home": str(home.root),
+        "python": platform.python_version(),
+        **{package: version(package) for package in PACKAGES},
+    }
+
+
+def _count_parameters(phase: Phase) -> int:
+    from trainer.model.params import count_parameters
+
+    return count_parameters(phase.model)

@@ -1,0 +1,102 @@
+"""What people see on the terminal while a recipe runs: lines, and a bar for the stage at work. Everything goes to standard error."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import rich.box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tasks.progress import LOGGER, PROGRESS_LOGGER
+
+TENTHS = 10
+
+
+class TerminalHandler(logging.Handler):
+    """Draws the records of `tasks.progress`. Where standard error is no terminal, a bar becomes a line every tenth of the way."""
+
+    def __init__(self, console: Console, bars: Progress) -> None:
+        super().__init__()
+        self._console, self._bars = console, bars
+        self._tasks: dict[str, TaskID] = {}
+        self._tenths: dict[str, int] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A line, or a step of a bar."""
+        progress = getattr(record, "progress", None)
+        if progress is None:
+            self._console.print(record.getMessage(), highlight=False, markup=False, soft_wrap=True)
+        elif self._console.is_terminal:
+            self._draw(progress)
+        else:
+            self._print_tenth(progress)
+
+    def _draw(self, progress: Any) -> None:
+        if progress.stage not in self._tasks:
+            self._tasks[progress.stage] = self._bars.add_task(progress.stage, total=progress.total, note="")
+        self._bars.update(self._tasks[progress.stage], completed=progress.done, total=progress.total, note=progress.note)
+        if progress.done >= progress.total:
+            self._bars.remove_task(self._tasks.pop(progress.stage))
+            self._console.print(f"{progress.stage}: {progress.done} of {progress.total} {progress.note}", highlight=False, markup=False)
+
+    def _print_tenth(self, progress: Any) -> None:
+        tenth = TENTHS * progress.done // max(progress.total, 1)
+        if tenth > self._tenths.get(progress.stage, 0):
+            self._tenths[progress.stage] = tenth
+            self._console.print(f"{progress.stage}: {progress.done} of {progress.total} {progress.note}", highlight=False, markup=False)
+
+
+@contextmanager
+def shown_on_terminal() -> Iterator[Console]:
+    """Show what the steps say for as long as the context lasts."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
+    with Progress(*columns, console=console, transient=True) as bars:
+        handler = TerminalHandler(console, bars)
+        for logger in (LOGGER, PROGRESS_LOGGER):
+            logger.addHandler(handler)
+            logger.setLevel(logging.INFO)
+        LOGGER.propagate = False
+        try:
+            yield console
+        finally:
+            for logger in (LOGGER, PROGRESS_LOGGER):
+                logger.removeHandler(handler)
+            LOGGER.propagate = True
+
+
+def print_summary(console: Console, summary: dict[str, Any]) -> None:
+    """The table at the end of a run."""
+    table = Table(box=rich.box.SIMPLE_HEAD, title=f"{summary['recipe']} · {summary['scale']}", title_justify="left")
+    table.add_column("phase", no_wrap=True)
+    for name in ("steps", "tokens", "learning rate", "loss", "bits/byte"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for phase in summary["phases"]:
+        rate = phase["learning_rate"]
+        table.add_row(
+            phase["name"],
+            f"{phase['start_step']:,} → {phase['stop_step']:,}",
+            f"{phase['tokens']:,}",
+            f"{_rate(rate['from'])} → {_rate(rate['to'])}",
+            _number(phase["final_loss"]),
+            _number(phase["bits_per_byte"]),
+            phase["verdict"] or "not reached",
+        )
+    console.print(table)
+    baselines = ", ".join(f"{name} {value:.3f}" for name, value in summary["baselines"].items())
+    if baselines:
+        console.print(f"For comparison, held-out bits per byte of {baselines}.", highlight=False)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _rate(value: float) -> str:
+    """1.7e-3, not 0.0017 or 1.7e-03."""
+    mantissa, _, exponent = f"{value:.1e}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if value else "0"

@@ -1,0 +1,45 @@
+"""One phase: judge its data, train it, evaluate it, pass its gate."""
+
+from typing import Any
+
+from prefect import flow
+from prefect.artifacts import create_table_artifact
+
+from flows.evaluate_checkpoint import evaluate_checkpoint
+from flows.plan import build_run, data_plan
+from flows.prepare_data import prepare_data
+from flows.recipes import load_recipe
+from flows.recipes.recipe import Scale
+from flows.record import read_record
+from flows.summary import phase_summary
+from flows.validate_data import validate_data
+from tasks.home import Home
+from tasks.progress import say
+from tasks.training.task import train
+
+
+@flow(name="train_phase", flow_run_name="train {recipe}/{phase} ({scale})")
+def train_phase(recipe: str, phase: str, scale: Scale = "proxy", home: str | None = None) -> None:
+    """Train a phase whose parent is trained. What is done already is not done again.
+
+    Args:
+        recipe: Name of a recipe, or path of a recipe's JSON file.
+        phase: Name of one of its phases.
+        scale: `proxy` or `full`.
+        home: Folder of everything; PHASEWISE_HOME if not given.
+    """
+    wanted, place = load_recipe(recipe, scale), Home.open(home)
+    chosen = wanted.phase(phase)
+    prepare_data(recipe, scale, home)
+    plan = data_plan(wanted, place)
+    if read_record(wanted, chosen, place, plan).state == "done":
+        say(f"{phase}: done already")
+        return
+    run = build_run(wanted, chosen, place, plan.folders("train"))
+    validate_data(recipe, phase, scale, home)
+    result = train(run)
+    say(f"{phase}: trained to step {result['stop_step']}, final loss {result['final_loss']:.3f}")
+    evaluate_checkpoint(recipe, phase, scale, home)
+    summary: dict[str, Any] = phase_summary(read_record(wanted, chosen, place, plan))
+    table = [{"what": name, "value": str(value)} for name, value in summary.items()]
+    create_table_artifact(table, key=f"{wanted.name}-{phase}-summary", description=f"{wanted.run_name} {phase}")

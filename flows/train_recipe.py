@@ -1,0 +1,56 @@
+"""A whole recipe: data, then phase by phase, gate by gate, then the report."""
+
+from prefect import flow
+
+from flows.plan import data_plan
+from flows.prepare_data import prepare_data
+from flows.recipes import load_recipe
+from flows.recipes.recipe import Phase, Recipe, Scale
+from flows.record import read_records
+from flows.summary import build_report
+from flows.train_phase import train_phase
+from tasks.evaluation.task import fit_baselines
+from tasks.home import Home
+from tasks.progress import say
+from tasks.publication.task import publish_report
+from trainer.errors import PhasewiseError, VerdictError
+
+
+@flow(name="train_recipe", flow_run_name="train {recipe} ({scale})")
+def train_recipe(recipe: str = "marin-8b", scale: Scale = "proxy", home: str | None = None, up_to: str | None = None) -> None:
+    """Train every phase of a recipe in order. A phase that is refused stops its descendants, not its siblings.
+
+    Args:
+        recipe: Name of a recipe, or path of a recipe's JSON file.
+        scale: `proxy` runs on this machine in minutes; `full` is the real thing.
+        home: Folder of everything; PHASEWISE_HOME if not given.
+        up_to: Train only this phase and its ancestors.
+    """
+    wanted, place = load_recipe(recipe, scale), Home.open(home)
+    prepare_data(recipe, scale, home)
+    refusals = train_phases(recipe, wanted, home, wanted.lineage(wanted.phase(up_to)) if up_to else wanted.phases)
+    plan = data_plan(wanted, place)
+    fit_baselines(plan, place, wanted.phases[0].evaluation.held_out_tokens)
+    verdicts = [
+        verdict for record in read_records(wanted, place, plan) for verdict in (record.data_verdict, record.model_verdict) if verdict
+    ]
+    publish_report(build_report(wanted, place, plan), place.report(wanted.run_name), verdicts)
+    if refusals:
+        raise next(iter(refusals.values()))
+
+
+def train_phases(name: str, recipe: Recipe, home: str | None, phases: tuple[Phase, ...]) -> dict[str, PhasewiseError]:
+    """Train the phases whose ancestors passed; the refusal of each that did not."""
+    refusals: dict[str, PhasewiseError] = {}
+    unreachable: set[str] = set()
+    for phase in phases:
+        if phase.parent in unreachable:
+            unreachable.add(phase.name)
+            say(f"{phase.name}: not trained, because {phase.parent} is not there to start from")
+            continue
+        try:
+            train_phase(name, phase.name, recipe.scale, home)
+        except VerdictError as refusal:
+            refusals[phase.name] = refusal
+            unreachable.add(phase.name)
+    return refusals

@@ -1,0 +1,50 @@
+"""Evaluates the checkpoint at a phase's end and keeps what it found beside it."""
+
+from pathlib import Path
+from typing import Any
+
+from tasks.data.plan import DataPlan
+from tasks.data.tokenizer import load_tokenizer
+from tasks.evaluation.evaluate import evaluate_model
+from tasks.evaluation.held_out import read_held_out_tokens
+from trainer.checkpoint import read_params
+from trainer.config import RunConfig
+from trainer.storage import read_json, write_json
+
+
+def finished_evaluation(run: RunConfig, params_digest: str) -> dict[str, Any] | None:
+    """The evaluation of exactly these weights, if there is one."""
+    path = Path(run.output) / "evaluation.json"
+    if not path.exists():
+        return None
+    evaluation = read_json(path)
+    return evaluation if evaluation.get("params_digest") == params_digest else None
+
+
+def evaluate_phase(run: RunConfig, result: dict[str, Any], plan: DataPlan, held_out_tokens: int | None) -> dict[str, Any]:
+    """Benchmarks and held-out bits per byte of a phase's last weights, and of their moving average where there is one.
+
+    Args:
+        result: the trainer's result of this phase.
+        held_out_tokens: how much of each component's held-out text is measured, in tokens.
+    """
+    if found := finished_evaluation(run, result["params_digest"]):
+        return found
+    tokenizer = load_tokenizer(plan.tokenizer)
+    held_out = read_held_out_tokens(plan.folders("held_out"), tokenizer, max_tokens=held_out_tokens)
+    checkpoint = Path(result["checkpoint"])
+    params = read_params(checkpoint, run.model)
+    evaluation = {
+        "phase": run.phase,
+        "checkpoint": str(checkpoint),
+        "params_digest": result["params_digest"],
+        "weights": "last",
+        **evaluate_model(params=params, config=run.model, tokenizer=tokenizer, benchmarks=plan.benchmarks, held_out=held_out),
+        "ema_macro_bits_per_byte": None,
+    }
+    if run.stability.ema_decay is not None:
+        from tasks.evaluation.bits_per_byte import bits_per_byte
+
+        evaluation["ema_macro_bits_per_byte"] = bits_per_byte(read_params(checkpoint, run.model, ema=True), run.model, held_out).macro
+    write_json(Path(run.output) / "evaluation.json", evaluation)
+    return evaluation

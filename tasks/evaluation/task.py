@@ -1,0 +1,23 @@
+"""Evaluation as Prefect tasks."""
+
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.data.plan import DataPlan
+from tasks.evaluation.baselines import measure_baselines
+from tasks.evaluation.checkpoint import evaluate_phase
+from tasks.progress import say
+from trainer.config import RunConfig
+
+fit_baselines = task(measure_baselines, task_run_name="fit byte n-grams", cache_policy=NO_CACHE)
+
+
+@task(task_run_name="evaluate {run.phase}", cache_policy=NO_CACHE)
+def evaluate(run: RunConfig, result: dict[str, Any], plan: DataPlan, held_out_tokens: int | None) -> dict[str, Any]:
+    """Benchmarks and held-out bits per byte of a phase's last checkpoint."""
+    evaluation = evaluate_phase(run, result, plan, held_out_tokens)
+    scores = ", ".join(f"{r['benchmark']} {r['value']:.3f} (baseline {r['baseline']:.3f})" for r in evaluation["results"])
+    say(f"{run.phase}: {evaluation['macro_bits_per_byte']:.3f} held-out bits per byte, {scores}")
+    return evaluation

@@ -1,0 +1,110 @@
+"""Starts the trainer as a process of its own, follows its metrics, and goes on where a killed one stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tasks.progress import say
+from trainer.config import RunConfig
+from trainer.errors import TrainingDiverged, TrainingError, VerdictError
+from trainer.metrics import Row, read_metrics
+from trainer.storage import digest_of_json, read_json, write_json
+
+MAX_RESTARTS = 2
+POLL_SECONDS = 0.5
+EXIT_REFUSED, EXIT_DIVERGED = 1, 3
+
+
+def finished_result(run: RunConfig) -> dict[str, Any] | None:
+    """The result of exactly this run, if it has one; one that was trained on other data or settings doesn't count."""
+    path = Path(run.output) / "result.json"
+    if not path.exists():
+        return None
+    result = read_json(path)
+    return result if result.get("run_digest") == run.digest else None
+
+
+def train_phase(run: RunConfig, on_rows: Callable[[list[Row]], None]) -> dict[str, Any]:
+    """Train the phase to its end, from its last checkpoint if it has one, and return its result.
+
+    Args:
+        on_rows: called with the rows of `metrics.jsonl` that came since the last call.
+
+    Raises:
+        VerdictError: the trainer found no verdict for these bytes.
+        TrainingDiverged: the loss is not finite any more.
+        TrainingError: the process ended otherwise, more often than `MAX_RESTARTS` allows.
+    """
+    if result := finished_result(run):
+        return result
+    _set_aside_another_run(run)
+    run_file = Path(run.output) / "run.json"
+    write_json(run_file, run.model_dump(mode="json"))
+    for _ in range(MAX_RESTARTS + 1):
+        code = _run_process(run_file, on_rows)
+        if code == 0:
+            return read_json(Path(run.output) / "result.json")
+        if code > 0:
+            break
+        say(f"{run.phase}: the trainer was ended by signal {signal.Signals(-code).name}; going on from its last checkpoint")
+    raise _failure(run, code)
+
+
+def _run_process(run_file: Path, on_rows: Callable[[list[Row]], None]) -> int:
+    """One life of the trainer; it dies with this process, because it holds the other end of its standard input."""
+    folder = run_file.parent
+    environment = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
+    command = [sys.executable, "-m", "trainer", str(run_file), "--with-parent"]
+    seen = len(read_metrics(folder / "metrics.jsonl"))
+    with (
+        open(folder / "trainer.log", "ab") as log,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment) as process,
+    ):
+        try:
+            while process.poll() is None:
+                seen = _report_new(folder, seen, on_rows)
+                try:
+                    process.wait(POLL_SECONDS)
+                except subprocess.TimeoutExpired:
+                    continue
+        except BaseException:
+            process.terminate()
+            raise
+    _report_new(folder, seen, on_rows)
+    return process.returncode
+
+
+def _report_new(folder: Path, seen: int, on_rows: Callable[[list[Row]], None]) -> int:
+    rows = read_metrics(folder / "metrics.jsonl")
+    if len(rows) > seen:
+        on_rows(rows[seen:])
+    return len(rows)
+
+
+def _failure(run: RunConfig, code: int) -> Exception:
+    log = Path(run.output) / "trainer.log"
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("trainer: ")]
+    reason = lines[-1].removeprefix("trainer: ") if lines else f"it ended with code {code}; see {log}"
+    kinds = {EXIT_REFUSED: VerdictError, EXIT_DIVERGED: TrainingDiverged}
+    return kinds.get(code, TrainingError)(f"{run.phase} was not trained: {reason}")
+
+
+def _set_aside_another_run(run: RunConfig) -> None:
+    """A folder that holds another run (other data, other settings) is renamed, never mixed with this one and never deleted."""
+    folder = Path(run.output)
+    if not (folder / "run.json").exists():
+        return
+    found = digest_of_json(read_json(folder / "run.json"))
+    if found == run.digest:
+        return
+    aside = folder.with_name(f"{folder.name}.superseded-{found[:8]}")
+    number = 1
+    while aside.exists():
+        number += 1
+        aside = folder.with_name(f"{folder.name}.superseded-{found[:8]}-{number}")
+    folder.rename(aside)
+    say(f"{run.phase}: what was trained before had other data or settings; it is kept in {aside.name}")
