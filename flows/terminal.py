@@ -70,7 +70,7 @@ def shown_on_terminal() -> Iterator[Console]:
 
 def print_summary(console: Console, summary: dict[str, Any]) -> None:
     """The table at the end of a run."""
-    table = Table(box=rich.box.SIMPLE_HEAD, title=f"{summary['recipe']} · {summary['scale']}", title_justify="left")
+    table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=f"{summary['recipe']} · {summary['scale']}", title_justify="left")
     table.add_column("phase", no_wrap=True)
     for name in ("steps", "tokens", "learning rate", "loss", "bits/byte"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -79,7 +79,7 @@ def print_summary(console: Console, summary: dict[str, Any]) -> None:
         rate = phase["learning_rate"]
         table.add_row(
             phase["name"],
-            f"{phase['start_step']:,} → {phase['stop_step']:,}",
+            f"{phase['steps']:,}",
             f"{phase['tokens']:,}",
             f"{_rate(rate['from'])} → {_rate(rate['to'])}",
             _number(phase["final_loss"]),

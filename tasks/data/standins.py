@@ -7,7 +7,6 @@ it to the component.
 import json
 import platform
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from trainer.errors import DataError
 from trainer.storage import digest_of_bytes, write_atomically, write_json
 
 SHINGLE_WORDS = 13
-MAX_SHARED_SHINGLES = 12
+MAX_SHARED_SHINGLES = 4
 MAX_SHARED_PART = 0.25
 RECORD_NAME = "stand-ins.json"
 
@@ -63,25 +62,18 @@ def collect(stand_in: StandIn) -> list[dict[str, str]]:
 
 @dataclass
 class NearDuplicates:
-    """Finds documents that share too much with an earlier one: copies would put held-out text into the training split."""
+    """Finds documents that repeat earlier ones: copies would put held-out text into the training split."""
 
-    owners: dict[int, int] = field(default_factory=dict)
-    sizes: list[int] = field(default_factory=list)
+    seen: set[int] = field(default_factory=set)
 
     def is_new(self, text: str) -> bool:
-        """Whether no earlier document shares more than 12 shingles of 13 words, or a quarter of either one's; if so, remember it."""
+        """Whether at most four of its shingles of 13 words, and at most a quarter of them, stand in earlier documents; if so, remember it."""
         words = re.findall(r"\w+", text.lower())
         shingles = {hash(tuple(words[at : at + SHINGLE_WORDS])) for at in range(max(1, len(words) - SHINGLE_WORDS + 1))}
-        shared = Counter(self.owners[shingle] for shingle in shingles if shingle in self.owners)
-        if any(count > self._allowed(len(shingles), self.sizes[owner]) for owner, count in shared.items()):
+        if len(shingles & self.seen) > min(MAX_SHARED_SHINGLES, MAX_SHARED_PART * len(shingles)):
             return False
-        self.owners.update((shingle, len(self.sizes)) for shingle in shingles if shingle not in self.owners)
-        self.sizes.append(len(shingles))
+        self.seen |= shingles
         return True
-
-    @staticmethod
-    def _allowed(size: int, other: int) -> float:
-        return min(MAX_SHARED_SHINGLES, MAX_SHARED_PART * min(size, other))
 
 
 def write_stand_ins(collected: Mapping[str, list[dict[str, str]]], sources: Path) -> dict[str, int]:
