@@ -18,7 +18,7 @@ from tasks.home import Home
 from tasks.progress import say
 from trainer.errors import PhasewiseError
 
-START_SECONDS = 120.0
+START_SECONDS, STOP_SECONDS = 120.0, 10.0
 QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
@@ -81,20 +81,20 @@ def own_server(home: Home, port: int) -> Iterator[str]:
         "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home.prefect / 'prefect.db'}",
     }
     log_path = home.prefect / "server.log"
-    with open(log_path, "ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "flows.server", str(port)], stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment
-        )
-    try:
-        _wait_until_up(url, process, str(log_path))
-        yield url
-    finally:
-        process.terminate()
+    command = [sys.executable, "-m", "flows.server", str(port)]
+    with (
+        open(log_path, "ab") as log,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment) as process,
+    ):
         try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            _wait_until_up(url, process, str(log_path))
+            yield url
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def _wait_until_up(url: str, process: subprocess.Popen[bytes], log: str) -> None:

@@ -27,7 +27,12 @@ def cluster() -> Iterator[Client]:
     with (
         tempfile.TemporaryDirectory(prefix="phasewise-dask-", ignore_cleanup_errors=True) as scratch,
         LocalCluster(
-            n_workers=workers, threads_per_worker=1, dashboard_address=None, local_directory=scratch, silence_logs=logging.ERROR
+            n_workers=workers,
+            threads_per_worker=1,
+            dashboard_address=None,
+            scheduler_kwargs={"dashboard_address": ":0"},  # without a dashboard it would still ask for port 8787
+            local_directory=scratch,
+            silence_logs=logging.ERROR,
         ) as local,
         Client(local) as client,
     ):

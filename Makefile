@@ -1,0 +1,47 @@
+# Every target does its own set-up. Needs python3 (3.11 or newer) and the package index.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: run test setup format lint types check bench up clean
+
+run: .venv/run.stamp  ## train Marin 8B at proxy scale, on this machine
+	$(BIN)/phasewise run marin-8b --scale proxy
+
+test: .venv/dev.stamp  ## run all tests
+	$(BIN)/python -m pytest
+
+setup: .venv/dev.stamp  ## everything that development needs
+
+format: .venv/dev.stamp
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: .venv/dev.stamp
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: .venv/dev.stamp
+	$(BIN)/pyright
+
+check: lint types test  ## what a change must pass
+
+bench: .venv/dev.stamp  ## figures as ratios in one run
+	$(BIN)/python -m tests.benchmarks
+
+up: .venv/run.stamp  ## Prefect server, worker and deployments, on this machine
+	$(BIN)/phasewise up
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "phasewise needs Python 3.11 or newer, found $$($(PYTHON) --version). Set PYTHON=/path/to/python3.11."; exit 1; }
+	$(PYTHON) -m venv .venv
+
+.venv/run.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	@touch $@
+
+.venv/dev.stamp: .venv/run.stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+clean:  ## remove the virtual environment and everything that was trained here
+	rm -rf .venv .phasewise

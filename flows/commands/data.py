@@ -1,0 +1,77 @@
+"""`phasewise data prepare` and `phasewise data verify`."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+
+from flows.plan import data_plan
+from flows.recipes import load_target, split_target
+from flows.recipes.recipe import Phase, Recipe, Scale
+from flows.server import server_for
+from flows.terminal import shown_on_terminal
+from tasks.data.plan import ComponentPlan, DataPlan
+from tasks.data.verify import verify_component
+from tasks.home import Home
+from trainer.data.manifest import read_manifest
+
+
+def prepare(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
+    """Build every cache of the recipe that is not there; the caches that the target draws from, with their digests."""
+    recipe, phase = load_target(target, scale)
+    place = Home.open(home)
+    with shown_on_terminal(), server_for(place):
+        from flows.prepare_data import prepare_data
+
+        prepare_data(split_target(target)[0], scale, str(place.root))
+    plan = data_plan(recipe, place)
+    return {
+        "recipe": recipe.name,
+        "scale": recipe.scale,
+        "tokenizer": str(plan.tokenizer),
+        "components": [_describe(component) for component in _chosen(plan, recipe, phase)],
+    }
+
+
+def verify(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
+    """What is expected now against what is cached, in the shape of `--json`; every component's training and held-out cache."""
+    recipe, phase = load_target(target, scale)
+    place = Home.open(home)
+    components: list[dict[str, Any]] = []
+    for component in _chosen(data_plan(recipe, place), recipe, phase):
+        differences = verify_component(component, place)
+        components.append(
+            {"name": component.name, "key": component.train.key, "passes": not differences, "differences": [d.as_json() for d in differences]}
+        )
+    return {"passes": all(component["passes"] for component in components), "components": components}
+
+
+def print_verification(verification: dict[str, Any]) -> None:
+    """One line a difference."""
+    console = Console(highlight=False)
+    for component in verification["components"]:
+        for found in component["differences"]:
+            text = f"{component['name']}: {found['what']}: {found['file']} (expected {found['expected']}, found {found['found']})"
+            console.print(text, soft_wrap=True, markup=False)
+    bad = sum(not component["passes"] for component in verification["components"])
+    total = len(verification["components"])
+    console.print(f"{total} components are cached as their sources are now." if not bad else f"{bad} of {total} components differ.")
+
+
+def _chosen(plan: DataPlan, recipe: Recipe, phase: Phase | None) -> Iterable[ComponentPlan]:
+    return [plan.components[name] for name in (phase.components if phase else recipe.components)]
+
+
+def _describe(component: ComponentPlan) -> dict[str, Any]:
+    described: dict[str, Any] = {"name": component.name}
+    for split in ("train", "held_out"):
+        cache = component.cache(split)
+        manifest = read_manifest(cache.folder)
+        described[split] = {
+            "key": cache.key,
+            "path": str(cache.folder),
+            "digest": manifest.digest,
+            "documents": manifest.documents,
+            "tokens": manifest.tokens,
+        }
+    return described

@@ -1,0 +1,46 @@
+"""`phasewise evaluate`."""
+
+from typing import Any
+
+from rich.console import Console
+
+from flows.plan import build_run, data_plan
+from flows.recipes import load_target
+from flows.recipes.recipe import Scale
+from tasks.home import Home
+from tasks.training.launcher import finished_result
+from trainer.errors import ConfigError, TrainingError
+
+
+def evaluate_target(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
+    """Benchmarks and held-out bits per byte of a phase's last checkpoint, measured or, where they were measured before, read.
+
+    Raises:
+        ConfigError: no phase is named.
+        TrainingError: the phase is not trained.
+    """
+    recipe, phase = load_target(target, scale)
+    if phase is None:
+        names = ", ".join(f"{recipe.name}/{one.name}" for one in recipe.phases)
+        raise ConfigError(f"evaluate needs a phase, found the recipe {target}; there are {names}.")
+    place = Home.open(home)
+    plan = data_plan(recipe, place)
+    run = build_run(recipe, phase, place, plan.folders("train"))
+    result = finished_result(run)
+    if result is None:
+        raise TrainingError(f"{target} is not trained at {scale} scale under {place.root}: run `phasewise run {target}` first.")
+    from tasks.evaluation.checkpoint import evaluate_phase
+
+    return evaluate_phase(run, result, plan, phase.evaluation.held_out_tokens)
+
+
+def print_evaluation(evaluation: dict[str, Any]) -> None:
+    """The same for people."""
+    console = Console(highlight=False)
+    console.print(f"{evaluation['phase']}, weights {evaluation['weights']}: {evaluation['checkpoint']}", soft_wrap=True)
+    for found in evaluation["results"]:
+        error = f" ± {found['stderr']:.3f}" if found["stderr"] is not None else ""
+        console.print(f"  {found['benchmark']} {found['metric']} {found['value']:.3f}{error} (dumb baseline {found['baseline']:.3f})")
+    for name, value in sorted(evaluation["bits_per_byte"].items()):
+        console.print(f"  {name} {value:.3f} bits per byte")
+    console.print(f"  macro {evaluation['macro_bits_per_byte']:.3f} bits per byte")

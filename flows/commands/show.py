@@ -1,0 +1,141 @@
+"""`phasewise show`: every resolved number of a recipe, in the shape that scripts read."""
+
+from typing import Any
+
+import rich.box
+from rich.console import Console
+from rich.table import Table
+
+from flows.recipes import load_target
+from flows.recipes.recipe import HandOff, Phase, Scale
+from trainer.config import Steps
+from trainer.errors import ConfigError
+from trainer.schedule import learning_rate_at
+
+
+def describe(target: str, scale: Scale, step: int | None) -> dict[str, Any]:
+    """The recipe, or one phase of it; with `step`, what is in force after so many updates.
+
+    Raises:
+        ConfigError: no such recipe or phase, or none of its phases has the step.
+    """
+    recipe, phase = load_target(target, scale)
+    phases = (phase,) if phase else recipe.phases
+    described: dict[str, Any] = {"recipe": recipe.name, "scale": recipe.scale, "tokenizer": recipe.tokenizer.model_dump(mode="json")}
+    if step is None:
+        return {**described, "phases": [describe_phase(one) for one in phases]}
+    at_step = [one for one in phases if one.start_step <= step < one.stop_step]
+    if not at_step:
+        spans = ", ".join(f"{one.name} {one.start_step} → {one.stop_step}" for one in phases)
+        raise ConfigError(f"no phase of {target} trains at step {step}; there are {spans}.")
+    return {**described, "step": step, "phases": [describe_step(one, step) for one in at_step]}
+
+
+def describe_phase(phase: Phase) -> dict[str, Any]:
+    """Every number of a phase. `parameters` counts weights; shares are percent; batch is in sequences of `model.seq_len` tokens."""
+    from trainer.model.params import count_parameters
+
+    def entries(values: Steps[Any]) -> list[list[Any]]:
+        return [list(entry) for entry in values.within(phase.start_step, phase.stop_step)]
+
+    return {
+        "name": phase.name,
+        "start_step": phase.start_step,
+        "stop_step": phase.stop_step,
+        "tokens": phase.tokens,
+        "parameters": count_parameters(phase.model),
+        "model": phase.model.model_dump(mode="json"),
+        "learning_rate": [segment.model_dump(mode="json") for segment in phase.learning_rate],
+        "batch": entries(phase.batch),
+        "mixture": entries(phase.mixture),
+        "optimizer": phase.optimizer.model_dump(mode="json"),
+        "stability": {
+            "max_grad_norm": entries(phase.stability.max_grad_norm),
+            "z_loss": entries(phase.stability.z_loss),
+            "ema_decay": phase.stability.ema_decay,
+        },
+        "order": phase.order.model_dump(mode="json"),
+        "slice": entries(phase.slice),
+        "checkpoints": phase.checkpoints.model_dump(mode="json"),
+        "evaluation": phase.evaluation.model_dump(mode="json"),
+        "gates": phase.gates.model_dump(mode="json"),
+        "start": describe_start(phase),
+        "discrepancies": [discrepancy.model_dump(mode="json") for discrepancy in phase.discrepancies],
+    }
+
+
+def describe_start(phase: Phase) -> dict[str, Any]:
+    """Where a phase starts from; `seed` only where it starts from scratch."""
+    if isinstance(phase.start, HandOff):
+        start = phase.start
+        return {"parent": start.parent, "step": start.step, "fresh": list(start.fresh), "graft": [], "declares": list(start.declares)}
+    return {"parent": None, "step": 0, "fresh": ["params", "optimizer"], "graft": [], "declares": [], "seed": phase.start.seed}
+
+
+def describe_step(phase: Phase, step: int) -> dict[str, Any]:
+    """What is in force for the update that follows `step` others."""
+    before = Phase.model_validate({**phase.model_dump(), "stop_step": step}).tokens if step > phase.start_step else 0
+    return {
+        "name": phase.name,
+        "learning_rate": learning_rate_at(phase.learning_rate, step),
+        "batch": phase.batch.at(step),
+        "mixture": phase.mixture.at(step),
+        "max_grad_norm": phase.stability.max_grad_norm.at(step),
+        "z_loss": phase.stability.z_loss.at(step),
+        "ema_decay": phase.stability.ema_decay,
+        "slice": phase.slice.at(step),
+        "phase_tokens_before": before,
+    }
+
+
+def print_description(description: dict[str, Any]) -> None:
+    """The same for people: a block a phase."""
+    console = Console(highlight=False)
+    console.print(f"{description['recipe']} at {description['scale']} scale")
+    for phase in description["phases"]:
+        console.print()
+        console.print(phase["name"], style="bold")
+        if "stop_step" in phase:
+            _print_phase(console, phase)
+        else:
+            _print_values(console, {**phase, "mixture": _shares(phase["mixture"])})
+
+
+def _print_phase(console: Console, phase: dict[str, Any]) -> None:
+    start, stability = phase["start"], phase["stability"]
+    origin = f"step {start['step']:,} of {start['parent']}" if start["parent"] else f"scratch, seed {start['seed']}"
+    segments, seq_len = phase["learning_rate"], phase["model"]["seq_len"]
+    shown = segments if len(segments) <= 4 else segments[:3]
+    rates = "; ".join(f"{s['kind']} {s['start']:g} → {s['end']:g} until {s['end_step']:,}" for s in shown)
+    more = f"; … {len(segments)} segments to step {segments[-1]['end_step']:,} at {segments[-1]['end']:g}" if shown != segments else ""
+    values = {
+        "from": origin + (f", declares {', '.join(start['declares'])}" if start["declares"] else ""),
+        "steps": f"{phase['start_step']:,} → {phase['stop_step']:,}, {phase['tokens']:,} tokens, {phase['parameters']:,} parameters",
+        "batch": ", ".join(f"{size:,} × {seq_len:,} tokens from step {step:,}" for step, size in phase["batch"]),
+        "learning rate": rates + more,
+        "stability": f"clip {_steps(stability['max_grad_norm'])}, z-loss {_steps(stability['z_loss'])}, EMA {stability['ema_decay'] or 'off'}",
+        "slice": _steps(phase["slice"]),
+    }
+    _print_values(console, values)
+    for step, shares in phase["mixture"]:
+        _print_values(console, {f"mixture from {step:,}": _shares(shares)})
+    for discrepancy in phase["discrepancies"]:
+        text = f"{discrepancy['field']}: the code has {discrepancy['code']}; the retrospective: {discrepancy['retrospective']}"
+        _print_values(console, {"discrepancy": text})
+
+
+def _print_values(console: Console, values: dict[str, Any]) -> None:
+    table = Table(box=rich.box.SIMPLE, show_header=False, padding=(0, 2, 0, 0), show_edge=False)
+    for name, value in values.items():
+        table.add_row(name.replace("_", " "), "off" if value is None else str(value))
+    console.print(table)
+
+
+def _shares(shares: dict[str, float]) -> str:
+    ordered = sorted(shares.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {share:.2f} %" for name, share in ordered)
+
+
+def _steps(entries: list[list[Any]]) -> str:
+    texts = ["off" if value is None else str(value) for _, value in entries]
+    return texts[0] if len(texts) == 1 else ", ".join(f"{text} from {step:,}" for text, (step, _) in zip(texts, entries, strict=True))

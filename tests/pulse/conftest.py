@@ -1,0 +1,52 @@
+"""A tiny recipe through the real command line, a real Prefect server and real processes."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flows.server import own_server
+from tasks.home import Home
+from tests.pulse.runs import Finished, Start, complete, tiny_recipe
+
+PORT = 42171
+
+
+@pytest.fixture(scope="session")
+def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recipe") / "tiny.json"
+    path.write_text(tiny_recipe().model_dump_json())
+    return path
+
+
+@pytest.fixture(scope="session")
+def api_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One server for all runs of the session."""
+    with own_server(Home(tmp_path_factory.mktemp("server")), PORT) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def phasewise(api_url: str) -> Start:
+    """Starts `phasewise …` against the session's server."""
+
+    def start(*arguments: object) -> subprocess.Popen[str]:
+        environment = {**os.environ, "PREFECT_API_URL": api_url, "PHASEWISE_DASK_WORKERS": "2"}
+        command = [sys.executable, "-m", "flows.cli", *map(str, arguments)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="session")
+def finished(phasewise: Start, recipe_file: Path, home: Path) -> Finished:
+    """The result of a run that nothing disturbed."""
+    return complete(phasewise("run", recipe_file, "--home", home, "--json"))

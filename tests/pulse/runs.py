@@ -1,0 +1,56 @@
+"""A tiny recipe, and what the pulse tests do to the processes that run it."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+from flows.recipes.marin_8b import MARIN_8B
+from flows.recipes.proxy import to_proxy
+from flows.recipes.recipe import Recipe
+
+Start = Callable[..., subprocess.Popen[str]]
+Finished = dict[str, Any]
+COMPONENTS = {"medu_science_qa": 50.0, "dolmino_stackexchange": 30.0, "flan": 20.0}
+
+
+def tiny_recipe() -> Recipe:
+    """Kestrel and Ocelot at proxy scale, shorter and narrower, on three components; gates that any finite model passes."""
+    proxy = to_proxy(MARIN_8B).model_dump()
+    first, second = proxy["phases"][:2]
+    for phase, (start, stop) in ((first, (0, 40)), (second, (40, 52))):
+        rate = 1e-3 if phase is first else 1.7e-3
+        phase["stop_step"] = stop
+        phase["model"] |= {"num_layers": 1, "d_model": 32, "d_ff": 64, "num_query_heads": 2, "num_kv_heads": 1, "head_dim": 16}
+        phase["learning_rate"] = [{"kind": "constant", "start_step": start, "end_step": stop, "start": rate, "end": rate}]
+        phase["batch"] = ((0, 2), (40, 6))
+        phase["mixture"] = ((0, COMPONENTS),)
+        phase["order"]["block_sequences"] = 20
+        phase["checkpoints"]["every_steps"] = 5
+        phase["gates"]["data"] |= {"max_share_error_points": 5.0, "max_epochs": 50}
+        phase["gates"]["model"] = {"max_increase_bits_per_byte": 5.0, "must_beat_baseline": False}
+    second["start"]["step"] = 40
+    return Recipe.model_validate({**proxy, "name": "tiny", "phases": [first, second]})
+
+
+def complete(process: subprocess.Popen[str]) -> Finished:
+    """The JSON of a run that must succeed."""
+    out, err = process.communicate()
+    assert process.returncode == 0, err[-3000:]
+    return json.loads(out)
+
+
+def kill_when(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
+    """SIGKILL as soon as the run has come so far; everything it started must then go by itself."""
+    while not reached():
+        assert process.poll() is None, f"the run ended first: {process.communicate()[1][-3000:]}"
+        time.sleep(0.02)  # what is awaited is a file of another process
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive, f"left behind: {[child.cmdline() for child in alive]}"

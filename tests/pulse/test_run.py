@@ -1,0 +1,110 @@
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pulse.runs import Finished, Start, complete, kill_when
+
+
+pytestmark = pytest.mark.timeout(180)  # a guard against hanging: each takes 20 to 50 s where nothing else runs
+
+
+def digests(summary: Finished) -> list[str]:
+    return [phase["params_digest"] for phase in summary["phases"]]
+
+
+def forget_training(home: Path) -> None:
+    """Leave the prepared data and what was compiled, forget what was judged and trained."""
+    for folder in (home / "verdicts", home / "reports", *(home / "runs" / "tiny-proxy").glob("[ko]*")):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_recipe_runs_from_nothing_to_its_report(finished: Finished, home: Path) -> None:
+    assert [(phase["name"], phase["steps"], phase["verdict"]) for phase in finished["phases"]] == [
+        ("kestrel", 40, "passed"),
+        ("ocelot", 12, "passed"),
+    ]
+    assert all(phase["bits_per_byte"] > 0 and len(phase["params_digest"]) == 64 for phase in finished["phases"])
+    assert finished["phases"][0]["tokens"] == 40 * 2 * 128
+    assert Path(finished["report"]).read_text().startswith("<!doctype html>")
+    assert set(finished["baselines"]) == {"byte 3-gram", "byte 5-gram"}
+    assert (Path(finished["report"]).parent / "data-docs" / "index.html").exists()
+
+
+def test_the_second_run_finds_everything_done(finished: Finished, phasewise: Start, recipe_file: Path, home: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (home / "runs").rglob("*")}
+    process = phasewise("run", recipe_file, "--home", home, "--json")
+    out, err = process.communicate()
+    assert process.returncode == 0
+    assert "everything is done already" in err
+    assert str(finished["phases"][-1]["params_digest"]) in out
+    assert {path: path.stat().st_mtime_ns for path in (home / "runs").rglob("*")} == before
+
+
+def test_the_server_has_flows_tasks_and_verdicts(finished: Finished, api_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", api_url)
+    flows, tasks, artifacts = asyncio.run(what_the_server_has(api_url))
+    assert {"train_recipe", "train_phase", "prepare_data", "validate_data", "evaluate_checkpoint"} <= flows
+    assert {"train kestrel", "judge data of ocelot", "build token caches", "evaluate kestrel"} <= tasks
+    assert {"tiny-kestrel-data", "tiny-kestrel-model", "tiny-ocelot-summary", "tiny-proxy-report"} <= artifacts
+
+
+async def what_the_server_has(api_url: str) -> tuple[set[str], set[str], set[str]]:
+    import httpx
+
+    async with httpx.AsyncClient(base_url=api_url) as client:
+
+        async def names(kind: str, field: str) -> set[str]:
+            rows: list[dict[str, Any]] = (await client.post(f"/{kind}/filter", json={"limit": 200})).raise_for_status().json()
+            return {row[field] for row in rows}
+
+        return await names("flows", "name"), await names("task_runs", "name"), await names("artifacts", "key")
+
+
+def test_killed_in_the_data_stage(finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "sources", tmp_path / "sources")
+    process = phasewise("run", recipe_file, "--home", tmp_path, "--json")
+    kill_when(process, lambda: any((tmp_path / "tokens").glob("*/*/*.bin")))
+    assert not any((tmp_path / "runs").glob("*/*/result.json"))
+    assert digests(complete(phasewise("run", recipe_file, "--home", tmp_path, "--json"))) == digests(finished)
+
+
+def test_killed_while_training(finished: Finished, phasewise: Start, recipe_file: Path, home: Path) -> None:
+    forget_training(home)
+    metrics = home / "runs" / "tiny-proxy" / "kestrel" / "metrics.jsonl"
+    process = phasewise("run", recipe_file, "--home", home, "--json")
+    kill_when(process, lambda: metrics.exists() and len(metrics.read_bytes().splitlines()) >= 17)
+    assert not metrics.with_name("result.json").exists()
+    assert digests(complete(phasewise("run", recipe_file, "--home", home, "--json"))) == digests(finished)
+
+
+def test_killed_while_evaluating(finished: Finished, phasewise: Start, recipe_file: Path, home: Path) -> None:
+    forget_training(home)
+    run = home / "runs" / "tiny-proxy" / "ocelot"
+    process = phasewise("run", recipe_file, "--home", home, "--json")
+    kill_when(process, lambda: (run / "result.json").exists())
+    assert not (run / "evaluation.json").exists()
+    assert digests(complete(phasewise("run", recipe_file, "--home", home, "--json"))) == digests(finished)
+
+
+def test_a_planted_item_stops_the_run_before_training(finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "sources", tmp_path / "sources")
+    items = next((home / "benchmarks").glob("*/word_order.jsonl")).read_text().splitlines()
+    item = json.loads(items[3])
+    planted = [{"text": f"{item['opening']} {item['choices'][item['gold']]}\n\nA copy for number {number}."} for number in range(3)]
+    (tmp_path / "sources" / "flan" / "planted.jsonl").write_text("".join(json.dumps(row) + "\n" for row in planted))
+    process = phasewise("run", recipe_file, "--home", tmp_path, "--json")
+    out, err = process.communicate()
+    assert (process.returncode, out) == (1, "")
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("phasewise: tiny/proxy/kestrel data does not pass")
+    for named in (item["id"], "word_order", "flan", "planted.jsonl", "3 documents"):
+        assert named in last
+    assert "Traceback" not in err
+    assert not (tmp_path / "runs").exists()
+    verdict = json.loads((tmp_path / "verdicts" / "tiny-proxy" / "kestrel" / "data.json").read_text())
+    assert verdict["passes"] is False
+    assert "refused" in (tmp_path / "reports" / "tiny-proxy" / "report.html").read_text()

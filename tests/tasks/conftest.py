@@ -1,0 +1,112 @@
+"""Three small components of made-up prose, prepared once, and a Dask scheduler that all tests share."""
+
+import json
+import logging
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from dask.distributed import LocalCluster
+
+from tasks.data.cluster import SCHEDULER_VARIABLE
+from tasks.data.plan import DataPlan, plan_data
+from tasks.data.prepare import build_missing_caches, train_missing_tokenizer, write_missing_benchmarks, write_missing_documents
+from tasks.data.source import Source
+from tasks.home import Home
+
+NOUNS = "river mountain garden window lantern harbour carpenter mirror orchard bridge letter winter candle village engine".split()
+VERBS = "follows remembers carries watches repairs paints measures forgets lifts answers".split()
+PLACES = "valley kitchen station library forest market cellar tower meadow harbour".split()
+VOCAB_SIZE = 420
+
+
+def write_prose(seed: int, sentences: int) -> str:
+    """Sentences of one shape: what follows `of the` or `in the` can be known, and no two documents share a long passage."""
+    rng = random.Random(seed)
+    return " ".join(
+        f"The {rng.choice(NOUNS)} number {rng.randint(2, 999)} {rng.choice(VERBS)} the {rng.choice(NOUNS)} of the {rng.choice(NOUNS)}"
+        f" and the {rng.choice(NOUNS)} in the {rng.choice(PLACES)}."
+        for _ in range(sentences)
+    )
+
+
+def write_lines(path: Path, texts: Sequence[str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+@dataclass(frozen=True)
+class World:
+    """A home, and a folder with the files of three components."""
+
+    home: Home
+    sources: Path
+
+    @classmethod
+    def write(cls, root: Path) -> "World":
+        home = Home.open(str(root))
+        for place, component in enumerate(("code", "law", "web")):
+            texts = [write_prose(1000 * place + number, 4 + number % 6) for number in range(64)]
+            write_lines(home.sources / component / "part-0.jsonl", texts[:40])
+            write_lines(home.sources / component / "part-1.jsonl", texts[40:])
+        return cls(home, home.sources)
+
+    def source(self, component: str, **changes: object) -> Source:
+        """How a component is read."""
+        fields: Mapping[str, object] = {
+            "url": (self.sources / component).as_uri(),
+            "include": ("*.jsonl",),
+            "exclude": (),
+            "format": "jsonl",
+            "text_key": "text",
+        }
+        return Source.model_validate({**fields, **changes})
+
+    def plan(self, vocab_size: int = VOCAB_SIZE, **changes: object) -> DataPlan:
+        """The plan as the files are now; `changes` are made to the source of `web`."""
+        sources = {component: self.source(component) for component in ("code", "law")} | {"web": self.source("web", **changes)}
+        return plan_data(sources, self.home, vocab_size=vocab_size)
+
+    def prepare(self) -> DataPlan:
+        """Documents, tokenizer, caches and benchmarks, whatever of them is missing."""
+        plan = self.plan()
+        write_missing_documents(plan)
+        train_missing_tokenizer(plan, VOCAB_SIZE)
+        build_missing_caches(plan)
+        write_missing_benchmarks(plan)
+        return plan
+
+
+@pytest.fixture(scope="session")
+def scheduler() -> Iterator[str]:
+    """The address of a cluster with two processes."""
+    anywhere = {"dashboard_address": ":0"}
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None, scheduler_kwargs=anywhere, silence_logs=logging.ERROR
+    ) as cluster:
+        yield cluster.scheduler_address
+
+
+@pytest.fixture
+def on_scheduler(scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages run on the shared cluster."""
+    monkeypatch.setenv(SCHEDULER_VARIABLE, scheduler)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A home of the test's own, nothing prepared."""
+    return World.write(tmp_path / "home")
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory, scheduler: str) -> World:
+    """A prepared home for all tests: to be read, not changed."""
+    world = World.write(tmp_path_factory.mktemp("prepared"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SCHEDULER_VARIABLE, scheduler)
+        world.prepare()
+    return world

@@ -1,0 +1,126 @@
+"""What must be there follows from the sources as they are now: a key changes exactly when what it stands for does."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.data import caches, documents, tokenizer
+from tasks.data.plan import DataPlan
+from trainer.errors import DataError
+
+SPLITS = ("train", "held_out")
+
+
+def keys(plan: DataPlan) -> dict[str, str]:
+    """Everything that has a name by content."""
+    found = {f"{name} documents": component.documents.key for name, component in plan.components.items()}
+    found |= {f"{name} {split}": component.cache(split).key for name, component in plan.components.items() for split in SPLITS}
+    return found | {"tokenizer": plan.tokenizer.parent.name, "benchmarks": plan.benchmarks.name}
+
+
+def changed(before: DataPlan, after: DataPlan) -> set[str]:
+    return {name for name, key in keys(before).items() if keys(after)[name] != key}
+
+
+BUILT_WITH_THE_TOKENIZER = {"tokenizer", "benchmarks", *(f"{name} {split}" for name in ("code", "law", "web") for split in SPLITS)}
+
+
+def edit(web: Path):
+    """Another letter: the size stays, and the time is set back."""
+    path = web / "part-0.jsonl"
+    status = path.stat()
+    path.write_bytes(path.read_bytes().replace(b"The", b"She", 1))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def add(web: Path):
+    (web / "part-2.jsonl").write_text('{"text": "more"}\n')
+
+
+def remove(web: Path):
+    (web / "part-1.jsonl").unlink()
+
+
+def rename(web: Path):
+    (web / "part-1.jsonl").rename(web / "part-9.jsonl")
+
+
+@pytest.mark.parametrize("change", [edit, add, remove, rename])
+def test_a_changed_file_changes_what_is_made_of_it(world: Any, change: Callable[[Path], None]):
+    before = world.plan()
+    change(world.sources / "web")
+    assert changed(before, world.plan()) == BUILT_WITH_THE_TOKENIZER | {"web documents"}
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"include": ("part-*.jsonl",)}, {"include": ("part-0.jsonl",)}, {"exclude": ("gsm8k/*",)}, {"text_key": "content"}, {"format": "parquet"}],
+    ids=str,
+)
+def test_a_changed_source_setting_changes_what_is_made_of_it(world: Any, setting: dict[str, Any]):
+    """Even where the same files are read: the manifest says which globs chose them."""
+    assert changed(world.plan(), world.plan(**setting)) == BUILT_WITH_THE_TOKENIZER | {"web documents"}
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "value", "expected"),
+    [
+        (documents, "READER_VERSION", "x", BUILT_WITH_THE_TOKENIZER | {"web documents", "code documents", "law documents"}),
+        (documents, "NORMALIZER_VERSION", "x", BUILT_WITH_THE_TOKENIZER | {"web documents", "code documents", "law documents"}),
+        (documents, "HELD_OUT_ONE_IN", 17, BUILT_WITH_THE_TOKENIZER | {"web documents", "code documents", "law documents"}),
+        (tokenizer, "TOKENIZER_VERSION", "x", BUILT_WITH_THE_TOKENIZER),
+        (tokenizer, "MAX_BYTES_PER_COMPONENT", 7, BUILT_WITH_THE_TOKENIZER),
+        (caches, "ENCODER_VERSION", "x", BUILT_WITH_THE_TOKENIZER - {"tokenizer"}),
+    ],
+)
+def test_changed_code_changes_what_it_makes(
+    world: Any, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, value: object, expected: set[str]
+):
+    before = world.plan()
+    monkeypatch.setattr(module, name, value)
+    assert changed(before, world.plan()) == expected
+
+
+def test_another_vocabulary_keeps_the_documents(world: Any):
+    assert changed(world.plan(), world.plan(vocab_size=421)) == BUILT_WITH_THE_TOKENIZER
+
+
+def touch(web: Path):
+    os.utime(web / "part-0.jsonl", (1, 1))
+
+
+def rewrite(web: Path):
+    path = web / "part-0.jsonl"
+    path.write_bytes(path.read_bytes())
+
+
+def write_beside(web: Path):
+    (web / "README.md").write_text("no document")
+    (web / ".part-3.jsonl").write_text("not ready yet")
+
+
+@pytest.mark.parametrize("change", [touch, rewrite, write_beside])
+def test_what_decides_nothing_changes_nothing(world: Any, change: Callable[[Path], None]):
+    before = world.plan()
+    change(world.sources / "web")
+    assert world.plan() == before
+
+
+def test_no_two_things_have_one_folder(world: Any):
+    plan = world.plan()
+    folders = [cache.folder for c in plan.components.values() for cache in (c.documents, c.train, c.held_out)]
+    assert len({*folders, plan.tokenizer.parent, plan.benchmarks}) == 3 * 3 + 2
+    assert plan.folders("held_out") == {name: component.held_out.folder for name, component in plan.components.items()}
+
+
+def test_a_component_without_files_is_refused(world: Any):
+    with pytest.raises(DataError, match=r"no file under .*web matches \*\.json"):
+        world.plan(include=("*.json",))
+
+
+def test_it_is_built_when_nothing_is_missing(prepared: Any, world: Any):
+    assert prepared.plan().is_built
+    assert not world.plan().is_built

@@ -1,0 +1,123 @@
+"""Stand-ins: collected from this installation, near-duplicates left out, then the user's own."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.data import prepare, standins
+from tasks.data.prepare import collect_stand_ins
+from tasks.data.source import fingerprint
+from tasks.data.standins import (
+    MAX_SHARED_SHINGLES,
+    RECORD_NAME,
+    SHINGLE_WORDS,
+    NearDuplicates,
+    StandIn,
+    collect,
+    missing_stand_ins,
+    stand_in_source,
+    write_stand_ins,
+)
+from trainer.errors import DataError
+from trainer.storage import read_json
+
+TOPICS = StandIn(view="topics", where=("stdlib:pydoc_data/topics.py",), max_bytes=20_000)
+CLICK = StandIn(view="docstrings", where=("site:click/*.py",), max_bytes=20_000)
+
+
+def words(start: int, count: int) -> str:
+    return " ".join(f"word{number}" for number in range(start, start + count))
+
+
+@pytest.mark.parametrize("stand_in", [TOPICS, CLICK], ids=["topics", "click"])
+def test_this_installation_has_text(stand_in: StandIn):
+    found = collect(stand_in)
+    assert len(found) > 10
+    assert len({document["id"] for document in found}) == len(found)
+    assert all(len(document["text"].split()) >= 25 for document in found)
+    assert found == collect(stand_in)
+
+
+def test_whole_files_are_taken_until_there_is_enough():
+    little, more = (collect(StandIn(view=CLICK.view, where=CLICK.where, max_bytes=size)) for size in (1, 20_000))
+    assert len({document["id"].partition("#")[0] for document in little}) == 1
+    assert more[: len(little)] == little
+    assert sum(len(document["text"].encode()) for document in more) >= 20_000
+
+
+def test_without_leaves_files_out():
+    ids = {document["id"].partition("#")[0] for document in collect(StandIn(view="code", where=("site:click/*.py",), max_bytes=10**9))}
+    without = StandIn(view="code", where=("site:click/*.py",), without=("site:click/c*.py", "stdlib:*"), max_bytes=10**9)
+    assert {document["id"].partition("#")[0] for document in collect(without)} == {id for id in ids if not id.startswith("click.c")} != ids
+
+
+def test_no_text_is_refused():
+    with pytest.raises(DataError, match=r"no text for code of site:no_such_package"):
+        collect(StandIn(view="code", where=("site:no_such_package/*.py",), max_bytes=1))
+
+
+def test_copies_and_near_copies_are_found():
+    duplicates = NearDuplicates()
+    assert duplicates.is_new(words(0, 100))
+    assert not duplicates.is_new(words(0, 100))
+    assert not duplicates.is_new(words(0, 100).upper().replace(" ", ",  "))
+    assert not duplicates.is_new(f"{words(1000, 50)} {words(20, SHINGLE_WORDS + MAX_SHARED_SHINGLES)}")
+    assert duplicates.is_new(f"{words(2000, 50)} {words(20, SHINGLE_WORDS + MAX_SHARED_SHINGLES - 1)}")
+    assert not duplicates.is_new(words(2000, 50))
+    assert not duplicates.is_new(words(0, SHINGLE_WORDS + 1))
+
+
+def test_what_was_found_to_repeat_is_not_remembered():
+    duplicates = NearDuplicates()
+    duplicates.is_new(words(0, 100))
+    duplicates.is_new(f"{words(0, 100)} {words(5000, 100)}")
+    assert duplicates.is_new(words(5000, 100))
+
+
+def test_short_texts_are_compared_whole():
+    duplicates = NearDuplicates()
+    assert [duplicates.is_new(text) for text in ("one two", "one two three", "One, two!", "")] == [True, True, False, True]
+
+
+def test_a_copy_is_written_once_over_all_components(tmp_path: Path):
+    document = {"id": "x#0", "text": words(0, 60)}
+    written = write_stand_ins({"web": [document, {"id": "x#1", "text": words(900, 60)}], "code": [document]}, tmp_path)
+    assert written == {"code": 1, "web": 1}
+    lines = (tmp_path / "web" / "stand-in.jsonl").read_text().splitlines()
+    assert [json.loads(line)["id"] for line in lines] == ["x#1"]
+    record = read_json(tmp_path / RECORD_NAME)
+    assert record["documents"] == written
+    assert record["packages"]["click"]
+
+
+def test_the_record_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def killed(*_: object):
+        raise KeyboardInterrupt
+
+    wanted = {"web": TOPICS, "code": CLICK}
+    assert missing_stand_ins(wanted, tmp_path) == ["code", "web"]
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(standins, "write_json", killed)
+        write_stand_ins({name: [{"id": "x", "text": words(0, 60)}] for name in wanted}, tmp_path)
+    assert missing_stand_ins(wanted, tmp_path) == ["code", "web"]
+    write_stand_ins({name: [{"id": "x", "text": words(0, 60)}] for name in wanted}, tmp_path)
+    assert missing_stand_ins(wanted, tmp_path) == []
+    assert missing_stand_ins({**wanted, "law": CLICK}, tmp_path) == ["law"]
+
+
+def test_files_that_the_user_adds_are_kept_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def in_this_process(_stage: str, function: Any, calls: list[tuple[Any, ...]]) -> list[Any]:
+        return [function(*call) for call in calls]
+
+    monkeypatch.setattr(prepare, "run_all", in_this_process)
+    assert collect_stand_ins({"web": TOPICS}, tmp_path) == 1
+    before = fingerprint(stand_in_source(tmp_path / "web"))
+    (tmp_path / "web" / "mine.jsonl").write_text('{"text": "my own"}\n')
+    (tmp_path / "web" / "stand-in.jsonl").write_text('{"text": "changed by hand"}\n')
+    assert collect_stand_ins({"web": TOPICS}, tmp_path) == 0
+    after = fingerprint(stand_in_source(tmp_path / "web"))
+    assert [Path(file.url).name for file in before] == ["stand-in.jsonl"]
+    assert [Path(file.url).name for file in after] == ["mine.jsonl", "stand-in.jsonl"]
+    assert (tmp_path / "web" / "stand-in.jsonl").read_text() == '{"text": "changed by hand"}\n'

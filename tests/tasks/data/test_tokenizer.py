@@ -1,0 +1,100 @@
+"""The byte-level tokenizer: the same for the same training split, and every text comes back."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from tasks.data import tokenizer as module
+from tasks.data.documents import SCHEMA
+from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer, tokenizer_digest, tokenizer_key, train_tokenizer
+
+TRAIN = {
+    "code": ["def lighthouse(river): return river + river", "import lighthouse"] * 4,
+    "web": ["The river runs past the lighthouse.", "Grüße vom Leuchtturm 🌳"] * 4,
+}
+
+
+def write(folder: Path, train: Sequence[str], held_out: Sequence[str] = ()) -> Path:
+    folder.mkdir(parents=True)
+    rows = [{"id": "x", "source_file": "x", "split": "train", "text": text} for text in train]
+    rows += [{"id": "y", "source_file": "x", "split": "held_out", "text": text} for text in held_out]
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), folder / "documents.parquet")
+    return folder
+
+
+def train(root: Path, held_out: Sequence[str] = (), vocab_size: int = 300) -> Path:
+    folders = [write(root / name, texts, held_out) for name, texts in TRAIN.items()]
+    train_tokenizer(folders, vocab_size, root / "tokenizer.json")
+    return root / "tokenizer.json"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return load_tokenizer(train(tmp_path_factory.mktemp("tokenizer")))
+
+
+def test_the_same_training_split_gives_the_same_tokenizer(tmp_path: Path):
+    """Nothing of the held-out split, nor of the order of folders, is in it."""
+    first = train(tmp_path / "a")
+    second = train(tmp_path / "b", held_out=["zzzz qqqq zzzz qqqq"] * 50)
+    train_tokenizer([tmp_path / "a" / "web", tmp_path / "a" / "code"], 300, tmp_path / "c.json")
+    assert tokenizer_digest(first) == tokenizer_digest(second) == tokenizer_digest(tmp_path / "c.json")
+
+
+def test_another_training_split_gives_another(tmp_path: Path):
+    folders = [write(tmp_path / "web", ["zzzz qqqq zzzz qqqq"] * 50)]
+    train_tokenizer(folders, 300, tmp_path / "tokenizer.json")
+    assert tokenizer_digest(tmp_path / "tokenizer.json") != tokenizer_digest(train(tmp_path / "a"))
+
+
+def test_it_has_the_size_that_was_asked_for(trained: Tokenizer, tmp_path: Path):
+    assert trained.get_vocab_size() == 300
+    assert load_tokenizer(train(tmp_path, vocab_size=280)).get_vocab_size() == 280
+
+
+def test_begin_and_end_are_the_first_two(trained: Tokenizer):
+    assert (trained.token_to_id(BEGIN_OF_TEXT), trained.token_to_id(END_OF_TEXT)) == (0, 1)
+
+
+def test_words_of_the_training_split_are_short(trained: Tokenizer):
+    assert len(trained.encode(" river").ids) < len(trained.encode(" vrrie").ids)
+
+
+@given(text=st.text())
+def test_every_text_comes_back(trained: Tokenizer, text: str):
+    ids = trained.encode(text, add_special_tokens=False).ids
+    assert trained.decode(ids) == text
+    assert all(id >= 2 for id in ids)
+
+
+@given(before=st.text(max_size=5), after=st.text(max_size=5), name=st.sampled_from([BEGIN_OF_TEXT, END_OF_TEXT]))
+def test_text_that_names_a_special_token_is_text(trained: Tokenizer, before: str, after: str, name: str):
+    """Else a document could end itself, and what stands there would be missing where it is looked for."""
+    ids = trained.encode(f"{before}{name}{after}", add_special_tokens=False).ids
+    assert all(id >= 2 for id in ids)
+    assert trained.decode(ids, skip_special_tokens=True) == f"{before}{name}{after}"
+
+
+def test_no_component_gives_more_than_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The texts after the limit decide nothing."""
+    monkeypatch.setattr(module, "MAX_BYTES_PER_COMPONENT", 60)
+    start = ["abc abc abc abc abc abc abc abc", "abd abd abd abd abd abd abd abd"]
+    for name, more in (("a", ["xyz " * 200]), ("b", [])):
+        train_tokenizer([write(tmp_path / name, [*start, *more])], 270, tmp_path / f"{name}.json")
+    assert tokenizer_digest(tmp_path / "a.json") == tokenizer_digest(tmp_path / "b.json")
+
+
+def test_its_key_names_what_decides_it(monkeypatch: pytest.MonkeyPatch):
+    key = tokenizer_key(["a", "b"], 300)
+    assert tokenizer_key(["b", "a"], 300) == key
+    assert len({key, tokenizer_key(["a"], 300), tokenizer_key(["a", "c"], 300), tokenizer_key(["a", "b"], 301)}) == 4
+    for name, value in (("TOKENIZER_VERSION", "another"), ("MAX_BYTES_PER_COMPONENT", 1)):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, value)
+            assert tokenizer_key(["a", "b"], 300) != key, name

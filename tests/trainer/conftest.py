@@ -1,0 +1,227 @@
+"""A small world for the trainer: token caches written by hand, a tiny model, a run over them, and the trainer as a process."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import settings
+
+from trainer.config import ModelConfig, Rope, RunConfig
+from trainer.data.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, Shard, read_manifest
+from trainer.metrics import Row, read_metrics
+from trainer.storage import digest_of_file, write_json
+
+VOCAB_SIZE = 256
+SEQ_LEN = 32
+BEGIN, END = 0, 1
+
+settings.register_profile("trainer", derandomize=True, deadline=None, database=None)
+settings.load_profile("trainer")
+
+WriteCache = Callable[..., Path]
+MakeRun = Callable[..., RunConfig]
+StartTrainer = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture(autouse=True)
+def quick_compilation() -> Iterator[None]:
+    """What is compiled here runs for milliseconds: XLA's optimisations, which take seconds, are left out."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture(scope="session")
+def model() -> ModelConfig:
+    """Two layers, two query heads a kv head, float32."""
+    return ModelConfig(
+        vocab_size=VOCAB_SIZE,
+        seq_len=SEQ_LEN,
+        num_layers=2,
+        d_model=32,
+        d_ff=48,
+        num_query_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        rope=Rope(theta=10_000.0, scaling=None),
+        rms_norm_epsilon=1e-5,
+        initializer_std=0.02,
+        compute_dtype="float32",
+    )
+
+
+def write_documents(seed: int, count: int) -> list[np.ndarray]:
+    """Documents with begin and end tokens; each token is mostly its predecessor plus a constant of the seed, so that there is something to learn."""
+    rng = np.random.default_rng(seed)
+    stride = int(rng.integers(1, 20))
+    documents: list[np.ndarray] = []
+    for length in rng.integers(5, 60, count):
+        body = (int(rng.integers(2, VOCAB_SIZE)) + stride * np.arange(length)) % (VOCAB_SIZE - 2) + 2
+        documents.append(np.array([BEGIN, *body, END], np.uint16))
+    return documents
+
+
+@pytest.fixture(scope="session")
+def write_cache() -> WriteCache:
+    """Writes a cache as the data stage does: shards, their index, the manifest last."""
+
+    def write(folder: Path, shards: Sequence[Sequence[np.ndarray]], *, dtype: str = "uint16") -> Path:
+        folder.mkdir(parents=True)
+        written = [_write_shard(folder, f"shard-{number:05d}", documents, dtype) for number, documents in enumerate(shards)]
+        manifest = Manifest.model_validate(
+            {
+                "format_version": FORMAT_VERSION,
+                "component": folder.name,
+                "split": "train",
+                "key": f"key of {folder.name}",
+                "sources": (),
+                "include": (),
+                "exclude": (),
+                "reader": "by hand",
+                "normalizer": "none",
+                "tokenizer_digest": "none",
+                "dtype": dtype,
+                "shards": written,
+                "documents": sum(shard.documents for shard in written),
+                "tokens": sum(shard.tokens for shard in written),
+                "text_bytes": 0,
+            }
+        )
+        write_json(folder / MANIFEST_NAME, manifest.model_dump(mode="json"))
+        return folder
+
+    return write
+
+
+def _write_shard(folder: Path, name: str, documents: Sequence[np.ndarray], dtype: str) -> Shard:
+    lengths = np.array([len(document) for document in documents], np.int64)
+    tokens = np.concatenate([np.empty(0, np.uint16), *documents]).astype(dtype)
+    (folder / f"{name}.bin").write_bytes(tokens.tobytes())
+    columns = {
+        "id": pa.array([f"{name} {number}" for number in range(len(documents))], pa.string()),
+        "source_file": pa.array(["by hand"] * len(documents), pa.string()),
+        "offset": pa.array(np.cumsum(lengths) - lengths, pa.int64()),
+        "length": pa.array(lengths, pa.int64()),
+    }
+    pq.write_table(pa.table(columns), folder / f"{name}.parquet")
+    return Shard(
+        name=name,
+        tokens=len(tokens),
+        documents=len(documents),
+        digest=digest_of_file(folder / f"{name}.bin"),
+        index_digest=digest_of_file(folder / f"{name}.parquet"),
+    )
+
+
+@pytest.fixture(scope="session")
+def caches(tmp_path_factory: pytest.TempPathFactory, write_cache: WriteCache) -> dict[str, Path]:
+    """Three components of two shards each; rows lie across the boundary between them. Nobody writes to these."""
+    home = tmp_path_factory.mktemp("tokens")
+    return {
+        name: write_cache(home / name, [write_documents(2 * seed, count), write_documents(2 * seed + 1, count // 2)])
+        for seed, (name, count) in enumerate({"books": 60, "code": 40, "web": 30}.items())
+    }
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all runs, so that they share the compilation cache beside them. Each test names its own run."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="session")
+def make_run(home: Path, model: ModelConfig, caches: Mapping[str, Path]) -> MakeRun:
+    """A run of 24 steps in which batch, mixture, z-loss and learning rate all change, with an EMA; its data are judged and pass."""
+
+    def make(name: str, **changes: Any) -> RunConfig:
+        values: dict[str, Any] = {
+            "recipe": "tiny",
+            "scale": "proxy",
+            "phase": name,
+            "start_step": 0,
+            "stop_step": 24,
+            "seed": 7,
+            "model": model,
+            "optimizer": {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1},
+            "learning_rate": [
+                {"kind": "linear", "start_step": 0, "end_step": 6, "start": 0.0, "end": 3e-3},
+                {"kind": "cosine", "start_step": 6, "end_step": 24, "start": 3e-3, "end": 3e-4},
+            ],
+            "stability": {"max_grad_norm": [[0, 1.0]], "z_loss": [[0, None], [16, 1e-4]], "ema_decay": 0.9},
+            "batch": [[0, 4], [10, 8]],
+            "mixture": [[0, {"books": 60, "code": 40}], [14, {"books": 30, "code": 30, "web": 40}]],
+            "order": {"seed": 11, "permutation": "feistel", "block_sequences": 16},
+            "checkpoints": {"every_steps": 3, "every_minutes": None, "keep_all": False},
+            "start": None,
+            "caches": {component: str(folder) for component, folder in caches.items()},
+            "verdict": str(home / name / "verdict.json"),
+            "output": str(home / name),
+        }
+        run = RunConfig.model_validate({**values, **changes})
+        judge(run)
+        return run
+
+    return make
+
+
+def judge(run: RunConfig, **changes: Any) -> None:
+    """Write the verdict that the run asks for."""
+    judged = {name: read_manifest(folder).digest for name, folder in run.caches.items()}
+    write_json(run.verdict, {"passes": True, "judged": judged, **changes})
+
+
+@pytest.fixture
+def start_trainer() -> Iterator[StartTrainer]:
+    """Starts `python -m trainer RUN.json` as a process; whatever still runs at the end of the test is killed."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(run: RunConfig, *arguments: str, stdin: int | IO[bytes] = subprocess.DEVNULL) -> "subprocess.Popen[bytes]":
+        path = Path(run.output) / "run.json"
+        write_json(path, run.model_dump(mode="json"))
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        command = [sys.executable, "-m", "trainer", str(path), *arguments]
+        process = subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="session")
+def wait_until() -> Callable[["subprocess.Popen[bytes]", Callable[[], bool]], None]:
+    """Waits for a condition that the process brings about; that it ends first fails the test with what it said."""
+
+    def wait(process: "subprocess.Popen[bytes]", holds: Callable[[], bool]) -> None:
+        while not holds():
+            try:
+                process.wait(0.001)
+            except subprocess.TimeoutExpired:
+                continue
+            assert holds(), f"the trainer ended first, with {process.returncode}: {process.communicate()[1].decode()}"
+
+    return wait
+
+
+@pytest.fixture(scope="session")
+def rows_of() -> Callable[[RunConfig], list[Row]]:
+    """The rows of a run's metrics without the wall time, which differs between two runs."""
+
+    def rows(run: RunConfig) -> list[Row]:
+        found = read_metrics(Path(run.output) / "metrics.jsonl")
+        return [{name: value for name, value in row.items() if name != "seconds"} for row in found]
+
+    return rows

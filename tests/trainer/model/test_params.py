@@ -1,0 +1,85 @@
+"""The table of weights: what it declares, and how fresh weights are drawn from it."""
+
+import jax
+import numpy as np
+import pytest
+
+import trainer.model.params as params_module
+from flows.recipes import load_recipe
+from trainer.config import ModelConfig
+from trainer.model.params import ParamSpec, abstract_params, count_parameters, decay_mask, init_params, param_specs
+
+
+def changed(model: ModelConfig, **fields: object) -> ModelConfig:
+    return ModelConfig.model_validate({**model.model_dump(), **fields})
+
+
+def test_marin_8b_has_llama_3_8b_s_parameters():
+    assert count_parameters(load_recipe("marin-8b", "full").phases[0].model) == 8_030_261_248
+
+
+def test_the_count_is_that_of_the_drawn_weights(model: ModelConfig):
+    drawn = jax.tree.leaves(init_params(0, model))
+    assert count_parameters(model) == sum(leaf.size for leaf in drawn)
+
+
+def test_abstract_weights_have_the_shapes_and_types_of_drawn_ones(model: ModelConfig):
+    drawn, abstract = init_params(0, model), abstract_params(model)
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), drawn) == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), abstract)
+
+
+def test_every_weight_names_each_of_its_axes(model: ModelConfig):
+    for spec in jax.tree.leaves(param_specs(model)):
+        assert len(spec.axes) == len(spec.shape)
+
+
+def test_the_head_and_the_matrices_decay_and_embedding_and_norms_do_not(model: ModelConfig):
+    mask = decay_mask(model)
+    assert {name for name, decays in mask["blocks"].items() if not decays} == {"attention_norm", "mlp_norm"}
+    assert {name: mask[name] for name in ("embedding", "final_norm", "head")} == {"embedding": False, "final_norm": False, "head": True}
+
+
+def test_gains_are_ones_and_matrices_have_the_configured_spread(model: ModelConfig):
+    drawn = init_params(0, model)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(drawn):
+        if "norm" in jax.tree_util.keystr(path):
+            np.testing.assert_array_equal(leaf, np.ones(leaf.shape))
+        else:
+            assert float(leaf.std()) == pytest.approx(model.initializer_std, rel=0.05)
+            assert abs(float(leaf.mean())) < 5 * model.initializer_std / leaf.size**0.5
+
+
+def test_every_weight_is_drawn_independently(model: ModelConfig):
+    blocks = init_params(0, model)["blocks"]
+    for one, other in (("gate", "up"), ("key", "value")):
+        correlation = np.corrcoef(blocks[one].ravel(), blocks[other].ravel())[0, 1]
+        assert abs(correlation) < 0.1
+    assert not np.array_equal(blocks["gate"][0], blocks["gate"][1])
+
+
+def test_another_layer_or_width_moves_no_weight_that_keeps_its_shape(model: ModelConfig):
+    drawn, deeper = init_params(0, model), init_params(0, changed(model, num_layers=3))
+    for name in ("embedding", "head"):
+        np.testing.assert_array_equal(drawn[name], deeper[name])
+    wider = init_params(0, changed(model, d_ff=64))
+    for name in ("query", "key", "value", "output"):
+        np.testing.assert_array_equal(drawn["blocks"][name], wider["blocks"][name])
+
+
+def test_another_weight_moves_no_other(model: ModelConfig, monkeypatch: pytest.MonkeyPatch):
+    drawn, table = init_params(0, model), param_specs(model)
+    more = {"a_first_one": ParamSpec((4,), ("d_model",), 1.0, True), **table}
+    more["blocks"] = {**table["blocks"], "bias": ParamSpec((2, 32), ("layer", "d_model"), 1.0, False)}
+    monkeypatch.setattr(params_module, "param_specs", lambda config: more)
+    again = init_params(0, model)
+    assert "a_first_one" in again
+    assert "bias" in again["blocks"]
+    for name in ("embedding", "head"):
+        np.testing.assert_array_equal(drawn[name], again[name])
+    for name in table["blocks"]:
+        np.testing.assert_array_equal(drawn["blocks"][name], again["blocks"][name])
+
+
+def test_the_seed_decides(model: ModelConfig):
+    np.testing.assert_array_equal(init_params(0, model)["head"], init_params(0, model)["head"])
+    assert not np.array_equal(init_params(0, model)["head"], init_params(1, model)["head"])
