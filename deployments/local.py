@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import httpx
 
 from deployments.catalogue import MAX_TRAININGS, read_deployments, register
 from deployments.leftovers import close_leftovers
@@ -69,7 +70,10 @@ async def _serve(home: Home, url: str, *, is_ours: bool) -> None:
     if is_ours and (left := await close_leftovers()):
         _say(f"{left} flow {'run' if left == 1 else 'runs'} of an earlier server had ended without saying so: marked as crashed")
     _say("Registering the deployments …")
-    names = await register(home.root)
+    try:
+        names = await register(home.root)
+    except httpx.HTTPError as error:
+        raise PhasewiseError(f"the Prefect server at {url} did not take the deployments: {error}. Check PREFECT_API_URL.") from None
     await work(lambda: _say(instructions(home, url, names)))
 
 

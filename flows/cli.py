@@ -4,11 +4,13 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
 from trainer.errors import PhasewiseError
+
+Scale = Literal["proxy", "full"]
 
 SCALES = click.Choice(["proxy", "full"])
 home_option = click.option("--home", metavar="URL", help="Folder of everything [default: PHASEWISE_HOME, else ./.phasewise].")
@@ -44,7 +46,7 @@ def main() -> None:
 @click.option("--scale", type=SCALES, default="proxy", show_default=True)
 @home_option
 @json_option
-def run(target: str, scale: str, home: str | None, as_json: bool) -> None:
+def run(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
     """Train here, phase by phase, gate by gate; go on with what is half done."""
     from flows.commands.run import run_recipe
 
@@ -56,7 +58,7 @@ def run(target: str, scale: str, home: str | None, as_json: bool) -> None:
 @click.option("--scale", type=SCALES, default="full", show_default=True)
 @click.option("--at", "step", type=click.IntRange(min=0), metavar="STEP", help="What is in force after so many updates.")
 @json_option
-def show(target: str, scale: str, step: int | None, as_json: bool) -> None:
+def show(target: str, scale: Scale, step: int | None, as_json: bool) -> None:
     """Show every resolved number."""
     from flows.commands.show import describe, print_description
 
@@ -71,7 +73,7 @@ def show(target: str, scale: str, step: int | None, as_json: bool) -> None:
 @click.argument("target", metavar="RECIPE")
 @click.option("--scale", type=SCALES, default="full", show_default=True)
 @json_option
-def lineage(target: str, scale: str, as_json: bool) -> None:
+def lineage(target: str, scale: Scale, as_json: bool) -> None:
     """Show the phases, their parents, and what each hand-off changes and declares."""
     from flows.commands.lineage import describe, print_description
 
@@ -92,7 +94,7 @@ def data() -> None:
 @click.option("--scale", type=SCALES, default="proxy", show_default=True)
 @home_option
 @json_option
-def prepare(target: str, scale: str, home: str | None, as_json: bool) -> None:
+def prepare(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
     """Build every cache that is not there yet."""
     from flows.commands.data import prepare as prepare_command
 
@@ -104,7 +106,7 @@ def prepare(target: str, scale: str, home: str | None, as_json: bool) -> None:
 @click.option("--scale", type=SCALES, default="proxy", show_default=True)
 @home_option
 @json_option
-def verify(target: str, scale: str, home: str | None, as_json: bool) -> None:
+def verify(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
     """Compare what is cached with what the sources demand now. Exit 1 where they differ."""
     from flows.commands.data import print_verification
     from flows.commands.data import verify as verify_command
@@ -122,7 +124,7 @@ def verify(target: str, scale: str, home: str | None, as_json: bool) -> None:
 @click.option("--scale", type=SCALES, default="proxy", show_default=True)
 @home_option
 @json_option
-def evaluate(target: str, scale: str, home: str | None, as_json: bool) -> None:
+def evaluate(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
     """Measure the checkpoint at a phase's end."""
     from flows.commands.evaluate import evaluate_target, print_evaluation
 

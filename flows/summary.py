@@ -23,7 +23,10 @@ PACKAGES = ("phasewise", "jax", "optax", "orbax-checkpoint", "prefect", "dask", 
 
 
 def phase_summary(record: PhaseRecord) -> dict[str, Any]:
-    """One phase in the shape of `phasewise run --json`; what was not measured is null. `steps` are updates, `bits_per_byte` is the macro mean."""
+    """One phase in the shape of `phasewise run --json`; what was not measured is null.
+
+    `steps` counts updates; `bits_per_byte` is the mean over components, on held-out text.
+    """
     phase, result, evaluation = record.phase, record.result or {}, record.evaluation or {}
     return {
         "name": phase.name,

@@ -55,7 +55,8 @@ class Checkpoints:
         if found != contract:
             changed = ", ".join(sorted(name for name in {*found, *contract} if found.get(name) != contract.get(name)))
             raise CheckpointError(
-                f"{path} was trained on another data order: {changed} changed since. Restore what it was, or remove {self.folder} to start anew."
+                f"{path} was trained on another data order: {changed} changed since. "
+                f"Restore what it was, or remove {self.folder} to start anew."
             )
         return _read_state(path, run)
 

@@ -140,7 +140,10 @@ class DataOrder(Frozen):
 
 
 class CheckpointPolicy(Frozen):
-    """`every_steps` of them stay for ever where `keep_all`, else only the last; `every_minutes` adds temporary ones. The end is always kept."""
+    """One every `every_steps`, kept for ever where `keep_all`, else only the last; temporary ones every `every_minutes`.
+
+    The one at a phase's end is always kept.
+    """
 
     every_steps: int = Field(gt=0)
     every_minutes: float | None = Field(gt=0)

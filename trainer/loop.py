@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,7 +25,7 @@ FINAL_LOSS_UPDATES = 10
 HEARTBEAT_SECONDS = 1.0
 
 
-class Preempted(Exception):  # noqa: N818  # not an error: the state is saved
+class Preempted(Exception):  # not an error: the state is saved
     """A SIGTERM came; the state after the last update is saved."""
 
 
@@ -71,7 +72,7 @@ def _updates(
     stop_requested: Callable[[], bool],
 ) -> TrainState:
     """All updates from `first_step` on. Each one's metrics are fetched while the next one runs."""
-    train_step, clock, contract = build_train_step(run), Clock(), loader.contract()
+    train_step, clock, contract = build_train_step(run.model, run.optimizer), Clock(), loader.contract()
     waiting: tuple[int, Scheduled, StepMetrics, int] | None = None
     for step, tokens in enumerate(loader.batches(first_step, run.stop_step), start=first_step):
         scheduled = scheduled_at(run, step)
@@ -126,7 +127,7 @@ def summarise(run: RunConfig, state: TrainState) -> dict[str, Any]:
 def phase_tokens(run: RunConfig) -> int:
     """Tokens that the phase consumes: steps × sequences × `seq_len`, over its batch sizes."""
     entries = [*run.batch.within(run.start_step, run.stop_step), (run.stop_step, 0)]
-    sequences = sum(size * (after - step) for (step, size), (after, _) in zip(entries, entries[1:], strict=False))
+    sequences = sum(size * (after - step) for (step, size), (after, _) in pairwise(entries))
     return sequences * run.model.seq_len
 
 

@@ -24,7 +24,9 @@ EXIT_DONE, EXIT_REFUSED, EXIT_USAGE, EXIT_DIVERGED, EXIT_PREEMPTED = 0, 1, 2, 3,
 def main(arguments: list[str]) -> int:
     """`python -m trainer RUN.json [--with-parent]`, and the exit code.
 
-    0 done · 1 refused (no verdict, damaged cache or checkpoint) · 2 wrong usage or configuration · 3 diverged · 75 stopped by SIGTERM, saved.
+    0 done · 1 refused (no verdict, damaged cache or checkpoint) · 2 wrong usage or configuration · 3 diverged · 75 stopped by SIGTERM,
+    saved.
+
     With `--with-parent` the process ends when its standard input does: it never outlives the program that launched it.
     """
     paths = [argument for argument in arguments if argument != "--with-parent"]

@@ -1,14 +1,15 @@
 """One update: pure maths, compiled once for a batch shape. Whatever a schedule changes comes in as an argument."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from trainer.config import RunConfig
+from trainer.config import AdamW, ModelConfig
 from trainer.loss import loss_sums
 from trainer.model.decoder import logits
 from trainer.model.params import Params
@@ -38,15 +39,15 @@ class StepMetrics(NamedTuple):
     param_norm: Float[Array, ""]
 
 
-TrainStep = Callable[[TrainState, Int[Array, "b t"], Scheduled], tuple[TrainState, StepMetrics]]
+TrainStep = Callable[[TrainState, Int[Array | np.ndarray, "b t"], Scheduled], tuple[TrainState, StepMetrics]]
 
 
-def build_train_step(run: RunConfig) -> TrainStep:
+def build_train_step(model: ModelConfig, optimizer_config: AdamW) -> TrainStep:
     """The compiled update. It takes the state's memory: the old state must not be used again."""
-    optimizer = build_optimizer(run.optimizer, run.model)
+    optimizer = build_optimizer(optimizer_config, model)
 
     def loss(params: Params, tokens: Int[Array, "b t"], z_loss: Array) -> tuple[Array, tuple[Array, Array]]:
-        sums = loss_sums(logits(params, tokens, run.model), tokens)
+        sums = loss_sums(logits(params, tokens, model), tokens)
         cross_entropy, log_z_squared = sums.cross_entropy / sums.tokens, sums.squared_log_z / sums.tokens
         return cross_entropy + z_loss * log_z_squared, (cross_entropy, log_z_squared)
 
@@ -56,10 +57,10 @@ def build_train_step(run: RunConfig) -> TrainStep:
         grads = optax.tree.scale(clip_factor(grad_norm, scheduled.max_grad_norm), grads)
         direction, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
         updates = optax.tree.scale(-scheduled.learning_rate, direction)
-        params = optax.apply_updates(state.params, updates)
+        params = cast(Params, optax.apply_updates(state.params, updates))
         ema = None if state.ema is None else moving_average(state.ema, params, scheduled.ema_decay)
         metrics = StepMetrics(cross_entropy, log_z_squared, grad_norm, optax.tree.norm(updates), optax.tree.norm(params))
-        return TrainState(params, optimizer_state, ema), metrics  # pyright: ignore[reportArgumentType]  # optax types params loosely
+        return TrainState(params, optimizer_state, ema), metrics
 
     return jax.jit(train_step, donate_argnums=0)
 
@@ -70,5 +71,8 @@ def clip_factor(norm: Float[Array, ""], max_norm: float | Array) -> Float[Array,
 
 
 def moving_average(ema: Params, params: Params, decay: float | Array) -> Params:
-    """decay · ema + (1 - decay) · params. (Marin's early Ocelot had it the wrong way round: 8B retrospective, "Adjusted Hyperparameters".)"""
+    """decay · ema + (1 - decay) · params.
+
+    Marin's early Ocelot had it the wrong way round (8B retrospective, "Adjusted Hyperparameters").
+    """
     return jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, ema, params)

@@ -39,10 +39,8 @@ def verify(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
     place = Home.open(home)
     components: list[dict[str, Any]] = []
     for component in _chosen(data_plan(recipe, place), recipe, phase):
-        differences = verify_component(component, place)
-        components.append(
-            {"name": component.name, "key": component.train.key, "passes": not differences, "differences": [d.as_json() for d in differences]}
-        )
+        differences = [difference.as_json() for difference in verify_component(component, place)]
+        components.append({"name": component.name, "key": component.train.key, "passes": not differences, "differences": differences})
     return {"passes": all(component["passes"] for component in components), "components": components}
 
 

@@ -113,7 +113,9 @@ def _print_phase(console: Console, phase: dict[str, Any]) -> None:
         "steps": f"{phase['start_step']:,} → {phase['stop_step']:,}, {phase['tokens']:,} tokens, {phase['parameters']:,} parameters",
         "batch": ", ".join(f"{size:,} × {seq_len:,} tokens from step {step:,}" for step, size in phase["batch"]),
         "learning rate": rates + more,
-        "stability": f"clip {_steps(stability['max_grad_norm'])}, z-loss {_steps(stability['z_loss'])}, EMA {stability['ema_decay'] or 'off'}",
+        "gradient clip": _steps(stability["max_grad_norm"]),
+        "z-loss": _steps(stability["z_loss"]),
+        "EMA": stability["ema_decay"],
         "slice": _steps(phase["slice"]),
     }
     _print_values(console, values)

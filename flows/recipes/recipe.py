@@ -1,6 +1,7 @@
 """What a recipe is: phases and their lineage, as data, every value absolute and resolved."""
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Literal, TypeVar
 
 from pydantic import Field, model_validator
@@ -176,7 +177,7 @@ class Recipe(Frozen):
 
     def _parts(self, phase: Phase) -> list[tuple[Phase, int]]:
         lineage = self.lineage(phase)
-        return [(part, child.start_step) for part, child in zip(lineage, lineage[1:], strict=False)] + [(phase, phase.stop_step)]
+        return [(part, child.start_step) for part, child in pairwise(lineage)] + [(phase, phase.stop_step)]
 
     @model_validator(mode="after")
     def _hand_offs_are_declared(self) -> "Recipe":
@@ -210,7 +211,7 @@ def changes_between(parent: Phase, phase: Phase) -> dict[Change, tuple[object, o
         "max_grad_norm": (parent.stability.max_grad_norm.at(before), phase.stability.max_grad_norm.at(after)),
         "slice": (parent.slice.at(before), phase.slice.at(after)),
     }
-    found = {name: pair for name, pair in compared.items() if pair[0] != pair[1]}
+    found: dict[Change, tuple[object, object]] = {name: pair for name, pair in compared.items() if pair[0] != pair[1]}
     if abs(rate_after - rate_before) > 0.01 * max(rate_before, rate_after):
         found["learning_rate"] = (rate_before, rate_after)
     return found

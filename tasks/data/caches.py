@@ -37,7 +37,8 @@ def build_cache(component: str, source: Source, split: Split, documents: Path, t
             np.array([begin, *encoding.ids, end], dtype) for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         ]
     lengths = np.array([len(tokens) for tokens in encoded], np.int64)
-    index = pa.table({"id": table["id"], "source_file": table["source_file"], "offset": np.cumsum([0, *lengths[:-1]]), "length": lengths})
+    index = table.select(["id", "source_file"])
+    index = index.append_column("offset", pa.array(np.cumsum([0, *lengths[:-1]]))).append_column("length", pa.array(lengths))
     folder.mkdir(parents=True, exist_ok=True)
     shard = _write_shard(folder, np.concatenate(encoded), index)
     manifest = Manifest(
@@ -55,7 +56,7 @@ def build_cache(component: str, source: Source, split: Split, documents: Path, t
         shards=(shard,),
         documents=len(encoded),
         tokens=int(lengths.sum()),
-        text_bytes=sum(len(text.encode()) for text in table["text"].to_pylist()),
+        text_bytes=sum(len(str(text).encode()) for text in table["text"].to_pylist()),
     )
     write_json(folder / MANIFEST_NAME, manifest.model_dump(mode="json"))
     return manifest

@@ -29,7 +29,7 @@ def cluster() -> Iterator[Client]:
         LocalCluster(
             n_workers=workers,
             threads_per_worker=1,
-            dashboard_address=None,
+            dashboard_address=":0",
             scheduler_kwargs={"dashboard_address": ":0"},  # without a dashboard it would still ask for port 8787
             local_directory=scratch,
             silence_logs=logging.ERROR,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import fsspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tasks.data.source import Source
@@ -52,8 +53,9 @@ def read_texts(source: Source, url: str) -> Iterator[str]:
     """
     if source.format == "parquet":
         with fsspec.open(url, "rb") as file:
-            for batch in pq.ParquetFile(file).iter_batches(columns=[source.text_key]):
-                yield from batch.column(0).to_pylist()
+            parquet = pq.ParquetFile(file)  # pyright: ignore[reportArgumentType]  # fsspec's OpenFile is a file once entered
+            for batch in parquet.iter_batches(columns=[source.text_key]):
+                yield from (str(text) for text in batch.column(0).to_pylist())
         return
     with fsspec.open(url, "rt", encoding="utf-8", compression="infer") as lines:
         for number, line in enumerate(lines, start=1):  # pyright: ignore[reportArgumentType]  # fsspec's OpenFile is a file once entered
@@ -111,6 +113,11 @@ def write_documents(component: str, source: Source, files: tuple[SourceFile, ...
     return manifest
 
 
+def read_split_texts(folder: Path, split: Split) -> list[str]:
+    """The texts of one split, in order."""
+    return [str(text) for text in read_documents(folder, split)["text"].to_pylist()]
+
+
 def read_documents(folder: Path, split: Split) -> pa.Table:
     """The documents of one split, in order: id, source_file, split, text."""
-    return pq.read_table(folder / "documents.parquet", filters=[("split", "=", split)])
+    return pq.read_table(folder / "documents.parquet", filters=pc.field("split") == split)

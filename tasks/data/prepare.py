@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tasks.data.caches import build_cache
 from tasks.data.cluster import run_all
-from tasks.data.documents import read_documents, write_documents
-from tasks.data.plan import DataPlan
+from tasks.data.documents import read_split_texts, write_documents
+from tasks.data.plan import ComponentPlan, DataPlan
 from tasks.data.standins import StandIn, collect, missing_stand_ins, write_stand_ins
 from tasks.data.tokenizer import load_tokenizer, train_tokenizer
 from tasks.progress import say
@@ -48,7 +48,9 @@ def train_missing_tokenizer(plan: DataPlan, vocab_size: int) -> bool:
 
 def build_missing_caches(plan: DataPlan) -> int:
     """Tokenize what is not cached; how many caches that were."""
-    missing = [(c, split) for c in plan.components.values() for split in SPLITS if not c.cache(split).is_built]
+    missing: list[tuple[ComponentPlan, Split]] = [
+        (c, split) for c in plan.components.values() for split in SPLITS if not c.cache(split).is_built
+    ]
     calls = [
         (c.name, c.source, split, c.documents.folder, plan.tokenizer, c.cache(split).key, c.cache(split).folder) for c, split in missing
     ]
@@ -67,7 +69,7 @@ def write_missing_benchmarks(plan: DataPlan) -> bool:
     from tasks.evaluation.held_out import read_held_out_texts
 
     held_out = read_held_out_texts(plan.folders("held_out"), load_tokenizer(plan.tokenizer))
-    training = (text for c in plan.components.values() for text in read_documents(c.documents.folder, "train")["text"].to_pylist())
+    training = (text for c in plan.components.values() for text in read_split_texts(c.documents.folder, "train"))
     write_benchmarks(plan.benchmarks, held_out, commonest_word=commonest_word(training))
     say("made the benchmarks from held-out documents")
     return True

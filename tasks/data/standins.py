@@ -67,7 +67,7 @@ class NearDuplicates:
     seen: set[int] = field(default_factory=set)
 
     def is_new(self, text: str) -> bool:
-        """Whether at most four of its shingles of 13 words, and at most a quarter of them, stand in earlier documents; if so, remember it."""
+        """Whether at most four of its 13-word shingles, and at most a quarter, stand in earlier documents; if so, remember it."""
         words = re.findall(r"\w+", text.lower())
         shingles = {hash(tuple(words[at : at + SHINGLE_WORDS])) for at in range(max(1, len(words) - SHINGLE_WORDS + 1))}
         if len(shingles & self.seen) > min(MAX_SHARED_SHINGLES, MAX_SHARED_PART * len(shingles)):
@@ -77,7 +77,7 @@ class NearDuplicates:
 
 
 def write_stand_ins(collected: Mapping[str, list[dict[str, str]]], sources: Path) -> dict[str, int]:
-    """Write every component's file, near-duplicates left out, and last the record of what they were made from; documents written, by name."""
+    """Write every component's file without what repeats, and last the record of what they were made from; documents written, by name."""
     duplicates = NearDuplicates()
     written: dict[str, int] = {}
     for component, documents in sorted(collected.items()):

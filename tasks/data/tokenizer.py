@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.data.documents import read_documents
+from tasks.data.documents import read_split_texts
 from trainer.storage import digest_of_file, digest_of_json, write_atomically
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def tokenizer_digest(path: Path) -> str:
 
 def _sample(folder: Path) -> Iterable[str]:
     size = 0
-    for text in read_documents(folder, "train")["text"].to_pylist():
+    for text in read_split_texts(folder, "train"):
         if size >= MAX_BYTES_PER_COMPONENT:
             return
         size += len(text.encode())

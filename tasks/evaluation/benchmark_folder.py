@@ -9,13 +9,13 @@ from pydantic import Field, ValidationError
 
 from tasks.evaluation.benchmarks import (
     Baseline,
-    WordOrderItem,
     HeldOut,
     NextWordItem,
-    build_word_order,
+    WordOrderItem,
     build_next_word,
-    word_order_baseline,
+    build_word_order,
     next_word_baseline,
+    word_order_baseline,
 )
 from trainer.config import Frozen
 from trainer.errors import DataError

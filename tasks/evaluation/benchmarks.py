@@ -78,8 +78,10 @@ def build_word_order(held_out: HeldOut) -> list[WordOrderItem]:
 
 
 def build_next_word(held_out: HeldOut) -> list[NextWordItem]:
-    """`NUM_NEXT_WORD_ITEMS` items, spread over the components, whose answer can be known: it follows the opening's last word more often than
-    any other word does, in all held-out text. It is a plain word after one space, and the answer of at most `MAX_ITEMS_PER_ANSWER` items.
+    """`NUM_NEXT_WORD_ITEMS` items, spread over the components, whose answer can be known.
+
+    It follows the opening's last word more often than any other word does, in all held-out text; it is a plain word after one space, and
+    the answer of at most `MAX_ITEMS_PER_ANSWER` items.
 
     Raises:
         DataError: the held-out documents give no passage.

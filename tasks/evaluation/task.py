@@ -11,7 +11,7 @@ from tasks.evaluation.checkpoint import evaluate_phase
 from tasks.progress import say
 from trainer.config import RunConfig
 
-fit_baselines = task(measure_baselines, task_run_name="fit byte n-grams", cache_policy=NO_CACHE)
+fit_baselines = task(task_run_name="fit byte n-grams", cache_policy=NO_CACHE)(measure_baselines)
 
 
 @task(task_run_name="evaluate {run.phase}", cache_policy=NO_CACHE)

@@ -60,7 +60,7 @@ def page() -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {name: getattr(figures, name) for name in ("count", "decimal", "moment", "percent", "rate", "signed")}
+    environment.filters.update({name: getattr(figures, name) for name in ("count", "decimal", "moment", "percent", "rate", "signed")})
     environment.filters["breakable"] = breakable
     return environment.get_template("report.html")
 

@@ -44,14 +44,13 @@ def train_phase(run: RunConfig, on_rows: Callable[[list[Row]], None]) -> dict[st
     _set_aside_another_run(run)
     run_file = Path(run.output) / "run.json"
     write_json(run_file, run.model_dump(mode="json"))
-    for _ in range(MAX_RESTARTS + 1):
-        code = _run_process(run_file, on_rows)
-        if code == 0:
-            return read_json(Path(run.output) / "result.json")
-        if code > 0:
-            break
-        say(f"{run.phase}: the trainer was ended by signal {signal.Signals(-code).name}; going on from its last checkpoint")
-    raise _failure(run, code)
+    code, restarts = _run_process(run_file, on_rows), 0
+    while code < 0 and restarts < MAX_RESTARTS:
+        say(f"{run.phase}: the trainer was ended by {signal.Signals(-code).name}; going on from its last checkpoint")
+        code, restarts = _run_process(run_file, on_rows), restarts + 1
+    if code:
+        raise _failure(run, code)
+    return read_json(Path(run.output) / "result.json")
 
 
 def _run_process(run_file: Path, on_rows: Callable[[list[Row]], None]) -> int:

@@ -8,7 +8,6 @@ import pytest
 
 from tests.pulse.runs import Finished, Start, complete, kill_when
 
-
 pytestmark = pytest.mark.timeout(180)  # a guard against hanging: each takes 20 to 50 s where nothing else runs
 
 
@@ -90,7 +89,9 @@ def test_killed_while_evaluating(finished: Finished, phasewise: Start, recipe_fi
     assert digests(complete(phasewise("run", recipe_file, "--home", home, "--json"))) == digests(finished)
 
 
-def test_a_planted_item_stops_the_run_before_training(finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path: Path) -> None:
+def test_a_planted_item_stops_the_run_before_training(
+    finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path: Path
+) -> None:
     shutil.copytree(home / "sources", tmp_path / "sources")
     items = next((home / "benchmarks").glob("*/word_order.jsonl")).read_text().splitlines()
     item = json.loads(items[3])

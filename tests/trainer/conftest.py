@@ -33,7 +33,7 @@ MakeRun = Callable[..., RunConfig]
 StartTrainer = Callable[..., "subprocess.Popen[bytes]"]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def quick_compilation() -> Iterator[None]:
     """What is compiled here runs for milliseconds: XLA's optimisations, which take seconds, are left out."""
     before = jax.config.read("jax_disable_most_optimizations")

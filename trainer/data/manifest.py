@@ -23,7 +23,7 @@ class SourceFile(Frozen):
 
 
 class Shard(Frozen):
-    """`{name}.bin` holds the token ids, `{name}.parquet` one row a document: id, source_file, offset, length (in tokens, within the shard)."""
+    """`{name}.bin` holds the token ids, `{name}.parquet` a row a document: id, source_file, offset and length in tokens, in the shard."""
 
     name: str
     tokens: int = Field(ge=0)

@@ -7,7 +7,7 @@ from trainer.model.params import decay_mask
 
 
 def build_optimizer(config: AdamW, model: ModelConfig) -> optax.GradientTransformation:
-    """AdamW (Loshchilov and Hutter, 2019) without its learning rate: the step multiplies by it, so that a schedule compiles nothing anew."""
+    """AdamW (Loshchilov and Hutter, 2019) without its learning rate: the step multiplies by it, and a schedule compiles nothing anew."""
     return optax.chain(
         optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon, eps_root=0.0, mu_dtype=None, nesterov=False),
         optax.add_decayed_weights(config.weight_decay, mask=decay_mask(model)),

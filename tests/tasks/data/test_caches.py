@@ -88,7 +88,7 @@ def test_a_folder_without_its_manifest_is_no_cache(plan: DataPlan, tmp_path: Pat
 
 
 def test_a_large_vocabulary_needs_wider_tokens(plan: DataPlan, tmp_path: Path):
-    words = {BEGIN_OF_TEXT: 0, END_OF_TEXT: 1, "<unknown>": 2} | {f"word{number}": number for number in range(3, 70_000)} | {"The": 69_999}
+    words = {BEGIN_OF_TEXT: 0, END_OF_TEXT: 1, "<unknown>": 2} | {f"word{number}": number for number in range(3, 69_999)} | {"The": 69_999}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unknown>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]  # a setter without a stub
     tokenizer.save(str(tmp_path / "tokenizer.json"))

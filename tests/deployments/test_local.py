@@ -1,0 +1,132 @@
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+
+from deployments.local import only_one
+from tasks.home import Home
+from trainer.errors import PhasewiseError
+
+WAIT_SECONDS = 50
+
+
+class Up(NamedTuple):
+    """What `phasewise up` brought up."""
+
+    process: subprocess.Popen[str]
+    api: str
+    text: str
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def launch(home: Path, port: int) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PHASEWISE_"))}
+    command = [sys.executable, "-m", "deployments.local", "--port", str(port), "--home", str(home)]
+    return subprocess.Popen(command, cwd="/", env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ask(up: Up, path: str, body: dict[str, Any] | None = None) -> Any:
+    """One request; asked again, as Prefect's own clients do, where the server says that its database is busy."""
+    request = urllib.request.Request(f"{up.api}/{path}", body and json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        if error.code != 503:
+            raise
+        pause(up)
+        return ask(up, path, body)
+
+
+def pause(up: Up) -> None:
+    """A moment, or none where it is down."""
+    with suppress(subprocess.TimeoutExpired):
+        up.process.wait(0.2)
+
+
+def final_state(up: Up, run: str) -> dict[str, Any]:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < deadline and up.process.poll() is None:
+        state = ask(up, f"flow_runs/{run}")["state"]
+        if state["type"] not in {"SCHEDULED", "PENDING", "RUNNING"}:
+            return state
+        pause(up)
+    raise AssertionError(f"{run} did not end")
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Up]:
+    port = free_port()
+    with launch(tmp_path / "home", port) as process:
+        assert process.stdout
+        text = ""
+        while "Stop:" not in text and (line := process.stdout.readline()):
+            text += line
+        try:
+            yield Up(process, f"http://127.0.0.1:{port}/api", text)
+        finally:
+            process.kill()
+
+
+@pytest.mark.timeout(150)
+def test_it_comes_up_runs_what_is_asked_and_leaves_nothing(up: Up) -> None:
+    assert f"Prefect UI:  {up.api.removesuffix('/api')}\n" in up.text
+    deployment = ask(up, "deployments/name/prepare_data/marin-8b")["id"]
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask(up, f"deployments/{deployment}/create_flow_run", {"parameters": {"scale": "huge"}})
+    assert "not one of ['proxy', 'full']" in refused.value.read().decode()
+    run = ask(up, f"deployments/{deployment}/create_flow_run", {"parameters": {"recipe": "marin-9b"}})
+    assert "ConfigError: no recipe is called 'marin-9b'" in final_state(up, run["id"])["message"]
+    started = psutil.Process(up.process.pid).children(recursive=True)
+    assert started
+    up.process.send_signal(signal.SIGTERM)
+    assert up.process.wait(20) == 0
+    assert not [process for process in started if process.is_running()]
+
+
+def test_a_port_in_use_is_refused_in_one_line(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with launch(tmp_path, port) as process:
+            output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output) == (1, "")
+    assert errors == f"phasewise: port {port} cannot be used (Address already in use): choose another with --port.\n"
+
+
+def test_a_home_has_one_server_at_a_time(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    with only_one(home):
+        with pytest.raises(PhasewiseError, match="at work on"), only_one(home):
+            raise AssertionError("entered twice")
+        assert (home.prefect / "up.lock").exists()
+    with only_one(home):
+        assert (home.prefect / "up.lock").exists()
+
+
+def test_a_flow_run_ends_with_its_worker() -> None:
+    engine = "import signal, deployments.flow_process as p; p.runpy.run_module = lambda *a, **k: (print('up', flush=True), signal.pause()); p.main()"
+    with subprocess.Popen([sys.executable, "-c", engine], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.readline() == b"up\n"
+        process.stdin.close()
+        assert process.wait(10) == -signal.SIGTERM

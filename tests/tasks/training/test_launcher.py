@@ -1,0 +1,207 @@
+"""The trainer as a process: its result, its refusals, and its lives after a kill. The model is tiny and the trainer is the real one."""
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tasks.training import launcher
+from tasks.training.launcher import MAX_RESTARTS, finished_result, train_phase
+from trainer.config import RunConfig
+from trainer.data.manifest import read_manifest
+from trainer.errors import TrainingDiverged, TrainingError, VerdictError
+from trainer.metrics import Row, read_metrics
+from trainer.storage import read_json, write_json
+
+STEPS, SAVED_EVERY, KILLED_AFTER = 90, 30, 35
+MODEL = {
+    "vocab_size": 420, "seq_len": 32, "num_layers": 1, "d_model": 16, "d_ff": 32, "num_query_heads": 2, "num_kv_heads": 1, "head_dim": 8,
+    "rope": {"theta": 10_000, "scaling": None}, "rms_norm_epsilon": 1e-5, "initializer_std": 0.02, "compute_dtype": "float32",
+}  # fmt: skip
+BuildRun = Callable[..., RunConfig]
+
+
+@pytest.fixture(scope="module")
+def trained_at(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all runs: they share the trainer's compilation cache."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def build_run(prepared: Any, trained_at: Path) -> BuildRun:
+    """A run of a phase of that name; `peak` is its learning rate, and its data is judged unless `judged` says otherwise."""
+
+    def build(phase: str, *, peak: float = 1e-2, judged: bool = True) -> RunConfig:
+        caches = prepared.plan().folders("train")
+        verdict = trained_at / f"verdict-of-{phase}.json"
+        if judged:
+            write_json(verdict, {"passes": True, "judged": {name: read_manifest(folder).digest for name, folder in caches.items()}})
+        return RunConfig.model_validate(
+            {
+                "recipe": "tiny", "scale": "proxy", "phase": phase, "start_step": 0, "stop_step": STEPS, "seed": 0, "model": MODEL,
+                "optimizer": {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.05},
+                "learning_rate": [{"kind": "constant", "start_step": 0, "end_step": STEPS, "start": peak, "end": peak}],
+                "stability": {"max_grad_norm": [[0, None if peak > 1 else 1.0]], "z_loss": [[0, None]], "ema_decay": None},
+                "batch": [[0, 2]],
+                "mixture": [[0, {"code": 50, "law": 25, "web": 25}]],
+                "order": {"seed": 0, "permutation": "linear", "block_sequences": 8},
+                "checkpoints": {"every_steps": SAVED_EVERY, "every_minutes": None, "keep_all": False},
+                "start": None,
+                "caches": {name: str(folder) for name, folder in caches.items()},
+                "verdict": str(verdict),
+                "output": str(trained_at / phase),
+            }
+        )  # fmt: skip
+
+    return build
+
+
+def ignore(rows: list[Row]) -> None:
+    assert rows
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run that nothing disturbed, its result, and the rows that were told while it ran."""
+
+    run: RunConfig
+    result: dict[str, Any]
+    told: list[Row]
+
+
+@pytest.fixture(scope="module")
+def trained(build_run: BuildRun) -> Trained:
+    run, told = build_run("plain"), list[Row]()
+    return Trained(run, train_phase(run, told.extend), told)
+
+
+def test_a_run_ends_with_its_result(trained: Trained):
+    output = Path(trained.run.output)
+    assert trained.result == read_json(output / "result.json") == finished_result(trained.run)
+    assert trained.result["run_digest"] == trained.run.digest
+    assert Path(trained.result["checkpoint"]).is_dir()
+    assert [row["step"] for row in trained.told] == list(range(1, STEPS + 1))
+    assert trained.told == read_metrics(output / "metrics.jsonl")
+    assert trained.told[-1]["loss"] < trained.told[0]["loss"] - 0.5
+
+
+def test_the_same_run_is_not_trained_again(trained: Trained, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(launcher, "subprocess", None)
+    assert train_phase(trained.run, ignore) == trained.result
+
+
+def test_another_run_sets_the_folder_aside(build_run: BuildRun, trained_at: Path, caplog: pytest.LogCaptureFixture):
+    """What was there is kept whole under another name."""
+    caplog.set_level("INFO")
+    before, after = build_run("changing"), build_run("changing", peak=1e-3)
+    write_json(trained_at / "changing" / "run.json", before.model_dump(mode="json"))
+    write_json(trained_at / "changing" / "result.json", {"run_digest": before.digest})
+    (trained_at / "changing" / "checkpoints" / "10").mkdir(parents=True)
+    kept = contents(trained_at / "changing")
+    assert finished_result(before)
+    assert finished_result(after) is None
+
+    result = train_phase(after, ignore)
+    (aside,) = trained_at.glob("changing.superseded-*")
+    assert contents(aside) == kept
+    assert (aside / "checkpoints" / "10").is_dir()
+    assert f"it is kept in {aside.name}" in caplog.text
+    assert result["run_digest"] == after.digest
+
+
+def test_a_name_that_is_taken_is_not_taken_again(build_run: BuildRun, trained_at: Path):
+    """Three times the same two runs in turn: every folder is kept."""
+    for turn in range(3):
+        write_json(trained_at / "turns" / "run.json", build_run("turns").model_dump(mode="json"))
+        write_json(trained_at / "turns" / "result.json", {"turn": turn})
+        launcher._set_aside_another_run(build_run("turns", peak=1e-3))  # pyright: ignore[reportPrivateUsage]  # no training needed
+    kept = [read_json(path / "result.json")["turn"] for path in trained_at.glob("turns.superseded-*")]
+    assert sorted(kept) == [0, 1, 2]
+    assert not (trained_at / "turns").exists()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_killed_trainer_goes_on_and_ends_with_the_same_weights(
+    build_run: BuildRun, trained: Trained, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(launcher, "POLL_SECONDS", 0.01)
+    killed: list[int] = []
+    seen: list[int] = []
+
+    def kill_once(rows: list[Row]) -> None:
+        seen.extend(row["step"] for row in rows)
+        if not killed and KILLED_AFTER <= rows[-1]["step"] < STEPS:
+            (child,) = [child for child in psutil.Process().children() if "trainer" in child.cmdline()]
+            os.kill(child.pid, signal.SIGKILL)
+            killed.append(rows[-1]["step"])
+
+    result = train_phase(build_run("killed"), kill_once)
+    assert killed
+    assert "the trainer was ended by signal SIGKILL; going on from its last checkpoint" in caplog.text
+    assert result["params_digest"] == trained.result["params_digest"]
+    assert result["final_loss"] == trained.result["final_loss"]
+    assert [row["step"] for row in read_metrics(Path(result["checkpoint"]).parents[1] / "metrics.jsonl")] == list(range(1, STEPS + 1))
+    assert set(seen) == set(range(1, STEPS + 1))
+
+
+def test_a_trainer_that_is_always_killed_is_given_up(build_run: BuildRun, monkeypatch: pytest.MonkeyPatch):
+    lives: list[Path] = []
+
+    def die(run_file: Path, _on_rows: object) -> int:
+        (run_file.parent / "trainer.log").touch()
+        lives.append(run_file)
+        return -signal.SIGKILL
+
+    monkeypatch.setattr(launcher, "_run_process", die)
+    with pytest.raises(TrainingError, match=r"doomed was not trained: it ended with code -9; see .*trainer\.log"):
+        train_phase(build_run("doomed"), ignore)
+    assert len(lives) == 1 + MAX_RESTARTS
+
+
+def test_data_that_nobody_judged_is_not_trained_on(build_run: BuildRun):
+    with pytest.raises(VerdictError, match="unjudged was not trained: phase unjudged has no verdict at .*: validate its data first"):
+        train_phase(build_run("unjudged", judged=False), ignore)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(1, VerdictError), (2, TrainingError), (3, TrainingDiverged), (75, TrainingError), (120, TrainingError)]
+)
+def test_a_failure_has_its_kind_and_its_last_reason(build_run: BuildRun, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception]):
+    """One clear line, and no second try: what failed for a reason would fail for it again."""
+    lives: list[int] = []
+
+    def fail(run_file: Path, _on_rows: object) -> int:
+        (run_file.parent / "trainer.log").write_text("trainer: an old reason.\nnoise\ntrainer: the reason.\nTraceback: noise\n")
+        lives.append(code)
+        return code
+
+    monkeypatch.setattr(launcher, "_run_process", fail)
+    with pytest.raises(kind, match=r"^fails was not trained: the reason\.$") as failure:
+        train_phase(build_run("fails"), ignore)
+    assert type(failure.value) is kind
+    assert len(lives) == 1
+
+
+def test_the_reason_is_that_of_this_attempt(build_run: BuildRun, trained_at: Path, monkeypatch: pytest.MonkeyPatch):
+    """The log grows over all attempts; the reason of an earlier one must not be told for a crash that gave none."""
+    run = build_run("again", judged=False)
+    with pytest.raises(VerdictError):
+        train_phase(run, ignore)
+    monkeypatch.setattr(launcher.sys, "executable", "/bin/false")
+    with pytest.raises((TrainingError, VerdictError)) as failure:
+        train_phase(run, ignore)
+    assert "it ended with code 1" in str(failure.value)
+
+
+def test_a_loss_that_is_no_number_stops_the_run(build_run: BuildRun):
+    with pytest.raises(TrainingDiverged, match=r"diverges was not trained: phase diverges: (loss|grad_norm) is (nan|inf) at step \d+"):
+        train_phase(build_run("diverges", peak=1e30), ignore)

@@ -1,0 +1,183 @@
+"""Judging a phase's data, from its caches to its verdict."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.data.documents import read_documents, split_of
+from tasks.data.plan import DataPlan
+from tasks.validation import judge
+from trainer.config import RunConfig
+from trainer.data.manifest import read_manifest
+from trainer.errors import VerdictError
+from trainer.permission import check_permission
+from trainer.storage import digest_of_bytes, write_json
+from validations.limits import DataLimits, LeakageLimits
+from validations.verdict import Verdict, read_verdict
+
+LIMITS = DataLimits(
+    max_share_error_points=1.0, max_epochs=40.0, leakage=LeakageLimits(ngram_words=13, min_containment=0.5, max_items=0)
+)  # fmt: skip
+MIXTURE = {"code": 50, "law": 25, "web": 25}
+
+
+def build_run(plan: DataPlan, home: Any, mixture: dict[str, float] | None = None) -> RunConfig:
+    shares = mixture or MIXTURE
+    return RunConfig.model_validate(
+        {
+            "recipe": "tiny", "scale": "proxy", "phase": "first", "start_step": 0, "stop_step": 20, "seed": 0,
+            "model": {
+                "vocab_size": 420, "seq_len": 32, "num_layers": 1, "d_model": 16, "d_ff": 32, "num_query_heads": 2, "num_kv_heads": 1,
+                "head_dim": 8, "rope": {"theta": 10_000, "scaling": None}, "rms_norm_epsilon": 1e-5, "initializer_std": 0.02,
+                "compute_dtype": "float32",
+            },
+            "optimizer": {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.05},
+            "learning_rate": [{"kind": "constant", "start_step": 0, "end_step": 20, "start": 1e-3, "end": 1e-3}],
+            "stability": {"max_grad_norm": [[0, 1.0]], "z_loss": [[0, None]], "ema_decay": None},
+            "batch": [[0, 4]],
+            "mixture": [[0, shares]],
+            "order": {"seed": 0, "permutation": "linear", "block_sequences": 8},
+            "checkpoints": {"every_steps": 20, "every_minutes": None, "keep_all": False},
+            "start": None,
+            "caches": {name: str(plan.components[name].train.folder) for name in shares},
+            "verdict": str(home.verdict("tiny-proxy", "first", "data")),
+            "output": str(home.run("tiny-proxy", "first")),
+        }
+    )  # fmt: skip
+
+
+def judged(world: Any, limits: DataLimits = LIMITS, mixture: dict[str, float] | None = None) -> Verdict:
+    plan = world.plan()
+    return judge.judge_phase_data(build_run(plan, world.home, mixture), plan, limits, world.home, world.home.root / "evidence-of-this")
+
+
+@pytest.fixture
+def copied(prepared: Any, tmp_path: Path) -> Any:
+    """The prepared home to be judged in: nothing scanned yet."""
+    shutil.copytree(prepared.home.root, tmp_path / "home", ignore=shutil.ignore_patterns("evidence*", "verdicts", "sources"))
+    return type(prepared)(type(prepared.home).open(str(tmp_path / "home")), prepared.sources)
+
+
+@pytest.fixture
+def scans(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The components of every scan that is made from now on."""
+    made: list[list[str]] = []
+    run_all = judge.run_all
+
+    def note(stage: str, function: Any, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        made.append([folder.parent.name for folder, *_ in calls])
+        return run_all(stage, function, calls)
+
+    monkeypatch.setattr(judge, "run_all", note)
+    return made
+
+
+@pytest.mark.usefixtures("on_scheduler")
+def test_data_that_is_in_order_may_be_trained_on(copied: Any):
+    verdict = judged(copied)
+    assert verdict.passes, verdict.reasons
+    assert (verdict.subject, verdict.suite) == ("tiny/proxy/first data", "data")
+    assert len(verdict.checks) > 10
+    plan = copied.plan()
+    assert verdict.judged == {name: read_manifest(plan.components[name].train.folder).digest for name in MIXTURE}
+    run = build_run(plan, copied.home)
+    assert read_verdict(run.verdict) == verdict
+    check_permission(run)
+
+
+@pytest.mark.usefixtures("on_scheduler")
+def test_a_scan_of_the_same_bytes_is_not_made_again(copied: Any, scans: list[list[str]]):
+    """Neither for the same phase, nor for another one with the same components; another rule scans again."""
+    first = judged(copied)
+    second = judged(copied)
+    fewer = judged(copied, mixture={"law": 50, "web": 50})
+    looser = judged(
+        copied, DataLimits(**{**LIMITS.model_dump(), "leakage": LeakageLimits(ngram_words=13, min_containment=0.9, max_items=0)})
+    )
+    assert second == first
+    assert set(fewer.judged) == {"law", "web"}
+    assert looser.passes
+    assert scans == [["code", "law", "web"], [], [], ["code", "law", "web"]]
+
+
+def plant(world: Any) -> tuple[str, str]:
+    """Put a held-out document of `law` into a file of `code`, between other words; its id and the file's name."""
+    planted = read_documents(world.plan().components["law"].documents.folder, "held_out").to_pylist()[0]
+    texts = (f"Copied from elsewhere, {number}: {planted['text']} And so on." for number in range(50))
+    training = next(text for text in texts if split_of(digest_of_bytes(text.encode())) == "train")
+    write_json(world.sources / "code" / "ignored.json", {})
+    (world.sources / "code" / "planted.jsonl").write_text(f'{{"text": "{training}"}}\n')
+    return planted["id"], "planted.jsonl"
+
+
+@pytest.mark.usefixtures("on_scheduler")
+def test_a_held_out_document_in_another_source_stops_the_phase(prepared: Any, tmp_path: Path):
+    """It is named with its file and in how many documents it stands, and the trainer refuses too."""
+    world = type(prepared)(type(prepared.home).open(str(tmp_path)), tmp_path / "sources")
+    shutil.copytree(prepared.sources, world.sources)
+    world.prepare()
+    item, file = plant(world)
+    world.prepare()
+
+    verdict = judged(world)
+    (reason,) = [reason for reason in verdict.reasons if reason.severity == "critical"]
+    assert not verdict.passes
+    assert f"item {item} of benchmark held-out law stands in 1 document of component code, file file://" in reason.what
+    assert f"{file} (containment 1.00)" in reason.what
+    assert "Remove it from the source" in reason.sentence
+    with pytest.raises(VerdictError, match="does not pass: phase first must not train"):
+        check_permission(build_run(world.plan(), world.home))
+
+
+@pytest.mark.usefixtures("on_scheduler")
+def test_a_benchmark_item_in_a_source_stops_the_phase(prepared: Any, tmp_path: Path):
+    """What stands in a training document by less than the limit is no leak; above it, every item is named."""
+    world = type(prepared)(type(prepared.home).open(str(tmp_path)), tmp_path / "sources")
+    shutil.copytree(prepared.sources, world.sources)
+    plan = world.prepare()
+    item = next(item for item in judge.test_items(plan) if item.benchmark == "word_order")
+    texts = (f"Number {number}. {item.text}" for number in range(50))
+    training = next(text for text in texts if split_of(digest_of_bytes(text.encode())) == "train")
+    (world.sources / "web" / "planted.jsonl").write_text(f'{{"text": "{training}"}}\n')
+    world.prepare()
+    verdict = judged(world)
+    assert not verdict.passes
+    assert any(f"item {item.id} of benchmark word_order stands in 1 document of component web" in reason.what for reason in verdict.reasons)
+
+
+def test_the_test_items_are_the_benchmarks_and_what_is_held_out(prepared: Any):
+    plan = prepared.plan()
+    items = judge.test_items(plan)
+    held_out = [item for item in items if item.benchmark.startswith("held-out ")]
+    expected = [
+        row for component in plan.components.values() for row in read_documents(component.documents.folder, "held_out").to_pylist()
+    ]
+    assert sorted((item.id, item.text) for item in held_out) == sorted((row["id"], row["text"]) for row in expected)
+    assert {item.benchmark for item in items if item not in held_out} == {"word_order", "next_word"}
+
+
+@pytest.mark.usefixtures("on_scheduler")
+def test_a_mixture_that_cannot_be_drawn_does_not_pass(copied: Any):
+    """One share below one sequence of a block is not drawn as intended; too little data is repeated too often."""
+    strict = DataLimits(max_share_error_points=1.0, max_epochs=0.5, leakage=LIMITS.leakage)
+    verdict = judged(copied, strict)
+    assert not verdict.passes
+    assert any("has been seen" in reason.what for reason in verdict.reasons)
+    skewed = judged(copied, mixture={"code": 94, "law": 3, "web": 3})
+    assert not skewed.passes
+    assert any("the recipe intends 94.00 %" in reason.what for reason in skewed.reasons)
+
+
+@pytest.mark.usefixtures("on_scheduler")
+def test_a_source_that_changed_after_planning_makes_the_cache_stale(prepared: Any, copied: Any, monkeypatch: pytest.MonkeyPatch):
+    """The caches of the old plan, judged against the files as they are now."""
+    plan = copied.plan()
+    files = plan.components["web"].files
+    changed = files[0].model_validate({**files[0].model_dump(), "digest": "0" * 64})
+    object.__setattr__(plan.components["web"], "files", (changed, *files[1:]))
+    verdict = judge.judge_phase_data(build_run(plan, copied.home), plan, LIMITS, copied.home, copied.home.root / "evidence-of-this")
+    assert not verdict.passes
+    assert any("the cache of component web is stale: its sources differ in 1 file" in reason.what for reason in verdict.reasons)

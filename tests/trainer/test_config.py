@@ -1,0 +1,153 @@
+"""What a run may be, and what each refusal says."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from trainer.config import LearningRateSegment, RunConfig, Stability, Steps, always
+
+MakeRun = Callable[..., RunConfig]
+
+
+def test_a_value_by_steps_holds_from_its_step_on():
+    sizes = Steps[int](((0, 8192), (18_500, 7680), (21_010, 8192)))
+    assert [sizes.at(step) for step in (0, 18_499, 18_500, 21_009, 21_010, 10**9)] == [8192, 8192, 7680, 7680, 8192, 8192]
+
+
+def test_the_first_value_holds_before_its_step_too():
+    assert Steps[str](((100, "a"), (200, "b"))).at(5) == "a"
+
+
+def test_within_moves_the_first_entry_to_the_start():
+    sizes = Steps[int](((0, 1), (10, 2), (20, 3), (30, 4)))
+    assert sizes.within(0, 40) == sizes.root
+    assert sizes.within(12, 30) == ((12, 2), (20, 3))
+    assert sizes.within(10, 11) == ((10, 2),)
+    assert sizes.within(35, 40) == ((35, 4),)
+
+
+@given(steps=st.sets(st.integers(0, 50), min_size=1), start=st.integers(0, 50), length=st.integers(1, 50))
+def test_within_says_of_each_step_what_at_says(steps: set[int], start: int, length: int):
+    whole = Steps[int](tuple((step, index) for index, step in enumerate(sorted(steps))))
+    part = Steps[int](whole.within(start, start + length))
+    assert part.root[0][0] == start
+    assert all(part.at(step) == whole.at(step) for step in range(start, start + length))
+
+
+def test_always_is_the_same_at_every_step():
+    assert {always(7).at(step) for step in (0, 1, 10**6)} == {7}
+
+
+def test_a_run_survives_json(make_run: MakeRun):
+    run = make_run("json")
+    again = RunConfig.model_validate_json(run.model_dump_json())
+    assert again == run
+    assert again.digest == run.digest
+
+
+def test_the_digest_knows_every_setting(make_run: MakeRun):
+    run = make_run("digest")
+    changes: list[dict[str, Any]] = [
+        {"seed": 8},
+        {"batch": [[0, 4], [10, 9]]},
+        {"optimizer": {**run.optimizer.model_dump(), "beta2": 0.99}},
+        {"caches": {**run.caches, "web": "elsewhere"}},
+        {"start": {"checkpoint": "x", "params_digest": "y", "fresh": []}},
+    ]
+    digests = {RunConfig.model_validate({**run.model_dump(), **change}).digest for change in changes}
+    assert len({run.digest, *digests}) == len(changes) + 1
+
+
+def test_a_run_cannot_be_changed(make_run: MakeRun):
+    with pytest.raises(ValidationError, match="frozen"):
+        make_run("frozen").seed = 3  # pyright: ignore[reportAttributeAccessIssue]  # that is the point
+
+
+def segment(start_step: int, end_step: int, **changes: Any) -> dict[str, Any]:
+    return {"kind": "linear", "start_step": start_step, "end_step": end_step, "start": 1e-3, "end": 1e-4, **changes}
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "mixture sum": (
+        {"mixture": [[0, {"books": 60, "code": 40}], [5, {"books": 60, "code": 30}]]},
+        r"mixture from step 5 must sum to 100 %, found 90\.00 % over 2 components",
+    ),
+    "empty mixture": ({"mixture": [[0, {}]]}, r"must sum to 100 %, found 0\.00 % over 0 components"),
+    "negative share": ({"mixture": [[0, {"books": 120, "code": -20}]]}, r"less than or equal to 100"),
+    "share no number": ({"mixture": [[0, {"books": float("nan"), "code": 100}]]}, r"mixture.*\n.*less than or equal to 100"),
+    "missing cache": ({"caches": {"books": "b"}}, r"no cache is named for code, web"),
+    "steps not increasing": ({"batch": [[0, 4], [9, 8], [9, 6]]}, r"steps must increase, but 9 follows 9"),
+    "no steps": ({"batch": []}, r"needs at least one entry, such as \[\[0, 1024\]\]"),
+    "batch of none": ({"batch": [[0, 4], [9, 0]]}, r"batch.*\n.*greater than 0"),
+    "gap": ({"learning_rate": [segment(0, 10), segment(12, 24)]}, r"must join: one ends at 10, the next starts at 12"),
+    "overlap": ({"learning_rate": [segment(0, 10), segment(8, 24)]}, r"must join: one ends at 10, the next starts at 8"),
+    "late start": ({"learning_rate": [segment(1, 24)]}, r"must cover steps 0 → 24, found 1 → 24"),
+    "early end": ({"learning_rate": [segment(0, 23)]}, r"must cover steps 0 → 24, found 0 → 23"),
+    "no rate": ({"learning_rate": []}, r"must cover steps 0 → 24, found nothing"),
+    "backwards": ({"stop_step": 5, "start_step": 5}, r"stop_step must be after start_step, found 5 → 5"),
+    "typo": ({"sed": 7}, r"sed\n.*Extra inputs are not permitted"),
+    "typo inside": ({"order": {"seed": 1, "permutation": "feistel", "blocks": 16}}, r"order\.blocks\n.*Extra inputs"),
+    "unknown kind": ({"order": {"seed": 1, "permutation": "shuffle", "block_sequences": 16}}, r"'linear' or 'feistel'"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_an_impossible_run_is_refused_with_what_was_found(make_run: MakeRun, change: dict[str, Any], message: str):
+    values = make_run("impossible").model_dump()
+    with pytest.raises(ValidationError, match=message):
+        RunConfig.model_validate({**values, **change})
+
+
+def test_a_missing_field_is_named(make_run: MakeRun):
+    values = make_run("missing").model_dump()
+    del values["seed"]
+    with pytest.raises(ValidationError, match=r"seed\n.*Field required"):
+        RunConfig.model_validate(values)
+
+
+def test_a_component_of_another_phase_needs_no_cache(make_run: MakeRun):
+    values = make_run("other").model_dump()
+    del values["caches"]["web"]  # drawn from step 14 on
+    values["stop_step"] = 14
+    assert "web" not in RunConfig.model_validate(values).caches
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_kv_heads": 3}, r"num_query_heads must be a multiple of num_kv_heads, found 4 and 3"),
+        ({"head_dim": 7}, r"head_dim\n.*multiple of 2"),
+        ({"compute_dtype": "float16"}, r"'float32' or 'bfloat16'"),
+        ({"rms_norm_epsilon": float("inf")}, r"finite number"),
+    ],
+)
+def test_an_impossible_model_is_refused(make_run: MakeRun, change: dict[str, Any], message: str):
+    values = make_run("model").model_dump()
+    with pytest.raises(ValidationError, match=message):
+        RunConfig.model_validate({**values, "model": {**values["model"], **change}})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"end_step": 5, "start_step": 5}, r"must end after it starts, found 5 → 5"),
+        ({"kind": "constant"}, r"a constant segment has one value, found 0\.001 → 0\.0001"),
+        ({"kind": "inverse", "end": 0.0}, r"an inverse segment needs positive values, found 0\.001 → 0\.0"),
+        ({"start": -1.0}, r"greater than or equal to 0"),
+    ],
+)
+def test_an_impossible_segment_is_refused(change: dict[str, Any], message: str):
+    with pytest.raises(ValidationError, match=message):
+        LearningRateSegment.model_validate({**segment(0, 10), **change})
+
+
+@pytest.mark.xfail(strict=True, reason="Steps takes any float: the constraints of Frozen do not reach into it")
+@pytest.mark.parametrize("change", [{"max_grad_norm": -1.0}, {"max_grad_norm": float("nan")}, {"z_loss": -1.0}, {"z_loss": float("nan")}])
+def test_impossible_values_by_steps_are_refused(change: dict[str, float]):
+    values = {"max_grad_norm": 1.0, "z_loss": 1e-4, **change}
+    with pytest.raises(ValidationError):
+        Stability.model_validate({**{name: [[0, value]] for name, value in values.items()}, "ema_decay": None})
