@@ -1,13 +1,13 @@
 """From a recipe to what the rooms below need: sources for the data, a run for the trainer."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from flows.recipes.catalogue import CATALOGUE
-from flows.recipes.recipe import FromScratch, HandOff, Phase, Recipe
+from flows.recipes.recipe import LOCAL_SLICE, FromScratch, HandOff, Phase, Recipe
 from tasks.data.plan import DataPlan, plan_data
-from tasks.data.source import Source
-from tasks.data.standins import StandIn, stand_in_source
+from tasks.data.source import Source, expand
+from tasks.data.standins import StandIn, missing_stand_ins, stand_in_source
 from tasks.home import Home
 from trainer.checkpoint_path import checkpoint_path
 from trainer.config import RunConfig, StartFrom
@@ -33,9 +33,37 @@ def stand_ins_of(recipe: Recipe) -> dict[str, StandIn]:
     return {name: CATALOGUE[name].stand_in for name in recipe.components} if recipe.scale == "proxy" else {}
 
 
+def check_sources(recipe: Recipe, home: Home) -> None:
+    """Refuse sources that cannot be read, before anything is started.
+
+    Raises:
+        ConfigError: a component is not in the catalogue.
+        DataError: a component has no files.
+    """
+    to_collect = missing_stand_ins(stand_ins_of(recipe), home.sources)
+    for name, source in sources_of(recipe, home).items():
+        if name not in to_collect:
+            expand(source)
+
+
+def check_slices(recipe: Recipe, phases: Iterable[Phase]) -> None:
+    """Refuse phases that this machine cannot train.
+
+    Raises:
+        ConfigError: a phase needs a slice.
+    """
+    for phase in phases:
+        for _, name in phase.slice.within(phase.start_step, phase.stop_step):
+            if name != LOCAL_SLICE:
+                raise ConfigError(
+                    f"phase {phase.name} of {recipe.run_name} needs the slice {name}, and so far only this machine can be trained on: "
+                    "use --scale proxy."
+                )
+
+
 def data_plan(recipe: Recipe, home: Home) -> DataPlan:
     """Every cache that the recipe needs, from its sources as they are now."""
-    return plan_data(sources_of(recipe, home), home, vocab_size=recipe.tokenizer.vocab_size)
+    return plan_data(sources_of(recipe, home), home, vocab_size=recipe.tokenizer.vocab_size, tokenizer_name=recipe.tokenizer.name)
 
 
 def build_run(recipe: Recipe, phase: Phase, home: Home, caches: Mapping[str, Path]) -> RunConfig:

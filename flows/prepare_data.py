@@ -2,10 +2,10 @@
 
 from prefect import flow
 
-from flows.plan import data_plan, stand_ins_of
+from flows.plan import check_sources, data_plan, stand_ins_of
 from flows.recipes import load_recipe
 from flows.recipes.recipe import Scale
-from tasks.data.task import build_caches, collect_stand_ins, train_tokenizer, write_benchmarks, write_documents
+from tasks.data.task import build_caches, collect_stand_ins, make_tokenizer, write_benchmarks, write_documents
 from tasks.home import Home
 
 
@@ -19,9 +19,10 @@ def prepare_data(recipe: str = "marin-8b", scale: Scale = "proxy", home: str | N
         home: Folder of everything; PHASEWISE_HOME if not given.
     """
     wanted, place = load_recipe(recipe, scale), Home.open(home)
+    check_sources(wanted, place)
     collect_stand_ins(stand_ins_of(wanted), place.sources)
     plan = data_plan(wanted, place)
     write_documents(plan)
-    train_tokenizer(plan, wanted.tokenizer.vocab_size)
+    make_tokenizer(plan, wanted.tokenizer.vocab_size, wanted.tokenizer.name)
     build_caches(plan)
     write_benchmarks(plan)

@@ -1,5 +1,6 @@
 """What the home says about a recipe's phases: files are the truth, and everything here is read from them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -60,8 +61,8 @@ def read_record(recipe: Recipe, phase: Phase, home: Home, plan: DataPlan) -> Pha
     return PhaseRecord(phase, run, data_verdict, result, evaluation, model_verdict)
 
 
-def is_done(recipe: Recipe, home: Home) -> bool:
-    """Whether nothing is left to do: every cache as its sources demand it, every phase trained, evaluated and past its gates."""
+def is_done(recipe: Recipe, phases: Iterable[Phase], home: Home) -> bool:
+    """Whether nothing is left to do: every cache as its sources demand it, these phases trained, evaluated and past their gates."""
     try:
         plan = data_plan(recipe, home)
     except PhasewiseError:

@@ -84,7 +84,9 @@ def own_server(home: Home, port: int) -> Iterator[str]:
     command = [sys.executable, "-m", "flows.server", str(port)]
     with (
         open(log_path, "ab") as log,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment) as process,
+        subprocess.Popen(  # a session of its own: Ctrl-C must not end it before what it stops has been reported
+            command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
+        ) as process,
     ):
         try:
             _wait_until_up(url, process, str(log_path))

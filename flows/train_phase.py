@@ -6,7 +6,7 @@ from prefect import flow
 from prefect.artifacts import create_table_artifact
 
 from flows.evaluate_checkpoint import evaluate_checkpoint
-from flows.plan import build_run, data_plan
+from flows.plan import build_run, check_slices, data_plan
 from flows.prepare_data import prepare_data
 from flows.recipes import load_recipe
 from flows.recipes.recipe import Scale
@@ -30,6 +30,7 @@ def train_phase(recipe: str, phase: str, scale: Scale = "proxy", home: str | Non
     """
     wanted, place = load_recipe(recipe, scale), Home.open(home)
     chosen = wanted.phase(phase)
+    check_slices(wanted, [chosen])
     prepare_data(recipe, scale, home)
     plan = data_plan(wanted, place)
     if read_record(wanted, chosen, place, plan).state == "done":

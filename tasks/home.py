@@ -1,7 +1,10 @@
 """Where everything lives: the layout under `PHASEWISE_HOME`, in one place."""
 
+import fcntl
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +40,20 @@ class Home:
                 f"the home {root} cannot be written: {error.strerror}. Choose another with --home or PHASEWISE_HOME."
             ) from None
         return cls(root)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the home for one run. The lock goes with the process, however it ends.
+
+        Raises:
+            ConfigError: another process holds it.
+        """
+        with open(self.root / "lock", "a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"another run is at work in {self.root}: wait for it, or choose another home with --home.") from None
+            yield
 
     @property
     def sources(self) -> Path:

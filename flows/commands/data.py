@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.plan import data_plan
+from flows.plan import check_sources, data_plan
 from flows.recipes import load_target, split_target
 from flows.recipes.recipe import Phase, Recipe, Scale
 from flows.server import server_for
@@ -20,7 +20,8 @@ def prepare(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
     """Build every cache of the recipe that is not there; the caches that the target draws from, with their digests."""
     recipe, phase = load_target(target, scale)
     place = Home.open(home)
-    with shown_on_terminal(), server_for(place):
+    check_sources(recipe, place)
+    with place.held(), shown_on_terminal(), server_for(place):
         from flows.prepare_data import prepare_data
 
         prepare_data(split_target(target)[0], scale, str(place.root))

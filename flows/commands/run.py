@@ -1,10 +1,12 @@
 """`phasewise run`."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from flows.plan import data_plan
+from flows.plan import check_slices, check_sources, data_plan
 from flows.recipes import load_target, split_target
 from flows.recipes.recipe import Recipe, Scale
 from flows.record import is_done, report_path
@@ -22,19 +24,22 @@ def run_recipe(target: str, scale: Scale, home: str | None, *, as_json: bool) ->
         PhasewiseError: a phase was refused, or something stopped the run; what was reached is shown first.
     """
     recipe, phase = load_target(target, scale)
+    phases = recipe.lineage(phase) if phase else recipe.phases
+    check_slices(recipe, phases)
     place = Home.open(home)
-    try:
-        with shown_on_terminal():
-            if is_done(recipe, place):
-                say(f"{recipe.run_name}: everything is done already; nothing was run")
+    check_sources(recipe, place)
+    with place.held(), shown_on_terminal():
+        try:
+            if is_done(recipe, phases, place):
+                say(f"{target} at {scale} scale: everything is done already; nothing was run")
             else:
                 with server_for(place):
                     from flows.train_recipe import train_recipe
 
                     train_recipe(split_target(target)[0], scale, str(place.root), phase.name if phase else None)
-    finally:
-        if not as_json and report_path(recipe, place).exists():
-            print_outcome(recipe, place)
+        finally:
+            if not as_json and report_path(recipe, place).exists():
+                print_outcome(recipe, place)
     return run_summary(recipe, place, data_plan(recipe, place))
 
 
@@ -44,4 +49,9 @@ def print_outcome(recipe: Recipe, home: Home) -> None:
     console = Console()
     print_summary(console, summary)
     console.print(f"Report:     {summary['report']}", soft_wrap=True, highlight=False)
-    console.print(f"Prefect UI: phasewise up --home {home.root}", soft_wrap=True, highlight=False)
+    console.print(f"Prefect UI: {_program()} up --home {home.root}", soft_wrap=True, highlight=False)
+
+
+def _program() -> str:
+    """How this program was called, so that the line can be copied."""
+    return sys.argv[0] if Path(sys.argv[0]).name == "phasewise" else "phasewise"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import TypeVar
 
-from flows.recipes.recipe import Evaluation, FromScratch, Gates, HandOff, Phase, Recipe, Tokenizer
+from flows.recipes.recipe import LOCAL_SLICE, Evaluation, FromScratch, Gates, HandOff, Phase, Recipe, Tokenizer
 from trainer.config import (
     CheckpointPolicy,
     DataOrder,
@@ -61,7 +61,7 @@ def proxy_phase(phase: Phase) -> Phase:
             z_loss=_by_steps(phase.stability.z_loss, lambda weight: weight),
             ema_decay=proxy_ema(phase.stability.ema_decay),
         ),
-        slice=always("local"),
+        slice=always(LOCAL_SLICE),
         checkpoints=CheckpointPolicy(every_steps=max(1, steps(phase.checkpoints.every_steps)), every_minutes=None, keep_all=False),
         evaluation=Evaluation(benchmarks=BENCHMARKS, held_out_tokens=HELD_OUT_TOKENS),
         gates=_gates(phase),

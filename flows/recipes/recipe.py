@@ -25,6 +25,8 @@ from validations.limits import DataLimits, GateLimits
 
 T = TypeVar("T")
 Scale = Literal["proxy", "full"]
+LOCAL_SLICE = "local"
+"""The slice that is this machine."""
 Change = Literal[
     "architecture", "rope", "batch", "learning_rate", "schedule", "optimizer", "optimizer_state",
     "mixture", "order", "ema", "z_loss", "max_grad_norm", "slice",

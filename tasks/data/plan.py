@@ -63,7 +63,7 @@ class DataPlan:
         return {name: component.cache(split).folder for name, component in self.components.items()}
 
 
-def plan_data(sources: Mapping[str, Source], home: Home, *, vocab_size: int) -> DataPlan:
+def plan_data(sources: Mapping[str, Source], home: Home, *, vocab_size: int, tokenizer_name: str | None = None) -> DataPlan:
     """Expand and fingerprint the sources; every key and folder follows from the digests.
 
     Raises:
@@ -71,7 +71,7 @@ def plan_data(sources: Mapping[str, Source], home: Home, *, vocab_size: int) -> 
     """
     files = {name: fingerprint(source) for name, source in sorted(sources.items())}
     documents = {name: documents_key(sources[name], files[name]) for name in files}
-    tokenizer = tokenizer_key(documents.values(), vocab_size)
+    tokenizer = tokenizer_key(documents.values(), vocab_size, tokenizer_name)
 
     def cache(name: str, split: Split) -> CachePlan:
         key = cache_key(documents[name], split, tokenizer)

@@ -8,7 +8,7 @@ from tasks.data.cluster import run_all
 from tasks.data.documents import read_split_texts, write_documents
 from tasks.data.plan import ComponentPlan, DataPlan
 from tasks.data.standins import StandIn, collect, missing_stand_ins, write_stand_ins
-from tasks.data.tokenizer import load_tokenizer, train_tokenizer
+from tasks.data.tokenizer import fetch_tokenizer, load_tokenizer, train_tokenizer
 from tasks.progress import say
 from trainer.data.manifest import MANIFEST_NAME, Split
 
@@ -37,10 +37,14 @@ def write_missing_documents(plan: DataPlan) -> int:
     return len(missing)
 
 
-def train_missing_tokenizer(plan: DataPlan, vocab_size: int) -> bool:
-    """Train the tokenizer unless it is there; whether it was trained."""
+def make_missing_tokenizer(plan: DataPlan, vocab_size: int, name: str | None) -> bool:
+    """Fetch the tokenizer by its name, or train it, unless it is there; whether anything was done."""
     if plan.tokenizer.exists():
         return False
+    if name is not None:
+        say(f"fetching the tokenizer {name}")
+        fetch_tokenizer(name, plan.tokenizer)
+        return True
     say(f"training a byte-level BPE tokenizer with {vocab_size:,} entries")
     train_tokenizer([component.documents.folder for component in plan.components.values()], vocab_size, plan.tokenizer)
     return True

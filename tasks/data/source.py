@@ -31,10 +31,14 @@ def expand(source: Source) -> tuple[str, ...]:
     """The URLs of the files, sorted.
 
     Raises:
-        DataError: no file matches; a component must not vanish in silence.
+        DataError: no file matches (a component must not vanish in silence), or they cannot be listed.
     """
-    file_system, root = fsspec.core.url_to_fs(source.url)
-    names = sorted(name for name in file_system.find(root) if _selected(source, name.removeprefix(root).lstrip("/")))
+    try:
+        file_system, root = fsspec.core.url_to_fs(source.url)
+        found: list[str] = file_system.find(root)
+    except Exception as error:  # each file system has errors of its own
+        raise DataError(f"the files under {source.url} cannot be listed: {type(error).__name__}: {error}") from error
+    names = sorted(name for name in found if _selected(source, name.removeprefix(root).lstrip("/")))
     if not names:
         raise DataError(f"no file under {source.url} matches {', '.join(source.include)}: a component needs at least one.")
     return tuple(file_system.unstrip_protocol(name) for name in names)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.data.documents import read_split_texts
+from trainer.errors import DataError
 from trainer.storage import digest_of_file, digest_of_json, write_atomically
 
 if TYPE_CHECKING:
@@ -16,8 +17,10 @@ BEGIN_OF_TEXT, END_OF_TEXT = "<|begin_of_text|>", "<|end_of_text|>"
 MAX_BYTES_PER_COMPONENT = 200_000
 
 
-def tokenizer_key(documents_keys: Iterable[str], vocab_size: int) -> str:
-    """Digest of everything that decides the tokenizer."""
+def tokenizer_key(documents_keys: Iterable[str], vocab_size: int, name: str | None) -> str:
+    """Digest of everything that decides the tokenizer: its name on the hub, or what it is trained on."""
+    if name is not None:
+        return digest_of_json({"name": name, "vocab_size": vocab_size})
     return digest_of_json(
         {
             "version": TOKENIZER_VERSION,
@@ -44,6 +47,21 @@ def train_tokenizer(documents: Iterable[Path], vocab_size: int, path: Path) -> N
     )
     tokenizer.train_from_iterator((text for folder in sorted(documents) for text in _sample(folder)), trainer)
     write_atomically(path, tokenizer.to_str(pretty=True).encode())
+
+
+def fetch_tokenizer(name: str, path: Path) -> None:
+    """Save a tokenizer of the hub as `tokenizer.json`.
+
+    Raises:
+        DataError: it cannot be fetched.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        fetched = Tokenizer.from_pretrained(name)
+    except Exception as error:  # the library raises a bare Exception
+        raise DataError(f"the tokenizer {name} cannot be fetched from the hub: {error}") from error
+    write_atomically(path, fetched.to_str().encode())
 
 
 def load_tokenizer(path: Path) -> "Tokenizer":

@@ -24,9 +24,7 @@ def tracked_files() -> list[Path]:
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
         return [ROOT / name for name in names if name and (ROOT / name).is_file()]
-    return [
-        path for path in ROOT.rglob("*") if path.is_file() and not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
-    ]
+    return [path for path in ROOT.rglob("*") if path.is_file() and not any(part.startswith(".") for part in path.relative_to(ROOT).parts)]
 
 
 def test_files_and_functions_are_short():

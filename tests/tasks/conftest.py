@@ -12,13 +12,13 @@ from dask.distributed import LocalCluster
 
 from tasks.data.cluster import SCHEDULER_VARIABLE
 from tasks.data.plan import DataPlan, plan_data
-from tasks.data.prepare import build_missing_caches, train_missing_tokenizer, write_missing_benchmarks, write_missing_documents
+from tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_benchmarks, write_missing_documents
 from tasks.data.source import Source
 from tasks.home import Home
 
-NOUNS = "river mountain garden window lantern harbour carpenter mirror orchard bridge letter winter candle village engine".split()
-VERBS = "follows remembers carries watches repairs paints measures forgets lifts answers".split()
-PLACES = "valley kitchen station library forest market cellar tower meadow harbour".split()
+NOUNS = ("river", "mountain", "garden", "window", "lantern", "harbour", "carpenter", "mirror", "orchard", "bridge", "letter", "engine")
+VERBS = ("follows", "remembers", "carries", "watches", "repairs", "paints", "measures", "forgets", "lifts", "answers")
+PLACES = ("valley", "kitchen", "station", "library", "forest", "market", "cellar", "tower", "meadow", "harbour")
 VOCAB_SIZE = 420
 
 
@@ -74,7 +74,7 @@ class World:
         """Documents, tokenizer, caches and benchmarks, whatever of them is missing."""
         plan = self.plan()
         write_missing_documents(plan)
-        train_missing_tokenizer(plan, VOCAB_SIZE)
+        make_missing_tokenizer(plan, VOCAB_SIZE, None)
         build_missing_caches(plan)
         write_missing_benchmarks(plan)
         return plan
@@ -83,11 +83,8 @@ class World:
 @pytest.fixture(scope="session")
 def scheduler() -> Iterator[str]:
     """The address of a cluster with two processes."""
-    anywhere = {"dashboard_address": ":0"}
-    with LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=None, scheduler_kwargs=anywhere, silence_logs=logging.ERROR
-    ) as cluster:
-        yield cluster.scheduler_address
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs=logging.ERROR) as cluster:
+        yield str(cluster.scheduler_address)  # pyright: ignore[reportAttributeAccessIssue]  # typed as awaitable or not
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Where everything lives, and the refusal of a place where nothing can."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,19 @@ def test_a_place_under_a_file_is_refused(tmp_path: Path, below: str):
 def test_an_object_store_is_refused_by_its_url(url: str):
     with pytest.raises(ConfigError, match=rf"must be a local folder, found {url}"):
         Home.open(url)
+
+
+def test_one_run_at_a_time_holds_the_home(tmp_path: Path):
+    """Also against another process; and the lock goes with a process that is killed."""
+    program = "import sys; from tasks.home import Home\nwith Home.open(sys.argv[1]).held(): print('held', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", program, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(ConfigError, match="another run is at work in"), Home.open(str(tmp_path)).held():
+            pass
+        other.kill()
+    with Home.open(str(tmp_path)).held():
+        pass
 
 
 def test_every_thing_has_a_place_of_its_own(tmp_path: Path):

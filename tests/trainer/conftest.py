@@ -4,8 +4,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax
 
@@ -29,17 +30,27 @@ settings.register_profile("trainer", derandomize=True, deadline=None, database=N
 settings.load_profile("trainer")
 
 WriteCache = Callable[..., Path]
+Judge = Callable[..., None]
 MakeRun = Callable[..., RunConfig]
 StartTrainer = Callable[..., "subprocess.Popen[bytes]"]
+WaitUntil = Callable[["subprocess.Popen[bytes]", Callable[[], bool]], None]
+RowsOf = Callable[[RunConfig], list[Row]]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_compilation() -> Iterator[None]:
-    """What is compiled here runs for milliseconds: XLA's optimisations, which take seconds, are left out."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
+def quick_compilation(home: Path) -> Iterator[None]:
+    """What is compiled here runs for milliseconds: XLA's optimisations, which take seconds, are left out, and processes share the rest."""
+    changes = {
+        "jax_disable_most_optimizations": True,
+        "jax_compilation_cache_dir": str(home / "compilation-cache"),
+        "jax_persistent_cache_min_compile_time_secs": 0.5,
+    }
+    before = {name: jax.config.values[name] for name in changes}
+    for name, value in changes.items():
+        jax.config.update(name, value)
     yield
-    jax.config.update("jax_disable_most_optimizations", before)
+    for name, value in before.items():
+        jax.config.update(name, value)
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +73,7 @@ def model() -> ModelConfig:
 
 
 def write_documents(seed: int, count: int) -> list[np.ndarray]:
-    """Documents with begin and end tokens; each token is mostly its predecessor plus a constant of the seed, so that there is something to learn."""
+    """Documents with begin and end tokens; each token is its predecessor plus a constant of the seed: something to learn."""
     rng = np.random.default_rng(seed)
     stride = int(rng.integers(1, 20))
     documents: list[np.ndarray] = []
@@ -141,7 +152,18 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def make_run(home: Path, model: ModelConfig, caches: Mapping[str, Path]) -> MakeRun:
+def judge() -> Judge:
+    """Writes the verdict that a run asks for: it passes, unless a change says otherwise."""
+
+    def write(run: RunConfig, **changes: Any) -> None:
+        judged = {name: read_manifest(folder).digest for name, folder in run.caches.items()}
+        write_json(run.verdict, {"passes": True, "judged": judged, **changes})
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def make_run(home: Path, model: ModelConfig, caches: Mapping[str, Path], judge: Judge) -> MakeRun:
     """A run of 24 steps in which batch, mixture, z-loss and learning rate all change, with an EMA; its data are judged and pass."""
 
     def make(name: str, **changes: Any) -> RunConfig:
@@ -175,35 +197,28 @@ def make_run(home: Path, model: ModelConfig, caches: Mapping[str, Path]) -> Make
     return make
 
 
-def judge(run: RunConfig, **changes: Any) -> None:
-    """Write the verdict that the run asks for."""
-    judged = {name: read_manifest(folder).digest for name, folder in run.caches.items()}
-    write_json(run.verdict, {"passes": True, "judged": judged, **changes})
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def start_trainer() -> Iterator[StartTrainer]:
-    """Starts `python -m trainer RUN.json` as a process; whatever still runs at the end of the test is killed."""
-    started: list[subprocess.Popen[bytes]] = []
+    """Starts `python -m trainer RUN.json` as a process; whatever still runs at the end is killed. What it says goes to `trainer.log`."""
+    with ExitStack() as stack:
 
-    def start(run: RunConfig, *arguments: str, stdin: int | IO[bytes] = subprocess.DEVNULL) -> "subprocess.Popen[bytes]":
-        path = Path(run.output) / "run.json"
-        write_json(path, run.model_dump(mode="json"))
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-        command = [sys.executable, "-m", "trainer", str(path), *arguments]
-        process = subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
-        started.append(process)
-        return process
+        def start(run: RunConfig, *arguments: str, stdin: int = subprocess.DEVNULL) -> "subprocess.Popen[bytes]":
+            path = Path(run.output) / "run.json"
+            write_json(path, run.model_dump(mode="json"))
+            environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+            command = [sys.executable, "-m", "trainer", str(path), *arguments]
+            with open(path.with_name("trainer.log"), "wb") as log:
+                process = subprocess.Popen(command, stdin=stdin, stdout=log, stderr=log, env=environment)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
 
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+        yield start
 
 
 @pytest.fixture(scope="session")
-def wait_until() -> Callable[["subprocess.Popen[bytes]", Callable[[], bool]], None]:
-    """Waits for a condition that the process brings about; that it ends first fails the test with what it said."""
+def wait_until() -> WaitUntil:
+    """Waits for a condition that the process brings about; that it ends first fails the test."""
 
     def wait(process: "subprocess.Popen[bytes]", holds: Callable[[], bool]) -> None:
         while not holds():
@@ -211,13 +226,13 @@ def wait_until() -> Callable[["subprocess.Popen[bytes]", Callable[[], bool]], No
                 process.wait(0.001)
             except subprocess.TimeoutExpired:
                 continue
-            assert holds(), f"the trainer ended first, with {process.returncode}: {process.communicate()[1].decode()}"
+            assert holds(), f"the trainer ended first, with {process.returncode}"
 
     return wait
 
 
 @pytest.fixture(scope="session")
-def rows_of() -> Callable[[RunConfig], list[Row]]:
+def rows_of() -> RowsOf:
     """The rows of a run's metrics without the wall time, which differs between two runs."""
 
     def rows(run: RunConfig) -> list[Row]:

@@ -1,6 +1,7 @@
 """Every kind of segment at its start, its middle and its end, and how segments join."""
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -31,7 +32,7 @@ def test_values_of_each_kind(kind: str, start: float, quarter: float, middle: fl
 
 def test_inverse_moves_the_reciprocal_in_equal_steps():
     reciprocals = [1 / value_in(segment("inverse", 1.7e-3, 1.7e-4), step) for step in range(100, 201)]
-    steps = [after - before for before, after in zip(reciprocals, reciprocals[1:], strict=False)]
+    steps = [after - before for before, after in pairwise(reciprocals)]
     assert steps == pytest.approx([(1 / 1.7e-4 - 1 / 1.7e-3) / 100] * 100, rel=1e-9)
 
 

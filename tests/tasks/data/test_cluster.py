@@ -22,9 +22,10 @@ def test_a_cluster_of_its_own_has_as_many_processes_as_asked_for(monkeypatch: py
     monkeypatch.delenv(SCHEDULER_VARIABLE, raising=False)
     monkeypatch.setenv(WORKERS_VARIABLE, "2")
     with cluster.cluster() as client:
-        workers = client.run(os.getpid)
-    assert len(set(workers.values()) - {os.getpid()}) == 2
-    for process in workers.values():
+        workers: Any = client.run(os.getpid)
+    processes = set(workers.values())
+    assert len(processes - {os.getpid()}) == 2
+    for process in processes:
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
 
@@ -81,11 +82,10 @@ def test_one_worker_and_two_give_the_same_bytes(prepared: Any, tmp_path: Path, m
         n_workers=1,
         threads_per_worker=1,
         processes=False,
-        dashboard_address=None,
-        scheduler_kwargs={"dashboard_address": ":0"},
+        dashboard_address=":0",
         silence_logs=logging.ERROR,
     ) as one:
-        monkeypatch.setenv(SCHEDULER_VARIABLE, one.scheduler_address)
+        monkeypatch.setenv(SCHEDULER_VARIABLE, str(one.scheduler_address))  # pyright: ignore[reportAttributeAccessIssue]  # typed as awaitable or not
         alone.prepare()
     found = contents(tmp_path)
     assert len(found) > 3 * 2 * 3

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tasks.data import caches, documents, tokenizer
-from tasks.data.plan import DataPlan
+from tasks.data.plan import DataPlan, plan_data
 from trainer.errors import DataError
 
 SPLITS = ("train", "held_out")
@@ -57,7 +57,13 @@ def test_a_changed_file_changes_what_is_made_of_it(world: Any, change: Callable[
 
 @pytest.mark.parametrize(
     "setting",
-    [{"include": ("part-*.jsonl",)}, {"include": ("part-0.jsonl",)}, {"exclude": ("gsm8k/*",)}, {"text_key": "content"}, {"format": "parquet"}],
+    [
+        {"include": ("part-*.jsonl",)},
+        {"include": ("part-0.jsonl",)},
+        {"exclude": ("gsm8k/*",)},
+        {"text_key": "content"},
+        {"format": "parquet"},
+    ],
     ids=str,
 )
 def test_a_changed_source_setting_changes_what_is_made_of_it(world: Any, setting: dict[str, Any]):
@@ -86,6 +92,18 @@ def test_changed_code_changes_what_it_makes(
 
 def test_another_vocabulary_keeps_the_documents(world: Any):
     assert changed(world.plan(), world.plan(vocab_size=421)) == BUILT_WITH_THE_TOKENIZER
+
+
+def test_a_tokenizer_by_name_is_not_made_of_the_documents(world: Any):
+    """A new file then changes its own component's caches alone."""
+
+    def named() -> DataPlan:
+        sources = {component: world.source(component) for component in ("code", "law", "web")}
+        return plan_data(sources, world.home, vocab_size=128_256, tokenizer_name="somebody/tokenizer")
+
+    before = named()
+    add(world.sources / "web")
+    assert changed(before, named()) == {"web documents", "web train", "web held_out", "benchmarks"}
 
 
 def touch(web: Path):

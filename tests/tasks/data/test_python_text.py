@@ -106,7 +106,9 @@ def test_what_is_too_short_is_no_document(tmp_path: Path):
     assert list(documents_in("text", path, "a")) == [path.read_text()]
 
 
-@pytest.mark.parametrize("content", [b"def broken(:\n    '''x'''\n", b"x = '\xff\xfe'\n", b"x = '\0'\n"], ids=["syntax", "encoding", "null"])
+@pytest.mark.parametrize(
+    "content", [b"def broken(:\n    '''x'''\n", b"x = '\xff\xfe'\n", b"x = '\0'\n"], ids=["syntax", "encoding", "null"]
+)
 @pytest.mark.parametrize("name", ["docstrings", "questions", "doctests", "topics"])
 def test_a_file_that_does_not_read_gives_none(tmp_path: Path, name: View, content: bytes):
     (tmp_path / "a.py").write_bytes(content * 30)

@@ -1,7 +1,9 @@
 """The byte-level tokenizer: the same for the same training split, and every text comes back."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +14,16 @@ from tokenizers import Tokenizer
 
 from tasks.data import tokenizer as module
 from tasks.data.documents import SCHEMA
-from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer, tokenizer_digest, tokenizer_key, train_tokenizer
+from tasks.data.tokenizer import (
+    BEGIN_OF_TEXT,
+    END_OF_TEXT,
+    fetch_tokenizer,
+    load_tokenizer,
+    tokenizer_digest,
+    tokenizer_key,
+    train_tokenizer,
+)
+from trainer.errors import DataError
 
 TRAIN = {
     "code": ["def lighthouse(river): return river + river", "import lighthouse"] * 4,
@@ -91,10 +102,29 @@ def test_no_component_gives_more_than_its_share(tmp_path: Path, monkeypatch: pyt
 
 
 def test_its_key_names_what_decides_it(monkeypatch: pytest.MonkeyPatch):
-    key = tokenizer_key(["a", "b"], 300)
-    assert tokenizer_key(["b", "a"], 300) == key
-    assert len({key, tokenizer_key(["a"], 300), tokenizer_key(["a", "c"], 300), tokenizer_key(["a", "b"], 301)}) == 4
+    key = tokenizer_key(["a", "b"], 300, None)
+    assert tokenizer_key(["b", "a"], 300, None) == key
+    others = [tokenizer_key(documents, size, None) for documents, size in ((["a"], 300), (["a", "c"], 300), (["a", "b"], 301))]
+    assert len({key, *others}) == 4
     for name, value in (("TOKENIZER_VERSION", "another"), ("MAX_BYTES_PER_COMPONENT", 1)):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, value)
-            assert tokenizer_key(["a", "b"], 300) != key, name
+            assert tokenizer_key(["a", "b"], 300, None) != key, name
+
+
+def test_the_key_of_one_by_name_is_its_name():
+    named = tokenizer_key(["a", "b"], 300, "somebody/tokenizer")
+    assert tokenizer_key(["c"], 300, "somebody/tokenizer") == named
+    assert len({named, tokenizer_key(["a"], 300, "another/tokenizer"), tokenizer_key(["a", "b"], 300, None)}) == 3
+
+
+def test_a_name_that_cannot_be_fetched_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Unreachable:
+        @staticmethod
+        def from_pretrained(_name: str):
+            raise Exception("no route to the hub")  # as the library does
+
+    monkeypatch.setitem(sys.modules, "tokenizers", SimpleNamespace(Tokenizer=Unreachable))
+    with pytest.raises(DataError, match="the tokenizer somebody/tokenizer cannot be fetched from the hub: no route to the hub"):
+        fetch_tokenizer("somebody/tokenizer", tmp_path / "tokenizer.json")
+    assert not (tmp_path / "tokenizer.json").exists()

@@ -146,7 +146,7 @@ def test_a_killed_trainer_goes_on_and_ends_with_the_same_weights(
 
     result = train_phase(build_run("killed"), kill_once)
     assert killed
-    assert "the trainer was ended by signal SIGKILL; going on from its last checkpoint" in caplog.text
+    assert "killed: the trainer was ended by SIGKILL; going on from its last checkpoint" in caplog.text
     assert result["params_digest"] == trained.result["params_digest"]
     assert result["final_loss"] == trained.result["final_loss"]
     assert [row["step"] for row in read_metrics(Path(result["checkpoint"]).parents[1] / "metrics.jsonl")] == list(range(1, STEPS + 1))
@@ -168,7 +168,7 @@ def test_a_trainer_that_is_always_killed_is_given_up(build_run: BuildRun, monkey
 
 
 def test_data_that_nobody_judged_is_not_trained_on(build_run: BuildRun):
-    with pytest.raises(VerdictError, match="unjudged was not trained: phase unjudged has no verdict at .*: validate its data first"):
+    with pytest.raises(VerdictError, match=r"unjudged was not trained: phase unjudged has no verdict at .*: validate its data first"):
         train_phase(build_run("unjudged", judged=False), ignore)
 
 
@@ -180,7 +180,8 @@ def test_a_failure_has_its_kind_and_its_last_reason(build_run: BuildRun, monkeyp
     lives: list[int] = []
 
     def fail(run_file: Path, _on_rows: object) -> int:
-        (run_file.parent / "trainer.log").write_text("trainer: an old reason.\nnoise\ntrainer: the reason.\nTraceback: noise\n")
+        with open(run_file.parent / "trainer.log", "a") as log:
+            log.write("trainer: an old reason.\nnoise\ntrainer: the reason.\nTraceback: noise\n")
         lives.append(code)
         return code
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ WriteCache = Callable[..., Path]
 def numbered(*lengths: int, start: int = 0) -> list[np.ndarray]:
     """Documents whose tokens count on, so that every token says where it stands."""
     ends = np.cumsum([start, *lengths])
-    return [np.arange(begin, end) for begin, end in zip(ends, ends[1:], strict=False)]
+    return [np.arange(begin, end) for begin, end in pairwise(ends)]
 
 
 @pytest.fixture
@@ -63,7 +64,9 @@ def test_a_shard_of_another_length_is_refused(folder: Path, change: str):
     if change != "gone":
         shard.write_bytes(content[:-2] if change == "shorter" else content + b"\0\0")
     found = {"shorter": "48", "longer": "52", "gone": "None"}[change]
-    with pytest.raises(DataError, match=rf"shard-00002\.bin: the manifest says 50 bytes, found {found}\. Delete .* and prepare the data again"):
+    with pytest.raises(
+        DataError, match=rf"shard-00002\.bin: the manifest says 50 bytes, found {found}\. Delete .* and prepare the data again"
+    ):
         TokenCache.open(folder)
 
 

@@ -122,11 +122,6 @@ def test_keys_depend_on_every_part_and_on_where_it_ends():
 def test_the_order_is_that_of_version_1():
     """Changing the order of existing runs needs another `PERMUTATION_VERSION`: a resume compares it."""
     indices = np.arange(5)
-    assert derive_key("component", 0, "books", 0) == GOLDEN_KEY
-    assert permute("linear", indices, length=1000, key=1).tolist() == GOLDEN_LINEAR
-    assert permute("feistel", indices, length=1000, key=1).tolist() == GOLDEN_FEISTEL
-
-
-GOLDEN_KEY = 0
-GOLDEN_LINEAR = []
-GOLDEN_FEISTEL = []
+    assert derive_key("component", 0, "books", 0) == 7911865551608456141
+    assert permute("linear", indices, length=1000, key=1).tolist() == [887, 138, 389, 640, 891]
+    assert permute("feistel", indices, length=1000, key=1).tolist() == [183, 904, 7, 64, 794]

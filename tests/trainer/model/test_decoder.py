@@ -137,9 +137,7 @@ def test_an_earlier_document_of_the_row_changes_nothing_in_a_later_one(forward: 
     assert not np.array_equal(after[0, 1:9], before[0, 1:9])
 
 
-def test_without_a_document_start_between_them_the_earlier_tokens_do_matter(
-    forward: Callable[[np.ndarray], np.ndarray], rows: np.ndarray
-):
+def test_without_a_document_start_between_them_the_earlier_tokens_do_matter(forward: Callable[[np.ndarray], np.ndarray], rows: np.ndarray):
     joined = rows.copy()
     joined[0, 9] = 5
     changed = joined.copy()

@@ -2,6 +2,7 @@
 
 import math
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -56,5 +57,5 @@ def test_rotations_keep_lengths_and_depend_on_distance_alone():
 
 def test_position_zero_is_not_turned():
     x = np.random.default_rng(0).normal(size=(1, 3, 2, 8)).astype(np.float32)
-    turned = rotate(x, rotations(Rope(theta=10_000.0, scaling=None), 3, 8))
+    turned = rotate(jnp.asarray(x), rotations(Rope(theta=10_000.0, scaling=None), 3, 8))
     np.testing.assert_array_equal(turned[:, 0], x[:, 0])

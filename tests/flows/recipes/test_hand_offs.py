@@ -1,0 +1,202 @@
+"""No hand-off is silent: what a phase changes is declared, or refused by name."""
+
+from typing import Any, get_args
+
+import pytest
+from pydantic import ValidationError
+
+from flows.recipes import load_recipe
+from flows.recipes.recipe import Change, HandOff, Phase, Recipe, changes_between
+from trainer.errors import ConfigError
+
+FULL, PROXY = load_recipe("marin-8b", "full"), load_recipe("marin-8b", "proxy")
+BY_SCALE = {"full": FULL, "proxy": PROXY}
+DECLARED = [
+    pytest.param(recipe, phase.name, change, id=f"{scale}-{phase.name}-{change}")
+    for scale, recipe in BY_SCALE.items()
+    for phase in recipe.phases
+    if isinstance(phase.start, HandOff)
+    for change in phase.start.declares
+]
+
+
+def edited(recipe: Recipe, edited_phase: str, **changes: Any) -> dict[str, Any]:
+    """The recipe as JSON, with fields of one phase replaced; `start__declares` is a field of its start."""
+    raw = recipe.model_dump(mode="json")
+    phase = next(phase for phase in raw["phases"] if phase["name"] == edited_phase)
+    for path, value in changes.items():
+        *outer, last = path.split("__")
+        at = phase
+        for part in outer:
+            at = at[part]
+        at[last] = value
+    return raw
+
+
+@pytest.mark.parametrize(("recipe", "name", "change"), DECLARED)
+def test_a_change_that_is_not_declared_is_refused_by_name(recipe: Recipe, name: str, change: str):
+    """Except where the change is of the full scale alone: on the proxy's machine no slice changes."""
+    start = recipe.phase(name).start
+    assert isinstance(start, HandOff)
+    raw = edited(recipe, name, start__declares=[declared for declared in start.declares if declared != change])
+    if change not in changes_between(recipe.phase(start.parent), recipe.phase(name)):
+        assert (recipe.scale, change) == ("proxy", "slice")
+        Recipe.model_validate(raw)
+        return
+    with pytest.raises(ValidationError, match=rf"the hand-off {start.parent} → {name} changes {change} without declaring it"):
+        Recipe.model_validate(raw)
+
+
+@pytest.mark.parametrize("recipe", BY_SCALE.values(), ids=BY_SCALE)
+def test_all_that_is_undeclared_is_named_at_once(recipe: Recipe):
+    with pytest.raises(ValidationError, match=r"kestrel → ocelot changes batch, ema, learning_rate, rope, schedule(, slice)? without"):
+        Recipe.model_validate(edited(recipe, "ocelot", start__declares=[]))
+
+
+CHANGES: dict[Change, dict[str, Any]] = {
+    "architecture": {"model__rms_norm_epsilon": 1e-6},
+    "rope": {"model__rope__theta": 10_000},
+    "batch": {"batch": [[0, 5]]},
+    "learning_rate": {"learning_rate": [{"kind": "constant", "start_step": 1400, "end_step": 1420, "start": 2e-5, "end": 2e-5}]},
+    "schedule": {"learning_rate": [{"kind": "linear", "start_step": 1400, "end_step": 1420, "start": 1.7e-5, "end": 1.8e-5}]},
+    "optimizer": {"optimizer__weight_decay": 0.1},
+    "optimizer_state": {"start__fresh": ["optimizer"]},
+    "mixture": {"mixture": [[0, {"flan": 100}]]},
+    "order": {"order__permutation": "feistel"},
+    "ema": {"stability__ema_decay": 0.9},
+    "z_loss": {"stability__z_loss": [[0, 1e-3]]},
+    "max_grad_norm": {"stability__max_grad_norm": [[0, None]]},
+    "slice": {"slice": [[0, "another"]]},
+}
+
+
+def test_every_kind_of_change_is_tried():
+    assert set(CHANGES) == set(get_args(Change))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_kind_of_change_is_seen_and_may_be_declared(change: Change):
+    raw = edited(PROXY, "deeper-starling", **CHANGES[change])
+    declared = set(PROXY.phase("deeper-starling").start.model_dump()["declares"])
+    undeclared = {change} - declared
+    if undeclared:
+        with pytest.raises(ValidationError, match=rf"starling → deeper-starling changes {change} without declaring it"):
+            Recipe.model_validate(raw)
+    raw["phases"][-1]["start"]["declares"] = sorted({*declared, change})
+    recipe = Recipe.model_validate(raw)
+    assert change in changes_between(recipe.phase("starling"), recipe.phase("deeper-starling"))
+
+
+def test_a_learning_rate_that_goes_on_is_no_change():
+    """The cooldowns start from the rate that was in force; a jump of more than 1 % would be named."""
+    jumps = {
+        phase.name: "learning_rate" in changes_between(FULL.phase(phase.parent), phase) for phase in FULL.phases if phase.parent
+    }  # fmt: skip
+    assert jumps == {"ocelot": True, "jellyfish": False, "phoenix": False, "starling": False, "deeper-starling": False}
+
+
+@pytest.mark.parametrize(("factor", "jumps"), [(1.0, False), (1.009, False), (1.02, True), (0.98, True)])
+def test_a_jump_is_more_than_one_percent(factor: float, jumps: bool):
+    rate = 1.7e-5 * factor
+    raw = edited(
+        PROXY,
+        "deeper-starling",
+        learning_rate=[{"kind": "constant", "start_step": 1400, "end_step": 1420, "start": rate, "end": rate}],
+        start__declares=["schedule", "learning_rate"],
+    )
+    recipe = Recipe.model_validate(raw)
+    assert ("learning_rate" in changes_between(recipe.phase("starling"), recipe.phase("deeper-starling"))) == jumps
+
+
+def test_changes_say_before_and_after():
+    found = changes_between(FULL.phase("kestrel"), FULL.phase("ocelot"))
+    assert found["ema"] == (None, 0.995)
+    assert found["learning_rate"] == pytest.approx((1e-4, 1.7e-3))
+    assert found["slice"] == ("2x v5e-256", "v4-2048")
+    assert found["batch"] == ((1024,), (1024, 3072))
+    assert set(changes_between(FULL.phase("starling"), FULL.phase("starling"))) <= {"schedule", "batch", "mixture", "z_loss"}
+
+
+@pytest.mark.parametrize(("parent", "step"), [("kestrel", 738_376), ("kestrel", 660_001), ("ocelot", 660_000), ("ocelot", 1)])
+def test_a_step_that_the_parent_never_had_is_refused(parent: str, step: int):
+    """As the record's code has it: Jellyfish from step 738,376 of Kestrel, which ended at 660,000."""
+    rates = [{"kind": "linear", "start_step": step, "end_step": 820_000, "start": 1.7e-3, "end": 1.7e-4}]
+    raw = edited(FULL, "jellyfish", start__parent=parent, start__step=step, learning_rate=rates)
+    with pytest.raises(ValidationError, match=rf"jellyfish starts from step {step} of {parent}, a step it never has: it trains steps"):
+        Recipe.model_validate(raw)
+
+
+@pytest.mark.parametrize("parent", ["phoenix", "jellyfish", "nobody"])
+def test_a_parent_that_is_not_before_it_is_refused(parent: str):
+    with pytest.raises(ValidationError, match=rf"phase jellyfish starts from {parent}, which is no phase before it"):
+        Recipe.model_validate(edited(FULL, "jellyfish", start__parent=parent))
+
+
+def test_two_phases_of_one_name_are_refused():
+    raw = FULL.model_dump(mode="json")
+    with pytest.raises(ValidationError, match="two phases are called kestrel"):
+        Recipe.model_validate({**raw, "phases": [raw["phases"][0], *raw["phases"]]})
+
+
+def test_a_branch_starts_where_its_parent_does_not_end():
+    """The lineage is a tree: a second child of Ocelot, from the middle, with the schedules of its own ancestors alone."""
+    raw = FULL.model_dump(mode="json")
+    rates = [{"kind": "constant", "start_step": 700_000, "end_step": 710_000, "start": 1.7e-3, "end": 1.7e-3}]
+    start = {**FULL.phase("jellyfish").start.model_dump(), "step": 700_000, "declares": ["mixture", "batch"]}
+    changes = {"name": "branch", "start": start, "stop_step": 710_000, "batch": [[0, 64]], "learning_rate": rates}
+    branch = edited(FULL, "jellyfish", **changes)["phases"][2]
+    recipe = Recipe.model_validate({**raw, "phases": [*raw["phases"], branch]})
+    phase = recipe.phase("branch")
+    assert [one.name for one in recipe.lineage(phase)] == ["kestrel", "ocelot", "branch"]
+    assert recipe.batch_of_lineage(phase).root == ((0, 1024), (660_001, 3072), (700_000, 64))
+    assert [step for step, _ in recipe.mixture_of_lineage(phase).root] == [0, 700_000]
+    assert phase.tokens == 10_000 * 64 * 4096
+
+
+@pytest.mark.parametrize("recipe", BY_SCALE.values(), ids=BY_SCALE)
+def test_schedules_of_a_lineage_are_those_of_its_phases(recipe: Recipe):
+    last = recipe.phases[-1]
+    batch, mixture = recipe.batch_of_lineage(last), recipe.mixture_of_lineage(last)
+    for phase in recipe.phases:
+        for step in (phase.start_step, phase.start_step + 1, (phase.start_step + phase.stop_step) // 2, phase.stop_step - 1):
+            assert batch.at(step) == phase.batch.at(step), (phase.name, step)
+            assert mixture.at(step) == phase.mixture.at(step), (phase.name, step)
+    assert len(mixture.root) == 5
+    tokens = sum(phase.tokens for phase in recipe.phases)
+    steps = [step for step, _ in batch.root] + [last.stop_step]
+    assert tokens == last.model.seq_len * sum(size * (end - start) for (start, size), end in zip(batch.root, steps[1:], strict=True))
+
+
+def test_a_lineage_without_its_end_is_shorter():
+    ocelot = PROXY.phase("ocelot")
+    assert PROXY.mixture_of_lineage(ocelot).root == ((0, PROXY.phase("kestrel").mixture.at(0)),)
+    assert PROXY.batch_of_lineage(ocelot).root == ((0, 2), (660, 6))
+
+
+def test_an_unknown_phase_is_refused_with_those_there_are():
+    with pytest.raises(ConfigError, match="marin-8b has no phase 'kestral'; it has kestrel, ocelot, jellyfish"):
+        FULL.phase("kestral")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stop_step": 740_000}, "phase jellyfish must stop after step 740500"),
+        ({"stop_step": 820_001}, "the learning rate must cover steps 740500 → 820001"),
+        ({"mixture": [[0, {"flan": 70, "all_math": 29}]]}, r"the mixture from step 0 must sum to 100 %, found 99\.00 % over 2"),
+        ({"mixture": []}, "a value by steps needs at least one entry"),
+        ({"batch": [[0, 1], [0, 2]]}, "steps must increase"),
+        ({"name": "Jelly fish"}, "name"),
+        ({"model__num_kv_heads": 5}, "num_query_heads must be a multiple of num_kv_heads"),
+        ({"model__d_modle": 5}, "Extra inputs are not permitted"),
+    ],
+)  # fmt: skip
+def test_an_impossible_phase_is_refused(change: dict[str, Any], message: str):
+    with pytest.raises(ValidationError, match=message):
+        Recipe.model_validate(edited(FULL, "jellyfish", **change))
+
+
+def test_a_recipe_cannot_be_changed():
+    phase: Phase = FULL.phases[0]
+    with pytest.raises(ValidationError, match="frozen"):
+        phase.stop_step = 1  # pyright: ignore[reportAttributeAccessIssue]  # that is what is tried

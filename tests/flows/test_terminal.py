@@ -1,0 +1,88 @@
+"""What people see while a recipe runs."""
+
+import io
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from flows.terminal import TerminalHandler, print_summary, shown_on_terminal
+from tasks.progress import LOGGER, PROGRESS_LOGGER, advance, say
+
+SUMMARY: dict[str, Any] = {
+    "recipe": "marin-8b",
+    "scale": "proxy",
+    "baselines": {"byte 3-gram": 3.1234},
+    "phases": [
+        {
+            "name": "kestrel", "steps": 660, "tokens": 168_960, "learning_rate": {"from": 0.0, "to": 1e-4}, "final_loss": 4.5678,
+            "bits_per_byte": 2.3456, "verdict": "passed",
+        },
+        {
+            "name": "ocelot", "steps": 80, "tokens": 61_440, "learning_rate": {"from": 1.7e-3, "to": 1.7e-3}, "final_loss": None,
+            "bits_per_byte": None, "verdict": None,
+        },
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def lines() -> Iterator[io.StringIO]:
+    """What a handler writes where standard error is no terminal."""
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=False, width=80)
+    handler = TerminalHandler(console, Progress(console=console))
+    for logger in (LOGGER, PROGRESS_LOGGER):
+        logger.addHandler(handler)
+    LOGGER.setLevel(logging.INFO)
+    yield out
+    for logger in (LOGGER, PROGRESS_LOGGER):
+        logger.removeHandler(handler)
+
+
+def test_lines_are_shown_as_they_are(lines: io.StringIO):
+    say("a [bold]line[/bold] of more than eighty characters, with 1,234 tokens, " + "x" * 50)
+    assert lines.getvalue() == "a [bold]line[/bold] of more than eighty characters, with 1,234 tokens, " + "x" * 50 + "\n"
+
+
+def test_without_a_terminal_a_bar_is_a_line_every_tenth(lines: io.StringIO):
+    for done in range(1, 201):
+        advance("train kestrel", done, 200, "loss 4.5")
+    shown = lines.getvalue().splitlines()
+    assert shown == [f"train kestrel: {done} of 200 loss 4.5" for done in range(20, 201, 20)]
+
+
+def test_every_stage_has_its_own_tenths(lines: io.StringIO):
+    advance("documents", 1, 1)
+    advance("token caches", 1, 2)
+    advance("token caches", 2, 2)
+    assert [line.strip() for line in lines.getvalue().splitlines()] == [
+        "documents: 1 of 1", "token caches: 1 of 2", "token caches: 2 of 2",
+    ]  # fmt: skip
+
+
+def test_everything_goes_to_standard_error_and_nothing_stays_behind(capsys: pytest.CaptureFixture[str]):
+    before = [list(logger.handlers) for logger in (LOGGER, PROGRESS_LOGGER)]
+
+    def work() -> None:
+        say("one line")
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError), shown_on_terminal():
+        work()
+    out, err = capsys.readouterr()
+    assert (out, "one line" in err) == ("", True)
+    assert [logger.handlers for logger in (LOGGER, PROGRESS_LOGGER)] == before
+    assert LOGGER.propagate
+
+
+def test_the_table_has_a_row_a_phase():
+    out = io.StringIO()
+    print_summary(Console(file=out, width=120), SUMMARY)
+    rows = {line.split()[0]: line.split() for line in out.getvalue().splitlines() if line.strip()}
+    assert rows["kestrel"] == ["kestrel", "660", "168,960", "0", "→", "1.0e-4", "4.568", "2.346", "passed"]
+    assert rows["ocelot"] == ["ocelot", "80", "61,440", "1.7e-3", "→", "1.7e-3", "–", "–", "not", "reached"]
+    assert "bits per byte of byte 3-gram 3.123" in out.getvalue()

@@ -1,0 +1,95 @@
+"""Which phases are trained when one is refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from flows import train_recipe
+from flows.recipes import load_recipe
+from flows.recipes.recipe import Recipe
+from flows.validate_data import raise_unless_passed
+from trainer.errors import TrainingDiverged, VerdictError
+from validations.expectations.reasons import Reason
+from validations.verdict import Verdict
+
+MARIN_8B = load_recipe("marin-8b", "proxy")
+NAMES = [phase.name for phase in MARIN_8B.phases]
+Train = Callable[..., list[str]]
+
+
+@pytest.fixture
+def train(monkeypatch: pytest.MonkeyPatch) -> Train:
+    """Trains a recipe in which the phases of these names are refused; the names of those that were tried."""
+
+    def train_all(recipe: Recipe, *refused: str, error: type[Exception] = VerdictError) -> list[str]:
+        tried: list[str] = []
+
+        def train_phase(_recipe: str, phase: str, _scale: str, _home: str | None) -> None:
+            tried.append(phase)
+            if phase in refused:
+                raise error(f"{phase} does not pass")
+
+        monkeypatch.setattr(train_recipe, "train_phase", train_phase)
+        refusals = train_recipe.train_phases("marin-8b", recipe, None, recipe.phases)
+        assert {name: str(refusal) for name, refusal in refusals.items()} == {name: f"{name} does not pass" for name in refused}
+        return tried
+
+    return train_all
+
+
+def with_branch() -> Recipe:
+    """Marin 8B with a second child of Kestrel after the others."""
+    raw = MARIN_8B.model_dump(mode="json")
+    return Recipe.model_validate({**raw, "phases": [*raw["phases"], {**raw["phases"][1], "name": "branch"}]})
+
+
+def test_all_are_trained_in_order(train: Train):
+    assert train(MARIN_8B) == NAMES
+
+
+@pytest.mark.parametrize("refused", NAMES)
+def test_a_refusal_stops_what_would_start_from_it(train: Train, refused: str):
+    assert train(MARIN_8B, refused) == NAMES[: NAMES.index(refused) + 1]
+
+
+def test_a_refusal_stops_no_sibling(train: Train):
+    assert train(with_branch(), "ocelot") == ["kestrel", "ocelot", "branch"]
+    assert train(with_branch(), "kestrel") == ["kestrel"]
+
+
+def test_what_is_no_refusal_stops_everything(train: Train):
+    with pytest.raises(TrainingDiverged):
+        train(MARIN_8B, "ocelot", error=TrainingDiverged)
+
+
+def verdict(passes: bool, *severities: str) -> Verdict:
+    fields: dict[str, Any] = dict.fromkeys(("expectation", "found", "limit", "where"), "x")
+    reasons = tuple(
+        Reason.model_validate({**fields, "severity": severity, "what": f"reason {number}", "what_to_do": "Repair it."})
+        for number, severity in enumerate(severities)
+    )
+    return Verdict(
+        subject="tiny data",
+        suite="data",
+        suite_version=1,
+        passes=passes,
+        judged={},
+        thresholds={},
+        reasons=reasons,
+        checks=(),
+        evidence="x",
+    )
+
+
+def test_a_verdict_that_passes_stops_nothing():
+    raise_unless_passed(verdict(True, "warning"))
+    assert raise_unless_passed(verdict(True)) is None
+
+
+def test_a_refusal_gives_the_first_critical_reasons():
+    with pytest.raises(VerdictError) as refusal:
+        raise_unless_passed(verdict(False, "warning", *["critical"] * 5))
+    assert str(refusal.value) == (
+        "tiny data does not pass: reason 1. Repair it. reason 2. Repair it. reason 3. Repair it. (and 2 more reasons)"
+    )

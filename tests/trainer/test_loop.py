@@ -1,0 +1,69 @@
+"""What the loop decides around the step: schedules, saving, stopping, summing up."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainer.config import RunConfig
+from trainer.data.loader import Loader
+from trainer.loop import Clock, due, phase_tokens, scheduled_at, stop_requests, summarise
+from trainer.metrics import MetricsFile
+from trainer.state import init_state, params_digest
+
+MakeRun = Callable[..., RunConfig]
+
+
+def test_scheduled_values_are_those_of_the_step(make_run: MakeRun):
+    run = make_run("scheduled", stability={"max_grad_norm": [[0, None], [5, 0.5]], "z_loss": [[0, None], [16, 1e-4]], "ema_decay": None})
+    assert scheduled_at(run, 3) == (pytest.approx(1.5e-3), 0.0, np.inf, 0.0)
+    assert scheduled_at(run, 5) == (pytest.approx(2.5e-3), 0.0, 0.5, 0.0)
+    assert scheduled_at(run, 16).z_loss == 1e-4
+    assert scheduled_at(make_run("averaged"), 0).ema_decay == 0.9
+
+
+def test_checkpoints_are_due_by_steps_and_by_minutes(make_run: MakeRun):
+    run = make_run("due", checkpoints={"every_steps": 5, "every_minutes": 2.0, "keep_all": False})
+    now, long_ago = Clock(), Clock()
+    long_ago.saved -= 121
+    assert [step for step in range(1, 12) if due(run, step, now)] == [5, 10]
+    assert due(run, 1, long_ago)
+    assert not due(make_run("by steps"), 1, long_ago)
+
+
+def test_a_phase_s_tokens_are_those_of_its_batches(make_run: MakeRun):
+    run = make_run(
+        "tokens", start_step=4, learning_rate=[{"kind": "constant", "start_step": 4, "end_step": 24, "start": 1e-3, "end": 1e-3}]
+    )
+    assert phase_tokens(run) == sum(Loader(run).batch(step).size for step in range(4, 24)) == (6 * 4 + 14 * 8) * 32
+
+
+def test_the_summary_says_what_was_trained(make_run: MakeRun):
+    run = make_run("summary")
+    metrics = MetricsFile(Path(run.output) / "metrics.jsonl", restored_step=0)
+    for step in range(1, 25):
+        metrics.append({"step": step, "loss": float(step)})
+    metrics.close()
+    state = init_state(run)
+    assert summarise(run, state) == {
+        "phase": "summary",
+        "run_digest": run.digest,
+        "start_step": 0,
+        "stop_step": 24,
+        "tokens": (10 * 4 + 14 * 8) * 32,
+        "final_loss": 19.5,  # the mean of 15 … 24
+        "params_digest": params_digest(state.params),
+        "checkpoint": f"{run.output}/checkpoints/24",
+    }
+
+
+def test_a_sigterm_is_noted_and_the_handler_of_before_comes_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with stop_requests() as requested:
+        assert not requested()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert requested()
+    assert signal.getsignal(signal.SIGTERM) == before

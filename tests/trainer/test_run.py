@@ -1,0 +1,187 @@
+"""`python -m trainer`: exit codes, and one line for each refusal."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer.checkpoint import Checkpoints
+from trainer.config import RunConfig
+from trainer.data.loader import Loader
+from trainer.metrics import read_metrics
+from trainer.run import main, only_one_trainer
+from trainer.state import init_state, params_digest
+from trainer.storage import read_json, write_json
+
+MakeRun = Callable[..., RunConfig]
+Judge = Callable[..., None]
+WriteCache = Callable[..., Path]
+
+
+def execute(run: RunConfig) -> int:
+    """The trainer in this process."""
+    path = Path(run.output) / "run.json"
+    write_json(path, run.model_dump(mode="json"))
+    return main([str(path)])
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    """The one line on standard error; nothing may stand on standard output."""
+
+    def read() -> str:
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.count("\n") == 1, captured.err
+        return captured.err
+
+    return read
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["a.json", "b.json"], ["--with-parent"]])
+def test_wrong_usage_is_said(arguments: list[str], said: Callable[[], str]):
+    assert main(arguments) == 2
+    assert said() == "usage: python -m trainer RUN.json [--with-parent]\n"
+
+
+def test_a_missing_file_is_said(tmp_path: Path, said: Callable[[], str]):
+    assert main([str(tmp_path / "run.json")]) == 2
+    assert said() == f"trainer: no such file: {tmp_path}/run.json\n"
+
+
+def test_what_is_no_json_is_said(tmp_path: Path, said: Callable[[], str]):
+    (tmp_path / "run.json").write_text('{"recipe": ')
+    assert main([str(tmp_path / "run.json")]) == 2
+    assert "run.json is not JSON: " in said()
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "{}"])
+def test_json_that_is_no_run_is_said(tmp_path: Path, said: Callable[[], str], content: str):
+    (tmp_path / "run.json").write_text(content)
+    assert main([str(tmp_path / "run.json")]) == 2
+    assert "run.json is not a run: " in said()
+
+
+def test_a_typo_ends_the_process_with_2_one_line_and_no_traceback(make_run: MakeRun, tmp_path: Path):
+    values = make_run("typo").model_dump(mode="json")
+    values["optimizer"]["weight_decya"] = values["optimizer"].pop("weight_decay")
+    write_json(tmp_path / "run.json", values)
+    command = [sys.executable, "-m", "trainer", str(tmp_path / "run.json")]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    problems = "optimizer.weight_decay: Field required; optimizer.weight_decya: Extra inputs are not permitted"
+    assert done.stderr == f"trainer: {tmp_path}/run.json is not a run: {problems}\n"
+
+
+def spoil_verdict(run: RunConfig, judge: Judge) -> None:
+    Path(run.verdict).unlink()
+
+
+def fail_verdict(run: RunConfig, judge: Judge) -> None:
+    judge(run, passes=False)
+
+
+def judge_other_bytes(run: RunConfig, judge: Judge) -> None:
+    judge(run, judged=dict.fromkeys(run.caches, "0" * 64))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [(spoil_verdict, "has no verdict at"), (fail_verdict, "does not pass"), (judge_other_bytes, "was given for other bytes of books")],
+)
+def test_without_a_verdict_nothing_is_trained_or_written(
+    make_run: MakeRun, judge: Judge, said: Callable[[], str], spoil: Callable[[RunConfig, Judge], None], message: str
+):
+    run = make_run(spoil.__name__)
+    spoil(run, judge)
+    assert execute(run) == 1
+    assert message in said()
+    assert {path.name for path in Path(run.output).iterdir()} <= {"run.json", "verdict.json"}
+
+
+def test_a_damaged_cache_is_refused(make_run: MakeRun, said: Callable[[], str], tmp_path: Path, write_cache: WriteCache):
+    cache = write_cache(tmp_path / "books", [[np.arange(64)]])
+    run = make_run("damaged cache", mixture=[[0, {"books": 100}]], caches={"books": str(cache)})
+    (cache / "shard-00000.bin").write_bytes(b"\0\0")
+    assert execute(run) == 1
+    assert "the manifest says 128 bytes, found 2" in said()
+
+
+def test_another_order_than_that_of_the_checkpoint_is_refused(make_run: MakeRun, said: Callable[[], str]):
+    run = make_run("reordered")
+    folder = Path(run.output) / "checkpoints"
+    with Checkpoints(folder, run.checkpoints) as checkpoints:
+        checkpoints.save(6, init_state(run), Loader(run).contract())
+    changed = make_run("reordered", order={**run.order.model_dump(), "seed": 12})
+    assert execute(changed) == 1
+    assert "6 was trained on another data order: seed changed since" in said()
+    assert [path.name for path in folder.iterdir()] == ["6"]
+
+
+def test_a_parent_with_other_weights_is_refused(make_run: MakeRun, said: Callable[[], str], tmp_path: Path):
+    run = make_run("parent")
+    with Checkpoints(tmp_path, run.checkpoints) as checkpoints:
+        checkpoints.save(6, init_state(run), {})
+    start = {"checkpoint": str(tmp_path / "6"), "params_digest": "f" * 64, "fresh": []}
+    assert execute(make_run("orphan", start=start)) == 1
+    assert f"expected {'f' * 12}, found {params_digest(init_state(run).params)[:12]}" in said()
+
+
+def test_a_second_trainer_in_the_folder_is_refused(make_run: MakeRun, said: Callable[[], str]):
+    run = make_run("taken")
+    with only_one_trainer(Path(run.output)):
+        assert execute(run) == 1
+        assert said() == f"trainer: another trainer is at work in {run.output}: wait for it, or stop it.\n"
+    assert not (Path(run.output) / "checkpoints").exists()
+
+
+def test_the_folder_is_free_again_afterwards(make_run: MakeRun):
+    output = Path(make_run("free").output)
+    for _ in range(2):
+        with only_one_trainer(output):
+            assert (output / "lock").exists()
+
+
+def test_a_run_that_diverges_ends_with_3_and_says_where(make_run: MakeRun, said: Callable[[], str]):
+    segment = {"kind": "constant", "start_step": 0, "end_step": 24, "start": 1e30, "end": 1e30}
+    run = make_run("diverged", learning_rate=[segment])
+    assert execute(run) == 3
+    assert "trainer: phase diverged: loss is nan at step 2. The last checkpoint before it is kept in " in said()
+    rows = read_metrics(Path(run.output) / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]
+    assert rows[1]["loss"] is None
+    assert not (Path(run.output) / "result.json").exists()
+
+
+def test_a_phase_starts_where_its_parent_ended_and_says_what_it_did(make_run: MakeRun):
+    """The whole of it in this process: 3 updates, hand-off, 3 more; and a second start finds everything done."""
+    parent = make_run("three", stop_step=3)
+    assert execute(parent) == 0
+    result = read_json(Path(parent.output) / "result.json")
+    start = {"checkpoint": result["checkpoint"], "params_digest": result["params_digest"], "fresh": []}
+    child = make_run("six", start_step=3, stop_step=6, start=start, learning_rate=[constant_from(3)])
+    assert execute(child) == 0
+    found = outcome(child)
+    assert [row["step"] for row in found["rows"]] == [4, 5, 6]
+    assert (found["result"]["start_step"], found["result"]["stop_step"]) == (3, 6)
+    assert found["result"]["tokens"] == 3 * 4 * 32
+    assert execute(child) == 0
+    assert outcome(child) == found
+
+
+def constant_from(step: int) -> dict[str, Any]:
+    return {"kind": "constant", "start_step": step, "end_step": 24, "start": 1e-3, "end": 1e-3}
+
+
+def outcome(run: RunConfig) -> dict[str, Any]:
+    return {
+        "result": read_json(Path(run.output) / "result.json"),
+        "rows": read_metrics(Path(run.output) / "metrics.jsonl"),
+        "checkpoints": sorted(path.name for path in (Path(run.output) / "checkpoints").iterdir()),
+    }
