@@ -13,7 +13,7 @@ NAMES = ("marin-8b",)
 
 
 def load_recipe(name: str, scale: Scale) -> Recipe:
-    """A recipe by its name, or from a JSON file (`phasewise show … --raw` writes one), at a scale.
+    """A recipe by its name, or from a JSON file (`docs/recipes.md` says how to write one), at a scale.
 
     Raises:
         ConfigError: no such recipe, or the file is not one; the message names the field.

@@ -17,12 +17,13 @@ from tasks.data.python_text import View, documents_in, installed, roots
 from tasks.data.source import Source
 from trainer.config import Frozen
 from trainer.errors import DataError
-from trainer.storage import digest_of_bytes, write_atomically, write_json
+from trainer.storage import digest_of_bytes, read_json, write_atomically, write_json
 
 SHINGLE_WORDS = 13
 MAX_SHARED_SHINGLES = 4
 MAX_SHARED_PART = 0.25
 RECORD_NAME = "stand-ins.json"
+FILE_NAME = "stand-in.jsonl"
 
 
 class StandIn(Frozen):
@@ -77,16 +78,21 @@ class NearDuplicates:
 
 
 def write_stand_ins(collected: Mapping[str, list[dict[str, str]]], sources: Path) -> dict[str, int]:
-    """Write every component's file without what repeats, and last the record of what they were made from; documents written, by name."""
+    """Write every component's file without what repeats it or an earlier stand-in, and last the record; documents written, by name."""
     duplicates = NearDuplicates()
+    record = read_json(sources / RECORD_NAME) if (sources / RECORD_NAME).exists() else {"documents": {}}
+    for component in sorted(set(record["documents"]) - set(collected)):
+        path = sources / component / FILE_NAME
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+            duplicates.is_new(json.loads(line)["text"])
     written: dict[str, int] = {}
     for component, documents in sorted(collected.items()):
         kept = [document for document in documents if duplicates.is_new(document["text"])]
         lines = "".join(json.dumps(document, ensure_ascii=False) + "\n" for document in kept)
-        write_atomically(sources / component / "stand-in.jsonl", lines.encode())
+        write_atomically(sources / component / FILE_NAME, lines.encode())
         written[component] = len(kept)
-    record = {"python": platform.python_version(), "packages": installed(), "documents": written}
-    write_json(sources / RECORD_NAME, record)
+    documents = {**record["documents"], **written}
+    write_json(sources / RECORD_NAME, {"python": platform.python_version(), "packages": installed(), "documents": documents})
     return written
 
 
