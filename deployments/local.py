@@ -17,9 +17,9 @@ from pathlib import Path
 import click
 import httpx
 
-from deployments.catalogue import MAX_TRAININGS, read_deployments, register
-from deployments.leftovers import close_leftovers
+from deployments.catalogue import MAX_TRAININGS, POOL, read_deployments, register
 from deployments.worker import work
+from flows.leftovers import close_leftovers
 from flows.server import own_server, quiet_environment
 from tasks.home import Home
 from trainer.errors import PhasewiseError
@@ -67,7 +67,7 @@ def bring_up(home: Home, port: int) -> None:
 
 
 async def _serve(home: Home, url: str, *, is_ours: bool) -> None:
-    if is_ours and (left := await close_leftovers()):
+    if is_ours and (left := await close_leftovers(POOL)):
         _say(f"{left} flow {'run' if left == 1 else 'runs'} of an earlier server had ended without saying so: marked as crashed")
     _say("Registering the deployments …")
     try:

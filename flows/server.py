@@ -3,6 +3,7 @@
 `python -m flows.server PORT` is that server; it ends when its standard input does, so that a killed run leaves none behind.
 """
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -52,10 +53,18 @@ def server_for(home: Home) -> Iterator[str]:
     with own_server(home, _free_port()) as url:
         os.environ["PREFECT_API_URL"] = url
         try:
+            _close_what_was_killed()
             yield url
         finally:
             _send_what_is_waiting()
             del os.environ["PREFECT_API_URL"]
+
+
+def _close_what_was_killed() -> None:
+    """Runs that a killed `phasewise` left as running would stand in the UI as running for ever."""
+    from flows.leftovers import close_leftovers
+
+    asyncio.run(close_leftovers(pool=None))
 
 
 def _send_what_is_waiting() -> None:

@@ -17,9 +17,9 @@ import psutil
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from deployments.catalogue import register
-from deployments.leftovers import close_leftovers
+from deployments.catalogue import POOL, register
 from deployments.local import only_one
+from flows.leftovers import close_leftovers
 from tasks.home import Home
 from trainer.errors import PhasewiseError
 
@@ -119,7 +119,7 @@ def test_it_comes_up_runs_what_is_asked_and_leaves_nothing(up: Up) -> None:
 
 def check_that_leftovers_are_closed(up: Up, run: str) -> None:
     ask(up, f"flow_runs/{run}/set_state", {"state": {"type": "RUNNING"}, "force": True})
-    assert run_with(up, close_leftovers()) == 1
+    assert run_with(up, close_leftovers(POOL)) == 1
     assert ask(up, f"flow_runs/{run}")["state"]["type"] == "CRASHED"
 
 

@@ -87,13 +87,14 @@ def test_another_key_is_another_order(kind: Kind, length: int):
     assert meetings < 0.02
 
 
+@pytest.mark.parametrize("num_bits", [15, 16])
 @pytest.mark.parametrize("key", range(4))
-def test_feistel_s_bits_are_not_bits_of_the_index(key: int):
+def test_feistel_s_bits_are_not_bits_of_the_index(key: int, num_bits: int):
     """The lowest bit of the place decides odd and even shards; an affine map would hand one of the index's bits on to it."""
-    indices = np.arange(2**16)
-    places = permute("feistel", indices, length=2**16, key=key).astype(np.int64)
-    bits_of = lambda values: (values[:, None] >> np.arange(16)) & 1  # noqa: E731
-    correlations = np.corrcoef(bits_of(indices).T, bits_of(places).T)[:16, 16:]
+    indices = np.arange(2**num_bits)
+    places = permute("feistel", indices, length=2**num_bits, key=key).astype(np.int64)
+    bits_of = lambda values: (values[:, None] >> np.arange(num_bits)) & 1  # noqa: E731
+    correlations = np.corrcoef(bits_of(indices).T, bits_of(places).T)[:num_bits, num_bits:]
     assert np.abs(correlations[:, 0]).max() < 0.1
     assert np.abs(correlations).max() < 0.1
 

@@ -2,23 +2,25 @@
 
 from typing import Any
 
-from deployments.catalogue import POOL
-
 ALIVE = ("RUNNING", "PENDING", "CANCELLING")
-MESSAGE = "Ended with the worker that ran it, before it could say so. Start it again: it goes on from what is done."
+MESSAGE = "Ended with the process that ran it, before it could say so. Start it again: it goes on from what is done."
 
 
-async def close_leftovers() -> int:
-    """Mark the pool's runs that seem to be at work, and their subflows, as crashed; how many runs of the pool that were.
+async def close_leftovers(pool: str | None) -> int:
+    """Mark the runs of a work pool that seem to be at work, and their subflows, as crashed; how many of the pool that were.
 
-    Only for a server of our own, before its worker starts: then no process of such a run is left.
+    Only for a server of our own, before anything is started on it: then no process of such a run is left.
+
+    Args:
+        pool: the work pool's name; None means the runs that no deployment started, those of `phasewise run`.
     """
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter, WorkPoolFilterName
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId, WorkPoolFilter, WorkPoolFilterName
 
-    pool = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
+    alive = FlowRunFilter(state=_is_alive(), deployment_id=FlowRunFilterDeploymentId(is_null_=True) if pool is None else None)
+    of_pool = WorkPoolFilter(name=WorkPoolFilterName(any_=[pool])) if pool else None
     async with get_client() as client:
-        left = await client.read_flow_runs(flow_run_filter=FlowRunFilter(state=_is_alive()), work_pool_filter=pool)
+        left = await client.read_flow_runs(flow_run_filter=alive, work_pool_filter=of_pool)
         for run in left:
             await _close(client, run)
     return len(left)
