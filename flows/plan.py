@@ -40,8 +40,9 @@ def check_sources(recipe: Recipe, home: Home) -> None:
         ConfigError: a component is not in the catalogue.
         DataError: a component has no files.
     """
+    sources = sources_of(recipe, home)
     to_collect = missing_stand_ins(stand_ins_of(recipe), home.sources)
-    for name, source in sources_of(recipe, home).items():
+    for name, source in sources.items():
         if name not in to_collect:
             expand(source)
 

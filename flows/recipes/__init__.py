@@ -23,7 +23,10 @@ def load_recipe(name: str, scale: Scale) -> Recipe:
         return full
     if scale == "full":
         raise ConfigError(f"{name} is written at proxy scale: it has no full scale.")
-    return to_proxy(full)
+    try:
+        return to_proxy(full)
+    except ValidationError as error:
+        raise ConfigError(f"{name} has no proxy scale: {_problems(error)}.") from None
 
 
 def split_target(target: str) -> tuple[str, str | None]:
@@ -56,10 +59,15 @@ def _from_file(path: Path) -> Recipe:
     except FileNotFoundError:
         raise ConfigError(f"no such file: {path}") from None
     except ValidationError as error:
-        problems = [
-            f"{'.'.join(map(str, item['loc'])) or 'recipe'}: {item['msg'].removeprefix('Value error, ')}" for item in error.errors()
-        ]
-        more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-        raise ConfigError(f"{path} is not a recipe: {'; '.join(problems[:3])}{more}.") from None
+        raise ConfigError(f"{path} is not a recipe: {_problems(error)}.") from None
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}.") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _problems(error: ValidationError) -> str:
+    """The first three, each with its field."""
+    problems = [f"{'.'.join(map(str, item['loc'])) or 'recipe'}: {item['msg'].removeprefix('Value error, ')}" for item in error.errors()]
+    more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+    return "; ".join(problems[:3]) + more

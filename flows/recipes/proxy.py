@@ -135,7 +135,7 @@ def _hand_off(start: HandOff) -> HandOff:
 def _gates(phase: Phase) -> Gates:
     """The recipe's limits; a share cannot be met more closely than to a sequence of the shortest stage."""
     starts = [steps(step) for step, _ in phase.mixture.within(phase.start_step, phase.stop_step)]
-    shortest = min(after - before for before, after in pairwise([*starts, steps(phase.stop_step)]))
+    shortest = min(max(1, after - before) for before, after in pairwise([*starts, steps(phase.stop_step)]))
     sequences = shortest * max(1, round(phase.batch.at(phase.stop_step - 1) / BATCH))
     limit = max(phase.gates.data.max_share_error_points, 100 * MAX_SHARE_ERROR_SEQUENCES / sequences)
     data = DataLimits(max_share_error_points=limit, max_epochs=phase.gates.data.max_epochs, leakage=phase.gates.data.leakage)

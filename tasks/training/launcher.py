@@ -44,12 +44,14 @@ def train_phase(run: RunConfig, on_rows: Callable[[list[Row]], None]) -> dict[st
     _set_aside_another_run(run)
     run_file = Path(run.output) / "run.json"
     write_json(run_file, run.model_dump(mode="json"))
+    log = Path(run.output) / "trainer.log"
+    log_before = log.stat().st_size if log.exists() else 0
     code, restarts = _run_process(run_file, on_rows), 0
     while code < 0 and restarts < MAX_RESTARTS:
         say(f"{run.phase}: the trainer was ended by {signal.Signals(-code).name}; going on from its last checkpoint")
         code, restarts = _run_process(run_file, on_rows), restarts + 1
     if code:
-        raise _failure(run, code)
+        raise _failure(run, code, log, log_before)
     return read_json(Path(run.output) / "result.json")
 
 
@@ -84,11 +86,12 @@ def _report_new(folder: Path, seen: int, on_rows: Callable[[list[Row]], None]) -
     return len(rows)
 
 
-def _failure(run: RunConfig, code: int) -> Exception:
-    log = Path(run.output) / "trainer.log"
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("trainer: ")]
+def _failure(run: RunConfig, code: int, log: Path, log_before: int) -> Exception:
+    """What this attempt said last; the log holds the earlier ones too, up to `log_before` bytes."""
+    said = log.read_bytes()[log_before:].decode(errors="replace")
+    lines = [line for line in said.splitlines() if line.startswith("trainer: ")]
     reason = lines[-1].removeprefix("trainer: ") if lines else f"it ended with code {code}; see {log}"
-    kinds = {EXIT_REFUSED: VerdictError, EXIT_DIVERGED: TrainingDiverged}
+    kinds = {EXIT_REFUSED: VerdictError, EXIT_DIVERGED: TrainingDiverged} if lines else {}
     return kinds.get(code, TrainingError)(f"{run.phase} was not trained: {reason}")
 
 

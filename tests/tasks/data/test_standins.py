@@ -92,6 +92,16 @@ def test_a_copy_is_written_once_over_all_components(tmp_path: Path):
     assert record["packages"]["click"]
 
 
+def test_what_comes_later_repeats_nothing_of_what_is_there(tmp_path: Path):
+    """As for a recipe with one more component in a home that has the others."""
+    first, second = ({"id": f"x#{number}", "text": words(900 * number, 60)} for number in range(2))
+    write_stand_ins({"web": [first]}, tmp_path)
+    assert write_stand_ins({"law": [first, second]}, tmp_path) == {"law": 1}
+    assert read_json(tmp_path / RECORD_NAME)["documents"] == {"law": 1, "web": 1}
+    (line,) = (tmp_path / "law" / "stand-in.jsonl").read_text().splitlines()
+    assert json.loads(line)["id"] == "x#1"
+
+
 def test_the_record_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def killed(*_: object):
         raise KeyboardInterrupt
