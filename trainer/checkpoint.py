@@ -1,6 +1,7 @@
 """Checkpoints with Orbax: saved in the background, committed atomically, and carrying what they were trained on.
 
-A checkpoint named N is the state after N updates. Beside the state stands `about`: the data order contract and whether an EMA is in it.
+A checkpoint named N is the state after N updates. Beside the state stands `about`: the data order contract, whether an EMA is in it, and
+the weights' shapes.
 """
 
 from pathlib import Path
@@ -41,7 +42,7 @@ class Checkpoints:
         """Copy the state out and write it in the background. Saving a step twice does nothing."""
         if step in self._manager.all_steps():
             return
-        about = {"contract": contract, "has_ema": state.ema is not None}
+        about = {"contract": contract, "has_ema": state.ema is not None, "shapes": _shapes(state.params)}
         self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), about=ocp.args.JsonSave(about)))
 
     def restore(self, step: int, run: RunConfig, contract: dict[str, Any]) -> TrainState:
@@ -80,6 +81,7 @@ def read_params(path: Path, config: ModelConfig, *, ema: bool = False) -> Params
         CheckpointError: there is no checkpoint, or no moving average in it.
     """
     about = read_about(path)
+    _check_shapes(path, about, config)
     if ema and not about["has_ema"]:
         raise CheckpointError(f"{path} has no moving average of the weights.")
     wanted = _on_this_device({"ema" if ema else "params": abstract_params(config)})
@@ -129,12 +131,23 @@ def _read_state(path: Path, run: RunConfig) -> TrainState:
     Raises:
         CheckpointError: its weights have other shapes than the run's model.
     """
-    wanted = _on_this_device(abstract_state(run, with_ema=bool(read_about(path)["has_ema"])))
-    try:
-        with ocp.StandardCheckpointer() as reader:
-            return reader.restore(path.resolve() / "state", wanted)
-    except ValueError as error:
-        raise CheckpointError(f"{path} does not fit the model of phase {run.phase}: {error}") from None
+    about = read_about(path)
+    _check_shapes(path, about, run.model)
+    wanted = _on_this_device(abstract_state(run, with_ema=bool(about["has_ema"])))
+    with ocp.StandardCheckpointer() as reader:
+        return reader.restore(path.resolve() / "state", wanted)
+
+
+def _shapes(params: Params) -> dict[str, list[int]]:
+    """Each weight's path and shape."""
+    return {jax.tree_util.keystr(path): list(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+
+
+def _check_shapes(path: Path, about: dict[str, Any], config: ModelConfig) -> None:
+    found, wanted = about["shapes"], _shapes(abstract_params(config))
+    differing = [f"{name} is {found.get(name)}, not {wanted.get(name)}" for name in wanted | found if found.get(name) != wanted.get(name)]
+    if differing:
+        raise CheckpointError(f"{path} does not fit the model: {'; '.join(differing[:3])}{' …' if len(differing) > 3 else ''}.")
 
 
 def _on_this_device(tree: Any) -> Any:

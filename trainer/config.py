@@ -126,8 +126,8 @@ class LearningRateSegment(Frozen):
 class Stability(Frozen):
     """What keeps a run steady. `max_grad_norm` clips the global gradient norm; `z_loss` weighs mean(logsumexp²)."""
 
-    max_grad_norm: Steps[float | None]
-    z_loss: Steps[float | None]
+    max_grad_norm: Steps[Annotated[float, Field(gt=0, allow_inf_nan=False)] | None]
+    z_loss: Steps[Annotated[float, Field(ge=0, allow_inf_nan=False)] | None]
     ema_decay: float | None = Field(ge=0, lt=1)
 
 

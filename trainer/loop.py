@@ -15,7 +15,7 @@ from trainer.checkpoint import Checkpoints, state_to_start_from
 from trainer.checkpoint_path import checkpoint_path
 from trainer.config import RunConfig
 from trainer.data.loader import Loader
-from trainer.errors import TrainingDiverged
+from trainer.errors import CheckpointError, TrainingDiverged
 from trainer.metrics import MetricsFile, read_metrics
 from trainer.schedule import learning_rate_at
 from trainer.state import TrainState, params_digest
@@ -52,6 +52,11 @@ def train(run: RunConfig) -> dict[str, Any]:
     with Checkpoints(output / "checkpoints", run.checkpoints) as checkpoints, stop_requests() as stop_requested:
         restored = checkpoints.latest_step()
         step = run.start_step if restored is None else restored
+        if not run.start_step <= step <= run.stop_step:
+            raise CheckpointError(
+                f"{output} holds a checkpoint of step {step}, and phase {run.phase} trains steps {run.start_step} → {run.stop_step}: "
+                "it is of another run. Move it away, or train in another folder."
+            )
         state = state_to_start_from(run) if restored is None else checkpoints.restore(step, run, contract)
         metrics = MetricsFile(output / "metrics.jsonl", restored_step=step)
         try:
@@ -151,7 +156,7 @@ def _record(
     if time.monotonic() - clock.beat >= HEARTBEAT_SECONDS:
         (Path(run.output) / "heartbeat").touch()
         clock.beat = time.monotonic()
-    for name in ("loss", "grad_norm"):
+    for name in ("loss", "grad_norm", "param_norm"):
         if not math.isfinite(values[name]):
             raise TrainingDiverged(
                 f"phase {run.phase}: {name} is {values[name]} at step {step}. The last checkpoint before it is kept in {run.output}."

@@ -8,8 +8,8 @@ from typing import Any
 from trainer.storage import write_atomically
 
 Row = dict[str, Any]
-"""step, loss (nats a token, before the update), learning_rate, z_loss, log_z_squared, grad_norm, update_norm, param_norm, tokens (so far in
-the lineage's phase), seconds (of wall time since the process began to train), tokens_per_second."""
+"""step (updates applied), loss (nats a token, before the update), log_z_squared, grad_norm (before clipping), update_norm, param_norm,
+learning_rate, z_loss, tokens (of this update's batch), seconds (since this process began to train). What is not finite is null."""
 
 
 def read_metrics(path: Path) -> list[Row]:

@@ -16,9 +16,13 @@ def check_permission(run: RunConfig) -> None:
         verdict = read_json(run.verdict)
     except FileNotFoundError:
         raise VerdictError(f"phase {run.phase} has no verdict at {run.verdict}: validate its data first.") from None
+    except ValueError as error:
+        raise VerdictError(f"the verdict {run.verdict} does not read as JSON ({error}): validate the data again.") from None
+    if not isinstance(verdict, dict) or not isinstance(verdict.get("judged"), dict):
+        raise VerdictError(f"{run.verdict} is not a verdict, it must say `passes` and `judged`: validate the data again.")
     if verdict.get("passes") is not True:
         raise VerdictError(f"the verdict {run.verdict} does not pass: phase {run.phase} must not train.")
-    judged = verdict.get("judged", {})
+    judged: dict[str, str] = verdict["judged"]
     for component, folder in sorted(run.caches.items()):
         digest = read_manifest(folder).digest
         if judged.get(component) != digest:

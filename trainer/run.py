@@ -56,10 +56,14 @@ def read_run(path: Path) -> RunConfig:
     except FileNotFoundError:
         raise ConfigError(f"no such file: {path}") from None
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, item['loc'])) or 'run'}: {item['msg']}" for item in error.errors())
+        problems = "; ".join(
+            f"{'.'.join(map(str, item['loc'])) or 'run'}: {item['msg'].removeprefix('Value error, ')}" for item in error.errors()
+        )
         raise ConfigError(f"{path} is not a run: {problems}") from None
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def execute(run: RunConfig) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer, tok
 from trainer.data.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, Shard, Split
 from trainer.storage import digest_of_file, digest_of_json, read_json, write_atomically, write_json
 
-ENCODER_VERSION = "begin-end-1"
+ENCODER_VERSION = "begin-end-2"
 BATCH_DOCUMENTS = 256
 SHARD_NAME = "shard-00000"
 

@@ -47,7 +47,8 @@ def run_all(stage: str, function: Callable[..., Result], calls: Sequence[tuple[o
         futures = [client.submit(function, *call, pure=False, retries=1) for call in calls]
         for done, future in enumerate(as_completed(futures), start=1):
             if future.status == "error":
+                error = future.exception()  # before the others are cancelled, and this one with them
                 client.cancel(futures)
-                future.result()
+                raise error  # pyright: ignore[reportGeneralTypeIssues]  # typed as awaitable or not
             advance(stage, done, len(futures))
         return client.gather(futures)  # pyright: ignore[reportReturnType]  # typed as awaitable or not

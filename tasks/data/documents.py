@@ -1,6 +1,7 @@
 """From files to documents: read, normalise, drop exact copies, choose the held-out split, write Parquet."""
 
 import json
+import re
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,18 +47,30 @@ def documents_key(source: Source, files: tuple[SourceFile, ...]) -> str:
 
 
 def read_texts(source: Source, url: str) -> Iterator[str]:
-    """The texts of one file; `.gz`, `.zst` and the like are opened by their names.
+    """The texts of one file; `.gz`, `.xz` and the like are opened by their names.
 
     Raises:
-        DataError: a line is not JSON, or its text is missing or not a text.
+        DataError: the file does not read, a line is not JSON, or its text is missing or not a text.
     """
-    if source.format == "parquet":
-        with fsspec.open(url, "rb") as file:
-            parquet = pq.ParquetFile(file)  # pyright: ignore[reportArgumentType]  # fsspec's OpenFile is a file once entered
-            for batch in parquet.iter_batches(columns=[source.text_key]):
-                yield from (str(text) for text in batch.column(0).to_pylist())
-        return
-    with fsspec.open(url, "rt", encoding="utf-8", compression="infer") as lines:
+    rows = _parquet_rows(source, url) if source.format == "parquet" else _json_lines(source, url)
+    try:
+        for where, text in rows:
+            if not isinstance(text, str):
+                raise DataError(f"{where}: {source.text_key!r} must be a text, found {type(text).__name__}.")
+            if re.search("[\ud800-\udfff]", text):
+                raise DataError(f"{where}: {source.text_key!r} must be Unicode text, found half of a surrogate pair.")
+            yield text
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{url} must be UTF-8, found {error.reason} at byte {error.start}: it may be packed in a way that is not known here."
+        ) from None
+    except (OSError, EOFError, pa.ArrowException) as error:
+        raise DataError(f"{url} does not read: {error}") from None
+
+
+def _json_lines(source: Source, url: str) -> Iterator[tuple[str, object]]:
+    compression = "zstd" if url.endswith(".zstd") else "infer"  # the one ending that fsspec does not know
+    with fsspec.open(url, "rt", encoding="utf-8", compression=compression) as lines:
         for number, line in enumerate(lines, start=1):  # pyright: ignore[reportArgumentType]  # fsspec's OpenFile is a file once entered
             if not line.strip():
                 continue
@@ -65,9 +78,19 @@ def read_texts(source: Source, url: str) -> Iterator[str]:
                 text = json.loads(line)[source.text_key]
             except (ValueError, KeyError, TypeError):
                 raise DataError(f"{url}, line {number}: expected a JSON object with a field {source.text_key!r}.") from None
-            if not isinstance(text, str):
-                raise DataError(f"{url}, line {number}: {source.text_key!r} must be a text, found {type(text).__name__}.")
-            yield text
+            yield f"{url}, line {number}", text
+
+
+def _parquet_rows(source: Source, url: str) -> Iterator[tuple[str, object]]:
+    with fsspec.open(url, "rb") as file:
+        parquet = pq.ParquetFile(file)  # pyright: ignore[reportArgumentType]  # fsspec's OpenFile is a file once entered
+        if source.text_key not in parquet.schema_arrow.names:
+            raise DataError(f"{url}: expected a column {source.text_key!r}, found {', '.join(parquet.schema_arrow.names)}.")
+        number = 0
+        for batch in parquet.iter_batches(columns=[source.text_key]):
+            for text in batch.column(0).to_pylist():
+                number += 1
+                yield f"{url}, row {number}", text
 
 
 def normalize(text: str) -> str:

@@ -69,7 +69,9 @@ def load_tokenizer(path: Path) -> "Tokenizer":
     from tokenizers import Tokenizer
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    return Tokenizer.from_file(str(path))
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.encode_special_tokens = True  # a document that spells a special token must not become one
+    return tokenizer
 
 
 def tokenizer_digest(path: Path) -> str:

@@ -97,7 +97,7 @@ class JaxLanguageModel(TemplateLM):
             for i, token in zip(active, tokens, strict=True):
                 generated[i].append(token)
                 text = self.tokenizer.decode(generated[i])
-                answers[i] = _before_first(text, stops)
+                answers[i] = before_first(text, stops)
                 if token != self.end_of_text and answers[i] == text:
                     going.append(i)
             active = going
@@ -156,7 +156,7 @@ def _generation_limits(settings: dict[str, Any]) -> tuple[tuple[str, ...], int]:
     return tuple(stop for stop in stops if stop), int(settings.get("max_gen_toks") or DEFAULT_MAX_NEW_TOKENS)
 
 
-def _before_first(text: str, stops: tuple[str, ...]) -> str:
+def before_first(text: str, stops: tuple[str, ...]) -> str:
     """`text` up to the first occurrence of any stop string."""
     return text[: min((found for stop in stops if (found := text.find(stop)) >= 0), default=len(text))]
 

@@ -20,6 +20,8 @@ StartTrainer = Callable[..., "subprocess.Popen[bytes]"]
 WaitUntil = Callable[["subprocess.Popen[bytes]", Callable[[], bool]], None]
 RowsOf = Callable[[RunConfig], list[Row]]
 
+pytestmark = pytest.mark.timeout(180)  # processes that start again and again; a busy machine may need minutes for them
+
 
 def outcome(run: RunConfig, rows: list[Row]) -> dict[str, Any]:
     """All that must not depend on how often the run was stopped."""

@@ -133,6 +133,15 @@ def test_a_parent_with_other_weights_is_refused(make_run: MakeRun, said: Callabl
     assert f"expected {'f' * 12}, found {params_digest(init_state(run).params)[:12]}" in said()
 
 
+def test_a_checkpoint_beyond_the_run_s_end_is_refused(make_run: MakeRun):
+    books = {"mixture": [[0, {"books": 100}]]}
+    run = make_run("shortened", **books)
+    with Checkpoints(Path(run.output) / "checkpoints", run.checkpoints) as checkpoints:
+        checkpoints.save(6, init_state(run), Loader(run).contract())
+    assert execute(make_run("shortened", stop_step=3, **books)) == 1
+    assert not (Path(run.output) / "result.json").exists()
+
+
 def test_a_second_trainer_in_the_folder_is_refused(make_run: MakeRun, said: Callable[[], str]):
     run = make_run("taken")
     with only_one_trainer(Path(run.output)):
@@ -152,10 +161,10 @@ def test_a_run_that_diverges_ends_with_3_and_says_where(make_run: MakeRun, said:
     segment = {"kind": "constant", "start_step": 0, "end_step": 24, "start": 1e30, "end": 1e30}
     run = make_run("diverged", learning_rate=[segment])
     assert execute(run) == 3
-    assert "trainer: phase diverged: loss is nan at step 2. The last checkpoint before it is kept in " in said()
+    assert "trainer: phase diverged: param_norm is inf at step 1. The last checkpoint before it is kept in " in said()
     rows = read_metrics(Path(run.output) / "metrics.jsonl")
-    assert [row["step"] for row in rows] == [1, 2]
-    assert rows[1]["loss"] is None
+    assert [row["step"] for row in rows] == [1]
+    assert rows[0]["param_norm"] is None
     assert not (Path(run.output) / "result.json").exists()
 
 

@@ -24,10 +24,9 @@ def permute(kind: Kind, indices: np.ndarray, *, length: int, key: int) -> np.nda
             `feistel` is a keyed network whose rounds mix all bits, walked until it lands inside.
         indices: integers in `[0, length)`, any shape.
     """
-    indices = np.asarray(indices, np.uint64)
-    if kind == "linear":
-        return _linear(indices, length, key)
-    return _feistel(indices, length, key)
+    flat = np.atleast_1d(np.asarray(indices, np.uint64))
+    places = _linear(flat, length, key) if kind == "linear" else _feistel(flat, length, key)
+    return places.reshape(np.shape(indices))
 
 
 def _linear(indices: np.ndarray, length: int, key: int) -> np.ndarray:

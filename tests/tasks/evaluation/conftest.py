@@ -22,10 +22,16 @@ from trainer.storage import digest_of_bytes, digest_of_file, write_json
 SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ha", "ke", "li", "mo", "nu", "pa", "re", "si", "to", "vu")
 
 
+PAIRS = [(f"qu{vowel}{end}", f"{end}{vowel}x") for vowel in "aeiou" for end in ("nt", "rk", "lm", "sp")]
+
+
 def write_prose(seed: int, num_words: int) -> str:
-    """Made-up words, a line break now and then."""
+    """Made-up words, a line break now and then, and every few words two that always stand together: the second can be known."""
     rng = random.Random(seed)
-    words = ["".join(rng.choices(SYLLABLES, k=rng.randint(1, 4))) for _ in range(num_words)]
+    words: list[str] = []
+    while len(words) < num_words:
+        words += ["".join(rng.choices(SYLLABLES, k=rng.randint(1, 4))) for _ in range(rng.randint(2, 6))]
+        words += rng.choice(PAIRS)
     return " ".join(word + ("\n" if rng.random() < 0.05 else "") for word in words).replace("\n ", "\n")
 
 
@@ -113,12 +119,12 @@ def write_cache(tokenizer: Tokenizer) -> WriteCache:
         tokens = np.concatenate(rows) if rows else np.empty(0, np.uint16)
         tokens.tofile(folder / "0.bin")
         index = {
-            "id": [document.id for document in documents],
-            "source_file": ["made up"] * len(rows),
-            "offset": offsets[:-1],
-            "length": [len(row) for row in rows],
+            "id": pa.array([document.id for document in documents], pa.string()),
+            "source_file": pa.array(["made up"] * len(rows), pa.string()),
+            "offset": pa.array(offsets[:-1]),
+            "length": pa.array([len(row) for row in rows], pa.int64()),
         }
-        pq.write_table(pa.table(index), folder / "0.parquet")
+        pq.write_table(pa.Table.from_pydict(index), folder / "0.parquet")
         shard = Shard(
             name="0",
             tokens=len(tokens),

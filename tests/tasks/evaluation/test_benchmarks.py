@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from tasks.evaluation.benchmarks import (
-    build_word_order,
     build_next_word,
+    build_word_order,
     commonest_word,
-    word_order_baseline,
     next_word_baseline,
+    word_order_baseline,
 )
 from tasks.evaluation.held_out import HeldOutDocument
 from trainer.errors import DataError

@@ -6,7 +6,7 @@ import pytest
 from lm_eval.api.instance import Instance
 from tokenizers import Tokenizer
 
-from tasks.evaluation.language_model import JaxLanguageModel, _before_first
+from tasks.evaluation.language_model import JaxLanguageModel, before_first
 from trainer.config import ModelConfig
 from trainer.errors import ConfigError, DataError
 from trainer.model.params import Params
@@ -47,7 +47,7 @@ def test_the_likeliest_continuation_is_greedy(model: JaxLanguageModel, log_softm
     context = model.tok_encode("bace")
     best = int(log_softmax(context)[-1].argmax())
     worst = int(log_softmax(context)[-1].argmin())
-    found = model._loglikelihood_tokens([(("", ""), context, [best]), (("", ""), context, [worst]), (("", ""), [], [best])])
+    found = model._loglikelihood_tokens([(("", ""), context, [best]), (("", ""), context, [worst]), (("", ""), [], [best])])  # pyright: ignore[reportPrivateUsage]  # the interface that lm-eval calls
     assert [is_greedy for _, is_greedy in found[:2]] == [True, False]
     assert found[2][0] == pytest.approx(log_softmax([0])[-1, best], rel=1e-4)
 
@@ -102,8 +102,8 @@ def test_generation_stops_at_until(model: JaxLanguageModel, log_softmax: LogSoft
 
 
 def test_the_first_of_several_stop_strings_counts() -> None:
-    assert _before_first("one. two\n", ("\n", ".")) == "one"
-    assert _before_first("one. two\n", ()) == "one. two\n"
+    assert before_first("one. two\n", ("\n", ".")) == "one"
+    assert before_first("one. two\n", ()) == "one. two\n"
 
 
 def test_generation_stops_at_end_of_text(

@@ -9,17 +9,17 @@ import pytest
 from tasks.publication.report import BenchmarkReport, PhaseReport, Report, VerdictReport
 
 NEMOTRON = {"medium": 30.85, "hq_synth": 24.82, "medium_low": 14.06, "hq_actual": 8.34, "medium_high": 7.53, "low_actual": 6.4}
-NEMOTRON |= {"low_synth": 5.73}
+NEMOTRON.update({"low_synth": 5.73})
 PRETRAINING = {"dclm_baseline": 92.57, "starcoderdata": 6.09, "proofpile_2": 1.34}
 JELLYFISH = {"dolmino_dclm": 67.76, "starcoderdata": 2.23, "dolma_pes2o": 10.78, "finemath_3_plus": 6.31, "dolma_arxiv": 5.18}
-JELLYFISH |= {"dolma_stackexchange": 3.17, "algebraic_stack": 2.13, "open_web_math": 0.94, "megawika": 0.82, "dolma_wiki": 0.68}
+JELLYFISH.update({"dolma_stackexchange": 3.17, "algebraic_stack": 2.13, "open_web_math": 0.94, "megawika": 0.82, "dolma_wiki": 0.68})
 BRIDGE = {"dclm_baseline": 25.66, "proofpile_2": 0.37, "starcoderdata": 1.69}
-BRIDGE |= {f"nemotron_{name}": share * 0.7228 / 0.9773 for name, share in NEMOTRON.items()}
+BRIDGE.update({f"nemotron_{name}": share * 0.7228 / 0.9773 for name, share in NEMOTRON.items()})
 STEADY = {f"nemotron_{name}": share for name, share in NEMOTRON.items()} | {"starcoderdata": 2.28}
 STARLING = {f"nemotron_{name}": share * 0.7164 for name, share in NEMOTRON.items()}
-STARLING |= {"starcoderdata": 4.47, "proofpile_2": 4.47, "arxiv_markdownified": 5.2, "dolmino_pes2o": 5.2, "flan": 3.04}
-STARLING |= {"finemath_3_plus": 3.04, "dolmino_stackexchange": 1.53, "stackexchange_custom": 1.53, "all_math": 0.755}
-STARLING |= {"dolmino_wiki": 0.327, "wikipedia_markdown": 0.327, "medu_science_qa": 0.107}
+STARLING.update({"starcoderdata": 4.47, "proofpile_2": 4.47, "arxiv_markdownified": 5.2, "dolmino_pes2o": 5.2, "flan": 3.04})
+STARLING.update({"finemath_3_plus": 3.04, "dolmino_stackexchange": 1.53, "stackexchange_custom": 1.53, "all_math": 0.755})
+STARLING.update({"dolmino_wiki": 0.327, "wikipedia_markdown": 0.327, "medu_science_qa": 0.107})
 
 # name, start, stop, sequences a step, learning rate from, to, (first step, mixture), final loss
 PHASES = (
