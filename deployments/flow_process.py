@@ -7,9 +7,10 @@ it; a run that doesn't end in time is cut off.
 import os
 import runpy
 import signal
-import sys
 import threading
 import time
+
+from trainer.parent import wait_for_end_of_input
 
 GRACE_SECONDS = 10.0
 
@@ -22,8 +23,7 @@ def main() -> None:
 
 
 def _end_with_standard_input() -> None:
-    while os.read(sys.stdin.fileno(), 1):  # unbuffered: a reader that holds the buffer's lock would break the interpreter's own end
-        pass
+    wait_for_end_of_input()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_SECONDS)
     os._exit(1)

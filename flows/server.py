@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -18,6 +17,7 @@ from contextlib import contextmanager
 from tasks.home import Home
 from tasks.progress import say
 from trainer.errors import PhasewiseError
+from trainer.parent import end_with_parent
 
 START_SECONDS, STOP_SECONDS = 120.0, 10.0
 QUIET = {
@@ -132,14 +132,8 @@ def serve(port: int) -> None:
     import uvicorn
     from prefect.server.api.server import create_app
 
-    threading.Thread(target=_end_with_standard_input, daemon=True).start()
+    end_with_parent(0)
     uvicorn.run(create_app(final=True), host="127.0.0.1", port=port, log_level="warning", timeout_keep_alive=5)
-
-
-def _end_with_standard_input() -> None:
-    while os.read(sys.stdin.fileno(), 1):  # unbuffered: a reader that holds the buffer's lock would break the interpreter's own end
-        pass
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def build_report(recipe: Recipe, home: Home, plan: DataPlan) -> Report:
         status="passed" if passed else "stopped",
         headline=headline(records),
         parameters=_count_parameters(recipe.phases[-1]),
-        phases=tuple(_phase_report(recipe, record) for record in records),
+        phases=tuple(_phase_report(recipe, home, record) for record in records),
         baselines=read_baselines(recipe, home, plan),
         facts=_facts(recipe, home, plan),
     )
@@ -89,10 +89,11 @@ def headline(records: list[PhaseRecord]) -> str:
     return f"{len(done)} of {len(records)} phases are done."
 
 
-def _phase_report(recipe: Recipe, record: PhaseRecord) -> PhaseReport:
+def _phase_report(recipe: Recipe, home: Home, record: PhaseRecord) -> PhaseReport:
     phase, result, evaluation = record.phase, record.result or {}, record.evaluation or {}
     rows = read_metrics(Path(record.run.output) / "metrics.jsonl") if record.run and record.result else []
-    verdicts = (("data", record.data_verdict), ("gate", record.model_verdict))
+    data_path, model_path = (str(home.verdict(recipe.run_name, phase.name, gate)) for gate in ("data", "model"))
+    verdicts = (("data", record.data_verdict, data_path), ("gate", record.model_verdict, model_path))
     return PhaseReport(
         name=phase.name,
         start_step=phase.start_step,
@@ -111,16 +112,10 @@ def _phase_report(recipe: Recipe, record: PhaseRecord) -> PhaseReport:
         benchmarks=tuple(_benchmark_report(found) for found in evaluation.get("results", [])),
         declares=phase.start.declares if isinstance(phase.start, HandOff) else (),
         parent=phase.parent,
-        verdicts=tuple(_verdict_report(name, verdict, home_path(record, name)) for name, verdict in verdicts if verdict),
+        verdicts=tuple(_verdict_report(name, verdict, path) for name, verdict, path in verdicts if verdict),
         state=record.state,
         params_digest=result.get("params_digest"),
     )
-
-
-def home_path(record: PhaseRecord, name: str) -> str:
-    """The verdict's file."""
-    data = Path(record.run.verdict) if record.run else Path()
-    return str(data if name == "data" else data.with_name("model.json"))
 
 
 def _realised_mixture(recipe: Recipe, phase: Phase) -> tuple[tuple[int, dict[str, float]], ...]:

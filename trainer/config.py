@@ -161,6 +161,12 @@ class StartFrom(Frozen):
     fresh: tuple[Literal["ema", "optimizer"], ...]
 
 
+def sequences_between(batch: Steps[int], start_step: int, stop_step: int) -> int:
+    """Sequences that the updates `[start_step, stop_step)` consume."""
+    entries = [*batch.within(start_step, stop_step), (stop_step, 0)]
+    return sum(size * (after - step) for (step, size), (after, _) in pairwise(entries))
+
+
 def check_mixture(step: int, shares: MixtureShares) -> None:
     """Refuse shares that do not sum to 100 %."""
     total = sum(shares.values())

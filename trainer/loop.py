@@ -6,14 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from trainer.checkpoint import Checkpoints, state_to_start_from
 from trainer.checkpoint_path import checkpoint_path
-from trainer.config import RunConfig
+from trainer.config import RunConfig, sequences_between
 from trainer.data.loader import Loader
 from trainer.errors import CheckpointError, TrainingDiverged
 from trainer.metrics import MetricsFile, read_metrics
@@ -122,18 +121,11 @@ def summarise(run: RunConfig, state: TrainState) -> dict[str, Any]:
         "run_digest": run.digest,
         "start_step": run.start_step,
         "stop_step": run.stop_step,
-        "tokens": phase_tokens(run),
+        "tokens": run.model.seq_len * sequences_between(run.batch, run.start_step, run.stop_step),
         "final_loss": sum(losses) / len(losses),
         "params_digest": params_digest(state.params),
         "checkpoint": str(checkpoint_path(run.output, run.stop_step)),
     }
-
-
-def phase_tokens(run: RunConfig) -> int:
-    """Tokens that the phase consumes: steps × sequences × `seq_len`, over its batch sizes."""
-    entries = [*run.batch.within(run.start_step, run.stop_step), (run.stop_step, 0)]
-    sequences = sum(size * (after - step) for (step, size), (after, _) in pairwise(entries))
-    return sequences * run.model.seq_len
 
 
 def _record(

@@ -2,9 +2,7 @@
 
 import contextlib
 import fcntl
-import os
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from pydantic import ValidationError
 from trainer.config import RunConfig
 from trainer.errors import ConfigError, PhasewiseError, TrainingError
 from trainer.loop import Preempted, train
+from trainer.parent import end_with_parent
 from trainer.permission import check_permission
 from trainer.storage import read_json, write_json
 
@@ -34,7 +33,7 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m trainer RUN.json [--with-parent]", file=sys.stderr)
         return EXIT_USAGE
     if "--with-parent" in arguments:
-        threading.Thread(target=_end_with_standard_input, daemon=True).start()
+        end_with_parent(EXIT_PREEMPTED)
     try:
         execute(read_run(Path(paths[0])))
     except Preempted:
@@ -92,10 +91,3 @@ def only_one_trainer(output: Path) -> Iterator[None]:
         except BlockingIOError:
             raise TrainingError(f"another trainer is at work in {output}: wait for it, or stop it.") from None
         yield
-
-
-def _end_with_standard_input() -> None:
-    """Block until the launcher's end of the pipe closes, which its death does too."""
-    while os.read(sys.stdin.fileno(), 1):  # unbuffered: a reader that holds the buffer's lock would break the interpreter's own end
-        pass
-    os._exit(EXIT_PREEMPTED)

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from flows.recipes import load_target
 from flows.recipes.recipe import HandOff, Phase, Scale
-from trainer.config import Steps
+from trainer.config import Steps, sequences_between
 from trainer.errors import ConfigError
 from trainer.schedule import learning_rate_at
 
@@ -74,7 +74,6 @@ def describe_start(phase: Phase) -> dict[str, Any]:
 
 def describe_step(phase: Phase, step: int) -> dict[str, Any]:
     """What is in force for the update that follows `step` others."""
-    before = Phase.model_validate({**phase.model_dump(), "stop_step": step}).tokens if step > phase.start_step else 0
     return {
         "name": phase.name,
         "learning_rate": learning_rate_at(phase.learning_rate, step),
@@ -84,7 +83,7 @@ def describe_step(phase: Phase, step: int) -> dict[str, Any]:
         "z_loss": phase.stability.z_loss.at(step),
         "ema_decay": phase.stability.ema_decay,
         "slice": phase.slice.at(step),
-        "phase_tokens_before": before,
+        "phase_tokens_before": phase.model.seq_len * sequences_between(phase.batch, phase.start_step, step),
     }
 
 

@@ -18,6 +18,7 @@ from trainer.config import (
     Steps,
     check_mixture,
     check_segments,
+    sequences_between,
 )
 from trainer.errors import ConfigError
 from trainer.schedule import value_in
@@ -110,8 +111,7 @@ class Phase(Frozen):
     @property
     def tokens(self) -> int:
         """Tokens that the phase trains on."""
-        entries = [*self.batch.within(self.start_step, self.stop_step), (self.stop_step, 0)]
-        return self.model.seq_len * sum(size * (entries[i + 1][0] - step) for i, (step, size) in enumerate(entries[:-1]))
+        return self.model.seq_len * sequences_between(self.batch, self.start_step, self.stop_step)
 
     @property
     def components(self) -> tuple[str, ...]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.config import RunConfig
+from trainer.config import RunConfig, sequences_between
 from trainer.data.loader import Loader
-from trainer.loop import Clock, due, phase_tokens, scheduled_at, stop_requests, summarise
+from trainer.loop import Clock, due, scheduled_at, stop_requests, summarise
 from trainer.metrics import MetricsFile
 from trainer.state import init_state, params_digest
 
@@ -38,7 +38,8 @@ def test_a_phase_s_tokens_are_those_of_its_batches(make_run: MakeRun):
     run = make_run(
         "tokens", start_step=4, learning_rate=[{"kind": "constant", "start_step": 4, "end_step": 24, "start": 1e-3, "end": 1e-3}]
     )
-    assert phase_tokens(run) == sum(Loader(run).batch(step).size for step in range(4, 24)) == (6 * 4 + 14 * 8) * 32
+    tokens = sequences_between(run.batch, 4, 24) * 32
+    assert tokens == sum(Loader(run).batch(step).size for step in range(4, 24)) == (6 * 4 + 14 * 8) * 32
 
 
 def test_the_summary_says_what_was_trained(make_run: MakeRun):

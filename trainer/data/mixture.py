@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from trainer.config import Component, DataOrder, MixtureShares, Steps
+from trainer.config import Component, DataOrder, MixtureShares, Steps, sequences_between
 from trainer.data.permutation import derive_key
 
 
@@ -56,12 +56,7 @@ class MixtureSchedule:
 
     def sequences_before(self, step: int) -> int:
         """Sequences that the first `step` updates consume."""
-        total = 0
-        for index, (start, size) in enumerate(self._batch.root):
-            begin = start if index else 0
-            end = self._batch.root[index + 1][0] if index + 1 < len(self._batch.root) else step
-            total += size * max(0, min(end, step) - begin)
-        return total
+        return sequences_between(self._batch, 0, step)
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """For each sequence of update `step`: its component's number in `components()`, and its position within the component."""

@@ -3,7 +3,6 @@
 import math
 import os
 import re
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TypeVar
@@ -194,13 +193,11 @@ def test_same_report_gives_the_same_bytes(passed_report: Report):
     assert render(passed_report) == render(passed_report)
 
 
-def test_a_long_run_is_small_and_quick(tmp_path: Path, passed_report: Report):
+def test_the_page_of_a_long_run_stays_small(tmp_path: Path, passed_report: Report):
     first = passed_report.phases[0]
     loss = tuple((step, 3 + math.sin(step) / 10) for step in range(100_000))
     rates = tuple((step, 1e-3 + 1e-4 * math.cos(step / 50)) for step in range(100_000))
     long = changed(first, stop_step=100_000, loss=loss, learning_rate=rates)
     report = changed(passed_report, phases=(long, *(changed(p, start_step=100_000, stop_step=100_001) for p in passed_report.phases[1:])))
-    start = time.perf_counter()
     size = write_report(tmp_path / "report.html", report).stat().st_size
     assert size < 1_500_000
-    assert time.perf_counter() - start < 4
