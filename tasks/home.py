@@ -1,21 +1,27 @@
 """Where everything lives: the layout under `PHASEWISE_HOME`, in one place."""
 
-import fcntl
 import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from fsspec.exceptions import FSTimeoutError
+
+from tasks.locks import held
 from trainer.errors import ConfigError
+from trainer.storage import as_path, digest_of_bytes, file_system_of
 
 DEFAULT_HOME = "./.phasewise"
+PROBE_SECONDS = 30.0
+"""How long a store may take to answer the question whether it can be written."""
 
 
 @dataclass(frozen=True)
 class Home:
-    """The folders under one root. `run_name` is recipe and scale: `marin-8b-proxy`."""
+    """The folders under one root, on this machine or on Google Cloud Storage. `run_name` is recipe and scale: `marin-8b-proxy`."""
 
     root: Path
 
@@ -24,36 +30,50 @@ class Home:
         """The home at `url`, at `PHASEWISE_HOME`, or at `./.phasewise`, made if need be.
 
         Raises:
-            ConfigError: it is not a local folder, or nothing can be written there.
+            ConfigError: it is neither a local folder nor a gs:// URL, or nothing can be written there.
         """
         text = url or os.environ.get("PHASEWISE_HOME") or DEFAULT_HOME
-        if "://" in text and not text.startswith("file://"):
-            raise ConfigError(f"the home must be a local folder, found {text}: object stores are not supported as a home yet.")
-        root = Path(text.removeprefix("file://")).expanduser().resolve()
-        probe = root / f".probe-{uuid.uuid4().hex}"
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise ConfigError(
-                f"the home {root} cannot be written: {error.strerror}. Choose another with --home or PHASEWISE_HOME."
-            ) from None
+        if "://" in text and not text.startswith(("file://", "gs://", "gcs://")):
+            raise ConfigError(f"the home must be a local folder or a gs:// URL, found {text}.")
+        root = as_path(text)
+        store = file_system_of(root)
+        if store is None:
+            root = root.expanduser().resolve()
+            _probe_folder(root)
+        else:
+            _probe_store(root, *store)
         return cls(root)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the home for one run. The lock goes with the process, however it ends.
+        """Hold the home for one run. The lock goes with the process, however it ends; see `tasks.locks`.
 
         Raises:
             ConfigError: another process holds it.
         """
-        with open(self.root / "lock", "a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(f"another run is at work in {self.root}: wait for it, or choose another home with --home.") from None
+        with held(self.root / "lock", wait=False):
             yield
+
+    def lock(self, name: str) -> Path:
+        """The place of a lock, for `tasks.locks`."""
+        return self.root / "locks" / name
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the home is a folder of this machine."""
+        return file_system_of(self.root) is None
+
+    def require_local(self, what: str) -> None:
+        """Refuse what cannot be done in a home on a store.
+
+        Raises:
+            ConfigError: the home is a URL.
+        """
+        if not self.is_local:
+            raise ConfigError(
+                f"{what} needs a home that is a local folder, found {self.root}. Only the data stages work on a store so far: "
+                "choose a folder with --home or PHASEWISE_HOME."
+            )
 
     @property
     def sources(self) -> Path:
@@ -62,8 +82,11 @@ class Home:
 
     @property
     def prefect(self) -> Path:
-        """The database and settings of the embedded Prefect server."""
-        return self.root / "prefect"
+        """The database and settings of the embedded Prefect server: on this machine, wherever the home is."""
+        if self.is_local:
+            return self.root / "prefect"
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        return caches / "phasewise" / digest_of_bytes(str(self.root).encode())[:16] / "prefect"
 
     def documents(self, component: str, key: str) -> Path:
         """A component's documents, as Parquet."""
@@ -96,3 +119,30 @@ class Home:
     def report(self, run_name: str) -> Path:
         """The folder of a run's report and Data Docs."""
         return self.root / "reports" / run_name
+
+
+def _probe_folder(root: Path) -> None:
+    probe = root / f".probe-{uuid.uuid4().hex}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise _unwritable(root, error.strerror) from None
+
+
+def _probe_store(root: Path, file_system: Any, name: str) -> None:
+    probe = f"{name}/.probe-{uuid.uuid4().hex}"
+    try:
+        file_system.pipe_file(probe, b"", timeout=PROBE_SECONDS)
+        file_system.rm_file(probe, timeout=PROBE_SECONDS)
+    except FileNotFoundError:
+        raise _unwritable(root, "there is no such bucket") from None
+    except FSTimeoutError:
+        raise _unwritable(root, f"the store did not answer within {PROBE_SECONDS:g} seconds") from None
+    except Exception as error:  # stores and credentials have error types of their own
+        raise _unwritable(root, str(error)) from None
+
+
+def _unwritable(root: Path, reason: str | None) -> ConfigError:
+    return ConfigError(f"the home {root} cannot be written: {reason}. Choose another with --home or PHASEWISE_HOME.")

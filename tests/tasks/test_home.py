@@ -1,5 +1,6 @@
 """Where everything lives, and the refusal of a place where nothing can."""
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from tasks.home import DEFAULT_HOME, Home
+from tasks.locks import LEASE_VARIABLE
+from tests.stores.fixtures import FaultyStore
 from trainer.errors import ConfigError
+from trainer.storage import write_atomically
 
 
 def test_the_home_is_made(tmp_path: Path):
@@ -38,22 +42,60 @@ def test_a_place_under_a_file_is_refused(tmp_path: Path, below: str):
     assert refusal.value.exit_code == 2
 
 
-@pytest.mark.parametrize("url", ["gs://bucket/home", "s3://bucket", "memory://home"])
-def test_an_object_store_is_refused_by_its_url(url: str):
-    with pytest.raises(ConfigError, match=rf"must be a local folder, found {url}"):
+@pytest.mark.parametrize("url", ["s3://bucket", "memory://home", "https://host/home"])
+def test_a_store_without_locks_is_refused_by_its_url(url: str):
+    with pytest.raises(ConfigError, match=rf"must be a local folder or a gs:// URL, found {url}"):
         Home.open(url)
 
 
-def test_one_run_at_a_time_holds_the_home(tmp_path: Path):
+def test_a_home_on_a_store_has_the_same_layout_there(gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    home, key = Home.open(f"{gcs}/"), "0123456789abcdef"
+    assert not home.root.exists()  # the question whether it can be written leaves nothing behind
+    assert str(home.tokens("web", "train", key)) == f"{gcs}/tokens/web/train-{key}"
+    write_atomically(home.tokens("web", "train", key) / "manifest.json", b"{}")
+    assert [path.name for path in Home.open(str(home.root)).root.iterdir()] == ["tokens"]
+    assert home.prefect.is_relative_to(tmp_path)
+    assert home.prefect != Home.open(f"{gcs}/other").prefect
+
+
+def test_what_needs_a_local_home_says_so(gcs: Path, tmp_path: Path):
+    Home(tmp_path).require_local("training")
+    with pytest.raises(ConfigError, match=rf"training needs a home that is a local folder, found {gcs}"):
+        Home(gcs).require_local("training")
+
+
+def test_a_missing_bucket_is_refused(faulty_store: FaultyStore):
+    with pytest.raises(ConfigError, match="the home gs://no-such-bucket/home cannot be written: there is no such bucket"):
+        Home.open("gs://no-such-bucket/home")
+    assert not (faulty_store.root / "home").exists()
+
+
+def test_a_store_that_forbids_writing_is_refused(faulty_store: FaultyStore):
+    faulty_store.faults.refuse(method="POST", status=403)
+    with pytest.raises(ConfigError, match=rf"the home {faulty_store.root} cannot be written: Forbidden"):
+        Home.open(str(faulty_store.root))
+
+
+def test_a_store_that_never_answers_is_refused_in_a_bounded_time(faulty_store: FaultyStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tasks.home.PROBE_SECONDS", 0.5)
+    faulty_store.faults.refuse(times=1_000_000)
+    monkeypatch.setattr("gcsfs.retry.asyncio", asyncio)  # as patient as ever
+    with pytest.raises(ConfigError, match=r"did not answer within 0\.5 seconds"):
+        Home.open(str(faulty_store.root))
+
+
+def test_one_run_at_a_time_holds_the_home(store: Path, monkeypatch: pytest.MonkeyPatch):
     """Also against another process; and the lock goes with a process that is killed."""
+    monkeypatch.setenv(LEASE_VARIABLE, "2")
     program = "import sys; from tasks.home import Home\nwith Home.open(sys.argv[1]).held(): print('held', flush=True); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", program, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    with subprocess.Popen([sys.executable, "-c", program, str(store)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(ConfigError, match="another run is at work in"), Home.open(str(tmp_path)).held():
+        with pytest.raises(ConfigError, match="another run is at work in"), Home.open(str(store)).held():
             pass
         other.kill()
-    with Home.open(str(tmp_path)).held():
+    with Home.open(str(store)).held():
         pass
 
 
@@ -62,6 +104,7 @@ def test_every_thing_has_a_place_of_its_own(tmp_path: Path):
     places = [
         home.sources,
         home.prefect,
+        home.lock("lock"),
         home.documents("web", key),
         home.tokenizer(key),
         home.tokens("web", "train", key),

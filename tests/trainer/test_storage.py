@@ -1,20 +1,81 @@
 """Whole files or nothing, and digests that depend on values alone."""
 
+import base64
 import hashlib
 import json
 import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from huggingface_hub.hf_api import RepoFile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.storage import digest_of_bytes, digest_of_file, digest_of_json, read_json, write_atomically, write_json
+from tests.stores.emulator import the_emulator
+from tests.stores.fixtures import FaultyStore
+from trainer.storage import (
+    PUT_CHUNK_BYTES,
+    as_path,
+    content_digest,
+    digest_of_bytes,
+    digest_of_file,
+    digest_of_json,
+    read_json,
+    remove,
+    remove_strays,
+    write_atomically,
+    write_json,
+    writing,
+)
 
 
 def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("a/b", "a/b"),
+        ("/a/b", "/a/b"),
+        ("file:///a%20b/c", "/a b/c"),
+        ("gs://bucket/folder/", "gs://bucket/folder"),
+        ("gcs://bucket/folder", "gs://bucket/folder"),
+        ("memory://folder/x", "memory://folder/x"),
+        ("https://host/a%20b?c=1", "https://host/a%20b?c=1"),
+        ("hf://datasets/owner/name@main/x", "hf://datasets/owner/name@main/x"),
+    ],
+)
+def test_a_path_is_made_of_any_url_and_of_its_own_text(url: str, text: str):
+    path = as_path(url)
+    assert str(path) == text
+    assert as_path(str(path)) == as_path(path) == path
+    assert isinstance(path, Path) == ("://" not in text)
+
+
+@pytest.mark.parametrize("url", ["/folder", "gs://bucket/folder"])
+def test_a_path_behaves_the_same_everywhere_and_travels(url: str):
+    path = as_path(url) / "deep" / "a b.bin"
+    assert (path.name, path.suffix, str(path.parent), str(path)) == ("a b.bin", ".bin", f"{url}/deep", f"{url}/deep/a b.bin")
+    assert pickle.loads(pickle.dumps(path)) == path
+    assert sorted([path, path.parent / "a"]) == [path.parent / "a", path]
+    assert {path: 1}[as_path(str(path))] == 1
+
+
+def test_what_another_writes_is_seen_although_the_folder_was_listed_before(gcs: Path):
+    write_atomically(gcs / "first", b"1")
+    assert names_in(gcs) == {"first"}
+    program = "import sys; from trainer.storage import write_atomically; write_atomically(sys.argv[1], b'22')"
+    subprocess.run([sys.executable, "-c", program, f"{gcs}/second"], check=True, timeout=60)
+    assert (gcs / "second").exists()
+    assert names_in(gcs) == {"first", "second"}
 
 
 @pytest.mark.parametrize("as_url", [False, True], ids=["path", "url"])
@@ -88,3 +149,146 @@ def test_a_file_s_digest_is_that_of_its_bytes(tmp_path: Path):
     content = bytes(range(256)) * 5000
     (tmp_path / "file").write_bytes(content)
     assert digest_of_file(tmp_path / "file") == digest_of_bytes(content) == hashlib.sha256(content).hexdigest()
+
+
+AWKWARD = {
+    "empty": b"",
+    "ends in a carriage return": b"line\r",
+    "holds gcsfs's separator": b"a\n--==0==--\nb",
+    "all line ends": b"a\r\nb\rc\x0b\x0c\x1c\x85d\n\n",
+    "large": random.Random(1).randbytes(PUT_CHUNK_BYTES + 300_001) + b"\r",
+}
+
+
+@pytest.mark.parametrize("content", AWKWARD.values(), ids=AWKWARD)
+def test_bytes_come_back_as_they_were(store: Path, content: bytes):
+    path = store / "deep" / "a file.bin"
+    write_atomically(path, content)
+    assert path.read_bytes() == content
+    assert digest_of_file(path) == digest_of_file(str(path)) == digest_of_bytes(content)
+    assert content_digest(path)[0] == path.stat().st_size == len(content)
+    assert names_in(path.parent) == {"a file.bin"}
+
+
+def test_a_file_written_piece_by_piece_appears_whole_at_the_end(store: Path):
+    path = store / "file.bin"
+    write_atomically(path, b"old")
+    with writing(path) as file:
+        for number in range(5):
+            file.write(bytes([number]) * 1000)
+            file.flush()
+            assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"".join(bytes([number]) * 1000 for number in range(5))
+    assert names_in(store) == {"file.bin"}
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_interrupted_writing_leaves_what_was_there(store: Path, error: type[BaseException]):
+    def write_half(path: Path) -> None:
+        with writing(path) as file:
+            file.write(b"half")
+            raise error
+
+    write_atomically(store / "old", b"old")
+    for name in ("old", "new"):
+        with pytest.raises(error):
+            write_half(store / name)
+    assert names_in(store) == {"old"}
+    assert (store / "old").read_bytes() == b"old"
+
+
+def test_a_killed_writer_leaves_no_file_under_the_name_and_none_on_the_way_to_a_store(store: Path, tmp_path: Path):
+    program = """if True:
+        import sys, time
+        from trainer.storage import writing
+        with writing(sys.argv[1]) as file:
+            file.write(b"half" * 10_000)
+            file.flush()
+            print("written", flush=True)
+            sys.stdin.read()
+    """
+    staging = tmp_path / "staging"
+    staging.mkdir()
+    command = [sys.executable, "-c", program, str(store / "file")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(staging)}) as writer:
+        assert writer.stdout
+        assert writer.stdout.readline() == b"written\n"
+        writer.send_signal(signal.SIGKILL)
+    assert not (store / "file").exists()
+    assert names_in(staging) == set()
+    remove_strays(store, keep=())
+    assert not store.exists() or names_in(store) == set()
+
+
+def test_what_the_store_vouches_for_is_not_read(faulty_store: FaultyStore):
+    write_atomically(faulty_store.root / "file", b"content")
+    faulty_store.faults.requests.clear()
+    assert content_digest(faulty_store.root / "file") == (7, f"md5:{hashlib.md5(b'content').hexdigest()}")
+    assert not [request for request in faulty_store.faults.requests if "alt=media" in request]
+
+
+def test_a_composed_object_has_a_weaker_digest(gcs: Path):
+    write_atomically(gcs / "file", b"123456789")
+    described = the_emulator().describe(gcs / "file")
+    described["md5Hash"] = None
+    assert content_digest(gcs / "file") == (9, "crc32c:e3069283")  # the check value of this CRC
+    assert base64.b64decode(described["crc32c"]).hex() == "e3069283"
+
+
+@pytest.mark.parametrize(
+    ("described", "digest"),
+    [
+        ({"oid": "ab12"}, "git:ab12"),
+        ({"oid": "ab12", "lfs": {"oid": "cd34", "size": 9, "pointerSize": 1}}, "sha256:cd34"),
+    ],
+    ids=["in Git", "large"],
+)
+def test_hugging_face_vouches_for_its_files(monkeypatch: pytest.MonkeyPatch, described: dict[str, object], digest: str):
+    """As the hub's answer is told by its client; of a large file the Git blob is only the pointer's."""
+    file = RepoFile(path="x.json", size=9, **described)
+    info = {"name": "x.json", "size": file.size, "type": "file", "blob_id": file.blob_id, "lfs": file.lfs}
+    monkeypatch.setattr(MemoryFileSystem, "info", lambda *_: info)
+    assert content_digest("memory://x.json") == (9, digest)
+
+
+def test_a_file_that_nobody_vouches_for_is_read(tmp_path: Path):
+    """Same size, same time of change: another digest."""
+    path = tmp_path / "file"
+    path.write_bytes(b"one")
+    times = (path.stat().st_atime_ns, path.stat().st_mtime_ns)
+    first = content_digest(path)
+    path.write_bytes(b"two")
+    os.utime(path, ns=times)
+    assert first == (3, f"sha256:{digest_of_bytes(b'one')}")
+    assert content_digest(path) == content_digest(path.as_uri()) == (3, f"sha256:{digest_of_bytes(b'two')}")
+
+
+def test_strays_are_removed_and_nothing_else(store: Path):
+    for name in ("keep.bin", "stray.bin", ".keep.bin.0123", "folder/other.bin"):
+        write_atomically(store / name, b"x")
+    remove_strays(store, keep={"keep.bin", "gone.bin"})
+    assert names_in(store) == {"keep.bin", "folder"}
+    assert names_in(store / "folder") == {"other.bin"}
+    remove_strays(store / "missing", keep=())
+    remove(store / "keep.bin")
+    remove(store / "keep.bin")
+    assert names_in(store) == {"folder"}
+
+
+def test_memory_does_not_grow_with_what_is_written_and_read(store: Path):
+    """Peaks of processes of their own: the emulator keeps what it gets in the memory of this one."""
+    program = """if True:
+        import resource, sys
+        from trainer.storage import digest_of_file, writing
+        piece = bytes(2**20)
+        with writing(sys.argv[1]) as file:
+            for _ in range(int(sys.argv[2])):
+                file.write(piece)
+        digest_of_file(sys.argv[1])
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    """
+
+    def peak(megabytes: int) -> int:
+        return int(subprocess.check_output([sys.executable, "-c", program, str(store / "file"), str(megabytes)], timeout=60))
+
+    assert peak(96) < 1.1 * peak(32)

@@ -1,0 +1,196 @@
+"""One holder at a time for a name, between threads, processes and machines.
+
+A lock saves work, it guards nothing: all that is done under one is named by its content and written at once or not at all, so two holders
+at a time – which no lease on an object store can rule out – cost double work and never damage.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainer.errors import ConfigError
+from trainer.storage import as_path, file_system_of
+
+LEASE_VARIABLE = "PHASEWISE_LEASE_SECONDS"
+LEASE_SECONDS = 30.0
+BEATS_PER_LEASE = 4
+POLL_SECONDS = 0.25
+
+StillHeld = Callable[[], bool]
+"""Whether the lock is held by the one who took it: on an object store another may take it from a holder that showed no sign of life."""
+
+
+@contextmanager
+def held(place: Path, *, wait: bool = True) -> Iterator[StillHeld]:
+    """Hold the lock that the file stands for.
+
+    On this machine the lock goes with the process, however it ends. On an object store the file is a lease: its holder changes it every
+    quarter of the lease time, from a thread; who waits looks at it four times a second, and takes it when it has not changed for the
+    lease time by his own clock. The lease time is 30 seconds, or what `PHASEWISE_LEASE_SECONDS` says; it must be the same for all.
+
+    Without `wait` the lock is refused as soon as its holder is known to live: at once on this machine, at the next change on a store.
+
+    Raises:
+        ConfigError: another holds it, and `wait` is false.
+    """
+    store = file_system_of(place)
+    with _held_here(as_path(place), wait) if store is None else _held_on_store(place, store, wait) as still_held:
+        yield still_held
+
+
+@contextmanager
+def held_all(places: Collection[Path], *, wait: bool = True) -> Iterator[StillHeld]:
+    """Hold all the locks, taken in the order of their names: two who want the same locks never wait for each other."""
+    with ExitStack() as stack:
+        checks = [stack.enter_context(held(place, wait=wait)) for place in sorted(set(places), key=str)]
+        yield lambda: all(check() for check in checks)
+
+
+@contextmanager
+def _held_here(place: Path, wait: bool) -> Iterator[StillHeld]:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with open(place, "a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise _refusal(place) from None
+        yield lambda: True
+
+
+@contextmanager
+def _held_on_store(place: Path, store: tuple[Any, str], wait: bool) -> Iterator[StillHeld]:
+    file_system, name = store
+    if "gs" not in file_system.protocol:
+        raise ConfigError(f"{place}: locks are known for folders on this machine and for gs:// only. Choose another home.")
+    lease = _take(place, _LeaseObject(file_system, *name.split("/", 1)), wait)
+    keeper = threading.Thread(target=lease.keep, name=f"lease of {place}", daemon=True)
+    keeper.start()
+    try:
+        yield lease.is_held
+    finally:
+        lease.ended.set()
+        keeper.join()
+        lease.release()
+
+
+class _Version(NamedTuple):
+    """What the store counts: a generation is one holder's lease, a change of its metadata is a sign of life."""
+
+    generation: str
+    metageneration: str
+
+
+@dataclass(frozen=True)
+class _LeaseObject:
+    """The object on the store, through gcsfs: every request names the version that it is about, and the store refuses it for another."""
+
+    file_system: Any
+    bucket: str
+    name: str
+
+    def create(self) -> str | None:
+        """Its generation, or None where there is one already."""
+        content = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "token": uuid.uuid4().hex}).encode()
+        path = f"{self.bucket}/{self.name}"
+        try:
+            return self.file_system.pipe_file(path, content, mode="create")["generation"]
+        except FileExistsError:
+            pass
+        try:  # where the answer to our request was lost and gcsfs asked again, it is ours
+            version, found = self.version(), self.file_system.cat_file(path)
+        except FileNotFoundError:
+            return None
+        return version.generation if version and found == content else None
+
+    def version(self) -> _Version | None:
+        """The version now; None where there is no lease."""
+        try:
+            _, content = self._call("GET")
+        except FileNotFoundError:
+            return None
+        found = json.loads(content)
+        return _Version(found["generation"], found["metageneration"])
+
+    def beat(self, generation: str, number: int) -> None:
+        """Change the metadata of the holder's own lease."""
+        self._call("PATCH", ifGenerationMatch=generation, json={"metadata": {"beat": str(number)}})
+
+    def delete(self, generation: str, metageneration: str | None = None) -> None:
+        """Remove it, if it is this one."""
+        conditions = {} if metageneration is None else {"ifMetagenerationMatch": metageneration}
+        with contextlib.suppress(FileNotFoundError, FileExistsError):  # gcsfs's words for gone, and for another version
+            self._call("DELETE", ifGenerationMatch=generation, **conditions)
+
+    def _call(self, method: str, **options: Any) -> Any:
+        return self.file_system.call(method, "b/{}/o/{}", self.bucket, self.name, **options)
+
+
+@dataclass
+class _Lease:
+    """A lease that was taken: kept by a thread until it ends or another takes it."""
+
+    object: _LeaseObject
+    generation: str
+    beaten: float
+    """When the last sign of life was sent, by this machine's clock."""
+    ended: threading.Event = field(default_factory=threading.Event)
+    taken: threading.Event = field(default_factory=threading.Event)
+
+    def keep(self) -> None:
+        """Show signs of life until the lease ends; a store that does not answer is asked again at the next one."""
+        number = 0
+        while not self.ended.wait(_lease_seconds() / BEATS_PER_LEASE):
+            number, now = number + 1, time.monotonic()
+            try:
+                self.object.beat(self.generation, number)
+                self.beaten = now
+            except (FileNotFoundError, FileExistsError):
+                return self.taken.set()
+            except Exception:  # whatever the network did: `is_held` tells when it lasts
+                continue
+        return None
+
+    def is_held(self) -> bool:
+        """Whether nobody can have taken it."""
+        return not self.taken.is_set() and time.monotonic() - self.beaten < _lease_seconds()
+
+    def release(self) -> None:
+        """Let the next one in; if the store does not answer, he comes in when the lease has run out."""
+        with contextlib.suppress(Exception):
+            self.object.delete(self.generation)
+
+
+def _take(place: Path, lease: _LeaseObject, wait: bool) -> _Lease:
+    """Create the lease as soon as there is none or the one that is there has run out."""
+    seen, since = None, time.monotonic()
+    while True:
+        found, now = lease.version(), time.monotonic()
+        if found is None:
+            if (generation := lease.create()) is not None:
+                return _Lease(lease, generation, now)
+        elif found != seen:
+            if seen is not None and not wait:
+                raise _refusal(place)
+            seen, since = found, now
+        elif now - since >= _lease_seconds():
+            lease.delete(*found)
+        else:
+            time.sleep(POLL_SECONDS)
+
+
+def _lease_seconds() -> float:
+    return float(os.environ.get(LEASE_VARIABLE) or LEASE_SECONDS)
+
+
+def _refusal(place: Path) -> ConfigError:
+    return ConfigError(f"another run is at work in {place.parent}: wait for it, or choose another home with --home.")

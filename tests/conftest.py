@@ -1,0 +1,3 @@
+"""Fixtures for all tests: the stores."""
+
+pytest_plugins = ["tests.stores.fixtures"]

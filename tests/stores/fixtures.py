@@ -1,0 +1,61 @@
+"""Stores for all tests: `store`, here and on Google Cloud Storage; `gcs`, there alone; `faulty_store`, where things go wrong on demand.
+
+Processes started by a test find the emulator by their environment if it runs before they do: fixtures that start long-lived processes
+call `the_emulator()` first.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.stores.emulator import BUCKET, Faults, the_emulator
+from trainer.storage import as_path
+
+STORES = ("local", "gcs")
+
+
+@dataclass(frozen=True)
+class FaultyStore:
+    """A folder on the emulator, and the faults that can be laid in wait there."""
+
+    root: Path
+    faults: Faults
+
+
+def _folder_on_emulator(name: str) -> Iterator[Path]:
+    """A folder that nobody else uses, and that is emptied afterwards."""
+    emulator = the_emulator()
+    emulator.faults.clear()
+    folder = f"{name}-{next(emulator.numbers)}"
+    yield as_path(f"gs://{BUCKET}/{folder}")
+    emulator.faults.clear()
+    emulator.forget(f"{folder}/")
+
+
+@pytest.fixture
+def gcs(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder on Google Cloud Storage."""
+    yield from _folder_on_emulator(request.node.originalname)
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A folder: the test runs once on this machine and once on Google Cloud Storage."""
+    if request.param == "local":
+        (tmp_path / "store").mkdir()
+        yield tmp_path / "store"
+    else:
+        yield from _folder_on_emulator(request.node.originalname)
+
+
+@pytest.fixture
+def faulty_store(gcs: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyStore:
+    """A folder on Google Cloud Storage between which and us things go wrong; gcsfs asks again after 1/100 of its usual seconds."""
+    import gcsfs.retry  # half a second, only where it is needed
+
+    monkeypatch.setattr(gcsfs.retry, "asyncio", SimpleNamespace(sleep=lambda seconds: asyncio.sleep(seconds / 100)))
+    return FaultyStore(gcs, the_emulator().faults)

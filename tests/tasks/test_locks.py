@@ -1,0 +1,230 @@
+"""One holder at a time, on this machine and on a store, whatever becomes of the holder and of the network."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tasks.locks import LEASE_VARIABLE, held, held_all
+from tests.stores.fixtures import FaultyStore
+from trainer.errors import ConfigError
+from trainer.storage import as_path, write_atomically
+
+HOLD = """if True:
+    import sys
+    from tasks.locks import held
+    from trainer.storage import as_path, write_atomically
+    with held(as_path(sys.argv[1])):
+        print("held", flush=True)
+        sys.stdin.read()
+"""
+
+COUNT = """if True:
+    import sys
+    from tasks.locks import held
+    from trainer.storage import as_path, read_json, write_json
+    counter = as_path(sys.argv[2])
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for _ in range(int(sys.argv[3])):
+        with held(as_path(sys.argv[1])):
+            write_json(counter, read_json(counter) + 1)
+"""
+
+
+@pytest.fixture(autouse=True)
+def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dead holder is known for dead after two seconds."""
+    monkeypatch.setenv(LEASE_VARIABLE, "2")
+
+
+@contextmanager
+def held_by_another(place: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that holds the lock until it is killed."""
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout
+            assert other.stdout.readline() == b"held\n"
+            yield other
+        finally:
+            other.kill()
+
+
+def test_one_holds_and_the_next_gets_it(store: Path):
+    place = store / "locks" / "a b"
+    for _ in range(2):
+        with held(place) as still_held:
+            assert still_held()
+            with pytest.raises(ConfigError, match=rf"another run is at work in {place.parent}: wait for it"), held(place, wait=False):
+                pass
+            assert still_held()
+
+
+def test_two_processes_contend_and_no_count_is_lost(store: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(LEASE_VARIABLE, "30")  # nobody dies here, and a busy machine shall not look like death
+    counter = store / "count.json"
+    counter.write_bytes(b"0")
+    command = [sys.executable, "-c", COUNT, str(store / "lock"), str(counter), "10"]
+    with ExitStack() as stack:
+        start = partial(subprocess.Popen, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        processes = [stack.enter_context(start()) for _ in range(2)]
+        for process in processes:
+            assert process.stdout
+            assert process.stdout.readline() == b"ready\n"
+        for process in processes:
+            assert process.stdin
+            process.stdin.close()  # both begin now
+    assert [process.returncode for process in processes] == [0, 0]
+    assert counter.read_bytes() == b"20\n"
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_the_lock_of_a_killed_holder_comes_free(store: Path, wait: bool):
+    with held_by_another(store / "lock") as other:
+        with pytest.raises(ConfigError, match="another run is at work"), held(store / "lock", wait=False):
+            pass
+        other.kill()
+        other.wait()
+        with held(store / "lock", wait=wait) as still_held:
+            assert still_held()
+
+
+def test_a_lock_is_free_after_an_error(store: Path):
+    def fail() -> None:
+        with held(store / "lock"):
+            raise ValueError("work failed")
+
+    with pytest.raises(ValueError, match="work failed"):
+        fail()
+    with held(store / "lock", wait=False):
+        pass
+
+
+def test_who_waits_gets_it_when_it_is_let_go(store: Path):
+    """In one process, too: the waiter is a thread."""
+    order: list[str] = []
+
+    def work() -> None:
+        waits.set()
+        with held(store / "lock"):
+            order.append("second")
+
+    waits, waiter = threading.Event(), threading.Thread(target=work)
+    with held(store / "lock"):
+        waiter.start()
+        waits.wait()
+        order.append("first")
+    waiter.join()
+    assert order == ["first", "second"]
+
+
+def test_of_those_who_come_at_once_one_holds(store: Path):
+    def work(place: Path) -> None:
+        gate.wait()
+        with held(place):
+            alone.append(inside.acquire(blocking=False))
+            write_atomically(place.with_name("work"), b"takes a while")
+            inside.release()
+
+    alone: list[bool] = []
+    for round_number in range(3):
+        gate, inside = threading.Barrier(4), threading.Semaphore(1)
+        threads = [threading.Thread(target=work, args=(store / f"lock-{round_number}",)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert alone == [True] * 12
+
+
+def test_all_of_several_are_held_whatever_their_order(store: Path):
+    """Two who want the same two in opposite order both come to their end."""
+    places, rounds = [store / "a", store / "b"], 5
+
+    def work(order: list[Path]) -> None:
+        for _ in range(rounds):
+            with held_all(order) as still_held:
+                assert still_held()
+                done.append(order[0].name)
+
+    done: list[str] = []
+    threads = [threading.Thread(target=work, args=(order,)) for order in (places, places[::-1] + places)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(done) == ["a"] * rounds + ["b"] * rounds
+    with held(store / "b", wait=False), pytest.raises(ConfigError, match="another run"), held_all(places, wait=False):
+        pass
+    with held(store / "a", wait=False):
+        pass  # what was taken before the refusal is free again
+
+
+def test_a_holder_notices_that_its_lease_was_taken(gcs: Path):
+    """It was away for longer than its lease; another holds it now, and the first one's end does not take it from him."""
+    with ExitStack() as second:
+        with held(gcs / "lock") as still_held:
+            (gcs / "lock").unlink()
+            second.enter_context(held(gcs / "lock"))
+            while still_held():
+                pass
+        with pytest.raises(ConfigError, match="another run is at work"), held(gcs / "lock", wait=False):
+            pass
+
+
+def test_a_lease_outlives_a_store_that_is_busy_for_a_while(faulty_store: FaultyStore):
+    with held(faulty_store.root / "lock") as still_held:
+        faulty_store.faults.refuse(method="PATCH", times=8)
+        while faulty_store.faults.waiting:
+            assert still_held()
+        with pytest.raises(ConfigError, match="another run is at work"), held(faulty_store.root / "lock", wait=False):
+            pass
+
+
+def test_a_holder_without_a_store_does_not_believe_that_it_holds(faulty_store: FaultyStore):
+    with held(faulty_store.root / "lock") as still_held:
+        faulty_store.faults.refuse(method="PATCH", times=1_000_000)
+        while still_held():
+            pass
+    with held(faulty_store.root / "lock", wait=False):
+        pass
+
+
+@pytest.mark.parametrize("fault", ["refuse", "tear", "drop_reply"])
+def test_a_fault_makes_no_second_holder_and_no_lock_for_ever(faulty_store: FaultyStore, fault: str):
+    """Also where the answer is lost: the lease that our first request made is ours."""
+    for method in ("POST", "GET", "PATCH", "DELETE"):
+        getattr(faulty_store.faults, fault)(where="lock", method=method, times=2)
+        with held(faulty_store.root / "lock") as still_held:
+            assert still_held()
+            with pytest.raises(ConfigError, match="another run is at work"), held(faulty_store.root / "lock", wait=False):
+                pass
+        assert not (faulty_store.root / "lock").exists()
+        faulty_store.faults.clear()
+
+
+def test_a_lease_is_its_maker_s_although_he_never_heard_so(faulty_store: FaultyStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(LEASE_VARIABLE, "3600")  # taken for another's, it would be waited for
+    faulty_store.faults.drop_reply(where="lock", method="POST", times=2)
+    with held(faulty_store.root / "lock"):
+        assert len(faulty_store.faults.happened) == 2
+
+
+def test_other_stores_have_no_locks():
+    with pytest.raises(ConfigError, match="for folders on this machine and for gs:// only"), held(as_path("memory://folder/lock")):
+        pass
+
+
+def test_a_lock_goes_with_a_killed_process_here_without_a_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(LEASE_VARIABLE, "3600")
+    with held_by_another(tmp_path / "lock") as other:
+        os.kill(other.pid, 9)
+        other.wait()
+        with held(tmp_path / "lock", wait=False):
+            pass
