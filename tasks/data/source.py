@@ -1,61 +1,99 @@
-"""What a component is made of: files by URL, judged by their expanded names and content."""
+"""What a component is made of, as data: files by URL, how they are read, what is left out and what is made even."""
 
-from fnmatch import fnmatch
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-import fsspec
+from pydantic import Field, model_validator
 
 from trainer.config import Frozen
-from trainer.data.manifest import SourceFile
-from trainer.errors import DataError
-from trainer.storage import digest_of_bytes
+
+Format = Literal["jsonl", "parquet", "arrow", "text", "markdown"]
+
+
+class FieldFilter(Frozen):
+    """Keeps a document whose field is one of these values. A dot reaches into an object: `metadata.extension`."""
+
+    kind: Literal["field"] = "field"
+    key: str
+    keep: tuple[str, ...] = Field(min_length=1)
+
+
+class TextFilter(Frozen):
+    """Keeps a document whose text measures at least `min` and at most `max`. Shares are in percent of the characters."""
+
+    kind: Literal["text"] = "text"
+    measure: Literal["characters", "words", "digit_percent", "special_percent"]
+    min: float | None = None
+    max: float | None = None
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> "TextFilter":
+        if self.min is None and self.max is None:
+            raise ValueError(f"a filter by {self.measure} needs a min or a max")
+        return self
+
+
+Filter = Annotated[FieldFilter | TextFilter, Field(discriminator="kind")]
+
+
+class Normalization(Frozen):
+    """What is made even in every text: Unicode's composed form, plain line ends, and, if wished, no spaces at the ends of lines."""
+
+    unicode: Literal["NFC"] | None = "NFC"
+    line_ends: Literal["lf", "keep"] = "lf"
+    trailing_spaces: Literal["keep", "strip"] = "keep"
 
 
 class Source(Frozen):
-    """The files of a component.
+    """The files of a component and how they become documents.
 
     Attributes:
-        url: fsspec URL of the folder that the globs start from; `hf://datasets/OWNER/NAME@REVISION` names a Hugging Face data set.
+        url: fsspec URL of the folder that the globs start from, such as `gs://bucket/folder` or `hf://datasets/OWNER/NAME`.
+        revision: commit or tag of a Hugging Face data set.
+        listing: URL of a text file (also packed) with a path relative to `url` on each line, for a server that lists nothing itself.
         include, exclude: globs over paths relative to `url`; a file is read if it matches one of the first and none of the second.
-        text_key: the field that holds a document's text.
+        format: `jsonl` (also packed: .gz .zst .xz .bz2), `parquet`, `arrow`; or `text` and `markdown`, where a file is one document.
+        text_key: the field that holds a document's text; a dot reaches into an object.
+        filters: a document must pass each of them.
+        max_bad_fraction: the share of documents, and of files, that may be unreadable before the component is refused.
     """
 
     url: str
-    include: tuple[str, ...]
-    exclude: tuple[str, ...]
-    format: Literal["jsonl", "parquet"]
-    text_key: str
+    revision: str | None = None
+    listing: str | None = None
+    include: tuple[str, ...] = Field(min_length=1)
+    exclude: tuple[str, ...] = ()
+    format: Format
+    text_key: str = "text"
+    filters: tuple[Filter, ...] = ()
+    normalization: Normalization = Normalization()
+    max_bad_fraction: float = Field(default=0.0, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _revision_is_of_the_hub(self) -> "Source":
+        if self.revision is not None and not self.url.startswith("hf://"):
+            raise ValueError(f"a revision belongs to a Hugging Face data set (hf://…), found {self.revision} with {self.url}")
+        return self
+
+    @property
+    def root(self) -> str:
+        """The URL with its revision, as fsspec takes it."""
+        return f"{self.url}@{self.revision}" if self.revision else self.url
+
+    def described(self) -> dict[str, Any]:
+        """What a manifest says of it. Where a folder of this machine lies is not part of it: a copy is the same source."""
+        fields = self.model_dump(mode="json")
+        if self.url.startswith("file:") or "://" not in self.url:
+            del fields["url"]
+        return fields
 
 
-def expand(source: Source) -> tuple[str, ...]:
-    """The URLs of the files, sorted.
+class Piece(Frozen):
+    """A stretch of one file that one worker reads: bytes `[start, stop)` of plain JSON lines, otherwise the whole file (`None`).
 
-    Raises:
-        DataError: no file matches (a component must not vanish in silence), or they cannot be listed.
+    A line belongs to the piece in which its first byte lies. `name` is relative to the source's URL.
     """
-    try:
-        file_system, root = fsspec.core.url_to_fs(source.url)
-        found: list[str] = file_system.find(root)
-    except Exception as error:  # each file system has errors of its own
-        raise DataError(f"the files under {source.url} cannot be listed: {type(error).__name__}: {error}") from error
-    names = sorted(name for name in found if _selected(source, name.removeprefix(root).lstrip("/")))
-    if not names:
-        raise DataError(f"no file under {source.url} matches {', '.join(source.include)}: a component needs at least one.")
-    return tuple(file_system.unstrip_protocol(name) for name in names)
 
-
-def fingerprint(source: Source) -> tuple[SourceFile, ...]:
-    """Every file with its size and the digest of its content."""
-    return tuple(_fingerprint_file(url) for url in expand(source))
-
-
-def _fingerprint_file(url: str) -> SourceFile:
-    with fsspec.open(url, "rb") as file:
-        content: bytes = file.read()  # pyright: ignore[reportAttributeAccessIssue]  # fsspec's OpenFile is a file once entered
-    return SourceFile(url=url, size_bytes=len(content), digest=digest_of_bytes(content))
-
-
-def _selected(source: Source, relative: str) -> bool:
-    hidden = any(part.startswith(".") for part in relative.split("/"))
-    included = any(fnmatch(relative, glob) for glob in source.include)
-    return included and not hidden and not any(fnmatch(relative, glob) for glob in source.exclude)
+    name: str
+    url: str
+    start: int | None = None
+    stop: int | None = None

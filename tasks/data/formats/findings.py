@@ -1,0 +1,72 @@
+"""What reading a file comes to, document by document: a text, a fault with its reason, or a document that a filter leaves out."""
+
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+MAX_DOCUMENT_BYTES = 32 * 2**20
+MAX_SAMPLE_CHARACTERS = 200
+
+Reason = Literal[
+    "broken JSON",
+    "not UTF-8",
+    "missing key",
+    "wrong type",
+    "half a surrogate pair",
+    "truncated",
+    "too long",
+    "expands too much",
+    "empty file",
+    "unreadable",
+    "broken link",
+    "outside the root",
+]
+
+
+class Record(NamedTuple):
+    """A document's text as it stands in the file. `where` is `byte 1234` of JSON lines, `row 5` of a table, both from 0, or `file`."""
+
+    text: str
+    where: str
+
+
+class Fault(NamedTuple):
+    """A document, or with `whole_file` the rest of a file, that cannot be used. `sample` is how it begins, or what the library says."""
+
+    reason: Reason
+    where: str
+    sample: str
+    whole_file: bool = False
+
+
+class LeftOut(NamedTuple):
+    """A document that reads well and is not wanted."""
+
+    reason: str
+    where: str
+
+
+Finding = Record | Fault | LeftOut
+Sift = Callable[[str, str, Mapping[str, object]], Record | LeftOut]
+"""Text, where it stands, and its document's fields → the record, or why it is left out."""
+
+
+class FileFault(Exception):
+    """Reading of the file ends here; what was read before stands."""
+
+    def __init__(self, reason: Reason, found: str):
+        super().__init__(found)
+        self.reason: Reason = reason
+
+
+def sample_of(raw: bytes) -> str:
+    """How a document begins, whatever its bytes are."""
+    return raw[: 4 * MAX_SAMPLE_CHARACTERS].decode(errors="replace")[:MAX_SAMPLE_CHARACTERS]
+
+
+def reason_against(raw: bytes) -> Reason:
+    """Why these bytes do not decode: some writers spell half of a surrogate pair as if it were a character."""
+    try:
+        raw.decode(errors="surrogatepass")
+    except UnicodeDecodeError:
+        return "not UTF-8"
+    return "half a surrogate pair"

@@ -1,0 +1,224 @@
+"""Parquet and Arrow, a few rows at a time.
+
+What a file claims is not believed: texts are decoded row by row, so that one bad row costs no other, offsets are checked before they are
+followed, and what repeats one value a million times is not unrolled. Of Parquet one page is held (1 MiB as most writers make them), of
+Arrow one record batch.
+"""
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tasks.data.formats.arrow_messages import FILE_START, NO_MORE, check_next_batch
+from tasks.data.formats.findings import MAX_DOCUMENT_BYTES, Fault, FileFault, Finding, Sift, reason_against, sample_of
+from tasks.data.formats.streams import BUFFER_BYTES, check_expansion
+
+BATCH_BYTES = 8 * 2**20
+MAX_BATCH_ROWS = 64
+MAX_INDEX_ROWS = 4096
+MAX_INDEX_BYTES = 8
+MAX_HELD_BYTES = 2**28
+PARQUET_MAGIC = b"PAR1"
+Path = tuple[str, ...]
+
+
+def read_parquet(file: io.BufferedReader, *, text_key: str, field_keys: Sequence[str], sift: Sift) -> Iterator[Finding]:
+    """What the rows hold.
+
+    Raises:
+        FileFault: the file is truncated or has no row, a column is missing or holds no text, or it expands too much.
+    """
+    size = _size_between(file, PARQUET_MAGIC, 8)
+    table = pq.ParquetFile(file, pre_buffer=False)
+    rows = _Rows.build(table.schema_arrow, text_key=text_key, field_keys=field_keys, sift=sift, file_bytes=size)
+    chunks = [_column_chunks(table.metadata.row_group(number), rows.columns) for number in range(table.num_row_groups)]
+    check_expansion(sum(chunk.total_uncompressed_size for group in chunks for chunk in group.values()), size)
+    indices = pq.ParquetFile(
+        file, metadata=table.metadata, buffer_size=BUFFER_BYTES, pre_buffer=False, read_dictionary=[".".join(rows.text)]
+    )  # fmt: skip
+    for number, chunk in enumerate(group[rows.columns[0]] for group in chunks):
+        if chunk.total_uncompressed_size > max(MAX_HELD_BYTES, MAX_DOCUMENT_BYTES * chunk.num_values):
+            yield from rows.passed_over(chunk)
+            continue
+        by_index = _is_index(chunk)
+        batch_rows = MAX_INDEX_ROWS if by_index else _batch_rows(chunk.total_uncompressed_size, chunk.num_values)
+        reader = indices if by_index else table
+        for batch in reader.iter_batches(batch_rows, row_groups=[number], columns=rows.columns, use_threads=False):
+            yield from rows.findings(batch)
+    rows.check_not_empty()
+
+
+def read_arrow(file: io.BufferedReader, *, text_key: str, field_keys: Sequence[str], sift: Sift) -> Iterator[Finding]:
+    """What the rows hold, of Arrow's file format and of its stream format: a file is a stream between a start and a table of contents.
+
+    Raises:
+        FileFault: as `read_parquet`.
+    """
+    is_file = FILE_START.startswith(file.read(len(FILE_START)) or b"none")
+    size = _size_between(file, FILE_START, 2 * len(FILE_START)) if is_file else file.seek(0, io.SEEK_END)
+    if size == 0:
+        raise FileFault("empty file", "it has no bytes")
+    file.seek(8 if is_file else 0)
+    check_next_batch(file, size)
+    stream = pa.ipc.open_stream(pa.PythonFile(file, "r"))
+    rows = _Rows.build(stream.schema, text_key=text_key, field_keys=field_keys, sift=sift, file_bytes=size)
+    while (batch_bytes := check_next_batch(file, size)) != NO_MORE:
+        batch = stream.read_next_batch()
+        batch.validate()
+        step = _batch_rows(batch_bytes, batch.num_rows)
+        for start in range(0, batch.num_rows, step):
+            yield from rows.findings(batch.slice(start, step))
+    rows.check_not_empty()
+
+
+@dataclass
+class _Rows:
+    """The rows of one file, counted.
+
+    Attributes:
+        text, fields: where the text and the filters' fields stand.
+        row: rows that were read.
+        text_bytes: of their texts.
+    """
+
+    text: Path
+    fields: Mapping[str, Path]
+    sift: Sift
+    file_bytes: int
+    row: int = 0
+    text_bytes: int = 0
+
+    @classmethod
+    def build(cls, schema: pa.Schema, *, text_key: str, field_keys: Sequence[str], sift: Sift, file_bytes: int) -> "_Rows":
+        text, text_type = _find(schema, text_key)
+        if not _is_text(text_type):
+            raise FileFault("wrong type", f"column {text_key!r} holds {text_type}, not text")
+        return cls(text, {key: _find(schema, key)[0] for key in field_keys}, sift, file_bytes)
+
+    @property
+    def columns(self) -> list[str]:
+        """Their names in Parquet, the text's first."""
+        return [".".join(path) for path in (self.text, *self.fields.values())]
+
+    def findings(self, batch: pa.RecordBatch) -> Iterator[Finding]:
+        texts = _raw_values(_column(batch, self.text))
+        self.text_bytes += sum(len(raw) for raw in texts if raw is not None)
+        check_expansion(self.text_bytes, self.file_bytes)
+        fields = [dict(zip(self.fields, values, strict=True)) for values in zip(*self._field_values(batch), strict=True)]
+        for number, raw in enumerate(texts):
+            where = f"row {self.row}"
+            self.row += 1
+            if raw is None:
+                yield Fault("missing key", where, "null")
+            elif len(raw) > MAX_DOCUMENT_BYTES:
+                yield Fault("too long", where, sample_of(raw))
+            else:
+                try:
+                    text = raw.decode()
+                except UnicodeDecodeError:
+                    yield Fault(reason_against(raw), where, sample_of(raw))
+                else:
+                    yield self.sift(text, where, fields[number] if fields else {})
+
+    def passed_over(self, chunk: Any) -> Iterator[Finding]:
+        """A row group whose rows average above the longest document: to find a short one among them, all might have to be held."""
+        for _ in range(chunk.num_values):
+            yield Fault("too long", f"row {self.row}", f"{chunk.total_uncompressed_size} bytes in {chunk.num_values} rows of its row group")
+            self.row += 1
+
+    def check_not_empty(self) -> None:
+        if self.row == 0:
+            raise FileFault("empty file", "it has no rows")
+
+    def _field_values(self, batch: pa.RecordBatch) -> Iterator[Sequence[object]]:
+        for path in self.fields.values():
+            column = _column(batch, path)
+            if _is_text(column.type):
+                yield [raw if raw is None else raw.decode(errors="replace") for raw in _raw_values(column)]
+            else:
+                column.validate(full=True)
+                yield column.to_pylist()
+
+
+def _size_between(file: io.BufferedReader, magic: bytes, least: int) -> int:
+    """The size of a file that must begin and end with `magic`."""
+    size = file.seek(0, io.SEEK_END)
+    if size == 0:
+        raise FileFault("empty file", "it has no bytes")
+    file.seek(0)
+    start = file.read(len(magic))
+    file.seek(max(0, size - len(magic)))
+    if magic.startswith(start) and (size < least or file.read() != magic):
+        raise FileFault("truncated", f"the file begins with {start!r} and does not end with it")
+    file.seek(0)
+    return size
+
+
+def _column_chunks(row_group: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Name → the metadata of that column in a row group."""
+    chunks = map(row_group.column, range(row_group.num_columns))
+    return {chunk.path_in_schema: chunk for chunk in chunks if chunk.path_in_schema in names}
+
+
+def _is_index(chunk: Any) -> bool:
+    """Whether the values are, or may be, no more than indices into a dictionary: these are left as they are, for a few bytes of index may
+    stand for megabytes of text. Others are not made into a dictionary, which takes ten times as long."""
+    if not chunk.has_dictionary_page:
+        return False
+    dictionary_bytes = chunk.data_page_offset - chunk.dictionary_page_offset
+    return chunk.total_compressed_size - dictionary_bytes < MAX_INDEX_BYTES * chunk.num_values
+
+
+def _batch_rows(size_bytes: int, rows: int) -> int:
+    return max(1, min(MAX_BATCH_ROWS, BATCH_BYTES * rows // max(1, size_bytes)))
+
+
+def _find(schema: pa.Schema, key: str) -> tuple[Path, pa.DataType]:
+    """Where a key's column stands, by names, and its type. A column whose own name has the dots comes first."""
+    path = (key,) if key in schema.names else tuple(key.split("."))
+    level: Any = schema
+    for name in path:
+        place = level.get_field_index(name) if isinstance(level, pa.Schema | pa.StructType) else -1
+        if place < 0:
+            raise FileFault("missing key", f"no one column {key!r} among {', '.join(schema.names)}")
+        level = level.field(place) if isinstance(level, pa.Schema) else level[place]
+        level = level.type
+    return path, level
+
+
+def _column(batch: pa.RecordBatch, path: Path) -> pa.Array:
+    column: Any = batch.column(batch.schema.get_field_index(path[0]))
+    for name in path[1:]:
+        column = pc.struct_field(column, name)
+    return column
+
+
+_TEXT_TYPES: dict[pa.DataType, pa.DataType] = {
+    pa.string(): pa.binary(),
+    pa.large_string(): pa.large_binary(),
+    pa.string_view(): pa.binary_view(),
+    pa.binary(): pa.binary(),
+    pa.large_binary(): pa.large_binary(),
+    pa.binary_view(): pa.binary_view(),
+    pa.null(): pa.null(),
+}
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return (type_.value_type if isinstance(type_, pa.DictionaryType) else type_) in _TEXT_TYPES
+
+
+def _raw_values(column: Any) -> list[bytes | None]:
+    """Bytes as they stand: Arrow decodes a column as a whole or not at all. Values of a dictionary are not unrolled."""
+    if isinstance(column.type, pa.DictionaryType):
+        values = _raw_values(column.dictionary)
+        indices = pa.DictionaryArray.from_arrays(column.indices, pa.nulls(len(values)), safe=True).indices  # checked against the values
+        return [None if index is None else values[index] for index in indices.to_pylist()]
+    raw = column.view(_TEXT_TYPES[column.type])
+    raw.validate(full=True)
+    return raw.to_pylist()

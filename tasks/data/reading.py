@@ -1,0 +1,100 @@
+"""A source's files as documents: split into pieces, read with bounded memory, every fault named.
+
+Memory is bounded by the longest document (32 MiB), a page of Parquet or a record batch of Arrow, and the buffers in between, whatever the
+size of the file. What cannot be used never passes in silence and never raises: it is a `Fault`, and reading goes on after it, unless the
+rest of the file cannot be trusted. Only what says nothing about the data raises: a file that is gone, a store that does not answer.
+"""
+
+import io
+import lzma
+import sys
+import unicodedata
+import zlib
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+
+from tasks.data import filters
+from tasks.data.code_digest import code_digest
+from tasks.data.filters import build_sift, field_keys
+from tasks.data.formats import arrow_messages, fields, findings, json_lines, plain, streams, tables
+from tasks.data.formats.findings import Fault, FileFault, Finding, LeftOut, Reason, Record, sample_of
+from tasks.data.formats.json_lines import read_json_lines
+from tasks.data.formats.plain import read_plain
+from tasks.data.formats.streams import WatchedFile, is_packed, open_watched, raise_failure, unpack
+from tasks.data.formats.tables import read_arrow, read_parquet
+from tasks.data.source import Piece, Source
+from trainer.data.manifest import SourceFile
+from trainer.errors import ConfigError, DataError
+
+__all__ = ["PIECE_BYTES", "READER", "Fault", "Finding", "LeftOut", "Reason", "Record", "pieces_of", "read_piece"]
+
+PIECE_BYTES = 256 * 2**20
+DAMAGE = (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError, pa.ArrowException)
+
+
+def pieces_of(source: Source, files: Iterable[SourceFile]) -> tuple[Piece, ...]:
+    """What is read by one worker each, in the order of the files: plain JSON lines by ranges of 256 MiB, all else by files."""
+    return tuple(piece for file in files for piece in _pieces(source, file))
+
+
+def read_piece(source: Source, piece: Piece) -> Iterator[Finding]:
+    """Every document of a piece, in order: its text as it stands, or why it is not taken.
+
+    Raises:
+        ConfigError: a filter asks for fields where a file is one document.
+        DataError: the file is gone, must not be read, or is shorter than it was when it was listed.
+        OSError: the file system fails; trying again may help.
+    """
+    if source.format in ("text", "markdown") and field_keys(source.filters):
+        raise ConfigError(
+            f"{source.url}: filters by {', '.join(field_keys(source.filters))} need documents with fields, but a file of format "
+            f"{source.format} is one document without any. Remove these filters."
+        )
+    with open_watched(piece.url) as file:
+        try:
+            yield from _findings(source, piece, file)
+        except (FileFault, *DAMAGE) as error:
+            if file.failure is not None:
+                raise_failure(piece.url, file.failure)
+            reason: Reason = error.reason if isinstance(error, FileFault) else "unreadable"
+            yield Fault(reason, "file", sample_of(str(error).encode(errors="replace")), whole_file=True)
+
+
+def _findings(source: Source, piece: Piece, file: WatchedFile) -> Iterator[Finding]:
+    sift = build_sift(source.filters)
+    match source.format:
+        case "jsonl":
+            lines = unpack(file, piece.name)
+            _check_size(piece, lines)
+            return read_json_lines(lines, text_key=source.text_key, sift=sift, start=piece.start or 0, stop=piece.stop)
+        case "text" | "markdown":
+            return read_plain(unpack(file, piece.name), sift)
+        case "parquet" | "arrow":
+            read = read_parquet if source.format == "parquet" else read_arrow
+            table: io.BufferedReader = io.BufferedReader(file, streams.BUFFER_BYTES)
+            return read(table, text_key=source.text_key, field_keys=field_keys(source.filters), sift=sift)
+
+
+def _pieces(source: Source, file: SourceFile) -> Iterator[Piece]:
+    url = f"{source.root.rstrip('/')}/{file.name}"
+    if source.format != "jsonl" or is_packed(file.name):
+        yield Piece(name=file.name, url=url)
+        return
+    for start in range(0, max(1, file.size_bytes), PIECE_BYTES):
+        yield Piece(name=file.name, url=url, start=start, stop=min(start + PIECE_BYTES, file.size_bytes))
+
+
+def _check_size(piece: Piece, lines: io.BufferedReader) -> None:
+    """A range of a file that has shrunk would have fewer lines and no fault."""
+    if piece.stop is None or not lines.seekable():
+        return
+    size = lines.seek(0, io.SEEK_END)
+    if size < piece.stop:
+        raise DataError(f"{piece.url} has {size} bytes, at least {piece.stop} were listed: it changed meanwhile. Start again.")
+    lines.seek(0)
+
+
+_MODULES = (sys.modules[__name__], filters, arrow_messages, fields, findings, json_lines, plain, streams, tables)
+READER = f"documents-2+{code_digest(*_MODULES)}+unicode-{unicodedata.unidata_version}"
+"""Version of the code that turns files into documents, and of the Unicode tables by which filters tell letters from digits."""

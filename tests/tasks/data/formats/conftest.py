@@ -1,0 +1,20 @@
+"""Reading of one file, whole, as a source's piece."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tasks.data.reading import Finding, read_piece
+from tasks.data.source import Piece, Source
+
+Read = Callable[..., list[Finding]]
+
+
+@pytest.fixture
+def read() -> Read:
+    def read(path: Path, file_format: str, **changes: object) -> list[Finding]:
+        source = Source.model_validate({"url": str(path.parent), "include": ("*",), "format": file_format, **changes})
+        return list(read_piece(source, Piece(name=path.name, url=str(path))))
+
+    return read

@@ -1,0 +1,125 @@
+"""Counts by reason that add up in any order, the share that decides, and what is said and written of it."""
+
+import json
+import random
+from functools import reduce
+from operator import add
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.data.formats.findings import Fault, Finding, LeftOut, Record
+from tasks.data.quarantine import MAX_SAMPLES, Counting, Sample, Tally, refusal, write_quarantine
+from tasks.data.source import Piece, Source
+
+SOURCE = Source(url="gs://bucket/web", include=("*.jsonl",), format="jsonl", max_bad_fraction=0.01)
+
+
+def count(findings: list[Finding], name: str = "a.jsonl", start: int | None = None) -> Tally:
+    counting = Counting("web", Piece(name=name, url=name, start=start, stop=None))
+    assert list(counting.records(findings)) == [finding for finding in findings if isinstance(finding, Record)]
+    return counting.tally
+
+
+FINDINGS: list[Finding] = [
+    Record("x", "byte 0"),
+    Fault("broken JSON", "byte 9", "{"),
+    LeftOut("filter words", "byte 10"),
+    LeftOut("empty text", "byte 20"),
+    LeftOut("empty text", "byte 30"),
+    Fault("truncated", "file", "cut", whole_file=True),
+]
+
+
+def test_a_piece_is_counted_by_reason():
+    assert count(FINDINGS) == Tally(
+        files=1,
+        documents=5,
+        bad_documents={"broken JSON": 1},
+        bad_files={"a.jsonl": "truncated"},
+        left_out={"empty text": 2, "filter words": 1},
+        samples=(
+            Sample(component="web", file="a.jsonl", where="byte 9", reason="broken JSON", sample="{"),
+            Sample(component="web", file="a.jsonl", where="file", reason="truncated", sample="cut"),
+        ),
+    )
+
+
+def test_a_file_is_counted_with_its_first_piece():
+    assert [count([], start=start).files for start in (None, 0, 5)] == [1, 1, 0]
+
+
+FAULTS = st.builds(
+    Fault,
+    st.sampled_from(["broken JSON", "too long"]),
+    st.integers(0, 99).map("byte {}".format),
+    st.just(""),
+    st.sampled_from([False] * 9 + [True]),
+)
+TALLIES = st.lists(
+    st.builds(count, st.lists(FAULTS, max_size=30), st.sampled_from("abc"), st.sampled_from([0, 100])), min_size=1, max_size=5
+)
+
+
+@given(TALLIES, st.randoms())
+def test_tallies_add_up_in_any_order(tallies: list[Tally], rng: random.Random):
+    total = reduce(add, tallies, Tally())
+    shuffled = rng.sample(tallies, len(tallies))
+    assert reduce(lambda sum_, tally: tally + sum_, shuffled, Tally()) == total
+    assert total.documents == sum(tally.documents for tally in tallies) == sum(total.bad_documents.values())
+    assert all(sum(sample.reason == reason for sample in total.samples) <= MAX_SAMPLES for reason in total.reasons)
+    assert {sample.reason for sample in total.samples} == {*total.bad_documents, *total.bad_files.values()} == set(total.reasons)
+    assert Tally.model_validate_json(total.model_dump_json()) == total
+
+
+def test_samples_are_the_first_of_each_reason():
+    faults: list[Finding] = [Fault("broken JSON", f"byte {place}", "") for place in range(0, 3000, 30)]
+    last, first = count(faults[50:], start=1500), count(faults[:50], start=0)
+    assert [sample.where for sample in (last + first).samples] == [f"byte {place}" for place in range(0, 600, 30)]
+
+
+@pytest.mark.parametrize(
+    ("tally", "expected"),
+    [
+        (Tally(), 0),
+        (Tally(files=2, documents=10), 0),
+        (Tally(files=1, documents=8, bad_documents={"broken JSON": 1, "too long": 1}), 0.25),
+        (Tally(files=4, documents=1000, bad_documents={"broken JSON": 1}, bad_files={"a": "truncated"}), 0.25),
+        (Tally(files=1, bad_files={"a": "empty file"}), 1),
+    ],
+)
+def test_the_greater_share_counts(tally: Tally, expected: float):
+    assert tally.bad_fraction == expected
+
+
+def test_a_refusal_says_what_was_required_and_found_where_and_what_to_do():
+    tally = count([*FINDINGS, Fault("broken JSON", "byte 70", "{")]) + count([Record("x", "byte 0")], name="b.jsonl")
+    text = refusal("web", SOURCE, tally, "gs://bucket/quarantine.jsonl")
+    for part in (
+        "component web",
+        "at most 1.0000%",
+        "found 50.0000%",
+        "broken JSON: 2 documents, truncated: 1 file",
+        "7 documents in 2 files of gs://bucket/web",
+        "a.jsonl, byte 9: broken JSON ('{')",
+        "gs://bucket/quarantine.jsonl",
+        "Repair or exclude these files, or raise max_bad_fraction.",
+    ):
+        assert part in text
+
+
+def test_the_quarantine_file_has_a_line_a_sample(tmp_path: Path):
+    tally = count([Fault("not UTF-8", "byte 0", "gr\ufffd\ufffde\n\u2028日")])
+    path = tmp_path / "web" / "quarantine.jsonl"
+    write_quarantine(path, tally.samples)
+    (line,) = path.read_bytes().splitlines()
+    assert json.loads(line) == {
+        "component": "web",
+        "file": "a.jsonl",
+        "where": "byte 0",
+        "reason": "not UTF-8",
+        "sample": "gr\ufffd\ufffde\n\u2028日",
+    }
+    assert [each.name for each in path.parent.iterdir()] == ["quarantine.jsonl"]

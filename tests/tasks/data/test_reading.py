@@ -1,0 +1,199 @@
+"""Pieces of a source: how files are split, what is the data's fault, and what is not."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import pytest
+import zstandard
+from fsspec.implementations.memory import MemoryFileSystem
+
+from tasks.data import reading
+from tasks.data.reading import PIECE_BYTES, READER, Fault, Finding, LeftOut, Record, pieces_of, read_piece
+from tasks.data.source import Piece, Source
+from trainer.data.manifest import SourceFile
+from trainer.errors import ConfigError, DataError
+
+TEXTS = ["One line.", 'Two lines\nand a "quote".', "Grüße, 日本語, 🌳", "cafe\u0301\r\nnot made even"]
+LINES = "".join(json.dumps({"text": text, "lang": "en"}) + "\n" for text in TEXTS).encode()
+PACKINGS: dict[str, Callable[[bytes], bytes]] = {
+    "a.jsonl": bytes,
+    "a.jsonl.gz": gzip.compress,
+    "a.json.gzip": gzip.compress,
+    "a.jsonl.zst": zstandard.compress,
+    "a.jsonl.zstd": zstandard.compress,
+    "a.jsonl.bz2": bz2.compress,
+    "a.jsonl.xz": lzma.compress,
+}
+
+
+def source(url: str, file_format: str = "jsonl", **changes: object) -> Source:
+    return Source.model_validate({"url": url, "include": ("*",), "format": file_format, **changes})
+
+
+def files(folder: Path) -> list[SourceFile]:
+    return [SourceFile(name=path.name, size_bytes=path.stat().st_size, digest="") for path in sorted(folder.iterdir())]
+
+
+def read(folder: Path, **changes: object) -> list[Finding]:
+    """Every piece of every file in the folder."""
+    read_from = source(folder.as_uri(), **changes)  # pyright: ignore[reportArgumentType]  # by name
+    return [finding for piece in pieces_of(read_from, files(folder)) for finding in read_piece(read_from, piece)]
+
+
+@pytest.mark.parametrize(("name", "pack"), PACKINGS.items())
+def test_packed_or_not_the_texts_come_as_they_stand(tmp_path: Path, name: str, pack: Callable[[bytes], bytes]):
+    (tmp_path / name).write_bytes(pack(LINES))
+    found = read(tmp_path)
+    assert [finding.text for finding in found if isinstance(finding, Record)] == TEXTS
+    assert found[1].where == f"byte {LINES.index(10) + 1}"
+
+
+def test_a_source_may_be_a_plain_path(tmp_path: Path):
+    (tmp_path / "a b%20c#d.jsonl").write_bytes(LINES)
+    read_from = source(str(tmp_path))
+    (piece,) = pieces_of(read_from, files(tmp_path))
+    assert len(list(read_piece(read_from, piece))) == len(TEXTS)
+
+
+def test_plain_lines_are_split_by_bytes_and_all_else_is_whole():
+    revised = source("hf://datasets/owner/name", revision="main")
+    long = SourceFile(name="data/a.jsonl", size_bytes=2 * PIECE_BYTES + 5, digest="")
+    url = "hf://datasets/owner/name@main/data/a.jsonl"
+    assert pieces_of(revised, [long]) == (
+        Piece(name="data/a.jsonl", url=url, start=0, stop=PIECE_BYTES),
+        Piece(name="data/a.jsonl", url=url, start=PIECE_BYTES, stop=2 * PIECE_BYTES),
+        Piece(name="data/a.jsonl", url=url, start=2 * PIECE_BYTES, stop=2 * PIECE_BYTES + 5),
+    )
+    packed = SourceFile(name="a.jsonl.GZ", size_bytes=2 * PIECE_BYTES, digest="")
+    table = SourceFile(name="a.parquet", size_bytes=2 * PIECE_BYTES, digest="")
+    assert pieces_of(source("gs://bucket/x/"), [packed]) == (Piece(name="a.jsonl.GZ", url="gs://bucket/x/a.jsonl.GZ"),)
+    assert pieces_of(source("/x", "parquet"), [table]) == (Piece(name="a.parquet", url="/x/a.parquet"),)
+
+
+def test_an_empty_file_is_a_piece_and_a_fault(tmp_path: Path):
+    (tmp_path / "a.jsonl").touch()
+    assert read(tmp_path) == [Fault("empty file", "file", "it has no document", whole_file=True)]
+
+
+def test_pieces_of_a_long_file_give_its_documents_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "a.jsonl").write_bytes(LINES * 50)
+    whole = read(tmp_path)
+    monkeypatch.setattr(reading, "PIECE_BYTES", 777)
+    assert len(pieces_of(source(str(tmp_path)), files(tmp_path))) > 10
+    assert read(tmp_path) == whole
+    assert len(whole) == 200
+
+
+def test_documents_before_a_fault_of_the_file_stand(tmp_path: Path):
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(LINES) + gzip.compress(LINES)[:-5])
+    *records, fault = read(tmp_path)
+    assert len(records) >= len(TEXTS)
+    assert all(isinstance(record, Record) for record in records)
+    assert isinstance(fault, Fault)
+    assert (fault.reason, fault.where, fault.whole_file) == ("truncated", "file", True)
+
+
+def test_what_a_library_says_is_kept(tmp_path: Path):
+    (tmp_path / "a.jsonl.gz").write_bytes(LINES)
+    assert read(tmp_path) == [Fault("unreadable", "file", "Error -3 while decompressing data: incorrect header check", whole_file=True)]
+
+
+def test_filters_leave_out_with_their_reason(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_bytes(LINES + b'{"text": "one two three", "lang": "de"}\n{"text": ""}\n')
+    filters = [{"kind": "field", "key": "lang", "keep": ["en"]}, {"kind": "text", "measure": "words", "max": 3}]
+    reasons = [finding.reason if isinstance(finding, LeftOut) else finding[0] for finding in read(tmp_path, filters=filters)]
+    assert reasons == [TEXTS[0], "filter words", TEXTS[2], "filter words", "filter field lang", "empty text"]
+
+
+@pytest.mark.parametrize("file_format", ["text", "markdown"])
+def test_a_filter_by_field_needs_fields(tmp_path: Path, file_format: str):
+    (tmp_path / "a.txt").write_bytes(LINES)
+    with pytest.raises(ConfigError, match="filters by lang need documents with fields"):
+        read(tmp_path, file_format=file_format, filters=[{"kind": "field", "key": "lang", "keep": ["en"]}])
+
+
+@pytest.mark.parametrize("file_format", ["jsonl", "parquet", "arrow", "text"])
+def test_a_file_that_is_gone_is_refused(tmp_path: Path, file_format: str):
+    piece = Piece(name="a", url=(tmp_path / "a").as_uri())
+    with pytest.raises(DataError, match="was listed as a source file and is gone"):
+        list(read_piece(source(str(tmp_path), file_format), piece))
+
+
+def test_a_file_that_shrinks_is_refused(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    (piece,) = pieces_of(source(str(tmp_path)), files(tmp_path))
+    (tmp_path / "a.jsonl").write_bytes(LINES[:100])
+    with pytest.raises(DataError, match=f"has 100 bytes, at least {len(LINES)} were listed"):
+        list(read_piece(source(str(tmp_path)), piece))
+
+
+class Failing(io.BytesIO):
+    """A file of a store that fails at the second read."""
+
+    failure: Exception
+
+    def readinto(self, buffer: object, /) -> int:
+        if self.tell() >= 4:
+            raise self.failure
+        return super().readinto(memoryview(buffer)[:4])  # pyright: ignore[reportArgumentType]  # a buffer
+
+
+class FailingFileSystem(MemoryFileSystem):
+    protocol = "failing"
+    content = b""
+
+    def _open(self, path: str, *_: object, **__: object) -> Failing:
+        return Failing(self.content)
+
+
+@pytest.fixture
+def store() -> type[FailingFileSystem]:
+    fsspec.register_implementation("failing", FailingFileSystem, clobber=True)
+    return FailingFileSystem
+
+
+@pytest.mark.parametrize(
+    ("file_format", "name", "content"),
+    [
+        ("jsonl", "a.jsonl", LINES),
+        ("jsonl", "a.jsonl.gz", gzip.compress(LINES)),
+        ("jsonl", "a.jsonl.zst", zstandard.compress(LINES)),
+        ("jsonl", "a.jsonl.xz", lzma.compress(LINES)),
+        ("text", "a.txt", LINES),
+        ("parquet", "a.parquet", b"PAR1" + bytes(100) + b"PAR1"),
+        ("arrow", "a.arrow", b"\xff\xff\xff\xff" + bytes(100)),
+    ],
+)
+def test_a_store_that_fails_is_no_fault_of_the_data(store: type[FailingFileSystem], file_format: str, name: str, content: bytes):
+    store.content = content
+    piece = Piece(name=name, url=f"failing://{name}")
+    Failing.failure = ConnectionResetError("connection lost")
+    with pytest.raises(ConnectionResetError, match="connection lost"):
+        list(read_piece(source("failing://", file_format), piece))
+    Failing.failure = PermissionError("no longer allowed")
+    with pytest.raises(DataError, match="no longer allowed"):
+        list(read_piece(source("failing://", file_format), piece))
+
+
+def test_the_file_is_closed_when_its_reader_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    (piece,) = pieces_of(source(str(tmp_path)), files(tmp_path))
+    opened: list[object] = []
+    monkeypatch.setattr(reading, "unpack", lambda file, name: opened.append(file) or reading.streams.unpack(file, name))
+    findings = read_piece(source(str(tmp_path)), piece)
+    next(findings)
+    findings.close()  # pyright: ignore[reportAttributeAccessIssue]  # it is a generator
+    with pytest.raises(ValueError, match="closed file"):
+        opened[0].readinto(bytearray(1))  # pyright: ignore[reportAttributeAccessIssue]  # it is a watched file
+
+
+def test_the_reader_has_a_version_of_its_code():
+    name, digest, unicode = READER.split("+")
+    assert (name, len(digest)) == ("documents-2", 8)
+    assert unicode.startswith("unicode-")
