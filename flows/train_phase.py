@@ -13,6 +13,7 @@ from flows.recipes.recipe import Scale
 from flows.record import read_record
 from flows.summary import phase_summary
 from flows.validate_data import validate_data
+from tasks.data.task import check_caches
 from tasks.home import Home
 from tasks.progress import say
 from tasks.training.task import train
@@ -30,12 +31,14 @@ def train_phase(recipe: str, phase: str, scale: Scale = "proxy", home: str | Non
     """
     wanted, place = load_recipe(recipe, scale), Home.open(home)
     chosen = wanted.phase(phase)
+    place.require_local("training")
     check_slices(wanted, [chosen])
     prepare_data(recipe, scale, home)
     plan = data_plan(wanted, place)
     if read_record(wanted, chosen, place, plan).state == "done":
         say(f"{phase}: done already")
         return
+    check_caches(chosen.components, plan, place)
     run = build_run(wanted, chosen, place, plan.folders("train"))
     validate_data(recipe, phase, scale, home)
     result = train(run)

@@ -39,8 +39,9 @@ def verify(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
     recipe, phase = load_target(target, scale)
     place = Home.open(home)
     components: list[dict[str, Any]] = []
-    for component in _chosen(data_plan(recipe, place), recipe, phase):
-        differences = [difference.as_json() for difference in verify_component(component, place)]
+    plan = data_plan(recipe, place)
+    for component in _chosen(plan, recipe, phase):
+        differences = [difference.as_json() for difference in verify_component(component.name, plan, place)]
         components.append({"name": component.name, "key": component.train.key, "passes": not differences, "differences": differences})
     return {"passes": all(component["passes"] for component in components), "components": components}
 

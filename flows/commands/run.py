@@ -27,6 +27,7 @@ def run_recipe(target: str, scale: Scale, home: str | None, *, as_json: bool) ->
     phases = recipe.lineage(phase) if phase else recipe.phases
     check_slices(recipe, phases)
     place = Home.open(home)
+    place.require_local("training")
     check_sources(recipe, place)
     with place.held(), shown_on_terminal():
         try:

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.recipes import load_target
-from flows.recipes.recipe import HandOff, Phase, Scale
+from flows.recipes.recipe import HandOff, Phase, Recipe, Scale
 from trainer.config import Steps, sequences_between
 from trainer.errors import ConfigError
 from trainer.schedule import learning_rate_at
@@ -22,6 +22,7 @@ def describe(target: str, scale: Scale, step: int | None) -> dict[str, Any]:
     recipe, phase = load_target(target, scale)
     phases = (phase,) if phase else recipe.phases
     described: dict[str, Any] = {"recipe": recipe.name, "scale": recipe.scale, "tokenizer": recipe.tokenizer.model_dump(mode="json")}
+    described |= describe_own_data(recipe)
     if step is None:
         return {**described, "phases": [describe_phase(one) for one in phases]}
     at_step = [one for one in phases if one.start_step <= step < one.stop_step]
@@ -29,6 +30,13 @@ def describe(target: str, scale: Scale, step: int | None) -> dict[str, Any]:
         spans = ", ".join(f"{one.name} {one.start_step} → {one.stop_step}" for one in phases)
         raise ConfigError(f"no phase of {target} trains at step {step}; there are {spans}.")
     return {**described, "step": step, "phases": [describe_step(one, step) for one in at_step]}
+
+
+def describe_own_data(recipe: Recipe) -> dict[str, Any]:
+    """The sources and pins that the recipe itself brings, where it brings any."""
+    sources = {name: source.model_dump(mode="json") for name, source in recipe.sources.items()}
+    pins = [pin.model_dump(mode="json") for pin in recipe.pins]
+    return {**({"sources": sources} if sources else {}), **({"pins": pins} if pins else {})}
 
 
 def describe_phase(phase: Phase) -> dict[str, Any]:
@@ -91,6 +99,10 @@ def print_description(description: dict[str, Any]) -> None:
     """The same for people: a block a phase."""
     console = Console(highlight=False)
     console.print(f"{description['recipe']} at {description['scale']} scale")
+    own = {f"source of {name}": source["url"] for name, source in description.get("sources", {}).items()}
+    own |= {f"pin of {pin['component']} ({pin['split']})": f"{pin['digest'][:16]} at {pin['url']}" for pin in description.get("pins", [])}
+    if own:
+        _print_values(console, own)
     for phase in description["phases"]:
         console.print()
         console.print(phase["name"], style="bold")

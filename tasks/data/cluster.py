@@ -5,22 +5,42 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from contextvars import ContextVar
+from itertools import islice
+from typing import Any, TypeVar
 
-from dask.distributed import Client, LocalCluster, as_completed
+from dask.distributed import Client, Future, KilledWorker, LocalCluster, as_completed
 
 from tasks.progress import advance
+from trainer.errors import DataError, PhasewiseError
 
 Result = TypeVar("Result")
 SCHEDULER_VARIABLE = "PHASEWISE_DASK_SCHEDULER"
 WORKERS_VARIABLE = "PHASEWISE_DASK_WORKERS"
+MAX_IN_FLIGHT = 1000
+RETRIES = 3
+CONNECT_SECONDS = 30
+_client: ContextVar[Client | None] = ContextVar("client", default=None)
 
 
 @contextmanager
 def cluster() -> Iterator[Client]:
-    """A client of the scheduler that `PHASEWISE_DASK_SCHEDULER` names, else of a cluster of its own, a process a core."""
+    """The client in use around this call; else one of the scheduler that `PHASEWISE_DASK_SCHEDULER` names, or of a cluster of its own."""
+    if (around := _client.get()) is not None:
+        yield around
+        return
+    with _new_client() as client:
+        token = _client.set(client)
+        try:
+            yield client
+        finally:
+            _client.reset(token)
+
+
+@contextmanager
+def _new_client() -> Iterator[Client]:
     if address := os.environ.get(SCHEDULER_VARIABLE):
-        with Client(address) as client:
+        with _connected(address) as client:
             yield client
         return
     workers = int(os.environ.get(WORKERS_VARIABLE) or os.cpu_count() or 1)
@@ -40,15 +60,66 @@ def cluster() -> Iterator[Client]:
 
 
 def run_all(stage: str, function: Callable[..., Result], calls: Sequence[tuple[object, ...]]) -> list[Result]:
-    """Call the function with each tuple of arguments, side by side; results in the order of the calls. The first error ends the stage."""
+    """Call the function with each tuple of arguments, side by side; results in the order of the calls. The first error ends the stage.
+
+    What is called must leave its work in a store and be harmless when repeated: a lost worker's calls are made again.
+
+    Raises:
+        DataError: the scheduler is not there or goes away, or a call kills its worker again and again.
+    """
     if not calls:
         return []
     with cluster() as client:
-        futures = [client.submit(function, *call, pure=False, retries=1) for call in calls]
-        for done, future in enumerate(as_completed(futures), start=1):
-            if future.status == "error":
-                error = future.exception()  # before the others are cancelled, and this one with them
-                client.cancel(futures)
-                raise error  # pyright: ignore[reportGeneralTypeIssues]  # typed as awaitable or not
-            advance(stage, done, len(futures))
-        return client.gather(futures)  # pyright: ignore[reportReturnType]  # typed as awaitable or not
+        try:
+            return _run(client, stage, function, calls)
+        except KilledWorker as error:
+            raise DataError(f"{stage}: a worker died {RETRIES + 1} times at the same work. It may need more memory: {error}") from error
+
+
+def _run(client: Client, stage: str, function: Callable[..., Result], calls: Sequence[tuple[object, ...]]) -> list[Result]:
+    """Keep a bounded number of calls at the scheduler."""
+    results: dict[int, Result] = {}
+    numbers: dict[Future, int] = {}
+    waiting = iter(enumerate(calls))
+
+    def submit(count: int) -> list[Future]:
+        futures: list[Future] = []
+        for number, call in islice(waiting, count):
+            futures.append(client.submit(_attempt, function, call, pure=False, retries=RETRIES))
+            numbers[futures[-1]] = number
+        return futures
+
+    finished = as_completed(submit(MAX_IN_FLIGHT))
+    for future in finished:
+        outcome = future.result() if future.status == "finished" else _error_of(future, stage)
+        if isinstance(outcome, BaseException):
+            client.cancel(list(numbers))
+            raise outcome
+        results[numbers.pop(future)] = outcome
+        finished.update(submit(1))
+        advance(stage, len(results), len(calls))
+    return [results[number] for number in range(len(calls))]
+
+
+def _attempt(function: Callable[..., Result], call: tuple[object, ...]) -> Result | PhasewiseError:
+    """What the function returns, or the refusal that it raises: only what may be transient is left to be tried again."""
+    try:
+        return function(*call)
+    except PhasewiseError as error:
+        return error
+
+
+def _error_of(future: Any, stage: str) -> BaseException:
+    if future.status == "error":
+        return future.exception()
+    return DataError(f"{stage}: the Dask scheduler went away. Start it and run again: what is finished is kept.")
+
+
+@contextmanager
+def _connected(address: str) -> Iterator[Client]:
+    try:
+        client = Client(address, timeout=CONNECT_SECONDS)
+    except (OSError, ValueError) as error:
+        raise DataError(f"no Dask scheduler answers at {address} ({SCHEDULER_VARIABLE}): {error}") from None
+    with client:
+        yield client

@@ -1,146 +1,131 @@
-"""From files to documents: read, normalise, drop exact copies, choose the held-out split, write Parquet."""
+"""A component's documents: what was read, from which files, what was left out, and how to go through them again."""
 
-import json
-import re
-import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
+from pydantic import Field
 
+from tasks.data import deduplicate, parts
+from tasks.data.code_digest import code_digest
+from tasks.data.deduplicate import COPIES_NAME, Kept, copies_of_part, join_buckets
+from tasks.data.listing import Listing
+from tasks.data.normalize import NORMALIZER
+from tasks.data.parts import HELD_OUT_ONE_IN, Part, PieceRecord, read_part, record_name
+from tasks.data.quarantine import Tally, refusal
+from tasks.data.reading import READER
 from tasks.data.source import Source
 from trainer.config import Frozen
 from trainer.data.manifest import MANIFEST_NAME, SourceFile, Split
 from trainer.errors import DataError
-from trainer.storage import digest_of_bytes, digest_of_json, write_json
+from trainer.storage import digest_of_json, read_json, remove_strays, write_json
 
-READER_VERSION = "documents-1"
-NORMALIZER_VERSION = "nfc-lf-1"
-HELD_OUT_ONE_IN = 16
-SCHEMA = pa.schema({"id": pa.string(), "source_file": pa.string(), "split": pa.string(), "text": pa.string()})
+DOCUMENTS_CODE: tuple[ModuleType, ...] = (parts, deduplicate)
+DOCUMENTS = f"documents-2+{code_digest(*DOCUMENTS_CODE)}"
+QUARANTINE_NAME = "quarantine.jsonl"
 
 
 class DocumentsManifest(Frozen):
-    """Written last, beside `documents.parquet`."""
+    """Written last. `copies` says how many documents of each part repeat an earlier one and are skipped."""
 
     key: str
+    source: dict[str, Any]
     sources: tuple[SourceFile, ...]
-    train: int
-    held_out: int
-    copies: int
+    parts: tuple[Part, ...]
+    copies: tuple[int, ...]
+    tally: Tally
+    train: int = Field(gt=0)
+    held_out: int = Field(gt=0)
 
 
-def documents_key(source: Source, files: tuple[SourceFile, ...]) -> str:
-    """Digest of everything that decides the documents."""
+def documents_key(source: Source, listing: Listing) -> str:
+    """Digest of everything that decides the documents. Where the files lie does not: a copied folder has the same key."""
+    decisive = source.model_dump(mode="json", include={"format", "text_key", "filters", "normalization"})
     return digest_of_json(
         {
-            "reader": READER_VERSION,
-            "normalizer": NORMALIZER_VERSION,
+            "documents": DOCUMENTS,
+            "reader": READER,
+            "normalizer": NORMALIZER,
             "held_out_one_in": HELD_OUT_ONE_IN,
-            "source": source.model_dump(mode="json"),
-            "files": [file.model_dump(mode="json") for file in files],
+            "source": decisive,
+            "files": [[file.name, file.digest] for file in listing.files],
+            "rejected": [[file.name, file.reason] for file in listing.rejected],
         }
     )
 
 
-def read_texts(source: Source, url: str) -> Iterator[str]:
-    """The texts of one file; `.gz`, `.xz` and the like are opened by their names.
+def read_documents_manifest(folder: Path) -> DocumentsManifest:
+    """The manifest in a folder of documents."""
+    return DocumentsManifest.model_validate(read_json(folder / MANIFEST_NAME))
+
+
+def check_readable(component: str, source: Source, tally: Tally, folder: Path) -> None:
+    """Refuse a component of which too much cannot be read; the samples are in its quarantine file.
 
     Raises:
-        DataError: the file does not read, a line is not JSON, or its text is missing or not a text.
+        DataError: with the counts by reason.
     """
-    rows = _parquet_rows(source, url) if source.format == "parquet" else _json_lines(source, url)
-    try:
-        for where, text in rows:
-            if not isinstance(text, str):
-                raise DataError(f"{where}: {source.text_key!r} must be a text, found {type(text).__name__}.")
-            if re.search("[\ud800-\udfff]", text):
-                raise DataError(f"{where}: {source.text_key!r} must be Unicode text, found half of a surrogate pair.")
-            yield text
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{url} must be UTF-8, found {error.reason} at byte {error.start}: it may be packed in a way that is not known here."
-        ) from None
-    except (OSError, EOFError, pa.ArrowException) as error:
-        raise DataError(f"{url} does not read: {error}") from None
+    if tally.bad_fraction > source.max_bad_fraction:
+        raise DataError(refusal(component, source, tally, folder / QUARANTINE_NAME))
 
 
-def _json_lines(source: Source, url: str) -> Iterator[tuple[str, object]]:
-    compression = "zstd" if url.endswith(".zstd") else "infer"  # the one ending that fsspec does not know
-    with fsspec.open(url, "rt", encoding="utf-8", compression=compression) as lines:
-        for number, line in enumerate(lines, start=1):  # pyright: ignore[reportArgumentType]  # fsspec's OpenFile is a file once entered
-            if not line.strip():
-                continue
-            try:
-                text = json.loads(line)[source.text_key]
-            except (ValueError, KeyError, TypeError):
-                raise DataError(f"{url}, line {number}: expected a JSON object with a field {source.text_key!r}.") from None
-            yield f"{url}, line {number}", text
+def tally_of(records: Iterable[PieceRecord], listing: Listing) -> Tally:
+    """The counts of all pieces, and of the files that were not to be read."""
+    rejected = Tally(files=len(listing.rejected), bad_files={file.name: file.reason for file in listing.rejected})
+    return sum((record.tally for record in records), rejected)
 
 
-def _parquet_rows(source: Source, url: str) -> Iterator[tuple[str, object]]:
-    with fsspec.open(url, "rb") as file:
-        parquet = pq.ParquetFile(file)  # pyright: ignore[reportArgumentType]  # fsspec's OpenFile is a file once entered
-        if source.text_key not in parquet.schema_arrow.names:
-            raise DataError(f"{url}: expected a column {source.text_key!r}, found {', '.join(parquet.schema_arrow.names)}.")
-        number = 0
-        for batch in parquet.iter_batches(columns=[source.text_key]):
-            for text in batch.column(0).to_pylist():
-                number += 1
-                yield f"{url}, row {number}", text
-
-
-def normalize(text: str) -> str:
-    """Unicode NFC and plain line ends."""
-    return unicodedata.normalize("NFC", text).replace("\r\n", "\n").replace("\r", "\n")
-
-
-def split_of(digest: str) -> Split:
-    """One document in sixteen is held out, by its own digest: adding a document moves no other."""
-    return "held_out" if int(digest[:8], 16) % HELD_OUT_ONE_IN == 0 else "train"
-
-
-def write_documents(component: str, source: Source, files: tuple[SourceFile, ...], folder: Path) -> DocumentsManifest:
-    """Read a component's files and write its documents; the manifest last.
+def finish_documents(
+    component: str, source: Source, listing: Listing, records: list[PieceRecord], kept: list[Kept], folder: Path
+) -> DocumentsManifest:
+    """Put the pieces' records together and write the manifest, last.
 
     Raises:
-        DataError: a split is empty.
+        DataError: too much of the component cannot be read, or a split is empty.
     """
-    rows: list[dict[str, str]] = []
-    seen: set[str] = set()
-    copies = 0
-    for file in files:
-        for text in map(normalize, read_texts(source, file.url)):
-            digest = digest_of_bytes(text.encode())
-            copies += digest in seen
-            if text.strip() and digest not in seen:
-                seen.add(digest)
-                rows.append({"id": digest, "source_file": file.url, "split": split_of(digest), "text": text})
-    held_out = sum(row["split"] == "held_out" for row in rows)
-    if not 0 < held_out < len(rows):
+    tally = tally_of(records, listing)
+    every = tuple(part for record in records for part in record.parts)
+    train, held_out = sum(bucket.train for bucket in kept), sum(bucket.held_out for bucket in kept)
+    if not (train and held_out):
         raise DataError(
-            f"component {component}: {len(rows)} documents in {len(files)} files leave {len(rows) - held_out} to train on and "
+            f"component {component}: {train + held_out} documents in {len(listing.files)} files leave {train} to train on and "
             f"{held_out} held out; both need at least one. Add documents to {source.url}."
         )
     manifest = DocumentsManifest(
-        key=documents_key(source, files), sources=files, train=len(rows) - held_out, held_out=held_out, copies=copies
+        key=documents_key(source, listing),
+        source=source.described(),
+        sources=listing.files,
+        parts=every,
+        copies=join_buckets(folder, len(kept), len(every)),
+        tally=tally,
+        train=train,
+        held_out=held_out,
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / ".documents.parquet.part"
-    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), temporary)
-    temporary.replace(folder / "documents.parquet")
+    files = {COPIES_NAME, QUARANTINE_NAME, *(record_name(number) for number in range(len(records)))}
+    remove_strays(folder, {*files, *(f"{part.name}.{ending}" for part in every for ending in ("parquet", "digests"))})
     write_json(folder / MANIFEST_NAME, manifest.model_dump(mode="json"))
     return manifest
 
 
-def read_split_texts(folder: Path, split: Split) -> list[str]:
+def read_documents(folder: Path, manifest: DocumentsManifest, number: int) -> Iterator[pa.Table]:
+    """The documents of one part without the copies, a bounded batch at a time: id, source_file, split, text."""
+    copies = copies_of_part(folder, manifest.copies, number)
+    row = 0
+    for table in read_part(folder, manifest.parts[number]):
+        within = copies[(copies >= row) & (copies < row + len(table))] - np.uint32(row)
+        keep = np.ones(len(table), bool)
+        keep[within] = False
+        row += len(table)
+        yield table.filter(pa.array(keep))
+
+
+def split_texts(folder: Path, split: Split) -> Iterator[str]:
     """The texts of one split, in order."""
-    return [str(text) for text in read_documents(folder, split)["text"].to_pylist()]
-
-
-def read_documents(folder: Path, split: Split) -> pa.Table:
-    """The documents of one split, in order: id, source_file, split, text."""
-    return pq.read_table(folder / "documents.parquet", filters=pc.field("split") == split)
+    manifest = read_documents_manifest(folder)
+    for number in range(len(manifest.parts)):
+        for table in read_documents(folder, manifest, number):
+            yield from map(str, table.filter(pc.field("split") == split)["text"].to_pylist())

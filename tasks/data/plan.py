@@ -1,26 +1,31 @@
 """What the data of a recipe must be, worked out from its sources before anything is built."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.data.caches import cache_key
 from tasks.data.documents import documents_key
-from tasks.data.source import Source, fingerprint
+from tasks.data.listing import Listing, fingerprint
+from tasks.data.pin import Pin
+from tasks.data.reading import pieces_of
+from tasks.data.source import Piece, Source
 from tasks.data.tokenizer import tokenizer_key
 from tasks.home import Home
 from trainer.data.manifest import MANIFEST_NAME, SourceFile, Split
-from trainer.storage import digest_of_json
+from trainer.storage import as_path, digest_of_json
 
 BENCHMARKS_VERSION = "benchmarks-2"
 
 
 @dataclass(frozen=True)
 class CachePlan:
-    """A cache that must be there: its key and the folder named by it."""
+    """A cache that must be there: its key, the folder named by it, and the lock of whoever builds it."""
 
     key: str
     folder: Path
+    lock: Path
+    pin: Pin | None = None
 
     @property
     def is_built(self) -> bool:
@@ -34,10 +39,20 @@ class ComponentPlan:
 
     name: str
     source: Source
-    files: tuple[SourceFile, ...]
+    listing: Listing
     documents: CachePlan
     train: CachePlan
     held_out: CachePlan
+
+    @property
+    def files(self) -> tuple[SourceFile, ...]:
+        """The files as they are now."""
+        return self.listing.files
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What one worker reads at a time."""
+        return pieces_of(self.source, self.files)
 
     def cache(self, split: Split) -> CachePlan:
         """The cache of a split."""
@@ -51,43 +66,56 @@ class DataPlan:
     components: dict[str, ComponentPlan]
     tokenizer: Path
     benchmarks: Path
+    lock: Path
 
     @property
     def is_built(self) -> bool:
         """Whether nothing is left to prepare."""
         caches = [cache for component in self.components.values() for cache in (component.train, component.held_out)]
-        return all(cache.is_built for cache in caches) and self.tokenizer.exists() and (self.benchmarks / MANIFEST_NAME).exists()
+        return all(cache.is_built for cache in caches) and self.tokenizer.exists() and self.has_benchmarks
+
+    @property
+    def has_benchmarks(self) -> bool:
+        """Whether the benchmarks are made."""
+        return (self.benchmarks / MANIFEST_NAME).exists()
 
     def folders(self, split: Split) -> dict[str, Path]:
         """Component → cache folder."""
         return {name: component.cache(split).folder for name, component in self.components.items()}
 
 
-def plan_data(sources: Mapping[str, Source], home: Home, *, vocab_size: int, tokenizer_name: str | None = None) -> DataPlan:
-    """Expand and fingerprint the sources; every key and folder follows from the digests.
+def plan_data(
+    sources: Mapping[str, Source], home: Home, *, vocab_size: int, tokenizer_name: str | None = None, pins: Iterable[Pin] = ()
+) -> DataPlan:
+    """Expand and fingerprint the sources; every key and folder follows from the digests. A pin names another folder, not another key.
 
     Raises:
         DataError: a component has no files.
     """
-    files = {name: fingerprint(source) for name, source in sorted(sources.items())}
-    documents = {name: documents_key(sources[name], files[name]) for name in files}
+    listings = {name: fingerprint(source) for name, source in sorted(sources.items())}
+    documents = {name: documents_key(sources[name], listings[name]) for name in listings}
     tokenizer = tokenizer_key(documents.values(), vocab_size, tokenizer_name)
+    pinned = {(pin.component, pin.split): pin for pin in pins}
 
     def cache(name: str, split: Split) -> CachePlan:
         key = cache_key(documents[name], split, tokenizer)
-        return CachePlan(key, home.tokens(name, split, key))
+        pin = pinned.get((name, split))
+        folder = as_path(pin.url) if pin else home.tokens(name, split, key)
+        return CachePlan(key, folder, home.lock(f"tokens-{name}-{split}-{key[:16]}"), pin)
 
     components = {
         name: ComponentPlan(
             name=name,
             source=sources[name],
-            files=files[name],
-            documents=CachePlan(documents[name], home.documents(name, documents[name])),
+            listing=listings[name],
+            documents=CachePlan(key, home.documents(name, key), home.lock(f"documents-{name}-{key[:16]}")),
             train=cache(name, "train"),
             held_out=cache(name, "held_out"),
         )
-        for name in files
+        for name, key in documents.items()
     }
     held_out = {name: component.held_out.key for name, component in components.items()}
     benchmarks = digest_of_json({"version": BENCHMARKS_VERSION, "held_out": held_out})
-    return DataPlan(components, home.tokenizer(tokenizer) / "tokenizer.json", home.benchmarks(benchmarks))
+    return DataPlan(
+        components, home.tokenizer(tokenizer) / "tokenizer.json", home.benchmarks(benchmarks), home.lock(f"recipe-{benchmarks[:16]}")
+    )

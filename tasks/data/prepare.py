@@ -1,16 +1,31 @@
 """The stages of data preparation. Each does what is missing, and nothing where nothing is."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
-from tasks.data.caches import build_cache
-from tasks.data.cluster import run_all
-from tasks.data.documents import read_split_texts, write_documents
+from tasks.data.caches import finish_cache
+from tasks.data.cluster import cluster, run_all
+from tasks.data.deduplicate import Kept, find_copies, num_buckets
+from tasks.data.documents import (
+    QUARANTINE_NAME,
+    DocumentsManifest,
+    check_readable,
+    finish_documents,
+    read_documents_manifest,
+    split_texts,
+    tally_of,
+)
+from tasks.data.encode import encode_part
+from tasks.data.parts import PieceRecord, PieceToRead, part_bytes, read_to_parts
 from tasks.data.plan import ComponentPlan, DataPlan
+from tasks.data.quarantine import write_quarantine
 from tasks.data.standins import StandIn, collect, missing_stand_ins, write_stand_ins
 from tasks.data.tokenizer import fetch_tokenizer, load_tokenizer, train_tokenizer
+from tasks.locks import held, held_all
 from tasks.progress import say
-from trainer.data.manifest import MANIFEST_NAME, Split
+from trainer.data.manifest import Split
+from trainer.errors import DataError
 
 SPLITS: tuple[Split, ...] = ("train", "held_out")
 
@@ -28,9 +43,18 @@ def collect_stand_ins(stand_ins: Mapping[str, StandIn], sources: Path) -> int:
 
 
 def write_missing_documents(plan: DataPlan) -> int:
-    """Read every component whose documents are not there; how many that were."""
-    missing = [component for component in plan.components.values() if not component.documents.is_built]
-    manifests = run_all("documents", write_documents, [(c.name, c.source, c.files, c.documents.folder) for c in missing])
+    """Read every component whose documents are not there; how many that were.
+
+    Raises:
+        DataError: too much of a component cannot be read, or a split is empty.
+    """
+    everything = list(plan.components.values())
+    with held_all([c.documents.lock for c in everything if not c.documents.is_built]):
+        missing = [c for c in everything if not c.documents.is_built]
+        manifests = _write_documents(missing)
+    for component in everything:
+        tally = read_documents_manifest(component.documents.folder).tally
+        check_readable(component.name, component.source, tally, component.documents.folder)
     if missing:
         train, held_out = sum(m.train for m in manifests), sum(m.held_out for m in manifests)
         say(f"{len(missing)} components: {train:,} documents to train on, {held_out:,} held out")
@@ -41,24 +65,38 @@ def make_missing_tokenizer(plan: DataPlan, vocab_size: int, name: str | None) ->
     """Fetch the tokenizer by its name, or train it, unless it is there; whether anything was done."""
     if plan.tokenizer.exists():
         return False
-    if name is not None:
-        say(f"fetching the tokenizer {name}")
-        fetch_tokenizer(name, plan.tokenizer)
+    with held(plan.lock):
+        if plan.tokenizer.exists():
+            return False
+        if name is not None:
+            say(f"fetching the tokenizer {name}")
+            fetch_tokenizer(name, plan.tokenizer)
+            return True
+        say(f"training a byte-level BPE tokenizer with {vocab_size:,} entries")
+        texts = (split_texts(component.documents.folder, "train") for _, component in sorted(plan.components.items()))
+        train_tokenizer(texts, vocab_size, plan.tokenizer)
         return True
-    say(f"training a byte-level BPE tokenizer with {vocab_size:,} entries")
-    train_tokenizer([component.documents.folder for component in plan.components.values()], vocab_size, plan.tokenizer)
-    return True
 
 
 def build_missing_caches(plan: DataPlan) -> int:
-    """Tokenize what is not cached; how many caches that were."""
-    missing: list[tuple[ComponentPlan, Split]] = [
-        (c, split) for c in plan.components.values() for split in SPLITS if not c.cache(split).is_built
-    ]
-    calls = [
-        (c.name, c.source, split, c.documents.folder, plan.tokenizer, c.cache(split).key, c.cache(split).folder) for c, split in missing
-    ]
-    manifests = run_all("token caches", build_cache, calls)
+    """Tokenize what is not cached; how many caches that were.
+
+    Raises:
+        DataError: a pinned cache is not there; what is pinned is never built.
+    """
+    everything = [(c, c.cache(split)) for c in plan.components.values() for split in SPLITS]
+    for component, cache in everything:
+        if cache.pin and not cache.is_built:
+            raise DataError(f"component {component.name} is pinned to {cache.folder}, where no finished token cache is.")
+    with held_all([cache.lock for _, cache in everything if not cache.is_built]):
+        missing: list[tuple[ComponentPlan, Split]] = [
+            (c, split) for c in plan.components.values() for split in SPLITS if not c.cache(split).is_built
+        ]
+        run_all("token caches", encode_part, _parts_to_encode(plan, missing))
+        manifests = [
+            finish_cache(c.name, split, c.documents.folder, plan.tokenizer, c.cache(split).key, c.cache(split).folder)
+            for c, split in missing
+        ]
     if missing:
         say(f"{len(missing)} token caches with {sum(manifest.tokens for manifest in manifests):,} tokens")
     return len(missing)
@@ -66,14 +104,67 @@ def build_missing_caches(plan: DataPlan) -> int:
 
 def write_missing_benchmarks(plan: DataPlan) -> bool:
     """Make the benchmarks from held-out documents unless they are there; whether they were made."""
-    if (plan.benchmarks / MANIFEST_NAME).exists():
+    if plan.has_benchmarks:
         return False
     from tasks.evaluation.benchmark_folder import write_benchmarks
     from tasks.evaluation.benchmarks import commonest_word
     from tasks.evaluation.held_out import read_held_out_texts
 
-    held_out = read_held_out_texts(plan.folders("held_out"), load_tokenizer(plan.tokenizer))
-    training = (text for c in plan.components.values() for text in read_split_texts(c.documents.folder, "train"))
-    write_benchmarks(plan.benchmarks, held_out, commonest_word=commonest_word(training))
+    with held(plan.lock):
+        if plan.has_benchmarks:
+            return False
+        held_out = read_held_out_texts(plan.folders("held_out"), load_tokenizer(plan.tokenizer))
+        training = (text for c in plan.components.values() for text in split_texts(c.documents.folder, "train"))
+        write_benchmarks(plan.benchmarks, held_out, commonest_word=commonest_word(training))
     say("made the benchmarks from held-out documents")
     return True
+
+
+def _write_documents(missing: Sequence[ComponentPlan]) -> list[DocumentsManifest]:
+    """Read the pieces, judge what could not be read, find the copies, and finish each component."""
+    if not missing:
+        return []
+    with cluster():
+        records = _read_pieces(missing)
+        for component in missing:
+            tally = tally_of(records[component.name], component.listing)
+            write_quarantine(component.documents.folder / QUARANTINE_NAME, tally.samples)
+            check_readable(component.name, component.source, tally, component.documents.folder)
+        kept = _find_copies(missing, records)
+    return [finish_documents(c.name, c.source, c.listing, records[c.name], kept[c.name], c.documents.folder) for c in missing]
+
+
+def _read_pieces(missing: Sequence[ComponentPlan]) -> dict[str, list[PieceRecord]]:
+    """The records of all pieces, component by component."""
+    calls = [
+        (PieceToRead(component.name, component.source, piece, number), part_bytes(component.files), component.documents.folder)
+        for component in missing
+        for number, piece in enumerate(component.pieces)
+    ]
+    records = iter(run_all("documents", read_to_parts, calls))
+    return {component.name: list(islice(records, len(component.pieces))) for component in missing}
+
+
+def _find_copies(missing: Sequence[ComponentPlan], records: Mapping[str, list[PieceRecord]]) -> dict[str, list[Kept]]:
+    """Bucket by bucket, component by component."""
+    parts = {name: tuple(part for record in records[name] for part in record.parts) for name in records}
+    buckets = {name: num_buckets(sum(part.documents for part in parts[name])) for name in records}
+    calls = [
+        (component.documents.folder, parts[component.name], bucket, buckets[component.name])
+        for component in missing
+        for bucket in range(buckets[component.name])
+    ]
+    kept = iter(run_all("copies", find_copies, calls))
+    return {component.name: list(islice(kept, buckets[component.name])) for component in missing}
+
+
+def _parts_to_encode(plan: DataPlan, missing: Sequence[tuple[ComponentPlan, Split]]) -> list[tuple[object, ...]]:
+    """One call a part, for all the splits that its component lacks."""
+    targets: dict[str, dict[Split, Path]] = {}
+    for component, split in missing:
+        targets.setdefault(component.name, {})[split] = component.cache(split).folder
+    return [
+        (plan.components[name].documents.folder, number, plan.tokenizer, folders)
+        for name, folders in targets.items()
+        for number in range(len(read_documents_manifest(plan.components[name].documents.folder).parts))
+    ]

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.data.documents import read_split_texts
 from trainer.errors import DataError
 from trainer.storage import digest_of_file, digest_of_json, write_atomically
 
@@ -31,8 +30,8 @@ def tokenizer_key(documents_keys: Iterable[str], vocab_size: int, name: str | No
     )
 
 
-def train_tokenizer(documents: Iterable[Path], vocab_size: int, path: Path) -> None:
-    """Train on the first `MAX_BYTES_PER_COMPONENT` bytes of each component's training split and write `tokenizer.json`."""
+def train_tokenizer(components: Iterable[Iterable[str]], vocab_size: int, path: Path) -> None:
+    """Train on the first `MAX_BYTES_PER_COMPONENT` bytes of each component's training texts and write `tokenizer.json`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
@@ -45,7 +44,7 @@ def train_tokenizer(documents: Iterable[Path], vocab_size: int, path: Path) -> N
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((text for folder in sorted(documents) for text in _sample(folder)), trainer)
+    tokenizer.train_from_iterator((text for texts in components for text in _sample(texts)), trainer)
     write_atomically(path, tokenizer.to_str(pretty=True).encode())
 
 
@@ -69,7 +68,7 @@ def load_tokenizer(path: Path) -> "Tokenizer":
     from tokenizers import Tokenizer
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
     tokenizer.encode_special_tokens = True  # a document that spells a special token must not become one
     return tokenizer
 
@@ -79,9 +78,9 @@ def tokenizer_digest(path: Path) -> str:
     return digest_of_file(path)
 
 
-def _sample(folder: Path) -> Iterable[str]:
+def _sample(texts: Iterable[str]) -> Iterable[str]:
     size = 0
-    for text in read_split_texts(folder, "train"):
+    for text in texts:
         if size >= MAX_BYTES_PER_COMPONENT:
             return
         size += len(text.encode())

@@ -1,15 +1,26 @@
-"""What is cached against what the sources demand now, difference by difference."""
+"""What is cached against what the sources, the settings and the code demand now, difference by difference."""
 
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tasks.data.plan import ComponentPlan
+from tasks.data.caches import ENCODER, READ_BY
+from tasks.data.documents import read_documents_manifest
+from tasks.data.listing import selects
+from tasks.data.normalize import NORMALIZER
+from tasks.data.plan import CachePlan, ComponentPlan, DataPlan
+from tasks.data.source import Source
 from tasks.home import Home
 from trainer.data.manifest import MANIFEST_NAME, Manifest, SourceFile, Split, read_manifest
 from trainer.errors import DataError
 from trainer.storage import digest_of_file
 
 SPLITS: tuple[Split, ...] = ("train", "held_out")
+DECISIVE_SETTINGS = ("format", "text_key", "filters", "normalization")
+DIGEST_THREADS = 8
+NOTHING = "nothing"
+FOLLOWS = "tokenizer changed"  # of every component, where it is trained on the text of all: told last
 
 
 @dataclass(frozen=True)
@@ -25,62 +36,145 @@ class Difference:
         """In the shape of `phasewise data verify --json`."""
         return asdict(self)
 
-
-def verify_component(component: ComponentPlan, home: Home) -> list[Difference]:
-    """Every difference of a component's two caches."""
-    return [difference for split in SPLITS for difference in _verify(component, split, home)]
+    def __str__(self) -> str:
+        return f"{self.what}: {self.file} (expected {self.expected}, found {self.found})"
 
 
-def _verify(component: ComponentPlan, split: Split, home: Home) -> list[Difference]:
+def verify_component(name: str, plan: DataPlan, home: Home) -> list[Difference]:
+    """Every difference of a component's two caches, each named once. Every shard is read."""
+    component = plan.components[name]
+    found = [difference for split in SPLITS for difference in _verify_cache(component, split, plan.tokenizer, home)]
+    return list(dict.fromkeys([*found, *_unreadable(component)]))
+
+
+def check_caches(names: Iterable[str], plan: DataPlan, home: Home) -> None:
+    """Refuse components whose caches are not what they must be.
+
+    Raises:
+        DataError: with the first three differences.
+    """
+    differences = [(name, difference) for name in names for difference in verify_component(name, plan, home)]
+    differences.sort(key=lambda one: one[1].what == FOLLOWS)
+    found = [f"{name}: {difference}" for name, difference in differences]
+    if found:
+        more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+        raise DataError(
+            f"the token caches are not what is configured: {'; '.join(found[:3])}{more}. `phasewise data verify` names them all."
+        )
+
+
+def _verify_cache(component: ComponentPlan, split: Split, tokenizer: Path, home: Home) -> list[Difference]:
     cache = component.cache(split)
-    if cache.is_built:
-        return _damages(cache.folder, component, split)
-    others = [path.parent for path in (home.root / "tokens" / component.name).glob(f"{split}-*/{MANIFEST_NAME}")]
-    if not others:
-        return [Difference(f"{split} cache not built", str(cache.folder), cache.key[:16], "nothing")]
-    latest = max(others, key=lambda folder: (folder / MANIFEST_NAME).stat().st_mtime)
-    return _changes(component, split, latest)
-
-
-def _damages(folder: Path, component: ComponentPlan, split: Split) -> list[Difference]:
-    """Whether the files of a cache are those that its manifest names."""
+    if not cache.is_built:
+        return _why_not_built(component, split, tokenizer, home)
     try:
-        manifest = read_manifest(folder)
+        manifest = read_manifest(cache.folder)
     except DataError as error:
-        return [Difference("manifest does not read", str(folder / MANIFEST_NAME), "a manifest", str(error))]
-    expected_key = component.cache(split).key
-    found = [] if manifest.key == expected_key else [Difference("manifest edited", str(folder), expected_key[:16], manifest.key[:16])]
-    for shard in manifest.shards:
-        for name, digest in ((f"{shard.name}.bin", shard.digest), (f"{shard.name}.parquet", shard.index_digest)):
-            path = folder / name
-            actual = digest_of_file(path) if path.exists() else "nothing"
-            if actual != digest:
-                found.append(Difference("shard damaged", str(path), digest[:16], actual[:16]))
-    return found
+        return [Difference("manifest edited", str(cache.folder / MANIFEST_NAME), "the manifest that was written", str(error))]
+    found = _changed_pin(cache, manifest) + _changes(component, manifest, tokenizer)
+    if manifest.key != cache.key and not found:
+        found.append(Difference("settings changed", str(cache.folder), cache.key[:16], manifest.key[:16]))
+    return found + _damages(cache.folder, manifest)
 
 
-def _changes(component: ComponentPlan, split: Split, cached: Path) -> list[Difference]:
-    """Why the cache that is there is not the one that must be."""
-    try:
-        manifest = read_manifest(cached)
-    except DataError as error:
-        return [Difference("manifest does not read", str(cached / MANIFEST_NAME), "a manifest", str(error))]
-    found = _changed_files(component.files, manifest)
-    source = component.source
-    for what, now, then in (("include filter", source.include, manifest.include), ("exclude filter", source.exclude, manifest.exclude)):
-        if now != then:
-            found.append(Difference(f"{what} changed", str(cached), ", ".join(now) or "nothing", ", ".join(then) or "nothing"))
-    return found or [Difference("tokenizer, reader or settings changed", str(cached), component.cache(split).key[:16], manifest.key[:16])]
-
-
-def _changed_files(now: tuple[SourceFile, ...], manifest: Manifest) -> list[Difference]:
-    current, cached = {file.url: file.digest for file in now}, {file.url: file.digest for file in manifest.sources}
+def _why_not_built(component: ComponentPlan, split: Split, tokenizer: Path, home: Home) -> list[Difference]:
+    """The cache that must be there is not: half built, pinned to nothing, or there is another, which differs in what can be named."""
+    cache = component.cache(split)
     found: list[Difference] = []
-    for url in sorted({*current, *cached}):
-        if url not in cached:
-            found.append(Difference("file added", url, current[url][:16], "nothing"))
-        elif url not in current:
-            found.append(Difference("file removed", url, "nothing", cached[url][:16]))
-        elif current[url] != cached[url]:
-            found.append(Difference("content changed", url, current[url][:16], cached[url][:16]))
+    if cache.pin:
+        return [Difference("pinned cache missing", str(cache.folder), cache.pin.digest[:16], NOTHING)]
+    if shards := [path for path in _files_in(cache.folder) if path.name.startswith("shard-")]:
+        found.append(Difference("half-built cache", str(cache.folder), MANIFEST_NAME, f"{len(shards)} files without it"))
+    if other := _latest_other(home, component.name, split):
+        try:
+            found += _changes(component, read_manifest(other), tokenizer)
+        except DataError as error:
+            found.append(Difference("manifest edited", str(other / MANIFEST_NAME), "the manifest that was written", str(error)))
+    return found or [Difference(f"{split} cache not built", str(cache.folder), cache.key[:16], NOTHING)]
+
+
+def _changed_pin(cache: CachePlan, manifest: Manifest) -> list[Difference]:
+    if cache.pin is None or cache.pin.digest == manifest.digest:
+        return []
+    return [Difference("pinned cache changed", str(cache.folder), cache.pin.digest[:16], manifest.digest[:16])]
+
+
+def _damages(folder: Path, manifest: Manifest) -> list[Difference]:
+    """Whether the files of a cache are those that its manifest names."""
+    files = [(f"{shard.name}.bin", shard.digest) for shard in manifest.shards]
+    files += [(f"{shard.name}.parquet", shard.index_digest) for shard in manifest.shards]
+    with ThreadPoolExecutor(DIGEST_THREADS, thread_name_prefix="verify") as pool:
+        digests = list(pool.map(lambda file: _digest_or_nothing(folder / file[0]), files))
+    return [
+        Difference("shard damaged", str(folder / name), expected[:16], actual[:16])
+        for (name, expected), actual in zip(files, digests, strict=True)
+        if actual != expected
+    ]
+
+
+def _changes(component: ComponentPlan, manifest: Manifest, tokenizer: Path) -> list[Difference]:
+    """What has changed since a cache was built: files, filters, settings, code, tokenizer."""
+    place = f"caches of {component.name}"
+    found = _changed_files(component, manifest)
+    now, then = component.source.model_dump(mode="json"), manifest.source
+    for name in DECISIVE_SETTINGS:
+        if now[name] != then.get(name):
+            found.append(Difference(f"{name} changed", place, str(now[name]), str(then.get(name))))
+    for what, expected, was in (
+        ("reader code changed", READ_BY, manifest.reader),
+        ("normalizer code changed", NORMALIZER, manifest.normalizer),
+        ("encoder code changed", ENCODER, manifest.encoder),
+    ):
+        if expected != was:
+            found.append(Difference(what, place, expected, was))
+    expected = digest_of_file(tokenizer) if tokenizer.exists() else f"{tokenizer.parent.name}, not made yet"
+    if expected != manifest.tokenizer_digest:
+        found.append(Difference(FOLLOWS, place, expected[:32], manifest.tokenizer_digest[:16]))
     return found
+
+
+def _changed_files(component: ComponentPlan, manifest: Manifest) -> list[Difference]:
+    current: dict[str, SourceFile] = {file.name: file for file in component.files}
+    cached = {file.name: file for file in manifest.sources}
+    found: list[Difference] = []
+    for name in sorted({*current, *cached}):
+        if name not in cached:
+            found.append(Difference("file added", name, current[name].digest[:23], NOTHING))
+        elif name not in current and not selects(component.source, name):
+            found.append(Difference("file no longer selected", name, f"left out by {_filter(component.source)}", "in the cache"))
+        elif name not in current:
+            found.append(Difference("file removed", name, NOTHING, cached[name].digest[:23]))
+        elif current[name].digest != cached[name].digest:
+            found.append(Difference("content changed", name, current[name].digest[:23], cached[name].digest[:23]))
+    return found
+
+
+def _filter(source: Source) -> str:
+    without = f" without {', '.join(source.exclude)}" if source.exclude else ""
+    return f"{', '.join(source.include)}{without}"
+
+
+def _unreadable(component: ComponentPlan) -> list[Difference]:
+    """Documents that were built when more of a source was allowed to be unreadable than is now."""
+    folder = component.documents.folder
+    if not component.documents.is_built:
+        return []
+    fraction, limit = read_documents_manifest(folder).tally.bad_fraction, component.source.max_bad_fraction
+    return [Difference("too much is unreadable", str(folder), f"at most {limit:.4g}", f"{fraction:.4g}")] if fraction > limit else []
+
+
+def _latest_other(home: Home, component: str, split: Split) -> Path | None:
+    """The newest finished cache of the component, of whatever key."""
+    found = list((home.root / "tokens" / component).glob(f"{split}-*/{MANIFEST_NAME}"))
+    return max(found, key=lambda path: path.stat().st_mtime).parent if found else None
+
+
+def _files_in(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.exists() else []
+
+
+def _digest_or_nothing(path: Path) -> str:
+    try:
+        return digest_of_file(path)
+    except FileNotFoundError:
+        return NOTHING

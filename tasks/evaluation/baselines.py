@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tasks.data.documents import read_split_texts
+from tasks.data.documents import split_texts
 from tasks.data.plan import DataPlan
 from tasks.data.tokenizer import load_tokenizer
 from tasks.evaluation.byte_ngram import ngram_bits_per_byte
@@ -34,7 +34,7 @@ def measure_baselines(plan: DataPlan, home: Home, held_out_tokens: int | None) -
         tokenizer = load_tokenizer(plan.tokenizer)
         held_out = read_held_out_tokens(plan.folders("held_out"), tokenizer, max_tokens=held_out_tokens)
         texts = {name: tokenizer.decode_batch([tokens.tolist() for tokens in found.documents]) for name, found in held_out.items()}
-        training = (text for c in plan.components.values() for text in read_split_texts(c.documents.folder, "train"))
+        training = (text for c in plan.components.values() for text in split_texts(c.documents.folder, "train"))
         measured = ngram_bits_per_byte(training, texts, ORDERS)
         write_json(path, {f"byte {order}-gram": measured[order].macro for order in ORDERS})
     return read_json(path)

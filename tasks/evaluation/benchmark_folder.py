@@ -19,7 +19,7 @@ from tasks.evaluation.benchmarks import (
 )
 from trainer.config import Frozen
 from trainer.errors import DataError
-from trainer.storage import digest_of_bytes, digest_of_json, read_json, write_atomically, write_json
+from trainer.storage import as_path, digest_of_bytes, digest_of_json, read_json, write_atomically, write_json
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -73,8 +73,8 @@ def write_benchmarks(folder: str | Path, held_out: HeldOut, *, commonest_word: s
     )
     manifest = BenchmarkManifest(format_version=FORMAT_VERSION, benchmarks=benchmarks)
     for name, content in contents.items():
-        write_atomically(Path(folder) / name, content)
-    write_json(Path(folder) / MANIFEST_NAME, manifest.model_dump(mode="json"))
+        write_atomically(as_path(folder) / name, content)
+    write_json(as_path(folder) / MANIFEST_NAME, manifest.model_dump(mode="json"))
     return manifest
 
 
@@ -84,7 +84,7 @@ def read_benchmarks(folder: str | Path) -> BenchmarkManifest:
     Raises:
         DataError: the manifest or a file is missing, or is not what the manifest says.
     """
-    path = Path(folder) / MANIFEST_NAME
+    path = as_path(folder) / MANIFEST_NAME
     try:
         manifest = BenchmarkManifest.model_validate(read_json(path))
     except FileNotFoundError:
@@ -94,8 +94,8 @@ def read_benchmarks(folder: str | Path) -> BenchmarkManifest:
     if manifest.format_version != FORMAT_VERSION:
         raise DataError(f"{path} has format version {manifest.format_version}, this program reads {FORMAT_VERSION}: write it again.")
     for benchmark in manifest.benchmarks:
-        _check(Path(folder) / f"{benchmark.name}.jsonl", benchmark.items_digest)
-        _check(Path(folder) / f"{benchmark.name}.yaml", benchmark.definition_digest)
+        _check(as_path(folder) / f"{benchmark.name}.jsonl", benchmark.items_digest)
+        _check(as_path(folder) / f"{benchmark.name}.yaml", benchmark.definition_digest)
     return manifest
 
 
@@ -104,7 +104,7 @@ def benchmark_items(folder: str | Path) -> list[BenchmarkItem]:
     items: list[BenchmarkItem] = []
     for benchmark in read_benchmarks(folder).benchmarks:
         kind = WordOrderItem if benchmark.name == "word_order" else NextWordItem
-        lines = (Path(folder) / f"{benchmark.name}.jsonl").read_text(encoding="utf-8").split("\n")
+        lines = (as_path(folder) / f"{benchmark.name}.jsonl").read_text(encoding="utf-8").split("\n")
         read = [kind.model_validate_json(line) for line in lines if line]
         items.extend(BenchmarkItem(benchmark.name, item.id, item.text) for item in read)
     return items

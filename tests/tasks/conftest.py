@@ -15,6 +15,7 @@ from tasks.data.plan import DataPlan, plan_data
 from tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_benchmarks, write_missing_documents
 from tasks.data.source import Source
 from tasks.home import Home
+from tests.stores.emulator import the_emulator
 
 NOUNS = ("river", "mountain", "garden", "window", "lantern", "harbour", "carpenter", "mirror", "orchard", "bridge", "letter", "engine")
 VERBS = ("follows", "remembers", "carries", "watches", "repairs", "paints", "measures", "forgets", "lifts", "answers")
@@ -82,7 +83,8 @@ class World:
 
 @pytest.fixture(scope="session")
 def scheduler() -> Iterator[str]:
-    """The address of a cluster with two processes."""
+    """The address of a cluster with two processes, which know the emulated store."""
+    the_emulator()
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs=logging.ERROR) as cluster:
         yield str(cluster.scheduler_address)  # pyright: ignore[reportAttributeAccessIssue]  # typed as awaitable or not
 

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from trainer.config import always
-from trainer.data.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, Shard, SourceFile
-from trainer.storage import digest_of_bytes, digest_of_file, write_json
+from trainer.config import DataOrder, MixtureShares, Steps, always
+from trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, SourceFile, write_manifest
+from trainer.storage import digest_of_bytes, digest_of_file
 from validations.evidence.caches import cache_evidence
 from validations.evidence.leakage import leakage_evidence, leaked_items, scan_cache
 from validations.evidence.mixture import mixture_evidence
@@ -79,11 +79,14 @@ class CacheMaker:
             component=component,
             split=split,  # pyright: ignore[reportArgumentType]  # the model refuses another word
             key=f"key-{component}",
+            source={"include": ["*.jsonl"], "exclude": []},
             sources=self.sources(component, file),
-            include=("*.jsonl",),
-            exclude=(),
             reader="jsonl-1",
             normalizer="none-1",
+            encoder="none-1",
+            begin_of_text=0,
+            end_of_text=1,
+            left_out={},
             tokenizer_digest="0" * 64,
             dtype="uint16",
             shards=(self._shard(folder, len(tokens), len(documents)),),
@@ -91,12 +94,12 @@ class CacheMaker:
             tokens=len(tokens),
             text_bytes=sum(len(text.encode()) for text in texts),
         )
-        write_json(folder / MANIFEST_NAME, manifest.model_dump(mode="json"))
+        write_manifest(folder, manifest)
         return folder
 
     def sources(self, component: str, file: str = "part-0.jsonl") -> tuple[SourceFile, ...]:
         """What the cache of this component says it was made of."""
-        return (SourceFile(url=f"sources/{component}/{file}", size_bytes=1, digest=f"digest of {component}"),)
+        return (SourceFile(name=f"sources/{component}/{file}", size_bytes=1, digest=f"digest of {component}"),)
 
     def _write_index(self, folder: Path, texts: Sequence[str], documents: Sequence[np.ndarray], source_file: str) -> None:
         lengths = np.array([len(document) for document in documents], np.int64)
@@ -152,11 +155,22 @@ def data_evidence(caches: CacheMaker, tokenizer: Tokenizer, index: ItemIndex, li
     return build
 
 
+@dataclass
+class Drawn:
+    """A schedule that has drawn these sequences, whatever the steps."""
+
+    mixture: Steps[MixtureShares]
+    order: DataOrder
+    drawn: dict[str, int]
+
+    def realised(self, start_step: int, stop_step: int) -> dict[str, int]:
+        return self.drawn
+
+    def cut_at(self, step: int) -> int:
+        return 0
+
+
 def _mixture(drawn: dict[str, int]) -> pd.DataFrame:
-    return mixture_evidence(
-        start_step=0,
-        stop_step=100,
-        mixture=always({"wikipedia": 75.0, "starcoderdata": 25.0}),
-        realised=lambda start, stop: drawn,
-        rows={"wikipedia": 300, "starcoderdata": 200},
-    )
+    mixture: Steps[MixtureShares] = always({"wikipedia": 75.0, "starcoderdata": 25.0})
+    schedule = Drawn(mixture, DataOrder(seed=0, permutation="linear", block_sequences=100), drawn)
+    return mixture_evidence(schedule, start_step=0, stop_step=100, rows={"wikipedia": 300, "starcoderdata": 200}, seq_len=32)

@@ -1,23 +1,23 @@
 """The manifest of a token cache: what its bytes are and everything that decided them."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
 from trainer.config import Frozen
 from trainer.errors import DataError
-from trainer.storage import digest_of_json, read_json
+from trainer.storage import as_path, digest_of_json, read_json, write_json
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 Split = Literal["train", "held_out"]
 
 
 class SourceFile(Frozen):
-    """One file that was read, and the SHA-256 of what was in it."""
+    """One file that was read, by its path relative to the source's URL, and the digest of what was in it."""
 
-    url: str
+    name: str
     size_bytes: int = Field(ge=0)
     digest: str
 
@@ -37,6 +37,11 @@ class Manifest(Frozen):
 
     Attributes:
         key: digest of everything that decides the bytes; the folder is named by it.
+        source: the component's source as it was configured: URL, revision, globs, format, text key, filters, normalisation.
+        sources: the files that were read.
+        reader, normalizer, encoder: versions of the code that made the bytes.
+        begin_of_text, end_of_text: the token ids before and after every document.
+        left_out: documents that were not taken, by reason.
         text_bytes: UTF-8 bytes of the documents' text, without the begin and end tokens.
     """
 
@@ -44,17 +49,20 @@ class Manifest(Frozen):
     component: str
     split: Split
     key: str
+    source: dict[str, Any]
     sources: tuple[SourceFile, ...]
-    include: tuple[str, ...]
-    exclude: tuple[str, ...]
     reader: str
     normalizer: str
+    encoder: str
     tokenizer_digest: str
+    begin_of_text: int = Field(ge=0)
+    end_of_text: int = Field(ge=0)
     dtype: Literal["uint16", "uint32"]
     shards: tuple[Shard, ...]
     documents: int = Field(ge=0)
     tokens: int = Field(ge=0)
     text_bytes: int = Field(ge=0)
+    left_out: dict[str, int]
 
     @property
     def digest(self) -> str:
@@ -62,21 +70,33 @@ class Manifest(Frozen):
         return digest_of_json(self.model_dump(mode="json"))
 
 
+def write_manifest(folder: str | Path, manifest: Manifest) -> None:
+    """Write a cache's manifest with its own digest beside its fields: one that was edited later is told apart."""
+    write_json(as_path(folder) / MANIFEST_NAME, {**manifest.model_dump(mode="json"), "digest": manifest.digest})
+
+
 def read_manifest(folder: str | Path) -> Manifest:
     """The manifest in a cache's folder.
 
     Raises:
-        DataError: there is none, or it does not read as one.
+        DataError: there is none, it does not read as one, or it is not the one that was written.
     """
-    path = Path(folder) / MANIFEST_NAME
+    path = as_path(folder) / MANIFEST_NAME
     try:
-        manifest = Manifest.model_validate(read_json(path))
+        content = read_json(path)
+        version, digest = content.get("format_version"), content.pop("digest", None)
     except FileNotFoundError:
         raise DataError(
             f"{folder} is not a finished token cache: it has no {MANIFEST_NAME}. Build it with `phasewise data prepare`."
         ) from None
-    except (ValidationError, ValueError) as error:
+    except (ValueError, AttributeError) as error:
         raise DataError(f"{path} does not read as a manifest: {error}") from None
-    if manifest.format_version != FORMAT_VERSION:
-        raise DataError(f"{path} has format version {manifest.format_version}, this program reads {FORMAT_VERSION}: build the cache again.")
+    if version != FORMAT_VERSION:
+        raise DataError(f"{path} has format version {version}, this program reads {FORMAT_VERSION}: build the cache again.")
+    try:
+        manifest = Manifest.model_validate(content)
+    except ValidationError as error:
+        raise DataError(f"{path} does not read as a manifest: {error}") from None
+    if manifest.digest != digest:
+        raise DataError(f"{path} was changed after it was written: its digest is {manifest.digest[:16]}, it says {str(digest)[:16]}.")
     return manifest

@@ -1,20 +1,27 @@
 """Evidence about the mixture: what the schedule really draws, against what the recipe intends."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
+from typing import Protocol
 
 import pandas as pd
 
-from trainer.config import MixtureShares, Steps
+from trainer.config import Component, DataOrder, MixtureShares, Steps
+from trainer.data.mixture import block_counts
 
 COLUMNS = (
     "start_step",
     "stop_step",
     "component",
     "intended_percent",
+    "block_percent",
     "realised_percent",
     "error_points",
+    "error_percent",
+    "block_sequences",
+    "cut_sequences",
     "sequences",
+    "tokens",
     "is_drawn",
     "rows",
     "epochs",
@@ -22,51 +29,70 @@ COLUMNS = (
 )
 
 
-def mixture_evidence(
-    *,
-    start_step: int,
-    stop_step: int,
-    mixture: Steps[MixtureShares],
-    realised: Callable[[int, int], dict[str, int]],
-    rows: Mapping[str, int],
-) -> pd.DataFrame:
+class Schedule(Protocol):
+    """What is measured: `trainer.data.mixture.MixtureSchedule` draws so."""
+
+    mixture: Steps[MixtureShares]
+    order: DataOrder
+
+    def realised(self, start_step: int, stop_step: int) -> dict[Component, int]:
+        """Sequences that each component gives over `[start_step, stop_step)`."""
+        ...
+
+    def cut_at(self, step: int) -> int:
+        """Sequences in the block that a stage which starts at `step` cuts short."""
+        ...
+
+
+def mixture_evidence(schedule: Schedule, *, start_step: int, stop_step: int, rows: Mapping[Component, int], seq_len: int) -> pd.DataFrame:
     """One row for each stage (a run of steps with one mixture) and component that it intends or draws.
 
-    `epochs` counts the stage alone, `epochs_since_step_0` everything that the lineage has drawn by the stage's end.
+    The columns, where their names do not say it:
+
+    * `block_percent`: the share that the component's whole sequences make up in a block; `block_sequences`: how many these are;
+    * `error_points`: realised against intended share, in percentage points; `error_percent`: the same in percent of the intended share;
+    * `cut_sequences`: sequences in the block that the start of this stage cuts short, 0 where it starts on the block grid;
+    * `epochs` counts the stage alone, `epochs_since_step_0` everything that the lineage has drawn by the stage's end.
 
     Args:
-        realised: (start step, stop step) → component → sequences drawn over these steps.
-        rows: component → rows that one epoch of its cache has.
+        rows: component → rows of `seq_len` tokens that one epoch of its cache has.
     """
-    stages = mixture.within(start_step, stop_step)
+    stages = schedule.mixture.within(start_step, stop_step)
     edges = [step for step, _ in stages] + [stop_step]
     measured = [
         row
         for (_, shares), (start, stop) in zip(stages, pairwise(edges), strict=True)
-        for row in _measure_stage(start, stop, shares, realised, rows)
+        for row in _measure_stage(schedule, shares, (start, stop), rows, seq_len)
     ]
     return pd.DataFrame(measured, columns=list(COLUMNS))
 
 
 def _measure_stage(
-    start: int, stop: int, shares: MixtureShares, realised: Callable[[int, int], dict[str, int]], rows: Mapping[str, int]
+    schedule: Schedule, shares: MixtureShares, steps: tuple[int, int], rows: Mapping[Component, int], seq_len: int
 ) -> list[dict[str, object]]:
-    drawn, drawn_since_0 = realised(start, stop), realised(0, stop)
-    total = sum(drawn.values())
+    (start, stop), block = steps, schedule.order.block_sequences
+    drawn, drawn_since_0 = schedule.realised(start, stop), schedule.realised(0, stop)
+    total, counts = sum(drawn.values()), block_counts(shares, block)
     names = [name for name in {**shares, **drawn} if shares.get(name, 0) > 0 or drawn.get(name, 0) > 0]
     measured: list[dict[str, object]] = []
     for name in names:
         sequences, intended, available = drawn.get(name, 0), shares.get(name, 0.0), rows.get(name, 0)
         realised_percent = 100 * sequences / total if total else 0.0
+        error_points = abs(realised_percent - intended)
         measured.append(
             {
                 "start_step": start,
                 "stop_step": stop,
                 "component": name,
                 "intended_percent": float(intended),
+                "block_percent": 100 * counts.get(name, 0) / block,
                 "realised_percent": realised_percent,
-                "error_points": abs(realised_percent - intended),
+                "error_points": error_points,
+                "error_percent": 100 * error_points / intended if intended else float("inf"),
+                "block_sequences": counts.get(name, 0),
+                "cut_sequences": schedule.cut_at(start),
                 "sequences": sequences,
+                "tokens": sequences * seq_len,
                 "is_drawn": sequences > 0,
                 "rows": available,
                 "epochs": _epochs(sequences, available),

@@ -73,6 +73,19 @@ CACHE_CHECKS = (
         where="{folder}",
         what_to_do="Run `phasewise data prepare` to build a cache of the sources as they are now, or put the files back.",
     ),
+    Check(
+        table="caches",
+        expectation="ExpectColumnValuesToBeInSet",
+        arguments={"column": "files_like_tests", "value_set": [0]},
+        severity="warning",
+        asks="No file is named like a test split.",
+        what="{files_like_tests} {files_like_tests:file|files} of component {component} {files_like_tests:is|are} named like a test split "
+        "({names_like_tests})",
+        found="{files_like_tests} {files_like_tests:file|files}",
+        limit="0 files",
+        where="{folder}",
+        what_to_do="Exclude them in the source, unless you know that no benchmark is made of them.",
+    ),
 )
 HAS_ROWS = Check(
     table="mixture",

@@ -8,15 +8,17 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tasks.data import caches
-from tasks.data.caches import build_cache, cache_key
-from tasks.data.documents import read_documents
-from tasks.data.plan import ComponentPlan, DataPlan
-from tasks.data.source import Source
+from tasks.data.caches import cache_key
+from tasks.data.documents import split_texts
+from tasks.data.plan import DataPlan
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer, tokenizer_digest
+from tests.tasks.data.builds import build_cache
 from trainer.data.cache import TokenCache
 from trainer.data.manifest import MANIFEST_NAME, Manifest, Split, read_manifest
 from trainer.errors import DataError
-from trainer.storage import digest_of_file
+from trainer.storage import digest_of_bytes, digest_of_file
+
+SHARD_FILES = {f"shard-0000{number}.{kind}" for number in (0, 1) for kind in ("bin", "parquet", "json")}
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +27,8 @@ def plan(prepared) -> DataPlan:  # pyright: ignore[reportMissingParameterType]  
 
 
 def build(plan: DataPlan, folder: Path, split: Split = "train") -> Manifest:
-    web: ComponentPlan = plan.components["web"]
-    return build_cache("web", web.source, split, web.documents.folder, plan.tokenizer, web.cache(split).key, folder)
+    web = plan.components["web"]
+    return build_cache(web.documents.folder, split, plan.tokenizer, folder, web.cache(split).key)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -38,54 +40,58 @@ def test_two_builds_are_equal_byte_for_byte(plan: DataPlan, tmp_path: Path, spli
     build(plan, tmp_path / "a", split)
     build(plan, tmp_path / "b", split)
     assert contents(tmp_path / "a") == contents(tmp_path / "b") == contents(plan.components["web"].cache(split).folder)
-    assert set(contents(tmp_path / "a")) == {MANIFEST_NAME, "shard-00000.bin", "shard-00000.parquet"}
+    assert set(contents(tmp_path / "a")) == SHARD_FILES | {MANIFEST_NAME}
 
 
 @pytest.mark.parametrize("split", ["train", "held_out"])
 def test_tokens_decode_back_to_the_documents(plan: DataPlan, split: Split):
     tokenizer = load_tokenizer(plan.tokenizer)
     for name, component in plan.components.items():
-        expected = read_documents(component.documents.folder, split).to_pylist()
+        texts = list(split_texts(component.documents.folder, split))
         found = list(TokenCache.open(component.cache(split).folder).documents())
-        assert len(found) == len(expected) > 0, name
-        for document, row in zip(found, expected, strict=True):
-            assert (document.id, document.source_file) == (row["id"], row["source_file"])
+        assert len(found) == len(texts) > 0, name
+        for document, text in zip(found, texts, strict=True):
+            assert document.id == digest_of_bytes(text.encode())
             assert (document.tokens[0], document.tokens[-1]) == (0, 1)
-            assert tokenizer.decode(document.tokens[1:-1].tolist(), skip_special_tokens=False) == row["text"]
+            assert tokenizer.decode(document.tokens[1:-1].tolist(), skip_special_tokens=False) == text
+        assert {document.source_file for document in found} <= {file.name for file in component.files}
 
 
 def test_the_manifest_says_what_is_there(plan: DataPlan):
     web = plan.components["web"]
     folder, manifest = web.train.folder, read_manifest(web.train.folder)
-    index = pq.read_table(folder / "shard-00000.parquet").to_pydict()
-    texts = read_documents(web.documents.folder, "train")["text"].to_pylist()
-    (shard,) = manifest.shards
-    assert manifest.key == web.train.key
-    assert (manifest.component, manifest.split, manifest.sources) == ("web", "train", web.files)
-    assert (manifest.include, manifest.exclude) == (web.source.include, web.source.exclude)
+    texts = list(split_texts(web.documents.folder, "train"))
+    assert (manifest.key, manifest.component, manifest.split, manifest.sources) == (web.train.key, "web", "train", web.files)
+    assert manifest.source == web.source.described()
     assert manifest.tokenizer_digest == tokenizer_digest(plan.tokenizer)
-    assert (shard.digest, shard.index_digest) == tuple(digest_of_file(folder / f"shard-00000.{kind}") for kind in ("bin", "parquet"))
-    assert manifest.documents == shard.documents == len(texts)
-    assert manifest.text_bytes == sum(len(str(text).encode()) for text in texts)
-    assert manifest.dtype == "uint16"
-    assert manifest.tokens == shard.tokens == sum(index["length"]) == (folder / "shard-00000.bin").stat().st_size // 2
-    assert index["offset"] == np.cumsum([0, *index["length"][:-1]]).tolist()
+    assert (manifest.begin_of_text, manifest.end_of_text, manifest.dtype) == (0, 1, "uint16")
+    assert manifest.documents == len(texts)
+    assert manifest.text_bytes == sum(len(text.encode()) for text in texts)
+    for shard in manifest.shards:
+        index = pq.read_table(folder / f"{shard.name}.parquet").to_pydict()
+        assert (shard.digest, shard.index_digest) == tuple(digest_of_file(folder / f"{shard.name}.{kind}") for kind in ("bin", "parquet"))
+        assert shard.tokens == sum(index["length"]) == (folder / f"{shard.name}.bin").stat().st_size // 2
+        assert index["offset"] == np.cumsum([0, *index["length"][:-1]]).tolist()
+    assert manifest.tokens == sum(shard.tokens for shard in manifest.shards)
 
 
-def test_a_folder_without_its_manifest_is_no_cache(plan: DataPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def killed(*_: object):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(caches, "write_json", killed)
-        with pytest.raises(KeyboardInterrupt):
-            build(plan, tmp_path / "a")
-    assert set(contents(tmp_path / "a")) == {"shard-00000.bin", "shard-00000.parquet"}
+def test_finished_shards_are_not_encoded_again(plan: DataPlan, tmp_path: Path):
+    """Half built: without a manifest it is no cache; built again, its shards stay and what is no shard goes."""
+    build(plan, tmp_path)
+    whole = contents(tmp_path)
+    (tmp_path / MANIFEST_NAME).unlink()
+    (tmp_path / "shard-00001.json").unlink()
+    (tmp_path / "shard-00001.bin").write_bytes(b"cut short")
+    (tmp_path / ".shard-00001.bin.abc").write_bytes(b"half")
     with pytest.raises(DataError, match="is not a finished token cache"):
-        TokenCache.open(tmp_path / "a")
-    (tmp_path / "a" / "shard-00000.bin").write_bytes(b"cut short")
-    build(plan, tmp_path / "a")
-    assert contents(tmp_path / "a") == contents(plan.components["web"].train.folder)
+        TokenCache.open(tmp_path)
+    first = (tmp_path / "shard-00000.bin").stat()
+    build(plan, tmp_path)
+    assert contents(tmp_path) == whole
+    assert ((tmp_path / "shard-00000.bin").stat().st_ino, (tmp_path / "shard-00000.bin").stat().st_mtime_ns) == (
+        first.st_ino,
+        first.st_mtime_ns,
+    )
 
 
 def test_a_large_vocabulary_needs_wider_tokens(plan: DataPlan, tmp_path: Path):
@@ -94,7 +100,7 @@ def test_a_large_vocabulary_needs_wider_tokens(plan: DataPlan, tmp_path: Path):
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]  # a setter without a stub
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     web = plan.components["web"]
-    manifest = build_cache("web", web.source, "train", web.documents.folder, tmp_path / "tokenizer.json", "key", tmp_path / "cache")
+    manifest = build_cache(web.documents.folder, "train", tmp_path / "tokenizer.json", tmp_path / "cache")
     assert manifest.dtype == "uint32"
     first = next(TokenCache.open(tmp_path / "cache").documents())
     assert first.tokens[:2].tolist() == [0, 69_999]
@@ -104,14 +110,7 @@ def test_a_large_vocabulary_needs_wider_tokens(plan: DataPlan, tmp_path: Path):
 def test_the_key_names_everything_that_decides_the_bytes(monkeypatch: pytest.MonkeyPatch):
     keys = {cache_key("d", "train", "t"), cache_key("d", "held_out", "t"), cache_key("e", "train", "t"), cache_key("d", "train", "u")}
     assert len(keys) == 4
-    for name, value in (("ENCODER_VERSION", "another"), ("FORMAT_VERSION", 99)):
+    for name, value in (("ENCODER", "another"), ("FORMAT_VERSION", 99)):
         with monkeypatch.context() as patch:
             patch.setattr(caches, name, value)
             assert cache_key("d", "train", "t") not in keys, name
-
-
-def test_the_source_is_described_as_it_was_read(plan: DataPlan, tmp_path: Path):
-    web = plan.components["web"]
-    source = Source(url=web.source.url, include=("*.jsonl",), exclude=("gsm8k*",), format="jsonl", text_key="text")
-    manifest = build_cache("web", source, "train", web.documents.folder, plan.tokenizer, "key", tmp_path)
-    assert (manifest.include, manifest.exclude) == (("*.jsonl",), ("gsm8k*",))

@@ -12,8 +12,6 @@ from dask.distributed import LocalCluster
 
 from tasks.data import cluster
 from tasks.data.cluster import SCHEDULER_VARIABLE, WORKERS_VARIABLE, run_all
-from tasks.data.documents import read_texts
-from tasks.data.source import Source
 from tasks.home import Home
 from trainer import errors
 
@@ -42,18 +40,59 @@ def test_equal_calls_are_all_made():
     assert len(set(run_all("random", os.urandom, [(8,)] * 5))) == 5
 
 
+def refuse(log: Path) -> None:
+    """Notes that it was called, and refuses."""
+    with log.open("a") as file:
+        file.write("called\n")
+    raise errors.DataError("a.jsonl is broken")
+
+
+def fail_twice(log: Path) -> str:
+    """A store that answers at the third time."""
+    with log.open("a") as file:
+        file.write("called\n")
+    if len(log.read_text().splitlines()) < 3:
+        raise OSError("503")
+    return "answered"
+
+
 @pytest.mark.usefixtures("on_scheduler")
-def test_the_error_is_the_one_that_was_raised(tmp_path: Path):
-    (tmp_path / "a.jsonl").write_text("{}\n")
-    source = Source(url=tmp_path.as_uri(), include=("*",), exclude=(), format="jsonl", text_key="text")
-    with pytest.raises(errors.DataError, match=r"a\.jsonl, line 1: expected a JSON object with a field 'text'"):
-        run_all("read", read_all, [(source, (tmp_path / "a.jsonl").as_uri())])
+def test_a_refusal_is_raised_as_it_was_and_not_tried_again(tmp_path: Path):
+    with pytest.raises(errors.DataError, match=r"a\.jsonl is broken"):
+        run_all("read", refuse, [(tmp_path / "log",)])
+    assert (tmp_path / "log").read_text() == "called\n"
+
+
+@pytest.mark.usefixtures("on_scheduler")
+def test_what_may_pass_is_tried_again(tmp_path: Path):
+    assert run_all("read", fail_twice, [(tmp_path / "log",)]) == ["answered"]
+
+
+@pytest.mark.usefixtures("on_scheduler")
+def test_any_other_error_is_raised_at_last():
     with pytest.raises(ZeroDivisionError):
         run_all("divide", operator.truediv, [(1, 1), (1, 0), (1, 2)])
 
 
-def read_all(source: Source, url: str) -> list[str]:
-    return list(read_texts(source, url))
+@pytest.mark.usefixtures("on_scheduler")
+def test_calls_beyond_the_window_are_made_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cluster, "MAX_IN_FLIGHT", 3)
+    assert run_all("multiply", operator.mul, [(number, 3) for number in range(10)]) == [3 * number for number in range(10)]
+
+
+@pytest.mark.usefixtures("on_scheduler")
+def test_stages_inside_share_a_client():
+    with cluster.cluster() as around, cluster.cluster() as inside:
+        assert around is inside
+    with cluster.cluster() as another:
+        assert another is not around
+
+
+def test_no_scheduler_is_one_clear_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(SCHEDULER_VARIABLE, "tcp://127.0.0.1:1")
+    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 1)
+    with pytest.raises(errors.DataError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:1"):
+        run_all("multiply", operator.mul, [(1, 1)])
 
 
 @pytest.mark.parametrize("kind", ["ConfigError", "DataError", "VerdictError", "CheckpointError", "TrainingError", "TrainingDiverged"])

@@ -1,100 +1,42 @@
-"""From files to documents: what is read, what is dropped, what is held out, what is refused."""
+"""From files to documents: what is read, what is dropped, what is held out, what is refused, what is gone on with."""
 
-import gzip
 import json
-import lzma
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tasks.data import documents
-from tasks.data.documents import HELD_OUT_ONE_IN, normalize, read_documents, read_texts, split_of, write_documents
-from tasks.data.source import Source, fingerprint
+from tasks.data import documents, parts
+from tasks.data.documents import QUARANTINE_NAME, check_readable, read_documents_manifest, split_texts, tally_of
+from tasks.data.listing import fingerprint
+from tasks.data.parts import HELD_OUT_ONE_IN, PieceToRead, part_bytes, read_to_parts, split_of
+from tasks.data.reading import pieces_of
+from tasks.data.source import Source
+from tests.tasks.data.builds import write_documents
 from trainer.data.manifest import MANIFEST_NAME, SourceFile
 from trainer.errors import DataError
-from trainer.storage import digest_of_bytes, read_json
+from trainer.storage import digest_of_bytes
 
-TEXTS = ["One line.", 'Two lines\nand a "quote".', "Grüße, 日本語, 🌳"]
-
-
-def source(folder: Path, file_format: str = "jsonl", text_key: str = "text") -> Source:
-    return Source.model_validate(
-        {"url": folder.as_uri(), "include": ("*",), "exclude": (), "format": file_format, "text_key": text_key}
-    )  # fmt: skip
+TEXTS = [f"Document number {number}\nof many." for number in range(60)]
 
 
-def lines(texts: list[str], key: str = "text") -> bytes:
-    return "".join(json.dumps({key: text, "id": 7}) + "\n" for text in texts).encode()
+def lines(texts: list[str]) -> bytes:
+    return "".join(json.dumps({"text": text, "id": 7}) + "\n" for text in texts).encode()
 
 
-def component(folder: Path, texts: list[str], name: str = "a.jsonl") -> tuple[Source, tuple[SourceFile, ...]]:
+def component(folder: Path, *files: list[str], max_bad_fraction: float = 0.0) -> Source:
     folder.mkdir(exist_ok=True)
-    (folder / name).write_bytes(lines(texts))
-    return source(folder), fingerprint(source(folder))
+    for number, texts in enumerate(files):
+        (folder / f"{number}.jsonl").write_bytes(lines(texts))
+    return Source(url=folder.as_uri(), include=("*",), format="jsonl", max_bad_fraction=max_bad_fraction)
 
 
-def write(folder: Path, texts: list[str], out: Path) -> dict[str, str]:
-    """Document → split, as written."""
-    write_documents("web", *component(folder, texts), out)
-    return {str(id): split for split in ("train", "held_out") for id in read_documents(out, split)["id"].to_pylist()}
+def splits(folder: Path) -> dict[str, str]:
+    """Text → split, as written."""
+    return {text: split for split in ("train", "held_out") for text in split_texts(folder, split)}
 
 
-@pytest.mark.parametrize(("name", "pack"), [("a.jsonl", bytes), ("a.jsonl.gz", gzip.compress), ("a.json.xz", lzma.compress)])
-def test_json_lines_are_read_by_name(tmp_path: Path, name: str, pack):  # pyright: ignore[reportMissingParameterType]  # bytes → bytes
-    (tmp_path / name).write_bytes(pack(lines(TEXTS, key="content")))
-    assert list(read_texts(source(tmp_path, text_key="content"), (tmp_path / name).as_uri())) == TEXTS
-
-
-@pytest.mark.parametrize("name", ["a.jsonl.zst", "a.jsonl.zstd"])
-def test_zstandard_is_read_by_name(tmp_path: Path, name: str):
-    import zstandard
-
-    (tmp_path / name).write_bytes(zstandard.compress(lines(TEXTS)))
-    assert list(read_texts(source(tmp_path), (tmp_path / name).as_uri())) == TEXTS
-
-
-def test_parquet_is_read_in_order(tmp_path: Path):
-    texts = [f"Document {number}." for number in range(3000)]
-    pq.write_table(pa.table({"content": texts, "id": range(3000)}), tmp_path / "a.parquet", row_group_size=1000)
-    assert list(read_texts(source(tmp_path, "parquet", "content"), (tmp_path / "a.parquet").as_uri())) == texts
-
-
-def test_empty_lines_are_no_documents(tmp_path: Path):
-    (tmp_path / "a.jsonl").write_bytes(b"\n" + lines(["x"]) + b"   \n" + lines(["y"]).rstrip())
-    assert list(read_texts(source(tmp_path), (tmp_path / "a.jsonl").as_uri())) == ["x", "y"]
-
-
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        (b'{"text": "cut', "expected a JSON object with a field 'text'"),
-        (b'{"content": "x"}', "expected a JSON object with a field 'text'"),
-        (b'["text"]', "expected a JSON object with a field 'text'"),
-        (b"3", "expected a JSON object with a field 'text'"),
-        (b'{"text": 3}', "must be a text, found int"),
-        (b'{"text": null}', "must be a text, found NoneType"),
-        (b'{"text": ["x"]}', "must be a text, found list"),
-    ],
-)
-def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: bytes, found: str):
-    (tmp_path / "a.jsonl").write_bytes(lines(["x"]) + b"\n" + line + b"\n")
-    with pytest.raises(DataError, match=found) as refusal:
-        list(read_texts(source(tmp_path), (tmp_path / "a.jsonl").as_uri()))
-    assert f"{(tmp_path / 'a.jsonl').as_uri()}, line 3" in str(refusal.value)
-
-
-@given(st.text())
-def test_normalized_text_is_normal(text: str):
-    assert normalize(normalize(text)) == normalize(text)
-    assert "\r" not in normalize(text)
-
-
-def test_forms_of_one_text_are_one():
-    assert normalize("cafe\u0301\r\nx\ry") == "café\nx\ny"
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_the_split_is_the_digests_alone():
@@ -106,69 +48,102 @@ def test_the_split_is_the_digests_alone():
 
 
 def test_another_document_moves_none(tmp_path: Path):
-    texts = [f"Document number {number} of many." for number in range(120)]
-    before = write(tmp_path / "a", texts, tmp_path / "before")
-    after = write(tmp_path / "b", ["A new one at the start.", *reversed(texts), "And one at the end."], tmp_path / "after")
+    write_documents(component(tmp_path / "a", TEXTS), tmp_path / "before")
+    write_documents(component(tmp_path / "b", ["A new one.", *reversed(TEXTS), "And one more."]), tmp_path / "after")
+    before, after = splits(tmp_path / "before"), splits(tmp_path / "after")
     assert len(after) == len(before) + 2
-    assert {id: after[id] for id in before} == before
+    assert {text: after[text] for text in before} == before
 
 
 def test_copies_are_dropped_and_counted_and_blanks_are_no_documents(tmp_path: Path):
-    texts = [f"Document number {number}\nof many." for number in range(60)]
-    copies = [texts[3], texts[5].replace("\n", "\r\n"), texts[3]]
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "b.jsonl").write_bytes(lines([*copies, "  \n", ""]))
-    manifest = write_documents("web", *component(tmp_path / "b", texts), tmp_path / "out")
-    rows = [row for split in ("train", "held_out") for row in read_documents(tmp_path / "out", split).to_pylist()]
-    assert (manifest.train + manifest.held_out, manifest.copies) == (60, 3)
-    assert sorted(row["text"] for row in rows) == sorted(texts)
-    assert all(row["id"] == digest_of_bytes(row["text"].encode()) and row["source_file"].endswith("a.jsonl") for row in rows)
+    copies = [TEXTS[3], TEXTS[5].replace("\n", "\r\n"), TEXTS[3]]
+    manifest = write_documents(component(tmp_path / "a", TEXTS, [*copies, "  \n", ""]), tmp_path / "out")
+    assert manifest.train + manifest.held_out == 60
+    assert manifest.copies == (0, 3)
+    assert manifest.tally.left_out["empty text"] == 2
+    assert sorted(splits(tmp_path / "out")) == sorted(TEXTS)
 
 
 def test_documents_keep_the_order_of_files_and_lines(tmp_path: Path):
-    texts = [f"Document number {number}." for number in range(60)]
-    write(tmp_path / "a", texts, tmp_path / "out")
-    train = read_documents(tmp_path / "out", "train")["text"].to_pylist()
-    assert train == [text for text in texts if split_of(digest_of_bytes(text.encode())) == "train"]
+    write_documents(component(tmp_path / "a", TEXTS[:40], TEXTS[40:]), tmp_path / "out", max_part_bytes=300)
+    assert list(split_texts(tmp_path / "out", "train")) == [t for t in TEXTS if split_of(digest_of_bytes(t.encode())) == "train"]
+    assert len(read_documents_manifest(tmp_path / "out").parts) > 1
 
 
-@pytest.mark.parametrize(("texts", "found"), [([], "0 documents"), (["one"], "1 documents"), (["a", "b", "a", " "], "2 documents")])
+@pytest.mark.parametrize(("texts", "found"), [(["one"], "1 documents"), (["a", "b", "a", " "], "2 documents")])
 def test_an_empty_split_is_refused(tmp_path: Path, texts: list[str], found: str):
     with pytest.raises(DataError, match=f"component web: {found} in 1 files leave .* held out; both need at least one"):
-        write(tmp_path / "a", texts, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+        write_documents(component(tmp_path / "a", texts), tmp_path / "out")
+    assert not (tmp_path / "out" / MANIFEST_NAME).exists()
+
+
+def test_a_killed_build_goes_on_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Killed in the second piece: the first is not read again, and what the kill left is cleared away."""
+    source = component(tmp_path / "a", TEXTS[:40], TEXTS[40:])
+    write_documents(source, tmp_path / "whole")
+
+    def killed(*_: object):
+        raise KeyboardInterrupt
+
+    first, second = pieces_of(source, fingerprint(source).files)
+    read_to_parts(PieceToRead("web", source, first, 0), 1 << 20, tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(parts, "write_json", killed)
+        with pytest.raises(KeyboardInterrupt):
+            read_to_parts(PieceToRead("web", source, second, 1), 1 << 20, tmp_path / "out")
+    (tmp_path / "out" / ".part-00001-0000.parquet.abc").write_bytes(b"half")
+    (tmp_path / "out" / "part-00001-0007.parquet").write_bytes(b"of another time")
+    finished = (tmp_path / "out" / "piece-00000.json").stat().st_mtime_ns
+    write_documents(source, tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert (tmp_path / "out" / "piece-00000.json").stat().st_mtime_ns == finished
 
 
 def test_the_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def killed(*_: object):
         raise KeyboardInterrupt
 
-    wanted, files = component(tmp_path / "a", [f"Document number {number}." for number in range(60)])
+    source = component(tmp_path / "a", TEXTS)
     with monkeypatch.context() as patch:
         patch.setattr(documents, "write_json", killed)
         with pytest.raises(KeyboardInterrupt):
-            write_documents("web", wanted, files, tmp_path / "out")
+            write_documents(source, tmp_path / "out")
     assert not (tmp_path / "out" / MANIFEST_NAME).exists()
-    manifest = write_documents("web", wanted, files, tmp_path / "out")
-    assert read_json(tmp_path / "out" / MANIFEST_NAME) == manifest.model_dump(mode="json")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {MANIFEST_NAME, "documents.parquet"}
+    assert write_documents(source, tmp_path / "out") == read_documents_manifest(tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b'{"text": "caf\xe9"}\n', b'{"text": "half of a pair: \\ud83c"}\n', gzip.compress(b'{"text": "x"}\n')],
-    ids=["Latin-1", "lone surrogate", "gzip without its name"],
-)
-def test_what_is_no_utf8_is_refused_by_name(tmp_path: Path, content: bytes):
-    (tmp_path / "a.jsonl").write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.jsonl"):
-        write_documents("web", source(tmp_path), fingerprint(source(tmp_path)), tmp_path / "out")
+def test_too_much_that_cannot_be_read_is_refused_with_the_counts(tmp_path: Path):
+    source = component(tmp_path / "a", TEXTS, max_bad_fraction=0.04)
+    (tmp_path / "a" / "bad.jsonl").write_bytes(b'{"text": "cut\n{"content": 3}\n\xff\xfe\n')
+    listing = fingerprint(source)
+    work = [PieceToRead("web", source, piece, number) for number, piece in enumerate(pieces_of(source, listing.files))]
+    records = [read_to_parts(one, 1 << 20, tmp_path / "out") for one in work]
+    tally = tally_of(records, listing)
+    assert tally.bad_fraction == pytest.approx(3 / 63)
+    with pytest.raises(DataError) as refusal:
+        check_readable("web", source, tally, tmp_path / "out")
+    for word in ("web", "broken JSON", "not UTF-8", "missing key", "bad.jsonl", QUARANTINE_NAME, "max_bad_fraction"):
+        assert word in str(refusal.value)
+    check_readable("web", source.model_copy(update={"max_bad_fraction": 0.05}), tally, tmp_path / "out")
 
 
-@pytest.mark.parametrize("column", [pa.array([1, 2]), pa.array(["x", None]), None], ids=["numbers", "a null", "no such column"])
-def test_parquet_without_texts_is_refused_by_name(tmp_path: Path, column: pa.Array | None):
-    folder = tmp_path / "a"
-    folder.mkdir()
-    pq.write_table(pa.table({"other": [1, 2]} if column is None else {"text": column}), folder / "a.parquet")
-    with pytest.raises(DataError, match=r"a\.parquet"):
-        write_documents("web", source(folder, "parquet"), fingerprint(source(folder, "parquet")), tmp_path / "out")
+def test_a_link_that_leads_out_counts_as_a_bad_file(tmp_path: Path):
+    (tmp_path / "secret.jsonl").write_bytes(lines(["secret"]))
+    source = component(tmp_path / "a", TEXTS)
+    (tmp_path / "a" / "link.jsonl").symlink_to(tmp_path / "secret.jsonl")
+    manifest = write_documents(source, tmp_path / "out")
+    assert manifest.tally.bad_fraction == 0.5
+    assert "secret" not in splits(tmp_path / "out")
+
+
+@pytest.mark.parametrize(("size", "expected"), [(0, 4 << 20), (64 << 30, 256 << 20), (640 << 20, 10 << 20)])
+def test_parts_are_neither_too_many_nor_too_large(size: int, expected: int):
+    assert part_bytes([SourceFile(name="a", size_bytes=size, digest="")]) == expected
+
+
+def test_a_part_that_was_changed_is_refused(tmp_path: Path):
+    write_documents(component(tmp_path / "a", TEXTS), tmp_path / "out")
+    path = tmp_path / "out" / "part-00000-0000.parquet"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(DataError, match=r"part-00000-0000\.parquet must have the digest"):
+        list(split_texts(tmp_path / "out", "train"))

@@ -1,12 +1,16 @@
 """Which files a component is made of, and how they are told apart."""
 
+import gzip
 import os
+import shutil
 from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
-from tasks.data.source import Source, expand, fingerprint
+from tasks.data.listing import expand, fingerprint
+from tasks.data.source import Source
 from trainer.errors import DataError
 
 
@@ -24,10 +28,6 @@ def source(folder: Path | str, *include: str, exclude: tuple[str, ...] = ()) -> 
     return Source(url=url, include=include, exclude=exclude, format="jsonl", text_key="text")
 
 
-def names(folder: Path, found: tuple[str, ...]) -> list[str]:
-    return [url.removeprefix(f"{folder.as_uri()}/") for url in found]
-
-
 @pytest.mark.parametrize(
     ("include", "exclude", "expected"),
     [
@@ -40,11 +40,21 @@ def names(folder: Path, found: tuple[str, ...]) -> list[str]:
 )
 def test_globs_choose_files(folder: Path, include: tuple[str, ...], exclude: tuple[str, ...], expected: str):
     """Hidden files are never read, though the folder itself stands in a hidden one."""
-    assert names(folder, expand(source(folder, *include, exclude=exclude))) == expected.split()
+    found = expand(source(folder, *include, exclude=exclude))
+    assert list(found.files) == expected.split()
+    assert [url.removeprefix(f"{folder.as_uri()}/") for url in found.files.values()] == expected.split()
+    assert found.rejected == ()
 
 
 def test_a_slash_at_the_end_changes_nothing(folder: Path):
     assert expand(source(f"{folder.as_uri()}/", "a.jsonl")) == expand(source(folder, "a.jsonl"))
+
+
+def test_a_server_that_lists_nothing_is_read_by_its_listing(folder: Path, tmp_path: Path):
+    with gzip.open(tmp_path / "paths.gz", "wt") as listing:
+        listing.write("sub/c.jsonl\nsub/deep/d.jsonl\n\nnotes.txt\n")
+    listed = source(folder, "*.jsonl").model_copy(update={"listing": (tmp_path / "paths.gz").as_uri()})
+    assert list(expand(listed).files) == ["sub/c.jsonl", "sub/deep/d.jsonl"]
 
 
 @pytest.mark.parametrize(("place", "include"), [("", ("*.parquet", "*.csv")), ("nowhere", ("*.jsonl",))])
@@ -63,21 +73,55 @@ def test_everything_excluded_is_no_file(folder: Path):
 
 def test_content_tells_files_apart_that_size_and_time_do_not(folder: Path):
     wanted, path = source(folder, "a.jsonl"), folder / "a.jsonl"
-    (before,) = fingerprint(wanted)
+    (before,) = fingerprint(wanted).files
     status = path.stat()
     path.write_text("A.jsonl")
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    (after,) = fingerprint(wanted)
+    (after,) = fingerprint(wanted).files
     assert (path.stat().st_size, path.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
-    assert (before.url, before.size_bytes) == (after.url, after.size_bytes)
+    assert (before.name, before.size_bytes) == (after.name, after.size_bytes)
     assert before.digest != after.digest
     path.write_text("a.jsonl")
     os.utime(path, (1, 1))
-    assert fingerprint(wanted) == (before,)
+    assert fingerprint(wanted).files == (before,)
 
 
 def test_another_kind_of_storage_is_read_by_its_url():
     with fsspec.open("memory://bucket/web/a.jsonl", "wb") as file:
         file.write(b"{}")  # pyright: ignore[reportAttributeAccessIssue]  # fsspec's OpenFile is a file once entered
-    (found,) = fingerprint(source("memory://bucket/web", "*.jsonl"))
-    assert (found.url, found.size_bytes) == ("memory:///bucket/web/a.jsonl", 2)
+    (found,) = fingerprint(source("memory://bucket/web", "*.jsonl")).files
+    assert (found.name, found.size_bytes) == ("a.jsonl", 2)
+
+
+def test_where_a_folder_lies_decides_nothing(folder: Path, tmp_path: Path):
+    shutil.copytree(folder, tmp_path / "copy")
+    assert fingerprint(source(folder, "*.jsonl")) == fingerprint(source(tmp_path / "copy", "*.jsonl"))
+
+
+def test_links_that_lead_out_are_turned_away_by_name(folder: Path, tmp_path: Path):
+    (tmp_path / "secret.jsonl").write_text("{}")
+    (folder / "out.jsonl").symlink_to(tmp_path / "secret.jsonl")
+    (folder / "gone.jsonl").symlink_to(folder / "no such file")
+    (folder / "within.jsonl").symlink_to(folder / "a.jsonl")
+    found = fingerprint(source(folder, "*.jsonl", exclude=("sub/*",)))
+    assert [file.name for file in found.files] == ["a.jsonl", "b.jsonl", "within.jsonl"]
+    assert [(file.name, file.reason) for file in found.rejected] == [("gone.jsonl", "broken link"), ("out.jsonl", "outside the root")]
+
+
+def test_plain_names_need_no_listing():
+    """A web server lists nothing: names without globs are looked up."""
+
+    class Unlisted(MemoryFileSystem):
+        protocol = "unlisted"
+
+        def find(self, *_: object, **__: object):  # pyright: ignore[reportIncompatibleMethodOverride]  # it must not be called
+            raise NotImplementedError
+
+    fsspec.register_implementation("unlisted", Unlisted, clobber=True)
+    with fsspec.open("unlisted://web/a.jsonl", "wb") as file:
+        file.write(b"{}")  # pyright: ignore[reportAttributeAccessIssue]  # fsspec's OpenFile is a file once entered
+    assert list(expand(source("unlisted://web", "a.jsonl")).files) == ["a.jsonl"]
+    with pytest.raises(DataError, match=r"b\.jsonl of unlisted://web: no such file \(1 of 2 that are named\)"):
+        expand(source("unlisted://web", "a.jsonl", "b.jsonl"))
+    with pytest.raises(DataError, match="cannot be listed"):
+        expand(source("unlisted://web", "*.jsonl"))

@@ -1,6 +1,7 @@
 """What must be there follows from the sources as they are now: a key changes exactly when what it stands for does."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ from typing import Any
 import pytest
 
 from tasks.data import caches, documents, tokenizer
+from tasks.data.pin import Pin
 from tasks.data.plan import DataPlan, plan_data
+from tests.tasks.conftest import VOCAB_SIZE
 from trainer.errors import DataError
 
 SPLITS = ("train", "held_out")
@@ -58,28 +61,29 @@ def test_a_changed_file_changes_what_is_made_of_it(world: Any, change: Callable[
 @pytest.mark.parametrize(
     "setting",
     [
-        {"include": ("part-*.jsonl",)},
         {"include": ("part-0.jsonl",)},
-        {"exclude": ("gsm8k/*",)},
+        {"exclude": ("part-1*",)},
         {"text_key": "content"},
-        {"format": "parquet"},
+        {"format": "text"},
+        {"filters": ({"kind": "text", "measure": "words", "min": 3},)},
+        {"normalization": {"trailing_spaces": "strip"}},
     ],
     ids=str,
 )
 def test_a_changed_source_setting_changes_what_is_made_of_it(world: Any, setting: dict[str, Any]):
-    """Even where the same files are read: the manifest says which globs chose them."""
     assert changed(world.plan(), world.plan(**setting)) == BUILT_WITH_THE_TOKENIZER | {"web documents"}
 
 
 @pytest.mark.parametrize(
     ("module", "name", "value", "expected"),
     [
-        (documents, "READER_VERSION", "x", BUILT_WITH_THE_TOKENIZER | {"web documents", "code documents", "law documents"}),
-        (documents, "NORMALIZER_VERSION", "x", BUILT_WITH_THE_TOKENIZER | {"web documents", "code documents", "law documents"}),
+        (documents, "READER", "x", BUILT_WITH_THE_TOKENIZER | {"web documents", "code documents", "law documents"}),
+        (documents, "NORMALIZER", "x", BUILT_WITH_THE_TOKENIZER | {"web documents", "code documents", "law documents"}),
+        (documents, "DOCUMENTS", "x", BUILT_WITH_THE_TOKENIZER | {"web documents", "code documents", "law documents"}),
         (documents, "HELD_OUT_ONE_IN", 17, BUILT_WITH_THE_TOKENIZER | {"web documents", "code documents", "law documents"}),
         (tokenizer, "TOKENIZER_VERSION", "x", BUILT_WITH_THE_TOKENIZER),
         (tokenizer, "MAX_BYTES_PER_COMPONENT", 7, BUILT_WITH_THE_TOKENIZER),
-        (caches, "ENCODER_VERSION", "x", BUILT_WITH_THE_TOKENIZER - {"tokenizer"}),
+        (caches, "ENCODER", "x", BUILT_WITH_THE_TOKENIZER - {"tokenizer"}),
     ],
 )
 def test_changed_code_changes_what_it_makes(
@@ -125,6 +129,25 @@ def test_what_decides_nothing_changes_nothing(world: Any, change: Callable[[Path
     before = world.plan()
     change(world.sources / "web")
     assert world.plan() == before
+
+
+@pytest.mark.parametrize("setting", [{"include": ("part-*.jsonl",)}, {"exclude": ("gsm8k/*",)}, {"max_bad_fraction": 0.5}], ids=str)
+def test_settings_that_select_the_same_files_decide_nothing(world: Any, setting: dict[str, Any]):
+    assert changed(world.plan(), world.plan(**setting)) == set()
+
+
+def test_a_copied_folder_has_the_same_keys(world: Any, tmp_path: Path):
+    shutil.copytree(world.sources / "web", tmp_path / "web")
+    assert changed(world.plan(), world.plan(url=(tmp_path / "web").as_uri())) == set()
+
+
+def test_a_pin_names_another_folder_and_no_other_key(world: Any):
+    pin = Pin(component="web", split="train", url="/elsewhere/web", digest="d" * 64)
+    sources = {component: world.source(component) for component in ("code", "law", "web")}
+    pinned = plan_data(sources, world.home, vocab_size=VOCAB_SIZE, pins=(pin,))
+    assert changed(world.plan(), pinned) == set()
+    assert str(pinned.components["web"].train.folder) == "/elsewhere/web"
+    assert pinned.components["web"].held_out.folder == world.plan().components["web"].held_out.folder
 
 
 def test_no_two_things_have_one_folder(world: Any):

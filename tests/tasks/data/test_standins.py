@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tasks.data import prepare, standins
+from tasks.data.listing import fingerprint
 from tasks.data.prepare import collect_stand_ins
-from tasks.data.source import fingerprint
 from tasks.data.standins import (
     MAX_SHARED_SHINGLES,
     RECORD_NAME,
@@ -129,6 +129,6 @@ def test_files_that_the_user_adds_are_kept_and_read(tmp_path: Path, monkeypatch:
     (tmp_path / "web" / "stand-in.jsonl").write_text('{"text": "changed by hand"}\n')
     assert collect_stand_ins({"web": TOPICS}, tmp_path) == 0
     after = fingerprint(stand_in_source(tmp_path / "web"))
-    assert [Path(file.url).name for file in before] == ["stand-in.jsonl"]
-    assert [Path(file.url).name for file in after] == ["mine.jsonl", "stand-in.jsonl"]
+    assert [file.name for file in before.files] == ["stand-in.jsonl"]
+    assert [file.name for file in after.files] == ["mine.jsonl", "stand-in.jsonl"]
     assert (tmp_path / "web" / "stand-in.jsonl").read_text() == '{"text": "changed by hand"}\n'

@@ -1,84 +1,263 @@
-"""What is cached against what the sources demand: every difference by name."""
+"""What is cached against what is configured: each row first passes, then one thing is broken, then it is named."""
 
+import json
+import os
 import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks.data.verify import Difference, verify_component
+from tasks.data import verify
+from tasks.data.pin import Pin
+from tasks.data.plan import DataPlan, plan_data
+from tasks.data.verify import Difference, check_caches, verify_component
 from tasks.home import Home
-from trainer.data.manifest import MANIFEST_NAME
+from trainer.data.manifest import MANIFEST_NAME, read_manifest
+from trainer.errors import DataError
 from trainer.storage import read_json, write_json
+
+NAMES = ("code", "law", "web")
+
+
+@dataclass
+class Case:
+    """A home with files, settings and pins of its own."""
+
+    world: Any
+    settings: dict[str, Any] = field(default_factory=dict)
+    pins: tuple[Pin, ...] = ()
+
+    def plan(self) -> DataPlan:
+        sources = {name: self.world.source(name, **(self.settings if name == "web" else {})) for name in NAMES}
+        return plan_data(sources, self.world.home, vocab_size=420, pins=self.pins)
+
+    def differences(self, name: str = "web") -> list[Difference]:
+        return verify_component(name, self.plan(), self.world.home)
+
+    @property
+    def file(self) -> Path:
+        return self.world.sources / "web" / "part-1.jsonl"
+
+    @property
+    def cache(self) -> Path:
+        return self.plan().components["web"].train.folder
+
+    def pin(self) -> "Case":
+        """Pin the training cache where it lies."""
+        digest = read_manifest(self.cache).digest
+        self.pins = (Pin(component="web", split="train", url=str(self.cache), digest=digest),)
+        return self
 
 
 @pytest.fixture
-def copy(prepared: Any, tmp_path: Path) -> Any:
-    """The prepared home, to be changed; the sources are files of the test's own under the same names as the caches have."""
-    shutil.copytree(prepared.home.root / "tokens", tmp_path / "tokens")
-    return type(prepared)(Home(tmp_path), prepared.sources)
+def case(prepared: Any, tmp_path: Path) -> Case:
+    for part in ("tokens", "documents", "tokenizers"):
+        shutil.copytree(prepared.home.root / part, tmp_path / part)
+    shutil.copytree(prepared.sources, tmp_path / "sources")
+    return Case(type(prepared)(Home(tmp_path), tmp_path / "sources"))
 
 
-def differences(world: Any, **changes: object) -> list[Difference]:
-    return verify_component(world.plan(**changes).components["web"], world.home)
+def same_size_and_time(case: Case, _: pytest.MonkeyPatch) -> str:
+    status = case.file.stat()
+    case.file.write_bytes(case.file.read_bytes().replace(b"The", b"She", 1))
+    os.utime(case.file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (case.file.stat().st_size, case.file.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+    return "content changed: part-1.jsonl"
 
 
-def test_what_is_as_it_must_be_has_no_difference(copy: Any):
-    assert differences(copy) == []
+def added(case: Case, _: pytest.MonkeyPatch) -> str:
+    case.file.with_name("part-2.jsonl").write_text('{"text": "more"}\n')
+    return "file added: part-2.jsonl"
+
+
+def removed(case: Case, _: pytest.MonkeyPatch) -> str:
+    case.file.unlink()
+    return "file removed: part-1.jsonl"
+
+
+def excluded(case: Case, _: pytest.MonkeyPatch) -> str:
+    """Bison: the preprocessing had been told to drop the file, and the cache still held it."""
+    case.settings = {"exclude": ("part-1*",)}
+    return "file no longer selected: part-1.jsonl (expected left out by *.jsonl without part-1*, found in the cache"
+
+
+def not_included(case: Case, _: pytest.MonkeyPatch) -> str:
+    case.settings = {"include": ("part-0.jsonl",)}
+    return "file no longer selected: part-1.jsonl"
+
+
+def another_text_key(case: Case, _: pytest.MonkeyPatch) -> str:
+    case.settings = {"text_key": "content"}
+    return "text_key changed: caches of web (expected content, found text"
+
+
+def another_filter(case: Case, _: pytest.MonkeyPatch) -> str:
+    case.settings = {"filters": ({"kind": "text", "measure": "words", "min": 3},)}
+    return "filters changed: caches of web"
+
+
+def reader_code(_: Case, patch: pytest.MonkeyPatch) -> str:
+    patch.setattr(verify, "READ_BY", "documents-9")
+    return "reader code changed: caches of web (expected documents-9"
+
+
+def normalizer_code(_: Case, patch: pytest.MonkeyPatch) -> str:
+    patch.setattr(verify, "NORMALIZER", "nfd-1")
+    return "normalizer code changed: caches of web (expected nfd-1"
+
+
+def encoder_code(_: Case, patch: pytest.MonkeyPatch) -> str:
+    patch.setattr(verify, "ENCODER", "end-only-1")
+    return "encoder code changed: caches of web (expected end-only-1"
+
+
+def tokenizer(case: Case, _: pytest.MonkeyPatch) -> str:
+    path = case.plan().tokenizer
+    path.write_text(path.read_text() + " ")
+    return "tokenizer changed: caches of web"
+
+
+def flipped_byte(case: Case, _: pytest.MonkeyPatch) -> str:
+    path = case.cache / "shard-00000.bin"
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    return f"shard damaged: {path}"
+
+
+def lost_index(case: Case, _: pytest.MonkeyPatch) -> str:
+    (case.cache / "shard-00001.parquet").unlink()
+    return f"shard damaged: {case.cache / 'shard-00001.parquet'}"
+
+
+def edited_manifest(case: Case, _: pytest.MonkeyPatch) -> str:
+    path = case.cache / MANIFEST_NAME
+    write_json(path, {**read_json(path), "documents": 7})
+    return f"manifest edited: {path}"
+
+
+def edited_sources(case: Case, _: pytest.MonkeyPatch) -> str:
+    """As one who wants a stale cache to look fresh would do it."""
+    path = case.cache / MANIFEST_NAME
+    content = read_json(path)
+    content["sources"][0]["digest"] = "sha256:" + "0" * 64
+    write_json(path, content)
+    return f"manifest edited: {path}"
+
+
+def torn_manifest(case: Case, _: pytest.MonkeyPatch) -> str:
+    (case.cache / MANIFEST_NAME).write_text('{"format_version": 2, "comp')
+    return f"manifest edited: {case.cache / MANIFEST_NAME}"
+
+
+def half_built(case: Case, _: pytest.MonkeyPatch) -> str:
+    (case.cache / MANIFEST_NAME).unlink()
+    return f"half-built cache: {case.cache} (expected manifest.json, found 6 files without it"
+
+
+def gone(case: Case, _: pytest.MonkeyPatch) -> str:
+    folder = case.cache
+    shutil.rmtree(folder)
+    return f"train cache not built: {folder}"
+
+
+def pinned_and_source_changed(case: Case, patch: pytest.MonkeyPatch) -> str:
+    """A pin does not excuse what it hides: Marin's pinned caches kept files that the source no longer had."""
+    return same_size_and_time(case.pin(), patch)
+
+
+def pinned_and_excluded(case: Case, patch: pytest.MonkeyPatch) -> str:
+    return excluded(case.pin(), patch)
+
+
+def pinned_to_another(case: Case, _: pytest.MonkeyPatch) -> str:
+    case.pins = (Pin(component="web", split="train", url=str(case.cache), digest="d" * 64),)
+    return f"pinned cache changed: {case.cache} (expected dddddddddddddddd"
+
+
+def pinned_and_damaged(case: Case, patch: pytest.MonkeyPatch) -> str:
+    return flipped_byte(case.pin(), patch)
+
+
+def pinned_to_nothing(case: Case, _: pytest.MonkeyPatch) -> str:
+    case.pins = (Pin(component="web", split="train", url="/nowhere/web", digest="d" * 64),)
+    return "pinned cache missing: /nowhere/web"
+
+
+def unreadable(case: Case, _: pytest.MonkeyPatch) -> str:
+    """Built when half of it could be bad; the recipe has become stricter since."""
+    manifest = case.plan().components["web"].documents.folder / MANIFEST_NAME
+    content = read_json(manifest)
+    content["tally"]["bad_documents"] = {"broken JSON": 5}
+    write_json(manifest, content)
+    return "too much is unreadable: "
+
+
+BREAKS: tuple[Callable[[Case, pytest.MonkeyPatch], str], ...] = (
+    same_size_and_time,
+    added,
+    removed,
+    excluded,
+    not_included,
+    another_text_key,
+    another_filter,
+    reader_code,
+    normalizer_code,
+    encoder_code,
+    tokenizer,
+    flipped_byte,
+    lost_index,
+    edited_manifest,
+    edited_sources,
+    torn_manifest,
+    half_built,
+    gone,
+    pinned_and_source_changed,
+    pinned_and_excluded,
+    pinned_to_another,
+    pinned_and_damaged,
+    pinned_to_nothing,
+    unreadable,
+)
+
+
+@pytest.mark.parametrize("break_it", BREAKS, ids=lambda break_it: break_it.__name__)
+def test_what_is_broken_is_named(case: Case, monkeypatch: pytest.MonkeyPatch, break_it: Callable[[Case, pytest.MonkeyPatch], str]):
+    assert case.differences() == []
+    expected = break_it(case, monkeypatch)
+    found = [str(difference) for difference in case.differences()]
+    assert any(line.startswith(expected) for line in found), found
+    assert len(found) == len(set(found))
+    with pytest.raises(DataError, match="the token caches are not what is configured: ") as refusal:
+        check_caches(NAMES, case.plan(), case.world.home)
+    assert expected in str(refusal.value)
+
+
+def test_one_damage_is_one_line(case: Case, monkeypatch: pytest.MonkeyPatch):
+    flipped_byte(case, monkeypatch)
+    assert len(case.differences()) == 1
+    assert case.differences("law") == []
+
+
+def test_a_change_is_one_line_for_each_thing_that_changed(case: Case, monkeypatch: pytest.MonkeyPatch):
+    """The file; and the tokenizer, which is trained on it."""
+    same_size_and_time(case, monkeypatch)
+    assert [difference.what for difference in case.differences()] == ["content changed", "tokenizer changed"]
+
+
+def test_a_pin_that_holds_passes(case: Case):
+    assert case.pin().differences() == []
 
 
 def test_what_was_never_built_is_named(world: Any):
-    found = differences(world)
+    found = verify_component("web", world.plan(), world.home)
     assert [(one.what, one.found) for one in found] == [("train cache not built", "nothing"), ("held_out cache not built", "nothing")]
 
 
-def test_a_damaged_shard_is_named(copy: Any):
-    folder = copy.plan().components["web"].train.folder
-    content = bytearray((folder / "shard-00000.bin").read_bytes())
-    content[100] ^= 1
-    (folder / "shard-00000.bin").write_bytes(content)
-    (folder / "shard-00000.parquet").unlink()
-    found = differences(copy)
-    assert [(one.what, Path(one.file).name) for one in found] == [
-        ("shard damaged", "shard-00000.bin"),
-        ("shard damaged", "shard-00000.parquet"),
-    ]
-    assert found[1].found == "nothing"
-
-
-def test_a_manifest_of_something_else_is_named(copy: Any):
-    folder = copy.plan().components["web"].train.folder
-    manifest = read_json(folder / MANIFEST_NAME)
-    write_json(folder / MANIFEST_NAME, {**manifest, "key": "0" * 64})
-    assert [one.what for one in differences(copy)] == ["manifest edited"]
-    (folder / MANIFEST_NAME).write_text("{")
-    assert [one.what for one in differences(copy)] == ["manifest does not read"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"include": ("part-0.jsonl",)}, {"include filter changed", "file removed"}),
-        ({"exclude": ("gsm8k/*",)}, {"exclude filter changed"}),
-        ({"text_key": "content"}, {"tokenizer, reader or settings changed"}),
-        ({"vocab_size": 421}, {"tokenizer, reader or settings changed"}),
-    ],
-)
-def test_a_changed_setting_is_named(copy: Any, changes: dict[str, Any], expected: set[str]):
-    found = differences(copy, **changes)
-    assert {one.what for one in found} == expected
-    assert len(found) == 2 * len(expected)
-
-
-def test_changed_files_are_named(copy: Any, tmp_path: Path):
-    """Of each split's cache: one file changed, one gone, one new."""
-    mine = tmp_path / "sources"
-    shutil.copytree(copy.sources, mine)
-    moved = type(copy)(copy.home, mine)
-    for path in (copy.home.root / "tokens").rglob(MANIFEST_NAME):
-        path.write_text(path.read_text().replace(copy.sources.as_uri(), mine.as_uri()))
-    (mine / "web" / "part-0.jsonl").write_text('{"text": "another"}\n')
-    (mine / "web" / "part-1.jsonl").unlink()
-    (mine / "web" / "part-2.jsonl").write_text('{"text": "more"}\n')
-    found = [(one.what, Path(one.file).name) for one in differences(moved)]
-    assert found == [("content changed", "part-0.jsonl"), ("file removed", "part-1.jsonl"), ("file added", "part-2.jsonl")] * 2
+def test_differences_are_json(case: Case, monkeypatch: pytest.MonkeyPatch):
+    removed(case, monkeypatch)
+    (first, *_) = case.differences()
+    assert json.loads(json.dumps(first.as_json()))["file"] == "part-1.jsonl"

@@ -5,7 +5,7 @@ import pytest
 from tests.validations.conftest import PROSE, CacheMaker
 from trainer.data.manifest import SourceFile
 from trainer.errors import DataError
-from validations.evidence.caches import cache_evidence
+from validations.evidence.caches import cache_evidence, names_like_tests
 
 
 def measure(caches: CacheMaker, *sources: SourceFile):
@@ -39,8 +39,8 @@ def test_a_shard_that_is_gone_is_damaged_once(caches: CacheMaker):
 
 def test_sources_that_changed_went_or_came_are_stale(caches: CacheMaker):
     (source,) = caches.sources("wikipedia")
-    changed = SourceFile(url=source.url, size_bytes=source.size_bytes, digest="other")
-    new = SourceFile(url="sources/wikipedia/test.json", size_bytes=1, digest="x")
+    changed = SourceFile(name=source.name, size_bytes=source.size_bytes, digest="other")
+    new = SourceFile(name="sources/wikipedia/test.json", size_bytes=1, digest="x")
     _, evidence = measure(caches, changed, new)
     row = evidence()
     assert row.stale_files == 2
@@ -52,3 +52,29 @@ def test_sources_that_changed_went_or_came_are_stale(caches: CacheMaker):
 def test_a_folder_without_a_manifest_is_refused(tmp_path: Path):
     with pytest.raises(DataError, match="not a finished token cache"):
         cache_evidence({"wikipedia": tmp_path}, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "is_like"),
+    [
+        ("gsm8k/test.json", True),
+        ("data/validation-00000-of-00001.parquet", True),
+        ("mmlu_dev.jsonl", True),
+        ("eval/items.jsonl", True),
+        ("TEST.jsonl", True),
+        ("data/test2.jsonl", True),
+        ("latest.jsonl", False),
+        ("contest/a.jsonl", False),
+        ("development.jsonl", False),
+        ("medieval.jsonl", False),
+        ("train-00000.parquet", False),
+    ],
+)
+def test_names_of_test_splits_are_seen(name: str, is_like: bool):
+    assert names_like_tests(["train.jsonl", name]) == ([name] if is_like else [])
+
+
+def test_files_named_like_tests_are_counted_and_named(caches: CacheMaker):
+    folder = caches.write("math", [PROSE["wikipedia"]] * 3, file="gsm8k/test.jsonl")
+    row = cache_evidence({"math": folder}, {"math": caches.sources("math", "gsm8k/test.jsonl")}).iloc[0]
+    assert (row.files_like_tests, row.names_like_tests) == (1, "sources/math/gsm8k/test.jsonl")

@@ -1,42 +1,89 @@
 import math
+from dataclasses import dataclass, field
 
 import pytest
 
-from trainer.config import Steps
+from trainer.config import DataOrder, MixtureShares, Steps, always
+from trainer.data.mixture import MixtureSchedule
 from validations.evidence.mixture import mixture_evidence
 
-MIXTURE = Steps[dict[str, float]](((0, {"web": 100.0}), (10, {"web": 70.0, "code": 30.0, "tail": 0.0})))
+ORDER = DataOrder(seed=0, permutation="linear", block_sequences=20, cut_blocks=True)
 
 
-def realised(start: int, stop: int) -> dict[str, int]:
-    """Ten sequences a step; after step 10, two of every ten are code and not three."""
-    web_only, mixed = max(0, min(stop, 10) - start), max(0, stop - max(start, 10))
-    return {"web": 10 * web_only + 8 * mixed, "code": 2 * mixed}
+@dataclass
+class Drawn:
+    """Ten sequences a step; after step 10, where a block of seven is cut, two of every ten are code and not three."""
+
+    mixture: Steps[MixtureShares] = field(
+        default_factory=lambda: Steps[MixtureShares](((0, {"web": 100.0}), (10, {"web": 70.0, "code": 30.0, "tail": 0.0})))
+    )
+    order: DataOrder = ORDER
+
+    def realised(self, start_step: int, stop_step: int) -> dict[str, int]:
+        web_only, mixed = max(0, min(stop_step, 10) - start_step), max(0, stop_step - max(start_step, 10))
+        return {"web": 10 * web_only + 8 * mixed, "code": 2 * mixed}
+
+    def cut_at(self, step: int) -> int:
+        return 7 if step == 10 else 0
+
+
+@dataclass
+class Fixed(Drawn):
+    """The same over any steps."""
+
+    drawn: dict[str, int] = field(default_factory=dict)
+
+    def realised(self, start_step: int, stop_step: int) -> dict[str, int]:
+        return self.drawn
 
 
 def test_each_stage_and_component_is_measured():
-    evidence = mixture_evidence(start_step=5, stop_step=20, mixture=MIXTURE, realised=realised, rows={"web": 50, "code": 40})
-    assert evidence[["start_step", "stop_step", "component", "sequences"]].to_numpy().tolist() == [
-        [5, 10, "web", 50],
-        [10, 20, "web", 80],
-        [10, 20, "code", 20],
+    evidence = mixture_evidence(Drawn(), start_step=5, stop_step=20, rows={"web": 50, "code": 40}, seq_len=32)
+    assert evidence[["start_step", "stop_step", "component", "sequences", "tokens"]].to_numpy().tolist() == [
+        [5, 10, "web", 50, 1600],
+        [10, 20, "web", 80, 2560],
+        [10, 20, "code", 20, 640],
     ]
     assert evidence["realised_percent"].tolist() == [100.0, 80.0, 20.0]
     assert evidence["error_points"].tolist() == pytest.approx([0, 10, 10])
+    assert evidence["error_percent"].tolist() == pytest.approx([0, 100 / 7, 100 / 3])
     assert evidence["epochs"].tolist() == [1.0, 1.6, 0.5]
     assert evidence["epochs_since_step_0"].tolist() == [2.0, 3.6, 0.5]
+    assert evidence["block_sequences"].tolist() == [20, 14, 6]
+    assert evidence["block_percent"].tolist() == pytest.approx([100, 70, 30])
+    assert evidence["cut_sequences"].tolist() == [0, 7, 7]
 
 
 def test_what_is_drawn_but_not_intended_is_measured_too():
-    evidence = mixture_evidence(
-        start_step=0, stop_step=10, mixture=MIXTURE, realised=lambda start, stop: {"web": 99, "code": 1}, rows={"web": 9}
-    )
+    schedule = Fixed(drawn={"web": 99, "code": 1})
+    evidence = mixture_evidence(schedule, start_step=0, stop_step=10, rows={"web": 9}, seq_len=1)
     code = evidence[evidence["component"] == "code"]
-    assert code[["intended_percent", "error_points", "rows", "epochs"]].to_numpy().tolist() == [[0, 1, 0, math.inf]]
+    assert code[["intended_percent", "error_points", "rows", "epochs", "block_sequences"]].to_numpy().tolist() == [[0, 1, 0, math.inf, 0]]
 
 
 def test_what_is_intended_but_never_drawn_is_marked():
-    evidence = mixture_evidence(
-        start_step=10, stop_step=11, mixture=MIXTURE, realised=lambda start, stop: {"web": 3}, rows={"web": 9, "code": 9}
-    )
+    evidence = mixture_evidence(Fixed(drawn={"web": 3}), start_step=10, stop_step=11, rows={"web": 9, "code": 9}, seq_len=1)
     assert evidence.set_index("component")["is_drawn"].to_dict() == {"web": True, "code": False}
+
+
+def test_the_sequences_of_the_block_that_the_record_cuts_are_told():
+    """Marin 32B: 2,510 steps of 7,680 sequences leave half a block before Mantis, and no later step of 8,192 makes it whole."""
+    mixture = Steps[MixtureShares](((0, {"web": 70.0, "maths": 30.0}), (160_000, {"web": 50.0, "maths": 50.0})))
+    order = DataOrder(seed=0, permutation="linear", block_sequences=2048)
+    schedule = MixtureSchedule(batch=Steps(((0, 8192), (18_500, 7680), (21_010, 8192))), mixture=mixture, order=order)
+    evidence = mixture_evidence(schedule, start_step=160_000, stop_step=192_000, rows={"web": 10**9, "maths": 10**9}, seq_len=4096)
+    assert evidence["cut_sequences"].tolist() == [1024, 1024]
+    assert evidence["sequences"].tolist() == [16_000 * 8192] * 2
+    assert evidence["tokens"].sum() == 32_000 * 8192 * 4096
+    assert evidence["error_points"].tolist() == [0, 0]
+
+
+def test_what_rounding_takes_shows_in_a_small_component_s_own_percent():
+    """A fifth of a point of the mixture is more than a quarter of the component."""
+    order = DataOrder(seed=0, permutation="linear", block_sequences=200)
+    schedule = MixtureSchedule(batch=always(64), mixture=always({"web": 99.3, "medu": 0.7}), order=order)
+    evidence = mixture_evidence(schedule, start_step=0, stop_step=25, rows={}, seq_len=1)
+    medu = evidence[evidence["component"] == "medu"]
+    assert medu[["block_sequences", "sequences", "error_points", "error_percent"]].to_numpy().tolist() == [
+        pytest.approx([1, 8, 0.2, 100 * 2 / 7])
+    ]

@@ -1,0 +1,141 @@
+"""From one part of a component's documents to one shard of its token caches."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pydantic import Field
+
+from tasks.data.documents import DocumentsManifest, read_documents, read_documents_manifest
+from tasks.data.hashed_file import HashedFile
+from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer
+from trainer.config import Frozen
+from trainer.data.manifest import Shard, Split
+from trainer.errors import DataError
+from trainer.storage import read_json, write_json, writing
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+INDEX_SCHEMA = pa.schema({"id": pa.string(), "source_file": pa.string(), "offset": pa.int64(), "length": pa.int64()})
+INDEX_ROWS = 1 << 13
+
+
+class ShardRecord(Frozen):
+    """Written when a shard is whole: a part that has one is not encoded again."""
+
+    shard: Shard
+    text_bytes: int = Field(ge=0)
+
+
+class Encoding(NamedTuple):
+    """How texts become token ids."""
+
+    begin: int
+    end: int
+    dtype: np.dtype
+
+
+def shard_name(number: int) -> str:
+    """The shard of a part, by its number."""
+    return f"shard-{number:05d}"
+
+
+def read_record(folder: Path, number: int) -> ShardRecord | None:
+    """The record of a shard that is finished."""
+    path = folder / f"{shard_name(number)}.json"
+    return ShardRecord.model_validate(read_json(path)) if path.exists() else None
+
+
+def encoding_of(tokenizer_path: Path) -> Encoding:
+    """The special tokens and the smallest width that holds the vocabulary."""
+    tokenizer = _tokenizer(tokenizer_path)
+    width = "<u2" if tokenizer.get_vocab_size() <= 2**16 else "<u4"
+    begin, end = tokenizer.token_to_id(BEGIN_OF_TEXT), tokenizer.token_to_id(END_OF_TEXT)
+    if begin is None or end is None:
+        raise DataError(f"the tokenizer {tokenizer_path} must have the tokens {BEGIN_OF_TEXT} and {END_OF_TEXT}: every document gets them.")
+    return Encoding(begin, end, np.dtype(width))
+
+
+def encode_part(documents: Path, number: int, tokenizer_path: Path, targets: Mapping[Split, Path]) -> None:
+    """Write the shards of one part, for each split that is not done. Each document becomes begin-of-text, its tokens, end-of-text."""
+    missing = {split: folder for split, folder in targets.items() if read_record(folder, number) is None}
+    if not missing:
+        return
+    manifest = _documents_manifest(documents)
+    done: dict[Path, ShardRecord] = {}
+    with ExitStack() as stack:
+        writers = {split: stack.enter_context(_shard(folder, number, tokenizer_path, done)) for split, folder in missing.items()}
+        for table in read_documents(documents, manifest, number):
+            for split, writer in writers.items():
+                writer.add(table.filter(pc.field("split") == split))
+    for folder, record in done.items():
+        write_json(folder / f"{shard_name(number)}.json", record.model_dump(mode="json"))
+
+
+class ShardWriter:
+    """Appends documents to a shard: token ids to one file, a row a document to another. Memory does not grow with the shard."""
+
+    def __init__(self, tokens: HashedFile, index: pq.ParquetWriter, tokenizer_path: Path):
+        self._tokens, self._index = tokens, index
+        self._tokenizer, self._encoding = _tokenizer(tokenizer_path), encoding_of(tokenizer_path)
+        self._rows: list[pa.Table] = []
+        self.num_tokens = self.num_documents = self.text_bytes = 0
+
+    def add(self, documents: pa.Table) -> None:
+        """Encode documents and append them."""
+        texts = [str(text) for text in documents["text"].to_pylist()]
+        if not texts:
+            return
+        begin, end, dtype = self._encoding
+        ids = [[begin, *encoding.ids, end] for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        lengths = np.array([len(tokens) for tokens in ids], np.int64)
+        for tokens in ids:
+            self._tokens.write(np.array(tokens, dtype).tobytes())
+        offsets = self.num_tokens + np.cumsum([0, *lengths[:-1]])
+        rows = documents.select(["id", "source_file"])
+        self._rows.append(rows.append_column("offset", pa.array(offsets)).append_column("length", pa.array(lengths)))
+        self.num_tokens += int(lengths.sum())
+        self.num_documents += len(texts)
+        self.text_bytes += sum(len(text.encode()) for text in texts)
+        if sum(map(len, self._rows)) >= INDEX_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the rows that wait."""
+        if self._rows:
+            self._index.write_table(pa.concat_tables(self._rows).cast(INDEX_SCHEMA).combine_chunks())
+        self._rows = []
+
+
+@contextmanager
+def _shard(folder: Path, number: int, tokenizer_path: Path, done: dict[Path, ShardRecord]) -> Iterator[ShardWriter]:
+    """A writer of one shard; its files appear, and its record is put into `done`, when the block ends without an error."""
+    name = shard_name(number)
+    with writing(folder / f"{name}.bin") as tokens_file, writing(folder / f"{name}.parquet") as index_file:
+        tokens, index = HashedFile(tokens_file), HashedFile(index_file)
+        with pq.ParquetWriter(pa.PythonFile(index, "w"), INDEX_SCHEMA, compression="zstd") as rows:
+            writer = ShardWriter(tokens, rows, tokenizer_path)
+            yield writer
+            writer.flush()
+    shard = Shard(
+        name=name, tokens=writer.num_tokens, documents=writer.num_documents, digest=tokens.hexdigest(), index_digest=index.hexdigest()
+    )
+    done[folder] = ShardRecord(shard=shard, text_bytes=writer.text_bytes)
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(path: Path) -> "Tokenizer":
+    """A worker loads a tokenizer once; its path is named by what decides it."""
+    return load_tokenizer(path)
+
+
+@lru_cache(maxsize=4)
+def _documents_manifest(folder: Path) -> DocumentsManifest:
+    return read_documents_manifest(folder)

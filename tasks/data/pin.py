@@ -1,0 +1,21 @@
+"""A pin: a finished cache that a recipe wants used, by its place and its digest."""
+
+from pydantic import Field
+
+from trainer.config import Frozen
+from trainer.data.manifest import Split
+
+
+class Pin(Frozen):
+    """The cache in this folder, whose manifest must have this digest, is the component's. It is checked like any other cache.
+
+    Attributes:
+        component, split: which of the recipe's caches it stands for.
+        url: the cache's folder, local or an fsspec URL.
+        digest: the digest in its manifest, as `phasewise data prepare --json` gives it.
+    """
+
+    component: str = Field(min_length=1)
+    split: Split
+    url: str = Field(min_length=1)
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$")

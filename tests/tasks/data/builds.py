@@ -1,0 +1,32 @@
+"""A component's documents and caches without Dask, one stage after another."""
+
+from pathlib import Path
+
+from tasks.data.caches import finish_cache
+from tasks.data.deduplicate import find_copies, num_buckets
+from tasks.data.documents import DocumentsManifest, finish_documents, read_documents_manifest
+from tasks.data.encode import encode_part
+from tasks.data.listing import fingerprint
+from tasks.data.parts import PieceToRead, read_to_parts
+from tasks.data.reading import pieces_of
+from tasks.data.source import Source
+from trainer.data.manifest import Manifest, Split
+
+
+def write_documents(source: Source, folder: Path, max_part_bytes: int = 1 << 20) -> DocumentsManifest:
+    """Read, find copies, finish."""
+    listing = fingerprint(source)
+    pieces = pieces_of(source, listing.files)
+    work = [PieceToRead("web", source, piece, number) for number, piece in enumerate(pieces)]
+    records = [read_to_parts(one, max_part_bytes, folder) for one in work]
+    parts = [part for record in records for part in record.parts]
+    buckets = num_buckets(sum(part.documents for part in parts))
+    kept = [find_copies(folder, parts, bucket, buckets) for bucket in range(buckets)]
+    return finish_documents("web", source, listing, records, kept, folder)
+
+
+def build_cache(documents: Path, split: Split, tokenizer: Path, folder: Path, key: str = "key") -> Manifest:
+    """Encode every part for one split, and finish."""
+    for number in range(len(read_documents_manifest(documents).parts)):
+        encode_part(documents, number, tokenizer, {split: folder})
+    return finish_cache("web", split, documents, tokenizer, key, folder)
