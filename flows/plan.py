@@ -5,39 +5,43 @@ from pathlib import Path
 
 from flows.recipes.catalogue import CATALOGUE
 from flows.recipes.recipe import LOCAL_SLICE, FromScratch, HandOff, Phase, Recipe
+from tasks.data.listing import expand
 from tasks.data.plan import DataPlan, plan_data
-from tasks.data.source import Source, expand
+from tasks.data.source import Source
 from tasks.data.standins import StandIn, missing_stand_ins, stand_in_source
 from tasks.home import Home
 from trainer.checkpoint_path import checkpoint_path
 from trainer.config import RunConfig, StartFrom
+from trainer.data.mixture import MixtureSchedule, check_shares
 from trainer.errors import ConfigError, TrainingError
 from trainer.storage import read_json
 
 
 def sources_of(recipe: Recipe, home: Home) -> dict[str, Source]:
-    """Each component's source: the stand-in at proxy scale, the real data set at full scale.
+    """Each component's source: the recipe's own if it has one, else the stand-in at proxy scale and the real data set at full scale.
 
     Raises:
-        ConfigError: a component is not in the catalogue.
+        ConfigError: a component has no source, or at full scale one that only a chat template makes text of.
     """
-    if unknown := sorted(set(recipe.components) - set(CATALOGUE)):
-        raise ConfigError(f"{recipe.name} draws from {', '.join(unknown)}, which flows/recipes/catalogue.py does not name.")
+    _check_components(recipe)
+    others = {name: CATALOGUE[name].source for name in recipe.components if name not in recipe.sources}
     if recipe.scale == "proxy":
-        return {name: stand_in_source(home.sources / name) for name in recipe.components}
-    return {name: CATALOGUE[name].source for name in recipe.components}
+        others = {name: stand_in_source(home.sources / name) for name in others}
+    return {**others, **recipe.sources}
 
 
 def stand_ins_of(recipe: Recipe) -> dict[str, StandIn]:
-    """What must be collected from this installation first; nothing at full scale."""
-    return {name: CATALOGUE[name].stand_in for name in recipe.components} if recipe.scale == "proxy" else {}
+    """What must be collected from this installation first; nothing at full scale, and nothing that the recipe has a source for."""
+    if recipe.scale == "full":
+        return {}
+    return {name: CATALOGUE[name].stand_in for name in recipe.components if name not in recipe.sources}
 
 
 def check_sources(recipe: Recipe, home: Home) -> None:
     """Refuse sources that cannot be read, before anything is started.
 
     Raises:
-        ConfigError: a component is not in the catalogue.
+        ConfigError: as `sources_of`.
         DataError: a component has no files.
     """
     sources = sources_of(recipe, home)
@@ -45,6 +49,21 @@ def check_sources(recipe: Recipe, home: Home) -> None:
     for name, source in sources.items():
         if name not in to_collect:
             expand(source)
+
+
+def _check_components(recipe: Recipe) -> None:
+    without_own = [name for name in recipe.components if name not in recipe.sources]
+    if unknown := [name for name in without_own if name not in CATALOGUE]:
+        raise ConfigError(
+            f"{recipe.name} draws from {', '.join(unknown)}, which flows/recipes/catalogue does not name: give each a source of its own "
+            'under `sources` in the recipe\'s file, such as {"url": "gs://bucket/folder", "include": ["*.jsonl.gz"], "format": "jsonl"}.'
+        )
+    conversations = [name for name in without_own if CATALOGUE[name].columns]
+    if recipe.scale == "full" and conversations:
+        raise ConfigError(
+            f"{recipe.name} draws from {', '.join(conversations)}, which are conversations: without a chat template they are no text. "
+            "Give each a source of plain text under `sources` in the recipe's file, or use --scale proxy."
+        )
 
 
 def check_slices(recipe: Recipe, phases: Iterable[Phase]) -> None:
@@ -62,17 +81,34 @@ def check_slices(recipe: Recipe, phases: Iterable[Phase]) -> None:
                 )
 
 
+def check_mixtures(recipe: Recipe, phases: Iterable[Phase]) -> None:
+    """Refuse mixtures that blocks cannot express, before anything is started.
+
+    Raises:
+        ConfigError: a component with a share has no sequence in a block, a block is further from a share than the phase's limit allows,
+            or a mixture starts off the block grid without need.
+    """
+    for phase in phases:
+        MixtureSchedule(batch=recipe.batch_of_lineage(phase), mixture=recipe.mixture_of_lineage(phase), order=phase.order)
+        for step, shares in phase.mixture.within(phase.start_step, phase.stop_step):
+            limit = phase.gates.data.max_share_error_points
+            check_shares(shares, step=step, block_sequences=phase.order.block_sequences, max_error_points=limit)
+
+
 def data_plan(recipe: Recipe, home: Home) -> DataPlan:
     """Every cache that the recipe needs, from its sources as they are now."""
-    return plan_data(sources_of(recipe, home), home, vocab_size=recipe.tokenizer.vocab_size, tokenizer_name=recipe.tokenizer.name)
+    sources, tokenizer = sources_of(recipe, home), recipe.tokenizer
+    return plan_data(sources, home, vocab_size=tokenizer.vocab_size, tokenizer_name=tokenizer.name, pins=recipe.pins)
 
 
 def build_run(recipe: Recipe, phase: Phase, home: Home, caches: Mapping[str, Path]) -> RunConfig:
     """The phase as the trainer wants it, with the schedules of its whole lineage.
 
     Raises:
+        ConfigError: blocks cannot express its mixture.
         TrainingError: its parent is not trained yet.
     """
+    check_mixtures(recipe, [phase])
     root = recipe.lineage(phase)[0].start
     assert isinstance(root, FromScratch)
     return RunConfig(

@@ -276,7 +276,7 @@ STARLING = Phase(
         ),
         Discrepancy(
             field="mixture",
-            code="all_math reads the cache all_math-9d507c, the one that held GSM8K test items in Bison",
+            code="all_math reads the cache all_math-9d507c, the one that held GSM8K test items in Bison; here its test split is left out",
             retrospective="names contamination for the 32B's Bison only",
             source="exp600; exp1529; Marin 32B retrospective",
         ),

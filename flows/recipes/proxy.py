@@ -6,8 +6,10 @@
 * learning rates as they are;
 * the EMA averages over a thousandth of the steps, at least 8;
 * blocks of 160 sequences; a component whose share is below one sequence a block gets one, at the cost of the largest;
+* a mixture may start inside a block: the Phoenix bridge is 12 sequences long, and no block is that small with a sequence of everyone;
 * a stage may be 1.5 sequences of its own off in a component's share, where that is more than the recipe's limit;
-* the tokenizer is trained on the stand-ins; RoPE's stretch starts at 1/32 of the positions.
+* the tokenizer is trained on the stand-ins; RoPE's stretch starts at 1/32 of the positions;
+* sources of the recipe's own stay; pins do not: another tokenizer makes other caches, and a pinned one cannot be among them.
 """
 
 from collections.abc import Callable
@@ -40,7 +42,8 @@ BENCHMARKS = ("word_order", "next_word")
 def to_proxy(recipe: Recipe) -> Recipe:
     """The recipe at proxy scale."""
     phases = tuple(proxy_phase(phase) for phase in recipe.phases)
-    return Recipe(name=recipe.name, scale="proxy", tokenizer=Tokenizer(name=None, vocab_size=VOCAB_SIZE), phases=phases)
+    tokenizer = Tokenizer(name=None, vocab_size=VOCAB_SIZE)
+    return Recipe(name=recipe.name, scale="proxy", tokenizer=tokenizer, phases=phases, sources=recipe.sources)
 
 
 def proxy_phase(phase: Phase) -> Phase:
@@ -55,7 +58,7 @@ def proxy_phase(phase: Phase) -> Phase:
         learning_rate=proxy_segments(phase.learning_rate),
         batch=_by_steps(phase.batch, lambda size: max(1, round(size / BATCH))),
         mixture=_by_steps(phase.mixture, raise_small_shares),
-        order=DataOrder(seed=phase.order.seed, permutation=phase.order.permutation, block_sequences=BLOCK_SEQUENCES),
+        order=proxy_order(phase.order),
         stability=Stability(
             max_grad_norm=_by_steps(phase.stability.max_grad_norm, lambda norm: norm),
             z_loss=_by_steps(phase.stability.z_loss, lambda weight: weight),
@@ -93,6 +96,11 @@ def proxy_model(model: ModelConfig) -> ModelConfig:
         initializer_std=model.initializer_std,
         compute_dtype="float32",
     )
+
+
+def proxy_order(order: DataOrder) -> DataOrder:
+    """The same order in small blocks, which the ends of stages may cut."""
+    return DataOrder(seed=order.seed, permutation=order.permutation, block_sequences=BLOCK_SEQUENCES, cut_blocks=True)
 
 
 def proxy_segments(segments: tuple[LearningRateSegment, ...]) -> tuple[LearningRateSegment, ...]:

@@ -6,6 +6,8 @@ from typing import Literal, TypeVar
 
 from pydantic import Field, model_validator
 
+from tasks.data.pin import Pin
+from tasks.data.source import Source
 from trainer.config import (
     AdamW,
     CheckpointPolicy,
@@ -133,12 +135,18 @@ class Recipe(Frozen):
     """Phases in an order in which every parent comes before its children.
 
     Refused where a hand-off changes something that it does not declare.
+
+    Attributes:
+        sources: the components that the recipe brings its own text for, instead of the catalogue's, at every scale.
+        pins: finished caches to use, at this scale only. A pin never skips a check.
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     scale: Scale
     tokenizer: Tokenizer
     phases: tuple[Phase, ...] = Field(min_length=1)
+    sources: dict[str, Source] = Field(default={})
+    pins: tuple[Pin, ...] = ()
 
     @property
     def run_name(self) -> str:
@@ -190,6 +198,18 @@ class Recipe(Frozen):
             if isinstance(phase.start, HandOff):
                 _check_hand_off(phase, phase.start, known)
             known[phase.name] = phase
+        return self
+
+    @model_validator(mode="after")
+    def _sources_and_pins_have_components(self) -> "Recipe":
+        for kind, names in (("sources", tuple(self.sources)), ("pins", tuple(pin.component for pin in self.pins))):
+            if unknown := sorted(set(names) - set(self.components)):
+                raise ValueError(
+                    f"{kind} names {', '.join(unknown)}, which no phase draws from; they draw from {', '.join(self.components)}"
+                )
+        caches = [f"{pin.component} ({pin.split})" for pin in self.pins]
+        if twice := sorted({cache for cache in caches if caches.count(cache) > 1}):
+            raise ValueError(f"pins names the cache of {', '.join(twice)} more than once")
         return self
 
 

@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
-from flows.plan import build_run, check_slices, check_sources, data_plan, sources_of, stand_ins_of
+from flows.plan import build_run, check_mixtures, check_slices, check_sources, data_plan, sources_of, stand_ins_of
 from flows.recipes import load_recipe
 from flows.recipes.catalogue import CATALOGUE
 from flows.recipes.recipe import Recipe
-from tasks.data.standins import RECORD_NAME
+from tasks.data.pin import Pin
+from tasks.data.source import Source
+from tasks.data.standins import RECORD_NAME, stand_in_source
 from tasks.home import Home
 from trainer.config import RunConfig
 from trainer.errors import ConfigError, DataError, TrainingError
@@ -89,8 +91,59 @@ def with_mixture(shares: dict[str, float]) -> Recipe:
 
 
 def test_a_component_that_nobody_knows_is_refused(home: Home):
-    with pytest.raises(ConfigError, match=r"marin-8b draws from fineweb, webtext, which flows/recipes/catalogue\.py does not name"):
+    """With what there is to do: people bring their own text by a source in the recipe."""
+    with pytest.raises(ConfigError, match="marin-8b draws from fineweb, webtext, which flows/recipes/catalogue does not name") as refusal:
         check_sources(with_mixture({"webtext": 50, "fineweb": 25, "flan": 25}), home)
+    assert "give each a source of its own under `sources`" in str(refusal.value)
+
+
+def with_sources(recipe: Recipe, **sources: Source) -> Recipe:
+    return Recipe.model_validate({**recipe.model_dump(mode="json"), "sources": sources})
+
+
+@pytest.mark.parametrize("scale", ["proxy", "full"])
+def test_a_source_of_the_recipes_own_is_taken_at_every_scale(home: Home, tmp_path: Path, scale: Any):
+    """Also for a component that the catalogue does not know, and nothing is collected in its place."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a.jsonl").write_text('{"text": "mine"}\n')
+    mine = Source(url=str(tmp_path / "mine"), include=("*.jsonl",), format="jsonl")
+    raw = with_mixture({"webtext": 50, "flan": 25, "all_math": 25}).model_dump(mode="json")
+    recipe = Recipe.model_validate({**raw, "scale": scale, "sources": {"webtext": mine, "flan": mine}})
+    sources = sources_of(recipe, home)
+    assert (sources["webtext"], sources["flan"]) == (mine, mine)
+    assert set(sources) == set(recipe.components)
+    assert set(stand_ins_of(recipe)) == ({"all_math"} if scale == "proxy" else set())
+    assert sources["all_math"] == (stand_in_source(home.sources / "all_math") if scale == "proxy" else CATALOGUE["all_math"].source)
+
+
+def test_a_source_of_the_recipes_own_without_files_is_refused(home: Home, tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    empty = Source(url=str(tmp_path / "empty"), include=("*.jsonl",), format="jsonl")
+    with pytest.raises(DataError, match=r"no file under .*/empty matches \*\.jsonl"):
+        check_sources(with_sources(with_mixture({"flan": 50, "all_math": 50}), flan=empty), home)
+
+
+def test_conversations_are_refused_at_full_scale(home: Home):
+    """Their text key alone would train on half of each."""
+    recipe = with_mixture({"smoltalk": 50, "acecode_89k": 25, "flan": 25})
+    assert set(sources_of(recipe, home)) == {"smoltalk", "acecode_89k", "flan"}
+    full = Recipe.model_validate({**recipe.model_dump(mode="json"), "scale": "full"})
+    with pytest.raises(ConfigError, match="marin-8b draws from acecode_89k, smoltalk, which are conversations"):
+        sources_of(full, home)
+    own = Source(url="gs://bucket/chat", include=("*.jsonl",), format="jsonl")
+    assert sources_of(with_sources(full, smoltalk=own, acecode_89k=own), home)["smoltalk"] == own
+
+
+def test_pins_reach_the_plan(home: Home, tmp_path: Path):
+    recipe = with_mixture({"flan": 50, "all_math": 50})
+    for name in recipe.components:
+        (home.sources / name).mkdir(parents=True)
+        (home.sources / name / "stand-in.jsonl").write_text("{}\n")
+    pin = Pin(component="flan", split="train", url=str(tmp_path / "pinned"), digest="0" * 64)
+    plan = data_plan(Recipe.model_validate({**recipe.model_dump(mode="json"), "pins": [pin]}), home)
+    assert plan.components["flan"].train.folder == tmp_path / "pinned"
+    assert plan.components["flan"].train.key == data_plan(recipe, home).components["flan"].train.key
+    assert plan.components["flan"].held_out.folder != tmp_path / "pinned"
 
 
 def test_a_component_without_files_is_refused_before_anything_starts(home: Home):
@@ -123,3 +176,29 @@ def test_only_this_machine_can_be_trained_on():
         check_slices(FULL, FULL.phases)
     with pytest.raises(ConfigError, match="phase starling of marin-8b-full needs the slice v4-2048"):
         check_slices(FULL, [FULL.phase("starling")])
+
+
+@pytest.mark.parametrize("recipe", [FULL, PROXY], ids=["full", "proxy"])
+def test_blocks_express_every_mixture_of_the_record(recipe: Recipe):
+    """At full scale every mixture starts on the block grid; at proxy scale the recipe declares that it need not."""
+    check_mixtures(recipe, recipe.phases)
+    assert [phase.order.cut_blocks for phase in recipe.phases] == [recipe is PROXY] * 6
+
+
+def with_order(recipe: Recipe, **order: object) -> Recipe:
+    raw = recipe.model_dump(mode="json")
+    return Recipe.model_validate({**raw, "phases": [{**phase, "order": {**phase["order"], **order}} for phase in raw["phases"]]})
+
+
+def test_mixtures_that_blocks_cannot_express_are_refused(home: Home):
+    strict, coarse = with_order(PROXY, cut_blocks=False), with_order(PROXY, block_sequences=16)
+    check_mixtures(strict, strict.phases[:2])
+    with pytest.raises(
+        ConfigError, match=r"the mixture from step 740 .* found 40 sequences in the block before it: start it at step 680 or 7"
+    ):
+        check_mixtures(strict, strict.phases)
+    with pytest.raises(ConfigError, match=r"a block of 16 has none of proofpile_2 \(1\.34 %\): give it 6\.25 %, or take blocks of 75 seq"):
+        check_mixtures(coarse, coarse.phases)
+    uneven = with_order(with_mixture({"flan": 71.3, "all_math": 28.7}), block_sequences=10)
+    with pytest.raises(ConfigError, match=r"1\.3 percentage points off where the recipe allows 1:"):
+        build_run(uneven, uneven.phases[0], home, {})

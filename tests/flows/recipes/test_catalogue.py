@@ -1,74 +1,226 @@
-"""Every component has a real data set with its revision, and a stand-in of its own."""
+"""Every component has a real data set with its revision, globs that take its training files only, and a stand-in of its own."""
 
 import pytest
 
 from flows.recipes import NAMES, load_recipe
 from flows.recipes.catalogue import CATALOGUE
-from tasks.data.standins import StandIn
+from flows.recipes.catalogue.component import CRAWL_BAD_FRACTION
+from tasks.data.listing import selects
+from tasks.data.source import FieldFilter, TextFilter
+from validations.evidence.caches import names_like_tests
 
-COMPONENTS = sorted({name for recipe in NAMES for name in load_recipe(recipe, "full").components})
-REVISIONS = {
-    "mlfoundations/dclm-baseline-1.0": "a3b142c",
-    "bigcode/starcoderdata": "9fc30b5",
-    "EleutherAI/proof-pile-2": "901a927",
-    "allenai/dolma": "7f48140",
-    "allenai/dolmino-mix-1124": "bb54cab",
-    "HuggingFaceTB/finemath": "8f233cf",
-}
-FROM_DOLMA = {"dolma_pes2o", "dolma_arxiv", "dolma_stackexchange", "dolma_wiki", "megawika", "open_web_math", "algebraic_stack"}
-FROM_DOLMINO = {"dolmino_dclm", "dolmino_pes2o", "dolmino_stackexchange", "dolmino_wiki", "flan", "all_math"}
+DATASETS = {
+    "mlfoundations/dclm-baseline-1.0@a3b142c": {"dclm_baseline"},
+    "bigcode/starcoderdata@9fc30b5": {"starcoderdata"},
+    "EleutherAI/proof-pile-2@901a927": {"proofpile_2"},
+    "HuggingFaceTB/finemath@8f233cf": {"finemath_3_plus"},
+    "common-pile/stackv2_edu_filtered@c354dbe": {"stackv2_edu_python"},
+    "allenai/dolmino-mix-1124@bb54cab": {"dolmino_dclm", "dolmino_pes2o", "dolmino_stackexchange", "dolmino_wiki", "flan", "all_math"},
+    "LLM360/MegaMath@3cbc6461": {
+        "megamath_web", "megamath_web_pro", "megamath_text_code_block", "megamath_translated_code", "megamath_qa",
+    },
+    "marin-community/ar5iv-no-problem-markdown": {"arxiv_markdownified"},
+    "marin-community/wikipedia-markdown": {"wikipedia_markdown"},
+    "marin-community/stackexchange-markdown": {"stackexchange_custom"},
+    "marin-community/datashop-science-qa": {"medu_science_qa"},
+    "TIGER-Lab/AceCode-89K@0361e95": {"acecode_89k"},
+    "bespokelabs/Bespoke-Stratos-17k@9e9adba": {"bespoke_stratos_17k"},
+    "cognitivecomputations/dolphin-r1@f6ac651": {"dolphin_r1_nonreasoning", "dolphin_r1_reasoning"},
+    "facebook/natural_reasoning@99eea5d": {"natural_reasoning"},
+    "open-r1/OpenThoughts-114k-math@2db609d": {"openthoughts_114k_math"},
+    "HuggingFaceTB/smoltalk@2c849df": {"smoltalk"},
+    "allenai/tulu-3-sft-mixture@55e9fd6": {"tulu_3_sft_mixture"},
+    "PrimeIntellect/verifiable-math-problems@2ad7c92": {"verifiable_math_problems"},
+}  # fmt: skip
+DOLMA = {"dolma_pes2o", "dolma_arxiv", "dolma_stackexchange", "dolma_wiki", "megawika", "open_web_math", "algebraic_stack"}
+NEMOTRON = {name for name in CATALOGUE if name.startswith("nemotron_")}
+MEGAMATH = DATASETS["LLM360/MegaMath@3cbc6461"]
+INSTRUCTION = {
+    "acecode_89k", "bespoke_stratos_17k", "dolphin_r1_nonreasoning", "dolphin_r1_reasoning", "natural_reasoning",
+    "openthoughts_114k_math", "smoltalk", "tulu_3_sft_mixture", "verifiable_math_problems",
+}  # fmt: skip
+LATER_THAN_MARIN_8B = MEGAMATH | INSTRUCTION | {"stackv2_edu_python"}
+
+CRAWL = ("kind2=actual/CC-MAIN-2013-20-part-00000.jsonl.zstd", "kind2=distill/CC-MAIN-2024-30-part-00042.jsonl.zstd")
+NO_CRAWL = ("index.html", "kind2=actual/test-00000.jsonl.zstd", "kind2=actual/CC-MAIN-2013-20-part-00000.parquet")
+MARKDOWN = ("train-00000.jsonl.gz", "documents/00/shard_0.jsonl.gz")
+NO_MARKDOWN = ("README.md", "validation/shard_0.jsonl.gz", "test.jsonl.gz")
+ONE_FOLDER = ("data/train-00000-of-00003.parquet", "data/train-00002-of-00003.parquet")
+NO_FOLDER = ("README.md", "data/test-00000-of-00001.parquet", "data/validation-00000-of-00001.parquet")
+FILES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    # component: names as the data set has them, of which all must be taken; and names of which none must
+    "dclm_baseline": (
+        ("global-shard_01_of_10/local-shard_0_of_10/shard_00000000_processed.jsonl.zst",),
+        ("README.md", "global-shard_01_of_10/local-shard_0_of_10/test/shard_00000000_processed.jsonl.zst"),
+    ),
+    "dolmino_dclm": (("data/dclm/0000/dclm-0000.json.zst",), ("data/flan/tulu_flan-0000.json.gz", "data/dclm/test/dclm-0000.json.zst")),
+    **dict.fromkeys(NEMOTRON, (CRAWL, NO_CRAWL)),
+    "starcoderdata": (
+        ("python/train-00000-of-00059.parquet", "git-commits-cleaned/train-00063-of-00064.parquet"),
+        ("README.md", "python/test-00000-of-00001.parquet"),
+    ),
+    "stackv2_edu_python": (("stack-edu-0000.json.gz", "stack-edu-0094.json.gz"), ("README.md", "stack-edu-test.json.gz")),
+    "proofpile_2": (
+        (
+            "algebraic-stack/train/python0.jsonl.zst", "algebraic-stack/train/lean_proofsteps.jsonl.zst", "arxiv/train/arXiv_000.jsonl.zst",
+            "open-web-math/train/shard-0000.jsonl.zst",
+        ),
+        (
+            "proof-pile-2.py", "tokenizer.model", "algebraic-stack/validation/agda.jsonl.zst", "arxiv/validation/arXiv_000.jsonl.zst",
+            "arxiv/test/arXiv_001.jsonl.zst", "open-web-math/test/test.jsonl.zst",
+        ),
+    ),
+    "finemath_3_plus": (
+        ("finemath-3plus/train-00000-of-00128.parquet",),
+        ("finemath-4plus/train-00000-of-00064.parquet", "infiwebmath-3plus/train-00000-of-00099.parquet",
+         "finemath-3plus/test-00000-of-00001.parquet"),
+    ),
+    "all_math": (
+        (
+            "data/math/codesearchnet-owmfilter/go/0000.jsonl.gz", "data/math/metamath-owmfilter/0000.jsonl.gz",
+            "data/math/dolmino_math_synth/basic_math/basic_math_mj_add_3shot_TRAIN.jsonl",
+            "data/math/dolmino_math_synth/gsm8k-synth/resample_v1_6x/gsm8k_resampled_v1_6x.jsonl",
+            "data/math/gsm8k/main/train/0.jsonl.zst", "data/math/gsm8k/socratic/train/0.jsonl.zst",
+            "data/math/mathcoder2-synthmath/m-a-p_Matrix/filtered-math/book_math.0000.0000.jsonl",
+            "data/math/tinyGSM-MIND/2students/tiny_gsm_inline_part000.000000.jsonl.gz",
+            "data/math/tulu_math/personahub_math_v5/train_0000.jsonl",
+        ),
+        (
+            "data/math/gsm8k/main/test/0.jsonl.zst", "data/math/gsm8k/socratic/test/0.jsonl.zst", "data/math/gsm8k/test.json",
+            "data/math/tulu_math/test/0000.jsonl", "data/math/codesearchnet-owmfilter/go/valid_0000.jsonl.gz",
+            "data/wiki/wiki-0000.json.gz",
+        ),
+    ),
+    "megamath_web": (("megamath-web/2014/00000.parquet",), ("megamath-web-pro/00000.parquet", "megamath-web/test/00000.parquet")),
+    "megamath_web_pro": (
+        ("megamath-web-pro/00000.parquet",), ("megamath-web/2014/00000.parquet", "megamath-web-pro/test-00000.parquet"),
+    ),
+    "megamath_text_code_block": (
+        ("megamath-text-code-block/00000.parquet",), ("megamath-code/00000.parquet", "megamath-text-code-block/eval/00000.parquet"),
+    ),
+    "megamath_translated_code": (
+        ("megamath-translated-code/000_00000.parquet",), ("megamath-code/00000.parquet", "megamath-translated-code/dev_00000.parquet"),
+    ),
+    "megamath_qa": (
+        ("megamath-qa/llama-3.3/000_00000.parquet", "megamath-qa/qwen-2.5/000_00000.parquet"),
+        ("megamath-qa/validation/000_00000.parquet", "README.md"),
+    ),
+    "algebraic_stack": (
+        ("proof_pile_2-algebraic_stack/algebraic-stack-train-0015.json.gz",),
+        ("proof_pile_2-algebraic_stack/algebraic-stack-test-0000.json.gz",),
+    ),
+    "open_web_math": (
+        ("proof_pile_2-open_web_math/open-web-math-train-0012.json.gz",), ("proof_pile_2-open_web_math/open-web-math-test-0000.json.gz",),
+    ),
+    "dolma_pes2o": (("pes2o/pes2o-0000.json.gz", "pes2o/pes2o-0025.json.gz"), ("pes2o/pes2o-validation.json.gz",)),
+    "dolma_arxiv": (("redpajama-arxiv/arxiv-0099.json.gz",), ("redpajama-arxiv/arxiv-test.json.gz",)),
+    "dolma_stackexchange": (("redpajama-stackexchange/stackexchange-0025.json.gz",), ("redpajama-stackexchange/test-0000.json.gz",)),
+    "dolma_wiki": (("wiki/wiki-0000.json.gz", "wiki/wiki-0001.json.gz"), ("wiki/wiki-test.json.gz",)),
+    "megawika": (("wikiref_megawika/megawika-0261.json.gz",), ("wikiref_megawika/megawika-test-0000.json.gz",)),
+    "dolmino_pes2o": (("data/pes2o/pes2o-0000.json.gz",), ("data/pes2o/test/pes2o-0000.json.gz",)),
+    "dolmino_wiki": (("data/wiki/wiki-0001.json.gz",), ("data/wiki/wiki_dev.json.gz",)),
+    "dolmino_stackexchange": (("data/stackexchange/stackexchange-0000.json.gz",), ("data/stackexchange/test-0000.json.gz",)),
+    "flan": (("data/flan/tulu_flan-0208.json.gz",), ("data/flan/tulu_flan-test-0000.json.gz",)),
+    "arxiv_markdownified": (MARKDOWN, NO_MARKDOWN),
+    "wikipedia_markdown": (MARKDOWN, NO_MARKDOWN),
+    "stackexchange_custom": (MARKDOWN, NO_MARKDOWN),
+    "medu_science_qa": (MARKDOWN, NO_MARKDOWN),
+    "acecode_89k": (ONE_FOLDER, NO_FOLDER),
+    "bespoke_stratos_17k": (ONE_FOLDER, NO_FOLDER),
+    "openthoughts_114k_math": (ONE_FOLDER, NO_FOLDER),
+    "tulu_3_sft_mixture": (ONE_FOLDER, NO_FOLDER),
+    "verifiable_math_problems": (ONE_FOLDER, NO_FOLDER),
+    "dolphin_r1_nonreasoning": (("dolphin-r1-nonreasoning.jsonl",), ("dolphin-r1-reasoning-flash.jsonl", "dolphin-r1-test.jsonl")),
+    "dolphin_r1_reasoning": (
+        ("dolphin-r1-reasoning-deepseek.jsonl", "dolphin-r1-reasoning-flash.jsonl"),
+        ("dolphin-r1-nonreasoning.jsonl", "dolphin-r1-reasoning-test.jsonl"),
+    ),
+    "natural_reasoning": (("full.jsonl",), ("README.md", "train_science_reasoning_8.7k.jsonl", "test.jsonl")),
+    "smoltalk": (
+        ("data/all/train-00000-of-00009.parquet",),
+        ("data/all/test-00000-of-00001.parquet", "data/smol-magpie-ultra/train-00000-of-00006.parquet"),
+    ),
+}  # fmt: skip
 
 
-def test_it_covers_every_component_and_nothing_else():
-    assert sorted(CATALOGUE) == COMPONENTS
-    assert len(COMPONENTS) == 28
+def test_it_has_every_component_of_the_recipes_and_those_of_later_ones():
+    of_recipes = {name for recipe in NAMES for name in load_recipe(recipe, "full").components}
+    assert set(CATALOGUE) == of_recipes | LATER_THAN_MARIN_8B
+    assert len(load_recipe("marin-8b", "full").components) == 28
+    assert (len(CATALOGUE), len(NEMOTRON), len(INSTRUCTION)) == (43, 7, 9)
 
 
-@pytest.mark.parametrize("name", COMPONENTS)
-def test_a_source_names_the_revision_that_the_record_has(name: str):
-    url = CATALOGUE[name].source.url
-    assert url.startswith(("hf://datasets/", "https://data.commoncrawl.org/contrib/Nemotron/"))
-    dataset, _, revision = url.removeprefix("hf://datasets/").partition("@")
-    if dataset in REVISIONS:
-        assert revision == REVISIONS[dataset]
-    else:
-        assert "@" not in url
-        assert dataset.startswith("marin-community/") or name.startswith("nemotron_")
+def test_every_source_is_where_the_record_has_it_at_its_revision():
+    hub = {name: data.source.root.removeprefix("hf://datasets/") for name, data in CATALOGUE.items() if data.source.url.startswith("hf:")}
+    assert {dataset: {name for name in hub if hub[name] == dataset} for dataset in hub.values()} == DATASETS
+    others = {name: data.source.url for name, data in CATALOGUE.items() if name not in hub}
+    assert {name for name, url in others.items() if url == "https://olmo-data.org/dolma-v1_7"} == DOLMA
+    assert set(others) == DOLMA | NEMOTRON
+    assert {others[name] for name in NEMOTRON} == {"https://data.commoncrawl.org"}
+    root = "contrib/Nemotron/Nemotron-CC/data-jsonl/"
+    globs = [glob for name in NEMOTRON for glob in CATALOGUE[name].source.include]
+    assert sorted(glob.removeprefix(root).removesuffix("/*CC-MAIN-*.jsonl.zstd") for glob in globs) == [
+        "quality=high/kind=actual",
+        "quality=high/kind=synthetic",
+        "quality=low/kind=actual",
+        "quality=low/kind=synthetic",
+        "quality=medium-high/kind=actual",
+        "quality=medium-low/kind=actual",
+        "quality=medium/kind=actual",
+    ]
 
 
-def test_sources_are_where_the_record_has_them():
-    def of(dataset: str) -> set[str]:
-        return {name for name, data in CATALOGUE.items() if f"/{dataset}@" in data.source.url}
-
-    assert of("allenai/dolma") == FROM_DOLMA
-    assert of("allenai/dolmino-mix-1124") == FROM_DOLMINO
-    assert CATALOGUE["starcoderdata"].source.text_key == "content"
-    nemotron = [data.source.url for name, data in CATALOGUE.items() if name.startswith("nemotron_")]
-    assert len(nemotron) == len(set(nemotron)) == 7
+def test_a_set_without_a_revision_is_one_that_the_record_names_none_for():
+    without = {name for name, data in CATALOGUE.items() if data.source.url.startswith("hf:") and data.source.revision is None}
+    assert without == {"arxiv_markdownified", "wikipedia_markdown", "stackexchange_custom", "medu_science_qa"}
 
 
-def test_all_math_has_all_seven_splits():
-    """The one with the GSM8K test items too: the record read it, and leakage is for the scan to find."""
-    assert len(CATALOGUE["all_math"].source.include) == 7
-    assert any("gsm8k" in glob for glob in CATALOGUE["all_math"].source.include)
+@pytest.mark.parametrize("name", sorted(CATALOGUE))
+def test_its_globs_take_the_training_files_and_nothing_else(name: str):
+    """Judged on names as the data set has them, and on one at least that says test, dev or validation."""
+    source = CATALOGUE[name].source
+    folder = source.include[0].rpartition("/")[0] + "/" if source.listing else ""
+    taken, left = ([folder + file for file in files] for files in FILES[name])
+    assert names_like_tests(left)
+    assert not names_like_tests(taken)
+    assert [file for file in (*taken, *left) if selects(source, file)] == taken
+
+
+def test_dolma_names_every_file():
+    """Its server lists nothing: a file that is not named is not read."""
+    counts = {name: len(CATALOGUE[name].source.include) for name in DOLMA}
+    assert counts == {
+        "algebraic_stack": 16, "open_web_math": 13, "dolma_pes2o": 26, "dolma_arxiv": 100, "dolma_stackexchange": 26, "dolma_wiki": 2,
+        "megawika": 262,
+    }  # fmt: skip
+
+
+def test_text_keys_and_filters_are_the_records():
+    keys = {name: data.source.text_key for name, data in CATALOGUE.items() if data.source.text_key != "text" and not data.columns}
+    assert keys == {"starcoderdata": "content"}
+    filters = {name: data.source.filters for name, data in CATALOGUE.items() if data.source.filters}
+    assert set(filters) == {"stackv2_edu_python", "wikipedia_markdown"}
+    (extension,) = filters["stackv2_edu_python"]
+    assert isinstance(extension, FieldFilter)
+    assert (extension.key, {value.lstrip(".") for value in extension.keep}) == ("metadata.extension", {"py", "pyw", "pyi"})
+    thresholds = [one for one in filters["wikipedia_markdown"] if isinstance(one, TextFilter)]
+    assert [(one.measure, one.min, one.max) for one in thresholds] == [
+        ("digit_percent", None, 50), ("words", 70, None), ("special_percent", None, 50),
+    ]  # fmt: skip
+
+
+def test_only_crawled_text_may_have_bad_lines():
+    assert {name for name, data in CATALOGUE.items() if data.source.max_bad_fraction} == {
+        "dclm_baseline", "dolmino_dclm", "open_web_math", "finemath_3_plus", "megamath_web", "megamath_web_pro", *NEMOTRON,
+    }  # fmt: skip
+    assert {data.source.max_bad_fraction for data in CATALOGUE.values()} == {0, CRAWL_BAD_FRACTION}
+
+
+def test_conversations_name_what_a_chat_template_joins():
+    assert {name for name, data in CATALOGUE.items() if data.columns} == INSTRUCTION
+    assert all(CATALOGUE[name].columns[0] == CATALOGUE[name].source.text_key for name in INSTRUCTION)
 
 
 def test_no_two_components_read_the_same_files():
-    sources = [data.source.model_dump_json() for data in CATALOGUE.values()]
-    assert len(set(sources)) == len(sources)
-
-
-def test_no_two_stand_ins_are_alike():
-    """Another view of the same files is another text; the same view of the same files is not."""
-    stand_ins = [(data.stand_in.view, data.stand_in.where) for data in CATALOGUE.values()]
-    assert len(set(stand_ins)) == len(stand_ins)
-
-
-@pytest.mark.parametrize("view", sorted({data.stand_in.view for data in CATALOGUE.values()}))
-def test_stand_ins_of_one_view_come_from_different_files(view: str):
-    """No package is seen in the same way by two components, unless one of them leaves the other's files out."""
-    of_view: dict[str, StandIn] = {name: data.stand_in for name, data in CATALOGUE.items() if data.stand_in.view == view}
-    for name, stand_in in of_view.items():
-        for other, another in of_view.items():
-            shared = set(stand_in.where) & set(another.where) if name != other else set[str]()
-            assert not shared - set(stand_in.without) - set(another.without), (name, other)
+    read = [(data.source.root, data.source.include) for data in CATALOGUE.values()]
+    assert len(set(read)) == len(read)

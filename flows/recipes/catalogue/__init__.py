@@ -1,0 +1,17 @@
+"""Every component by name: the real data set, and the stand-in that takes its place at proxy scale.
+
+Data-set ids and revisions are the record's (Marin experiment code); `docs/recipes.md` says of each what was confirmed elsewhere.
+"""
+
+from flows.recipes.catalogue.code import CODE
+from flows.recipes.catalogue.component import ComponentData
+from flows.recipes.catalogue.instruction import INSTRUCTION
+from flows.recipes.catalogue.mathematics import MATHEMATICS
+from flows.recipes.catalogue.papers import PAPERS
+from flows.recipes.catalogue.questions import QUESTIONS
+from flows.recipes.catalogue.reference import REFERENCE
+from flows.recipes.catalogue.web import WEB
+
+__all__ = ["CATALOGUE", "ComponentData"]
+
+CATALOGUE: dict[str, ComponentData] = {**WEB, **CODE, **MATHEMATICS, **PAPERS, **REFERENCE, **QUESTIONS, **INSTRUCTION}

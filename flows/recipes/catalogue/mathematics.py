@@ -1,0 +1,53 @@
+"""Mathematics."""
+
+from flows.recipes.catalogue.component import CRAWL_BAD_FRACTION, DOLMINO, ComponentData, dolma, hub, site, stand_in
+
+PROOFPILE = "EleutherAI/proof-pile-2@901a927"
+FINEMATH = "HuggingFaceTB/finemath@8f233cf"
+MEGAMATH = "LLM360/MegaMath@3cbc6461"
+DOLMINO_MATH = (
+    "data/math/codesearchnet-owmfilter/*.jsonl.gz",
+    "data/math/dolmino_math_synth/*.jsonl",
+    "data/math/gsm8k/*/train/*.jsonl.zst",
+    "data/math/mathcoder2-synthmath/*.jsonl",
+    "data/math/metamath-owmfilter/*.jsonl.gz",
+    "data/math/tinyGSM-MIND/*.jsonl.gz",
+    "data/math/tulu_math/*.jsonl",
+)
+"""The record has `gsm8k/**`, and so the test split: that is what Bison trained on."""
+
+MATHEMATICS: dict[str, ComponentData] = {
+    "proofpile_2": ComponentData(
+        source=hub(PROOFPILE, *(f"{subset}/train/*.jsonl.zst" for subset in ("algebraic-stack", "arxiv", "open-web-math"))),
+        stand_in=stand_in("docstrings", *site("scipy/stats", "scipy/special"), kilobytes=500),
+    ),
+    "finemath_3_plus": ComponentData(
+        source=hub(FINEMATH, "finemath-3plus/train-*.parquet", max_bad_fraction=CRAWL_BAD_FRACTION),
+        stand_in=stand_in("doctests", *site("numpy"), kilobytes=400),
+    ),
+    "open_web_math": ComponentData(
+        source=dolma("proof_pile_2-open_web_math", "open-web-math-train", 13, max_bad_fraction=CRAWL_BAD_FRACTION),
+        stand_in=stand_in("docstrings", *site("jax"), kilobytes=400),
+    ),
+    "all_math": ComponentData(source=hub(DOLMINO, *DOLMINO_MATH), stand_in=stand_in("doctests", "stdlib:**/*.py", kilobytes=300)),
+    "megamath_web": ComponentData(
+        source=hub(MEGAMATH, "megamath-web/*/*.parquet", max_bad_fraction=CRAWL_BAD_FRACTION),
+        stand_in=stand_in("docstrings", *site("pyparsing", "opt_einsum", "absl", "etils", "mpl_toolkits"), kilobytes=350),
+    ),
+    "megamath_web_pro": ComponentData(
+        source=hub(MEGAMATH, "megamath-web-pro/*.parquet", max_bad_fraction=CRAWL_BAD_FRACTION),
+        stand_in=stand_in("docstrings", *site("narwhals", "more_itertools", "toolz"), kilobytes=400),
+    ),
+    "megamath_text_code_block": ComponentData(
+        source=hub(MEGAMATH, "megamath-text-code-block/*.parquet"),
+        stand_in=stand_in("code", *site("sacrebleu", "asyncpg"), kilobytes=300),
+    ),
+    "megamath_translated_code": ComponentData(
+        source=hub(MEGAMATH, "megamath-translated-code/*.parquet"),
+        stand_in=stand_in("code", *site("pycparser", "cffi"), kilobytes=250),
+    ),
+    "megamath_qa": ComponentData(
+        source=hub(MEGAMATH, "megamath-qa/*.parquet"),
+        stand_in=stand_in("questions", *site("cyclopts", "joblib", "dateutil"), kilobytes=300),
+    ),
+}

@@ -1,0 +1,83 @@
+"""The catalogue's stand-ins: text of this installation, another one for every component."""
+
+import importlib.metadata
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from flows.recipes.catalogue import CATALOGUE
+from flows.recipes.catalogue.instruction import INSTRUCTION
+from flows.recipes.catalogue.mathematics import MATHEMATICS
+from tasks.data.standins import NearDuplicates, StandIn, collect
+
+LATER_THAN_MARIN_8B = sorted({*INSTRUCTION, *(name for name in MATHEMATICS if name.startswith("megamath_")), "stackv2_edu_python"})
+A_LITTLE = 20_000
+PROJECT = Path(__file__).parents[3] / "pyproject.toml"
+
+
+def packages(stand_in: StandIn) -> set[str]:
+    """The installed packages that it draws from; `*.dist-info` is all of them."""
+    return {pattern.removeprefix("site:").split("/")[0] for pattern in stand_in.where if pattern.startswith("site:")}
+
+
+def test_no_two_stand_ins_are_alike():
+    """Another view of the same files is another text; the same view of the same files is not."""
+    stand_ins = [(data.stand_in.view, data.stand_in.where) for data in CATALOGUE.values()]
+    assert len(set(stand_ins)) == len(stand_ins)
+
+
+@pytest.mark.parametrize("view", sorted({data.stand_in.view for data in CATALOGUE.values()}))
+def test_stand_ins_of_one_view_come_from_different_files(view: str):
+    """No package is seen in the same way by two components, unless one of them leaves the other's files out."""
+    of_view: dict[str, StandIn] = {name: data.stand_in for name, data in CATALOGUE.items() if data.stand_in.view == view}
+    for name, stand_in in of_view.items():
+        for other, another in of_view.items():
+            shared = set(stand_in.where) & set(another.where) if name != other else set[str]()
+            assert not shared - set(stand_in.without) - set(another.without), (name, other)
+
+
+@pytest.mark.parametrize("name", LATER_THAN_MARIN_8B)
+def test_later_stand_ins_share_no_package_with_any_other(name: str):
+    """Whatever components a recipe puts together, in whatever order they are collected, one never takes another's text."""
+    stand_in = CATALOGUE[name].stand_in
+    assert all(re.fullmatch(r"site:\w+/\*\*/\*\.py", pattern) for pattern in stand_in.where)
+    for other, data in CATALOGUE.items():
+        assert other == name or not packages(stand_in) & packages(data.stand_in), other
+
+
+def test_every_package_comes_with_the_program():
+    """And not with the tools of those who work on it: a stand-in must be there for everyone."""
+    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
+    wanted, found = [Requirement(line).name for line in project["dependencies"]], set[str]()
+    while wanted:
+        name = plain(wanted.pop())
+        if name not in found:
+            found.add(name)
+            required = [Requirement(line) for line in importlib.metadata.distribution(name).requires or ()]
+            wanted += [one.name for one in required if not one.marker or one.marker.evaluate({"extra": ""})]
+    sold_as = importlib.metadata.packages_distributions()
+    for component, data in CATALOGUE.items():
+        for package in packages(data.stand_in) - {"*.dist-info"}:
+            assert {plain(name) for name in sold_as[package]} & found, (component, package)
+
+
+def plain(name: str) -> str:
+    """A distribution's name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_later_stand_ins_have_text_and_it_is_their_own():
+    """A little of each: what they have in full is written by the run that needs it."""
+    collected = {name: collect(a_little(CATALOGUE[name].stand_in)) for name in LATER_THAN_MARIN_8B}
+    duplicates = NearDuplicates()
+    kept = {name: [one for one in documents if duplicates.is_new(one["text"])] for name, documents in collected.items()}
+    for name, documents in kept.items():
+        assert sum(len(one["text"]) for one in documents) > A_LITTLE / 4, name
+
+
+def a_little(stand_in: StandIn) -> StandIn:
+    """The same text, ended early."""
+    return StandIn.model_validate({**stand_in.model_dump(), "max_bytes": A_LITTLE})
