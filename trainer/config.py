@@ -132,11 +132,15 @@ class Stability(Frozen):
 
 
 class DataOrder(Frozen):
-    """How sequences are drawn: one permutation per component, keyed by seed and component name, and blocks of the mixture."""
+    """How sequences are drawn: one permutation per component, keyed by seed and component name, and blocks of the mixture.
+
+    `cut_blocks` lets a mixture start inside a block also where another step would do: the block before it is cut short.
+    """
 
     seed: int
-    permutation: Literal["linear", "feistel"]
+    permutation: Literal["linear", "feistel", "feistel_levanter"]
     block_sequences: int = Field(gt=0)
+    cut_blocks: bool = False
 
 
 class CheckpointPolicy(Frozen):

@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "backwards": ({"stop_step": 5, "start_step": 5}, r"stop_step must be after start_step, found 5 → 5"),
     "typo": ({"sed": 7}, r"sed\n.*Extra inputs are not permitted"),
     "typo inside": ({"order": {"seed": 1, "permutation": "feistel", "blocks": 16}}, r"order\.blocks\n.*Extra inputs"),
-    "unknown kind": ({"order": {"seed": 1, "permutation": "shuffle", "block_sequences": 16}}, r"'linear' or 'feistel'"),
+    "unknown kind": ({"order": {"seed": 1, "permutation": "shuffle", "block_sequences": 16}}, r"'linear', 'feistel' or 'feistel_levanter'"),
 }
 
 
