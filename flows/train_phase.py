@@ -6,7 +6,7 @@ from prefect import flow
 from prefect.artifacts import create_table_artifact
 
 from flows.evaluate_checkpoint import evaluate_checkpoint
-from flows.plan import build_run, check_slices, data_plan
+from flows.plan import build_run, check_mixtures, check_slices, data_plan
 from flows.prepare_data import prepare_data
 from flows.recipes import load_recipe
 from flows.recipes.recipe import Scale
@@ -29,10 +29,10 @@ def train_phase(recipe: str, phase: str, scale: Scale = "proxy", home: str | Non
         scale: `proxy` or `full`.
         home: Folder of everything; PHASEWISE_HOME if not given.
     """
-    wanted, place = load_recipe(recipe, scale), Home.open(home)
+    wanted, place = load_recipe(recipe, scale), Home.open(home, local_for="training")
     chosen = wanted.phase(phase)
-    place.require_local("training")
     check_slices(wanted, [chosen])
+    check_mixtures(wanted, [chosen])
     prepare_data(recipe, scale, home)
     plan = data_plan(wanted, place)
     if read_record(wanted, chosen, place, plan).state == "done":

@@ -26,8 +26,7 @@ def train_recipe(recipe: str = "marin-8b", scale: Scale = "proxy", home: str | N
         home: Folder of everything; PHASEWISE_HOME if not given.
         up_to: Train only this phase and its ancestors.
     """
-    wanted, place = load_recipe(recipe, scale), Home.open(home)
-    place.require_local("training")
+    wanted, place = load_recipe(recipe, scale), Home.open(home, local_for="training")
     prepare_data(recipe, scale, home)
     refusals = train_phases(recipe, wanted, home, wanted.lineage(wanted.phase(up_to)) if up_to else wanted.phases)
     plan = data_plan(wanted, place)

@@ -26,11 +26,11 @@ class Home:
     root: Path
 
     @classmethod
-    def open(cls, url: str | None) -> "Home":
-        """The home at `url`, at `PHASEWISE_HOME`, or at `./.phasewise`, made if need be.
+    def open(cls, url: str | None, *, local_for: str | None = None) -> "Home":
+        """The home at `url`, at `PHASEWISE_HOME`, or at `./.phasewise`, made if need be. `local_for` names what cannot be done on a store.
 
         Raises:
-            ConfigError: it is neither a local folder nor a gs:// URL, or nothing can be written there.
+            ConfigError: it is neither a local folder nor a gs:// URL, it is not local though it must be, or nothing can be written there.
         """
         text = url or os.environ.get("PHASEWISE_HOME") or DEFAULT_HOME
         if "://" in text and not text.startswith(("file://", "gs://", "gcs://")):
@@ -40,6 +40,11 @@ class Home:
         if store is None:
             root = root.expanduser().resolve()
             _probe_folder(root)
+        elif local_for:
+            raise ConfigError(
+                f"{local_for} needs a home that is a local folder, found {root}. Only the data stages work on a store so far: "
+                "choose a folder with --home or PHASEWISE_HOME."
+            )
         else:
             _probe_store(root, *store)
         return cls(root)
@@ -62,18 +67,6 @@ class Home:
     def is_local(self) -> bool:
         """Whether the home is a folder of this machine."""
         return file_system_of(self.root) is None
-
-    def require_local(self, what: str) -> None:
-        """Refuse what cannot be done in a home on a store.
-
-        Raises:
-            ConfigError: the home is a URL.
-        """
-        if not self.is_local:
-            raise ConfigError(
-                f"{what} needs a home that is a local folder, found {self.root}. Only the data stages work on a store so far: "
-                "choose a folder with --home or PHASEWISE_HOME."
-            )
 
     @property
     def sources(self) -> Path:

@@ -78,12 +78,12 @@ def _updates(
     """All updates from `first_step` on. Each one's metrics are fetched while the next one runs."""
     train_step, clock, contract = build_train_step(run.model, run.optimizer), Clock(), loader.contract()
     waiting: tuple[int, Scheduled, StepMetrics, int] | None = None
-    for step, tokens in enumerate(loader.batches(first_step, run.stop_step), start=first_step):
+    for step, batch in enumerate(loader.batches(first_step, run.stop_step), start=first_step):
         scheduled = scheduled_at(run, step)
-        state, measured = train_step(state, tokens, scheduled)
+        state, measured = train_step(state, batch.tokens, scheduled)
         if waiting:
             _record(run, metrics, clock, *waiting)
-        waiting = (step + 1, scheduled, measured, tokens.size)
+        waiting = (step + 1, scheduled, measured, batch.tokens.size)
         if stop_requested() or due(run, step + 1, clock):
             _record(run, metrics, clock, *waiting)
             waiting = None

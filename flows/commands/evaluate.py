@@ -23,8 +23,7 @@ def evaluate_target(target: str, scale: Scale, home: str | None) -> dict[str, An
     if phase is None:
         names = ", ".join(f"{recipe.name}/{one.name}" for one in recipe.phases)
         raise ConfigError(f"evaluate needs a phase, found the recipe {target}; there are {names}.")
-    place = Home.open(home)
-    place.require_local("evaluation")
+    place = Home.open(home, local_for="evaluation")
     plan = data_plan(recipe, place)
     run = build_run(recipe, phase, place, plan.folders("train"))
     result = finished_result(run)

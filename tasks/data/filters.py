@@ -1,15 +1,17 @@
 """Which documents of a source are taken: by a field, or by what the text as it stands in the file measures."""
 
-import re
-from collections import Counter
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import assert_never
+
+import numpy as np
 
 from tasks.data.formats.fields import reach
 from tasks.data.formats.findings import LeftOut, Record, Sift
 from tasks.data.source import FieldFilter, Filter, TextFilter
 
-NON_ASCII = re.compile(r"[^\x00-\x7f]+")
+STRETCH_CHARACTERS = 2**20
 
 
 def build_sift(filters: Sequence[Filter]) -> Sift:
@@ -34,28 +36,29 @@ def field_keys(filters: Sequence[Filter]) -> tuple[str, ...]:
 
 def digit_percent(text: str) -> float:
     """Share of the characters that are digits (`str.isdigit`, of any script) in percent."""
-    return _percent(text, str.isdigit, _ASCII_DIGITS)
+    return _percent(text, str.isdigit)
 
 
 def special_percent(text: str) -> float:
     """Share of the characters that are neither letter, digit or other number (`str.isalnum`) nor whitespace (`str.isspace`) in percent."""
-    return _percent(text, _is_special, _ASCII_SPECIAL)
+    return _percent(text, _is_special)
 
 
 def _is_special(character: str) -> bool:
     return not character.isalnum() and not character.isspace()
 
 
-_ASCII_DIGITS = bytes(code for code in range(128) if chr(code).isdigit())
-_ASCII_SPECIAL = bytes(code for code in range(128) if _is_special(chr(code)))
+@cache
+def _table(belongs: Callable[[str], bool]) -> np.ndarray:
+    """For every character whether it belongs: a loop over a text's characters takes tens of times as long as looking them up."""
+    return np.fromiter((belongs(chr(code)) for code in range(sys.maxunicode + 1)), dtype=bool)
 
 
-def _percent(text: str, belongs: Callable[[str], bool], ascii_members: bytes) -> float:
-    """ASCII characters are counted by deleting them from the bytes, others by their kinds: a loop over characters is 30 times slower."""
-    raw = text.encode()
-    count = len(raw) - len(raw.translate(None, ascii_members))
-    if len(raw) != len(text):
-        count += sum(times for character, times in Counter("".join(NON_ASCII.findall(text))).items() if belongs(character))
+def _percent(text: str, belongs: Callable[[str], bool]) -> float:
+    count = 0
+    for start in range(0, len(text), STRETCH_CHARACTERS):
+        codes = np.frombuffer(text[start : start + STRETCH_CHARACTERS].encode("utf-32-le"), dtype="<u4")
+        count += int(np.count_nonzero(_table(belongs)[codes]))
     return 100 * count / len(text)
 
 

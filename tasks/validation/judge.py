@@ -70,11 +70,11 @@ def judge_phase_data(run: RunConfig, plan: DataPlan, limits: DataLimits, home: H
     evidence = DataEvidence(
         caches=cache_evidence(caches, {component.name: component.files for component in components}),
         mixture=mixture_evidence(
+            schedule,
             start_step=run.start_step,
             stop_step=run.stop_step,
-            mixture=run.mixture,
-            realised=schedule.realised,
             rows={name: cache.num_rows(run.model.seq_len) for name, cache in opened.items()},
+            seq_len=run.model.seq_len,
         ),
         leakage=leakage_evidence(
             scans,

@@ -60,9 +60,9 @@ def test_a_home_on_a_store_has_the_same_layout_there(gcs: Path, tmp_path: Path, 
 
 
 def test_what_needs_a_local_home_says_so(gcs: Path, tmp_path: Path):
-    Home(tmp_path).require_local("training")
+    assert Home.open(str(tmp_path), local_for="training").root == tmp_path
     with pytest.raises(ConfigError, match=rf"training needs a home that is a local folder, found {gcs}"):
-        Home(gcs).require_local("training")
+        Home.open(str(gcs), local_for="training")
 
 
 def test_a_missing_bucket_is_refused(faulty_store: FaultyStore):

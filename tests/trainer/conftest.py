@@ -1,5 +1,6 @@
 """A small world for the trainer: token caches written by hand, a tiny model, a run over them, and the trainer as a process."""
 
+import io
 import os
 import subprocess
 import sys
@@ -18,9 +19,9 @@ import pytest
 from hypothesis import settings
 
 from trainer.config import ModelConfig, Rope, RunConfig
-from trainer.data.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, Shard, read_manifest
+from trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, read_manifest, write_manifest
 from trainer.metrics import Row, read_metrics
-from trainer.storage import digest_of_file, write_json
+from trainer.storage import digest_of_bytes, write_atomically, write_json
 
 VOCAB_SIZE = 256
 SEQ_LEN = 32
@@ -87,8 +88,7 @@ def write_documents(seed: int, count: int) -> list[np.ndarray]:
 def write_cache() -> WriteCache:
     """Writes a cache as the data stage does: shards, their index, the manifest last."""
 
-    def write(folder: Path, shards: Sequence[Sequence[np.ndarray]], *, dtype: str = "uint16") -> Path:
-        folder.mkdir(parents=True)
+    def write(folder: Path, shards: Sequence[Sequence[np.ndarray]], *, dtype: str = "uint16", begin_of_text: int = BEGIN) -> Path:
         written = [_write_shard(folder, f"shard-{number:05d}", documents, dtype) for number, documents in enumerate(shards)]
         manifest = Manifest.model_validate(
             {
@@ -96,20 +96,23 @@ def write_cache() -> WriteCache:
                 "component": folder.name,
                 "split": "train",
                 "key": f"key of {folder.name}",
+                "source": {},
                 "sources": (),
-                "include": (),
-                "exclude": (),
                 "reader": "by hand",
                 "normalizer": "none",
+                "encoder": "none",
                 "tokenizer_digest": "none",
+                "begin_of_text": begin_of_text,
+                "end_of_text": END,
                 "dtype": dtype,
                 "shards": written,
                 "documents": sum(shard.documents for shard in written),
                 "tokens": sum(shard.tokens for shard in written),
                 "text_bytes": 0,
+                "left_out": {},
             }
         )
-        write_json(folder / MANIFEST_NAME, manifest.model_dump(mode="json"))
+        write_manifest(folder, manifest)
         return folder
 
     return write
@@ -118,20 +121,22 @@ def write_cache() -> WriteCache:
 def _write_shard(folder: Path, name: str, documents: Sequence[np.ndarray], dtype: str) -> Shard:
     lengths = np.array([len(document) for document in documents], np.int64)
     tokens = np.concatenate([np.empty(0, np.uint16), *documents]).astype(dtype)
-    (folder / f"{name}.bin").write_bytes(tokens.tobytes())
     columns = {
         "id": pa.array([f"{name} {number}" for number in range(len(documents))], pa.string()),
         "source_file": pa.array(["by hand"] * len(documents), pa.string()),
         "offset": pa.array(np.cumsum(lengths) - lengths, pa.int64()),
         "length": pa.array(lengths, pa.int64()),
     }
-    pq.write_table(pa.table(columns), folder / f"{name}.parquet")
+    index = io.BytesIO()
+    pq.write_table(pa.table(columns), index)
+    write_atomically(folder / f"{name}.bin", tokens.tobytes())
+    write_atomically(folder / f"{name}.parquet", index.getvalue())
     return Shard(
         name=name,
         tokens=len(tokens),
         documents=len(documents),
-        digest=digest_of_file(folder / f"{name}.bin"),
-        index_digest=digest_of_file(folder / f"{name}.parquet"),
+        digest=digest_of_bytes(tokens.tobytes()),
+        index_digest=digest_of_bytes(index.getvalue()),
     )
 
 
@@ -183,7 +188,7 @@ def make_run(home: Path, model: ModelConfig, caches: Mapping[str, Path], judge: 
             "stability": {"max_grad_norm": [[0, 1.0]], "z_loss": [[0, None], [16, 1e-4]], "ema_decay": 0.9},
             "batch": [[0, 4], [10, 8]],
             "mixture": [[0, {"books": 60, "code": 40}], [14, {"books": 30, "code": 30, "web": 40}]],
-            "order": {"seed": 11, "permutation": "feistel", "block_sequences": 16},
+            "order": {"seed": 11, "permutation": "feistel", "block_sequences": 16, "cut_blocks": True},
             "checkpoints": {"every_steps": 3, "every_minutes": None, "keep_all": False},
             "start": None,
             "caches": {component: str(folder) for component, folder in caches.items()},

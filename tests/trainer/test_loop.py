@@ -39,7 +39,7 @@ def test_a_phase_s_tokens_are_those_of_its_batches(make_run: MakeRun):
         "tokens", start_step=4, learning_rate=[{"kind": "constant", "start_step": 4, "end_step": 24, "start": 1e-3, "end": 1e-3}]
     )
     tokens = sequences_between(run.batch, 4, 24) * 32
-    assert tokens == sum(Loader(run).batch(step).size for step in range(4, 24)) == (6 * 4 + 14 * 8) * 32
+    assert tokens == sum(Loader(run).batch(step).tokens.size for step in range(4, 24)) == (6 * 4 + 14 * 8) * 32
 
 
 def test_the_summary_says_what_was_trained(make_run: MakeRun):

@@ -1,6 +1,5 @@
 """No training without a verdict for exactly these bytes."""
 
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainer.config import RunConfig
-from trainer.data.manifest import read_manifest
+from trainer.data.manifest import Manifest, read_manifest, write_manifest
 from trainer.errors import DataError, VerdictError
 from trainer.permission import check_permission
 
@@ -40,8 +39,7 @@ def test_a_verdict_on_other_bytes_is_none(make_run: MakeRun, caches: Mapping[str
     other = Path(shutil.copytree(caches["code"], tmp_path / "code"))
     run = make_run("other bytes", caches={**{name: str(folder) for name, folder in caches.items()}, "code": str(other)})
     judged = read_manifest(other).digest
-    path = other / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_bytes()), "key": "built anew"}))
+    write_manifest(other, Manifest.model_validate({**read_manifest(other).model_dump(mode="json"), "key": "built anew"}))
     found = read_manifest(other).digest
     with pytest.raises(VerdictError, match=rf"other bytes of code: it names {judged[:12]}, the cache is {found[:12]}"):
         check_permission(run)

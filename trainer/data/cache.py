@@ -1,16 +1,24 @@
-"""Reading a token cache: memory-mapped shards, rows by number, documents by index."""
+"""Reading a token cache, on this machine or on a store: rows by number, documents one after the other."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
+from fsspec import AbstractFileSystem
 from jaxtyping import Int
 
 from trainer.data.manifest import Manifest, read_manifest
+from trainer.data.shards import ShardMaps, TokenRange, build_maps, fetch, sizes_in_bytes
 from trainer.errors import DataError
+from trainer.storage import as_path, file_system_of
+
+DOCUMENTS_AT_ONCE = 1024
+TOKENS_AT_ONCE = 2**20
+INDEX_BUFFER_BYTES = 2**20
 
 
 class Document(NamedTuple):
@@ -23,33 +31,36 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenCache:
-    """A component's tokens, concatenated over its shards in order."""
+    """A component's tokens, concatenated over its shards in order. Files are opened when something is read from them."""
 
     folder: Path
     manifest: Manifest
-    shards: tuple[np.ndarray, ...]
     starts: np.ndarray
     """Token offset at which each shard starts, and the total at the end."""
+    maps: ShardMaps
 
     @classmethod
-    def open(cls, folder: str | Path) -> "TokenCache":
-        """Map the shards that the manifest names.
+    def open(cls, folder: str | Path, maps: ShardMaps | None = None) -> "TokenCache":
+        """The cache in a folder. Caches that are given the same `maps` share its bound on open files.
 
         Raises:
-            DataError: the manifest is missing, or a shard is missing or has another length than it says.
+            DataError: the manifest is missing or contradicts itself, or a shard is missing or has another length than it says.
         """
-        folder = Path(folder)
+        folder = as_path(folder)
         manifest = read_manifest(folder)
-        shards: list[np.ndarray] = []
-        for shard in manifest.shards:
-            path = folder / f"{shard.name}.bin"
-            expected = shard.tokens * np.dtype(manifest.dtype).itemsize
-            found = path.stat().st_size if path.exists() else None
-            if found != expected:
-                raise DataError(f"{path}: the manifest says {expected} bytes, found {found}. Delete {folder} and prepare the data again.")
-            shards.append(np.memmap(path, dtype=manifest.dtype, mode="r") if expected else np.empty(0, manifest.dtype))
         starts = np.cumsum([0, *(shard.tokens for shard in manifest.shards)])
-        return cls(folder, manifest, tuple(shards), starts)
+        if starts[-1] != manifest.tokens:
+            raise DataError(
+                f"{folder}: the manifest says {manifest.tokens} tokens, and its shards have {starts[-1]}. Prepare the data again."
+            )
+        names = [f"{shard.name}.bin" for shard in manifest.shards]
+        for name, shard, found in zip(names, manifest.shards, sizes_in_bytes(folder, names), strict=True):
+            expected = shard.tokens * np.dtype(manifest.dtype).itemsize
+            if found != expected:
+                raise DataError(
+                    f"{folder / name}: the manifest says {expected} bytes, found {found}. Delete {folder} and prepare the data again."
+                )
+        return cls(folder, manifest, starts, maps or build_maps())
 
     def num_rows(self, seq_len: int) -> int:
         """Whole rows of `seq_len` tokens; the tail that doesn't fill one is not used."""
@@ -57,24 +68,84 @@ class TokenCache:
 
     def rows(self, numbers: np.ndarray, seq_len: int) -> Int[np.ndarray, "b t"]:
         """Rows by number: row n is tokens `[n · seq_len, (n + 1) · seq_len)` of the concatenation, as int32."""
-        return np.stack([self._tokens(int(number) * seq_len, seq_len) for number in numbers])
+        rows = np.empty((len(numbers), seq_len), np.int32)
+        fetch(self.read_rows(numbers, rows, np.arange(len(numbers))))
+        return rows
+
+    def read_rows(self, numbers: np.ndarray, out: Int[np.ndarray, "b t"], places: np.ndarray) -> list[TokenRange]:
+        """Fill `out[places]` with rows by number, and return what is still to be fetched: everything, where the cache is on a store."""
+        seq_len = out.shape[1]
+        if self.is_local and len(self.manifest.shards) == 1:
+            out[places] = self._map(0)[: self.num_rows(seq_len) * seq_len].reshape(-1, seq_len)[numbers]
+            return []
+        offsets = np.asarray(numbers, np.int64) * seq_len
+        shards = np.searchsorted(self.starts, offsets, side="right") - 1
+        pieces = zip(places.tolist(), shards.tolist(), (offsets - self.starts[shards]).tolist(), strict=True)
+        return [wanted for place, shard, start in pieces for wanted in self._read(shard, start, out[place])]
 
     def documents(self) -> Iterator[Document]:
-        """Every document, in order, with its tokens."""
-        for shard, tokens in zip(self.manifest.shards, self.shards, strict=True):
-            index = pq.read_table(self.folder / f"{shard.name}.parquet")
-            for row in index.to_pylist():
-                yield Document(row["id"], row["source_file"], tokens[row["offset"] : row["offset"] + row["length"]])
+        """Every document, in order, with its tokens. Neither an index nor a shard is ever held whole."""
+        for number, shard in enumerate(self.manifest.shards):
+            with (self.folder / f"{shard.name}.parquet").open("rb") as file:
+                index = pq.ParquetFile(file, buffer_size=INDEX_BUFFER_BYTES, pre_buffer=False)
+                for batch in index.iter_batches(DOCUMENTS_AT_ONCE, columns=["id", "source_file", "offset", "length"]):
+                    yield from self._documents(number, batch.to_pylist())
 
-    def _tokens(self, offset: int, count: int) -> np.ndarray:
-        """A range of the concatenation, across shard boundaries where it must."""
-        tokens = np.empty(count, np.int32)
-        filled = 0
-        shard = int(np.searchsorted(self.starts, offset, side="right")) - 1
-        while filled < count:
-            within = offset + filled - int(self.starts[shard])
-            piece = self.shards[shard][within : within + count - filled]
-            tokens[filled : filled + len(piece)] = piece
-            filled += len(piece)
-            shard += 1
+    def _documents(self, shard: int, rows: list[dict[str, Any]]) -> Iterator[Document]:
+        """Documents by their rows of the index; those that follow one another are read together, up to `TOKENS_AT_ONCE`."""
+        first = 0
+        while first < len(rows):
+            begin, after = rows[first]["offset"], first + 1
+            while after < len(rows) and rows[after]["offset"] + rows[after]["length"] - begin <= TOKENS_AT_ONCE:
+                after += 1
+            tokens = self._tokens(shard, begin, rows[after - 1]["offset"] + rows[after - 1]["length"])
+            for row in rows[first:after]:
+                yield Document(row["id"], row["source_file"], tokens[row["offset"] - begin : row["offset"] - begin + row["length"]])
+            first = after
+
+    def _tokens(self, shard: int, begin: int, end: int) -> np.ndarray:
+        """A range of one shard, as it is kept there."""
+        if self.is_local and end > begin:
+            return self._map(shard)[begin:end]
+        tokens = np.empty(end - begin, self._dtype)
+        fetch([self._range(shard, begin, tokens)] if end > begin else [])
         return tokens
+
+    def _read(self, shard: int, start: int, target: np.ndarray) -> list[TokenRange]:
+        """Fill the target from token `start` of a shard on, and on through the shards after it; return what is still to be fetched."""
+        ranges: list[TokenRange] = []
+        filled = 0
+        while filled < len(target):
+            count = min(len(target) - filled, self.manifest.shards[shard].tokens - start)
+            piece = target[filled : filled + count]
+            if self.is_local and count:
+                piece[:] = self._map(shard)[start : start + count]
+            elif count:
+                ranges.append(self._range(shard, start, piece))
+            filled, shard, start = filled + count, shard + 1, 0
+        return ranges
+
+    def _map(self, shard: int) -> np.ndarray:
+        return self.maps(self._files[shard], self._dtype)
+
+    def _range(self, shard: int, start: int, target: np.ndarray) -> TokenRange:
+        assert self._store
+        return TokenRange(self._store[0], f"{self._store[1]}/{self.manifest.shards[shard].name}.bin", self._dtype, start, target)
+
+    @cached_property
+    def _store(self) -> tuple[AbstractFileSystem, str] | None:
+        return file_system_of(self.folder)
+
+    @cached_property
+    def is_local(self) -> bool:
+        """Whether its files are on this machine."""
+        return self._store is None
+
+    @cached_property
+    def _files(self) -> tuple[str, ...]:
+        return tuple(f"{self.folder}/{shard.name}.bin" for shard in self.manifest.shards)
+
+    @cached_property
+    def _dtype(self) -> np.dtype:
+        """Little-endian, whatever this machine is."""
+        return np.dtype(self.manifest.dtype).newbyteorder("<")

@@ -1,58 +1,137 @@
 """The batch of any step by random access: mixture → position in the component → permutation → row of the cache."""
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from trainer.config import RunConfig
+from trainer.config import Component, RunConfig
 from trainer.data.cache import TokenCache
 from trainer.data.mixture import MixtureSchedule
-from trainer.data.permutation import PERMUTATION_VERSION, derive_key, permute
-from trainer.errors import DataError
+from trainer.data.permutation import PERMUTATION_VERSIONS, Permutation, derive_key
+from trainer.data.segments import positions, segment_ids
+from trainer.data.shards import TokenRange, build_maps, fetch
+from trainer.errors import ConfigError, DataError
+
+SPAN_SEQUENCES = 2048
+"""The order is computed for so many sequences at once, and kept for `SPANS_KEPT` such spans."""
+SPANS_KEPT = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One host's rows of a batch. Which document of its row a token belongs to, and its place there, are computed when asked for."""
+
+    tokens: Int[np.ndarray, "b t"]
+    begin_of_text: int
+
+    @cached_property
+    def segment_ids(self) -> Int[np.ndarray, "b t"]:
+        """The number of the token's document in its row."""
+        return segment_ids(self.tokens, self.begin_of_text)
+
+    @cached_property
+    def positions(self) -> Int[np.ndarray, "b t"]:
+        """The token's place in its document."""
+        return positions(self.segment_ids)
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which row of which component each sequence of a lineage is.
+
+    Attributes:
+        rows: component → rows of its cache; the rows of other components are not known.
+    """
+
+    schedule: MixtureSchedule
+    rows: dict[Component, int]
+
+    def span(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Component number and row number of the sequences of span `number`."""
+        components, places = self.schedule.draw(number * SPAN_SEQUENCES, (number + 1) * SPAN_SEQUENCES)
+        rows = np.zeros_like(places)
+        for component, name in enumerate(self.schedule.components()):
+            chosen = np.flatnonzero(components == component)
+            if chosen.size and name in self.rows:
+                rows[chosen] = self._row_numbers(name, places[chosen])
+        return components, rows
+
+    def _row_numbers(self, name: Component, places: np.ndarray) -> np.ndarray:
+        """Each pass over a component has a permutation of its own, keyed by the component's name."""
+        order = self.schedule.order
+        epochs, within = np.divmod(places, self.rows[name])
+        numbers = np.empty_like(places)
+        for epoch in np.unique(epochs):
+            chosen = epochs == epoch
+            key = derive_key("component", order.seed, name, int(epoch))
+            numbers[chosen] = Permutation.build(order.permutation, length=self.rows[name], key=key)(within[chosen])
+        return numbers
 
 
 class Loader:
-    """Batches for one run. It holds no state but its caches: `batch(step)` is the same whenever and wherever it is asked."""
+    """Batches for one run. It holds no state but its caches: `batch(step)` is the same whenever and wherever it is asked.
 
-    def __init__(self, run: RunConfig):
-        self._run = run
+    Each of `hosts` reads only its own rows of the batch: the `host`-th of as many equal parts.
+    """
+
+    def __init__(self, run: RunConfig, *, host: int = 0, hosts: int = 1):
+        self._run, self._host, self._hosts = run, host, hosts
+        _check_hosts(run, host, hosts)
         self._schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
         self._names = self._schedule.components()
+        maps = build_maps()
         needed = self._schedule.realised(run.start_step, run.stop_step)
-        self._caches = {name: TokenCache.open(run.caches[name]) for name in needed}
+        self._caches = {name: TokenCache.open(run.caches[name], maps) for name in needed}
         self._rows = {name: cache.num_rows(run.model.seq_len) for name, cache in self._caches.items()}
         for name, rows in self._rows.items():
             if not rows:
                 raise DataError(f"component {name} has {self._caches[name].manifest.tokens} tokens, not one row of {run.model.seq_len}.")
+        self._begin_of_text = _begin_of_text(self._caches)
+        self._order_of_span = lru_cache(maxsize=SPANS_KEPT)(Order(self._schedule, self._rows).span)
 
-    def batch(self, step: int) -> Int[np.ndarray, "b t"]:
-        """The tokens of update `step`, int32."""
-        components, positions = self._schedule.batch(step)
-        tokens = np.empty((len(components), self._run.model.seq_len), np.int32)
-        for number in np.unique(components):
-            name, chosen = self._names[number], components == number
-            tokens[chosen] = self._caches[name].rows(self._row_numbers(name, positions[chosen]), self._run.model.seq_len)
-        return tokens
+    def batch(self, step: int) -> Batch:
+        """This host's rows of update `step`; tokens are int32."""
+        size = self._run.batch.at(step) // self._hosts
+        first = self._schedule.sequences_before(step) + self._host * size
+        components, rows = self._order_between(first, first + size)
+        tokens = np.empty((size, self._run.model.seq_len), np.int32)
+        to_fetch: list[TokenRange] = []
+        for number in np.flatnonzero(np.bincount(components)):
+            places = np.flatnonzero(components == number)
+            to_fetch += self._caches[self._names[number]].read_rows(rows[places], tokens, places)
+        fetch(to_fetch)
+        return Batch(tokens, self._begin_of_text)
 
-    def batches(self, start_step: int, stop_step: int) -> Iterator[Int[np.ndarray, "b t"]]:
-        """The batches of `[start_step, stop_step)`, each prepared while the one before it is used."""
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader") as pool:
-            upcoming = pool.submit(self.batch, start_step)
-            for step in range(start_step, stop_step):
-                current = upcoming.result()
-                if step + 1 < stop_step:
-                    upcoming = pool.submit(self.batch, step + 1)
-                yield current
+    def batches(self, start_step: int, stop_step: int, *, threads: int = 2, ahead: int = 4) -> Generator[Batch, None, None]:
+        """The batches of `[start_step, stop_step)` in order; `threads` prepare up to `ahead` of them while one is used.
+
+        An error is raised where its batch would come. The threads end with the iterator.
+        """
+        steps = iter(range(start_step, stop_step))
+        with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="loader") as pool:
+            upcoming = deque(pool.submit(self.batch, step) for step in islice(steps, ahead))
+            try:
+                while upcoming:
+                    current = upcoming.popleft().result()
+                    upcoming.extend(pool.submit(self.batch, step) for step in islice(steps, 1))
+                    yield current
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
 
     def contract(self) -> dict[str, Any]:
         """Everything that decides the order of the data. It goes into every checkpoint, and a resume compares it."""
         run = self._run
         return {
             "seed": run.order.seed,
-            "permutation": {"kind": run.order.permutation, "version": PERMUTATION_VERSION},
+            "permutation": {"kind": run.order.permutation, "version": PERMUTATION_VERSIONS[run.order.permutation]},
+            "packing": "chunk",
             "block_sequences": run.order.block_sequences,
             "seq_len": run.model.seq_len,
             "batch": run.batch.model_dump(mode="json"),
@@ -62,13 +141,31 @@ class Loader:
             },
         }
 
-    def _row_numbers(self, name: str, positions: np.ndarray) -> np.ndarray:
-        """Each pass over a component has a permutation of its own, keyed by the component's name."""
-        rows, order = self._rows[name], self._run.order
-        epochs, within = np.divmod(positions, rows)
-        numbers = np.empty_like(positions)
-        for epoch in np.unique(epochs):
-            chosen = epochs == epoch
-            key = derive_key("component", order.seed, name, int(epoch))
-            numbers[chosen] = permute(order.permutation, within[chosen], length=rows, key=key).astype(np.int64)
-        return numbers
+    def _order_between(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Component number and row number of the sequences `[first, stop)`, counted from the lineage's first."""
+        start = first // SPAN_SEQUENCES
+        spans = [self._order_of_span(number) for number in range(start, -(-stop // SPAN_SEQUENCES))]
+        components, rows = spans[0] if len(spans) == 1 else np.concatenate(spans, axis=1)
+        inside = slice(first - start * SPAN_SEQUENCES, stop - start * SPAN_SEQUENCES)
+        return components[inside], rows[inside]
+
+
+def _check_hosts(run: RunConfig, host: int, hosts: int) -> None:
+    """Refuse a batch that does not fall into equal parts."""
+    if not 0 <= host < hosts:
+        raise ConfigError(f"the number of a host must be below that of all hosts, found host {host} of {hosts}.")
+    for step, size in run.batch.within(run.start_step, run.stop_step):
+        if size % hosts:
+            raise ConfigError(
+                f"the batch from step {step} must fall into equal parts, found {size} sequences for {hosts} hosts: "
+                f"take a batch that {hosts} divides, or other hosts."
+            )
+
+
+def _begin_of_text(caches: dict[str, TokenCache]) -> int:
+    """The token that every document of every cache begins with."""
+    found = {cache.manifest.begin_of_text: name for name, cache in caches.items()}
+    if len(found) > 1:
+        named = ", ".join(f"{token} in {name}" for token, name in found.items())
+        raise DataError(f"the documents of all caches must begin with the same token, found {named}: prepare the data with one tokenizer.")
+    return next(iter(found))

@@ -3,9 +3,11 @@
 A *stage* is a stretch with one mixture. Blocks are counted from the stage's first sequence; within a block the components have exact
 counts (largest remainder) and are spread evenly, each from a keyed random start: any stretch of a block, and so the last block of a
 stage, which may be cut short, has every component's share to within about a sequence. Nothing is kept but the number of a sequence: a
-component's position goes on from stage to stage and from phase to phase.
+component's position goes on from stage to stage and from phase to phase. What a schedule must keep to stands in
+docs/decisions/0020-mixture-grid.md.
 """
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -14,6 +16,7 @@ import numpy as np
 
 from trainer.config import Component, DataOrder, MixtureShares, Steps, sequences_between
 from trainer.data.permutation import derive_key
+from trainer.errors import ConfigError
 
 
 def block_counts(shares: MixtureShares, block_sequences: int) -> dict[Component, int]:
@@ -27,32 +30,62 @@ def block_counts(shares: MixtureShares, block_sequences: int) -> dict[Component,
     return counts
 
 
+def check_shares(shares: MixtureShares, *, step: int, block_sequences: int, max_error_points: float) -> None:
+    """Refuse a mixture whose counts in a block are further from its shares than the recipe allows.
+
+    Raises:
+        ConfigError: the component that is furthest off.
+    """
+    total, counts = sum(shares.values()), block_counts(shares, block_sequences)
+    errors = {name: abs(100 * counts[name] / block_sequences - 100 * share / total) for name, share in shares.items()}
+    worst = max(errors, key=lambda name: errors[name])
+    if errors[worst] <= max_error_points:
+        return
+    found = 100 * counts[worst] / block_sequences
+    enough = f", or blocks of {math.ceil(100 / max_error_points)} sequences," if max_error_points else ""
+    raise ConfigError(
+        f"component {worst} is {shares[worst]:.4g} % of the mixture from step {step} and {found:.4g} % of a block of {block_sequences} "
+        f"sequences, {errors[worst]:.2g} percentage points off where the recipe allows {max_error_points:g}: "
+        f"a share of {found:.4g} %{enough} would do."
+    )
+
+
 @dataclass(frozen=True)
 class Stage:
-    """One mixture from `first_sequence` on. `used` says how many sequences each component gave before it."""
+    """One mixture from `first_step` on.
+
+    Attributes:
+        counts: sequences of each of `names` in a block.
+        used: sequences that each component gave before it.
+        cut_sequences: how many sequences the block has that this stage's start cuts short; 0 where it starts on the grid.
+    """
 
     number: int
+    first_step: int
     first_sequence: int
     names: tuple[Component, ...]
     counts: tuple[int, ...]
     used: dict[Component, int] = field(hash=False)
+    cut_sequences: int
 
 
 class MixtureSchedule:
-    """The order of all sequences of a lineage, from its batch and mixture schedules."""
+    """The order of all sequences of a lineage, from its batch and mixture schedules.
+
+    Raises:
+        ConfigError: a component with a share has no sequence in a block, or a stage starts off the block grid without need.
+    """
 
     def __init__(self, *, batch: Steps[int], mixture: Steps[MixtureShares], order: DataOrder):
-        self._batch = batch
-        self._order = order
+        self.mixture, self.order, self._batch = mixture, order, batch
         self._stages: list[Stage] = []
-        for step, shares in mixture.root:
+        for number, (step, shares) in enumerate(mixture.root):
             counts = block_counts(shares, order.block_sequences)
-            first, used = self.sequences_before(step), {}
-            if self._stages:
-                last = self._stages[-1]
-                drawn = self._drawn_in(last, first - last.first_sequence)
-                used = {name: last.used.get(name, 0) + drawn.get(name, 0) for name in {*last.used, *drawn}}
-            self._stages.append(Stage(len(self._stages), first, tuple(counts), tuple(counts.values()), used))
+            _check_counts(step, shares, counts)
+            self._stages.append(self._stage(number, step, counts))
+        self._first_sequences = [stage.first_sequence for stage in self._stages]
+        for number in range(1, len(self._stages)):
+            self._check_boundary(number)
 
     def sequences_before(self, step: int) -> int:
         """Sequences that the first `step` updates consume."""
@@ -61,7 +94,26 @@ class MixtureSchedule:
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """For each sequence of update `step`: its component's number in `components()`, and its position within the component."""
         first = self.sequences_before(step)
-        return self._draw(first, first + self._batch.at(step))
+        return self.draw(first, first + self._batch.at(step))
+
+    def draw(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """The same for the sequences `[first, stop)`, counted from the lineage's first."""
+        numbers = {name: number for number, name in enumerate(self.components())}
+        components, positions = np.empty(stop - first, np.int64), np.empty(stop - first, np.int64)
+        at = first
+        while at < stop:
+            stage = self._stage_of(at)
+            following = self._first_sequences[stage.number + 1 : stage.number + 2]
+            block, within = divmod(at - stage.first_sequence, self.order.block_sequences)
+            count = min([stop - at, self.order.block_sequences - within, *(later - at for later in following)])
+            order, ranks = _block_order(stage, block, self.order.seed)
+            chosen = order[within : within + count]
+            used = np.array([stage.used.get(name, 0) for name in stage.names])
+            out = slice(at - first, at - first + count)
+            components[out] = np.array([numbers[name] for name in stage.names])[chosen]
+            positions[out] = used[chosen] + block * np.array(stage.counts)[chosen] + ranks[within : within + count]
+            at += count
+        return components, positions
 
     def components(self) -> tuple[Component, ...]:
         """Every component of every stage, sorted by name."""
@@ -72,44 +124,84 @@ class MixtureSchedule:
         before, after = self._used_at(self.sequences_before(start_step)), self._used_at(self.sequences_before(stop_step))
         return {name: after[name] - before.get(name, 0) for name in sorted(after) if after[name] > before.get(name, 0)}
 
+    def cut_at(self, step: int) -> int:
+        """Sequences in the block that a stage which starts at `step` cuts short; 0 where none does."""
+        return next((stage.cut_sequences for stage in self._stages if stage.first_step == step), 0)
+
+    def _stage(self, number: int, step: int, counts: dict[Component, int]) -> Stage:
+        """The stage from `step` on, after those that are there. The first mixture holds before its own step, too."""
+        if not self._stages:
+            return Stage(number, 0, 0, tuple(counts), tuple(counts.values()), {}, 0)
+        first, last = self.sequences_before(step), self._stages[-1]
+        drawn = self._drawn_in(last, first - last.first_sequence)
+        used = {name: last.used.get(name, 0) + drawn.get(name, 0) for name in {*last.used, *drawn}}
+        cut = (first - last.first_sequence) % self.order.block_sequences
+        return Stage(number, step, first, tuple(counts), tuple(counts.values()), used, cut)
+
+    def _check_boundary(self, number: int) -> None:
+        """Refuse a stage that cuts a block where a step with the same batch size would not."""
+        stage = self._stages[number]
+        good = self._steps_on_grid(number) if stage.cut_sequences and not self.order.cut_blocks else ()
+        if good:
+            raise ConfigError(
+                f"the mixture from step {stage.first_step} must start where a block of {self.order.block_sequences} sequences ends, found "
+                f"{stage.cut_sequences} sequences in the block before it: start it at step {' or '.join(map(str, good))}, or let the "
+                "recipe's order declare cut_blocks."
+            )
+
+    def _steps_on_grid(self, number: int) -> tuple[int, ...]:
+        """The nearest steps before and after a stage's first that end a block, while the batch size is the one that leads to it.
+
+        The stage before it must keep a step, and so must this one. The steps solve offset + size · k ≡ 0 modulo the block.
+        """
+        before, stage, block = self._stages[number - 1], self._stages[number], self.order.block_sequences
+        changes = [step for step, _ in self._batch.root[1:]]
+        start = max(before.first_step, *(step for step in (0, *changes) if step < stage.first_step))
+        last = min(
+            [*(step for step in changes if step >= stage.first_step), *(s.first_step - 1 for s in self._stages[number + 1 :])], default=None
+        )
+        size, offset = self._batch.at(start), (self.sequences_before(start) - before.first_sequence) % block
+        divisor = math.gcd(size, block)
+        if offset % divisor:
+            return ()
+        period = block // divisor
+        first = start + (-offset // divisor * pow(size // divisor, -1, period)) % period
+        later = first + max(0, -(-(stage.first_step - first) // period)) * period
+        earlier = later - period
+        return tuple(step for step in (earlier, later) if max(start - 1, before.first_step) < step and (last is None or step <= last))
+
     def _used_at(self, sequence: int) -> dict[Component, int]:
         stage = self._stage_of(sequence)
         drawn = self._drawn_in(stage, sequence - stage.first_sequence)
         return {name: stage.used.get(name, 0) + drawn.get(name, 0) for name in {*stage.used, *drawn}}
 
     def _stage_of(self, sequence: int) -> Stage:
-        return self._stages[max(0, bisect_right([stage.first_sequence for stage in self._stages], sequence) - 1)]
-
-    def _draw(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Sequences `[first, stop)`, block by block."""
-        numbers = {name: number for number, name in enumerate(self.components())}
-        components, positions = np.empty(stop - first, np.int64), np.empty(stop - first, np.int64)
-        at = first
-        while at < stop:
-            stage = self._stage_of(at)
-            following = [s.first_sequence for s in self._stages if s.first_sequence > at]
-            block, within = divmod(at - stage.first_sequence, self._order.block_sequences)
-            count = min([stop - at, self._order.block_sequences - within, *(later - at for later in following)])
-            order, ranks = _block_order(stage, block, self._order.seed)
-            chosen = order[within : within + count]
-            used = np.array([stage.used.get(name, 0) for name in stage.names])
-            out = slice(at - first, at - first + count)
-            components[out] = np.array([numbers[name] for name in stage.names])[chosen]
-            positions[out] = used[chosen] + block * np.array(stage.counts)[chosen] + ranks[within : within + count]
-            at += count
-        return components, positions
+        return self._stages[bisect_right(self._first_sequences, sequence) - 1]
 
     def _drawn_in(self, stage: Stage, sequences: int) -> dict[Component, int]:
         """What the first `sequences` of a stage draw from each component."""
-        blocks, rest = divmod(sequences, self._order.block_sequences)
+        blocks, rest = divmod(sequences, self.order.block_sequences)
         totals = blocks * np.array(stage.counts, np.int64)
         if rest:
-            order, _ = _block_order(stage, blocks, self._order.seed)
+            order, _ = _block_order(stage, blocks, self.order.seed)
             totals = totals + np.bincount(order[:rest], minlength=len(stage.names))
         return {name: int(total) for name, total in zip(stage.names, totals, strict=True) if total}
 
 
-@lru_cache(maxsize=64)
+def _check_counts(step: int, shares: MixtureShares, counts: dict[Component, int]) -> None:
+    """Refuse a mixture in which a component with a share has no sequence in a block."""
+    lost = {name: share for name, share in shares.items() if share > 0 and not counts[name]}
+    if lost:
+        block = sum(counts.values())
+        named, each = ", ".join(f"{name} ({share:.3g} %)" for name, share in lost.items()), "it" if len(lost) == 1 else "each"
+        share, larger = math.ceil(1e6 / block) / 1e4, math.ceil(sum(shares.values()) / min(lost.values()) - 1e-9)
+        raise ConfigError(
+            f"the mixture from step {step} must have a sequence of every component in every block, and a block of {block} has none of "
+            f"{named}: give {each} {share:g} %, or take blocks of {larger} sequences."
+        )
+
+
+@lru_cache(maxsize=16)
 def _block_order(stage: Stage, block: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """A block's components in order, and for each entry how many of its component came before it in the block.
 

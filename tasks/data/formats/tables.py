@@ -21,10 +21,10 @@ from tasks.data.formats.streams import BUFFER_BYTES, check_expansion
 BATCH_BYTES = 8 * 2**20
 MAX_BATCH_ROWS = 64
 MAX_INDEX_ROWS = 4096
-MAX_INDEX_BYTES = 8
-MAX_HELD_BYTES = 2**28
+MAX_INDEX_BYTES = 8  # a value; more cannot be an index alone
+MAX_HELD_BYTES = 2**28  # of a row group whose rows average above the longest document
 PARQUET_MAGIC = b"PAR1"
-Path = tuple[str, ...]
+ColumnPath = tuple[str, ...]
 
 
 def read_parquet(file: io.BufferedReader, *, text_key: str, field_keys: Sequence[str], sift: Sift) -> Iterator[Finding]:
@@ -34,7 +34,7 @@ def read_parquet(file: io.BufferedReader, *, text_key: str, field_keys: Sequence
         FileFault: the file is truncated or has no row, a column is missing or holds no text, or it expands too much.
     """
     size = _size_between(file, PARQUET_MAGIC, 8)
-    table = pq.ParquetFile(file, pre_buffer=False)
+    table = pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False)
     rows = _Rows.build(table.schema_arrow, text_key=text_key, field_keys=field_keys, sift=sift, file_bytes=size)
     chunks = [_column_chunks(table.metadata.row_group(number), rows.columns) for number in range(table.num_row_groups)]
     check_expansion(sum(chunk.total_uncompressed_size for group in chunks for chunk in group.values()), size)
@@ -86,8 +86,8 @@ class _Rows:
         text_bytes: of their texts.
     """
 
-    text: Path
-    fields: Mapping[str, Path]
+    text: ColumnPath
+    fields: Mapping[str, ColumnPath]
     sift: Sift
     file_bytes: int
     row: int = 0
@@ -178,7 +178,7 @@ def _batch_rows(size_bytes: int, rows: int) -> int:
     return max(1, min(MAX_BATCH_ROWS, BATCH_BYTES * rows // max(1, size_bytes)))
 
 
-def _find(schema: pa.Schema, key: str) -> tuple[Path, pa.DataType]:
+def _find(schema: pa.Schema, key: str) -> tuple[ColumnPath, pa.DataType]:
     """Where a key's column stands, by names, and its type. A column whose own name has the dots comes first."""
     path = (key,) if key in schema.names else tuple(key.split("."))
     level: Any = schema
@@ -191,7 +191,7 @@ def _find(schema: pa.Schema, key: str) -> tuple[Path, pa.DataType]:
     return path, level
 
 
-def _column(batch: pa.RecordBatch, path: Path) -> pa.Array:
+def _column(batch: pa.RecordBatch, path: ColumnPath) -> pa.Array:
     column: Any = batch.column(batch.schema.get_field_index(path[0]))
     for name in path[1:]:
         column = pc.struct_field(column, name)

@@ -1,10 +1,10 @@
 """Filters by field and by text, against a count character by character."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.data.filters import build_sift, digit_percent, field_keys, special_percent
+from tasks.data.filters import STRETCH_CHARACTERS, build_sift, digit_percent, field_keys, special_percent
 from tasks.data.formats.findings import LeftOut, Record
 from tasks.data.source import FieldFilter, TextFilter
 
@@ -13,12 +13,17 @@ TEXT = st.text(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(TEXT)
 def test_shares_are_those_of_the_characters(text: str):
     digits = sum(character.isdigit() for character in text)
     special = sum(not (character.isalnum() or character.isspace()) for character in text)
     assert digit_percent(text) == 100 * digits / len(text)
     assert special_percent(text) == 100 * special / len(text)
+
+
+def test_a_long_text_is_measured_in_stretches():
+    assert digit_percent("1x" * STRETCH_CHARACTERS + "日11") == 100 * (STRETCH_CHARACTERS + 2) / (2 * STRETCH_CHARACTERS + 3)
 
 
 @pytest.mark.parametrize(

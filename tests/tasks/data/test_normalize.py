@@ -3,7 +3,7 @@
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.data.normalize import NORMALIZER, normalize
@@ -18,6 +18,7 @@ WAYS = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(TEXT, WAYS)
 def test_a_second_time_changes_nothing(text: str, how: Normalization):
     once = normalize(text, how)
@@ -27,6 +28,7 @@ def test_a_second_time_changes_nothing(text: str, how: Normalization):
     assert how.trailing_spaces == "keep" or not any(end in once + "\n" for end in (" \n", "\t\n", " \r", "\t\r"))
 
 
+@settings(deadline=None)
 @given(TEXT)
 def test_nothing_is_changed_that_is_not_wished(text: str):
     assert normalize(text, Normalization(unicode=None, line_ends="keep", trailing_spaces="keep")) == text

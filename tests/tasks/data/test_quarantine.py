@@ -7,7 +7,7 @@ from operator import add
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.data.formats.findings import Fault, Finding, LeftOut, Record
@@ -63,6 +63,7 @@ TALLIES = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(TALLIES, st.randoms())
 def test_tallies_add_up_in_any_order(tallies: list[Tally], rng: random.Random):
     total = reduce(add, tallies, Tally())
@@ -70,7 +71,7 @@ def test_tallies_add_up_in_any_order(tallies: list[Tally], rng: random.Random):
     assert reduce(lambda sum_, tally: tally + sum_, shuffled, Tally()) == total
     assert total.documents == sum(tally.documents for tally in tallies) == sum(total.bad_documents.values())
     assert all(sum(sample.reason == reason for sample in total.samples) <= MAX_SAMPLES for reason in total.reasons)
-    assert {sample.reason for sample in total.samples} == {*total.bad_documents, *total.bad_files.values()} == set(total.reasons)
+    assert {sample.reason for sample in total.samples} >= {*total.bad_documents, *total.bad_files.values()} == set(total.reasons)
     assert Tally.model_validate_json(total.model_dump_json()) == total
 
 

@@ -14,10 +14,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tasks.evaluation.benchmark_folder import write_benchmarks
 from tasks.evaluation.held_out import BEGIN_OF_TEXT_NAME, END_OF_TEXT_NAME, HeldOutDocument, HeldOutTokens, read_held_out_tokens
 from trainer.config import ModelConfig, Rope
-from trainer.data.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, Shard
+from trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, write_manifest
 from trainer.model.decoder import logits
 from trainer.model.params import Params, init_params
-from trainer.storage import digest_of_bytes, digest_of_file, write_json
+from trainer.storage import digest_of_bytes, digest_of_file
 
 SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ha", "ke", "li", "mo", "nu", "pa", "re", "si", "to", "vu")
 
@@ -138,11 +138,14 @@ def write_cache(tokenizer: Tokenizer) -> WriteCache:
                 "component": folder.name,
                 "split": split,
                 "key": "0" * 16,
+                "source": {},
                 "sources": (),
-                "include": (),
-                "exclude": (),
                 "reader": "made up",
                 "normalizer": "none",
+                "encoder": "none",
+                "begin_of_text": 0,
+                "end_of_text": 1,
+                "left_out": {},
                 "tokenizer_digest": "none",
                 "dtype": "uint16",
                 "shards": (shard,),
@@ -151,7 +154,7 @@ def write_cache(tokenizer: Tokenizer) -> WriteCache:
                 "text_bytes": sum(len(document.text.encode()) for document in documents),
             }
         )
-        write_json(folder / MANIFEST_NAME, manifest.model_dump(mode="json"))
+        write_manifest(folder, manifest)
         return folder
 
     return write

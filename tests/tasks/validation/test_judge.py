@@ -126,9 +126,9 @@ def test_a_held_out_document_in_another_source_stops_the_phase(prepared: Any, tm
     verdict = judged(world)
     assert not verdict.passes
     reasons = [reason for reason in verdict.reasons if reason.severity == "critical"]
-    assert all(f"/{file} (containment " in reason.what for reason in reasons)
+    assert all(f"file {file} (containment " in reason.what for reason in reasons)
     (reason,) = [reason for reason in reasons if "of benchmark held-out" in reason.what]
-    assert f"item {item} of benchmark held-out law stands in 1 document of component code, file file://" in reason.what
+    assert f"item {item} of benchmark held-out law stands in 1 document of component code, file planted.jsonl" in reason.what
     assert f"{file} (containment 1.00)" in reason.what
     assert "Remove it from the source" in reason.sentence
     with pytest.raises(VerdictError, match="does not pass: phase first must not train"):

@@ -1,15 +1,21 @@
 """Rows and documents of a cache against the tokens it was written from, and caches that are not what they claim."""
 
-import json
+import os
+import resource
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from trainer.data import cache as cache_module
+from trainer.data import shards
 from trainer.data.cache import TokenCache
-from trainer.data.manifest import read_manifest
+from trainer.data.manifest import Manifest, read_manifest, write_manifest
 from trainer.errors import DataError
 
 WriteCache = Callable[..., Path]
@@ -79,23 +85,147 @@ def test_a_folder_without_a_manifest_is_no_cache(folder: Path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"format_version": 1, "compo', r"does not read as a manifest"),
-        (b'{"format_version": 1}', r"does not read as a manifest: .*(\n.*)*Field required"),
-        (None, r"has format version 2, this program reads 1: build the cache again"),
+        (b'{"format_version": 2, "compo', r"does not read as a manifest"),
+        (b'{"format_version": 2}', r"does not read as a manifest: .*(\n.*)*Field required"),
+        (b'{"format_version": 9}', r"has format version 9, this program reads 2: build the cache again"),
     ],
     ids=["torn", "empty", "future"],
 )
-def test_a_manifest_that_does_not_read_is_refused(folder: Path, content: bytes | None, message: str):
-    path = folder / "manifest.json"
-    path.write_bytes(content or json.dumps({**json.loads(path.read_bytes()), "format_version": 2}).encode())
+def test_a_manifest_that_does_not_read_is_refused(folder: Path, content: bytes, message: str):
+    (folder / "manifest.json").write_bytes(content)
     with pytest.raises(DataError, match=message):
         read_manifest(folder)
 
 
+def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], None]) -> Manifest:
+    """The manifest as it would have been written with other values."""
+    values = read_manifest(folder).model_dump(mode="json")
+    edit(values)
+    manifest = Manifest.model_validate(values)
+    write_manifest(folder, manifest)
+    return manifest
+
+
 def test_the_manifest_s_digest_knows_the_shards_digests(folder: Path):
     before = read_manifest(folder).digest
-    path = folder / "manifest.json"
-    values = json.loads(path.read_bytes())
-    values["shards"][0]["digest"] = "0" * 64
-    path.write_text(json.dumps(values))
-    assert read_manifest(folder).digest != before
+    after = edit_manifest(folder, lambda values: values["shards"][0].update(digest="0" * 64))
+    assert after.digest != before
+
+
+def test_tokens_of_another_width_are_refused(folder: Path):
+    edit_manifest(folder, lambda values: values.update(dtype="uint32"))
+    with pytest.raises(DataError, match=r"shard-00000\.bin: the manifest says 120 bytes, found 60"):
+        TokenCache.open(folder)
+
+
+def test_a_count_of_tokens_that_the_shards_do_not_have_is_refused(folder: Path):
+    edit_manifest(folder, lambda values: values.update(tokens=164))
+    with pytest.raises(DataError, match=r"numbers: the manifest says 164 tokens, and its shards have 100"):
+        TokenCache.open(folder)
+
+
+def test_tokens_are_little_endian(folder: Path):
+    assert TokenCache.open(folder).rows(np.array([4]), 20).tolist() == [list(range(80, 100))]
+    assert np.frombuffer((folder / "shard-00003.bin").read_bytes()[-2:], "<u2") == [99]
+
+
+@settings(max_examples=40)
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any),
+    seq_len=st.integers(2, 50),
+    data=st.data(),
+)
+def test_rows_across_shards_are_those_of_the_concatenation(
+    tmp_path_factory: pytest.TempPathFactory, write_cache: WriteCache, lengths: list[int], seq_len: int, data: st.DataObject
+):
+    """Shards of any lengths, also empty ones; rows in any order, also twice."""
+    shards = [[tokens] for tokens in numbered(*lengths)]
+    cache = TokenCache.open(write_cache(tmp_path_factory.mktemp("shards") / "any", shards))
+    total = sum(lengths)
+    expected = np.arange(total // seq_len * seq_len).reshape(-1, seq_len)
+    numbers = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=6)) if len(expected) else []
+    np.testing.assert_array_equal(cache.rows(np.array(numbers, np.int64), seq_len), expected[numbers])
+
+
+@pytest.fixture
+def many(store: Path, write_cache: WriteCache) -> Path:
+    """Forty shards of five tokens, here or on a store."""
+    return write_cache(store / "many", [[tokens] for tokens in numbered(*[5] * 40)])
+
+
+def test_a_shard_that_goes_before_it_is_read_is_refused(folder: Path):
+    cache = TokenCache.open(folder)
+    (folder / "shard-00002.bin").unlink()
+    np.testing.assert_array_equal(cache.rows(np.array([0]), 30), [np.arange(30)])
+    with pytest.raises(DataError, match=r"a shard of a cache that is being read is gone: .*shard-00002\.bin"):
+        cache.rows(np.array([1]), 30)
+
+
+def test_of_many_shards_only_so_many_are_open_at_a_time(many: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shards, "MAX_OPEN_SHARDS", 3)
+    cache = TokenCache.open(many)
+    before = len(os.listdir("/proc/self/fd"))
+    np.testing.assert_array_equal(cache.rows(np.arange(24), 8), np.arange(192).reshape(-1, 8))
+    if cache.is_local:
+        assert len(os.listdir("/proc/self/fd")) <= before + 3
+        assert shards_open(many) == 3
+
+
+def test_a_process_that_may_open_few_files_keeps_a_quarter_of_them_open(monkeypatch: pytest.MonkeyPatch):
+    for allowed, limit in ((1024, 256), (10**6, shards.MAX_OPEN_SHARDS), (resource.RLIM_INFINITY, shards.MAX_OPEN_SHARDS)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, soft=allowed: (soft, soft))
+        maps: Any = shards.build_maps()
+        assert maps.cache_info().maxsize == limit
+
+
+def shards_open(folder: Path) -> int:
+    """Shards of the folder that this process has mapped."""
+    return len({line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line})
+
+
+def test_caches_that_share_their_maps_share_the_bound(tmp_path: Path, write_cache: WriteCache, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shards, "MAX_OPEN_SHARDS", 3)
+    maps = shards.build_maps()
+    caches = [TokenCache.open(write_cache(tmp_path / name, [[tokens] for tokens in numbered(5, 5, 5)]), maps) for name in "abc"]
+    for cache in caches:
+        np.testing.assert_array_equal(cache.rows(np.array([0]), 15), [np.arange(15)])
+    assert shards_open(tmp_path) == 3
+
+
+def test_documents_are_read_a_few_at_a_time(many: Path, monkeypatch: pytest.MonkeyPatch, write_cache: WriteCache):
+    """However few documents or tokens are read at once, also where one has more than that."""
+    folder = write_cache(many.parent / "uneven", [numbered(3, 9, 2, 0, 30, 1), [], numbered(4, 4, start=45)])
+    monkeypatch.setattr(cache_module, "DOCUMENTS_AT_ONCE", 4)
+    monkeypatch.setattr(cache_module, "TOKENS_AT_ONCE", 10)
+    cache = TokenCache.open(folder)
+    expected = [*numbered(3, 9, 2, 0, 30, 1), *numbered(4, 4, start=45)]
+    found = list(cache.documents())
+    assert [document.id for document in found] == [f"shard-00000 {n}" for n in range(6)] + [f"shard-00002 {n}" for n in range(2)]
+    for document, tokens in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(document.tokens, tokens)
+    assert all(document.tokens.base is None or document.tokens.base.size <= 30 for document in found) or cache.is_local
+
+
+@pytest.mark.parametrize("change", ["shorter", "gone"])
+def test_a_shard_on_a_store_of_another_length_is_refused(gcs: Path, write_cache: WriteCache, change: str):
+    folder = write_cache(gcs / "numbers", [numbered(10), numbered(20, start=10)])
+    shard = folder / "shard-00001.bin"
+    content = shard.read_bytes()
+    shard.unlink()
+    if change == "shorter":
+        shard.write_bytes(content[:-2])
+    with pytest.raises(DataError, match=r"gs://.*/shard-00001\.bin: the manifest says 40 bytes, found (38|None)"):
+        TokenCache.open(folder)
+
+
+def test_a_shard_that_changes_while_it_is_read_is_refused(gcs: Path, write_cache: WriteCache):
+    folder = write_cache(gcs / "numbers", [numbered(10), numbered(20, start=10)])
+    cache = TokenCache.open(folder)
+    (folder / "shard-00001.bin").write_bytes(b"\0" * 30)
+    with pytest.raises(
+        DataError, match=r"shard-00001\.bin must have bytes 0 to 40, found 30 of these 40: it was changed while it was read"
+    ):
+        cache.rows(np.array([0]), 30)
+    (folder / "shard-00001.bin").unlink()
+    with pytest.raises(DataError, match=r"a shard of a cache that is being read is gone: .*shard-00001\.bin"):
+        cache.rows(np.array([0]), 30)

@@ -2,19 +2,25 @@
 
 import json
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trainer.config import RunConfig
-from trainer.data.loader import Loader
+from trainer.data import loader as loader_module
+from trainer.data.loader import Batch, Loader
 from trainer.data.manifest import read_manifest
 from trainer.data.mixture import MixtureSchedule
-from trainer.data.permutation import derive_key, permute
-from trainer.errors import DataError
+from trainer.data.permutation import PERMUTATION_VERSIONS, derive_key, permute
+from trainer.errors import ConfigError, DataError
 
 MakeRun = Callable[..., RunConfig]
 WriteCache = Callable[..., Path]
@@ -25,47 +31,155 @@ def run(make_run: MakeRun) -> RunConfig:
     return make_run("loader")
 
 
+@pytest.fixture(scope="module")
+def long_run(make_run: MakeRun) -> RunConfig:
+    """Batches of 12 and 24 over many passes; they lie across the spans for which the order is computed at once."""
+    rate = [{"kind": "constant", "start_step": 0, "end_step": 400, "start": 1e-3, "end": 1e-3}]
+    return make_run("long", stop_step=400, batch=[[0, 12], [50, 24]], learning_rate=rate)
+
+
 def rows_by_hand(folder: Path, seq_len: int) -> np.ndarray:
     """All whole rows of a cache, from its files alone."""
     tokens = np.concatenate([np.fromfile(path, "<u2") for path in sorted(folder.glob("*.bin"))]).astype(np.int32)
     return tokens[: len(tokens) // seq_len * seq_len].reshape(-1, seq_len)
 
 
-def test_a_batch_is_what_mixture_permutation_and_cache_say(run: RunConfig, caches: Mapping[str, Path]):
-    loader, schedule = Loader(run), MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
+def batch_by_hand(run: RunConfig, caches: Mapping[str, Path], step: int) -> np.ndarray:
+    """Each sequence for itself: its component and position from the mixture, its place from the permutation, its row from the files."""
+    schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
     rows = {name: rows_by_hand(folder, 32) for name, folder in caches.items()}
-    for step in (0, 9, 10, 14, 23):
-        components, positions = schedule.batch(step)
-        expected: list[np.ndarray] = []
-        for number, position in zip(components, positions, strict=True):
-            name = schedule.components()[number]
-            epoch, within = divmod(int(position), len(rows[name]))
-            key = derive_key("component", run.order.seed, name, epoch)
-            place = permute(run.order.permutation, np.array([within]), length=len(rows[name]), key=key)[0]
-            expected.append(rows[name][int(place)])
-        np.testing.assert_array_equal(loader.batch(step), np.stack(expected))
+    expected: list[np.ndarray] = []
+    for number, position in zip(*schedule.batch(step), strict=True):
+        name = schedule.components()[number]
+        epoch, within = divmod(int(position), len(rows[name]))
+        key = derive_key("component", run.order.seed, name, epoch)
+        place = permute(run.order.permutation, np.array([within]), length=len(rows[name]), key=key)[0]
+        expected.append(rows[name][int(place)])
+    return np.stack(expected)
+
+
+@pytest.mark.parametrize("step", [0, 9, 10, 14, 23])
+def test_a_batch_is_what_mixture_permutation_and_cache_say(run: RunConfig, caches: Mapping[str, Path], step: int):
+    np.testing.assert_array_equal(Loader(run).batch(step).tokens, batch_by_hand(run, caches, step))
+
+
+def test_so_is_one_that_lies_across_two_spans(long_run: RunConfig, caches: Mapping[str, Path]):
+    """Sequence 2,048 is in the middle of step 110, and the components have been passed many times by then."""
+    assert 50 * 12 + 60 * 24 < loader_module.SPAN_SEQUENCES < 50 * 12 + 61 * 24
+    np.testing.assert_array_equal(Loader(long_run).batch(110).tokens, batch_by_hand(long_run, caches, 110))
 
 
 def test_a_batch_has_the_size_of_its_step_and_is_always_the_same(run: RunConfig):
     loader = Loader(run)
-    assert [loader.batch(step).shape for step in (9, 10)] == [(4, 32), (8, 32)]
-    assert loader.batch(0).dtype == np.int32
-    np.testing.assert_array_equal(loader.batch(12), Loader(run).batch(12))
+    assert [loader.batch(step).tokens.shape for step in (9, 10)] == [(4, 32), (8, 32)]
+    assert loader.batch(0).tokens.dtype == np.int32
+    np.testing.assert_array_equal(loader.batch(12).tokens, Loader(run).batch(12).tokens)
 
 
-def test_iterating_gives_the_same_batches_as_asking(run: RunConfig):
-    loader = Loader(run)
-    found = list(loader.batches(7, 24))
-    assert len(found) == 17
-    for step, batch in enumerate(found, start=7):
-        np.testing.assert_array_equal(batch, loader.batch(step))
+def test_a_batch_tells_documents_apart(run: RunConfig):
+    """Against a slow count along each row: documents begin with token 0."""
+    batch = Loader(run).batch(12)
+    for tokens, segments, positions in zip(batch.tokens, batch.segment_ids, batch.positions, strict=True):
+        segment, position = (0 if tokens[0] == 0 else 1), -1
+        for place, token in enumerate(tokens):
+            segment, position = (segment + 1, 0) if token == 0 else (segment, position + 1)
+            assert (segments[place], positions[place]) == (segment, position)
+    assert batch.segment_ids is batch.segment_ids
 
 
-def test_no_batches_between_a_step_and_itself(run: RunConfig):
-    assert list(Loader(run).batches(24, 24)) == []
+@settings(max_examples=25)
+@given(first=st.integers(0, 400), steps=st.integers(0, 12), threads=st.integers(1, 3), ahead=st.integers(1, 5))
+def test_iterating_gives_the_same_batches_as_asking(long_run: RunConfig, first: int, steps: int, threads: int, ahead: int):
+    loader, stop = Loader(long_run), min(400, first + steps)
+    found = list(loader.batches(first, stop, threads=threads, ahead=ahead))
+    assert len(found) == stop - first
+    for step, batch in enumerate(found, start=first):
+        np.testing.assert_array_equal(batch.tokens, loader.batch(step).tokens)
 
 
-@pytest.mark.parametrize("permutation", ["linear", "feistel"])
+@settings(max_examples=25)
+@given(st.sampled_from([1, 2, 3, 4, 6, 12]), st.integers(0, 399))
+def test_any_split_over_hosts_gives_the_same_global_batch(long_run: RunConfig, hosts: int, step: int):
+    parts = [Loader(long_run, host=host, hosts=hosts).batch(step).tokens for host in range(hosts)]
+    assert len({len(part) for part in parts}) == 1
+    np.testing.assert_array_equal(np.concatenate(parts), Loader(long_run).batch(step).tokens)
+
+
+def test_a_host_reads_only_its_rows(run: RunConfig, monkeypatch: pytest.MonkeyPatch):
+    asked: list[int] = []
+    read_rows = loader_module.TokenCache.read_rows
+
+    def count(cache: loader_module.TokenCache, numbers: np.ndarray, out: np.ndarray, places: np.ndarray):
+        asked.extend(numbers)
+        return read_rows(cache, numbers, out, places)
+
+    monkeypatch.setattr(loader_module.TokenCache, "read_rows", count)
+    Loader(run, host=1, hosts=4).batch(12)
+    assert len(asked) == 2
+
+
+def test_a_batch_that_hosts_cannot_share_is_refused(run: RunConfig):
+    with pytest.raises(ConfigError, match=r"the batch from step 0 must fall into equal parts, found 4 sequences for 8 hosts: take a batch"):
+        Loader(run, host=0, hosts=8)
+    for host, hosts in ((2, 2), (-1, 2), (0, 0)):
+        with pytest.raises(ConfigError, match=rf"found host {host} of {hosts}\."):
+            Loader(run, host=host, hosts=hosts)
+
+
+class Failing(Loader):
+    """A loader that fails at step 2."""
+
+    def batch(self, step: int) -> Batch:
+        if step == 2:
+            raise DataError("step 2 cannot be read")
+        return super().batch(step)
+
+
+def loader_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("loader")]
+
+
+def test_so_many_batches_are_prepared_ahead_and_no_more(long_run: RunConfig, monkeypatch: pytest.MonkeyPatch):
+    """The one thread is held at step 1 until the iterator is closed; what waits behind it is given up."""
+    submitted, asked, closing = list[int](), list[int](), threading.Event()
+
+    class Pool(ThreadPoolExecutor):
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+            submitted.append(args[0])
+            return super().submit(fn, *args, **kwargs)
+
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            super().shutdown(wait=False, cancel_futures=cancel_futures)
+            closing.set()
+            super().shutdown(wait=wait)
+
+    class Held(Loader):
+        def batch(self, step: int) -> Batch:
+            asked.append(step)
+            assert step == 0 or closing.wait(30)
+            return super().batch(step)
+
+    monkeypatch.setattr(loader_module, "ThreadPoolExecutor", Pool)
+    batches = Held(long_run).batches(0, 400, threads=1, ahead=3)
+    assert submitted == []
+    next(batches)
+    assert submitted == [0, 1, 2, 3]
+    assert len(loader_threads()) == 1
+    batches.close()
+    assert asked in ([0], [0, 1])
+    assert not loader_threads()
+
+
+def test_an_error_comes_where_its_batch_would(long_run: RunConfig):
+    batches, whole = Failing(long_run).batches(0, 400, threads=2, ahead=4), Loader(long_run)
+    for step in range(2):
+        np.testing.assert_array_equal(next(batches).tokens, whole.batch(step).tokens)
+    with pytest.raises(DataError, match="step 2 cannot be read"):
+        next(batches)
+    assert not loader_threads()
+
+
+@pytest.mark.parametrize("permutation", ["linear", "feistel", "feistel_levanter"])
 def test_a_pass_reads_every_row_once_and_the_next_one_in_another_order(make_run: MakeRun, caches: Mapping[str, Path], permutation: str):
     rows = rows_by_hand(caches["web"], 32)
     run = make_run(
@@ -74,7 +188,7 @@ def test_a_pass_reads_every_row_once_and_the_next_one_in_another_order(make_run:
         mixture=[[0, {"web": 100}]],
         order={"seed": 1, "permutation": permutation, "block_sequences": 16},
     )
-    passes = [[row.tobytes() for row in Loader(run).batch(step)] for step in range(2)]
+    passes = [[row.tobytes() for row in Loader(run).batch(step).tokens] for step in range(2)]
     everything = Counter(row.tobytes() for row in rows)
     assert [Counter(each) for each in passes] == [everything, everything]
     assert passes[0] != passes[1]
@@ -88,16 +202,19 @@ def test_another_component_moves_no_row_of_this_one(make_run: MakeRun):
         run = make_run("by name", mixture=[[0, mixture]], batch=[[0, 8]])
         loader, schedule = Loader(run), MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
         number = schedule.components().index("books")
-        return [row.tobytes() for step in range(5) for row in loader.batch(step)[schedule.batch(step)[0] == number]]
+        return [row.tobytes() for step in range(5) for row in loader.batch(step).tokens[schedule.batch(step)[0] == number]]
 
     assert rows_of_books({"books": 50, "web": 50}) == rows_of_books({"books": 50, "code": 50})
+    three = rows_of_books({"books": 50, "code": 25, "web": 25})
+    assert three == rows_of_books({"books": 50, "web": 50})[: len(three)]
 
 
 def test_the_contract_holds_everything_that_decides_the_order(run: RunConfig, caches: Mapping[str, Path]):
     contract = Loader(run).contract()
     assert contract == {
         "seed": 11,
-        "permutation": {"kind": "feistel", "version": 1},
+        "permutation": {"kind": "feistel", "version": PERMUTATION_VERSIONS["feistel"]},
+        "packing": "chunk",
         "block_sequences": 16,
         "seq_len": 32,
         "batch": [[0, 4], [10, 8]],
@@ -107,6 +224,7 @@ def test_the_contract_holds_everything_that_decides_the_order(run: RunConfig, ca
         },
     }
     assert json.loads(json.dumps(contract)) == contract  # a checkpoint gives it back as JSON does
+    assert Loader(run, host=1, hosts=2).contract() == contract
 
 
 def test_only_what_the_phase_draws_is_opened(make_run: MakeRun, caches: Mapping[str, Path]):
@@ -121,7 +239,20 @@ def test_only_what_the_phase_draws_is_opened(make_run: MakeRun, caches: Mapping[
         caches={"web": web},
     )
     assert set(Loader(run).contract()["components"]) == {"web"}
-    assert Loader(run).batch(14).shape == (8, 32)
+    assert Loader(run).batch(14).tokens.shape == (8, 32)
+
+
+def test_caches_here_and_on_a_store_give_equal_batches(make_run: MakeRun, caches: Mapping[str, Path], store: Path):
+    for name, folder in caches.items():
+        (store / name).mkdir(parents=True, exist_ok=True)
+        for file in folder.iterdir():
+            (store / name / file.name).write_bytes(file.read_bytes())
+    run = make_run("on a store", caches={name: str(store / name) for name in caches})
+    stored, here = Loader(run), Loader(make_run("here"))
+    assert stored.contract() == here.contract()
+    for step, batch in enumerate(stored.batches(8, 16), start=8):
+        np.testing.assert_array_equal(batch.tokens, here.batch(step).tokens)
+        np.testing.assert_array_equal(batch.segment_ids, here.batch(step).segment_ids)
 
 
 def test_a_damaged_cache_is_refused_before_the_first_batch(make_run: MakeRun, caches: Mapping[str, Path], tmp_path: Path):
@@ -141,3 +272,20 @@ def test_a_component_shorter_than_a_row_is_refused(make_run: MakeRun, tmp_path: 
     run = make_run("short", mixture=[[0, {"books": 100}]], caches={"books": str(short)})
     with pytest.raises(DataError, match=r"component books has 31 tokens, not one row of 32"):
         Loader(run)
+
+
+def test_caches_of_two_tokenizers_are_refused(make_run: MakeRun, caches: Mapping[str, Path], tmp_path: Path, write_cache: WriteCache):
+    other = write_cache(tmp_path / "code", [[np.arange(64)]], begin_of_text=2)
+    run = make_run("two tokenizers", caches={**{name: str(folder) for name, folder in caches.items()}, "code": str(other)})
+    with pytest.raises(DataError, match=r"must begin with the same token, found 0 in web, 2 in code: prepare the data with one tokenizer"):
+        Loader(run)
+
+
+def test_a_mixture_that_blocks_cannot_express_is_refused(make_run: MakeRun):
+    strict = {"seed": 11, "permutation": "feistel", "block_sequences": 16}
+    with pytest.raises(
+        ConfigError, match=r"the mixture from step 14 .* found 8 sequences in the block before it: start it at step 13 or 15,"
+    ):
+        Loader(make_run("off the grid", order=strict))
+    with pytest.raises(ConfigError, match=r"a block of 16 has none of web \(1 %\)"):
+        Loader(make_run("thin", mixture=[[0, {"books": 99, "web": 1}]]))

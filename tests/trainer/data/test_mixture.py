@@ -21,23 +21,28 @@ def shares(draw: st.DrawFn) -> MixtureShares:
     return {f"component-{n}": 100.0 * weight / sum(weights) for n, weight in enumerate(weights)}
 
 
+def whole_shares(block: int) -> st.SearchStrategy[MixtureShares]:
+    """Shares of which each has a sequence in a block, or is 0."""
+    return shares().filter(lambda drawn: all(not share or block_counts(drawn, block)[name] for name, share in drawn.items()))
+
+
 @st.composite
 def schedules(draw: st.DrawFn) -> tuple[MixtureSchedule, int]:
     """A schedule with up to three stages and three batch sizes, and how many steps to look at."""
-    steps = draw(st.integers(1, 30))
+    steps, block = draw(st.integers(1, 30)), draw(st.integers(4, 40))
 
     def by_steps(values: st.SearchStrategy) -> Steps:
         changes = sorted(draw(st.sets(st.integers(1, 29), max_size=2)))
         return Steps(tuple((step, draw(values)) for step in [0, *changes]))
 
-    order = DataOrder(seed=draw(st.integers(0, 9)), permutation="linear", block_sequences=draw(st.integers(1, 40)))
-    return MixtureSchedule(batch=by_steps(st.integers(1, 17)), mixture=by_steps(shares()), order=order), steps
+    order = DataOrder(seed=draw(st.integers(0, 9)), permutation="linear", block_sequences=block, cut_blocks=True)
+    return MixtureSchedule(batch=by_steps(st.integers(1, 17)), mixture=by_steps(whole_shares(block)), order=order), steps
 
 
 def schedule(
     batch: Steps[int] | None = None, mixture: Steps[MixtureShares] | None = None, *, seed: int = 0, block: int = 64
 ) -> MixtureSchedule:
-    order = DataOrder(seed=seed, permutation="linear", block_sequences=block)
+    order = DataOrder(seed=seed, permutation="linear", block_sequences=block, cut_blocks=True)
     return MixtureSchedule(batch=batch or always(16), mixture=mixture or always(WEB_HEAVY), order=order)
 
 
@@ -79,14 +84,15 @@ def test_every_whole_block_has_exactly_its_counts():
         assert Counter(names[64 * block : 64 * (block + 1)]) == expected
 
 
-@given(shares(), st.integers(1, 200), st.integers(0, 3))
-def test_any_stretch_of_a_block_has_every_share_to_within_a_sequence_or_two(mixture: MixtureShares, block: int, seed: int):
+@given(st.integers(1, 200).flatmap(lambda block: st.tuples(st.just(block), whole_shares(block))), st.integers(0, 3))
+def test_any_stretch_of_a_block_has_every_share_to_within_a_sequence_or_two(drawn: tuple[int, MixtureShares], seed: int):
     """With c components, the start of a block errs by at most (1 - share) + share · (c - 1) from the block's counts; mostly less."""
+    block, mixture = drawn
     counts = block_counts(mixture, block)
     names = drawn_names(schedule(batch=always(block), mixture=always(mixture), seed=seed, block=block), range(1))
     present = sum(1 for count in counts.values() if count)
     for name, count in counts.items():
-        found = np.cumsum([drawn == name for drawn in names])
+        found = np.cumsum([other == name for other in names])
         error = np.abs(found - count / block * np.arange(1, block + 1))
         share = count / block
         assert error.max() <= (1 - share) + share * max(present - 1, 0) + 1e-9
@@ -184,3 +190,29 @@ def test_a_step_far_away_is_reached_at_once(step: int):
     for name in CODE_HEAVY:
         mine = positions[components == names.index(name)]
         np.testing.assert_array_equal(mine, counts[name] + np.arange(len(mine)))
+
+
+@given(schedules(), st.data())
+def test_any_stretch_adds_up_exactly(drawn: tuple[MixtureSchedule, int], data: st.DataObject):
+    """What two stretches draw, one after the other, is what the whole of them draws, and as much as their batches hold."""
+    mixture, stop = drawn
+    first, middle = sorted(data.draw(st.tuples(st.integers(0, stop), st.integers(0, stop))))
+    parts = Counter(mixture.realised(first, middle)) + Counter(mixture.realised(middle, stop))
+    assert parts == mixture.realised(first, stop)
+    assert parts.total() == mixture.sequences_before(stop) - mixture.sequences_before(first)
+
+
+@given(schedules(), st.data())
+def test_any_sequences_alone_are_what_they_are_in_a_row(drawn: tuple[MixtureSchedule, int], data: st.DataObject):
+    mixture, stop = drawn
+    everything = mixture.draw(0, mixture.sequences_before(stop))
+    first, after = sorted(data.draw(st.tuples(*[st.integers(0, len(everything[0]))] * 2)))
+    for alone, whole in zip(mixture.draw(first, after), everything, strict=True):
+        np.testing.assert_array_equal(alone, whole[first:after])
+
+
+def test_the_first_mixture_holds_before_its_own_step():
+    late = schedule(mixture=Steps[MixtureShares](((9, WEB_HEAVY), (20, CODE_HEAVY))), batch=always(64))
+    early = schedule(mixture=Steps[MixtureShares](((0, WEB_HEAVY), (20, CODE_HEAVY))), batch=always(64))
+    assert drawn_names(late, range(25)) == drawn_names(early, range(25))
+    assert late.realised(0, 9) == early.realised(0, 9)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.data.filters import build_sift
@@ -113,6 +113,7 @@ LINES = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(lines=LINES, mark=st.sampled_from([b"", b"\xef\xbb\xbf"]), last=st.sampled_from([b"", b"\n"]), data=st.data())
 def test_pieces_together_give_the_lines_of_the_file(lines: list[bytes], mark: bytes, last: bytes, data: st.DataObject):
     content = mark + b"\n".join(lines) + last
