@@ -62,7 +62,10 @@ def expand(source: Source) -> Expanded:
         raise DataError(f"no file under {source.root} matches {', '.join(source.include)}: a component needs at least one.")
     rejected = [RejectedFile(name, reason) for name, path in selected.items() if (reason := _reason_against(file_system, root, path))]
     turned_away = {file.name for file in rejected}
-    urls = {name: str(file_system.unstrip_protocol(path)) for name, path in selected.items() if name not in turned_away}
+    is_local = isinstance(file_system, LocalFileSystem)  # a path stays as it is: in a file:// URL some characters would be escapes
+    urls = {
+        name: path if is_local else str(file_system.unstrip_protocol(path)) for name, path in selected.items() if name not in turned_away
+    }
     return Expanded(urls, tuple(rejected))
 
 

@@ -1,10 +1,12 @@
 """What a component is made of, as data: files by URL, how they are read, what is left out and what is made even."""
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from trainer.config import Frozen
+from trainer.storage import as_path
 
 Format = Literal["jsonl", "parquet", "arrow", "text", "markdown"]
 
@@ -70,14 +72,22 @@ class Source(Frozen):
 
     @model_validator(mode="after")
     def _revision_is_of_the_hub(self) -> "Source":
-        if self.revision is not None and not self.url.startswith("hf://"):
-            raise ValueError(f"a revision belongs to a Hugging Face data set (hf://…), found {self.revision} with {self.url}")
+        if self.revision is not None and not re.match(r"hf://[^/]+/[^/]+/[^/]+", self.url):
+            raise ValueError(
+                f"a revision belongs to a Hugging Face data set (hf://datasets/OWNER/NAME), found {self.revision} with {self.url}"
+            )
         return self
 
     @property
     def root(self) -> str:
-        """The URL with its revision, as fsspec takes it."""
-        return f"{self.url}@{self.revision}" if self.revision else self.url
+        """As fsspec takes it: a path on this machine without its escapes, a data set of the hub with its revision after its name."""
+        if self.url.startswith("file:"):
+            return str(as_path(self.url))
+        if self.revision is None:
+            return self.url
+        protocol, _, path = self.url.partition("://")
+        kind, owner, name, *folders = path.split("/")
+        return f"{protocol}://{'/'.join([kind, owner, f'{name}@{self.revision}', *folders])}"
 
     def described(self) -> dict[str, Any]:
         """What a manifest says of it. Where a folder of this machine lies is not part of it: a copy is the same source."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from pydantic import ValidationError
 
 from tasks.data.listing import expand, fingerprint
 from tasks.data.source import Source
@@ -42,7 +43,7 @@ def test_globs_choose_files(folder: Path, include: tuple[str, ...], exclude: tup
     """Hidden files are never read, though the folder itself stands in a hidden one."""
     found = expand(source(folder, *include, exclude=exclude))
     assert list(found.files) == expected.split()
-    assert [url.removeprefix(f"{folder.as_uri()}/") for url in found.files.values()] == expected.split()
+    assert [url.removeprefix(f"{folder}/") for url in found.files.values()] == expected.split()
     assert found.rejected == ()
 
 
@@ -62,7 +63,7 @@ def test_no_file_is_refused_by_url_and_globs(folder: Path, place: str, include: 
     wanted = source(folder / place, *include)
     with pytest.raises(DataError) as refusal:
         expand(wanted)
-    assert wanted.url in str(refusal.value)
+    assert wanted.root in str(refusal.value)
     assert all(glob in str(refusal.value) for glob in include)
 
 
@@ -96,6 +97,30 @@ def test_another_kind_of_storage_is_read_by_its_url():
 def test_where_a_folder_lies_decides_nothing(folder: Path, tmp_path: Path):
     shutil.copytree(folder, tmp_path / "copy")
     assert fingerprint(source(folder, "*.jsonl")) == fingerprint(source(tmp_path / "copy", "*.jsonl"))
+
+
+def test_names_with_spaces_and_escapes_are_read(tmp_path: Path):
+    folder = tmp_path / "my home" / "50%25 web"
+    folder.mkdir(parents=True)
+    (folder / "a b%20c#d.jsonl").write_text("{}")
+    assert [file.name for file in fingerprint(source(folder, "*.jsonl")).files] == ["a b%20c#d.jsonl"]
+    assert [file.name for file in fingerprint(source(str(folder), "*.jsonl")).files] == ["a b%20c#d.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("url", "root"),
+    [
+        ("hf://datasets/owner/name", "hf://datasets/owner/name@abc"),
+        ("hf://datasets/owner/name/folder/sub", "hf://datasets/owner/name@abc/folder/sub"),
+    ],
+)
+def test_a_revision_stands_after_the_name_of_the_data_set(url: str, root: str):
+    assert source(url, "*").model_copy(update={"revision": "abc"}).root == root
+
+
+def test_a_revision_of_anything_else_is_refused():
+    with pytest.raises(ValidationError, match="a revision belongs to a Hugging Face data set"):
+        Source(url="gs://bucket/web", revision="abc", include=("*",), format="jsonl")
 
 
 def test_links_that_lead_out_are_turned_away_by_name(folder: Path, tmp_path: Path):
