@@ -43,17 +43,28 @@ def held(place: Path, *, wait: bool = True) -> Iterator[StillHeld]:
     Raises:
         ConfigError: another holds it, and `wait` is false.
     """
-    store = file_system_of(place)
-    with _held_here(as_path(place), wait) if store is None else _held_on_store(place, store, wait) as still_held:
+    with _held(place, wait, _sight(place)) as still_held:
         yield still_held
 
 
 @contextmanager
 def held_all(places: Collection[Path], *, wait: bool = True) -> Iterator[StillHeld]:
-    """Hold all the locks, taken in the order of their names: two who want the same locks never wait for each other."""
+    """Hold all the locks, taken in the order of their names: two who want the same locks never wait for each other.
+
+    All are looked at first: what dead holders have left on a store runs out at the same time.
+    """
+    in_order = sorted(set(places), key=str)
+    sightings = [_sight(place) for place in in_order]
     with ExitStack() as stack:
-        checks = [stack.enter_context(held(place, wait=wait)) for place in sorted(set(places), key=str)]
+        checks = [stack.enter_context(_held(place, wait, sighting)) for place, sighting in zip(in_order, sightings, strict=True)]
         yield lambda: all(check() for check in checks)
+
+
+@contextmanager
+def _held(place: Path, wait: bool, sighting: "_Sighting") -> Iterator[StillHeld]:
+    store = file_system_of(place)
+    with _held_here(as_path(place), wait) if store is None else _held_on_store(place, store, wait, sighting) as still_held:
+        yield still_held
 
 
 @contextmanager
@@ -68,11 +79,8 @@ def _held_here(place: Path, wait: bool) -> Iterator[StillHeld]:
 
 
 @contextmanager
-def _held_on_store(place: Path, store: tuple[Any, str], wait: bool) -> Iterator[StillHeld]:
-    file_system, name = store
-    if "gs" not in file_system.protocol:
-        raise ConfigError(f"{place}: locks are known for folders on this machine and for gs:// only. Choose another home.")
-    lease = _take(place, _LeaseObject(file_system, *name.split("/", 1)), wait)
+def _held_on_store(place: Path, store: tuple[Any, str], wait: bool, sighting: "_Sighting") -> Iterator[StillHeld]:
+    lease = _take(place, _lease_object(place, store), wait, sighting)
     keeper = threading.Thread(target=lease.keep, name=f"lease of {place}", daemon=True)
     keeper.start()
     try:
@@ -83,11 +91,30 @@ def _held_on_store(place: Path, store: tuple[Any, str], wait: bool) -> Iterator[
         lease.release()
 
 
+def _lease_object(place: Path, store: tuple[Any, str]) -> "_LeaseObject":
+    file_system, name = store
+    if "gs" not in file_system.protocol:
+        raise ConfigError(f"{place}: locks are known for folders on this machine and for gs:// only. Choose another home.")
+    return _LeaseObject(file_system, *name.split("/", 1))
+
+
 class _Version(NamedTuple):
     """What the store counts: a generation is one holder's lease, a change of its metadata is a sign of life."""
 
     generation: str
     metageneration: str
+
+
+class _Sighting(NamedTuple):
+    """Which version of a lease was seen first, and when by this machine's clock; None where there was none, or no store."""
+
+    version: _Version | None
+    at: float
+
+
+def _sight(place: Path) -> _Sighting:
+    store = file_system_of(place)
+    return _Sighting(None if store is None else _lease_object(place, store).version(), time.monotonic())
 
 
 @dataclass(frozen=True)
@@ -170,9 +197,9 @@ class _Lease:
             self.object.delete(self.generation)
 
 
-def _take(place: Path, lease: _LeaseObject, wait: bool) -> _Lease:
+def _take(place: Path, lease: _LeaseObject, wait: bool, sighting: _Sighting) -> _Lease:
     """Create the lease as soon as there is none or the one that is there has run out."""
-    seen, since = None, time.monotonic()
+    seen, since = sighting
     while True:
         found, now = lease.version(), time.monotonic()
         if found is None:

@@ -2,14 +2,19 @@
 
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import islice
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
+import psutil
 from dask.distributed import Client, Future, KilledWorker, LocalCluster, as_completed
+from distributed.client import ClosedClientError, FutureCancelledError
+from distributed.comm.core import CommClosedError
 
 from tasks.progress import advance
 from trainer.errors import DataError, PhasewiseError
@@ -17,6 +22,7 @@ from trainer.errors import DataError, PhasewiseError
 Result = TypeVar("Result")
 SCHEDULER_VARIABLE = "PHASEWISE_DASK_SCHEDULER"
 WORKERS_VARIABLE = "PHASEWISE_DASK_WORKERS"
+SCRATCH_PREFIX = "phasewise-dask-"
 MAX_IN_FLIGHT = 1000
 RETRIES = 3
 CONNECT_SECONDS = 30
@@ -44,8 +50,9 @@ def _new_client() -> Iterator[Client]:
             yield client
         return
     workers = int(os.environ.get(WORKERS_VARIABLE) or os.cpu_count() or 1)
+    _remove_scratch_of_the_dead()
     with (
-        tempfile.TemporaryDirectory(prefix="phasewise-dask-", ignore_cleanup_errors=True) as scratch,
+        tempfile.TemporaryDirectory(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-", ignore_cleanup_errors=True) as scratch,
         LocalCluster(
             n_workers=workers,
             threads_per_worker=1,
@@ -57,6 +64,14 @@ def _new_client() -> Iterator[Client]:
         Client(local) as client,
     ):
         yield client
+
+
+def _remove_scratch_of_the_dead() -> None:
+    """Delete the scratch folders of processes that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH_PREFIX}*-*"):
+        process = folder.name.removeprefix(SCRATCH_PREFIX).partition("-")[0]
+        if process.isdecimal() and not psutil.pid_exists(int(process)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_all(stage: str, function: Callable[..., Result], calls: Sequence[tuple[object, ...]]) -> list[Result]:
@@ -72,6 +87,8 @@ def run_all(stage: str, function: Callable[..., Result], calls: Sequence[tuple[o
     with cluster() as client:
         try:
             return _run(client, stage, function, calls)
+        except (CommClosedError, FutureCancelledError, ClosedClientError) as error:
+            raise DataError(f"{stage}: the Dask scheduler went away. Start it and run again: what is finished is kept.") from error
         except KilledWorker as error:
             raise DataError(f"{stage}: a worker died {RETRIES + 1} times at the same work. It may need more memory: {error}") from error
 
@@ -91,7 +108,7 @@ def _run(client: Client, stage: str, function: Callable[..., Result], calls: Seq
 
     finished = as_completed(submit(MAX_IN_FLIGHT))
     for future in finished:
-        outcome = future.result() if future.status == "finished" else _error_of(future, stage)
+        outcome = future.exception() if future.status == "error" else future.result()
         if isinstance(outcome, BaseException):
             client.cancel(list(numbers))
             raise outcome
@@ -109,14 +126,9 @@ def _attempt(function: Callable[..., Result], call: tuple[object, ...]) -> Resul
         return error
 
 
-def _error_of(future: Any, stage: str) -> BaseException:
-    if future.status == "error":
-        return future.exception()
-    return DataError(f"{stage}: the Dask scheduler went away. Start it and run again: what is finished is kept.")
-
-
 @contextmanager
 def _connected(address: str) -> Iterator[Client]:
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # it logs tracebacks of what `run_all` says in one line
     try:
         client = Client(address, timeout=CONNECT_SECONDS)
     except (OSError, ValueError) as error:

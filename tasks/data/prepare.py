@@ -26,6 +26,7 @@ from tasks.locks import held, held_all
 from tasks.progress import say
 from trainer.data.manifest import Split
 from trainer.errors import DataError
+from trainer.storage import remove_strays
 
 SPLITS: tuple[Split, ...] = ("train", "held_out")
 
@@ -68,6 +69,7 @@ def make_missing_tokenizer(plan: DataPlan, vocab_size: int, name: str | None) ->
     with held(plan.lock):
         if plan.tokenizer.exists():
             return False
+        remove_strays(plan.tokenizer.parent, ())
         if name is not None:
             say(f"fetching the tokenizer {name}")
             fetch_tokenizer(name, plan.tokenizer)

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tasks import locks
 from tasks.locks import LEASE_VARIABLE, held, held_all
 from tests.stores.fixtures import FaultyStore
 from trainer.errors import ConfigError
@@ -228,3 +230,18 @@ def test_a_lock_goes_with_a_killed_process_here_without_a_wait(tmp_path: Path, m
         other.wait()
         with held(tmp_path / "lock", wait=False):
             pass
+
+
+def test_what_dead_holders_left_runs_out_together(gcs: Path, monkeypatch: pytest.MonkeyPatch):
+    """A build holds many locks: who comes after a killed one waits once, not once for each. By a clock that only waiting moves."""
+    places = [gcs / f"lock-{number}" for number in range(8)]
+    for place in places:
+        write_atomically(place, b"{}")
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = lambda: clock.now
+    clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
+    monkeypatch.setattr(locks, "time", clock)
+    monkeypatch.setenv(LEASE_VARIABLE, "30")
+    with held_all(places) as all_held:
+        assert all_held()
+    assert 30 <= clock.now < 60

@@ -4,6 +4,9 @@ import logging
 import operator
 import os
 import pickle
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +89,19 @@ def test_stages_inside_share_a_client():
         assert around is inside
     with cluster.cluster() as another:
         assert another is not around
+
+
+def test_scratch_of_killed_processes_is_cleared_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    for name in (f"phasewise-dask-{dead.pid}-abc", f"phasewise-dask-{os.getppid()}-abc", "phasewise-dask-mine"):
+        (tmp_path / name).mkdir()
+    monkeypatch.delenv(SCHEDULER_VARIABLE, raising=False)
+    monkeypatch.setenv(WORKERS_VARIABLE, "1")
+    with cluster.cluster():
+        pass
+    assert sorted(path.name for path in tmp_path.glob("phasewise-*")) == [f"phasewise-dask-{os.getppid()}-abc", "phasewise-dask-mine"]
 
 
 def test_no_scheduler_is_one_clear_error(monkeypatch: pytest.MonkeyPatch):
