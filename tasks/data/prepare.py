@@ -17,6 +17,7 @@ from tasks.data.documents import (
     tally_of,
 )
 from tasks.data.encode import encode_part
+from tasks.data.listing import fingerprint
 from tasks.data.parts import PieceRecord, PieceToRead, part_bytes, read_to_parts
 from tasks.data.plan import ComponentPlan, DataPlan
 from tasks.data.quarantine import write_quarantine
@@ -132,8 +133,27 @@ def _write_documents(missing: Sequence[ComponentPlan]) -> list[DocumentsManifest
             tally = tally_of(records[component.name], component.listing)
             write_quarantine(component.documents.folder / QUARANTINE_NAME, tally.samples)
             check_readable(component.name, component.source, tally, component.documents.folder)
+            _check_unchanged(component)
         kept = _find_copies(missing, records)
     return [finish_documents(c.name, c.source, c.listing, records[c.name], kept[c.name], c.documents.folder) for c in missing]
+
+
+def _check_unchanged(component: ComponentPlan) -> None:
+    """Refuse what was read from files that were changed meanwhile: the manifest would name other contents.
+
+    Raises:
+        DataError: with the files.
+    """
+    now = fingerprint(component.source)
+    if now == component.listing:
+        return
+    before, after = ({file.name: file for file in listing.files} for listing in (component.listing, now))
+    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    remove_strays(component.documents.folder, ())
+    raise DataError(
+        f"component {component.name}: {', '.join(changed[:3])} under {component.source.root} changed while the data were read. "
+        "Run again when nobody writes there."
+    )
 
 
 def _read_pieces(missing: Sequence[ComponentPlan]) -> dict[str, list[PieceRecord]]:

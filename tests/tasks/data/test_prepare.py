@@ -1,0 +1,55 @@
+"""The stages of preparation: what they refuse, and what is left then."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.data.documents import QUARANTINE_NAME
+from tasks.data.prepare import build_missing_caches, write_missing_documents
+from tasks.data.verify import verify_component
+from trainer.data.manifest import MANIFEST_NAME
+from trainer.errors import DataError
+
+
+def left_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.usefixtures("on_scheduler")
+def test_files_that_change_while_they_are_read_are_refused_and_what_was_read_of_them_goes(world: Any):
+    plan = world.plan()
+    path = world.sources / "web" / "part-1.jsonl"
+    before = path.read_bytes()
+    path.write_bytes(before.replace(b"The", b"She", 1))
+    with pytest.raises(DataError, match=r"component web: part-1\.jsonl under .* changed while the data were read"):
+        write_missing_documents(plan)
+    assert left_in(plan.components["web"].documents.folder) == set()
+    path.write_bytes(before)
+    assert write_missing_documents(plan) == 3
+
+
+@pytest.mark.usefixtures("on_scheduler")
+def test_too_much_that_is_unreadable_stops_the_stage_and_leaves_the_samples(world: Any):
+    (world.sources / "web" / "part-2.jsonl").write_bytes(b"{\n")
+    plan = world.plan()
+    with pytest.raises(DataError, match=r"component web: .*broken JSON: 1 document"):
+        write_missing_documents(plan)
+    folder = plan.components["web"].documents.folder
+    assert (folder / QUARANTINE_NAME).read_text().count("broken JSON") == 1
+    assert not (folder / MANIFEST_NAME).exists()
+
+
+@pytest.mark.usefixtures("on_scheduler")
+def test_a_stricter_limit_holds_for_what_is_built_too(world: Any):
+    (world.sources / "web" / "part-2.jsonl").write_bytes(b"{\n")
+    write_missing_documents(world.plan(max_bad_fraction=0.5))
+    with pytest.raises(DataError, match=r"at most 0\.0000% of its documents and of its files may be unusable"):
+        write_missing_documents(world.plan())
+
+
+@pytest.mark.usefixtures("on_scheduler")
+def test_nothing_is_done_twice(prepared: Any):
+    plan = prepared.plan()
+    assert (write_missing_documents(plan), build_missing_caches(plan)) == (0, 0)
+    assert all(verify_component(name, plan, prepared.home) == [] for name in plan.components)
