@@ -7,6 +7,7 @@ at a time – which no lease on an object store can rule out – cost double wor
 import contextlib
 import fcntl
 import json
+import math
 import os
 import socket
 import threading
@@ -199,6 +200,7 @@ class _Lease:
 
 def _take(place: Path, lease: _LeaseObject, wait: bool, sighting: _Sighting) -> _Lease:
     """Create the lease as soon as there is none or the one that is there has run out."""
+    lease_seconds = _lease_seconds()  # before anything is taken: what it refuses must not come up in the keeper's thread
     seen, since = sighting
     while True:
         found, now = lease.version(), time.monotonic()
@@ -209,14 +211,23 @@ def _take(place: Path, lease: _LeaseObject, wait: bool, sighting: _Sighting) -> 
             if seen is not None and not wait:
                 raise _refusal(place)
             seen, since = found, now
-        elif now - since >= _lease_seconds():
+        elif now - since >= lease_seconds:
             lease.delete(*found)
         else:
             time.sleep(POLL_SECONDS)
 
 
 def _lease_seconds() -> float:
-    return float(os.environ.get(LEASE_VARIABLE) or LEASE_SECONDS)
+    """The lease time.
+
+    Raises:
+        ConfigError: the variable is no number above 0.
+    """
+    value = os.environ.get(LEASE_VARIABLE) or str(LEASE_SECONDS)
+    with contextlib.suppress(ValueError):
+        if 0 < (seconds := float(value)) < math.inf:
+            return seconds
+    raise ConfigError(f"{LEASE_VARIABLE} must be a number of seconds above 0, found '{value}'. Correct it, or leave it unset.")
 
 
 def _refusal(place: Path) -> ConfigError:

@@ -5,15 +5,17 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.plan import check_sources, data_plan
+from flows.plan import check_sources, data_plan, sources_of
 from flows.recipes import load_target, split_target
 from flows.recipes.recipe import Phase, Recipe, Scale
 from flows.server import server_for
 from flows.terminal import shown_on_terminal
+from tasks.data.listing import expand
 from tasks.data.plan import ComponentPlan, DataPlan
-from tasks.data.verify import verify_component
+from tasks.data.verify import Difference, verify_component
 from tasks.home import Home
 from trainer.data.manifest import read_manifest
+from trainer.errors import DataError
 
 
 def prepare(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
@@ -38,11 +40,13 @@ def verify(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
     """What is expected now against what is cached, in the shape of `--json`; every component's training and held-out cache."""
     recipe, phase = load_target(target, scale)
     place = Home.open(home)
-    components: list[dict[str, Any]] = []
+    if unlisted := _unlisted(recipe, place):
+        return {"passes": False, "components": [_verified(name, None, [found]) for name, found in unlisted.items()]}
     plan = data_plan(recipe, place)
-    for component in _chosen(plan, recipe, phase):
-        differences = [difference.as_json() for difference in verify_component(component.name, plan, place)]
-        components.append({"name": component.name, "key": component.train.key, "passes": not differences, "differences": differences})
+    components = [
+        _verified(component.name, component.train.key, verify_component(component.name, plan, place))
+        for component in _chosen(plan, recipe, phase)
+    ]
     return {"passes": all(component["passes"] for component in components), "components": components}
 
 
@@ -51,11 +55,27 @@ def print_verification(verification: dict[str, Any]) -> None:
     console = Console(highlight=False)
     for component in verification["components"]:
         for found in component["differences"]:
-            text = f"{component['name']}: {found['what']}: {found['file']} (expected {found['expected']}, found {found['found']})"
+            where = f"{component['name']}: {found['what']}: {found['file']}"
+            text = f"{where} (expected {found['expected']}, found {found['found']}): {found['remedy']}"
             console.print(text, soft_wrap=True, markup=False)
     bad = sum(not component["passes"] for component in verification["components"])
     total = len(verification["components"])
     console.print(f"{total} components are cached as their sources are now." if not bad else f"{bad} of {total} components differ.")
+
+
+def _unlisted(recipe: Recipe, home: Home) -> dict[str, Difference]:
+    """Components whose files cannot be listed. Without them nothing can be said of the others: the tokenizer may be made of all."""
+    found: dict[str, Difference] = {}
+    for name, source in sources_of(recipe, home).items():
+        try:
+            expand(source)
+        except DataError as error:
+            found[name] = Difference("files gone", source.root, f"files that match {', '.join(source.include)}", str(error))
+    return found
+
+
+def _verified(name: str, key: str | None, differences: list[Difference]) -> dict[str, Any]:
+    return {"name": name, "key": key, "passes": not differences, "differences": [difference.as_json() for difference in differences]}
 
 
 def _chosen(plan: DataPlan, recipe: Recipe, phase: Phase | None) -> Iterable[ComponentPlan]:
@@ -73,5 +93,6 @@ def _describe(component: ComponentPlan) -> dict[str, Any]:
             "digest": manifest.digest,
             "documents": manifest.documents,
             "tokens": manifest.tokens,
+            "left_out": manifest.left_out,
         }
     return described

@@ -1,10 +1,12 @@
 """Token caches: what decides one, and how its finished shards become a cache. The manifest comes last."""
 
+from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 
-from tasks.data import encode
+from tasks.data import documents, encode, hashed_file, tokenizer
 from tasks.data.code_digest import code_digest
-from tasks.data.documents import DOCUMENTS, read_documents_manifest
+from tasks.data.documents import DOCUMENTS, DocumentsManifest, read_documents_manifest
 from tasks.data.encode import ShardRecord, encoding_of, read_record, shard_name
 from tasks.data.normalize import NORMALIZER
 from tasks.data.reading import READER
@@ -14,7 +16,8 @@ from trainer.errors import DataError
 from trainer.storage import digest_of_json, remove_strays
 
 READ_BY = f"{READER} {DOCUMENTS}"
-ENCODER = f"begin-end-3+{code_digest(encode)}"
+ENCODER_CODE = (encode, documents, hashed_file, tokenizer)
+ENCODER = f"begin-end-3+{code_digest(*ENCODER_CODE)}+tokenizers-{version('tokenizers')}"
 
 
 def cache_key(documents_key: str, split: Split, tokenizer_key: str) -> str:
@@ -48,7 +51,7 @@ def finish_cache(component: str, split: Split, documents: Path, tokenizer_path: 
         documents=sum(record.shard.documents for record in filled),
         tokens=sum(record.shard.tokens for record in filled),
         text_bytes=sum(record.text_bytes for record in filled),
-        left_out={**read.tally.left_out, **read.tally.bad_documents, "copy": sum(read.copies)},
+        left_out=_left_out(read),
     )
     kept = {f"{record.shard.name}.{ending}" for record in filled for ending in ("bin", "parquet")}
     remove_strays(folder, kept | {f"{shard_name(number)}.json" for number in range(len(records))})
@@ -56,8 +59,14 @@ def finish_cache(component: str, split: Split, documents: Path, tokenizer_path: 
     return manifest
 
 
+def _left_out(read: DocumentsManifest) -> dict[str, int]:
+    """What was not taken, by reason; files of which the rest could not be read are counted as files."""
+    files = Counter(f"{reason} (files)" for reason in read.tally.bad_files.values())
+    return {**read.tally.left_out, **read.tally.bad_documents, **dict(sorted(files.items())), "copy": sum(read.copies)}
+
+
 def _record(folder: Path, number: int) -> ShardRecord:
     record = read_record(folder, number)
     if record is None:
-        raise DataError(f"{folder / shard_name(number)}.json is missing though the shard was built: prepare the data again.")
+        raise DataError(f"{folder / shard_name(number)} is not whole though it was built: somebody else changes {folder}. Prepare again.")
     return record

@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import islice
 from pathlib import Path
@@ -17,7 +17,7 @@ from distributed.client import ClosedClientError, FutureCancelledError
 from distributed.comm.core import CommClosedError
 
 from tasks.progress import advance
-from trainer.errors import DataError, PhasewiseError
+from trainer.errors import ConfigError, DataError, PhasewiseError
 
 Result = TypeVar("Result")
 SCHEDULER_VARIABLE = "PHASEWISE_DASK_SCHEDULER"
@@ -26,6 +26,7 @@ SCRATCH_PREFIX = "phasewise-dask-"
 MAX_IN_FLIGHT = 1000
 RETRIES = 3
 CONNECT_SECONDS = 30
+FIRST_WORKER_SECONDS = 120
 _client: ContextVar[Client | None] = ContextVar("client", default=None)
 
 
@@ -49,7 +50,7 @@ def _new_client() -> Iterator[Client]:
         with _connected(address) as client:
             yield client
         return
-    workers = int(os.environ.get(WORKERS_VARIABLE) or os.cpu_count() or 1)
+    workers = _num_workers()
     _remove_scratch_of_the_dead()
     with (
         tempfile.TemporaryDirectory(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-", ignore_cleanup_errors=True) as scratch,
@@ -64,6 +65,19 @@ def _new_client() -> Iterator[Client]:
         Client(local) as client,
     ):
         yield client
+
+
+def _num_workers() -> int:
+    """As many as the variable says, else as the machine has cores.
+
+    Raises:
+        ConfigError: the variable is no whole number from 1 on.
+    """
+    value = os.environ.get(WORKERS_VARIABLE) or str(os.cpu_count() or 1)
+    with suppress(ValueError):
+        if (workers := int(value)) >= 1:
+            return workers
+    raise ConfigError(f"{WORKERS_VARIABLE} must be a whole number of at least 1, found '{value}'. Correct it, or leave it unset.")
 
 
 def _remove_scratch_of_the_dead() -> None:
@@ -134,4 +148,11 @@ def _connected(address: str) -> Iterator[Client]:
     except (OSError, ValueError) as error:
         raise DataError(f"no Dask scheduler answers at {address} ({SCHEDULER_VARIABLE}): {error}") from None
     with client:
+        try:
+            client.wait_for_workers(1, timeout=FIRST_WORKER_SECONDS)
+        except TimeoutError:
+            raise DataError(
+                f"the Dask scheduler at {address} ({SCHEDULER_VARIABLE}) must have a worker, found none in {FIRST_WORKER_SECONDS} seconds. "
+                "Start workers and run again."
+            ) from None
         yield client

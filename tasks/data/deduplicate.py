@@ -4,14 +4,14 @@ The digests of every part lie sorted on disk. A bucket is a range of their first
 a bucket takes one part of the digests, so that memory stays bounded up to 256 × `DOCUMENTS_PER_BUCKET` documents.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from tasks.data.parts import DIGEST, HELD_OUT_ONE_IN, Part
-from trainer.storage import write_atomically
+from tasks.data.parts import DIGEST, HELD_OUT_ONE_IN, BundleRecord
+from trainer.storage import digest_of_bytes, write_atomically
 
 DOCUMENTS_PER_BUCKET = 1 << 20
 MAX_BUCKETS = 256
@@ -36,11 +36,26 @@ class Kept(NamedTuple):
     held_out: int
 
 
-def find_copies(folder: Path, parts: Sequence[Part], bucket: int, buckets: int) -> Kept:
+class Range(NamedTuple):
+    """Documents `[start, stop)` of a part, in the order of their digests."""
+
+    part: str
+    start: int
+    stop: int
+
+
+def ranges_of(records: Iterable[BundleRecord], bucket: int, buckets: int) -> tuple[Range, ...]:
+    """What a bucket takes of each part: the digests whose first byte lies in its share of the 256."""
+    low, high = (256 * edge // buckets for edge in (bucket, bucket + 1))
+    return tuple(
+        Range(part.name, starts[low], starts[high]) for record in records for part, starts in zip(record.parts, record.starts, strict=True)
+    )
+
+
+def find_copies(folder: Path, ranges: Sequence[Range], bucket: int) -> Kept:
     """Write which documents of a bucket repeat an earlier one, as (part number, row); how many others there are."""
     path = folder / bucket_name(bucket)
-    low, high = (256 * edge // buckets for edge in (bucket, bucket + 1))
-    found = [_range_of(folder, part, low, high) for part in parts]
+    found = [_digests(folder, wanted) for wanted in ranges]
     digests = np.concatenate([table["digest"] for table in found]) if found else np.empty(0, "V32")
     words = np.frombuffer(digests.tobytes(), ">u8").reshape(-1, 4).astype(np.uint64)
     places = np.empty(len(digests), COPY)
@@ -56,12 +71,13 @@ def find_copies(folder: Path, parts: Sequence[Part], bucket: int, buckets: int) 
     return Kept(len(order) - len(copies) - held_out, held_out)
 
 
-def join_buckets(folder: Path, buckets: int, num_parts: int) -> tuple[int, ...]:
-    """Put the buckets' copies into one file, sorted by part and row; how many copies each part holds."""
+def join_buckets(folder: Path, buckets: int, num_parts: int) -> tuple[tuple[int, ...], str]:
+    """Put the buckets' copies into one file, sorted by part and row; how many copies each part holds, and the file's digest."""
     found = [np.frombuffer((folder / bucket_name(bucket)).read_bytes(), COPY) for bucket in range(buckets)]
     copies = np.sort(np.concatenate(found), order=("part", "row"))
-    write_atomically(folder / COPIES_NAME, copies["row"].tobytes())
-    return tuple(int(count) for count in np.bincount(copies["part"], minlength=num_parts))
+    content = copies["row"].tobytes()
+    write_atomically(folder / COPIES_NAME, content)
+    return tuple(int(count) for count in np.bincount(copies["part"], minlength=num_parts)), digest_of_bytes(content)
 
 
 def copies_of_part(folder: Path, copies: Sequence[int], number: int) -> np.ndarray:
@@ -75,10 +91,9 @@ def is_held_out(first_words: np.ndarray) -> np.ndarray:
     return (first_words >> np.uint64(32)) % np.uint64(HELD_OUT_ONE_IN) == 0
 
 
-def _range_of(folder: Path, part: Part, low: int, high: int) -> np.ndarray:
-    """A part's digests whose first byte lies in `[low, high)`."""
+def _digests(folder: Path, wanted: Range) -> np.ndarray:
     size = DIGEST.itemsize
-    return np.frombuffer(_read_range(folder / f"{part.name}.digests", size * part.starts[low], size * part.starts[high]), DIGEST)
+    return np.frombuffer(_read_range(folder / f"{wanted.part}.digests", size * wanted.start, size * wanted.stop), DIGEST)
 
 
 def _read_range(path: Path, start: int, stop: int) -> bytes:

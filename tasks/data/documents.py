@@ -1,6 +1,7 @@
 """A component's documents: what was read, from which files, what was left out, and how to go through them again."""
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,21 +11,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from tasks.data import deduplicate, parts
+from tasks.data import deduplicate, hashed_file, parts, quarantine
 from tasks.data.code_digest import code_digest
 from tasks.data.deduplicate import COPIES_NAME, Kept, copies_of_part, join_buckets
 from tasks.data.listing import Listing
 from tasks.data.normalize import NORMALIZER
-from tasks.data.parts import HELD_OUT_ONE_IN, Part, PieceRecord, read_part, record_name
+from tasks.data.parts import HELD_OUT_ONE_IN, BundleRecord, Part, read_part, record_name
 from tasks.data.quarantine import Tally, refusal
 from tasks.data.reading import READER
+from tasks.data.records import read_model
 from tasks.data.source import Source
 from trainer.config import Frozen
 from trainer.data.manifest import MANIFEST_NAME, SourceFile, Split
 from trainer.errors import DataError
-from trainer.storage import digest_of_json, read_json, remove_strays, write_json
+from trainer.storage import digest_of_file, digest_of_json, remove_strays, write_json
 
-DOCUMENTS_CODE: tuple[ModuleType, ...] = (parts, deduplicate)
+DOCUMENTS_CODE: tuple[ModuleType, ...] = (parts, deduplicate, hashed_file, quarantine)
 DOCUMENTS = f"documents-2+{code_digest(*DOCUMENTS_CODE)}"
 QUARANTINE_NAME = "quarantine.jsonl"
 
@@ -37,6 +39,7 @@ class DocumentsManifest(Frozen):
     sources: tuple[SourceFile, ...]
     parts: tuple[Part, ...]
     copies: tuple[int, ...]
+    copies_digest: str
     tally: Tally
     train: int = Field(gt=0)
     held_out: int = Field(gt=0)
@@ -60,7 +63,7 @@ def documents_key(source: Source, listing: Listing) -> str:
 
 def read_documents_manifest(folder: Path) -> DocumentsManifest:
     """The manifest in a folder of documents."""
-    return DocumentsManifest.model_validate(read_json(folder / MANIFEST_NAME))
+    return read_model(DocumentsManifest, folder / MANIFEST_NAME)
 
 
 def check_readable(component: str, source: Source, tally: Tally, folder: Path) -> None:
@@ -73,14 +76,14 @@ def check_readable(component: str, source: Source, tally: Tally, folder: Path) -
         raise DataError(refusal(component, source, tally, folder / QUARANTINE_NAME))
 
 
-def tally_of(records: Iterable[PieceRecord], listing: Listing) -> Tally:
+def tally_of(records: Iterable[BundleRecord], listing: Listing) -> Tally:
     """The counts of all pieces, and of the files that were not to be read."""
     rejected = Tally(files=len(listing.rejected), bad_files={file.name: file.reason for file in listing.rejected})
     return sum((record.tally for record in records), rejected)
 
 
 def finish_documents(
-    component: str, source: Source, listing: Listing, records: list[PieceRecord], kept: list[Kept], folder: Path
+    component: str, source: Source, listing: Listing, records: list[BundleRecord], kept: list[Kept], folder: Path
 ) -> DocumentsManifest:
     """Put the pieces' records together and write the manifest, last.
 
@@ -95,12 +98,14 @@ def finish_documents(
             f"component {component}: {train + held_out} documents in {len(listing.files)} files leave {train} to train on and "
             f"{held_out} held out; both need at least one. Add documents to {source.url}."
         )
+    copies, copies_digest = join_buckets(folder, len(kept), len(every))
     manifest = DocumentsManifest(
         key=documents_key(source, listing),
         source=source.described(),
         sources=listing.files,
         parts=every,
-        copies=join_buckets(folder, len(kept), len(every)),
+        copies=copies,
+        copies_digest=copies_digest,
         tally=tally,
         train=train,
         held_out=held_out,
@@ -112,7 +117,13 @@ def finish_documents(
 
 
 def read_documents(folder: Path, manifest: DocumentsManifest, number: int) -> Iterator[pa.Table]:
-    """The documents of one part without the copies, a bounded batch at a time: id, source_file, split, text."""
+    """The documents of one part without the copies, a bounded batch at a time: id, source_file, split, text.
+
+    Raises:
+        DataError: a file is not the one that was written.
+    """
+    if _digest_once(folder / COPIES_NAME) != manifest.copies_digest:
+        raise DataError(f"{folder / COPIES_NAME} is not the file that was written. Delete {folder} and prepare the data again.")
     copies = copies_of_part(folder, manifest.copies, number)
     row = 0
     for table in read_part(folder, manifest.parts[number]):
@@ -121,6 +132,12 @@ def read_documents(folder: Path, manifest: DocumentsManifest, number: int) -> It
         keep[within] = False
         row += len(table)
         yield table.filter(pa.array(keep))
+
+
+@lru_cache(maxsize=64)
+def _digest_once(path: Path) -> str:
+    """A worker reads the file once for all parts; its folder is named by what decides it."""
+    return digest_of_file(path)
 
 
 def split_texts(folder: Path, split: Split) -> Iterator[str]:

@@ -14,11 +14,12 @@ from pydantic import Field
 
 from tasks.data.documents import DocumentsManifest, read_documents, read_documents_manifest
 from tasks.data.hashed_file import HashedFile
+from tasks.data.records import read_model
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer
 from trainer.config import Frozen
 from trainer.data.manifest import Shard, Split
 from trainer.errors import DataError
-from trainer.storage import read_json, write_json, writing
+from trainer.storage import write_json, writing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -28,10 +29,12 @@ INDEX_ROWS = 1 << 13
 
 
 class ShardRecord(Frozen):
-    """Written when a shard is whole: a part that has one is not encoded again."""
+    """Written when a shard is whole: a part that has one is not encoded again. Sizes are in bytes."""
 
     shard: Shard
     text_bytes: int = Field(ge=0)
+    tokens_size: int = Field(ge=0)
+    index_size: int = Field(ge=0)
 
 
 class Encoding(NamedTuple):
@@ -48,9 +51,13 @@ def shard_name(number: int) -> str:
 
 
 def read_record(folder: Path, number: int) -> ShardRecord | None:
-    """The record of a shard that is finished."""
+    """The record of a shard that is finished: its files are there, as long as they were."""
     path = folder / f"{shard_name(number)}.json"
-    return ShardRecord.model_validate(read_json(path)) if path.exists() else None
+    record = read_model(ShardRecord, path) if path.exists() else None
+    if record is None or not record.shard.documents:  # the files of an empty shard go when the cache is finished
+        return record
+    sizes = [_size(path.with_suffix(ending)) for ending in (".bin", ".parquet")]
+    return record if sizes == [record.tokens_size, record.index_size] else None
 
 
 def encoding_of(tokenizer_path: Path) -> Encoding:
@@ -127,7 +134,14 @@ def _shard(folder: Path, number: int, tokenizer_path: Path, done: dict[Path, Sha
     shard = Shard(
         name=name, tokens=writer.num_tokens, documents=writer.num_documents, digest=tokens.hexdigest(), index_digest=index.hexdigest()
     )
-    done[folder] = ShardRecord(shard=shard, text_bytes=writer.text_bytes)
+    done[folder] = ShardRecord(shard=shard, text_bytes=writer.text_bytes, tokens_size=tokens.size, index_size=index.size)
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
 
 
 @lru_cache(maxsize=4)

@@ -12,15 +12,17 @@ class HashedFile(io.RawIOBase):
         super().__init__()
         self._file = file
         self._hash = hashlib.sha256()
+        self.size = 0
 
     def write(self, content: Any) -> int:
         """Append bytes."""
         self._hash.update(content)
+        self.size += memoryview(content).nbytes
         return self._file.write(content)
 
     def tell(self) -> int:
         """Bytes written."""
-        return self._file.tell()
+        return self.size
 
     def writable(self) -> bool:
         """Always: Arrow asks."""

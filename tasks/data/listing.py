@@ -1,6 +1,8 @@
 """From a source to its files: globs are expanded to names first, and what is judged is the names."""
 
 import os
+import stat
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -21,7 +23,7 @@ DIGEST_THREADS = 8
 
 @dataclass(frozen=True)
 class RejectedFile:
-    """A file that matches but must not be read."""
+    """A file that matches but must not be read. What cannot be printed of its name stands escaped."""
 
     name: str
     reason: Reason
@@ -47,7 +49,7 @@ def expand(source: Source) -> Expanded:
     """The files that the source selects.
 
     Raises:
-        DataError: no file matches (a component must not vanish in silence), or they cannot be listed.
+        DataError: a glob selects no file (no part of a component may vanish in silence), or the files cannot be listed.
     """
     try:
         file_system, root = fsspec.core.url_to_fs(source.root)
@@ -58,14 +60,11 @@ def expand(source: Source) -> Expanded:
     except Exception as error:  # each file system has errors of its own
         raise DataError(f"the files under {source.root} cannot be listed: {type(error).__name__}: {error}") from error
     selected = {name: path for name, path in sorted(found.items()) if selects(source, name)}
-    if not selected:
-        raise DataError(f"no file under {source.root} matches {', '.join(source.include)}: a component needs at least one.")
-    rejected = [RejectedFile(name, reason) for name, path in selected.items() if (reason := _reason_against(file_system, root, path))]
-    turned_away = {file.name for file in rejected}
+    _check_every_glob_selects(source, selected)
+    reasons: dict[str, Reason | None] = {name: _reason_against(file_system, root, name, path) for name, path in selected.items()}
     is_local = isinstance(file_system, LocalFileSystem)  # a path stays as it is: in a file:// URL some characters would be escapes
-    urls = {
-        name: path if is_local else str(file_system.unstrip_protocol(path)) for name, path in selected.items() if name not in turned_away
-    }
+    urls = {name: path if is_local else str(file_system.unstrip_protocol(path)) for name, path in selected.items() if reasons[name] is None}
+    rejected = [RejectedFile(_printable(name), reason) for name, reason in reasons.items() if reason is not None]
     return Expanded(urls, tuple(rejected))
 
 
@@ -89,9 +88,36 @@ def _listed(url: str) -> list[str]:
 
 def selects(source: Source, name: str) -> bool:
     """Whether the source's globs select a file of this name."""
-    hidden = any(part.startswith(".") for part in name.split("/"))
-    included = any(fnmatch(name, glob) for glob in source.include)
-    return included and not hidden and not any(fnmatch(name, glob) for glob in source.exclude)
+    return any(_takes(glob, name) for glob in _globs(source)) and not any(_matches(glob, name) for glob in source.exclude)
+
+
+def _takes(glob: str, name: str) -> bool:
+    """Whether an entry of `include` takes the file: hidden ones only if they are named in full."""
+    return name == glob or (not _is_hidden(name) and _matches(glob, name))
+
+
+def _matches(glob: str, name: str) -> bool:
+    """As `fnmatch`, where a star crosses folders; a leading `**/` stands for no folder, too, and a leading `./` for nothing."""
+    glob = glob.removeprefix("./")
+    return fnmatch(name, glob) or (glob.startswith("**/") and _matches(glob[3:], name))
+
+
+def _globs(source: Source) -> tuple[str, ...]:
+    return tuple(glob.removeprefix("./") for glob in source.include)
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") and part not in (".", "..") for part in name.split("/"))
+
+
+def _check_every_glob_selects(source: Source, selected: Collection[str]) -> None:
+    if not selected:
+        raise DataError(f"no file under {source.root} matches {', '.join(source.include)}: a component needs at least one.")
+    if idle := [glob for glob in _globs(source) if not any(_takes(glob, name) for name in selected)]:
+        raise DataError(
+            f"include {', '.join(idle[:3])} matches no file under {source.root} that is not excluded "
+            f"({len(idle)} of {len(source.include)} entries): correct or remove what selects nothing."
+        )
 
 
 def _fingerprint(file: tuple[str, str]) -> SourceFile:
@@ -105,22 +131,68 @@ def _fingerprint(file: tuple[str, str]) -> SourceFile:
 
 def _names(file_system: Any, root: str, source: Source) -> dict[str, str]:
     """Name relative to the root → path. Patterns that are plain names are looked up, so that a server without listings will do."""
-    if not any(set("*?[") & set(glob) for glob in source.include):
-        wanted = {name: f"{root.rstrip('/')}/{name}" for name in source.include}
-        if missing := [name for name, path in wanted.items() if not file_system.exists(path)]:
-            raise DataError(f"{', '.join(missing[:3])} of {source.root}: no such file ({len(missing)} of {len(wanted)} that are named).")
-        return wanted
+    globs = _globs(source)
+    plain = {name: f"{root.rstrip('/')}/{name}" for name in globs if not set("*?[") & set(name)}
+    if len(plain) == len(set(globs)):
+        if missing := [name for name, path in plain.items() if not file_system.exists(path)]:
+            raise DataError(f"{', '.join(missing[:3])} of {source.root}: no such file ({len(missing)} of {len(plain)} that are named).")
+        return plain
     if source.listing:
         return {name: f"{root.rstrip('/')}/{name}" for name in _listed(source.listing)}
+    if isinstance(file_system, LocalFileSystem):
+        looked_up = {name: path for name, path in plain.items() if os.path.lexists(path)}  # hidden, or in a linked folder
+        return {**{path.removeprefix(root).lstrip("/"): path for path in _walk(root)}, **looked_up}
     found: list[str] = file_system.find(root)
     return {path.removeprefix(root).lstrip("/"): path for path in found}
 
 
-def _reason_against(file_system: Any, root: str, path: str) -> Reason | None:
-    """Why a file on this machine must not be read: a link may lead anywhere, and what it leads to is not under the source's root."""
+def _walk(root: str) -> Iterator[str]:
+    """Every file under a folder of this machine, but those in hidden folders.
+
+    fsspec's own walk says nothing of a linked folder or one that it may not list. Here a linked folder is left out only where its files
+    are met by their own names. One that leads out of the root is entered, so that its files can be turned away by name.
+    """
+    if not os.path.isdir(root):
+        return
+    real_root = os.path.realpath(root)
+    links: dict[str, str] = {}  # a folder that is not where its name says → the link through which it was entered
+    entered: set[tuple[str, str]] = set()  # link, and the real path of a folder behind it: each once, links may go in circles
+
+    def is_entered(folder: str, name: str) -> bool:
+        path = os.path.join(folder, name)
+        real = os.path.realpath(path)
+        own = os.path.relpath(real, real_root)
+        if _is_hidden(name) or real == os.path.join(real_root, os.path.relpath(path, root)):
+            return not _is_hidden(name)
+        links[path] = links.get(folder, path)
+        if (links[path], real) in entered or (Path(real).is_relative_to(real_root) and not _is_hidden(own)):
+            return False
+        entered.add((links[path], real))
+        return True
+
+    for folder, folders, files in os.walk(root, followlinks=True, onerror=_raise):
+        folders[:] = sorted(name for name in folders if is_entered(folder, name))
+        yield from (os.path.join(folder, name) for name in sorted(files))
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _reason_against(file_system: Any, root: str, name: str, path: str) -> Reason | None:
+    """Why a file must not be read: no URL can name it, or, on this machine, a link leads out of the root or it is a pipe or a device."""
+    if "::" in name or _printable(name) != name:  # fsspec takes `::` for a chain of file systems
+        return "name not readable"
     if not isinstance(file_system, LocalFileSystem):
         return None
     real = Path(os.path.realpath(path))
     if not real.exists():
         return "broken link"
-    return None if real.is_relative_to(os.path.realpath(root)) else "outside the root"
+    if not real.is_relative_to(os.path.realpath(root)):
+        return "outside the root"
+    return None if stat.S_ISREG(real.stat().st_mode) else "no regular file"
+
+
+def _printable(name: str) -> str:
+    """The name, with escapes for bytes that are not UTF-8: Python gives them as halves of surrogate pairs."""
+    return name.encode(errors="backslashreplace").decode()

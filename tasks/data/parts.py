@@ -1,11 +1,12 @@
 """Documents on their way: the pieces of a component's files become parts, a Parquet file each, bounded in size.
 
-A part `part-00012-0003` is the third run of documents of piece 12. Beside its Parquet file (id, source_file, split, text) lies
-`part-00012-0003.digests`: the documents' content digests, sorted, from which exact copies are found over the whole component. A piece's
-record, `piece-00012.json`, is written when all its parts are: a piece that has one is never read again.
+One worker reads a *bundle*: a piece, or a run of pieces too small for a part of their own. A part `part-00012-0003` is the fourth run of
+documents of bundle 12. Beside its Parquet file (id, source_file, split, text) lies `part-00012-0003.digests`: the documents' content
+digests, sorted, from which exact copies are found over the whole component. The bundle's record, `bundle-00012.json`, is written when all
+its parts are: a bundle that has one is never read again.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,34 +18,36 @@ from pydantic import Field
 from tasks.data.hashed_file import HashedFile
 from tasks.data.normalize import normalize
 from tasks.data.quarantine import Counting, Tally
-from tasks.data.reading import read_piece
+from tasks.data.reading import pieces_of, read_piece
+from tasks.data.records import read_model
 from tasks.data.source import Piece, Source
 from trainer.config import Frozen
 from trainer.data.manifest import SourceFile, Split
 from trainer.errors import DataError
-from trainer.storage import digest_of_bytes, digest_of_file, read_json, write_atomically, write_json, writing
+from trainer.storage import digest_of_bytes, digest_of_file, write_atomically, write_json, writing
 
 HELD_OUT_ONE_IN = 16
 BATCH_BYTES = 1 << 20
+DOCUMENT_BYTES = 256  # what a document costs besides its text
 PARTS_PER_COMPONENT, MIN_PART_BYTES, MAX_PART_BYTES = 64, 4 << 20, 256 << 20
 SCHEMA = pa.schema({"id": pa.string(), "source_file": pa.string(), "split": pa.string(), "text": pa.large_string()})
 DIGEST = np.dtype([("digest", "V32"), ("row", "<u4")])
 
 
 class Part(Frozen):
-    """Some documents of one piece. `digest` is that of the Parquet file, `starts` where each first byte begins among the sorted digests."""
+    """Some documents of one bundle. `digest` is that of the Parquet file."""
 
     name: str
     documents: int = Field(ge=0)
     text_bytes: int = Field(ge=0)
     digest: str
-    starts: tuple[int, ...]
 
 
-class PieceRecord(Frozen):
-    """What reading a piece gave."""
+class BundleRecord(Frozen):
+    """What reading a bundle gave. `starts` says, for each part, where each of the 256 first bytes begins among the sorted digests."""
 
     parts: tuple[Part, ...]
+    starts: tuple[tuple[int, ...], ...]
     tally: Tally
 
 
@@ -59,30 +62,49 @@ def split_of(digest: str) -> Split:
 
 
 def record_name(number: int) -> str:
-    """The file that says a piece is done."""
-    return f"piece-{number:05d}.json"
+    """The file that says a bundle is done."""
+    return f"bundle-{number:05d}.json"
 
 
-class PieceToRead(NamedTuple):
-    """One piece of a component and the number that names its parts."""
+class Bundle(NamedTuple):
+    """Pieces of a component, one after another, and the number that names their parts."""
 
     component: str
     source: Source
-    piece: Piece
+    pieces: tuple[Piece, ...]
     number: int
 
 
-def read_to_parts(work: PieceToRead, max_part_bytes: int, folder: Path) -> PieceRecord:
-    """Read one piece into parts, unless its record is there. Memory does not grow with the piece."""
-    record_path = folder / record_name(work.number)
+def bundles_of(component: str, source: Source, files: tuple[SourceFile, ...]) -> tuple[Bundle, ...]:
+    """The pieces of all files in order, small ones together until they fill a part."""
+    sizes, enough = {file.name: file.size_bytes for file in files}, part_bytes(files)
+    bundles: list[list[Piece]] = []
+    room = 0
+    for piece in pieces_of(source, files):
+        size = sizes[piece.name] if piece.stop is None else piece.stop - (piece.start or 0)
+        if room < size or not bundles:
+            bundles.append([])
+            room = enough
+        bundles[-1].append(piece)
+        room -= size
+    return tuple(Bundle(component, source, tuple(pieces), number) for number, pieces in enumerate(bundles))
+
+
+def read_to_parts(bundle: Bundle, max_part_bytes: int, folder: Path) -> BundleRecord:
+    """Read a bundle into parts, unless its record is there. Memory does not grow with its files."""
+    record_path = folder / record_name(bundle.number)
     if record_path.exists():
-        return PieceRecord.model_validate(read_json(record_path))
-    counting = Counting(work.component, work.piece)
+        return read_model(BundleRecord, record_path)
+    countings = [Counting(bundle.component, piece) for piece in bundle.pieces]
     parts: list[Part] = []
-    batches = _batches(work, counting)
-    while (part := _write_part(folder, f"part-{work.number:05d}-{len(parts):04d}", batches, max_part_bytes)) is not None:
+    starts: list[tuple[int, ...]] = []
+    batches = _batches(bundle, countings)
+    while (first := next(batches, None)) is not None:
+        name = f"part-{bundle.number:05d}-{len(parts):04d}"
+        part, digests = _write_part(folder / f"{name}.parquet", first, batches, max_part_bytes)
         parts.append(part)
-    record = PieceRecord(parts=tuple(parts), tally=counting.tally)
+        starts.append(_write_digests(folder / f"{name}.digests", digests))
+    record = BundleRecord(parts=tuple(parts), starts=tuple(starts), tally=sum((counting.tally for counting in countings), Tally()))
     write_json(record_path, record.model_dump(mode="json"))
     return record
 
@@ -103,54 +125,52 @@ def read_part(folder: Path, part: Part) -> Iterator[pa.Table]:
 
 
 class Batch(NamedTuple):
-    """Normalised documents, about a megabyte of them, and their digests."""
+    """Normalised documents, about a megabyte of them, and their digests. `size` counts something for each document, too."""
 
     documents: pa.RecordBatch
     digests: list[bytes]
     text_bytes: int
+    size: int
 
 
-def _batches(work: PieceToRead, counting: Counting) -> Iterator[Batch]:
-    """The documents of a piece; what is no document is counted."""
-    columns: dict[str, list[str]] = {name: [] for name in SCHEMA.names}
-    size = 0
-
-    def batch() -> Batch:
-        return Batch(pa.RecordBatch.from_pydict(columns, SCHEMA), [bytes.fromhex(digest) for digest in columns["id"]], size)
-
-    for read in counting.records(read_piece(work.source, work.piece)):
-        text = normalize(read.text, work.source.normalization)
-        content = text.encode()
-        digest = digest_of_bytes(content)
-        for name, value in zip(SCHEMA.names, (digest, work.piece.name, split_of(digest), text), strict=True):
-            columns[name].append(value)
-        size += len(content)
-        if size >= BATCH_BYTES:
-            yield batch()
-            columns, size = {name: [] for name in SCHEMA.names}, 0
-    if size:
-        yield batch()
-
-
-def _write_part(folder: Path, name: str, batches: Iterator[Batch], max_bytes: int) -> Part | None:
-    """Write batches until the part is full; `None` if there are none left."""
-    first = next(batches, None)
-    if first is None:
-        return None
-    path = folder / f"{name}.parquet"
-    collected: list[bytes] = []
+def _batches(bundle: Bundle, countings: Sequence[Counting]) -> Iterator[Batch]:
+    """The documents of all pieces; what is no document is counted."""
+    rows: list[tuple[str, str, str, str]] = []
     text_bytes = 0
+    for piece, counting in zip(bundle.pieces, countings, strict=True):
+        for read in counting.records(read_piece(bundle.source, piece)):
+            text = normalize(read.text, bundle.source.normalization)
+            content = text.encode()
+            digest = digest_of_bytes(content)
+            rows.append((digest, piece.name, split_of(digest), text))
+            text_bytes += len(content)
+            if text_bytes + DOCUMENT_BYTES * len(rows) >= BATCH_BYTES:
+                yield _batch(rows, text_bytes)
+                rows, text_bytes = [], 0
+    if rows:
+        yield _batch(rows, text_bytes)
+
+
+def _batch(rows: Sequence[tuple[str, str, str, str]], text_bytes: int) -> Batch:
+    columns = dict(zip(SCHEMA.names, map(list, zip(*rows, strict=True)), strict=True))
+    digests = [bytes.fromhex(row[0]) for row in rows]
+    return Batch(pa.RecordBatch.from_pydict(columns, SCHEMA), digests, text_bytes, text_bytes + DOCUMENT_BYTES * len(rows))
+
+
+def _write_part(path: Path, first: Batch, batches: Iterator[Batch], max_bytes: int) -> tuple[Part, list[bytes]]:
+    """Write batches until the part is full, and return its documents' digests."""
+    digests: list[bytes] = []
+    text_bytes = size = 0
     with writing(path) as file:
         hashed = HashedFile(file)
         with pq.ParquetWriter(pa.PythonFile(hashed, "w"), SCHEMA, compression="zstd") as parquet:
             batch: Batch | None = first
             while batch is not None:
                 parquet.write_batch(batch.documents)
-                collected += batch.digests
-                text_bytes += batch.text_bytes
-                batch = next(batches, None) if text_bytes < max_bytes else None
-    starts = _write_digests(folder / f"{name}.digests", collected)
-    return Part(name=name, documents=len(collected), text_bytes=text_bytes, digest=hashed.hexdigest(), starts=starts)
+                digests += batch.digests
+                text_bytes, size = text_bytes + batch.text_bytes, size + batch.size
+                batch = next(batches, None) if size < max_bytes else None
+    return Part(name=path.stem, documents=len(digests), text_bytes=text_bytes, digest=hashed.hexdigest()), digests
 
 
 def _write_digests(path: Path, digests: list[bytes]) -> tuple[int, ...]:

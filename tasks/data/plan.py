@@ -2,14 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from tasks.data.caches import cache_key
 from tasks.data.documents import documents_key
 from tasks.data.listing import Listing, fingerprint
+from tasks.data.parts import Bundle, bundles_of
 from tasks.data.pin import Pin
-from tasks.data.reading import pieces_of
-from tasks.data.source import Piece, Source
+from tasks.data.source import Source
 from tasks.data.tokenizer import tokenizer_key
 from tasks.home import Home
 from trainer.data.manifest import MANIFEST_NAME, SourceFile, Split
@@ -49,10 +50,10 @@ class ComponentPlan:
         """The files as they are now."""
         return self.listing.files
 
-    @property
-    def pieces(self) -> tuple[Piece, ...]:
+    @cached_property
+    def bundles(self) -> tuple[Bundle, ...]:
         """What one worker reads at a time."""
-        return pieces_of(self.source, self.files)
+        return bundles_of(self.name, self.source, self.files)
 
     def cache(self, split: Split) -> CachePlan:
         """The cache of a split."""

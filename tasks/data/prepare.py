@@ -1,12 +1,12 @@
 """The stages of data preparation. Each does what is missing, and nothing where nothing is."""
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from tasks.data.caches import finish_cache
 from tasks.data.cluster import cluster, run_all
-from tasks.data.deduplicate import Kept, find_copies, num_buckets
+from tasks.data.deduplicate import Kept, find_copies, num_buckets, ranges_of
 from tasks.data.documents import (
     QUARANTINE_NAME,
     DocumentsManifest,
@@ -18,11 +18,11 @@ from tasks.data.documents import (
 )
 from tasks.data.encode import encode_part
 from tasks.data.listing import fingerprint
-from tasks.data.parts import PieceRecord, PieceToRead, part_bytes, read_to_parts
+from tasks.data.parts import BundleRecord, part_bytes, read_to_parts
 from tasks.data.plan import ComponentPlan, DataPlan
 from tasks.data.quarantine import write_quarantine
 from tasks.data.standins import StandIn, collect, missing_stand_ins, write_stand_ins
-from tasks.data.tokenizer import fetch_tokenizer, load_tokenizer, train_tokenizer
+from tasks.data.tokenizer import check_tokenizer, fetch_tokenizer, load_tokenizer, train_tokenizer
 from tasks.locks import held, held_all
 from tasks.progress import say
 from trainer.data.manifest import Split
@@ -95,6 +95,8 @@ def build_missing_caches(plan: DataPlan) -> int:
         missing: list[tuple[ComponentPlan, Split]] = [
             (c, split) for c in plan.components.values() for split in SPLITS if not c.cache(split).is_built
         ]
+        if missing:
+            check_tokenizer(plan.tokenizer)
         run_all("token caches", encode_part, _parts_to_encode(plan, missing))
         manifests = [
             finish_cache(c.name, split, c.documents.folder, plan.tokenizer, c.cache(split).key, c.cache(split).folder)
@@ -106,36 +108,61 @@ def build_missing_caches(plan: DataPlan) -> int:
 
 
 def write_missing_benchmarks(plan: DataPlan) -> bool:
-    """Make the benchmarks from held-out documents unless they are there; whether they were made."""
+    """Make the benchmarks from held-out documents unless they are there; whether they were made.
+
+    Only the beginning of each component is looked at, so that it takes no longer however large they are.
+    """
     if plan.has_benchmarks:
         return False
     from tasks.evaluation.benchmark_folder import write_benchmarks
     from tasks.evaluation.benchmarks import commonest_word
-    from tasks.evaluation.held_out import read_held_out_texts
+    from tasks.evaluation.held_out import MAX_TRAINING_CHARACTERS, first_characters, read_held_out_texts
 
     with held(plan.lock):
         if plan.has_benchmarks:
             return False
         held_out = read_held_out_texts(plan.folders("held_out"), load_tokenizer(plan.tokenizer))
-        training = (text for c in plan.components.values() for text in split_texts(c.documents.folder, "train"))
-        write_benchmarks(plan.benchmarks, held_out, commonest_word=commonest_word(training))
+        folders = (component.documents.folder for component in plan.components.values())
+        training = (first_characters(split_texts(folder, "train"), MAX_TRAINING_CHARACTERS) for folder in folders)
+        write_benchmarks(plan.benchmarks, held_out, commonest_word=commonest_word(chain.from_iterable(training)))
     say("made the benchmarks from held-out documents")
     return True
 
 
 def _write_documents(missing: Sequence[ComponentPlan]) -> list[DocumentsManifest]:
-    """Read the pieces, judge what could not be read, find the copies, and finish each component."""
+    """Read the bundles, judge what could not be read, find the copies, and finish each component."""
     if not missing:
         return []
     with cluster():
-        records = _read_pieces(missing)
+        records = _read_bundles(missing)
+        _check_readable(missing, records)
         for component in missing:
-            tally = tally_of(records[component.name], component.listing)
-            write_quarantine(component.documents.folder / QUARANTINE_NAME, tally.samples)
-            check_readable(component.name, component.source, tally, component.documents.folder)
             _check_unchanged(component)
         kept = _find_copies(missing, records)
     return [finish_documents(c.name, c.source, c.listing, records[c.name], kept[c.name], c.documents.folder) for c in missing]
+
+
+def _check_readable(missing: Sequence[ComponentPlan], records: Mapping[str, list[BundleRecord]]) -> None:
+    """Write the samples of what could not be read, say what it was, and refuse every component in which it is too much.
+
+    Raises:
+        DataError: one line for each.
+    """
+    refusals: list[str] = []
+    for component in missing:
+        tally = tally_of(records[component.name], component.listing)
+        quarantine = component.documents.folder / QUARANTINE_NAME
+        write_quarantine(quarantine, tally.samples)
+        try:
+            check_readable(component.name, component.source, tally, component.documents.folder)
+        except DataError as error:
+            refusals.append(str(error))
+        else:
+            if tally.reasons:
+                counts = ", ".join(f"{reason}: {count}" for reason, count in tally.reasons.items())
+                say(f"{component.name}: within its limit, these could not be used: {counts}. Samples are in {quarantine}")
+    if refusals:
+        raise DataError("; ".join(refusals))
 
 
 def _check_unchanged(component: ComponentPlan) -> None:
@@ -156,23 +183,18 @@ def _check_unchanged(component: ComponentPlan) -> None:
     )
 
 
-def _read_pieces(missing: Sequence[ComponentPlan]) -> dict[str, list[PieceRecord]]:
-    """The records of all pieces, component by component."""
-    calls = [
-        (PieceToRead(component.name, component.source, piece, number), part_bytes(component.files), component.documents.folder)
-        for component in missing
-        for number, piece in enumerate(component.pieces)
-    ]
+def _read_bundles(missing: Sequence[ComponentPlan]) -> dict[str, list[BundleRecord]]:
+    """The records of all bundles, component by component."""
+    calls = [(bundle, part_bytes(component.files), component.documents.folder) for component in missing for bundle in component.bundles]
     records = iter(run_all("documents", read_to_parts, calls))
-    return {component.name: list(islice(records, len(component.pieces))) for component in missing}
+    return {component.name: list(islice(records, len(component.bundles))) for component in missing}
 
 
-def _find_copies(missing: Sequence[ComponentPlan], records: Mapping[str, list[PieceRecord]]) -> dict[str, list[Kept]]:
+def _find_copies(missing: Sequence[ComponentPlan], records: Mapping[str, list[BundleRecord]]) -> dict[str, list[Kept]]:
     """Bucket by bucket, component by component."""
-    parts = {name: tuple(part for record in records[name] for part in record.parts) for name in records}
-    buckets = {name: num_buckets(sum(part.documents for part in parts[name])) for name in records}
+    buckets = {name: num_buckets(sum(part.documents for record in records[name] for part in record.parts)) for name in records}
     calls = [
-        (component.documents.folder, parts[component.name], bucket, buckets[component.name])
+        (component.documents.folder, ranges_of(records[component.name], bucket, buckets[component.name]), bucket)
         for component in missing
         for bucket in range(buckets[component.name])
     ]

@@ -45,6 +45,7 @@ def read_piece(source: Source, piece: Piece) -> Iterator[Finding]:
         ConfigError: a filter asks for fields where a file is one document.
         DataError: the file is gone, must not be read, or is shorter than it was when it was listed.
         OSError: the file system fails; trying again may help.
+        MemoryError: this worker is short of memory.
     """
     if source.format in ("text", "markdown") and field_keys(source.filters):
         raise ConfigError(
@@ -54,6 +55,8 @@ def read_piece(source: Source, piece: Piece) -> Iterator[Finding]:
     with open_watched(piece.url) as file:
         try:
             yield from _findings(source, piece, file)
+        except pa.ArrowMemoryError:  # an ArrowException, but it speaks of this machine and not of the file
+            raise
         except (FileFault, *DAMAGE) as error:
             if file.failure is not None:
                 raise_failure(piece.url, file.failure)

@@ -1,19 +1,23 @@
 """A byte-level BPE tokenizer, trained on the training split."""
 
 import os
+import sys
 from collections.abc import Iterable
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tasks.data.code_digest import code_digest
 from trainer.errors import DataError
-from trainer.storage import digest_of_file, digest_of_json, write_atomically
+from trainer.storage import digest_of_bytes, digest_of_file, digest_of_json, write_atomically
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-TOKENIZER_VERSION = "byte-bpe-1"
+TOKENIZER_VERSION = f"byte-bpe-1+{code_digest(sys.modules[__name__])}+tokenizers-{version('tokenizers')}"
 BEGIN_OF_TEXT, END_OF_TEXT = "<|begin_of_text|>", "<|end_of_text|>"
 MAX_BYTES_PER_COMPONENT = 200_000
+DIGEST_NAME = "tokenizer.sha256"
 
 
 def tokenizer_key(documents_keys: Iterable[str], vocab_size: int, name: str | None) -> str:
@@ -45,7 +49,7 @@ def train_tokenizer(components: Iterable[Iterable[str]], vocab_size: int, path: 
         show_progress=False,
     )
     tokenizer.train_from_iterator((text for texts in components for text in _sample(texts)), trainer)
-    write_atomically(path, tokenizer.to_str(pretty=True).encode())
+    _write(path, tokenizer.to_str(pretty=True))
 
 
 def fetch_tokenizer(name: str, path: Path) -> None:
@@ -60,7 +64,7 @@ def fetch_tokenizer(name: str, path: Path) -> None:
         fetched = Tokenizer.from_pretrained(name)
     except Exception as error:  # the library raises a bare Exception
         raise DataError(f"the tokenizer {name} cannot be fetched from the hub: {error}") from error
-    write_atomically(path, fetched.to_str().encode())
+    _write(path, fetched.to_str())
 
 
 def load_tokenizer(path: Path) -> "Tokenizer":
@@ -76,6 +80,22 @@ def load_tokenizer(path: Path) -> "Tokenizer":
 def tokenizer_digest(path: Path) -> str:
     """SHA-256 of `tokenizer.json`."""
     return digest_of_file(path)
+
+
+def check_tokenizer(path: Path) -> None:
+    """Refuse a tokenizer that is not the one that was written: its key would name other caches than it makes.
+
+    Raises:
+        DataError: its digest is not the one beside it.
+    """
+    written = path.with_name(DIGEST_NAME)
+    if written.exists() and written.read_text() != tokenizer_digest(path):
+        raise DataError(f"{path} was edited after it was written. Delete {path.parent} and prepare the data again.")
+
+
+def _write(path: Path, content: str) -> None:
+    write_atomically(path.with_name(DIGEST_NAME), digest_of_bytes(content.encode()).encode())
+    write_atomically(path, content.encode())
 
 
 def _sample(texts: Iterable[str]) -> Iterable[str]:

@@ -11,6 +11,7 @@ from tasks.data.listing import selects
 from tasks.data.normalize import NORMALIZER
 from tasks.data.plan import CachePlan, ComponentPlan, DataPlan
 from tasks.data.source import Source
+from tasks.data.tokenizer import check_tokenizer
 from tasks.home import Home
 from trainer.data.manifest import MANIFEST_NAME, Manifest, SourceFile, Split, read_manifest
 from trainer.errors import DataError
@@ -20,6 +21,16 @@ SPLITS: tuple[Split, ...] = ("train", "held_out")
 DECISIVE_SETTINGS = ("format", "text_key", "filters", "normalization")
 DIGEST_THREADS = 8
 NOTHING = "nothing"
+PREPARE = "prepare the data again"
+REMEDIES = {
+    "pin": "correct the pin, or take it out",
+    "damaged": "delete its folder and prepare the data again",
+    "edited": "delete its folder and prepare the data again",
+    "turned away": "take it away, or exclude it",
+    "files gone": "put the files back, or correct the source",
+    "unreadable": "repair or exclude what its quarantine file names, or raise max_bad_fraction",
+}
+"""What a difference says → what to do; for all others the data are to be prepared again."""
 FOLLOWS = "tokenizer changed"  # of every component, where it is trained on the text of all: told last
 
 
@@ -32,19 +43,25 @@ class Difference:
     expected: str
     found: str
 
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+        return next((remedy for words, remedy in REMEDIES.items() if words in self.what), PREPARE)
+
     def as_json(self) -> dict[str, str]:
         """In the shape of `phasewise data verify --json`."""
-        return asdict(self)
+        return {**asdict(self), "remedy": self.remedy}
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.file} (expected {self.expected}, found {self.found})"
+        return f"{self.what}: {self.file} (expected {self.expected}, found {self.found}): {self.remedy}"
 
 
 def verify_component(name: str, plan: DataPlan, home: Home) -> list[Difference]:
     """Every difference of a component's two caches, each named once. Every shard is read."""
     component = plan.components[name]
     found = [difference for split in SPLITS for difference in _verify_cache(component, split, plan.tokenizer, home)]
-    return list(dict.fromkeys([*found, *_unreadable(component)]))
+    found += _turned_away(component) + _unreadable(component)
+    return sorted(dict.fromkeys(found), key=lambda difference: difference.what == FOLLOWS)
 
 
 def check_caches(names: Iterable[str], plan: DataPlan, home: Home) -> None:
@@ -58,9 +75,7 @@ def check_caches(names: Iterable[str], plan: DataPlan, home: Home) -> None:
     found = [f"{name}: {difference}" for name, difference in differences]
     if found:
         more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
-        raise DataError(
-            f"the token caches are not what is configured: {'; '.join(found[:3])}{more}. `phasewise data verify` names them all."
-        )
+        raise DataError(f"the token caches are not what is configured: {'; '.join(found[:3])}{more}.")
 
 
 def _verify_cache(component: ComponentPlan, split: Split, tokenizer: Path, home: Home) -> list[Difference]:
@@ -71,7 +86,7 @@ def _verify_cache(component: ComponentPlan, split: Split, tokenizer: Path, home:
         manifest = read_manifest(cache.folder)
     except DataError as error:
         return [Difference("manifest edited", str(cache.folder / MANIFEST_NAME), "the manifest that was written", str(error))]
-    found = _changed_pin(cache, manifest) + _changes(component, manifest, tokenizer)
+    found = _changed_pin(cache, manifest, component.name, split) + _changes(component, manifest, tokenizer)
     if manifest.key != cache.key and not found:
         found.append(Difference("settings changed", str(cache.folder), cache.key[:16], manifest.key[:16]))
     return found + _damages(cache.folder, manifest)
@@ -93,10 +108,15 @@ def _why_not_built(component: ComponentPlan, split: Split, tokenizer: Path, home
     return found or [Difference(f"{split} cache not built", str(cache.folder), cache.key[:16], NOTHING)]
 
 
-def _changed_pin(cache: CachePlan, manifest: Manifest) -> list[Difference]:
-    if cache.pin is None or cache.pin.digest == manifest.digest:
+def _changed_pin(cache: CachePlan, manifest: Manifest, component: str, split: Split) -> list[Difference]:
+    if cache.pin is None:
         return []
-    return [Difference("pinned cache changed", str(cache.folder), cache.pin.digest[:16], manifest.digest[:16])]
+    expected, found = f"{split} cache of {component}", f"{manifest.split} cache of {manifest.component}"
+    if expected != found:
+        return [Difference("pinned to another cache", str(cache.folder), expected, found)]
+    if cache.pin.digest != manifest.digest:
+        return [Difference("pinned cache changed", str(cache.folder), cache.pin.digest[:16], manifest.digest[:16])]
+    return []
 
 
 def _damages(folder: Path, manifest: Manifest) -> list[Difference]:
@@ -128,6 +148,11 @@ def _changes(component: ComponentPlan, manifest: Manifest, tokenizer: Path) -> l
         if expected != was:
             found.append(Difference(what, place, expected, was))
     expected = digest_of_file(tokenizer) if tokenizer.exists() else f"{tokenizer.parent.name}, not made yet"
+    try:
+        check_tokenizer(tokenizer)
+    except DataError:
+        found.append(Difference("tokenizer edited", str(tokenizer), "the file that was written", expected[:16]))
+        return found
     if expected != manifest.tokenizer_digest:
         found.append(Difference(FOLLOWS, place, expected[:32], manifest.tokenizer_digest[:16]))
     return found
@@ -152,6 +177,16 @@ def _changed_files(component: ComponentPlan, manifest: Manifest) -> list[Differe
 def _filter(source: Source) -> str:
     without = f" without {', '.join(source.exclude)}" if source.exclude else ""
     return f"{', '.join(source.include)}{without}"
+
+
+def _turned_away(component: ComponentPlan) -> list[Difference]:
+    """Files that match and must not be read, where the documents were built without meeting them."""
+    known = read_documents_manifest(component.documents.folder).tally.bad_files if component.documents.is_built else {}
+    return [
+        Difference("file turned away", file.name, "a file under the source's root", file.reason)
+        for file in component.listing.rejected
+        if file.name not in known
+    ]
 
 
 def _unreadable(component: ComponentPlan) -> list[Difference]:

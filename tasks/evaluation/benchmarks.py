@@ -73,7 +73,10 @@ def build_word_order(held_out: HeldOut) -> list[WordOrderItem]:
     """
     passages = _spread(_cut(held_out, WORD_ORDER))[:NUM_WORD_ORDER_ITEMS]
     if not passages:
-        raise DataError(f"the word-order benchmark needs passages of 50 words, found none in {_describe(held_out)}.")
+        shortest, longest = (words + WORD_ORDER.following_words for words in WORD_ORDER.opening_words)
+        raise DataError(
+            f"the word_order benchmark needs running text of {shortest} to {longest} words, found none in {_describe(held_out)}."
+        )
     return [_word_order_item(passage, position % NUM_CHOICES) for position, passage in enumerate(sorted(passages))]
 
 
@@ -97,7 +100,7 @@ def build_next_word(held_out: HeldOut) -> list[NextWordItem]:
         if answers[passage.following] <= MAX_ITEMS_PER_ANSWER:
             chosen.append(passage)
     if not chosen:
-        raise DataError(f"the next-word benchmark needs passages of 40 words, found none in {_describe(held_out)}.")
+        raise DataError(_no_next_word(held_out, cut, len(follower)))
     return [
         NextWordItem(
             id=_item_id(cut.name, passage),
@@ -108,6 +111,17 @@ def build_next_word(held_out: HeldOut) -> list[NextWordItem]:
         )
         for passage in sorted(chosen[:NUM_NEXT_WORD_ITEMS])
     ]
+
+
+def _no_next_word(held_out: HeldOut, cut: Cut, predictable: int) -> str:
+    """What the benchmark needs, and how much of it is there: long passages, or only no words that can be known."""
+    passages = sum(map(len, _cut(held_out, cut._replace(fits=lambda _before, _word: True)).values()))
+    return (
+        f"the next_word benchmark needs running text of {cut.opening_words[0]} words and more before a word that can be known: one that "
+        f"follows the word before it {MIN_FOLLOWER_COUNT} times or more, and {MIN_FOLLOWER_SHARE:.0%} of the time, in all held-out text. "
+        f"Found {passages} passages of that length and {predictable} words that tell the next one, none of them where a passage can end, "
+        f"in {_describe(held_out)}, or text in which words come again."
+    )
 
 
 def commonest_followers(texts: Iterable[str]) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """The held-out documents of every component, as texts and as tokens, and what is measured of them per component."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import tee
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,10 @@ from trainer.model.decoder import BEGIN_OF_TEXT
 
 BEGIN_OF_TEXT_NAME = "<|begin_of_text|>"
 END_OF_TEXT_NAME = "<|end_of_text|>"
+MAX_HELD_OUT_CHARACTERS = 1_000_000
+"""Of a component, that the benchmarks are made from: many times what their items need."""
+MAX_TRAINING_CHARACTERS = 4_000_000
+"""Of a component, in which the commonest word is counted."""
 
 
 class HeldOutDocument(NamedTuple):
@@ -78,13 +83,32 @@ def read_held_out_tokens(caches: Mapping[str, Path], tokenizer: Tokenizer, *, ma
 
 
 def read_held_out_texts(caches: Mapping[str, Path], tokenizer: Tokenizer) -> dict[str, list[HeldOutDocument]]:
-    """Documents of each component's held-out cache, decoded. Byte-level tokens give the text back exactly."""
-    texts: dict[str, list[HeldOutDocument]] = {}
-    for component, folder in sorted(caches.items()):
-        documents = list(TokenCache.open(folder).documents())
-        decoded = tokenizer.decode_batch([document.tokens.tolist() for document in documents], skip_special_tokens=True)
-        texts[component] = [HeldOutDocument(document.id, text) for document, text in zip(documents, decoded, strict=True)]
-    return texts
+    """Documents of each component's held-out cache, decoded. Byte-level tokens give the text back exactly.
+
+    Of a component these are the first documents, until they have `MAX_HELD_OUT_CHARACTERS`; the one that goes beyond ends there. Caches
+    of any size are read in bounded memory and time.
+    """
+    return {component: _beginning(folder, tokenizer) for component, folder in sorted(caches.items())}
+
+
+def first_characters(texts: Iterable[str], max_characters: int) -> Iterator[str]:
+    """The first texts, until they have `max_characters`. The one that goes beyond ends at a space before that."""
+    left = max_characters
+    for text in texts:
+        if len(text) > left:
+            yield text[: left + 1].rpartition(" ")[0]
+            return
+        yield text
+        left -= len(text)
+
+
+def _beginning(folder: Path, tokenizer: Tokenizer) -> list[HeldOutDocument]:
+    """A cache's first documents. Of one no more is decoded than can be used: a character has at most four tokens."""
+    documents, again = tee(TokenCache.open(folder).documents())
+    most_tokens = 4 * (MAX_HELD_OUT_CHARACTERS + 2)
+    decoded = (tokenizer.decode(document.tokens[:most_tokens].tolist(), skip_special_tokens=True) for document in again)
+    texts = first_characters(decoded, MAX_HELD_OUT_CHARACTERS)
+    return [HeldOutDocument(document.id, text) for text, document in zip(texts, documents, strict=False)]
 
 
 def _read(component: str, folder: Path, special: list[int]) -> HeldOutTokens:

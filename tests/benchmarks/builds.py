@@ -27,7 +27,7 @@ COMPONENT = "text"
 def plan_build(sources: Path, home: Path) -> DataPlan:
     """The plan of one component, made of the JSON lines in a folder."""
     home.mkdir(parents=True, exist_ok=True)
-    source = Source(url=str(sources), include=("*.jsonl", "*.jsonl.gz"), format="jsonl")
+    source = Source(url=str(sources), include=("*.jsonl*",), format="jsonl")
     return plan_data({COMPONENT: source}, Home(home), vocab_size=VOCAB_SIZE)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from dask.distributed import LocalCluster
 
+from tasks.data import parts
 from tasks.data.cluster import SCHEDULER_VARIABLE
 from tasks.data.plan import DataPlan, plan_data
 from tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_benchmarks, write_missing_documents
@@ -72,9 +73,12 @@ class World:
         return plan_data(sources, self.home, vocab_size=vocab_size)
 
     def prepare(self) -> DataPlan:
-        """Documents, tokenizer, caches and benchmarks, whatever of them is missing."""
+        """Documents, tokenizer, caches and benchmarks, whatever of them is missing. Parts are small, so that a cache has several shards."""
         plan = self.plan()
-        write_missing_documents(plan)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(parts, "MIN_PART_BYTES", 1)
+            patch.setattr(parts, "PARTS_PER_COMPONENT", 2)
+            write_missing_documents(plan)
         make_missing_tokenizer(plan, VOCAB_SIZE, None)
         build_missing_caches(plan)
         write_missing_benchmarks(plan)

@@ -97,6 +97,14 @@ def test_the_lock_of_a_killed_holder_comes_free(store: Path, wait: bool):
             assert still_held()
 
 
+@pytest.mark.parametrize("seconds", ["0", "-1", "abc", "nan", "inf"])
+def test_a_lease_time_that_is_none_is_refused_before_anything_is_taken(gcs: Path, seconds: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(LEASE_VARIABLE, seconds)
+    with pytest.raises(ConfigError, match=f"{LEASE_VARIABLE} must be a number of seconds above 0, found '{seconds}'"), held(gcs / "lock"):
+        pass
+    assert not (gcs / "lock").exists()
+
+
 def test_a_lock_is_free_after_an_error(store: Path):
     def fail() -> None:
         with held(store / "lock"):

@@ -19,6 +19,8 @@ Reason = Literal[
     "unreadable",
     "broken link",
     "outside the root",
+    "no regular file",
+    "name not readable",
 ]
 
 

@@ -53,8 +53,8 @@ def half_done(found: Files) -> list[str]:
 
 
 def finished(found: Files) -> Files:
-    """The files of every piece and shard that has its record, and the records."""
-    records = {name.removesuffix(".json") for name in found if name.endswith(".json") and ("/piece-" in name or "/shard-" in name)}
+    """The files of every bundle and shard that has its record, and the records."""
+    records = {name.removesuffix(".json") for name in found if name.endswith(".json") and ("/bundle-" in name or "/shard-" in name)}
     return {name: version for name, version in found.items() if _record_of(name) in records}
 
 
@@ -64,10 +64,10 @@ def written_again(before: Files, now: Files) -> list[str]:
 
 
 def _record_of(name: str) -> str:
-    """`…/part-00012-0003.parquet` belongs to `…/piece-00012`, `…/shard-00012.bin` to `…/shard-00012`."""
+    """`…/part-00012-0003.parquet` belongs to `…/bundle-00012`, `…/shard-00012.bin` to `…/shard-00012`."""
     folder, _, file = name.rpartition("/")
     stem = file.partition(".")[0]
-    return f"{folder}/piece-{stem.split('-')[1]}" if stem.startswith("part-") else f"{folder}/{stem}"
+    return f"{folder}/bundle-{stem.split('-')[1]}" if stem.startswith("part-") else f"{folder}/{stem}"
 
 
 def _files_here(home: Path) -> Iterator[tuple[str, tuple[Any, ...]]]:

@@ -3,25 +3,27 @@
 from pathlib import Path
 
 from tasks.data.caches import finish_cache
-from tasks.data.deduplicate import find_copies, num_buckets
+from tasks.data.deduplicate import find_copies, num_buckets, ranges_of
 from tasks.data.documents import DocumentsManifest, finish_documents, read_documents_manifest
 from tasks.data.encode import encode_part
-from tasks.data.listing import fingerprint
-from tasks.data.parts import PieceToRead, read_to_parts
+from tasks.data.listing import Listing, fingerprint
+from tasks.data.parts import Bundle, read_to_parts
 from tasks.data.reading import pieces_of
 from tasks.data.source import Source
 from trainer.data.manifest import Manifest, Split
 
 
+def bundles(source: Source, listing: Listing) -> tuple[Bundle, ...]:
+    """A bundle a file, however small."""
+    return tuple(Bundle("web", source, (piece,), number) for number, piece in enumerate(pieces_of(source, listing.files)))
+
+
 def write_documents(source: Source, folder: Path, max_part_bytes: int = 1 << 20) -> DocumentsManifest:
     """Read, find copies, finish."""
     listing = fingerprint(source)
-    pieces = pieces_of(source, listing.files)
-    work = [PieceToRead("web", source, piece, number) for number, piece in enumerate(pieces)]
-    records = [read_to_parts(one, max_part_bytes, folder) for one in work]
-    parts = [part for record in records for part in record.parts]
-    buckets = num_buckets(sum(part.documents for part in parts))
-    kept = [find_copies(folder, parts, bucket, buckets) for bucket in range(buckets)]
+    records = [read_to_parts(bundle, max_part_bytes, folder) for bundle in bundles(source, listing)]
+    buckets = num_buckets(sum(part.documents for record in records for part in record.parts))
+    kept = [find_copies(folder, ranges_of(records, bucket, buckets), bucket) for bucket in range(buckets)]
     return finish_documents("web", source, listing, records, kept, folder)
 
 

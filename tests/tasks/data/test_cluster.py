@@ -111,6 +111,22 @@ def test_no_scheduler_is_one_clear_error(monkeypatch: pytest.MonkeyPatch):
         run_all("multiply", operator.mul, [(1, 1)])
 
 
+def test_a_scheduler_without_workers_is_one_clear_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cluster, "FIRST_WORKER_SECONDS", 1)
+    with LocalCluster(n_workers=0, processes=False, dashboard_address=":0", silence_logs=logging.ERROR) as empty:
+        monkeypatch.setenv(SCHEDULER_VARIABLE, str(empty.scheduler_address))  # pyright: ignore[reportAttributeAccessIssue]  # typed as awaitable or not
+        with pytest.raises(errors.DataError, match="must have a worker, found none in 1 seconds"):
+            run_all("multiply", operator.mul, [(1, 1)])
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "abc", "1.5"])
+def test_a_number_of_workers_that_is_none_is_refused(number: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(SCHEDULER_VARIABLE, raising=False)
+    monkeypatch.setenv(WORKERS_VARIABLE, number)
+    with pytest.raises(errors.ConfigError, match=f"{WORKERS_VARIABLE} must be a whole number of at least 1, found '{number}'"):
+        run_all("multiply", operator.mul, [(1, 1)])
+
+
 @pytest.mark.parametrize("kind", ["ConfigError", "DataError", "VerdictError", "CheckpointError", "TrainingError", "TrainingDiverged"])
 def test_every_refusal_can_come_from_a_worker(kind: str):
     sent = getattr(errors, kind)("what was found, and what to do")

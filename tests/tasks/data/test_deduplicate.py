@@ -55,6 +55,6 @@ def test_buckets_grow_with_the_documents(documents: int, expected: int):
 
 
 def test_no_parts_have_no_copies(tmp_path: Path):
-    assert find_copies(tmp_path, [], 0, 1) == (0, 0)
-    assert join_buckets(tmp_path, 1, 0) == ()
+    assert find_copies(tmp_path, [], 0) == (0, 0)
+    assert join_buckets(tmp_path, 1, 0) == ((), digest_of_bytes(b""))
     assert (tmp_path / deduplicate.COPIES_NAME).read_bytes() == b""

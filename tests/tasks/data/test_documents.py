@@ -8,10 +8,9 @@ import pytest
 from tasks.data import documents, parts
 from tasks.data.documents import QUARANTINE_NAME, check_readable, read_documents_manifest, split_texts, tally_of
 from tasks.data.listing import fingerprint
-from tasks.data.parts import HELD_OUT_ONE_IN, PieceToRead, part_bytes, read_to_parts, split_of
-from tasks.data.reading import pieces_of
+from tasks.data.parts import HELD_OUT_ONE_IN, bundles_of, part_bytes, read_to_parts, split_of
 from tasks.data.source import Source
-from tests.tasks.data.builds import write_documents
+from tests.tasks.data.builds import bundles, write_documents
 from trainer.data.manifest import MANIFEST_NAME, SourceFile
 from trainer.errors import DataError
 from trainer.storage import digest_of_bytes
@@ -85,18 +84,18 @@ def test_a_killed_build_goes_on_and_leaves_nothing_behind(tmp_path: Path, monkey
     def killed(*_: object):
         raise KeyboardInterrupt
 
-    first, second = pieces_of(source, fingerprint(source).files)
-    read_to_parts(PieceToRead("web", source, first, 0), 1 << 20, tmp_path / "out")
+    first, second = bundles(source, fingerprint(source))
+    read_to_parts(first, 1 << 20, tmp_path / "out")
     with monkeypatch.context() as patch:
         patch.setattr(parts, "write_json", killed)
         with pytest.raises(KeyboardInterrupt):
-            read_to_parts(PieceToRead("web", source, second, 1), 1 << 20, tmp_path / "out")
+            read_to_parts(second, 1 << 20, tmp_path / "out")
     (tmp_path / "out" / ".part-00001-0000.parquet.abc").write_bytes(b"half")
     (tmp_path / "out" / "part-00001-0007.parquet").write_bytes(b"of another time")
-    finished = (tmp_path / "out" / "piece-00000.json").stat().st_mtime_ns
+    finished = (tmp_path / "out" / "bundle-00000.json").stat().st_mtime_ns
     write_documents(source, tmp_path / "out")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-    assert (tmp_path / "out" / "piece-00000.json").stat().st_mtime_ns == finished
+    assert (tmp_path / "out" / "bundle-00000.json").stat().st_mtime_ns == finished
 
 
 def test_the_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -116,8 +115,7 @@ def test_too_much_that_cannot_be_read_is_refused_with_the_counts(tmp_path: Path)
     source = component(tmp_path / "a", TEXTS, max_bad_fraction=0.04)
     (tmp_path / "a" / "bad.jsonl").write_bytes(b'{"text": "cut\n{"content": 3}\n\xff\xfe\n')
     listing = fingerprint(source)
-    work = [PieceToRead("web", source, piece, number) for number, piece in enumerate(pieces_of(source, listing.files))]
-    records = [read_to_parts(one, 1 << 20, tmp_path / "out") for one in work]
+    records = [read_to_parts(bundle, 1 << 20, tmp_path / "out") for bundle in bundles(source, listing)]
     tally = tally_of(records, listing)
     assert tally.bad_fraction == pytest.approx(3 / 63)
     with pytest.raises(DataError) as refusal:
@@ -141,9 +139,29 @@ def test_parts_are_neither_too_many_nor_too_large(size: int, expected: int):
     assert part_bytes([SourceFile(name="a", size_bytes=size, digest="")]) == expected
 
 
-def test_a_part_that_was_changed_is_refused(tmp_path: Path):
-    write_documents(component(tmp_path / "a", TEXTS), tmp_path / "out")
-    path = tmp_path / "out" / "part-00000-0000.parquet"
+@pytest.mark.parametrize("name", ["part-00000-0000.parquet", "copies.bin"])
+def test_a_file_that_was_changed_is_refused(tmp_path: Path, name: str):
+    write_documents(component(tmp_path / "a", TEXTS, TEXTS[:3]), tmp_path / "out")
+    path = tmp_path / "out" / name
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(DataError, match=r"part-00000-0000\.parquet must have the digest"):
+    with pytest.raises(DataError, match=r"Delete .*/out and prepare the data again"):
         list(split_texts(tmp_path / "out", "train"))
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "bundle-00000.json"])
+def test_a_record_that_does_not_read_is_refused_by_name(tmp_path: Path, name: str):
+    source = component(tmp_path / "a", TEXTS)
+    write_documents(source, tmp_path / "out")
+    (tmp_path / "out" / name).write_text("{")
+    with pytest.raises(DataError, match=rf"{name} does not read .*Delete .*/out and prepare the data again"):
+        read_documents_manifest(tmp_path / "out") if name == "manifest.json" else write_documents(source, tmp_path / "out")
+
+
+def test_small_files_are_read_together_and_large_ones_apart():
+    def sized(*sizes: int) -> list[list[str]]:
+        files = tuple(SourceFile(name=str(number), size_bytes=size, digest="") for number, size in enumerate(sizes))
+        source = Source(url="/nowhere", include=("*",), format="parquet")
+        return [[piece.name for piece in bundle.pieces] for bundle in bundles_of("web", source, files)]
+
+    assert sized(*[1000] * 50) == [[str(number) for number in range(50)]]
+    assert sized(5 << 20, 1000, 1000, 5 << 20, 3 << 20, 2 << 20) == [["0"], ["1", "2"], ["3"], ["4"], ["5"]]

@@ -3,6 +3,7 @@
 import gzip
 import os
 import shutil
+import socket
 from pathlib import Path
 
 import fsspec
@@ -10,7 +11,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from pydantic import ValidationError
 
-from tasks.data.listing import expand, fingerprint
+from tasks.data.listing import expand, fingerprint, selects
 from tasks.data.source import Source
 from trainer.errors import DataError
 
@@ -37,11 +38,19 @@ def source(folder: Path | str, *include: str, exclude: tuple[str, ...] = ()) -> 
         (("*.jsonl",), ("sub/deep/*", "a*"), "b.jsonl sub/c.jsonl"),
         (("sub/**.jsonl", "notes.txt"), (), "notes.txt sub/c.jsonl sub/deep/d.jsonl"),
         (("[ab].jsonl", "a.*"), (), "a.jsonl b.jsonl"),
+        (("**/*.jsonl",), ("**/d.*", "./sub/c*"), "a.jsonl b.jsonl"),
+        (("**/a.jsonl", "**/d.jsonl"), (), "a.jsonl sub/deep/d.jsonl"),
+        (("./*.jsonl",), ("**/sub/*",), "a.jsonl b.jsonl"),
+        (("./a.jsonl", "sub/c.jsonl"), (), "a.jsonl sub/c.jsonl"),
+        ((".hidden.jsonl", "sub/.part.jsonl"), (), ".hidden.jsonl sub/.part.jsonl"),
+        (("./.git/x.jsonl", "b.*"), (), ".git/x.jsonl b.jsonl"),
     ],
 )
 def test_globs_choose_files(folder: Path, include: tuple[str, ...], exclude: tuple[str, ...], expected: str):
-    """Hidden files are never read, though the folder itself stands in a hidden one."""
-    found = expand(source(folder, *include, exclude=exclude))
+    """Hidden files are read only if they are named in full, though the folder itself stands in a hidden one."""
+    wanted = source(folder, *include, exclude=exclude)
+    found = expand(wanted)
+    assert all(selects(wanted, name) for name in found.files)
     assert list(found.files) == expected.split()
     assert [url.removeprefix(f"{folder}/") for url in found.files.values()] == expected.split()
     assert found.rejected == ()
@@ -70,6 +79,21 @@ def test_no_file_is_refused_by_url_and_globs(folder: Path, place: str, include: 
 def test_everything_excluded_is_no_file(folder: Path):
     with pytest.raises(DataError, match=r"no file under .* matches"):
         expand(source(folder, "*.jsonl", exclude=("*.jsonl",)))
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "idle"),
+    [
+        (("*.jsonl", "*.josnl"), (), r"\*\.josnl"),
+        (("*.jsonl", "notes.txt"), ("notes*",), r"notes\.txt"),
+        (("./gone.jsonl", "*.jsonl"), (), r"gone\.jsonl"),
+        ((".git/*", "*.jsonl"), (), r"\.git/\*"),
+    ],
+)
+def test_each_glob_must_select_a_file(folder: Path, include: tuple[str, ...], exclude: tuple[str, ...], idle: str):
+    """A typo must not drop a part of a component."""
+    with pytest.raises(DataError, match=rf"include {idle} matches no file under .*sources that is not excluded \(1 of 2 entries\)"):
+        expand(source(folder, *include, exclude=exclude))
 
 
 def test_content_tells_files_apart_that_size_and_time_do_not(folder: Path):
@@ -131,6 +155,84 @@ def test_links_that_lead_out_are_turned_away_by_name(folder: Path, tmp_path: Pat
     found = fingerprint(source(folder, "*.jsonl", exclude=("sub/*",)))
     assert [file.name for file in found.files] == ["a.jsonl", "b.jsonl", "within.jsonl"]
     assert [(file.name, file.reason) for file in found.rejected] == [("gone.jsonl", "broken link"), ("out.jsonl", "outside the root")]
+
+
+def turned_away(wanted: Source) -> dict[str, str]:
+    return {file.name: file.reason for file in fingerprint(wanted).rejected}
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    (tmp_path / "out" / "deep").mkdir(parents=True)
+    for name in ("x.jsonl", "x.txt", "deep/y.jsonl"):
+        (tmp_path / "out" / name).write_text("{}")
+    return tmp_path / "out"
+
+
+def test_files_in_linked_folders_that_lead_out_are_turned_away_by_name(folder: Path, outside: Path):
+    """Each name that is selected, also by two links to one folder; links that go in circles are followed once."""
+    (folder / "one").symlink_to(outside)
+    (folder / "sub" / "two").symlink_to(outside / "deep")
+    (outside / "deep" / "round").symlink_to(outside)
+    (outside / "deep" / "home").symlink_to(folder.parent)
+    found = fingerprint(source(folder, "*.jsonl"))
+    assert [file.name for file in found.files] == ["a.jsonl", "b.jsonl", "sub/c.jsonl", "sub/deep/d.jsonl"]
+    assert {file.reason for file in found.rejected} == {"outside the root"}
+    names = [file.name for file in found.rejected]
+    assert names == ["one/deep/y.jsonl", "one/x.jsonl", "sub/two/round/x.jsonl", "sub/two/y.jsonl"]
+
+
+def test_a_folder_linked_within_the_root_is_read_by_its_own_name(folder: Path):
+    (folder / "again").symlink_to(folder / "sub")
+    (folder / "sub" / "up").symlink_to(folder)
+    found = expand(source(folder, "*.jsonl"))
+    assert list(found.files) == ["a.jsonl", "b.jsonl", "sub/c.jsonl", "sub/deep/d.jsonl"]
+    assert found.rejected == ()
+    assert list(expand(source(folder, "a.*", "again/c.jsonl")).files) == ["a.jsonl", "again/c.jsonl"]
+
+
+def test_a_link_to_a_hidden_folder_is_the_only_name_of_its_files(folder: Path):
+    (folder / "shown").symlink_to(folder / ".git")
+    (folder / ".git" / "round").symlink_to(folder / ".git")
+    assert list(expand(source(folder, "*x.jsonl")).files) == ["shown/x.jsonl"]
+
+
+def test_a_root_that_is_itself_a_link_is_read(folder: Path, tmp_path: Path):
+    (tmp_path / "link").symlink_to(folder)
+    assert fingerprint(source(tmp_path / "link", "*.jsonl")) == fingerprint(source(folder, "*.jsonl"))
+
+
+def test_what_is_no_file_is_turned_away_unopened(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """To open a pipe would be to wait for a writer."""
+    os.mkfifo(folder / "pipe.jsonl")
+    (folder / "to_pipe.jsonl").symlink_to(folder / "pipe.jsonl")
+    monkeypatch.chdir(folder)  # a socket's path must be short
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("socket.jsonl")
+        assert turned_away(source(folder, "*.jsonl")) == dict.fromkeys(["pipe.jsonl", "socket.jsonl", "to_pipe.jsonl"], "no regular file")
+        assert turned_away(source(folder, "pipe.jsonl", "sub")) == dict.fromkeys(["pipe.jsonl", "sub"], "no regular file")
+
+
+def test_names_that_no_url_can_give_are_turned_away(folder: Path):
+    (folder / "zip::b.jsonl").write_text("{}")
+    Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.jsonl")).write_text("{}")
+    found = turned_away(source(folder, "*.jsonl"))
+    assert found == {"caf\\udce9.jsonl": "name not readable", "zip::b.jsonl": "name not readable"}
+    assert all(name.encode() for name in found)
+
+
+def test_a_folder_that_cannot_be_listed_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """The refusal is made here: permissions do not hold for every user."""
+    scan = os.scandir
+
+    def refuse(path: str):
+        if path.endswith("deep"):
+            raise PermissionError(13, "Permission denied", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match=r"cannot be listed: PermissionError: .*deep"):
+        expand(source(folder, "*.jsonl"))
 
 
 def test_plain_names_need_no_listing():

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tasks.data.documents import QUARANTINE_NAME
-from tasks.data.prepare import build_missing_caches, write_missing_documents
+from tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_documents
 from tasks.data.verify import verify_component
 from trainer.data.manifest import MANIFEST_NAME
 from trainer.errors import DataError
@@ -46,6 +46,27 @@ def test_a_stricter_limit_holds_for_what_is_built_too(world: Any):
     write_missing_documents(world.plan(max_bad_fraction=0.5))
     with pytest.raises(DataError, match=r"at most 0\.0000% of its documents and of its files may be unusable"):
         write_missing_documents(world.plan())
+
+
+@pytest.mark.usefixtures("on_scheduler")
+def test_no_cache_is_built_with_an_edited_tokenizer(world: Any):
+    plan = world.plan()
+    write_missing_documents(plan)
+    make_missing_tokenizer(plan, 420, None)
+    plan.tokenizer.write_text(plan.tokenizer.read_text() + " ")
+    with pytest.raises(DataError, match=r"tokenizer\.json was edited after it was written\. Delete .* and prepare the data again"):
+        build_missing_caches(plan)
+
+
+@pytest.mark.usefixtures("on_scheduler")
+def test_a_shard_that_was_lost_is_built_again(world: Any):
+    plan = world.prepare()
+    folder = plan.components["web"].train.folder
+    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (folder / MANIFEST_NAME).unlink()
+    (folder / "shard-00001.bin").unlink()
+    assert build_missing_caches(plan) == 1
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
 
 
 @pytest.mark.usefixtures("on_scheduler")

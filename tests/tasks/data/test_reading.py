@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 from fsspec.implementations.memory import MemoryFileSystem
@@ -179,6 +181,16 @@ def test_a_store_that_fails_is_no_fault_of_the_data(store: type[FailingFileSyste
     Failing.failure = PermissionError("no longer allowed")
     with pytest.raises(DataError, match="no longer allowed"):
         list(read_piece(source("failing://", file_format), piece))
+
+
+def test_a_worker_short_of_memory_is_no_fault_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def allocate(*_: object, **__: object):
+        raise pa.ArrowMemoryError("malloc of size 1048576 failed")
+
+    pq.write_table(pa.table({"text": TEXTS}), tmp_path / "a.parquet")
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", allocate)
+    with pytest.raises(MemoryError, match="malloc of size 1048576 failed"):
+        read(tmp_path, file_format="parquet")
 
 
 def test_the_file_is_closed_when_its_reader_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -117,7 +117,7 @@ def encoder_code(_: Case, patch: pytest.MonkeyPatch) -> str:
 def tokenizer(case: Case, _: pytest.MonkeyPatch) -> str:
     path = case.plan().tokenizer
     path.write_text(path.read_text() + " ")
-    return "tokenizer changed: caches of web"
+    return f"tokenizer edited: {path} (expected the file that was written"
 
 
 def flipped_byte(case: Case, _: pytest.MonkeyPatch) -> str:
@@ -155,7 +155,7 @@ def torn_manifest(case: Case, _: pytest.MonkeyPatch) -> str:
 
 def half_built(case: Case, _: pytest.MonkeyPatch) -> str:
     (case.cache / MANIFEST_NAME).unlink()
-    return f"half-built cache: {case.cache} (expected manifest.json, found 6 files without it"
+    return f"half-built cache: {case.cache} (expected manifest.json, found "
 
 
 def gone(case: Case, _: pytest.MonkeyPatch) -> str:
@@ -185,6 +185,19 @@ def pinned_and_damaged(case: Case, patch: pytest.MonkeyPatch) -> str:
 def pinned_to_nothing(case: Case, _: pytest.MonkeyPatch) -> str:
     case.pins = (Pin(component="web", split="train", url="/nowhere/web", digest="d" * 64),)
     return "pinned cache missing: /nowhere/web"
+
+
+def pinned_to_the_other_split(case: Case, _: pytest.MonkeyPatch) -> str:
+    folder = case.plan().components["web"].held_out.folder
+    case.pins = (Pin(component="web", split="train", url=str(folder), digest=read_manifest(folder).digest),)
+    return f"pinned to another cache: {folder} (expected train cache of web, found held_out cache of web): correct the pin"
+
+
+def linked_from_outside(case: Case, _: pytest.MonkeyPatch) -> str:
+    outside = case.world.sources.parent / "outside.jsonl"
+    outside.write_text('{"text": "more"}\n')
+    case.file.with_name("part-2.jsonl").symlink_to(outside)
+    return "file turned away: part-2.jsonl (expected a file under the source's root, found outside the root): take it away"
 
 
 def unreadable(case: Case, _: pytest.MonkeyPatch) -> str:
@@ -220,6 +233,8 @@ BREAKS: tuple[Callable[[Case, pytest.MonkeyPatch], str], ...] = (
     pinned_to_another,
     pinned_and_damaged,
     pinned_to_nothing,
+    pinned_to_the_other_split,
+    linked_from_outside,
     unreadable,
 )
 

@@ -80,9 +80,17 @@ def test_the_commonest_word_is_one_that_could_be_an_answer() -> None:
 
 def test_too_little_text_is_refused_with_what_was_found() -> None:
     held_out = {"code": [HeldOutDocument("a", "too short to cut")]}
-    with pytest.raises(DataError, match="found none in 1 held-out documents of 1 components"):
+    with pytest.raises(DataError, match="running text of 42 to 52 words, found none in 1 held-out documents of 1 components"):
         build_word_order(held_out)
-    with pytest.raises(DataError, match="found none in 1 held-out documents"):
+    with pytest.raises(DataError, match=r"Found 0 passages of that length and 0 words .* in 1 held-out documents"):
+        build_next_word(held_out)
+
+
+def test_what_is_missed_is_told_of_each_benchmark_apart() -> None:
+    """Enough words for passages, and none of them ever comes again."""
+    held_out = {"code": [HeldOutDocument("a", " ".join(f"w{chr(97 + number // 26)}{chr(97 + number % 26)}" for number in range(400)))]}
+    assert len(build_word_order(held_out)) == 5
+    with pytest.raises(DataError, match="Found 5 passages of that length and 0 words that tell the next one"):
         build_next_word(held_out)
 
 

@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from tasks.evaluation import held_out as held_out_module
 from tasks.evaluation.bits_per_byte import bits_per_byte
-from tasks.evaluation.held_out import HeldOutDocument, HeldOutTokens, read_held_out_texts, read_held_out_tokens, special_tokens
+from tasks.evaluation.held_out import (
+    HeldOutDocument,
+    HeldOutTokens,
+    first_characters,
+    read_held_out_texts,
+    read_held_out_tokens,
+    special_tokens,
+)
 from trainer.config import ModelConfig
 from trainer.errors import DataError
 from trainer.model.params import Params
@@ -46,6 +54,25 @@ def test_documents_come_back_as_they_were_written(
     tokens = read_held_out_tokens(caches, tokenizer)
     assert tokens["code"].text_bytes == sum(len(document.text.encode()) for document in held_out_texts["code"])
     assert tokens["code"].documents[0].tolist() == tokenizer.encode(held_out_texts["code"][0].text).ids
+
+
+def test_of_a_large_cache_only_the_beginning_is_decoded(
+    caches: Mapping[str, Path], tokenizer: Tokenizer, held_out_texts: HeldOut, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = held_out_texts["law"][:2]
+    monkeypatch.setattr(held_out_module, "MAX_HELD_OUT_CHARACTERS", len(first.text) + 100)
+    found = read_held_out_texts(caches, tokenizer)["law"]
+    assert found[0] == first
+    assert [document.id for document in found] == [first.id, second.id]
+    assert found[1].text
+    assert second.text[:101].startswith(f"{found[1].text} ")
+
+
+def test_no_text_beyond_the_limit_is_asked_for() -> None:
+    texts = iter(["three words here", "née à Paris", "never asked for"])
+    assert list(first_characters(texts, 21)) == ["three words here", "née à"]
+    assert list(texts) == ["never asked for"]
+    assert list(first_characters(["all", "of it"], 8)) == ["all", "of it"]
 
 
 def test_less_text_means_whole_documents_and_their_own_bytes(

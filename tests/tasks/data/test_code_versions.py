@@ -1,0 +1,42 @@
+"""What decides bytes is in a version: each module that such a module uses is digested, or named here as deciding nothing."""
+
+import ast
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from tasks.data import caches, code_digest, documents, encode, hashed_file, normalize, reading, tokenizer
+
+DECIDES_NOTHING = {
+    "tasks.data.code_digest": "makes the versions",
+    "tasks.data.records": "reads back what was written",
+    "tasks.data.source": "settings, which are in the key themselves",
+    "tasks.data.listing": "names and digests of files, which are in the key themselves",
+    "tasks.data.pin": "a pin names a place",
+}
+
+
+def modules_used_by(module: ModuleType) -> set[str]:
+    """Modules of the data rooms that a module imports."""
+    found: set[str] = set()
+    assert module.__file__
+    for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("tasks.data"):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name for name in names if name in sys.modules} or {node.module}
+    return found
+
+
+def test_every_module_that_decides_bytes_is_in_a_version():
+    of_reader = [sys.modules[name] for name in modules_used_by(reading) if name.startswith(("tasks.data.formats", "tasks.data.filters"))]
+    digested = [reading, normalize, *of_reader, *documents.DOCUMENTS_CODE, *caches.ENCODER_CODE]
+    used = {name for module in digested for name in modules_used_by(module)}
+    assert used - {module.__name__ for module in digested} <= set(DECIDES_NOTHING)
+    assert {encode, documents, hashed_file, tokenizer} <= set(caches.ENCODER_CODE)
+
+
+def test_each_version_ends_with_its_digest():
+    assert code_digest.code_digest(*documents.DOCUMENTS_CODE) in documents.DOCUMENTS
+    assert code_digest.code_digest(*caches.ENCODER_CODE) in caches.ENCODER
+    assert code_digest.code_digest(tokenizer) in tokenizer.TOKENIZER_VERSION
+    assert code_digest.code_digest(normalize) in normalize.NORMALIZER
