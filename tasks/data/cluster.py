@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+import dask.config
 import psutil
 from dask.distributed import Client, Future, KilledWorker, LocalCluster, as_completed
 from distributed.client import ClosedClientError, FutureCancelledError
@@ -53,6 +54,7 @@ def _new_client() -> Iterator[Client]:
     workers = _num_workers()
     _remove_scratch_of_the_dead()
     with (
+        dask.config.set({"distributed.nanny.pre-spawn-environ.MALLOC_ARENA_MAX": 1}),  # else a worker's memory creeps up by a tenth
         tempfile.TemporaryDirectory(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-", ignore_cleanup_errors=True) as scratch,
         LocalCluster(
             n_workers=workers,
