@@ -54,7 +54,7 @@ def _new_client() -> Iterator[Client]:
     workers = _num_workers()
     _remove_scratch_of_the_dead()
     with (
-        dask.config.set({"distributed.nanny.pre-spawn-environ.MALLOC_ARENA_MAX": 1}),  # else a worker's memory creeps up by a tenth
+        dask.config.set({"distributed.nanny.pre-spawn-environ.MALLOC_ARENA_MAX": 1}),  # less is lost between arenas
         tempfile.TemporaryDirectory(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-", ignore_cleanup_errors=True) as scratch,
         LocalCluster(
             n_workers=workers,
