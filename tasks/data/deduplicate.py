@@ -13,7 +13,7 @@ import numpy as np
 from tasks.data.parts import DIGEST, HELD_OUT_ONE_IN, BundleRecord
 from trainer.storage import digest_of_bytes, write_atomically
 
-DOCUMENTS_PER_BUCKET = 1 << 20
+DOCUMENTS_PER_BUCKET = 1 << 17
 MAX_BUCKETS = 256
 COPY = np.dtype([("part", "<u4"), ("row", "<u4")])
 COPIES_NAME = "copies.bin"
@@ -57,7 +57,7 @@ def find_copies(folder: Path, ranges: Sequence[Range], bucket: int) -> Kept:
     path = folder / bucket_name(bucket)
     found = [_digests(folder, wanted) for wanted in ranges]
     digests = np.concatenate([table["digest"] for table in found]) if found else np.empty(0, "V32")
-    words = np.frombuffer(digests.tobytes(), ">u8").reshape(-1, 4).astype(np.uint64)
+    words = digests.view(">u8").reshape(-1, 4).astype(np.uint64)
     places = np.empty(len(digests), COPY)
     places["part"] = np.repeat(np.arange(len(found)), [len(table) for table in found])
     places["row"] = np.concatenate([table["row"] for table in found]) if found else 0

@@ -49,7 +49,7 @@ def test_the_split_is_the_same_however_it_is_computed():
     assert is_held_out(words).tolist() == [split_of(digest) == "held_out" for digest in digests]
 
 
-@pytest.mark.parametrize(("documents", "expected"), [(0, 1), (1 << 20, 1), ((1 << 20) + 1, 2), (1 << 40, 256)])
+@pytest.mark.parametrize(("documents", "expected"), [(0, 1), (1 << 17, 1), ((1 << 17) + 1, 2), (1 << 40, 256)])
 def test_buckets_grow_with_the_documents(documents: int, expected: int):
     assert num_buckets(documents) == expected
 
