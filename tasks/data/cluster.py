@@ -62,7 +62,7 @@ def _new_client() -> Iterator[Client]:
             dashboard_address=":0",
             scheduler_kwargs={"dashboard_address": ":0"},  # without a dashboard it would still ask for port 8787
             local_directory=scratch,
-            silence_logs=logging.ERROR,
+            silence_logs=logging.CRITICAL,  # a worker that outlives its scheduler by a moment logs a traceback
         ) as local,
         Client(local) as client,
     ):
