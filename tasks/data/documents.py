@@ -29,6 +29,7 @@ from trainer.storage import digest_of_file, digest_of_json, remove_strays, write
 DOCUMENTS_CODE: tuple[ModuleType, ...] = (parts, deduplicate, hashed_file, quarantine)
 DOCUMENTS = f"documents-2+{code_digest(*DOCUMENTS_CODE)}"
 QUARANTINE_NAME = "quarantine.jsonl"
+DECISIVE_SETTINGS = ("format", "text_key", "filters", "normalization")
 
 
 class DocumentsManifest(Frozen):
@@ -47,7 +48,7 @@ class DocumentsManifest(Frozen):
 
 def documents_key(source: Source, listing: Listing) -> str:
     """Digest of everything that decides the documents. Where the files lie does not: a copied folder has the same key."""
-    decisive = source.model_dump(mode="json", include={"format", "text_key", "filters", "normalization"})
+    decisive = source.model_dump(mode="json", include=set(DECISIVE_SETTINGS))
     return digest_of_json(
         {
             "documents": DOCUMENTS,

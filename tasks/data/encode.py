@@ -18,6 +18,7 @@ from tasks.data.records import read_model
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer
 from trainer.config import Frozen
 from trainer.data.manifest import Shard, Split
+from trainer.data.shards import sizes_in_bytes
 from trainer.errors import DataError
 from trainer.storage import write_json, writing
 
@@ -56,7 +57,7 @@ def read_record(folder: Path, number: int) -> ShardRecord | None:
     record = read_model(ShardRecord, path) if path.exists() else None
     if record is None or not record.shard.documents:  # the files of an empty shard go when the cache is finished
         return record
-    sizes = [_size(path.with_suffix(ending)) for ending in (".bin", ".parquet")]
+    sizes = sizes_in_bytes(folder, [f"{shard_name(number)}.bin", f"{shard_name(number)}.parquet"])
     return record if sizes == [record.tokens_size, record.index_size] else None
 
 
@@ -135,13 +136,6 @@ def _shard(folder: Path, number: int, tokenizer_path: Path, done: dict[Path, Sha
         name=name, tokens=writer.num_tokens, documents=writer.num_documents, digest=tokens.hexdigest(), index_digest=index.hexdigest()
     )
     done[folder] = ShardRecord(shard=shard, text_bytes=writer.text_bytes, tokens_size=tokens.size, index_size=index.size)
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return None
 
 
 @lru_cache(maxsize=4)

@@ -25,11 +25,9 @@ from tasks.data.standins import StandIn, collect, missing_stand_ins, write_stand
 from tasks.data.tokenizer import check_tokenizer, fetch_tokenizer, load_tokenizer, train_tokenizer
 from tasks.locks import held, held_all
 from tasks.progress import say
-from trainer.data.manifest import Split
+from trainer.data.manifest import SPLITS, Split
 from trainer.errors import DataError
 from trainer.storage import remove_strays
-
-SPLITS: tuple[Split, ...] = ("train", "held_out")
 
 
 def collect_stand_ins(stand_ins: Mapping[str, StandIn], sources: Path) -> int:

@@ -6,19 +6,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tasks.data.caches import ENCODER, READ_BY
-from tasks.data.documents import read_documents_manifest
+from tasks.data.documents import DECISIVE_SETTINGS, read_documents_manifest
 from tasks.data.listing import selects
 from tasks.data.normalize import NORMALIZER
 from tasks.data.plan import CachePlan, ComponentPlan, DataPlan
 from tasks.data.source import Source
 from tasks.data.tokenizer import check_tokenizer
 from tasks.home import Home
-from trainer.data.manifest import MANIFEST_NAME, Manifest, SourceFile, Split, read_manifest
+from trainer.data.manifest import MANIFEST_NAME, SPLITS, Manifest, SourceFile, Split, read_manifest
 from trainer.errors import DataError
 from trainer.storage import digest_of_file
 
-SPLITS: tuple[Split, ...] = ("train", "held_out")
-DECISIVE_SETTINGS = ("format", "text_key", "filters", "normalization")
 DIGEST_THREADS = 8
 NOTHING = "nothing"
 PREPARE = "prepare the data again"

@@ -12,6 +12,7 @@ from trainer.storage import as_path, digest_of_json, read_json, write_json
 FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 Split = Literal["train", "held_out"]
+SPLITS: tuple[Split, ...] = ("train", "held_out")
 
 
 class SourceFile(Frozen):
