@@ -120,6 +120,45 @@ def verify(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
 
 
 @main.command()
+@click.argument("paths", metavar="PATH…", nargs=-1, required=True)
+@click.option("--benchmarks", required=True, metavar="DIR", help="Benchmark items: JSON lines, a folder a benchmark.")
+@click.option(
+    "--min-score", type=click.FloatRange(0, 1, min_open=True), default=0.7, show_default=True, help="Share of a part that counts."
+)
+@click.option("--tokenizer", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Of token caches outside a home.")
+@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Processes [default: one, or as many as cores where it pays].")
+@home_option
+@json_option
+def scan(paths: tuple[str, ...], benchmarks: str, as_json: bool, **options: Any) -> None:
+    """Look for benchmark items in files, folders and token caches. Exit 1 where there are any."""
+    from flows.commands.scan import ScanOptions, passes, print_report, scan_paths
+
+    report = scan_paths(paths, benchmarks, ScanOptions(**options))
+    if as_json:
+        _print_json_if(True, report)
+    else:
+        print_report(report)
+    sys.exit(0 if passes(report) else 1)
+
+
+@main.command()
+@click.argument("kind", metavar="KIND")
+@click.argument("length", metavar="LENGTH", type=int)
+@click.option("--seed", type=int, default=0, show_default=True)
+@json_option
+def order(kind: str, length: int, seed: int, as_json: bool) -> None:
+    """Judge how a permutation mixes: feistel, feistel_levanter or linear. Exit 1 where it can be told from a random one."""
+    from flows.commands.order import judge_order, print_judgement
+
+    judgement = judge_order(kind, length, seed)
+    if as_json:
+        _print_json_if(True, judgement)
+    else:
+        print_judgement(judgement)
+    sys.exit(0 if judgement["passes"] else 1)
+
+
+@main.command()
 @click.argument("target", metavar="RECIPE/PHASE")
 @click.option("--scale", type=SCALES, default="proxy", show_default=True)
 @home_option

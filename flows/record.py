@@ -13,7 +13,8 @@ from tasks.training.launcher import finished_result
 from trainer.config import RunConfig
 from trainer.data.manifest import read_manifest
 from trainer.errors import PhasewiseError
-from trainer.storage import read_json
+from trainer.metrics import METRICS_NAME
+from trainer.storage import digest_of_file, read_json
 from validations.verdict import Verdict, read_verdict
 
 State = Literal["done", "refused", "not reached"]
@@ -26,6 +27,7 @@ class PhaseRecord:
     phase: Phase
     run: RunConfig | None
     data_verdict: Verdict | None
+    health_verdict: Verdict | None
     result: dict[str, Any] | None
     evaluation: dict[str, Any] | None
     model_verdict: Verdict | None
@@ -33,10 +35,10 @@ class PhaseRecord:
     @property
     def state(self) -> State:
         """Done: trained on judged bytes and past its gate. Refused: a verdict fails."""
-        verdicts = [verdict for verdict in (self.data_verdict, self.model_verdict) if verdict]
+        verdicts = [verdict for verdict in (self.data_verdict, self.health_verdict, self.model_verdict) if verdict]
         if any(not verdict.passes for verdict in verdicts):
             return "refused"
-        return "done" if self.result and self.evaluation and len(verdicts) == 2 else "not reached"
+        return "done" if self.result and self.evaluation and len(verdicts) == 3 else "not reached"
 
 
 def read_records(recipe: Recipe, home: Home, plan: DataPlan) -> list[PhaseRecord]:
@@ -49,16 +51,20 @@ def read_record(recipe: Recipe, phase: Phase, home: Home, plan: DataPlan) -> Pha
     try:
         run = build_run(recipe, phase, home, plan.folders("train"))
     except PhasewiseError:
-        return PhaseRecord(phase, None, None, None, None, None)
+        return PhaseRecord(phase, None, None, None, None, None, None)
     data_verdict = _verdict(Path(run.verdict))
     if data_verdict and data_verdict.judged != _digests(run):
         data_verdict = None
     result = finished_result(run)
+    health_verdict = _verdict(home.verdict(recipe.run_name, phase.name, "health")) if result else None
+    metrics = Path(run.output) / METRICS_NAME
+    if health_verdict and health_verdict.judged != {str(metrics): digest_of_file(metrics)}:
+        health_verdict = None
     evaluation = _evaluation(Path(run.output), result)
     model_verdict = _verdict(home.verdict(recipe.run_name, phase.name, "model")) if evaluation else None
     if model_verdict and evaluation and set(model_verdict.judged) != {evaluation["checkpoint"]}:
         model_verdict = None
-    return PhaseRecord(phase, run, data_verdict, result, evaluation, model_verdict)
+    return PhaseRecord(phase, run, data_verdict, health_verdict, result, evaluation, model_verdict)
 
 
 def is_done(recipe: Recipe, phases: Iterable[Phase], home: Home) -> bool:

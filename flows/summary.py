@@ -13,7 +13,7 @@ from tasks.evaluation.baselines import baselines_path
 from tasks.home import Home
 from tasks.publication.contents import BenchmarkReport, PhaseReport, Report, VerdictReport
 from trainer.data.mixture import MixtureSchedule
-from trainer.metrics import read_metrics
+from trainer.metrics import METRICS_NAME, read_metrics
 from trainer.schedule import learning_rate_at
 from trainer.storage import read_json
 from validations.verdict import Verdict
@@ -91,9 +91,13 @@ def headline(records: list[PhaseRecord]) -> str:
 
 def _phase_report(recipe: Recipe, home: Home, record: PhaseRecord) -> PhaseReport:
     phase, result, evaluation = record.phase, record.result or {}, record.evaluation or {}
-    rows = read_metrics(Path(record.run.output) / "metrics.jsonl") if record.run and record.result else []
-    data_path, model_path = (str(home.verdict(recipe.run_name, phase.name, gate)) for gate in ("data", "model"))
-    verdicts = (("data", record.data_verdict, data_path), ("gate", record.model_verdict, model_path))
+    rows = read_metrics(Path(record.run.output) / METRICS_NAME) if record.run and record.result else []
+    data_path, health_path, model_path = (str(home.verdict(recipe.run_name, phase.name, gate)) for gate in ("data", "health", "model"))
+    verdicts = (
+        ("data", record.data_verdict, data_path),
+        ("training", record.health_verdict, health_path),
+        ("gate", record.model_verdict, model_path),
+    )
     return PhaseReport(
         name=phase.name,
         start_step=phase.start_step,

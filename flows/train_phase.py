@@ -1,4 +1,4 @@
-"""One phase: judge its data, train it, evaluate it, pass its gate."""
+"""One phase: judge its data, train it, judge how it trained, evaluate it, pass its gate."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from flows.recipes import load_recipe
 from flows.recipes.recipe import Scale
 from flows.record import read_record
 from flows.summary import phase_summary
-from flows.validate_data import validate_data
-from tasks.data.task import check_caches
+from flows.validate_data import raise_unless_passed, validate_data
 from tasks.home import Home
 from tasks.progress import say
 from tasks.training.task import train
+from tasks.validation.task import judge_health
 
 
 @flow(name="train_phase", flow_run_name="train {recipe}/{phase} ({scale})")
@@ -38,11 +38,11 @@ def train_phase(recipe: str, phase: str, scale: Scale = "proxy", home: str | Non
     if read_record(wanted, chosen, place, plan).state == "done":
         say(f"{phase}: done already")
         return
-    check_caches(chosen.components, plan, place)
     run = build_run(wanted, chosen, place, plan.folders("train"))
     validate_data(recipe, phase, scale, home)
     result = train(run)
     say(f"{phase}: trained to step {result['stop_step']}, final loss {result['final_loss']:.3f}")
+    raise_unless_passed(judge_health(run, chosen.gates.health, place))
     evaluate_checkpoint(recipe, phase, scale, home)
     summary: dict[str, Any] = phase_summary(read_record(wanted, chosen, place, plan))
     table = [{"what": name, "value": str(value)} for name, value in summary.items()]

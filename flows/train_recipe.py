@@ -31,9 +31,8 @@ def train_recipe(recipe: str = "marin-8b", scale: Scale = "proxy", home: str | N
     refusals = train_phases(recipe, wanted, home, wanted.lineage(wanted.phase(up_to)) if up_to else wanted.phases)
     plan = data_plan(wanted, place)
     fit_baselines(plan, place, wanted.phases[0].evaluation.held_out_tokens)
-    verdicts = [
-        verdict for record in read_records(wanted, place, plan) for verdict in (record.data_verdict, record.model_verdict) if verdict
-    ]
+    judged = [(record.data_verdict, record.health_verdict, record.model_verdict) for record in read_records(wanted, place, plan)]
+    verdicts = [verdict for of_phase in judged for verdict in of_phase if verdict]
     publish_report(build_report(wanted, place, plan), place.report(wanted.run_name), verdicts)
     if refusals:
         raise next(iter(refusals.values()))

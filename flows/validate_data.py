@@ -2,18 +2,21 @@
 
 from prefect import flow
 
+from flows.hand_off import hand_off_facts
 from flows.plan import build_run, data_plan
 from flows.recipes import load_recipe
 from flows.recipes.recipe import Scale
 from tasks.home import Home
 from tasks.validation.task import judge_data
 from trainer.errors import VerdictError
+from validations.evidence.hand_off import hand_off_evidence
+from validations.report.words import lines_of
 from validations.verdict import Verdict
 
 
 @flow(name="validate_data", flow_run_name="validate data of {recipe}/{phase} ({scale})")
 def validate_data(recipe: str, phase: str, scale: Scale = "proxy", home: str | None = None) -> None:
-    """Judge the caches, the mixture and the leakage of a phase. Fails where the verdict does.
+    """Judge the caches, the mixture, the order, the leakage and the hand-off of a phase. Fails where the verdict does.
 
     Args:
         recipe: Name of a recipe, or path of a recipe's JSON file.
@@ -24,8 +27,8 @@ def validate_data(recipe: str, phase: str, scale: Scale = "proxy", home: str | N
     wanted, place = load_recipe(recipe, scale), Home.open(home)
     chosen, plan = wanted.phase(phase), data_plan(wanted, place)
     run = build_run(wanted, chosen, place, plan.folders("train"))
-    evidence = place.verdict(wanted.run_name, phase, "data").with_suffix("")
-    verdict = judge_data(run, plan, chosen.gates.data, place, evidence)
+    facts = hand_off_facts(wanted, chosen, run)
+    verdict = judge_data(run, plan, chosen.gates.data, place, hand_off_evidence(facts.declared, facts.found))
     raise_unless_passed(verdict)
 
 
@@ -33,10 +36,7 @@ def raise_unless_passed(verdict: Verdict) -> None:
     """Turn a verdict that fails into the error that stops a phase.
 
     Raises:
-        VerdictError: with the first three reasons.
+        VerdictError: in three lines: what is wrong and where, what was found against which limit, what to do.
     """
-    if verdict.passes:
-        return
-    critical = [reason.sentence for reason in verdict.reasons if reason.severity == "critical"] or [r.sentence for r in verdict.reasons]
-    more = f" (and {len(critical) - 3} more reasons)" if len(critical) > 3 else ""
-    raise VerdictError(f"{verdict.subject} does not pass: {' '.join(critical[:3])}{more}")
+    if not verdict.passes:
+        raise VerdictError("\n".join(lines_of(verdict)))

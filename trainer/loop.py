@@ -8,18 +8,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
+
+import jax
 
 from trainer.checkpoint import Checkpoints, state_to_start_from
 from trainer.checkpoint_path import checkpoint_path
 from trainer.config import RunConfig, sequences_between
 from trainer.data.loader import Loader
 from trainer.errors import CheckpointError, TrainingDiverged
-from trainer.metrics import MetricsFile, read_metrics
+from trainer.metrics import METRICS_NAME, PARAM_GROUPS, MetricsFile, Row, read_metrics
 from trainer.schedule import learning_rate_at
 from trainer.state import TrainState, params_digest
 from trainer.step import Scheduled, StepMetrics, build_train_step
 
+T = TypeVar("T")
 FINAL_LOSS_UPDATES = 10
 HEARTBEAT_SECONDS = 1.0
 
@@ -57,7 +60,7 @@ def train(run: RunConfig) -> dict[str, Any]:
                 "it is of another run. Move it away, or train in another folder."
             )
         state = state_to_start_from(run) if restored is None else checkpoints.restore(step, run, contract)
-        metrics = MetricsFile(output / "metrics.jsonl", restored_step=step)
+        metrics = MetricsFile(output / METRICS_NAME, restored_step=step)
         try:
             state = _updates(run, state, step, loader, checkpoints, metrics, stop_requested)
         finally:
@@ -77,13 +80,14 @@ def _updates(
 ) -> TrainState:
     """All updates from `first_step` on. Each one's metrics are fetched while the next one runs."""
     train_step, clock, contract = build_train_step(run.model, run.optimizer), Clock(), loader.contract()
-    waiting: tuple[int, Scheduled, StepMetrics, int] | None = None
-    for step, batch in enumerate(loader.batches(first_step, run.stop_step), start=first_step):
+    waiting: tuple[int, Scheduled, StepMetrics, Row] | None = None
+    for step, (batch, data_seconds) in enumerate(timed(loader.batches(first_step, run.stop_step)), start=first_step):
         scheduled = scheduled_at(run, step)
         state, measured = train_step(state, batch.tokens, scheduled)
         if waiting:
             _record(run, metrics, clock, *waiting)
-        waiting = (step + 1, scheduled, measured, batch.tokens.size)
+        drawn = {"tokens": batch.tokens.size, "mixture_since": mixture_since(run, step), "data_seconds": data_seconds}
+        waiting = (step + 1, scheduled, measured, drawn)
         if stop_requested() or due(run, step + 1, clock):
             _record(run, metrics, clock, *waiting)
             waiting = None
@@ -107,6 +111,20 @@ def scheduled_at(run: RunConfig, step: int) -> Scheduled:
     )
 
 
+def mixture_since(run: RunConfig, step: int) -> int:
+    """The step from which the mixture of update number `step` holds."""
+    starts = [start for start, _ in run.mixture.root]
+    return max([start for start in starts if start <= step], default=starts[0])
+
+
+def timed(items: Iterator[T], clock: Callable[[], float] = time.monotonic) -> Iterator[tuple[T, float]]:
+    """Each item with the seconds that it was waited for."""
+    asked = clock()
+    for item in items:
+        yield item, clock() - asked
+        asked = clock()
+
+
 def due(run: RunConfig, step: int, clock: Clock) -> bool:
     """Whether the state after `step` updates is to be saved."""
     minutes = run.checkpoints.every_minutes
@@ -115,7 +133,7 @@ def due(run: RunConfig, step: int, clock: Clock) -> bool:
 
 def summarise(run: RunConfig, state: TrainState) -> dict[str, Any]:
     """What `result.json` says. `final_loss` is the mean over the last 10 updates, in nats a token."""
-    losses = [row["loss"] for row in read_metrics(Path(run.output) / "metrics.jsonl")][-FINAL_LOSS_UPDATES:]
+    losses = [row["loss"] for row in read_metrics(Path(run.output) / METRICS_NAME)][-FINAL_LOSS_UPDATES:]
     return {
         "phase": run.phase,
         "run_digest": run.digest,
@@ -128,23 +146,24 @@ def summarise(run: RunConfig, state: TrainState) -> dict[str, Any]:
     }
 
 
-def _record(
-    run: RunConfig, metrics: MetricsFile, clock: Clock, step: int, scheduled: Scheduled, measured: StepMetrics, tokens: int
-) -> None:
+def values_of(measured: StepMetrics) -> dict[str, float]:
+    """The measurements under their names in `metrics.jsonl`, fetched in one go."""
+    fetched: dict[str, Any] = jax.device_get(measured)._asdict()
+    values: dict[str, float] = {}
+    for name, value in fetched.items():
+        if name.endswith("_norms"):
+            values |= {f"{name[:-1]}/{group}": float(norm) for group, norm in zip(PARAM_GROUPS, value, strict=True)}
+        elif value is not None:
+            values[name] = float(value)
+    return values
+
+
+def _record(run: RunConfig, metrics: MetricsFile, clock: Clock, step: int, scheduled: Scheduled, measured: StepMetrics, drawn: Row) -> None:
     """Write one row, beat, and stop where the numbers are no numbers."""
-    values = {name: float(value) for name, value in measured._asdict().items()}
-    seconds = time.monotonic() - clock.started
+    values = values_of(measured)
     finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-    metrics.append(
-        {
-            "step": step,
-            **finite,
-            "learning_rate": scheduled.learning_rate,
-            "z_loss": scheduled.z_loss,
-            "tokens": tokens,
-            "seconds": seconds,
-        }
-    )
+    scheduled_values = {"learning_rate": scheduled.learning_rate, "z_loss": scheduled.z_loss}
+    metrics.append({"step": step, **finite, **scheduled_values, **drawn, "seconds": time.monotonic() - clock.started})
     if time.monotonic() - clock.beat >= HEARTBEAT_SECONDS:
         (Path(run.output) / "heartbeat").touch()
         clock.beat = time.monotonic()

@@ -1,4 +1,26 @@
-"""`metrics.jsonl`: one JSON object an update, in order, each step once, however often the run was stopped."""
+"""`metrics.jsonl`: one JSON object an update, in order, each step once, however often the run was stopped.
+
+| name | unit | what |
+|---|---|---|
+| `step` | updates | applied so far, this one included |
+| `loss` | nats a token | cross-entropy of this update's batch, before the update, without z-loss |
+| `log_z_squared` | nats² | mean square of the logarithm of the partition function: what z-loss weighs |
+| `grad_norm` | | L2 norm of the gradients, before clipping |
+| `update_norm` | | L2 norm of the change to the weights, learning rate included |
+| `param_norm` | | L2 norm of the weights, after the update |
+| `grad_norm/GROUP`, `update_norm/GROUP`, `param_norm/GROUP` | | the same of one group of `PARAM_GROUPS` |
+| `ema_distance` | share | norm of (weights - moving average) over norm of the weights, after the update; only where there is an average |
+| `learning_rate` | | of this update |
+| `z_loss` | | weight of z-loss; 0 is off |
+| `tokens` | tokens | in this update's batch |
+| `mixture_since` | step | from which the mixture of this update holds: the run's schedule of mixtures, not its start |
+| `data_seconds` | seconds | that the loop waited for this update's batch; the accelerator may have been busy meanwhile |
+| `seconds` | seconds | since this process began to train |
+| `eval_loss` | nats a token | of the weights after this update on held-out text; only at steps where they are evaluated |
+| `ema_eval_loss` | nats a token | of their moving average on the same text; only there |
+
+What is not finite is null.
+"""
 
 import json
 import os
@@ -7,9 +29,18 @@ from typing import Any
 
 from trainer.storage import write_atomically
 
+METRICS_NAME = "metrics.jsonl"
 Row = dict[str, Any]
-"""step (updates applied), loss (nats a token, before the update), log_z_squared, grad_norm (before clipping), update_norm, param_norm,
-learning_rate, z_loss, tokens (of this update's batch), seconds (since this process began to train). What is not finite is null."""
+"""One update; the table above says what it holds."""
+
+PARAM_GROUPS: dict[str, tuple[str, ...]] = {
+    "embedding": ("embedding",),
+    "attention": ("query", "key", "value", "output"),
+    "mlp": ("gate", "up", "down"),
+    "norms": ("attention_norm", "mlp_norm", "final_norm"),
+    "lm_head": ("head",),
+}
+"""Group → the names of its weights in `trainer.model.params.param_specs`; each weight is in exactly one."""
 
 
 def read_metrics(path: Path) -> list[Row]:

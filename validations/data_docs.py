@@ -1,78 +1,128 @@
-"""Great Expectations' Data Docs of a run, built by one process from the evidence of its verdicts.
+"""The report of a run's verdicts: what fails and what to do, the evidence, and what Great Expectations says of it.
 
-The context with its stores lives in a temporary folder: processes that share one tear its files. Only the pages are kept.
+One process builds it at a time. Every page keeps its name and is replaced whole, the index last: who reads meanwhile finds a page as it
+was or as it is, never a part of one.
 """
 
+import fcntl
 import re
-import shutil
-import tempfile
-import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-from validations.data_docs_pages import cut_from_network, write_index
+import pandas as pd
+
+from trainer.storage import as_path, digest_of_bytes, file_system_of, write_atomically
 from validations.evidence.tables import read_tables
-from validations.expectations.judging import Library, build_suite, load_library
 from validations.expectations.suites import SUITES
+from validations.report.evidence import ShownTable, show_rows, show_table
+from validations.report.judged_again import Judge, JudgedAgain, judge_again
+from validations.report.pages import STYLE_SHEET, Card, TableLinks, evidence_page, index_page, judged_page, style_sheet
+from validations.report.words import SHOWN_CASES
 from validations.verdict import Verdict
+
+INDEX = "index.html"
+_LOCK = ".lock"
+_NAME_CHARACTERS = 60
+
+Pages = dict[str, str]
+"""Path below the report's folder → what stands there."""
 
 
 def build_data_docs(folder: str | Path, verdicts: Sequence[Verdict]) -> Path:
-    """Judge the evidence of every verdict once more and write the pages, in place of those that the folder holds.
+    """Write the report of these verdicts, in place of the one that the folder holds.
 
-    Of several verdicts on one subject by one suite, the last counts.
+    Of several verdicts on one subject by one suite, the last counts. Evidence that is gone or cannot be judged again is said to be so.
 
     Returns:
         The path of the index page.
     """
-    folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    latest = {_name(verdict): verdict for verdict in verdicts}
-    library = load_library()
-    with tempfile.TemporaryDirectory() as context_folder:
-        context = library.gx.get_context(mode="file", project_root_dir=context_folder)
-        context.variables.progress_bars = {"globally": False}
-        source = context.data_sources.add_pandas("evidence")
-        slugs = {name: _run_suites(library, context, source, verdict) for name, verdict in latest.items()}
-        context.build_data_docs()
-        pages = Path(context.get_docs_sites_urls()[0]["site_url"].removeprefix("file://")).parent
-        links = {name: {table: _page_of(pages, slug) for table, slug in tables.items()} for name, tables in slugs.items()}
-        cut_from_network(pages)
-        write_index(pages, list(latest.values()), links)
-        _replace(folder, pages)
-    return folder / "index.html"
+    folder = as_path(folder)
+    latest = {f"{verdict.subject} {verdict.suite}": verdict for verdict in verdicts}
+    with _held(folder):
+        pages: Pages = {STYLE_SHEET: style_sheet()}
+        judge = Judge.open()
+        cards = [_add_pages(pages, judge, name, verdict) for name, verdict in latest.items()]
+        pages[INDEX] = index_page(cards)
+        for path, content in pages.items():
+            write_atomically(folder / path, content.encode())
+        _remove_others(folder, pages)
+    return folder / INDEX
 
 
-def _name(verdict: Verdict) -> str:
-    return f"{verdict.subject} {verdict.suite}"
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Builders on one machine wait for each other; on an object store, the last one's pages stay."""
+    if file_system_of(folder) is not None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / _LOCK, "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
-def _run_suites(library: Library, context: Any, source: Any, verdict: Verdict) -> dict[str, str]:
-    """Judge the evidence of one verdict. Gives table → the name of its suite, which names its page's folder."""
-    suite = SUITES[verdict.suite]
-    tables = read_tables(verdict.evidence, suite.tables)
-    checks = suite.checks(verdict.thresholds, tables)
-    slugs = {table: re.sub(r"[^\w.-]+", "-", f"{_name(verdict)} {table}") for table in dict.fromkeys(check.table for check in checks)}
-    for table, slug in slugs.items():
-        expectations = context.suites.add(build_suite(library, slug, table, checks))
-        rows = source.add_dataframe_asset(slug).add_batch_definition_whole_dataframe("all rows")
-        validation = context.validation_definitions.add(library.gx.ValidationDefinition(name=slug, data=rows, suite=expectations))
-        validation.run(batch_parameters={"dataframe": tables[table]}, result_format="SUMMARY")
-    return slugs
+def _add_pages(pages: Pages, judge: Judge, name: str, verdict: Verdict) -> Card:
+    """Add the pages of a verdict's tables; its card on the index."""
+    anchor = f"{re.sub(r'[^a-zA-Z0-9]+', '-', name)[:_NAME_CHARACTERS].strip('-')}-{digest_of_bytes(name.encode())[:8]}"
+    tables = _read_tables(verdict)
+    judged = judge_again(judge, verdict, tables)
+    links = tuple(_links(anchor, table, tables, judged) for table in _tables_of(verdict))
+    card = Card(anchor, verdict, links, _first_particulars(tables, judged), _note(verdict, judged))
+    for link in links:
+        if link.evidence:
+            pages[link.evidence] = evidence_page(card, show_table(link.table, tables[link.table], judged.failing_rows(link.table)))
+        if link.judged:
+            pages[link.judged] = judged_page(card, link.table, judged.tables[link.table])
+    return card
 
 
-def _page_of(pages: Path, slug: str) -> str:
-    """The page of a suite's validation, relative to the index."""
-    (page,) = (pages / "validations" / slug).rglob("*.html")
-    return page.relative_to(pages).as_posix()
+def _tables_of(verdict: Verdict) -> list[str]:
+    """The tables of the verdict's suite, in its order, then those that only its checks name."""
+    suite = SUITES.get(verdict.suite)
+    return list(dict.fromkeys([*(suite.tables if suite else ()), *(check.table for check in verdict.checks)]))
 
 
-def _replace(folder: Path, pages: Path) -> None:
-    """Put the pages in the folder's place; who reads meanwhile finds the old ones or the new ones, or for a moment none."""
-    fresh, old = (folder.with_name(f".{folder.name}.{uuid.uuid4().hex}") for _ in range(2))
-    shutil.copytree(pages, fresh)
-    if folder.exists():
-        folder.rename(old)
-    fresh.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+def _read_tables(verdict: Verdict) -> dict[str, pd.DataFrame]:
+    tables: dict[str, pd.DataFrame] = {}
+    for name in _tables_of(verdict):
+        with suppress(OSError, ValueError):  # gone, or no Parquet file: the index says that it is not there
+            tables |= read_tables(verdict.evidence, [name])
+    return tables
+
+
+def _links(anchor: str, table: str, tables: Mapping[str, pd.DataFrame], judged: JudgedAgain) -> TableLinks:
+    file = re.sub(r"[^\w-]+", "-", table)
+    return TableLinks(
+        table=table,
+        rows=len(tables.get(table, ())),
+        failing=len(judged.failing_rows(table)),
+        evidence=f"{anchor}/{file}.html" if table in tables else "",
+        judged=f"{anchor}/{file}-expectations.html" if table in judged.tables else "",
+    )
+
+
+def _first_particulars(tables: Mapping[str, pd.DataFrame], judged: JudgedAgain) -> dict[tuple[str, str], ShownTable]:
+    return {
+        check: show_rows(found.table, tables[found.table], found.rows[:SHOWN_CASES], found.rows)
+        for check, found in judged.particulars.items()
+    }
+
+
+def _note(verdict: Verdict, judged: JudgedAgain) -> str:
+    """Where the pages cannot say what the verdict says, the reader must know."""
+    if judged.problem:
+        return f"Great Expectations' pages are missing, and no row is marked: the evidence cannot be judged again ({judged.problem})."
+    told = {check.table: True for check in verdict.checks} | {check.table: False for check in verdict.checks if not check.passes}
+    if told != {name: table.passes for name, table in judged.tables.items()}:
+        return "The suite or the evidence has changed since the verdict was given: the tables do not say the same as the verdict."
+    return ""
+
+
+def _remove_others(folder: Path, pages: Pages) -> None:
+    """Remove what an earlier report left and the index no longer names."""
+    kept = {folder / path for path in (*pages, _LOCK)}
+    kept |= {parent for path in kept for parent in path.parents}
+    for path in sorted(folder.rglob("*"), key=str, reverse=True):
+        if path not in kept:
+            path.rmdir() if path.is_dir() else path.unlink()

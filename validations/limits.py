@@ -6,17 +6,57 @@ from trainer.config import Frozen
 
 
 class LeakageLimits(Frozen):
-    """When a training document counts as containing a test item, and how many such items may be found.
+    """When a text counts as containing a test item, and how many such items may be found.
 
     Attributes:
-        ngram_words: length of the word n-grams that are compared.
-        min_containment: the share of an item's distinct n-grams that must stand in one document to make it a hit.
+        min_words: parts of an item with at least so many words can count alone and with changes; shorter ones count word for word only,
+            and the shortest only beside another part.
+        min_score: the share of a part that must stand in the text, weighted by how rare its words are.
+        min_copy_score: the same of a held-out document: what has a sibling in the training text is not yet a copy of it.
         max_items: items that may be hit, for each component and benchmark.
     """
 
-    ngram_words: int = Field(gt=0)
-    min_containment: float = Field(gt=0, le=1)
+    min_words: int = Field(gt=0)
+    min_score: float = Field(gt=0, le=1)
+    min_copy_score: float = Field(gt=0, le=1)
     max_items: int = Field(ge=0)
+
+
+class OrderLimits(Frozen):
+    """How a data order is told from a true random permutation.
+
+    Attributes:
+        false_alarm_rate: how often all measures together may flag a true random permutation.
+        max_shift_deviations: the largest predicted change of the mean of a per-document signal along the training order, in standard
+            deviations of that signal. `None` does not look for one.
+    """
+
+    false_alarm_rate: float = Field(gt=0, lt=1)
+    max_shift_deviations: float | None = Field(gt=0)
+
+
+class HealthLimits(Frozen):
+    """What the metrics of a training run must keep to. `None` turns a check off.
+
+    Attributes:
+        spike_deviations: a value is a spike from so many standard deviations of its rolling window on.
+        spike_window: updates in that window.
+        max_spike_percent: share of the updates that may be spikes, of the loss and of the gradient norm each.
+        max_lm_head_growth: factor by which the norm of `lm_head` may grow within the phase.
+        max_loss_rise: rise of the training loss, in nats a token, while the learning rate falls.
+        max_loss_shift: shift of the training loss, in nats a token, that the evaluation loss does not follow.
+        max_ema_gap: evaluation loss of the weights above that of their moving average, in nats a token.
+        max_data_share: share of the time of an update spent waiting for data.
+    """
+
+    spike_deviations: float = Field(gt=0)
+    spike_window: int = Field(gt=1)
+    max_spike_percent: float = Field(ge=0)
+    max_lm_head_growth: float | None = Field(gt=1)
+    max_loss_rise: float | None = Field(gt=0)
+    max_loss_shift: float | None = Field(gt=0)
+    max_ema_gap: float | None = Field(gt=0)
+    max_data_share: float | None = Field(gt=0, le=1)
 
 
 class DataLimits(Frozen):
@@ -30,6 +70,7 @@ class DataLimits(Frozen):
     max_share_error_points: float = Field(ge=0)
     max_epochs: float | None = Field(gt=0)
     leakage: LeakageLimits
+    order: OrderLimits
 
 
 class GateLimits(Frozen):

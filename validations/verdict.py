@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from trainer.config import Frozen
 from trainer.errors import VerdictError
@@ -19,10 +19,11 @@ from validations.evidence.tables import write_tables
 from validations.expectations.check import Severity
 from validations.expectations.data_suite import DATA_SUITE
 from validations.expectations.gate_suite import GATE_SUITE
+from validations.expectations.health_suite import HEALTH_SUITE
 from validations.expectations.judging import CheckResult, Outcome, judge_tables
 from validations.expectations.reasons import Reason, reasons_for
-from validations.expectations.suites import SUITE_VERSION, SUITES
-from validations.limits import DataLimits, GateLimits
+from validations.expectations.suites import SUITES, version_of
+from validations.limits import DataLimits, GateLimits, HealthLimits
 
 
 class CheckOutcome(Frozen):
@@ -43,7 +44,9 @@ class Verdict(Frozen):
     Attributes:
         subject: what was judged, in words.
         passes: no critical check failed and none is broken.
-        judged: component → digest of the manifest of the cache that was judged; for a gate, checkpoint → digest of its evaluation.
+        suite_version: the suite's number, and a digest of the code of the checks.
+        judged: component → digest of the manifest of the cache that was judged; for a gate, checkpoint → digest of its evaluation; for
+            health, what the metrics are of → digest.
         thresholds: the limits that were measured against.
         reasons: why it fails or warns, the critical ones first.
         checks: every expectation.
@@ -52,7 +55,7 @@ class Verdict(Frozen):
 
     subject: str
     suite: str
-    suite_version: int = Field(gt=0)
+    suite_version: str
     passes: bool
     judged: dict[str, str]
     thresholds: dict[str, Any]
@@ -66,21 +69,29 @@ class DataEvidence:
     """The tables that data is judged by; each is made by the function of its name in `validations.evidence`."""
 
     caches: pd.DataFrame
+    differences: pd.DataFrame
     mixture: pd.DataFrame
     leakage: pd.DataFrame
     leaked_items: pd.DataFrame
+    order: pd.DataFrame
+    shifts: pd.DataFrame
+    hand_off: pd.DataFrame
 
 
 def judge_data(subject: str, evidence: DataEvidence, *, limits: DataLimits, folder: str | Path) -> Verdict:
-    """Judge the caches of a phase, its mixture and its leakage. The evidence tables are written to the folder."""
-    tables = {
-        "caches": evidence.caches,
-        "mixture": evidence.mixture,
-        "leakage": evidence.leakage,
-        "leaked_items": evidence.leaked_items,
-    }
-    judged = {} if evidence.caches.empty else dict(zip(evidence.caches["component"], evidence.caches["manifest_digest"], strict=True))
-    return _judge(subject, DATA_SUITE, tables, thresholds=limits.model_dump(mode="json"), judged=judged, folder=folder)
+    """Judge all that is known of a phase's data before it trains. The evidence tables are written to the folder."""
+    tables = {name: getattr(evidence, name) for name in SUITES[DATA_SUITE].tables}
+    return _judge(subject, DATA_SUITE, tables, thresholds=limits.model_dump(mode="json"), judged=_digests(evidence.caches), folder=folder)
+
+
+def judge_health(subject: str, table: pd.DataFrame, *, limits: HealthLimits, judged: dict[str, str], folder: str | Path) -> Verdict:
+    """Judge how a phase trained.
+
+    Args:
+        table: what its metrics were measured for.
+        judged: what names the run: its checkpoint, its metrics file → digest.
+    """
+    return _judge(subject, HEALTH_SUITE, {"health": table}, thresholds=limits.model_dump(mode="json"), judged=judged, folder=folder)
 
 
 def judge_gate(
@@ -130,7 +141,7 @@ def _judge(
     return Verdict(
         subject=subject,
         suite=suite,
-        suite_version=SUITE_VERSION,
+        suite_version=version_of(SUITES[suite]),
         passes=all(_lets_pass(result) for result in results),
         judged=judged,
         thresholds=thresholds,
@@ -138,6 +149,13 @@ def _judge(
         checks=tuple(_outcome(result) for result in results),
         evidence=str(folder),
     )
+
+
+def _digests(caches: pd.DataFrame) -> dict[str, str]:
+    """Component → digest of the manifest that was judged; none where the table does not say."""
+    if not {"component", "manifest_digest"} <= set(caches):
+        return {}
+    return dict(zip(caches["component"], caches["manifest_digest"], strict=True))
 
 
 def _lets_pass(result: CheckResult) -> bool:

@@ -17,7 +17,7 @@ from trainer.config import (
     Steps,
     always,
 )
-from validations.limits import DataLimits, GateLimits, LeakageLimits
+from validations.limits import DataLimits, GateLimits, HealthLimits, LeakageLimits, OrderLimits
 
 OLD_ROPE = Rope(theta=10_000, scaling=None)
 LLAMA3_ROPE = Rope(
@@ -54,13 +54,19 @@ CORE_BENCHMARKS = (
     "lambada_openai:0", "openbookqa:0", "piqa:10", "wsc273:0", "winogrande:0",
 )  # fmt: skip
 WITH_MMLU = (*CORE_BENCHMARKS, "mmlu:0", "mmlu:5")
-LEAKAGE = LeakageLimits(ngram_words=13, min_containment=0.5, max_items=0)
+LEAKAGE = LeakageLimits(min_words=13, min_score=0.7, min_copy_score=0.9, max_items=0)
+MIXING = OrderLimits(false_alarm_rate=1e-6, max_shift_deviations=0.5)
+HEALTH = HealthLimits(
+    spike_deviations=7.0, spike_window=1000, max_spike_percent=0.1, max_lm_head_growth=4.0, max_loss_rise=0.02, max_loss_shift=0.02,
+    max_ema_gap=0.2, max_data_share=0.1,
+)  # fmt: skip
 
 
 def gates(*, max_increase_bits_per_byte: float, max_epochs: float) -> Gates:
     """Shares within one point of what was intended; no item leaks; every benchmark above its dumb baseline."""
     return Gates(
-        data=DataLimits(max_share_error_points=1.0, max_epochs=max_epochs, leakage=LEAKAGE),
+        data=DataLimits(max_share_error_points=1.0, max_epochs=max_epochs, leakage=LEAKAGE, order=MIXING),
+        health=HEALTH,
         model=GateLimits(max_increase_bits_per_byte=max_increase_bits_per_byte, must_beat_baseline=True),
     )
 

@@ -28,7 +28,7 @@ from trainer.config import (
     Steps,
     always,
 )
-from validations.limits import DataLimits
+from validations.limits import DataLimits, HealthLimits
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -36,6 +36,7 @@ STEPS, BATCH, LENGTH = 1000, 512, 32
 D_MODEL, NUM_LAYERS, NUM_QUERY_HEADS, VOCAB_SIZE = 128, 2, 4, 4096
 BLOCK_SEQUENCES, MIN_EMA_STEPS, MIN_SEGMENT_STEPS, HELD_OUT_TOKENS = 160, 8, 2, 2048
 MAX_SHARE_ERROR_SEQUENCES = 1.5
+MAX_SPIKE_PERCENT = 1.0
 BENCHMARKS = ("word_order", "next_word")
 
 
@@ -141,10 +142,12 @@ def _hand_off(start: HandOff) -> HandOff:
 
 
 def _gates(phase: Phase) -> Gates:
-    """The recipe's limits; a share cannot be met more closely than to a sequence of the shortest stage."""
+    """The recipe's limits; a share cannot be met more closely than to a sequence of the shortest stage, and of few updates one is more."""
     starts = [steps(step) for step, _ in phase.mixture.within(phase.start_step, phase.stop_step)]
     shortest = min(max(1, after - before) for before, after in pairwise([*starts, steps(phase.stop_step)]))
     sequences = shortest * max(1, round(phase.batch.at(phase.stop_step - 1) / BATCH))
     limit = max(phase.gates.data.max_share_error_points, 100 * MAX_SHARE_ERROR_SEQUENCES / sequences)
-    data = DataLimits(max_share_error_points=limit, max_epochs=phase.gates.data.max_epochs, leakage=phase.gates.data.leakage)
-    return Gates(data=data, model=phase.gates.model)
+    data = DataLimits.model_validate({**phase.gates.data.model_dump(), "max_share_error_points": limit})
+    percent = max(phase.gates.health.max_spike_percent, MAX_SPIKE_PERCENT)
+    health = HealthLimits.model_validate({**phase.gates.health.model_dump(), "max_spike_percent": percent})
+    return Gates(data=data, health=health, model=phase.gates.model)

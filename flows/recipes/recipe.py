@@ -24,7 +24,7 @@ from trainer.config import (
 )
 from trainer.errors import ConfigError
 from trainer.schedule import value_in
-from validations.limits import DataLimits, GateLimits
+from validations.limits import DataLimits, GateLimits, HealthLimits
 
 T = TypeVar("T")
 Scale = Literal["proxy", "full"]
@@ -68,9 +68,10 @@ class Evaluation(Frozen):
 
 
 class Gates(Frozen):
-    """The limits of both judgements: of the data before a phase, and of its model after it."""
+    """The limits of the judgements: of the data before a phase, of its training, and of its model after it."""
 
     data: DataLimits
+    health: HealthLimits
     model: GateLimits
 
 

@@ -5,12 +5,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tasks.data import documents, encode, hashed_file, tokenizer
-from tasks.data.code_digest import code_digest
 from tasks.data.documents import DOCUMENTS, DocumentsManifest, read_documents_manifest
 from tasks.data.encode import ShardRecord, encoding_of, read_record, shard_name
 from tasks.data.normalize import NORMALIZER
 from tasks.data.reading import READER
 from tasks.data.tokenizer import tokenizer_digest
+from trainer.code_digest import code_digest
 from trainer.data.manifest import FORMAT_VERSION, Manifest, Split, write_manifest
 from trainer.errors import DataError
 from trainer.storage import digest_of_json, remove_strays

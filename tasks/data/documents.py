@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from tasks.data import deduplicate, hashed_file, parts, quarantine
-from tasks.data.code_digest import code_digest
 from tasks.data.deduplicate import COPIES_NAME, Kept, copies_of_part, join_buckets
 from tasks.data.listing import Listing
 from tasks.data.normalize import NORMALIZER
@@ -21,6 +20,7 @@ from tasks.data.quarantine import Tally, refusal
 from tasks.data.reading import READER
 from tasks.data.records import read_model
 from tasks.data.source import Source
+from trainer.code_digest import code_digest
 from trainer.config import Frozen
 from trainer.data.manifest import MANIFEST_NAME, SourceFile, Split
 from trainer.errors import DataError

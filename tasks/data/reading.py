@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 
 from tasks.data import filters
-from tasks.data.code_digest import code_digest
 from tasks.data.filters import build_sift, field_keys
 from tasks.data.formats import arrow_messages, fields, findings, json_lines, plain, streams, tables
 from tasks.data.formats.findings import Fault, FileFault, Finding, LeftOut, Reason, Record, sample_of
@@ -24,6 +23,7 @@ from tasks.data.formats.plain import read_plain
 from tasks.data.formats.streams import WatchedFile, is_packed, open_watched, raise_failure, unpack
 from tasks.data.formats.tables import read_arrow, read_parquet
 from tasks.data.source import Piece, Source
+from trainer.code_digest import code_digest
 from trainer.data.manifest import SourceFile
 from trainer.errors import ConfigError, DataError
 

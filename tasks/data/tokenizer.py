@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.data.code_digest import code_digest
+from trainer.code_digest import code_digest
 from trainer.errors import DataError
 from trainer.storage import digest_of_bytes, digest_of_file, digest_of_json, write_atomically
 

@@ -11,7 +11,7 @@ from typing import Any
 from tasks.progress import say
 from trainer.config import RunConfig
 from trainer.errors import TrainingDiverged, TrainingError, VerdictError
-from trainer.metrics import Row, read_metrics
+from trainer.metrics import METRICS_NAME, Row, read_metrics
 from trainer.storage import digest_of_json, read_json, write_json
 
 MAX_RESTARTS = 2
@@ -60,7 +60,7 @@ def _run_process(run_file: Path, on_rows: Callable[[list[Row]], None]) -> int:
     folder = run_file.parent
     environment = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
     command = [sys.executable, "-m", "trainer", str(run_file), "--with-parent"]
-    seen = len(read_metrics(folder / "metrics.jsonl"))
+    seen = len(read_metrics(folder / METRICS_NAME))
     with (
         open(folder / "trainer.log", "ab") as log,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment) as process,
@@ -80,7 +80,7 @@ def _run_process(run_file: Path, on_rows: Callable[[list[Row]], None]) -> int:
 
 
 def _report_new(folder: Path, seen: int, on_rows: Callable[[list[Row]], None]) -> int:
-    rows = read_metrics(folder / "metrics.jsonl")
+    rows = read_metrics(folder / METRICS_NAME)
     if len(rows) > seen:
         on_rows(rows[seen:])
     return len(rows)

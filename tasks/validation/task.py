@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
@@ -10,17 +11,28 @@ from prefect.cache_policies import NO_CACHE
 from tasks.data.plan import DataPlan
 from tasks.home import Home
 from tasks.progress import say
-from tasks.validation.judge import judge_phase_data
+from tasks.validation.judge import judge_phase_data, judge_phase_health
 from trainer.config import RunConfig
-from validations.limits import DataLimits, GateLimits
+from trainer.storage import as_path
+from validations.data_docs import build_data_docs
+from validations.limits import DataLimits, GateLimits, HealthLimits
+from validations.report.words import as_markdown, lines_of, report_folder_of, summary_of
 from validations.verdict import Verdict, judge_gate, write_verdict
 
 
 @task(task_run_name="judge data of {run.phase}", cache_policy=NO_CACHE)
-def judge_data(run: RunConfig, plan: DataPlan, limits: DataLimits, home: Home, evidence: Path) -> Verdict:
+def judge_data(run: RunConfig, plan: DataPlan, limits: DataLimits, home: Home, hand_off: pd.DataFrame) -> Verdict:
     """Gather the evidence on the phase's data, judge it, write the verdict."""
-    verdict = judge_phase_data(run, plan, limits, home, evidence)
+    verdict = judge_phase_data(run, plan, limits, home, hand_off=hand_off)
     publish(verdict, key=f"{run.recipe}-{run.phase}-data")
+    return verdict
+
+
+@task(task_run_name="judge training of {run.phase}", cache_policy=NO_CACHE)
+def judge_health(run: RunConfig, limits: HealthLimits, home: Home) -> Verdict:
+    """Judge how a phase trained by its metrics, write the verdict."""
+    verdict = judge_phase_health(run, limits, home)
+    publish(verdict, key=f"{run.recipe}-{run.phase}-health")
     return verdict
 
 
@@ -37,18 +49,10 @@ def judge_model(
 
 
 def publish(verdict: Verdict, key: str) -> None:
-    """A line for people, and a page in the Prefect UI."""
-    say(f"{verdict.subject}: {'passes' if verdict.passes else 'FAILS'} ({len(verdict.checks)} checks)")
-    for reason in verdict.reasons:
-        say(f"  {reason.severity}: {reason.sentence}")
-    create_markdown_artifact(as_markdown(verdict), key=key, description=f"{verdict.subject}: {'passes' if verdict.passes else 'fails'}")
-
-
-def as_markdown(verdict: Verdict) -> str:
-    """The verdict as a page: outcome, reasons, every check."""
-    lines = [f"# {verdict.subject}: {'passes' if verdict.passes else 'fails'}", ""]
-    lines += [f"- **{reason.severity}**: {reason.sentence}" for reason in verdict.reasons]
-    lines += ["", "| check | table | outcome | observed |", "|---|---|---|---|"]
-    lines += [f"| {check.asks} | {check.table} | {check.outcome} | {check.observed} |" for check in verdict.checks]
-    lines += ["", f"Suite {verdict.suite}, version {verdict.suite_version}. Evidence: `{verdict.evidence}`."]
-    return "\n".join(lines)
+    """Three lines for people where something is wrong, and a page in the Prefect UI; a verdict that fails gets its report at once."""
+    report = report_folder_of(verdict)
+    if not verdict.passes or as_path(report).exists():
+        build_data_docs(report, [verdict])
+    for line in lines_of(verdict):
+        say(line)
+    create_markdown_artifact(as_markdown(verdict), key=key, description=summary_of(verdict))

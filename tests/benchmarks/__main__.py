@@ -1,13 +1,14 @@
 """`make bench`: figures as ratios within one run, never as tests. Absolute numbers are this machine's, today's.
 
-python -m tests.benchmarks [SUBJECT …] [--megabytes 200] [--gigabytes 5] [--repeats 3]
+python -m tests.benchmarks [SUBJECT …] [--megabytes 200] [--gigabytes 5] [--repeats 3] [--home FOLDER]
 """
 
 import argparse
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
-from tests.benchmarks import end_to_end, memory, peers, permutation, step, tokenization
+from tests.benchmarks import end_to_end, judgement, memory, peers, permutation, scan, step, tokenization
 from tests.benchmarks.loader import loader_ratios
 from tests.benchmarks.measure import Options, Row, on_cores
 
@@ -31,6 +32,8 @@ SUBJECTS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "tokenization": tokenization.rows,
     "end_to_end": end_to_end.rows,
     "memory": memory.rows,
+    "scan": scan.rows,
+    "judgement": judgement.rows,
     "peers": peers.rows,
 }
 
@@ -39,19 +42,20 @@ def main() -> None:
     """Print the table, a row as soon as it is there."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("subjects", nargs="*", metavar="SUBJECT", help=f"of {', '.join(SUBJECTS)} (default: all)")
-    parser.add_argument("--megabytes", type=int, default=Options.megabytes, help="text to tokenize")
+    parser.add_argument("--megabytes", type=int, default=Options.megabytes, help="text to tokenize and to scan")
     parser.add_argument("--gigabytes", type=float, default=Options.gigabytes, help="large input whose peak memory is compared")
     parser.add_argument("--repeats", type=int, default=Options.repeats, help="turns of each side")
+    parser.add_argument("--home", type=Path, help="a home with prepared data, else one is made for `judgement` in a minute")
     chosen = parser.parse_args()
     if unknown := set(chosen.subjects) - set(SUBJECTS):
         parser.error(f"no such subject: {', '.join(sorted(unknown))}; there are {', '.join(SUBJECTS)}")
-    options = Options(chosen.megabytes, chosen.gigabytes, chosen.repeats)
+    options = Options(chosen.megabytes, chosen.gigabytes, chosen.repeats, chosen.home)
     os.environ["JAX_PLATFORMS"] = "cpu"
     subjects: list[str] = chosen.subjects or list(SUBJECTS)
     for subject in subjects:
         for row in SUBJECTS[subject](options):
             print(row, flush=True)
-    if "peers" in subjects and peers.Place.found() is None:
+    if {"peers", "scan"} & set(subjects) and peers.Place.found() is None:
         print(peers.HOW_TO)
 
 

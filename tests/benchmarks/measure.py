@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -14,14 +15,16 @@ class Options:
     """How much work a benchmark does.
 
     Attributes:
-        megabytes: text that is tokenized.
+        megabytes: text that is tokenized, and that is scanned.
         gigabytes: the large input whose peak memory is compared with that of 100 MB.
         repeats: turns of each side.
+        home: with the prepared data of a proxy recipe; `None` prepares it.
     """
 
     megabytes: int = 50
     gigabytes: float = 0.4
     repeats: int = 3
+    home: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -27,16 +27,19 @@ from trainer.storage import write_atomically
 
 SEQ_LENS = (256, 4096)
 HOW_TO = """\
-Grain, Levanter and datatrove cannot be installed beside this project. To compare with them, give them environments and inputs of their own:
+Grain, Levanter, datatrove and dolma cannot be installed beside this project.
+To compare with them, and with lm-eval's janitor, give them environments and inputs of their own:
   export PEERS_SCRIPTS=folder-of-the-peers'-scripts PEERS_VENVS=folder PEERS_DATA=folder
   export PEERS_BENCHDATA=folder-of-the-benchmarks PEERS_TREES=$(.venv/bin/python -c \\
     'import sysconfig; p = sysconfig.get_paths(); print(p["stdlib"], p["purelib"], sep=":")')
-  for venv in jax lev dt; do python3.11 -m venv $PEERS_VENVS/$venv; done
+  for venv in jax lev dt dolma torch; do python3.11 -m venv $PEERS_VENVS/$venv; done
   $PEERS_VENVS/jax/bin/pip install grain jax datasets transformers
   $PEERS_VENVS/lev/bin/pip install levanter==1.2.dev1644 gitpython chex
-  $PEERS_VENVS/dt/bin/pip install 'datatrove[io,processing]==0.10.1' 'xxhash<4'
+  $PEERS_VENVS/dt/bin/pip install 'datatrove[io,processing]==0.10.1' spacy 'xxhash<4'
+  $PEERS_VENVS/dolma/bin/pip install dolma==1.2.1 'boto3<1.27'
+  $PEERS_VENVS/torch/bin/pip install lm-eval==0.4.13
   (cd $PEERS_SCRIPTS && $PEERS_VENVS/jax/bin/python make_data.py && $PEERS_VENVS/jax/bin/python e_make_tok.py)
-  .venv/bin/python -m tests.benchmarks peers"""
+  .venv/bin/python -m tests.benchmarks peers scan"""
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def verdict(passes: bool, *severities: str) -> Verdict:
     return Verdict(
         subject="tiny data",
         suite="data",
-        suite_version=1,
+        suite_version="1",
         passes=passes,
         judged={},
         thresholds={},
@@ -91,5 +91,5 @@ def test_a_refusal_gives_the_first_critical_reasons():
     with pytest.raises(VerdictError) as refusal:
         raise_unless_passed(verdict(False, "warning", *["critical"] * 5))
     assert str(refusal.value) == (
-        "tiny data does not pass: reason 1. Repair it. reason 2. Repair it. reason 3. Repair it. (and 2 more reasons)"
+        "tiny data fails: reason 1 (in x)\n  found: x; limit: x\n  to do: Repair it. And 4 more cases and 1 other failure. See x"
     )

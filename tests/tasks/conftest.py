@@ -18,9 +18,34 @@ from tasks.data.source import Source
 from tasks.home import Home
 from tests.stores.emulator import the_emulator
 
-NOUNS = ("river", "mountain", "garden", "window", "lantern", "harbour", "carpenter", "mirror", "orchard", "bridge", "letter", "engine")
-VERBS = ("follows", "remembers", "carries", "watches", "repairs", "paints", "measures", "forgets", "lifts", "answers")
-PLACES = ("valley", "kitchen", "station", "library", "forest", "market", "cellar", "tower", "meadow", "harbour")
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+NOUNS = _words(
+    """
+    river mountain garden window lantern harbour carpenter mirror orchard bridge letter engine anchor basket candle dragon eagle
+    feather glacier hammer island jacket kettle ladder magnet needle ocean parrot quarry ribbon saddle teapot umbrella violin wagon
+    zebra acorn blanket cabin dolphin elephant falcon goblet helmet icicle jewel kitten lemon marble notebook oyster pebble quilt
+    rocket statue turnip urchin velvet walnut bottle cannon doctor ember fountain giraffe hunter inkwell jungle king lobster monkey
+    nephew onion pigeon rabbit sailor tailor uncle village wizard yard bishop cactus dancer emperor farmer guitar herring insect
+    judge lawyer
+    """
+)
+VERBS = _words(
+    """
+    follows remembers carries watches repairs paints measures forgets lifts answers borrows chases defends explains frightens
+    gathers hides imagines judges kicks launches mends notices orders polishes questions rescues sketches teaches uncovers visits
+    warns
+    """
+)
+PLACES = _words(
+    """
+    valley kitchen station library forest market cellar tower meadow harbour attic bakery castle desert embassy factory gallery
+    hospital igloo jail kingdom laundry museum nursery office palace ruins stable tunnel university vineyard workshop
+    """
+)
 VOCAB_SIZE = 420
 
 

@@ -10,10 +10,11 @@ import pytest
 
 from trainer.config import RunConfig
 from trainer.loss import LossSums, loss_sums
+from trainer.metrics import PARAM_GROUPS
 from trainer.model.decoder import logits
-from trainer.model.params import Params, decay_mask
+from trainer.model.params import Params, decay_mask, param_specs
 from trainer.state import TrainState, abstract_state, init_state
-from trainer.step import Scheduled, StepMetrics, TrainStep, build_train_step, clip_factor, moving_average
+from trainer.step import Scheduled, StepMetrics, TrainStep, build_train_step, clip_factor, group_norms, moving_average
 
 MakeRun = Callable[..., RunConfig]
 SumsAndGradients = Callable[[Params, np.ndarray, float], tuple[LossSums, Params]]
@@ -88,6 +89,14 @@ def reference_update(before: Reference, grads: Params, count: int, scheduled: Sc
     )
 
 
+def norms_by_group(tree: Params) -> list[float]:
+    """Written out: nobody's table but this test's."""
+    blocks = tree["blocks"]
+    attention = [blocks[name] for name in ("query", "key", "value", "output")]
+    mlp, norms = [blocks[name] for name in ("gate", "up", "down")], [blocks["attention_norm"], blocks["mlp_norm"], tree["final_norm"]]
+    return [norm({"": group}) for group in (tree["embedding"], attention, mlp, norms, tree["head"])]
+
+
 def assert_close(found: Params, expected: Params, *, atol: float) -> None:
     for (path, leaf), wanted in zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(leaf, wanted, rtol=0, atol=atol, err_msg=jax.tree_util.keystr(path))
@@ -123,6 +132,12 @@ def test_updates_are_those_of_a_plain_adamw(
         moved = jax.tree.map(np.subtract, expected.params, before.params)
         assert float(measured.update_norm) == pytest.approx(norm(moved), rel=1e-3)
         assert float(measured.param_norm) == pytest.approx(norm(expected.params), rel=1e-4)
+        np.testing.assert_allclose(measured.grad_norms, norms_by_group(grads), rtol=1e-5)
+        np.testing.assert_allclose(measured.update_norms, norms_by_group(moved), rtol=2e-3)
+        np.testing.assert_allclose(measured.param_norms, norms_by_group(expected.params), rtol=1e-4)
+        lag = norm(jax.tree.map(np.subtract, expected.params, expected.ema)) / norm(expected.params)
+        assert measured.ema_distance is not None
+        assert float(measured.ema_distance) == pytest.approx(lag, rel=1e-3, abs=1e-7)
 
 
 def test_the_metrics_are_those_of_the_weights_before_the_update(
@@ -147,8 +162,19 @@ def test_z_loss_pulls_the_partition_function_down(run: RunConfig, train_step: Tr
 
 
 def test_without_an_average_there_is_none_afterwards(run: RunConfig, train_step: TrainStep, tokens: np.ndarray):
-    after, _ = jax.eval_shape(train_step, abstract_state(run, with_ema=False), tokens, SCHEDULES[0])
+    after, measured = jax.eval_shape(train_step, abstract_state(run, with_ema=False), tokens, SCHEDULES[0])
     assert after.ema is None
+    assert measured.ema_distance is None
+
+
+def test_each_weight_is_in_exactly_one_group(run: RunConfig):
+    declared = [path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(param_specs(run.model))]
+    assert sorted(name for names in PARAM_GROUPS.values() for name in names) == sorted(declared)
+
+
+def test_the_groups_together_are_the_whole(run: RunConfig):
+    params = init_state(run).params
+    assert float(np.linalg.norm(group_norms(params))) == pytest.approx(norm(params), rel=1e-6)
 
 
 def test_a_schedule_compiles_nothing_anew(run: RunConfig, train_step: TrainStep, tokens: np.ndarray):

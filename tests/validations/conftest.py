@@ -15,30 +15,20 @@ from trainer.config import DataOrder, MixtureShares, Steps, always
 from trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, SourceFile, write_manifest
 from trainer.storage import digest_of_bytes, digest_of_file
 from validations.evidence.caches import cache_evidence
-from validations.evidence.leakage import leakage_evidence, leaked_items, scan_cache
+from validations.evidence.differences import differences_evidence
+from validations.evidence.hand_off import hand_off_evidence
 from validations.evidence.mixture import mixture_evidence
-from validations.evidence.ngrams import Item, ItemIndex
 from validations.expectations.judging import load_library
-from validations.limits import DataLimits, LeakageLimits
+from validations.limits import DataLimits, LeakageLimits, OrderLimits
 from validations.verdict import DataEvidence
 
 PROSE = {
     "wikipedia": "The river rises in the northern hills and runs for two hundred miles through farms and towns before it meets the sea.",
     "starcoderdata": "def read_lines(path): open the file, strip every line, drop the empty ones and give back what is left, sorted.",
 }
-ITEMS = (
-    Item(
-        "continuation",
-        "mc-0012",
-        "Which of the following metals melts in a warm hand on a summer day: iron, gallium, copper or tin? Gallium.",
-    ),
-    Item("continuation", "mc-0013", "How many legs does a spider have?"),
-    Item(
-        "held-out wikipedia",
-        "doc-1",
-        "The lighthouse keeper climbed the stairs every evening, lit the lamp and wrote the weather into his book.",
-    ),
-)
+PLANTED = "Quiz night. Which of these metals melts in a warm hand: iron, gallium, copper or tin? Gallium. Well done."
+BENCHMARKS = {"continuation": 20, "held-out wikipedia": 7}
+"""Benchmark → items, of the scan whose outcome `data_evidence` tells."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -47,8 +37,7 @@ def library():
     return load_library()
 
 
-@pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
+def build_tokenizer() -> Tokenizer:
     """A byte-level BPE with begin and end tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -57,6 +46,11 @@ def tokenizer() -> Tokenizer:
     trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<|begin|>", "<|end|>"], initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(PROSE.values(), trainer)
     return tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return build_tokenizer()
 
 
 @dataclass(frozen=True)
@@ -123,36 +117,83 @@ def caches(tmp_path: Path, tokenizer: Tokenizer) -> CacheMaker:
 
 @pytest.fixture
 def limits() -> DataLimits:
-    leakage = LeakageLimits(ngram_words=13, min_containment=0.5, max_items=0)
-    return DataLimits(max_share_error_points=0.5, max_epochs=4.0, leakage=leakage)
-
-
-@pytest.fixture(scope="session")
-def index() -> ItemIndex:
-    return ItemIndex.build(ITEMS, ngram_words=13)
+    return DataLimits(
+        max_share_error_points=0.5,
+        max_epochs=4.0,
+        leakage=LeakageLimits(min_words=13, min_score=0.7, min_copy_score=0.9, max_items=0),
+        order=OrderLimits(false_alarm_rate=1e-3, max_shift_deviations=0.5),
+    )
 
 
 @pytest.fixture
-def data_evidence(caches: CacheMaker, tokenizer: Tokenizer, index: ItemIndex, limits: DataLimits) -> Callable[..., DataEvidence]:
-    """The evidence of a phase over two caches in order; `extra` plants documents into components, `drawn` moves the realised counts."""
+def data_evidence(caches: CacheMaker) -> Callable[..., DataEvidence]:
+    """The evidence of a phase over two caches in order.
+
+    `extra` plants documents into components, each with an item of its own of benchmark `continuation`; `drawn` moves the realised counts.
+    """
 
     def build(extra: dict[str, list[str]] | None = None, drawn: dict[str, int] | None = None) -> DataEvidence:
-        folders = {name: caches.write(name, [text, *(extra or {}).get(name, [])]) for name, text in PROSE.items()}
-        table = cache_evidence(folders, {name: caches.sources(name) for name in folders})
-        scans = [scan_cache(folder, index, tokenizer, limits.leakage.min_containment) for folder in folders.values()]
+        planted = extra or {}
+        folders = {name: caches.write(name, [text, *planted.get(name, [])]) for name, text in PROSE.items()}
         return DataEvidence(
-            caches=table,
+            caches=cache_evidence(folders),
+            differences=differences_evidence({name: [] for name in folders}, folders),
             mixture=_mixture(drawn or {"wikipedia": 600, "starcoderdata": 200}),
-            leakage=leakage_evidence(
-                scans,
-                index,
-                manifest_digests=dict(zip(table["component"], table["manifest_digest"], strict=True)),
-                min_containment=limits.leakage.min_containment,
-            ),
-            leaked_items=leaked_items(scans),
+            leakage=_leakage(planted),
+            leaked_items=_leaked_items(planted),
+            order=_order(),
+            shifts=_shifts(),
+            hand_off=hand_off_evidence(["mixture"], {"mixture": ("wikipedia 100", "wikipedia 75, starcoderdata 25")}),
         )
 
     return build
+
+
+def _leakage(planted: dict[str, list[str]]) -> pd.DataFrame:
+    """One row a component × benchmark."""
+    rows: list[dict[str, object]] = []
+    for component in PROSE:
+        for benchmark, items in BENCHMARKS.items():
+            hit = len(planted.get(component, [])) if benchmark == "continuation" else 0
+            rows.append(
+                {
+                    "component": component,
+                    "benchmark": benchmark,
+                    "items": items,
+                    "items_hit": hit,
+                    "hit_percent": 100 * hit / items,
+                    "documents_hit": hit,
+                    "tokens_hit": 30 * hit,
+                    "files": f"sources/{component}/part-0.jsonl" if hit else "",
+                    "documents_scanned": 1 + len(planted.get(component, [])),
+                    "items_out_of_reach": 1,
+                    "scan_key": f"scan of {component}",
+                    "expected_scan_key": f"scan of {component}",
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def _leaked_items(planted: dict[str, list[str]]) -> pd.DataFrame:
+    """One row a component × item."""
+    columns = ("component", "benchmark", "item", "part", "score", "documents", "files", "excerpt", "start", "end")
+    rows = [
+        (
+            component,
+            "continuation",
+            f"mc-{12 + number:04}",
+            "question",
+            1.0,
+            str(1 + number),
+            f"sources/{component}/part-0.jsonl",
+            text,
+            12,
+            90,
+        )
+        for component, texts in planted.items()
+        for number, text in enumerate(texts)
+    ]
+    return pd.DataFrame(rows, columns=list(columns))
 
 
 @dataclass
@@ -174,3 +215,24 @@ def _mixture(drawn: dict[str, int]) -> pd.DataFrame:
     mixture: Steps[MixtureShares] = always({"wikipedia": 75.0, "starcoderdata": 25.0})
     schedule = Drawn(mixture, DataOrder(seed=0, permutation="linear", block_sequences=100), drawn)
     return mixture_evidence(schedule, start_step=0, stop_step=100, rows={"wikipedia": 300, "starcoderdata": 200}, seq_len=32)
+
+
+def _order() -> pd.DataFrame:
+    """One row a component × measure, of an order that mixes."""
+    told = {
+        "permutation": "feistel",
+        "measure": "serial correlation",
+        "value": 0.01,
+        "limit": 0.1,
+        "bound": "max",
+        "passes": True,
+        "detail": "",
+    }
+    numbers = {"rows": 300, "drawn": 200, "p_value": 0.5, "judged_p_value": 0.5, "components": 2, "components_failing": 0}
+    return pd.DataFrame([{"component": name, **told, **numbers} for name in PROSE])
+
+
+def _shifts() -> pd.DataFrame:
+    """One row a component × signal, of an order in which nothing changes."""
+    numbers = {"rows_looked_at": 200, "change_at_step": 50, "before": 1.0, "after": 1.01, "shift_deviations": 0.01, "p_value": 0.5}
+    return pd.DataFrame([{"component": name, "signal": "source file", **numbers, "sure_deviations": 0.0} for name in PROSE])

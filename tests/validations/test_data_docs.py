@@ -1,42 +1,218 @@
 import re
-from collections.abc import Callable
+import socket
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from html.parser import HTMLParser
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError
 from urllib.parse import unquote
 
 import pytest
 
-from tests.validations.test_gate import BETTER, LIMITS
-from tests.validations.test_verdict import PLANTED
+from tests.validations.report.samples import HOSTILE, LEAK, STALE, evidence, judged, register
+from validations import data_docs
 from validations.data_docs import build_data_docs
-from validations.limits import DataLimits
-from validations.verdict import DataEvidence, Verdict, judge_data, judge_gate
+from validations.report.pages import Card
+from validations.verdict import Verdict
+
+VOID = {"meta", "link", "br", "wbr"}
+
+
+class Page(HTMLParser):
+    """What a browser makes of a page: its text, its links and ids, every tag with its attributes."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.texts: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.open: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+        assert self.open == [], path
+        self.text = " ".join(" ".join(self.texts).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]):
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str):
+        self.texts.append(data)
+
+    def values(self, name: str) -> list[str]:
+        return [value for attribute, value in self.attributes if attribute == name]
+
+
+@pytest.fixture(autouse=True)
+def sample_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch)
 
 
 @pytest.fixture
-def verdicts(data_evidence: Callable[..., DataEvidence], limits: DataLimits, tmp_path: Path) -> list[Verdict]:
-    evidence = data_evidence(extra={"starcoderdata": [PLANTED]})
-    return [
-        judge_data("marin-8b/proxy/kestrel data", evidence, limits=limits, folder=tmp_path / "data"),
-        judge_gate("marin-8b/proxy/kestrel gate", BETTER, parent_evaluation=None, limits=LIMITS, folder=tmp_path / "gate"),
+def bison(tmp_path: Path) -> Verdict:
+    return judged("marin-32b/proxy/bison data", evidence(leaked=1319, stale=1, like_tests=2, excerpt=HOSTILE), tmp_path / "bison")
+
+
+@pytest.fixture
+def mantis(tmp_path: Path) -> Verdict:
+    return judged("marin-32b/proxy/mantis data", evidence(), tmp_path / "mantis")
+
+
+def pages_of(index: Path) -> Iterator[tuple[Path, Page]]:
+    return ((path, Page(path)) for path in index.parent.rglob("*.html"))
+
+
+def broken_links(index: Path) -> list[str]:
+    """Links whose page, or whose place in it, is not there."""
+    found: list[str] = []
+    for path, page in pages_of(index):
+        for link in page.values("href"):
+            file, _, place = unquote(link).partition("#")
+            target = path.parent / file if file else path
+            if not target.is_file() or (place and place not in Page(target).values("id")):
+                found.append(f"{path.name}: {link}")
+    return found
+
+
+def test_the_index_says_first_what_failed_where_and_what_to_do(bison: Verdict, mantis: Verdict, tmp_path: Path):
+    index = build_data_docs(tmp_path / "docs", [mantis, bison])
+    text = Page(index).text
+    told = [
+        "1 of 2 verdicts fails.",
+        "bison data",
+        STALE,
+        "1 file differs",
+        "0 files differ",
+        "tokens/math/",
+        "Run phasewise data prepare again.",
     ]
+    places = [text.index(part) for part in told]
+    assert places == sorted(places)
+    assert (
+        text.index(LEAK) < text.index("are named like a test split") < text.index("1 verdict passes") < text.index("✓ passes mantis data")
+    )
 
 
-def test_every_table_of_every_verdict_has_a_page_also_when_built_again(verdicts: list[Verdict], tmp_path: Path):
-    build_data_docs(tmp_path / "docs", verdicts)
-    index = build_data_docs(tmp_path / "docs", verdicts)
-    assert index == tmp_path / "docs" / "index.html"
-    assert len(list((index.parent / "validations").rglob("*.html"))) == 5
-    linked = re.findall(r"href=\"([^\"]+)\"", index.read_text())
-    assert len(linked) == 5
-    assert all((index.parent / unquote(link)).is_file() for link in linked)
-    pages = " ".join(page.read_text() for page in (tmp_path / "docs").rglob("*.html"))
-    assert "No test item stands in the training data." in pages
-    assert "Every benchmark is above its dumb baseline." in pages
-    assert {path.name for path in tmp_path.iterdir()} == {"docs", "data", "gate", "train"}
+def test_thousands_of_leaked_items_are_folded_counted_and_begun(bison: Verdict, tmp_path: Path):
+    index = build_data_docs(tmp_path / "docs", [bison])
+    html = index.read_text()
+    assert "1,319 rows of leaked_items, the first 10" in html
+    assert [f"test-{number:04}" in html for number in (0, 9, 10)] == [True, True, False]
+    (items,) = index.parent.glob("*/leaked_items.html")
+    assert "300 of 1,319 rows are shown; ✗ 1,319 fail , shown first" in Page(items).text
+    assert items.read_text().count("✗ fails") == 300
 
 
-def test_the_index_says_what_failed_and_no_page_fetches_anything(verdicts: list[Verdict], tmp_path: Path):
-    index = build_data_docs(tmp_path / "docs", verdicts)
-    assert "item mc-0012 of benchmark continuation stands in 1 document" in index.read_text()
-    for page in index.parent.rglob("*.html"):
-        assert not re.search(r"(src|url\()[^>]{0,3}https?:|<link[^>]*https?:", page.read_text()), page
+def test_every_link_leads_somewhere_also_when_built_again_with_less(bison: Verdict, mantis: Verdict, tmp_path: Path):
+    first = build_data_docs(tmp_path / "docs", [bison, mantis])
+    assert broken_links(first) == []
+    assert len(list(pages_of(first))) == 1 + 2 * 3 + 2 * 2
+    (first.parent / "validations" / "older").mkdir(parents=True)
+    (first.parent / "validations" / "older" / "page.html").write_text("left by an older report")
+    again = build_data_docs(tmp_path / "docs", [mantis])
+    assert again == first == tmp_path / "docs" / "index.html"
+    assert broken_links(again) == []
+    assert len(list(pages_of(again))) == 1 + 3 + 2
+    assert not (first.parent / "validations").exists()
+
+
+def test_nothing_is_fetched_and_no_text_of_the_data_becomes_markup(bison: Verdict, tmp_path: Path):
+    hostile = judged(HOSTILE, evidence(stale=1), tmp_path / "hostile")
+    index = build_data_docs(tmp_path / "docs", [bison, hostile])
+    for path, page in pages_of(index):
+        assert not {"script", "img", "iframe", "object", "base", "form"} & set(page.tags), path
+        assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("src", "style")], path
+        assert not [link for link in page.values("href") if "//" in link], path
+        assert "default-src 'none'" in path.read_text()
+    assert not re.search(r"url\(|@import", (index.parent / "report.css").read_text())
+    assert "<script>alert(1)</script>" in Page(index).text
+
+
+def test_rows_that_fail_are_marked_for_each_verdict_by_its_own_evidence(bison: Verdict, mantis: Verdict, tmp_path: Path):
+    index = build_data_docs(tmp_path / "docs", [bison, mantis])
+    leakage = {path.parent.name.split("-")[3]: page for path, page in pages_of(index) if path.name == "leakage.html"}
+    assert re.findall(r"✗ fails (\d+) math (\w+)", leakage["bison"].text) == [("1", "gsm8k")]
+    assert leakage["bison"].text.index("gsm8k") < leakage["bison"].text.index("mmlu")
+    assert "✗" not in leakage["mantis"].text
+    said = {path.parent.name.split("-")[3]: page.text for path, page in pages_of(index) if path.name == "leakage-expectations.html"}
+    assert "✗ fails No test item stands in the training data." in said["bison"]
+    assert "✓ passes No test item stands in the training data." in said["mantis"]
+
+
+def test_of_several_verdicts_on_one_subject_the_last_counts(bison: Verdict, tmp_path: Path):
+    rebuilt = judged(bison.subject, evidence(), tmp_path / "rebuilt")
+    assert "The verdict passes." in Page(build_data_docs(tmp_path / "docs", [bison, rebuilt])).text
+
+
+def test_subjects_that_read_alike_keep_pages_of_their_own(tmp_path: Path):
+    subjects = ["a/b c", "a b/c", "x" * 300, "x" * 301]
+    index = build_data_docs(tmp_path / "docs", [judged(subject, evidence(), tmp_path / f"e{i}") for i, subject in enumerate(subjects)])
+    assert len([path for path in index.parent.iterdir() if path.is_dir()]) == 4
+    assert broken_links(index) == []
+
+
+def test_evidence_that_is_gone_or_changed_is_said_to_be_so(bison: Verdict, mantis: Verdict, tmp_path: Path):
+    (tmp_path / "bison" / "leakage.parquet").unlink()
+    evidence(stale=1)["caches"].to_parquet(tmp_path / "mantis" / "caches.parquet")
+    index = build_data_docs(tmp_path / "docs", [bison, mantis])
+    text = Page(index).text
+    assert STALE in text
+    assert "leakage – – not there any more" in text
+    assert "the evidence cannot be judged again (KeyError: 'leakage')" in text
+    assert "has changed since the verdict was given" in text
+    assert broken_links(index) == []
+
+
+def test_a_verdict_of_another_time_still_has_its_report(bison: Verdict, tmp_path: Path):
+    older = Verdict.model_validate({**bison.model_dump(), "thresholds": {"min_containment": 0.5}})
+    unknown = Verdict.model_validate({**bison.model_dump(), "suite": "forgotten"})
+    index = build_data_docs(tmp_path / "docs", [older, unknown])
+    text = Page(index).text
+    assert text.count(STALE) == 2
+    assert "ValueError: thresholds of another time" in text
+    assert "KeyError: 'forgotten'" in text
+    assert broken_links(index) == []
+
+
+def test_a_report_of_nothing_says_so(tmp_path: Path):
+    assert "Nothing was judged." in Page(build_data_docs(tmp_path / "docs", [])).text
+
+
+def test_two_builders_at_once_leave_one_whole_report(bison: Verdict, mantis: Verdict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One waits for the other. Meanwhile every page that can be read is whole, and the index is there at any moment."""
+    index = build_data_docs(tmp_path / "docs", [bison, mantis])
+    meeting, met, write_index = Barrier(2), list[str](), data_docs.index_page
+
+    def wait_for_another(cards: Sequence[Card]) -> str:
+        with suppress(BrokenBarrierError):  # nobody comes: the other one waits outside
+            meeting.wait(timeout=0.3)
+            met.append("two builders were at work")
+        return write_index(cards)
+
+    monkeypatch.setattr(data_docs, "index_page", wait_for_another)
+    with ThreadPoolExecutor(2) as pool:
+        builds = [pool.submit(build_data_docs, index.parent, verdicts) for verdicts in ([bison], [bison, mantis]) * 2]
+        seen = [index.read_text()]
+        while wait(builds, timeout=0.01).not_done:
+            seen.append(index.read_text())
+        assert {build.result() for build in builds} == {index}
+    assert met == []
+    assert all(page.startswith("<!DOCTYPE html>") and page.endswith("</html>") for page in seen)
+    assert broken_links(index) == []
+    assert len(list(pages_of(index))) in (1 + 3 + 2, 1 + 2 * 3 + 2 * 2)
+    assert {path.suffix for path in index.parent.rglob("*") if path.is_file() and path.name != ".lock"} == {".html", ".css"}
+
+
+def test_building_asks_nothing_of_the_network(bison: Verdict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*address: object) -> None:
+        raise AssertionError(f"the network was asked for {address}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    index = build_data_docs(tmp_path / "docs", [bison])
+    assert "the evidence cannot be judged again" not in index.read_text()

@@ -1,6 +1,6 @@
 """Reading a token cache, on this machine or on a store: rows by number, documents one after the other."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -83,9 +83,10 @@ class TokenCache:
         pieces = zip(places.tolist(), shards.tolist(), (offsets - self.starts[shards]).tolist(), strict=True)
         return [wanted for place, shard, start in pieces for wanted in self._read(shard, start, out[place])]
 
-    def documents(self) -> Iterator[Document]:
-        """Every document, in order, with its tokens. Neither an index nor a shard is ever held whole."""
-        for number, shard in enumerate(self.manifest.shards):
+    def documents(self, shard_numbers: Iterable[int] | None = None) -> Iterator[Document]:
+        """Every document of these shards, or of all, in order, with its tokens. Neither an index nor a shard is ever held whole."""
+        for number in range(len(self.manifest.shards)) if shard_numbers is None else shard_numbers:
+            shard = self.manifest.shards[number]
             with (self.folder / f"{shard.name}.parquet").open("rb") as file:
                 index = pq.ParquetFile(file, buffer_size=INDEX_BUFFER_BYTES, pre_buffer=False)
                 for batch in index.iter_batches(DOCUMENTS_AT_ONCE, columns=["id", "source_file", "offset", "length"]):

@@ -20,6 +20,7 @@ COLUMNS = (
     "error_percent",
     "block_sequences",
     "cut_sequences",
+    "undeclared_cut_sequences",
     "sequences",
     "tokens",
     "is_drawn",
@@ -52,6 +53,7 @@ def mixture_evidence(schedule: Schedule, *, start_step: int, stop_step: int, row
     * `block_percent`: the share that the component's whole sequences make up in a block; `block_sequences`: how many these are;
     * `error_points`: realised against intended share, in percentage points; `error_percent`: the same in percent of the intended share;
     * `cut_sequences`: sequences in the block that the start of this stage cuts short, 0 where it starts on the block grid;
+      `undeclared_cut_sequences`: the same, but 0 also where the recipe's order says that blocks may be cut;
     * `epochs` counts the stage alone, `epochs_since_step_0` everything that the lineage has drawn by the stage's end.
 
     Args:
@@ -70,7 +72,7 @@ def mixture_evidence(schedule: Schedule, *, start_step: int, stop_step: int, row
 def _measure_stage(
     schedule: Schedule, shares: MixtureShares, steps: tuple[int, int], rows: Mapping[Component, int], seq_len: int
 ) -> list[dict[str, object]]:
-    (start, stop), block = steps, schedule.order.block_sequences
+    (start, stop), block, cut = steps, schedule.order.block_sequences, schedule.cut_at(steps[0])
     drawn, drawn_since_0 = schedule.realised(start, stop), schedule.realised(0, stop)
     total, counts = sum(drawn.values()), block_counts(shares, block)
     names = [name for name in {**shares, **drawn} if shares.get(name, 0) > 0 or drawn.get(name, 0) > 0]
@@ -90,7 +92,8 @@ def _measure_stage(
                 "error_points": error_points,
                 "error_percent": 100 * error_points / intended if intended else float("inf"),
                 "block_sequences": counts.get(name, 0),
-                "cut_sequences": schedule.cut_at(start),
+                "cut_sequences": cut,
+                "undeclared_cut_sequences": 0 if schedule.order.cut_blocks else cut,
                 "sequences": sequences,
                 "tokens": sequences * seq_len,
                 "is_drawn": sequences > 0,

@@ -1,19 +1,30 @@
 """One expectation over one evidence table, as data, and how its failure is told to a person."""
 
-from collections.abc import Mapping
+import string
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import pandas as pd
+
 Severity = Literal["critical", "warning"]
+OBSERVED = "observed"
 
 
 @dataclass(frozen=True)
 class Details:
-    """Where a failing row's particulars stand: the rows of `table` that agree with it in `keys`, the highest `order_by` first."""
+    """Where a failing row's particulars stand: the rows of `table` that agree with it in `keys`, the highest `order_by` first.
+
+    A failing row of at most `at_most` particulars is told by each of them, in the `what` and `where` given here. A row of more is told
+    once, in the check's own words, which may name cells of the first particular too.
+    """
 
     table: str
     keys: tuple[str, ...]
     order_by: str
+    at_most: int
+    what: str
+    where: str
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,20 @@ class Check:
     what_to_do: str
     details: Details | None = None
 
+    def missing_columns(self, tables: Mapping[str, pd.DataFrame]) -> list[str]:
+        """`table.column` of what the check measures or tells and what is not there; without it the check cannot be made."""
+        here, details = tables[self.table].columns, self.details
+        measured = [str(self.arguments[name]) for name in ("column", "column_A", "column_B") if name in self.arguments]
+        told = _named_in(self.what, self.found, self.limit, self.where, self.what_to_do)
+        if details is None:
+            return _absent(self.table, [*measured, *told], here)
+        there = tables[details.table].columns
+        own = [*details.keys, details.order_by, *(name for name in _named_in(details.what, details.where) if name not in here)]
+        return [
+            *_absent(self.table, [*measured, *details.keys, *(name for name in told if name not in there)], here),
+            *_absent(details.table, own, there),
+        ]
+
 
 def expect_rows(table: str, what_to_do: str) -> Check:
     """The table says something at all: without rows, most expectations pass."""
@@ -55,3 +80,13 @@ def expect_rows(table: str, what_to_do: str) -> Check:
         where=f"table {table}",
         what_to_do=what_to_do,
     )
+
+
+def _named_in(*words: str) -> list[str]:
+    """The cells that format strings name."""
+    named = [name for text in words for _, name, _, _ in string.Formatter().parse(text) if name]
+    return [name for name in named if name != OBSERVED]
+
+
+def _absent(table: str, names: Iterable[str], columns: Collection[str]) -> list[str]:
+    return [f"{table}.{name}" for name in dict.fromkeys(names) if name not in columns]

@@ -40,6 +40,30 @@ class ColumnValuesAboveFloor(ColumnMapMetricProvider):
         return column.notna() & (column > floor)
 
 
+class ColumnValuesOneOf(ColumnMapMetricProvider):
+    """Cells that hold one of `allowed`."""
+
+    condition_metric_name = "column_values.one_of"
+    condition_value_keys = ("allowed",)
+    filter_column_isnull = False
+
+    @column_condition_partial(engine=PandasExecutionEngine)
+    def _pandas(cls, column: pd.Series, allowed: list[Any], **_: Any) -> pd.Series:  # noqa: N805  # a class method to the decorator
+        return column.notna() & column.isin(allowed)
+
+
+class ColumnValuesNoneOf(ColumnMapMetricProvider):
+    """Cells that hold something, and none of `refused`."""
+
+    condition_metric_name = "column_values.none_of"
+    condition_value_keys = ("refused",)
+    filter_column_isnull = False
+
+    @column_condition_partial(engine=PandasExecutionEngine)
+    def _pandas(cls, column: pd.Series, refused: list[Any], **_: Any) -> pd.Series:  # noqa: N805  # a class method to the decorator
+        return column.notna() & ~column.isin(refused)
+
+
 class _EveryRow(ColumnMapExpectation):
     """Passes where there is a row and every row passes."""
 
@@ -64,14 +88,6 @@ class ExpectLeakedItemsWithinLimit(_WithinLimit):
     """Expect no more test items in the training data than allowed; usually none."""
 
 
-class ExpectShardsToMatchManifest(_WithinLimit):
-    """Expect the bytes of every shard to have the digest that the manifest says."""
-
-
-class ExpectCacheToBeFresh(_WithinLimit):
-    """Expect no source file to have changed, gone or come since the cache was made."""
-
-
 class ExpectShareErrorWithinLimit(_WithinLimit):
     """Expect each component's realised share to be near the intended one, in percentage points."""
 
@@ -82,6 +98,14 @@ class ExpectEpochsWithinLimit(_WithinLimit):
 
 class ExpectLossToParentWithinLimit(_WithinLimit):
     """Expect bits per byte not to rise above the parent's by more than allowed."""
+
+
+class ExpectNoFileNamedLikeATest(_WithinLimit):
+    """Expect no file that was read to be named like a test split."""
+
+
+class ExpectStagesToStartOnTheBlockGrid(_WithinLimit):
+    """Expect no stage to cut a block of the mixture, where the recipe does not say that it may."""
 
 
 class _AboveFloor(_EveryRow):
@@ -100,3 +124,111 @@ class ExpectBaselineToBeBeaten(_AboveFloor):
 
 class ExpectSomethingToRead(_AboveFloor):
     """Expect a count of what was read, or can be, to be above zero."""
+
+
+class ExpectShareToBeIntended(_AboveFloor):
+    """Expect no component to be drawn that the recipe gives no share."""
+
+
+class _OneOf(_EveryRow):
+    """A column that holds one of `allowed` in every row."""
+
+    allowed: list[Any]
+
+    map_metric = "column_values.one_of"
+    success_keys = ("allowed", "mostly")
+    args_keys = ("column", "allowed")
+
+
+class ExpectTrainingSplit(_OneOf):
+    """Expect what is trained on to be a training split."""
+
+
+class ExpectComponentToBeDrawn(_OneOf):
+    """Expect each component with a share to be drawn at least once."""
+
+
+class ExpectVerifiedCacheToBeTheJudgedOne(_OneOf):
+    """Expect the caches that were verified to be those that are judged, by their digests."""
+
+
+class ExpectCacheToBeMadeAsConfigured(_OneOf):
+    """Expect each cache to be made of the sources, by the settings, the code and the tokenizer that are configured now."""
+
+
+class ExpectHandOffToBeCompared(_OneOf):
+    """Expect the evidence to say of every change whether it is declared and found."""
+
+
+class _NoneOf(_EveryRow):
+    """A column that holds something else than `refused` in every row."""
+
+    refused: list[Any]
+
+    map_metric = "column_values.none_of"
+    success_keys = ("refused", "mostly")
+    args_keys = ("column", "refused")
+
+
+class ExpectShardsToMatchManifest(_NoneOf):
+    """Expect the bytes of every shard to have the digest that the manifest says."""
+
+
+class ExpectCachedFilesToBeSelected(_NoneOf):
+    """Expect a cache to hold nothing of a file that its source leaves out by now."""
+
+
+class ExpectCacheToBeFresh(_NoneOf):
+    """Expect no source file to have changed, gone or come since the cache was made."""
+
+
+class ExpectChangesToBeDeclared(_NoneOf):
+    """Expect a hand-off to change nothing that it does not declare."""
+
+
+class ExpectDeclaredChangesToBeFound(_NoneOf):
+    """Expect a hand-off to declare nothing that it does not change."""
+
+
+class ExpectOnlyFiniteNumbers(_WithinLimit):
+    """Expect a run to have measured no value that is infinite or no number."""
+
+
+class ExpectSpikesWithinLimit(_WithinLimit):
+    """Expect no more updates than allowed to stand far above those before them."""
+
+
+class ExpectNoSpikeToBeLedByUpdates(_WithinLimit):
+    """Expect no loss spike to follow a rise of the update norm."""
+
+
+class ExpectLmHeadToKeepItsNorm(_WithinLimit):
+    """Expect the norm of the output head not to grow by more than the factor allowed."""
+
+
+class ExpectLossNotToRiseInCooldown(_WithinLimit):
+    """Expect the training loss not to rise while the learning rate falls."""
+
+
+class ExpectLossAndEvaluationToMoveTogether(_WithinLimit):
+    """Expect no shift of the training loss that the evaluation loss does not follow."""
+
+
+class ExpectMovingAverageToLag(_WithinLimit):
+    """Expect the weights to be further from their moving average than one update moves them."""
+
+
+class ExpectEmaGapWithinLimit(_WithinLimit):
+    """Expect the weights to evaluate not much worse than their moving average."""
+
+
+class ExpectDataInTime(_WithinLimit):
+    """Expect little of the training time to be spent waiting for batches."""
+
+
+class ExpectOrderToMix(_AboveFloor):
+    """Expect no measure of the data order to be less likely, under true random permutations, than its share of the false alarms."""
+
+
+class ExpectNoPredictedPhaseShift(_WithinLimit):
+    """Expect the mean of each signal of the documents to stay where it is along the training order."""

@@ -1,6 +1,7 @@
 """Putting evidence tables before Great Expectations, and reading what it says."""
 
 import os
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,13 @@ def load_library() -> Library:
 
 
 def judge_tables(tables: Mapping[str, pd.DataFrame], checks: Sequence[Check]) -> tuple[CheckResult, ...]:
-    """Make every check, in a context that lives in memory only."""
+    """Make every check, in a context that lives in memory only. One whose columns are not all there is broken, and not tried."""
+    broken = {number: missing for number, check in enumerate(checks) if (missing := check.missing_columns(tables))}
+    made = iter(_judge_whole_tables(tables, [check for number, check in enumerate(checks) if number not in broken]))
+    return tuple(_without_columns(check, broken[number]) if number in broken else next(made) for number, check in enumerate(checks))
+
+
+def _judge_whole_tables(tables: Mapping[str, pd.DataFrame], checks: Sequence[Check]) -> tuple[CheckResult, ...]:
     library = load_library()
     context = library.gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
@@ -80,6 +87,11 @@ def _build_expectation(library: Library, check: Check, number: int) -> Any:
     return getattr(owner, check.expectation)(
         **check.arguments, severity=check.severity, description=check.asks, meta={_CHECK_NUMBER: number}
     )
+
+
+def _without_columns(check: Check, missing: Sequence[str]) -> CheckResult:
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", check.expectation).lower()
+    return CheckResult(check, name, "broken", f"there is no column {', '.join(missing)}", ())
 
 
 def _read_result(result: dict[str, Any], check: Check) -> CheckResult:

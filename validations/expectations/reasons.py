@@ -1,16 +1,17 @@
 """Telling a person why a check failed."""
 
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from trainer.config import Frozen
-from validations.expectations.check import Check, Severity
+from validations.expectations.check import OBSERVED, Check, Severity
 from validations.expectations.judging import CheckResult
 
-MAX_REASONS_PER_CHECK = 20
+MAX_REASONS_PER_CHECK = 5
 
 
 class Reason(Frozen):
@@ -42,57 +43,74 @@ class _Telling(string.Formatter):
         if "|" in format_spec:
             one, several = format_spec.split("|")
             return one if value == 1 else several
-        return str(super().format_field(value, format_spec))
+        try:
+            return str(super().format_field(value, format_spec))
+        except (TypeError, ValueError):  # a cell of another type than the words are made for is told as it is
+            return str(value)
 
 
 def reasons_for(result: CheckResult, tables: Mapping[str, pd.DataFrame]) -> list[Reason]:
-    """The reasons of one check: none if it passed, else the worst twenty and how many more there are."""
+    """The reasons of one check: none if it passed, else each once, the worst five, and how many more there are."""
     if result.outcome == "passed":
         return []
     if result.outcome == "broken":
         return [_broken(result)]
-    rows = _rows_to_tell(result, tables)
-    reasons = [_reason(result, row) for row in rows[:MAX_REASONS_PER_CHECK]]
-    if len(rows) > MAX_REASONS_PER_CHECK:
-        reasons.append(_and_more(result, len(rows)))
-    return reasons
+    reasons = list(dict.fromkeys(_reasons(result, tables)))
+    more = len(reasons) - MAX_REASONS_PER_CHECK
+    return reasons if more <= 0 else [*reasons[:MAX_REASONS_PER_CHECK], _and_more(result, len(reasons))]
 
 
-def _rows_to_tell(result: CheckResult, tables: Mapping[str, pd.DataFrame]) -> list[dict[str, Any]]:
+def _reasons(result: CheckResult, tables: Mapping[str, pd.DataFrame]) -> Iterator[Reason]:
     check = result.check
     table = tables[check.table]
     if not result.failing_rows:
         is_about_emptiness = check.expectation == "ExpectTableRowCountToBeBetween"
-        return [{"observed": result.observed}] if is_about_emptiness or len(table) else []
-    failing = table.iloc[list(result.failing_rows)]
-    details = _details(check, failing, tables)
-    return [dict(row) for _, row in (failing if details.empty else details).iterrows()]
+        if is_about_emptiness or len(table):
+            yield _reason(result, {OBSERVED: result.observed})
+        return
+    for row in _worst_first(check, table.iloc[list(result.failing_rows)]).to_dict("records"):
+        yield from _reasons_of_row(result, {str(name): value for name, value in row.items()}, tables)
 
 
-def _details(check: Check, failing: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    if check.details is None:
-        return pd.DataFrame()
-    keys = list(check.details.keys)
-    merged = tables[check.details.table].merge(failing[keys], on=keys)
-    return merged.sort_values(check.details.order_by, ascending=False, kind="stable")
+def _worst_first(check: Check, failing: pd.DataFrame) -> pd.DataFrame:
+    """In the order of what was measured against a limit or a floor; rows that were not measured so stay in the table's order."""
+    if "limit" in check.arguments or "floor" in check.arguments:
+        return failing.sort_values(check.arguments["column"], ascending="floor" in check.arguments, kind="stable", na_position="first")
+    return failing
 
 
-def _reason(result: CheckResult, row: Mapping[str, Any]) -> Reason:
+def _reasons_of_row(result: CheckResult, row: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> Iterator[Reason]:
+    """One of the row as a whole, or one of each of its particulars, where these are few."""
+    details = result.check.details
+    if details is None:
+        yield _reason(result, row)
+        return
+    table = tables[details.table]
+    of_row = np.logical_and.reduce([table[key] == row[key] for key in details.keys])
+    particulars = table[of_row].sort_values(details.order_by, ascending=False, kind="stable").head(details.at_most + 1).to_dict("records")
+    if 0 < len(particulars) <= details.at_most:
+        for particular in particulars:
+            yield _reason(result, {**row, **particular}, what=details.what, where=details.where)
+    else:
+        yield _reason(result, {**(particulars or [{}])[0], **row})
+
+
+def _reason(result: CheckResult, cells: Mapping[str, Any], *, what: str | None = None, where: str | None = None) -> Reason:
     check, tell = result.check, _Telling()
     return Reason(
         expectation=result.name,
         severity=check.severity,
-        what=tell.vformat(check.what, (), row),
-        found=tell.vformat(check.found, (), row),
-        limit=tell.vformat(check.limit, (), row),
-        where=tell.vformat(check.where, (), row),
-        what_to_do=tell.vformat(check.what_to_do, (), row),
+        what=tell.vformat(what or check.what, (), cells),
+        found=tell.vformat(check.found, (), cells),
+        limit=tell.vformat(check.limit, (), cells),
+        where=tell.vformat(where or check.where, (), cells),
+        what_to_do=tell.vformat(check.what_to_do, (), cells),
     )
 
 
 def _and_more(result: CheckResult, total: int) -> Reason:
     more = total - MAX_REASONS_PER_CHECK
-    table = result.check.details.table if result.check.details else result.check.table
+    table = result.check.table
     return Reason(
         expectation=result.name,
         severity=result.check.severity,

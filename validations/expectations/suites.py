@@ -1,24 +1,34 @@
 """The suites by name: which tables each one reads, and which limits it measures against."""
 
+import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from trainer.storage import digest_of_json
 from validations.expectations.check import Check
 from validations.expectations.data_suite import DATA_SUITE, data_checks
 from validations.expectations.gate_suite import GATE_SUITE, gate_checks
-from validations.limits import DataLimits, GateLimits
-
-SUITE_VERSION = 1
+from validations.expectations.health_suite import HEALTH_SUITE, health_checks
+from validations.limits import DataLimits, GateLimits, HealthLimits
 
 
 @dataclass(frozen=True)
 class Suite:
-    """`tables` are what a verdict's folder holds; `checks` makes the checks from thresholds and tables."""
+    """One stage's expectations.
+
+    Attributes:
+        number: raised where the suite asks for something else than before; for people, see `version_of`.
+        tables: what a verdict's folder holds.
+        checks: makes the checks from thresholds and tables.
+    """
 
     name: str
+    number: int
     tables: tuple[str, ...]
     checks: Callable[[Mapping[str, Any], Mapping[str, pd.DataFrame]], tuple[Check, ...]]
 
@@ -26,12 +36,32 @@ class Suite:
 SUITES = {
     DATA_SUITE: Suite(
         DATA_SUITE,
-        ("caches", "mixture", "leakage", "leaked_items"),
+        2,
+        ("caches", "differences", "mixture", "leakage", "leaked_items", "order", "shifts", "hand_off"),
         lambda thresholds, tables: data_checks(DataLimits.model_validate(thresholds), tables),
+    ),
+    HEALTH_SUITE: Suite(
+        HEALTH_SUITE,
+        1,
+        ("health",),
+        lambda thresholds, tables: health_checks(HealthLimits.model_validate(thresholds), tables),
     ),
     GATE_SUITE: Suite(
         GATE_SUITE,
+        2,
         ("benchmarks", "bits_per_byte"),
         lambda thresholds, tables: gate_checks(GateLimits.model_validate(thresholds), tables),
     ),
 }
+
+
+@cache
+def code_digest() -> str:
+    """Digest of the code of this package: what the checks are, what they measure, how they are read. Layout and comments don't count."""
+    modules = sorted(Path(__file__).parent.glob("*.py"))
+    return digest_of_json({module.name: ast.dump(ast.parse(module.read_bytes())) for module in modules})
+
+
+def version_of(suite: Suite) -> str:
+    """The suite's number, and what the code of its checks was: nobody can weaken one and leave the version as it is."""
+    return f"{suite.number}-{code_digest()[:12]}"

@@ -1,31 +1,33 @@
 """Bijections at every length, exact arithmetic, keys that matter, and orders that cannot be told from random ones."""
 
-import functools
 import itertools
 import pickle
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
+from scipy.stats import chisquare, combine_pvalues
 
-from tests.trainer.data import permutation_probes as probes
 from trainer.data import feistel
 from trainer.data.feistel import TableFeistel
 from trainer.data.permutation import PERMUTATION_VERSIONS, Kind, Permutation, RecentPermutations, derive_key, permute
 from trainer.errors import DataError
+from validations.evidence.order.measures import measure_order
+from validations.evidence.order.sample import Shuffle, take_sample
 
 KINDS: tuple[Kind, ...] = ("linear", "feistel", "feistel_levanter")
 HUGE = (2**40, 2**40 - 87, 2**39 + 1, 10**12, 2**33 + 5, 2**32 + 15, 2**32, 10**9 + 7)
 keys = st.integers(0, 2**64 - 1)
 
 PROBED_LENGTHS = (2**15, 2**20, 786_432, 10**9 + 7, 2**33 + 5)
-NUM_PROBED, NUM_FOUND, NUM_NULL = 2**15, 12, 24
-ALPHA = 1e-5
-"""A probe's false alarms on true random permutations; about thirty probes over five lengths make 0.2 % for all of them."""
+NUM_KEYS = 4
+ALPHA = 1e-6
+"""A measure's false alarms on true random permutations, for all keys together; fifteen measures over five lengths make less than 0.01 %."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -200,57 +202,55 @@ def test_feistel_levanter_hands_one_input_bit_on():
     assert len(np.unique(parity ^ (indices >> 10 & 1))) == 1
 
 
-@functools.cache
-def null(length: int) -> tuple[dict[str, float], ...]:
-    """What the probes find on true random permutations."""
-    rng = np.random.default_rng(length)
-    return tuple(probes.measure(probes.random_places(rng, NUM_PROBED, length), length) for _ in range(NUM_NULL))
+def p_values(orders: Iterable[Shuffle]) -> dict[str, list[float]]:
+    """What the measures of the data order say of some orders, by measure."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for order in orders:
+        for measure in measure_order(take_sample(order)):
+            found[measure.name].append(measure.p_value)
+    return found
 
 
-def found(kind: Kind, length: int) -> list[dict[str, float]]:
-    """What the probes find under some keys."""
-    made = [Permutation.build(kind, length=length, key=derive_key("probe", number)) for number in range(NUM_FOUND)]
-    return [probes.measure(permutation(np.arange(NUM_PROBED)), length) for permutation in made]
+def under_keys(kind: Kind, length: int) -> list[Permutation]:
+    return [Permutation.build(kind, length=length, key=derive_key("probe", number)) for number in range(NUM_KEYS)]
 
 
 @pytest.mark.parametrize("length", PROBED_LENGTHS)
 def test_feistel_cannot_be_told_from_random(length: int):
-    p_value, probe = probes.worst_p_value(found("feistel", length), null(length))
-    assert p_value > ALPHA, probe
-
-
-def test_random_cannot_be_told_from_random():
-    """The probes themselves are fair."""
-    rng = np.random.default_rng(99)
-    other = [probes.measure(probes.random_places(rng, NUM_PROBED, 786_432), 786_432) for _ in range(NUM_FOUND)]
-    p_value, probe = probes.worst_p_value(other, null(786_432))
-    assert p_value > ALPHA, probe
+    """Nor by many keys together, each of which is only a little unlikely (Fisher's combined test)."""
+    for name, found in p_values(under_keys("feistel", length)).items():
+        _, together = np.asarray(combine_pvalues(found, method="fisher"))
+        assert together > ALPHA, name
 
 
 @pytest.mark.parametrize("length", PROBED_LENGTHS)
-def test_the_probes_catch_what_levanter_s_hands_on(length: int):
-    measured, random = found("feistel_levanter", length), null(length)
-    assert probes.worst_p_value(measured, random)[0] < ALPHA
-    flaw = "bit 0, any input bits"
-    assert min(m[flaw] for m in measured) > 2 * max(r[flaw] for r in random)
-    if length == 2**20:
-        assert min(m[flaw] for m in measured) == pytest.approx(1.0)
+def test_what_levanter_s_hands_on_tells_it_from_random(length: int):
+    assert max(p_values(under_keys("feistel_levanter", length))["place's bit with one bit of the index"]) < ALPHA
 
 
 @pytest.mark.parametrize("length", [2**15, 10**9 + 7])
-def test_the_probes_catch_linear_s_constant_steps(length: int):
-    """One difference between neighbours, and places as close together or as far apart as the multiplier says."""
-    measured, random = found("linear", length), null(length)
-    assert probes.worst_p_value(measured, random)[0] < ALPHA
-    assert {m["distinct differences"] for m in measured} == {1}
-    assert max(abs(m["next place"]) for m in measured) > 3 * max(abs(r["next place"]) for r in random)
+def test_constant_steps_tell_linear_from_random(length: int):
+    assert max(p_values(under_keys("linear", length))["commonest step"]) < ALPHA
 
 
-def test_the_probes_catch_too_few_rounds(monkeypatch: pytest.MonkeyPatch):
+@dataclass(frozen=True)
+class Network:
+    """The default's network alone, at any number of rounds."""
+
+    length: int
+    network: TableFeistel
+
+    def __call__(self, indices: np.ndarray) -> np.ndarray:
+        return self.network.forward(indices)
+
+    def inverse(self, places: np.ndarray) -> np.ndarray:
+        return self.network.backward(places)
+
+
+def test_too_few_rounds_can_be_told_from_random(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(feistel, "ROUNDS", 2)
-    networks = [TableFeistel(786_432, derive_key("few", number)) for number in range(NUM_FOUND)]
-    measured = [probes.measure(network.forward(np.arange(NUM_PROBED)), 786_432) for network in networks]
-    assert probes.worst_p_value(measured, null(786_432))[0] < ALPHA
+    networks = [Network(786_432, TableFeistel(786_432, derive_key("few", number))) for number in range(NUM_KEYS)]
+    assert max(min(found) for found in zip(*p_values(networks).values(), strict=True)) < ALPHA
 
 
 @pytest.mark.parametrize("length", [3, 5])

@@ -52,6 +52,7 @@ def test_each_stage_and_component_is_measured():
     assert evidence["block_sequences"].tolist() == [20, 14, 6]
     assert evidence["block_percent"].tolist() == pytest.approx([100, 70, 30])
     assert evidence["cut_sequences"].tolist() == [0, 7, 7]
+    assert evidence["undeclared_cut_sequences"].tolist() == [0, 0, 0], "this order declares that blocks may be cut"
 
 
 def test_what_is_drawn_but_not_intended_is_measured_too():
@@ -72,7 +73,7 @@ def test_the_sequences_of_the_block_that_the_record_cuts_are_told():
     order = DataOrder(seed=0, permutation="linear", block_sequences=2048)
     schedule = MixtureSchedule(batch=Steps(((0, 8192), (18_500, 7680), (21_010, 8192))), mixture=mixture, order=order)
     evidence = mixture_evidence(schedule, start_step=160_000, stop_step=192_000, rows={"web": 10**9, "maths": 10**9}, seq_len=4096)
-    assert evidence["cut_sequences"].tolist() == [1024, 1024]
+    assert evidence["cut_sequences"].tolist() == evidence["undeclared_cut_sequences"].tolist() == [1024, 1024]
     assert evidence["sequences"].tolist() == [16_000 * 8192] * 2
     assert evidence["tokens"].sum() == 32_000 * 8192 * 4096
     assert evidence["error_points"].tolist() == [0, 0]

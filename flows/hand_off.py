@@ -1,0 +1,120 @@
+"""What a hand-off changes: what the recipe says of parent and phase, held against what the parent was really trained as.
+
+The parent's `run.json` says as what it was trained; the contract in its checkpoint says in which order its data came, by which version of
+the permutation, and which bytes they were. A recipe that was edited after the parent was trained is found out so.
+"""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+
+from flows.recipes.recipe import HandOff, Phase, Recipe, changes_between
+from trainer.config import MixtureShares, RunConfig, Steps
+from trainer.data.loader import Loader
+from trainer.errors import TrainingError
+from trainer.storage import read_json
+
+TRAINED_AS = ("model", "optimizer", "learning_rate", "stability", "batch", "mixture", "order")
+COMPARED_OTHERWISE = {"batch", "mixture", "components", "seq_len"}
+MAX_NAMED = 4
+Pair = tuple[str, str]
+
+
+class HandOffFacts(NamedTuple):
+    """What `validations.evidence.hand_off.hand_off_evidence` makes its table of."""
+
+    declared: tuple[str, ...] | None
+    found: dict[str, Pair]
+
+
+def hand_off_facts(recipe: Recipe, phase: Phase, run: RunConfig) -> HandOffFacts:
+    """What the phase declares and what it changes, in words; for a phase from scratch, that there is nothing to declare.
+
+    Raises:
+        CheckpointError: the parent's checkpoint is not there.
+        TrainingError: what the parent was trained as does not read.
+        DataError: a cache of the phase cannot be read.
+    """
+    if not isinstance(phase.start, HandOff) or run.start is None:
+        return HandOffFacts(None, {})
+    from trainer.checkpoint import read_about  # it imports JAX
+
+    checkpoint = Path(run.start.checkpoint)
+    parent = _as_trained(recipe.phase(phase.start.parent), checkpoint.parents[1] / "run.json")
+    found: dict[str, Pair] = {name: told(*pair) for name, pair in changes_between(parent, phase).items()}
+    contract = read_about(checkpoint)["contract"]
+    return HandOffFacts(_declared(recipe, phase.start), {**changes_of_contract(contract, Loader(run).contract(), run.start_step), **found})
+
+
+def _declared(recipe: Recipe, start: HandOff) -> tuple[str, ...]:
+    """At proxy scale every phase is trained on this machine: a change of slice that the recipe declares is not made there."""
+    return tuple(name for name in start.declares if recipe.scale == "full" or name != "slice")
+
+
+def _as_trained(parent: Phase, run_file: Path) -> Phase:
+    """The parent with the settings that it was trained with, where its run says so."""
+    if not run_file.exists():
+        return parent
+    trained = read_json(run_file)
+    try:
+        return Phase.model_validate({**parent.model_dump(mode="json"), **{name: trained[name] for name in TRAINED_AS}})
+    except (KeyError, ValidationError) as error:
+        raise TrainingError(
+            f"{run_file} must say as what phase {parent.name} was trained, and does not read so ({error}): train {parent.name} again."
+        ) from None
+
+
+def changes_of_contract(before: Mapping[str, Any], after: Mapping[str, Any], start_step: int) -> dict[str, Pair]:
+    """What differs between the data order contract of the parent's checkpoint and that of the phase, name → before and after.
+
+    The schedules of batch and mixture are compared up to the hand-off, where they must be the same: what the phase believes of the past
+    decides which rows it draws next. The components are compared where both have them; how many rows each has follows from its bytes and
+    from the model's `seq_len`. What else is in a contract must be equal.
+    """
+    found: dict[str, Pair] = {}
+    batch = (Steps[int].model_validate(contract["batch"]).within(0, start_step) for contract in (before, after))
+    mixture = (Steps[MixtureShares].model_validate(contract["mixture"]).within(0, start_step) for contract in (before, after))
+    for name, (was, now) in (("batches so far", batch), ("mixtures so far", mixture)):
+        if was != now:
+            found[name] = told(dict(was), dict(now))
+    for component in sorted(before["components"].keys() & after["components"].keys()):
+        was, now = (contract["components"][component]["manifest"] for contract in (before, after))
+        if was != now:
+            found[f"data of {component}"] = told(was, now)
+    others = [name for name in {**before, **after} if name not in COMPARED_OTHERWISE]
+    order = [{name: contract.get(name) for name in others} for contract in (before, after)]
+    if order[0] != order[1]:
+        found["order"] = told(*order)
+    return found
+
+
+def told(before: object, after: object) -> Pair:
+    """Both values in words, of large ones only where they differ."""
+    was, now = _plain(before), _plain(after)
+    if not (isinstance(was, dict) and isinstance(now, dict)):
+        return _in_words(was), _in_words(now)
+    differing = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+    return _named(was, differing), _named(now, differing)
+
+
+def _named(value: Mapping[Any, Any], names: Collection[Any]) -> str:
+    words = [f"{name} {_in_words(value.get(name))}" for name in list(names)[:MAX_NAMED]]
+    return ", ".join(words) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
+
+
+def _plain(value: object) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+
+
+def _in_words(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, dict):
+        return _named(value, value.keys())
+    if isinstance(value, list | tuple):
+        return ", ".join(_in_words(_plain(part)) for part in value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value[:16] if isinstance(value, str) and len(value) == 64 else str(value)

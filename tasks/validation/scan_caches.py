@@ -1,0 +1,157 @@
+"""What a phase must not have trained on, and the scan of its token caches for it: the bytes that the trainer will read, shard by shard."""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from tasks.data.cluster import run_all
+from tasks.data.plan import DataPlan
+from tasks.data.tokenizer import load_tokenizer
+from tasks.evaluation.benchmark_folder import benchmark_items
+from tasks.home import Home
+from tasks.progress import say
+from tasks.validation.index_store import folder_digest, index_of_list, index_store, leakage_version, open_index
+from tasks.validation.scan_paths import CachePiece, cache_pieces, find_tokenizer
+from trainer.data.manifest import Shard, read_manifest
+from trainer.errors import ConfigError, DataError
+from trainer.storage import as_path, digest_of_file, digest_of_json, read_json, write_json
+from validations.evidence.leakage.index import LeakageIndex
+from validations.evidence.leakage.item_files import read_items
+from validations.evidence.leakage.items import HELD_OUT, BenchmarkItem
+from validations.evidence.leakage.scan import Scan, cache_documents, merge_scans, scan_documents
+from validations.evidence.leakage.words import split_words
+from validations.limits import LeakageLimits
+
+BENCHMARKS_VARIABLE = "PHASEWISE_BENCHMARKS"
+MIN_HELD_OUT_WORDS = 13
+ITEMS_VERSION = "items-1"
+STAGE = "leakage scan"
+
+
+class KeptItems(NamedTuple):
+    """A written list of items by its key, and where this machine keeps indexes."""
+
+    path: Path
+    key: str
+    store: Path
+
+    def open(self) -> LeakageIndex:
+        """The index of these items; every process maps the same files."""
+        return open_index(index_of_list(self.path, self.key, self.store))
+
+
+class CacheScans(NamedTuple):
+    """The scans of some caches by component, what decided each, and the index of the items that they were scanned for."""
+
+    items: LeakageIndex
+    scans: dict[str, Scan]
+    keys: dict[str, str]
+
+
+def scan_caches(caches: Mapping[str, Path], plan: DataPlan, limits: LeakageLimits, home: Home) -> CacheScans:
+    """Scan each component's cache; a scan of the same bytes for the same items is kept and used again.
+
+    Raises:
+        DataError: a cache, or what was held out, is damaged.
+    """
+    items = keep_items(plan, home)
+    index = items.open()
+    keys = {name: scan_key(read_manifest(folder).digest, index, limits) for name, folder in caches.items()}
+    kept = {name: home.evidence("leakage", key) / "scan.json" for name, key in keys.items()}
+    missing = {name: shards_of(caches[name], plan) for name in caches if not kept[name].exists()}
+    if missing:
+        benchmarks = ", ".join(name for name in index.items_per_benchmark if not name.startswith(HELD_OUT))
+        say(f"scanning {len(missing)} token caches for {len(index.names):,} test items: what is held out, {benchmarks}")
+    shards = [shard for of_cache in missing.values() for shard in of_cache]
+    made = iter(run_all(STAGE, scan_shard, [(shard, items, limits) for shard in shards]))
+    for name, of_cache in missing.items():
+        scan = merge_scans([next(made) for _ in of_cache])
+        write_json(kept[name], {"component": name, "key": keys[name], "scan": scan.model_dump(mode="json")})
+    records = {name: read_json(path) for name, path in kept.items()}
+    scans = {name: Scan.model_validate(record["scan"]) for name, record in records.items()}
+    return CacheScans(index, scans, {name: str(record["key"]) for name, record in records.items()})
+
+
+def scan_key(manifest_digest: str, index: LeakageIndex, limits: LeakageLimits) -> str:
+    """Digest of everything that decides the result of a scan: one that was kept under it need not be made again."""
+    rule = limits.model_dump(mode="json", exclude={"max_items"})
+    return digest_of_json({"cache": manifest_digest, "items": index.digest, "rule": rule, "scanner": leakage_version()})
+
+
+def scan_shard(shard: CachePiece, items: KeptItems, limits: LeakageLimits) -> Scan:
+    """Scan one shard; runs in a Dask worker.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    check_shard(shard.folder, read_manifest(shard.folder).shards[shard.shard])
+    documents = cache_documents(shard.folder, load_tokenizer(shard.tokenizer), shard.shard)
+    return scan_documents(documents, items.open(), limits)
+
+
+def check_shard(folder: Path, shard: Shard) -> None:
+    """Refuse a shard that is not the one that was written: what is found in it would be kept under the digest of another.
+
+    Raises:
+        DataError: with the file.
+    """
+    for name, expected in ((f"{shard.name}.bin", shard.digest), (f"{shard.name}.parquet", shard.index_digest)):
+        if digest_of_file(folder / name) != expected:
+            raise DataError(f"{folder / name} is not the file that was written. Delete {folder} and prepare the data again.")
+
+
+def shards_of(folder: Path, plan: DataPlan) -> list[CachePiece]:
+    """The shards of a cache, with the tokenizer that made it: of a pinned cache it may be another than the plan's."""
+    manifest = read_manifest(folder)
+    return cache_pieces(folder, manifest, find_tokenizer(folder, manifest, plan.tokenizer.parents[2:3]))
+
+
+def keep_items(plan: DataPlan, home: Home) -> KeptItems:
+    """The items in the home, written once for the same benchmarks, held-out documents and code that reads them."""
+    real = real_benchmarks()
+    held_out = {name: read_manifest(folder).digest for name, folder in plan.folders("held_out").items()}
+    benchmarks = {"made": plan.benchmarks.name, "real": folder_digest(real) if real else None}
+    key = digest_of_json({"version": ITEMS_VERSION, "min_words": MIN_HELD_OUT_WORDS, "held_out": held_out, **benchmarks})
+    path = home.evidence("items", key) / "items.json"
+    if not path.exists():
+        write_json(path, [item._asdict() for item in test_items(plan)])
+    return KeptItems(path, key, index_store(home))
+
+
+def test_items(plan: DataPlan) -> list[BenchmarkItem]:
+    """What must not be trained on: the benchmarks made from held-out text, real ones if they are named, and every held-out document."""
+    made = [BenchmarkItem(item.benchmark, item.benchmark, item.id, item.text) for item in benchmark_items(plan.benchmarks)]
+    real = real_benchmarks()
+    held_out = (item for name, folder in plan.folders("held_out").items() for item in held_out_items(name, folder, plan))
+    return [*made, *(read_items(real) if real else []), *held_out]
+
+
+def real_benchmarks() -> Path | None:
+    """The folder of real benchmarks that `PHASEWISE_BENCHMARKS` names, if it names one.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    if not (named := os.environ.get(BENCHMARKS_VARIABLE)):
+        return None
+    path = as_path(named)
+    if not path.exists():
+        raise ConfigError(f"{BENCHMARKS_VARIABLE} names {named}, which is not there: correct it, or leave it unset.")
+    return path
+
+
+def held_out_items(component: str, folder: Path, plan: DataPlan) -> Iterable[BenchmarkItem]:
+    """Documents of a held-out cache as items of a benchmark of their own; the shortest say nothing about where they are from.
+
+    Raises:
+        DataError: the cache is damaged.
+    """
+    manifest = read_manifest(folder)
+    for shard in manifest.shards:
+        check_shard(folder, shard)
+    tokenizer = load_tokenizer(shards_of(folder, plan)[0].tokenizer) if manifest.shards else None
+    benchmark = f"{HELD_OUT}{component}"
+    for document in cache_documents(folder, tokenizer) if tokenizer else ():
+        if len(split_words(document.text).hashes) >= MIN_HELD_OUT_WORDS:
+            yield BenchmarkItem(benchmark, benchmark, document.id, document.text.decode())

@@ -1,0 +1,141 @@
+"""What a hand-off changes, held against what the parent was really trained as."""
+
+import copy
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax
+
+from flows.hand_off import changes_of_contract, hand_off_facts, told
+from flows.plan import build_run
+from flows.recipes import load_recipe
+from flows.recipes.recipe import Phase
+from tasks.home import Home
+from tests.validations.conftest import CacheMaker, build_tokenizer
+from trainer.config import RunConfig
+from trainer.data.loader import Loader
+from trainer.errors import CheckpointError, TrainingError
+from trainer.storage import read_json, write_json
+from validations.evidence.hand_off import hand_off_evidence
+
+PROXY = load_recipe("marin-8b", "proxy")
+CHILDREN = [phase for phase in PROXY.phases if phase.parent]
+OCELOT = PROXY.phase("ocelot")
+Train = Callable[[Phase], RunConfig]
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A small cache of every component."""
+    maker = CacheMaker(tmp_path_factory.mktemp("caches"), build_tokenizer())
+    return {name: maker.write(name, [f"A text of {name}, which is long enough to fill a row. " * 20]) for name in PROXY.components}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home.open(str(tmp_path))
+
+
+@pytest.fixture
+def trained(home: Home, caches: dict[str, Path]) -> Train:
+    """Makes what a trained parent leaves behind, and gives the run of its child."""
+    import jax.numpy as jnp
+
+    from trainer.checkpoint import Checkpoints
+    from trainer.state import TrainState
+
+    def train(child: Phase) -> RunConfig:
+        parent = PROXY.phase(child.parent or "")
+        for ancestor in PROXY.lineage(parent):
+            write_json(home.run(PROXY.run_name, ancestor.name) / "result.json", {"params_digest": "digest"})
+        run = build_run(PROXY, parent, home, caches)
+        write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
+        weights = {"weight": jnp.zeros(2)}
+        with Checkpoints(Path(run.output) / "checkpoints", run.checkpoints) as checkpoints:
+            checkpoints.save(child.start_step, TrainState(weights, weights, None), Loader(run).contract())
+        return build_run(PROXY, child, home, caches)
+
+    return train
+
+
+@pytest.mark.parametrize("phase", CHILDREN, ids=lambda phase: phase.name)
+def test_a_parent_that_was_trained_as_the_recipe_says_leaves_only_what_is_declared(trained: Train, phase: Phase):
+    table = hand_off_evidence(*hand_off_facts(PROXY, phase, trained(phase)))
+    assert set(table["status"]) == {"declared and found"}, table
+    assert table["before"].str.len().max() < 200
+    assert table["after"].str.len().max() < 200
+
+
+def test_from_scratch_there_is_nothing_to_declare(home: Home, caches: dict[str, Path]):
+    kestrel = PROXY.phase("kestrel")
+    assert hand_off_facts(PROXY, kestrel, build_run(PROXY, kestrel, home, caches)) == (None, {})
+
+
+def test_a_recipe_that_was_edited_after_its_parent_was_trained_is_found_out(trained: Train):
+    run = trained(OCELOT)
+    path = Path(run.start.checkpoint if run.start else "").parents[1] / "run.json"
+    was = read_json(path)
+    write_json(path, {**was, "optimizer": {**was["optimizer"], "weight_decay": 0.3}})
+    declared, found = hand_off_facts(PROXY, OCELOT, run)
+    assert found["optimizer"] == ("weight_decay 0.3", f"weight_decay {run.optimizer.weight_decay:g}")
+    assert declared is not None
+    assert "optimizer" not in declared
+    write_json(path, {})
+    with pytest.raises(TrainingError, match=r"run\.json must say as what phase kestrel was trained"):
+        hand_off_facts(PROXY, OCELOT, run)
+
+
+def test_a_parent_without_its_checkpoint_is_refused(home: Home, caches: dict[str, Path]):
+    write_json(home.run(PROXY.run_name, "kestrel") / "result.json", {"params_digest": "digest"})
+    with pytest.raises(CheckpointError, match="no checkpoint at"):
+        hand_off_facts(PROXY, OCELOT, build_run(PROXY, OCELOT, home, caches))
+
+
+CONTRACT: dict[str, Any] = {
+    "seed": 0,
+    "permutation": {"kind": "feistel", "version": 2},
+    "packing": "chunk",
+    "block_sequences": 2048,
+    "seq_len": 128,
+    "batch": [[0, 8], [50, 16]],
+    "mixture": [[0, {"web": 70.0, "code": 30.0}]],
+    "components": {"web": {"manifest": "a" * 64, "rows": 10}, "code": {"manifest": "b" * 64, "rows": 20}},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        (["permutation", "version"], 3, {"order": ("permutation kind feistel, version 2", "permutation kind feistel, version 3")}),
+        (["seed"], 1, {"order": ("seed 0", "seed 1")}),
+        (["packing"], "whole documents", {"order": ("packing chunk", "packing whole documents")}),
+        (["unheard_of"], 1, {"order": ("unheard_of none", "unheard_of 1")}),
+        (["batch"], [[0, 8]], {"batches so far": ("50 16", "50 none")}),
+        (["batch"], [[0, 8], [50, 16], [100, 32]], {}),
+        (["mixture"], [[0, {"web": 60.0, "code": 40.0}]], {"mixtures so far": ("0 web 70, code 30", "0 web 60, code 40")}),
+        (["mixture"], [[0, {"web": 70.0, "code": 30.0}], [100, {"web": 100.0}]], {}),
+        (["components", "code", "manifest"], "c" * 64, {"data of code": ("b" * 16, "c" * 16)}),
+        (["components", "new"], {"manifest": "d" * 64, "rows": 1}, {}),
+        (["seq_len"], 256, {}),
+    ],
+)
+def test_each_part_of_the_contract_is_compared(path: list[str], value: Any, expected: dict[str, Any]):
+    """Up to step 100, where the hand-off is: what comes later, and what only one of the two draws, is no change of the past."""
+    after = copy.deepcopy(CONTRACT)
+    at = after
+    for part in path[:-1]:
+        at = at[part]
+    at[path[-1]] = value
+    assert changes_of_contract(CONTRACT, after, 100) == expected
+
+
+def test_large_values_are_told_where_they_differ():
+    shares = {f"c{number}": 10.0 for number in range(10)}
+    assert told(shares, {**shares, "c3": 12.5}) == ("c3 10", "c3 12.5")
+    assert told(shares, {}) == ("c0 10, c1 10, c2 10, c3 10 and 6 more", "c0 none, c1 none, c2 none, c3 none and 6 more")
+    assert told(None, 0.995) == ("none", "0.995")
+    assert told((1024,), (1024, 3072)) == ("1024", "1024, 3072")

@@ -1,0 +1,56 @@
+"""`phasewise order`: the shape that scripts read, the table for people, and what is refused."""
+
+import json
+
+import pytest
+
+from flows.commands.order import judge_order, print_judgement
+from trainer.errors import ConfigError
+
+
+def test_the_shape_is_the_documented_one():
+    judgement = judge_order("feistel", 786_432, 3)
+    assert json.loads(json.dumps(judgement, allow_nan=False)) == judgement
+    assert {name: judgement[name] for name in ("kind", "length", "seed", "passes")} == {
+        "kind": "feistel",
+        "length": 786_432,
+        "seed": 3,
+        "passes": True,
+    }
+    assert len(judgement["measures"]) == 15
+    assert all({"name", "value", "limit", "passes"} <= set(one) for one in judgement["measures"])
+
+
+@pytest.mark.parametrize("kind", ["linear", "feistel_levanter"])
+def test_the_record_s_orders_fail(kind: str):
+    judgement = judge_order(kind, 2**33 + 5, 0)
+    assert not judgement["passes"]
+    for one in judgement["measures"]:
+        within = one["value"] <= one["limit"] if one["bound"] == "max" else one["value"] >= one["limit"]
+        assert one["passes"] == within, one
+
+
+@pytest.mark.parametrize("length", [1, 2, 2**40])
+def test_the_least_and_the_largest_range(length: int):
+    assert judge_order("feistel", length, 2**64 - 1)["passes"]
+
+
+def test_people_see_what_fails_first(capsys: pytest.CaptureFixture[str]):
+    print_judgement(judge_order("feistel_levanter", 2**20, 0))
+    shown = capsys.readouterr().out
+    assert "feistel_levanter over 1,048,576 places, seed 0: does NOT mix" in shown
+    assert shown.index("FAILS") < shown.index(" ok ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "length", "seed", "said"),
+    [
+        ("random", 10, 0, "linear, feistel, feistel_levanter"),
+        ("feistel", 0, 0, "from 1 to 1099511627776, found 0"),
+        ("feistel", 2**40 + 1, 0, "found 1099511627777"),
+        ("feistel", 10, -1, "from 0 to 2.64 - 1, found -1"),
+    ],
+)
+def test_wrong_usage_names_what_is_possible(kind: str, length: int, seed: int, said: str):
+    with pytest.raises(ConfigError, match=said):
+        judge_order(kind, length, seed)

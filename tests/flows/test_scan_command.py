@@ -1,0 +1,157 @@
+"""`phasewise scan`: what people and scripts meet."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+from click.testing import CliRunner, Result
+
+from flows import cli
+from tests.leakage_recall.made_items import made_items
+from tests.leakage_recall.views import olmes
+from validations.evidence.leakage.items import BenchmarkItem
+
+ROOT = Path(__file__).parents[2]
+Run = Callable[..., Result]
+HIT = {"file", "document", "id", "benchmark", "item", "part", "score", "start", "end", "excerpt"}
+
+
+@pytest.fixture(scope="module")
+def items() -> list[BenchmarkItem]:
+    return [item for item in made_items(30, seed=5) if item.benchmark == "made-math"]
+
+
+@pytest.fixture(scope="module")
+def benchmarks(items: list[BenchmarkItem], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("benchmarks")
+    (folder / "made-math").mkdir()
+    rows = (json.dumps({"id": item.id, "question": item.question, "answer": item.solutions[0]}) + "\n" for item in items)
+    (folder / "made-math" / "test.jsonl").write_text("".join(rows))
+    return folder
+
+
+@pytest.fixture
+def scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, benchmarks: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs the command in an empty folder; the index is kept for all tests."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PHASEWISE_HOME", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(benchmarks.parent / "cache"))
+
+    def run(*arguments: object) -> Result:
+        return CliRunner().invoke(cli.main, ["scan", *map(str, arguments), "--benchmarks", str(benchmarks)])
+
+    return run
+
+
+@pytest.fixture
+def leaky(items: list[BenchmarkItem], tmp_path: Path) -> Path:
+    lines = [json.dumps({"text": olmes(item, Random(0))}) for item in items[:12]]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "test.json").write_text("\n".join(lines))
+    (tmp_path / "data" / "train.jsonl").write_text('{"text": "Nothing of the kind stands here."}\n')
+    return tmp_path / "data"
+
+
+@pytest.mark.usefixtures("leaky")
+def test_scripts_read_one_object(scan: Run, items: list[BenchmarkItem], benchmarks: Path):
+    result = scan("data", "--json")
+    report = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert report["documents"] == 13
+    assert report["bytes"] > 1000
+    assert report["seconds"] >= 0
+    assert report["names_like_tests"] == ["test.json"]
+    assert report["benchmarks"] == {"made-math": 30}
+    assert {hit["item"] for hit in report["hits"]} == {item.id for item in items[:12]}
+    assert all(set(hit) >= HIT and hit["file"] == "data/test.json" and hit["benchmark"] == "made-math" for hit in report["hits"])
+    first = next(hit for hit in report["hits"] if hit["document"] == 0 and hit["part"] == "question")
+    text = json.loads((Path("data") / "test.json").read_text().splitlines()[0])["text"].encode()
+    assert text[first["start"] : first["end"]].decode() in text.decode()
+    assert first["excerpt"].split()[0] in text.decode()
+    assert "names that say test, dev or validation: test.json" in result.stderr
+    assert not (Path(".phasewise")).exists()
+
+
+def first_byte(item: BenchmarkItem) -> int:
+    """Where an item begins behind its frame."""
+    return olmes(item, Random(0)).encode().index(item.question.encode())
+
+
+@pytest.mark.usefixtures("leaky")
+def test_people_read_a_table(scan: Run, items: list[BenchmarkItem]):
+    result = scan("data")
+    assert result.exit_code == 1
+    row = next(line for line in result.stdout.splitlines() if "made-math" in line)
+    assert row.split() == ["data/test.json", "made-math", "12", "40.0", "%", "12"]
+    assert f"data/test.json, document 0, bytes {first_byte(items[0])}–" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("12 of 30 items of 1 benchmarks found in 13 documents (0.0 MB, ")
+
+
+def test_clean_text_passes(scan: Run, leaky: Path):
+    (leaky / "test.json").unlink()
+    result = scan("data", "--workers", 1)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [result.stdout.strip()]
+    assert result.stdout.startswith("0 of 30 items of 1 benchmarks found in 1 documents")
+    assert json.loads(scan("data/*.jsonl", "--json").stdout)["hits"] == []
+
+
+def test_the_score_that_counts_can_be_set(scan: Run, items: list[BenchmarkItem], tmp_path: Path):
+    words = items[0].question.split()
+    (tmp_path / "half.txt").write_text(" ".join(words[: int(0.55 * len(words))]) + " and so on.")
+    assert scan("half.txt", "--min-score", 0.95).exit_code == 0
+    assert scan("half.txt", "--min-score", 0.3).exit_code == 1
+
+
+def test_a_damaged_file_does_not_pass(scan: Run, leaky: Path):
+    (leaky / "test.json").unlink()
+    (leaky / "image.png").write_bytes(b"\x89PNG\0")
+    assert scan("data").exit_code == 0
+    (leaky / "broken.parquet").write_bytes(b"PAR1 and no more")
+    result = scan("data")
+    assert result.exit_code == 1
+    assert "not scanned: data/broken.parquet: " in result.stderr
+    assert "not scanned: data/image.png: it is not text" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nowhere",), "nowhere names no file"),
+        (("nothing.txt",), "holds no text"),
+        ((), "Missing argument 'PATH"),
+        (("data", "--min-score", "1.5"), "Invalid value for '--min-score'"),
+        (("data", "--workers", "0"), "Invalid value for '--workers'"),
+    ],
+)
+def test_wrong_usage(scan: Run, leaky: Path, arguments: tuple[str, ...], said: str):
+    (leaky.parent / "nothing.txt").write_text("")
+    result = scan(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert said in result.stderr
+
+
+@pytest.mark.usefixtures("leaky")
+def test_benchmarks_without_items_are_wrong_usage(scan: Run, tmp_path: Path, benchmarks: Path):
+    (tmp_path / "none").mkdir()
+    for place in ("none", "nowhere"):
+        result = CliRunner().invoke(cli.main, ["scan", "data", "--benchmarks", place])
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "--benchmarks needs" in result.stderr
+
+
+@pytest.mark.usefixtures("leaky", "scan")
+def test_a_small_scan_is_one_light_process(benchmarks: Path):
+    """It starts no cluster and trains nothing; the streams are the real ones here."""
+    heavy = {"jax", "prefect", "dask", "distributed", "great_expectations", "lm_eval"}
+    program = f"import sys; from flows.cli import main\ntry: main()\nfinally: print(*sorted({heavy} & set(sys.modules)), file=sys.stderr)"
+    command = [sys.executable, "-c", program, "scan", "data", "--benchmarks", str(benchmarks), "--json"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert found.returncode == 1, found.stderr
+    assert len(json.loads(found.stdout)["hits"]) >= 12
+    assert found.stderr.splitlines()[-1] == ""

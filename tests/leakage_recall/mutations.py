@@ -1,0 +1,88 @@
+"""The scan without one of its parts: each time a named row of the table falls, so the row sees the part and the part earns its place."""
+
+import tempfile
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+
+from tests.leakage_recall.cached import CACHED_FORMAT, cached_row
+from tests.leakage_recall.detectors import Detect, Detector, Found, ours
+from tests.leakage_recall.formats import FORMATS
+from tests.leakage_recall.material import Material
+from tests.leakage_recall.measure import RecallRow
+from validations.evidence.leakage import words
+from validations.evidence.leakage.fold import DIGIT, KIND_SHIFT, LETTER, MAX_EXPANSION, TABLE_SIZE, Fold
+from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.scan import Document
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A part of the scan that can be taken out.
+
+    Attributes:
+        row: the format whose recall falls below its target without the part.
+        detector: the scan without it.
+        around: what is changed while the scan runs.
+        reads_cache: whether the documents are those of the token cache, not those of the sources.
+    """
+
+    part: str
+    row: str
+    detector: Detector = ours
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
+    reads_cache: bool = True
+
+    def measure(self, material: Material, count: int, *, whole: bool = False) -> RecallRow:
+        """The named row without the part, or `whole`, with it."""
+        detector, reads_cache = (ours, True) if whole else (self.detector, self.reads_cache)
+        with nullcontext() if whole else self.around():
+            detect = detector(material.items)
+            if self.row == CACHED_FORMAT.name:
+                with tempfile.TemporaryDirectory() as folder:
+                    return cached_row(material, detect, Path(folder), count=count, reads_cache=reads_cache)
+            return material.recall_row(FORMATS[self.row], detect, count)
+
+
+@contextmanager
+def _unfolded() -> Iterator[None]:
+    """Every letter and digit is compared as it is written; marks and invisible characters separate words."""
+    codes = np.zeros(TABLE_SIZE, np.int32)
+    for point in range(TABLE_SIZE):
+        category = unicodedata.category(chr(point))
+        if category[0] == "L" or category == "Nd":
+            codes[point] = (DIGIT if category == "Nd" else LETTER) << KIND_SHIFT | point
+    with patch.object(words, "fold_table", lambda: Fold(codes, np.zeros((1, MAX_EXPANSION), np.int32))):
+        yield
+
+
+def _with_tags(items: Sequence[BenchmarkItem]) -> Detect:
+    """Every `<` is written so that no tag begins there: what stands inside tags stays text, in items and documents alike."""
+    marked = [item._replace(question=_hide(item.question), solutions=tuple(map(_hide, item.solutions))) for item in items]
+    detect = ours(marked)
+
+    def look(documents: Sequence[Document]) -> Sequence[Found]:
+        return detect([document._replace(text=document.text.replace(b"<", b"( ")) for document in documents])
+
+    return look
+
+
+def _hide(text: str) -> str:
+    return text.replace("<", "( ")
+
+
+def _without_answers(items: Sequence[BenchmarkItem]) -> Detect:
+    return ours([item._replace(answer="", solutions=()) for item in items])
+
+
+MUTATIONS = (
+    Mutation("normaliser", "fullwidth letters, whole", around=_unfolded),
+    Mutation("tag stripping", "a span around every word, a part alone", _with_tags),
+    Mutation("answer part", "solution alone", _without_answers),
+    Mutation("cache scan", CACHED_FORMAT.name, reads_cache=False),
+)

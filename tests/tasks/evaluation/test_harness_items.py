@@ -1,0 +1,130 @@
+import importlib.resources
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tasks.evaluation.harness_items import items_of_tasks
+from trainer.errors import ConfigError, DataError
+
+Define = Callable[..., str]
+TALE = "A wren built its nest in an old boot that hung by the garden door."
+BUILT_IN = Path(str(importlib.resources.files("lm_eval"))) / "tasks"
+
+
+@pytest.fixture
+def define(tmp_path: Path) -> Define:
+    """Writes the definition of a task over rows, on its own or on top of one of lm-eval's, and gives its name."""
+
+    def write(name: str, rows: list[dict[str, Any]], *, split: str = "test", include: str = "", **settings: Any) -> str:
+        data = tmp_path / f"{name}.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        definition = {"task": name, "dataset_path": "json", "dataset_name": None, "num_fewshot": 0, "fewshot_split": None}
+        definition |= {"training_split": None, "validation_split": None, "test_split": None} | {f"{split}_split": split}
+        definition |= {"dataset_kwargs": {"data_files": {split: str(data)}, "cache_dir": str(tmp_path / "cache")}}
+        definition |= {"include": str(BUILT_IN / include)} if include else {}
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(definition | settings))
+        return name
+
+    return write
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_built_in_tasks_over_local_rows_give_items_in_their_parts(define: Define, tmp_path: Path) -> None:
+    choices = {"text": ["in a boot", "in a hat"], "label": ["A", "B"]}
+    names = [
+        define("sums", [{"question": "How many eggs?", "answer": "4 - 1 = <<4-1=3>>3\n#### 3"}], include="gsm8k/gsm8k.yaml"),
+        define("nests", [{"question": "Where?", "choices": choices, "answerKey": "B"}], include="arc/arc_easy.yaml"),
+        define(
+            "letters",
+            [{"question": "Where?", "subject": "abstract_algebra", "choices": choices["text"] * 2, "answer": 1}],
+            include="mmlu/default/mmlu_abstract_algebra.yaml",
+        ),
+        define(
+            "tales",
+            [{"passage": TALE, "question": "does the wren nest in a boot", "label": 1}],
+            split="validation",
+            include="super_glue/boolq/default.yaml",
+        ),
+        define(
+            "blanks",
+            [{"sentence": "The wren left the boot since the _ was cold.", "option1": "wren", "option2": "boot", "answer": "2"}],
+            split="validation",
+            include="winogrande/default.yaml",
+        ),
+    ]
+    sums, nests, letters, tales, blanks = items_of_tasks(names, tmp_path)
+    assert (sums.question, sums.answer, sums.solutions) == ("How many eggs?", "3", ("4 - 1 = <<4-1=3>>3",))
+    assert (sums.benchmark, sums.task, sums.id) == ("sums", "sums", "sums:0")
+    assert (nests.question, nests.choices, nests.answer) == ("Where?", ("in a boot", "in a hat"), "in a hat")
+    assert (letters.question, letters.choices, letters.answer) == ("Where?", ("in a boot", "in a hat") * 2, "in a hat")
+    assert (tales.question, tales.passage, tales.answer) == ("does the wren nest in a boot?", TALE, "yes")
+    assert (blanks.question, blanks.answer) == ("The wren left the boot since the boot was cold.", "boot")
+
+
+def test_own_tasks_are_read_as_they_word_their_documents(define: Define, tmp_path: Path) -> None:
+    rows = [{"bird": bird, "home": ["boot", "hat"], "right": 1, "id": bird} for bird in ("wren", "owl", "wren")]
+    homes = define(
+        "homes",
+        rows,
+        output_type="multiple_choice",
+        doc_to_text="Question: Where does the {{bird}} live?\nAnswer:",
+        doc_to_choice="home",
+        doc_to_target="right",
+    )
+    words = define(
+        "words",
+        [{"opening": "A wren sat in the", "end": "boot"}],
+        output_type="generate_until",
+        doc_to_text="{{opening}}",
+        doc_to_target="end",
+    )
+    items = items_of_tasks([homes, words], tmp_path)
+    assert [item.question for item in items] == ["Where does the wren live?", "Where does the owl live?", "A wren sat in the"]
+    assert [item.answer for item in items] == ["hat", "hat", "boot"]
+    assert [item.id for item in items] == ["homes:wren", "homes:owl", "words:0"]
+
+
+def test_a_group_is_one_benchmark_with_several_tasks(define: Define, tmp_path: Path) -> None:
+    settings = {"output_type": "generate_until", "doc_to_text": "Where does the {{bird}} live?", "doc_to_target": "home"}
+    names = [define(name, [{"bird": name, "home": "boot"}], **settings) for name in ("wrens", "owls")]
+    (tmp_path / "birds.yaml").write_text(yaml.safe_dump({"group": "birds", "task": names}))
+    assert [(item.benchmark, item.task) for item in items_of_tasks(["birds"], tmp_path)] == [("birds", "wrens"), ("birds", "owls")]
+
+
+def test_rows_changed_within_the_same_instant_are_read_anew(define: Define, tmp_path: Path) -> None:
+    name = define("birds", [{"bird": "wren"}], output_type="generate_until", doc_to_text="Count the {{bird}}.", doc_to_target="bird")
+    assert [item.question for item in items_of_tasks([name], tmp_path)] == ["Count the wren."]
+    path = tmp_path / "birds.jsonl"
+    before = path.stat()
+    path.write_text(path.read_text().replace("wren", "lark"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert [item.question for item in items_of_tasks([name], tmp_path)] == ["Count the lark."]
+
+
+def test_what_cannot_be_had_is_refused_with_what_to_do(define: Define, tmp_path: Path) -> None:
+    settings = {"output_type": "generate_until", "doc_to_target": "bird"}
+    with pytest.raises(DataError, match=r"must be able to load the task 'taught', found ValueError: .*must have valid or test docs"):
+        items_of_tasks([define("taught", [{"bird": "wren"}], split="training", doc_to_text="{{bird}}", **settings)], tmp_path)
+    with pytest.raises(DataError, match="every document must give a question through doc_to_text, found none in document 0"):
+        items_of_tasks([define("silent", [{"bird": ""}], doc_to_text="{{bird}}", **settings)], tmp_path)
+    far = define("far", [{"bird": "wren"}], doc_to_text="{{bird}}", **settings)
+    (tmp_path / "far.jsonl").unlink()
+    with pytest.raises(DataError, match="must be able to load the task 'far'"):
+        items_of_tasks([far], tmp_path)
+
+
+def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="must be a task, group or tag of lm-eval, found 'no_such_birds'"):
+        items_of_tasks(["no_such_birds"], tmp_path, built_in=False)
+
+
+def test_importing_is_cheap() -> None:
+    code = "import sys, tasks.evaluation.harness_items; print([name for name in ('lm_eval', 'datasets', 'jax') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,80 @@
+"""The kept index: the same for the same items, built once, whole or not at all."""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tasks.home import Home
+from tasks.validation import index_store
+from tasks.validation.index_store import index_of_folder, open_index
+from tasks.validation.index_store import index_store as place_of
+from trainer.errors import ConfigError
+from validations.evidence.leakage.index import LeakageIndex
+from validations.evidence.leakage.items import BenchmarkItem
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of items of every index that is built from now on."""
+    made: list[int] = []
+    build = LeakageIndex.build
+
+    def note(items: list[BenchmarkItem]) -> LeakageIndex:
+        made.append(len(items))
+        return build(items)
+
+    monkeypatch.setattr(LeakageIndex, "build", note)
+    return made
+
+
+@pytest.mark.usefixtures("index")
+def test_it_is_built_once_for_the_same_items(benchmarks: Path, tmp_path: Path, builds: list[int]):
+    """Wherever they lie; other items, and other code, have an index of their own."""
+    copied = shutil.copytree(benchmarks, tmp_path / "copies" / benchmarks.name)
+    with ThreadPoolExecutor(2) as pool:
+        folders = list(pool.map(lambda path: index_of_folder(str(path), tmp_path / "store"), (benchmarks, copied)))
+    assert folders[0] == folders[1]
+    assert builds == [60]
+    assert open_index(folders[0]).items_per_benchmark == {"made-math": 60}
+
+    test = copied / "made-math" / "test.jsonl"
+    test.write_text(test.read_text().replace("dollar", "franc"))
+    assert index_of_folder(str(copied), tmp_path / "store") != folders[0]
+    one_file = index_of_folder(str(test), tmp_path / "store")
+    assert one_file != folders[0]
+    assert builds == [60, 60, 60]
+    assert {path.name for path in (tmp_path / "store").iterdir() if path.is_dir()} >= {folders[0].name, one_file.name}
+
+
+def test_other_code_makes_another_index(benchmarks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    before = index_of_folder(str(benchmarks), tmp_path)
+    monkeypatch.setattr(index_store, "leakage_version", lambda: "another")
+    assert index_of_folder(str(benchmarks), tmp_path) != before
+
+
+def test_what_fails_leaves_nothing(benchmarks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(self: LeakageIndex, folder: Path) -> None:
+        (folder / "half.npy").write_bytes(b"x")
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LeakageIndex, "save", fail)
+        with pytest.raises(OSError, match="no space left"):
+            index_of_folder(str(benchmarks), tmp_path)
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+    assert open_index(index_of_folder(str(benchmarks), tmp_path)).names
+
+
+def test_benchmarks_without_items_are_wrong_usage(tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    for place in (tmp_path / "nowhere", tmp_path / "empty"):
+        with pytest.raises(ConfigError, match="--benchmarks needs"):
+            index_of_folder(str(place), tmp_path / "store")
+
+
+def test_it_lies_in_the_home_or_in_the_users_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert place_of(None) == tmp_path / "cache" / "phasewise" / "indexes"
+    assert place_of(Home.open(str(tmp_path / "home"))) == tmp_path / "home" / "evidence" / "indexes"

@@ -1,0 +1,100 @@
+"""What the paths of a scan name."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from tasks.validation import scan_paths
+from tasks.validation.scan_files import FilePiece
+from tasks.validation.scan_paths import CachePiece, select
+from trainer.errors import ConfigError, DataError
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Some files in folders; paths are relative to it."""
+    for name in ("data/train.jsonl", "data/sub/test.json", "data/.git/config", "data/sub/.hidden", "data/read me.md", "other.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def names(*paths: str, **options: Any) -> list[str]:
+    return [piece.name for piece in select(paths, **options).pieces if isinstance(piece, FilePiece)]
+
+
+@pytest.mark.usefixtures("files")
+def test_files_folders_and_globs():
+    assert names("data/train.jsonl") == ["data/train.jsonl"]
+    assert names("data") == ["data/read me.md", "data/train.jsonl", "data/sub/test.json"]
+    assert names("data/*.jsonl", "**/*.txt") == ["data/train.jsonl", "other.txt"]
+    assert names("data", "data/train.jsonl", "other.txt", "other.txt") == [*names("data"), "other.txt"]
+
+
+def test_names_are_those_below_what_was_given(files: Path):
+    """A folder above may be called test: that says nothing about the file."""
+    assert select([str(files / "data")]).names == ("read me.md", "train.jsonl", "sub/test.json")
+
+
+@pytest.mark.parametrize("path", ["nowhere", "data/*.csv", "empty"])
+def test_a_path_that_names_nothing_is_wrong_usage(files: Path, path: str):
+    (files / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"names no file, no folder with files and no token cache"):
+        select(["other.txt", path])
+
+
+def test_links_are_followed_once(files: Path):
+    (files / "linked").mkdir()
+    (files / "linked" / "here.txt").write_text("x")
+    (files / "data" / "to").symlink_to(files / "linked")
+    (files / "linked" / "round").symlink_to(files / "data")
+    assert "data/to/here.txt" in names("data")
+    assert len(names("data")) == len(set(names("data"))) == 4
+
+
+def test_a_large_file_of_lines_is_cut_into_ranges(files: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(scan_paths, "PIECE_BYTES", 4)
+    pieces = select(["data/train.jsonl", "data/sub/test.json"]).pieces
+    assert [(piece.start, piece.stop) for piece in pieces if isinstance(piece, FilePiece)] == [(0, 4), (4, 8), (8, 12), (12, 16), (0, None)]
+    (files / "data" / "train.jsonl").write_text("")
+    assert len(select(["data/train.jsonl"]).pieces) == 1
+
+
+def test_urls_are_listed_by_their_store():
+    store: Any = fsspec.filesystem("memory")
+    for name in ("a.jsonl", "sub/b.txt", ".hidden/c.txt"):
+        store.pipe_file(f"/bucket/{name}", b"x")
+    try:
+        assert names("memory://bucket") == ["memory:///bucket/a.jsonl", "memory:///bucket/sub/b.txt"]
+        assert names("memory://bucket/*.jsonl") == ["memory:///bucket/a.jsonl"]
+        assert names("memory://bucket/sub/b.txt") == ["memory:///bucket/sub/b.txt"]
+        with pytest.raises(ConfigError, match="names no file"):
+            select(["memory://bucket/c.txt"])
+    finally:
+        store.rm("/bucket", recursive=True)
+
+
+def test_a_home_has_caches_and_their_tokenizer(prepared: Any, tmp_path: Path):
+    """A cache is scanned by its shards, and its files are not read as text."""
+    plan = prepared.plan()
+    folder = plan.components["web"].train.folder
+    selection = select([str(folder)])
+    assert {(piece.folder, piece.tokenizer) for piece in selection.pieces if isinstance(piece, CachePiece)} == {(folder, plan.tokenizer)}
+    assert selection.names == ("part-0.jsonl", "part-1.jsonl")
+    tokens = select([str(prepared.home.root / "tokens")]).pieces
+    caches = {piece.folder for piece in tokens if isinstance(piece, CachePiece)}
+    assert caches == {*plan.folders("train").values(), *plan.folders("held_out").values()}
+    assert len([piece for piece in tokens if isinstance(piece, CachePiece)]) == len(tokens)
+
+    shutil.copytree(folder, tmp_path / "a" / "b" / "alone")
+    with pytest.raises(DataError, match=r"made with the tokenizer .*--tokenizer"):
+        select([str(tmp_path / "a" / "b" / "alone")])
+    both_ways: tuple[dict[str, Any], ...] = ({"tokenizer": plan.tokenizer}, {"homes": (prepared.home.root,)})
+    for options in both_ways:
+        (piece, *_) = select([str(tmp_path / "a" / "b" / "alone")], **options).pieces
+        assert isinstance(piece, CachePiece)
+        assert piece.tokenizer == plan.tokenizer

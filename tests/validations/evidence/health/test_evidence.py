@@ -1,0 +1,186 @@
+"""Each phenomenon, made on purpose, is found by its own measure and no other; a healthy run is silent."""
+
+import math
+from typing import Any, get_args
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.validations.evidence.health.simulated import LIMITS, Scenario, healthy_rows, random_scenario, with_loss
+from trainer.metrics import PARAM_GROUPS, Row
+from validations.evidence.health import health_evidence
+from validations.evidence.health.phenomena import PHENOMENA, Measure
+from validations.limits import HealthLimits
+
+COOLDOWN = Scenario(updates=1200)
+LATE = np.arange(1200) / 1200
+WINDOW_OF_SPIKES = (600, 601, 602)
+
+
+def flagged(table: pd.DataFrame) -> set[str]:
+    return set(table["measure"][table["value"] > table["limit"]])
+
+
+def row_of(table: pd.DataFrame, measure: str) -> dict[str, Any]:
+    return next({str(name): value for name, value in row.items()} for row in table.to_dict("records") if row["measure"] == measure)
+
+
+def changed(rows: list[Row], at: dict[int, dict[str, Any]]) -> list[Row]:
+    return [{**row, **at.get(number, {})} for number, row in enumerate(rows)]
+
+
+def scaled(rows: list[Row], name: str, factors: np.ndarray) -> list[Row]:
+    return [{**row, name: row[name] * float(factor)} for row, factor in zip(rows, factors, strict=True)]
+
+
+def spike(*rows: int, height: float = 1.0) -> np.ndarray:
+    added = np.zeros(1200)
+    added[list(rows)] = height
+    return added
+
+
+HEALTHY = healthy_rows(COOLDOWN)
+LED = scaled(with_loss(HEALTHY, spike(600, 601)), "update_norm", 1 + spike(594, 595, 596))
+PHENOMENA_MADE: dict[str, tuple[list[Row], set[str]]] = {
+    "a value that is no number": (changed(HEALTHY, {700: {"grad_norm/mlp": None}}), {Measure.NON_FINITE}),
+    "loss spikes": (with_loss(HEALTHY, spike(*WINDOW_OF_SPIKES)), {Measure.LOSS_SPIKES}),
+    "gradient spikes": (scaled(HEALTHY, "grad_norm", 1 + 9 * spike(*WINDOW_OF_SPIKES)), {Measure.GRAD_NORM_SPIKES}),
+    "gradient spikes of a group": (
+        scaled(HEALTHY, "grad_norm/lm_head", 1 + 9 * spike(*WINDOW_OF_SPIKES)),
+        {"grad_norm_spikes_percent/lm_head"},
+    ),
+    "weights of a group that were replaced": (
+        scaled(HEALTHY, "param_norm/norms", np.cumprod(1 + 0.3 * spike(600, 900))),
+        {"param_norm_jumps_percent/norms"},
+    ),
+    "update norm leads loss (#1368)": (LED, {Measure.LOSS_SPIKES, Measure.LED_SPIKES}),
+    "lm_head explodes (Spoonbill)": (
+        scaled(HEALTHY, "param_norm/lm_head", np.exp(2 * LATE)),
+        {Measure.LM_HEAD_GROWTH, "param_norm_jumps_percent/lm_head"},  # it grows on while the learning rate falls to nothing
+    ),
+    "loss creeps up (Raccoon)": (with_loss(HEALTHY, 0.5 * np.clip(LATE - 0.5, 0, 1)), {Measure.LOSS_RISE}),
+    "loss shifts up at flat evaluation (Bison)": (
+        with_loss(HEALTHY, 0.14 * (LATE >= 0.94)),
+        {Measure.LOSS_SHIFT, Measure.LOSS_RISE},  # it does rise in the cooldown
+    ),
+    "loss shifts down at flat evaluation": (with_loss(HEALTHY, -0.14 * (LATE >= 0.5)), {Measure.LOSS_SHIFT}),
+    "moving average the wrong way round (Ocelot)": (scaled(HEALTHY, "ema_distance", np.full(1200, 0.01)), {Measure.EMA_LAG}),
+    "EMA gap": (changed(HEALTHY, {row: {"eval_loss": 3.0, "ema_eval_loss": 2.7} for row in (1199,)}), {Measure.EMA_GAP}),
+    "waiting for data": (scaled(HEALTHY, "data_seconds", np.full(1200, 30.0)), {Measure.DATA_SHARE}),
+}
+
+
+@pytest.mark.parametrize("name", PHENOMENA_MADE)
+def test_each_phenomenon_is_found_by_its_own_measure_and_no_other(name: str):
+    rows, expected = PHENOMENA_MADE[name]
+    assert flagged(health_evidence(rows, LIMITS)) == {str(measure) for measure in expected}
+
+
+def test_every_measure_fires_on_something():
+    found = {str(measure).split("/")[0] for _, measures in PHENOMENA_MADE.values() for measure in measures}
+    assert found == {str(measure).split("/")[0] for measure in PHENOMENA}
+
+
+def test_a_shift_that_the_evaluation_follows_is_not_the_data_s():
+    rows = healthy_rows(Scenario(updates=1200, schedule="warm_up"))
+    step = 0.3 * (LATE >= 0.6)
+    assert Measure.LOSS_SHIFT in flagged(health_evidence(with_loss(rows, step), LIMITS))
+    assert Measure.LOSS_SHIFT not in flagged(health_evidence(with_loss(rows, step, evaluation=True), LIMITS))
+
+
+def test_a_new_mixture_may_shift_the_loss():
+    rows = with_loss(HEALTHY, 0.5 * (LATE >= 0.5))
+    declared = [{**row, "mixture_since": 100_600} if number >= 600 else row for number, row in enumerate(rows)]
+    assert flagged(health_evidence(rows, LIMITS)) >= {Measure.LOSS_SPIKES, Measure.LOSS_RISE, Measure.LOSS_SHIFT}
+    assert flagged(health_evidence(declared, LIMITS)) == set()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_healthy_run_is_silent(seed: int):
+    assert flagged(health_evidence(healthy_rows(random_scenario(seed)), LIMITS)) == set()
+
+
+def test_the_step_and_the_words_say_where_and_how_much():
+    table = health_evidence(PHENOMENA_MADE["loss shifts up at flat evaluation (Bison)"][0], LIMITS)
+    shift = row_of(table, Measure.LOSS_SHIFT)
+    assert shift["at_step"] == pytest.approx(100_001 + 0.94 * 1200, abs=40)
+    assert "the loss shifts by +0.1" in shift["detail"]
+    assert shift["described_in"] == 'Marin 32B retrospective, section "Shuffling anomaly"'
+    led = row_of(health_evidence(LED, LIMITS), Measure.LED_SPIKES)
+    assert led["at_step"] == 100_601
+    assert "times its usual value, 6 updates earlier" in led["detail"]
+
+
+def without(*names: str) -> list[Row]:
+    return [{name: value for name, value in row.items() if name not in names} for row in HEALTHY]
+
+
+@pytest.mark.parametrize(
+    ("missing", "measure", "is_required"),
+    [
+        (("loss",), Measure.LOSS_SPIKES, True),
+        (("loss",), Measure.LOSS_RISE, True),
+        (("update_norm",), Measure.LED_SPIKES, True),
+        (("param_norm/lm_head",), Measure.LM_HEAD_GROWTH, True),
+        (("grad_norm/mlp",), "grad_norm_spikes_percent/mlp", True),
+        (("data_seconds",), Measure.DATA_SHARE, True),
+        (("eval_loss",), Measure.LOSS_SHIFT, False),
+        (("eval_loss", "ema_eval_loss"), Measure.EMA_GAP, False),
+        (("ema_distance",), Measure.EMA_LAG, False),
+    ],
+)
+def test_what_the_rows_lack_is_no_silent_pass(missing: tuple[str, ...], measure: str, is_required: bool):
+    row = row_of(health_evidence(without(*missing), LIMITS), measure)
+    assert not row["is_measured"]
+    assert math.isnan(row["value"])
+    assert row["has_required_numbers"] == (not is_required)
+    assert row["is_unjudged"] == ("/" not in measure and measure != Measure.EMA_LAG)
+    assert health_evidence(HEALTHY, LIMITS)["has_required_numbers"].all()
+
+
+def test_a_shift_without_evaluations_is_told_of():
+    rows = [{name: value for name, value in row.items() if name != "eval_loss"} for row in with_loss(HEALTHY, 0.3 * (LATE >= 0.5))]
+    detail = row_of(health_evidence(rows, LIMITS), Measure.LOSS_SHIFT)["detail"]
+    assert "the training loss shifts by +0.3" in detail
+
+
+def test_what_the_recipe_does_not_limit_is_not_looked_for():
+    off = {name: None for name, field in HealthLimits.model_fields.items() if type(None) in get_args(field.annotation)}
+    table = health_evidence(HEALTHY, HealthLimits.model_validate({**LIMITS.model_dump(), **off}))
+    for measure in (Measure.LM_HEAD_GROWTH, Measure.LOSS_RISE, Measure.LOSS_SHIFT, Measure.EMA_GAP, Measure.DATA_SHARE):
+        row = row_of(table, measure)
+        assert not row["is_measured"]
+        assert not row["is_unjudged"]
+
+
+def test_no_rows_give_no_table():
+    assert health_evidence([], LIMITS).empty
+
+
+NAMES = [*HEALTHY[0], "eval_loss", "ema_eval_loss", "something else"]
+VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=2), st.lists(st.integers(), max_size=1))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(st.lists(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=len(NAMES)), max_size=12))
+def test_no_rows_break_it(rows: list[dict[str, Any]]):
+    table = health_evidence(rows, LIMITS)
+    assert set(table["measure"]) == (set(PHENOMENA) if rows else set())
+
+
+@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_damage_anywhere_in_a_long_run_does_not_break_it(data: st.DataObject):
+    rows = healthy_rows(Scenario(updates=150, changes=(90,), schedule="wsd"))
+    for _ in range(6):
+        row = data.draw(st.integers(0, len(rows) - 1))
+        name = data.draw(st.sampled_from(NAMES))
+        span = data.draw(st.integers(1, 80))
+        value = data.draw(VALUES)
+        for number in range(row, min(len(rows), row + span)):
+            rows[number] = {**rows[number], name: value}
+    assert len(health_evidence(rows, LIMITS)) == len(PHENOMENA)
+    assert len(PARAM_GROUPS) * 2 + len(Measure) == len(PHENOMENA)

@@ -1,0 +1,57 @@
+"""Runs that were really trained: a healthy one is silent and wholly judged, and what is done to the others is found."""
+
+import os
+from collections.abc import Iterator
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax
+
+import jax
+import numpy as np
+import pytest
+
+from tests.validations.evidence.health.simulated import LIMITS
+from tests.validations.evidence.health.trained import Run, cosine, counting, noise, train
+from validations.evidence.health import health_evidence
+from validations.evidence.health.phenomena import Measure
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation() -> Iterator[None]:
+    """What is compiled here runs for a second: XLA's optimisations, which take several, are left out."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+HEALTHY = Run(cosine, counting)
+
+
+def partly_noise(step: int, rng: np.random.Generator) -> np.ndarray:
+    """From update 220 on a third of the tokens mean nothing: other data, in order."""
+    tokens, meaningless = counting(step, rng), noise(step, rng)
+    return np.where(rng.random(tokens.shape) < 0.3, meaningless, tokens) if step >= 220 else tokens
+
+
+PROVOKED = {
+    Measure.LOSS_SPIKES: Run(cosine, lambda step, rng: noise(step, rng) if step in (200, 201) else counting(step, rng)),
+    Measure.LM_HEAD_GROWTH: Run(lambda step: 3e-3 if step < 100 else 0.1, counting, z_loss=lambda _: 0.0),
+    Measure.LOSS_SHIFT: Run(cosine, partly_noise),
+    Measure.EMA_LAG: Run(cosine, counting, updates=60, ema_decay=0.1),
+}
+
+
+def flagged(run: Run) -> set[str]:
+    table = health_evidence(train(run), LIMITS)
+    return set(table["measure"][table["value"] > table["limit"]])
+
+
+def test_a_healthy_run_is_wholly_judged_and_silent():
+    table = health_evidence(train(HEALTHY), LIMITS)
+    assert table["is_measured"].all()
+    assert (table["value"] <= table["limit"]).all()
+
+
+@pytest.mark.parametrize("measure", PROVOKED)
+def test_what_is_done_to_a_run_is_found(measure: Measure):
+    assert measure in flagged(PROVOKED[measure])

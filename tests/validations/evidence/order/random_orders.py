@@ -1,0 +1,21 @@
+"""True random permutations, as the measures look at permutations."""
+
+import numpy as np
+
+from validations.evidence.order.sample import STRETCH, Sample, random_indices
+
+
+def random_sample(rng: np.random.Generator, length: int) -> Sample:
+    """What `take_sample` would see of a true random permutation: places that were not drawn before."""
+    if length <= STRETCH:
+        places = rng.permutation(length)
+        return Sample(length, places, np.arange(length), places)
+    indices = random_indices(rng, length)
+    count = STRETCH + len(indices)
+    if length < 8 * count:
+        places = rng.permutation(length)
+        return Sample(length, places[:STRETCH], indices, places[indices])
+    drawn = rng.integers(0, length, 2 * count)
+    _, first = np.unique(drawn, return_index=True)
+    places = drawn[np.sort(first)]
+    return Sample(length, places[:STRETCH], indices, places[STRETCH:count])

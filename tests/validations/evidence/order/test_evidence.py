@@ -1,0 +1,176 @@
+"""The order of a phase on its own caches: Bison's unlucky stride over sorted data, and what the same data is under other orders."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flows.recipes import load_recipe
+from trainer.config import DataOrder, LearningRateSegment, RunConfig, Steps
+from trainer.data.loader import Loader
+from trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, SourceFile, write_manifest
+from trainer.data.permutation import Kind, Permutation, derive_key
+from validations.evidence.order.evidence import ORDER_COLUMNS, SHIFT_COLUMNS, order_evidence
+from validations.expectations.judging import judge_tables
+from validations.expectations.order_checks import order_checks
+from validations.expectations.reasons import reasons_for
+from validations.limits import OrderLimits
+
+LIMITS = OrderLimits(false_alarm_rate=1e-6, max_shift_deviations=0.5)
+PHASE = load_recipe("marin-8b", "proxy").phases[0]
+SEQ_LEN = PHASE.model.seq_len
+FILES, ROWS, STEPS = 8, 960, 100
+
+
+def write_cache(folder: Path, component: str, rows: int) -> Path:
+    """A cache in two shards whose documents are sorted by file; each file has a language, that is, tokens of its own."""
+    rng = np.random.default_rng(1)
+    folder.mkdir(parents=True)
+    shards: list[Shard] = []
+    for half in range(2):
+        documents: list[np.ndarray] = []
+        names: list[str] = []
+        for file in range(half * FILES // 2, (half + 1) * FILES // 2):
+            left = rows * SEQ_LEN // FILES
+            while left:
+                length = min(left, int(rng.integers(4, 3 * SEQ_LEN)))
+                documents.append(np.concatenate([[0], 2 + file * 40 + rng.integers(0, 40, length - 1)]).astype("<u2"))
+                names.append(f"file-{file}.jsonl")
+                left -= length
+        lengths = np.array([len(document) for document in documents])
+        name = f"shard-{half:05d}"
+        np.concatenate(documents).tofile(folder / f"{name}.bin")
+        columns = {"source_file": pa.array(names), "offset": pa.array(np.cumsum(lengths) - lengths), "length": pa.array(lengths)}
+        pq.write_table(pa.table(columns), folder / f"{name}.parquet")
+        shards.append(Shard(name=name, tokens=int(lengths.sum()), documents=len(documents), digest="", index_digest=""))
+    write_manifest(folder, _manifest(component, tuple(shards)))
+    return folder
+
+
+def _manifest(component: str, shards: tuple[Shard, ...]) -> Manifest:
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        component=component,
+        split="train",
+        key="key",
+        source={},
+        sources=tuple(SourceFile(name=f"file-{number}.jsonl", size_bytes=1, digest="") for number in range(FILES)),
+        reader="r",
+        normalizer="n",
+        encoder="e",
+        tokenizer_digest="t",
+        begin_of_text=0,
+        end_of_text=1,
+        dtype="uint16",
+        shards=shards,
+        documents=sum(shard.documents for shard in shards),
+        tokens=sum(shard.tokens for shard in shards),
+        text_bytes=1,
+        left_out={},
+    )
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("sorted")
+    return {name: str(write_cache(root / name, name, rows)) for name, rows in (("code", ROWS), ("few", 8))}
+
+
+def make_run(caches: dict[str, str], kind: Kind, seed: int) -> RunConfig:
+    """The phase draws 300 sequences before a larger batch and another mixture, and 800 after it; `few` is passed many times."""
+    return RunConfig(
+        recipe="sorted",
+        scale="proxy",
+        phase="bison",
+        start_step=10,
+        stop_step=STEPS,
+        seed=0,
+        model=PHASE.model,
+        optimizer=PHASE.optimizer,
+        learning_rate=(LearningRateSegment(kind="constant", start_step=10, end_step=STEPS, start=1e-3, end=1e-3),),
+        stability=PHASE.stability,
+        batch=Steps(((0, 8), (50, 16))),
+        mixture=Steps(((0, {"code": 75.0, "few": 25.0}), (50, {"code": 87.5, "few": 12.5}))),
+        order=DataOrder(seed=seed, permutation=kind, block_sequences=8),
+        checkpoints=PHASE.checkpoints,
+        start=None,
+        caches=caches,
+        verdict="",
+        output="",
+    )
+
+
+def unlucky_seed() -> int:
+    """The first seed under which the record's rule gives neighbours in the order to neighbours in the cache."""
+    for seed in range(100_000):
+        permutation = Permutation.build("linear", length=ROWS, key=derive_key("component", seed, "code", 0))
+        if permutation.at(1) - permutation.at(0) in (1, -1):
+            return seed
+    raise AssertionError("no unlucky seed")
+
+
+def failing(run: RunConfig, limits: OrderLimits = LIMITS) -> tuple[dict[str, pd.DataFrame], dict[str, str]]:
+    """The tables, and the sentence of each check that fails."""
+    order, shifts = order_evidence(run, limits)
+    tables = {"order": order, "shifts": shifts}
+    results = judge_tables(tables, order_checks(limits, tables))
+    assert all(result.outcome != "broken" for result in results)
+    return tables, {r.name: " ".join(reason.sentence for reason in reasons_for(r, tables)) for r in results if r.outcome == "failed"}
+
+
+def test_bison_s_stride_shifts_sorted_data_where_the_batches_do(caches: dict[str, str]):
+    run = make_run(caches, "linear", unlucky_seed())
+    tables, reasons = failing(run)
+    assert set(reasons) == {"expect_order_to_mix", "expect_no_predicted_phase_shift"}
+    assert 'the Marin 32B retrospective, "Shuffling: Linear vs. Feistel"' in reasons["expect_order_to_mix"]
+    assert "a phase shift is predicted in component code" in reasons["expect_no_predicted_phase_shift"]
+    found = {(row["component"], row["signal"]): row for row in tables["shifts"].to_dict("records")}
+    assert {which for which, row in found.items() if row["sure_deviations"] > 0.5} == {("code", "source file"), ("code", "token mix")}
+    source = found["code", "source file"]
+    change = int(source["change_at_step"])
+    before, after = files_drawn(run, 10, change), files_drawn(run, change, STEPS)
+    assert np.mean(before) == pytest.approx(source["before"], abs=0.3)
+    assert np.mean(after) == pytest.approx(source["after"], abs=0.3)
+
+
+def files_drawn(run: RunConfig, start: int, stop: int) -> list[int]:
+    """The file of each sequence of the larger component that the loader gives, by the tokens at its middle."""
+    loader, schedule = Loader(run), Loader(run)._schedule  # pyright: ignore[reportPrivateUsage]  # which component a sequence is of
+    drawn: list[int] = []
+    for step in range(start, stop):
+        middle = loader.batch(step).tokens[:, SEQ_LEN // 2 : SEQ_LEN // 2 + 2].max(axis=1)
+        drawn += ((middle - 2) // 40)[schedule.batch(step)[0] == 0].tolist()
+    return drawn
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_same_data_in_random_order_passes(caches: dict[str, str], seed: int):
+    tables, reasons = failing(make_run(caches, "feistel", seed))
+    assert reasons == {}
+    assert list(tables["order"]) == list(ORDER_COLUMNS)
+    assert list(tables["shifts"]) == list(SHIFT_COLUMNS)
+    assert tables["order"].groupby("component").size().to_dict() == {"code": 15, "few": 1}
+    assert len(tables["shifts"]) == 6
+
+
+def test_levanter_s_order_is_told_but_predicts_no_shift(caches: dict[str, str]):
+    _, reasons = failing(make_run(caches, "feistel_levanter", 1))
+    assert set(reasons) == {"expect_order_to_mix"}
+
+
+def test_a_recipe_that_asks_for_no_shift_gets_none(caches: dict[str, str]):
+    limits = OrderLimits(false_alarm_rate=1e-6, max_shift_deviations=None)
+    tables, reasons = failing(make_run(caches, "linear", unlucky_seed()), limits)
+    assert tables["shifts"].empty
+    assert set(reasons) == {"expect_order_to_mix"}
+
+
+def test_without_a_whole_row_nothing_is_judged_and_that_fails(tmp_path: Path):
+    empty = {"code": tmp_path / "code", "few": tmp_path / "few"}
+    for name, folder in empty.items():
+        write_manifest(folder, _manifest(name, ()))
+    _, reasons = failing(make_run({name: str(folder) for name, folder in empty.items()}, "feistel", 0))
+    assert "expect_table_row_count_to_be_between" in reasons

@@ -1,0 +1,118 @@
+"""For every table of every suite: without rows nothing passes, and a table that cannot be judged is told apart from bad data."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from tests.validations.evidence.health.simulated import LIMITS as HEALTH_LIMITS
+from tests.validations.evidence.health.simulated import Scenario, healthy_rows
+from tests.validations.test_gate import BETTER, LIMITS, PARENT
+from validations.evidence.evaluation import gate_evidence
+from validations.evidence.health.evidence import health_evidence
+from validations.expectations.judging import CheckResult, judge_tables
+from validations.expectations.reasons import reasons_for
+from validations.expectations.suites import SUITES, Suite, version_of
+from validations.limits import DataLimits
+from validations.verdict import DataEvidence
+
+Tables = dict[str, pd.DataFrame]
+EVERY_TABLE = [pytest.param(name, table, id=f"{name}-{table}") for name, suite in SUITES.items() for table in suite.tables]
+EMPTY_IS_GOOD = {"leaked_items"}
+"""A list of what was found: it is empty where nothing was, and the counts beside it say so."""
+
+
+@pytest.fixture
+def tables_of(data_evidence: Callable[..., DataEvidence]) -> Callable[[str], Tables]:
+    """The tables of a suite, in order."""
+
+    def build(suite: str) -> Tables:
+        if suite == "gate":
+            evidence = gate_evidence(BETTER, PARENT)
+            kinds = {"benchmarks": "benchmark", "bits_per_byte": "bits_per_byte"}
+            return {table: evidence[evidence["kind"] == kind] for table, kind in kinds.items()}
+        if suite == "health":
+            return {"health": health_evidence(healthy_rows(Scenario()), HEALTH_LIMITS)}
+        evidence = data_evidence()
+        return {name: getattr(evidence, name) for name in SUITES[suite].tables}
+
+    return build
+
+
+@pytest.fixture
+def thresholds(limits: DataLimits) -> dict[str, dict[str, Any]]:
+    return {name: one.model_dump(mode="json") for name, one in (("data", limits), ("health", HEALTH_LIMITS), ("gate", LIMITS))}
+
+
+def judged(suite: str, tables: Tables, thresholds: dict[str, dict[str, Any]], table: str | None = None) -> list[CheckResult]:
+    """What does not pass, of the checks that read this table, or of all."""
+    checks = [
+        check
+        for check in SUITES[suite].checks(thresholds[suite], tables)
+        if table in {None, check.table, check.details.table if check.details else check.table}
+    ]
+    return [result for result in judge_tables(tables, checks) if result.outcome != "passed"]
+
+
+def without(tables: Tables, column: str) -> Tables:
+    """The tables without the column of that name, wherever it stands: particulars may tell it in a row's place."""
+    return {name: table.drop(columns=column, errors="ignore") for name, table in tables.items()}
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_tables_in_order_pass(tables_of: Callable[[str], Tables], thresholds: dict[str, Any], suite: str):
+    assert judged(suite, tables_of(suite), thresholds) == []
+
+
+@pytest.mark.parametrize(("suite", "table"), EVERY_TABLE)
+def test_an_empty_table_never_passes_and_is_told_as_empty(
+    tables_of: Callable[[str], Tables], thresholds: dict[str, Any], suite: str, table: str
+):
+    tables = tables_of(suite)
+    if table in EMPTY_IS_GOOD:
+        pytest.skip("empty is good news here; that it agrees with the counts is tested in test_verdict.py")
+    tables[table] = tables[table].head(0)
+    failing = judged(suite, tables, thresholds, table)
+    assert all(result.outcome == "failed" for result in failing)
+    reasons = [reason for result in failing for reason in reasons_for(result, tables) if reason.where == f"table {table}"]
+    assert [(reason.what, reason.severity) for reason in reasons] == [
+        (f"the evidence table {table} is empty, so nothing was judged", "critical")
+    ]
+
+
+@pytest.mark.parametrize(("suite", "table"), EVERY_TABLE)
+def test_no_check_goes_away_with_its_column(tables_of: Callable[[str], Tables], thresholds: dict[str, Any], suite: str, table: str):
+    tables = tables_of(suite)
+    asked, needed = len(SUITES[suite].checks(thresholds[suite], tables)), list[str]()
+    for column in map(str, tables[table].columns):
+        fewer = without(tables, column)
+        checks = SUITES[suite].checks(thresholds[suite], fewer)
+        needed += [column] if any(check.missing_columns(fewer) for check in checks) else []
+        assert len(checks) >= asked or column in needed, f"without {column} {asked - len(checks)} checks are not made, and nothing says so"
+    assert needed
+
+
+@pytest.mark.parametrize(("suite", "table"), EVERY_TABLE)
+def test_a_column_that_is_missing_breaks_checks_and_fails_none(
+    tables_of: Callable[[str], Tables], thresholds: dict[str, Any], suite: str, table: str
+):
+    tables = tables_of(suite)
+    checks = SUITES[suite].checks(thresholds[suite], tables)
+    needed = [
+        column for column in map(str, tables[table].columns) if any(check.missing_columns(without(tables, column)) for check in checks)
+    ]
+    fewer = without(tables, needed[-1])
+    failing = judged(suite, fewer, thresholds, table)
+    assert {result.outcome for result in failing} == {"broken"}
+    assert all(f".{needed[-1]}" in result.observed for result in failing)
+    (first, *_) = reasons_for(failing[0], fewer)
+    assert first.severity == "critical"
+    assert "could not be made (there is no column" in first.what
+
+
+def test_a_suites_version_is_its_number_and_a_digest_of_the_code():
+    suite = SUITES["data"]
+    number, _, digest = version_of(suite).partition("-")
+    assert (int(number), len(digest)) == (suite.number, 12)
+    assert version_of(Suite("data", suite.number + 1, (), lambda *_: ())) == f"{suite.number + 1}-{digest}"

@@ -1,0 +1,134 @@
+"""Verdicts to report on: a small suite over made-up evidence, judged for real."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from validations.evidence.tables import write_tables
+from validations.expectations.check import Check, Details, expect_rows
+from validations.expectations.judging import judge_tables
+from validations.expectations.reasons import reasons_for
+from validations.expectations.suites import SUITES, Suite
+from validations.verdict import CheckOutcome, Verdict
+
+TABLES = ("caches", "leakage", "leaked_items")
+STALE = "the cache of component math is stale: GSM8K/test.json is no source of it any more"
+LEAK = "1,319 of 1,319 items of gsm8k stand in component math"
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>&\"'`|*_\nsecond line"
+
+_WARNS = Check(
+    table="caches",
+    expectation="ExpectColumnValuesToBeInSet",
+    arguments={"column": "files_like_tests", "value_set": [0]},
+    severity="warning",
+    asks="No file is named like a test split.",
+    what="{files_like_tests} files of component {component} are named like a test split",
+    found="{files_like_tests} files",
+    limit="0 files",
+    where="{folder}",
+    what_to_do="Exclude them in the source.",
+)
+_IS_FRESH = Check(
+    table="caches",
+    expectation="ExpectColumnValuesToBeInSet",
+    arguments={"column": "stale_files", "value_set": [0]},
+    severity="critical",
+    asks="The sources are still what the cache was made of.",
+    what="the cache of component {component} is stale: {differences}",
+    found="{stale_files} {stale_files:file differs|files differ}",
+    limit="0 files differ",
+    where="{folder}",
+    what_to_do="Run `phasewise data prepare` again.",
+)
+_HAS_NO_LEAK = Check(
+    table="leakage",
+    expectation="ExpectLeakedItemsWithinLimit",
+    arguments={"column": "items_hit", "limit": 0},
+    severity="critical",
+    asks="No test item stands in the training data.",
+    what="{items_hit:,} of 1,319 items of {benchmark} stand in component {component}",
+    found="item {item}: {excerpt}",
+    limit="at most 0 items",
+    where="{files}",
+    what_to_do="Remove it from the source.",
+    details=Details(
+        table="leaked_items",
+        keys=("component", "benchmark"),
+        order_by="score",
+        at_most=5,
+        what="item {item} of {benchmark} stands in component {component}",
+        where="{files}",
+    ),
+)
+
+
+def _checks(thresholds: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> tuple[Check, ...]:
+    if set(thresholds) != {"max_items"}:
+        raise ValueError("thresholds of another time")
+    return expect_rows("caches", "Name the caches."), _WARNS, _IS_FRESH, expect_rows("leakage", "Scan the caches."), _HAS_NO_LEAK
+
+
+SAMPLE_SUITE = Suite("sample", 1, TABLES, _checks)
+
+
+def register(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the suite one of those that verdicts are judged by."""
+    monkeypatch.setitem(SUITES, SAMPLE_SUITE.name, SAMPLE_SUITE)
+
+
+def evidence(
+    *, leaked: int = 0, stale: int = 0, like_tests: int = 0, components: int = 1, excerpt: str = "Janet's ducks"
+) -> dict[str, Any]:
+    """The tables; `leaked` items of one benchmark, `stale` files and files named like tests in each component."""
+    names = ["math", *(f"web-{number}" for number in range(1, components))]
+    caches = {
+        "component": names,
+        "folder": [f"tokens/{name}/{'long-' * 30}folder" for name in names],
+        "stale_files": [stale] * components,
+        "files_like_tests": [like_tests] * components,
+        "differences": ["GSM8K/test.json is no source of it any more" if stale else ""] * components,
+    }
+    rows = range(leaked)
+    items = {
+        "component": ["math"] * leaked,
+        "benchmark": ["gsm8k"] * leaked,
+        "item": [f"test-{number:04}" for number in rows],
+        "score": [1 - number / 10_000 for number in rows],
+        "files": ["gsm8k/test.json"] * leaked,
+        "excerpt": [excerpt] * leaked,
+    }
+    leakage = {"component": ["math"] * 2, "benchmark": ["mmlu", "gsm8k"], "items_hit": [0, leaked]}
+    return {"caches": pd.DataFrame(caches), "leakage": pd.DataFrame(leakage), "leaked_items": pd.DataFrame(items)}
+
+
+def judged(subject: str, tables: dict[str, Any], folder: Path) -> Verdict:
+    """The verdict on these tables, which are written to the folder."""
+    write_tables(folder, tables)
+    results = judge_tables(tables, _checks({"max_items": 0}, tables))
+    reasons = [reason for result in results for reason in reasons_for(result, tables)]
+    outcomes = [
+        CheckOutcome(
+            name=result.name,
+            table=result.check.table,
+            asks=result.check.asks,
+            severity=result.check.severity,
+            passes=result.outcome == "passed",
+            outcome=result.outcome,
+            observed=result.observed,
+        )
+        for result in results
+    ]
+    return Verdict(
+        subject=subject,
+        suite=SAMPLE_SUITE.name,
+        suite_version="1-sample",
+        passes=all(check.passes or (check.outcome == "failed" and check.severity == "warning") for check in outcomes),
+        judged={"math": "ab" * 32},
+        thresholds={"max_items": 0},
+        reasons=tuple(sorted(reasons, key=lambda reason: reason.severity != "critical")),
+        checks=tuple(outcomes),
+        evidence=str(folder),
+    )

@@ -1,0 +1,37 @@
+"""Compiled functions, kept for the next process.
+
+Numba looks only at the file of a function before it uses what it kept: a changed constant or function of another file would go
+unseen. So what is kept is kept under a digest of all the code of this package.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+from numba.core import config
+
+from trainer.storage import digest_of_bytes
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled(**options: Any) -> Callable[[Function], Function]:
+    """A decorator: compile the function when it is first called, for its arguments' types; it then runs without Python's lock."""
+    return cast(Callable[[Function], Function], numba.njit(cache=True, nogil=True, **options))  # pyright: ignore[reportUnknownMemberType]  # untyped
+
+
+def _folder() -> Path:
+    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    name = f"compiled-{digest_of_bytes(sources)[:16]}"
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "phasewise"
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        return home / name if os.access(home, os.W_OK) else Path(tempfile.gettempdir()) / name
+    except OSError:
+        return Path(tempfile.gettempdir()) / name
+
+
+config.CACHE_DIR = str(_folder())  # pyright: ignore[reportAttributeAccessIssue]  # the module has it at run time

@@ -1,0 +1,241 @@
+"""Escapes, tags and separators that a text may wear, undone one character at a time: compiled, over UTF-8 bytes."""
+
+# pyright: basic
+# Compiled functions take their types from their arguments.
+
+import numpy as np
+
+from validations.evidence.leakage.compiled import compiled
+
+MAX_TAG_CHARACTERS, MAX_CALCULATION_CHARACTERS = 300, 120
+HASH_START, HASH_FACTOR = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
+LESS, BRACKET, BACKSLASH, NOTHING = ord("<"), ord("["), ord("\\"), ord(" ")
+_AMPERSAND, _GREATER = ord("&"), ord(">")
+TAGS = (
+    "a abbr b big blockquote br caption cite code dd del div dl dt em font h1 h2 h3 h4 h5 h6 hr i img ins kbd li mark ol p pre q s samp "
+    "section small span strike strong sub sup table tbody td th thead tr tt u ul var"
+)
+FORUM_TAGS = "b i u s quote code url img size color list center font"
+
+
+@compiled()
+def next_point(text, at):
+    """The code point at a place, with its escapes undone, and the place after it."""
+    byte = text[at]
+    if byte < 0x80:
+        if byte == BACKSLASH:
+            return _unescape_backslash(text, at)
+        if byte == _AMPERSAND:
+            return _unescape_entity(text, at)
+        return np.int64(byte), at + 1
+    return _decode(text, at)
+
+
+@compiled(inline="always")
+def _decode(text, at):
+    byte, size = np.int64(text[at]), len(text)
+    length = 2 if 0xC2 <= byte < 0xE0 else 3 if 0xE0 <= byte < 0xF0 else 4 if 0xF0 <= byte < 0xF5 else 0
+    if length == 0 or at + length > size:
+        return np.int64(NOTHING), at + 1
+    point = byte & (0x7F >> length)
+    for offset in range(1, length):
+        following = np.int64(text[at + offset])
+        if following & 0xC0 != 0x80:
+            return np.int64(NOTHING), at + 1
+        point = (point << 6) | (following & 0x3F)
+    return point, at + length
+
+
+@compiled()
+def _unescape_backslash(text, at):
+    r"""After any number of backslashes: `\uXXXX` or `\xXX`; else a backslash, once."""
+    size = len(text)
+    while at < size and text[at] == BACKSLASH:
+        at += 1
+    if at >= size:
+        return np.int64(BACKSLASH), at
+    letter = text[at]
+    if letter == 117:  # u
+        point, after = _hexadecimal(text, at + 1, 4)
+        if point < 0:
+            return np.int64(BACKSLASH), at
+        if 0xD800 <= point < 0xDC00:
+            low_at = after
+            while low_at < size and text[low_at] == BACKSLASH:
+                low_at += 1
+            if low_at < size and text[low_at] == 117:
+                low, low_after = _hexadecimal(text, low_at + 1, 4)
+                if 0xDC00 <= low < 0xE000:
+                    return np.int64(0x10000) + ((point - 0xD800) << 10) + (low - 0xDC00), low_after
+        return point, after
+    if letter == 120:  # x
+        point, after = _hexadecimal(text, at + 1, 2)
+        if point >= 0:
+            return point, after
+    return np.int64(BACKSLASH), at
+
+
+@compiled()
+def _hexadecimal(text, at, digits):
+    """The number in so many hexadecimal digits and the place after them; minus one where they aren't."""
+    if at + digits > len(text):
+        return np.int64(-1), at
+    value = np.int64(0)
+    for offset in range(digits):
+        digit = _hexadecimal_digit(text[at + offset])
+        if digit < 0:
+            return np.int64(-1), at
+        value = value * 16 + digit
+    return value, at + digits
+
+
+@compiled(inline="always")
+def _hexadecimal_digit(byte):
+    if 48 <= byte <= 57:
+        return np.int64(byte) - 48
+    lower = np.int64(byte) | 32
+    return lower - 87 if 97 <= lower <= 102 else np.int64(-1)
+
+
+@compiled()
+def _unescape_entity(text, at):
+    """`&lt;` `&#39;` `&#x27;` `&eacute;`, escaped once or more (`&amp;lt;`); another name in letters is a sign, which separates words."""
+    size, plain = len(text), at + 1
+    body = plain
+    while body + 4 <= size and text[body] == 97 and text[body + 1] == 109 and text[body + 2] == 112 and text[body + 3] == 59:  # amp;
+        body += 4
+    if body < size and text[body] == 35:  # #
+        return _unescape_number(text, body, np.int64(_AMPERSAND), body if body > plain else plain)
+    end = body
+    while end < size and end - body < 10 and (97 <= (text[end] | 32) <= 122 or 48 <= text[end] <= 57):
+        end += 1
+    if end == body or end >= size or text[end] != 59:
+        return np.int64(NOTHING), body
+    length, first, second = end - body, text[body], text[body + 1] if end > body + 1 else 0
+    if length == 2 and second == 116 and (first == 108 or first == 103):  # lt, gt
+        return np.int64(LESS if first == 108 else _GREATER), end + 1
+    if length >= 5 and _is_accent(text, body + 1, end):
+        return np.int64(first), end + 1
+    return np.int64(NOTHING), end + 1
+
+
+@compiled()
+def _is_accent(text, at, end):
+    """Whether a name goes on as `acute`, `grave`, `circ`, `uml`, `tilde`, `cedil`, `ring`, `slash` or `caron`: by its first two letters."""
+    pair = np.int64(text[at]) << 8 | np.int64(text[at + 1])
+    known = (0x6163, 0x6772, 0x6369, 0x756D, 0x7469, 0x6365, 0x7269, 0x736C, 0x6361)
+    length = end - at
+    return pair in known and 3 <= length <= 5
+
+
+@compiled()
+def _unescape_number(text, at, otherwise, after_otherwise):
+    """`#39;` or `#x27;`, from its `#` on."""
+    size, value, place, base = len(text), np.int64(0), at + 1, 10
+    if place < size and (text[place] | 32) == 120:
+        place, base = place + 1, 16
+    first = place
+    while place < size and place - first < 7:
+        digit = _hexadecimal_digit(text[place])
+        if digit < 0 or digit >= base:
+            break
+        value = value * base + digit
+        place += 1
+    if place == first or place >= size or text[place] != 59 or value > 0x10FFFF:
+        return otherwise, after_otherwise
+    return value, place + 1
+
+
+@compiled()
+def skip_tag(text, at, tag_hashes):
+    """The place after a calculator tag or a formatting tag whose `<` ends at `at`; `at` where there is none."""
+    if at >= len(text):
+        return at
+    point, after = next_point(text, at)
+    if point == LESS:
+        return _skip_calculation(text, at, after)
+    if point == 47:  # a closing tag
+        if after >= len(text):
+            return at
+        point, after = next_point(text, after)
+    name, letters = HASH_START, 0
+    while (97 <= (point | 32) <= 122 or 48 <= point <= 57) and letters < 11 and after < len(text):
+        name = (name ^ np.uint64(point | 32 if point > 57 else point)) * HASH_FACTOR
+        letters += 1
+        point, after = next_point(text, after)
+    place = np.searchsorted(tag_hashes, name)
+    if letters == 0 or place >= len(tag_hashes) or tag_hashes[place] != name:
+        return at
+    for _ in range(MAX_TAG_CHARACTERS):
+        if point == _GREATER:
+            return after
+        if point == LESS or after >= len(text):
+            return at
+        point, after = next_point(text, after)
+    return at
+
+
+@compiled()
+def skip_forum_tag(text, at, tag_hashes):
+    """The place after `[b]`, `[/quote]` or `[url=…]` whose bracket ends at `at`; `at` where there is none."""
+    size, place = len(text), at
+    if place < size and text[place] == 47:
+        place += 1
+    name = HASH_START
+    while place < size and 97 <= (text[place] | 32) <= 122 and place - at < 8:
+        name = (name ^ np.uint64(text[place] | 32)) * HASH_FACTOR
+        place += 1
+    found = np.searchsorted(tag_hashes, name)
+    if found >= len(tag_hashes) or tag_hashes[found] != name or place >= size or (text[place] != 93 and text[place] != 61):
+        return at
+    for _ in range(MAX_CALCULATION_CHARACTERS):
+        if place >= size or text[place] == 10:
+            return at
+        if text[place] == 93:
+            return place + 1
+        place += 1
+    return at
+
+
+@compiled()
+def _skip_calculation(text, at, after):
+    """`<<16-7=9>>` from behind its second `<`: digits, operators, one equals sign at least."""
+    has_equals = False
+    for _ in range(MAX_CALCULATION_CHARACTERS):
+        if after >= len(text):
+            return at
+        point, after = next_point(text, after)
+        if point == _GREATER:
+            if not has_equals or after >= len(text):
+                return at
+            point, after = next_point(text, after)
+            return after if point == _GREATER else at
+        is_operator = point in (32, 36, 37, 40, 41, 42, 43, 44, 45, 46, 47, 61, 120)  # space $ % ( ) * + , - . / = x
+        if not is_operator and not 48 <= point <= 57:
+            return at
+        has_equals = has_equals or point == 61
+    return at
+
+
+@compiled()
+def skip_thousands(text, at):
+    r"""The place after a `,`, `{,}` or `,\!` with exactly three digits behind it; `at` where it separates something else."""
+    size, place = len(text), at
+    has_brace = text[place] == 123
+    if has_brace:
+        place += 1
+    if place >= size or text[place] != 44:
+        return at
+    place += 1
+    if has_brace:
+        if place >= size or text[place] != 125:
+            return at
+        place += 1
+    elif place + 1 < size and text[place] == BACKSLASH and text[place + 1] == 33:
+        place += 2
+    if place + 3 > size:
+        return at
+    for offset in range(3):
+        if not 48 <= text[place + offset] <= 57:
+            return at
+    return at if place + 3 < size and 48 <= text[place + 3] <= 57 else place

@@ -1,0 +1,185 @@
+"""The benchmark index: the words of every item's parts, how telling each word is, and the rare four-word runs by which items are found.
+
+It is built once, named by its content, and memory-mapped by whoever scans.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float32, Int32, UInt8, UInt64
+
+from trainer.code_digest import code_digest
+from trainer.errors import DataError
+from trainer.storage import digest_of_json, read_json, write_json
+from validations.evidence.leakage import fold, segments, words
+from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.segments import GRAM_FACTOR, PASSAGE, Segments, distinct, part_sizes, word_weights
+
+SEED_WORDS, GRAM_WORDS = 4, 2
+COMMON_SEED_ITEMS, MIN_SEEDS = 8, 8
+BUCKET_BITS, FILTER_BITS = 20, 27
+TABLE_NAME = "index.json"
+CODE = (fold, words, segments, sys.modules[__name__])
+
+
+@dataclass(frozen=True)
+class LeakageIndex:
+    """All parts of all items as one sequence of words; a part is a segment of it, an item a run of segments.
+
+    Attributes:
+        names: (benchmark, id) of each item.
+        hashes, weights: of each word; a word weighs more the fewer items hold it; the average word weighs 1.
+        grams: hash of the two words from here on, or of a segment's only word; 0 where none starts.
+        segment_starts, segment_kinds: first word and kind of each segment; `item_segments`: first segment of each item.
+        part_words, distinct_words, telling_words, telling_words_with_question, part_weights: see `PartSizes`.
+        seed_hashes, seed_words: rare runs of four words, sorted by hash, and the word where each starts; `seed_buckets` is where the
+            hashes with each value of their first bits start, `seed_filter` has a bit set for each.
+    """
+
+    names: tuple[tuple[str, str], ...]
+    digest: str
+    hashes: UInt64[np.ndarray, "w"]
+    weights: Float32[np.ndarray, "w"]
+    grams: UInt64[np.ndarray, "w"]
+    segment_starts: Int32[np.ndarray, "s+1"]
+    segment_kinds: UInt8[np.ndarray, "s"]
+    item_segments: Int32[np.ndarray, "i+1"]
+    item_of_word: Int32[np.ndarray, "w"]
+    part_words: Int32[np.ndarray, "i 5"]
+    distinct_words: Int32[np.ndarray, "i 5"]
+    telling_words: Int32[np.ndarray, "i 5"]
+    telling_words_with_question: Int32[np.ndarray, "i 5"]
+    part_weights: Float32[np.ndarray, "i 5"]
+    seed_hashes: UInt64[np.ndarray, "g"]
+    seed_words: Int32[np.ndarray, "g"]
+    seed_buckets: Int32[np.ndarray, "b+1"]
+    seed_filter: UInt8[np.ndarray, "f"]
+
+    @cached_property
+    def items_per_benchmark(self) -> dict[str, int]:
+        """Benchmark → number of items."""
+        found: dict[str, int] = {}
+        for benchmark, _ in self.names:
+            found[benchmark] = found.get(benchmark, 0) + 1
+        return found
+
+    @property
+    def num_bytes(self) -> int:
+        """What its arrays take in memory."""
+        return sum(array.nbytes for array in self._arrays().values())
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("names", "digest")}
+
+    @classmethod
+    def build(cls, items: Sequence[BenchmarkItem]) -> "LeakageIndex":
+        """Index the items.
+
+        Raises:
+            DataError: there are none, or two items of a benchmark have the same id.
+        """
+        _check(items)
+        of_items = Segments.of(items)
+        seeds, places = _seeds(of_items)
+        weights = word_weights(of_items, [item.task for item in items])
+        sizes = part_sizes(of_items, weights)
+        return cls(
+            names=tuple((item.benchmark, item.id) for item in items),
+            digest=index_digest(items),
+            hashes=of_items.hashes,
+            weights=weights,
+            grams=_grams(of_items),
+            segment_starts=of_items.starts,
+            segment_kinds=of_items.kinds,
+            item_segments=of_items.item_segments,
+            item_of_word=of_items.item_of_word,
+            part_words=sizes.words,
+            distinct_words=sizes.distinct,
+            telling_words=sizes.telling,
+            telling_words_with_question=sizes.telling_with_question,
+            part_weights=sizes.weights,
+            seed_hashes=seeds,
+            seed_words=places,
+            seed_buckets=np.searchsorted(seeds >> np.uint64(64 - BUCKET_BITS), np.arange((1 << BUCKET_BITS) + 1)).astype(np.int32),
+            seed_filter=_filter(seeds),
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write the index into a folder; its table last, so that a folder without one holds no index."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, array in self._arrays().items():
+            np.save(folder / f"{name}.npy", array)
+        write_json(folder / TABLE_NAME, {"digest": self.digest, "names": [list(name) for name in self.names]})
+
+    @classmethod
+    def load(cls, folder: Path) -> "LeakageIndex":
+        """Read an index; its arrays are mapped into memory and shared by all processes that read them.
+
+        Raises:
+            DataError: the folder holds no whole index.
+        """
+        try:
+            table = read_json(folder / TABLE_NAME)
+            names = tuple((str(benchmark), str(id)) for benchmark, id in table["names"])
+            arrays = {
+                field.name: np.load(folder / f"{field.name}.npy", mmap_mode="r")
+                for field in fields(cls)
+                if field.name not in ("names", "digest")
+            }
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(f"{folder} holds no whole benchmark index ({error}). Delete the folder and scan again.") from None
+        return cls(names=names, digest=str(table["digest"]), **arrays)
+
+
+def index_digest(items: Sequence[BenchmarkItem]) -> str:
+    """Digest of everything that decides what is found, except the limits: the items, and the code that reads and compares words."""
+    return digest_of_json({"items": [json.dumps(item) for item in items], "code": code_digest(*CODE)})
+
+
+def _check(items: Sequence[BenchmarkItem]) -> None:
+    if not items:
+        raise DataError("a benchmark index needs at least one item, found none. Name a folder with benchmark items.")
+    seen: set[tuple[str, str]] = set()
+    for item in items:
+        if (item.benchmark, item.id) in seen:
+            raise DataError(f"item ids must be unique within a benchmark, found {item.id} twice in {item.benchmark}. Rename one.")
+        seen.add((item.benchmark, item.id))
+
+
+def _grams(segments: Segments) -> UInt64[np.ndarray, "w"]:
+    """Each word and the next, whichever comes first; of a segment of one word, the word."""
+    following = np.append(segments.hashes[1:], np.uint64(0))
+    pairs = np.where(segments.words_left > 1, (segments.hashes + following) * GRAM_FACTOR, np.uint64(0))
+    firsts = segments.starts[:-1][np.diff(segments.starts) == 1]
+    pairs[firsts] = segments.hashes[firsts]
+    return pairs
+
+
+def _seeds(segments: Segments) -> tuple[UInt64[np.ndarray, "g"], Int32[np.ndarray, "g"]]:
+    """Runs of four words that few items share, and of each segment at least its eight rarest; sorted by hash, with where they start."""
+    runs = segments.runs(SEED_WORDS)
+    places = np.flatnonzero((runs != 0) & (segments.kinds[segments.segment_of_word] != PASSAGE))
+    runs, items, owners = runs[places], segments.item_of_word[places], segments.segment_of_word[places]
+    _, run = np.unique(runs, return_inverse=True)
+    num_items = len(segments.item_segments) - 1
+    shared_by = np.bincount(distinct(run.astype(np.int64) * num_items + items) // num_items, minlength=int(run.max(initial=0)) + 1)[run]
+    order = np.lexsort((places, shared_by, owners))
+    rank = np.empty(len(places), np.int64)
+    rank[order] = np.arange(len(places)) - np.searchsorted(owners[order], owners[order])
+    kept = (shared_by <= COMMON_SEED_ITEMS) | (rank < MIN_SEEDS)
+    runs, places = runs[kept], places[kept]
+    order = np.lexsort((places, runs))
+    return runs[order], places[order].astype(np.int32)
+
+
+def _filter(seeds: UInt64[np.ndarray, "g"]) -> UInt8[np.ndarray, "f"]:
+    bits = min(FILTER_BITS, max(10, (32 * len(seeds)).bit_length()))
+    found = np.zeros(1 << (bits - 3), np.uint8)
+    at = (seeds * GRAM_FACTOR) >> np.uint64(64 - bits)
+    np.bitwise_or.at(found, (at >> np.uint64(3)).astype(np.int64), np.left_shift(1, (at & np.uint64(7)).astype(np.uint8)).astype(np.uint8))
+    return found

@@ -1,0 +1,100 @@
+"""What counts as finding an item: which of its parts alone, which beside its question, alike or word for word.
+
+| what stands in the text | words | of these distinct, and no signs | must be |
+|---|---|---|---|
+| the question, a solution, a long answer | 13 or more | 5 or more | alike |
+| the choices together | 13 or more | 8 or more | alike |
+| the question, a solution, a long answer | 13 or more | fewer, but 6 with signs | word for word |
+| the question alone | 8 to 12 | 6 or more | word for word |
+| the question with its choices, answer, solution or passage near | 13 or more | 5 or more | alike, each in part |
+| the question with its choices, answer, solution or passage near | 6 to 12 | 5 or more | both word for word |
+
+13 is the limit's `min_words`. Signs are numbers and single letters. "Alike" is a score of at least the limit's `min_score`, and half of
+the numbers where there are two or more; the less a part says, the higher the score must be (see `_needed`). What none of this covers is
+out of reach, and counted.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int32, UInt8
+
+from validations.evidence.leakage.index import LeakageIndex
+from validations.evidence.leakage.items import HELD_OUT
+from validations.evidence.leakage.segments import ANSWER, CHOICE, PASSAGE, QUESTION, SOLUTION
+from validations.limits import LeakageLimits
+
+NEVER, ALIKE, VERBATIM = range(3)
+PARTS = ("question", "choices", "answer", "item")
+MIN_VERBATIM_WORDS, MIN_TOGETHER_WORDS = 8, 6
+MIN_DISTINCT, MIN_DISTINCT_VERBATIM, MIN_DISTINCT_CHOICES = 5, 6, 8
+LITTLE_WEIGHT, MUCH_WEIGHT, MAX_NEEDED = 6.0, 15.0, 0.85
+LITTLE_SOLUTION_WEIGHT, MUCH_SOLUTION_WEIGHT, MAX_SOLUTION_NEEDED = 15.0, 50.0, 0.85
+"""Weight of a part, in average words, up to which nearly all of it must be there, and from which on `min_score` is enough. Of solutions,
+programs above all, it takes more: they are made of the same few phrases."""
+MIN_CHOICES_NEEDED, MIN_EACH = 0.8, 0.4
+MIN_NUMBERS, MIN_NUMBERS_SHARE = 2, 0.5
+WORDS_PER_SEED, MIN_SEEDS, MAX_SEEDS = 8, 2, 6
+JOINED_EXTRA = 0.05
+"""Two halves from neighbouring documents must say more than one whole."""
+
+
+class Rules(NamedTuple):
+    """What each part of each item needs, alone and together with the question: how, and which score."""
+
+    alone: UInt8[np.ndarray, "i 5"]
+    together: UInt8[np.ndarray, "i 5"]
+    alone_scores: Float32[np.ndarray, "i 5"]
+    together_scores: Float32[np.ndarray, "i 5"]
+    seeds: UInt8[np.ndarray, "i"]
+    """Rare runs that must stand near one another before an item is looked for; no more than it has."""
+
+    @property
+    def out_of_reach(self) -> Bool[np.ndarray, "i"]:
+        """Items that can't be told from ordinary text."""
+        return (self.alone == NEVER).all(axis=1) & (self.together == NEVER).all(axis=1)
+
+
+def build_rules(index: LeakageIndex, limits: LeakageLimits) -> Rules:
+    """The table above for every item of the index."""
+    words, telling = np.asarray(index.part_words), np.asarray(index.telling_words)
+    alone = np.full(words.shape, NEVER, np.uint8)
+    long = words >= limits.min_words
+    alone[long & (index.distinct_words >= MIN_DISTINCT_VERBATIM)] = VERBATIM
+    alone[long & (telling >= MIN_DISTINCT)] = ALIKE
+    alone[telling[:, CHOICE] < MIN_DISTINCT_CHOICES, CHOICE] = NEVER
+    alone[:, PASSAGE] = NEVER
+    question = words[:, QUESTION]
+    is_short = (question >= MIN_VERBATIM_WORDS) & (question < limits.min_words) & (telling[:, QUESTION] >= MIN_DISTINCT_VERBATIM)
+    alone[is_short, QUESTION] = VERBATIM
+    together = np.full(words.shape, NEVER, np.uint8)
+    for kind in (CHOICE, ANSWER, SOLUTION, PASSAGE):
+        total = question + words[:, kind]
+        is_pair = (question > 0) & (words[:, kind] > 0) & (index.telling_words_with_question[:, kind] >= MIN_DISTINCT)
+        together[is_pair & (total >= MIN_TOGETHER_WORDS), kind] = VERBATIM
+        together[is_pair & (total >= limits.min_words), kind] = ALIKE
+    weights = np.asarray(index.part_weights)
+    needed = _needed(weights, limits.min_score, LITTLE_WEIGHT, MUCH_WEIGHT, MAX_NEEDED)
+    solutions = _needed(weights, limits.min_score, LITTLE_SOLUTION_WEIGHT, MUCH_SOLUTION_WEIGHT, MAX_SOLUTION_NEEDED)
+    needed[:, SOLUTION] = solutions[:, SOLUTION]
+    needed[:, CHOICE] = np.maximum(needed[:, CHOICE], MIN_CHOICES_NEEDED)
+    is_copy = np.array([benchmark.startswith(HELD_OUT) for benchmark, _ in index.names])
+    needed[is_copy] = np.maximum(needed[is_copy], limits.min_copy_score)
+    pairs = _needed(weights + weights[:, [QUESTION]], limits.min_score, LITTLE_WEIGHT, MUCH_WEIGHT, MAX_NEEDED)
+    return Rules(alone, together, needed, pairs, _seeds(index, words, alone, together))
+
+
+def _needed(weights: Float32[np.ndarray, "i 5"], min_score: float, little: float, much: float, most: float) -> Float32[np.ndarray, "i 5"]:
+    """The score that counts as alike: the less a part says, the more of it must be there."""
+    missing = np.clip((much - weights) / (much - little), 0, 1)
+    return (min_score + missing * max(most - min_score, 0)).astype(np.float32)
+
+
+def _seeds(
+    index: LeakageIndex, words: Int32[np.ndarray, "i 5"], alone: UInt8[np.ndarray, "i 5"], together: UInt8[np.ndarray, "i 5"]
+) -> UInt8[np.ndarray, "i"]:
+    """One for every eight words of the smallest thing that counts as the item, from two to six."""
+    pairs, none = words[:, [QUESTION]] + words, np.iinfo(np.int32).max
+    sizes = np.where(alone != NEVER, words, np.where(together != NEVER, pairs, none)).min(axis=1)
+    there = np.bincount(index.item_of_word[index.seed_words], minlength=len(words))
+    return np.minimum(np.clip(sizes // WORDS_PER_SEED, MIN_SEEDS, MAX_SEEDS), there).astype(np.uint8)

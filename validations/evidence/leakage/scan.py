@@ -1,0 +1,268 @@
+"""Scanning documents for benchmark items, one after the other: memory is bounded, and so is what is kept of one item's hits."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from pydantic import Field
+from tokenizers import Tokenizer
+
+from trainer.config import Frozen
+from trainer.data.cache import TokenCache
+from validations.evidence.leakage.detokenize import build_detokenizer
+from validations.evidence.leakage.index import LeakageIndex
+from validations.evidence.leakage.match import find_seeds, score_candidates, text_grams
+from validations.evidence.leakage.rules import PARTS, build_rules
+from validations.evidence.leakage.words import split_words
+from validations.limits import LeakageLimits
+
+BATCH_BYTES, CARRIED_BYTES = 2**21, 2**16
+MAX_HITS_PER_ITEM = 1000
+EXCERPT_BYTES = 160
+CLEARLY_BETTER, MOSTLY = 0.1, 0.5
+_OUT_ROOM = 4096
+
+
+class Document(NamedTuple):
+    """A document to scan: the file that it came from, its place in that file, its id, its text in UTF-8, its tokens in a cache."""
+
+    file: str
+    number: int
+    id: str
+    text: bytes
+    tokens: int = 0
+
+
+class Hit(Frozen):
+    """One part of one item in one document.
+
+    Attributes:
+        document: 0-based place in the file; in a token cache, in the cache.
+        tokens: of the whole document, where it is from a token cache.
+        part: `question`, `choices` or `answer` (or solution) alone, or `item`: the question with another part.
+        score: share of the part that was found, by weight.
+        start, end: bytes of the document's text between which it stands.
+    """
+
+    file: str
+    document: int
+    id: str
+    tokens: int
+    benchmark: str
+    item: str
+    part: str
+    score: float
+    start: int
+    end: int
+    excerpt: str
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The document, in the order in which hits are kept."""
+        return self.file, self.document
+
+
+class Scan(Frozen):
+    """What was scanned, and the hits in the order of file, document, benchmark, item and part."""
+
+    documents: int = Field(ge=0)
+    bytes: int = Field(ge=0)
+    hits: tuple[Hit, ...]
+
+
+def scan_documents(documents: Iterable[Document], index: LeakageIndex, limits: LeakageLimits) -> Scan:
+    """Scan a stream of documents, in which neighbours are taken for neighbours: an item that is split over two of them is found."""
+    scanner, kept = _Scanner(index, limits), _Kept()
+    count = size = waiting = 0
+    batch: list[_Chunk] = []
+    for document in documents:
+        count, size = count + 1, size + len(document.text)
+        for chunk in _chunks(document):
+            batch.append(chunk)
+            waiting += len(chunk.text)
+            if waiting >= BATCH_BYTES:
+                kept.add(scanner.scan(batch))
+                batch = _carried(batch)
+                waiting = sum(len(chunk.text) for chunk in batch)
+    if batch:
+        kept.add(scanner.scan(batch))
+    return Scan(documents=count, bytes=size, hits=kept.hits())
+
+
+def merge_scans(scans: Iterable[Scan]) -> Scan:
+    """Several scans as one, whatever their order."""
+    kept, documents, size = _Kept(), 0, 0
+    for scan in scans:
+        documents, size = documents + scan.documents, size + scan.bytes
+        kept.add(scan.hits)
+    return Scan(documents=documents, bytes=size, hits=kept.hits())
+
+
+def cache_documents(folder: Path, tokenizer: Tokenizer, shard: int | None = None) -> Iterator[Document]:
+    """The documents of a token cache, or of one of its shards, as text.
+
+    Raises:
+        DataError: the folder is not a whole cache.
+    """
+    cache, detokenize = TokenCache.open(folder), build_detokenizer(tokenizer)
+    first = sum(each.documents for each in cache.manifest.shards[: shard or 0])
+    for number, document in enumerate(cache.documents(None if shard is None else [shard]), start=first):
+        yield Document(document.source_file, number, document.id, detokenize(document.tokens), len(document.tokens))
+
+
+class _Chunk(NamedTuple):
+    """A piece of a document: a document that is longer than a batch comes in several."""
+
+    document: Document
+    text: bytes
+    start: int
+
+
+def _chunks(document: Document) -> Iterator[_Chunk]:
+    for start in range(0, max(len(document.text), 1), BATCH_BYTES):
+        yield _Chunk(document, document.text[start : start + BATCH_BYTES], start)
+
+
+def _carried(batch: Sequence[_Chunk]) -> list[_Chunk]:
+    """The end of a batch, with which the next one starts: what stands across the seam is seen whole once."""
+    carried: list[_Chunk] = []
+    room = CARRIED_BYTES
+    for chunk in reversed(batch):
+        if len(chunk.text) > room:
+            if not carried:
+                cut = len(chunk.text) - room
+                carried.append(_Chunk(chunk.document, chunk.text[cut:], chunk.start + cut))
+            break
+        carried.append(chunk)
+        room -= len(chunk.text)
+    return carried[::-1]
+
+
+@dataclass
+class _Kept:
+    """The best hit of each part of an item in a document; of one item, those of the first thousand documents."""
+
+    _by_item: dict[tuple[str, str], dict[tuple[tuple[str, int], str], Hit]] = field(default_factory=dict[Any, Any])
+
+    def add(self, hits: Iterable[Hit]) -> None:
+        for hit in hits:
+            of_item = self._by_item.setdefault((hit.benchmark, hit.item), {})
+            key = (hit.place, hit.part)
+            if key not in of_item or (hit.score, -hit.start) > (of_item[key].score, -of_item[key].start):
+                of_item[key] = hit
+            if len(of_item) >= 2 * MAX_HITS_PER_ITEM:
+                self._by_item[hit.benchmark, hit.item] = dict(sorted(of_item.items())[:MAX_HITS_PER_ITEM])
+
+    def hits(self) -> tuple[Hit, ...]:
+        kept = [hit for of_item in self._by_item.values() for _, hit in sorted(of_item.items())[:MAX_HITS_PER_ITEM]]
+        return tuple(sorted(kept, key=lambda hit: (hit.place, hit.benchmark, hit.item, hit.part)))
+
+
+class _Scanner:
+    """An index made ready, with the arrays that every batch uses again."""
+
+    def __init__(self, index: LeakageIndex, limits: LeakageLimits):
+        rules = build_rules(index, limits)
+        self._names = index.names
+        self._benchmarks = np.unique(np.array([benchmark for benchmark, _ in index.names]), return_inverse=True)[1]
+        self._seeds = (index.seed_hashes, index.seed_words, index.seed_buckets, index.seed_filter)
+        self._rules = tuple(rules)
+        self._item_of_word = np.asarray(index.item_of_word)
+        self._index = (
+            index.hashes, index.weights, index.grams, index.segment_starts, index.segment_kinds, index.item_segments, index.item_of_word,
+        )  # fmt: skip
+        longest = int(np.diff(np.asarray(index.segment_starts)[np.asarray(index.item_segments)]).max(initial=1))
+        slots = 1 << (16 * longest + 1024).bit_length()
+        self._scratch = (np.empty(slots, np.uint64), np.empty(slots, np.int32), np.zeros(slots, np.int64))
+        self._candidates = (np.empty(2**16, np.int32), np.empty(2**16, np.int32))
+        self._out = _out(_OUT_ROOM)
+
+    def scan(self, batch: Sequence[_Chunk]) -> list[Hit]:
+        """The hits in a batch of neighbours."""
+        text = b"\n".join(chunk.text for chunk in batch)
+        firsts = np.cumsum([0, *(len(chunk.text) + 1 for chunk in batch[:-1])])
+        words = split_words(text)
+        found_words, found_places = self._find(words.hashes)
+        if not len(found_words):
+            return []
+        documents = (np.searchsorted(firsts, words.starts, side="right") - 1).astype(np.int32)
+        grams = np.empty(len(words.hashes), np.uint64)
+        text_grams(words.hashes, grams)
+        found = self._score((found_words, found_places), (words.hashes, grams, documents))
+        found = _best_of_each(found, documents)
+        item, _, score, anchor, first, last = found
+        owners = documents[anchor]
+        limits = np.append(firsts, len(text) + 1)  # a part that goes on in a neighbour ends, for its document, with the document
+        starts, ends = np.maximum(words.starts[first], limits[owners]), np.minimum(words.ends[last], limits[owners + 1] - 1)
+        kept = _without_overshadowed(owners, self._benchmarks[item], score, starts, ends)
+        return [
+            self._hit(batch[owners[n]], int(firsts[owners[n]]), *(column[n].item() for column in (*found[:3], starts, ends))) for n in kept
+        ]
+
+    def _find(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Candidates by item, then place."""
+        count = find_seeds(hashes, *self._seeds, *self._candidates)
+        if count > len(self._candidates[0]):
+            self._candidates = (np.empty(2 * count, np.int32), np.empty(2 * count, np.int32))
+            count = find_seeds(hashes, *self._seeds, *self._candidates)
+        words, places = (found[:count] for found in self._candidates)
+        order = np.lexsort((words, places, self._item_of_word[words]))
+        return words[order], places[order]
+
+    def _score(self, candidates: tuple[np.ndarray, ...], text: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
+        count = score_candidates(candidates, text, self._index, self._rules, self._scratch, self._out)
+        if count > len(self._out[0]):
+            self._out = _out(2 * count)
+            count = score_candidates(candidates, text, self._index, self._rules, self._scratch, self._out)
+        return tuple(column[:count] for column in self._out)
+
+    def _hit(self, chunk: _Chunk, first: int, item: int, part: int, score: float, start: int, end: int) -> Hit:
+        start, end = start - first, end - first
+        benchmark, id = self._names[item]
+        excerpt = chunk.text[start : start + EXCERPT_BYTES].decode(errors="replace")
+        return Hit(
+            file=chunk.document.file,
+            document=chunk.document.number,
+            id=chunk.document.id,
+            tokens=chunk.document.tokens,
+            benchmark=benchmark,
+            item=id,
+            part=PARTS[part],
+            score=round(min(score, 1.0), 4),
+            start=chunk.start + start,
+            end=chunk.start + end,
+            excerpt=" ".join(excerpt.split()),
+        )
+
+
+def _out(room: int) -> tuple[np.ndarray, ...]:
+    return tuple(np.empty(room, kind) for kind in (np.int32, np.uint8, np.float64, np.int64, np.int64, np.int64))
+
+
+def _best_of_each(found: tuple[np.ndarray, ...], documents: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Of each part of an item in a document the best place, the first of equals."""
+    item, part, score, anchor, first, _ = found
+    order = np.lexsort((first, -score, part, item, documents[anchor]))
+    keys = np.stack([documents[anchor], item, part])[:, order]
+    is_first = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)) if len(order) else np.zeros(0, bool)
+    return tuple(column[order[is_first]] for column in found)
+
+
+def _without_overshadowed(
+    owners: np.ndarray, benchmarks: np.ndarray, scores: np.ndarray, starts: np.ndarray, ends: np.ndarray
+) -> list[int]:
+    """Numbers of the hits of which no clearly better one of the same benchmark covers the same place: siblings by template go."""
+    kept: list[int] = []
+    order = np.lexsort((starts, benchmarks, owners))
+    groups = np.flatnonzero(np.diff(owners[order], prepend=-1) | np.diff(benchmarks[order], prepend=-1))
+    for first, stop in pairwise([*groups.tolist(), len(order)]):
+        of_group = order[first:stop]
+        for number in of_group.tolist():
+            shared = np.minimum(ends[number], ends[of_group]) - np.maximum(starts[number], starts[of_group])
+            covers = shared > MOSTLY * (ends[number] - starts[number])
+            if not (covers & (scores[of_group] > scores[number] + CLEARLY_BETTER)).any():
+                kept.append(number)
+    return sorted(kept)

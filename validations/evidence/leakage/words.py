@@ -1,0 +1,136 @@
+"""The words by which texts are compared: the same for a text in whatever dress, as compiled loops over its UTF-8 bytes.
+
+Undone on the way, in texts and in items alike: JSON's and HTML's escapes (however often they were applied), HTML's formatting tags,
+GSM8K's calculator tags `<<16-7=9>>`, commas between thousands, and everything that `fold` folds.
+A backslash takes the letters n, t and r after it with it: so a line break that was escaped, and LaTeX that was not, give the same words.
+"""
+
+# pyright: basic
+# Compiled functions take their types from their arguments.
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int32, UInt8, UInt64
+
+from validations.evidence.leakage.compiled import compiled
+from validations.evidence.leakage.escapes import (
+    BACKSLASH,
+    BRACKET,
+    FORUM_TAGS,
+    HASH_FACTOR,
+    HASH_START,
+    LESS,
+    NOTHING,
+    TAGS,
+    next_point,
+    skip_forum_tag,
+    skip_tag,
+    skip_thousands,
+)  # fmt: skip
+from validations.evidence.leakage.fold import DIGIT, DROPPED, KIND_SHIFT, LETTER, MAX_EXPANSION, SEPARATOR, TABLE_SIZE, WORD, fold_table
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+FULLWIDTH_BACKSLASH = 0xFF3C
+LETTER_N, LETTER_T, LETTER_R = (LETTER << KIND_SHIFT | ord(letter) for letter in "ntr")
+SIGN_MARK, NUMBER_MARK = np.uint64(1), np.uint64(2)
+
+
+class Words(NamedTuple):
+    """Words of a text in order: hash, and the bytes that it was read from. The hash's lowest bits mark signs and numbers."""
+
+    hashes: UInt64[np.ndarray, "w"]
+    starts: Int32[np.ndarray, "w"]
+    ends: Int32[np.ndarray, "w"]
+
+
+def split_words(text: bytes | UInt8[np.ndarray, "n"]) -> Words:
+    """The words of a UTF-8 text, of less than 2 GiB. What isn't UTF-8 separates words."""
+    content = np.frombuffer(text, np.uint8) if isinstance(text, bytes) else text
+    hashes, starts, ends = (np.empty(len(content) + MAX_EXPANSION, kind) for kind in (np.uint64, np.int32, np.int32))
+    codes, expansions = fold_table()
+    count = _split(content, codes, expansions, _TAG_HASHES, _FORUM_TAG_HASHES, hashes, starts, ends)
+    return Words(hashes[:count].copy(), starts[:count].copy(), ends[:count].copy())
+
+
+def is_sign(hashes: UInt64[np.ndarray, "w"]) -> np.ndarray:
+    """Which words are numbers or single letters, such as stand in any formula."""
+    return (hashes & SIGN_MARK).astype(bool)
+
+
+def _tag_hash(name: str) -> int:
+    value = int(HASH_START)
+    for letter in name:
+        value = ((value ^ ord(letter)) * int(HASH_FACTOR)) % 2**64
+    return value
+
+
+_TAG_HASHES, _FORUM_TAG_HASHES = (np.array(sorted(map(_tag_hash, names.split())), np.uint64) for names in (TAGS, FORUM_TAGS))
+
+
+@compiled()
+def _split(text, codes, expansions, tag_hashes, forum_tag_hashes, hashes, starts, ends):  # compiled for its arguments' types
+    size = len(text)
+    count = at = 0
+    kind, value, first, last, letters = 0, HASH_START, 0, 0, 0  # of the word being read; kind 0 is none
+    escapes = False  # whether a backslash stands before
+    while at < size:
+        begin = at
+        point, at = next_point(text, at)
+        if point == LESS:
+            after = skip_tag(text, at, tag_hashes)
+            if after > at:
+                at, point = after, NOTHING
+        elif point == BRACKET:
+            at = skip_forum_tag(text, at, forum_tag_hashes)
+        elif kind == DIGIT and (point == 44 or point == 123):  # a comma, or one in braces, as LaTeX has it
+            after = skip_thousands(text, begin)
+            if after > begin:
+                at = after
+                continue
+        code = codes[point] if point < TABLE_SIZE else _code_beyond(point)
+        if point in (BACKSLASH, FULLWIDTH_BACKSLASH):
+            escapes = True
+        elif escapes and point != NOTHING:
+            if code in (LETTER_N, LETTER_T, LETTER_R):
+                code = SEPARATOR
+            escapes = code == DROPPED
+        parts = 1 if code >= 0 else MAX_EXPANSION
+        for part in range(parts):
+            piece = code if code >= 0 else expansions[-code, part]
+            if piece == DROPPED:
+                continue
+            new_kind = piece >> KIND_SHIFT
+            if kind != 0 and (new_kind != kind or kind == WORD):
+                hashes[count], starts[count], ends[count] = _finish(value, kind, letters), first, last
+                count += 1
+                kind = 0
+            if new_kind != 0:
+                if kind == 0:
+                    kind, value, first, letters = new_kind, HASH_START, begin, 0
+                value = (value ^ np.uint64(piece & 0xFFFFFF)) * HASH_FACTOR
+                last = at
+                letters += 1
+    if kind != 0:
+        hashes[count], starts[count], ends[count] = _finish(value, kind, letters), first, last
+        count += 1
+    return count
+
+
+@compiled(inline="always")
+def _finish(value, kind, letters):
+    """A well mixed hash; its lowest bits say whether the word is a sign, and a number."""
+    value = (value ^ (value >> np.uint64(29))) * _MIX
+    value = value ^ (value >> np.uint64(32))
+    value = (value >> np.uint64(2)) << np.uint64(2)
+    if kind == DIGIT:
+        return value | SIGN_MARK | NUMBER_MARK
+    return value | SIGN_MARK if kind == LETTER and letters == 1 else value
+
+
+@compiled(inline="always")
+def _code_beyond(point):
+    """Beyond the table: ideographs are words, tags are dropped, the rest separates."""
+    if 0x20000 <= point < 0x40000:
+        return (WORD << KIND_SHIFT) | point
+    return DROPPED if 0xE0000 <= point < 0xE1000 else SEPARATOR

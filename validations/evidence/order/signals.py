@@ -1,0 +1,106 @@
+"""What rows of a token cache are like, without a word being read: source file, document length, and which tokens they use.
+
+A row speaks for the document at its middle. Of a large cache some shards are looked at, evenly spaced, and of these some rows.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainer.data.cache import TokenCache
+
+MAX_DOCUMENTS = 400_000
+MAX_ROWS = 2**15
+TOKEN_MIX_ROWS = 4096
+TOKEN_MIX_TOKENS = 128
+COMMON_TOKENS = 64
+SIGNALS = ("source file", "document length", "token mix")
+
+
+@dataclass(frozen=True)
+class RowSignals:
+    """Signals of some rows.
+
+    Attributes:
+        rows: numbers of the rows, in increasing order.
+        source_file: the ordinal of the file that the row's document came from, in the order of the cache.
+        document_length: binary logarithm of the document's tokens.
+    """
+
+    rows: np.ndarray
+    source_file: np.ndarray
+    document_length: np.ndarray
+
+
+def row_signals(cache: TokenCache, seq_len: int) -> RowSignals:
+    """What the index says of the rows, or of so many of them that this costs little."""
+    shards = chosen_shards([shard.documents for shard in cache.manifest.shards])
+    middle = seq_len // 2
+    rows = np.concatenate(
+        [
+            np.arange(-((middle - cache.starts[shard]) // seq_len), -((middle - cache.starts[shard + 1]) // seq_len), dtype=np.int64)
+            for shard in shards
+        ]
+    )
+    rows = spread(rows[rows < cache.num_rows(seq_len)], MAX_ROWS)
+    ends, lengths, files = _read_index(cache, shards)
+    document = np.searchsorted(ends, rows * seq_len + middle, side="right")
+    return RowSignals(rows, files[document].astype(np.float64), np.log2(lengths[document]))
+
+
+def token_mix(cache: TokenCache, rows: np.ndarray, seq_len: int) -> np.ndarray:
+    """Where each row lies along the direction in which the rows' use of common tokens varies most: languages and scripts lie apart there.
+
+    It is the first principal component of the square roots of token counts, over the tokens that are commonest in these rows. The order
+    of the rows has no part in it.
+    """
+    piece = max(part for part in range(1, min(TOKEN_MIX_TOKENS, seq_len) + 1) if seq_len % part == 0)
+    tokens = cache.rows(rows * (seq_len // piece), piece)
+    counts = np.bincount(tokens.ravel())
+    counts[[token for token in (cache.manifest.begin_of_text, cache.manifest.end_of_text) if token < len(counts)]] = 0
+    common = np.argsort(-counts, kind="stable")[:COMMON_TOKENS]
+    column = np.full(len(counts), COMMON_TOKENS)
+    column[common] = np.arange(len(common))
+    width = COMMON_TOKENS + 1
+    numbered = column[tokens] + np.arange(len(rows))[:, None] * width
+    used = np.sqrt(np.bincount(numbered.ravel(), minlength=len(rows) * width).reshape(-1, width)[:, :COMMON_TOKENS])
+    used -= used.mean(axis=0)
+    _, directions = np.linalg.eigh(used.T @ used)
+    direction = directions[:, -1]
+    return used @ (direction * np.sign(direction[np.abs(direction).argmax()]))
+
+
+def chosen_shards(documents: list[int]) -> list[int]:
+    """All shards, or as many as have the documents that may be looked at, evenly spaced; at least one."""
+    share = min(1.0, MAX_DOCUMENTS / max(sum(documents), 1))
+    return spread(np.flatnonzero(documents), max(1, math.floor(share * len(documents)))).tolist()
+
+
+def spread(numbers: np.ndarray, count: int) -> np.ndarray:
+    """So many of some numbers, or all, drawn at random from even stretches: they fall in step with nothing."""
+    if len(numbers) <= count:
+        return numbers
+    places = (np.arange(count) + np.random.default_rng(len(numbers)).random(count)) * len(numbers) / count
+    return numbers[places.astype(np.int64)]
+
+
+def _read_index(cache: TokenCache, shards: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of the documents of some shards: the token of the cache at which each ends, its tokens, and the ordinal of its file."""
+    ends: list[np.ndarray] = []
+    lengths: list[np.ndarray] = []
+    files: list[np.ndarray] = []
+    ordinals = {file.name: number for number, file in enumerate(cache.manifest.sources)}
+    for shard in shards:
+        with (cache.folder / f"{cache.manifest.shards[shard].name}.parquet").open("rb") as file:
+            index = pq.ParquetFile(file, read_dictionary=["source_file"]).read(["source_file", "offset", "length"]).combine_chunks()
+        length = index["length"].to_numpy()
+        ends.append(cache.starts[shard] + index["offset"].to_numpy() + length)
+        lengths.append(length)
+        names = cast(pa.DictionaryArray, index["source_file"].combine_chunks())
+        of_shard = np.array([ordinals.setdefault(str(name), len(ordinals)) for name in names.dictionary.to_pylist()], np.int64)
+        files.append(of_shard[names.indices.to_numpy()])
+    return np.concatenate(ends), np.concatenate(lengths), np.concatenate(files)

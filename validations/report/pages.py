@@ -1,0 +1,121 @@
+"""The pages of a report, as text. They need one style sheet beside them, no script and no network."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from validations.report.content import section_as_html
+from validations.report.evidence import ShownTable
+from validations.report.failures import MARKS, STANDINGS, Failure, Standing, failures_of, standing_of
+from validations.report.judged_again import JudgedTable
+from validations.report.words import SHOWN_CASES
+from validations.verdict import Verdict
+
+STYLE_SHEET = "report.css"
+OPEN_FAILURES = 3
+"""How many failures of a verdict are shown before the others are folded away."""
+
+
+@dataclass(frozen=True)
+class TableLinks:
+    """One evidence table and its pages, relative to the index.
+
+    `evidence` is empty where the table is gone, `judged` where no check judges it.
+    """
+
+    table: str
+    rows: int
+    failing: int
+    evidence: str
+    judged: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """A verdict as the index shows it.
+
+    Attributes:
+        particulars: (table, what a check asks) → the first rows that say more of what it found.
+        note: a word about its pages, where there is something to say.
+    """
+
+    anchor: str
+    verdict: Verdict
+    tables: tuple[TableLinks, ...]
+    particulars: Mapping[tuple[str, str], ShownTable]
+    note: str
+
+    @property
+    def standing(self) -> Standing:
+        """Fails, warns or passes."""
+        return standing_of(self.verdict)
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """What is wrong, worst first."""
+        return failures_of(self.verdict)
+
+    def links(self, table: str) -> TableLinks | None:
+        """The pages of a table."""
+        return next((links for links in self.tables if links.table == table), None)
+
+
+def style_sheet() -> str:
+    """The style of every page."""
+    return (Path(__file__).parent / STYLE_SHEET).read_text(encoding="utf-8")
+
+
+def index_page(cards: Sequence[Card]) -> str:
+    """The first page: what fails, then what warns, then what passes."""
+    in_order = sorted(cards, key=lambda card: STANDINGS.index(card.standing))
+    counts = {standing: sum(card.standing == standing for card in cards) for standing in STANDINGS}
+    worst: Standing | None = next((standing for standing in STANDINGS if counts[standing]), None)
+    return _render("index.html", cards=in_order, counts=counts, worst=worst, run=_run_of(cards), depth="")
+
+
+def evidence_page(card: Card, table: ShownTable) -> str:
+    """The rows of an evidence table."""
+    return _render("evidence.html", card=card, table=table, depth="../")
+
+
+def judged_page(card: Card, table: str, judged: JudgedTable) -> str:
+    """What Great Expectations says of an evidence table."""
+    sections = [section_as_html(section) for section in judged.sections]
+    return _render("expectations.html", card=card, table=table, judged=judged, sections=sections, depth="../")
+
+
+def _run_of(cards: Sequence[Card]) -> str:
+    """What the subjects have in common, folder by folder: `marin-8b/proxy`."""
+    paths = [card.verdict.subject.split("/")[:-1] for card in cards]
+    shared = takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
+    return "/".join(names[0] for names in shared)
+
+
+def _render(template: str, **values: Any) -> str:
+    return _environment().get_template(template).render(marks=MARKS, open_failures=OPEN_FAILURES, shown_cases=SHOWN_CASES, **values)
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["thousands"] = "{:,}".format
+    environment.filters["with_code"] = with_code
+    return environment
+
+
+def with_code(text: str) -> Markup:
+    """The text, with what stands between backticks as code; everything is escaped."""
+    pieces = (escape(piece) for piece in text.split("`"))
+    return Markup("").join(Markup("<code>{}</code>").format(piece) if number % 2 else piece for number, piece in enumerate(pieces))

@@ -1,0 +1,105 @@
+"""A verdict in plain words: three lines for the terminal, Markdown for the Prefect UI."""
+
+from trainer.storage import as_path
+from validations.report.failures import MARKS, Failure, failures_of, standing_of
+from validations.verdict import Verdict
+
+MAX_CHARACTERS = 240
+SHOWN_CASES = 10
+
+
+def summary_of(verdict: Verdict) -> str:
+    """One line: the subject, how it stands, and how many checks say so."""
+    failing = sum(not check.passes for check in verdict.checks)
+    checks = _count(len(verdict.checks), "check")
+    told = f"{failing} of {checks} {'does' if failing == 1 else 'do'} not pass" if failing else f"{checks}, all passed"
+    return f"{verdict.subject} {standing_of(verdict)}: {told}"
+
+
+def lines_of(verdict: Verdict) -> tuple[str, ...]:
+    """What is wrong and where, what was found against which limit, what to do: three lines about the worst failure.
+
+    The last one says how much more there is, and where to read it. A verdict without reasons gets one line.
+    """
+    failures = failures_of(verdict)
+    if not failures:
+        return (summary_of(verdict),)
+    worst, case = failures[0], failures[0].worst
+    where = "" if case.where in case.what else f" (in {_one_line(case.where)})"
+    return (
+        f"{_one_line(verdict.subject)} {standing_of(verdict)}: {_one_line(case.what)}{where}",
+        f"  found: {_one_line(case.found)}; limit: {_one_line(case.limit)}",
+        f"  to do: {_one_line(case.what_to_do)} {_rest(worst, len(failures) - 1)}See {place_of(verdict)}",
+    )
+
+
+def place_of(verdict: Verdict) -> str:
+    """Where a person reads on: the verdict's own report where it was built, else the folder of its evidence."""
+    report = report_folder_of(verdict) + "/index.html"
+    return report if as_path(report).exists() else verdict.evidence
+
+
+def report_folder_of(verdict: Verdict) -> str:
+    """Where the report of this one verdict stands: beside its evidence."""
+    return f"{verdict.evidence.rstrip('/')}/report"
+
+
+def as_markdown(verdict: Verdict) -> str:
+    """The verdict as a page: the failures first, then every check."""
+    standing, failures = standing_of(verdict), failures_of(verdict)
+    lines = [f"# {MARKS[standing]} {_inline(summary_of(verdict))}", ""]
+    for failure in failures:
+        lines += [*_section(failure), ""]
+    lines += ["## Every check", "", "| | expected | table | observed |", "|---|---|---|---|"]
+    for check in sorted(verdict.checks, key=lambda check: check.passes):
+        word = "✓ passes" if check.passes else "✗ broken" if check.outcome == "broken" else "✗ fails"
+        word = "! warns" if check.outcome == "failed" and check.severity == "warning" else word
+        lines.append(f"| {word} | {_cell(check.asks)} | {_cell(check.table)} | {_cell(check.observed)} |")
+    lines += ["", f"Suite {verdict.suite}, version {verdict.suite_version}. Read on in {_code(place_of(verdict))}."]
+    return "\n".join(lines)
+
+
+def _section(failure: Failure) -> list[str]:
+    worst = failure.worst
+    word = "Could not be checked" if failure.is_broken else "Fails" if failure.severity == "critical" else "Warns"
+    lines = [
+        f"## {word}: {_inline(worst.what)}",
+        "",
+        f"- **Found:** {_inline(worst.found)}",
+        f"- **Limit:** {_inline(worst.limit)}",
+        f"- **Where:** {_inline(worst.where)}",
+        f"- **What to do:** {_inline(worst.what_to_do)}",
+    ]
+    if failure.total > 1:
+        lines += ["", f"{failure.total:,} such cases. {'The first' if failure.total > SHOWN_CASES else 'The others'}:", ""]
+        lines += [f"{number}. {_inline(case.what)}" for number, case in enumerate(failure.cases[1:SHOWN_CASES], start=2)]
+    return lines
+
+
+def _rest(worst: Failure, others: int) -> str:
+    parts = [_count(worst.total - 1, "more case")] if worst.total > 1 else []
+    parts += [_count(others, "other failure")] if others else []
+    return f"And {' and '.join(parts)}. " if parts else ""
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def _one_line(text: str) -> str:
+    """The text without line breaks, and not so long that nobody reads it."""
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_CHARACTERS else line[: MAX_CHARACTERS - 1] + "…"
+
+
+def _inline(text: str) -> str:
+    """Text that Markdown shows as it stands: what comes from data is no markup."""
+    return "".join(f"\\{letter}" if letter in "\\`*_[]<>#|~&$" else letter for letter in _one_line(text))
+
+
+def _cell(text: str) -> str:
+    return _inline(text)
+
+
+def _code(text: str) -> str:
+    return f"`{text.replace('`', '')}`"
