@@ -12,13 +12,13 @@ class LeakageLimits(Frozen):
         min_words: parts of an item with at least so many words can count alone and with changes; shorter ones count word for word only,
             and the shortest only beside another part.
         min_score: the share of a part that must stand in the text, weighted by how rare its words are.
-        min_copy_score: the same of a held-out document: what has a sibling in the training text is not yet a copy of it.
+        min_copy_share: of an excerpt of ordinary text, such as a held-out document, the share that must stand there in one run of words.
         max_items: items that may be hit, for each component and benchmark.
     """
 
     min_words: int = Field(gt=0)
     min_score: float = Field(gt=0, le=1)
-    min_copy_score: float = Field(gt=0, le=1)
+    min_copy_share: float = Field(gt=0, le=1)
     max_items: int = Field(ge=0)
 
 

@@ -19,7 +19,7 @@ class Recorded(Frozen):
 class VerdictReport(Recorded):
     """One judgement. `path` is the verdict file; `checks` counts the expectations that were evaluated."""
 
-    name: Literal["data", "gate"]
+    name: Literal["data", "training", "gate"]
     passes: bool
     reasons: tuple[str, ...]
     checks: int

@@ -25,7 +25,7 @@ from validations.limits import LeakageLimits
 
 BENCHMARKS_VARIABLE = "PHASEWISE_BENCHMARKS"
 MIN_HELD_OUT_WORDS = 13
-ITEMS_VERSION = "items-1"
+ITEMS_VERSION = "items-2"
 STAGE = "leakage scan"
 
 
@@ -121,7 +121,7 @@ def keep_items(plan: DataPlan, home: Home) -> KeptItems:
 
 def test_items(plan: DataPlan) -> list[BenchmarkItem]:
     """What must not be trained on: the benchmarks made from held-out text, real ones if they are named, and every held-out document."""
-    made = [BenchmarkItem(item.benchmark, item.benchmark, item.id, item.text) for item in benchmark_items(plan.benchmarks)]
+    made = [BenchmarkItem(item.benchmark, item.benchmark, item.id, item.text, is_excerpt=True) for item in benchmark_items(plan.benchmarks)]
     real = real_benchmarks()
     held_out = (item for name, folder in plan.folders("held_out").items() for item in held_out_items(name, folder, plan))
     return [*made, *(read_items(real) if real else []), *held_out]
@@ -154,4 +154,4 @@ def held_out_items(component: str, folder: Path, plan: DataPlan) -> Iterable[Ben
     benchmark = f"{HELD_OUT}{component}"
     for document in cache_documents(folder, tokenizer) if tokenizer else ():
         if len(split_words(document.text).hashes) >= MIN_HELD_OUT_WORDS:
-            yield BenchmarkItem(benchmark, benchmark, document.id, document.text.decode())
+            yield BenchmarkItem(benchmark, benchmark, document.id, document.text.decode(), is_excerpt=True)

@@ -71,9 +71,9 @@ class Clock:
 def judge_all(home: Home, other: Home, phase_name: str) -> Judged:
     """Judge the phase as a flow does, but for Prefect."""
     clock = Clock()
-    clock.watch(scan_caches, "keep_items", "list of items")
-    clock.watch(scan_caches.KeptItems, "open", "index")
-    clock.watch(scan_caches, "run_all", "scan")
+    clock.watch(scan_caches, "keep_items", "its list of items")
+    clock.watch(scan_caches.KeptItems, "open", "its index")
+    clock.watch(judge, "scan_caches", "leakage")
     clock.watch(judge, "order_evidence", "order")
     clock.watch(judge, "judge_data", "data suite")
     recipe = load_recipe(RECIPE, "proxy")

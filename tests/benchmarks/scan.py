@@ -88,16 +88,17 @@ def _memory(place: Path, built: Built, large_bytes: int) -> Iterator[Row]:
     note = f"{built.items:,} items, read in {built.read_seconds:.0f} s, indexed in {built.build_seconds:.0f} s"
     yield Row(f"index of {built.items_of}, MiB", _mib(built.index_bytes), at_most=MAX_INDEX_MIB, note=note)
     yield Row("peak memory of the process that builds it, MiB", _mib(built.peak_bytes))
-    peaks: dict[int, Scanned] = {}
-    for size in (SMALL_BYTES, large_bytes):
-        write_json_lines(place / str(size), size, num_files=FILES)
-        peaks[size] = Scanned(**_process("scan", place / "index", place / str(size)))
-    small, large = peaks[SMALL_BYTES], peaks[large_bytes]
+    small, large = (_scanned(place / name, place / "index", size) for name, size in (("small", SMALL_BYTES), ("large", large_bytes)))
     note = f"{_mib(large.before_bytes):.0f} before the index and the first document"
     yield Row("peak memory of a process that scans with it, MiB", _mib(large.peak_bytes), at_most=MAX_INDEX_MIB, note=note)
     sizes = f"{large_bytes / 1e6:,.0f} MB over {SMALL_BYTES / 1e6:,.0f} MB"
     note = f"{_mib(large.peak_bytes):.0f} and {_mib(small.peak_bytes):.0f} MiB"
     yield Row(f"peak memory of a scan, {sizes}", large.peak_bytes / small.peak_bytes, at_most=MAX_GROWTH, note=note)
+
+
+def _scanned(files: Path, index: Path, size: int) -> Scanned:
+    write_json_lines(files, size, num_files=FILES)
+    return Scanned(**_process("scan", index, files))
 
 
 def _mib(size: int) -> float:

@@ -4,7 +4,7 @@ The peers index their own list of items, in runs of thirteen words. This project
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -105,10 +105,10 @@ def compared(place: Place, index: Path, items_of: str, options: Options) -> Iter
             demand = peer.at_least if name == items_of else None
             note = f"{rates[name]:.1f} and {rates[peer.name]:.2f} MB/s of {corpus.num_bytes / 1e6:.0f} MB"
             yield Row(_name(name, peer), rates[name] / rates[peer.name], at_least=demand, note=note)
-    yield from _recall(found, indexes)
+    yield from _recall(found, indexes.keys())
 
 
-def _recall(found: dict[str, dict[str, Any]], ours: Sequence[str] | dict[str, Any]) -> Iterator[Row]:
+def _recall(found: Mapping[str, Mapping[str, Any]], ours: Collection[str]) -> Iterator[Row]:
     """What each finds of the planted documents, and flags besides."""
     best = max(found[peer.name]["found"] for peer in PEERS)
     for name, counts in found.items():

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float32, Int32, UInt8, UInt64
+from jaxtyping import Bool, Float32, Int32, UInt8, UInt64
 
 from trainer.code_digest import code_digest
 from trainer.errors import DataError
@@ -36,6 +36,7 @@ class LeakageIndex:
         hashes, weights: of each word; a word weighs more the fewer items hold it; the average word weighs 1.
         grams: hash of the two words from here on, or of a segment's only word; 0 where none starts.
         segment_starts, segment_kinds: first word and kind of each segment; `item_segments`: first segment of each item.
+        is_excerpt: of each item.
         part_words, distinct_words, telling_words, telling_words_with_question, part_weights: see `PartSizes`.
         seed_hashes, seed_words: rare runs of four words, sorted by hash, and the word where each starts; `seed_buckets` is where the
             hashes with each value of their first bits start, `seed_filter` has a bit set for each.
@@ -50,6 +51,7 @@ class LeakageIndex:
     segment_kinds: UInt8[np.ndarray, "s"]
     item_segments: Int32[np.ndarray, "i+1"]
     item_of_word: Int32[np.ndarray, "w"]
+    is_excerpt: Bool[np.ndarray, "i"]
     part_words: Int32[np.ndarray, "i 5"]
     distinct_words: Int32[np.ndarray, "i 5"]
     telling_words: Int32[np.ndarray, "i 5"]
@@ -98,6 +100,7 @@ class LeakageIndex:
             segment_kinds=of_items.kinds,
             item_segments=of_items.item_segments,
             item_of_word=of_items.item_of_word,
+            is_excerpt=np.array([item.is_excerpt for item in items], bool),
             part_words=sizes.words,
             distinct_words=sizes.distinct,
             telling_words=sizes.telling,

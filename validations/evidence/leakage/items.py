@@ -22,6 +22,7 @@ class BenchmarkItem(NamedTuple):
         answer: the right choice's text, or the final answer; empty where there is none or it isn't known.
         solutions: worked solutions and code.
         passage: published source text that the question is about. It is legitimately found elsewhere, so alone it never counts.
+        is_excerpt: cut from ordinary text, such as a held-out document; what has its turns of phrase is not yet a copy of it.
     """
 
     benchmark: str
@@ -32,6 +33,7 @@ class BenchmarkItem(NamedTuple):
     answer: str = ""
     solutions: tuple[str, ...] = ()
     passage: str = ""
+    is_excerpt: bool = False
 
 
 def merge_equal(items: Iterable[BenchmarkItem]) -> list[BenchmarkItem]:

@@ -158,39 +158,40 @@ def _score(flags, hashes, weights, segment_starts, segment_kinds, segments, scor
 
 
 @compiled(inline="always")
-def _verbatim_kind(words, place, hashes, word, segment_starts, segment_kinds, segments):
-    """The kind of the segment of `word`, if the whole of it stands in the text word for word where its word is at `place`; else -1."""
+def _run(words, place, hashes, word, segment_starts, segment_kinds, segments):
+    """The kind of the segment of `word`, and the share of it that stands in the text word for word around `place`, in one run."""
     segment = segments[0]
     while segment_starts[segment + 1] <= word:
         segment += 1
     start, end = segment_starts[segment], segment_starts[segment + 1]
-    begin = place - (word - start)
-    if begin < 0 or begin + end - start > len(words):
-        return -1
-    for offset in range(end - start):
-        if words[begin + offset] != hashes[start + offset]:
-            return -1
-    return np.int64(segment_kinds[segment])
+    before = after = 0
+    while word - before > start and place - before > 0 and words[place - before - 1] == hashes[word - before - 1]:
+        before += 1
+    while word + after < end and place + after < len(words) and words[place + after] == hashes[word + after]:
+        after += 1
+    return np.int64(segment_kinds[segment]), (before + after) / (end - start)
 
 
 @compiled()
-def _decide(scores, founds, rules, item, extra, verbatim_kind, parts):
+def _decide(scores, founds, rules, item, extra, run, parts):
     """Which parts count as found, with their scores: question, choices, answer or solution, the item as a whole. Gives whether any does.
 
-    `verbatim_kind` is the kind of the part that stands there word for word, if any.
+    `run` is a kind of part, and the share of one of its segments that stands there in one run.
     """
     alone, together, alone_scores, together_scores, _ = rules
+    run_kind, run_share = run
     parts[:] = 0
     for kind in (QUESTION, CHOICE, ANSWER, SOLUTION):
-        is_alike = alone[item, kind] == ALIKE and scores[kind] >= alone_scores[item, kind] + extra
-        if is_alike or (alone[item, kind] == VERBATIM and verbatim_kind == kind):
+        needed = alone_scores[item, kind]
+        is_run = alone[item, kind] == VERBATIM and run_kind == kind and run_share >= needed
+        if is_run or (alone[item, kind] == ALIKE and scores[kind] >= needed + extra):
             part = min(kind, ANSWER)
-            parts[part] = max(parts[part], scores[kind])
+            parts[part] = max(parts[part], run_share if is_run else scores[kind])
     if parts[0] == 0 and parts[1] == 0 and parts[2] == 0:
         for kind in (CHOICE, ANSWER, SOLUTION, PASSAGE):
             both = _share(founds[QUESTION] + founds[kind])
             is_alike = both >= together_scores[item, kind] + extra and min(scores[QUESTION], scores[kind]) >= MIN_EACH
-            is_verbatim = verbatim_kind == QUESTION and scores[kind] > 0.999
+            is_verbatim = run_kind == QUESTION and run_share == 1 and scores[kind] > 0.999
             if (together[item, kind] == ALIKE and is_alike) or (together[item, kind] == VERBATIM and is_verbatim):
                 parts[3] = max(parts[3], both)
     return parts.max() > 0
@@ -259,15 +260,15 @@ def _score_item(item, bounds, candidates, text, index, rules, scratch, stamp, ou
         window = (max(0, place - reach), place, min(len(words), place + reach))
         _mark(window, segment_starts, hashes, grams, (words, text_runs), scratch, stamp, flags, spans, segments)
         share = _score(flags, hashes, weights, segment_starts, segment_kinds, segments, scores, founds)
-        verbatim_kind = _verbatim_kind(words, place, hashes, word, segment_starts, segment_kinds, segments)
-        is_found = _decide(scores, founds, rules, item, 0.0, verbatim_kind, parts)
+        run_kind, run_share = _run(words, place, hashes, word, segment_starts, segment_kinds, segments)
+        is_found = _decide(scores, founds, rules, item, 0.0, (run_kind, run_share), parts)
         if documents[place] != best_document:
             if best_share >= MIN_HELD_SHARE:
                 held[:], held_document = best, best_document
             best_share, best_document = 0.0, documents[place]
         if not is_found and share >= MIN_HELD_SHARE and held_document == documents[place] - 1:
             _score(flags | held, hashes, weights, segment_starts, segment_kinds, segments, scores, founds)
-            is_found = _decide(scores, founds, rules, item, JOINED_EXTRA, -1, parts)
+            is_found = _decide(scores, founds, rules, item, JOINED_EXTRA, (run_kind, 0.0), parts)
         if share > best_share:
             best_share = share
             best[:] = flags

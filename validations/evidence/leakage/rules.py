@@ -6,6 +6,7 @@
 | the choices together | 13 or more | 8 or more | alike |
 | the question, a solution, a long answer | 13 or more | fewer, but 6 with signs | word for word |
 | the question alone | 8 to 12 | 6 or more | word for word |
+| an excerpt of ordinary text, such as a held-out document | 13 or more | | `min_copy_share` of it, in one run |
 | the question with its choices, answer, solution or passage near | 13 or more | 5 or more | alike, each in part |
 | the question with its choices, answer, solution or passage near | 6 to 12 | 5 or more | both word for word |
 
@@ -20,7 +21,6 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int32, UInt8
 
 from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.items import HELD_OUT
 from validations.evidence.leakage.segments import ANSWER, CHOICE, PASSAGE, QUESTION, SOLUTION
 from validations.limits import LeakageLimits
 
@@ -78,8 +78,11 @@ def build_rules(index: LeakageIndex, limits: LeakageLimits) -> Rules:
     solutions = _needed(weights, limits.min_score, LITTLE_SOLUTION_WEIGHT, MUCH_SOLUTION_WEIGHT, MAX_SOLUTION_NEEDED)
     needed[:, SOLUTION] = solutions[:, SOLUTION]
     needed[:, CHOICE] = np.maximum(needed[:, CHOICE], MIN_CHOICES_NEEDED)
-    is_copy = np.array([benchmark.startswith(HELD_OUT) for benchmark, _ in index.names])
-    needed[is_copy] = np.maximum(needed[is_copy], limits.min_copy_score)
+    needed[alone == VERBATIM] = 1.0
+    excerpt = np.asarray(index.is_excerpt)
+    alone[excerpt, QUESTION] = np.where(long[excerpt, QUESTION], VERBATIM, NEVER)
+    longest = np.maximum(question[excerpt], 1)
+    needed[excerpt, QUESTION] = np.minimum(np.maximum(limits.min_copy_share, limits.min_words / longest), 1.0)
     pairs = _needed(weights + weights[:, [QUESTION]], limits.min_score, LITTLE_WEIGHT, MUCH_WEIGHT, MAX_NEEDED)
     return Rules(alone, together, needed, pairs, _seeds(index, words, alone, together))
 
