@@ -57,7 +57,7 @@ def scan_paths(paths: tuple[str, ...], benchmarks: str, options: ScanOptions) ->
         store = index_store(home)
         index = index_of_folder(benchmarks, store)
         indexed = time.perf_counter()
-        limits = LeakageLimits(min_words=MIN_WORDS, min_score=options.min_score, min_copy_share=0.5, max_items=0)
+        limits = LeakageLimits(min_words=MIN_WORDS, min_score=options.min_score, min_copy_share=0.8, max_items=0)
         scanned = scan_pieces(selection.pieces, index, limits, workers=options.workers)
     documents = sum(scan.documents for scan in scanned.scans.values())
     if not documents:

@@ -54,7 +54,7 @@ CORE_BENCHMARKS = (
     "lambada_openai:0", "openbookqa:0", "piqa:10", "wsc273:0", "winogrande:0",
 )  # fmt: skip
 WITH_MMLU = (*CORE_BENCHMARKS, "mmlu:0", "mmlu:5")
-LEAKAGE = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.5, max_items=0)
+LEAKAGE = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)
 MIXING = OrderLimits(false_alarm_rate=1e-6, max_shift_deviations=0.5)
 HEALTH = HealthLimits(
     spike_deviations=7.0, spike_window=1000, max_spike_percent=0.1, max_lm_head_growth=4.0, max_loss_rise=0.02, max_loss_shift=0.02,

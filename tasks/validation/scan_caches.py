@@ -27,6 +27,7 @@ BENCHMARKS_VARIABLE = "PHASEWISE_BENCHMARKS"
 MIN_HELD_OUT_WORDS = 13
 ITEMS_VERSION = "items-2"
 STAGE = "leakage scan"
+MIN_CLUSTER_BYTES = 64 * 2**20
 
 
 class KeptItems(NamedTuple):
@@ -64,7 +65,9 @@ def scan_caches(caches: Mapping[str, Path], plan: DataPlan, limits: LeakageLimit
         benchmarks = ", ".join(name for name in index.items_per_benchmark if not name.startswith(HELD_OUT))
         say(f"scanning {len(missing)} token caches for {len(index.names):,} test items: what is held out, {benchmarks}")
     shards = [shard for of_cache in missing.values() for shard in of_cache]
-    made = iter(run_all(STAGE, scan_shard, [(shard, items, limits) for shard in shards]))
+    calls = [(shard, items, limits) for shard in shards]
+    is_here = sum(shard.size_bytes for shard in shards) < MIN_CLUSTER_BYTES  # less than the start of a cluster takes
+    made = iter([scan_shard(*call) for call in calls] if is_here else run_all(STAGE, scan_shard, calls))
     for name, of_cache in missing.items():
         scan = merge_scans([next(made) for _ in of_cache])
         write_json(kept[name], {"component": name, "key": keys[name], "scan": scan.model_dump(mode="json")})

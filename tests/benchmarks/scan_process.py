@@ -19,7 +19,7 @@ from validations.evidence.leakage.index import LeakageIndex
 from validations.evidence.leakage.item_files import read_items
 from validations.limits import LeakageLimits
 
-LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.5, max_items=0)
+LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)
 MADE_PER_BENCHMARK = 2000
 
 

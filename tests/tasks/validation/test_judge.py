@@ -26,7 +26,7 @@ from validations.evidence.hand_off import hand_off_evidence
 from validations.limits import DataLimits, LeakageLimits, OrderLimits
 from validations.verdict import Verdict, read_verdict
 
-LEAKAGE = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.5, max_items=0)
+LEAKAGE = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)
 ORDER = OrderLimits(false_alarm_rate=1e-6, max_shift_deviations=0.5)
 LIMITS = DataLimits(max_share_error_points=1.0, max_epochs=40.0, leakage=LEAKAGE, order=ORDER)
 MIXTURE = {"code": 50, "law": 25, "web": 25}
@@ -84,6 +84,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         return run_all(stage, function, calls)
 
     monkeypatch.setattr(scan_caches, "run_all", note)
+    monkeypatch.setattr(scan_caches, "MIN_CLUSTER_BYTES", 0)
     return made
 
 
@@ -106,7 +107,7 @@ def test_a_scan_of_the_same_bytes_is_not_made_again(copied: Any, scans: list[lis
     first = judged(copied)
     second = judged(copied)
     fewer = judged(copied, mixture={"law": 50, "web": 50})
-    loose = LeakageLimits(min_words=13, min_score=0.9, min_copy_share=0.5, max_items=0)
+    loose = LeakageLimits(min_words=13, min_score=0.9, min_copy_share=0.8, max_items=0)
     looser = judged(copied, DataLimits.model_validate({**LIMITS.model_dump(), "leakage": loose}))
     assert second == first
     assert set(fewer.judged) == {"law", "web"}

@@ -15,7 +15,7 @@ from tests.tasks.conftest import write_prose
 from validations.evidence.leakage.items import BenchmarkItem
 from validations.limits import LeakageLimits
 
-LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.5, max_items=0)
+LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ TABLE_NAME = "index.json"
 CODE = (fold, words, segments, sys.modules[__name__])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LeakageIndex:
     """All parts of all items as one sequence of words; a part is a segment of it, an item a run of segments.
 

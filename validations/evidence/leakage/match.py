@@ -23,7 +23,9 @@ MIN_HELD_SHARE = 0.2
 COUNTS = 6
 FOUND, NUMBER_THERE = np.uint8(1), np.uint8(2)
 """Of a word of an item: it stands in the window beside its neighbour; it is a number, and stands there anywhere."""
-_BUCKET_SHIFT = np.uint64(64 - BUCKET_BITS)
+SKETCH_BITS = 14
+SKETCH_SIZE = (1 << SKETCH_BITS) // 64
+_BUCKET_SHIFT, _SKETCH_SHIFT = np.uint64(64 - BUCKET_BITS), np.uint64(64 - SKETCH_BITS)
 
 
 @compiled()
@@ -80,20 +82,42 @@ def _put(gram, place, anchor, keys, places, stamps, stamp):
         keys[at], places[at], stamps[at] = gram, place, stamp
 
 
+@compiled(inline="always")
+def _sketch_place(gram):
+    bit = gram >> _SKETCH_SHIFT
+    return bit >> np.uint64(6), np.uint64(1) << (bit & np.uint64(63))
+
+
+@compiled()
+def _sketch(hashes, grams, first_word, end_word, sketch):
+    """A bit for every gram and number of an item: what has none in a text can't be one of them."""
+    sketch[:] = 0
+    for word in range(first_word, end_word):
+        at, bit = _sketch_place(grams[word])
+        sketch[at] |= bit
+        if hashes[word] & NUMBER_MARK != np.uint64(0):
+            at, bit = _sketch_place(hashes[word])
+            sketch[at] |= bit
+
+
 @compiled()
 def _mark(bounds, segment_starts, hashes, grams, text, scratch, stamp, flags, spans, segments):
     """Mark the item's words that stand in the window, and note for each segment the first and last place of what was found of it."""
     low, anchor, high = bounds
     words, text_runs = text
-    keys, places, stamps = scratch
+    keys, places, stamps, sketch = scratch
     first_segment, end_segment = segments
     shortest = GRAM_WORDS
     for segment in range(first_segment, end_segment):
         shortest = min(shortest, segment_starts[segment + 1] - segment_starts[segment])
     for place in range(low, high):
-        _put(text_runs[place], place, anchor, keys, places, stamps, stamp)
+        at, bit = _sketch_place(text_runs[place])
+        if sketch[at] & bit:
+            _put(text_runs[place], place, anchor, keys, places, stamps, stamp)
         if shortest < GRAM_WORDS or words[place] & NUMBER_MARK != np.uint64(0):
-            _put(words[place], place, anchor, keys, places, stamps, stamp)
+            at, bit = _sketch_place(words[place])
+            if sketch[at] & bit:
+                _put(words[place], place, anchor, keys, places, stamps, stamp)
     first_word = segment_starts[first_segment]
     for segment in range(first_segment, end_segment):
         start, end = segment_starts[segment], segment_starts[segment + 1]
@@ -249,6 +273,10 @@ def _score_item(item, bounds, candidates, text, index, rules, scratch, stamp, ou
     spans = np.zeros((segments[1] - segments[0], 2), np.int64)
     best_share, best_document, held_document = 0.0, -2, -2
     line, until, explained = -(10**9), -1, -1
+    is_sketched, fit = False, 64
+    while fit < 8 * reach:
+        fit *= 2
+    table = (scratch[0][:fit], scratch[1][:fit], scratch[2][:fit], scratch[3])
     for at in range(bounds[0], bounds[1]):
         word, place = found_words[at], found_places[at]
         if place <= explained or (abs((place - word) - line) <= SAME_LINE_WORDS and place <= until):
@@ -257,8 +285,11 @@ def _score_item(item, bounds, candidates, text, index, rules, scratch, stamp, ou
             continue
         line, until, stamp = place - word, place + size, stamp + 1
         flags[:] = 0
+        if not is_sketched:
+            _sketch(hashes, grams, segment_starts[segments[0]], segment_starts[segments[1]], scratch[3])
+            is_sketched = True
         window = (max(0, place - reach), place, min(len(words), place + reach))
-        _mark(window, segment_starts, hashes, grams, (words, text_runs), scratch, stamp, flags, spans, segments)
+        _mark(window, segment_starts, hashes, grams, (words, text_runs), table, stamp, flags, spans, segments)
         share = _score(flags, hashes, weights, segment_starts, segment_kinds, segments, scores, founds)
         run_kind, run_share = _run(words, place, hashes, word, segment_starts, segment_kinds, segments)
         is_found = _decide(scores, founds, rules, item, 0.0, (run_kind, run_share), parts)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,8 +15,8 @@ from trainer.config import Frozen
 from trainer.data.cache import TokenCache
 from validations.evidence.leakage.detokenize import build_detokenizer
 from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.match import find_seeds, score_candidates, text_grams
-from validations.evidence.leakage.rules import PARTS, build_rules
+from validations.evidence.leakage.match import SKETCH_SIZE, find_seeds, score_candidates, text_grams
+from validations.evidence.leakage.rules import PARTS, Rules, build_rules
 from validations.evidence.leakage.words import split_words
 from validations.limits import LeakageLimits
 
@@ -165,9 +166,8 @@ class _Scanner:
     """An index made ready, with the arrays that every batch uses again."""
 
     def __init__(self, index: LeakageIndex, limits: LeakageLimits):
-        rules = build_rules(index, limits)
+        rules, self._benchmarks = _prepared(index, limits)  # pyright: ignore[reportArgumentType]  # frozen models are hashable
         self._names = index.names
-        self._benchmarks = np.unique(np.array([benchmark for benchmark, _ in index.names]), return_inverse=True)[1]
         self._seeds = (index.seed_hashes, index.seed_words, index.seed_buckets, index.seed_filter)
         self._rules = tuple(rules)
         self._item_of_word = np.asarray(index.item_of_word)
@@ -176,7 +176,9 @@ class _Scanner:
         )  # fmt: skip
         longest = int(np.diff(np.asarray(index.segment_starts)[np.asarray(index.item_segments)]).max(initial=1))
         slots = 1 << (16 * longest + 1024).bit_length()
-        self._scratch = (np.empty(slots, np.uint64), np.empty(slots, np.int32), np.zeros(slots, np.int64))
+        self._scratch = (
+            np.empty(slots, np.uint64), np.empty(slots, np.int32), np.zeros(slots, np.int64), np.zeros(SKETCH_SIZE, np.uint64),
+        )  # fmt: skip
         self._candidates = (np.empty(2**16, np.int32), np.empty(2**16, np.int32))
         self._out = _out(_OUT_ROOM)
 
@@ -236,6 +238,12 @@ class _Scanner:
             end=chunk.start + end,
             excerpt=" ".join(excerpt.split()),
         )
+
+
+@lru_cache(maxsize=2)
+def _prepared(index: LeakageIndex, limits: LeakageLimits) -> tuple[Rules, np.ndarray]:
+    """The rules, and the number of each item's benchmark: the same for every piece that a process scans."""
+    return build_rules(index, limits), np.unique(np.array([benchmark for benchmark, _ in index.names]), return_inverse=True)[1]
 
 
 def _out(room: int) -> tuple[np.ndarray, ...]:

@@ -111,6 +111,11 @@ def _split(text, codes, expansions, tag_hashes, forum_tag_hashes, hashes, starts
                 value = (value ^ np.uint64(piece & 0xFFFFFF)) * HASH_FACTOR
                 last = at
                 letters += 1
+        while kind == LETTER and at < size and text[at] < 0x80 and codes[text[at]] >> KIND_SHIFT == LETTER:
+            value = (value ^ np.uint64(codes[text[at]] & 0xFFFFFF)) * HASH_FACTOR
+            at += 1
+            last = at
+            letters += 1
     if kind != 0:
         hashes[count], starts[count], ends[count] = _finish(value, kind, letters), first, last
         count += 1

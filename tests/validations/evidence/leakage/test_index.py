@@ -1,0 +1,141 @@
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainer.errors import DataError
+from validations.evidence.leakage.index import LeakageIndex, index_digest
+from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.scan import Document, scan_documents
+from validations.evidence.leakage.words import split_words
+from validations.limits import LeakageLimits
+
+LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.5, max_items=0)
+WREN = BenchmarkItem(
+    "birds",
+    "birds",
+    "wren",
+    "Seven brown wrens built nests beneath the crumbling lighthouse while gales battered every shutter along the northern coast.",
+    choices=("a rusty bucket", "an old pulpit"),
+    answer="an old pulpit",
+    solutions=("Count shutters first, then nests.",),
+    passage="Wrens are small.",
+)
+FROG = BenchmarkItem("ponds", "ponds", "frog", "Which green frog sang beside the mill pond before the third bell rang on Sunday morning?")
+
+
+def test_a_saved_index_comes_back_whole(tmp_path: Path) -> None:
+    index = LeakageIndex.build([WREN, FROG])
+    index.save(tmp_path / "index")
+    loaded = LeakageIndex.load(tmp_path / "index")
+    for field in fields(LeakageIndex):
+        built, read = getattr(index, field.name), getattr(loaded, field.name)
+        if isinstance(built, np.ndarray):
+            assert isinstance(read, np.memmap)
+            assert built.dtype == read.dtype
+            np.testing.assert_array_equal(built, read)
+        else:
+            assert built == read
+    assert loaded.items_per_benchmark == {"birds": 1, "ponds": 1}
+    assert loaded.num_bytes == index.num_bytes
+
+
+def test_a_loaded_index_finds_what_the_built_one_finds(tmp_path: Path) -> None:
+    index = LeakageIndex.build([WREN, FROG])
+    index.save(tmp_path)
+    documents = [Document("f", number, str(number), item.question.encode()) for number, item in enumerate((FROG, WREN))]
+    found = scan_documents(documents, index, LIMITS)
+    assert [hit.item for hit in found.hits] == ["frog", "wren"]
+    assert scan_documents(documents, LeakageIndex.load(tmp_path), LIMITS) == found
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"id": "robin"},
+        {"question": WREN.question + " Why?"},
+        {"choices": ("a rusty bucket",)},
+        {"answer": "a rusty bucket"},
+        {"solutions": ()},
+        {"passage": ""},
+        {"task": "coast"},
+        {"is_excerpt": True},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_the_digest_changes_with_each_field_of_an_item(changed: dict[str, object]) -> None:
+    assert index_digest([WREN, FROG]) == LeakageIndex.build([WREN, FROG]).digest
+    assert index_digest([WREN._replace(**changed), FROG]) != index_digest([WREN, FROG])
+
+
+def test_the_digest_tells_where_one_part_ends() -> None:
+    one, two = (WREN._replace(choices=choices) for choices in (("a b", "c"), ("a", "b c")))
+    assert index_digest([one]) != index_digest([two])
+
+
+@pytest.mark.parametrize("missing", ["index.json", "hashes.npy", "seed_filter.npy"])
+def test_a_half_written_folder_is_refused(tmp_path: Path, missing: str) -> None:
+    LeakageIndex.build([WREN]).save(tmp_path)
+    (tmp_path / missing).unlink()
+    with pytest.raises(DataError, match="no whole benchmark index"):
+        LeakageIndex.load(tmp_path)
+
+
+@pytest.mark.parametrize("damaged", ["index.json", "hashes.npy"])
+def test_a_damaged_file_is_refused(tmp_path: Path, damaged: str) -> None:
+    LeakageIndex.build([WREN]).save(tmp_path)
+    path = tmp_path / damaged
+    path.write_bytes(path.read_bytes()[:10])
+    with pytest.raises(DataError, match="no whole benchmark index"):
+        LeakageIndex.load(tmp_path)
+
+
+def test_no_items_are_refused() -> None:
+    with pytest.raises(DataError, match="at least one item"):
+        LeakageIndex.build([])
+
+
+def test_two_items_of_one_id_are_refused_within_a_benchmark_only() -> None:
+    with pytest.raises(DataError, match="found wren twice in birds"):
+        LeakageIndex.build([WREN, WREN._replace(question="another")])
+    assert LeakageIndex.build([WREN, WREN._replace(benchmark="ponds")]).items_per_benchmark == {"birds": 1, "ponds": 1}
+
+
+def test_the_words_of_a_tasks_template_weigh_less_than_rare_words() -> None:
+    names = ("heron", "magpie", "osprey", "plover", "curlew", "dunnock", "fulmar", "gannet", "kestrel", "linnet")
+    templated = [BenchmarkItem("b", "calls", name, f"Describe the usual call of the {name} in spring") for name in names]
+    others = [BenchmarkItem("b", "other", str(number), f"unrelated words number{number} follow this line") for number in range(40)]
+    index = LeakageIndex.build([*templated, *others])
+    weight = dict(zip(index.hashes.tolist(), index.weights.tolist(), strict=True))
+
+    def weight_of(word: str) -> float:
+        return weight[int(split_words(word.encode()).hashes[0])]
+
+    for template in ("describe", "usual", "call", "spring"):
+        assert weight_of(template) < 0.2 * min(weight_of(name) for name in names)
+
+
+def test_numbers_and_single_letters_never_weigh_much() -> None:
+    items = [BenchmarkItem("b", "b", str(number), f"word{'abcdefghij'[number]} then {number + 100} cats") for number in range(10)]
+    index = LeakageIndex.build(items)
+    weight = dict(zip(index.hashes.tolist(), index.weights.tolist(), strict=True))
+    assert weight[int(split_words(b"103").hashes[0])] < 0.5 * weight[int(split_words(b"wordc").hashes[0])]
+
+
+def test_one_item_alone_is_indexed_and_found() -> None:
+    found = scan_documents([Document("f", 0, "d", f"Before. {WREN.question} After.".encode())], LeakageIndex.build([WREN]), LIMITS)
+    assert [(hit.benchmark, hit.item, hit.part) for hit in found.hits] == [("birds", "wren", "question")]
+
+
+def test_items_without_words_are_indexed_and_never_found() -> None:
+    index = LeakageIndex.build([WREN, BenchmarkItem("birds", "birds", "empty", "…"), BenchmarkItem("birds", "birds", "none", "")])
+    found = scan_documents([Document("f", 0, "d", f"… {WREN.question} …".encode())], index, LIMITS)
+    assert index.items_per_benchmark == {"birds": 3}
+    assert [hit.item for hit in found.hits] == ["wren"]
+
+
+@pytest.mark.xfail(reason="an index of no words at all ends in a ValueError", strict=True, raises=ValueError)
+def test_only_items_without_words_are_indexed_too() -> None:
+    index = LeakageIndex.build([BenchmarkItem("birds", "birds", "empty", "…")])
+    assert scan_documents([Document("f", 0, "d", b"some words of a text")], index, LIMITS).hits == ()
