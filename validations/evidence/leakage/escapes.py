@@ -109,12 +109,12 @@ def _unescape_entity(text, at):
     end = body
     while end < size and end - body < 10 and (97 <= (text[end] | 32) <= 122 or 48 <= text[end] <= 57):
         end += 1
-    if end == body or end >= size or text[end] != 59:
+    if end < body + 2 or end >= size or text[end] != 59:
         return np.int64(NOTHING), body
     length, first, second = end - body, text[body], text[body + 1] if end > body + 1 else 0
     if length == 2 and second == 116 and (first == 108 or first == 103):  # lt, gt
         return np.int64(LESS if first == 108 else _GREATER), end + 1
-    if length >= 5 and _is_accent(text, body + 1, end):
+    if length >= 4 and _is_accent(text, body + 1, end):
         return np.int64(first), end + 1
     return np.int64(NOTHING), end + 1
 
@@ -125,7 +125,7 @@ def _is_accent(text, at, end):
     pair = np.int64(text[at]) << 8 | np.int64(text[at + 1])
     known = (0x6163, 0x6772, 0x6369, 0x756D, 0x7469, 0x6365, 0x7269, 0x736C, 0x6361)
     length = end - at
-    return pair in known and 3 <= length <= 5
+    return pair in known and (3 if pair == 0x756D else 4) <= length <= 5
 
 
 @compiled()

@@ -182,6 +182,15 @@ def _score(flags, hashes, weights, segment_starts, segment_kinds, segments, scor
 
 
 @compiled(inline="always")
+def _middle(word, place, segment_starts, segments):
+    """Where the middle of the segment of `word` stands, if its word is at `place`."""
+    segment = segments[0]
+    while segment_starts[segment + 1] <= word:
+        segment += 1
+    return place - word + (segment_starts[segment] + segment_starts[segment + 1]) // 2
+
+
+@compiled(inline="always")
 def _run(words, place, hashes, word, segment_starts, segment_kinds, segments):
     """The kind of the segment of `word`, and the share of it that stands in the text word for word around `place`, in one run."""
     segment = segments[0]
@@ -288,7 +297,7 @@ def _score_item(item, bounds, candidates, text, index, rules, scratch, stamp, ou
         if not is_sketched:
             _sketch(hashes, grams, segment_starts[segments[0]], segment_starts[segments[1]], scratch[3])
             is_sketched = True
-        window = (max(0, place - reach), place, min(len(words), place + reach))
+        window = (max(0, place - reach), _middle(word, place, segment_starts, segments), min(len(words), place + reach))
         _mark(window, segment_starts, hashes, grams, (words, text_runs), table, stamp, flags, spans, segments)
         share = _score(flags, hashes, weights, segment_starts, segment_kinds, segments, scores, founds)
         run_kind, run_share = _run(words, place, hashes, word, segment_starts, segment_kinds, segments)

@@ -17,7 +17,7 @@ from validations.evidence.leakage.detokenize import build_detokenizer
 from validations.evidence.leakage.index import LeakageIndex
 from validations.evidence.leakage.match import SKETCH_SIZE, find_seeds, score_candidates, text_grams
 from validations.evidence.leakage.rules import PARTS, Rules, build_rules
-from validations.evidence.leakage.words import split_words
+from validations.evidence.leakage.words import room_for, split_words
 from validations.limits import LeakageLimits
 
 BATCH_BYTES, CARRIED_BYTES = 2**21, 2**16
@@ -181,17 +181,23 @@ class _Scanner:
         )  # fmt: skip
         self._candidates = (np.empty(2**16, np.int32), np.empty(2**16, np.int32))
         self._out = _out(_OUT_ROOM)
+        self._room_bytes = 2 * BATCH_BYTES
+        self._room = room_for(self._room_bytes)
+        self._grams = np.empty(len(self._room.hashes), np.uint64)
 
     def scan(self, batch: Sequence[_Chunk]) -> list[Hit]:
         """The hits in a batch of neighbours."""
         text = b"\n".join(chunk.text for chunk in batch)
         firsts = np.cumsum([0, *(len(chunk.text) + 1 for chunk in batch[:-1])])
-        words = split_words(text)
+        if len(text) > self._room_bytes:
+            self._room, self._room_bytes = room_for(len(text)), len(text)
+            self._grams = np.empty(len(self._room.hashes), np.uint64)
+        words = split_words(text, self._room)
         found_words, found_places = self._find(words.hashes)
         if not len(found_words):
             return []
         documents = (np.searchsorted(firsts, words.starts, side="right") - 1).astype(np.int32)
-        grams = np.empty(len(words.hashes), np.uint64)
+        grams = self._grams[: len(words.hashes)]
         text_grams(words.hashes, grams)
         found = self._score((found_words, found_places), (words.hashes, grams, documents))
         found = _best_of_each(found, documents)

@@ -44,6 +44,8 @@ class Segments:
                     room -= len(of_part)
             item_segments.append(len(kinds))
         starts = np.cumsum([0, *map(len, hashes)])
+        if starts[-1] == 0:
+            raise DataError(f"a benchmark index needs at least one word, found none in {len(items)} items. Check the files' fields.")
         if starts[-1] >= 2**31:
             raise DataError(f"a benchmark index holds at most {2**31:,} words, found {starts[-1]:,}. Scan for fewer benchmarks at once.")
         return cls(

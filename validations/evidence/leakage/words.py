@@ -44,13 +44,24 @@ class Words(NamedTuple):
     ends: Int32[np.ndarray, "w"]
 
 
-def split_words(text: bytes | UInt8[np.ndarray, "n"]) -> Words:
-    """The words of a UTF-8 text, of less than 2 GiB. What isn't UTF-8 separates words."""
+def split_words(text: bytes | UInt8[np.ndarray, "n"], room: Words | None = None) -> Words:
+    """The words of a UTF-8 text, of less than 2 GiB. What isn't UTF-8 separates words.
+
+    Args:
+        room: from `room_for`; the words are written there, and are lost when it is used again.
+    """
     content = np.frombuffer(text, np.uint8) if isinstance(text, bytes) else text
-    hashes, starts, ends = (np.empty(len(content) + MAX_EXPANSION, kind) for kind in (np.uint64, np.int32, np.int32))
+    hashes, starts, ends = room or room_for(len(content))
     codes, expansions = fold_table()
     count = _split(content, codes, expansions, _TAG_HASHES, _FORUM_TAG_HASHES, hashes, starts, ends)
-    return Words(hashes[:count].copy(), starts[:count].copy(), ends[:count].copy())
+    words = Words(hashes[:count], starts[:count], ends[:count])
+    return words if room else Words(*(column.copy() for column in words))
+
+
+def room_for(num_bytes: int) -> Words:
+    """Arrays that the words of any text of so many bytes fit into."""
+    hashes, starts, ends = (np.empty(num_bytes + MAX_EXPANSION, kind) for kind in (np.uint64, np.int32, np.int32))
+    return Words(hashes, starts, ends)
 
 
 def is_sign(hashes: UInt64[np.ndarray, "w"]) -> np.ndarray:

@@ -1,0 +1,98 @@
+import random
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from validations.evidence.leakage.detokenize import build_detokenizer
+
+TEXTS = (
+    "Seven brown wrens built nests beneath the lighthouse.",
+    "Žluťoučký kůň úpěl ďábelské ódy – naïve café",
+    "smile 😀 family 👩‍👩‍👧 flag 🇨🇿 math 𝒜𝟚",
+    "中文 かな 한국어 العربية",
+    "tabs\tand\r\nlines\n\n  spaces   \u00a0\u200b\u00ad\x00\x7f",
+    "def f(x):\n    return x ** 2  # <<1+1=2>>",
+    "",
+)
+SPECIAL = ("<|begin|>", "<|end|>")
+
+
+def byte_level(sequence: bool = False) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel()]) if sequence else decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=list(SPECIAL), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXTS * 4, trainer)
+    tokenizer.add_special_tokens(["<|pad|>"])
+    tokenizer.add_tokens([AddedToken("[tag]", special=False)])
+    return tokenizer
+
+
+def decoded(tokenizer: Tokenizer, ids: list[int]) -> bytes:
+    return tokenizer.decode(ids, skip_special_tokens=True).encode()
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("text", TEXTS)
+def test_tokens_give_the_bytes_of_the_tokenizer(text: str, sequence: bool) -> None:
+    tokenizer = byte_level(sequence)
+    ids = tokenizer.encode(text).ids
+    found = build_detokenizer(tokenizer)(np.array(ids, np.uint32))
+    assert found == decoded(tokenizer, ids) == text.encode()
+
+
+def test_special_tokens_are_left_out_and_added_words_stay() -> None:
+    tokenizer = byte_level()
+    text = f"<|begin|>one [tag] two<|end|><|pad|>{TEXTS[2]}<|end|>"
+    ids = tokenizer.encode(text).ids
+    assert {tokenizer.token_to_id(name) for name in (*SPECIAL, "<|pad|>", "[tag]")} <= set(ids)
+    found = build_detokenizer(tokenizer)(np.array(ids))
+    assert found == f"one [tag] two{TEXTS[2]}".encode()
+    assert found == decoded(tokenizer, ids)
+
+
+def test_an_added_word_with_accents_stays_as_written() -> None:
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken("[výraz]", special=False)])
+    ids = tokenizer.encode("one [výraz] two").ids
+    assert tokenizer.token_to_id("[výraz]") in ids
+    assert build_detokenizer(tokenizer)(np.array(ids)) == "one [výraz] two".encode()
+
+
+def test_any_tokens_in_a_row_give_the_same_wherever_the_text_is_valid() -> None:
+    tokenizer = byte_level()
+    detokenize, rng = build_detokenizer(tokenizer), random.Random(1)
+    for _ in range(100):
+        ids = [rng.randrange(tokenizer.get_vocab_size()) for _ in range(30)]
+        found = detokenize(np.array(ids, np.int32))
+        assert found.decode(errors="replace").encode() == decoded(tokenizer, ids)
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.uint32, np.int64])
+def test_every_integer_type_is_read(kind: type[np.generic]) -> None:
+    tokenizer = byte_level()
+    ids = tokenizer.encode(TEXTS[1]).ids
+    assert build_detokenizer(tokenizer)(np.array(ids, kind)) == TEXTS[1].encode()
+
+
+def test_no_tokens_are_no_text() -> None:
+    assert build_detokenizer(byte_level())(np.empty(0, np.uint32)) == b""
+
+
+def test_another_decoder_is_asked_itself() -> None:
+    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "wren": 1, "##s": 2, "sing": 3}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens(["[SEP]"])
+    ids = [*tokenizer.encode("wrens sing").ids, 4]
+    assert build_detokenizer(tokenizer)(np.array(ids)) == b"wrens sing" == decoded(tokenizer, ids)
+
+
+def test_a_tokenizer_without_a_decoder_is_asked_itself() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "wrens": 1, "sing": 2}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    ids = tokenizer.encode("wrens sing").ids
+    assert build_detokenizer(tokenizer)(np.array(ids)) == decoded(tokenizer, ids) == b"wrens sing"

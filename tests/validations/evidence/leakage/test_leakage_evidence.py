@@ -1,0 +1,119 @@
+from validations.evidence.leakage.evidence import LEAKED_ITEM_COLUMNS, TABLE_COLUMNS, leakage_evidence, leaked_items
+from validations.evidence.leakage.index import LeakageIndex
+from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.scan import Hit, Scan
+from validations.limits import LeakageLimits
+
+LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.5, max_items=0)
+QUESTION = "Which {} keeper finally climbed outside while gales battered every shutter along that northern coast during stormy weeks?"
+INDEX = LeakageIndex.build(
+    [
+        *(BenchmarkItem("birds", "birds", name, QUESTION.format(name)) for name in ("wren", "owl", "finch", "robin")),
+        BenchmarkItem("ponds", "ponds", "frog", QUESTION.format("frog").replace("coast", "pond")),
+        BenchmarkItem("ponds", "ponds", "tiny", "Why?", answer="no"),
+    ]
+)
+EXPECTED = {"web": "key-web", "books": "key-books", "code": "key-code"}
+
+
+def hit(document: int, item: str, *, benchmark: str = "birds", part: str = "question", score: float = 0.9, file: str = "a.jsonl") -> Hit:
+    return Hit(
+        file=file, document=document, id=f"{file}-{document}", tokens=100 + document, benchmark=benchmark, item=item, part=part,
+        score=score, start=3, end=40, excerpt=f"{item} in {document}",
+    )  # fmt: skip
+
+
+WEB = Scan(
+    documents=50,
+    bytes=5000,
+    hits=(
+        hit(1, "wren"),
+        hit(1, "owl", part="item"),
+        hit(1, "wren", part="choices", score=0.95),
+        hit(4, "wren", file="b.jsonl"),
+        hit(4, "wren"),
+        hit(7, "frog", benchmark="ponds"),
+    ),
+)
+SCANS = {"web": WEB, "books": Scan(documents=9, bytes=90, hits=())}
+
+
+def table() -> dict[tuple[str, str], dict[str, object]]:
+    found = leakage_evidence(SCANS, INDEX, LIMITS, scan_keys={"web": "key-web", "books": "old"}, expected_scan_keys=EXPECTED)
+    assert tuple(found.columns) == TABLE_COLUMNS
+    rows = [{str(name): value for name, value in row.items()} for row in found.to_dict("records")]
+    assert [(row["component"], row["benchmark"]) for row in rows] == [
+        (component, benchmark) for component in EXPECTED for benchmark in ("birds", "ponds")
+    ]
+    return {(str(row["component"]), str(row["benchmark"])): row for row in rows}
+
+
+def test_a_component_that_was_hit_counts_items_documents_and_tokens_once() -> None:
+    assert table()["web", "birds"] == {
+        "component": "web",
+        "benchmark": "birds",
+        "items": 4,
+        "items_hit": 2,
+        "hit_percent": 50.0,
+        "documents_hit": 3,
+        "tokens_hit": 101 + 104 + 104,
+        "files": "a.jsonl, b.jsonl",
+        "documents_scanned": 50,
+        "items_out_of_reach": 0,
+        "scan_key": "key-web",
+        "expected_scan_key": "key-web",
+    }
+    ponds = table()["web", "ponds"]
+    assert (ponds["items"], ponds["items_hit"], ponds["tokens_hit"], ponds["files"]) == (2, 1, 107, "a.jsonl")
+
+
+def test_items_out_of_reach_are_counted() -> None:
+    assert [table()["web", benchmark]["items_out_of_reach"] for benchmark in ("birds", "ponds")] == [0, 1]
+
+
+def test_a_clean_component_has_rows_without_hits() -> None:
+    row = table()["books", "birds"]
+    assert (row["items_hit"], row["hit_percent"], row["documents_hit"], row["tokens_hit"], row["files"]) == (0, 0, 0, 0, "")
+    assert (row["documents_scanned"], row["scan_key"], row["expected_scan_key"]) == (9, "old", "key-books")
+
+
+def test_a_component_that_was_not_scanned_has_rows_in_which_nothing_was() -> None:
+    for benchmark in ("birds", "ponds"):
+        row = table()["code", benchmark]
+        assert (row["documents_scanned"], row["items_hit"], row["scan_key"], row["expected_scan_key"]) == (0, 0, "none", "key-code")
+
+
+def test_each_leaked_item_has_one_row_with_its_clearest_hit() -> None:
+    found = leaked_items(SCANS)
+    assert tuple(found.columns) == LEAKED_ITEM_COLUMNS
+    rows = {str(row["item"]): row for row in found.to_dict("records")}
+    assert list(rows) == ["wren", "owl", "frog"]
+    assert rows["wren"] == {
+        "component": "web",
+        "benchmark": "birds",
+        "item": "wren",
+        "part": "choices",
+        "score": 0.95,
+        "documents": "1, 4",
+        "files": "a.jsonl, b.jsonl",
+        "document": 1,
+        "excerpt": "wren in 1",
+        "start": 3,
+        "end": 40,
+    }
+    assert rows["frog"]["benchmark"] == "ponds"
+
+
+def test_an_item_in_two_components_has_a_row_in_each() -> None:
+    found = leaked_items({"web": WEB, "code": Scan(documents=1, bytes=1, hits=(hit(0, "wren"),))})
+    assert found[found["item"] == "wren"]["component"].tolist() == ["web", "code"]
+
+
+def test_many_documents_are_named_in_short() -> None:
+    scan = Scan(documents=9, bytes=9, hits=tuple(hit(number, "wren") for number in (*range(8), 3)))
+    assert leaked_items({"web": scan})["documents"].tolist() == ["0, 1, 2, 3, 4 and 3 more"]
+
+
+def test_nothing_leaked_is_an_empty_table_with_columns() -> None:
+    assert tuple(leaked_items({"books": SCANS["books"]}).columns) == LEAKED_ITEM_COLUMNS
+    assert len(leaked_items({})) == 0
