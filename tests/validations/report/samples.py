@@ -80,7 +80,7 @@ def register(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def evidence(
-    *, leaked: int = 0, stale: int = 0, like_tests: int = 0, components: int = 1, excerpt: str = "Janet's ducks"
+    *, leaked: int = 0, stale: int = 0, like_tests: int = 0, components: int = 1, excerpt: str = "A made-up item"
 ) -> dict[str, Any]:
     """The tables; `leaked` items of one benchmark, `stale` files and files named like tests in each component."""
     names = ["math", *(f"web-{number}" for number in range(1, components))]
