@@ -100,10 +100,11 @@ def test_a_planted_item_stops_the_run_before_training(
     process = phasewise("run", recipe_file, "--home", tmp_path, "--json")
     out, err = process.communicate()
     assert (process.returncode, out) == (1, "")
-    last = err.strip().splitlines()[-1]
-    assert last.startswith("phasewise: tiny/proxy/kestrel data does not pass")
-    for named in (item["id"], "word_order", "flan", "planted.jsonl", "3 documents"):
-        assert named in last
+    told = err[err.rindex("phasewise: tiny/proxy/kestrel data fails: ") :].strip().splitlines()
+    assert len(told) == 3
+    for named in (item["id"], "word_order", "flan", "planted.jsonl"):
+        assert named in told[0]
+    assert told[2].startswith("  to do: Remove it from the source and run again.")
     assert "Traceback" not in err
     assert not (tmp_path / "runs").exists()
     verdict = json.loads((tmp_path / "verdicts" / "tiny-proxy" / "kestrel" / "data.json").read_text())

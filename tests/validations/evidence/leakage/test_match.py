@@ -1,0 +1,218 @@
+"""Scores and candidates against slow ones in plain Python, over texts that are shorter than an item's window."""
+
+from collections import defaultdict
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from validations.evidence.leakage.index import SEED_WORDS, LeakageIndex
+from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.match import SLACK_WORDS, WINDOW_PER_ITEM, find_seeds
+from validations.evidence.leakage.rules import ALIKE, MIN_EACH, MIN_NUMBERS, MIN_NUMBERS_SHARE, NEVER, PARTS, Rules, build_rules
+from validations.evidence.leakage.scan import CLEARLY_BETTER, Document, scan_documents
+from validations.evidence.leakage.segments import ANSWER, CHOICE, PASSAGE, QUESTION, SOLUTION
+from validations.evidence.leakage.words import split_words
+from validations.limits import LeakageLimits
+
+LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)
+KEEPER = BenchmarkItem(
+    "shore",
+    "shore",
+    "keeper",
+    "the keeper of the lighthouse counted 47 gulls upon the rocks before breakfast on tuesday and 35 more near whitby after lunch with 6 "
+    "cormorants among them so how many gulls did he see",
+    choices=("exactly seventy six birds", "fewer than forty wet gulls", "none because fog hid every rock"),
+    answer="seventy six",
+    solutions=(
+        "both flocks together are 47 + 35 = 82 of which 6 were cormorants hence 82 - 6 = 76 remain for the damp ledger",
+        "leave out the black divers first then add what was tallied at dawn to what flew past later that day giving 76",
+    ),
+)
+FERRY = BenchmarkItem(
+    "shore",
+    "shore",
+    "ferry",
+    "does the northern ferry accept bicycles",
+    answer="yes",
+    passage="vessels of the northern line carry passengers bicycles and small livestock between granite quays and outer isles all summer",
+)
+ITEMS = [
+    KEEPER,
+    FERRY,
+    *(BenchmarkItem("weeds", "weeds", str(n), f"the {n} of bladder wrack and dulse number {n} on a tuesday") for n in range(9)),
+]
+FILLERS = ("heron", "otter", "9", "quince")
+
+
+class Part(NamedTuple):
+    kind: int
+    words: list[str]
+    weights: list[float]
+
+
+class Found(NamedTuple):
+    """Of a part: weight found and in all, words found and in all, numbers found and in all."""
+
+    counts: tuple[float, ...]
+
+    @property
+    def share(self) -> float:
+        weight, all_weight, words, all_words, numbers, all_numbers = self.counts
+        others_numbers = all_numbers >= MIN_NUMBERS and numbers < MIN_NUMBERS_SHARE * all_numbers
+        return 0.0 if others_numbers or not all_words else min(weight / all_weight, words / all_words)
+
+
+@pytest.fixture(scope="module")
+def index() -> LeakageIndex:
+    return LeakageIndex.build(ITEMS)
+
+
+@pytest.fixture(scope="module")
+def rules(index: LeakageIndex) -> Rules:
+    return build_rules(index, LIMITS)
+
+
+def parts_of(item: int, index: LeakageIndex) -> list[Part]:
+    told = ITEMS[item]
+    texts = [(QUESTION, told.question), *((CHOICE, text) for text in told.choices), (ANSWER, told.answer)]
+    texts += [*((SOLUTION, text) for text in told.solutions), (PASSAGE, told.passage)]
+    weights = iter(index.weights[index.item_of_word == item].tolist())
+    words = [(kind, [word for word in text.split() if word.isalnum()]) for kind, text in texts]
+    return [Part(kind, part, [next(weights) for _ in part]) for kind, part in words if part]
+
+
+def count(part: Part, text: list[str]) -> Found:
+    """Slowly: a word is found where it stands in the text beside a neighbour that it has in the part, before or behind."""
+    pairs = {frozenset(pair) if len(set(pair)) > 1 else pair for pair in pairwise(text)}
+    is_found = [len(part.words) == 1 and part.words[0] in text] * len(part.words)
+    for at, pair in enumerate(pairwise(part.words)):
+        if (frozenset(pair) if len(set(pair)) > 1 else pair) in pairs:
+            is_found[at] = is_found[at + 1] = True
+    numbers = [word for word in part.words if word.isdigit()]
+    weight = sum(np.float64(weight) for weight, here in zip(part.weights, is_found, strict=True) if here)
+    return Found((weight, sum(part.weights), sum(is_found), len(part.words), sum(word in text for word in numbers), len(numbers)))
+
+
+def expected(item: int, text: list[str], index: LeakageIndex, rules: Rules) -> dict[str, float]:
+    """Part → score of everything that counts as found."""
+    of_kind: dict[int, list[Found]] = defaultdict(list)
+    for part in parts_of(item, index):
+        of_kind[part.kind].append(count(part, text))
+    best = {kind: max(found, key=lambda one: one.share) if kind == SOLUTION else total(found) for kind, found in of_kind.items()}
+    scores: dict[str, float] = {}
+    for kind, found in best.items():
+        assert rules.alone[item, kind] in (NEVER, ALIKE), "a part that must stand word for word needs another reference"
+        if rules.alone[item, kind] == ALIKE and found.share >= rules.alone_scores[item, kind]:
+            part = PARTS[min(kind, ANSWER)]
+            scores[part] = max(scores.get(part, 0), found.share)
+    if not scores:
+        for kind, found in best.items():
+            both = total([best[QUESTION], found])
+            is_each = min(best[QUESTION].share, found.share) >= MIN_EACH
+            if kind != QUESTION and rules.together[item, kind] == ALIKE and is_each and both.share >= rules.together_scores[item, kind]:
+                scores["item"] = max(scores.get("item", 0), both.share)
+    return scores
+
+
+def total(found: list[Found]) -> Found:
+    return Found(tuple(map(sum, zip(*(one.counts for one in found), strict=True))))
+
+
+def runs_of(words: list[str]) -> list[tuple[str, ...]]:
+    return list(zip(*(words[offset:] for offset in range(SEED_WORDS)), strict=False))
+
+
+def pieces_of(item: BenchmarkItem) -> st.SearchStrategy[list[str]]:
+    """Runs of an item's words, whole parts among them, and fillers, in any order."""
+    parts = [
+        [word for word in text.split() if word.isalnum()] for text in (item.question, *item.choices, *item.solutions, item.passage) if text
+    ]
+    slices = st.sampled_from(parts).flatmap(
+        lambda part: st.tuples(st.integers(0, len(part) // 3), st.integers(len(part) // 2, len(part))).map(
+            lambda cut: part[cut[0] : cut[1]]
+        )
+    )
+    pieces = st.lists(st.one_of(st.sampled_from(parts), slices, st.sampled_from(FILLERS).map(lambda word: [word])), max_size=6)
+    return pieces.map(lambda found: [word for piece in found for word in piece])
+
+
+@settings(deadline=None, max_examples=150)
+@given(data=st.data())
+@pytest.mark.parametrize("item", [0, 1])
+def test_what_is_found_and_its_score(item: int, data: st.DataObject, index: LeakageIndex, rules: Rules):
+    window = SLACK_WORDS + int(WINDOW_PER_ITEM * sum(len(part.words) for part in parts_of(item, index)))
+    text = data.draw(pieces_of(ITEMS[item]))[:window]
+    seeds = {run for part in parts_of(item, index) if part.kind != PASSAGE for run in runs_of(part.words)}
+    is_candidate = sum(run in seeds for run in runs_of(text)) >= rules.seeds[item]
+    wanted = expected(item, text, index, rules) if is_candidate else {}
+    hits = {hit.part: hit for hit in scan_documents([Document("f", 0, "a", " ".join(text).encode())], index, LIMITS).hits}
+    clearly = {part: score for part, score in wanted.items() if score > max(wanted.values()) - CLEARLY_BETTER}
+    assert set(clearly) <= set(hits) <= set(wanted), "a part that another one overshadows may go"
+    assert {part: hit.score for part, hit in hits.items()} == pytest.approx({part: wanted[part] for part in hits}, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected_part"),
+    [
+        (KEEPER.question, "question"),
+        (KEEPER.solutions[0], "answer"),
+        (f"{FERRY.question} {FERRY.passage}", "item"),
+        (FERRY.passage, None),
+        (KEEPER.question.replace("47", "58").replace("35", "61").replace("6", "9"), None),
+    ],
+)
+def test_the_reference_says_what_is_meant(text: str, expected_part: str | None, index: LeakageIndex, rules: Rules):
+    item = 1 if "ferry" in text or "vessels" in text else 0
+    scores = expected(item, [word for word in text.split() if word.isalnum()], index, rules)
+    assert list(scores) == ([expected_part] if expected_part else [])
+    assert [hit.part for hit in scan_documents([Document("f", 0, "a", text.encode())], index, LIMITS).hits] == list(scores)
+
+
+@settings(deadline=None, max_examples=80)
+@given(pieces_of(KEEPER))
+def test_every_rare_run_is_found_where_it_stands(index: LeakageIndex, words: list[str]):
+    words = [*words, *ITEMS[-1].question.split()]
+    of_items = [(word, run) for item in range(len(ITEMS)) for word, run in seeds_of(item, index)]
+    wanted = sorted((place, word) for place, run in enumerate(runs_of(words)) for word, of_item in of_items if run == of_item)
+    found_words, found_places = np.empty(400, np.int32), np.empty(400, np.int32)
+    tables = (index.seed_hashes, index.seed_words, index.seed_buckets, index.seed_filter)
+    number = find_seeds(split_words(" ".join(words).encode()).hashes, *tables, found_words, found_places)
+    assert sorted(zip(found_places[:number].tolist(), found_words[:number].tolist(), strict=True)) == wanted
+
+
+def seeds_of(item: int, index: LeakageIndex) -> list[tuple[int, tuple[str, ...]]]:
+    """The kept runs of an item, each with its word's number in the index."""
+    kept, first = set(index.seed_words.tolist()), int(np.flatnonzero(index.item_of_word == item)[0])
+    runs: list[tuple[int, tuple[str, ...]]] = []
+    for part in parts_of(item, index):
+        runs += [(first + at, run) for at, run in enumerate(runs_of(part.words)) if first + at in kept]
+        first += len(part.words)
+    return runs
+
+
+def test_more_finds_than_there_is_room_for_are_counted(index: LeakageIndex):
+    room = (np.empty(1, np.int32), np.empty(1, np.int32))
+    tables = (index.seed_hashes, index.seed_words, index.seed_buckets, index.seed_filter)
+    words = split_words(KEEPER.solutions[1].encode()).hashes
+    assert find_seeds(words, *tables, *room) == len(words) - SEED_WORDS + 1
+    assert room[1].tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("texts", "places"),
+    [
+        ((KEEPER.question, KEEPER.solutions[0]), {"question": 0, "answer": 1}),
+        ((KEEPER.solutions[1], KEEPER.question), {"question": 1, "answer": 0}),
+        ((" ".join(KEEPER.choices), KEEPER.question), {"question": 1, "choices": 0}),
+    ],
+)
+def test_each_part_is_found_in_the_document_in_which_it_stands(texts: tuple[str, str], places: dict[str, int], index: LeakageIndex):
+    """And not in the neighbour in which another part of the item stands, by which it was looked for."""
+    documents = [Document("f", number, str(number), text.encode()) for number, text in enumerate(texts)]
+    hits = scan_documents(documents, index, LIMITS).hits
+    assert {hit.part: hit.document for hit in hits} == places
+    assert all((hit.start, hit.end) == (0, len(texts[hit.document])) and hit.excerpt for hit in hits)
