@@ -231,8 +231,12 @@ def skip_thousands(text, at):
         if place >= size or text[place] != 125:
             return at
         place += 1
-    elif place + 1 < size and text[place] == BACKSLASH and text[place + 1] == 33:
-        place += 2
+    elif place < size and text[place] == BACKSLASH:
+        while place < size and text[place] == BACKSLASH:  # several where they were escaped
+            place += 1
+        if place >= size or text[place] != 33:
+            return at
+        place += 1
     if place + 3 > size:
         return at
     for offset in range(3):

@@ -92,7 +92,7 @@ def _look_alikes() -> dict[str, str]:
     letters = {
         character: [other["c"] for other in others]
         for character, others in confusables.items()
-        if len(character) == 1 and not character.isascii() and unicodedata.category(character)[0] == "L"
+        if len(character) == 1 and unicodedata.category(character)[0] == "L" and not unicodedata.normalize("NFKD", character).isascii()
     }
     for character, others in letters.items():
         if plain := sorted(other for other in others if len(other) == 1 and other.isascii() and other.isalpha()):

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float32, Int32, UInt8, UInt64
 from trainer.code_digest import code_digest
 from trainer.errors import DataError
 from trainer.storage import digest_of_json, read_json, write_json
-from validations.evidence.leakage import fold, segments, words
+from validations.evidence.leakage import escapes, fold, segments, words
 from validations.evidence.leakage.items import BenchmarkItem
 from validations.evidence.leakage.segments import GRAM_FACTOR, PASSAGE, Segments, distinct, part_sizes, word_weights
 
@@ -24,7 +24,7 @@ SEED_WORDS, GRAM_WORDS = 4, 2
 COMMON_SEED_ITEMS, MIN_SEEDS = 8, 8
 BUCKET_BITS, FILTER_BITS = 20, 27
 TABLE_NAME = "index.json"
-CODE = (fold, words, segments, sys.modules[__name__])
+CODE = (escapes, fold, words, segments, sys.modules[__name__])
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +134,7 @@ class LeakageIndex:
                 for field in fields(cls)
                 if field.name not in ("names", "digest")
             }
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{folder} holds no whole benchmark index ({error}). Delete the folder and scan again.") from None
         return cls(names=names, digest=str(table["digest"]), **arrays)
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, UInt8
 
-from validations.evidence.leakage.index import LeakageIndex
+from validations.evidence.leakage.index import SEED_WORDS, LeakageIndex
 from validations.evidence.leakage.segments import ANSWER, CHOICE, PASSAGE, QUESTION, SOLUTION
 from validations.limits import LeakageLimits
 
@@ -71,8 +71,10 @@ def build_rules(index: LeakageIndex, limits: LeakageLimits) -> Rules:
     for kind in (CHOICE, ANSWER, SOLUTION, PASSAGE):
         total = question + words[:, kind]
         is_pair = (question > 0) & (words[:, kind] > 0) & (index.telling_words_with_question[:, kind] >= MIN_DISTINCT)
-        together[is_pair & (total >= MIN_TOGETHER_WORDS), kind] = VERBATIM
+        together[is_pair & (total >= MIN_TOGETHER_WORDS) & (question >= SEED_WORDS), kind] = VERBATIM
         together[is_pair & (total >= limits.min_words), kind] = ALIKE
+    without_seeds = np.bincount(index.item_of_word[index.seed_words], minlength=len(words)) == 0
+    alone[without_seeds], together[without_seeds] = NEVER, NEVER
     weights = np.asarray(index.part_weights)
     needed = _needed(weights, limits.min_score, LITTLE_WEIGHT, MUCH_WEIGHT, MAX_NEEDED)
     solutions = _needed(weights, limits.min_score, LITTLE_SOLUTION_WEIGHT, MUCH_SOLUTION_WEIGHT, MAX_SOLUTION_NEEDED)

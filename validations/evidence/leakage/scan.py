@@ -82,7 +82,7 @@ def scan_documents(documents: Iterable[Document], index: LeakageIndex, limits: L
     for document in documents:
         count, size = count + 1, size + len(document.text)
         for chunk in _chunks(document):
-            batch.append(chunk)
+            _append(batch, chunk)
             waiting += len(chunk.text)
             if waiting >= BATCH_BYTES:
                 kept.add(scanner.scan(batch))
@@ -125,6 +125,13 @@ class _Chunk(NamedTuple):
 def _chunks(document: Document) -> Iterator[_Chunk]:
     for start in range(0, max(len(document.text), 1), BATCH_BYTES):
         yield _Chunk(document, document.text[start : start + BATCH_BYTES], start)
+
+
+def _append(batch: list[_Chunk], chunk: _Chunk) -> None:
+    """Add a piece to a batch; to what the batch has of the same document it is joined, so that no word is cut in two."""
+    if batch and batch[-1].document is chunk.document:
+        chunk = _Chunk(chunk.document, batch[-1].text + chunk.text, batch.pop().start)
+    batch.append(chunk)
 
 
 def _carried(batch: Sequence[_Chunk]) -> list[_Chunk]:
@@ -202,7 +209,7 @@ class _Scanner:
         found = self._score((found_words, found_places), (words.hashes, grams, documents))
         found = _best_of_each(found, documents)
         item, _, score, anchor, first, last = found
-        owners = documents[anchor]
+        owners = _owners(documents, anchor, first, last)
         limits = np.append(firsts, len(text) + 1)  # a part that goes on in a neighbour ends, for its document, with the document
         starts, ends = np.maximum(words.starts[first], limits[owners]), np.minimum(words.ends[last], limits[owners + 1] - 1)
         kept = _without_overshadowed(owners, self._benchmarks[item], score, starts, ends)
@@ -256,11 +263,17 @@ def _out(room: int) -> tuple[np.ndarray, ...]:
     return tuple(np.empty(room, kind) for kind in (np.int32, np.uint8, np.float64, np.int64, np.int64, np.int64))
 
 
+def _owners(documents: np.ndarray, anchor: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """The document of each part: where its seed stands, or, where that stands beside another part, the nearest that the part is in."""
+    return np.clip(documents[anchor], documents[first], documents[last])
+
+
 def _best_of_each(found: tuple[np.ndarray, ...], documents: np.ndarray) -> tuple[np.ndarray, ...]:
     """Of each part of an item in a document the best place, the first of equals."""
-    item, part, score, anchor, first, _ = found
-    order = np.lexsort((first, -score, part, item, documents[anchor]))
-    keys = np.stack([documents[anchor], item, part])[:, order]
+    item, part, score, anchor, first, last = found
+    owners = _owners(documents, anchor, first, last)
+    order = np.lexsort((first, -score, part, item, owners))
+    keys = np.stack([owners, item, part])[:, order]
     is_first = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)) if len(order) else np.zeros(0, bool)
     return tuple(column[order[is_first]] for column in found)
 

@@ -34,6 +34,8 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 FULLWIDTH_BACKSLASH = 0xFF3C
 LETTER_N, LETTER_T, LETTER_R = (LETTER << KIND_SHIFT | ord(letter) for letter in "ntr")
 SIGN_MARK, NUMBER_MARK = np.uint64(1), np.uint64(2)
+MAX_WORDS_PER_BYTE = 2
+"""One character of three bytes, the square kilometre of Japanese, is six words."""
 
 
 class Words(NamedTuple):
@@ -60,7 +62,7 @@ def split_words(text: bytes | UInt8[np.ndarray, "n"], room: Words | None = None)
 
 def room_for(num_bytes: int) -> Words:
     """Arrays that the words of any text of so many bytes fit into."""
-    hashes, starts, ends = (np.empty(num_bytes + MAX_EXPANSION, kind) for kind in (np.uint64, np.int32, np.int32))
+    hashes, starts, ends = (np.empty(MAX_WORDS_PER_BYTE * num_bytes, kind) for kind in (np.uint64, np.int32, np.int32))
     return Words(hashes, starts, ends)
 
 
