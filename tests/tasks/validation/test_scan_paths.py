@@ -67,15 +67,15 @@ def test_a_large_file_of_lines_is_cut_into_ranges(files: Path, monkeypatch: pyte
 def test_urls_are_listed_by_their_store():
     store: Any = fsspec.filesystem("memory")
     for name in ("a.jsonl", "sub/b.txt", ".hidden/c.txt"):
-        store.pipe_file(f"/bucket/{name}", b"x")
+        store.pipe_file(f"/listed-urls/{name}", b"x")
     try:
-        assert names("memory://bucket") == ["memory:///bucket/a.jsonl", "memory:///bucket/sub/b.txt"]
-        assert names("memory://bucket/*.jsonl") == ["memory:///bucket/a.jsonl"]
-        assert names("memory://bucket/sub/b.txt") == ["memory:///bucket/sub/b.txt"]
+        assert names("memory://listed-urls") == ["memory:///listed-urls/a.jsonl", "memory:///listed-urls/sub/b.txt"]
+        assert names("memory://listed-urls/*.jsonl") == ["memory:///listed-urls/a.jsonl"]
+        assert names("memory://listed-urls/sub/b.txt") == ["memory:///listed-urls/sub/b.txt"]
         with pytest.raises(ConfigError, match="names no file"):
-            select(["memory://bucket/c.txt"])
+            select(["memory://listed-urls/c.txt"])
     finally:
-        store.rm("/bucket", recursive=True)
+        store.rm("/listed-urls", recursive=True)
 
 
 def test_a_home_has_caches_and_their_tokenizer(prepared: Any, tmp_path: Path):
