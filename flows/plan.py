@@ -4,14 +4,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from flows.recipes.catalogue import CATALOGUE
-from flows.recipes.recipe import LOCAL_SLICE, FromScratch, HandOff, Phase, Recipe
+from flows.recipes.recipe import LOCAL_SLICE, FromScratch, GraftFrom, HandOff, Phase, Recipe
 from tasks.data.listing import expand
 from tasks.data.plan import DataPlan, plan_data
 from tasks.data.source import Source
 from tasks.data.standins import StandIn, missing_stand_ins, stand_in_source
 from tasks.home import Home
 from trainer.checkpoint_path import checkpoint_path
-from trainer.config import RunConfig, StartFrom
+from trainer.config import Graft, RunConfig, StartFrom
 from trainer.data.mixture import MixtureSchedule, check_shares
 from trainer.errors import ConfigError, TrainingError
 from trainer.storage import read_json
@@ -136,9 +136,20 @@ def build_run(recipe: Recipe, phase: Phase, home: Home, caches: Mapping[str, Pat
 def _start(recipe: Recipe, phase: Phase, home: Home) -> StartFrom | None:
     if not isinstance(phase.start, HandOff):
         return None
-    parent = home.run(recipe.run_name, phase.start.parent)
-    result = parent / "result.json"
+    checkpoint, digest = _checkpoint_of(recipe, phase, phase.start.parent, phase.start.step, home)
+    grafts = tuple(_graft(recipe, phase, graft, home) for graft in phase.start.graft)
+    return StartFrom(checkpoint=checkpoint, params_digest=digest, fresh=phase.start.fresh, graft=grafts)
+
+
+def _graft(recipe: Recipe, phase: Phase, graft: GraftFrom, home: Home) -> Graft:
+    checkpoint, digest = _checkpoint_of(recipe, phase, graft.phase, graft.step, home)
+    return Graft(part=graft.part, checkpoint=checkpoint, params_digest=digest)
+
+
+def _checkpoint_of(recipe: Recipe, phase: Phase, parent: str, step: int, home: Home) -> tuple[str, str]:
+    """Where the checkpoint is that a phase starts from or takes a part of, and the digest of its weights."""
+    folder = home.run(recipe.run_name, parent)
+    result = folder / "result.json"
     if not result.exists():
-        raise TrainingError(f"phase {phase.name} starts from {phase.start.parent}, which is not trained yet: run {recipe.name} first.")
-    checkpoint = checkpoint_path(parent, phase.start.step)
-    return StartFrom(checkpoint=str(checkpoint), params_digest=read_json(result)["params_digest"], fresh=phase.start.fresh)
+        raise TrainingError(f"phase {phase.name} starts from {parent}, which is not trained yet: run {recipe.name} first.")
+    return str(checkpoint_path(folder, step)), read_json(result)["params_digest"]

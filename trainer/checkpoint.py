@@ -103,7 +103,7 @@ def state_to_start_from(run: RunConfig) -> TrainState:
     """
     if run.start is None:
         return init_state(run)
-    path, wants_ema = Path(run.start.checkpoint), run.stability.ema_decay is not None
+    path, wants_ema = Path(run.start.checkpoint), run.keeps_average
     has_ema = bool(read_about(path)["has_ema"])
     if wants_ema and not has_ema and "ema" not in run.start.fresh:
         raise CheckpointError(

@@ -107,7 +107,7 @@ def scheduled_at(run: RunConfig, step: int) -> Scheduled:
         learning_rate=learning_rate_at(run.learning_rate, step),
         z_loss=run.stability.z_loss.at(step) or 0.0,
         max_grad_norm=math.inf if max_grad_norm is None else max_grad_norm,
-        ema_decay=run.stability.ema_decay or 0.0,
+        ema_decay=run.stability.ema_decay.at(step) or 0.0,
     )
 
 

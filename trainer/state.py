@@ -29,7 +29,7 @@ def init_state(run: RunConfig) -> TrainState:
     """The state at step 0 of a lineage."""
     params = init_params(run.seed, run.model)
     optimizer = build_optimizer(run.optimizer, run.model).init(params)
-    ema = jax.tree.map(jnp.copy, params) if run.stability.ema_decay is not None else None
+    ema = jax.tree.map(jnp.copy, params) if run.keeps_average else None
     return TrainState(params, optimizer, ema)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from trainer.config import AdamW, ModelConfig
+from trainer.config import ModelConfig, Optimizer
 from trainer.loss import loss_sums
 from trainer.metrics import PARAM_GROUPS
 from trainer.model.decoder import logits
@@ -44,7 +44,7 @@ class StepMetrics(NamedTuple):
 TrainStep = Callable[[TrainState, Int[Array | np.ndarray, "b t"], Scheduled], tuple[TrainState, StepMetrics]]
 
 
-def build_train_step(model: ModelConfig, optimizer_config: AdamW) -> TrainStep:
+def build_train_step(model: ModelConfig, optimizer_config: Optimizer) -> TrainStep:
     """The compiled update. It takes the state's memory: the old state must not be used again."""
     optimizer = build_optimizer(optimizer_config, model)
 

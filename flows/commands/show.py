@@ -3,6 +3,7 @@
 from typing import Any
 
 import rich.box
+from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
@@ -57,11 +58,7 @@ def describe_phase(phase: Phase) -> dict[str, Any]:
         "batch": entries(phase.batch),
         "mixture": entries(phase.mixture),
         "optimizer": phase.optimizer.model_dump(mode="json"),
-        "stability": {
-            "max_grad_norm": entries(phase.stability.max_grad_norm),
-            "z_loss": entries(phase.stability.z_loss),
-            "ema_decay": phase.stability.ema_decay,
-        },
+        "stability": {name: [[step, _plain(value)] for step, value in entries(values)] for name, values in phase.stability},
         "order": phase.order.model_dump(mode="json"),
         "slice": entries(phase.slice),
         "checkpoints": phase.checkpoints.model_dump(mode="json"),
@@ -76,7 +73,13 @@ def describe_start(phase: Phase) -> dict[str, Any]:
     """Where a phase starts from; `seed` only where it starts from scratch."""
     if isinstance(phase.start, HandOff):
         start = phase.start
-        return {"parent": start.parent, "step": start.step, "fresh": list(start.fresh), "graft": [], "declares": list(start.declares)}
+        return {
+            "parent": start.parent,
+            "step": start.step,
+            "fresh": list(start.fresh),
+            "graft": [graft.model_dump(mode="json") for graft in start.graft],
+            "declares": list(start.declares),
+        }
     return {"parent": None, "step": 0, "fresh": ["params", "optimizer"], "graft": [], "declares": [], "seed": phase.start.seed}
 
 
@@ -87,12 +90,14 @@ def describe_step(phase: Phase, step: int) -> dict[str, Any]:
         "learning_rate": learning_rate_at(phase.learning_rate, step),
         "batch": phase.batch.at(step),
         "mixture": phase.mixture.at(step),
-        "max_grad_norm": phase.stability.max_grad_norm.at(step),
-        "z_loss": phase.stability.z_loss.at(step),
-        "ema_decay": phase.stability.ema_decay,
+        **{name: _plain(values.at(step)) for name, values in phase.stability},
         "slice": phase.slice.at(step),
         "phase_tokens_before": phase.model.seq_len * sequences_between(phase.batch, phase.start_step, step),
     }
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
 
 
 def print_description(description: dict[str, Any]) -> None:
@@ -126,7 +131,7 @@ def _print_phase(console: Console, phase: dict[str, Any]) -> None:
         "learning rate": rates + more,
         "gradient clip": _steps(stability["max_grad_norm"]),
         "z-loss": _steps(stability["z_loss"]),
-        "EMA": stability["ema_decay"],
+        "EMA": _steps(stability["ema_decay"]),
         "slice": _steps(phase["slice"]),
     }
     _print_values(console, values)

@@ -42,10 +42,14 @@ def llama_8b(rope: Rope) -> ModelConfig:
         rms_norm_epsilon=1e-5,
         initializer_std=0.02,
         compute_dtype="bfloat16",
+        qk_norm=False,
+        tied_head=False,
+        sliding_window=None,
+        float32_attention=False,
     )
 
 
-ADAMW = AdamW(beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.05)
+ADAMW = AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.05)
 BATCH = Steps[int](((0, 1024), (660_001, 3072), (1_320_001, 4096)))
 ORDER = DataOrder(seed=0, permutation="linear", block_sequences=2048)
 CHECKPOINTS = CheckpointPolicy(every_steps=20_000, every_minutes=10, keep_all=True)
@@ -73,7 +77,14 @@ def gates(*, max_increase_bits_per_byte: float, max_epochs: float) -> Gates:
 
 def stability(*, z_loss: float | None, ema: float | None) -> Stability:
     """Clipped at 1.0 throughout."""
-    return Stability(max_grad_norm=always(1.0), z_loss=always(z_loss), ema_decay=ema)
+    return Stability(
+        max_grad_norm=always(1.0),
+        max_update_rms=always(None),
+        max_update_norm=always(None),
+        skip_step=always(None),
+        z_loss=always(z_loss),
+        ema_decay=always(ema),
+    )
 
 
 def percent(weights: dict[str, float], of: float = 100.0) -> MixtureShares:

@@ -63,7 +63,10 @@ def proxy_phase(phase: Phase) -> Phase:
         stability=Stability(
             max_grad_norm=_by_steps(phase.stability.max_grad_norm, lambda norm: norm),
             z_loss=_by_steps(phase.stability.z_loss, lambda weight: weight),
-            ema_decay=proxy_ema(phase.stability.ema_decay),
+            max_update_rms=_by_steps(phase.stability.max_update_rms, lambda rms: rms),
+            max_update_norm=_by_steps(phase.stability.max_update_norm, lambda limit: limit),
+            skip_step=_by_steps(phase.stability.skip_step, lambda limit: limit),
+            ema_decay=_by_steps(phase.stability.ema_decay, proxy_ema),
         ),
         slice=always(LOCAL_SLICE),
         checkpoints=CheckpointPolicy(every_steps=max(1, steps(phase.checkpoints.every_steps)), every_minutes=None, keep_all=False),
@@ -96,6 +99,10 @@ def proxy_model(model: ModelConfig) -> ModelConfig:
         rms_norm_epsilon=model.rms_norm_epsilon,
         initializer_std=model.initializer_std,
         compute_dtype="float32",
+        qk_norm=model.qk_norm,
+        tied_head=model.tied_head,
+        sliding_window=None if model.sliding_window is None else max(1, model.sliding_window // LENGTH),
+        float32_attention=model.float32_attention,
     )
 
 

@@ -9,14 +9,15 @@ from pydantic import Field, model_validator
 from tasks.data.pin import Pin
 from tasks.data.source import Source
 from trainer.config import (
-    AdamW,
     CheckpointPolicy,
     DataOrder,
     Frozen,
     LearningRateSegment,
     MixtureShares,
     ModelConfig,
+    Optimizer,
     Stability,
+    StatePart,
     Steps,
     check_mixture,
     check_segments,
@@ -32,7 +33,7 @@ LOCAL_SLICE = "local"
 """The slice that is this machine."""
 Change = Literal[
     "architecture", "rope", "batch", "learning_rate", "schedule", "optimizer", "optimizer_state",
-    "mixture", "order", "ema", "z_loss", "max_grad_norm", "slice",
+    "mixture", "order", "ema", "z_loss", "max_grad_norm", "max_update_rms", "max_update_norm", "skip_step", "slice",
 ]  # fmt: skip
 
 
@@ -51,12 +52,21 @@ class FromScratch(Frozen):
     seed: int
 
 
+class GraftFrom(Frozen):
+    """A part of the state that comes from another phase's checkpoint than the rest."""
+
+    part: StatePart
+    phase: str
+    step: int = Field(gt=0)
+
+
 class HandOff(Frozen):
-    """Where a phase starts from, and what it declares to change. What is not `fresh` is carried over."""
+    """Where a phase starts from, and what it declares to change. What is neither `fresh` nor grafted is carried over."""
 
     parent: str
     step: int = Field(gt=0)
-    fresh: tuple[Literal["ema", "optimizer"], ...]
+    fresh: tuple[StatePart, ...]
+    graft: tuple[GraftFrom, ...] = ()
     declares: tuple[Change, ...]
 
 
@@ -89,7 +99,7 @@ class Phase(Frozen):
     start: FromScratch | HandOff
     stop_step: int = Field(gt=0)
     model: ModelConfig
-    optimizer: AdamW
+    optimizer: Optimizer
     learning_rate: tuple[LearningRateSegment, ...]
     batch: Steps[int]
     mixture: Steps[MixtureShares]
@@ -229,9 +239,12 @@ def changes_between(parent: Phase, phase: Phase) -> dict[Change, tuple[object, o
         "optimizer_state": ("carried", "fresh" if "optimizer" in fresh else "carried"),
         "mixture": (parent.mixture.at(before), phase.mixture.at(after)),
         "order": (parent.order, phase.order),
-        "ema": (parent.stability.ema_decay, phase.stability.ema_decay),
+        "ema": (parent.stability.ema_decay.at(before), phase.stability.ema_decay.at(after)),
         "z_loss": (parent.stability.z_loss.at(before), phase.stability.z_loss.at(after)),
         "max_grad_norm": (parent.stability.max_grad_norm.at(before), phase.stability.max_grad_norm.at(after)),
+        "max_update_rms": (parent.stability.max_update_rms.at(before), phase.stability.max_update_rms.at(after)),
+        "max_update_norm": (parent.stability.max_update_norm.at(before), phase.stability.max_update_norm.at(after)),
+        "skip_step": (parent.stability.skip_step.at(before), phase.stability.skip_step.at(after)),
         "slice": (parent.slice.at(before), phase.slice.at(after)),
     }
     found: dict[Change, tuple[object, object]] = {name: pair for name, pair in compared.items() if pair[0] != pair[1]}

@@ -42,7 +42,7 @@ def evaluate_phase(run: RunConfig, result: dict[str, Any], plan: DataPlan, held_
         **evaluate_model(params=params, config=run.model, tokenizer=tokenizer, benchmarks=plan.benchmarks, held_out=held_out),
         "ema_macro_bits_per_byte": None,
     }
-    if run.stability.ema_decay is not None:
+    if run.keeps_average:
         from tasks.evaluation.bits_per_byte import bits_per_byte
 
         evaluation["ema_macro_bits_per_byte"] = bits_per_byte(read_params(checkpoint, run.model, ema=True), run.model, held_out).macro

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from tasks.progress import say
 from trainer.config import RunConfig
 from trainer.errors import TrainingDiverged, TrainingError, VerdictError
@@ -95,12 +97,20 @@ def _failure(run: RunConfig, code: int, log: Path, log_before: int) -> Exception
     return kinds.get(code, TrainingError)(f"{run.phase} was not trained: {reason}")
 
 
+def _digest_of(settings: Any) -> str:
+    """The digest of a run that was written down, or of what was written where it is no run any more."""
+    try:
+        return RunConfig.model_validate(settings).digest
+    except ValidationError:
+        return digest_of_json(settings)
+
+
 def _set_aside_another_run(run: RunConfig) -> None:
     """A folder that holds another run (other data, other settings) is renamed, never mixed with this one and never deleted."""
     folder = Path(run.output)
     if not (folder / "run.json").exists():
         return
-    found = digest_of_json(read_json(folder / "run.json"))
+    found = _digest_of(read_json(folder / "run.json"))
     if found == run.digest:
         return
     aside = folder.with_name(f"{folder.name}.superseded-{found[:8]}")

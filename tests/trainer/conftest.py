@@ -70,6 +70,10 @@ def model() -> ModelConfig:
         rms_norm_epsilon=1e-5,
         initializer_std=0.02,
         compute_dtype="float32",
+        qk_norm=False,
+        tied_head=False,
+        sliding_window=None,
+        float32_attention=False,
     )
 
 
@@ -180,12 +184,19 @@ def make_run(home: Path, model: ModelConfig, caches: Mapping[str, Path], judge: 
             "stop_step": 24,
             "seed": 7,
             "model": model,
-            "optimizer": {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1},
+            "optimizer": {"kind": "adamw", "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1},
             "learning_rate": [
                 {"kind": "linear", "start_step": 0, "end_step": 6, "start": 0.0, "end": 3e-3},
                 {"kind": "cosine", "start_step": 6, "end_step": 24, "start": 3e-3, "end": 3e-4},
             ],
-            "stability": {"max_grad_norm": [[0, 1.0]], "z_loss": [[0, None], [16, 1e-4]], "ema_decay": 0.9},
+            "stability": {
+                "max_grad_norm": [[0, 1.0]],
+                "z_loss": [[0, None], [16, 1e-4]],
+                "ema_decay": [[0, 0.9]],
+                "max_update_rms": [[0, None]],
+                "max_update_norm": [[0, None]],
+                "skip_step": [[0, None]],
+            },
             "batch": [[0, 4], [10, 8]],
             "mixture": [[0, {"books": 60, "code": 40}], [14, {"books": 30, "code": 30, "web": 40}]],
             "order": {"seed": 11, "permutation": "feistel", "block_sequences": 16, "cut_blocks": True},

@@ -120,7 +120,7 @@ def child(run: RunConfig, parents: Mapping[str, Path], state: TrainState) -> Cal
 
     def build(parent: str, *fresh: str, ema_decay: float | None = 0.9, digest: str | None = None) -> RunConfig:
         start = {"checkpoint": str(parents[parent]), "params_digest": digest or params_digest(state.params), "fresh": fresh}
-        stability = {**run.stability.model_dump(), "ema_decay": ema_decay}
+        stability = {**run.stability.model_dump(), "ema_decay": [[0, ema_decay]]}
         return RunConfig.model_validate({**run.model_dump(), "phase": "child", "start": start, "stability": stability})
 
     return build

@@ -149,4 +149,12 @@ def test_an_impossible_segment_is_refused(change: dict[str, Any], message: str):
 def test_impossible_values_by_steps_are_refused(change: dict[str, float]):
     values = {"max_grad_norm": 1.0, "z_loss": 1e-4, **change}
     with pytest.raises(ValidationError):
-        Stability.model_validate({**{name: [[0, value]] for name, value in values.items()}, "ema_decay": None})
+        Stability.model_validate(
+            {
+                **{name: [[0, value]] for name, value in values.items()},
+                "ema_decay": [[0, None]],
+                "max_update_rms": [[0, None]],
+                "max_update_norm": [[0, None]],
+                "skip_step": [[0, None]],
+            }
+        )

@@ -19,7 +19,17 @@ MakeRun = Callable[..., RunConfig]
 
 
 def test_scheduled_values_are_those_of_the_step(make_run: MakeRun):
-    run = make_run("scheduled", stability={"max_grad_norm": [[0, None], [5, 0.5]], "z_loss": [[0, None], [16, 1e-4]], "ema_decay": None})
+    run = make_run(
+        "scheduled",
+        stability={
+            "max_grad_norm": [[0, None], [5, 0.5]],
+            "z_loss": [[0, None], [16, 1e-4]],
+            "ema_decay": [[0, None]],
+            "max_update_rms": [[0, None]],
+            "max_update_norm": [[0, None]],
+            "skip_step": [[0, None]],
+        },
+    )
     assert scheduled_at(run, 3) == (pytest.approx(1.5e-3), 0.0, np.inf, 0.0)
     assert scheduled_at(run, 5) == (pytest.approx(2.5e-3), 0.0, 0.5, 0.0)
     assert scheduled_at(run, 16).z_loss == 1e-4

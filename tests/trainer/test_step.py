@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer.config import RunConfig
+from trainer.config import AdamW, RunConfig
 from trainer.loss import LossSums, loss_sums
 from trainer.metrics import PARAM_GROUPS
 from trainer.model.decoder import logits
@@ -72,6 +72,7 @@ def norm(tree: Params) -> float:
 def reference_update(before: Reference, grads: Params, count: int, scheduled: Scheduled, run: RunConfig) -> Reference:
     """Loshchilov and Hutter (2019), Algorithm 2, weight by weight, after clipping by the global norm; then the average."""
     config = run.optimizer
+    assert isinstance(config, AdamW)
     scale = min(1.0, scheduled.max_grad_norm / norm(grads))
     decays = decay_mask(run.model)
 

@@ -69,7 +69,7 @@ def make_short(raw: dict[str, Any]) -> None:
         (lambda raw: first(raw).pop("optimizer"), "phases.0.optimizer: Field required"),
         (lambda raw: first(raw)["mixture"][0][1].update(flan=3), r"phases.0: the mixture from step 0 must sum to 100 %, found 103.00 %"),
         (lambda raw: first(raw).update(stop_step="soon"), "phases.0.stop_step: Input should be a valid integer"),
-        (lambda raw: first(raw)["optimizer"].update(beta1=float("nan")), r"phases.0.optimizer.beta1: "),
+        (lambda raw: first(raw)["optimizer"].update(beta1=float("nan")), r"phases.0.optimizer.adamw.beta1: "),
         (lambda raw: raw["phases"][1]["start"].update(declares=[]), "recipe: the hand-off kestrel → ocelot changes batch, ema"),
         (lambda raw: raw.update(phases=[]), "phases: Tuple should have at least 1 item"),
         (lambda raw: [phase.update(x=1) for phase in raw["phases"]], r"phases.2.x: .* \(and \d more\)\.$"),

@@ -63,9 +63,12 @@ CHANGES: dict[Change, dict[str, Any]] = {
     "optimizer_state": {"start__fresh": ["optimizer"]},
     "mixture": {"mixture": [[0, {"flan": 100}]]},
     "order": {"order__permutation": "feistel"},
-    "ema": {"stability__ema_decay": 0.9},
+    "ema": {"stability__ema_decay": [[0, 0.9]]},
     "z_loss": {"stability__z_loss": [[0, 1e-3]]},
     "max_grad_norm": {"stability__max_grad_norm": [[0, None]]},
+    "max_update_rms": {"stability__max_update_rms": [[0, 1.0]]},
+    "max_update_norm": {"stability__max_update_norm": [[0, {"window": 128, "min_samples": 64, "sigmas": 2.0}]]},
+    "skip_step": {"stability__skip_step": [[0, {"window": 128, "min_samples": 64, "sigmas": 6.0}]]},
     "slice": {"slice": [[0, "another"]]},
 }
 

@@ -150,7 +150,7 @@ def test_kestrel_has_66_cycles_and_warms_up_once():
 @pytest.mark.parametrize("name", PHASES)
 def test_what_all_phases_share(name: str):
     one = phase(name)
-    assert one.optimizer.model_dump() == {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.05}
+    assert one.optimizer.model_dump() == {"kind": "adamw", "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.05}
     assert one.stability.max_grad_norm.root == ((0, 1.0),)
     assert (one.order.permutation, one.order.block_sequences, one.order.seed) == ("linear", 2048, 0)
     assert one.checkpoints.every_steps == 20_000
@@ -167,7 +167,7 @@ def test_the_model_has_8_03_billion_parameters():
 
 
 def test_the_moving_average_begins_at_ocelot():
-    assert [phase(name).stability.ema_decay for name in PHASES] == [None, *[0.995] * 5]
+    assert [phase(name).stability.ema_decay.at(10**6) for name in PHASES] == [None, *[0.995] * 5]
     assert [getattr(phase(name).start, "fresh", ()) for name in PHASES] == [(), ("ema",), (), (), (), ()]
 
 

@@ -76,6 +76,10 @@ def config(tokenizer: Tokenizer) -> ModelConfig:
         rms_norm_epsilon=1e-5,
         initializer_std=0.3,
         compute_dtype="float32",
+        qk_norm=False,
+        tied_head=False,
+        sliding_window=None,
+        float32_attention=False,
     )
 
 

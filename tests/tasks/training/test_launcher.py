@@ -22,6 +22,7 @@ STEPS, SAVED_EVERY, KILLED_AFTER = 90, 30, 35
 MODEL = {
     "vocab_size": 420, "seq_len": 32, "num_layers": 1, "d_model": 16, "d_ff": 32, "num_query_heads": 2, "num_kv_heads": 1, "head_dim": 8,
     "rope": {"theta": 10_000, "scaling": None}, "rms_norm_epsilon": 1e-5, "initializer_std": 0.02, "compute_dtype": "float32",
+        "qk_norm": False, "tied_head": False, "sliding_window": None, "float32_attention": False,
 }  # fmt: skip
 BuildRun = Callable[..., RunConfig]
 
@@ -44,9 +45,12 @@ def build_run(prepared: Any, trained_at: Path) -> BuildRun:
         return RunConfig.model_validate(
             {
                 "recipe": "tiny", "scale": "proxy", "phase": phase, "start_step": 0, "stop_step": STEPS, "seed": 0, "model": MODEL,
-                "optimizer": {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.05},
+                "optimizer": {"kind": "adamw", "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.05},
                 "learning_rate": [{"kind": "constant", "start_step": 0, "end_step": STEPS, "start": peak, "end": peak}],
-                "stability": {"max_grad_norm": [[0, None if peak > 1 else 1.0]], "z_loss": [[0, None]], "ema_decay": None},
+                "stability": {
+                    "max_grad_norm": [[0, None if peak > 1 else 1.0]], "z_loss": [[0, None]],
+                    "ema_decay": [[0, None]], "max_update_rms": [[0, None]], "max_update_norm": [[0, None]], "skip_step": [[0, None]],
+                },
                 "batch": [[0, 2]],
                 "mixture": [[0, {"code": 50, "law": 25, "web": 25}]],
                 "order": {"seed": 0, "permutation": "linear", "block_sequences": 8},

@@ -23,7 +23,7 @@ def directions(model: ModelConfig, grads: Any, config: AdamW, *, updates: int) -
 def test_without_gradients_what_is_left_is_the_decay_of_what_decays(model: ModelConfig):
     params = init_params(0, model)
     found = directions(
-        model, jax.tree.map(jnp.zeros_like, params), AdamW(beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.25), updates=1
+        model, jax.tree.map(jnp.zeros_like, params), AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.25), updates=1
     )
     for name in ("embedding", "final_norm"):
         np.testing.assert_array_equal(found[name], np.zeros_like(params[name]))
@@ -36,12 +36,12 @@ def test_equal_gradients_give_a_direction_of_one_from_the_first_update_on(model:
     """Both moments are corrected for their start at zero."""
     grads = jax.tree.map(lambda leaf: jnp.full_like(leaf, -3e-3), init_params(0, model))
     for updates in (1, 5):
-        found = directions(model, grads, AdamW(beta1=0.9, beta2=0.95, epsilon=1e-12, weight_decay=0.0), updates=updates)
+        found = directions(model, grads, AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=1e-12, weight_decay=0.0), updates=updates)
         for leaf in jax.tree.leaves(found):
             np.testing.assert_allclose(leaf, -1.0, rtol=1e-4)
 
 
 def test_epsilon_stands_outside_of_the_root(model: ModelConfig):
     grads = jax.tree.map(lambda leaf: jnp.full_like(leaf, 1e-3), init_params(0, model))
-    found = directions(model, grads, AdamW(beta1=0.9, beta2=0.95, epsilon=3e-3, weight_decay=0.0), updates=1)
+    found = directions(model, grads, AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=3e-3, weight_decay=0.0), updates=1)
     np.testing.assert_allclose(found["final_norm"], 1e-3 / (1e-3 + 3e-3), rtol=1e-4)

@@ -30,8 +30,12 @@ MODEL = ModelConfig(
     rms_norm_epsilon=1e-5,
     initializer_std=0.02,
     compute_dtype="float32",
+    qk_norm=False,
+    tied_head=False,
+    sliding_window=None,
+    float32_attention=False,
 )
-OPTIMIZER = AdamW(beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1)
+OPTIMIZER = AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1)
 EVERY = 10
 """Updates from one evaluation to the next."""
 Batches = Callable[[int, np.random.Generator], np.ndarray]

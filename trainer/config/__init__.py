@@ -1,0 +1,57 @@
+"""What a training run is, as data: frozen, complete, and refused where it is wrong.
+
+`RunConfig` is everything that `python -m trainer RUN.json` needs. Every value is absolute and resolved; no default of a library
+decides anything. `None` is off.
+"""
+
+from trainer.config.execution import Execution, Instrumentation, Mesh
+from trainer.config.model import Llama3RopeScaling, ModelConfig, Rope
+from trainer.config.optimizer import AdamC, AdamW, Muon, NAdamW, Optimizer
+from trainer.config.run import (
+    CheckpointPolicy,
+    Component,
+    DataOrder,
+    Graft,
+    LossEvaluation,
+    MixtureShares,
+    RunConfig,
+    StartFrom,
+    StatePart,
+    check_mixture,
+    sequences_between,
+)
+from trainer.config.schedule import LearningRateSegment, check_segments
+from trainer.config.schema import Frozen, Steps, always
+from trainer.config.stability import RollingLimit, Stability
+
+__all__ = [
+    "AdamC",
+    "AdamW",
+    "CheckpointPolicy",
+    "Component",
+    "DataOrder",
+    "Execution",
+    "Frozen",
+    "Graft",
+    "Instrumentation",
+    "LearningRateSegment",
+    "Llama3RopeScaling",
+    "LossEvaluation",
+    "Mesh",
+    "MixtureShares",
+    "ModelConfig",
+    "Muon",
+    "NAdamW",
+    "Optimizer",
+    "RollingLimit",
+    "Rope",
+    "RunConfig",
+    "Stability",
+    "StartFrom",
+    "StatePart",
+    "Steps",
+    "always",
+    "check_mixture",
+    "check_segments",
+    "sequences_between",
+]

@@ -1,0 +1,47 @@
+"""How a run is carried out: nothing here changes which batches it sees or what it is meant to compute."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from trainer.config.schema import Frozen
+
+
+class Mesh(Frozen):
+    """Devices along each axis; their product is the number of devices. `replica` holds copies, `fsdp` cuts weights, `tensor` cuts heads."""
+
+    replica: int = Field(default=1, gt=0)
+    fsdp: int = Field(default=1, gt=0)
+    tensor: int = Field(default=1, gt=0)
+
+
+class Execution(Frozen):
+    """Mesh, memory and kernels. The defaults are one device without savings.
+
+    Attributes:
+        remat: what the backward pass computes again: nothing, all but the products with weights, or all of a block; `offload` computes
+            all again and keeps what goes from block to block in the host's memory.
+        attention: the kernel; "auto" takes Splash on a TPU, cuDNN on a GPU where the types fit, XLA elsewhere.
+        microbatch_sequences: gradients are summed over parts of the batch of so many sequences; None is the whole batch at once.
+        loss_chunk_tokens: logits of so many tokens exist at a time; None is all.
+    """
+
+    mesh: Mesh = Mesh()
+    remat: Literal["none", "dots", "full", "offload"] = "none"
+    attention: Literal["auto", "xla", "splash", "cudnn"] = "auto"
+    microbatch_sequences: int | None = Field(default=None, gt=0)
+    loss_chunk_tokens: int | None = Field(default=None, gt=0)
+
+
+class Instrumentation(Frozen):
+    """What is measured and where it goes beside `metrics.jsonl`.
+
+    Attributes:
+        layer_norms_every: norms of every weight of every layer, each so many steps; None is never.
+        tensorboard: event files in the run's folder.
+        wandb: a Weights & Biases run; "offline" writes it to the run's folder only.
+    """
+
+    layer_norms_every: int | None = Field(default=None, gt=0)
+    tensorboard: bool = False
+    wandb: Literal["off", "offline", "online"] = "off"

@@ -1,0 +1,146 @@
+"""One phase, resolved: what `RUN.json` holds."""
+
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from trainer.config.execution import Execution, Instrumentation
+from trainer.config.model import ModelConfig
+from trainer.config.optimizer import Optimizer
+from trainer.config.schedule import LearningRateSegment, check_segments
+from trainer.config.schema import Frozen, Steps
+from trainer.config.stability import Stability
+from trainer.storage import digest_of_json
+
+Component = str
+Percent = Annotated[float, Field(ge=0, le=100)]
+MixtureShares = dict[Component, Percent]
+StatePart = Literal["ema", "optimizer", "rolling", "qk_norm"]
+"""What a hand-off can make anew or graft: the moving average, the optimizer's state, the windows of norms and losses, QK-norm's gains."""
+
+
+class DataOrder(Frozen):
+    """How sequences are drawn: one permutation per component, keyed by seed and component name, and blocks of the mixture.
+
+    `cut_blocks` lets a mixture start inside a block also where another step would do: the block before it is cut short.
+    """
+
+    seed: int
+    permutation: Literal["linear", "feistel", "feistel_levanter"]
+    block_sequences: int = Field(gt=0)
+    cut_blocks: bool = False
+
+
+class CheckpointPolicy(Frozen):
+    """One every `every_steps`, kept for ever where `keep_all`, else only the last; temporary ones every `every_minutes`.
+
+    The one at a phase's end is always kept.
+    """
+
+    every_steps: int = Field(gt=0)
+    every_minutes: float | None = Field(gt=0)
+    keep_all: bool
+
+
+class Graft(Frozen):
+    """A part of the state that comes from another checkpoint than the rest; `params_digest` is that of the weights found there."""
+
+    part: StatePart
+    checkpoint: str
+    params_digest: str
+
+
+class StartFrom(Frozen):
+    """The checkpoint a phase starts from. What is neither `fresh` (made anew) nor grafted is carried, and must be there.
+
+    `params_digest` is that of the weights that must be found there.
+    """
+
+    checkpoint: str
+    params_digest: str
+    fresh: tuple[StatePart, ...]
+    graft: tuple[Graft, ...] = ()
+
+
+class LossEvaluation(Frozen):
+    """The loss on held-out text, each `every_steps`, of the weights and of their moving average.
+
+    Attributes:
+        sequences: of each component, the first so many rows of its cache.
+        caches: component → folder of its held-out token cache.
+    """
+
+    every_steps: int = Field(gt=0)
+    sequences: int = Field(gt=0)
+    caches: dict[Component, str] = Field(min_length=1)
+
+
+def sequences_between(batch: Steps[int], start_step: int, stop_step: int) -> int:
+    """Sequences that the updates `[start_step, stop_step)` consume."""
+    entries = [*batch.within(start_step, stop_step), (stop_step, 0)]
+    return sum(size * (after - step) for (step, size), (after, _) in pairwise(entries))
+
+
+def check_mixture(step: int, shares: MixtureShares) -> None:
+    """Refuse shares that do not sum to 100 %."""
+    total = sum(shares.values())
+    if abs(total - 100) > 0.05:
+        raise ValueError(f"the mixture from step {step} must sum to 100 %, found {total:.2f} % over {len(shares)} components")
+
+
+class RunConfig(Frozen):
+    """One phase, resolved. `batch` and `mixture` reach back to step 0 of the lineage, because the data order does.
+
+    Attributes:
+        caches: component → folder of its token cache; every component that the phase draws from.
+        verdict: the JSON file that says these caches passed judgement.
+        output: the run's folder: metrics, heartbeat, checkpoints, result.
+    """
+
+    recipe: str
+    scale: str
+    phase: str
+    start_step: int = Field(ge=0)
+    stop_step: int = Field(gt=0)
+    seed: int
+    model: ModelConfig
+    optimizer: Optimizer
+    learning_rate: tuple[LearningRateSegment, ...]
+    stability: Stability
+    batch: Steps[Annotated[int, Field(gt=0)]]
+    mixture: Steps[MixtureShares]
+    order: DataOrder
+    checkpoints: CheckpointPolicy
+    start: StartFrom | None
+    caches: dict[Component, str]
+    verdict: str
+    output: str
+    evaluation: LossEvaluation | None = None
+    execution: Execution = Execution()
+    instrumentation: Instrumentation = Instrumentation()
+
+    @property
+    def keeps_average(self) -> bool:
+        """Whether a moving average of the weights is kept at any step of the phase."""
+        return any(decay is not None for _, decay in self.stability.ema_decay.within(self.start_step, self.stop_step))
+
+    @property
+    def digest(self) -> str:
+        """What a result names when it says which run it is of: settings, caches (by key) and the weights it started from.
+
+        How it is carried out and watched is not in it: a run goes on when it is moved to another mesh.
+        """
+        return digest_of_json(self.model_dump(mode="json", exclude={"execution", "instrumentation"}))
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "RunConfig":
+        if self.stop_step <= self.start_step:
+            raise ValueError(f"stop_step must be after start_step, found {self.start_step} → {self.stop_step}")
+        check_segments(self.learning_rate, self.start_step, self.stop_step)
+        for step, shares in self.mixture.root:
+            check_mixture(step, shares)
+        drawn = {name for _, shares in self.mixture.within(self.start_step, self.stop_step) for name, share in shares.items() if share}
+        if missing := sorted(drawn - set(self.caches)):
+            raise ValueError(f"no cache is named for {', '.join(missing)}")
+        return self
