@@ -1,37 +1,20 @@
 """`metrics.jsonl`: one JSON object an update, in order, each step once, however often the run was stopped.
 
-| name | unit | what |
-|---|---|---|
-| `step` | updates | applied so far, this one included |
-| `loss` | nats a token | cross-entropy of this update's batch, before the update, without z-loss |
-| `log_z_squared` | nats² | mean square of the logarithm of the partition function: what z-loss weighs |
-| `grad_norm` | | L2 norm of the gradients, before clipping |
-| `update_norm` | | L2 norm of the change to the weights, learning rate included |
-| `param_norm` | | L2 norm of the weights, after the update |
-| `grad_norm/GROUP`, `update_norm/GROUP`, `param_norm/GROUP` | | the same of one group of `PARAM_GROUPS` |
-| `ema_distance` | share | norm of (weights - moving average) over norm of the weights, after the update; only where there is an average |
-| `learning_rate` | | of this update |
-| `z_loss` | | weight of z-loss; 0 is off |
-| `tokens` | tokens | in this update's batch |
-| `mixture_since` | step | from which the mixture of this update holds: the run's schedule of mixtures, not its start |
-| `data_seconds` | seconds | that the loop waited for this update's batch; the accelerator may have been busy meanwhile |
-| `seconds` | seconds | since this process began to train |
-| `eval_loss` | nats a token | of the weights after this update on held-out text; only at steps where they are evaluated |
-| `ema_eval_loss` | nats a token | of their moving average on the same text; only there |
-
-What is not finite is null.
+`TABLE` names everything that a row may hold, and `docs/metrics.md` is printed from it: `python -m trainer.metrics > docs/metrics.md`.
 """
 
 import json
 import os
+import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.storage import write_atomically
 
 METRICS_NAME = "metrics.jsonl"
 Row = dict[str, Any]
-"""One update; the table above says what it holds."""
+"""One update; `TABLE` says what it holds."""
 
 PARAM_GROUPS: dict[str, tuple[str, ...]] = {
     "embedding": ("embedding",),
@@ -41,6 +24,125 @@ PARAM_GROUPS: dict[str, tuple[str, ...]] = {
     "lm_head": ("head",),
 }
 """Group → the names of its weights in `trainer.model.params.param_specs`; each weight is in exactly one."""
+
+
+class Metric(NamedTuple):
+    """One name of a row.
+
+    Attributes:
+        name: words in capitals stand for a group of `PARAM_GROUPS`, a weight of `param_specs`, the number of a layer or a component.
+        when: which rows hold it; empty is all.
+        of_the_clock: it is measured in time, and differs between two runs of the same.
+    """
+
+    name: str
+    unit: str
+    what: str
+    when: str = ""
+    of_the_clock: bool = False
+
+    @property
+    def pattern(self) -> str:
+        """A regular expression for the names that this one stands for."""
+        words = {"GROUP": "|".join(PARAM_GROUPS), "WEIGHT": "[a-z_]+", "LAYER": r"\d+", "COMPONENT": ".+"}
+        parts = re.split("(GROUP|WEIGHT|LAYER|COMPONENT)", self.name)
+        return "".join(f"({words[part]})" if part in words else re.escape(part) for part in parts)
+
+
+NORMS = {
+    "grad_norm": "gradients, before clipping",
+    "update_norm": "change to the weights, learning rate included",
+    "param_norm": "weights, after the update",
+    "first_moment_norm": "optimizer's average of the gradients (Muon's momentum), after the update",
+    "second_moment_norm": "optimizer's average of the squared gradients, after the update",
+}
+"""Each is written of all weights, of each group, and at some steps of each weight and layer."""
+_WHEN_MOMENTS = {"second_moment_norm": "where the optimizer keeps such averages"}
+_AT_LAYER_NORMS = "each `instrumentation.layer_norms_every` steps"
+_WHILE_ON = "while it is on"
+_AT_EVALUATIONS = "at evaluations: each `evaluation.every_steps` and at the phase's end"
+
+
+def _norm_metrics(name: str, what: str) -> Iterable[Metric]:
+    when = _WHEN_MOMENTS.get(name, "")
+    yield Metric(name, "", f"L2 norm of the {what}", when)
+    yield Metric(f"{name}/GROUP", "", "the same of one group of weights", when)
+    yield Metric(f"{name}/WEIGHT", "", "the same of a weight that no layers share", _AT_LAYER_NORMS)
+    yield Metric(f"{name}/WEIGHT/LAYER", "", "the same of a weight in one layer", _AT_LAYER_NORMS)
+
+
+TABLE: tuple[Metric, ...] = (
+    Metric("step", "updates", "applied so far, this one included"),
+    Metric("loss", "nats a token", "cross-entropy of this update's batch, before the update, without z-loss"),
+    Metric("log_z_squared", "nats²", "mean square of the logarithm of the partition function: what z-loss weighs"),
+    *(metric for name, what in NORMS.items() for metric in _norm_metrics(name, what)),
+    Metric("ema_distance", "share", "norm of (weights - moving average) over norm of the weights, after the update", "with an average"),
+    Metric("learning_rate", "", "of this update"),
+    Metric("weight_decay", "", "of this update, before the learning rate", "where the optimizer's decay is scheduled"),
+    Metric("z_loss", "", "weight of z-loss; 0 is off"),
+    Metric("ema_decay", "", "of the moving average in this update", _WHILE_ON),
+    Metric("max_grad_norm", "", "what the norm of the gradients is clipped to", _WHILE_ON),
+    Metric("grad_clip_factor", "", "what the gradients were multiplied by; 1 where they were not clipped", _WHILE_ON),
+    Metric("max_update_rms", "", "what the root mean square of each weight's update is clipped to", _WHILE_ON),
+    Metric("rms_clip_factor", "", "the least that the update of a weight was multiplied by; 1 where none was clipped", _WHILE_ON),
+    Metric("direction_norm", "", "L2 norm of the update before the learning rate, unclipped: what `max_update_norm` goes by", _WHILE_ON),
+    Metric("max_update_norm", "", "what the norm of the update, before the learning rate, is clipped to", "once its window has enough"),
+    Metric("update_clip_factor", "", "what the update was multiplied by; 1 where it was not clipped", _WHILE_ON),
+    Metric("max_loss", "nats a token", "an update with a loss above it is skipped", "once the window of skip-step has enough"),
+    Metric("max_skip_grad_norm", "", "an update with a gradient norm above it is skipped", "once the window of skip-step has enough"),
+    Metric("skipped", "0 or 1", "1 where the update was not applied", _WHILE_ON),
+    Metric("tokens", "tokens", "in this update's batch"),
+    Metric("sequences", "sequences", "in this update's batch"),
+    Metric("mixture_since", "step", "from which the mixture of this update holds: the run's schedule of mixtures, not its start"),
+    Metric("mixture/COMPONENT", "percent", "of the mixture that begins to hold", "of the first update of a mixture, and of the phase"),
+    Metric("eval_loss", "nats a token", "of the weights after this update on held-out text; components count alike", _AT_EVALUATIONS),
+    Metric("eval_loss/COMPONENT", "nats a token", "the same of one component", _AT_EVALUATIONS),
+    Metric("ema_eval_loss", "nats a token", "of the moving average of the weights, on the same text", "there, with an average"),
+    Metric("ema_eval_loss/COMPONENT", "nats a token", "the same of one component", "there, with an average"),
+    Metric("ema_gap", "nats a token", "`eval_loss` - `ema_eval_loss`", "there, with an average"),
+    Metric("evaluation_seconds", "seconds", "that the evaluation took", _AT_EVALUATIONS, of_the_clock=True),
+    Metric("data_seconds", "seconds", "that the loop waited for the batch; the accelerator may be busy then", of_the_clock=True),
+    Metric("step_seconds", "seconds", "since the update before it, without saving and evaluation; the first compiles", of_the_clock=True),
+    Metric("tokens_per_second", "tokens/s", "`tokens` / `step_seconds`", of_the_clock=True),
+    Metric("mfu", "share", "model FLOPs a second over the devices' peak (`trainer.flops`)", "where the peak is known", of_the_clock=True),
+    Metric("seconds", "seconds", "since this process began to train", of_the_clock=True),
+)
+"""Every name that a row may hold."""
+
+
+def metric_of(name: str) -> Metric | None:
+    """What the table says of a name; None is a name that is not in it."""
+    return next((metric for metric in TABLE if re.fullmatch(metric.pattern, name)), None)
+
+
+def of_the_clock(name: str) -> bool:
+    """Whether two runs of the same may differ in it."""
+    metric = metric_of(name)
+    return metric is not None and metric.of_the_clock
+
+
+def as_markdown() -> str:
+    """`docs/metrics.md`."""
+    lines = [f"| `{metric.name}` | {metric.unit} | {metric.what} | {metric.when} |" for metric in TABLE]
+    groups = [f"| {group} | {', '.join(f'`{name}`' for name in names)} |" for group, names in PARAM_GROUPS.items()]
+    return "\n".join([_HEAD, *lines, _GROUPS_HEAD, *groups, ""])
+
+
+_HEAD = """\
+# Metrics
+
+What `metrics.jsonl` of a run holds, an object an update; TensorBoard and Weights & Biases get the same names. Printed by
+`python -m trainer.metrics > docs/metrics.md` from the table in `trainer/metrics.py`.
+
+What is not finite is null. What is off, or not known, is left out. COMPONENT, GROUP, WEIGHT and LAYER stand for names.
+
+| name | unit | what | in which rows |
+|---|---|---|---|"""
+_GROUPS_HEAD = """
+## Groups of weights
+
+| group | weights |
+|---|---|"""
 
 
 def read_metrics(path: Path) -> list[Row]:
@@ -60,8 +162,8 @@ class MetricsFile:
     """Appends rows. Opening it forgets the rows after `restored_step`: they will be trained, and written, again."""
 
     def __init__(self, path: Path, *, restored_step: int):
-        kept = [row for row in read_metrics(path) if row["step"] <= restored_step]
-        write_atomically(path, b"".join(_line(row) for row in kept))
+        self.kept = [row for row in read_metrics(path) if row["step"] <= restored_step]
+        write_atomically(path, b"".join(_line(row) for row in self.kept))
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115  # stays open for the run
 
     def append(self, row: Row) -> None:
@@ -75,3 +177,7 @@ class MetricsFile:
 
 def _line(row: Row) -> bytes:
     return json.dumps(row, separators=(",", ":")).encode() + b"\n"
+
+
+if __name__ == "__main__":
+    print(as_markdown(), end="")

@@ -20,7 +20,7 @@ from hypothesis import settings
 
 from trainer.config import ModelConfig, Rope, RunConfig
 from trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, read_manifest, write_manifest
-from trainer.metrics import Row, read_metrics
+from trainer.metrics import Row, of_the_clock, read_metrics
 from trainer.storage import digest_of_bytes, write_atomically, write_json
 
 VOCAB_SIZE = 256
@@ -253,6 +253,6 @@ def rows_of() -> RowsOf:
 
     def rows(run: RunConfig) -> list[Row]:
         found = read_metrics(Path(run.output) / "metrics.jsonl")
-        return [{name: value for name, value in row.items() if name not in ("seconds", "data_seconds")} for row in found]
+        return [{name: value for name, value in row.items() if not of_the_clock(name)} for row in found]
 
     return rows

@@ -1,0 +1,96 @@
+"""FLOPs against a count of every product of the model, one by one, and peaks of devices by their names."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from trainer.config import ModelConfig, Rope
+from trainer.flops import PEAKS, matrix_parameters, mfu, peak_flops, step_flops, visible_pairs
+
+
+def build_model(**changes: object) -> ModelConfig:
+    values: dict[str, object] = {
+        "vocab_size": 8192, "seq_len": 256, "num_layers": 4, "d_model": 256, "d_ff": 704, "num_query_heads": 4, "num_kv_heads": 2,
+        "head_dim": 64, "rope": Rope(theta=1e4, scaling=None), "rms_norm_epsilon": 1e-5, "initializer_std": 0.02,
+        "compute_dtype": "float32", "qk_norm": False, "tied_head": False, "sliding_window": None, "float32_attention": False,
+    }  # fmt: skip
+    return ModelConfig.model_validate({**values, **changes})
+
+
+def products(model: ModelConfig) -> list[tuple[int, int, int]]:
+    """Rows, inner size and columns of every product that a row of tokens goes through; attention sees all of the row."""
+    t, d, heads = model.seq_len, model.d_model, range(model.num_query_heads)
+    queries, keys = model.num_query_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    block = [(t, d, queries), (t, d, keys), (t, d, keys), (t, queries, d), (t, d, model.d_ff), (t, d, model.d_ff), (t, model.d_ff, d)]
+    block += [product for _ in heads for product in ((t, model.head_dim, t), (t, t, model.head_dim))]
+    return block * model.num_layers + [(t, d, model.vocab_size)]
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"num_kv_heads": 4, "head_dim": 32}, {"num_layers": 1, "d_ff": 100, "num_query_heads": 6, "head_dim": 20}]
+)
+def test_full_attention_is_the_sum_of_all_products(changes: dict[str, object]):
+    """Forward 2·m·k·n each, backward twice that."""
+    model = build_model(**changes)
+    expected = 3 * sum(2 * m * k * n for m, k, n in products(model))
+    assert step_flops(model, 5, causal=False).total == 5 * expected
+
+
+def test_the_peers_model_needs_what_their_count_says():
+    """136.9 GFLOP a step of 16 rows: the figure that the peers' scripts state for this shape."""
+    assert step_flops(build_model(), 16, causal=False).total == pytest.approx(136.9e9, rel=1e-3)
+    assert matrix_parameters(build_model()) == 5_046_272
+
+
+def test_a_forward_pass_has_a_third_of_it():
+    """XLA's own count of the products of one block and the head, written out with plain matrices."""
+    model = build_model(num_layers=1, seq_len=64)
+
+    def forward(x: jax.Array, weights: list[jax.Array]) -> jax.Array:
+        return sum((jnp.sum(x[:, : weight.shape[0]] @ weight) for weight in weights), jnp.zeros(()))
+
+    shapes = [(k, n) for _, k, n in products(model)]
+    x = jax.ShapeDtypeStruct((64, max(k for k, _ in shapes)), jnp.float32)
+    weights = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    analysed = jax.jit(forward).lower(x, weights).cost_analysis()
+    assert analysed is not None
+    assert analysed["flops"] == pytest.approx(step_flops(model, 1, causal=False).total / 3, rel=0.02)  # the sums add a little
+
+
+@pytest.mark.parametrize(("length", "window"), [(1, None), (7, None), (7, 1), (7, 3), (7, 7), (7, 100)])
+def test_visible_pairs_are_those_of_the_mask(length: int, window: int | None):
+    seen = [1 for t, s in itertools.product(range(length), repeat=2) if s <= t and (window is None or t - s < window)]
+    assert visible_pairs(length, window) == len(seen)
+
+
+def test_what_is_masked_is_not_counted():
+    model, windowed = build_model(), build_model(sliding_window=32)
+    full, causal, local = step_flops(model, 1, causal=False), step_flops(model, 1), step_flops(windowed, 1)
+    assert causal.matrices == full.matrices == local.matrices
+    assert causal.attention / full.attention == pytest.approx(257 / 512)
+    assert local.attention / full.attention == pytest.approx(visible_pairs(256, 32) / 256**2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "peak"),
+    [
+        ("TPU v4", 275e12), ("TPU v5 lite", 197e12), ("TPU v5p", 459e12), ("TPU v5", 459e12), ("TPU v6 lite", 918e12),
+        ("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA H200", 989e12), ("cpu", None), ("TPU v2", None),
+    ],
+)  # fmt: skip
+def test_a_peak_is_that_of_the_device(kind: str, peak: float | None):
+    assert peak_flops(kind, "bfloat16") == peak
+    assert peak_flops(kind, "float32") is None
+
+
+def test_every_peak_can_be_found_and_has_a_source():
+    assert {peak_flops(peak.device_kind, "bfloat16") == peak.bfloat16 for peak in PEAKS} == {True}
+    assert all(peak.source for peak in PEAKS)
+
+
+def test_mfu_is_a_share_of_all_devices():
+    assert mfu(100, 2.0, peak=10.0, devices=10) == 0.5
+    assert mfu(100, 2.0, peak=None, devices=10) is None
+    assert mfu(100, 0.0, peak=10.0, devices=10) is None
