@@ -6,23 +6,25 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from trainer.config import RunConfig
+from trainer.config import RollingLimit, RunConfig, Steps
+from trainer.interventions import Rolling, Window, empty_window
 from trainer.model.params import Params, abstract_params, init_params
-from trainer.optimizer.adamw import build_optimizer
+from trainer.optimizer import OptimizerState, build_optimizer
 
 
 class TrainState(NamedTuple):
-    """`step` is not in here: step N means that N updates have been applied, and the checkpoint's name says N.
+    """`step` is not in here: step N means that N updates have been applied or skipped, and the checkpoint's name says N.
 
     Attributes:
         ema: exponential moving average of `params`, or None where it is off.
+        rolling: the windows of the interventions that the phase has at any step.
     """
 
     params: Params
-    optimizer: optax.OptState
+    optimizer: OptimizerState
     ema: Params | None
+    rolling: Rolling = Rolling()
 
 
 def init_state(run: RunConfig) -> TrainState:
@@ -30,14 +32,26 @@ def init_state(run: RunConfig) -> TrainState:
     params = init_params(run.seed, run.model)
     optimizer = build_optimizer(run.optimizer, run.model).init(params)
     ema = jax.tree.map(jnp.copy, params) if run.keeps_average else None
-    return TrainState(params, optimizer, ema)
+    return TrainState(params, optimizer, ema, init_rolling(run))
+
+
+def init_rolling(run: RunConfig) -> Rolling:
+    """Empty windows for what the phase has at any step, also where it is off at first."""
+
+    def window(limits: Steps[RollingLimit | None]) -> Window | None:
+        lengths = {limit.window for _, limit in limits.within(run.start_step, run.stop_step) if limit}
+        assert len(lengths) <= 1, f"a configuration refuses windows of several lengths, found {lengths}"
+        return empty_window(lengths.pop()) if lengths else None
+
+    skip_step, max_update_norm = run.stability.skip_step, run.stability.max_update_norm
+    return Rolling(losses=window(skip_step), grad_norms=window(skip_step), update_norms=window(max_update_norm))
 
 
 def abstract_state(run: RunConfig, *, with_ema: bool) -> TrainState:
     """Shapes and types of a state, without values."""
     params = abstract_params(run.model)
     optimizer = jax.eval_shape(build_optimizer(run.optimizer, run.model).init, params)
-    return TrainState(params, optimizer, params if with_ema else None)
+    return TrainState(params, optimizer, params if with_ema else None, jax.eval_shape(lambda: init_rolling(run)))
 
 
 def params_digest(params: Params) -> str:

@@ -1,97 +1,178 @@
 """One update: pure maths, compiled once for a batch shape. Whatever a schedule changes comes in as an argument."""
 
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from trainer.config import ModelConfig, Optimizer
-from trainer.loss import loss_sums
-from trainer.metrics import PARAM_GROUPS
+from trainer.config import Execution, ModelConfig, Optimizer
+from trainer.gradients import SegmentIds, SumLosses, mean_gradients
+from trainer.interventions import Rolling, Window, clip_factor, clip_update_rms, is_skipped, keep_if, limit_from, moving_average, push
+from trainer.loss import LossSums, loss_sums
 from trainer.model.decoder import logits
 from trainer.model.params import Params
-from trainer.optimizer.adamw import build_optimizer
+from trainer.norms import group_norms, slot_squares, total_norm
+from trainer.optimizer import build_optimizer, moments, weight_rules
+from trainer.schedule import Limit, Scheduled
 from trainer.state import TrainState
 
+Scalar = Float[Array, ""]
+TokenIds = Int[Array | np.ndarray, "b t"]
+TrainStep = Callable[[TrainState, TokenIds, TokenIds | None, Scheduled], tuple[TrainState, "StepMetrics"]]
+"""State, tokens, the documents that they belong to (None: one a row) and scheduled values → the next state, and what was measured."""
 
-class Scheduled(NamedTuple):
-    """The scheduled values of one step, as plain numbers; what is off is its neutral value (z_loss 0, max_grad_norm infinity)."""
 
-    learning_rate: float
-    z_loss: float
-    max_grad_norm: float
-    ema_decay: float
+class Clips(NamedTuple):
+    """What the clips of the direction did; None where the phase has no such clip, and infinity where there is no limit yet."""
+
+    rms_clip_factor: Scalar | None
+    direction_norm: Scalar | None
+    max_update_norm: Scalar | None
+    update_clip_factor: Scalar | None
+
+
+class Skip(NamedTuple):
+    """What skip-step decided, and by which limits; None where the phase does not have it."""
+
+    skipped: Bool[Array, ""] | None
+    max_loss: Scalar | None
+    max_skip_grad_norm: Scalar | None
 
 
 class StepMetrics(NamedTuple):
-    """What one update measured; `trainer.metrics` says what each is. `ema_distance` is None where there is no moving average."""
+    """What one update measured; `trainer.metrics` says what each is. What the phase does not have is None; limits may be infinite.
 
-    loss: Float[Array, ""]
-    log_z_squared: Float[Array, ""]
-    grad_norm: Float[Array, ""]
-    update_norm: Float[Array, ""]
-    param_norm: Float[Array, ""]
+    `_norms` are of the groups of `trainer.metrics.PARAM_GROUPS`, `_slots` of each weight and layer (`trainer.norms.slots`).
+    """
+
+    loss: Scalar
+    log_z_squared: Scalar
+    grad_norm: Scalar
     grad_norms: Float[Array, " group"]
+    grad_slots: Float[Array, " slot"]
+    update_norm: Scalar
     update_norms: Float[Array, " group"]
+    update_slots: Float[Array, " slot"]
+    param_norm: Scalar
     param_norms: Float[Array, " group"]
-    ema_distance: Float[Array, ""] | None
+    param_slots: Float[Array, " slot"]
+    first_moment_norm: Scalar
+    first_moment_norms: Float[Array, " group"]
+    first_moment_slots: Float[Array, " slot"]
+    second_moment_norm: Scalar
+    second_moment_norms: Float[Array, " group"]
+    second_moment_slots: Float[Array, " slot"]
+    grad_clip_factor: Scalar
+    rms_clip_factor: Scalar | None
+    direction_norm: Scalar | None
+    max_update_norm: Scalar | None
+    update_clip_factor: Scalar | None
+    max_loss: Scalar | None
+    max_skip_grad_norm: Scalar | None
+    skipped: Bool[Array, ""] | None
+    ema_distance: Scalar | None
 
 
-TrainStep = Callable[[TrainState, Int[Array | np.ndarray, "b t"], Scheduled], tuple[TrainState, StepMetrics]]
-
-
-def build_train_step(model: ModelConfig, optimizer_config: Optimizer) -> TrainStep:
+def build_train_step(model: ModelConfig, optimizer_config: Optimizer, execution: Execution | None = None) -> TrainStep:
     """The compiled update. It takes the state's memory: the old state must not be used again."""
-    optimizer = build_optimizer(optimizer_config, model)
+    execution = execution or Execution()
+    optimizer, clip, sum_losses = build_optimizer(optimizer_config, model), build_clip(model), build_sum_losses(model, execution)
 
-    def loss(params: Params, tokens: Int[Array, "b t"], z_loss: Array) -> tuple[Array, tuple[Array, Array]]:
-        sums = loss_sums(logits(params, tokens, model), tokens)
-        cross_entropy, log_z_squared = sums.cross_entropy / sums.tokens, sums.squared_log_z / sums.tokens
-        return cross_entropy + z_loss * log_z_squared, (cross_entropy, log_z_squared)
-
-    def train_step(state: TrainState, tokens: Int[Array, "b t"], scheduled: Scheduled) -> tuple[TrainState, StepMetrics]:
-        (_, (cross_entropy, log_z_squared)), grads = jax.value_and_grad(loss, has_aux=True)(state.params, tokens, scheduled.z_loss)
-        grad_norm, grad_norms = optax.tree.norm(grads), group_norms(grads)
-        grads = optax.tree.scale(clip_factor(grad_norm, scheduled.max_grad_norm), grads)
-        direction, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
-        updates = optax.tree.scale(-scheduled.learning_rate, direction)
-        params = cast(Params, optax.apply_updates(state.params, updates))
+    def train_step(
+        state: TrainState, tokens: Int[Array, "b t"], segment_ids: SegmentIds, scheduled: Scheduled
+    ) -> tuple[TrainState, StepMetrics]:
+        rows, parts = (tokens, segment_ids), execution.microbatch_sequences
+        sums, grads = mean_gradients(sum_losses, state.params, rows, z_loss=scheduled.z_loss, microbatch_sequences=parts)
+        loss, grad_squares = sums.cross_entropy / sums.tokens, slot_squares(grads, model)
+        grad_norm = total_norm(grad_squares)
+        grad_clip_factor = clip_factor(grad_norm, scheduled.max_grad_norm)
+        grads = optax.tree.scale(grad_clip_factor, grads)
+        direction, optimizer_state = optimizer.update(grads, state.optimizer, state.params, scheduled.decay_scale)
+        direction, update_norms, clips = clip(direction, state.rolling.update_norms, scheduled)
+        rate = scheduled.learning_rate * (1.0 if clips.update_clip_factor is None else clips.update_clip_factor)
+        params = jax.tree.map(lambda weight, d: weight - rate * d, state.params, direction)
         ema = None if state.ema is None else moving_average(state.ema, params, scheduled.ema_decay)
-        param_norm = optax.tree.norm(params)
-        metrics = StepMetrics(
-            loss=cross_entropy,
-            log_z_squared=log_z_squared,
-            grad_norm=grad_norm,
-            update_norm=optax.tree.norm(updates),
-            param_norm=param_norm,
-            grad_norms=grad_norms,
-            update_norms=group_norms(updates),
-            param_norms=group_norms(params),
-            ema_distance=None if ema is None else optax.tree.norm(optax.tree.sub(params, ema)) / param_norm,
+        after = TrainState(params, optimizer_state, ema, state.rolling._replace(update_norms=update_norms))
+        update_squares = rate**2 * slot_squares(direction, model)
+        skip = decide(state.rolling, loss, grad_norm, scheduled.skip_step)
+        if skip.skipped is not None:
+            after = keep_if(skip.skipped, state, after)
+            update_squares = jnp.where(skip.skipped, 0.0, update_squares)
+        after = after._replace(rolling=remembered(after.rolling, loss, grad_norm))
+        measured = {"grad": grad_squares, "update": update_squares, **squares_of(after, model)}
+        return after, StepMetrics(
+            loss=loss,
+            log_z_squared=sums.squared_log_z / sums.tokens,
+            grad_clip_factor=grad_clip_factor,
+            ema_distance=None if after.ema is None else ema_distance(after.params, after.ema),
+            **named_norms(measured, model),
+            **clips._asdict(),
+            **skip._asdict(),
         )
-        return TrainState(params, optimizer_state, ema), metrics
 
     return jax.jit(train_step, donate_argnums=0)
 
 
-def group_norms(tree: Params) -> Float[Array, " group"]:
-    """The L2 norm of each group of weights, in the order of `PARAM_GROUPS`."""
-    leaves = {path[-1].key: leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-    return jnp.stack([optax.tree.norm([leaves[name] for name in names]) for names in PARAM_GROUPS.values()])
+def build_sum_losses(model: ModelConfig, execution: Execution) -> SumLosses:
+    """The losses of rows of tokens, summed."""
+
+    def sum_losses(params: Params, tokens: Int[Array, "b t"], segment_ids: SegmentIds) -> LossSums:
+        return loss_sums(logits(params, tokens, model, segment_ids=segment_ids, execution=execution), tokens)
+
+    return sum_losses
 
 
-def clip_factor(norm: Float[Array, ""], max_norm: float | Array) -> Float[Array, ""]:
-    """What to multiply gradients by so that their norm is at most `max_norm` (Pascanu et al., 2013)."""
-    return jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-16))
+def build_clip(model: ModelConfig) -> Callable[[Params, Window | None, Scheduled], tuple[Params, Window | None, Clips]]:
+    """The clips of the direction: each weight's root mean square; then the norm, whose factor is given, not applied."""
+    rules = weight_rules(model)
+
+    def clip(direction: Params, window: Window | None, scheduled: Scheduled) -> tuple[Params, Window | None, Clips]:
+        rms_factor = norm = max_norm = factor = None
+        if scheduled.max_update_rms is not None:
+            direction, rms_factor = clip_update_rms(direction, rules, scheduled.max_update_rms)
+        if window is not None:
+            norm, max_norm = total_norm(slot_squares(direction, model)), limit_from(window, scheduled.max_update_norm)
+            factor, window = clip_factor(norm, max_norm), push(window, norm)
+        return direction, window, Clips(rms_factor, norm, max_norm, factor)
+
+    return clip
 
 
-def moving_average(ema: Params, params: Params, decay: float | Array) -> Params:
-    """decay · ema + (1 - decay) · params.
+def decide(rolling: Rolling, loss: Scalar, grad_norm: Scalar, limit: Limit) -> Skip:
+    """Whether the update is refused, by the windows as they were before it."""
+    if rolling.losses is None or rolling.grad_norms is None:
+        return Skip(None, None, None)
+    max_loss, max_grad_norm = limit_from(rolling.losses, limit), limit_from(rolling.grad_norms, limit)
+    skipped = is_skipped(loss, grad_norm, max_loss=max_loss, max_grad_norm=max_grad_norm, limit=limit)
+    return Skip(skipped, max_loss, max_grad_norm)
 
-    Marin's early Ocelot had it the wrong way round (8B retrospective, "Adjusted Hyperparameters").
-    """
-    return jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, ema, params)
+
+def remembered(rolling: Rolling, loss: Scalar, grad_norm: Scalar) -> Rolling:
+    """Skip-step's windows with this update's values in them, whether or not it was refused."""
+    if rolling.losses is None or rolling.grad_norms is None:
+        return rolling
+    return rolling._replace(losses=push(rolling.losses, loss), grad_norms=push(rolling.grad_norms, grad_norm))
+
+
+def squares_of(state: TrainState, model: ModelConfig) -> dict[str, Float[Array, " slot"]]:
+    """Sums of squares of the weights and of the optimizer's averages."""
+    first, second = moments(state.optimizer, model)
+    trees = {"param": state.params, "first_moment": first, "second_moment": second}
+    return {name: slot_squares(tree, model) for name, tree in trees.items()}
+
+
+def named_norms(squares: dict[str, Float[Array, " slot"]], model: ModelConfig) -> dict[str, Any]:
+    """The norms of each kind, of the whole, of the groups and of the slots, under their names in `StepMetrics`."""
+    norms: dict[str, Any] = {}
+    for name, of_slots in squares.items():
+        norms |= {f"{name}_norm": total_norm(of_slots), f"{name}_norms": group_norms(of_slots, model), f"{name}_slots": jnp.sqrt(of_slots)}
+    return norms
+
+
+def ema_distance(params: Params, ema: Params) -> Scalar:
+    """How far the weights are from their average, as a share of their norm."""
+    return optax.tree.norm(optax.tree.sub(params, ema)) / optax.tree.norm(params)

@@ -16,9 +16,10 @@ def rows(options: Options) -> Iterator[Row]:
 
     from flows.recipes import load_recipe
     from trainer.model.params import count_parameters, init_params
-    from trainer.optimizer.adamw import build_optimizer
+    from trainer.optimizer import build_optimizer
+    from trainer.schedule import Scheduled
     from trainer.state import TrainState
-    from trainer.step import Scheduled, build_train_step
+    from trainer.step import build_train_step
 
     phase = load_recipe("marin-8b", "proxy").phase("starling")
     params = init_params(0, phase.model)
@@ -28,7 +29,7 @@ def rows(options: Options) -> Iterator[Row]:
 
     def one_step() -> None:
         nonlocal state
-        state, metrics = step(state, tokens, scheduled)
+        state, metrics = step(state, tokens, None, scheduled)
         jax.block_until_ready(metrics)
 
     square = jnp.ones((SIDE, SIDE))

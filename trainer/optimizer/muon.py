@@ -1,0 +1,70 @@
+"""Muon: momentum, made nearly orthogonal, for the matrices of the blocks; Adam for every other weight."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from trainer.config import Muon
+from trainer.model.params import Params
+from trainer.optimizer.adam import scale_by_adam
+from trainer.optimizer.groups import WeightRule, merge, select
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+"""Coefficients of X ← aX + b(XXᵀ)X + c(XXᵀ)²X (Jordan et al., 2024): small singular values grow fast, and end near 1, not at it."""
+
+
+class MuonState(NamedTuple):
+    """Momentum of the matrices of the blocks, and Adam's state of the other weights."""
+
+    momentum: optax.TraceState
+    adam: optax.ScaleByAdamState
+
+
+def scale_by_muon(config: Muon, rules: dict[str, Any]) -> optax.GradientTransformation:
+    """Directions of both groups, without decay; that of Adam's group is multiplied by `adam_learning_rate_scale`.
+
+    As Levanter's Muon of mid-2025 has it, which the record's run used: the momentum is a sum (m ← momentum · m + g; Nesterov:
+    momentum · m + g once more), each layer's matrix is taken by itself with heads and head_dim as one dimension, query, key, value, gate
+    and up apart, and the result is multiplied by √max(1, outputs / inputs) (KellerJordan/Muon; not the 0.2 · √max(outputs, inputs) that
+    Levanter offers as an option). `optax.contrib.scale_by_muon` averages and corrects the bias instead, which differs in early updates.
+    """
+    momentum, adam = optax.trace(config.momentum, config.nesterov), scale_by_adam(config.adam)
+    matrix_rules = select(rules, rules, matrices=True)
+
+    def init(params: Params) -> MuonState:
+        parts = [select(params, rules, matrices=matrices) for matrices in (True, False)]
+        return MuonState(momentum.init(parts[0]), adam.init(parts[1]))  # pyright: ignore[reportArgumentType]  # optax names only bases
+
+    def update(updates: Params, state: MuonState, params: Params | None = None) -> tuple[Params, MuonState]:
+        matrices, momentum_state = momentum.update(select(updates, rules, matrices=True), state.momentum)
+        others, adam_state = adam.update(select(updates, rules, matrices=False), state.adam)
+        matrices = jax.tree.map(lambda x, rule: orthogonal_direction(x, rule, config), matrices, matrix_rules)
+        others = optax.tree.scale(config.adam_learning_rate_scale, others)
+        return merge(matrices, others), MuonState(momentum_state, adam_state)  # pyright: ignore[reportArgumentType]  # see above
+
+    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]  # see above
+
+
+def orthogonal_direction(momentum: Float[Array, "layer *matrix"], rule: WeightRule, config: Muon) -> Float[Array, "layer *matrix"]:
+    """Each layer's matrix with its singular values near √max(1, outputs / inputs)."""
+    assert rule.matrix_inputs is not None
+    layers, inputs = momentum.shape[0], momentum.shape[1 : 1 + rule.matrix_inputs]
+    matrices = momentum.reshape(layers, math.prod(inputs), -1)
+    scale = max(1.0, matrices.shape[2] / matrices.shape[1]) ** 0.5
+    return (scale * orthogonalise(matrices, config.newton_schulz_steps, config.epsilon)).reshape(momentum.shape)
+
+
+def orthogonalise(matrices: Float[Array, "layer r c"], steps: int, epsilon: float) -> Float[Array, "layer r c"]:
+    """About U Vᵀ of each matrix's U S Vᵀ by Newton–Schulz steps, on the short side; each is first divided by its norm + `epsilon`."""
+    if matrices.shape[1] > matrices.shape[2]:
+        return orthogonalise(matrices.mT, steps, epsilon).mT
+    a, b, c = NEWTON_SCHULZ
+    x = matrices / (jnp.linalg.norm(matrices, axis=(1, 2), keepdims=True) + epsilon)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    return x
