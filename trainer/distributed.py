@@ -1,0 +1,133 @@
+"""Several processes as one program: every host runs `python -m trainer RUN.json`, and `jax.distributed` lets them find one another.
+
+| variable | what it says |
+|---|---|
+| `JAX_COORDINATOR_ADDRESS` | host:port of process 0; with it, or with one of the next two lines, the program is one of several processes |
+| `TPU_WORKER_HOSTNAMES` | more than one name: a TPU pod; jax finds the rest itself |
+| `MEGASCALE_COORDINATOR_ADDRESS` | several TPU slices; jax finds the rest itself |
+| `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID` | how many there are, and which of them this is; both or none: on TPU pods and Slurm jax knows |
+| `PHASEWISE_HEARTBEAT_SECONDS` | after so long without a sign of life a process counts as lost, and all others end; 60 if not set |
+
+Process 0 alone writes metrics, heartbeat and result; all write checkpoints.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+from jax.experimental import multihost_utils
+
+from trainer.errors import ConfigError, TrainingError
+
+DEFAULT_HEARTBEAT_SECONDS = 60
+START_SECONDS = 300
+"""How long a process waits for the others when it starts."""
+KEPT_DECISIONS = 64
+
+
+class Process(NamedTuple):
+    """Which of how many processes this is."""
+
+    process_index: int
+    process_count: int
+
+
+def start(environment: Mapping[str, str] = os.environ) -> Process:
+    """Join the other processes, if the environment says that there are any. Call it before anything uses a device.
+
+    Raises:
+        ConfigError: the environment contradicts itself.
+        TrainingError: the others do not come.
+    """
+    if not _one_of_several(environment):
+        return Process(0, 1)
+    count, index = _place(environment)
+    heartbeat_seconds = _number(environment, "PHASEWISE_HEARTBEAT_SECONDS", DEFAULT_HEARTBEAT_SECONDS)
+    try:
+        jax.distributed.initialize(
+            environment.get("JAX_COORDINATOR_ADDRESS") or None,
+            num_processes=count,
+            process_id=index,
+            initialization_timeout=START_SECONDS,
+            heartbeat_timeout_seconds=heartbeat_seconds,
+            shutdown_timeout_seconds=heartbeat_seconds,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise TrainingError(f"the processes of this run did not come together: {error}") from error
+    return Process(jax.process_index(), jax.process_count())
+
+
+def _one_of_several(environment: Mapping[str, str]) -> bool:
+    hosts = environment.get("TPU_WORKER_HOSTNAMES", "").split(",")
+    return bool(environment.get("JAX_COORDINATOR_ADDRESS") or environment.get("MEGASCALE_COORDINATOR_ADDRESS") or len(hosts) > 1)
+
+
+def _place(environment: Mapping[str, str]) -> tuple[int, int] | tuple[None, None]:
+    """Number of processes and of this one, if the environment says them."""
+    names = ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+    given = [name for name in names if environment.get(name)]
+    if not given:
+        return None, None
+    if len(given) == 1:
+        raise ConfigError(f"{' and '.join(names)} must be set both or not at all, found only {given[0]}: set the other one, too.")
+    count, index = (_number(environment, name, 0) for name in names)
+    if not index < count:
+        raise ConfigError(f"JAX_PROCESS_ID must be below JAX_NUM_PROCESSES, found {index} of {count}: processes count from 0.")
+    return count, index
+
+
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name, str(default))
+    if not text.isdecimal():
+        raise ConfigError(f"the environment variable {name} must be a whole number, found {text!r}: correct it.")
+    return int(text)
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes what is written once."""
+    return jax.process_index() == 0
+
+
+def stop_agreed(step: int) -> bool:
+    """Whether all processes stop after this step because one of them was asked to by SIGTERM. Every process asks after every step."""
+    return multihost_utils.reached_preemption_sync_point(step)
+
+
+def decided_by_first(name: str, step: int, value: bool) -> bool:
+    """What process 0 says; every process asks, at the same steps. For what depends on a clock. Only hosts talk, no device waits.
+
+    Raises:
+        TrainingError: process 0 does not answer.
+    """
+    if jax.process_count() == 1:
+        return value
+    client, key = _client(), f"phasewise/{name}"
+    if is_first():
+        client.key_value_set(f"{key}/{step}", str(int(value)))
+        client.key_value_delete(f"{key}/{step - KEPT_DECISIONS}")  # the updates between keep all processes closer together than that
+        return value
+    try:
+        return client.blocking_key_value_get(f"{key}/{step}", 1000 * START_SECONDS) == "1"
+    except jax.errors.JaxRuntimeError as error:
+        raise TrainingError(f"process 0 did not say whether to {name} at step {step}: {error}") from error
+
+
+def _client() -> Any:
+    from jax._src.distributed import global_state  # jax has no public way to the key-value store of its coordinator
+
+    return global_state.client
+
+
+def end() -> None:
+    """Wait until all processes are done. Without this the first to end would look lost to the others."""
+    if jax.distributed.is_initialized():
+        jax.distributed.shutdown()
+
+
+def end_at_once(code: int) -> NoReturn:
+    """End this process without waiting for anybody: for a process whose others are gone or will not answer."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,247 @@
+"""Which dimension of which array is cut over which devices: one table of rules, and everything that reads it.
+
+`replica` holds copies (over slices, where there are several), `fsdp` cuts weights and optimizer state, `tensor` cuts heads, d_ff and the
+vocabulary. A batch is cut over `replica` and `fsdp`. On one device there is no mesh (`None`), and nothing here does anything.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import jax
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jaxtyping import Int
+
+from trainer.config import Mesh, ModelConfig, RunConfig
+from trainer.errors import ConfigError
+from trainer.model.params import ParamSpec, param_specs
+
+T = TypeVar("T")
+Device = Any
+"""A `jax.Device`; jax gives it no type."""
+MESH_AXES: tuple[str, ...] = ("replica", "fsdp", "tensor", "expert", "context")
+"""The axes of every mesh. The last two keep their names for models that need them; they have one device each."""
+BATCH_AXES: tuple[str, ...] = ("replica", "fsdp")
+
+RULES: Mapping[str, str | tuple[str, ...] | None] = {
+    "batch": BATCH_AXES,
+    "position": "context",
+    "layer": None,
+    "d_model": "fsdp",
+    "query_heads": "tensor",
+    "kv_heads": "tensor",
+    "head_dim": None,
+    "d_ff": "tensor",
+    "vocab": "tensor",
+    "expert": "expert",
+}
+"""Logical axis → the mesh axes that cut it; None is whole on every device."""
+
+
+def partition_spec(axes: Sequence[str | None]) -> PartitionSpec:
+    """How an array with these logical axes is cut; None is a dimension that stays whole.
+
+    Raises:
+        ConfigError: an axis has no rule, or two dimensions would be cut over one mesh axis.
+    """
+    taken: dict[str, str] = {}
+    for axis in axes:
+        for mesh_axis in _mesh_axes(axis):
+            if mesh_axis in taken:
+                raise ConfigError(
+                    f"each mesh axis can cut one dimension of an array, found {mesh_axis} for both {taken[mesh_axis]} and {axis} of "
+                    f"({', '.join(map(str, axes))}): name other logical axes, or change RULES in trainer/sharding.py."
+                )
+            taken[mesh_axis] = str(axis)
+    return PartitionSpec(*(RULES[axis] if axis else None for axis in axes))
+
+
+def _mesh_axes(axis: str | None) -> tuple[str, ...]:
+    if axis is None:
+        return ()
+    if axis not in RULES:
+        raise ConfigError(f"every logical axis needs a rule, found none for {axis!r}: add it to RULES in trainer/sharding.py.")
+    rule = RULES[axis]
+    return (rule,) if isinstance(rule, str) else rule or ()
+
+
+def build_mesh(mesh: Mesh, devices: Sequence[Device] | None = None) -> jax.sharding.Mesh:
+    """The devices (all of them, by default) as a mesh of Auto axes. Where they lie in several TPU slices, `replica` goes over the slices.
+
+    Raises:
+        ConfigError: the axes' product isn't the number of devices, or `replica` can't go over the slices.
+    """
+    found = list(jax.devices() if devices is None else devices)
+    shape = _shape(mesh)
+    if math.prod(shape) != len(found):
+        raise ConfigError(
+            f"execution.mesh must have as many places as there are devices, found {_said(mesh)} = {math.prod(shape)} places for "
+            f"{len(found)} devices: change the mesh, or start on other devices."
+        )
+    return jax.sharding.Mesh(_device_grid(mesh, found), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def _device_grid(mesh: Mesh, devices: list[Device]) -> np.ndarray:
+    shape, slices = _shape(mesh), len({getattr(device, "slice_index", 0) for device in devices if device.platform == "tpu"})
+    if slices <= 1:
+        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    if mesh.replica % slices:
+        raise ConfigError(
+            f"execution.mesh.replica must be a multiple of the number of slices, found {_said(mesh)} for {slices} slices: weights cut "
+            f"over the network between slices are slow to gather; take replica = {slices} and fsdp within a slice."
+        )
+    within = (mesh.replica // slices, *shape[1:])
+    across = (slices, *(1 for _ in shape[1:]))
+    return mesh_utils.create_hybrid_device_mesh(within, across, devices, allow_split_physical_axes=True)
+
+
+def _shape(mesh: Mesh) -> tuple[int, ...]:
+    return mesh.replica, mesh.fsdp, mesh.tensor, 1, 1
+
+
+def _said(mesh: Mesh) -> str:
+    return f"replica {mesh.replica} × fsdp {mesh.fsdp} × tensor {mesh.tensor}"
+
+
+def run_mesh(run: RunConfig) -> jax.sharding.Mesh | None:
+    """The mesh of a run; None where it uses one device (the first, if this process sees more).
+
+    Raises:
+        ConfigError: the mesh fits neither the devices nor the model nor the batches.
+    """
+    check_mesh(run.execution.mesh, run.model)
+    for step, sequences in run.batch.within(run.start_step, run.stop_step):
+        check_batch(run.execution.mesh, sequences, f"the batch from step {step}")
+    if run.execution.microbatch_sequences is not None:
+        check_batch(run.execution.mesh, run.execution.microbatch_sequences, "execution.microbatch_sequences")
+    alone = math.prod(_shape(run.execution.mesh)) == 1 and jax.process_count() == 1
+    return None if alone else build_mesh(run.execution.mesh)
+
+
+def check_mesh(mesh: Mesh, model: ModelConfig) -> None:
+    """Refuse a mesh that does not cut every dimension of every weight into equal parts.
+
+    Raises:
+        ConfigError: see above.
+    """
+    sizes: dict[str, int] = dict(zip(MESH_AXES, _shape(mesh), strict=True))
+    for path, spec in jax.tree_util.tree_leaves_with_path(param_specs(model)):
+        partition_spec(spec.axes)
+        for axis, length in zip(spec.axes, spec.shape, strict=True):
+            if length % (parts := math.prod(sizes[name] for name in _mesh_axes(axis))):
+                raise ConfigError(
+                    f"{' × '.join(_mesh_axes(axis))} of execution.mesh must divide {axis}, found {parts} for {length} in the weight "
+                    f"{jax.tree_util.keystr(path)}: take a mesh whose {' × '.join(_mesh_axes(axis))} divides {length}."
+                )
+
+
+def check_batch(mesh: Mesh, sequences: int, name: str) -> None:
+    """Refuse a number of sequences that `replica` × `fsdp` does not divide; `name` says where it stands.
+
+    Raises:
+        ConfigError: see above.
+    """
+    if sequences % (parts := mesh.replica * mesh.fsdp):
+        raise ConfigError(
+            f"replica × fsdp of execution.mesh must divide {name}, found {mesh.replica} × {mesh.fsdp} = {parts} for {sequences} sequences: "
+            f"take a mesh whose replica × fsdp divides {sequences}, or another batch."
+        )
+
+
+def param_shardings(model: ModelConfig, mesh: jax.sharding.Mesh) -> Any:
+    """The sharding of each weight, in a tree like the weights'."""
+    return jax.tree.map(lambda spec: NamedSharding(mesh, partition_spec(spec.axes)), param_specs(model))
+
+
+def state_shardings(state: T, model: ModelConfig, mesh: jax.sharding.Mesh) -> T:
+    """The sharding of each leaf of a training state (arrays, shapes or tracers), in a tree like the state's.
+
+    What mirrors a weight (its path ends as the weight's does, and its shape is the same) is cut as the weight is: moments, moving
+    average. Counts, windows and other small leaves are whole on every device.
+    """
+    weights: dict[tuple[str, ...], ParamSpec] = {
+        _keys(path): spec for path, spec in jax.tree_util.tree_leaves_with_path(param_specs(model))
+    }
+
+    def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        keys = _keys(path)
+        spec = next((weights[keys[start:]] for start in range(len(keys)) if keys[start:] in weights), None)
+        if spec is not None and spec.shape == leaf.shape:
+            return NamedSharding(mesh, partition_spec(spec.axes))
+        assert leaf.ndim <= 1, f"{jax.tree_util.keystr(path)} {leaf.shape} mirrors no weight: it would be whole on every device"
+        return replicated(mesh)
+
+    return jax.tree_util.tree_map_with_path(sharding, state)
+
+
+def _keys(path: tuple[Any, ...]) -> tuple[str, ...]:
+    """The dictionary keys at the end of a path: those of the weight that the leaf mirrors."""
+    keys: list[str] = []
+    for entry in reversed(path):
+        if not isinstance(entry, jax.tree_util.DictKey):
+            break
+        keys.append(str(entry.key))
+    return tuple(reversed(keys))
+
+
+def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
+    """Whole on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
+    """Rows over `replica` and `fsdp`; what belongs to a row stays together."""
+    return NamedSharding(mesh, partition_spec(("batch",)))
+
+
+def parts_here(mesh: jax.sharding.Mesh | None) -> tuple[tuple[int, ...], int]:
+    """Which of how many equal parts of a batch the devices of this process hold. On a torus they need not be neighbours."""
+    if mesh is None:
+        return (0,), 1
+    places = mesh.devices.reshape(math.prod(mesh.shape[axis] for axis in BATCH_AXES), -1)
+    here = jax.process_index()
+    return tuple(part for part, devices in enumerate(places) if any(device.process_index == here for device in devices)), len(places)
+
+
+def place_batch(rows: Int[np.ndarray, "b t"], mesh: jax.sharding.Mesh | None) -> Int[jax.Array | np.ndarray, "b t"]:
+    """This process's rows (its parts one after the other) as a part of the whole batch, on the mesh."""
+    if mesh is None:
+        return rows
+    parts, of = parts_here(mesh)
+    size = len(rows) // len(parts)
+
+    def part(index: tuple[slice, ...] | None) -> np.ndarray:
+        assert index is not None
+        place = parts.index((index[0].start or 0) // size)
+        return rows[place * size : (place + 1) * size]
+
+    return jax.make_array_from_callback((size * of, *rows.shape[1:]), batch_sharding(mesh), part)
+
+
+def constrain(x: T, *axes: str | None) -> T:
+    """`x`, cut as its logical axes say, within what `on_mesh` compiles; elsewhere `x` as it is."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, partition_spec(axes))
+
+
+def on_mesh(function: Callable[..., T], mesh: jax.sharding.Mesh | None) -> Callable[..., T]:
+    """`function`, traced with the mesh in sight of `constrain` and of kernels that map over shards."""
+    if mesh is None:
+        return function
+
+    def traced(*arguments: Any, **named: Any) -> T:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return function(*arguments, **named)
+
+    return traced
+
+
+def build_sharded(build: Callable[[], T], model: ModelConfig, mesh: jax.sharding.Mesh | None) -> T:
+    """A state, or a part of it, of which each device makes only what it holds."""
+    if mesh is None:
+        return build()
+    shardings = state_shardings(jax.eval_shape(build), model, mesh)
+    return cast(T, jax.jit(on_mesh(build, mesh), out_shardings=shardings)())
