@@ -140,6 +140,10 @@ class RunConfig(Frozen):
         check_segments(self.learning_rate, self.start_step, self.stop_step)
         for step, shares in self.mixture.root:
             check_mixture(step, shares)
+        part = self.execution.microbatch_sequences
+        for step, size in self.batch.within(self.start_step, self.stop_step):
+            if part is not None and size > part and size % part:
+                raise ValueError(f"microbatch_sequences must divide every larger batch, found {part} for {size} sequences from step {step}")
         drawn = {name for _, shares in self.mixture.within(self.start_step, self.stop_step) for name, share in shares.items() if share}
         if missing := sorted(drawn - set(self.caches)):
             raise ValueError(f"no cache is named for {', '.join(missing)}")

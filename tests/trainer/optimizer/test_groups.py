@@ -1,0 +1,52 @@
+"""Every weight has one rule, in every kind of model."""
+
+import jax
+import pytest
+
+from trainer.config import ModelConfig
+from trainer.metrics import PARAM_GROUPS
+from trainer.model.params import init_params, param_specs
+from trainer.optimizer import weight_rules
+from trainer.optimizer.groups import merge, select
+
+MATRICES = {"query": 1, "key": 1, "value": 1, "output": 2, "gate": 1, "up": 1, "down": 1}
+"""How many axes each reads from."""
+
+
+@pytest.fixture(params=[(False, False), (True, False), (False, True), (True, True)], ids=["llama", "qk-norm", "tied", "both"])
+def any_model(model: ModelConfig, request: pytest.FixtureRequest) -> ModelConfig:
+    qk_norm, tied_head = request.param
+    return ModelConfig.model_validate({**model.model_dump(), "qk_norm": qk_norm, "tied_head": tied_head})
+
+
+def test_each_weight_is_in_exactly_one_group(any_model: ModelConfig):
+    names = [path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(param_specs(any_model))]
+    assert len(names) == len(set(names))
+    for name in names:
+        assert sum(name in members for members in PARAM_GROUPS.values()) == 1, name
+
+
+def test_matrices_of_the_blocks_are_muon_s_and_nothing_else_is(any_model: ModelConfig):
+    found = {path[-1].key: rule.matrix_inputs for path, rule in jax.tree_util.tree_leaves_with_path(weight_rules(any_model))}
+    assert {name: inputs for name, inputs in found.items() if inputs is not None} == MATRICES
+
+
+def test_what_is_stacked_counts_layers_first(any_model: ModelConfig):
+    rules = weight_rules(any_model)
+    assert all(rule.stacked for rule in rules["blocks"].values())
+    assert not any(rule.stacked for name, rule in rules.items() if name != "blocks")
+
+
+def test_both_parts_together_are_the_whole(any_model: ModelConfig):
+    params, rules = init_params(0, any_model), weight_rules(any_model)
+    matrices, others = (select(params, rules, matrices=which) for which in (True, False))
+    assert len(jax.tree.leaves(matrices)) + len(jax.tree.leaves(others)) == len(jax.tree.leaves(params))
+    merged = merge(matrices, others)
+    assert jax.tree.structure(merged) == jax.tree.structure(params)
+    assert all(a is b for a, b in zip(jax.tree.leaves(merged), jax.tree.leaves(params), strict=True))
+
+
+def test_a_weight_of_no_group_is_refused(model: ModelConfig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(PARAM_GROUPS, "mlp", ("gate", "up"))
+    with pytest.raises(AssertionError, match="down must be in one group"):
+        weight_rules(model)
