@@ -1,156 +1,211 @@
-"""Checkpoints with Orbax: saved in the background, committed atomically, and carrying what they were trained on.
+"""The checkpoints of a run: saved in the background, committed atomically, found damaged where they are, pruned by rule.
 
-A checkpoint named N is the state after N updates. Beside the state stands `about`: the data order contract, whether an EMA is in it, and
-the weights' shapes.
+A checkpoint named N is the state after N updates. What is in it stands in `trainer.checkpoint_state`, what commits it in
+`trainer.checkpoint_files`.
 """
 
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 
-from trainer.config import CheckpointPolicy, ModelConfig, RunConfig
+from trainer.checkpoint_files import (
+    UNCOMMITTED,
+    find_damage,
+    is_committed,
+    remove_checkpoint,
+    remove_unfinished,
+    saved_steps,
+    write_digests,
+)
+from trainer.checkpoint_state import (
+    about_of,
+    check_types,
+    leaves_of,
+    placed,
+    read_about,
+    read_leaves,
+    read_params,
+    saved_params_digest,
+    tree_like,
+    types_of,
+)
+from trainer.config import CheckpointPolicy, RunConfig
+from trainer.distributed import decided_by_first, is_first
 from trainer.errors import CheckpointError
-from trainer.model.params import Params, abstract_params
-from trainer.state import TrainState, abstract_state, init_state, params_digest
+from trainer.state import TrainState, init_state
+
+__all__ = ["Checkpoints", "read_about", "read_params", "saved_params_digest", "steps_to_keep"]
+
+MIN_KEPT = 2
+"""The newest, and one to fall back on should it be damaged."""
+NONE_SAVED, NONE_WHOLE = -1, -2
 
 
 class Checkpoints:
-    """The checkpoints of one run, in `folder`. Use it as a context: leaving it waits for the last save."""
+    """The checkpoints of one run, in `folder`. Use it as a context: leaving it waits for the last save.
 
-    def __init__(self, folder: Path, policy: CheckpointPolicy):
-        self.folder = folder.resolve()
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=1, keep_period=policy.every_steps if policy.keep_all else None, cleanup_tmp_directories=True
+    `clock` gives seconds; it decides when a temporary checkpoint is due.
+    """
+
+    def __init__(self, folder: Path, run: RunConfig, *, clock: Callable[[], float] = time.monotonic):
+        self.folder, self._run, self._clock = folder.resolve(), run, clock
+        self._saved_at = clock()
+        self._damaged: set[int] = set()
+        self._writer = ocp.AsyncCheckpointer(
+            ocp.CompositeCheckpointHandler(state=ocp.PyTreeCheckpointHandler(), about=ocp.JsonCheckpointHandler())
         )
-        self._manager = ocp.CheckpointManager(self.folder, options=options)
+        self._background = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
 
     def __enter__(self) -> "Checkpoints":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._manager.close()
+        try:
+            self.wait()
+        finally:
+            self._background.shutdown()
+            self._writer.close()
+
+    def due(self, step: int) -> bool:
+        """Whether the state after `step` updates is to be saved: by steps, or by minutes since the last save, unless that is still written.
+
+        All processes get the same answer, so all must ask.
+        """
+        policy = self._run.checkpoints
+        if step % policy.every_steps == 0:
+            return True
+        if policy.every_minutes is None:
+            return False
+        is_free = self._writing is None or self._writing.done()
+        is_time = is_free and self._clock() - self._saved_at >= 60 * policy.every_minutes
+        return decided_by_first("save", step, is_time)
 
     def latest_step(self) -> int | None:
-        """The newest committed checkpoint; one that was being written when the process died does not count."""
-        return self._manager.latest_step()
+        """The newest whole checkpoint. Each one that is passed over is named on standard error.
 
-    def save(self, step: int, state: TrainState, contract: dict[str, Any]) -> None:
-        """Copy the state out and write it in the background. Saving a step twice does nothing."""
-        if step in self._manager.all_steps():
-            return
-        about = {"contract": contract, "has_ema": state.ema is not None, "shapes": _shapes(state.params)}
-        self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), about=ocp.args.JsonSave(about)))
-
-    def restore(self, step: int, run: RunConfig, contract: dict[str, Any]) -> TrainState:
-        """The state of this run at `step`.
+        None where nothing is saved, and where the very first save was cut short: nothing is lost that was ever committed.
 
         Raises:
-            CheckpointError: the data order has changed since; going on would train on other batches than the run declared.
+            CheckpointError: there are checkpoints, and none of them is whole.
+        """
+        step = _agreed(self._newest_whole() if is_first() else 0)
+        if step == NONE_WHOLE:
+            raise CheckpointError(
+                f"no checkpoint in {self.folder} is whole. Bring one back from a copy, or move the folder away to start the phase anew."
+            )
+        return None if step == NONE_SAVED else step
+
+    def save(self, step: int, state: TrainState, contract: Mapping[str, Any]) -> None:
+        """Copy the state out and write it in the background, after the save before has ended. Saving a step twice does nothing.
+
+        Raises:
+            CheckpointError: the save before failed.
+        """
+        self.wait()
+        path = self.folder / str(step)
+        if step not in self._damaged and is_committed(path):
+            return
+        if is_first():
+            remove_unfinished(self.folder)
+            remove_checkpoint(path)
+        self._damaged.discard(step)
+        self._saved_at = self._clock()
+        leaves = leaves_of(_apart(state))
+        about = about_of(self._run, contract, leaves)
+        self._writer.save(path, args=ocp.args.Composite(state=ocp.args.PyTreeSave(leaves), about=ocp.args.JsonSave(about)))
+        self._writing = self._background.submit(self._commit, step)
+
+    def wait(self) -> None:
+        """Until the save in the background is committed and what it replaces is gone.
+
+        Raises:
+            CheckpointError: it failed.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def restore(self, step: int, contract: Mapping[str, Any], shardings: TrainState | None = None) -> TrainState:
+        """The state of this run at `step`, each leaf where `shardings` says, whatever mesh it was saved on; None is the first device.
+
+        Raises:
+            CheckpointError: the data order has changed since; going on would train on other batches than the run declared. Or the state
+                has other leaves than the run's.
         """
         path = self.folder / str(step)
-        found = read_about(path)["contract"]
+        about = read_about(path)
+        found = about["contract"]
         if found != contract:
             changed = ", ".join(sorted(name for name in {*found, *contract} if found.get(name) != contract.get(name)))
             raise CheckpointError(
                 f"{path} was trained on another data order: {changed} changed since. "
                 f"Restore what it was, or remove {self.folder} to start anew."
             )
-        return _read_state(path, run)
+        wanted = jax.eval_shape(lambda: init_state(self._run))
+        check_types(path, about["leaves"], types_of(leaves_of(wanted)))
+        return tree_like(wanted, read_leaves(path, about["leaves"].keys(), placed(shardings)))
+
+    def _newest_whole(self) -> int:
+        steps = saved_steps(self.folder)
+        for step in reversed(steps):
+            damage = find_damage(self.folder / str(step))
+            if damage is None:
+                return step
+            self._damaged.add(step)
+            before = "the one before it is used" if step != steps[0] else "there is none before it"
+            print(f"trainer: checkpoint {self.folder / str(step)} {damage}; {before}", file=sys.stderr, flush=True)
+        never_committed = len(steps) <= 1 and all(find_damage(self.folder / str(step)) == UNCOMMITTED for step in steps)
+        return NONE_SAVED if never_committed else NONE_WHOLE
+
+    def _commit(self, step: int) -> None:
+        """In the background: when Orbax has renamed the folder, write the digests, then delete what is no longer kept."""
+        try:
+            self._writer.wait_until_finished()
+            if is_first():
+                write_digests(self.folder / str(step))
+                self._prune()
+        except Exception as error:  # what a file system or a store raises
+            raise CheckpointError(
+                f"checkpoint {self.folder / str(step)} could not be written: {error}. The one before it is kept; see to the storage, "
+                "and start again."
+            ) from error
+
+    def _prune(self) -> None:
+        steps = saved_steps(self.folder)
+        whole = [step for step in steps if step not in self._damaged and is_committed(self.folder / str(step))]
+        for step in set(steps) - steps_to_keep(whole, self._run.checkpoints):
+            remove_checkpoint(self.folder / str(step))
 
 
-def read_about(path: Path) -> dict[str, Any]:
-    """What stands beside the state: `contract` and `has_ema`.
+def steps_to_keep(whole: Collection[int], policy: CheckpointPolicy) -> set[int]:
+    """Of the whole checkpoints the newest two, and where the policy keeps all, every one that is not temporary."""
+    permanent = {step for step in whole if policy.keep_all and step % policy.every_steps == 0}
+    return {*sorted(whole)[-MIN_KEPT:], *permanent}
 
-    Raises:
-        CheckpointError: there is no checkpoint.
+
+@jax.jit
+def _copied(leaves: Any) -> Any:
+    return jax.tree.map(jnp.copy, leaves)
+
+
+def _apart(state: TrainState) -> TrainState:
+    """The state in memory of its own where the device is the host: else the next update, which takes the state's memory, waits until it
+    is written. Accelerators copy to the host before `save` returns.
     """
-    if not (path / "about").exists():
-        raise CheckpointError(f"no checkpoint at {path}. Train the phase that ends there first.")
-    with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
-        return reader.restore(path / "about")
+    return jax.block_until_ready(_copied(state)) if jax.default_backend() == "cpu" else state
 
 
-def read_params(path: Path, config: ModelConfig, *, ema: bool = False) -> Params:
-    """The weights alone, or their moving average, from a checkpoint.
-
-    Raises:
-        CheckpointError: there is no checkpoint, or no moving average in it.
-    """
-    about = read_about(path)
-    _check_shapes(path, about, config)
-    if ema and not about["has_ema"]:
-        raise CheckpointError(f"{path} has no moving average of the weights.")
-    wanted = _on_this_device({"ema" if ema else "params": abstract_params(config)})
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        restored = reader.restore(
-            path.resolve() / "state",
-            args=ocp.args.PyTreeRestore(
-                item=wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True
-            ),
-        )
-    return restored["ema" if ema else "params"]
-
-
-def state_to_start_from(run: RunConfig) -> TrainState:
-    """The first state of a phase: fresh weights, or the parent's state with the declared parts made anew.
-
-    Raises:
-        CheckpointError: a part of the state is neither carried nor declared fresh.
-    """
-    if run.start is None:
-        return init_state(run)
-    path, wants_ema = Path(run.start.checkpoint), run.keeps_average
-    has_ema = bool(read_about(path)["has_ema"])
-    if wants_ema and not has_ema and "ema" not in run.start.fresh:
-        raise CheckpointError(
-            f"{path} has no moving average, and phase {run.phase} does not declare it fresh: add 'ema' to its hand-off's `fresh`."
-        )
-    state = _read_state(path, run)
-    found = params_digest(state.params)
-    if found != run.start.params_digest:
-        raise CheckpointError(
-            f"{path} holds other weights than phase {run.phase} was planned from: expected {run.start.params_digest[:12]}, "
-            f"found {found[:12]}. Run the recipe again."
-        )
-    if "optimizer" in run.start.fresh:
-        state = state._replace(optimizer=init_state(run).optimizer)
-    if not wants_ema:
-        return state._replace(ema=None)
-    if state.ema is None or "ema" in run.start.fresh:
-        return state._replace(ema=jax.tree.map(jnp.copy, state.params))
-    return state
-
-
-def _read_state(path: Path, run: RunConfig) -> TrainState:
-    """A whole state, as it was saved.
-
-    Raises:
-        CheckpointError: its weights have other shapes than the run's model.
-    """
-    about = read_about(path)
-    _check_shapes(path, about, run.model)
-    wanted = _on_this_device(abstract_state(run, with_ema=bool(about["has_ema"])))
-    with ocp.StandardCheckpointer() as reader:
-        return reader.restore(path.resolve() / "state", wanted)
-
-
-def _shapes(params: Params) -> dict[str, list[int]]:
-    """Each weight's path and shape."""
-    return {jax.tree_util.keystr(path): list(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
-
-
-def _check_shapes(path: Path, about: dict[str, Any], config: ModelConfig) -> None:
-    found, wanted = about["shapes"], _shapes(abstract_params(config))
-    differing = [f"{name} is {found.get(name)}, not {wanted.get(name)}" for name in wanted | found if found.get(name) != wanted.get(name)]
-    if differing:
-        raise CheckpointError(f"{path} does not fit the model: {'; '.join(differing[:3])}{' …' if len(differing) > 3 else ''}.")
-
-
-def _on_this_device(tree: Any) -> Any:
-    """Say where the arrays shall be, so that nothing depends on where they were."""
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), tree)
+def _agreed(value: int) -> int:
+    """What the first process says."""
+    return value if jax.process_count() == 1 else int(multihost_utils.broadcast_one_to_all(np.int32(value)))

@@ -55,7 +55,7 @@ def trained(home: Home, caches: dict[str, Path]) -> Train:
         run = build_run(PROXY, parent, home, caches)
         write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
         weights = {"weight": jnp.zeros(2)}
-        with Checkpoints(Path(run.output) / "checkpoints", run.checkpoints) as checkpoints:
+        with Checkpoints(Path(run.output) / "checkpoints", run) as checkpoints:
             checkpoints.save(child.start_step, TrainState(weights, weights, None), Loader(run).contract())
         return build_run(PROXY, child, home, caches)
 

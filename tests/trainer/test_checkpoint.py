@@ -1,43 +1,58 @@
-"""What comes back from a checkpoint, what a hand-off carries, and what is refused."""
+"""A run's own checkpoints: what comes back, when one is due, which are kept, which one is used, and what is refused."""
 
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer.checkpoint import Checkpoints, read_about, read_params, state_to_start_from
-from trainer.checkpoint_path import checkpoint_path
+from trainer.checkpoint import Checkpoints, read_about, read_params, saved_params_digest, steps_to_keep
+from trainer.checkpoint_files import saved_steps
+from trainer.checkpoint_state import leaves_of
 from trainer.config import CheckpointPolicy, RunConfig
 from trainer.data.loader import Loader
 from trainer.errors import CheckpointError
 from trainer.state import TrainState, init_state, params_digest
 
 MakeRun = Callable[..., RunConfig]
-LAST_ONLY = CheckpointPolicy(every_steps=3, every_minutes=None, keep_all=False)
 CONTRACT = {"seed": 1, "mixture": [[0, {"books": 100.0}]]}
+WINDOWS = {
+    "max_update_norm": [[0, {"window": 8, "min_samples": 4, "sigmas": 2.0}]],
+    "skip_step": [[0, {"window": 6, "min_samples": 3, "sigmas": 4.0}]],
+}
 
 
 @pytest.fixture(scope="module")
 def run(make_run: MakeRun) -> RunConfig:
-    return make_run("checkpoint")
+    """With a moving average and rolling windows."""
+    plain = make_run("checkpoint")
+    return make_run("checkpoint", stability={**plain.stability.model_dump(mode="json"), **WINDOWS})
 
 
 @pytest.fixture(scope="module")
 def state(run: RunConfig) -> TrainState:
     """Nothing in it is zero, one, or equal to anything else."""
     rng = np.random.default_rng(0)
-    drawn = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), init_state(run))
-    adam, *others = cast(tuple[Any, ...], drawn.optimizer)
-    return drawn._replace(optimizer=(adam._replace(count=jnp.int32(12)), *others))
+    return jax.tree.map(lambda leaf: jnp.asarray(100 * rng.normal(size=leaf.shape), leaf.dtype), init_state(run))
 
 
-def save(folder: Path, state: TrainState, *steps: int, policy: CheckpointPolicy = LAST_ONLY) -> None:
-    with Checkpoints(folder, policy) as checkpoints:
+@pytest.fixture
+def checkpoints_of(tmp_path: Path, run: RunConfig) -> Callable[..., Checkpoints]:
+    """Those in this test's folder, with another policy or clock."""
+
+    def build(clock: Callable[[], float] = lambda: 0.0, **policy: Any) -> Checkpoints:
+        changed = run.model_copy(update={"checkpoints": run.checkpoints.model_copy(update=policy)})
+        return Checkpoints(tmp_path, changed, clock=clock)
+
+    return build
+
+
+def save(checkpoints: Checkpoints, state: TrainState, *steps: int) -> None:
+    with checkpoints:
         for step in steps:
             checkpoints.save(step, state, CONTRACT)
 
@@ -47,144 +62,289 @@ def assert_equal(found: Any, expected: Any) -> None:
     assert jax.tree.all(jax.tree.map(np.array_equal, found, expected))
 
 
-# ── one run's own checkpoints ──
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
 
 
-def test_a_state_comes_back_bit_for_bit(tmp_path: Path, run: RunConfig, state: TrainState):
-    save(tmp_path, state, 12)
-    with Checkpoints(tmp_path, LAST_ONLY) as checkpoints:
+# ── what comes back ──
+
+
+def test_a_state_comes_back_bit_for_bit(checkpoints_of: Callable[..., Checkpoints], state: TrainState):
+    save(checkpoints_of(), state, 12)
+    with checkpoints_of() as checkpoints:
         assert checkpoints.latest_step() == 12
-        assert_equal(checkpoints.restore(12, run, CONTRACT), state)
+        assert_equal(checkpoints.restore(12, CONTRACT), state)
 
 
-def test_no_checkpoint_is_no_step(tmp_path: Path):
-    with Checkpoints(tmp_path, LAST_ONLY) as checkpoints:
+def test_it_holds_the_configuration_and_the_order(
+    checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, run: RunConfig, state: TrainState
+):
+    save(checkpoints_of(), state, 12)
+    about = read_about(tmp_path / "12")
+    assert RunConfig.model_validate(about["run"]) == run
+    assert about["contract"] == CONTRACT
+    assert about["leaves"]["params.blocks.query"] == {"shape": [2, 32, 4, 8], "dtype": "float32"}
+    assert set(about["leaves"]) == set(leaves_of(state))
+
+
+def test_weights_and_average_are_read_apart(checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, run: RunConfig, state: TrainState):
+    save(checkpoints_of(), state, 3)
+    save(checkpoints_of(), state._replace(ema=None), 6)
+    assert_equal(read_params(tmp_path / "3", run.model), state.params)
+    assert_equal(read_params(tmp_path / "3", run.model, ema=True), state.ema)
+    assert saved_params_digest(tmp_path / "3") == params_digest(state.params)
+    with pytest.raises(CheckpointError, match=r"6 has no moving average"):
+        read_params(tmp_path / "6", run.model, ema=True)
+
+
+def test_what_is_saved_is_not_what_the_next_update_makes_of_it(checkpoints_of: Callable[..., Checkpoints], state: TrainState):
+    """The update takes the state's memory while it is being written."""
+    add = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)
+    training = jax.tree.map(jnp.copy, state)
+    with checkpoints_of() as checkpoints:
+        checkpoints.save(12, training, CONTRACT)
+        training = jax.block_until_ready(add(training))
+        checkpoints.wait()
+        assert_equal(checkpoints.restore(12, CONTRACT), state)
+        assert not np.array_equal(training.params["head"], state.params["head"])
+
+
+def test_a_step_is_saved_once(checkpoints_of: Callable[..., Checkpoints], run: RunConfig, state: TrainState):
+    save(checkpoints_of(), state, 12)
+    save(checkpoints_of(), init_state(run), 12)
+    with checkpoints_of() as checkpoints:
+        assert_equal(checkpoints.restore(12, CONTRACT), state)
+
+
+# ── when, and which are kept ──
+
+
+def test_they_are_due_by_steps_and_by_minutes_since_the_last_save(checkpoints_of: Callable[..., Checkpoints], state: TrainState):
+    now = 0.0
+    with checkpoints_of(lambda: now, every_steps=5, every_minutes=2.0) as checkpoints:
+        assert [step for step in range(1, 12) if checkpoints.due(step)] == [5, 10]
+        now = 120.0
+        assert checkpoints.due(6)
+        checkpoints.save(6, state, CONTRACT)
+        assert not checkpoints.due(7)
+        checkpoints.wait()
+        now = 239.9
+        assert not checkpoints.due(8)
+        now = 240.0
+        assert checkpoints.due(9)
+    with checkpoints_of(lambda: now, every_steps=5) as checkpoints:
+        now = 1e9
+        assert not checkpoints.due(6)
+
+
+def test_a_temporary_one_waits_for_the_save_before_it(
+    checkpoints_of: Callable[..., Checkpoints], state: TrainState, monkeypatch: pytest.MonkeyPatch
+):
+    """What is due by minutes must not stop the loop until the disk has caught up."""
+    import threading
+
+    now, go_on = 0.0, threading.Event()
+    monkeypatch.setattr("trainer.checkpoint.write_digests", lambda path: go_on.wait())
+    with checkpoints_of(lambda: now, every_minutes=1.0) as checkpoints:
+        checkpoints.save(4, state, CONTRACT)
+        now = 1000.0
+        assert not checkpoints.due(5)
+        go_on.set()
+        checkpoints.wait()
+        assert checkpoints.due(5)
+
+
+@pytest.mark.parametrize(
+    ("keep_all", "kept"), [(False, [{3}, {3, 4}, {4, 6}, {6, 7}, {7, 9}]), (True, [{3}, {3, 4}, {3, 4, 6}, {3, 6, 7}, {3, 6, 7, 9}])]
+)
+def test_the_newest_two_stay_and_where_all_are_kept_the_permanent_ones(
+    checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, state: TrainState, keep_all: bool, kept: list[set[int]]
+):
+    """4 and 7 are between the regular ones: by minutes, by SIGTERM or by the phase's end."""
+    with checkpoints_of(every_steps=3, keep_all=keep_all) as checkpoints:
+        for step, expected in zip((3, 4, 6, 7, 9), kept, strict=True):
+            checkpoints.save(step, state, CONTRACT)
+            checkpoints.wait()
+            assert set(saved_steps(tmp_path)) == expected
+
+
+def test_nothing_is_pruned_before_the_next_one_is_committed(
+    checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, state: TrainState, monkeypatch: pytest.MonkeyPatch
+):
+    save(checkpoints_of(), state, 3, 6)
+
+    def fail(_path: Path) -> None:
+        assert set(saved_steps(tmp_path)) == {3, 6, 9}
+        raise OSError("no space left")
+
+    monkeypatch.setattr("trainer.checkpoint.write_digests", fail)
+    checkpoints = checkpoints_of()
+    checkpoints.save(9, state, CONTRACT)
+    with pytest.raises(CheckpointError, match=r"checkpoint .*9 could not be written: no space left\. The one before it is kept"):
+        checkpoints.wait()
+    assert set(saved_steps(tmp_path)) == {3, 6, 9}
+    monkeypatch.undo()
+    with checkpoints_of() as checkpoints:
+        assert checkpoints.latest_step() == 6
+
+
+def test_what_is_kept_is_a_function_of_steps_and_policy():
+    policy = CheckpointPolicy(every_steps=10, every_minutes=1.0, keep_all=True)
+    assert steps_to_keep([10, 17, 20, 22, 25], policy) == {10, 20, 22, 25}
+    assert steps_to_keep([10, 17, 20, 22, 25], CheckpointPolicy(every_steps=10, every_minutes=1.0, keep_all=False)) == {22, 25}
+    assert steps_to_keep([], policy) == set()
+
+
+# ── which one is used ──
+
+
+def test_no_checkpoint_is_no_step(checkpoints_of: Callable[..., Checkpoints]):
+    with checkpoints_of() as checkpoints:
         assert checkpoints.latest_step() is None
 
 
-@pytest.mark.parametrize(("keep_all", "kept"), [(False, {"7"}), (True, {"3", "6", "7"})])
-def test_only_the_last_one_stays_unless_the_policy_keeps_them(tmp_path: Path, state: TrainState, keep_all: bool, kept: set[str]):
-    """4 and 7 are between the regular ones: by minutes, by SIGTERM or by the phase's end."""
-    save(tmp_path, state, 3, 4, 6, 7, policy=CheckpointPolicy(every_steps=3, every_minutes=None, keep_all=keep_all))
-    assert {path.name for path in tmp_path.iterdir()} == kept
-
-
-def test_a_step_is_saved_once(tmp_path: Path, run: RunConfig, state: TrainState):
-    save(tmp_path, state, 12)
-    save(tmp_path, init_state(run), 12)
-    with Checkpoints(tmp_path, LAST_ONLY) as checkpoints:
-        assert_equal(checkpoints.restore(12, run, CONTRACT), state)
-
-
-def test_one_that_was_being_written_does_not_count_and_is_written_anew(tmp_path: Path, state: TrainState):
-    save(tmp_path, state, 3)
+def test_one_that_was_being_written_does_not_count_and_is_written_anew(
+    checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, state: TrainState
+):
+    save(checkpoints_of(), state, 3)
     shutil.copytree(tmp_path / "3", tmp_path / "6.orbax-checkpoint-tmp")
     (tmp_path / "6.orbax-checkpoint-tmp" / "left over").touch()
-    with Checkpoints(tmp_path, LAST_ONLY) as checkpoints:
+    with checkpoints_of() as checkpoints:
         assert checkpoints.latest_step() == 3
         checkpoints.save(6, state, CONTRACT)
-    assert {path.name for path in tmp_path.iterdir()} == {"6"}
+    assert names(tmp_path) == {"3", "6"}
     assert not (tmp_path / "6" / "left over").exists()
 
 
-def test_another_data_order_is_refused_by_name(tmp_path: Path, run: RunConfig, state: TrainState):
-    save(tmp_path, state, 12)
-    message = r"12 was trained on another data order: extra, seed changed since\. Restore what it was"
-    with Checkpoints(tmp_path, LAST_ONLY) as checkpoints, pytest.raises(CheckpointError, match=message):
-        checkpoints.restore(12, run, {**CONTRACT, "seed": 2, "extra": 1})
+def test_killed_in_its_first_save_a_run_starts_anew_and_says_so(
+    checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, state: TrainState, capsys: pytest.CaptureFixture[str]
+):
+    save(checkpoints_of(), state, 3)
+    (tmp_path / "3" / "digests.json").unlink()
+    with checkpoints_of() as checkpoints:
+        assert checkpoints.latest_step() is None
+        assert "3 was never committed (it has no digests.json); there is none before it" in capsys.readouterr().err
+        checkpoints.save(3, state, CONTRACT)
+    with checkpoints_of() as checkpoints:
+        assert checkpoints.latest_step() == 3
 
 
-def test_another_shape_is_refused(tmp_path: Path, run: RunConfig, state: TrainState):
-    save(tmp_path, state, 12)
-    wider = RunConfig.model_validate({**run.model_dump(), "phase": "wider", "model": {**run.model.model_dump(), "d_ff": 64}})
-    message = r"12 does not fit the model: \['blocks'\]\['\w+'\] is \[2, "
-    with Checkpoints(tmp_path, LAST_ONLY) as checkpoints, pytest.raises(CheckpointError, match=message):
-        checkpoints.restore(12, wider, CONTRACT)
+Spoil = Callable[[Path], None]
 
 
-# ── from a parent's checkpoint to a phase's first state ──
+def biggest(checkpoint: Path) -> Path:
+    return max((path for path in checkpoint.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
 
 
-@pytest.fixture(scope="module")
-def parents(tmp_path_factory: pytest.TempPathFactory, state: TrainState) -> dict[str, Path]:
-    """One with a moving average, one without."""
-    folder = tmp_path_factory.mktemp("parents")
-    save(checkpoint_path(folder / "with", 24).parent, state, 24)
-    save(checkpoint_path(folder / "without", 24).parent, state._replace(ema=None), 24)
-    return {name: checkpoint_path(folder / name, 24) for name in ("with", "without")}
+def flip_a_bit(checkpoint: Path) -> None:
+    content = bytearray(biggest(checkpoint).read_bytes())
+    content[len(content) // 2] ^= 1
+    biggest(checkpoint).write_bytes(content)
 
 
-@pytest.fixture
-def child(run: RunConfig, parents: Mapping[str, Path], state: TrainState) -> Callable[..., RunConfig]:
-    """A phase that starts from one of them."""
-
-    def build(parent: str, *fresh: str, ema_decay: float | None = 0.9, digest: str | None = None) -> RunConfig:
-        start = {"checkpoint": str(parents[parent]), "params_digest": digest or params_digest(state.params), "fresh": fresh}
-        stability = {**run.stability.model_dump(), "ema_decay": [[0, ema_decay]]}
-        return RunConfig.model_validate({**run.model_dump(), "phase": "child", "start": start, "stability": stability})
-
-    return build
+def cut_short(checkpoint: Path) -> None:
+    biggest(checkpoint).write_bytes(biggest(checkpoint).read_bytes()[:-1])
 
 
-def test_a_hand_off_carries_everything(child: Callable[..., RunConfig], state: TrainState):
-    assert_equal(state_to_start_from(child("with")), state)
+def lose_a_file(checkpoint: Path) -> None:
+    biggest(checkpoint).unlink()
 
 
-def test_what_is_declared_fresh_is_made_anew(child: Callable[..., RunConfig], state: TrainState):
-    found = state_to_start_from(child("with", "ema", "optimizer"))
-    assert_equal(found.params, state.params)
-    assert_equal(found.ema, state.params)
-    assert_equal(found.optimizer, init_state(child("with")).optimizer)
+def lose_the_digests(checkpoint: Path) -> None:
+    (checkpoint / "digests.json").unlink()
 
 
-def test_a_fresh_average_may_start_from_a_parent_without_one(child: Callable[..., RunConfig], state: TrainState):
-    found = state_to_start_from(child("without", "ema"))
-    assert_equal(found.ema, state.params)
-    assert_equal(found.optimizer, state.optimizer)
-    for average, weight in zip(jax.tree.leaves(found.ema), jax.tree.leaves(found.params), strict=True):
-        assert average is not weight  # the step takes the memory of both
+def spoil_the_digests(checkpoint: Path) -> None:
+    (checkpoint / "digests.json").write_text("{")
 
 
-def test_an_average_that_nobody_declared_is_refused(child: Callable[..., RunConfig]):
-    with pytest.raises(
-        CheckpointError, match=r"has no moving average, and phase child does not declare it fresh: add 'ema' to its hand-off"
+DAMAGE: list[tuple[Spoil, str]] = [
+    (flip_a_bit, "is damaged: state/.* has other bytes than were written"),
+    (cut_short, r"is damaged: state/.* has \d+ bytes, not \d+"),
+    (lose_a_file, "is damaged: state/.* is missing"),
+    (lose_the_digests, r"was never committed \(it has no digests.json\)"),
+    (spoil_the_digests, r"is damaged: its digests\.json does not read"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), DAMAGE, ids=[spoil.__name__ for spoil, _ in DAMAGE])
+def test_damage_is_found_and_the_one_before_is_used_and_named(
+    checkpoints_of: Callable[..., Checkpoints],
+    tmp_path: Path,
+    run: RunConfig,
+    state: TrainState,
+    capsys: pytest.CaptureFixture[str],
+    spoil: Spoil,
+    message: str,
+):
+    save(checkpoints_of(), state, 3, 6)
+    spoil(tmp_path / "6")
+    with pytest.raises(CheckpointError, match=rf"6 {message}"):
+        read_params(tmp_path / "6", run.model)
+    with checkpoints_of() as checkpoints:
+        assert checkpoints.latest_step() == 3
+        said = capsys.readouterr().err
+        assert said.startswith(f"trainer: checkpoint {tmp_path / '6'} ")
+        assert said.endswith("; the one before it is used\n")
+        assert_equal(checkpoints.restore(3, CONTRACT), state)
+        checkpoints.save(6, state, CONTRACT)  # trained again, and written again
+        checkpoints.wait()
+        assert checkpoints.latest_step() == 6
+        assert capsys.readouterr().err == ""
+        assert set(saved_steps(tmp_path)) == {3, 6}
+
+
+def test_a_damaged_one_is_not_kept_as_one_to_fall_back_on(checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, state: TrainState):
+    save(checkpoints_of(), state, 3, 6)
+    flip_a_bit(tmp_path / "6")
+    with checkpoints_of() as checkpoints:
+        assert checkpoints.latest_step() == 3
+        checkpoints.save(5, state, CONTRACT)
+        checkpoints.wait()
+        assert set(saved_steps(tmp_path)) == {3, 5}
+
+
+@pytest.mark.parametrize("spoils", [(flip_a_bit, flip_a_bit), (lose_the_digests, lose_the_digests), (flip_a_bit, lose_the_digests)])
+def test_where_none_is_whole_it_is_said_what_to_do(
+    checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, state: TrainState, spoils: tuple[Spoil, Spoil]
+):
+    save(checkpoints_of(), state, 3, 6)
+    for step, spoil in zip((3, 6), spoils, strict=True):
+        spoil(tmp_path / str(step))
+    with (
+        checkpoints_of() as checkpoints,
+        pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole\. Bring one back from a copy"),
     ):
-        state_to_start_from(child("without"))
+        checkpoints.latest_step()
 
 
-def test_a_phase_without_an_average_has_none(child: Callable[..., RunConfig]):
-    assert state_to_start_from(child("with", ema_decay=None)).ema is None
-    assert state_to_start_from(child("without", ema_decay=None)).ema is None
+# ── what is refused ──
 
 
-def test_other_weights_than_planned_are_refused(child: Callable[..., RunConfig], state: TrainState):
-    with pytest.raises(CheckpointError, match=rf"expected {'0' * 12}, found {params_digest(state.params)[:12]}\. Run the recipe again"):
-        state_to_start_from(child("with", digest="0" * 64))
+def test_another_data_order_is_refused_by_name(checkpoints_of: Callable[..., Checkpoints], state: TrainState):
+    save(checkpoints_of(), state, 12)
+    message = r"12 was trained on another data order: extra, seed changed since\. Restore what it was"
+    with checkpoints_of() as checkpoints, pytest.raises(CheckpointError, match=message):
+        checkpoints.restore(12, {**CONTRACT, "seed": 2, "extra": 1})
 
 
-def test_a_missing_parent_is_refused(child: Callable[..., RunConfig], tmp_path: Path):
-    run = child("with")
-    start = {"checkpoint": str(tmp_path / "24"), "params_digest": "0" * 64, "fresh": ()}
-    with pytest.raises(CheckpointError, match=r"no checkpoint at .*24\. Train the phase that ends there first"):
-        state_to_start_from(RunConfig.model_validate({**run.model_dump(), "start": start}))
-
-
-# ── the weights alone ──
-
-
-def test_weights_and_average_are_read_apart(run: RunConfig, parents: Mapping[str, Path], state: TrainState):
-    assert_equal(read_params(parents["with"], run.model), state.params)
-    assert_equal(read_params(parents["with"], run.model, ema=True), state.ema)
-    about = read_about(parents["with"])
-    assert (about["contract"], about["has_ema"], len(about["shapes"])) == (CONTRACT, True, 12)
-
-
-def test_an_average_that_is_not_there_is_refused(run: RunConfig, parents: Mapping[str, Path]):
-    with pytest.raises(CheckpointError, match=r"has no moving average"):
-        read_params(parents["without"], run.model, ema=True)
-
-
-# ── the contract of a real run ──
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"d_ff": 64}}, r"12 does not fit the run: params\.blocks\.down is float32\[2, 48, 32\], not float32\[2, 64, 32\]; "),
+        ({"model": {"qk_norm": True}}, r"params\.blocks\.key_norm is nothing, not float32\[2, 8\]"),
+        ({"stability": {"ema_decay": [[0, None]]}}, r"ema\.\S+ is float32\[.*\], not nothing"),
+        ({"stability": {"skip_step": [[0, None]]}}, r"rolling\.losses\.values is float32\[6\], not nothing"),
+    ],
+)
+def test_a_state_with_other_leaves_is_refused(
+    checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, run: RunConfig, state: TrainState, changes: Mapping[str, Any], message: str
+):
+    save(checkpoints_of(), state, 12)
+    values = run.model_dump(mode="json")
+    changed = RunConfig.model_validate({**values, **{name: {**values[name], **change} for name, change in changes.items()}})
+    with Checkpoints(tmp_path, changed) as checkpoints, pytest.raises(CheckpointError, match=message):
+        checkpoints.restore(12, CONTRACT)
 
 
 @pytest.mark.parametrize(
@@ -196,11 +356,16 @@ def test_an_average_that_is_not_there_is_refused(run: RunConfig, parents: Mappin
     ],
 )
 def test_what_decides_the_order_decides_the_contract(
-    make_run: MakeRun, tmp_path: Path, run: RunConfig, state: TrainState, change: dict[str, Any], named: str
+    make_run: MakeRun,
+    checkpoints_of: Callable[..., Checkpoints],
+    run: RunConfig,
+    state: TrainState,
+    change: dict[str, Any],
+    named: str,
 ):
-    with Checkpoints(tmp_path, LAST_ONLY) as checkpoints:
+    with checkpoints_of() as checkpoints:
         checkpoints.save(12, state, Loader(run).contract())
-    with Checkpoints(tmp_path, LAST_ONLY) as checkpoints:
-        assert_equal(checkpoints.restore(12, run, Loader(run).contract()), state)
+    with checkpoints_of() as checkpoints:
+        assert_equal(checkpoints.restore(12, Loader(run).contract()), state)
         with pytest.raises(CheckpointError, match=rf"another data order: {named} changed since"):
-            checkpoints.restore(12, run, Loader(make_run("changed", **change)).contract())
+            checkpoints.restore(12, Loader(make_run("changed", **change)).contract())

@@ -1,0 +1,320 @@
+"""Every leaf of a phase's first state is carried, made anew or grafted; what is neither is refused by name."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from trainer.checkpoint import Checkpoints
+from trainer.checkpoint_path import checkpoint_path
+from trainer.checkpoint_state import leaves_of
+from trainer.config import RunConfig
+from trainer.errors import CheckpointError
+from trainer.hand_off import state_to_start_from
+from trainer.state import TrainState, init_state, params_digest
+
+MakeRun = Callable[..., RunConfig]
+ADAM = {"kind": "adamw", "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw": ADAM,
+    "adamc": {**ADAM, "kind": "adamc", "peak_learning_rate": 3e-3},
+    "nadamw": {**ADAM, "kind": "nadamw"},
+    "muon": {
+        "kind": "muon",
+        "momentum": 0.95,
+        "nesterov": True,
+        "newton_schulz_steps": 5,
+        "epsilon": 1e-7,
+        "weight_decay": 0.1,
+        "adam": ADAM,
+        "adam_learning_rate_scale": 0.3,
+    },
+}
+WINDOWS = {
+    "max_update_norm": [[0, {"window": 8, "min_samples": 4, "sigmas": 2.0}]],
+    "skip_step": [[0, {"window": 6, "min_samples": 3, "sigmas": 4.0}]],
+}
+
+
+class Parent(NamedTuple):
+    """What a phase left behind."""
+
+    checkpoint: Path
+    state: TrainState
+
+    def start(self, *fresh: str, **grafts: "Parent") -> dict[str, Any]:
+        return {
+            "checkpoint": str(self.checkpoint),
+            "params_digest": params_digest(self.state.params),
+            "fresh": fresh,
+            "graft": [
+                {"part": part, "checkpoint": str(other.checkpoint), "params_digest": params_digest(other.state.params)}
+                for part, other in grafts.items()
+            ],
+        }
+
+
+Build = Callable[..., RunConfig]
+
+
+@pytest.fixture(scope="module")
+def build(make_run: MakeRun) -> Build:
+    """A run with what is asked for: `qk_norm`, `optimizer` by kind, `windows`, `ema_decay`, `start`."""
+    plain = make_run("hand-off").model_dump(mode="json")
+
+    def make(
+        *,
+        qk_norm: bool = False,
+        optimizer: str = "adamw",
+        windows: bool = True,
+        ema_decay: float | None = 0.9,
+        start: Any = None,
+        **model: Any,
+    ) -> RunConfig:
+        off: dict[str, Any] = {name: [[0, None]] for name in WINDOWS}
+        changes = {
+            "phase": "child" if start else "parent",
+            "model": {**plain["model"], "qk_norm": qk_norm, **model},
+            "optimizer": OPTIMIZERS[optimizer],
+            "stability": {**plain["stability"], **(WINDOWS if windows else off), "ema_decay": [[0, ema_decay]]},
+            "start": start,
+        }
+        return RunConfig.model_validate({**plain, **changes})
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def leave(tmp_path_factory: pytest.TempPathFactory, build: Build) -> Callable[..., Parent]:
+    """Saves a state in which nothing is zero, one, or equal to anything else."""
+
+    def make(seed: int = 0, **kind: Any) -> Parent:
+        run, rng = build(**kind), np.random.default_rng(seed)
+        state = jax.tree.map(lambda leaf: jnp.asarray(100 * rng.normal(size=leaf.shape), leaf.dtype), init_state(run))
+        folder = tmp_path_factory.mktemp("parent")
+        with Checkpoints(checkpoint_path(folder, 24).parent, run) as checkpoints:
+            checkpoints.save(24, state, {})
+        return Parent(checkpoint_path(folder, 24), state)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def llama(leave: Callable[..., Parent]) -> Parent:
+    return leave()
+
+
+@pytest.fixture(scope="module")
+def qwen(leave: Callable[..., Parent]) -> Parent:
+    return leave(1, qk_norm=True)
+
+
+def assert_equal(found: Any, expected: Any) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    assert jax.tree.all(jax.tree.map(np.array_equal, found, expected))
+
+
+def assert_owned(state: TrainState) -> None:
+    """No two leaves share memory: the step takes that of each."""
+    pointers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state)]
+    assert len(set(pointers)) == len(pointers)
+
+
+# ── carried and fresh ──
+
+
+def test_a_hand_off_carries_everything(build: Build, llama: Parent):
+    assert_equal(state_to_start_from(build(start=llama.start())), llama.state)
+
+
+def test_from_scratch_all_is_fresh(build: Build):
+    run = build()
+    assert_equal(state_to_start_from(run), init_state(run))
+
+
+def test_what_is_declared_fresh_is_made_anew(build: Build, llama: Parent):
+    run = build(start=llama.start("ema", "optimizer", "rolling"))
+    found, anew = state_to_start_from(run), init_state(run)
+    assert_equal(found, TrainState(llama.state.params, anew.optimizer, llama.state.params, anew.rolling))
+    assert_owned(found)
+
+
+@pytest.mark.parametrize("part", ["ema", "optimizer", "rolling"])
+def test_one_part_is_made_anew_and_the_others_carried(build: Build, llama: Parent, part: str):
+    run = build(start=llama.start(part))
+    found, anew = state_to_start_from(run), init_state(run)._replace(ema=llama.state.params)
+    assert_equal(found, llama.state._replace(**{part: getattr(anew, part)}))
+
+
+def test_what_a_parent_lacks_may_be_made_anew(build: Build, leave: Callable[..., Parent]):
+    bare = leave(ema_decay=None, windows=False)
+    run = build(start=bare.start("ema", "rolling"))
+    expected = init_state(run)._replace(params=bare.state.params, optimizer=bare.state.optimizer, ema=bare.state.params)
+    assert_equal(state_to_start_from(run), expected)
+    with pytest.raises(
+        CheckpointError,
+        match=r"phase child cannot start from .*24: ema\.\S+ is nothing in .*24, not float32\[.*\]: declare 'ema' in the hand-off's "
+        r"`fresh`, or graft it; .* \(and \d+ more\)\.",
+    ):
+        state_to_start_from(build(start=bare.start("rolling")))
+    with pytest.raises(CheckpointError, match=r"rolling\.losses\.values is nothing in .*declare 'rolling'"):
+        state_to_start_from(build(start=bare.start("ema")))
+
+
+def test_what_a_phase_does_not_keep_is_let_go(build: Build, llama: Parent):
+    found = state_to_start_from(build(start=llama.start(), ema_decay=None, windows=False))
+    assert_equal(found, TrainState(llama.state.params, llama.state.optimizer, None))
+
+
+# ── grafts ──
+
+
+@pytest.mark.parametrize("part", ["ema", "optimizer", "rolling"])
+def test_a_part_comes_from_another_checkpoint(build: Build, llama: Parent, leave: Callable[..., Parent], part: str):
+    """The record's necromancy: the state of step 80,000 with the update history of step 77,096."""
+    other = leave(2)
+    found = state_to_start_from(build(start=llama.start(**{part: other})))
+    assert_equal(found, llama.state._replace(**{part: getattr(other.state, part)}))
+
+
+def test_trained_gains_come_from_another_checkpoint(build: Build, llama: Parent, qwen: Parent):
+    found = leaves_of(state_to_start_from(build(qk_norm=True, start=llama.start(qk_norm=qwen))))
+    of_llama, of_qwen = leaves_of(llama.state), leaves_of(qwen.state)
+    for name, leaf in found.items():
+        expected = of_qwen if name.endswith(("query_norm", "key_norm")) else of_llama
+        assert np.array_equal(leaf, expected[name]), name
+
+
+def test_a_graft_of_other_weights_than_planned_is_refused(build: Build, llama: Parent, qwen: Parent):
+    start = llama.start(rolling=qwen)
+    start["graft"][0]["params_digest"] = "0" * 64
+    with pytest.raises(CheckpointError, match=rf"{qwen.checkpoint} holds other weights .* expected 0{{12}}, found"):
+        state_to_start_from(build(start=start))
+
+
+# ── from the Llama to the Qwen3 family ──
+
+
+def test_gains_are_fresh_with_their_moments_and_averages_and_all_else_is_carried(build: Build, llama: Parent):
+    found = state_to_start_from(build(qk_norm=True, start=llama.start("qk_norm")))
+    assert_owned(found)
+    named, parent = leaves_of(found), leaves_of(llama.state)
+    fresh = {
+        f"{field}.blocks.{gain}": value
+        for field, value in {"params": 1.0, "ema": 1.0, "optimizer.mu": 0.0, "optimizer.nu": 0.0}.items()
+        for gain in ("query_norm", "key_norm")
+    }
+    assert named.keys() == parent.keys() | fresh.keys()
+    for name, leaf in named.items():
+        assert np.array_equal(leaf, np.full((2, 8), fresh[name]) if name in fresh else parent[name]), name
+    assert found.optimizer.count == llama.state.optimizer.count != 0  # pyright: ignore[reportAttributeAccessIssue]  # Adam's
+
+
+def test_undeclared_gains_are_refused(build: Build, llama: Parent):
+    message = r"params\.blocks\.\w+_norm is nothing in .*, not float32\[2, 8\]: declare 'qk_norm' in the hand-off's `fresh`"
+    with pytest.raises(CheckpointError, match=message):
+        state_to_start_from(build(qk_norm=True, start=llama.start()))
+    with pytest.raises(CheckpointError, match="declare 'qk_norm'"):
+        state_to_start_from(build(qk_norm=True, start=llama.start("optimizer", "ema")))
+
+
+def test_gains_cannot_be_left_out(build: Build, qwen: Parent):
+    message = r"params\.blocks\.\w+_norm of .*24 would be dropped: a phase cannot leave out weights"
+    with pytest.raises(CheckpointError, match=message):
+        state_to_start_from(build(start=qwen.start("optimizer", "ema")))
+
+
+# ── another optimizer ──
+
+
+@pytest.mark.parametrize("kind", ["adamc", "nadamw"])
+def test_adam_s_state_is_carried_to_its_relatives(build: Build, llama: Parent, kind: str):
+    assert_equal(state_to_start_from(build(optimizer=kind, start=llama.start())), llama.state)
+
+
+@pytest.mark.parametrize(("before", "after"), [("adamw", "muon"), ("muon", "adamw")])
+def test_from_adam_to_muon_and_back_the_state_is_fresh(build: Build, leave: Callable[..., Parent], before: str, after: str):
+    parent = leave(optimizer=before)
+    with pytest.raises(CheckpointError, match=r"optimizer\.\S+ is nothing in .*declare 'optimizer' in the hand-off's `fresh`"):
+        state_to_start_from(build(optimizer=after, start=parent.start()))
+    run = build(optimizer=after, start=parent.start("optimizer"))
+    assert_equal(state_to_start_from(run), parent.state._replace(optimizer=init_state(run).optimizer))
+
+
+# ── what is refused ──
+
+
+def test_a_leaf_of_the_parent_that_nothing_takes_is_refused(build: Build, llama: Parent, tmp_path: Path):
+    """As if an optimizer had kept more than the child's does."""
+    richer = llama.state._replace(optimizer={**llama.state.optimizer._asdict(), "third": jnp.ones(3)})  # pyright: ignore
+    with Checkpoints(tmp_path, build()) as checkpoints:
+        checkpoints.save(24, richer, {})
+    parent = Parent(tmp_path / "24", llama.state)
+    with pytest.raises(CheckpointError, match=r"optimizer\.third of .*24 would be dropped: declare 'optimizer' in the hand-off's `fresh`"):
+        state_to_start_from(build(start=parent.start()))
+    assert_equal(state_to_start_from(build(start=parent.start("optimizer"))).params, llama.state.params)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ({"d_ff": 64}, r"params\.blocks\.down is float32\[2, 48, 32\] in .*, not float32\[2, 64, 32\]: the model must have the parent's"),
+        ({"tied_head": True}, r"params\.head of .*24 would be dropped: a phase cannot leave out weights"),
+    ],
+)
+def test_another_shape_is_refused(build: Build, llama: Parent, shape: dict[str, Any], message: str):
+    with pytest.raises(CheckpointError, match=message):
+        state_to_start_from(build(start=llama.start("optimizer", "ema"), **shape))
+
+
+@pytest.mark.parametrize(
+    ("fresh", "kind", "message"),
+    [
+        (["ema"], {"ema_decay": None}, "'ema' is declared, and the phase's state has no such part: take it out"),
+        (["rolling"], {"windows": False}, "'rolling' is declared, and"),
+        (["qk_norm"], {}, "'qk_norm' is declared, and"),
+        (["ema", "ema"], {}, "'ema' is declared twice"),
+    ],
+)
+def test_idle_declarations_are_refused(build: Build, llama: Parent, fresh: list[str], kind: dict[str, Any], message: str):
+    with pytest.raises(CheckpointError, match=message):
+        state_to_start_from(build(start=llama.start(*fresh), **kind))
+
+
+def test_fresh_and_grafted_at_once_is_refused(build: Build, llama: Parent, qwen: Parent):
+    with pytest.raises(CheckpointError, match="'rolling' is declared twice: make it fresh or graft it from one checkpoint"):
+        state_to_start_from(build(start=llama.start("rolling", rolling=qwen)))
+
+
+def test_other_weights_than_planned_are_refused(build: Build, llama: Parent):
+    start = {**llama.start(), "params_digest": "0" * 64}
+    found = params_digest(llama.state.params)[:12]
+    with pytest.raises(CheckpointError, match=rf"expected {'0' * 12}, found {found}\. Run the recipe again"):
+        state_to_start_from(build(start=start))
+
+
+def test_a_missing_or_damaged_parent_is_refused(build: Build, leave: Callable[..., Parent], tmp_path: Path):
+    parent = leave()
+    missing = {**parent.start(), "checkpoint": str(tmp_path / "24")}
+    with pytest.raises(CheckpointError, match=r"no checkpoint at .*24\. Train the phase that ends there first"):
+        state_to_start_from(build(start=missing))
+    (parent.checkpoint / "digests.json").unlink()
+    with pytest.raises(CheckpointError, match=r"24 was never committed .*Restore it from a copy, or start its phase again"):
+        state_to_start_from(build(start=parent.start()))
+
+
+# ── on a mesh ──
+
+
+def test_leaves_are_placed_where_the_shardings_say(build: Build, llama: Parent):
+    device = jax.devices()[-1]
+    there = jax.sharding.SingleDeviceSharding(device)
+    for start in (None, llama.start("ema", "optimizer")):
+        run = build(start=start)
+        shardings = jax.tree.map(lambda _: there, jax.eval_shape(lambda run=run: init_state(run)))
+        found = state_to_start_from(run, shardings)
+        assert {leaf.sharding for leaf in jax.tree.leaves(found)} == {there}

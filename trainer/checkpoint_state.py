@@ -1,0 +1,173 @@
+"""What is in a checkpoint, and reading it: the leaves of a state by name, and `about`, which says what they are.
+
+A leaf's name is its path: `params.blocks.query`, `optimizer.0.mu.head`. Orbax is given a flat dictionary of names, so that any choice of
+leaves can be read without knowing the types that held them: a parent's optimizer may have been another.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+from trainer.checkpoint_files import find_damage
+from trainer.config import ModelConfig, RunConfig
+from trainer.errors import CheckpointError
+from trainer.model.params import Params, abstract_params
+from trainer.state import params_digest
+
+STATE, ABOUT = "state", "about"
+"""What Orbax calls the two items of a checkpoint; they are folders."""
+Leaves = dict[str, Any]
+"""Name → array, or its shape and type."""
+LeafTypes = dict[str, dict[str, Any]]
+"""Name → `shape` and `dtype`, as JSON."""
+MAX_NAMED = 3
+
+
+def leaves_of(tree: Any) -> Leaves:
+    """The leaves of a tree by name, in the tree's order."""
+    return {".".join(map(_key, path)): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def tree_like(template: Any, leaves: Mapping[str, Any]) -> Any:
+    """The tree that has the template's structure and these leaves."""
+    return jax.tree.unflatten(jax.tree.structure(template), [leaves[name] for name in leaves_of(template)])
+
+
+def types_of(leaves: Mapping[str, Any]) -> LeafTypes:
+    """What `about` says of each leaf."""
+    return {name: {"shape": list(leaf.shape), "dtype": str(leaf.dtype)} for name, leaf in leaves.items()}
+
+
+def about_of(run: RunConfig, contract: Mapping[str, Any], leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """What stands beside the state: the resolved configuration, the data order contract, and the leaves there are."""
+    return {"run": run.model_dump(mode="json"), "contract": dict(contract), "leaves": types_of(leaves)}
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """What stands beside the state: `run`, `contract` and `leaves`.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or one that does not say what it is.
+    """
+    if not (path / ABOUT).exists():
+        raise CheckpointError(f"no checkpoint at {path}. Train the phase that ends there first.")
+    with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
+        about = reader.restore(path.resolve() / ABOUT)
+    if not isinstance(about, dict) or not {"run", "contract", "leaves"} <= about.keys():
+        raise CheckpointError(f"{path} does not say how it was trained: it must name run, contract and leaves. Train that phase again.")
+    return about
+
+
+def check_whole(path: Path) -> None:
+    """Refuse a checkpoint that was not written to its end, or is not as it was written.
+
+    Raises:
+        CheckpointError: it is not there, or not whole.
+    """
+    if not path.exists():
+        raise CheckpointError(f"no checkpoint at {path}. Train the phase that ends there first.")
+    if damage := find_damage(path):
+        raise CheckpointError(f"{path} {damage}. Restore it from a copy, or start its phase again, which goes on from the one before.")
+
+
+def read_leaves(path: Path, names: Collection[str], place: Callable[[str], jax.sharding.Sharding | None]) -> Leaves:
+    """The named leaves; `place` says where each shall be, None is as a NumPy array on the host."""
+    types: LeafTypes = read_about(path)["leaves"]
+    wanted: Leaves = {}
+    arguments: dict[str, ocp.RestoreArgs] = {}
+    for name in names:
+        shape, dtype, sharding = tuple(types[name]["shape"]), jnp.dtype(types[name]["dtype"]), place(name)
+        wanted[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+        if sharding is None:
+            arguments[name] = ocp.RestoreArgs(restore_type=np.ndarray)
+        else:
+            arguments[name] = ocp.ArrayRestoreArgs(sharding=sharding, global_shape=shape, dtype=dtype)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        return reader.restore(
+            path.resolve() / STATE, args=ocp.args.PyTreeRestore(item=wanted, restore_args=arguments, partial_restore=True)
+        )
+
+
+def read_params(path: Path, config: ModelConfig, *, ema: bool = False) -> Params:
+    """The weights alone, or their moving average, from a whole checkpoint.
+
+    Raises:
+        CheckpointError: there is no whole checkpoint, no moving average in it, or the weights have other shapes than the model's.
+    """
+    check_whole(path)
+    field, types = "ema" if ema else "params", read_about(path)["leaves"]
+    found = {name: leaf for name, leaf in types.items() if name.startswith(f"{field}.")}
+    if not found:
+        raise CheckpointError(f"{path} has no moving average of the weights.")
+    wanted = {field: abstract_params(config)}
+    check_types(path, found, types_of(leaves_of(wanted)))
+    return tree_like(wanted, read_leaves(path, found.keys(), on_this_device()))[field]
+
+
+def saved_params_digest(path: Path) -> str:
+    """`params_digest` of the weights in a checkpoint, whichever model they are of."""
+    names = [name for name in read_about(path)["leaves"] if name.startswith("params.")]
+    return params_digest(_nested(read_leaves(path, names, lambda _: None))["params"])
+
+
+def check_types(path: Path, found: LeafTypes, wanted: LeafTypes) -> None:
+    """Refuse leaves that are missing, too many, or of other shapes and types.
+
+    Raises:
+        CheckpointError: names the first three.
+    """
+    differing = [
+        f"{name} is {in_words(found.get(name))}, not {in_words(wanted.get(name))}"
+        for name in wanted | found
+        if found.get(name) != wanted.get(name)
+    ]
+    if differing:
+        more = " …" if len(differing) > MAX_NAMED else ""
+        raise CheckpointError(
+            f"{path} does not fit the run: {'; '.join(differing[:MAX_NAMED])}{more}. "
+            "Go on with the configuration it was trained with (its `about` holds it), or start anew in another folder."
+        )
+
+
+def in_words(leaf: Mapping[str, Any] | None) -> str:
+    """A leaf's type in words."""
+    return f"{leaf['dtype']}{leaf['shape']}" if leaf else "nothing"
+
+
+def on_this_device() -> Callable[[str], jax.sharding.Sharding]:
+    """Every leaf on the first device: nothing depends on where it was."""
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return lambda _: here
+
+
+def placed(shardings: Any | None) -> Callable[[str], jax.sharding.Sharding]:
+    """Where a tree of shardings says that each leaf shall be; None is all on the first device. Leaves it does not name are there too."""
+    here = on_this_device()
+    if shardings is None:
+        return here
+    by_name = leaves_of(shardings)
+    return lambda name: by_name.get(name) or here(name)
+
+
+def _key(key: Any) -> str:
+    """One part of a path: a field's name, a dictionary's key or a position."""
+    for attribute in ("name", "key", "idx"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    raise AssertionError(f"a path has an unknown part: {key!r}")
+
+
+def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for name, leaf in leaves.items():
+        *outer, last = name.split(".")
+        at = nested
+        for part in outer:
+            at = at.setdefault(part, {})
+        at[last] = leaf
+    return nested
