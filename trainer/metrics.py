@@ -20,7 +20,7 @@ PARAM_GROUPS: dict[str, tuple[str, ...]] = {
     "embedding": ("embedding",),
     "attention": ("query", "key", "value", "output"),
     "mlp": ("gate", "up", "down"),
-    "norms": ("attention_norm", "mlp_norm", "final_norm"),
+    "norms": ("attention_norm", "mlp_norm", "query_norm", "key_norm", "final_norm"),
     "lm_head": ("head",),
 }
 """Group → the names of its weights in `trainer.model.params.param_specs`; each weight is in exactly one."""

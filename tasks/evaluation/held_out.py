@@ -11,8 +11,9 @@ from tokenizers import Tokenizer
 
 from trainer.data.cache import TokenCache
 from trainer.errors import DataError
-from trainer.model.decoder import BEGIN_OF_TEXT
 
+BEGIN_OF_TEXT = 0
+"""Token id that opens every document; the tokenizers of this project give it number 0."""
 BEGIN_OF_TEXT_NAME = "<|begin_of_text|>"
 END_OF_TEXT_NAME = "<|end_of_text|>"
 MAX_HELD_OUT_CHARACTERS = 1_000_000

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from tasks.evaluation.held_out import BEGIN_OF_TEXT
 from trainer.config import ModelConfig
-from trainer.model.decoder import BEGIN_OF_TEXT, hidden_states, project
+from trainer.model.decoder import hidden_states, project
 from trainer.model.params import Params
 
 BATCH_TOKENS = 2048
@@ -56,7 +57,7 @@ def score(
         chosen = jnp.take_along_axis(z, wanted[:, None], axis=-1)[:, 0]
         return chosen - jax.nn.logsumexp(z, axis=-1), chosen >= z.max(axis=-1)
 
-    return jax.lax.map(score_row, (hidden_states(params, inputs, config), targets))
+    return jax.lax.map(score_row, (hidden_states(params, inputs, config, segment_ids=_segment_ids(inputs)), targets))
 
 
 @partial(jax.jit, static_argnames="config")
@@ -64,9 +65,15 @@ def next_tokens(
     params: Params, inputs: Int[Array, "r t"], last: Int[Array, " r"], *, config: ModelConfig
 ) -> tuple[Int[Array, " r"], Bool[Array, " r"]]:
     """The likeliest token after position `last` of each row, and whether all its logits are finite."""
-    hidden = jnp.take_along_axis(hidden_states(params, inputs, config), last[:, None, None], axis=1)
+    hidden = hidden_states(params, inputs, config, segment_ids=_segment_ids(inputs))
+    hidden = jnp.take_along_axis(hidden, last[:, None, None], axis=1)
     z = project(params, hidden, config)[:, 0]
     return jnp.argmax(z, axis=-1), jnp.isfinite(z).all(axis=-1)
+
+
+def _segment_ids(inputs: Int[Array, "r t"]) -> Int[Array, "r t"]:
+    """Windows of a row are told apart by the token that opens a document."""
+    return jnp.cumsum(inputs == BEGIN_OF_TEXT, axis=1)
 
 
 def score_windows(params: Params, config: ModelConfig, windows: Sequence[Window]) -> list[Scores]:

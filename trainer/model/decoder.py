@@ -1,72 +1,107 @@
-"""The Llama decoder: the whole forward pass.
+"""The decoder of Llama 3 and, with norms on queries and keys, of Qwen3: the whole forward pass.
 
-Shape letters: b batch, t query position, s key position, d d_model, h query head, k kv head, g query heads a kv head, e head_dim,
-f d_ff, v vocab. Norms, softmax, RoPE and logits are float32; matrices run in `compute_dtype`.
+Shape letters: b batch, t query position, s key position, d d_model, h query head, k kv head, e head_dim, f d_ff, v vocab.
+Weights are float32 and are cast where they are used: products run in `compute_dtype`; norms, RoPE, softmax and logits are float32.
 """
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from trainer.config import ModelConfig
+from trainer.config import Execution, ModelConfig
 from trainer.kernels.attention import attend
 from trainer.model.params import Params
+from trainer.model.remat import remat
 from trainer.model.rope import rotate, rotations
 
-BEGIN_OF_TEXT = 0
-"""Token id that opens every document; the tokenizers of this project give it number 0."""
+PLAIN = Execution()
+strictly_typed = jax.numpy_dtype_promotion("strict")
+"""No type is widened without a word: where two meet, one of them was cast."""
 
 
-def logits(params: Params, tokens: Int[Array, "b t"], config: ModelConfig) -> Float[Array, "b t v"]:
+def logits(
+    params: Params,
+    tokens: Int[Array, "b t"],
+    config: ModelConfig,
+    *,
+    segment_ids: Int[Array, "b t"] | None = None,
+    execution: Execution = PLAIN,
+) -> Float[Array, "b t v"]:
     """Next-token logits. A position sees itself and what comes before it within its own document."""
-    return project(params, hidden_states(params, tokens, config), config)
+    return project(params, hidden_states(params, tokens, config, segment_ids=segment_ids, execution=execution), config)
 
 
-def hidden_states(params: Params, tokens: Int[Array, "b t"], config: ModelConfig) -> Float[Array, "b t d"]:
-    """What the head reads: the residual stream after the last block and the final norm."""
-    dtype = jnp.dtype(config.compute_dtype)
-    documents = jnp.cumsum(tokens == BEGIN_OF_TEXT, axis=1)
-    rotation = rotations(config.rope, tokens.shape[1], config.head_dim)
-
-    def block(x: Array, weights: Params) -> tuple[Array, None]:
-        weights = jax.tree.map(lambda w: w.astype(dtype), weights)
-        x = x + attention(weights, rms_norm(x, weights["attention_norm"], config.rms_norm_epsilon), rotation, documents)
-        x = x + mlp(weights, rms_norm(x, weights["mlp_norm"], config.rms_norm_epsilon))
-        return x, None
-
-    x = params["embedding"].astype(dtype)[tokens]
-    x, _ = jax.lax.scan(block, x, params["blocks"])
-    return rms_norm(x, params["final_norm"], config.rms_norm_epsilon)
-
-
-def project(params: Params, x: Float[Array, "b t d"], config: ModelConfig) -> Float[Array, "b t v"]:
-    """The untied head; products in `compute_dtype`, sums and result in float32."""
-    head = params["head"].astype(config.compute_dtype)
-    return jnp.einsum("btd,dv->btv", x, head, preferred_element_type=jnp.float32)
-
-
-def attention(
-    weights: Params,
-    x: Float[Array, "b t d"],
-    rotation: tuple[Float[Array, "t e2"], Float[Array, "t e2"]],
-    documents: Int[Array, "b t"],
+@strictly_typed
+def hidden_states(
+    params: Params,
+    tokens: Int[Array, "b t"],
+    config: ModelConfig,
+    *,
+    segment_ids: Int[Array, "b t"] | None = None,
+    execution: Execution = PLAIN,
 ) -> Float[Array, "b t d"]:
-    """Grouped-query attention with rotary positions."""
-    query = rotate(jnp.einsum("btd,dhe->bthe", x, weights["query"]), rotation)
-    key = rotate(jnp.einsum("bsd,dke->bske", x, weights["key"]), rotation)
-    value = jnp.einsum("bsd,dke->bske", x, weights["value"])
-    return jnp.einsum("bthe,hed->btd", attend(query, key, value, documents), weights["output"])
+    """What the head reads: the residual stream after the last block and the final norm, in `compute_dtype`.
+
+    Args:
+        segment_ids: equal numbers mark tokens of one document of the row; None is one document a row. Positions count through the row:
+            RoPE sees only their differences, so that a document among others has the values that it has alone.
+        execution: its `attention` and `remat` are used here; they change time and memory, not what is computed.
+    """
+    rotation = rotations(config.rope, tokens.shape[1], config.head_dim)
+    segment_ids = jnp.zeros(tokens.shape, jnp.int32) if segment_ids is None else segment_ids
+
+    def block(x: Float[Array, "b t d"], weights: Params) -> Float[Array, "b t d"]:
+        query, key, value = project_heads(weights, rms_norm(x, weights["attention_norm"], config), config)
+        query, key = rotate(query, rotation), rotate(key, rotation)
+        if config.float32_attention:
+            query, key, value = (part.astype(jnp.float32) for part in (query, key, value))
+        mixed = attend(query, key, value, segment_ids, kernel=execution.attention, sliding_window=config.sliding_window)
+        x = x + multiply("bthe,hed->btd", mixed.astype(x.dtype), weights["output"])
+        return x + mlp(weights, rms_norm(x, weights["mlp_norm"], config))
+
+    layer = remat(block, execution.remat)
+    x = params["embedding"][tokens].astype(config.compute_dtype)
+    x, _ = jax.lax.scan(lambda x, weights: (layer(x, weights), None), x, params["blocks"])
+    return rms_norm(x, params["final_norm"], config)
+
+
+@strictly_typed
+def project(params: Params, x: Float[Array, "b t d"], config: ModelConfig) -> Float[Array, "b t v"]:
+    """Logits: products in `compute_dtype`, sums and result in float32."""
+    return jnp.einsum("btd,dv->btv", x, head_weight(params, config).astype(x.dtype), preferred_element_type=jnp.float32)
+
+
+def head_weight(params: Params, config: ModelConfig) -> Float[Array, "d v"]:
+    """What projects onto the vocabulary: a weight of its own, or the embedding transposed (Press and Wolf, 2017)."""
+    return params["embedding"].T if config.tied_head else params["head"]
+
+
+def project_heads(
+    weights: Params, x: Float[Array, "b t d"], config: ModelConfig
+) -> tuple[Float[Array, "b t h e"], Float[Array, "b t k e"], Float[Array, "b t k e"]]:
+    """Queries, keys and values of every head; queries and keys normalised over the head's dimensions where the model does so."""
+    query = multiply("btd,dhe->bthe", x, weights["query"])
+    key = multiply("bsd,dke->bske", x, weights["key"])
+    value = multiply("bsd,dke->bske", x, weights["value"])
+    if config.qk_norm:
+        query, key = rms_norm(query, weights["query_norm"], config), rms_norm(key, weights["key_norm"], config)
+    return query, key, value
 
 
 def mlp(weights: Params, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-    """SwiGLU."""
-    gate = jax.nn.silu(jnp.einsum("btd,df->btf", x, weights["gate"]))
-    up = jnp.einsum("btd,df->btf", x, weights["up"])
-    return jnp.einsum("btf,fd->btd", gate * up, weights["down"])
+    """SwiGLU: down(silu(gate(x)) · up(x)) (Shazeer, 2020, eq. 6)."""
+    gate = multiply("btd,df->btf", x, weights["gate"])
+    up = multiply("btd,df->btf", x, weights["up"])
+    return multiply("btf,fd->btd", jax.nn.silu(gate) * up, weights["down"])
 
 
-def rms_norm(x: Float[Array, "b t d"], gain: Float[Array, " d"], epsilon: float) -> Float[Array, "b t d"]:
-    """x / rms(x) · gain, computed in float32 and returned in the type of `x` (Zhang and Sennrich, 2019)."""
+def multiply(equation: str, x: Array, weight: Array) -> Array:
+    """A product with a weight, in the type of `x`."""
+    return jnp.einsum(equation, x, weight.astype(x.dtype))
+
+
+def rms_norm(x: Float[Array, "*b n"], gain: Float[Array, " n"], config: ModelConfig) -> Float[Array, "*b n"]:
+    """x / rms(x) · gain over the last axis, computed in float32 and returned in the type of `x` (Zhang and Sennrich, 2019, eq. 4)."""
     x32 = x.astype(jnp.float32)
-    scale = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + epsilon)
-    return (x32 * scale * gain.astype(jnp.float32)).astype(x.dtype)
+    scale = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + config.rms_norm_epsilon)
+    return (x32 * scale * gain).astype(x.dtype)

@@ -25,31 +25,37 @@ class ParamSpec:
 
 
 def param_specs(config: ModelConfig) -> dict[str, Any]:
-    """The table. Norm gains and the token embedding do not decay, the head does (Marin's mask; `facts` of the record)."""
+    """The table. Norm gains and the token embedding do not decay, the head does (Marin's mask; `facts` of the record).
+
+    With `qk_norm` a block has gains for queries and keys, shared by its heads; with `tied_head` there is no head.
+    """
     layers, d, f = config.num_layers, config.d_model, config.d_ff
     h, k, e, std = config.num_query_heads, config.num_kv_heads, config.head_dim, config.initializer_std
 
-    def gain(*, stacked: bool) -> ParamSpec:
-        return ParamSpec((layers, d), ("layer", "d_model"), None, False) if stacked else ParamSpec((d,), ("d_model",), None, False)
+    def gain(size: int, axis: str) -> ParamSpec:
+        return ParamSpec((layers, size), ("layer", axis), None, False)
 
     def matrix(shape: tuple[int, ...], axes: tuple[str, ...]) -> ParamSpec:
         return ParamSpec((layers, *shape), ("layer", *axes), std, True)
 
+    qk_norms = {"query_norm": gain(e, "head_dim"), "key_norm": gain(e, "head_dim")}
+    head = {"head": ParamSpec((d, config.vocab_size), ("d_model", "vocab"), std, True)}
     return {
         "embedding": ParamSpec((config.vocab_size, d), ("vocab", "d_model"), std, False),
         "blocks": {
-            "attention_norm": gain(stacked=True),
+            "attention_norm": gain(d, "d_model"),
             "query": matrix((d, h, e), ("d_model", "query_heads", "head_dim")),
             "key": matrix((d, k, e), ("d_model", "kv_heads", "head_dim")),
             "value": matrix((d, k, e), ("d_model", "kv_heads", "head_dim")),
             "output": matrix((h, e, d), ("query_heads", "head_dim", "d_model")),
-            "mlp_norm": gain(stacked=True),
+            "mlp_norm": gain(d, "d_model"),
             "gate": matrix((d, f), ("d_model", "d_ff")),
             "up": matrix((d, f), ("d_model", "d_ff")),
             "down": matrix((f, d), ("d_ff", "d_model")),
+            **(qk_norms if config.qk_norm else {}),
         },
-        "final_norm": gain(stacked=False),
-        "head": ParamSpec((d, config.vocab_size), ("d_model", "vocab"), std, True),
+        "final_norm": ParamSpec((d,), ("d_model",), None, False),
+        **({} if config.tied_head else head),
     }
 
 

@@ -8,6 +8,9 @@ from jaxtyping import Array, Float
 
 from trainer.config import Llama3RopeScaling, Rope
 
+Rotation = tuple[Float[Array, "t e2"], Float[Array, "t e2"]]
+"""Cosines and sines of every position and plane, float32."""
+
 
 def frequencies(rope: Rope, head_dim: int) -> np.ndarray:
     """Radians a position for each of the `head_dim / 2` planes: theta^(-2i / head_dim) (Su et al., 2021, §3.2.2), then the stretch."""
@@ -23,13 +26,13 @@ def stretch(plain: np.ndarray, scaling: Llama3RopeScaling) -> np.ndarray:
     return plain * (keep + (1 - keep) / scaling.factor)
 
 
-def rotations(rope: Rope, length: int, head_dim: int) -> tuple[Float[Array, "t e2"], Float[Array, "t e2"]]:
-    """Cosines and sines of every position and plane, float32."""
+def rotations(rope: Rope, length: int, head_dim: int) -> Rotation:
+    """The table for positions 0 to `length` - 1; computed in float64."""
     angles = np.outer(np.arange(length), frequencies(rope, head_dim))
     return jnp.asarray(np.cos(angles), jnp.float32), jnp.asarray(np.sin(angles), jnp.float32)
 
 
-def rotate(x: Float[Array, "b t h e"], rotation: tuple[Float[Array, "t e2"], Float[Array, "t e2"]]) -> Float[Array, "b t h e"]:
+def rotate(x: Float[Array, "b t h e"], rotation: Rotation) -> Float[Array, "b t h e"]:
     """Turn each pair (first half, second half) of a head's dimensions; float32 inside."""
     cosine, sine = (table[None, :, None, :] for table in rotation)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)

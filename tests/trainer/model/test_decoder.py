@@ -1,30 +1,38 @@
-"""The forward pass against a slow reference in NumPy, and what must hold whatever the weights are."""
+"""The forward pass against a slow reference in NumPy: both families, and everything by which they may differ."""
 
-from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
 from trainer.config import Llama3RopeScaling, ModelConfig, Rope
-from trainer.model.decoder import BEGIN_OF_TEXT, logits
+from trainer.model.decoder import logits
 from trainer.model.params import Params, init_params
 
-PLAIN = Rope(theta=10_000.0, scaling=None)
 STRETCHED = Rope(
     theta=100.0, scaling=Llama3RopeScaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_max_positions=64)
 )
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama3 rope": {"rope": STRETCHED},
+    "one query head a kv head": {"num_kv_heads": 4},
+    "one kv head": {"num_kv_heads": 1, "head_dim": 16},
+    "qwen": {"qk_norm": True},
+    "tied head": {"tied_head": True},
+    "sliding window": {"sliding_window": 5},
+    "everything": {"qk_norm": True, "tied_head": True, "sliding_window": 3, "rope": STRETCHED, "head_dim": 6},
+}
 compiled_logits = jax.jit(logits, static_argnames="config")
 
 
-def with_rope(model: ModelConfig, rope: Rope) -> ModelConfig:
-    return ModelConfig.model_validate({**model.model_dump(), "rope": rope})
+def changed(model: ModelConfig, **fields: Any) -> ModelConfig:
+    return ModelConfig.model_validate({**model.model_dump(), **fields})
 
 
-@pytest.fixture(scope="module")
-def params(model: ModelConfig) -> Params:
+def large_params(config: ModelConfig) -> Params:
     """Weights large enough that every part matters, and norm gains that are not ones."""
-    drawn = init_params(3, ModelConfig.model_validate({**model.model_dump(), "initializer_std": 0.25}))
+    drawn = init_params(3, changed(config, initializer_std=0.25))
     rng = np.random.default_rng(0)
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: leaf * rng.uniform(0.5, 1.5, leaf.shape).astype(np.float32) if "norm" in str(path) else leaf, drawn
@@ -33,17 +41,16 @@ def params(model: ModelConfig) -> Params:
 
 @pytest.fixture
 def rows() -> np.ndarray:
-    """Three packed rows: documents from the first token on, a tail of an earlier document first, one document throughout."""
-    drawn = np.random.default_rng(1).integers(2, 256, (3, 32))
-    drawn[0, [0, 9, 20]] = BEGIN_OF_TEXT
-    drawn[1, [5, 6, 30]] = BEGIN_OF_TEXT
-    return drawn
+    return np.random.default_rng(1).integers(0, 256, (3, 32))
 
 
 @pytest.fixture
-def forward(model: ModelConfig, params: Params) -> Callable[[np.ndarray], np.ndarray]:
-    """The logits of rows, compiled once."""
-    return lambda tokens: np.asarray(compiled_logits(params, tokens, config=model))
+def segment_ids() -> np.ndarray:
+    """Three packed rows: a document behind two others, a short last one, one document throughout. Numbers need not be in order."""
+    ids = np.full((3, 32), 7)
+    ids[0, 9:20], ids[0, 20:] = 8, 2
+    ids[1, 30:] = 1
+    return ids
 
 
 # ── the reference: one row, one position, one head at a time, in float64 ──
@@ -76,16 +83,24 @@ def reference_turn(x: np.ndarray, position: int, frequencies: list[float]) -> np
     return np.concatenate([turned.real, turned.imag])
 
 
-def reference_attention(weights: dict[str, np.ndarray], x: np.ndarray, documents: list[int], config: ModelConfig) -> np.ndarray:
+def reference_head(weights: dict[str, np.ndarray], name: str, x: np.ndarray, head: int, config: ModelConfig) -> list[np.ndarray]:
+    """A head's queries or keys, normalised where the model does so, and turned."""
     frequencies = reference_frequencies(config.rope, config.head_dim)
+    heads = [v @ weights[name][:, head] for v in x]
+    if config.qk_norm:
+        heads = [reference_norm(v, weights[f"{name}_norm"], config.rms_norm_epsilon) for v in heads]
+    return [reference_turn(v, position, frequencies) for position, v in enumerate(heads)]
+
+
+def reference_attention(weights: dict[str, np.ndarray], x: np.ndarray, documents: np.ndarray, config: ModelConfig) -> np.ndarray:
     out = np.zeros_like(x)
     for head in range(config.num_query_heads):
         group = head // (config.num_query_heads // config.num_kv_heads)
-        keys = [reference_turn(x[s] @ weights["key"][:, group], s, frequencies) for s in range(len(x))]
-        values = [x[s] @ weights["value"][:, group] for s in range(len(x))]
-        for t in range(len(x)):
-            query = reference_turn(x[t] @ weights["query"][:, head], t, frequencies)
-            visible = [s for s in range(t + 1) if documents[s] == documents[t]]
+        queries, keys = reference_head(weights, "query", x, head, config), reference_head(weights, "key", x, group, config)
+        values = [v @ weights["value"][:, group] for v in x]
+        for t, query in enumerate(queries):
+            first = 0 if config.sliding_window is None else max(0, t - config.sliding_window + 1)
+            visible = [s for s in range(first, t + 1) if documents[s] == documents[t]]
             scores = np.array([np.dot(query, keys[s]) for s in visible]) / np.sqrt(config.head_dim)
             attention = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
             mixed = sum(weight * values[s] for weight, s in zip(attention, visible, strict=True))
@@ -93,9 +108,8 @@ def reference_attention(weights: dict[str, np.ndarray], x: np.ndarray, documents
     return out
 
 
-def reference_logits(params: Params, row: np.ndarray, config: ModelConfig) -> np.ndarray:
+def reference_logits(params: Params, row: np.ndarray, documents: np.ndarray, config: ModelConfig) -> np.ndarray:
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-    documents = [int(np.sum(row[: t + 1] == BEGIN_OF_TEXT)) for t in range(len(row))]
     x = params["embedding"][row]
     for layer in range(config.num_layers):
         weights = {name: stacked[layer] for name, stacked in params["blocks"].items()}
@@ -105,58 +119,30 @@ def reference_logits(params: Params, row: np.ndarray, config: ModelConfig) -> np
             v = reference_norm(x[t], weights["mlp_norm"], config.rms_norm_epsilon)
             gate = v @ weights["gate"]
             x[t] += (gate / (1 + np.exp(-gate)) * (v @ weights["up"])) @ weights["down"]
-    return np.stack([reference_norm(v, params["final_norm"], config.rms_norm_epsilon) @ params["head"] for v in x])
+    head = params["embedding"].T if config.tied_head else params["head"]
+    return np.stack([reference_norm(v, params["final_norm"], config.rms_norm_epsilon) @ head for v in x])
 
 
-@pytest.mark.parametrize("rope", [PLAIN, STRETCHED], ids=["plain", "llama3"])
-def test_logits_are_those_of_the_slow_reference(model: ModelConfig, params: Params, rows: np.ndarray, rope: Rope):
-    config = with_rope(model, rope)
-    found = compiled_logits(params, rows, config=config)
-    expected = np.stack([reference_logits(params, row, config) for row in rows])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_are_those_of_the_slow_reference(model: ModelConfig, rows: np.ndarray, segment_ids: np.ndarray, variant: str):
+    config = changed(model, **VARIANTS[variant])
+    params = large_params(config)
+    found = compiled_logits(params, rows, config=config, segment_ids=segment_ids)
+    expected = np.stack([reference_logits(params, row, ids, config) for row, ids in zip(rows, segment_ids, strict=True)])
     assert found.dtype == np.float32
     assert expected.std() > 0.5  # else the tolerance would say little
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
-def test_a_position_sees_nothing_that_comes_after_it(forward: Callable[[np.ndarray], np.ndarray], rows: np.ndarray):
-    before = forward(rows)
-    for position in (0, 7, 19, 30):
-        changed = rows.copy()
-        changed[:, position + 1 :] = (changed[:, position + 1 :] * 7 + 3) % 256  # other tokens, document starts among them
-        after = forward(changed)
-        np.testing.assert_array_equal(after[:, : position + 1], before[:, : position + 1])
-        assert not np.array_equal(after[:, position + 1 :], before[:, position + 1 :])
+def test_without_segments_a_row_is_one_document(model: ModelConfig, rows: np.ndarray):
+    params = large_params(model)
+    found = compiled_logits(params, rows, config=model)
+    np.testing.assert_array_equal(found, compiled_logits(params, rows, config=model, segment_ids=np.full_like(rows, 4)))
 
 
-def test_an_earlier_document_of_the_row_changes_nothing_in_a_later_one(forward: Callable[[np.ndarray], np.ndarray], rows: np.ndarray):
-    before = forward(rows)
-    changed = rows.copy()
-    changed[0, 1:9] = changed[0, 8:0:-1]
-    after = forward(changed)
-    np.testing.assert_array_equal(after[0, 9:], before[0, 9:])
-    assert not np.array_equal(after[0, 1:9], before[0, 1:9])
-
-
-def test_without_a_document_start_between_them_the_earlier_tokens_do_matter(forward: Callable[[np.ndarray], np.ndarray], rows: np.ndarray):
-    joined = rows.copy()
-    joined[0, 9] = 5
-    changed = joined.copy()
-    changed[0, 1:9] = changed[0, 8:0:-1]
-    assert np.abs(forward(changed)[0, 9:20] - forward(joined)[0, 9:20]).max() > 1e-3
-
-
-def test_a_packed_document_has_the_logits_that_it_has_alone(forward: Callable[[np.ndarray], np.ndarray], rows: np.ndarray):
-    """Positions count on through the row and are not reset: only their differences enter the attention, so this holds to rounding."""
-    packed = forward(rows)
-    alone = np.full_like(rows, 3)
-    alone[0, :11] = rows[0, 9:20]
-    found = forward(alone)[0, :11]
-    np.testing.assert_allclose(found, packed[0, 9:20], rtol=0, atol=2e-5 * np.abs(found).max())
-
-
-def test_bfloat16_computes_coarsely_but_gives_float32(model: ModelConfig, params: Params, rows: np.ndarray):
-    config = ModelConfig.model_validate({**model.model_dump(), "compute_dtype": "bfloat16"})
-    exact = np.asarray(compiled_logits(params, rows, config=model))
+def test_bfloat16_computes_coarsely_but_gives_float32(model: ModelConfig, rows: np.ndarray):
+    config, params = changed(model, compute_dtype="bfloat16", qk_norm=True), large_params(changed(model, qk_norm=True))
+    exact = np.asarray(compiled_logits(params, rows, config=changed(model, qk_norm=True)))
     coarse = compiled_logits(params, rows, config=config)
     assert coarse.dtype == np.float32
     assert 1e-4 < np.abs(np.asarray(coarse) - exact).mean() / exact.std() < 0.05

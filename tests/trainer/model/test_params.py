@@ -7,6 +7,7 @@ import pytest
 import trainer.model.params as params_module
 from flows.recipes import load_recipe
 from trainer.config import ModelConfig
+from trainer.metrics import PARAM_GROUPS
 from trainer.model.params import ParamSpec, abstract_params, count_parameters, decay_mask, init_params, param_specs
 
 
@@ -83,3 +84,26 @@ def test_another_weight_moves_no_other(model: ModelConfig, monkeypatch: pytest.M
 def test_the_seed_decides(model: ModelConfig):
     np.testing.assert_array_equal(init_params(0, model)["head"], init_params(0, model)["head"])
     assert not np.array_equal(init_params(0, model)["head"], init_params(1, model)["head"])
+
+
+def test_qk_norm_adds_a_gain_a_layer_shared_by_the_heads(model: ModelConfig):
+    table, more = param_specs(model)["blocks"], param_specs(changed(model, qk_norm=True))["blocks"]
+    assert more == {**table, **{name: ParamSpec((2, 8), ("layer", "head_dim"), None, False) for name in ("query_norm", "key_norm")}}
+
+
+def test_a_tied_head_is_no_weight(model: ModelConfig):
+    table, tied = param_specs(model), param_specs(changed(model, tied_head=True))
+    assert tied == {name: spec for name, spec in table.items() if name != "head"}
+
+
+def test_qk_norm_and_a_tied_head_move_no_other_weight(model: ModelConfig):
+    drawn, other = init_params(0, model), init_params(0, changed(model, qk_norm=True, tied_head=True))
+    np.testing.assert_array_equal(drawn["embedding"], other["embedding"])
+    for name, weight in drawn["blocks"].items():
+        np.testing.assert_array_equal(weight, other["blocks"][name])
+
+
+@pytest.mark.parametrize("fields", [{}, {"qk_norm": True}, {"tied_head": True}, {"qk_norm": True, "tied_head": True}], ids=str)
+def test_each_weight_is_in_exactly_one_group(model: ModelConfig, fields: dict[str, bool]):
+    for path, _ in jax.tree_util.tree_leaves_with_path(param_specs(changed(model, **fields))):
+        assert sum(path[-1].key in names for names in PARAM_GROUPS.values()) == 1, path
