@@ -1,6 +1,5 @@
 """The loop around the step: batches in, metrics, heartbeat and checkpoints out."""
 
-import math
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -12,19 +11,22 @@ from typing import Any, TypeVar
 
 import jax
 
-from trainer.checkpoint import Checkpoints, state_to_start_from
+from trainer.checkpoint import Checkpoints
 from trainer.checkpoint_path import checkpoint_path
 from trainer.config import RunConfig, sequences_between
 from trainer.data.loader import Loader
-from trainer.errors import CheckpointError, TrainingDiverged
-from trainer.metrics import METRICS_NAME, PARAM_GROUPS, MetricsFile, Row, read_metrics
-from trainer.schedule import learning_rate_at
+from trainer.errors import CheckpointError
+from trainer.evaluation import Evaluate, build_evaluate, is_due
+from trainer.hand_off import state_to_start_from
+from trainer.metrics import METRICS_NAME, Row, read_metrics
+from trainer.recorder import Recorder
+from trainer.schedule import scheduled_at
 from trainer.state import TrainState, params_digest
-from trainer.step import Scheduled, StepMetrics, build_train_step
+from trainer.step import StepMetrics, build_train_step
+from trainer.watchdog import Watchdog, end_stalled
 
 T = TypeVar("T")
 FINAL_LOSS_UPDATES = 10
-HEARTBEAT_SECONDS = 1.0
 
 
 class Preempted(Exception):  # not an error: the state is saved
@@ -33,11 +35,9 @@ class Preempted(Exception):  # not an error: the state is saved
 
 @dataclass
 class Clock:
-    """When the last checkpoint and the last heartbeat were."""
+    """When the last checkpoint was."""
 
-    started: float = field(default_factory=time.monotonic)
     saved: float = field(default_factory=time.monotonic)
-    beat: float = -math.inf
 
 
 def train(run: RunConfig) -> dict[str, Any]:
@@ -51,7 +51,8 @@ def train(run: RunConfig) -> dict[str, Any]:
     output.mkdir(parents=True, exist_ok=True)
     loader = Loader(run)
     contract = loader.contract()
-    with Checkpoints(output / "checkpoints", run.checkpoints) as checkpoints, stop_requests() as stop_requested:
+    evaluate = build_evaluate(run.evaluation, run.model, run.execution) if run.evaluation else None
+    with Checkpoints(output / "checkpoints", run) as checkpoints, stop_requests() as stop_requested:
         restored = checkpoints.latest_step()
         step = run.start_step if restored is None else restored
         if not run.start_step <= step <= run.stop_step:
@@ -59,62 +60,65 @@ def train(run: RunConfig) -> dict[str, Any]:
                 f"{output} holds a checkpoint of step {step}, and phase {run.phase} trains steps {run.start_step} → {run.stop_step}: "
                 "it is of another run. Move it away, or train in another folder."
             )
-        state = state_to_start_from(run) if restored is None else checkpoints.restore(step, run, contract)
-        metrics = MetricsFile(output / METRICS_NAME, restored_step=step)
-        try:
-            state = _updates(run, state, step, loader, checkpoints, metrics, stop_requested)
-        finally:
-            metrics.close()
+        with Watchdog(run.execution.stall_seconds, end_stalled(run.phase)) as watchdog:
+            state = state_to_start_from(run) if restored is None else checkpoints.restore(step, contract)
+            with Recorder(run, restored_step=step) as recorder:
+                around = Around(loader, checkpoints, recorder, watchdog, evaluate, stop_requested)
+                state = _updates(run, state, step, around)
         checkpoints.save(run.stop_step, state, contract)
     return summarise(run, state)
 
 
-def _updates(
-    run: RunConfig,
-    state: TrainState,
-    first_step: int,
-    loader: Loader,
-    checkpoints: Checkpoints,
-    metrics: MetricsFile,
-    stop_requested: Callable[[], bool],
-) -> TrainState:
+@dataclass(frozen=True)
+class Around:
+    """What the updates of a run read from, and write to."""
+
+    loader: Loader
+    checkpoints: Checkpoints
+    recorder: Recorder
+    watchdog: Watchdog
+    evaluate: Evaluate | None
+    stop_requested: Callable[[], bool]
+
+
+def _updates(run: RunConfig, state: TrainState, first_step: int, around: Around) -> TrainState:
     """All updates from `first_step` on. Each one's metrics are fetched while the next one runs."""
-    train_step, clock, contract = build_train_step(run.model, run.optimizer), Clock(), loader.contract()
-    waiting: tuple[int, Scheduled, StepMetrics, Row] | None = None
-    for step, (batch, data_seconds) in enumerate(timed(loader.batches(first_step, run.stop_step)), start=first_step):
-        scheduled = scheduled_at(run, step)
-        state, measured = train_step(state, batch.tokens, scheduled)
-        if waiting:
-            _record(run, metrics, clock, *waiting)
-        drawn = {"tokens": batch.tokens.size, "mixture_since": mixture_since(run, step), "data_seconds": data_seconds}
-        waiting = (step + 1, scheduled, measured, drawn)
-        if stop_requested() or due(run, step + 1, clock):
-            _record(run, metrics, clock, *waiting)
-            waiting = None
-            checkpoints.save(step + 1, state, contract)
+    train_step, clock, contract = build_train_step(run.model, run.optimizer, run.execution), Clock(), around.loader.contract()
+    waiting: tuple[int, StepMetrics, Row] | None = None
+
+    def record(update: tuple[int, StepMetrics, Row] | None) -> None:
+        if update:
+            around.recorder.write(*update)
+            around.watchdog.beat()
+
+    for step, (batch, data_seconds) in enumerate(timed(around.loader.batches(first_step, run.stop_step)), start=first_step):
+        state, measured = train_step(state, batch.tokens, batch.segment_ids, scheduled_at(run, step))
+        record(waiting)
+        waiting = (step + 1, measured, {"data_seconds": data_seconds})
+        is_to_save = around.stop_requested() or due(run, step + 1, clock)
+        is_to_evaluate = around.evaluate is not None and is_due(run.evaluation, step + 1, run.stop_step)
+        if not (is_to_save or is_to_evaluate):
+            continue
+        jax.block_until_ready(measured.loss)
+        around.recorder.stop_clock()
+        if around.evaluate is not None and is_to_evaluate:
+            waiting[2].update(_evaluated(around.evaluate, state))
+        record(waiting)
+        waiting = None
+        if is_to_save:
+            around.checkpoints.save(step + 1, state, contract)
             clock.saved = time.monotonic()
-            if stop_requested():
+            if around.stop_requested():
                 raise Preempted
-    if waiting:
-        _record(run, metrics, clock, *waiting)
+        around.recorder.start_clock()
+    record(waiting)
     return state
 
 
-def scheduled_at(run: RunConfig, step: int) -> Scheduled:
-    """The scheduled values of update number `step`, with the neutral value for what is off."""
-    max_grad_norm = run.stability.max_grad_norm.at(step)
-    return Scheduled(
-        learning_rate=learning_rate_at(run.learning_rate, step),
-        z_loss=run.stability.z_loss.at(step) or 0.0,
-        max_grad_norm=math.inf if max_grad_norm is None else max_grad_norm,
-        ema_decay=run.stability.ema_decay.at(step) or 0.0,
-    )
-
-
-def mixture_since(run: RunConfig, step: int) -> int:
-    """The step from which the mixture of update number `step` holds."""
-    starts = [start for start, _ in run.mixture.root]
-    return max([start for start in starts if start <= step], default=starts[0])
+def _evaluated(evaluate: Evaluate, state: TrainState) -> Row:
+    started = time.monotonic()
+    row = evaluate(state.params, state.ema)
+    return {**row, "evaluation_seconds": time.monotonic() - started}
 
 
 def timed(items: Iterator[T], clock: Callable[[], float] = time.monotonic) -> Iterator[tuple[T, float]]:
@@ -144,34 +148,6 @@ def summarise(run: RunConfig, state: TrainState) -> dict[str, Any]:
         "params_digest": params_digest(state.params),
         "checkpoint": str(checkpoint_path(run.output, run.stop_step)),
     }
-
-
-def values_of(measured: StepMetrics) -> dict[str, float]:
-    """The measurements under their names in `metrics.jsonl`, fetched in one go."""
-    fetched: dict[str, Any] = jax.device_get(measured)._asdict()
-    values: dict[str, float] = {}
-    for name, value in fetched.items():
-        if name.endswith("_norms"):
-            values |= {f"{name[:-1]}/{group}": float(norm) for group, norm in zip(PARAM_GROUPS, value, strict=True)}
-        elif value is not None:
-            values[name] = float(value)
-    return values
-
-
-def _record(run: RunConfig, metrics: MetricsFile, clock: Clock, step: int, scheduled: Scheduled, measured: StepMetrics, drawn: Row) -> None:
-    """Write one row, beat, and stop where the numbers are no numbers."""
-    values = values_of(measured)
-    finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-    scheduled_values = {"learning_rate": scheduled.learning_rate, "z_loss": scheduled.z_loss}
-    metrics.append({"step": step, **finite, **scheduled_values, **drawn, "seconds": time.monotonic() - clock.started})
-    if time.monotonic() - clock.beat >= HEARTBEAT_SECONDS:
-        (Path(run.output) / "heartbeat").touch()
-        clock.beat = time.monotonic()
-    for name in ("loss", "grad_norm", "param_norm"):
-        if not math.isfinite(values[name]):
-            raise TrainingDiverged(
-                f"phase {run.phase}: {name} is {values[name]} at step {step}. The last checkpoint before it is kept in {run.output}."
-            )
 
 
 @contextmanager

@@ -60,6 +60,7 @@ NORMS = {
 _WHEN_MOMENTS = {"second_moment_norm": "where the optimizer keeps such averages"}
 _AT_LAYER_NORMS = "each `instrumentation.layer_norms_every` steps"
 _WHILE_ON = "while it is on"
+_IN_PHASE = "in a phase that has it at any step"
 _AT_EVALUATIONS = "at evaluations: each `evaluation.every_steps` and at the phase's end"
 
 
@@ -82,15 +83,15 @@ TABLE: tuple[Metric, ...] = (
     Metric("z_loss", "", "weight of z-loss; 0 is off"),
     Metric("ema_decay", "", "of the moving average in this update", _WHILE_ON),
     Metric("max_grad_norm", "", "what the norm of the gradients is clipped to", _WHILE_ON),
-    Metric("grad_clip_factor", "", "what the gradients were multiplied by; 1 where they were not clipped", _WHILE_ON),
+    Metric("grad_clip_factor", "", "what the gradients were multiplied by; 1 where they were not clipped"),
     Metric("max_update_rms", "", "what the root mean square of each weight's update is clipped to", _WHILE_ON),
-    Metric("rms_clip_factor", "", "the least that the update of a weight was multiplied by; 1 where none was clipped", _WHILE_ON),
-    Metric("direction_norm", "", "L2 norm of the update before the learning rate, unclipped: what `max_update_norm` goes by", _WHILE_ON),
+    Metric("rms_clip_factor", "", "the least that the update of a weight was multiplied by; 1 where none was clipped", _IN_PHASE),
+    Metric("direction_norm", "", "L2 norm of the update before the learning rate, unclipped: what `max_update_norm` goes by", _IN_PHASE),
     Metric("max_update_norm", "", "what the norm of the update, before the learning rate, is clipped to", "once its window has enough"),
-    Metric("update_clip_factor", "", "what the update was multiplied by; 1 where it was not clipped", _WHILE_ON),
+    Metric("update_clip_factor", "", "what the update was multiplied by; 1 where it was not clipped", _IN_PHASE),
     Metric("max_loss", "nats a token", "an update with a loss above it is skipped", "once the window of skip-step has enough"),
     Metric("max_skip_grad_norm", "", "an update with a gradient norm above it is skipped", "once the window of skip-step has enough"),
-    Metric("skipped", "0 or 1", "1 where the update was not applied", _WHILE_ON),
+    Metric("skipped", "0 or 1", "1 where the update was not applied", _IN_PHASE),
     Metric("tokens", "tokens", "in this update's batch"),
     Metric("sequences", "sequences", "in this update's batch"),
     Metric("mixture_since", "step", "from which the mixture of this update holds: the run's schedule of mixtures, not its start"),

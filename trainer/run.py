@@ -12,36 +12,37 @@ from pydantic import ValidationError
 
 from trainer.config import RunConfig
 from trainer.errors import ConfigError, PhasewiseError, TrainingError
+from trainer.exit_codes import ExitCode
 from trainer.loop import Preempted, train
 from trainer.parent import end_with_parent
 from trainer.permission import check_permission
+from trainer.sinks import check_sinks
 from trainer.storage import read_json, write_json
-
-EXIT_DONE, EXIT_REFUSED, EXIT_USAGE, EXIT_DIVERGED, EXIT_PREEMPTED = 0, 1, 2, 3, 75
 
 
 def main(arguments: list[str]) -> int:
     """`python -m trainer RUN.json [--with-parent]`, and the exit code.
 
-    0 done · 1 refused (no verdict, damaged cache or checkpoint) · 2 wrong usage or configuration · 3 diverged · 75 stopped by SIGTERM,
-    saved.
+    0 done · 1 refused (no verdict, damaged cache or checkpoint) · 2 wrong usage or configuration · 3 diverged · 4 stalled (no update for
+    `execution.stall_seconds`; the stacks of all threads are on standard error) · 75 preempted (stopped by SIGTERM, and saved). After 4, 75
+    and a kill the same command goes on from the last checkpoint.
 
     With `--with-parent` the process ends when its standard input does: it never outlives the program that launched it.
     """
     paths = [argument for argument in arguments if argument != "--with-parent"]
     if len(paths) != 1 or paths[0].startswith("-"):
         print("usage: python -m trainer RUN.json [--with-parent]", file=sys.stderr)
-        return EXIT_USAGE
+        return ExitCode.USAGE
     if "--with-parent" in arguments:
-        end_with_parent(EXIT_PREEMPTED)
+        end_with_parent(ExitCode.PREEMPTED)
     try:
         execute(read_run(Path(paths[0])))
     except Preempted:
-        return EXIT_PREEMPTED
+        return ExitCode.PREEMPTED
     except PhasewiseError as error:
         print(f"trainer: {error}", file=sys.stderr)
         return error.exit_code
-    return EXIT_DONE
+    return ExitCode.DONE
 
 
 def read_run(path: Path) -> RunConfig:
@@ -67,6 +68,7 @@ def read_run(path: Path) -> RunConfig:
 
 def execute(run: RunConfig) -> dict[str, Any]:
     """Ask for permission, train, write `result.json`."""
+    check_sinks(run.instrumentation)
     check_permission(run)
     output = Path(run.output)
     output.mkdir(parents=True, exist_ok=True)

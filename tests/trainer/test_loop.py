@@ -5,35 +5,13 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
-import pytest
-
 from trainer.config import RunConfig, sequences_between
 from trainer.data.loader import Loader
-from trainer.loop import Clock, due, mixture_since, scheduled_at, stop_requests, summarise, timed, values_of
-from trainer.metrics import PARAM_GROUPS, MetricsFile
+from trainer.loop import Clock, due, stop_requests, summarise, timed
+from trainer.metrics import MetricsFile
 from trainer.state import init_state, params_digest
-from trainer.step import StepMetrics
 
 MakeRun = Callable[..., RunConfig]
-
-
-def test_scheduled_values_are_those_of_the_step(make_run: MakeRun):
-    run = make_run(
-        "scheduled",
-        stability={
-            "max_grad_norm": [[0, None], [5, 0.5]],
-            "z_loss": [[0, None], [16, 1e-4]],
-            "ema_decay": [[0, None]],
-            "max_update_rms": [[0, None]],
-            "max_update_norm": [[0, None]],
-            "skip_step": [[0, None]],
-        },
-    )
-    assert scheduled_at(run, 3) == (pytest.approx(1.5e-3), 0.0, np.inf, 0.0)
-    assert scheduled_at(run, 5) == (pytest.approx(2.5e-3), 0.0, 0.5, 0.0)
-    assert scheduled_at(run, 16).z_loss == 1e-4
-    assert scheduled_at(make_run("averaged"), 0).ema_decay == 0.9
 
 
 def test_checkpoints_are_due_by_steps_and_by_minutes(make_run: MakeRun):
@@ -43,11 +21,6 @@ def test_checkpoints_are_due_by_steps_and_by_minutes(make_run: MakeRun):
     assert [step for step in range(1, 12) if due(run, step, now)] == [5, 10]
     assert due(run, 1, long_ago)
     assert not due(make_run("by steps"), 1, long_ago)
-
-
-def test_the_mixture_in_force_is_named_by_its_first_step(make_run: MakeRun):
-    run = make_run("stages")
-    assert [mixture_since(run, step) for step in (0, 13, 14, 23)] == [0, 0, 14, 14]
 
 
 def test_only_the_wait_for_an_item_is_timed():
@@ -67,15 +40,6 @@ def test_only_the_wait_for_an_item_is_timed():
         waits.append((item, seconds))
         pass_by(100.0)  # the work between two items
     assert waits == [("a", 2.0), ("b", 3.0)]
-
-
-def test_measurements_get_their_names_in_the_file():
-    one, groups = np.float32(1), np.arange(len(PARAM_GROUPS), dtype=np.float32)
-    measured = StepMetrics(one, one, one, one, one, groups, groups + 10, groups + 20, None)  # pyright: ignore[reportArgumentType]
-    values = values_of(measured)
-    assert (values["loss"], values["grad_norm/embedding"], values["update_norm/attention"], values["param_norm/lm_head"]) == (1, 0, 11, 24)
-    assert "ema_distance" not in values
-    assert values_of(measured._replace(ema_distance=one))["ema_distance"] == 1  # pyright: ignore[reportArgumentType]
 
 
 def test_a_phase_s_tokens_are_those_of_its_batches(make_run: MakeRun):

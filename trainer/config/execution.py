@@ -24,6 +24,7 @@ class Execution(Frozen):
         attention: the kernel; "auto" takes Splash on a TPU, cuDNN on a GPU where the types fit, XLA elsewhere.
         microbatch_sequences: gradients are summed over parts of the batch of so many sequences; None is the whole batch at once.
         loss_chunk_tokens: logits of so many tokens exist at a time; None is all.
+        stall_seconds: a process that applies no update for so long is ended; None is never. The first update compiles, too.
     """
 
     mesh: Mesh = Mesh()
@@ -31,6 +32,7 @@ class Execution(Frozen):
     attention: Literal["auto", "xla", "splash", "cudnn"] = "auto"
     microbatch_sequences: int | None = Field(default=None, gt=0)
     loss_chunk_tokens: int | None = Field(default=None, gt=0)
+    stall_seconds: float | None = Field(default=1800.0, gt=0)
 
 
 class Instrumentation(Frozen):

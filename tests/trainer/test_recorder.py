@@ -1,0 +1,155 @@
+"""What a row of the metrics holds: every measurement and every scheduled value under its name, and times without what is not the step's."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer import recorder as module
+from trainer.config import RunConfig
+from trainer.errors import TrainingDiverged
+from trainer.metrics import PARAM_GROUPS, metric_of, read_metrics
+from trainer.norms import slot_names
+from trainer.recorder import Recorder, mixture_since, scheduled_row, values_of
+from trainer.step import StepMetrics
+
+MakeRun = Callable[..., RunConfig]
+OFF = {name: [[0, None]] for name in ("max_grad_norm", "max_update_rms", "max_update_norm", "skip_step", "z_loss", "ema_decay")}
+
+
+KINDS = ("grad", "update", "param", "first_moment", "second_moment")
+
+
+def measured(slots: int = 3, **changes: Any) -> StepMetrics:
+    """Norms of every kind, and None for what a phase does not have."""
+    one: Any = np.float32(1)
+    norms: dict[str, Any] = {f"{kind}_norm": one for kind in KINDS}
+    norms |= {f"{kind}_norms": np.arange(len(PARAM_GROUPS)) for kind in KINDS}
+    norms |= {f"{kind}_slots": np.arange(slots) for kind in KINDS}
+    values = {"loss": one, "log_z_squared": one, **norms, "grad_clip_factor": one, **changes}
+    return StepMetrics(**{name: values.get(name) for name in StepMetrics._fields})  # pyright: ignore[reportArgumentType]
+
+
+def test_measurements_get_their_names_in_the_file():
+    values = values_of(measured(), ("query/0", "query/1", "head"))
+    expected = {"loss": 1, "log_z_squared": 1, "grad_clip_factor": 1}
+    for kind in KINDS:
+        expected |= {f"{kind}_norm": 1} | {f"{kind}_norm/{name}": number for number, name in enumerate(PARAM_GROUPS)}
+        expected |= {f"{kind}_norm/query/0": 0, f"{kind}_norm/query/1": 1, f"{kind}_norm/head": 2}
+    assert values == expected
+
+
+def test_layers_stay_where_they_are_until_they_are_due():
+    assert [name for name in values_of(measured()) if "/" in name and name.split("/")[1] not in PARAM_GROUPS] == []
+
+
+def test_what_clips_and_skips_decided_has_names_too_and_limits_once_they_hold():
+    one = np.float32(1)
+    clips = {"direction_norm": one, "max_update_norm": np.inf * one, "update_clip_factor": one, "ema_distance": one / 2}
+    values = values_of(measured(3, **clips, skipped=np.bool_(True), max_loss=4 * one, max_skip_grad_norm=np.inf * one))
+    assert {"direction_norm": 1, "update_clip_factor": 1, "skipped": 1, "max_loss": 4, "ema_distance": 0.5}.items() <= values.items()
+    assert values.keys().isdisjoint({"rms_clip_factor", "max_update_norm", "max_skip_grad_norm"})
+
+
+def test_every_scheduled_value_stands_in_its_row(make_run: MakeRun):
+    on = {
+        **OFF,
+        "max_grad_norm": [[0, None], [5, 0.5]],
+        "max_update_rms": [[0, 1.5]],
+        "z_loss": [[0, None], [16, 1e-4]],
+        "ema_decay": [[0, 0.9]],
+    }
+    adamc = {"kind": "adamc", "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1, "peak_learning_rate": 3e-3}
+    run = make_run("scheduled rows", stability=on, optimizer=adamc)
+    assert scheduled_row(run, 3) == {
+        "learning_rate": pytest.approx(1.5e-3), "z_loss": 0.0, "max_update_rms": 1.5, "ema_decay": 0.9, "weight_decay": pytest.approx(0.05),
+        "sequences": 4, "tokens": 4 * 32, "mixture_since": 0,
+    }  # fmt: skip
+    assert {"max_grad_norm": 0.5, "z_loss": 1e-4, "sequences": 8, "mixture_since": 14}.items() <= scheduled_row(run, 16).items()
+    assert scheduled_row(make_run("bare", stability=OFF), 3).keys() == {"learning_rate", "z_loss", "sequences", "tokens", "mixture_since"}
+
+
+def test_a_mixture_is_told_where_it_begins_to_hold(make_run: MakeRun):
+    run = make_run(
+        "mixtures", start_step=2, learning_rate=[{"kind": "constant", "start_step": 2, "end_step": 24, "start": 1e-3, "end": 1e-3}]
+    )
+    told = {step: {name: share for name, share in scheduled_row(run, step).items() if name.startswith("mixture/")} for step in range(2, 24)}
+    assert {step: shares for step, shares in told.items() if shares} == {
+        2: {"mixture/books": 60, "mixture/code": 40},
+        14: {"mixture/books": 30, "mixture/code": 30, "mixture/web": 40},
+    }
+    assert [mixture_since(run, step) for step in (0, 13, 14, 23)] == [0, 0, 14, 14]
+
+
+class Time:
+    """A clock that is moved by hand."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_time_of_an_update_is_without_saving_and_evaluation(make_run: MakeRun):
+    run, time = make_run("timed"), Time()
+    with Recorder(run, restored_step=0, clock=time) as recorder:
+        time.now += 2
+        recorder.write(1, measured(), {"data_seconds": 0.25})
+        time.now += 1
+        recorder.stop_clock()
+        time.now += 50  # evaluation
+        recorder.write(2, measured(), {"data_seconds": 0.25})
+        time.now += 30  # saving
+        recorder.start_clock()
+        time.now += 4
+        recorder.write(3, measured(), {"data_seconds": 0.25})
+    rows = read_metrics(Path(run.output) / "metrics.jsonl")
+    assert [row["step_seconds"] for row in rows] == [2, 1, 4]
+    assert [row["tokens_per_second"] for row in rows] == [64, 128, 32]
+    assert [row["seconds"] for row in rows] == [2, 53, 87]
+    assert [row["data_seconds"] for row in rows] == [0.25] * 3
+    assert "mfu" not in rows[0]  # nobody knows a CPU's peak
+
+
+def test_mfu_is_there_where_the_peak_is_known(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch):
+    run, time = make_run("known peak"), Time()
+    monkeypatch.setattr(module, "peak_flops", lambda kind, dtype: 1e9)
+    with Recorder(run, restored_step=0, clock=time) as recorder:
+        time.now += 0.5
+        recorder.write(1, measured(), {})
+    matrices = 2 * 32 * (2 * 32 + 2 * 16 + 3 * 48) + 32 * 256
+    flops = 4 * 32 * 6 * matrices + 12 * 2 * 32 * 4 * (32 * 33 // 2)
+    assert read_metrics(Path(run.output) / "metrics.jsonl")[0]["mfu"] == pytest.approx(flops / 0.5 / 1e9)
+
+
+@pytest.mark.parametrize("every", [None, 1, 3])
+def test_layers_are_written_at_their_steps(make_run: MakeRun, every: int | None):
+    run = make_run(f"layers {every}", instrumentation={"layer_norms_every": every})
+    slots = slot_names(run.model)
+    with Recorder(run, restored_step=0) as recorder:
+        for step in range(1, 7):
+            recorder.write(step, measured(len(slots)), {})
+    rows = read_metrics(Path(run.output) / "metrics.jsonl")
+    with_layers = [row["step"] for row in rows if {f"grad_norm/{slot}" for slot in slots} <= row.keys()]
+    assert with_layers == ([] if every is None else [step for step in range(1, 7) if step % every == 0])
+
+
+@pytest.mark.parametrize("name", ["loss", "grad_norm", "param_norm"])
+def test_numbers_that_are_none_end_the_run_and_stand_as_null(make_run: MakeRun, name: str):
+    run = make_run(f"not finite {name}")
+    with Recorder(run, restored_step=0) as recorder, pytest.raises(TrainingDiverged, match=f"{name} is nan at step 4"):
+        recorder.write(4, measured(len(slot_names(run.model)), **{name: np.float32(math.nan)}), {"eval_loss": math.nan})
+    (row,) = read_metrics(Path(run.output) / "metrics.jsonl")
+    assert row[name] is None
+    assert row["eval_loss"] is None
+
+
+def test_every_name_that_is_written_is_in_the_table(make_run: MakeRun):
+    run = make_run("named", instrumentation={"layer_norms_every": 1})
+    with Recorder(run, restored_step=0) as recorder:
+        recorder.write(1, measured(len(slot_names(run.model))), {"data_seconds": 0.0})
+    (row,) = read_metrics(Path(run.output) / "metrics.jsonl")
+    assert [name for name in row if metric_of(name) is None] == []

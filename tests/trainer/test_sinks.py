@@ -1,0 +1,199 @@
+"""The sinks hold what `metrics.jsonl` holds: each point once, through restarts, kills and rows that were never sent."""
+
+import importlib.util
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import pytest
+
+from trainer.config import Instrumentation, RunConfig
+from trainer.errors import ConfigError
+from trainer.metrics import Row
+from trainer.run import main
+from trainer.sinks import check_sinks, open_sinks, send, values_to_send
+from trainer.storage import write_json
+
+MakeRun = Callable[..., RunConfig]
+needs_tensorboard = pytest.mark.skipif(importlib.util.find_spec("tensorboardX") is None, reason="the extra 'tensorboard' is not installed")
+needs_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="the extra 'wandb' is not installed")
+
+
+def rows(steps: range) -> list[Row]:
+    return [{"step": step, "loss": 1 / step, "grad_norm": None if step == 2 else float(step), "skipped": 0.0} for step in steps]
+
+
+def points(steps: range) -> dict[tuple[int, str], float]:
+    """What a sink must hold of these rows, as float32."""
+    return {(row["step"], name): round32(value) for row in rows(steps) for name, value in values_to_send(row).items()}
+
+
+def round32(value: float) -> float:
+    return struct.unpack("f", struct.pack("f", value))[0]
+
+
+def deliver(run: RunConfig, steps: range) -> None:
+    """One life of the process."""
+    sinks = open_sinks(run)
+    send(sinks, rows(steps))
+    for sink in sinks:
+        sink.close()
+
+
+class MemorySink:
+    def __init__(self, last_step: int = 0) -> None:
+        self.last_step, self.steps = last_step, list[int]()
+
+    def write(self, row: Row) -> None:
+        self.steps.append(row["step"])
+        self.last_step = row["step"]
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_sink_gets_what_it_does_not_have():
+    ahead, behind = MemorySink(4), MemorySink(1)
+    send([ahead, behind], rows(range(1, 7)))
+    assert ahead.steps == [5, 6]
+    assert behind.steps == [2, 3, 4, 5, 6]
+
+
+def test_only_numbers_are_sent_and_the_step_is_the_axis():
+    assert values_to_send({"step": 3, "loss": 1.5, "grad_norm": None, "tokens": 128}) == {"loss": 1.5, "tokens": 128.0}
+
+
+@pytest.mark.parametrize("extra", ["tensorboard", "wandb"])
+def test_a_missing_extra_is_refused_before_any_work(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], extra: str
+):
+    monkeypatch.setattr("trainer.sinks.importlib.util.find_spec", lambda name: None)
+    run = make_run(f"without {extra}", instrumentation={extra: "offline" if extra == "wandb" else True})
+    write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
+    assert main([str(Path(run.output) / "run.json")]) == 2
+    said = capsys.readouterr().err
+    assert f"instrumentation.{extra} needs the package" in said
+    assert f"pip install 'phasewise[{extra}]'" in said
+    assert {path.name for path in Path(run.output).iterdir()} == {"run.json", "verdict.json"}
+
+
+def test_nothing_is_needed_where_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("trainer.sinks.importlib.util.find_spec", lambda name: None)
+    check_sinks(Instrumentation())
+    with pytest.raises(ConfigError):
+        check_sinks(Instrumentation(tensorboard=True))
+
+
+def masked_crc(data: bytes) -> int:
+    crc = google_crc32c.value(data)
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def records(path: Path) -> list[bytes]:
+    """TFRecord, by its description: length and its masked CRC-32C, content and its own."""
+    content, found, at = path.read_bytes(), list[bytes](), 0
+    while at < len(content):
+        (length,), (crc,) = struct.unpack_from("<Q", content, at), struct.unpack_from("<I", content, at + 8)
+        assert masked_crc(content[at : at + 8]) == crc
+        record = content[at + 12 : at + 12 + length]
+        assert struct.unpack_from("<I", content, at + 12 + length)[0] == masked_crc(record)
+        found.append(record)
+        at += 16 + length
+    return found
+
+
+def fields(message: bytes) -> list[tuple[int, Any]]:
+    """A protocol buffer's fields by its wire format, without the library that wrote it."""
+    found, at = list[tuple[int, Any]](), 0
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte, at = message[at], at + 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while at < len(message):
+        key = varint()
+        match key & 7:
+            case 0:
+                found.append((key >> 3, varint()))
+            case 1 | 5 as kind:
+                size, code = (8, "<d") if kind == 1 else (4, "<f")
+                found.append((key >> 3, struct.unpack_from(code, message, at)[0]))
+                at += size
+            case _:
+                length = varint()
+                found.append((key >> 3, message[at : at + length]))
+                at += length
+    return found
+
+
+def board(run: RunConfig) -> list[tuple[int, str, float]]:
+    """Every scalar of every event file: step (field 2), summary (5) → value (1) → tag (1), simple_value (2)."""
+    found = list[tuple[int, str, float]]()
+    for path in sorted((Path(run.output) / "tensorboard").iterdir()):
+        first, *events = (dict(fields(record)) for record in records(path))
+        assert first[3] == b"brain.Event:2"
+        for event in events:
+            for _, value in fields(event[5]):
+                scalar = dict(fields(value))
+                found.append((event[2], scalar[1].decode(), scalar.get(2, 0.0)))
+    return found
+
+
+@needs_tensorboard
+def test_tensorboard_has_every_point_once_over_three_lives(make_run: MakeRun):
+    run = make_run("on the board", instrumentation={"tensorboard": True})
+    deliver(run, range(1, 5))
+    deliver(run, range(1, 7))  # the file's rows are offered again, and two were written and never sent
+    deliver(run, range(5, 9))  # trained again from step 4
+    found = board(run)
+    assert len(found) == len({(step, name) for step, name, _ in found})
+    assert {(step, name): value for step, name, value in found} == points(range(1, 9))
+
+
+@needs_tensorboard
+@pytest.mark.parametrize("cut", [1, 3, 30])
+def test_an_event_that_a_kill_cut_short_is_sent_again(make_run: MakeRun, cut: int):
+    run = make_run(f"cut {cut}", instrumentation={"tensorboard": True})
+    deliver(run, range(1, 5))
+    (path,) = (Path(run.output) / "tensorboard").iterdir()
+    path.write_bytes(path.read_bytes()[:-cut])
+    (sink,) = open_sinks(run)
+    assert sink.last_step == 3
+    sink.close()
+
+
+@needs_wandb
+def test_weights_and_biases_offline_keeps_one_run_with_every_point_once(make_run: MakeRun):
+    """The real library, in a process of its own: it leaves a service running until its process ends."""
+    run = make_run("in the cloud", instrumentation={"wandb": "offline"})
+    path = Path(run.output) / "run.json"
+    write_json(path, run.model_dump(mode="json"))
+    for first, stop in ((1, 5), (1, 7), (5, 9)):
+        code = f"from tests.trainer.wandb_process import deliver; deliver({str(path)!r}, range({first}, {stop}))"
+        environment = {**os.environ, "WANDB_ERROR_REPORTING": "false", "HOME": run.output}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == ""
+    histories = [json.loads(line) for line in done_lines(run)]
+    assert [row["step"] for row in histories] == list(range(1, 9))
+    assert {(row["step"], name): round32(value) for row in histories for name, value in row["values"].items()} == points(range(1, 9))
+    assert len({row["run"] for row in histories}) == 1
+
+
+def done_lines(run: RunConfig) -> list[str]:
+    code = f"from tests.trainer.wandb_process import show; show({run.output!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()

@@ -1,0 +1,87 @@
+"""The loss on held-out text while a phase trains. It reads the weights and changes nothing: the run's bits are those without it."""
+
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from trainer.config import Component, Execution, LossEvaluation, ModelConfig
+from trainer.data.cache import TokenCache
+from trainer.data.loader import Batch
+from trainer.errors import DataError
+from trainer.metrics import Row
+from trainer.model.params import Params
+from trainer.step import build_sum_losses
+
+MIN_TOKENS = 2
+MeanLoss = Callable[[Params, Int[np.ndarray, "b t"], Int[np.ndarray, "b t"]], Float[Array, ""]]
+Evaluate = Callable[[Params, Params | None], Row]
+
+
+def is_due(evaluation: LossEvaluation | None, step: int, stop_step: int) -> bool:
+    """Whether the weights after `step` updates are evaluated."""
+    return evaluation is not None and (step % evaluation.every_steps == 0 or step == stop_step)
+
+
+def read_held_out(evaluation: LossEvaluation, model: ModelConfig) -> dict[Component, Batch]:
+    """Each component's first rows, as many as there are up to `evaluation.sequences`; of less than one row's text, all of it as one.
+
+    Raises:
+        DataError: a cache is missing or damaged, is not of the held-out split, or has fewer than two tokens.
+    """
+    return {name: _first_rows(name, folder, evaluation, model) for name, folder in sorted(evaluation.caches.items())}
+
+
+def _first_rows(name: Component, folder: str, evaluation: LossEvaluation, model: ModelConfig) -> Batch:
+    cache = TokenCache.open(folder)
+    if cache.manifest.split != "held_out":
+        raise DataError(f"{folder} must be a held-out cache of {name}, found the split '{cache.manifest.split}': name another folder.")
+    if cache.manifest.tokens < MIN_TOKENS:
+        raise DataError(
+            f"{folder} must have at least {MIN_TOKENS} tokens to predict one, found {cache.manifest.tokens}: give it more text."
+        )
+    rows = min(cache.num_rows(model.seq_len), evaluation.sequences)
+    tokens = cache.rows(np.arange(rows), model.seq_len) if rows else cache.rows(np.arange(1), cache.manifest.tokens)
+    return Batch(tokens, cache.manifest.begin_of_text)
+
+
+def build_evaluate(evaluation: LossEvaluation, model: ModelConfig, execution: Execution) -> Evaluate:
+    """Evaluates weights, and their moving average where there is one, on text that is read now.
+
+    Raises:
+        DataError: as `read_held_out`.
+    """
+    held_out, mean_loss = read_held_out(evaluation, model), build_mean_loss(model, execution)
+
+    def losses(params: Params) -> dict[Component, Float[Array, ""]]:
+        return {name: mean_loss(params, batch.tokens, batch.segment_ids) for name, batch in held_out.items()}
+
+    def evaluate(params: Params, ema: Params | None) -> Row:
+        found = losses(params), None if ema is None else losses(ema)
+        of_weights, of_average = cast(tuple[dict[str, float], dict[str, float] | None], jax.device_get(found))
+        row = as_row("eval_loss", of_weights)
+        if of_average is not None:
+            row |= as_row("ema_eval_loss", of_average)
+            row["ema_gap"] = row["eval_loss"] - row["ema_eval_loss"]
+        return row
+
+    return evaluate
+
+
+def build_mean_loss(model: ModelConfig, execution: Execution) -> MeanLoss:
+    """Mean cross-entropy in nats a token, without z-loss; compiled once for a shape."""
+    sum_losses = build_sum_losses(model, execution)
+
+    @jax.jit
+    def mean_loss(params: Params, tokens: Int[Array, "b t"], segment_ids: Int[Array, "b t"]) -> Float[Array, ""]:
+        sums = sum_losses(params, tokens, segment_ids)
+        return sums.cross_entropy / sums.tokens
+
+    return mean_loss
+
+
+def as_row(name: str, losses: Mapping[Component, float]) -> Row:
+    """The mean over components, each counting the same, and each by its name."""
+    return {name: float(np.mean(list(losses.values()))), **{f"{name}/{component}": float(loss) for component, loss in losses.items()}}

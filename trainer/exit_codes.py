@@ -1,0 +1,21 @@
+"""How the trainer's process ends. Whoever starts it goes by these numbers."""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """DONE: trained to the end. REFUSED: no verdict, or a damaged cache or checkpoint. USAGE: the command or the configuration is wrong.
+
+    DIVERGED: the loss or a norm is no number. STALLED: no update for too long. PREEMPTED: stopped by SIGTERM, and saved (EX_TEMPFAIL).
+    """
+
+    DONE = 0
+    REFUSED = 1
+    USAGE = 2
+    DIVERGED = 3
+    STALLED = 4
+    PREEMPTED = 75
+
+
+GOES_ON = frozenset({ExitCode.STALLED, ExitCode.PREEMPTED})
+"""After these, as after a kill, the same command goes on from the last checkpoint."""

@@ -1,0 +1,142 @@
+"""From what an update measured to a row of `metrics.jsonl`, to the sinks, and to the heartbeat that others watch."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.config import AdamC, RunConfig
+from trainer.errors import TrainingDiverged
+from trainer.flops import mfu, peak_flops, step_flops
+from trainer.metrics import METRICS_NAME, PARAM_GROUPS, MetricsFile, Row
+from trainer.norms import slot_names
+from trainer.schedule import scheduled_at
+from trainer.sinks import open_sinks, send
+from trainer.step import StepMetrics
+
+HEARTBEAT_SECONDS = 1.0
+MUST_BE_FINITE = ("loss", "grad_norm", "param_norm")
+
+
+class Recorder:
+    """Writes one row an update. Use it as a context; opening it forgets the rows after `restored_step`, which will be trained again."""
+
+    def __init__(self, run: RunConfig, *, restored_step: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run, self._clock = run, clock
+        self._started = self._since = clock()
+        self._until: float | None = None
+        self._beat = -math.inf
+        device = jax.devices()[0]
+        self._peak, self._devices = (
+            peak_flops(device.device_kind, run.model.compute_dtype),
+            math.prod(run.execution.mesh.model_dump().values()),
+        )
+        self._slots = slot_names(run.model)
+        self._file = MetricsFile(Path(run.output) / METRICS_NAME, restored_step=restored_step)
+        self._sinks = open_sinks(run)
+        send(self._sinks, self._file.kept)
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._file.close()
+        for sink in self._sinks:
+            sink.close()
+
+    def stop_clock(self) -> None:
+        """The update that is to be written next has ended; what follows (evaluation, saving) is not its time."""
+        self._until = self._clock()
+
+    def start_clock(self) -> None:
+        """The next update begins only now."""
+        self._since, self._until = self._clock(), None
+
+    def write(self, step: int, measured: StepMetrics, more: Row) -> None:
+        """The row of the update that made `step` updates of them, and the heartbeat.
+
+        Raises:
+            TrainingDiverged: the loss, the gradients' norm or the weights' norm is no number.
+        """
+        values = values_of(measured, self._slots if self._layers_are_due(step) else ())
+        finite = {name: value if math.isfinite(value) else None for name, value in {**values, **more}.items()}
+        row = {"step": step, **finite, **scheduled_row(self._run, step - 1)}
+        row = {**row, **self._times(row)}
+        self._file.append(row)
+        send(self._sinks, [row])
+        if self._clock() - self._beat >= HEARTBEAT_SECONDS:
+            (Path(self._run.output) / "heartbeat").touch()
+            self._beat = self._clock()
+        for name in MUST_BE_FINITE:
+            if not math.isfinite(values[name]):
+                raise TrainingDiverged(
+                    f"phase {self._run.phase}: {name} is {values[name]} at step {step}. "
+                    f"The last checkpoint before it is kept in {self._run.output}."
+                )
+
+    def _layers_are_due(self, step: int) -> bool:
+        every = self._run.instrumentation.layer_norms_every
+        return every is not None and step % every == 0
+
+    def _times(self, row: Row) -> Row:
+        now = self._clock()
+        until = now if self._until is None else self._until
+        seconds, self._since = until - self._since, until
+        times: Row = {"step_seconds": seconds, "seconds": now - self._started}
+        if seconds > 0:
+            times["tokens_per_second"] = row["tokens"] / seconds
+        share = mfu(step_flops(self._run.model, row["sequences"]).total, seconds, peak=self._peak, devices=self._devices)
+        return times if share is None else {**times, "mfu": share}
+
+
+def scheduled_row(run: RunConfig, step: int) -> Row:
+    """The scheduled values of update number `step` (counted from 0). What is off is left out, but for z-loss, which is 0 then."""
+    stability, scheduled, sequences = run.stability, scheduled_at(run, step), run.batch.at(step)
+    row: Row = {"learning_rate": scheduled.learning_rate, "z_loss": scheduled.z_loss}
+    optional = {
+        "max_grad_norm": stability.max_grad_norm.at(step),
+        "max_update_rms": stability.max_update_rms.at(step),
+        "ema_decay": stability.ema_decay.at(step),
+        # AdamC's decay goes with the learning rate; that of the others stays, and stands in the run's file.
+        "weight_decay": run.optimizer.weight_decay * scheduled.decay_scale if isinstance(run.optimizer, AdamC) else None,
+    }
+    row |= {name: value for name, value in optional.items() if value is not None}
+    since = mixture_since(run, step)
+    row |= {"sequences": sequences, "tokens": sequences * run.model.seq_len, "mixture_since": since}
+    if step in (since, run.start_step):
+        row |= {f"mixture/{component}": share for component, share in run.mixture.at(step).items()}
+    return row
+
+
+def mixture_since(run: RunConfig, step: int) -> int:
+    """The step from which the mixture of update number `step` holds."""
+    starts = [start for start, _ in run.mixture.root]
+    return max([start for start in starts if start <= step], default=starts[0])
+
+
+def values_of(measured: StepMetrics, slots: Sequence[str] = ()) -> dict[str, float]:
+    """The measurements under their names in `metrics.jsonl`, fetched in one go.
+
+    `X_norms` holds a norm of each group of weights, `X_slots` one for each name of `slots`; without names the latter stay where they are.
+    What is None is left out, and so is a limit that is infinite: it is none.
+    """
+    wanted = {name: value for name, value in measured._asdict().items() if value is not None and (slots or not name.endswith("_slots"))}
+    fetched: dict[str, Any] = jax.device_get(wanted)
+    values: dict[str, float] = {}
+    for name, value in fetched.items():
+        if name.endswith("_norms"):
+            values |= _named(name.removesuffix("s"), PARAM_GROUPS, value)
+        elif name.endswith("_slots"):
+            values |= _named(f"{name.removesuffix('_slots')}_norm", slots, value)
+        elif not (name.startswith("max_") and np.isposinf(value)):
+            values[name] = float(value)
+    return values
+
+
+def _named(kind: str, names: Iterable[str], norms: np.ndarray) -> dict[str, float]:
+    return {f"{kind}/{name}": float(norm) for name, norm in zip(names, norms, strict=True)}
