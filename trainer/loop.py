@@ -4,7 +4,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -31,13 +31,6 @@ FINAL_LOSS_UPDATES = 10
 
 class Preempted(Exception):  # not an error: the state is saved
     """A SIGTERM came; the state after the last update is saved."""
-
-
-@dataclass
-class Clock:
-    """When the last checkpoint was."""
-
-    saved: float = field(default_factory=time.monotonic)
 
 
 def train(run: RunConfig) -> dict[str, Any]:
@@ -83,7 +76,7 @@ class Around:
 
 def _updates(run: RunConfig, state: TrainState, first_step: int, around: Around) -> TrainState:
     """All updates from `first_step` on. Each one's metrics are fetched while the next one runs."""
-    train_step, clock, contract = build_train_step(run.model, run.optimizer, run.execution), Clock(), around.loader.contract()
+    train_step, contract = build_train_step(run.model, run.optimizer, run.execution), around.loader.contract()
     waiting: tuple[int, StepMetrics, Row] | None = None
 
     def record(update: tuple[int, StepMetrics, Row] | None) -> None:
@@ -95,7 +88,7 @@ def _updates(run: RunConfig, state: TrainState, first_step: int, around: Around)
         state, measured = train_step(state, batch.tokens, batch.segment_ids, scheduled_at(run, step))
         record(waiting)
         waiting = (step + 1, measured, {"data_seconds": data_seconds})
-        is_to_save = around.stop_requested() or due(run, step + 1, clock)
+        is_to_save = around.stop_requested() or around.checkpoints.due(step + 1)
         is_to_evaluate = around.evaluate is not None and is_due(run.evaluation, step + 1, run.stop_step)
         if not (is_to_save or is_to_evaluate):
             continue
@@ -107,7 +100,6 @@ def _updates(run: RunConfig, state: TrainState, first_step: int, around: Around)
         waiting = None
         if is_to_save:
             around.checkpoints.save(step + 1, state, contract)
-            clock.saved = time.monotonic()
             if around.stop_requested():
                 raise Preempted
         around.recorder.start_clock()
@@ -127,12 +119,6 @@ def timed(items: Iterator[T], clock: Callable[[], float] = time.monotonic) -> It
     for item in items:
         yield item, clock() - asked
         asked = clock()
-
-
-def due(run: RunConfig, step: int, clock: Clock) -> bool:
-    """Whether the state after `step` updates is to be saved."""
-    minutes = run.checkpoints.every_minutes
-    return step % run.checkpoints.every_steps == 0 or (minutes is not None and time.monotonic() - clock.saved >= 60 * minutes)
 
 
 def summarise(run: RunConfig, state: TrainState) -> dict[str, Any]:

@@ -7,20 +7,11 @@ from pathlib import Path
 
 from trainer.config import RunConfig, sequences_between
 from trainer.data.loader import Loader
-from trainer.loop import Clock, due, stop_requests, summarise, timed
+from trainer.loop import stop_requests, summarise, timed
 from trainer.metrics import MetricsFile
 from trainer.state import init_state, params_digest
 
 MakeRun = Callable[..., RunConfig]
-
-
-def test_checkpoints_are_due_by_steps_and_by_minutes(make_run: MakeRun):
-    run = make_run("due", checkpoints={"every_steps": 5, "every_minutes": 2.0, "keep_all": False})
-    now, long_ago = Clock(), Clock()
-    long_ago.saved -= 121
-    assert [step for step in range(1, 12) if due(run, step, now)] == [5, 10]
-    assert due(run, 1, long_ago)
-    assert not due(make_run("by steps"), 1, long_ago)
 
 
 def test_only_the_wait_for_an_item_is_timed():
