@@ -152,4 +152,9 @@ def _checkpoint_of(recipe: Recipe, phase: Phase, parent: str, step: int, home: H
     result = folder / "result.json"
     if not result.exists():
         raise TrainingError(f"phase {phase.name} starts from {parent}, which is not trained yet: run {recipe.name} first.")
-    return str(checkpoint_path(folder, step)), read_json(result)["params_digest"]
+    checkpoint = checkpoint_path(folder, step)
+    if step == recipe.phase(parent).stop_step:
+        return str(checkpoint), read_json(result)["params_digest"]
+    from trainer.checkpoint import saved_params_digest  # it imports JAX
+
+    return str(checkpoint), saved_params_digest(checkpoint)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import TypeVar
 
-from flows.recipes.recipe import LOCAL_SLICE, Evaluation, FromScratch, Gates, HandOff, Phase, Recipe, Tokenizer
+from flows.recipes.recipe import LOCAL_SLICE, Evaluation, FromScratch, Gates, GraftFrom, HandOff, Phase, Recipe, Tokenizer
 from trainer.config import (
     CheckpointPolicy,
     DataOrder,
@@ -145,7 +145,8 @@ def _by_steps(values: Steps[T], convert: Callable[[T], S]) -> Steps[S]:
 
 
 def _hand_off(start: HandOff) -> HandOff:
-    return HandOff(parent=start.parent, step=steps(start.step), fresh=start.fresh, declares=start.declares)
+    grafts = tuple(GraftFrom(part=graft.part, phase=graft.phase, step=steps(graft.step)) for graft in start.graft)
+    return HandOff(parent=start.parent, step=steps(start.step), fresh=start.fresh, graft=grafts, declares=start.declares)
 
 
 def _gates(phase: Phase) -> Gates:

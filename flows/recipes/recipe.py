@@ -31,6 +31,7 @@ T = TypeVar("T")
 Scale = Literal["proxy", "full"]
 LOCAL_SLICE = "local"
 """The slice that is this machine."""
+CARRIED = "carried"
 Change = Literal[
     "architecture", "rope", "batch", "learning_rate", "schedule", "optimizer", "optimizer_state",
     "mixture", "order", "ema", "z_loss", "max_grad_norm", "max_update_rms", "max_update_norm", "skip_step", "slice",
@@ -225,21 +226,26 @@ class Recipe(Frozen):
 
 
 def changes_between(parent: Phase, phase: Phase) -> dict[Change, tuple[object, object]]:
-    """What the hand-off changes: name → (before, after). A learning rate counts as changed where it jumps by more than 1 %."""
+    """What the hand-off changes: name → (before, after).
+
+    A learning rate counts as changed where it jumps by more than 1 %. The state of the optimizer is its own and that of the rolling
+    windows; fresh gains of QK-norm come with a change of architecture.
+    """
     before, after = phase.start_step - 1, phase.start_step
     rate_before, rate_after = value_in(segment_at(parent, before), after), value_in(segment_at(phase, after), after)
     batches_after = tuple(dict.fromkeys(size for _, size in phase.batch.within(after, phase.stop_step)))
-    fresh = phase.start.fresh if isinstance(phase.start, HandOff) else ()
+    ema_before, ema_after = parent.stability.ema_decay.at(before), phase.stability.ema_decay.at(after)
+    ema_state, optimizer_state, windows = (_origin(phase.start, part) for part in ("ema", "optimizer", "rolling"))
     compared: dict[Change, tuple[object, object]] = {
         "architecture": (parent.model.model_copy(update={"rope": None}), phase.model.model_copy(update={"rope": None})),
         "rope": (parent.model.rope, phase.model.rope),
         "batch": ((parent.batch.at(before),), batches_after),
         "schedule": (_shape(segment_at(parent, before)), _shape(segment_at(phase, after))),
         "optimizer": (parent.optimizer, phase.optimizer),
-        "optimizer_state": ("carried", "fresh" if "optimizer" in fresh else "carried"),
+        "optimizer_state": ({"optimizer": CARRIED, "windows": CARRIED}, {"optimizer": optimizer_state, "windows": windows}),
         "mixture": (parent.mixture.at(before), phase.mixture.at(after)),
         "order": (parent.order, phase.order),
-        "ema": (parent.stability.ema_decay.at(before), phase.stability.ema_decay.at(after)),
+        "ema": (CARRIED, ema_state) if ema_before == ema_after else (ema_before, ema_after),
         "z_loss": (parent.stability.z_loss.at(before), phase.stability.z_loss.at(after)),
         "max_grad_norm": (parent.stability.max_grad_norm.at(before), phase.stability.max_grad_norm.at(after)),
         "max_update_rms": (parent.stability.max_update_rms.at(before), phase.stability.max_update_rms.at(after)),
@@ -251,6 +257,14 @@ def changes_between(parent: Phase, phase: Phase) -> dict[Change, tuple[object, o
     if abs(rate_after - rate_before) > 0.01 * max(rate_before, rate_after):
         found["learning_rate"] = (rate_before, rate_after)
     return found
+
+
+def _origin(start: FromScratch | HandOff, part: StatePart) -> str:
+    """Where a part of the state comes from, in words."""
+    if not isinstance(start, HandOff):
+        return CARRIED
+    grafts = [f"grafted from {graft.phase} {graft.step}" for graft in start.graft if graft.part == part]
+    return "fresh" if part in start.fresh else grafts[0] if grafts else CARRIED
 
 
 def segment_at(phase: Phase, step: int) -> LearningRateSegment:
@@ -266,20 +280,25 @@ def _shape(segment: LearningRateSegment) -> str:
 
 
 def _check_hand_off(phase: Phase, start: HandOff, known: dict[str, Phase]) -> None:
-    parent = known.get(start.parent)
-    if parent is None:
-        raise ValueError(f"phase {phase.name} starts from {start.parent}, which is no phase before it")
-    if not parent.start_step < start.step <= parent.stop_step:
-        raise ValueError(
-            f"phase {phase.name} starts from step {start.step} of {parent.name}, a step it never has: "
-            f"it trains steps {parent.start_step} → {parent.stop_step}"
-        )
+    parent = _having(known, start.parent, start.step, f"phase {phase.name} starts from")
+    for graft in start.graft:
+        _having(known, graft.phase, graft.step, f"phase {phase.name} grafts {graft.part} from")
     undeclared = sorted(set(changes_between(parent, phase)) - set(start.declares))
     if undeclared:
         raise ValueError(
             f"the hand-off {parent.name} → {phase.name} changes {', '.join(undeclared)} without declaring it: "
             "add it to `declares`, or take the change back"
         )
+
+
+def _having(known: dict[str, Phase], name: str, step: int, takes_from: str) -> Phase:
+    """The phase of that name, which must be there already and have that step."""
+    phase = known.get(name)
+    if phase is None:
+        raise ValueError(f"{takes_from} {name}, which is no phase before it")
+    if not phase.start_step < step <= phase.stop_step:
+        raise ValueError(f"{takes_from} step {step} of {name}, a step it never has: it trains steps {phase.start_step} → {phase.stop_step}")
+    return phase
 
 
 def _without_repeats(entries: Iterable[tuple[int, T]]) -> tuple[tuple[int, T], ...]:

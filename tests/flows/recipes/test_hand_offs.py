@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from flows.recipes import load_recipe
+from flows.recipes.proxy import to_proxy
 from flows.recipes.recipe import Change, HandOff, Phase, Recipe, changes_between
 from trainer.errors import ConfigError
 
@@ -88,6 +89,51 @@ def test_every_kind_of_change_is_seen_and_may_be_declared(change: Change):
     raw["phases"][-1]["start"]["declares"] = sorted({*declared, change})
     recipe = Recipe.model_validate(raw)
     assert change in changes_between(recipe.phase("starling"), recipe.phase("deeper-starling"))
+
+
+@pytest.mark.parametrize(
+    ("start", "change", "after"),
+    [
+        ({"fresh": ["optimizer"]}, "optimizer_state", {"optimizer": "fresh", "windows": "carried"}),
+        ({"fresh": ["rolling"]}, "optimizer_state", {"optimizer": "carried", "windows": "fresh"}),
+        ({"graft": [["optimizer", "phoenix", 900]]}, "optimizer_state", {"optimizer": "grafted from phoenix 900", "windows": "carried"}),
+        ({"graft": [["rolling", "phoenix", 900]]}, "optimizer_state", {"optimizer": "carried", "windows": "grafted from phoenix 900"}),
+        ({"fresh": ["ema"]}, "ema", "fresh"),
+        ({"graft": [["ema", "phoenix", 900]]}, "ema", "grafted from phoenix 900"),
+    ],
+)
+def test_state_that_is_not_carried_is_declared(start: dict[str, Any], change: Change, after: Any):
+    """The proxy's last phase carries everything."""
+    grafts = [dict(zip(("part", "phase", "step"), graft, strict=True)) for graft in start.get("graft", [])]
+    changes = {"start__fresh": start.get("fresh", []), "start__graft": grafts}
+    with pytest.raises(ValidationError, match=rf"starling → deeper-starling changes {change} without declaring it"):
+        Recipe.model_validate(edited(PROXY, "deeper-starling", **changes))
+    declares = ["schedule", change]
+    recipe = Recipe.model_validate(edited(PROXY, "deeper-starling", **changes, start__declares=declares))
+    found = changes_between(recipe.phase("starling"), recipe.phase("deeper-starling"))
+    assert found[change][1] == after
+    assert set(found) == set(declares)
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "message"),
+    [
+        ("nobody", 900, "deeper-starling grafts rolling from nobody, which is no phase before it"),
+        ("deeper-starling", 1410, "grafts rolling from deeper-starling, which is no phase before it"),
+        ("phoenix", 100, "grafts rolling from step 100 of phoenix, a step it never has: it trains steps 820 → 1320"),
+    ],
+)
+def test_a_graft_from_what_is_not_there_is_refused(phase: str, step: int, message: str):
+    raw = edited(PROXY, "deeper-starling", start__graft=[{"part": "rolling", "phase": phase, "step": step}])
+    with pytest.raises(ValidationError, match=message):
+        Recipe.model_validate(raw)
+
+
+def test_grafts_stay_at_proxy_scale():
+    graft = {"part": "rolling", "phase": "ocelot", "step": 700_000}
+    start = {"start__graft": [graft], "start__declares": ["schedule", "mixture", "optimizer_state"]}
+    full = Recipe.model_validate(edited(FULL, "jellyfish", **start))
+    assert to_proxy(full).phase("jellyfish").start.model_dump()["graft"] == ({**graft, "step": 700},)
 
 
 def test_a_learning_rate_that_goes_on_is_no_change():
