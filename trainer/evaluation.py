@@ -13,7 +13,7 @@ from trainer.data.loader import Batch
 from trainer.errors import DataError
 from trainer.metrics import Row
 from trainer.model.params import Params
-from trainer.step import build_sum_losses
+from trainer.step import build_objective
 
 MIN_TOKENS = 2
 MeanLoss = Callable[[Params, Int[np.ndarray, "b t"], Int[np.ndarray, "b t"]], Float[Array, ""]]
@@ -72,11 +72,11 @@ def build_evaluate(evaluation: LossEvaluation, model: ModelConfig, execution: Ex
 
 def build_mean_loss(model: ModelConfig, execution: Execution) -> MeanLoss:
     """Mean cross-entropy in nats a token, without z-loss; compiled once for a shape."""
-    sum_losses = build_sum_losses(model, execution)
+    objective = build_objective(model, execution)
 
     @jax.jit
     def mean_loss(params: Params, tokens: Int[Array, "b t"], segment_ids: Int[Array, "b t"]) -> Float[Array, ""]:
-        sums = sum_losses(params, tokens, segment_ids)
+        _, sums = objective(params, tokens, segment_ids, 0.0)
         return sums.cross_entropy / sums.tokens
 
     return mean_loss

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.metrics import MetricsFile, Row, read_metrics
+from trainer.metrics import TABLE, MetricsFile, Row, as_markdown, metric_of, of_the_clock, read_metrics
 
 
 @pytest.fixture
@@ -60,3 +60,34 @@ def test_a_row_that_a_kill_cut_short_is_left_out_and_then_overwritten(path: Path
     assert read_metrics(path) == rows(range(1, whole + 1))
     append(path, range(4, 6), restored_step=3)
     assert read_metrics(path) == rows(range(1, 6))
+
+
+def test_the_page_is_printed_from_the_table():
+    page = Path(__file__).parents[2] / "docs" / "metrics.md"
+    assert page.read_text() == as_markdown(), "run: python -m trainer.metrics > docs/metrics.md"
+
+
+def test_each_name_stands_once_and_says_what_it_is():
+    names = [metric.name for metric in TABLE]
+    assert len(names) == len(set(names))
+    assert all(metric.what for metric in TABLE)
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("loss", "loss"), ("grad_norm/mlp", "grad_norm/GROUP"), ("param_norm/query/31", "param_norm/WEIGHT/LAYER"),
+        ("update_norm/head", "update_norm/WEIGHT"), ("eval_loss/web/common crawl", "eval_loss/COMPONENT"),
+        ("losses", None), ("grad_norm/Q/1", None), ("param_norm/query/x", None), ("eval_loss/", None),
+    ],
+)  # fmt: skip
+def test_a_name_is_found_in_the_table(name: str, entry: str | None):
+    found = metric_of(name)
+    assert (found.name if found else None) == entry
+
+
+def test_what_the_clock_measures_is_known():
+    assert of_the_clock("step_seconds")
+    assert of_the_clock("mfu")
+    assert not of_the_clock("loss")
+    assert not of_the_clock("unknown")

@@ -1,0 +1,172 @@
+"""The loss on held-out text: what it is, when it is measured, and that measuring it leaves the run as it was."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from trainer.config import Execution, LossEvaluation, ModelConfig, RunConfig
+from trainer.data.manifest import read_manifest, write_manifest
+from trainer.data.segments import segment_ids
+from trainer.errors import DataError
+from trainer.evaluation import as_row, build_evaluate, is_due, read_held_out
+from trainer.metrics import TABLE, Row, metric_of, read_metrics
+from trainer.model.decoder import logits
+from trainer.model.params import Params, init_params
+from trainer.recorder import Recorder
+from trainer.run import execute
+from trainer.storage import write_json
+
+MakeRun = Callable[..., RunConfig]
+WriteCache = Callable[..., Path]
+ROWS, SHORT = 5, 20
+
+
+def as_held_out(folder: Path) -> Path:
+    """The cache, said to be of the other split."""
+    manifest = read_manifest(folder)
+    write_manifest(folder, type(manifest).model_validate({**manifest.model_dump(), "split": "held_out"}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def held_out(tmp_path_factory: pytest.TempPathFactory, write_cache: WriteCache) -> dict[str, str]:
+    """One component of several rows, and one of less than a row."""
+    home, rng = tmp_path_factory.mktemp("held-out"), np.random.default_rng(0)
+
+    def documents(lengths: list[int]) -> list[np.ndarray]:
+        return [np.array([0, *rng.integers(2, 256, length - 2), 1], np.uint16) for length in lengths]
+
+    written = {"books": [documents([20, 50]), documents([30, 80])], "poems": [documents([SHORT])]}
+    return {name: str(as_held_out(write_cache(home / name, shards))) for name, shards in written.items()}
+
+
+forward = jax.jit(logits, static_argnums=2)
+
+
+def settings(held_out: Mapping[str, str], **changes: Any) -> LossEvaluation:
+    return LossEvaluation.model_validate({"every_steps": 4, "sequences": ROWS, "caches": dict(held_out), **changes})
+
+
+def mean_loss(params: Params, tokens: np.ndarray, model: ModelConfig) -> float:
+    """Minus the logarithm of the probability of each next token, in float64, one row after the other."""
+    losses = list[float]()
+    for row in tokens:
+        found = forward(params, jnp.asarray(row[None]), model, segment_ids=jnp.asarray(segment_ids(row[None], 0)))
+        scores = np.asarray(found, np.float64)[0, :-1]
+        scores -= scores.max(axis=-1, keepdims=True)
+        log_probabilities = scores - np.log(np.exp(scores).sum(axis=-1, keepdims=True))
+        losses += [-float(log_probabilities[place, token]) for place, token in enumerate(row[1:])]
+    return float(np.mean(losses))
+
+
+def test_the_loss_is_that_of_the_first_rows(held_out: dict[str, str], model: ModelConfig):
+    params, other = init_params(1, model), init_params(2, model)
+    rows = {name: batch.tokens for name, batch in read_held_out(settings(held_out, sequences=3), model).items()}
+    assert {name: tokens.shape for name, tokens in rows.items()} == {"books": (3, 32), "poems": (1, SHORT)}
+    found = build_evaluate(settings(held_out, sequences=3), model, Execution())(params, other)
+    for name, weights in (("eval_loss", params), ("ema_eval_loss", other)):
+        expected = {component: mean_loss(weights, tokens, model) for component, tokens in rows.items()}
+        assert {component: found[f"{name}/{component}"] for component in rows} == pytest.approx(expected, rel=1e-5)
+        assert found[name] == pytest.approx(sum(expected.values()) / 2, rel=1e-5)
+    assert found["ema_gap"] == found["eval_loss"] - found["ema_eval_loss"]
+
+
+def test_without_an_average_there_is_one_loss(held_out: dict[str, str], model: ModelConfig):
+    found = build_evaluate(settings(held_out), model, Execution())(init_params(1, model), None)
+    assert found.keys() == {"eval_loss", "eval_loss/books", "eval_loss/poems"}
+
+
+def test_all_rows_are_taken_where_there_are_fewer(held_out: dict[str, str], model: ModelConfig):
+    rows = read_held_out(settings(held_out, sequences=100), model)
+    assert rows["books"].tokens.shape == (180 // 32, 32)
+
+
+def test_components_count_alike():
+    assert as_row("eval_loss", {"a": 1.0, "b": 2.0, "c": 6.0})["eval_loss"] == 3.0
+
+
+def test_it_is_due_by_steps_and_at_the_end(held_out: dict[str, str]):
+    assert [step for step in range(1, 11) if is_due(settings(held_out), step, 10)] == [4, 8, 10]
+    assert not is_due(None, 4, 4)
+
+
+def test_text_that_is_trained_on_is_refused(caches: Mapping[str, Path], model: ModelConfig):
+    with pytest.raises(DataError, match="must be a held-out cache of books, found the split 'train'"):
+        read_held_out(settings({"books": str(caches["books"])}), model)
+
+
+def test_text_without_a_token_to_predict_is_refused(tmp_path: Path, write_cache: WriteCache, model: ModelConfig):
+    cache = as_held_out(write_cache(tmp_path / "tiny", [[np.zeros(1, np.uint16)]]))
+    with pytest.raises(DataError, match="must have at least 2 tokens to predict one, found 1"):
+        read_held_out(settings({"tiny": str(cache)}), model)
+
+
+def train(run: RunConfig) -> tuple[str, list[Row]]:
+    write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
+    return execute(run)["params_digest"], read_metrics(Path(run.output) / "metrics.jsonl")
+
+
+EVERYTHING = {
+    "stability": {
+        "max_grad_norm": [[0, 1.0]], "z_loss": [[0, 1e-4]], "ema_decay": [[0, 0.9]], "max_update_rms": [[0, 2.0]],
+        "max_update_norm": [[0, {"window": 4, "min_samples": 2, "sigmas": 2.0}]],
+        "skip_step": [[0, {"window": 4, "min_samples": 2, "sigmas": 6.0}]],
+    },
+    "optimizer": {"kind": "adamc", "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1, "peak_learning_rate": 3e-3},
+}  # fmt: skip
+
+
+def test_a_watched_run_ends_with_the_same_weights_and_writes_every_name(
+    make_run: MakeRun, held_out: dict[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    """Evaluation and norms by layer change no bit. What they write is in the table of names, and all of the table is written."""
+    monkeypatch.setattr("trainer.recorder.peak_flops", lambda kind, dtype: 1e12)
+    plain, without = train(make_run("unwatched", stop_step=10, **EVERYTHING))
+    watched, rows = train(
+        make_run(
+            "watched",
+            stop_step=10,
+            evaluation=settings(held_out).model_dump(),
+            instrumentation={"layer_norms_every": 3, "tensorboard": False},
+            **EVERYTHING,
+        )
+    )
+    assert watched == plain
+    assert [row["loss"] for row in rows] == [row["loss"] for row in without]
+    assert [row["step"] for row in rows if "eval_loss" in row] == [4, 8, 10]
+    assert [row["step"] for row in rows if "grad_norm/query/1" in row] == [3, 6, 9]
+    entries = {name: metric_of(name) for row in rows for name in row}
+    assert [name for name, entry in entries.items() if entry is None] == []
+    assert [metric.name for metric in TABLE if metric not in entries.values()] == []
+    assert all(value is not None for row in rows for value in row.values())
+
+
+def test_evaluations_are_there_after_a_restart_too(make_run: MakeRun, held_out: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+    """A process that ends at step 7 and goes on from its checkpoint of step 6 writes the rows of one that was left alone."""
+    whole = train(make_run("undisturbed", stop_step=10, evaluation=settings(held_out).model_dump()))
+    run = make_run("disturbed", stop_step=10, evaluation=settings(held_out).model_dump())
+    with monkeypatch.context() as patched:
+        patched.setattr(Recorder, "write", interrupted(Recorder.write, at=7))
+        with pytest.raises(KeyboardInterrupt):
+            train(run)
+    again = train(run)
+    assert again[0] == whole[0]
+    assert [_untimed(row) for row in again[1]] == [_untimed(row) for row in whole[1]]
+
+
+def interrupted(write: Callable[..., None], *, at: int) -> Callable[..., None]:
+    def until(self: Recorder, step: int, *rest: Any) -> None:
+        if step == at:
+            raise KeyboardInterrupt
+        write(self, step, *rest)
+
+    return until
+
+
+def _untimed(row: Row) -> Row:
+    return {name: value for name, value in row.items() if (entry := metric_of(name)) and not entry.of_the_clock}
