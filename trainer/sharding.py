@@ -27,6 +27,7 @@ BATCH_AXES: tuple[str, ...] = ("replica", "fsdp")
 
 RULES: Mapping[str, str | tuple[str, ...] | None] = {
     "batch": BATCH_AXES,
+    "looked_up_batch": "replica",
     "position": "context",
     "layer": None,
     "d_model": "fsdp",
@@ -37,7 +38,22 @@ RULES: Mapping[str, str | tuple[str, ...] | None] = {
     "vocab": "tensor",
     "expert": "expert",
 }
-"""Logical axis → the mesh axes that cut it; None is whole on every device."""
+"""Logical axis → the mesh axes that cut it; None is whole on every device.
+
+`looked_up_batch` is the batch of rows that were just looked up in the embedding, which is cut along d_model: the devices of a replica first
+look up their part of d_model for all rows of the replica, then exchange parts.
+"""
+
+ACTIVATION_AXES: Mapping[str, str] = {
+    "b": "batch",
+    "t": "position",
+    "s": "position",
+    "h": "query_heads",
+    "k": "kv_heads",
+    "f": "d_ff",
+    "v": "vocab",
+}
+"""Shape letter of what is computed from a batch → its logical axis. Other letters, such as d, stay whole: the batch has fsdp."""
 
 
 def partition_spec(axes: Sequence[str | None]) -> PartitionSpec:
@@ -220,11 +236,35 @@ def place_batch(rows: Int[np.ndarray, "b t"], mesh: jax.sharding.Mesh | None) ->
     return jax.make_array_from_callback((size * of, *rows.shape[1:]), batch_sharding(mesh), part)
 
 
+def constrain_activation(x: T, letters: str) -> T:
+    """What is computed from a batch, cut as its shape letters say.
+
+    Without this the compiler may cut activations along d_model, where the weights are cut, and keep the whole batch on every device.
+    """
+    return constrain(x, *(ACTIVATION_AXES.get(letter) for letter in letters))
+
+
 def constrain(x: T, *axes: str | None) -> T:
-    """`x`, cut as its logical axes say, within what `on_mesh` compiles; elsewhere `x` as it is."""
-    if jax.sharding.get_abstract_mesh().empty:
+    """`x`, cut as its logical axes say, within what `on_mesh` compiles; elsewhere `x` as it is.
+
+    A dimension that its mesh axes don't divide stays whole: a few rows of held-out text may be too few to be cut.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
         return x
-    return jax.lax.with_sharding_constraint(x, partition_spec(axes))
+    sizes: Mapping[str, int] = mesh.shape
+    fitting = [
+        axis if length % math.prod(sizes[name] for name in _mesh_axes(axis)) == 0 else None
+        for axis, length in zip(axes, cast(jax.Array, x).shape, strict=True)
+    ]
+    return jax.lax.with_sharding_constraint(x, partition_spec(fitting))
+
+
+def constrain_params(params: T, model: ModelConfig) -> T:
+    """The weights, cut as the table says, and so their gradients: a sharding constraint holds for what comes back through it, too."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return params
+    return jax.tree.map(lambda spec, weight: constrain(weight, *spec.axes), param_specs(model), params)
 
 
 def on_mesh(function: Callable[..., T], mesh: jax.sharding.Mesh | None) -> Callable[..., T]:
@@ -237,6 +277,21 @@ def on_mesh(function: Callable[..., T], mesh: jax.sharding.Mesh | None) -> Calla
             return function(*arguments, **named)
 
     return traced
+
+
+def compile_step(
+    step: Callable[..., tuple[Any, Any]], model: ModelConfig, mesh: jax.sharding.Mesh | None
+) -> Callable[..., tuple[Any, Any]]:
+    """`step` compiled: it takes the state's memory. On a mesh the state stays cut as it was, and what is measured is whole everywhere."""
+    if mesh is None:
+        return jax.jit(step, donate_argnums=0)
+
+    def placed(state: Any, *arguments: Any) -> tuple[Any, Any]:
+        after, measured = step(state, *arguments)
+        after = jax.lax.with_sharding_constraint(after, state_shardings(after, model, mesh))
+        return after, jax.tree.map(lambda value: jax.lax.with_sharding_constraint(value, replicated(mesh)), measured)
+
+    return jax.jit(on_mesh(placed, mesh), donate_argnums=0)
 
 
 def build_sharded(build: Callable[[], T], model: ModelConfig, mesh: jax.sharding.Mesh | None) -> T:

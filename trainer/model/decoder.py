@@ -4,6 +4,8 @@ Shape letters: b batch, t query position, s key position, d d_model, h query hea
 Weights are float32 and are cast where they are used: products run in `compute_dtype`; norms, RoPE, softmax and logits are float32.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -13,6 +15,7 @@ from trainer.kernels.attention import attend
 from trainer.model.params import Params
 from trainer.model.remat import remat
 from trainer.model.rope import rotate, rotations
+from trainer.sharding import constrain, constrain_activation
 
 PLAIN = Execution()
 strictly_typed = jax.numpy_dtype_promotion("strict")
@@ -56,11 +59,12 @@ def hidden_states(
         if config.float32_attention:
             query, key, value = (part.astype(jnp.float32) for part in (query, key, value))
         mixed = attend(query, key, value, segment_ids, kernel=execution.attention, sliding_window=config.sliding_window)
-        x = x + multiply("bthe,hed->btd", mixed.astype(x.dtype), weights["output"])
+        x = x + multiply(mixed.reshape(*x.shape[:2], -1).astype(x.dtype), weights["output"].reshape(-1, config.d_model))
         return x + mlp(weights, rms_norm(x, weights["mlp_norm"], config))
 
     layer = remat(block, execution.remat)
-    x = params["embedding"][tokens].astype(config.compute_dtype)
+    looked_up = constrain(params["embedding"][tokens].astype(config.compute_dtype), "looked_up_batch", "position", "d_model")
+    x = constrain_activation(looked_up, "btd")
     x, _ = jax.lax.scan(lambda x, weights: (layer(x, weights), None), x, params["blocks"])
     return rms_norm(x, params["final_norm"], config)
 
@@ -80,9 +84,7 @@ def project_heads(
     weights: Params, x: Float[Array, "b t d"], config: ModelConfig
 ) -> tuple[Float[Array, "b t h e"], Float[Array, "b t k e"], Float[Array, "b t k e"]]:
     """Queries, keys and values of every head; queries and keys normalised over the head's dimensions where the model does so."""
-    query = multiply("btd,dhe->bthe", x, weights["query"])
-    key = multiply("bsd,dke->bske", x, weights["key"])
-    value = multiply("bsd,dke->bske", x, weights["value"])
+    query, key, value = (multiply(x, weights[name]) for name in ("query", "key", "value"))
     if config.qk_norm:
         query, key = rms_norm(query, weights["query_norm"], config), rms_norm(key, weights["key_norm"], config)
     return query, key, value
@@ -90,14 +92,17 @@ def project_heads(
 
 def mlp(weights: Params, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
     """SwiGLU: down(silu(gate(x)) · up(x)) (Shazeer, 2020, eq. 6)."""
-    gate = multiply("btd,df->btf", x, weights["gate"])
-    up = multiply("btd,df->btf", x, weights["up"])
-    return multiply("btf,fd->btd", jax.nn.silu(gate) * up, weights["down"])
+    return multiply(jax.nn.silu(multiply(x, weights["gate"])) * multiply(x, weights["up"]), weights["down"])
 
 
-def multiply(equation: str, x: Array, weight: Array) -> Array:
-    """A product with a weight, in the type of `x`."""
-    return jnp.einsum(equation, x, weight.astype(x.dtype))
+def multiply(x: Float[Array, "*b n"], weight: Float[Array, "n *m"]) -> Array:
+    """The product over the last axis of `x` and the first of `weight`, in the type of `x`: [*b *m].
+
+    Written as a product of two matrices: with more axes, XLA copies operands of the weight's gradient on a CPU.
+    """
+    rows, columns = x.shape[:-1], weight.shape[1:]
+    product = x.reshape(math.prod(rows), -1) @ weight.reshape(-1, math.prod(columns)).astype(x.dtype)
+    return product.reshape(*rows, *columns)
 
 
 def rms_norm(x: Float[Array, "*b n"], gain: Float[Array, " n"], config: ModelConfig) -> Float[Array, "*b n"]:
