@@ -28,7 +28,7 @@ def evaluate_checkpoint(recipe: str, phase: str, scale: Scale = "proxy", home: s
     """
     wanted, place = load_recipe(recipe, scale), Home.open(home)
     chosen, plan = wanted.phase(phase), data_plan(wanted, place)
-    run = build_run(wanted, chosen, place, plan.folders("train"))
+    run = build_run(wanted, chosen, place, plan.folders("train"), held_out=plan.folders("held_out"))
     result = finished_result(run)
     if result is None:
         raise TrainingError(f"phase {phase} of {recipe} is not trained on the data as it is now: train it first.")

@@ -11,7 +11,7 @@ from tasks.data.source import Source
 from tasks.data.standins import StandIn, missing_stand_ins, stand_in_source
 from tasks.home import Home
 from trainer.checkpoint_path import checkpoint_path
-from trainer.config import Graft, RunConfig, StartFrom
+from trainer.config import Graft, LossEvaluation, RunConfig, StartFrom
 from trainer.data.mixture import MixtureSchedule, check_shares
 from trainer.errors import ConfigError, TrainingError
 from trainer.storage import read_json
@@ -101,8 +101,14 @@ def data_plan(recipe: Recipe, home: Home) -> DataPlan:
     return plan_data(sources, home, vocab_size=tokenizer.vocab_size, tokenizer_name=tokenizer.name, pins=recipe.pins)
 
 
-def build_run(recipe: Recipe, phase: Phase, home: Home, caches: Mapping[str, Path]) -> RunConfig:
+def build_run(
+    recipe: Recipe, phase: Phase, home: Home, caches: Mapping[str, Path], *, held_out: Mapping[str, Path] | None = None
+) -> RunConfig:
     """The phase as the trainer wants it, with the schedules of its whole lineage.
+
+    Args:
+        caches: component → folder of its training cache.
+        held_out: component → folder of its held-out cache; None measures no loss on held-out text while the phase trains.
 
     Raises:
         ConfigError: blocks cannot express its mixture.
@@ -130,7 +136,16 @@ def build_run(recipe: Recipe, phase: Phase, home: Home, caches: Mapping[str, Pat
         caches={name: str(caches[name]) for name in phase.components},
         verdict=str(home.verdict(recipe.run_name, phase.name, "data")),
         output=str(home.run(recipe.run_name, phase.name)),
+        evaluation=_loss_evaluation(phase, held_out),
     )
+
+
+def _loss_evaluation(phase: Phase, held_out: Mapping[str, Path] | None) -> LossEvaluation | None:
+    every = phase.evaluation.loss_every_steps
+    if held_out is None or every is None:
+        return None
+    caches = {name: str(held_out[name]) for name in phase.components}
+    return LossEvaluation(every_steps=every, sequences=phase.evaluation.loss_sequences, caches=caches)
 
 
 def _start(recipe: Recipe, phase: Phase, home: Home) -> StartFrom | None:

@@ -49,7 +49,7 @@ def read_records(recipe: Recipe, home: Home, plan: DataPlan) -> list[PhaseRecord
 def read_record(recipe: Recipe, phase: Phase, home: Home, plan: DataPlan) -> PhaseRecord:
     """One phase. Its verdicts count only where they were given for the bytes and the weights that are there now."""
     try:
-        run = build_run(recipe, phase, home, plan.folders("train"))
+        run = build_run(recipe, phase, home, plan.folders("train"), held_out=plan.folders("held_out"))
     except PhasewiseError:
         return PhaseRecord(phase, None, None, None, None, None, None)
     data_verdict = _verdict(Path(run.verdict))

@@ -38,7 +38,7 @@ def train_phase(recipe: str, phase: str, scale: Scale = "proxy", home: str | Non
     if read_record(wanted, chosen, place, plan).state == "done":
         say(f"{phase}: done already")
         return
-    run = build_run(wanted, chosen, place, plan.folders("train"))
+    run = build_run(wanted, chosen, place, plan.folders("train"), held_out=plan.folders("held_out"))
     validate_data(recipe, phase, scale, home)
     result = train(run)
     say(f"{phase}: trained to step {result['stop_step']}, final loss {result['final_loss']:.3f}")

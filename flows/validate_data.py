@@ -26,7 +26,7 @@ def validate_data(recipe: str, phase: str, scale: Scale = "proxy", home: str | N
     """
     wanted, place = load_recipe(recipe, scale), Home.open(home)
     chosen, plan = wanted.phase(phase), data_plan(wanted, place)
-    run = build_run(wanted, chosen, place, plan.folders("train"))
+    run = build_run(wanted, chosen, place, plan.folders("train"), held_out=plan.folders("held_out"))
     facts = hand_off_facts(wanted, chosen, run)
     verdict = judge_data(run, plan, chosen.gates.data, place, hand_off_evidence(facts.declared, facts.found))
     raise_unless_passed(verdict)

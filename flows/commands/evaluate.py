@@ -25,7 +25,7 @@ def evaluate_target(target: str, scale: Scale, home: str | None) -> dict[str, An
         raise ConfigError(f"evaluate needs a phase, found the recipe {target}; there are {names}.")
     place = Home.open(home, local_for="evaluation")
     plan = data_plan(recipe, place)
-    run = build_run(recipe, phase, place, plan.folders("train"))
+    run = build_run(recipe, phase, place, plan.folders("train"), held_out=plan.folders("held_out"))
     result = finished_result(run)
     if result is None:
         raise TrainingError(f"{target} is not trained at {scale} scale under {place.root}: run `phasewise run {target}` first.")

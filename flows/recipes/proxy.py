@@ -8,10 +8,13 @@
 * blocks of 160 sequences; a component whose share is below one sequence a block gets one, at the cost of the largest;
 * a mixture may start inside a block: the Phoenix bridge is 12 sequences long, and no block is that small with a sequence of everyone;
 * a stage may be 1.5 sequences of its own off in a component's share, where that is more than the recipe's limit;
+* the loss on held-out text is that of one row a component, each 1/1000 of the recipe's steps, or as seldom as keeps it under a twentieth
+  of the training's arithmetic (a forward pass is a third of an update's; where there is an EMA, it takes two); and once at the end;
 * the tokenizer is trained on the stand-ins; RoPE's stretch starts at 1/32 of the positions;
 * sources of the recipe's own stay; pins do not: another tokenizer makes other caches, and a pinned one cannot be among them.
 """
 
+import math
 from collections.abc import Callable
 from itertools import pairwise
 from typing import TypeVar
@@ -35,6 +38,7 @@ S = TypeVar("S")
 STEPS, BATCH, LENGTH = 1000, 512, 32
 D_MODEL, NUM_LAYERS, NUM_QUERY_HEADS, VOCAB_SIZE = 128, 2, 4, 4096
 BLOCK_SEQUENCES, MIN_EMA_STEPS, MIN_SEGMENT_STEPS, HELD_OUT_TOKENS = 160, 8, 2, 2048
+LOSS_SEQUENCES, MAX_EVALUATION_SHARE, FORWARD_SHARE = 1, 1 / 20, 1 / 3
 MAX_SHARE_ERROR_SEQUENCES = 1.5
 MAX_SPIKE_PERCENT = 1.0
 BENCHMARKS = ("word_order", "next_word")
@@ -70,10 +74,22 @@ def proxy_phase(phase: Phase) -> Phase:
         ),
         slice=always(LOCAL_SLICE),
         checkpoints=CheckpointPolicy(every_steps=max(1, steps(phase.checkpoints.every_steps)), every_minutes=None, keep_all=False),
-        evaluation=Evaluation(benchmarks=BENCHMARKS, held_out_tokens=HELD_OUT_TOKENS),
+        evaluation=proxy_evaluation(phase),
         gates=_gates(phase),
         discrepancies=phase.discrepancies,
     )
+
+
+def proxy_evaluation(phase: Phase) -> Evaluation:
+    """Small benchmarks, and the loss on held-out text as often as costs little."""
+    every = phase.evaluation.loss_every_steps
+    if every is not None:
+        entries = phase.batch.within(phase.start_step, phase.stop_step)
+        fewest = min(max(1, round(size / BATCH)) for _, size in entries)
+        has_average = any(decay is not None for _, decay in phase.stability.ema_decay.within(phase.start_step, phase.stop_step))
+        cost_sequences = FORWARD_SHARE * LOSS_SEQUENCES * len(phase.components) * (2 if has_average else 1)
+        every = max(1, steps(every), math.ceil(cost_sequences / (MAX_EVALUATION_SHARE * fewest)))
+    return Evaluation(benchmarks=BENCHMARKS, held_out_tokens=HELD_OUT_TOKENS, loss_every_steps=every, loss_sequences=LOSS_SEQUENCES)
 
 
 def steps(full: int) -> int:

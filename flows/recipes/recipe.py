@@ -72,10 +72,18 @@ class HandOff(Frozen):
 
 
 class Evaluation(Frozen):
-    """What is measured at a phase's end. `held_out_tokens` bounds the text of a component that bits per byte are measured on."""
+    """What is measured at a phase's end, and the loss on held-out text while it trains.
+
+    Attributes:
+        held_out_tokens: bounds the text of a component that bits per byte are measured on.
+        loss_every_steps: the loss is measured each so many steps; None is never.
+        loss_sequences: on so many rows of each component that the phase draws from.
+    """
 
     benchmarks: tuple[str, ...]
     held_out_tokens: int | None = Field(gt=0)
+    loss_every_steps: int | None = Field(gt=0)
+    loss_sequences: int = Field(gt=0)
 
 
 class Gates(Frozen):

@@ -12,13 +12,13 @@ from pydantic import ValidationError
 
 from tasks.progress import say
 from trainer.config import RunConfig
-from trainer.errors import TrainingDiverged, TrainingError, VerdictError
+from trainer.errors import PhasewiseError, TrainingDiverged, TrainingError, VerdictError
+from trainer.exit_codes import GOES_ON, ExitCode
 from trainer.metrics import METRICS_NAME, Row, read_metrics
 from trainer.storage import digest_of_json, read_json, write_json
 
 MAX_RESTARTS = 2
 POLL_SECONDS = 0.5
-EXIT_REFUSED, EXIT_DIVERGED = 1, 3
 
 
 def finished_result(run: RunConfig) -> dict[str, Any] | None:
@@ -32,6 +32,9 @@ def finished_result(run: RunConfig) -> dict[str, Any] | None:
 
 def train_phase(run: RunConfig, on_rows: Callable[[list[Row]], None]) -> dict[str, Any]:
     """Train the phase to its end, from its last checkpoint if it has one, and return its result.
+
+    A trainer that was killed or preempted, or that stalled, is started again, `MAX_RESTARTS` times at most. One that was refused or
+    diverged would do so again.
 
     Args:
         on_rows: called with the rows of `metrics.jsonl` that came since the last call.
@@ -49,8 +52,8 @@ def train_phase(run: RunConfig, on_rows: Callable[[list[Row]], None]) -> dict[st
     log = Path(run.output) / "trainer.log"
     log_before = log.stat().st_size if log.exists() else 0
     code, restarts = _run_process(run_file, on_rows), 0
-    while code < 0 and restarts < MAX_RESTARTS:
-        say(f"{run.phase}: the trainer was ended by {signal.Signals(-code).name}; going on from its last checkpoint")
+    while (code < 0 or code in GOES_ON) and restarts < MAX_RESTARTS:
+        say(f"{run.phase}: the trainer {_ending(code)}; going on from its last checkpoint")
         code, restarts = _run_process(run_file, on_rows), restarts + 1
     if code:
         raise _failure(run, code, log, log_before)
@@ -88,12 +91,17 @@ def _report_new(folder: Path, seen: int, on_rows: Callable[[list[Row]], None]) -
     return len(rows)
 
 
+def _ending(code: int) -> str:
+    """How a process ended that may be started again."""
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended {ExitCode(code).name.lower()}"
+
+
 def _failure(run: RunConfig, code: int, log: Path, log_before: int) -> Exception:
     """What this attempt said last; the log holds the earlier ones too, up to `log_before` bytes."""
     said = log.read_bytes()[log_before:].decode(errors="replace")
     lines = [line for line in said.splitlines() if line.startswith("trainer: ")]
     reason = lines[-1].removeprefix("trainer: ") if lines else f"it ended with code {code}; see {log}"
-    kinds = {EXIT_REFUSED: VerdictError, EXIT_DIVERGED: TrainingDiverged} if lines else {}
+    kinds: dict[int, type[PhasewiseError]] = {ExitCode.REFUSED: VerdictError, ExitCode.DIVERGED: TrainingDiverged} if lines else {}
     return kinds.get(code, TrainingError)(f"{run.phase} was not trained: {reason}")
 
 

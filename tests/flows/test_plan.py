@@ -40,6 +40,29 @@ def test_the_first_phase_starts_from_nothing(home: Home):
     )
 
 
+def test_the_held_out_text_of_its_own_components_is_measured_while_a_phase_trains(home: Home):
+    held_out = {name: Path("held-out") / name for name in PROXY.components}
+    kestrel = PROXY.phase("kestrel")
+    with_losses, without = (build_run(PROXY, kestrel, home, CACHES, held_out=caches) for caches in (held_out, None))
+    assert with_losses.evaluation
+    assert with_losses.evaluation.caches == {name: f"held-out/{name}" for name in kestrel.components}
+    assert (with_losses.evaluation.every_steps, with_losses.evaluation.sequences) == (10, 1)
+    assert without.evaluation is None
+    assert with_losses.digest == without.digest  # it is watched otherwise, and trains the same
+
+
+@pytest.mark.parametrize("phase", FULL.phases, ids=lambda phase: phase.name)
+def test_the_record_s_cadence_is_kept_where_it_costs_little(phase: Any):
+    """At full scale as in the record; at proxy scale a thousandth, but under a twentieth of the training's arithmetic."""
+    assert phase.evaluation.loss_every_steps == (10_000 if phase.name == "kestrel" else 1_000)
+    small = PROXY.phase(phase.name)
+    assert small.evaluation.loss_every_steps is not None
+    rows = len(small.components) * small.evaluation.loss_sequences * (1 if phase.name == "kestrel" else 2)
+    for _, batch in small.batch.within(small.start_step, small.stop_step):
+        assert rows / 3 <= 0.05 * batch * small.evaluation.loss_every_steps
+    assert small.evaluation.loss_every_steps >= phase.evaluation.loss_every_steps / 1000
+
+
 @pytest.mark.parametrize("phase", PROXY.phases[1:], ids=lambda phase: phase.name)
 def test_a_phase_starts_from_its_parents_last_weights(home: Home, phase: Any):
     finish(home, phase.parent)

@@ -13,6 +13,7 @@ import pytest
 from trainer.checkpoint import Checkpoints
 from trainer.config import RunConfig
 from trainer.data.loader import Loader
+from trainer.exit_codes import ExitCode
 from trainer.metrics import read_metrics
 from trainer.run import main, only_one_trainer
 from trainer.state import init_state, params_digest
@@ -75,7 +76,7 @@ def test_a_typo_ends_the_process_with_2_one_line_and_no_traceback(make_run: Make
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=False)
     assert done.returncode == 2
     assert done.stdout == ""
-    problems = "optimizer.weight_decay: Field required; optimizer.weight_decya: Extra inputs are not permitted"
+    problems = "optimizer.adamw.weight_decay: Field required; optimizer.adamw.weight_decya: Extra inputs are not permitted"
     assert done.stderr == f"trainer: {tmp_path}/run.json is not a run: {problems}\n"
 
 
@@ -116,7 +117,7 @@ def test_a_damaged_cache_is_refused(make_run: MakeRun, said: Callable[[], str], 
 def test_another_order_than_that_of_the_checkpoint_is_refused(make_run: MakeRun, said: Callable[[], str]):
     run = make_run("reordered")
     folder = Path(run.output) / "checkpoints"
-    with Checkpoints(folder, run.checkpoints) as checkpoints:
+    with Checkpoints(folder, run) as checkpoints:
         checkpoints.save(6, init_state(run), Loader(run).contract())
     changed = make_run("reordered", order={**run.order.model_dump(), "seed": 12})
     assert execute(changed) == 1
@@ -126,7 +127,7 @@ def test_another_order_than_that_of_the_checkpoint_is_refused(make_run: MakeRun,
 
 def test_a_parent_with_other_weights_is_refused(make_run: MakeRun, said: Callable[[], str], tmp_path: Path):
     run = make_run("parent")
-    with Checkpoints(tmp_path, run.checkpoints) as checkpoints:
+    with Checkpoints(tmp_path, run) as checkpoints:
         checkpoints.save(6, init_state(run), {})
     start = {"checkpoint": str(tmp_path / "6"), "params_digest": "f" * 64, "fresh": []}
     assert execute(make_run("orphan", start=start)) == 1
@@ -136,7 +137,7 @@ def test_a_parent_with_other_weights_is_refused(make_run: MakeRun, said: Callabl
 def test_a_checkpoint_beyond_the_run_s_end_is_refused(make_run: MakeRun):
     books = {"mixture": [[0, {"books": 100}]]}
     run = make_run("shortened", **books)
-    with Checkpoints(Path(run.output) / "checkpoints", run.checkpoints) as checkpoints:
+    with Checkpoints(Path(run.output) / "checkpoints", run) as checkpoints:
         checkpoints.save(6, init_state(run), Loader(run).contract())
     assert execute(make_run("shortened", stop_step=3, **books)) == 1
     assert not (Path(run.output) / "result.json").exists()
@@ -166,6 +167,35 @@ def test_a_run_that_diverges_ends_with_3_and_says_where(make_run: MakeRun, said:
     assert [row["step"] for row in rows] == [1]
     assert rows[0]["param_norm"] is None
     assert not (Path(run.output) / "result.json").exists()
+
+
+STALLED = """
+import sys, threading
+from trainer.data.loader import Loader
+from trainer.run import main
+Loader.batch = lambda loader, step: threading.Event().wait()
+sys.exit(main([sys.argv[1]]))
+"""
+
+
+def test_a_run_that_stalls_ends_with_4_and_says_where(make_run: MakeRun):
+    """No batch ever comes. The stacks of all threads say which call it is, and the folder is free for the next try."""
+    run = make_run("stalled", execution={"stall_seconds": 0.2})
+    write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
+    command = [sys.executable, "-c", STALLED, f"{run.output}/run.json"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=False)
+    assert done.returncode == 4
+    *stacks, last = done.stderr.splitlines()
+    assert any("loop.py" in line and "in train" in line for line in stacks)
+    assert last.startswith("trainer: phase stalled stalled: no update for 0.2 seconds (execution.stall_seconds).")
+    with only_one_trainer(Path(run.output)):
+        assert not (Path(run.output) / "result.json").exists()
+
+
+def test_the_codes_are_those_that_scripts_know():
+    assert {code.name: code.value for code in ExitCode} == {
+        "DONE": 0, "REFUSED": 1, "USAGE": 2, "DIVERGED": 3, "STALLED": 4, "PREEMPTED": 75,
+    }  # fmt: skip
 
 
 def test_a_phase_starts_where_its_parent_ended_and_says_what_it_did(make_run: MakeRun):

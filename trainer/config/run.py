@@ -131,7 +131,7 @@ class RunConfig(Frozen):
 
         How it is carried out and watched is not in it: a run goes on when it is moved to another mesh.
         """
-        return digest_of_json(self.model_dump(mode="json", exclude={"execution", "instrumentation"}))
+        return digest_of_json(self.model_dump(mode="json", exclude={"execution", "instrumentation", "evaluation"}))
 
     @model_validator(mode="after")
     def _is_whole(self) -> "RunConfig":

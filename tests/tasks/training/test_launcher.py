@@ -171,14 +171,72 @@ def test_a_trainer_that_is_always_killed_is_given_up(build_run: BuildRun, monkey
     assert len(lives) == 1 + MAX_RESTARTS
 
 
+@pytest.mark.parametrize(("code", "ending"), [(4, "ended stalled"), (75, "ended preempted"), (-9, "was ended by SIGKILL")])
+def test_what_may_go_on_is_started_again(
+    build_run: BuildRun, trained: Trained, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int, ending: str
+):
+    """Twice it ends early, and the third life ends with a result."""
+    caplog.set_level("INFO")
+    lives: list[Path] = []
+
+    def end_early_twice(run_file: Path, _on_rows: object) -> int:
+        (run_file.parent / "trainer.log").touch()
+        lives.append(run_file)
+        if len(lives) <= MAX_RESTARTS:
+            return code
+        write_json(run_file.parent / "result.json", {"life": len(lives)})
+        return 0
+
+    monkeypatch.setattr(launcher, "_run_process", end_early_twice)
+    assert train_phase(build_run(f"unlucky{code}"), ignore) == {"life": 1 + MAX_RESTARTS}
+    assert caplog.text.count(f"unlucky{code}: the trainer {ending}; going on from its last checkpoint") == MAX_RESTARTS
+
+
+def test_a_trainer_that_always_stalls_is_given_up_with_its_reason(build_run: BuildRun, monkeypatch: pytest.MonkeyPatch):
+    lives: list[int] = []
+
+    def stall(run_file: Path, _on_rows: object) -> int:
+        with open(run_file.parent / "trainer.log", "a") as log:
+            log.write("Thread 0x1\ntrainer: phase stuck stalled: no update for 5 seconds.\n")
+        lives.append(4)
+        return 4
+
+    monkeypatch.setattr(launcher, "_run_process", stall)
+    with pytest.raises(TrainingError, match=r"^stuck was not trained: phase stuck stalled: no update for 5 seconds\.$"):
+        train_phase(build_run("stuck"), ignore)
+    assert len(lives) == 1 + MAX_RESTARTS
+
+
+def test_a_run_that_is_carried_out_otherwise_goes_on_in_its_folder(build_run: BuildRun, trained_at: Path, monkeypatch: pytest.MonkeyPatch):
+    """Another mesh, other kernels, other sinks: the same run, and its checkpoints are its own."""
+    before = build_run("moved")
+    write_json(trained_at / "moved" / "run.json", before.model_dump(mode="json"))
+    (trained_at / "moved" / "checkpoints" / "30").mkdir(parents=True)
+    changes = {
+        "execution": {"mesh": {"fsdp": 2}, "remat": "full", "microbatch_sequences": 1},
+        "instrumentation": {"layer_norms_every": 5, "tensorboard": True},
+    }
+    after = RunConfig.model_validate({**before.model_dump(mode="json"), **changes})
+    found: list[RunConfig] = []
+
+    def look(run_file: Path, _on_rows: object) -> int:
+        found.append(RunConfig.model_validate(read_json(run_file)))
+        assert (run_file.parent / "checkpoints" / "30").is_dir()
+        write_json(run_file.parent / "result.json", {"run_digest": after.digest})
+        return 0
+
+    monkeypatch.setattr(launcher, "_run_process", look)
+    assert train_phase(after, ignore) == {"run_digest": before.digest}
+    assert found == [after]
+    assert not list(trained_at.glob("moved.superseded-*"))
+
+
 def test_data_that_nobody_judged_is_not_trained_on(build_run: BuildRun):
     with pytest.raises(VerdictError, match=r"unjudged was not trained: phase unjudged has no verdict at .*: validate its data first"):
         train_phase(build_run("unjudged", judged=False), ignore)
 
 
-@pytest.mark.parametrize(
-    ("code", "kind"), [(1, VerdictError), (2, TrainingError), (3, TrainingDiverged), (75, TrainingError), (120, TrainingError)]
-)
+@pytest.mark.parametrize(("code", "kind"), [(1, VerdictError), (2, TrainingError), (3, TrainingDiverged), (120, TrainingError)])
 def test_a_failure_has_its_kind_and_its_last_reason(build_run: BuildRun, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception]):
     """One clear line, and no second try: what failed for a reason would fail for it again."""
     lives: list[int] = []
