@@ -5,19 +5,23 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from trainer.errors import ConfigError
 from trainer.loss import LossSums
 from trainer.model.params import Params
+from trainer.sharding import constrain
 
 SegmentIds = Int[Array, "b t"] | None
-SumLosses = Callable[[Params, Int[Array, "b t"], SegmentIds], LossSums]
-"""Weights, tokens and the documents they belong to → sums over the tokens that are predicted."""
+Objective = Callable[[Params, Int[Array, "b t"], SegmentIds, float | Array], tuple[Float[Array, ""], LossSums]]
+"""Weights, tokens, the documents they belong to and the weight of z-loss → Σ cross-entropy + z_loss · Σ logsumexp², and the sums alone.
+
+The sums are over the tokens that are predicted, and have no gradient.
+"""
 
 
 def mean_gradients(
-    sum_losses: SumLosses,
+    objective: Objective,
     params: Params,
     rows: tuple[Int[Array, "b t"], SegmentIds],
     *,
@@ -29,18 +33,15 @@ def mean_gradients(
     Losses and gradients are summed over the parts and divided once, so that parts with unequal numbers of tokens count by their tokens.
     """
 
-    def objective(params: Params, rows: tuple[Int[Array, "b t"], SegmentIds]) -> tuple[Array, LossSums]:
-        sums = sum_losses(params, *rows)
-        return sums.cross_entropy + z_loss * sums.squared_log_z, sums
-
-    gradients = jax.grad(objective, has_aux=True)
+    def gradients(rows: tuple[Int[Array, "b t"], SegmentIds]) -> tuple[Params, LossSums]:
+        return jax.grad(objective, has_aux=True)(params, *rows, z_loss)
 
     def add(total: tuple[Params, LossSums], part: tuple[Int[Array, "b t"], SegmentIds]) -> tuple[tuple[Params, LossSums], None]:
-        return jax.tree.map(jnp.add, total, gradients(params, part)), None
+        return jax.tree.map(jnp.add, total, gradients(part)), None
 
     with jax.numpy_dtype_promotion("strict"):
         if microbatch_sequences is None or len(rows[0]) <= microbatch_sequences:
-            summed, sums = gradients(params, rows)
+            summed, sums = gradients(rows)
         else:
             nothing = jnp.zeros(())
             start = optax.tree.zeros_like(params), LossSums(nothing, nothing, nothing)
@@ -60,4 +61,8 @@ def microbatches(rows: tuple[Int[Array, "b t"], SegmentIds], sequences: int) -> 
             f"execution.microbatch_sequences must divide every batch that is larger, found {sequences} for a batch of {size}: "
             "take another, or other batches."
         )
-    return jax.tree.map(lambda x: x.reshape(sequences, size // sequences, *x.shape[1:]).swapaxes(0, 1), rows)
+
+    def cut(x: Int[Array, "b t"]) -> Int[Array, "n m t"]:
+        return constrain(x.reshape(sequences, size // sequences, -1).swapaxes(0, 1), None, "batch", "position")
+
+    return jax.tree.map(cut, rows)

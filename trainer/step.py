@@ -10,14 +10,15 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from trainer.config import Execution, ModelConfig, Optimizer
-from trainer.gradients import SegmentIds, SumLosses, mean_gradients
+from trainer.gradients import Objective, SegmentIds, mean_gradients
 from trainer.interventions import Rolling, Window, clip_factor, clip_update_rms, is_skipped, keep_if, limit_from, moving_average, push
-from trainer.loss import LossSums, loss_sums
-from trainer.model.decoder import logits
+from trainer.loss import LossSums, objective_sums
+from trainer.model.decoder import head_weight, hidden_states
 from trainer.model.params import Params
 from trainer.norms import group_norms, slot_squares, total_norm
 from trainer.optimizer import build_optimizer, moments, weight_rules
 from trainer.schedule import Limit, Scheduled
+from trainer.sharding import compile_step, constrain_params
 from trainer.state import TrainState
 
 Scalar = Float[Array, ""]
@@ -77,16 +78,18 @@ class StepMetrics(NamedTuple):
     ema_distance: Scalar | None
 
 
-def build_train_step(model: ModelConfig, optimizer_config: Optimizer, execution: Execution | None = None) -> TrainStep:
-    """The compiled update. It takes the state's memory: the old state must not be used again."""
+def build_train_step(
+    model: ModelConfig, optimizer_config: Optimizer, execution: Execution | None = None, mesh: jax.sharding.Mesh | None = None
+) -> TrainStep:
+    """The compiled update, on a mesh or on one device. It takes the state's memory: the old state must not be used again."""
     execution = execution or Execution()
-    optimizer, clip, sum_losses = build_optimizer(optimizer_config, model), build_clip(model), build_sum_losses(model, execution)
+    optimizer, clip, objective = build_optimizer(optimizer_config, model), build_clip(model), build_objective(model, execution)
 
     def train_step(
         state: TrainState, tokens: Int[Array, "b t"], segment_ids: SegmentIds, scheduled: Scheduled
     ) -> tuple[TrainState, StepMetrics]:
         rows, parts = (tokens, segment_ids), execution.microbatch_sequences
-        sums, grads = mean_gradients(sum_losses, state.params, rows, z_loss=scheduled.z_loss, microbatch_sequences=parts)
+        sums, grads = mean_gradients(objective, state.params, rows, z_loss=scheduled.z_loss, microbatch_sequences=parts)
         loss, grad_squares = sums.cross_entropy / sums.tokens, slot_squares(grads, model)
         grad_norm = total_norm(grad_squares)
         grad_clip_factor = clip_factor(grad_norm, scheduled.max_grad_norm)
@@ -114,16 +117,20 @@ def build_train_step(model: ModelConfig, optimizer_config: Optimizer, execution:
             **skip._asdict(),
         )
 
-    return jax.jit(train_step, donate_argnums=0)
+    return compile_step(train_step, model, mesh)
 
 
-def build_sum_losses(model: ModelConfig, execution: Execution) -> SumLosses:
-    """The losses of rows of tokens, summed."""
+def build_objective(model: ModelConfig, execution: Execution) -> Objective:
+    """What is differentiated. Where documents are named, padding (document 0) is not predicted."""
 
-    def sum_losses(params: Params, tokens: Int[Array, "b t"], segment_ids: SegmentIds) -> LossSums:
-        return loss_sums(logits(params, tokens, model, segment_ids=segment_ids, execution=execution), tokens)
+    def objective(params: Params, tokens: Int[Array, "b t"], segment_ids: SegmentIds, z_loss: float | Array) -> tuple[Scalar, LossSums]:
+        params = constrain_params(params, model)
+        hidden = hidden_states(params, tokens, model, segment_ids=segment_ids, execution=execution)
+        weight = None if segment_ids is None else (jnp.roll(segment_ids, -1, axis=1) != 0).astype(jnp.float32)
+        head, chunk = head_weight(params, model), execution.loss_chunk_tokens
+        return objective_sums(hidden, head, tokens, z_loss, chunk_tokens=chunk, targets_weight=weight)
 
-    return sum_losses
+    return objective
 
 
 def build_clip(model: ModelConfig) -> Callable[[Params, Window | None, Scheduled], tuple[Params, Window | None, Clips]]:

@@ -18,12 +18,12 @@ MakeRun = Callable[..., RunConfig]
 Z_LOSS = 0.25
 
 
-def sum_losses(params: Any, tokens: jax.Array, segment_ids: SegmentIds) -> LossSums:
+def objective(params: Any, tokens: jax.Array, segment_ids: SegmentIds, z_loss: float | jax.Array) -> tuple[jax.Array, LossSums]:
     """A loss with a hand-made gradient: (w · token)² wherever a token belongs to a document, and twice as much as the squared log."""
     assert segment_ids is not None
     counted = (segment_ids > 0).astype(jnp.float32)
     squares = jnp.sum(counted * (params["w"] * tokens) ** 2)
-    return LossSums(squares, 2 * squares, jnp.sum(counted))
+    return squares + z_loss * (2 * squares), LossSums(squares, 2 * squares, jnp.sum(counted))
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def rows() -> tuple[jax.Array, jax.Array]:
 @pytest.mark.parametrize("part", [None, 1, 2, 4, 8, 64])
 def test_parts_count_by_their_tokens(rows: tuple[jax.Array, jax.Array], part: int | None):
     tokens, counted = np.asarray(rows[0], np.float64), np.asarray(rows[1])
-    sums, gradients = mean_gradients(sum_losses, {"w": jnp.float32(1.5)}, rows, z_loss=Z_LOSS, microbatch_sequences=part)
+    sums, gradients = mean_gradients(objective, {"w": jnp.float32(1.5)}, rows, z_loss=Z_LOSS, microbatch_sequences=part)
     squares = np.sum(counted * tokens**2)
     assert float(sums.tokens) == 27
     assert float(sums.cross_entropy) == pytest.approx(1.5**2 * squares, rel=1e-6)
@@ -48,14 +48,14 @@ def test_parts_count_by_their_tokens(rows: tuple[jax.Array, jax.Array], part: in
 
 def test_a_batch_in_which_nothing_counts_has_no_gradient(rows: tuple[jax.Array, jax.Array]):
     nothing = rows[0], jnp.zeros_like(rows[1])
-    _, gradients = mean_gradients(sum_losses, {"w": jnp.float32(1.5)}, nothing, z_loss=0.0, microbatch_sequences=None)
+    _, gradients = mean_gradients(objective, {"w": jnp.float32(1.5)}, nothing, z_loss=0.0, microbatch_sequences=None)
     assert float(gradients["w"]) == 0.0
 
 
 def test_types_are_not_widened_without_a_word(rows: tuple[jax.Array, jax.Array]):
-    def careless(params: Any, tokens: jax.Array, segment_ids: SegmentIds) -> LossSums:
+    def careless(params: Any, tokens: jax.Array, segment_ids: SegmentIds, z_loss: float | jax.Array) -> tuple[jax.Array, LossSums]:
         widened = jnp.sum(params["w"].astype(jnp.bfloat16) * tokens)
-        return LossSums(widened, widened, jnp.float32(1.0))
+        return widened, LossSums(widened, widened, jnp.float32(1.0))
 
     with pytest.raises(Exception, match="strict"):
         mean_gradients(careless, {"w": jnp.float32(1.5)}, rows, z_loss=0.0, microbatch_sequences=None)
