@@ -1,38 +1,105 @@
-"""Attention behind one function. Today XLA everywhere; Splash on TPU and cuDNN on GPU take their place here."""
+"""Attention behind one function: Splash on TPU, cuDNN on GPU where the types fit, XLA elsewhere.
 
-import jax.numpy as jnp
-from jax.nn import softmax
+Shape letters: b batch, t query position, s key position, h query head, k kv head, e head_dim.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
 from jaxtyping import Array, Float, Int
 
-MASKED = -1e30
+from trainer.config import ModelConfig
+from trainer.errors import ConfigError
+from trainer.kernels import cudnn, xla
+
+KERNELS = ("splash", "cudnn", "xla")
+"""In the order of their speed where they can run."""
+CUDNN_DTYPES = ("bfloat16", "float16")
+CUDNN_MAX_HEAD_DIM = 256
+"""On Hopper and later; before, cuDNN itself refuses more than 128."""
+
+
+class Operands(NamedTuple):
+    """What decides whether a kernel can run: the type of queries, keys and values, the size of a head, the length of a row."""
+
+    dtype: str
+    head_dim: int
+    seq_len: int
 
 
 def attend(
     query: Float[Array, "b t h e"],
     key: Float[Array, "b s k e"],
     value: Float[Array, "b s k e"],
-    segment_ids: Int[Array, "b t"],
+    segment_ids: Int[Array, "b t"] | None,
     *,
     kernel: str = "auto",
     sliding_window: int | None = None,
 ) -> Float[Array, "b t h e"]:
-    """Causal grouped-query attention within documents, scaled by 1/√e; scores and softmax in float32.
+    """Causal grouped-query attention within segments, scaled by 1/√e; scores and softmax in float32.
 
     Args:
         query, key, value: `h` is a multiple of `k`; query head i reads kv head i // (h / k).
-        segment_ids: equal numbers mark positions of the same document.
-        sliding_window: a position sees so many, itself included.
+        segment_ids: equal numbers, 0 or more, mark positions of the same document; None is one document a row.
+        kernel: "auto" chooses for the platform of this process. To compile for another one, name it.
+        sliding_window: a position sees so many, itself included; None is all before it.
+
+    Raises:
+        ConfigError: the kernel cannot run with these operands (`check_kernel` says so before work starts).
     """
-    b, t, h, e = query.shape
-    k = key.shape[2]
-    g = h // k
-    # Query heads that share a kv head become rows of one matrix: batched products of a useful size on every backend.
-    rows = query.reshape(b, t, k, g, e).transpose(0, 2, 3, 1, 4).reshape(b, k, g * t, e)
-    scores = jnp.einsum("bkqe,bske->bkqs", rows, key, preferred_element_type=jnp.float32) * e**-0.5
-    visible = jnp.tril(jnp.ones((t, t), bool)) & (segment_ids[:, :, None] == segment_ids[:, None, :])
-    if sliding_window is not None:
-        visible &= ~jnp.tril(jnp.ones((t, t), bool), -sliding_window)
-    scores = jnp.where(visible[:, None, None], scores.reshape(b, k, g, t, t), MASKED)
-    weights = softmax(scores, axis=-1).reshape(b, k, g * t, t).astype(query.dtype)
-    mixed = jnp.einsum("bkqs,bske->bkqe", weights, value)
-    return mixed.reshape(b, k, g, t, e).transpose(0, 3, 1, 2, 4).reshape(b, t, h, e)
+    operands = Operands(query.dtype.name, query.shape[-1], query.shape[1])
+    platform = "tpu" if kernel == "splash" else jax.default_backend()
+    return implementation(choose(kernel, platform, operands))(query, key, value, segment_ids, sliding_window=sliding_window)
+
+
+def implementation(kernel: str) -> Callable[..., Float[Array, "b t h e"]]:
+    """The function of a kernel, which takes what `attend` takes."""
+    if kernel == "splash":
+        from trainer.kernels import splash  # half a second, for those who need it
+
+        return splash.attend
+    return {"cudnn": cudnn.attend, "xla": xla.attend}[kernel]
+
+
+def check_kernel(kernel: str, platform: str, config: ModelConfig) -> str:
+    """The kernel that a run of this model uses on this platform (`jax.default_backend()`, or the one to compile for).
+
+    Raises:
+        ConfigError: the kernel that is named cannot run there.
+    """
+    dtype = "float32" if config.float32_attention else config.compute_dtype
+    return choose(kernel, platform, Operands(dtype, config.head_dim, config.seq_len))
+
+
+def choose(kernel: str, platform: str, operands: Operands) -> str:
+    """The kernel that is named, or for "auto" the quickest that can run. Refuses as `check_kernel`."""
+    if kernel == "auto":
+        return next(name for name in KERNELS if refusal(name, platform, operands) is None)
+    if kernel not in KERNELS:
+        raise ConfigError(f"execution.attention must be one of auto, {', '.join(KERNELS)}, found {kernel}.")
+    reason = refusal(kernel, platform, operands)
+    if reason is not None:
+        raise ConfigError(f"execution.attention = {kernel} {reason}. Take another kernel, or auto.")
+    return kernel
+
+
+def refusal(kernel: str, platform: str, operands: Operands) -> str | None:
+    """Why a kernel cannot run; None where it can."""
+    if kernel == "splash" and platform != "tpu":
+        return f"needs a TPU, found {platform}"
+    if kernel == "cudnn":
+        return _cudnn_refusal(platform, operands)
+    return None
+
+
+def _cudnn_refusal(platform: str, operands: Operands) -> str | None:
+    if platform not in ("gpu", "cuda"):
+        return f"needs an NVIDIA GPU, found {platform}"
+    if operands.dtype not in CUDNN_DTYPES:
+        return f"needs queries, keys and values in {' or '.join(CUDNN_DTYPES)} (compute_dtype, float32_attention), found {operands.dtype}"
+    if operands.head_dim % 8 or operands.head_dim > CUDNN_MAX_HEAD_DIM:
+        return f"needs a head_dim that is a multiple of 8 and at most {CUDNN_MAX_HEAD_DIM}, found {operands.head_dim}"
+    if operands.seq_len % 2:
+        return f"needs rows of an even number of tokens to mask segments, found {operands.seq_len}"
+    return None
