@@ -40,7 +40,7 @@ def test_the_limit_is_that_of_the_last_finite_values(numbers: list[float], lengt
 
 
 def test_there_is_no_limit_before_there_are_samples_enough():
-    window = empty_window(128)
+    window, found = empty_window(128), math.nan
     for count in range(1, 131):
         window = push_compiled(window, np.float32(count % 2))
         found = float(limit_compiled(window, Limit(2.0, 64)))

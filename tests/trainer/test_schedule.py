@@ -1,14 +1,19 @@
-"""Every kind of segment at its start, its middle and its end, and how segments join."""
+"""Every kind of segment at its start, its middle and its end, how segments join, and everything that is scheduled by steps."""
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config import LearningRateSegment
-from trainer.schedule import learning_rate_at, value_in
+from trainer.config import LearningRateSegment, RunConfig
+from trainer.schedule import NO_LIMIT, Limit, learning_rate_at, scheduled_at, value_in
+
+MakeRun = Callable[..., RunConfig]
+LIMIT = {"window": 128, "min_samples": 64, "sigmas": 2.0}
 
 
 def segment(kind: str, start: float, end: float, start_step: int = 100, end_step: int = 200) -> LearningRateSegment:
@@ -65,3 +70,36 @@ def test_values_move_one_way_between_their_ends(kind: str, start: float, end: fl
     assert all(low * (1 - 1e-9) <= value <= high * (1 + 1e-9) for value in values)
     in_order = sorted(values, reverse=start > end)
     assert values == pytest.approx(in_order, rel=1e-9)
+
+
+def stability(**changes: Any) -> dict[str, Any]:
+    off = ("max_grad_norm", "z_loss", "ema_decay", "max_update_rms", "max_update_norm", "skip_step")
+    return {name: [[0, None]] for name in off} | changes
+
+
+def test_scheduled_values_are_those_of_the_step(make_run: MakeRun):
+    changes = {"max_grad_norm": [[0, None], [5, 0.5]], "z_loss": [[0, None], [16, 1e-4]], "ema_decay": [[0, 0.9], [7, None]]}
+    run = make_run("scheduled", stability=stability(**changes))
+    assert scheduled_at(run, 3) == (pytest.approx(1.5e-3), 0.0, math.inf, 0.9, 1.0, None, NO_LIMIT, NO_LIMIT)
+    assert scheduled_at(run, 5) == (pytest.approx(2.5e-3), 0.0, 0.5, 0.9, 1.0, None, NO_LIMIT, NO_LIMIT)
+    assert scheduled_at(run, 16) == (pytest.approx(learning_rate_at(run.learning_rate, 16)), 1e-4, 0.5, 0.0, 1.0, None, NO_LIMIT, NO_LIMIT)
+
+
+def test_interventions_go_on_and_off_at_their_steps(make_run: MakeRun):
+    changes = {
+        "max_update_rms": [[4, None], [5, 1.0], [7, None]],
+        "max_update_norm": [[0, LIMIT], [9, None]],
+        "skip_step": [[0, None], [8, LIMIT]],
+    }
+    run = make_run("switched", stability=stability(**changes))
+    found = [scheduled_at(run, step) for step in range(10)]
+    assert [scheduled.max_update_rms for scheduled in found] == [math.inf] * 5 + [1.0] * 2 + [math.inf] * 3
+    assert [scheduled.max_update_norm for scheduled in found] == [Limit(2.0, 64)] * 9 + [NO_LIMIT]
+    assert [scheduled.skip_step for scheduled in found] == [NO_LIMIT] * 8 + [Limit(2.0, 64)] * 2
+
+
+def test_adamc_s_decay_goes_with_the_learning_rate_and_no_other_s_does(make_run: MakeRun):
+    adam = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
+    run = make_run("adamc", optimizer={"kind": "adamc", **adam, "peak_learning_rate": 4e-3})
+    assert [scheduled_at(run, step).decay_scale for step in (0, 3, 6)] == pytest.approx([0.0, 1.5e-3 / 4e-3, 3e-3 / 4e-3])
+    assert {scheduled_at(make_run("adamw"), step).decay_scale for step in range(24)} == {1.0}

@@ -7,8 +7,9 @@ import jax
 import numpy as np
 
 from trainer.config import ModelConfig, RunConfig
+from trainer.interventions import Rolling
 from trainer.model.params import init_params
-from trainer.state import abstract_state, init_state, params_digest
+from trainer.state import abstract_state, init_rolling, init_state, params_digest
 
 MakeRun = Callable[..., RunConfig]
 
@@ -34,3 +35,22 @@ def test_an_abstract_state_is_the_shape_of_a_real_one(make_run: MakeRun):
     assert jax.tree.structure(real) == jax.tree.structure(abstract)
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), real) == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), abstract)
     assert abstract_state(run, with_ema=False).ema is None
+
+
+def test_windows_are_there_where_the_phase_has_the_intervention_at_any_step(make_run: MakeRun):
+    """Also where it starts switched off: it will find its history."""
+    plain = make_run("plain")
+    limit = {"window": 16, "min_samples": 8, "sigmas": 2.0}
+    values = plain.stability.model_dump(mode="json")
+    later = make_run("later", stability={**values, "max_update_norm": [[0, None], [20, limit]]})
+    elsewhere = make_run("elsewhere", stability={**values, "skip_step": [[0, None], [30, limit]]})
+    skipping = make_run("skipping", stability={**values, "skip_step": [[0, limit], [1, None]]})
+    assert init_rolling(plain) == init_rolling(elsewhere) == Rolling()
+    rolling = init_rolling(later)
+    assert rolling.losses is rolling.grad_norms is None
+    assert rolling.update_norms is not None
+    assert rolling.update_norms.values.shape == (16,)
+    assert init_rolling(skipping).losses is not None
+    assert init_rolling(skipping).grad_norms is not None
+    real, abstract = init_state(skipping), abstract_state(skipping, with_ema=True)
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), real) == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), abstract)
