@@ -8,14 +8,15 @@ import jax
 import numpy as np
 
 from trainer.config import AdamW, ModelConfig, Rope
-from trainer.loop import values_of
 from trainer.loss import loss_sums
 from trainer.metrics import Row
 from trainer.model.decoder import logits
 from trainer.model.params import Params, init_params
-from trainer.optimizer.adamw import build_optimizer
+from trainer.optimizer import build_optimizer
+from trainer.recorder import values_of
+from trainer.schedule import Scheduled
 from trainer.state import TrainState
-from trainer.step import Scheduled, TrainStep, build_train_step
+from trainer.step import TrainStep, build_train_step
 
 MODEL = ModelConfig(
     vocab_size=256,
@@ -83,7 +84,7 @@ def train(run: Run) -> list[Row]:
     rows: list[Row] = []
     for step in range(run.updates):
         rate, z_loss = run.learning_rate(step), run.z_loss(step)
-        state, measured = train_step(state, run.batch(step, rng), Scheduled(rate, z_loss, run.max_grad_norm, run.ema_decay))
+        state, measured = train_step(state, run.batch(step, rng), None, Scheduled(rate, z_loss, run.max_grad_norm, run.ema_decay))
         row = {"step": step + 1, **values_of(measured), "learning_rate": rate, "z_loss": z_loss, "tokens": 8 * 32}
         rows.append({**row, "mixture_since": 0, "data_seconds": 0.0, "seconds": float(step)})
         if (step + 1) % EVERY == 0:
