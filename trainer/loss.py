@@ -1,10 +1,14 @@
-"""Next-token cross-entropy with z-loss."""
+"""Next-token cross-entropy with z-loss, from hidden states and the head. Logits need not exist for more than some tokens at a time.
+
+Shape letters: b batch, t position, d d_model, v vocab; n chunk, c position within a chunk. Logits, softmax and sums are float32.
+"""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
 
 
 class LossSums(NamedTuple):
@@ -15,14 +19,172 @@ class LossSums(NamedTuple):
     tokens: Float[Array, ""]
 
 
-def loss_sums(logits: Float[Array, "b t v"], tokens: Int[Array, "b t"]) -> LossSums:
-    """Each position but the last predicts the token after it.
+class Chunks(NamedTuple):
+    """What predicts, what is predicted and how much that counts; or one chunk of it, without the first axis.
+
+    The cuts are along positions: a chunk has a part of every row, so that no device of a mesh, which has some of the rows, waits.
+    """
+
+    hidden: Float[Array, "*n b c d"]
+    targets: Int[Array, "*n b c"]
+    weights: Float[Array, "*n b c"]
+
+
+def loss_sums(
+    hidden: Float[Array, "b t d"],
+    head: Float[Array, "d v"] | Int[Array, "b t"],
+    tokens: Int[Array, "b t"] | None = None,
+    *,
+    compute_dtype: DTypeLike | None = None,
+    chunk_tokens: int | None = None,
+    targets_weight: Float[Array, "b t"] | None = None,
+) -> LossSums:
+    """Each position but the last predicts the token after it. The sums may be differentiated; `objective_sums` is faster for that.
 
     `squared_log_z` is the sum of logsumexp(logits)², which z-loss weighs (PaLM, §5).
+
+    Args:
+        compute_dtype: the type of the products; by default that of `hidden`.
+        chunk_tokens: logits of about so many tokens exist at a time, but of at least one position of every row; None is all. The
+            backward pass computes those of each chunk again.
+        targets_weight: how much the prediction made at each position counts; what it says of the last one is not used. None is 1: then
+            the first token of a document is predicted from the end of the one before it in the row, and counts, as in the record.
     """
+    if tokens is None:
+        return _plain_sums(hidden, head)
+    chunks = cut_chunks(hidden.astype(compute_dtype or hidden.dtype), tokens, targets_weight, chunk_tokens)
+    head = head.astype(chunks.hidden.dtype)
+    measure = measure_chunk if chunk_tokens is None else jax.checkpoint(measure_chunk)
+
+    def add(sums: tuple[Array, Array], chunk: Chunks) -> tuple[tuple[Array, Array], None]:
+        cross_entropy, squared_log_z = measure(chunk, head)
+        return (sums[0] + cross_entropy, sums[1] + squared_log_z), None
+
+    (cross_entropy, squared_log_z), _ = jax.lax.scan(add, (jnp.zeros(()), jnp.zeros(())), chunks)
+    return LossSums(cross_entropy, squared_log_z, jnp.sum(chunks.weights))
+
+
+def objective_sums(
+    hidden: Float[Array, "b t d"],
+    head: Float[Array, "d v"],
+    tokens: Int[Array, "b t"],
+    z_loss: Float[Array, ""] | float,
+    *,
+    chunk_tokens: int | None = None,
+    targets_weight: Float[Array, "b t"] | None = None,
+) -> tuple[Float[Array, ""], LossSums]:
+    """cross_entropy + z_loss · squared_log_z, to be differentiated; beside it the sums, which have no gradient.
+
+    Products run in the type of `hidden`. As the weight of z-loss is known in the forward pass, the gradients are formed there, while a
+    chunk of logits is at hand: no logits are kept, and none are computed again. The other arguments are those of `loss_sums`.
+    """
+    chunks = cut_chunks(hidden, tokens, targets_weight, chunk_tokens)
+    objective, sums = _objective(chunks, head, jnp.asarray(z_loss, jnp.float32))
+    return objective, jax.lax.stop_gradient(sums)
+
+
+def cut_chunks(
+    hidden: Float[Array, "b t d"], tokens: Int[Array, "b t"], targets_weight: Float[Array, "b t"] | None, chunk_tokens: int | None
+) -> Chunks:
+    """Chunks of equal length. What is missing at the end weighs nothing, like the last position of a row, which predicts nothing."""
+    rows, length = tokens.shape
+    count = 1 if chunk_tokens is None else -(-length // max(chunk_tokens // rows, 1))
+    positions = -(-length // count)
+    count = -(-length // positions)
+
+    def cut(x: Array) -> Array:
+        x = jnp.pad(x, [(0, 0), (0, count * positions - length), *((0, 0) for _ in x.shape[2:])])
+        return jnp.moveaxis(x.reshape(rows, count, positions, *x.shape[2:]), 1, 0)
+
+    weights = jnp.ones(tokens.shape, jnp.float32) if targets_weight is None else targets_weight.astype(jnp.float32)
+    weights = jnp.where(jnp.arange(length) < length - 1, weights, jnp.float32(0))
+    return Chunks(cut(hidden), cut(jnp.roll(tokens, -1, axis=1)), cut(weights))
+
+
+def measure_chunk(chunk: Chunks, head: Float[Array, "d v"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Cross-entropy and logsumexp² of one chunk, weighed and summed."""
+    logits = project(chunk, head)
+    log_z = jax.nn.logsumexp(logits, axis=-1)
+    return jnp.sum(chunk.weights * (log_z - chosen(logits, chunk))), jnp.sum(chunk.weights * log_z**2)
+
+
+def project(chunk: Chunks, head: Float[Array, "d v"]) -> Float[Array, "b c v"]:
+    """Logits in float32."""
+    return jnp.einsum("bcd,dv->bcv", chunk.hidden, head, preferred_element_type=jnp.float32)
+
+
+def is_target(logits: Float[Array, "b c v"], chunk: Chunks) -> Bool[Array, "b c v"]:
+    """Where each token stands in the vocabulary. A comparison, where a gather would have a scatter for its gradient."""
+    return jnp.arange(logits.shape[-1], dtype=chunk.targets.dtype) == chunk.targets[..., None]
+
+
+def chosen(logits: Float[Array, "b c v"], chunk: Chunks) -> Float[Array, "b c"]:
+    """The logit of the token that came."""
+    return jnp.sum(jnp.where(is_target(logits, chunk), logits, jnp.float32(0)), axis=-1)
+
+
+@jax.custom_vjp
+def _objective(chunks: Chunks, head: Float[Array, "d v"], z_loss: Float[Array, ""]) -> tuple[Float[Array, ""], LossSums]:
+    head = head.astype(chunks.hidden.dtype)
+    cross_entropy, squared_log_z = (jnp.sum(part) for part in jax.lax.map(lambda chunk: measure_chunk(chunk, head), chunks))
+    return cross_entropy + z_loss * squared_log_z, LossSums(cross_entropy, squared_log_z, jnp.sum(chunks.weights))
+
+
+Gradients = tuple[Float[Array, "*n b c d"], Float[Array, "d v"], Float[Array, ""]]
+"""Of the objective, with respect to hidden states, head and the weight of z-loss."""
+
+
+def _objective_forward(
+    chunks: Chunks, head: Float[Array, "d v"], z_loss: Float[Array, ""]
+) -> tuple[tuple[Float[Array, ""], LossSums], Gradients]:
+    narrow = head.astype(chunks.hidden.dtype)
+    nothing = jnp.zeros(())
+
+    def add(total: tuple[Array, Array, Array], chunk: Chunks) -> tuple[tuple[Array, Array, Array], Array]:
+        (cross_entropy, squared_log_z), of_hidden, of_head = differentiate_chunk(chunk, narrow, z_loss)
+        return (total[0] + cross_entropy, total[1] + squared_log_z, total[2] + of_head), of_hidden
+
+    start = nothing, nothing, jnp.zeros(head.shape, jnp.float32)
+    (cross_entropy, squared_log_z, of_head), of_hidden = jax.lax.scan(add, start, chunks)
+    sums = LossSums(cross_entropy, squared_log_z, jnp.sum(chunks.weights))
+    return (cross_entropy + z_loss * squared_log_z, sums), (of_hidden, of_head.astype(head.dtype), squared_log_z)
+
+
+def _objective_backward(
+    gradients: Gradients, cotangents: tuple[Float[Array, ""], LossSums]
+) -> tuple[Chunks, Float[Array, "d v"], Float[Array, ""]]:
+    scale = cotangents[0]  # the sums beside the objective have no gradient
+    of_hidden, of_head, of_z_loss = (scale.astype(part.dtype) * part for part in gradients)
+    return Chunks(of_hidden, None, None), of_head, of_z_loss  # type: ignore[arg-type]
+
+
+_objective.defvjp(_objective_forward, _objective_backward)
+
+
+def differentiate_chunk(
+    chunk: Chunks, head: Float[Array, "d v"], z_loss: Float[Array, ""]
+) -> tuple[tuple[Float[Array, ""], Float[Array, ""]], Float[Array, "b c d"], Float[Array, "d v"]]:
+    """A chunk's two sums, and the gradients of its objective with respect to its hidden states and, in float32, to the head.
+
+    With p the softmax: ∂/∂logits = weight · ((1 + 2 · z_loss · log_z) · p - [is the target]).
+    """
+    logits, weights = project(chunk, head), chunk.weights
+    largest = jnp.max(logits, axis=-1)
+    exponentials = jnp.exp(logits - largest[..., None])
+    total = jnp.sum(exponentials, axis=-1)
+    log_z = largest + jnp.log(total)
+    sums = jnp.sum(weights * (log_z - chosen(logits, chunk))), jnp.sum(weights * log_z**2)
+    share = weights * (1 + 2 * z_loss * log_z) / total
+    of_logits = share[..., None] * exponentials - jnp.where(is_target(logits, chunk), weights[..., None], jnp.float32(0))
+    of_logits = of_logits.astype(head.dtype)
+    of_hidden = jnp.einsum("bcv,dv->bcd", of_logits, head)
+    return sums, of_hidden, jnp.einsum("bcd,bcv->dv", chunk.hidden, of_logits, preferred_element_type=jnp.float32)
+
+
+def _plain_sums(logits: Float[Array, "b t v"], tokens: Int[Array, "b t"]) -> LossSums:
     predictions = logits[:, :-1].astype(jnp.float32)
     targets = tokens[:, 1:]
     log_z = jax.nn.logsumexp(predictions, axis=-1)
     is_target = jnp.arange(predictions.shape[-1]) == targets[..., None]
-    chosen = jnp.sum(jnp.where(is_target, predictions, 0.0), axis=-1)  # not a gather: its gradient would be a scatter
+    chosen = jnp.sum(jnp.where(is_target, predictions, 0.0), axis=-1)
     return LossSums(jnp.sum(log_z - chosen), jnp.sum(log_z**2), jnp.asarray(targets.size, jnp.float32))

@@ -1,6 +1,5 @@
-"""Cross-entropy and z-loss against NumPy in float64, and by finite differences."""
+"""Cross-entropy and z-loss against NumPy in float64: sums and gradients, whole and in chunks."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,70 +7,166 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer.loss import LossSums, loss_sums
+from trainer.loss import LossSums, loss_sums, objective_sums
+
+ROWS, LENGTH, WIDTH, VOCABULARY = 2, 9, 6, 11
+CHUNKS = (None, 1, 2, 6, 8, 17, 18, 1000)
+"""Of 18 tokens in two rows: whole; one, three and four positions of each row, which do and don't divide nine; all."""
+in_chunks = pytest.mark.parametrize("chunk_tokens", CHUNKS)
 
 
 @pytest.fixture
-def logits() -> np.ndarray:
-    return np.random.default_rng(0).normal(0.3, 2.0, (2, 5, 7)).astype(np.float32)
+def hidden() -> np.ndarray:
+    return np.random.default_rng(0).normal(0.3, 2.0, (ROWS, LENGTH, WIDTH)).astype(np.float32)
+
+
+@pytest.fixture
+def head() -> np.ndarray:
+    return np.random.default_rng(1).normal(0.1, 1.0, (WIDTH, VOCABULARY)).astype(np.float32)
 
 
 @pytest.fixture
 def tokens() -> np.ndarray:
-    return np.random.default_rng(1).integers(0, 7, (2, 5))
+    return np.random.default_rng(2).integers(0, VOCABULARY, (ROWS, LENGTH))
 
 
-def sums_of(logits: Any, tokens: np.ndarray) -> LossSums:
-    return loss_sums(jnp.asarray(logits), jnp.asarray(tokens))
+@pytest.fixture
+def weights() -> np.ndarray:
+    return np.random.default_rng(3).integers(0, 2, (ROWS, LENGTH)).astype(np.float32)
 
 
-def reference_sums(logits: np.ndarray, tokens: np.ndarray) -> tuple[float, float, int]:
-    cross_entropy = squared = 0.0
-    count = 0
-    for row, ids in zip(logits.astype(np.float64), tokens, strict=True):
-        for position in range(len(ids) - 1):
-            log_z = np.log(np.sum(np.exp(row[position])))
-            cross_entropy -= np.log(np.exp(row[position, ids[position + 1]]) / np.exp(log_z))
-            squared += log_z**2
-            count += 1
-    return cross_entropy, squared, count
+class Reference:
+    """The sums position by position in float64, and their gradients with respect to hidden states and head."""
+
+    def __init__(self, hidden: np.ndarray, head: np.ndarray, tokens: np.ndarray, weights: np.ndarray | None = None):
+        x, w = hidden.astype(np.float64), head.astype(np.float64)
+        self.cross_entropy = self.squared_log_z = self.tokens = 0.0
+        self.of_cross_entropy = np.zeros_like(x), np.zeros_like(w)
+        self.of_squared_log_z = np.zeros_like(x), np.zeros_like(w)
+        for row, t in np.ndindex(ROWS, LENGTH - 1):
+            weight = 1.0 if weights is None else float(weights[row, t])
+            logits, target = x[row, t] @ w, int(tokens[row, t + 1])
+            log_z = np.log(np.sum(np.exp(logits)))
+            softmax = np.exp(logits - log_z)
+            self.cross_entropy += weight * (log_z - logits[target])
+            self.squared_log_z += weight * log_z**2
+            self.tokens += weight
+            self._add(self.of_cross_entropy, row, t, weight * (softmax - np.eye(VOCABULARY)[target]), x, w)
+            self._add(self.of_squared_log_z, row, t, weight * 2 * log_z * softmax, x, w)
+
+    @staticmethod
+    def _add(gradient: tuple[np.ndarray, np.ndarray], row: int, t: int, of_logits: np.ndarray, x: np.ndarray, w: np.ndarray) -> None:
+        gradient[0][row, t] += w @ of_logits
+        gradient[1][...] += np.outer(x[row, t], of_logits)
+
+    @property
+    def sums(self) -> tuple[float, float, float]:
+        return self.cross_entropy, self.squared_log_z, self.tokens
 
 
-def test_sums_are_those_of_the_reference(logits: np.ndarray, tokens: np.ndarray):
-    np.testing.assert_allclose(sums_of(logits, tokens), reference_sums(logits, tokens), rtol=1e-6)
+def sums_of(hidden: Any, head: Any, tokens: Any, **options: Any) -> LossSums:
+    return loss_sums(jnp.asarray(hidden), jnp.asarray(head), jnp.asarray(tokens), **options)
 
 
-def test_the_last_position_and_the_first_token_do_not_count(logits: np.ndarray, tokens: np.ndarray):
-    before = sums_of(logits, tokens)
-    logits[:, -1] += 100.0
-    tokens[:, 0] = (tokens[:, 0] + 1) % 7
-    assert sums_of(logits, tokens) == before
+@in_chunks
+def test_sums_are_those_of_the_reference(chunk_tokens: int | None, hidden: Any, head: Any, tokens: Any, weights: Any):
+    expected = Reference(hidden, head, tokens)
+    np.testing.assert_allclose(sums_of(hidden, head, tokens, chunk_tokens=chunk_tokens), expected.sums, rtol=1e-6)
+    objective, sums = objective_sums(hidden, head, tokens, 0.25, chunk_tokens=chunk_tokens)
+    np.testing.assert_allclose(sums, expected.sums, rtol=1e-6)
+    assert float(objective) == pytest.approx(expected.cross_entropy + 0.25 * expected.squared_log_z, rel=1e-6)
+    weighed = Reference(hidden, head, tokens, weights)
+    np.testing.assert_allclose(sums_of(hidden, head, tokens, chunk_tokens=chunk_tokens, targets_weight=weights), weighed.sums, rtol=1e-6)
 
 
-def test_sums_of_parts_add_up(logits: np.ndarray, tokens: np.ndarray):
-    parts = [sums_of(logits[i : i + 1], tokens[i : i + 1]) for i in range(2)]
-    np.testing.assert_allclose(np.sum(parts, axis=0), sums_of(logits, tokens), rtol=1e-6)
+@in_chunks
+@pytest.mark.parametrize("part", ["cross_entropy", "squared_log_z"])
+def test_each_sum_has_the_gradients_of_the_reference(chunk_tokens: int | None, part: str, hidden: Any, head: Any, tokens: Any):
+    def value(x: jax.Array, w: jax.Array) -> jax.Array:
+        return getattr(sums_of(x, w, tokens, chunk_tokens=chunk_tokens), part)
+
+    expected = getattr(Reference(hidden, head, tokens), f"of_{part}")
+    for got, right in zip(jax.jit(jax.grad(value, (0, 1)))(hidden, head), expected, strict=True):
+        np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-5)
 
 
-def test_equal_logits_cost_the_logarithm_of_the_vocabulary(tokens: np.ndarray):
-    sums = sums_of(np.full((2, 5, 7), 1e4, np.float32), tokens)  # large ones must not overflow
-    assert float(sums.cross_entropy / sums.tokens) == pytest.approx(np.log(7), abs=1e-3)
+@in_chunks
+@pytest.mark.parametrize("weighed", [False, True])
+def test_the_objective_has_the_gradients_of_the_reference(
+    chunk_tokens: int | None, weighed: bool, hidden: Any, head: Any, tokens: Any, weights: Any
+):
+    chosen, z_loss = weights if weighed else None, 0.25
+
+    def value(x: jax.Array, w: jax.Array, z: jax.Array) -> jax.Array:
+        objective, sums = objective_sums(x, w, tokens, z, chunk_tokens=chunk_tokens, targets_weight=chosen)
+        return objective / sums.tokens
+
+    reference = Reference(hidden, head, tokens, chosen)
+    with jax.numpy_dtype_promotion("strict"):
+        of_hidden, of_head, of_z_loss = jax.jit(jax.grad(value, (0, 1, 2)))(hidden, head, jnp.float32(z_loss))
+    for got, first, second in zip((of_hidden, of_head), reference.of_cross_entropy, reference.of_squared_log_z, strict=True):
+        np.testing.assert_allclose(got, (first + z_loss * second) / reference.tokens, rtol=1e-5, atol=1e-6)
+    assert float(of_z_loss) == pytest.approx(reference.squared_log_z / reference.tokens, rel=1e-6)
 
 
-def test_bfloat16_logits_are_summed_in_float32(logits: np.ndarray, tokens: np.ndarray):
-    sums = sums_of(logits.astype(jnp.bfloat16), tokens)
+def test_sums_beside_the_objective_have_no_gradient(hidden: Any, head: Any, tokens: Any):
+    gradient = jax.grad(lambda x: objective_sums(x, jnp.asarray(head), tokens, 0.1)[1].cross_entropy)(hidden)
+    assert not np.any(gradient)
+
+
+@in_chunks
+def test_the_last_position_and_the_first_token_do_not_count(chunk_tokens: int | None, hidden: Any, head: Any, tokens: Any):
+    before = sums_of(hidden, head, tokens, chunk_tokens=chunk_tokens)
+    hidden[:, -1] += 100.0
+    tokens[:, 0] = (tokens[:, 0] + 1) % VOCABULARY
+    ones = np.ones((ROWS, LENGTH))
+    for weights in (None, ones):
+        assert sums_of(hidden, head, tokens, chunk_tokens=chunk_tokens, targets_weight=weights) == before
+
+
+def test_sums_of_parts_add_up(hidden: Any, head: Any, tokens: Any):
+    parts = [sums_of(hidden[i : i + 1], head, tokens[i : i + 1], chunk_tokens=4) for i in range(ROWS)]
+    np.testing.assert_allclose(np.sum(parts, axis=0), sums_of(hidden, head, tokens), rtol=1e-6)
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 4])
+def test_equal_logits_cost_the_logarithm_of_the_vocabulary(chunk_tokens: int | None, tokens: Any):
+    """Large ones, which must not overflow."""
+    one, large = np.ones((ROWS, LENGTH, 1), np.float32), np.full((1, VOCABULARY), 1e4, np.float32)
+    sums = sums_of(one, large, tokens, chunk_tokens=chunk_tokens)
+    assert float(sums.cross_entropy / sums.tokens) == pytest.approx(np.log(VOCABULARY), abs=1e-3)
+    of_hidden, of_head = jax.grad(lambda x, w: objective_sums(x, w, tokens, 0.0, chunk_tokens=chunk_tokens)[0], (0, 1))(one, large)
+    assert np.all(np.isfinite(of_head))
+    assert np.all(np.abs(of_hidden) < 1e-2 * 1e4)
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 4])
+def test_bfloat16_products_are_summed_in_float32(chunk_tokens: int | None, hidden: Any, head: Any, tokens: Any):
+    narrow = jnp.asarray(hidden, jnp.bfloat16)
+    rounded = [np.asarray(jnp.asarray(x, jnp.bfloat16), np.float32) for x in (hidden, head)]
+    reference = Reference(rounded[0], rounded[1], tokens)
+    sums = sums_of(hidden, head, tokens, compute_dtype=jnp.bfloat16, chunk_tokens=chunk_tokens)
     assert {value.dtype for value in sums} == {np.dtype("float32")}
-    rounded = np.asarray(logits.astype(jnp.bfloat16), np.float32)
-    np.testing.assert_allclose(sums, reference_sums(rounded, tokens), rtol=1e-6)
+    np.testing.assert_allclose(sums, reference.sums, rtol=1e-5)
+    with jax.numpy_dtype_promotion("strict"):
+        gradients = jax.grad(lambda x, w: objective_sums(x, w, tokens, 0.25, chunk_tokens=chunk_tokens)[0], (0, 1))(narrow, head)
+    assert (gradients[0].dtype, gradients[1].dtype) == (jnp.bfloat16, jnp.float32)
+    for got, first, second in zip(gradients, reference.of_cross_entropy, reference.of_squared_log_z, strict=True):
+        expected = first + 0.25 * second
+        assert np.linalg.norm(np.asarray(got, np.float64) - expected) < 2**-7 * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize(("part", "number"), [("cross_entropy", 0), ("squared_log_z", 1)])
-def test_gradients_are_the_finite_differences_of_the_reference(part: str, number: int, logits: np.ndarray, tokens: np.ndarray):
-    value: Callable[[LossSums], jax.Array] = lambda sums: getattr(sums, part)  # noqa: E731
-    gradient = np.asarray(jax.grad(lambda x: value(sums_of(x, tokens)))(logits))
-    exact = logits.astype(np.float64)
-    for index in np.ndindex(logits.shape):
-        step = np.zeros_like(exact)
-        step[index] = 1e-5
-        difference = (reference_sums(exact + step, tokens)[number] - reference_sums(exact - step, tokens)[number]) / 2e-5
-        assert gradient[index] == pytest.approx(difference, abs=2e-5)
+def test_logits_of_a_chunk_are_all_that_exists():
+    """The compiled gradient needs less memory than the logits of all tokens take."""
+    rows, length, width, vocabulary = 4, 256, 8, 2048
+
+    def temporary_bytes(chunk_tokens: int | None) -> int:
+        shapes = [((rows, length, width), jnp.float32), ((width, vocabulary), jnp.float32), ((rows, length), jnp.int32)]
+        arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
+        run = jax.jit(jax.grad(lambda x, w, ids: objective_sums(x, w, ids, 1e-4, chunk_tokens=chunk_tokens)[0], (0, 1)))
+        analysis = run.lower(*arguments).compile().memory_analysis()
+        assert analysis is not None
+        return analysis.temp_size_in_bytes
+
+    logits_bytes = rows * length * vocabulary * 4
+    assert temporary_bytes(64) < logits_bytes / 2 < temporary_bytes(None)
