@@ -13,18 +13,25 @@ Process 0 alone writes metrics, heartbeat and result; all write checkpoints.
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import jax
+import numpy as np
 from jax.experimental import multihost_utils
 
-from trainer.errors import ConfigError, TrainingError
+from trainer.errors import ConfigError, PhasewiseError, TrainingError
+from trainer.exit_codes import ExitCode
 
 DEFAULT_HEARTBEAT_SECONDS = 60
 START_SECONDS = 300
 """How long a process waits for the others when it starts."""
+ERROR_SECONDS = 10
+"""How long a process that cannot go on waits for others that cannot either."""
 KEPT_DECISIONS = 64
+MAX_PIECE_BYTES = 2**28
 
 
 class Process(NamedTuple):
@@ -120,14 +127,52 @@ def _client() -> Any:
     return global_state.client
 
 
-def end() -> None:
-    """Wait until all processes are done. Without this the first to end would look lost to the others."""
-    if jax.distributed.is_initialized():
+def pieces_on_host(array: Any) -> Iterator[np.ndarray]:
+    """An array's numbers in order, here. One that lies on several hosts comes piece by piece; then every process must ask for it."""
+    if not isinstance(array, jax.Array) or array.is_fully_addressable:
+        yield np.ascontiguousarray(array)
+        return
+    rows = max(size for size in range(1, len(array) + 1) if len(array) % size == 0 and size * array.nbytes <= len(array) * MAX_PIECE_BYTES)
+    for first in range(0, len(array), rows):
+        yield np.ascontiguousarray(multihost_utils.process_allgather(_rows_from(array, first, rows), tiled=True))
+
+
+@partial(jax.jit, static_argnums=2)
+def _rows_from(array: jax.Array, first: int, rows: int) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(array, first, rows)
+
+
+@contextmanager
+def joined() -> Iterator[Process]:
+    """Together with the other processes, if there are any, from here to the end of the block, where each waits for the others: one that
+    just ended would look lost to them. One that cannot go on ends although they do not come; they will find it gone.
+    """
+    process = start()
+    if process.process_count == 1:
+        yield process
+        return
+    try:
+        yield process
+    except jax.errors.JaxRuntimeError as error:
+        _end(f"another process of this run is gone, or a device failed: start all processes again. {error}", ExitCode.LOST)
+    except PhasewiseError as error:
+        if not _all_end():
+            _end(str(error), error.exit_code)
+        raise
+    finally:
         jax.distributed.shutdown()
 
 
-def end_at_once(code: int) -> NoReturn:
-    """End this process without waiting for anybody: for a process whose others are gone or will not answer."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+def _all_end() -> bool:
+    """Whether all other processes end for an error, too: most are found by all."""
+    try:
+        _client().wait_at_barrier("phasewise/end", 1000 * ERROR_SECONDS)
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
+def _end(message: str, code: int) -> NoReturn:
+    """At once: the way out of the interpreter waits for others."""
+    print(f"trainer: {message}", file=sys.stderr, flush=True)
     os._exit(code)

@@ -13,6 +13,7 @@ from trainer.data.loader import Batch
 from trainer.errors import DataError
 from trainer.metrics import Row
 from trainer.model.params import Params
+from trainer.sharding import on_mesh
 from trainer.step import build_objective
 
 MIN_TOKENS = 2
@@ -47,13 +48,13 @@ def _first_rows(name: Component, folder: str, evaluation: LossEvaluation, model:
     return Batch(tokens, cache.manifest.begin_of_text)
 
 
-def build_evaluate(evaluation: LossEvaluation, model: ModelConfig, execution: Execution) -> Evaluate:
+def build_evaluate(evaluation: LossEvaluation, model: ModelConfig, execution: Execution, mesh: jax.sharding.Mesh | None = None) -> Evaluate:
     """Evaluates weights, and their moving average where there is one, on text that is read now.
 
     Raises:
         DataError: as `read_held_out`.
     """
-    held_out, mean_loss = read_held_out(evaluation, model), build_mean_loss(model, execution)
+    held_out, mean_loss = read_held_out(evaluation, model), build_mean_loss(model, execution, mesh)
 
     def losses(params: Params) -> dict[Component, Float[Array, ""]]:
         return {name: mean_loss(params, batch.tokens, batch.segment_ids) for name, batch in held_out.items()}
@@ -70,16 +71,15 @@ def build_evaluate(evaluation: LossEvaluation, model: ModelConfig, execution: Ex
     return evaluate
 
 
-def build_mean_loss(model: ModelConfig, execution: Execution) -> MeanLoss:
+def build_mean_loss(model: ModelConfig, execution: Execution, mesh: jax.sharding.Mesh | None = None) -> MeanLoss:
     """Mean cross-entropy in nats a token, without z-loss; compiled once for a shape."""
     objective = build_objective(model, execution)
 
-    @jax.jit
     def mean_loss(params: Params, tokens: Int[Array, "b t"], segment_ids: Int[Array, "b t"]) -> Float[Array, ""]:
         _, sums = objective(params, tokens, segment_ids, 0.0)
         return sums.cross_entropy / sums.tokens
 
-    return mean_loss
+    return jax.jit(on_mesh(mean_loss, mesh))
 
 
 def as_row(name: str, losses: Mapping[Component, float]) -> Row:

@@ -15,13 +15,15 @@ from trainer.checkpoint import Checkpoints
 from trainer.checkpoint_path import checkpoint_path
 from trainer.config import RunConfig, sequences_between
 from trainer.data.loader import Loader
+from trainer.distributed import is_first, stop_agreed
 from trainer.errors import CheckpointError
 from trainer.evaluation import Evaluate, build_evaluate, is_due
 from trainer.hand_off import state_to_start_from
 from trainer.metrics import METRICS_NAME, Row, read_metrics
 from trainer.recorder import Recorder
 from trainer.schedule import scheduled_at
-from trainer.state import TrainState, params_digest
+from trainer.sharding import parts_here, place_batch, run_mesh, state_shardings
+from trainer.state import TrainState, init_state, params_digest
 from trainer.step import StepMetrics, build_train_step
 from trainer.watchdog import Watchdog, end_stalled
 
@@ -42,9 +44,11 @@ def train(run: RunConfig) -> dict[str, Any]:
     """
     output = Path(run.output)
     output.mkdir(parents=True, exist_ok=True)
-    loader = Loader(run)
+    mesh = run_mesh(run)
+    loader = loader_of(run, mesh)
     contract = loader.contract()
-    evaluate = build_evaluate(run.evaluation, run.model, run.execution) if run.evaluation else None
+    shardings = None if mesh is None else state_shardings(jax.eval_shape(lambda: init_state(run)), run.model, mesh)
+    evaluate = build_evaluate(run.evaluation, run.model, run.execution, mesh) if run.evaluation else None
     with Checkpoints(output / "checkpoints", run) as checkpoints, stop_requests() as stop_requested:
         restored = checkpoints.latest_step()
         step = run.start_step if restored is None else restored
@@ -54,12 +58,20 @@ def train(run: RunConfig) -> dict[str, Any]:
                 "it is of another run. Move it away, or train in another folder."
             )
         with Watchdog(run.execution.stall_seconds, end_stalled(run.phase)) as watchdog:
-            state = state_to_start_from(run) if restored is None else checkpoints.restore(step, contract)
+            state = state_to_start_from(run, shardings) if restored is None else checkpoints.restore(step, contract, shardings)
             with Recorder(run, restored_step=step) as recorder:
-                around = Around(loader, checkpoints, recorder, watchdog, evaluate, stop_requested)
+                around = Around(loader, checkpoints, recorder, watchdog, evaluate, stop_requested, mesh)
                 state = _updates(run, state, step, around)
         checkpoints.save(run.stop_step, state, contract)
     return summarise(run, state)
+
+
+def loader_of(run: RunConfig, mesh: jax.sharding.Mesh | None) -> Loader:
+    """Of several processes each reads only the rows that its devices hold."""
+    if jax.process_count() == 1:
+        return Loader(run)
+    parts, of = parts_here(mesh)
+    return Loader(run, host=parts, hosts=of)
 
 
 @dataclass(frozen=True)
@@ -71,12 +83,13 @@ class Around:
     recorder: Recorder
     watchdog: Watchdog
     evaluate: Evaluate | None
-    stop_requested: Callable[[], bool]
+    stop_requested: Callable[[int], bool]
+    mesh: jax.sharding.Mesh | None
 
 
 def _updates(run: RunConfig, state: TrainState, first_step: int, around: Around) -> TrainState:
     """All updates from `first_step` on. Each one's metrics are fetched while the next one runs."""
-    train_step, contract = build_train_step(run.model, run.optimizer, run.execution), around.loader.contract()
+    train_step, contract = build_train_step(run.model, run.optimizer, run.execution, around.mesh), around.loader.contract()
     waiting: tuple[int, StepMetrics, Row] | None = None
 
     def record(update: tuple[int, StepMetrics, Row] | None) -> None:
@@ -85,10 +98,12 @@ def _updates(run: RunConfig, state: TrainState, first_step: int, around: Around)
             around.watchdog.beat()
 
     for step, (batch, data_seconds) in enumerate(timed(around.loader.batches(first_step, run.stop_step)), start=first_step):
-        state, measured = train_step(state, batch.tokens, batch.segment_ids, scheduled_at(run, step))
+        rows = place_batch(batch.tokens, around.mesh), place_batch(batch.segment_ids, around.mesh)
+        state, measured = train_step(state, *rows, scheduled_at(run, step))
         record(waiting)
         waiting = (step + 1, measured, {"data_seconds": data_seconds})
-        is_to_save = around.stop_requested() or around.checkpoints.due(step + 1)
+        is_to_stop, is_due_now = around.stop_requested(step + 1), around.checkpoints.due(step + 1)
+        is_to_save = is_to_stop or is_due_now
         is_to_evaluate = around.evaluate is not None and is_due(run.evaluation, step + 1, run.stop_step)
         if not (is_to_save or is_to_evaluate):
             continue
@@ -100,7 +115,7 @@ def _updates(run: RunConfig, state: TrainState, first_step: int, around: Around)
         waiting = None
         if is_to_save:
             around.checkpoints.save(step + 1, state, contract)
-            if around.stop_requested():
+            if is_to_stop:
                 raise Preempted
         around.recorder.start_clock()
     record(waiting)
@@ -122,7 +137,13 @@ def timed(items: Iterator[T], clock: Callable[[], float] = time.monotonic) -> It
 
 
 def summarise(run: RunConfig, state: TrainState) -> dict[str, Any]:
-    """What `result.json` says. `final_loss` is the mean over the last 10 updates, in nats a token."""
+    """What `result.json` says. `final_loss` is the mean over the last 10 updates, in nats a token.
+
+    Every process has its part in the digest; the first alone knows the rest, the others say nothing.
+    """
+    digest = params_digest(state.params)
+    if not is_first():
+        return {}
     losses = [row["loss"] for row in read_metrics(Path(run.output) / METRICS_NAME)][-FINAL_LOSS_UPDATES:]
     return {
         "phase": run.phase,
@@ -131,14 +152,17 @@ def summarise(run: RunConfig, state: TrainState) -> dict[str, Any]:
         "stop_step": run.stop_step,
         "tokens": run.model.seq_len * sequences_between(run.batch, run.start_step, run.stop_step),
         "final_loss": sum(losses) / len(losses),
-        "params_digest": params_digest(state.params),
+        "params_digest": digest,
         "checkpoint": str(checkpoint_path(run.output, run.stop_step)),
     }
 
 
 @contextmanager
-def stop_requests() -> Iterator[Callable[[], bool]]:
-    """Whether a SIGTERM has come since."""
+def stop_requests() -> Iterator[Callable[[int], bool]]:
+    """Whether to stop after a step, because a SIGTERM has come since; several processes agree on the step."""
+    if jax.process_count() > 1:  # jax itself takes the signal, of any of them
+        yield stop_agreed
+        return
     requested: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
@@ -146,6 +170,6 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
 
     before = signal.signal(signal.SIGTERM, note)
     try:
-        yield lambda: bool(requested)
+        yield lambda _step: bool(requested)
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -11,12 +11,13 @@ import jax
 import numpy as np
 
 from trainer.config import AdamC, RunConfig
+from trainer.distributed import is_first
 from trainer.errors import TrainingDiverged
 from trainer.flops import mfu, peak_flops, step_flops
 from trainer.metrics import METRICS_NAME, PARAM_GROUPS, MetricsFile, Row
 from trainer.norms import slot_names
 from trainer.schedule import scheduled_at
-from trainer.sinks import open_sinks, send
+from trainer.sinks import Sink, open_sinks, send
 from trainer.step import StepMetrics
 
 HEARTBEAT_SECONDS = 1.0
@@ -37,15 +38,19 @@ class Recorder:
             math.prod(run.execution.mesh.model_dump().values()),
         )
         self._slots = slot_names(run.model)
-        self._file = MetricsFile(Path(run.output) / METRICS_NAME, restored_step=restored_step)
-        self._sinks = open_sinks(run)
-        send(self._sinks, self._file.kept)
+        self._file: MetricsFile | None = None
+        self._sinks: list[Sink] = []
+        if is_first():  # of several processes; all have the same values, and all stop where they are no numbers
+            self._file = MetricsFile(Path(run.output) / METRICS_NAME, restored_step=restored_step)
+            self._sinks = open_sinks(run)
+            send(self._sinks, self._file.kept)
 
     def __enter__(self) -> "Recorder":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         for sink in self._sinks:
             sink.close()
 
@@ -64,20 +69,23 @@ class Recorder:
             TrainingDiverged: the loss, the gradients' norm or the weights' norm is no number.
         """
         values = values_of(measured, self._slots if self._layers_are_due(step) else ())
-        finite = {name: value if math.isfinite(value) else None for name, value in {**values, **more}.items()}
-        row = {"step": step, **finite, **scheduled_row(self._run, step - 1)}
-        row = {**row, **self._times(row)}
-        self._file.append(row)
-        send(self._sinks, [row])
-        if self._clock() - self._beat >= HEARTBEAT_SECONDS:
-            (Path(self._run.output) / "heartbeat").touch()
-            self._beat = self._clock()
+        if self._file is not None:
+            finite = {name: value if math.isfinite(value) else None for name, value in {**values, **more}.items()}
+            row = {"step": step, **finite, **scheduled_row(self._run, step - 1)}
+            self._append(self._file, {**row, **self._times(row)})
         for name in MUST_BE_FINITE:
             if not math.isfinite(values[name]):
                 raise TrainingDiverged(
                     f"phase {self._run.phase}: {name} is {values[name]} at step {step}. "
                     f"The last checkpoint before it is kept in {self._run.output}."
                 )
+
+    def _append(self, file: MetricsFile, row: Row) -> None:
+        file.append(row)
+        send(self._sinks, [row])
+        if self._clock() - self._beat >= HEARTBEAT_SECONDS:
+            (Path(self._run.output) / "heartbeat").touch()
+            self._beat = self._clock()
 
     def _layers_are_due(self, step: int) -> bool:
         every = self._run.instrumentation.layer_norms_every
@@ -126,9 +134,9 @@ def values_of(measured: StepMetrics, slots: Sequence[str] = ()) -> dict[str, flo
     What is None is left out, and so is a limit that is infinite: it is none.
     """
     wanted = {name: value for name, value in measured._asdict().items() if value is not None and (slots or not name.endswith("_slots"))}
-    fetched: dict[str, Any] = jax.device_get(wanted)
+    fetched: list[Any] = jax.device_get(list(wanted.values()))
     values: dict[str, float] = {}
-    for name, value in fetched.items():
+    for name, value in zip(wanted, fetched, strict=True):
         if name.endswith("_norms"):
             values |= _named(name.removesuffix("s"), PARAM_GROUPS, value)
         elif name.endswith("_slots"):

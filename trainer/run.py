@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from pydantic import ValidationError
 
+from trainer import distributed
 from trainer.config import RunConfig
 from trainer.errors import ConfigError, PhasewiseError, TrainingError
 from trainer.exit_codes import ExitCode
@@ -24,8 +25,11 @@ def main(arguments: list[str]) -> int:
     """`python -m trainer RUN.json [--with-parent]`, and the exit code.
 
     0 done · 1 refused (no verdict, damaged cache or checkpoint) · 2 wrong usage or configuration · 3 diverged · 4 stalled (no update for
-    `execution.stall_seconds`; the stacks of all threads are on standard error) · 75 preempted (stopped by SIGTERM, and saved). After 4, 75
-    and a kill the same command goes on from the last checkpoint.
+    `execution.stall_seconds`; the stacks of all threads are on standard error) · 5 lost (another process of the run is gone) · 75 preempted
+    (stopped by SIGTERM, and saved). After 4, 5, 75 and a kill the same command goes on from the last checkpoint.
+
+    Several processes are one program where the environment says so (`trainer.distributed`). jax may notice first that another is gone:
+    then it ends this process by SIGABRT.
 
     With `--with-parent` the process ends when its standard input does: it never outlives the program that launched it.
     """
@@ -36,7 +40,9 @@ def main(arguments: list[str]) -> int:
     if "--with-parent" in arguments:
         end_with_parent(ExitCode.PREEMPTED)
     try:
-        execute(read_run(Path(paths[0])))
+        run = read_run(Path(paths[0]))
+        with distributed.joined():
+            execute(run)
     except Preempted:
         return ExitCode.PREEMPTED
     except PhasewiseError as error:
@@ -74,6 +80,8 @@ def execute(run: RunConfig) -> dict[str, Any]:
     output.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(output.parent.resolve() / "compilation-cache"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a restart then compiles nothing, however small
+    if not distributed.is_first():
+        return train(run)
     with only_one_trainer(output):
         result = train(run)
         write_json(output / "result.json", result)

@@ -1,13 +1,14 @@
 """All that training changes, as one tree."""
 
 import hashlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from trainer.config import RollingLimit, RunConfig, Steps
+from trainer.distributed import pieces_on_host
 from trainer.interventions import Rolling, Window, empty_window
 from trainer.model.params import Params, abstract_params, init_params
 from trainer.optimizer import OptimizerState, build_optimizer
@@ -58,7 +59,7 @@ def params_digest(params: Params) -> str:
     """SHA-256 over every weight's path, type, shape and bytes: equal digests are equal models, bit for bit."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        array: np.ndarray[Any, Any] = np.ascontiguousarray(leaf)
-        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype.str} {array.shape}".encode())
-        digest.update(array.tobytes())
+        digest.update(f"{jax.tree_util.keystr(path)} {np.dtype(leaf.dtype).str} {leaf.shape}".encode())
+        for piece in pieces_on_host(leaf):
+            digest.update(piece.tobytes())
     return digest.hexdigest()

@@ -63,7 +63,7 @@ def test_the_summary_says_what_was_trained(make_run: MakeRun):
 def test_a_sigterm_is_noted_and_the_handler_of_before_comes_back():
     before = signal.getsignal(signal.SIGTERM)
     with stop_requests() as requested:
-        assert not requested()
+        assert not requested(1)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert requested()
+        assert requested(1)
     assert signal.getsignal(signal.SIGTERM) == before

@@ -194,7 +194,7 @@ def test_a_run_that_stalls_ends_with_4_and_says_where(make_run: MakeRun):
 
 def test_the_codes_are_those_that_scripts_know():
     assert {code.name: code.value for code in ExitCode} == {
-        "DONE": 0, "REFUSED": 1, "USAGE": 2, "DIVERGED": 3, "STALLED": 4, "PREEMPTED": 75,
+        "DONE": 0, "REFUSED": 1, "USAGE": 2, "DIVERGED": 3, "STALLED": 4, "LOST": 5, "PREEMPTED": 75,
     }  # fmt: skip
 
 

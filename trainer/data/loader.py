@@ -78,12 +78,13 @@ class Order:
 class Loader:
     """Batches for one run. It holds no state but its caches: `batch(step)` is the same whenever and wherever it is asked.
 
-    Each of `hosts` reads only its own rows of the batch: the `host`-th of as many equal parts.
+    Each of `hosts` reads only its own rows of the batch: the `host`-th of as many equal parts, or all those that a tuple names.
     """
 
-    def __init__(self, run: RunConfig, *, host: int = 0, hosts: int = 1):
-        self._run, self._host, self._hosts = run, host, hosts
-        _check_hosts(run, host, hosts)
+    def __init__(self, run: RunConfig, *, host: int | tuple[int, ...] = 0, hosts: int = 1):
+        self._run, self._parts, self._hosts = run, (host,) if isinstance(host, int) else host, hosts
+        for part in self._parts:
+            _check_hosts(run, part, hosts)
         self._schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
         self._names = self._schedule.components()
         maps = build_maps()
@@ -99,9 +100,9 @@ class Loader:
     def batch(self, step: int) -> Batch:
         """This host's rows of update `step`; tokens are int32."""
         size = self._run.batch.at(step) // self._hosts
-        first = self._schedule.sequences_before(step) + self._host * size
-        components, rows = self._order_between(first, first + size)
-        tokens = np.empty((size, self._run.model.seq_len), np.int32)
+        firsts = [self._schedule.sequences_before(step) + part * size for part in self._parts]
+        components, rows = np.concatenate([self._order_between(first, first + size) for first in firsts], axis=1)
+        tokens = np.empty((len(rows), self._run.model.seq_len), np.int32)
         to_fetch: list[TokenRange] = []
         for number in np.flatnonzero(np.bincount(components)):
             places = np.flatnonzero(components == number)
