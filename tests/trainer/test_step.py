@@ -3,9 +3,10 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,7 +14,6 @@ from tests.trainer.optimizer.reference import in_numpy
 from tests.trainer.step_reference import StepReference, norm
 from trainer.config import AdamC, AdamW, Execution, ModelConfig, Muon, Optimizer, RunConfig
 from trainer.interventions import Rolling, empty_window
-from trainer.loss import loss_sums
 from trainer.metrics import PARAM_GROUPS
 from trainer.model.decoder import logits
 from trainer.model.params import Params, init_params
@@ -57,7 +57,14 @@ SCHEDULES = [
 ONE_DOCUMENT = np.ones((4, 32), np.int32)
 
 
-Gradients = Callable[[Params, np.ndarray, float], tuple[Params, Any]]
+class Means(NamedTuple):
+    """Over the tokens of a batch."""
+
+    cross_entropy: jax.Array
+    squared_log_z: jax.Array
+
+
+Gradients = Callable[[Params, np.ndarray, float], tuple[Params, Means]]
 
 
 @dataclass
@@ -71,7 +78,7 @@ class Trainer:
     def state(self, *, with_windows: bool = True) -> TrainState:
         params = init_params(7, self.model)
         windows = Rolling(*(empty_window(WINDOW) for _ in range(3))) if with_windows else Rolling()
-        return TrainState(params, build_optimizer(self.optimizer, self.model).init(params), jax.tree.map(jax.numpy.copy, params), windows)
+        return TrainState(params, build_optimizer(self.optimizer, self.model).init(params), jax.tree.map(jnp.copy, params), windows)
 
     def update(self, state: TrainState, tokens: np.ndarray, scheduled: Scheduled) -> tuple[TrainState, StepMetrics]:
         return self.step(state, tokens, np.ones(tokens.shape, np.int32), scheduled)
@@ -79,11 +86,14 @@ class Trainer:
 
 @pytest.fixture(scope="module")
 def gradients(model: ModelConfig) -> Gradients:
-    """Of the plain objective, from logits: mean cross-entropy plus z_loss times mean squared log-partition."""
+    """Of the plain objective, from all logits: mean cross-entropy plus z_loss times mean squared log-partition."""
 
-    def objective(params: Params, tokens: jax.Array, z_loss: float) -> tuple[jax.Array, Any]:
-        sums = loss_sums(logits(params, tokens, model), tokens)
-        return (sums.cross_entropy + z_loss * sums.squared_log_z) / sums.tokens, sums
+    def objective(params: Params, tokens: jax.Array, z_loss: float) -> tuple[jax.Array, Means]:
+        predictions = logits(params, tokens, model)[:, :-1]
+        log_z = jax.nn.logsumexp(predictions, axis=-1)
+        chosen = jnp.take_along_axis(predictions, tokens[:, 1:, None], axis=-1)[..., 0]
+        means = Means(jnp.mean(log_z - chosen), jnp.mean(log_z**2))
+        return means.cross_entropy + z_loss * means.squared_log_z, means
 
     return jax.jit(jax.grad(objective, has_aux=True))
 
@@ -113,8 +123,8 @@ def test_updates_are_those_of_the_reference(trainers: dict[str, Trainer], gradie
     seen = dict.fromkeys(("skipped", "grad_clip_factor", "rms_clip_factor", "update_clip_factor"), 0)
     for number in range(3 * len(SCHEDULES)):
         scheduled, tokens = SCHEDULES[number % len(SCHEDULES)], batch(number)
-        grads, sums = gradients(state.params, tokens, scheduled.z_loss)
-        loss = float(sums.cross_entropy / sums.tokens)
+        grads, means = gradients(state.params, tokens, scheduled.z_loss)
+        loss = float(means.cross_entropy)
         reference.update(loss, in_numpy(grads), scheduled)
         state, measured = trainer.update(state, tokens, scheduled)
         assert float(measured.loss) == pytest.approx(loss, rel=1e-5)
@@ -154,10 +164,10 @@ def test_norms_of_the_whole_of_groups_and_of_slots_are_of_one_another(trainer: T
 
 def test_the_metrics_are_those_of_the_weights_before_the_update(trainer: Trainer, gradients: Gradients):
     state = trainer.state()
-    _, sums = gradients(state.params, batch(0), 0.3)
+    _, means = gradients(state.params, batch(0), 0.3)
     _, measured = trainer.update(state, batch(0), SCHEDULES[0]._replace(z_loss=0.3))
-    assert float(measured.loss) == pytest.approx(float(sums.cross_entropy / sums.tokens), rel=1e-6)  # z-loss is not in it
-    assert float(measured.log_z_squared) == pytest.approx(float(sums.squared_log_z / sums.tokens), rel=1e-6)
+    assert float(measured.loss) == pytest.approx(float(means.cross_entropy), rel=1e-6)  # z-loss is not in it
+    assert float(measured.log_z_squared) == pytest.approx(float(means.squared_log_z), rel=1e-6)
 
 
 def test_z_loss_pulls_the_partition_function_down(trainer: Trainer):
@@ -243,8 +253,8 @@ def test_padding_is_not_predicted_and_nothing_looks_at_it(trainer: Trainer, grad
     other = np.where(segment_ids == 0, 9, tokens).astype(np.int32)
     found = [trainer.step(trainer.state(), rows, segment_ids, SCHEDULES[0])[1] for rows in (tokens, other)]
     assert float(found[0].loss) == float(found[1].loss)
-    alone, sums = gradients(trainer.state().params, tokens[:, :20], 0.0)
-    assert float(found[0].loss) == pytest.approx(float(sums.cross_entropy / sums.tokens), rel=1e-5)
+    alone, means = gradients(trainer.state().params, tokens[:, :20], 0.0)
+    assert float(found[0].loss) == pytest.approx(float(means.cross_entropy), rel=1e-5)
     assert float(found[0].grad_norm) == pytest.approx(norm(in_numpy(alone)), rel=1e-4)
 
 
@@ -252,9 +262,9 @@ def test_the_batch_may_change_its_size(trainer: Trainer, gradients: Gradients):
     state = trainer.state()
     for rows in (4, 2):
         tokens = np.random.default_rng(rows).integers(1, 256, (rows, 32)).astype(np.int32)
-        _, sums = gradients(state.params, tokens, 0.0)
+        _, means = gradients(state.params, tokens, 0.0)
         state, measured = trainer.update(state, tokens, SCHEDULES[0])
-        assert float(measured.loss) == pytest.approx(float(sums.cross_entropy / sums.tokens), rel=1e-5)
+        assert float(measured.loss) == pytest.approx(float(means.cross_entropy), rel=1e-5)
 
 
 def test_with_bfloat16_products_the_state_is_float32_and_follows_small_updates(model: ModelConfig):
