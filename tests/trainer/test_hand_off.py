@@ -133,7 +133,9 @@ def test_a_hand_off_carries_everything(build: Build, llama: Parent):
 
 def test_from_scratch_all_is_fresh(build: Build):
     run = build()
-    assert_equal(state_to_start_from(run), init_state(run))
+    found = state_to_start_from(run)
+    assert_equal(found, init_state(run))
+    assert_owned(found)
 
 
 def test_what_is_declared_fresh_is_made_anew(build: Build, llama: Parent):

@@ -1,111 +1,198 @@
 """The trainer as a process of its own, killed, stopped and abandoned: what it trains is what it would have trained, bit for bit."""
 
+import json
+import os
+import select
+import signal
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
-from trainer.checkpoint import read_params
 from trainer.checkpoint_path import checkpoint_path
+from trainer.checkpoint_state import read_about, read_leaves
 from trainer.config import RunConfig
-from trainer.metrics import Row, read_metrics
+from trainer.metrics import Row
 from trainer.run import main
 from trainer.state import params_digest
-from trainer.storage import read_json
+from trainer.storage import read_json, write_json
 
 MakeRun = Callable[..., RunConfig]
 StartTrainer = Callable[..., "subprocess.Popen[bytes]"]
 WaitUntil = Callable[["subprocess.Popen[bytes]", Callable[[], bool]], None]
 RowsOf = Callable[[RunConfig], list[Row]]
 
+STOP_STEP, SAVE_EVERY, KILLS = 200, 6, 20
+HALF_WRITTEN_KILLS = (3, 7, 11, 15)
+"""Which of the kills wait for a checkpoint to be half written."""
 pytestmark = pytest.mark.timeout(180)  # processes that start again and again; a busy machine may need minutes for them
+
+
+class Nursery:
+    """Trainers one after the other, forked by `tests.trainer.nursery`."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]"):
+        self._process = process
+        self._process_id = 0
+
+    def start(self, run: RunConfig) -> None:
+        path = Path(run.output) / "run.json"
+        write_json(path, run.model_dump(mode="json"))
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{path}\n".encode())
+        self._process_id = self._number()
+
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        """That the trainer ends first fails the test."""
+        while not holds():
+            assert not self.ends_within(0.001) or holds(), f"the trainer ended first, with {self._number()}"
+
+    def ends_within(self, seconds: float) -> bool:
+        return bool(select.select([self._process.stdout], [], [], seconds)[0])
+
+    def kill(self) -> None:
+        os.kill(self._process_id, signal.SIGKILL)
+        assert self.ended() == -signal.SIGKILL
+
+    def ended(self) -> int:
+        """Waits for the exit code."""
+        return self._number()
+
+    def _number(self) -> int:
+        assert self._process.stdout is not None
+        return int(self._process.stdout.readline())
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    command = [sys.executable, "-m", "tests.trainer.nursery"]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environment) as process:
+        yield Nursery(process)
+        process.kill()
+
+
+@pytest.fixture(scope="module")
+def long_run(make_run: MakeRun) -> MakeRun:
+    """200 steps with accumulation, an average, rolling windows, and changes of batch, mixture and z-loss."""
+
+    def make(name: str, **changes: Any) -> RunConfig:
+        values: dict[str, Any] = {
+            "stop_step": STOP_STEP,
+            "learning_rate": [
+                {"kind": "linear", "start_step": 0, "end_step": 20, "start": 0.0, "end": 3e-3},
+                {"kind": "cosine", "start_step": 20, "end_step": STOP_STEP, "start": 3e-3, "end": 3e-4},
+            ],
+            "stability": {
+                "max_grad_norm": [[0, 1.0]],
+                "z_loss": [[0, None], [150, 1e-4]],
+                "ema_decay": [[0, 0.9]],
+                "max_update_rms": [[0, None]],
+                "max_update_norm": [[0, {"window": 16, "min_samples": 8, "sigmas": 2.0}]],
+                "skip_step": [[0, {"window": 32, "min_samples": 16, "sigmas": 2.0}]],
+            },
+            "batch": [[0, 4], [90, 8]],
+            "mixture": [[0, {"books": 60, "code": 40}], [120, {"books": 30, "code": 30, "web": 40}]],
+            "execution": {"microbatch_sequences": 2},
+            "checkpoints": {"every_steps": SAVE_EVERY, "every_minutes": None, "keep_all": False},
+        }
+        return make_run(name, **{**values, **changes})
+
+    return make
 
 
 def outcome(run: RunConfig, rows: list[Row]) -> dict[str, Any]:
     """All that must not depend on how often the run was stopped."""
+    last = checkpoint_path(run.output, STOP_STEP)
+    leaves = read_leaves(last, read_about(last)["leaves"], lambda _: None)
     return {
         "rows": rows,
         "weights": read_json(Path(run.output) / "result.json")["params_digest"],
-        "average": params_digest(read_params(checkpoint_path(run.output, 24), run.model, ema=True)),
-        "checkpoints": [path.name for path in (Path(run.output) / "checkpoints").iterdir()],
+        "average": params_digest({name: leaf for name, leaf in leaves.items() if name.startswith("ema.")}),
+        "state": params_digest(leaves),
     }
 
 
 def last_step(run: RunConfig) -> int:
-    """That of the newest row."""
-    rows = read_metrics(Path(run.output) / "metrics.jsonl")
-    return rows[-1]["step"] if rows else 0
+    """That of the newest whole row."""
+    path = Path(run.output) / "metrics.jsonl"
+    lines = path.read_bytes().rsplit(b"\n", 2) if path.exists() else []
+    return json.loads(lines[-2])["step"] if len(lines) > 1 and lines[-2] else 0
 
 
-def half_written(run: RunConfig) -> list[int]:
-    """Steps whose checkpoints are being written, or were when the process died."""
-    return [int(path.name.split(".")[0]) for path in (Path(run.output) / "checkpoints").glob("*.orbax-checkpoint-tmp*")]
+def half_written(run: RunConfig) -> set[str]:
+    """Checkpoints that are being written, or were when the process died: under Orbax's name, or without their digests."""
+    folders = set((Path(run.output) / "checkpoints").glob("*"))
+    return {path.name for path in folders if not (path / "digests.json").exists()}
+
+
+def saved(run: RunConfig) -> set[str]:
+    return {path.name for path in (Path(run.output) / "checkpoints").iterdir()}
 
 
 @pytest.fixture(scope="module")
-def straight(make_run: MakeRun, start_trainer: StartTrainer, rows_of: RowsOf) -> dict[str, Any]:
-    """What the run gives when nobody disturbs it; its launcher stays alive."""
-    run = make_run("straight")
-    process = start_trainer(run, "--with-parent", stdin=subprocess.PIPE)
-    assert process.wait() == 0
+def straight(long_run: MakeRun, nursery: Nursery, rows_of: RowsOf) -> dict[str, Any]:
+    """What the run gives when nobody disturbs it."""
+    run = long_run("straight")
+    nursery.start(run)
+    assert nursery.ended() == 0
+    assert saved(run) == {"198", "200"}
     return outcome(run, rows_of(run))
 
 
 def test_an_undisturbed_run_writes_each_step_once_and_learns(straight: dict[str, Any]):
     rows = straight["rows"]
-    assert [row["step"] for row in rows] == list(range(1, 25))
-    assert [row["tokens"] for row in rows] == [4 * 32] * 10 + [8 * 32] * 14
-    assert [row["z_loss"] for row in rows] == [0.0] * 16 + [1e-4] * 8
-    assert rows[-1]["loss"] < rows[0]["loss"] - 0.1
+    assert [row["step"] for row in rows] == list(range(1, STOP_STEP + 1))
+    assert [row["tokens"] for row in rows] == [4 * 32] * 90 + [8 * 32] * 110
+    assert [row["z_loss"] for row in rows] == [0.0] * 150 + [1e-4] * 50
+    assert rows[-1]["loss"] < rows[0]["loss"] - 1.0
     assert straight["average"] != straight["weights"]
-    assert straight["checkpoints"] == ["24"]
+    skipped = [bool(row["skipped"]) for row in rows]
+    assert 0 < sum(skipped) < 50, "the windows decide something"
 
 
-def test_killed_at_any_moment_it_goes_on_bit_for_bit(
-    make_run: MakeRun, start_trainer: StartTrainer, wait_until: WaitUntil, rows_of: RowsOf, straight: dict[str, Any]
-):
-    run = make_run("killed")
-
-    def kill_when(holds: Callable[[], bool]) -> None:
-        process = start_trainer(run)
-        wait_until(process, holds)
-        process.kill()
-        assert process.wait() == -9
-
-    kill_when(lambda: last_step(run) >= 4)
-    for step in (6, 9, 12):  # a write may end before the kill arrives: then try at the next one
-        kill_when(lambda step=step: any(written >= step for written in half_written(run)))
-        if half_written(run):
-            break
-    assert half_written(run)
-    kill_when(lambda: last_step(run) >= 17)
-    assert not (Path(run.output) / "result.json").exists()
-    process = start_trainer(run)
-    assert process.wait() == 0
+def test_killed_at_any_moment_it_goes_on_bit_for_bit(long_run: MakeRun, nursery: Nursery, rows_of: RowsOf, straight: dict[str, Any]):
+    run, random, torn = long_run("killed"), Random(5), 0
+    moments = sorted(random.sample(range(1, STOP_STEP - 2 * SAVE_EVERY), KILLS))
+    for number, moment in enumerate(moments):
+        nursery.start(run)
+        nursery.wait_until(lambda moment=moment: last_step(run) >= moment)
+        if number in HALF_WRITTEN_KILLS:
+            nursery.wait_until(lambda: bool(half_written(run)))
+        else:
+            nursery.ends_within(random.uniform(0, 0.02))
+        nursery.kill()
+        torn += bool(half_written(run))
+        assert not (Path(run.output) / "result.json").exists()
+    assert torn >= len(HALF_WRITTEN_KILLS) // 2, "a write may end before the kill arrives, but not always"
+    nursery.start(run)
+    assert nursery.ended() == 0
     assert outcome(run, rows_of(run)) == straight
 
 
 def test_stopped_by_sigterm_it_saves_what_it_has_and_goes_on(
-    make_run: MakeRun, start_trainer: StartTrainer, wait_until: WaitUntil, rows_of: RowsOf, straight: dict[str, Any]
+    long_run: MakeRun, start_trainer: StartTrainer, wait_until: WaitUntil, rows_of: RowsOf, straight: dict[str, Any]
 ):
-    run = make_run("stopped", checkpoints={"every_steps": 1000, "every_minutes": None, "keep_all": False})
+    run = long_run("stopped", checkpoints={"every_steps": 1000, "every_minutes": None, "keep_all": False})
     process = start_trainer(run)
     wait_until(process, lambda: last_step(run) >= 1)
     process.terminate()
     assert process.wait() == 75
-    assert [path.name for path in (Path(run.output) / "checkpoints").iterdir()] == [str(last_step(run))]
-    assert 1 <= last_step(run) < 24
+    assert saved(run) == {str(last_step(run))}
+    assert 1 <= last_step(run) < STOP_STEP
     assert not (Path(run.output) / "result.json").exists()
     assert main([str(Path(run.output) / "run.json")]) == 0
     assert outcome(run, rows_of(run)) == straight
 
 
 def test_abandoned_by_its_launcher_it_ends_and_lets_nobody_in_before(
-    make_run: MakeRun, start_trainer: StartTrainer, wait_until: WaitUntil, capsys: pytest.CaptureFixture[str]
+    long_run: MakeRun, start_trainer: StartTrainer, wait_until: WaitUntil, capsys: pytest.CaptureFixture[str]
 ):
-    run = make_run("abandoned")
+    run = long_run("abandoned")
     process = start_trainer(run, "--with-parent", stdin=subprocess.PIPE)
     wait_until(process, lambda: last_step(run) >= 1)
     assert main([str(Path(run.output) / "run.json")]) == 1
@@ -113,5 +200,5 @@ def test_abandoned_by_its_launcher_it_ends_and_lets_nobody_in_before(
     assert process.stdin is not None
     process.stdin.close()
     process.wait()
-    assert 1 <= last_step(run) < 24
+    assert 1 <= last_step(run) < STOP_STEP
     assert not (Path(run.output) / "result.json").exists()
