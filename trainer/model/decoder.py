@@ -18,6 +18,8 @@ from trainer.model.rope import rotate, rotations
 from trainer.sharding import constrain, constrain_activation
 
 PLAIN = Execution()
+MAX_UNROLLED_LAYERS = 4
+"""So few layers are compiled one by one: no slower to compile, and nothing is stacked for the backward pass."""
 strictly_typed = jax.numpy_dtype_promotion("strict")
 """No type is widened without a word: where two meet, one of them was cast."""
 
@@ -65,7 +67,8 @@ def hidden_states(
     layer = remat(block, execution.remat)
     looked_up = constrain(params["embedding"][tokens].astype(config.compute_dtype), "looked_up_batch", "position", "d_model")
     x = constrain_activation(looked_up, "btd")
-    x, _ = jax.lax.scan(lambda x, weights: (layer(x, weights), None), x, params["blocks"])
+    unroll = config.num_layers <= MAX_UNROLLED_LAYERS
+    x, _ = jax.lax.scan(lambda x, weights: (layer(x, weights), None), x, params["blocks"], unroll=unroll)
     return rms_norm(x, params["final_norm"], config)
 
 

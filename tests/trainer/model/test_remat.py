@@ -72,14 +72,10 @@ def test_offload_keeps_the_same_in_the_host_s_memory(config: ModelConfig, rows: 
 
 def test_dots_keeps_that_and_the_seven_products_with_weights_save_the_last(config: ModelConfig, rows: np.ndarray):
     """Down's product ends the block: it is the next one's input, less what is added to it."""
-    query, other, hidden, wide = "float32[3,2,32,4,8]", "float32[3,2,32,2,8]", "float32[3,2,32,32]", "float32[3,2,32,48]"
-    assert sorted(kept(config, rows, "dots")) == sorted([query, other, other, hidden, wide, wide, hidden])
+    query, other, output, wide = "float32[3,64,32]", "float32[3,64,16]", "float32[3,64,32]", "float32[3,64,48]"
+    expected = [query, other, other, output, wide, wide, "float32[3,2,32,32]"]
+    assert sorted(kept(config, rows, "dots")) == sorted(expected)
 
 
 def test_none_keeps_more(config: ModelConfig, rows: np.ndarray):
-    assert len(kept(config, rows, "none")) > 20
-
-
-def test_the_scores_of_attention_are_kept_only_without_remat(config: ModelConfig, rows: np.ndarray):
-    scores = {policy: any(shape.endswith("32,32]") and shape.count(",") > 3 for shape in kept(config, rows, policy)) for policy in POLICIES}
-    assert scores == {"none": True, "dots": False, "full": False, "offload": False}
+    assert len(kept(config, rows, "none")) > 2 * len(kept(config, rows, "dots"))
