@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.benchmarks import end_to_end, judgement, memory, peers, permutation, scan, step, tokenization
+from tests.benchmarks import end_to_end, judgement, memory, peers, permutation, scan, step, tokenization, train_step
 from tests.benchmarks.loader import loader_ratios
 from tests.benchmarks.measure import Options, Row, on_cores
 
@@ -27,6 +27,7 @@ def loader(_options: Options) -> Iterator[Row]:
 
 SUBJECTS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "step": step.rows,
+    "train_step": train_step.rows,
     "permutation": permutation.rows,
     "loader": loader,
     "tokenization": tokenization.rows,

@@ -173,7 +173,7 @@ def test_a_trainer_that_is_always_killed_is_given_up(build_run: BuildRun, monkey
 
 @pytest.mark.parametrize(("code", "ending"), [(4, "ended stalled"), (75, "ended preempted"), (-9, "was ended by SIGKILL")])
 def test_what_may_go_on_is_started_again(
-    build_run: BuildRun, trained: Trained, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int, ending: str
+    build_run: BuildRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int, ending: str
 ):
     """Twice it ends early, and the third life ends with a result."""
     caplog.set_level("INFO")
