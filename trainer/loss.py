@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 
@@ -30,40 +29,6 @@ class Chunks(NamedTuple):
     weights: Float[Array, "*n b c"]
 
 
-def loss_sums(
-    hidden: Float[Array, "b t d"],
-    head: Float[Array, "d v"] | Int[Array, "b t"],
-    tokens: Int[Array, "b t"] | None = None,
-    *,
-    compute_dtype: DTypeLike | None = None,
-    chunk_tokens: int | None = None,
-    targets_weight: Float[Array, "b t"] | None = None,
-) -> LossSums:
-    """Each position but the last predicts the token after it. The sums may be differentiated; `objective_sums` is faster for that.
-
-    `squared_log_z` is the sum of logsumexp(logits)², which z-loss weighs (PaLM, §5).
-
-    Args:
-        compute_dtype: the type of the products; by default that of `hidden`.
-        chunk_tokens: logits of about so many tokens exist at a time, but of at least one position of every row; None is all. The
-            backward pass computes those of each chunk again.
-        targets_weight: how much the prediction made at each position counts; what it says of the last one is not used. None is 1: then
-            the first token of a document is predicted from the end of the one before it in the row, and counts, as in the record.
-    """
-    if tokens is None:
-        return _plain_sums(hidden, head)
-    chunks = cut_chunks(hidden.astype(compute_dtype or hidden.dtype), tokens, targets_weight, chunk_tokens)
-    head = head.astype(chunks.hidden.dtype)
-    measure = measure_chunk if chunk_tokens is None else jax.checkpoint(measure_chunk)
-
-    def add(sums: tuple[Array, Array], chunk: Chunks) -> tuple[tuple[Array, Array], None]:
-        cross_entropy, squared_log_z = measure(chunk, head)
-        return (sums[0] + cross_entropy, sums[1] + squared_log_z), None
-
-    (cross_entropy, squared_log_z), _ = jax.lax.scan(add, (jnp.zeros(()), jnp.zeros(())), chunks)
-    return LossSums(cross_entropy, squared_log_z, jnp.sum(chunks.weights))
-
-
 def objective_sums(
     hidden: Float[Array, "b t d"],
     head: Float[Array, "d v"],
@@ -73,10 +38,16 @@ def objective_sums(
     chunk_tokens: int | None = None,
     targets_weight: Float[Array, "b t"] | None = None,
 ) -> tuple[Float[Array, ""], LossSums]:
-    """cross_entropy + z_loss · squared_log_z, to be differentiated; beside it the sums, which have no gradient.
+    """Σ cross-entropy + z_loss · Σ logsumexp(logits)², to be differentiated (z-loss: PaLM, §5); beside it the sums, without gradients.
 
-    Products run in the type of `hidden`. As the weight of z-loss is known in the forward pass, the gradients are formed there, while a
-    chunk of logits is at hand: no logits are kept, and none are computed again. The other arguments are those of `loss_sums`.
+    Each position but the last predicts the token after it. Products run in the type of `hidden`. The weight of z-loss is known in the
+    forward pass: so the gradients are formed there, while a chunk of logits is at hand. No logits are kept, none are computed again.
+
+    Args:
+        z_loss: the weight of the second sum; 0 is off.
+        chunk_tokens: logits of about so many tokens exist at a time, but of at least one position of every row; None is all.
+        targets_weight: how much the prediction made at each position counts; what it says of the last one is not used. None is 1: then
+            the first token of a document is predicted from the end of the one before it in the row, and counts, as in the record.
     """
     chunks = cut_chunks(hidden, tokens, targets_weight, chunk_tokens)
     objective, sums = _objective(chunks, head, jnp.asarray(z_loss, jnp.float32))
@@ -179,12 +150,3 @@ def differentiate_chunk(
     of_logits = of_logits.astype(head.dtype)
     of_hidden = jnp.einsum("bcv,dv->bcd", of_logits, head)
     return sums, of_hidden, jnp.einsum("bcd,bcv->dv", chunk.hidden, of_logits, preferred_element_type=jnp.float32)
-
-
-def _plain_sums(logits: Float[Array, "b t v"], tokens: Int[Array, "b t"]) -> LossSums:
-    predictions = logits[:, :-1].astype(jnp.float32)
-    targets = tokens[:, 1:]
-    log_z = jax.nn.logsumexp(predictions, axis=-1)
-    is_target = jnp.arange(predictions.shape[-1]) == targets[..., None]
-    chosen = jnp.sum(jnp.where(is_target, predictions, 0.0), axis=-1)
-    return LossSums(jnp.sum(log_z - chosen), jnp.sum(log_z**2), jnp.asarray(targets.size, jnp.float32))

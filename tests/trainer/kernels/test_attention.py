@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer.kernels import cudnn, splash, xla
-from trainer.kernels.attention import attend
+from trainer.kernels import cudnn, splash
+from trainer.kernels.attention import attend, implementation
 
 KERNELS: dict[str, Callable[..., jax.Array]] = {
-    "xla": xla.attend,
+    "xla": implementation("xla"),
     "splash": partial(splash.attend, interpret=True),
     "cudnn": partial(cudnn.attend, implementation="xla"),
 }

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from trainer.config import AdamW, ModelConfig, Rope
-from trainer.loss import loss_sums
+from trainer.loss import objective_sums
 from trainer.metrics import Row
-from trainer.model.decoder import logits
+from trainer.model.decoder import head_weight, hidden_states
 from trainer.model.params import Params, init_params
 from trainer.optimizer import build_optimizer
 from trainer.recorder import values_of
@@ -96,7 +96,8 @@ def train(run: Run) -> list[Row]:
 @cache
 def _compiled() -> tuple[TrainStep, Callable[[Params, np.ndarray], jax.Array]]:
     def evaluate(params: Params, tokens: np.ndarray) -> jax.Array:
-        sums = loss_sums(logits(params, jax.numpy.asarray(tokens), MODEL), jax.numpy.asarray(tokens))
+        ids = jax.numpy.asarray(tokens)
+        _, sums = objective_sums(hidden_states(params, ids, MODEL), head_weight(params, MODEL), ids, 0.0)
         return sums.cross_entropy / sums.tokens
 
     return build_train_step(MODEL, OPTIMIZER), jax.jit(evaluate)
