@@ -114,7 +114,7 @@ class Checkpoints:
         """
         self.wait()
         path = self.folder / str(step)
-        if step not in self._damaged and is_committed(path):
+        if _agreed(int(step not in self._damaged and is_committed(path))):  # the first process has just committed it, or not yet
             return
         if is_first():
             remove_unfinished(self.folder)

@@ -13,6 +13,7 @@ Process 0 alone writes metrics, heartbeat and result; all write checkpoints.
 
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -27,7 +28,7 @@ from trainer.exit_codes import ExitCode
 
 DEFAULT_HEARTBEAT_SECONDS = 60
 START_SECONDS = 300
-"""How long a process waits for the others when it starts."""
+"""How long a process waits for the others when it starts, and when it ends."""
 ERROR_SECONDS = 10
 """How long a process that cannot go on waits for others that cannot either."""
 KEPT_DECISIONS = 64
@@ -59,7 +60,7 @@ def start(environment: Mapping[str, str] = os.environ) -> Process:
             process_id=index,
             initialization_timeout=START_SECONDS,
             heartbeat_timeout_seconds=heartbeat_seconds,
-            shutdown_timeout_seconds=heartbeat_seconds,
+            shutdown_timeout_seconds=START_SECONDS,
         )
     except (RuntimeError, ValueError) as error:
         raise TrainingError(f"the processes of this run did not come together: {error}") from error
@@ -155,12 +156,14 @@ def joined() -> Iterator[Process]:
         yield process
     except jax.errors.JaxRuntimeError as error:
         _end(f"another process of this run is gone, or a device failed: start all processes again. {error}", ExitCode.LOST)
-    except PhasewiseError as error:
+    except Exception as error:
         if not _all_end():
-            _end(str(error), error.exit_code)
-        raise
-    finally:
+            if not isinstance(error, PhasewiseError):
+                traceback.print_exc()
+            _end(f"{error}", getattr(error, "exit_code", ExitCode.REFUSED))
         jax.distributed.shutdown()
+        raise
+    jax.distributed.shutdown()
 
 
 def _all_end() -> bool:
