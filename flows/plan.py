@@ -11,10 +11,13 @@ from tasks.data.source import Source
 from tasks.data.standins import StandIn, missing_stand_ins, stand_in_source
 from tasks.home import Home
 from trainer.checkpoint_path import checkpoint_path
-from trainer.config import Graft, LossEvaluation, RunConfig, StartFrom
+from trainer.config import Execution, Graft, LossEvaluation, Mesh, RunConfig, StartFrom
 from trainer.data.mixture import MixtureSchedule, check_shares
 from trainer.errors import ConfigError, TrainingError
 from trainer.storage import read_json
+
+ON_THIS_MACHINE = Execution(mesh=Mesh(replica=1, fsdp=1, tensor=1))
+"""How a phase of the local slice is carried out: on one device, also where there are more. Its bits do not depend on their number."""
 
 
 def sources_of(recipe: Recipe, home: Home) -> dict[str, Source]:
@@ -136,6 +139,7 @@ def build_run(
         caches={name: str(caches[name]) for name in phase.components},
         verdict=str(home.verdict(recipe.run_name, phase.name, "data")),
         output=str(home.run(recipe.run_name, phase.name)),
+        execution=ON_THIS_MACHINE,
         evaluation=_loss_evaluation(phase, held_out),
     )
 
