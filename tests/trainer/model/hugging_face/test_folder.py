@@ -1,0 +1,202 @@
+"""Folders of safetensors: bit for bit there and back, whole or not at all, and refused where they are not what they say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import trainer.model.hugging_face.folder as folder_module
+from trainer.config import ModelConfig
+from trainer.errors import CheckpointError, ConfigError
+from trainer.model.hugging_face import TokenizerFiles, read_folder, write_folder
+from trainer.model.hugging_face.config import Computation
+from trainer.model.params import Params, init_params
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama tied": {"tied_head": True},
+    "qwen": {"qk_norm": True, "head_dim": 6, "num_kv_heads": 1},
+    "qwen tied": {"qk_norm": True, "tied_head": True},
+}
+
+
+def changed(model: ModelConfig, **fields: Any) -> ModelConfig:
+    return ModelConfig.model_validate({**model.model_dump(), **fields})
+
+
+def random_params(config: ModelConfig) -> Params:
+    """Every weight, gains among them, with numbers of its own."""
+    rng = np.random.default_rng(5)
+    return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), init_params(0, config))
+
+
+def assert_same(one: Params, other: Params) -> None:
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for left, right in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert left.dtype == right.dtype == np.float32
+        assert np.asarray(left).tobytes() == np.asarray(right).tobytes()
+
+
+@pytest.fixture
+def params(model: ModelConfig) -> Params:
+    return random_params(model)
+
+
+@pytest.fixture
+def exported(tmp_path: Path, params: Params, model: ModelConfig) -> Path:
+    write_folder(tmp_path / "out", params, model)
+    return tmp_path / "out"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_weights_and_model_survive_the_way_there_and_back(tmp_path: Path, model: ModelConfig, variant: str):
+    config = changed(model, **VARIANTS[variant])
+    params = random_params(config)
+    write_folder(tmp_path / "out", params, config)
+    found, described = read_folder(tmp_path / "out")
+    assert described == config
+    assert_same(found, params)
+
+
+def test_every_element_is_where_they_look_for_it(exported: Path, params: Params, model: ModelConfig):
+    """By the words of their modules: rows of a projection are outputs, and head h has the rows from h · head_dim."""
+    tensors, blocks = load_file(exported / "model.safetensors"), params["blocks"]
+    prefix = "model.layers.1."
+    assert tensors[prefix + "self_attn.q_proj.weight"][2 * model.head_dim + 3, 7] == blocks["query"][1, 7, 2, 3]
+    assert tensors[prefix + "self_attn.k_proj.weight"][1 * model.head_dim + 5, 30] == blocks["key"][1, 30, 1, 5]
+    assert tensors[prefix + "self_attn.v_proj.weight"][1 * model.head_dim + 5, 30] == blocks["value"][1, 30, 1, 5]
+    assert tensors[prefix + "self_attn.o_proj.weight"][9, 3 * model.head_dim + 1] == blocks["output"][1, 3, 1, 9]
+    assert tensors[prefix + "mlp.gate_proj.weight"][40, 2] == blocks["gate"][1, 2, 40]
+    assert tensors[prefix + "mlp.up_proj.weight"][40, 2] == blocks["up"][1, 2, 40]
+    assert tensors[prefix + "mlp.down_proj.weight"][2, 40] == blocks["down"][1, 40, 2]
+    assert tensors[prefix + "input_layernorm.weight"][4] == blocks["attention_norm"][1, 4]
+    assert tensors[prefix + "post_attention_layernorm.weight"][4] == blocks["mlp_norm"][1, 4]
+    assert tensors["model.embed_tokens.weight"][200, 11] == params["embedding"][200, 11]
+    assert tensors["model.norm.weight"][4] == params["final_norm"][4]
+    assert tensors["lm_head.weight"][200, 11] == params["head"][11, 200]
+    assert len(tensors) == 2 * 9 + 3
+
+
+def test_large_models_are_cut_into_files_with_an_index(tmp_path: Path, params: Params, model: ModelConfig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(folder_module, "MAX_SHARD_BYTES", 20_000)
+    write_folder(tmp_path / "out", params, model)
+    index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
+    names = sorted(set(index["weight_map"].values()))
+    assert names == [f"model-{number:05d}-of-{len(names):05d}.safetensors" for number in range(1, len(names) + 1)]
+    assert len(names) > 3
+    sizes = [sum(tensor.nbytes for tensor in load_file(tmp_path / "out" / name).values()) for name in names]
+    assert sum(sizes) == index["metadata"]["total_size"] == sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    alone = params["embedding"].nbytes
+    assert all(size <= 20_000 or size == alone for size in sizes)
+    assert_same(read_folder(tmp_path / "out")[0], params)
+
+
+def test_bfloat16_is_rounded_once_and_read_without_loss(tmp_path: Path, params: Params, model: ModelConfig):
+    write_folder(tmp_path / "out", params, model, dtype="bfloat16")
+    found, _ = read_folder(tmp_path / "out")
+    assert json.loads((tmp_path / "out/config.json").read_text())["torch_dtype"] == "bfloat16"
+    assert_same(found, jax.tree.map(lambda leaf: leaf.astype(ml_dtypes.bfloat16).astype(np.float32), params))
+
+
+def test_how_it_is_computed_is_said_by_the_reader(exported: Path, model: ModelConfig):
+    _, config = read_folder(exported, computation=Computation("bfloat16", float32_attention=True))
+    assert config == changed(model, compute_dtype="bfloat16", float32_attention=True)
+
+
+def test_tokenizer_files_and_the_ids_of_begin_and_end_go_along(tmp_path: Path, params: Params, model: ModelConfig):
+    write_folder(tmp_path / "out", params, model, tokenizer=TokenizerFiles({"tokenizer.json": b"{}"}, begin_of_text=3, end_of_text=4))
+    assert (tmp_path / "out/tokenizer.json").read_bytes() == b"{}"
+    for name in ("config.json", "generation_config.json"):
+        written = json.loads((tmp_path / "out" / name).read_text())
+        assert (written["bos_token_id"], written["eos_token_id"]) == (3, 4)
+
+
+def test_an_empty_folder_is_taken_and_no_other(tmp_path: Path, params: Params, model: ModelConfig):
+    (tmp_path / "empty").mkdir()
+    write_folder(tmp_path / "empty", params, model)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "empty").iterdir()}
+    (tmp_path / "file").touch()
+    for taken in ("empty", "file"):
+        with pytest.raises(ConfigError, match="must be new or empty"):
+            write_folder(tmp_path / taken, params, model)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "empty").iterdir()} == before
+    assert {path.name for path in tmp_path.iterdir()} == {"empty", "file"}
+
+
+def test_what_fails_half_way_leaves_nothing(tmp_path: Path, params: Params, model: ModelConfig, monkeypatch: pytest.MonkeyPatch):
+    def fail(*arguments: object) -> None:
+        assert len(list(tmp_path.iterdir())) == 1  # what is staged, and not the folder
+        assert not (tmp_path / "out").exists()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder_module, "save_file", fail)
+    with pytest.raises(ConfigError, match="cannot be written: No space left"):
+        write_folder(tmp_path / "out", params, model)
+    assert list(tmp_path.iterdir()) == []
+
+
+def edit(folder: Path, **tensors: np.ndarray | None) -> None:
+    """Change tensors of a folder, or with None take them out."""
+    path = folder / "model.safetensors"
+    found = {**load_file(path), **{name.replace("__", "."): tensor for name, tensor in tensors.items()}}
+    save_file({name: tensor for name, tensor in found.items() if tensor is not None}, path, {"format": "pt"})
+
+
+def test_missing_and_unexpected_tensors_are_refused(exported: Path):
+    edit(exported, model__norm__weight=None)
+    with pytest.raises(CheckpointError, match=r"misses tensors: model\.norm\.weight\. It must"):
+        read_folder(exported)
+    edit(exported, model__norm__weight=np.ones(32, np.float32), model__extra=np.ones(1, np.float32))
+    with pytest.raises(CheckpointError, match=r"has unexpected tensors: model\.extra\. It must"):
+        read_folder(exported)
+
+
+def test_many_missing_tensors_are_counted(exported: Path):
+    described = json.loads((exported / "config.json").read_text())
+    (exported / "config.json").write_text(json.dumps({**described, "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 3}))
+    with pytest.raises(CheckpointError, match="and 12 more"):
+        read_folder(exported)
+
+
+def test_other_shapes_and_types_are_refused(exported: Path):
+    edit(exported, lm_head__weight=np.ones((256, 31), np.float32))
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight .* shape \[256, 32\], found \[256, 31\]"):
+        read_folder(exported)
+    edit(exported, lm_head__weight=np.ones((256, 32), np.float64))
+    with pytest.raises(CheckpointError, match="found F64"):
+        read_folder(exported)
+
+
+def test_a_tied_head_may_be_there_if_it_is_the_embedding(tmp_path: Path, model: ModelConfig):
+    config = changed(model, tied_head=True)
+    params = random_params(config)
+    write_folder(tmp_path / "out", params, config)
+    edit(tmp_path / "out", lm_head__weight=params["embedding"])
+    assert_same(read_folder(tmp_path / "out")[0], params)
+    edit(tmp_path / "out", lm_head__weight=params["embedding"] + 1)
+    with pytest.raises(CheckpointError, match=r"unexpected tensors: lm_head\.weight"):
+        read_folder(tmp_path / "out")
+
+
+def test_what_is_no_such_folder_is_refused(tmp_path: Path, exported: Path):
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        read_folder(tmp_path)
+    weights = exported / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1000])
+    with pytest.raises(CheckpointError, match="is damaged"):
+        read_folder(exported)
+    weights.unlink()
+    with pytest.raises(CheckpointError, match="has neither"):
+        read_folder(exported)
+    (exported / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": "gone.safetensors"}}))
+    with pytest.raises(CheckpointError, match=r"gone\.safetensors is missing"):
+        read_folder(exported)
+    (exported / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="is no JSON"):
+        read_folder(exported)

@@ -1,0 +1,169 @@
+"""Our `ModelConfig` as the `config.json` of `LlamaForCausalLM` and `Qwen3ForCausalLM`, both ways."""
+
+from typing import Any, Literal, NamedTuple
+
+from pydantic import ValidationError
+
+from trainer.config import Llama3RopeScaling, ModelConfig, Rope
+from trainer.errors import CheckpointError, ConfigError
+
+LLAMA, QWEN3 = "LlamaForCausalLM", "Qwen3ForCausalLM"
+MODEL_TYPES = {LLAMA: "llama", QWEN3: "qwen3"}
+DTypeName = Literal["float32", "bfloat16"]
+
+FIELDS = {
+    "vocab_size": "vocab_size",
+    "seq_len": "max_position_embeddings",
+    "num_layers": "num_hidden_layers",
+    "d_model": "hidden_size",
+    "d_ff": "intermediate_size",
+    "num_query_heads": "num_attention_heads",
+    "rms_norm_epsilon": "rms_norm_eps",
+    "initializer_std": "initializer_range",
+}
+"""Our name → theirs, where both mean the same number and it must be there."""
+
+MUST_BE = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1}
+"""What the decoder has no other way to do; a key that is absent has this value."""
+
+ROPE_SCALING = {
+    "factor": "factor",
+    "low_frequency_factor": "low_freq_factor",
+    "high_frequency_factor": "high_freq_factor",
+    "original_max_positions": "original_max_position_embeddings",
+}
+
+
+class Computation(NamedTuple):
+    """What such a folder cannot say: in which types the model is computed."""
+
+    compute_dtype: DTypeName = "float32"
+    float32_attention: bool = False
+
+
+def to_hugging_face(config: ModelConfig, dtype: DTypeName) -> dict[str, Any]:
+    """The content of `config.json`, with RoPE in the words of version 4 and of version 5.
+
+    Raises:
+        ConfigError: their classes cannot do what the model does.
+    """
+    architecture = QWEN3 if config.qk_norm else LLAMA
+    if architecture == LLAMA:
+        _check_llama(config)
+    scaling = {}
+    if (found := config.rope.scaling) is not None:
+        scaling = {"rope_type": "llama3", **{theirs: getattr(found, ours) for ours, theirs in ROPE_SCALING.items()}}
+    return {
+        "architectures": [architecture],
+        "model_type": MODEL_TYPES[architecture],
+        **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "rope_theta": config.rope.theta,
+        "rope_scaling": scaling or None,
+        "rope_parameters": {"rope_theta": config.rope.theta, **(scaling or {"rope_type": "default"})},
+        "tie_word_embeddings": config.tied_head,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        **(_sliding_window(config) if architecture == QWEN3 else {"mlp_bias": False}),
+        "use_cache": True,
+        "torch_dtype": dtype,
+    }
+
+
+def _check_llama(config: ModelConfig) -> None:
+    if config.sliding_window is not None:
+        raise ConfigError(
+            f"{LLAMA} has no sliding window, found one of {config.sliding_window} tokens in a model without QK-norm: only a model with "
+            "QK-norm can be exported with its window."
+        )
+    if config.d_model % config.num_query_heads:
+        raise ConfigError(
+            f"{LLAMA} needs a d_model that is a multiple of num_query_heads, found {config.d_model} and {config.num_query_heads}: "
+            "such a model cannot be exported."
+        )
+
+
+def _sliding_window(config: ModelConfig) -> dict[str, Any]:
+    """In every layer, or in none."""
+    on = config.sliding_window is not None
+    kind = "sliding_attention" if on else "full_attention"
+    return {
+        "use_sliding_window": on,
+        "sliding_window": config.sliding_window,
+        "max_window_layers": 0 if on else config.num_layers,
+        "layer_types": [kind] * config.num_layers,
+    }
+
+
+def from_hugging_face(found: dict[str, Any], computation: Computation) -> ModelConfig:
+    """The model that a `config.json` describes.
+
+    Raises:
+        CheckpointError: it is of another kind, a number is missing or not possible, or it asks for what the decoder does not do.
+    """
+    architecture = _architecture(found)
+    for name, value in MUST_BE.items():
+        if found.get(name, value) != value:
+            raise CheckpointError(f"config.json must have {name} {value!r}, found {found[name]!r}: this decoder has no other.")
+    if missing := sorted(name for name in FIELDS.values() if found.get(name) is None):
+        raise CheckpointError(f"config.json must name {', '.join(missing)}, and does not.")
+    heads = found["num_attention_heads"]
+    try:
+        return ModelConfig(
+            **{ours: found[theirs] for ours, theirs in FIELDS.items()},
+            num_kv_heads=found.get("num_key_value_heads") or heads,
+            head_dim=found.get("head_dim") or found["hidden_size"] // heads,
+            rope=_rope(found),
+            qk_norm=architecture == QWEN3,
+            tied_head=found.get("tie_word_embeddings", False),
+            sliding_window=_window(found) if architecture == QWEN3 else None,
+            **computation._asdict(),
+        )
+    except ValidationError as error:
+        said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}, found {one['input']!r}" for one in error.errors())
+        raise CheckpointError(f"config.json describes no possible model: {said}.") from None
+
+
+def _architecture(found: dict[str, Any]) -> str:
+    """By the class's name, or where it has none by the model type."""
+    by_type = {kind: architecture for architecture, kind in MODEL_TYPES.items()}
+    kind = str(found.get("model_type"))
+    named: list[str] = found.get("architectures") or [by_type.get(kind, kind)]
+    if len(named) != 1 or named[0] not in MODEL_TYPES:
+        raise CheckpointError(
+            f"the architecture must be {LLAMA} or {QWEN3}, found {', '.join(named)} in config.json: this decoder has no other."
+        )
+    return named[0]
+
+
+def _rope(found: dict[str, Any]) -> Rope:
+    """From `rope_parameters` (version 5), else from `rope_theta` and `rope_scaling`."""
+    stated = found.get("rope_parameters") or found.get("rope_scaling") or {}
+    kind = stated.get("rope_type") or stated.get("type") or "default"
+    theta = stated.get("rope_theta", found.get("rope_theta"))
+    if kind not in {"default", "llama3"} or stated.get("partial_rotary_factor", 1.0) != 1.0:
+        raise CheckpointError(f"RoPE must be of the kind default or llama3 over the whole head, found {stated} in config.json.")
+    if missing := [name for name in ROPE_SCALING.values() if kind == "llama3" and name not in stated]:
+        raise CheckpointError(f"RoPE of the kind llama3 needs {', '.join(missing)}; config.json has {stated}.")
+    if theta is None:
+        raise CheckpointError("config.json must name rope_theta, and does not.")
+    scaling = Llama3RopeScaling(**{ours: stated[theirs] for ours, theirs in ROPE_SCALING.items()}) if kind == "llama3" else None
+    return Rope(theta=theta, scaling=scaling)
+
+
+def _window(found: dict[str, Any]) -> int | None:
+    """Their window, if every layer has it."""
+    layers = found["num_hidden_layers"]
+    window = found.get("sliding_window") if found.get("use_sliding_window") else None
+    if window is None:
+        return None
+    first = found.get("max_window_layers", 28)
+    kinds = found.get("layer_types") or ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
+    if set(kinds) == {"full_attention"}:
+        return None
+    if set(kinds) != {"sliding_attention"}:
+        count = kinds.count("sliding_attention")
+        raise CheckpointError(f"a sliding window must be in every layer or in none, found it in {count} of {layers} in config.json.")
+    return window
