@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.benchmarks import end_to_end, judgement, memory, peers, permutation, scan, step, tokenization, train_step
+from tests.benchmarks import checkpoints, end_to_end, judgement, memory, peers, permutation, scan, startup, step, tokenization, train_step
 from tests.benchmarks.loader import loader_ratios
 from tests.benchmarks.measure import Options, Row, on_cores
 
@@ -28,6 +28,8 @@ def loader(_options: Options) -> Iterator[Row]:
 SUBJECTS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "step": step.rows,
     "train_step": train_step.rows,
+    "startup": startup.rows,
+    "checkpoints": checkpoints.rows,
     "permutation": permutation.rows,
     "loader": loader,
     "tokenization": tokenization.rows,
@@ -56,7 +58,7 @@ def main() -> None:
     for subject in subjects:
         for row in SUBJECTS[subject](options):
             print(row, flush=True)
-    if {"peers", "scan"} & set(subjects) and peers.Place.found() is None:
+    if {"peers", "scan", "train_step"} & set(subjects) and peers.Place.found() is None:
         print(peers.HOW_TO)
 
 

@@ -34,6 +34,8 @@ MODEL = ModelConfig(
 )  # fmt: skip
 OPTIMIZER = AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1)
 SCHEDULED = Scheduled(learning_rate=6e-4, z_loss=0.0, max_grad_norm=1.0, ema_decay=0.0)
+EXECUTION = Execution(loss_chunk_tokens=512)
+"""Logits of all tokens are 134 MB, which a CPU pages in anew at each step."""
 SEQUENCES, WARM_UP, TIMED, TURNS = 16, 2, 5, 5
 Step = Callable[[], None]
 
@@ -54,7 +56,7 @@ def measure_step() -> dict[str, float]:
     """Compiled once, then timed with the loss fetched; `first_step_s` compiles and runs."""
     jax.config.update("jax_compilation_cache_dir", str(Path(tempfile.gettempdir()) / "phasewise-bench-compilation-cache"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    state, step, turns = fresh_state(), build_train_step(MODEL, OPTIMIZER, Execution()), rotation()
+    state, step, turns = fresh_state(), build_train_step(MODEL, OPTIMIZER, EXECUTION), rotation()
 
     def one() -> None:
         nonlocal state
@@ -134,7 +136,7 @@ def measure_instrumentation() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         to = {"layer_norms_every": 1, "tensorboard": importlib.util.find_spec("tensorboardX") is not None}
         with Recorder(build_run(Path(folder), steps=100, instrumentation=to), restored_step=0) as recorder:
-            whole = build_train_step(MODEL, OPTIMIZER, Execution())
+            whole = build_train_step(MODEL, OPTIMIZER, EXECUTION)
             sides = {"off": lambda: seconds(off), "on": lambda: seconds(on)}
             off, on = build_bare(whole), build_recorded(whole, recorder)
             in_turns(sides, WARM_UP)  # compiles
@@ -188,7 +190,7 @@ def build_run(folder: Path, *, steps: int, instrumentation: dict[str, Any]) -> R
             "order": {"seed": 0, "permutation": "feistel", "block_sequences": SEQUENCES},
             "checkpoints": {"every_steps": 10**6, "every_minutes": None, "keep_all": False}, "start": None,
             "caches": {component: str(write_random_cache(folder / "cache"))}, "verdict": "none",
-            "output": str(folder / "run"), "instrumentation": instrumentation,
+            "output": str(folder / "run"), "instrumentation": instrumentation, "execution": EXECUTION.model_dump(),
         }
     )  # fmt: skip
 
