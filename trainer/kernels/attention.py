@@ -41,7 +41,7 @@ def attend(
 
     Args:
         query, key, value: `h` is a multiple of `k`; query head i reads kv head i // (h / k).
-        segment_ids: equal numbers, 0 or more, mark positions of the same document; None is one document a row.
+        segment_ids: equal numbers mark positions of the same document; None is one document a row.
         kernel: "auto" chooses for the platform of this process. To compile for another one, name it.
         sliding_window: a position sees so many, itself included; None is all before it.
 

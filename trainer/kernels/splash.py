@@ -20,10 +20,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 from jaxtyping import Array, Float, Int
 
 LANES = 128
-"""Blocks are made of so many positions; a row is filled up to a multiple of it."""
+"""Blocks are made of so many positions. A row is filled up at its end to a multiple of it, where no position that is kept can see."""
 MAX_BLOCK, MAX_FUSED_BLOCKS = 512, 8
-PADDING = -1
-"""The segment of what fills a row up; others are 0 or more."""
 
 
 def attend(
@@ -40,17 +38,15 @@ def attend(
     Args:
         interpret: run the kernel's program step by step on any platform: slow, for tests.
     """
-    batch, length, heads, width = query.shape
+    _, length, heads, width = query.shape
     scaled = (query.astype(jnp.float32) * jnp.float32(width**-0.5)).astype(query.dtype)
     missing = -length % LANES
-    if missing and segment_ids is None:
-        segment_ids = jnp.zeros((batch, length), jnp.int32)
     q, k, v = (jnp.pad(x.swapaxes(1, 2), [(0, 0), (0, 0), (0, missing), (0, 0)]) for x in (scaled, key, value))
     kernel = build_kernel(heads, length + missing, sliding_window, interpret=interpret)
     if segment_ids is None:
         mixed = jax.vmap(lambda q, k, v: kernel(q, k, v))(q, k, v)
     else:
-        ids = jnp.pad(segment_ids.astype(jnp.int32), [(0, 0), (0, missing)], constant_values=PADDING)
+        ids = jnp.pad(segment_ids.astype(jnp.int32), [(0, 0), (0, missing)])
         mixed = jax.vmap(lambda q, k, v, ids: kernel(q, k, v, SegmentIds(ids, ids)))(q, k, v, ids)
     return mixed[:, :, :length].swapaxes(1, 2)
 

@@ -4,7 +4,6 @@ Shape letters: b batch, t query position, s key position, h query head, k kv hea
 q the queries of a block that share a kv head, g · its length.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -36,7 +35,6 @@ Operands = tuple[Float[Array, "b t h e"], Float[Array, "b k s e"], Float[Array, 
 """Queries times 1/√e; keys and values, head before position."""
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
 def attend(
     query: Float[Array, "b t h e"],
     key: Float[Array, "b s k e"],
@@ -45,6 +43,16 @@ def attend(
     sliding_window: int | None = None,
 ) -> Float[Array, "b t h e"]:
     """As `trainer.kernels.attention.attend`. Products run in the type of `query`, their sums are float32."""
+    return _attend(query, key, value, segment_ids, sliding_window)
+
+
+def _attend_plain(
+    query: Float[Array, "b t h e"],
+    key: Float[Array, "b s k e"],
+    value: Float[Array, "b s k e"],
+    segment_ids: Int[Array, "b t"] | None,
+    sliding_window: int | None,
+) -> Float[Array, "b t h e"]:
     return _attend_forward(query, key, value, segment_ids, sliding_window)[0]
 
 
@@ -79,7 +87,8 @@ def _attend_backward(
     return scaled.astype(query.dtype), *back, None
 
 
-attend.defvjp(_attend_forward, _attend_backward)
+_attend = jax.custom_vjp(_attend_plain, nondiff_argnums=(4,))
+_attend.defvjp(_attend_forward, _attend_backward)
 
 
 def blocks(length: int, sliding_window: int | None) -> list[Block]:
