@@ -66,14 +66,14 @@ class Recorder:
         """The row of the update that made `step` updates of them, and the heartbeat.
 
         Raises:
-            TrainingDiverged: the loss, the gradients' norm or the weights' norm is no number.
+            TrainingDiverged: the loss, the gradients' norm or the weights' norm is no number. Of an update that was skipped only the last counts.
         """
         values = values_of(measured, self._slots if self._layers_are_due(step) else ())
         if self._file is not None:
             finite = {name: value if math.isfinite(value) else None for name, value in {**values, **more}.items()}
             row = {"step": step, **finite, **scheduled_row(self._run, step - 1)}
             self._append(self._file, {**row, **self._times(row)})
-        for name in MUST_BE_FINITE:
+        for name in MUST_BE_FINITE if not values.get("skipped") else ("param_norm",):
             if not math.isfinite(values[name]):
                 raise TrainingDiverged(
                     f"phase {self._run.phase}: {name} is {values[name]} at step {step}. "

@@ -147,6 +147,15 @@ def test_numbers_that_are_none_end_the_run_and_stand_as_null(make_run: MakeRun, 
     assert row["eval_loss"] is None
 
 
+def test_an_update_that_was_skipped_may_have_no_number_but_the_weights_may_not(make_run: MakeRun):
+    run, nan = make_run("skipped"), np.float32(math.nan)
+    skipped = {"skipped": np.bool_(True), "loss": nan, "grad_norm": nan}
+    with Recorder(run, restored_step=0) as recorder:
+        recorder.write(1, measured(len(slot_names(run.model)), **skipped), {})
+        with pytest.raises(TrainingDiverged, match="param_norm is nan at step 2"):
+            recorder.write(2, measured(len(slot_names(run.model)), **skipped, param_norm=nan), {})
+
+
 def test_every_name_that_is_written_is_in_the_table(make_run: MakeRun):
     run = make_run("named", instrumentation={"layer_norms_every": 1})
     with Recorder(run, restored_step=0) as recorder:
