@@ -17,7 +17,7 @@ FEW = [
 ]
 REAL_ITEMS_A_FORMAT = 60
 KNOWN_SHORTFALLS = {
-    "choices alone",  # choices of one to three words each hold no rare run of four
+    "choices alone",  # a few say nothing that other texts do not: four hours of the day, one sentence with three fruits
     "split over two documents, prose between, whole",
     "split over two documents, prose between, a part alone",  # half of a short item says too little to be held for the other half
     "punctuation deleted, whole",

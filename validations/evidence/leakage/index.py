@@ -9,19 +9,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
+from string import ascii_uppercase
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32, UInt8, UInt64
+from jaxtyping import Bool, Float32, Int32, Int64, UInt8, UInt64
 
 from trainer.code_digest import code_digest
 from trainer.errors import DataError
 from trainer.storage import digest_of_json, read_json, write_json
 from validations.evidence.leakage import escapes, fold, segments, words
 from validations.evidence.leakage.items import BenchmarkItem
-from validations.evidence.leakage.segments import GRAM_FACTOR, PASSAGE, Segments, distinct, part_sizes, word_weights
+from validations.evidence.leakage.segments import CHOICE, GRAM_FACTOR, PASSAGE, Segments, distinct, part_sizes, word_weights
+from validations.evidence.leakage.words import split_words
 
 SEED_WORDS, GRAM_WORDS = 4, 2
 COMMON_SEED_ITEMS, MIN_SEEDS = 8, 8
+MAX_OWN_ITEMS, MAX_OWN_SHARE = 3, 0.005
+MAX_COUNTED = 1000
 BUCKET_BITS, FILTER_BITS = 20, 27
 TABLE_NAME = "index.json"
 CODE = (escapes, fold, words, segments, sys.modules[__name__])
@@ -35,6 +39,7 @@ class LeakageIndex:
         names: (benchmark, id) of each item.
         hashes, weights: of each word; a word weighs more the fewer items hold it; the average word weighs 1.
         grams: hash of the two words from here on, or of a segment's only word; 0 where none starts.
+        own_grams: those that few items of the same task hold: what is left of an item without its task's turns of phrase.
         segment_starts, segment_kinds: first word and kind of each segment; `item_segments`: first segment of each item.
         is_excerpt: of each item.
         part_words, distinct_words, telling_words, telling_words_with_question, part_weights: see `PartSizes`.
@@ -47,6 +52,7 @@ class LeakageIndex:
     hashes: UInt64[np.ndarray, "w"]
     weights: Float32[np.ndarray, "w"]
     grams: UInt64[np.ndarray, "w"]
+    own_grams: Bool[np.ndarray, "w"]
     segment_starts: Int32[np.ndarray, "s+1"]
     segment_kinds: UInt8[np.ndarray, "s"]
     item_segments: Int32[np.ndarray, "i+1"]
@@ -88,14 +94,16 @@ class LeakageIndex:
         _check(items)
         of_items = Segments.of(items)
         seeds, places = _seeds(of_items)
-        weights = word_weights(of_items, [item.task for item in items])
+        tasks = [item.task for item in items]
+        weights, grams = word_weights(of_items, tasks), _grams(of_items)
         sizes = part_sizes(of_items, weights)
         return cls(
             names=tuple((item.benchmark, item.id) for item in items),
             digest=index_digest(items),
             hashes=of_items.hashes,
             weights=weights,
-            grams=_grams(of_items),
+            grams=grams,
+            own_grams=_own_grams(of_items, grams, tasks),
             segment_starts=of_items.starts,
             segment_kinds=of_items.kinds,
             item_segments=of_items.item_segments,
@@ -163,11 +171,27 @@ def _grams(segments: Segments) -> UInt64[np.ndarray, "w"]:
     return pairs
 
 
+def _own_grams(segments: Segments, grams: UInt64[np.ndarray, "w"], tasks: Sequence[str]) -> Bool[np.ndarray, "w"]:
+    """Which grams at most `MAX_OWN_ITEMS`, or `MAX_OWN_SHARE`, of their task's items hold."""
+    _, gram = np.unique(grams, return_inverse=True)
+    _, task_of_item = np.unique(np.array(tasks), return_inverse=True)
+    items, num_items, num_tasks = segments.item_of_word.astype(np.int64), len(tasks), int(task_of_item.max()) + 1
+    held = distinct(gram.astype(np.int64) * num_items + items)
+    of_task = np.sort(held // num_items * num_tasks + task_of_item[held % num_items])
+    wanted = gram.astype(np.int64) * num_tasks + task_of_item[items]
+    held_by = np.searchsorted(of_task, wanted, side="right") - np.searchsorted(of_task, wanted)
+    limit = np.maximum(MAX_OWN_ITEMS, MAX_OWN_SHARE * np.bincount(task_of_item)[task_of_item[items]])
+    return (grams != 0) & (held_by <= limit)
+
+
 def _seeds(segments: Segments) -> tuple[UInt64[np.ndarray, "g"], Int32[np.ndarray, "g"]]:
     """Runs of four words that few items share, and of each segment at least its eight rarest; sorted by hash, with where they start."""
     runs = segments.runs(SEED_WORDS)
     places = np.flatnonzero((runs != 0) & (segments.kinds[segments.segment_of_word] != PASSAGE))
     runs, items, owners = runs[places], segments.item_of_word[places], segments.segment_of_word[places]
+    joined = _joined_choices(segments)
+    runs, items, places = (np.concatenate(parts) for parts in zip((runs, items, places), joined, strict=True))
+    owners = np.append(owners, len(segments.kinds) + joined[1])
     _, run = np.unique(runs, return_inverse=True)
     num_items = len(segments.item_segments) - 1
     shared_by = np.bincount(distinct(run.astype(np.int64) * num_items + items) // num_items, minlength=int(run.max(initial=0)) + 1)[run]
@@ -178,6 +202,56 @@ def _seeds(segments: Segments) -> tuple[UInt64[np.ndarray, "g"], Int32[np.ndarra
     runs, places = runs[kept], places[kept]
     order = np.lexsort((places, runs))
     return runs[order], places[order].astype(np.int32)
+
+
+def _joined_choices(segments: Segments) -> tuple[UInt64[np.ndarray, "n"], Int32[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
+    """Runs of four words that go over from one choice to the next, with and without letters before the choices, items, first words.
+
+    Only of items whose choices are too short to have such runs within.
+    """
+    of_choices = segments.kinds == CHOICE
+    item_of_segment = segments.item_of_word[segments.starts[:-1]]
+    has_runs = (
+        np.bincount(item_of_segment[of_choices & (np.diff(segments.starts) >= SEED_WORDS)], minlength=len(segments.item_segments)) > 1
+    )
+    chosen = np.flatnonzero(of_choices & ~has_runs[item_of_segment])
+    places = np.flatnonzero(np.isin(segments.segment_of_word, chosen))
+    items, first_of_item = item_of_segment[chosen], np.searchsorted(item_of_segment[chosen], item_of_segment[chosen])
+    letters = np.array([split_words(letter.encode()).hashes[0] for letter in ascii_uppercase])
+    before = np.searchsorted(places, segments.starts[chosen])
+    lettered = np.insert(segments.hashes[places], before, letters[(np.arange(len(chosen)) - first_of_item) % len(letters)])
+    found = [
+        _runs_over(segments.hashes[places], segments.item_of_word[places], places),
+        _runs_over(lettered, np.insert(segments.item_of_word[places], before, items), np.insert(places, before, segments.starts[chosen])),
+    ]
+    runs, items, places = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return runs, items, places
+
+
+def _runs_over(
+    hashes: UInt64[np.ndarray, "w"], items: Int32[np.ndarray, "w"], places: Int64[np.ndarray, "w"]
+) -> tuple[UInt64[np.ndarray, "n"], Int32[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
+    """The runs of four words that stay in one item, without those that count on, their items and where they start."""
+    count = max(0, len(hashes) - SEED_WORDS + 1)
+    runs = np.zeros(count, np.uint64)
+    for offset in range(SEED_WORDS):
+        runs = runs * GRAM_FACTOR + hashes[offset : offset + count]
+    kept = (items[:count] == items[len(items) - count :]) & ~_counts_on(hashes, count)
+    return runs[kept], items[:count][kept], places[:count][kept]
+
+
+def _counts_on(hashes: UInt64[np.ndarray, "w"], count: int) -> Bool[np.ndarray, "n"]:
+    """Runs of numbers with equal differences, such as 2 4 6 8: they stand in every table."""
+    numbers = np.array([split_words(str(number).encode()).hashes[0] for number in range(MAX_COUNTED)])
+    order = np.argsort(numbers)
+    found = np.minimum(np.searchsorted(numbers[order], hashes), MAX_COUNTED - 1)
+    is_number, values = numbers[order][found] == hashes, order[found]
+    numeric, steps = np.ones(count, bool), np.diff(values)
+    for offset in range(SEED_WORDS):
+        numeric &= is_number[offset : offset + count]
+    for offset in range(1, SEED_WORDS - 1):
+        numeric &= steps[offset : offset + count] == steps[:count]
+    return numeric
 
 
 def _filter(seeds: UInt64[np.ndarray, "g"]) -> UInt8[np.ndarray, "f"]:

@@ -11,8 +11,19 @@ What is decided by the scores stands in `rules`.
 import numpy as np
 
 from validations.evidence.leakage.compiled import compiled
-from validations.evidence.leakage.index import BUCKET_BITS, GRAM_WORDS, SEED_WORDS
-from validations.evidence.leakage.rules import ALIKE, JOINED_EXTRA, MIN_EACH, MIN_NUMBERS, MIN_NUMBERS_SHARE, VERBATIM
+from validations.evidence.leakage.index import GRAM_WORDS
+from validations.evidence.leakage.rules import (
+    ALIKE,
+    COMPLETE,
+    JOINED_EXTRA,
+    MIN_EACH,
+    MIN_NUMBERS,
+    MIN_NUMBERS_SHARE,
+    MIN_OWN_GRAMS,
+    MIN_OWN_SHARE,
+    VERBATIM,
+)
+from validations.evidence.leakage.seeds import has_seeds, in_line
 from validations.evidence.leakage.segments import ANSWER, CHOICE, NUM_KINDS, PASSAGE, QUESTION, SOLUTION
 from validations.evidence.leakage.segments import GRAM_FACTOR as _FACTOR
 from validations.evidence.leakage.words import NUMBER_MARK
@@ -20,39 +31,12 @@ from validations.evidence.leakage.words import NUMBER_MARK
 SLACK_WORDS, WINDOW_PER_ITEM = 16, 1.3
 SAME_LINE_WORDS = 4
 MIN_HELD_SHARE = 0.2
-COUNTS = 6
-FOUND, NUMBER_THERE = np.uint8(1), np.uint8(2)
+COUNTS = 8
+FOUND, NUMBER_THERE, GRAM_FOUND = np.uint8(1), np.uint8(2), np.uint8(4)
 """Of a word of an item: it stands in the window beside its neighbour; it is a number, and stands there anywhere."""
 SKETCH_BITS = 14
 SKETCH_SIZE = (1 << SKETCH_BITS) // 64
-_BUCKET_SHIFT, _SKETCH_SHIFT = np.uint64(64 - BUCKET_BITS), np.uint64(64 - SKETCH_BITS)
-
-
-@compiled()
-def find_seeds(words, seed_hashes, seed_words, seed_buckets, seed_filter, found_words, found_places):
-    """Places at which a rare run of an item starts: fills word of the index and place in the text. Gives their number."""
-    shift = np.uint64(64)
-    size = len(seed_filter) * 8
-    while size > 1:
-        size >>= 1
-        shift -= np.uint64(1)
-    count, room = 0, len(found_words)
-    for place in range(len(words) - SEED_WORDS + 1):
-        run = np.uint64(0)
-        for offset in range(SEED_WORDS):
-            run = run * _FACTOR + words[place + offset]
-        bit = (run * _FACTOR) >> shift
-        if not (seed_filter[bit >> np.uint64(3)] >> np.uint8(bit & np.uint64(7))) & np.uint8(1):
-            continue
-        bucket = run >> _BUCKET_SHIFT
-        for seed in range(seed_buckets[bucket], seed_buckets[bucket + np.uint64(1)]):
-            if seed_hashes[seed] > run:
-                break
-            if seed_hashes[seed] == run:
-                if count < room:
-                    found_words[count], found_places[count] = seed_words[seed], place
-                count += 1
-    return count
+_SKETCH_SHIFT = np.uint64(64 - SKETCH_BITS)
 
 
 @compiled()
@@ -130,13 +114,14 @@ def _mark(bounds, segment_starts, hashes, grams, text, scratch, stamp, flags, sp
             at = _slot(grams[word], keys, stamps, stamp)
             if stamps[at] == stamp:
                 flags[word - first_word : word - first_word + length] |= FOUND
+                flags[word - first_word] |= GRAM_FOUND
                 spans[segment - first_segment, 0] = min(spans[segment - first_segment, 0], places[at])
                 spans[segment - first_segment, 1] = max(spans[segment - first_segment, 1], places[at] + length - 1)
 
 
 @compiled(inline="always")
-def _count(flags, hashes, weights, start, end, first_word):
-    """Weight found and in all, words found and in all, numbers found and in all."""
+def _count(flags, hashes, weights, own, start, end, first_word):
+    """Weight found and in all, words found and in all, numbers found and in all, own grams found and in all."""
     counts = np.zeros(COUNTS)
     counts[3] = end - start
     for word in range(start, end):
@@ -144,6 +129,8 @@ def _count(flags, hashes, weights, start, end, first_word):
         counts[1] += weights[word]
         counts[5] += is_number
         counts[4] += flags[word - first_word] & NUMBER_THERE != 0
+        counts[7] += own[word]
+        counts[6] += own[word] and flags[word - first_word] & GRAM_FOUND != 0
         if flags[word - first_word] & FOUND:
             counts[0] += weights[word]
             counts[2] += 1
@@ -155,11 +142,13 @@ def _share(found):
     """By weight or by number of words, the smaller; nothing where most numbers are others: a twin by template."""
     if found[3] == 0 or (found[5] >= MIN_NUMBERS and found[4] < MIN_NUMBERS_SHARE * found[5]):
         return 0.0
+    if found[7] >= MIN_OWN_GRAMS and found[6] < MIN_OWN_SHARE * found[7]:
+        return 0.0
     return min(found[0] / found[1], found[2] / found[3])
 
 
 @compiled()
-def _score(flags, hashes, weights, segment_starts, segment_kinds, segments, scores, founds):
+def _score(flags, hashes, weights, own, segment_starts, segment_kinds, segments, scores, founds):
     """Score each kind of part: the share of its words that was found, by weight or by number, the smaller. Of solutions the best counts.
 
     `founds` holds what `_count` counts. Gives the largest share of words, of a part that can count alone.
@@ -171,7 +160,7 @@ def _score(flags, hashes, weights, segment_starts, segment_kinds, segments, scor
     for segment in range(first_segment, end_segment):
         kind = segment_kinds[segment]
         start, end = segment_starts[segment], segment_starts[segment + 1]
-        counts = _count(flags, hashes, weights, start, end, first_word)
+        counts = _count(flags, hashes, weights, own, start, end, first_word)
         if kind != SOLUTION:
             founds[kind] += counts
         elif _share(counts) > _share(founds[kind]) or founds[kind, 3] == 0:
@@ -206,10 +195,11 @@ def _run(words, place, hashes, word, segment_starts, segment_kinds, segments):
 
 
 @compiled()
-def _decide(scores, founds, rules, item, extra, run, parts):
+def _decide(scores, founds, rules, item, extra, run, is_in_line, parts):
     """Which parts count as found, with their scores: question, choices, answer or solution, the item as a whole. Gives whether any does.
 
-    `run` is a kind of part, and the share of one of its segments that stands there in one run.
+    `run` is a kind of part, and the share of one of its segments that stands there in one run. `is_in_line` says that the choices stand
+    there in their order.
     """
     alone, together, alone_scores, together_scores, _ = rules
     run_kind, run_share = run
@@ -217,7 +207,8 @@ def _decide(scores, founds, rules, item, extra, run, parts):
     for kind in (QUESTION, CHOICE, ANSWER, SOLUTION):
         needed = alone_scores[item, kind]
         is_run = alone[item, kind] == VERBATIM and run_kind == kind and run_share >= needed
-        if is_run or (alone[item, kind] == ALIKE and scores[kind] >= needed + extra):
+        is_complete = alone[item, kind] == COMPLETE and is_in_line and founds[kind, 2] == founds[kind, 3]
+        if is_run or is_complete or (alone[item, kind] == ALIKE and scores[kind] >= needed + extra):
             part = min(kind, ANSWER)
             parts[part] = max(parts[part], run_share if is_run else scores[kind])
     if parts[0] == 0 and parts[1] == 0 and parts[2] == 0:
@@ -230,18 +221,6 @@ def _decide(scores, founds, rules, item, extra, run, parts):
     return parts.max() > 0
 
 
-@compiled(inline="always")
-def _has_seeds(found_places, bounds, needed, until):
-    """Whether so many seeds of one item stand one after the other from the first of these on, none beyond `until`."""
-    count, last = 1, found_places[bounds[0]]
-    for at in range(bounds[0] + 1, bounds[1]):
-        if count >= needed or found_places[at] > until:
-            break
-        if found_places[at] > last:
-            count, last = count + 1, found_places[at]
-    return count >= needed
-
-
 @compiled()
 def score_candidates(candidates, text, index, rules, scratch, out):
     """Look for each candidate item around its seeds; fills `out` with what counts as found and gives how many, found or not stored.
@@ -249,12 +228,12 @@ def score_candidates(candidates, text, index, rules, scratch, out):
     Args:
         candidates: (words of the index, places in the text), sorted by item, then place.
         text: words, their grams, document of each word.
-        index: hashes, weights, grams, segment_starts, segment_kinds, item_segments, item_of_word.
+        index: hashes, weights, grams, own_grams, segment_starts, segment_kinds, item_segments, item_of_word.
         rules: as `rules.Rules`.
         scratch: keys, places, stamps of a hash table with at least twice the grams of the largest window.
         out: item, part, score, place of the seed, first place, last place.
     """
-    found_words, item_of_word = candidates[0], index[6]
+    found_words, item_of_word = candidates[0], index[7]
     stamp, count, first = scratch[2].max(), 0, 0
     while first < len(found_words):
         item, stop = item_of_word[found_words[first]], first + 1
@@ -273,7 +252,7 @@ def _score_item(item, bounds, candidates, text, index, rules, scratch, stamp, ou
     """
     found_words, found_places = candidates
     words, text_runs, documents = text
-    hashes, weights, grams, segment_starts, segment_kinds, item_segments, _ = index
+    hashes, weights, grams, own, segment_starts, segment_kinds, item_segments, _ = index
     segments = (item_segments[item], item_segments[item + 1])
     size = segment_starts[segments[1]] - segment_starts[segments[0]]
     reach = int(size * WINDOW_PER_ITEM) + SLACK_WORDS
@@ -290,7 +269,7 @@ def _score_item(item, bounds, candidates, text, index, rules, scratch, stamp, ou
         word, place = found_words[at], found_places[at]
         if place <= explained or (abs((place - word) - line) <= SAME_LINE_WORDS and place <= until):
             continue
-        if not _has_seeds(found_places, (at, bounds[1]), rules[4][item], place + reach):
+        if not has_seeds(found_places, (at, bounds[1]), rules[4][item], place + reach):
             continue
         line, until, stamp = place - word, place + size, stamp + 1
         flags[:] = 0
@@ -299,16 +278,17 @@ def _score_item(item, bounds, candidates, text, index, rules, scratch, stamp, ou
             is_sketched = True
         window = (max(0, place - reach), _middle(word, place, segment_starts, segments), min(len(words), place + reach))
         _mark(window, segment_starts, hashes, grams, (words, text_runs), table, stamp, flags, spans, segments)
-        share = _score(flags, hashes, weights, segment_starts, segment_kinds, segments, scores, founds)
+        share = _score(flags, hashes, weights, own, segment_starts, segment_kinds, segments, scores, founds)
         run_kind, run_share = _run(words, place, hashes, word, segment_starts, segment_kinds, segments)
-        is_found = _decide(scores, founds, rules, item, 0.0, (run_kind, run_share), parts)
+        is_in_line = rules[0][item, CHOICE] == COMPLETE and in_line(found_words, found_places, (at, bounds[1]), segments)
+        is_found = _decide(scores, founds, rules, item, 0.0, (run_kind, run_share), is_in_line, parts)
         if documents[place] != best_document:
             if best_share >= MIN_HELD_SHARE:
                 held[:], held_document = best, best_document
             best_share, best_document = 0.0, documents[place]
         if not is_found and share >= MIN_HELD_SHARE and held_document == documents[place] - 1:
-            _score(flags | held, hashes, weights, segment_starts, segment_kinds, segments, scores, founds)
-            is_found = _decide(scores, founds, rules, item, JOINED_EXTRA, (run_kind, 0.0), parts)
+            _score(flags | held, hashes, weights, own, segment_starts, segment_kinds, segments, scores, founds)
+            is_found = _decide(scores, founds, rules, item, JOINED_EXTRA, (run_kind, 0.0), False, parts)
         if share > best_share:
             best_share = share
             best[:] = flags

@@ -4,6 +4,7 @@
 |---|---|---|---|
 | the question, a solution, a long answer | 13 or more | 5 or more | alike |
 | the choices together | 13 or more | 8 or more | alike |
+| the choices together | 13 or more | fewer, but 6 with signs | all of them, in their order |
 | the question, a solution, a long answer | 13 or more | fewer, but 6 with signs | word for word |
 | the question alone | 8 to 12 | 6 or more | word for word |
 | an excerpt of ordinary text, such as a held-out document | 13 or more | | `min_copy_share` of it, in one run |
@@ -24,7 +25,7 @@ from validations.evidence.leakage.index import SEED_WORDS, LeakageIndex
 from validations.evidence.leakage.segments import ANSWER, CHOICE, PASSAGE, QUESTION, SOLUTION
 from validations.limits import LeakageLimits
 
-NEVER, ALIKE, VERBATIM = range(3)
+NEVER, ALIKE, VERBATIM, COMPLETE = range(4)
 PARTS = ("question", "choices", "answer", "item")
 MIN_VERBATIM_WORDS, MIN_TOGETHER_WORDS = 8, 6
 MIN_DISTINCT, MIN_DISTINCT_VERBATIM, MIN_DISTINCT_CHOICES = 5, 6, 8
@@ -33,7 +34,10 @@ LITTLE_SOLUTION_WEIGHT, MUCH_SOLUTION_WEIGHT, MAX_SOLUTION_NEEDED = 15.0, 50.0, 
 """Weight of a part, in average words, up to which nearly all of it must be there, and from which on `min_score` is enough. Of solutions,
 programs above all, it takes more: they are made of the same few phrases."""
 MIN_CHOICES_NEEDED, MIN_EACH = 0.8, 0.4
+MIN_SEEDS_IN_LINE = 6
+"""Rare runs, one after the other, that show choices which say little to be in their order."""
 MIN_NUMBERS, MIN_NUMBERS_SHARE = 2, 0.5
+MIN_OWN_GRAMS, MIN_OWN_SHARE = 3, 0.5
 WORDS_PER_SEED, MIN_SEEDS, MAX_SEEDS = 8, 2, 6
 JOINED_EXTRA = 0.05
 """Two halves from neighbouring documents must say more than one whole."""
@@ -62,7 +66,9 @@ def build_rules(index: LeakageIndex, limits: LeakageLimits) -> Rules:
     long = words >= limits.min_words
     alone[long & (index.distinct_words >= MIN_DISTINCT_VERBATIM)] = VERBATIM
     alone[long & (telling >= MIN_DISTINCT)] = ALIKE
-    alone[telling[:, CHOICE] < MIN_DISTINCT_CHOICES, CHOICE] = NEVER
+    is_complete = long[:, CHOICE] & (index.distinct_words[:, CHOICE] >= MIN_DISTINCT_VERBATIM)
+    few_telling = telling[:, CHOICE] < MIN_DISTINCT_CHOICES
+    alone[few_telling, CHOICE] = np.where(is_complete[few_telling], COMPLETE, NEVER)
     alone[:, PASSAGE] = NEVER
     question = words[:, QUESTION]
     is_short = (question >= MIN_VERBATIM_WORDS) & (question < limits.min_words) & (telling[:, QUESTION] >= MIN_DISTINCT_VERBATIM)

@@ -15,8 +15,9 @@ from trainer.config import Frozen
 from trainer.data.cache import TokenCache
 from validations.evidence.leakage.detokenize import build_detokenizer
 from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.match import SKETCH_SIZE, find_seeds, score_candidates, text_grams
+from validations.evidence.leakage.match import SKETCH_SIZE, score_candidates, text_grams
 from validations.evidence.leakage.rules import PARTS, Rules, build_rules
+from validations.evidence.leakage.seeds import find_seeds
 from validations.evidence.leakage.words import room_for, split_words
 from validations.limits import LeakageLimits
 
@@ -175,11 +176,12 @@ class _Scanner:
     def __init__(self, index: LeakageIndex, limits: LeakageLimits):
         rules, self._benchmarks = _prepared(index, limits)  # pyright: ignore[reportArgumentType]  # frozen models are hashable
         self._names = index.names
-        self._seeds = (index.seed_hashes, index.seed_words, index.seed_buckets, index.seed_filter)
-        self._rules = tuple(rules)
+        self._seeds = _read_only(index.seed_hashes, index.seed_words, index.seed_buckets, index.seed_filter)
+        self._rules = _read_only(*rules)
         self._item_of_word = np.asarray(index.item_of_word)
-        self._index = (
-            index.hashes, index.weights, index.grams, index.segment_starts, index.segment_kinds, index.item_segments, index.item_of_word,
+        self._index = _read_only(
+            index.hashes, index.weights, index.grams, index.own_grams, index.segment_starts, index.segment_kinds, index.item_segments,
+            index.item_of_word,
         )  # fmt: skip
         longest = int(np.diff(np.asarray(index.segment_starts)[np.asarray(index.item_segments)]).max(initial=1))
         slots = 1 << (16 * longest + 1024).bit_length()
@@ -251,6 +253,14 @@ class _Scanner:
             end=chunk.start + end,
             excerpt=" ".join(excerpt.split()),
         )
+
+
+def _read_only(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Views that nobody writes to: the loops are then compiled once, for arrays in memory and in files alike."""
+    views = tuple(np.asarray(array).view() for array in arrays)
+    for view in views:
+        view.flags.writeable = False
+    return views
 
 
 @lru_cache(maxsize=2)

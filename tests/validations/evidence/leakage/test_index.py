@@ -138,3 +138,42 @@ def test_items_without_words_are_indexed_and_never_found() -> None:
 def test_items_without_any_word_are_refused() -> None:
     with pytest.raises(DataError, match="needs at least one word, found none in 1 items"):
         LeakageIndex.build([BenchmarkItem("birds", "birds", "empty", "…")])
+
+
+def shared_grams(index: LeakageIndex, item: int) -> list[bool]:
+    """Of each gram of the item's first part, whether it is its own."""
+    start, end = index.segment_starts[index.item_segments[item]], index.segment_starts[index.item_segments[item] + 1]
+    return [bool(own) for own in index.own_grams[start : end - 1]]
+
+
+def test_what_a_tasks_items_say_alike_is_not_their_own() -> None:
+    birds = ("heron", "magpie", "osprey", "plover", "curlew")
+    items = [BenchmarkItem("calls", "calls", bird, f"write a function that calls the {bird}") for bird in birds]
+    index = LeakageIndex.build([*items, WREN])
+    assert shared_grams(index, 0) == [False, False, False, False, False, True]
+    assert all(shared_grams(index, len(birds)))
+
+
+def test_of_few_items_every_gram_is_their_own() -> None:
+    index = LeakageIndex.build([BenchmarkItem("calls", "calls", str(number), "write a function that calls") for number in range(3)])
+    assert shared_grams(index, 0) == [True] * 4
+
+
+def test_short_choices_are_found_by_runs_over_their_ends() -> None:
+    asked = BenchmarkItem("pets", "pets", "1", "", choices=("dog", "grey cat", "newt"))
+    index = LeakageIndex.build([asked, WREN])
+    for text in ("dog grey cat newt", "a dog b grey cat c newt"):
+        hashes = split_words(text.encode()).hashes
+        runs = [
+            LeakageIndex.build([BenchmarkItem("one", "one", "1", " ".join(text.split()[at : at + 4]))]) for at in range(len(hashes) - 3)
+        ]
+        assert {int(run.seed_hashes[0]) for run in runs} <= {int(seed) for seed in index.seed_hashes}
+
+
+@pytest.mark.parametrize(("choices", "seeds"), [(("2", "4", "6", "8", "10"), 0), (("2", "4", "7", "8", "10"), 2)])
+def test_numbers_that_count_on_find_nothing(choices: tuple[str, ...], seeds: int) -> None:
+    asked = BenchmarkItem("sums", "sums", "1", "", choices=choices)
+    index = LeakageIndex.build([asked, WREN])
+    plain = [words for words in index.seed_words if index.item_of_word[words] == 0]
+    lettered = 2 * len(choices) - 3
+    assert len(plain) - lettered == seeds

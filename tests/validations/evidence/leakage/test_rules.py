@@ -9,6 +9,7 @@ from validations.evidence.leakage.index import LeakageIndex
 from validations.evidence.leakage.items import BenchmarkItem
 from validations.evidence.leakage.rules import (
     ALIKE,
+    COMPLETE,
     LITTLE_WEIGHT,
     MAX_NEEDED,
     MAX_SEEDS,
@@ -53,7 +54,9 @@ def first(*words: int) -> str:
         (item("amber 1 2 3 4 5 6 7 8 9 10 11 12"), QUESTION, VERBATIM),
         (item("amber 1 2 1 2 1 2 1 2 1 2 1 2"), QUESTION, NEVER),
         (item("", choices=(first(7), first(7, 14))), CHOICE, ALIKE),
-        (item("", choices=(first(7), first(7))), CHOICE, NEVER),
+        (item("", choices=(first(7), first(7))), CHOICE, COMPLETE),
+        (item("", choices=("amber basalt", "1 2 3", "2 1 3", "3 1 2", "3 2 1")), CHOICE, NEVER),
+        (item("", choices=("amber basalt 1", "2 3 4", "4 5 6")), CHOICE, NEVER),
         (item(first(12)), QUESTION, VERBATIM),
         (item(first(8)), QUESTION, VERBATIM),
         (item(first(7)), QUESTION, NEVER),
@@ -122,7 +125,7 @@ def test_longer_items_need_more_seeds():
         item(""),
         item("", passage=LONG),
         item("amber basalt cobalt", answer="dune ember fjord"),
-        item("amber basalt cobalt", choices=("dune ember fjord", "garnet heath iris", "juniper kelp lichen", "moraine nectar obsidian")),
+        item("amber basalt cobalt", choices=("dune", "ember")),
         item("amber basalt cobalt", passage=LONG),
     ],
 )

@@ -258,3 +258,26 @@ def test_only_the_sibling_that_stands_there_is_found() -> None:
         assert found(f"{filler(60)} {sibling.question} {filler(60, 1)}", index=index) == [(0, sibling.id, "question")]
     pair = f"{siblings[2].question}\n{siblings[7].question}"
     assert {item for _, item, _ in found(pair, index=index)} == {siblings[2].id, siblings[7].id}
+
+
+def test_choices_that_say_little_are_found_in_their_order_alone() -> None:
+    choices = ("17.38 ohms", "16.39 ohms", "18.27 ohms", "13.17 ohms", "14.25 ohms", "21.74 ohms")
+    index = LeakageIndex.build([BenchmarkItem("volts", "volts", "1", "", choices=choices), WREN])
+    assert found(f"{filler(60)}\n{' '.join(choices)}\n{filler(60, 1)}", index=index) == [(0, "1", "choices")]
+    lettered = "\n".join(f"{letter}. {choice}" for letter, choice in zip("ABCDEF", choices, strict=True))
+    assert found(lettered, index=index) == [(0, "1", "choices")]
+    assert found(" ".join(sorted(choices)), index=index) == []
+    assert found(" ".join(choices[:5]), index=index) == []
+
+
+def test_a_twin_that_only_has_the_tasks_turns_of_phrase_is_another_item() -> None:
+    wanted = ("smallest integers", "longest words", "oldest dates", "rarest letters", "widest rows")
+    asked = [
+        BenchmarkItem(
+            "calls", "calls", what, f"Write a function to find the {what} from a given list of values using the heap queue algorithm."
+        )
+        for what in wanted
+    ]
+    index = LeakageIndex.build([*asked, WREN])
+    assert found(asked[0].question, index=index) == [(0, "smallest integers", "question")]
+    assert found(asked[0].question.replace("smallest integers", "largest floats"), index=index) == []
