@@ -66,7 +66,8 @@ class Recorder:
         """The row of the update that made `step` updates of them, and the heartbeat.
 
         Raises:
-            TrainingDiverged: the loss, the gradients' norm or the weights' norm is no number. Of an update that was skipped only the last counts.
+            TrainingDiverged: the loss, the gradients' norm or the weights' norm is no number.
+                Of an update that was skipped only the last counts.
         """
         values = values_of(measured, self._slots if self._layers_are_due(step) else ())
         if self._file is not None:
