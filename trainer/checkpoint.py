@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,6 +29,7 @@ from trainer.checkpoint_files import (
     write_digests,
 )
 from trainer.checkpoint_state import (
+    Leaves,
     about_of,
     check_types,
     leaves_of,
@@ -66,6 +68,7 @@ class Checkpoints:
         )
         self._background = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
+        self._copy: Leaves | None = None
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -121,10 +124,16 @@ class Checkpoints:
             remove_checkpoint(path)
         self._damaged.discard(step)
         self._saved_at = self._clock()
-        leaves = leaves_of(_apart(state))
+        leaves = leaves_of(state)
         about = about_of(self._run, contract, leaves)
-        self._writer.save(path, args=ocp.args.Composite(state=ocp.args.PyTreeSave(leaves), about=ocp.args.JsonSave(about)))
-        self._writing = self._background.submit(self._commit, step)
+        on_host = jax.default_backend() == "cpu"
+        items = ocp.args.Composite(state=ocp.args.PyTreeSave(self._apart(leaves) if on_host else leaves), about=ocp.args.JsonSave(about))
+        begin = partial(self._writer.save, path, args=items)
+        if on_host and jax.process_count() == 1:
+            self._writing = self._background.submit(self._commit, step, begin)
+        else:  # Orbax copies to the host before it returns, and talks with the other processes
+            begin()
+            self._writing = self._background.submit(self._commit, step)
 
     def wait(self) -> None:
         """Until the save in the background is committed and what it replaces is gone.
@@ -156,6 +165,14 @@ class Checkpoints:
         check_types(path, about["leaves"], types_of(leaves_of(wanted)))
         return tree_like(wanted, read_leaves(path, about["leaves"].keys(), placed(shardings)))
 
+    def _apart(self, leaves: Leaves) -> Leaves:
+        """The state in memory of its own, where the device is the host: else the next update, which takes the state's memory, waits until
+        it is written. (Accelerators copy to the host before Orbax's save returns.) The memory is kept for the next copy: to get it from
+        the system takes four times as long as to fill it.
+        """
+        self._copy = jax.block_until_ready(_copied(leaves, self._copy))
+        return self._copy
+
     def _newest_whole(self) -> int:
         steps = saved_steps(self.folder)
         for step in reversed(steps):
@@ -168,9 +185,10 @@ class Checkpoints:
         never_committed = len(steps) <= 1 and all(find_damage(self.folder / str(step)) == UNCOMMITTED for step in steps)
         return NONE_SAVED if never_committed else NONE_WHOLE
 
-    def _commit(self, step: int) -> None:
+    def _commit(self, step: int, begin: Callable[[], None] = lambda: None) -> None:
         """In the background: when Orbax has renamed the folder, write the digests, then delete what is no longer kept."""
         try:
+            begin()
             self._writer.wait_until_finished()
             if is_first():
                 write_digests(self.folder / str(step))
@@ -194,16 +212,9 @@ def steps_to_keep(whole: Collection[int], policy: CheckpointPolicy) -> set[int]:
     return {*sorted(whole)[-MIN_KEPT:], *permanent}
 
 
-@jax.jit
-def _copied(leaves: Any) -> Any:
+@partial(jax.jit, donate_argnums=1, keep_unused=True)
+def _copied(leaves: Leaves, _memory: Leaves | None) -> Leaves:
     return jax.tree.map(jnp.copy, leaves)
-
-
-def _apart(state: TrainState) -> TrainState:
-    """The state in memory of its own where the device is the host: else the next update, which takes the state's memory, waits until it
-    is written. Accelerators copy to the host before `save` returns.
-    """
-    return jax.block_until_ready(_copied(state)) if jax.default_backend() == "cpu" else state
 
 
 def _agreed(value: int) -> int:

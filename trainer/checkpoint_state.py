@@ -106,7 +106,7 @@ def read_params(path: Path, config: ModelConfig, *, ema: bool = False) -> Params
         raise CheckpointError(f"{path} has no moving average of the weights.")
     wanted = {field: abstract_params(config)}
     check_types(path, found, types_of(leaves_of(wanted)))
-    return tree_like(wanted, read_leaves(path, found.keys(), on_this_device()))[field]
+    return tree_like(wanted, read_leaves(path, found.keys(), placed(None)))[field]
 
 
 def saved_params_digest(path: Path) -> str:
@@ -139,19 +139,15 @@ def in_words(leaf: Mapping[str, Any] | None) -> str:
     return f"{leaf['dtype']}{leaf['shape']}" if leaf else "nothing"
 
 
-def on_this_device() -> Callable[[str], jax.sharding.Sharding]:
-    """Every leaf on the first device: nothing depends on where it was."""
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return lambda _: here
+def first_device() -> jax.sharding.Sharding:
+    """Where a leaf is that nobody placed elsewhere: nothing depends on where it was."""
+    return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
 
 def placed(shardings: Any | None) -> Callable[[str], jax.sharding.Sharding]:
     """Where a tree of shardings says that each leaf shall be; None is all on the first device. Leaves it does not name are there too."""
-    here = on_this_device()
-    if shardings is None:
-        return here
-    by_name = leaves_of(shardings)
-    return lambda name: by_name.get(name) or here(name)
+    here, by_name = first_device(), {} if shardings is None else leaves_of(shardings)
+    return lambda name: by_name.get(name, here)
 
 
 def _key(key: Any) -> str:

@@ -23,6 +23,7 @@ from trainer.checkpoint_state import (
     LeafTypes,
     Leaves,
     check_whole,
+    first_device,
     in_words,
     leaves_of,
     placed,
@@ -52,7 +53,7 @@ def state_to_start_from(run: RunConfig, shardings: TrainState | None = None) -> 
         CheckpointError: a checkpoint is missing or damaged or holds other weights than planned; a leaf is neither carried nor declared.
     """
     if run.start is None:
-        return init_state(run) if shardings is None else jax.jit(lambda: init_state(run), out_shardings=shardings)()
+        return _from_scratch(run) if shardings is None else jax.jit(lambda: init_state(run), out_shardings=shardings)()
     start, template = run.start, jax.eval_shape(lambda: init_state(run))
     wanted = types_of(leaves_of(template))
     found = _checked(run, start)
@@ -62,6 +63,11 @@ def state_to_start_from(run: RunConfig, shardings: TrainState | None = None) -> 
         more = f" (and {len(problems) - MAX_NAMED} more)" if len(problems) > MAX_NAMED else ""
         raise CheckpointError(f"phase {run.phase} cannot start from {start.checkpoint}: {'; '.join(problems[:MAX_NAMED])}{more}.")
     return tree_like(template, _gathered(run, origins, shardings))
+
+
+def _from_scratch(run: RunConfig) -> TrainState:
+    """Bound to the device as a restored state is: else the step is another program for each, and a restart compiles it again."""
+    return jax.device_put(init_state(run), first_device())
 
 
 def _checked(run: RunConfig, start: StartFrom) -> dict[str, LeafTypes]:

@@ -309,7 +309,26 @@ def test_a_missing_or_damaged_parent_is_refused(build: Build, leave: Callable[..
         state_to_start_from(build(start=parent.start()))
 
 
-# ── on a mesh ──
+# ── where it is ──
+
+
+def test_the_step_is_the_same_program_for_a_new_and_for_a_restored_state(build: Build, llama: Parent, tmp_path: Path):
+    """Else a restart finds nothing in the compilation cache."""
+    run = build()
+    with Checkpoints(tmp_path, run) as checkpoints:
+        checkpoints.save(24, llama.state, {})
+        checkpoints.wait()
+        restored = checkpoints.restore(24, {})
+    texts = {
+        jax.jit(lambda state: state).lower(state).as_text()
+        for state in (
+            restored,
+            state_to_start_from(run),
+            state_to_start_from(build(start=llama.start("ema", "optimizer", "rolling"))),
+            state_to_start_from(build(start=llama.start())),
+        )
+    }
+    assert len(texts) == 1
 
 
 def test_leaves_are_placed_where_the_shardings_say(build: Build, llama: Parent):
