@@ -1,0 +1,185 @@
+"""Two processes of four devices each, against one of eight; what the environment says; what happens when one process is gone."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer import distributed
+from trainer.checkpoint import read_params
+from trainer.checkpoint_path import checkpoint_path
+from trainer.config import RunConfig
+from trainer.distributed import Process, decided_by_first, is_first, joined, pieces_on_host, start
+from trainer.errors import ConfigError
+from trainer.exit_codes import ExitCode
+from trainer.metrics import Row, read_metrics
+from trainer.state import params_digest
+from trainer.storage import read_json, write_json
+
+MakeRun = Callable[..., RunConfig]
+Processes = list["subprocess.Popen[bytes]"]
+StartOn = Callable[[RunConfig, int], Processes]
+WaitUntil = Callable[["subprocess.Popen[bytes]", Callable[[], bool]], None]
+RowsOf = Callable[[RunConfig], list[Row]]
+
+HEARTBEAT_SECONDS = 5
+
+pytestmark = pytest.mark.timeout(600)  # processes that start again and again; a busy machine may need minutes for them
+
+
+def test_alone_nothing_is_joined_and_this_process_is_the_first(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
+    with joined() as process:
+        assert process == start({}) == Process(0, 1)
+    assert is_first()
+    assert decided_by_first("save", 3, True)
+    assert not decided_by_first("save", 3, False)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}, ("a:1", 4, 3, 60)),
+        ({"TPU_WORKER_HOSTNAMES": "a,b", "PHASEWISE_HEARTBEAT_SECONDS": "7"}, (None, None, None, 7)),
+        ({"MEGASCALE_COORDINATOR_ADDRESS": "a"}, (None, None, None, 60)),
+    ],
+)
+def test_the_environment_says_who_this_is(environment: dict[str, str], expected: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch):
+    asked: list[tuple[Any, ...]] = []
+
+    def initialize(address: str | None, *, num_processes: int | None, process_id: int | None, **seconds: int) -> None:
+        asked.append((address, num_processes, process_id, seconds["heartbeat_timeout_seconds"]))
+
+    monkeypatch.setattr(distributed.jax.distributed, "initialize", initialize)
+    start(environment)
+    assert asked == [expected]
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"JAX_NUM_PROCESSES": "2"}, "must be set both or not at all, found only JAX_NUM_PROCESSES"),
+        ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID must be below JAX_NUM_PROCESSES, found 2 of 2"),
+        ({"JAX_NUM_PROCESSES": "two", "JAX_PROCESS_ID": "0"}, "JAX_NUM_PROCESSES must be a whole number, found 'two'"),
+    ],
+)
+def test_an_environment_that_contradicts_itself_is_refused(environment: dict[str, str], message: str):
+    with pytest.raises(ConfigError, match=message):
+        start({"JAX_COORDINATOR_ADDRESS": "localhost:1", **environment})
+
+
+def test_what_lies_here_comes_in_one_piece():
+    array = np.arange(6).reshape(2, 3).T
+    (piece,) = pieces_on_host(array)
+    assert piece.tobytes() == np.ascontiguousarray(array).tobytes()
+
+
+@pytest.fixture(scope="module")
+def start_on() -> Iterator[StartOn]:
+    """Starts `python -m trainer RUN.json` as so many processes that share eight devices; what still runs at the end is killed."""
+    with ExitStack() as stack:
+
+        def start_all(run: RunConfig, processes: int) -> Processes:
+            path = Path(run.output) / "run.json"
+            write_json(path, run.model_dump(mode="json"))
+            with socket.socket() as free:
+                free.bind(("localhost", 0))
+                address = f"localhost:{free.getsockname()[1]}"
+            return [start_one(path, index, processes, address) for index in range(processes)]
+
+        def start_one(path: Path, index: int, count: int, address: str) -> "subprocess.Popen[bytes]":
+            several = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count), "JAX_PROCESS_ID": str(index)}
+            environment = {
+                **os.environ,
+                **(several if count > 1 else {}),
+                "JAX_PLATFORMS": "cpu",
+                "XLA_FLAGS": f"--xla_force_host_platform_device_count={8 // count}",
+                "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+                "PHASEWISE_HEARTBEAT_SECONDS": str(HEARTBEAT_SECONDS),
+            }
+            with open(path.with_name(f"trainer-{index}.log"), "wb") as log:
+                process = subprocess.Popen([sys.executable, "-m", "trainer", str(path)], stdout=log, stderr=log, env=environment)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield start_all
+
+
+def run_on(make_run: MakeRun, name: str, **mesh: int) -> RunConfig:
+    """Eight updates; two microbatches each from step 4 on."""
+    return make_run(name, stop_step=8, batch=[[0, 8], [4, 16]], execution={"mesh": mesh, "microbatch_sequences": 8})
+
+
+def logs(run: RunConfig) -> str:
+    return "\n".join(path.read_text(errors="replace")[-3000:] for path in sorted(Path(run.output).glob("trainer-*.log")))
+
+
+def last_step(run: RunConfig) -> int:
+    rows = read_metrics(Path(run.output) / "metrics.jsonl")
+    return rows[-1]["step"] if rows else 0
+
+
+def all_end(processes: Processes) -> list[int]:
+    return [process.wait() for process in processes]
+
+
+def assert_nearly_equal(rows: list[Row], expected: list[Row]) -> None:
+    """The same updates, the same batches, and numbers within float32 rounding: other devices add up in another order."""
+    assert [row["step"] for row in rows] == [row["step"] for row in expected] == list(range(1, 9))
+    for row, wanted in zip(rows, expected, strict=True):
+        assert row == pytest.approx(wanted, rel=2e-5, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def straight(make_run: MakeRun, start_on: StartOn, rows_of: RowsOf) -> list[Row]:
+    """The rows of one process with eight devices, never disturbed."""
+    run = run_on(make_run, "one of eight", replica=2, fsdp=4)
+    assert all_end(start_on(run, 1)) == [0], logs(run)
+    return rows_of(run)
+
+
+def test_two_processes_train_what_one_trains_and_the_first_alone_writes(
+    make_run: MakeRun, start_on: StartOn, rows_of: RowsOf, straight: list[Row]
+):
+    run = run_on(make_run, "two of four", replica=2, fsdp=4)
+    assert all_end(start_on(run, 2)) == [0, 0], logs(run)
+    assert_nearly_equal(rows_of(run), straight)
+    weights = params_digest(read_params(checkpoint_path(run.output, 8), run.model))
+    assert read_json(Path(run.output) / "result.json")["params_digest"] == weights
+
+
+def test_a_sigterm_to_one_stops_both_and_the_run_goes_on_on_another_mesh(
+    make_run: MakeRun, start_on: StartOn, wait_until: WaitUntil, rows_of: RowsOf, straight: list[Row]
+):
+    run = run_on(make_run, "moved", fsdp=8)
+    first, second = start_on(run, 2)
+    wait_until(first, lambda: last_step(run) >= 1)
+    second.terminate()
+    assert all_end([first, second]) == [75, 75], logs(run)
+    stopped = last_step(run)
+    assert 1 <= stopped < 8
+    assert (checkpoint_path(run.output, stopped) / "about").exists()
+    moved = run_on(make_run, "moved", fsdp=4, tensor=2)
+    assert all_end(start_on(moved, 1)) == [0], logs(moved)
+    assert_nearly_equal(rows_of(moved), straight)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_where_one_process_is_killed_the_other_ends(make_run: MakeRun, start_on: StartOn, wait_until: WaitUntil, victim: int):
+    run = run_on(make_run, f"bereft of {victim}", replica=2, fsdp=4)
+    processes = start_on(run, 2)
+    wait_until(processes[0], lambda: last_step(run) >= 1)
+    processes[victim].kill()
+    code = processes[1 - victim].wait(timeout=6 * HEARTBEAT_SECONDS)
+    assert code in (ExitCode.LOST, -signal.SIGABRT), logs(run)
+    assert not (Path(run.output) / "result.json").exists()
