@@ -249,15 +249,29 @@ def constrain(x: T, *axes: str | None) -> T:
 
     A dimension that its mesh axes don't divide stays whole: a few rows of held-out text may be too few to be cut.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
+    if jax.sharding.get_abstract_mesh().empty:
         return x
-    sizes: Mapping[str, int] = mesh.shape
-    fitting = [
-        axis if length % math.prod(sizes[name] for name in _mesh_axes(axis)) == 0 else None
-        for axis, length in zip(axes, cast(jax.Array, x).shape, strict=True)
+    return jax.lax.with_sharding_constraint(x, _fitting_spec(cast(jax.Array, x).shape, axes))
+
+
+def _fitting_spec(shape: Sequence[int], axes: Sequence[str | None]) -> PartitionSpec:
+    sizes: Mapping[str, int] = jax.sharding.get_abstract_mesh().shape
+    fits = [length % math.prod(sizes[name] for name in _mesh_axes(axis)) == 0 for axis, length in zip(axes, shape, strict=True)]
+    return partition_spec([axis if fit else None for axis, fit in zip(axes, fits, strict=True)])
+
+
+def map_shards(function: Callable[..., jax.Array], *arrays: jax.Array | None, letters: Sequence[str]) -> jax.Array:
+    """`function` of what each device has of the arrays, for kernels that the compiler can't cut. The result is cut as the first array is.
+
+    Right where the dimensions that are cut don't meet one another, as rows and heads in attention. Without a mesh it is `function`.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return function(*arrays)
+    specs = [
+        None if array is None else _fitting_spec(array.shape, [ACTIVATION_AXES.get(letter) for letter in of])
+        for array, of in zip(arrays, letters, strict=True)
     ]
-    return jax.lax.with_sharding_constraint(x, partition_spec(fitting))
+    return jax.shard_map(function, in_specs=tuple(specs), out_specs=specs[0], check_vma=False)(*arrays)
 
 
 def constrain_params(params: T, model: ModelConfig) -> T:

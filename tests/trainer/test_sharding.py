@@ -1,8 +1,13 @@
 """The rules table and what it refuses, here; what happens on eight devices, in processes that have eight (`on_eight_devices.py`)."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -26,8 +31,16 @@ from trainer.sharding import (
     place_batch,
     run_mesh,
 )
+from trainer.storage import read_json, write_json
 
 MakeRun = Callable[..., RunConfig]
+Found = dict[str, dict[str, Any]]
+WORKER = Path(__file__).with_name("on_eight_devices.py")
+pytestmark = pytest.mark.timeout(600)  # a process with eight devices compiles five programs; a busy machine may need minutes
+
+MESHES = {"8": Mesh(fsdp=8), "2x4": Mesh(replica=2, fsdp=4), "1x4x2": Mesh(fsdp=4, tensor=2), "2x2x2": Mesh(replica=2, fsdp=2, tensor=2)}
+FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, "qwen": {"qk_norm": True, "tied_head": True}}
+CASES = [*(("llama", mesh) for mesh in MESHES), ("qwen", "2x4"), ("qwen", "2x2x2")]
 
 
 def test_each_logical_axis_of_a_weight_has_a_rule_and_each_rule_names_axes_of_the_mesh(model: ModelConfig):
@@ -102,7 +115,7 @@ def test_a_run_is_refused_at_the_batch_that_its_mesh_does_not_divide(make_run: M
 
 def test_a_mesh_of_another_size_than_the_devices_is_refused(make_run: MakeRun):
     with pytest.raises(
-        ConfigError, match="found replica 2 × fsdp 2 × tensor 1 = 4 places for 1 devices: change the mesh, or start on other"
+        ConfigError, match=r"found replica 2 × fsdp 2 × tensor 1 = 4 places for 1 devices: change the mesh, or start on other"
     ):
         run_mesh(make_run("four", execution={"mesh": {"replica": 2, "fsdp": 2}}))
 
@@ -141,3 +154,99 @@ def test_replicas_go_over_the_slices_and_fsdp_stays_within_one(monkeypatch: pyte
 def test_weights_cut_over_slices_are_refused():
     with pytest.raises(ConfigError, match="replica must be a multiple of the number of slices, found replica 1 × fsdp 8 × tensor 1 for 2"):
         build_mesh(Mesh(fsdp=8), [device(number, slice_index=number // 4) for number in range(8)])
+
+
+def on_eight_devices(runs: list[RunConfig], folder: Path) -> list[dict[str, Any]]:
+    """What `on_eight_devices.py` finds of each run."""
+    write_json(folder / "cases.json", [run.model_dump(mode="json") for run in runs])
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "PYTHONPATH": str(WORKER.parents[2]),
+    }
+    command = [sys.executable, str(WORKER), str(folder / "cases.json"), str(folder / "found.json")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return read_json(folder / "found.json")
+
+
+@pytest.fixture(scope="module")
+def train_family(make_run: MakeRun, model: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Found]:
+    """Family → mesh → what training on it gave. Everything that a run can have is on; the batch is two microbatches."""
+
+    @cache
+    def train(family: str) -> Found:
+        changes: dict[str, Any] = {
+            "model": {**model.model_dump(), **FAMILIES[family]},
+            "stop_step": 5,
+            "batch": [[0, 16]],
+            "stability": {
+                "max_grad_norm": [[0, 0.5]],
+                "z_loss": [[0, 1e-3]],
+                "ema_decay": [[0, 0.9]],
+                "max_update_rms": [[0, 0.9]],
+                "max_update_norm": [[0, {"window": 4, "min_samples": 2, "sigmas": 0.5}]],
+                "skip_step": [[0, {"window": 4, "min_samples": 2, "sigmas": 6.0}]],
+            },
+        }
+        meshes = [mesh for of, mesh in CASES if of == family]
+        runs = [make_run(f"{family} {mesh}", **changes, execution={"mesh": MESHES[mesh], "microbatch_sequences": 8}) for mesh in meshes]
+        return dict(zip(meshes, on_eight_devices(runs, tmp_path_factory.mktemp(family)), strict=True))
+
+    return train
+
+
+class Case(NamedTuple):
+    """A mesh, and what training on it gave."""
+
+    mesh: Mesh
+    found: dict[str, Any]
+
+
+@pytest.fixture(params=CASES, ids=" ".join)
+def case(request: pytest.FixtureRequest, train_family: Callable[[str], Found]) -> Case:
+    family, mesh = request.param
+    return Case(MESHES[mesh], train_family(family)[mesh])
+
+
+def test_sharded_is_unsharded(case: Case):
+    """Losses, what else is measured, gradients (first moments after one update are a tenth of them), weights, averages, windows."""
+    for alone, together in case.found["losses"]:
+        assert together == pytest.approx(alone, rel=1e-6)
+    assert worst(case.found["measured"]) < 2e-4  # the largest are norms of directions, about 200
+    assert worst(case.found["first"], "optimizer.mu") < 1e-8  # of gradients that are clipped to a norm of 0.5
+    for part in ("params", "ema", "optimizer"):
+        assert worst(case.found["last"], part) < 5e-7  # weights of 0.02, after updates of 3e-3
+
+
+def worst(differences: dict[str, float], prefix: str = "") -> float:
+    return max(difference for name, difference in differences.items() if name.startswith(prefix))
+
+
+def test_every_leaf_lies_as_the_table_says_also_after_updates(case: Case):
+    placed: dict[str, Any] = case.found["placed"]
+    assert [name for name, leaf in placed.items() if not leaf["as_declared"]] == []
+    fsdp, tensor = case.mesh.fsdp, case.mesh.tensor
+    for name in ("params.blocks.gate", "ema.blocks.gate", "optimizer.mu.blocks.gate", "optimizer.nu.blocks.gate"):
+        assert (placed[name]["shape"], placed[name]["shard"]) == ([2, 32, 48], [2, 32 // fsdp, 48 // tensor])
+        assert placed[name]["pieces"] == fsdp * tensor
+    assert placed["params.embedding"]["shard"] == [256 // tensor, 32 // fsdp]
+    assert placed["params.blocks.key"]["shard"] == [2, 32 // fsdp, 2 // tensor, 8]
+    assert placed["rolling.losses.values"]["shard"] == [4]
+
+
+def test_memory_is_divided_among_the_devices_of_a_replica(case: Case):
+    on_one, whole = case.found["bytes"]
+    assert on_one / whole == pytest.approx(1 / (case.mesh.fsdp * case.mesh.tensor), rel=0.02)
+
+
+def test_weights_are_gathered_and_activations_are_summed_over_tensor_alone(case: Case):
+    """Of eight rows of 32 positions a device has some, with all of d_model and its part of d_ff; never all eight."""
+    collectives: dict[str, list[str]] = case.found["collectives"]
+    rows, d_ff = 8 // (case.mesh.replica * case.mesh.fsdp), 48 // case.mesh.tensor
+    assert f"f32[32,{d_ff}]" in collectives["all-gather"]  # a layer's gate
+    exchanged = {shape for shapes in collectives.values() for shape in shapes}
+    assert not exchanged & {"f32[8,32,32]", f"f32[8,32,{d_ff}]"}
+    assert (f"f32[{rows},32,32]" in collectives["all-reduce"]) == (case.mesh.tensor > 1)

@@ -4,6 +4,7 @@ Shape letters: b batch, t query position, s key position, h query head, k kv hea
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from trainer.config import ModelConfig
 from trainer.errors import ConfigError
 from trainer.kernels import cudnn, xla
+from trainer.sharding import map_shards
 
 KERNELS = ("splash", "cudnn", "xla")
 """In the order of their speed where they can run."""
@@ -50,7 +52,8 @@ def attend(
     """
     operands = Operands(query.dtype.name, query.shape[-1], query.shape[1])
     platform = "tpu" if kernel == "splash" else jax.default_backend()
-    return implementation(choose(kernel, platform, operands))(query, key, value, segment_ids, sliding_window=sliding_window)
+    of_device = partial(implementation(choose(kernel, platform, operands)), sliding_window=sliding_window)
+    return map_shards(of_device, query, key, value, segment_ids, letters=("bthe", "bske", "bske", "bt"))
 
 
 def implementation(kernel: str) -> Callable[..., Float[Array, "b t h e"]]:

@@ -1,0 +1,115 @@
+"""A process with eight devices: trains runs on their meshes and on one device, and writes down what differs. `test_sharding.py` starts it.
+
+    XLA_FLAGS=--xla_force_host_platform_device_count=8 python on_eight_devices.py CASES.json FOUND.json
+
+CASES.json is a list of runs that differ only in their mesh. For each, FOUND.json has what `compare` gives.
+"""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import jax
+import numpy as np
+
+from trainer.checkpoint_state import leaves_of
+from trainer.config import RunConfig
+from trainer.data.loader import Loader
+from trainer.schedule import scheduled_at
+from trainer.sharding import build_sharded, place_batch, run_mesh, state_shardings
+from trainer.state import TrainState, init_state
+from trainer.step import StepMetrics, build_train_step
+from trainer.storage import read_json, write_json
+
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+
+
+class Trained(NamedTuple):
+    """What each update measured, the state after the first and after the last, and the compiled program."""
+
+    measured: list[StepMetrics]
+    first: TrainState
+    last: TrainState
+    program: str
+
+
+def compare(run: RunConfig, alone: Trained, together: Trained, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """The differences between the run on its mesh and on one device, and where everything lies on the mesh."""
+    return {
+        "losses": [[float(one.loss), float(other.loss)] for one, other in zip(alone.measured, together.measured, strict=True)],
+        "measured": differences(alone.measured, together.measured),
+        "first": differences(alone.first, together.first),
+        "last": differences(alone.last, together.last),
+        "placed": placed(run, together.last, mesh),
+        "bytes": [sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(together.last)), size(alone.last)],
+        "collectives": {kind: exchanged(together.program, kind) for kind in COLLECTIVES},
+    }
+
+
+def exchanged(program: str, kind: str) -> list[str]:
+    """The shapes that the compiled program exchanges by this kind of collective."""
+    results = re.findall(rf"= (.*?) {kind}(?:-start)?\(", program)
+    return sorted({shape for result in results for shape in re.findall(r"\w+\[[\d,]*\]", result)})
+
+
+def train(run: RunConfig, mesh: jax.sharding.Mesh | None) -> Trained:
+    """All updates of the run."""
+    loader, build = Loader(run), build_train_step(run.model, run.optimizer, run.execution, mesh)
+    state, step, first, measured = build_sharded(lambda: init_state(run), run.model, mesh), None, None, []
+    for number, batch in enumerate(loader.batches(run.start_step, run.stop_step)):
+        rows = place_batch(batch.tokens, mesh), place_batch(batch.segment_ids, mesh)
+        step = step or cast(Any, build).lower(state, *rows, scheduled_at(run, number)).compile()
+        state, values = step(state, *rows, scheduled_at(run, number))
+        measured.append(jax.device_get(values))
+        first = first or cast(TrainState, jax.tree.map(np.array, state))
+    assert first is not None
+    assert step is not None
+    return Trained(measured, first, state, step.as_text())
+
+
+def differences(alone: Any, together: Any) -> dict[str, float]:
+    """Leaf → the largest difference between two of its numbers; what is infinite must be so in both."""
+    pairs = zip(leaves_of(alone).items(), leaves_of(together).values(), strict=True)
+    return {name: difference(np.array(one, np.float64), np.array(other, np.float64)) for (name, one), other in pairs}
+
+
+def difference(one: np.ndarray, other: np.ndarray) -> float:
+    finite = np.isfinite(one)
+    assert np.array_equal(one[~finite], other[~finite])
+    return float(np.max(np.abs(one[finite] - other[finite]), initial=0.0))
+
+
+def placed(run: RunConfig, state: TrainState, mesh: jax.sharding.Mesh) -> dict[str, dict[str, Any]]:
+    """Leaf → its shape, the shape of the shard on one device, over how many devices it differs, and whether it lies as the table says."""
+    wanted = leaves_of(state_shardings(state, run.model, mesh))
+    return {
+        name: {
+            "shape": list(leaf.shape),
+            "shard": list(leaf.addressable_shards[0].data.shape),
+            "pieces": len({str(shard.index) for shard in leaf.addressable_shards}),
+            "as_declared": leaf.sharding.is_equivalent_to(wanted[name], leaf.ndim),
+        }
+        for name, leaf in leaves_of(state).items()
+    }
+
+
+def size(state: TrainState) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+
+
+def main(cases: Path, found: Path) -> None:
+    """All cases have the same run but for the mesh."""
+    assert len(jax.devices()) == 8
+    runs = [RunConfig.model_validate(case) for case in read_json(cases)]
+    alone = train(runs[0], None)
+    results: list[dict[str, Any]] = []
+    for run in runs:
+        mesh = run_mesh(run)
+        assert mesh is not None
+        results.append(compare(run, alone, train(run, mesh), mesh))
+    write_json(found, results)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
