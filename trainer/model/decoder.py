@@ -53,7 +53,6 @@ def hidden_states(
         execution: its `attention` and `remat` are used here; they change time and memory, not what is computed.
     """
     rotation = rotations(config.rope, tokens.shape[1], config.head_dim)
-    segment_ids = jnp.zeros(tokens.shape, jnp.int32) if segment_ids is None else segment_ids
 
     def block(x: Float[Array, "b t d"], weights: Params) -> Float[Array, "b t d"]:
         query, key, value = project_heads(weights, rms_norm(x, weights["attention_norm"], config), config)

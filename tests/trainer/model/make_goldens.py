@@ -1,0 +1,88 @@
+"""Make `goldens/`: tiny models drawn, computed and saved by `transformers`. Needs the extra `parity`.
+
+`python -m tests.trainer.model.make_goldens`. Each is a folder as `save_pretrained` leaves it (weights in float16, to be
+small) with `expected.npz`: tokens, logits and some gradients of the loss in float32, by their names. Make them anew only where a golden
+itself is wrong.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.trainer.model.parity import theirs
+
+GOLDENS = Path(__file__).with_name("goldens")
+GRADIENTS = (
+    "model.embed_tokens.weight",
+    "model.layers.0.input_layernorm.weight",
+    "model.layers.0.self_attn.q_proj.weight",
+    "model.layers.1.self_attn.q_norm.weight",
+    "model.layers.1.self_attn.k_norm.weight",
+    "model.layers.1.self_attn.v_proj.weight",
+    "model.layers.1.mlp.down_proj.weight",
+    "model.norm.weight",
+)
+"""Which are kept, where the model has them."""
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+VOCAB_SIZE = 61
+SHAPE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 32,
+    "initializer_range": 0.2,
+    "rms_norm_eps": 1e-5,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"num_key_value_heads": 2, "head_dim": 6, "rope_parameters": LLAMA3, "tie_word_embeddings": False}),
+    "llama-tied": ("Llama", {"num_key_value_heads": 1, "head_dim": 8, "rope_parameters": PLAIN, "tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 8, "rope_parameters": LLAMA3, "tie_word_embeddings": False}),
+    "qwen3-window": (
+        "Qwen3",
+        {
+            "num_key_value_heads": 4,
+            "head_dim": 6,
+            "rope_parameters": PLAIN,
+            "tie_word_embeddings": True,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "max_window_layers": 0,
+        },
+    ),
+}
+
+
+def make(name: str, folder: Path) -> None:
+    """One golden. The weights are rounded to float16 before anything is computed."""
+    torch, transformers = import_module("torch"), import_module("transformers")
+    family, fields = MODELS[name]
+    config = getattr(transformers, f"{family}Config")(**SHAPE, **fields, attn_implementation="eager")
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    torch.manual_seed(sum(name.encode()))
+    for weight_name, weight in model.named_parameters():
+        torch.nn.init.uniform_(weight, 0.5, 1.5) if "norm" in weight_name else torch.nn.init.normal_(weight, std=0.2)
+        weight.data.copy_(weight.data.half())  # the weights alone: model.half() would round the frequencies of RoPE too
+    tokens = np.random.default_rng(sum(name.encode())).integers(0, VOCAB_SIZE, (2, 24))
+    logits, gradients = theirs(model, tokens)
+    kept = {kept_name: gradients[kept_name] for kept_name in GRADIENTS if kept_name in gradients}
+    expected: dict[str, Any] = {"tokens": tokens, "logits": logits, **kept}
+    model.half().save_pretrained(folder / name)
+    (folder / name / "generation_config.json").unlink()
+    np.savez_compressed(folder / name / "expected.npz", **expected)
+
+
+if __name__ == "__main__":
+    for golden in MODELS:
+        make(golden, GOLDENS)
