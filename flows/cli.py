@@ -175,6 +175,25 @@ def evaluate(target: str, scale: Scale, home: str | None, as_json: bool) -> None
 
 
 @main.command()
+@click.argument("target", metavar="RECIPE/PHASE")
+@click.argument("out", metavar="OUT")
+@click.option("--scale", type=SCALES, default="proxy", show_default=True)
+@click.option("--weights", type=click.Choice(["last", "ema"]), default="last", show_default=True, help="The last, or their moving average.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True, help="Type of what is written.")
+@home_option
+@json_option
+def export(target: str, out: str, scale: Scale, home: str | None, as_json: bool, **options: Any) -> None:
+    """Write a phase's weights to the folder OUT as transformers reads them: safetensors, config, tokenizer."""
+    from flows.commands.export import export_target, print_export
+
+    exported = export_target(target, out, scale, home, **options)
+    if as_json:
+        _print_json_if(True, exported)
+    else:
+        print_export(exported)
+
+
+@main.command()
 @home_option
 @click.option("--port", type=click.IntRange(1, 65_535), default=4200, show_default=True)
 def up(home: str | None, port: int) -> None:

@@ -1,0 +1,53 @@
+"""`phasewise export`."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+
+from flows.plan import build_run, data_plan
+from flows.recipes import load_target
+from flows.recipes.recipe import Scale
+from tasks.home import Home
+from tasks.training.launcher import finished_result
+from trainer.errors import ConfigError, TrainingError
+
+Weights = Literal["last", "ema"]
+DType = Literal["float32", "bfloat16"]
+
+
+def export_target(target: str, out: str, scale: Scale, home: str | None, *, weights: Weights, dtype: DType) -> dict[str, Any]:
+    """Write the last weights of a phase as a Hugging Face folder; what is in it, in the shape of `--json`.
+
+    Raises:
+        ConfigError: no phase is named, or the folder is no new or empty one on this machine.
+        TrainingError: the phase is not trained.
+    """
+    recipe, phase = load_target(target, scale)
+    if phase is None:
+        names = ", ".join(f"{recipe.name}/{one.name}" for one in recipe.phases)
+        raise ConfigError(f"export needs a phase, found the recipe {target}; there are {names}.")
+    if "://" in out:
+        raise ConfigError(f"the folder to export to must be on this machine, found {out}.")
+    place = Home.open(home, local_for="export")
+    plan = data_plan(recipe, place)
+    run = build_run(recipe, phase, place, plan.folders("train"))
+    result = finished_result(run)
+    if result is None:
+        raise TrainingError(f"{target} is not trained at {scale} scale under {place.root}: run `phasewise run {target}` first.")
+    from tasks.publication.export import export_phase
+
+    exported = export_phase(run, result, plan.tokenizer, Path(out), weights=weights, dtype=dtype)
+    return {"recipe": recipe.name, "scale": recipe.scale, "phase": phase.name, "step": phase.stop_step, **exported}
+
+
+def print_export(exported: dict[str, Any]) -> None:
+    """The same for people."""
+    console = Console(highlight=False)
+    console.print(
+        f"{exported['folder']}: {exported['architecture']}, {exported['dtype']}, {exported['bytes'] / 1e6:,.1f} MB", soft_wrap=True
+    )
+    console.print(
+        f"  {exported['phase']} at step {exported['step']:,}, weights {exported['weights']}, from {exported['checkpoint']}", soft_wrap=True
+    )
+    console.print(f"  {', '.join(exported['files'])}", soft_wrap=True)
