@@ -170,8 +170,9 @@ class Checkpoints:
         it is written. (Accelerators copy to the host before Orbax's save returns.) The memory is kept for the next copy: to get it from
         the system takes four times as long as to fill it.
         """
-        self._copy = jax.block_until_ready(_copied(leaves, self._copy))
-        return self._copy
+        copy = jax.block_until_ready(_copied(leaves, self._copy))
+        self._copy = copy
+        return copy
 
     def _newest_whole(self) -> int:
         steps = saved_steps(self.folder)

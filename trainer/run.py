@@ -14,6 +14,7 @@ from trainer import distributed
 from trainer.config import RunConfig
 from trainer.errors import ConfigError, PhasewiseError, TrainingError
 from trainer.exit_codes import ExitCode
+from trainer.kernels.attention import check_kernel
 from trainer.loop import Preempted, train
 from trainer.parent import end_with_parent
 from trainer.permission import check_permission
@@ -75,6 +76,7 @@ def read_run(path: Path) -> RunConfig:
 def execute(run: RunConfig) -> dict[str, Any]:
     """Ask for permission, train, write `result.json`."""
     check_sinks(run.instrumentation)
+    check_kernel(run.execution.attention, jax.default_backend(), run.model)
     check_permission(run)
     output = Path(run.output)
     output.mkdir(parents=True, exist_ok=True)

@@ -44,6 +44,7 @@ def home(tmp_path: Path) -> Home:
 def trained(home: Home, caches: dict[str, Path]) -> Train:
     """Makes what a trained parent leaves behind, and gives the run of its child."""
     import jax.numpy as jnp
+    import optax
 
     from trainer.checkpoint import Checkpoints
     from trainer.state import TrainState
@@ -55,8 +56,9 @@ def trained(home: Home, caches: dict[str, Path]) -> Train:
         run = build_run(PROXY, parent, home, caches)
         write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
         weights = {"weight": jnp.zeros(2)}
+        optimizer = optax.ScaleByAdamState(jnp.zeros((), jnp.int32), weights, weights)
         with Checkpoints(Path(run.output) / "checkpoints", run) as checkpoints:
-            checkpoints.save(child.start_step, TrainState(weights, weights, None), Loader(run).contract())
+            checkpoints.save(child.start_step, TrainState(weights, optimizer, None), Loader(run).contract())
         return build_run(PROXY, child, home, caches)
 
     return train

@@ -52,7 +52,9 @@ class Nursery:
             assert not self.ends_within(0.001) or holds(), f"the trainer ended first, with {self._number()}"
 
     def ends_within(self, seconds: float) -> bool:
-        return bool(select.select([self._process.stdout], [], [], seconds)[0])
+        stdout = self._process.stdout
+        assert stdout is not None
+        return bool(select.select([stdout], [], [], seconds)[0])
 
     def kill(self) -> None:
         os.kill(self._process_id, signal.SIGKILL)

@@ -178,6 +178,13 @@ sys.exit(main([sys.argv[1]]))
 """
 
 
+def test_a_kernel_that_cannot_run_here_is_refused(make_run: MakeRun, said: Callable[[], str]):
+    run = make_run("another kernel", execution={"attention": "splash"})
+    write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
+    assert main([str(Path(run.output) / "run.json")]) == 2
+    assert "execution.attention = splash needs a TPU, found cpu" in said()
+
+
 def test_a_run_that_stalls_ends_with_4_and_says_where(make_run: MakeRun):
     """No batch ever comes. The stacks of all threads say which call it is, and the folder is free for the next try."""
     run = make_run("stalled", execution={"stall_seconds": 0.2})

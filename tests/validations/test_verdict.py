@@ -10,6 +10,7 @@ import pytest
 from tests.validations.conftest import PLANTED, PROSE, CacheMaker
 from trainer import run as trainer_run
 from trainer.errors import VerdictError
+from trainer.exit_codes import ExitCode
 from trainer.permission import check_permission
 from trainer.storage import write_json
 from validations.evidence.differences import differences_evidence
@@ -316,6 +317,6 @@ def test_the_trainer_refuses_a_cache_that_was_built_anew_after_its_verdict(
     write_json(tmp_path / "run.json", run_over(folders, tmp_path))
     check_permission(trainer_run.read_run(tmp_path / "run.json"))
     caches.write("wikipedia", [PROSE["wikipedia"], "One more document, which nobody has judged."])
-    assert trainer_run.main([str(tmp_path / "run.json")]) == trainer_run.EXIT_REFUSED
+    assert trainer_run.main([str(tmp_path / "run.json")]) == ExitCode.REFUSED
     assert "was given for other bytes of wikipedia" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

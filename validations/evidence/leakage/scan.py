@@ -176,13 +176,16 @@ class _Scanner:
     def __init__(self, index: LeakageIndex, limits: LeakageLimits):
         rules, self._benchmarks = _prepared(index, limits)  # pyright: ignore[reportArgumentType]  # frozen models are hashable
         self._names = index.names
-        self._seeds = _read_only(index.seed_hashes, index.seed_words, index.seed_buckets, index.seed_filter)
-        self._rules = _read_only(*rules)
+        self._seeds = (
+            _read_only(index.seed_hashes), _read_only(index.seed_words), _read_only(index.seed_buckets), _read_only(index.seed_filter),
+        )  # fmt: skip
+        self._rules = tuple(map(_read_only, rules))
         self._item_of_word = np.asarray(index.item_of_word)
-        self._index = _read_only(
+        of_index = (
             index.hashes, index.weights, index.grams, index.own_grams, index.segment_starts, index.segment_kinds, index.item_segments,
             index.item_of_word,
         )  # fmt: skip
+        self._index = tuple(map(_read_only, of_index))
         longest = int(np.diff(np.asarray(index.segment_starts)[np.asarray(index.item_segments)]).max(initial=1))
         slots = 1 << (16 * longest + 1024).bit_length()
         self._scratch = (
@@ -255,12 +258,11 @@ class _Scanner:
         )
 
 
-def _read_only(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Views that nobody writes to: the loops are then compiled once, for arrays in memory and in files alike."""
-    views = tuple(np.asarray(array).view() for array in arrays)
-    for view in views:
-        view.flags.writeable = False
-    return views
+def _read_only(array: np.ndarray) -> np.ndarray:
+    """A view that nobody writes to: the loops are then compiled once, for arrays in memory and in files alike."""
+    view = np.asarray(array).view()
+    view.flags.writeable = False
+    return view
 
 
 @lru_cache(maxsize=2)
