@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer import distributed
+from trainer import distributed, recorder
 from trainer.checkpoint import read_params
 from trainer.checkpoint_path import checkpoint_path
 from trainer.config import RunConfig
@@ -82,6 +82,14 @@ def test_what_lies_here_comes_in_one_piece():
     assert piece.tobytes() == np.ascontiguousarray(array).tobytes()
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_the_first_alone_writes_metrics(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, first: bool):
+    monkeypatch.setattr(recorder, "is_first", lambda: first)
+    run = make_run(f"first {first}")
+    with recorder.Recorder(run, restored_step=0):
+        assert (Path(run.output) / "metrics.jsonl").exists() == first
+
+
 @pytest.fixture(scope="module")
 def start_on() -> Iterator[StartOn]:
     """Starts `python -m trainer RUN.json` as so many processes that share eight devices; what still runs at the end is killed."""
@@ -148,9 +156,7 @@ def straight(make_run: MakeRun, start_on: StartOn, rows_of: RowsOf) -> list[Row]
     return rows_of(run)
 
 
-def test_two_processes_train_what_one_trains_and_the_first_alone_writes(
-    make_run: MakeRun, start_on: StartOn, rows_of: RowsOf, straight: list[Row]
-):
+def test_two_processes_train_what_one_trains(make_run: MakeRun, start_on: StartOn, rows_of: RowsOf, straight: list[Row]):
     run = run_on(make_run, "two of four", replica=2, fsdp=4)
     assert all_end(start_on(run, 2)) == [0, 0], logs(run)
     assert_nearly_equal(rows_of(run), straight)
