@@ -11,7 +11,7 @@ from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, check_tokenizer
 from trainer.checkpoint import read_params
 from trainer.config import RunConfig
 from trainer.errors import CheckpointError, DataError
-from trainer.model.hugging_face import TokenizerFiles, write_folder
+from trainer.model.hugging_face import TokenizerFiles, check_writable, write_folder
 from trainer.model.params import count_parameters
 from trainer.state import params_digest
 from trainer.storage import read_json
@@ -35,6 +35,7 @@ def export_phase(
         ConfigError: the folder is not empty, or `transformers` has no class for such a model.
         DataError: the tokenizer was edited, or lacks the tokens that begin and end a document.
     """
+    check_writable(folder, run.model)
     checkpoint = Path(result["checkpoint"])
     params = read_params(checkpoint, run.model, ema=weights == "ema")
     digest = params_digest(params)

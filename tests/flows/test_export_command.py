@@ -123,11 +123,14 @@ def test_people_are_told_what_is_where(phasewise_export: Export, tmp_path: Path)
     assert "config.json, generation_config.json, model.safetensors, tokenizer.json, tokenizer_config.json" in said
 
 
-def test_a_folder_with_something_in_it_is_refused(phasewise_export: Export, tmp_path: Path):
+def test_a_folder_with_something_in_it_is_refused_before_anything_is_read(phasewise_export: Export, tmp_path: Path, run: RunConfig):
     (tmp_path / "mine.txt").touch()
-    result = phasewise_export(tmp_path, "--json")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "must be new or empty" in as_written(result)
+    result = read_json(Path(run.output) / "result.json")
+    write_json(Path(run.output) / "result.json", {**result, "checkpoint": "gone"})
+    refused = phasewise_export(tmp_path, "--json")
+    write_json(Path(run.output) / "result.json", result)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "must be new or empty" in as_written(refused)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 

@@ -43,10 +43,10 @@ def write_folder(
     Raises:
         ConfigError: there is something at `folder` already, or `transformers` has no class for such a model.
     """
-    described = to_hugging_face(config, dtype)
+    check_writable(folder, config)
     ends = {} if tokenizer is None else {"bos_token_id": tokenizer.begin_of_text, "eos_token_id": tokenizer.end_of_text}
     with _appearing(folder) as staged:
-        _write_json(staged / CONFIG_NAME, {**described, **ends})
+        _write_json(staged / CONFIG_NAME, {**to_hugging_face(config, dtype), **ends})
         _write_json(staged / "generation_config.json", ends)
         for name, content in (tokenizer.files if tokenizer else {}).items():
             (staged / name).write_bytes(content)
@@ -70,11 +70,20 @@ def read_folder(folder: Path, *, computation: Computation = Computation()) -> tu
         return from_tensors(lambda name: _tensor(holders[name], name), config), config
 
 
+def check_writable(folder: Path, config: ModelConfig) -> None:
+    """What `write_folder` refuses, before the weights are there.
+
+    Raises:
+        ConfigError: there is something at `folder` already, or `transformers` has no class for such a model.
+    """
+    to_hugging_face(config, "float32")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"the folder to export to must be new or empty, and {folder} is not: choose another, or remove it.")
+
+
 @contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
     """A folder beside `folder` that takes its place when all went well, and goes away when not."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"the folder to export to must be new or empty, and {folder} is not: choose another, or remove it.")
     staged = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
     try:
         staged.mkdir(parents=True)
