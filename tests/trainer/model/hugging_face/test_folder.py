@@ -1,6 +1,7 @@
 """Folders of safetensors: bit for bit there and back, whole or not at all, and refused where they are not what they say."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,20 @@ def test_an_empty_folder_is_taken_and_no_other(tmp_path: Path, params: Params, m
             write_folder(tmp_path / taken, params, model)
     assert {path.name: path.read_bytes() for path in (tmp_path / "empty").iterdir()} == before
     assert {path.name for path in tmp_path.iterdir()} == {"empty", "file"}
+
+
+def test_the_folder_appears_by_one_rename(tmp_path: Path, params: Params, model: ModelConfig, monkeypatch: pytest.MonkeyPatch):
+    renamed: list[set[str]] = []
+    replace = os.replace
+
+    def watched(staged: Path, folder: Path) -> None:
+        assert not (tmp_path / "out").exists()
+        replace(staged, folder)
+        renamed.append({path.name for path in (tmp_path / "out").iterdir()})
+
+    monkeypatch.setattr(folder_module.os, "replace", watched)
+    write_folder(tmp_path / "out", params, model)
+    assert renamed == [{"config.json", "generation_config.json", "model.safetensors"}]
 
 
 def test_what_fails_half_way_leaves_nothing(tmp_path: Path, params: Params, model: ModelConfig, monkeypatch: pytest.MonkeyPatch):
