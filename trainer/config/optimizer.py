@@ -7,35 +7,32 @@ from pydantic import Field
 from trainer.config.schema import Frozen
 
 
-class AdamW(Frozen):
+class Adam(Frozen):
+    """What every kind of Adam states (Kingma and Ba, 2015)."""
+
+    beta1: float = Field(ge=0, lt=1)
+    beta2: float = Field(ge=0, lt=1)
+    epsilon: float = Field(gt=0)
+    weight_decay: float = Field(ge=0)
+
+
+class AdamW(Adam):
     """Adam with decoupled decay (Loshchilov and Hutter, 2019): effective decay = learning rate × `weight_decay`."""
 
     kind: Literal["adamw"]
-    beta1: float = Field(ge=0, lt=1)
-    beta2: float = Field(ge=0, lt=1)
-    epsilon: float = Field(gt=0)
-    weight_decay: float = Field(ge=0)
 
 
-class AdamC(Frozen):
+class AdamC(Adam):
     """AdamW whose decay is `weight_decay` × learning rate / `peak_learning_rate` (Defazio, 2025)."""
 
     kind: Literal["adamc"]
-    beta1: float = Field(ge=0, lt=1)
-    beta2: float = Field(ge=0, lt=1)
-    epsilon: float = Field(gt=0)
-    weight_decay: float = Field(ge=0)
     peak_learning_rate: float = Field(gt=0)
 
 
-class NAdamW(Frozen):
+class NAdamW(Adam):
     """AdamW with Nesterov's momentum (Dozat, 2016)."""
 
     kind: Literal["nadamw"]
-    beta1: float = Field(ge=0, lt=1)
-    beta2: float = Field(ge=0, lt=1)
-    epsilon: float = Field(gt=0)
-    weight_decay: float = Field(ge=0)
 
 
 class Muon(Frozen):
