@@ -177,6 +177,20 @@ def test_the_newest_two_stay_and_where_all_are_kept_the_permanent_ones(
             assert set(saved_steps(tmp_path)) == expected
 
 
+def test_those_of_named_steps_are_saved_and_stay_whatever_else_is_kept(
+    checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, state: TrainState
+):
+    """As those that a branch starts from: between the regular ones, and kept where only the last is."""
+    with checkpoints_of(every_steps=5, at_steps=(4, 7)) as checkpoints:
+        due = [step for step in range(1, 13) if checkpoints.due(step)]
+        assert due == [4, 5, 7, 10]
+        for step in [*due, 12]:
+            checkpoints.save(step, state, CONTRACT)
+            checkpoints.wait()
+        assert set(saved_steps(tmp_path)) == {4, 7, 10, 12}
+        assert_equal(checkpoints.restore(4, CONTRACT), state)
+
+
 def test_nothing_is_pruned_before_the_next_one_is_committed(
     checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, state: TrainState, monkeypatch: pytest.MonkeyPatch
 ):
@@ -202,6 +216,14 @@ def test_what_is_kept_is_a_function_of_steps_and_policy():
     assert steps_to_keep([10, 17, 20, 22, 25], policy) == {10, 20, 22, 25}
     assert steps_to_keep([10, 17, 20, 22, 25], CheckpointPolicy(every_steps=10, every_minutes=1.0, keep_all=False)) == {22, 25}
     assert steps_to_keep([], policy) == set()
+    at_steps = CheckpointPolicy(every_steps=10, every_minutes=None, keep_all=False, at_steps=(17, 19))
+    assert steps_to_keep([10, 17, 20, 22, 25], at_steps) == {17, 22, 25}  # 19 was never saved
+
+
+@pytest.mark.parametrize(("keep_all", "kept"), [(False, {4, 12}), (True, {4, 5, 10, 12, 15})])
+def test_a_policy_keeps_its_named_steps_and_where_all_are_kept_the_regular_ones(keep_all: bool, kept: set[int]):
+    policy = CheckpointPolicy(every_steps=5, every_minutes=1.0, keep_all=keep_all, at_steps=(12, 4))
+    assert {step for step in range(1, 19) if policy.keeps(step)} == kept
 
 
 # ── which one is used ──
@@ -273,6 +295,8 @@ def test_a_state_with_other_leaves_is_refused(
         ({"batch": [[0, 4], [10, 9]]}, "batch"),
         ({"mixture": [[0, {"books": 60, "code": 40}]]}, "components, mixture"),
         ({"order": {"seed": 12, "permutation": "linear", "block_sequences": 8}}, "block_sequences, permutation, seed"),
+        ({"order": {"seed": 11, "permutation": "feistel", "block_sequences": 16, "cut_blocks": True, "rounding": "floor"}}, "rounding"),
+        ({"order": {"seed": 11, "permutation": "feistel", "block_sequences": 16, "cut_blocks": True, "first_step": 4}}, "first_step"),
     ],
 )
 def test_what_decides_the_order_decides_the_contract(

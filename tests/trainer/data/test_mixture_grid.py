@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,20 +24,20 @@ MANTIS: MixtureShares = {"nemotron": 83.05, "megamath_web": 5.57, "text_code_blo
 BATCH_32B = Steps[int](((0, 8192), (18_500, 7680), (21_010, 8192)))
 
 
-def order(block: int, *, cut_blocks: bool = False) -> DataOrder:
-    return DataOrder(seed=0, permutation="linear", block_sequences=block, cut_blocks=cut_blocks)
+def order(block: int, **changes: Any) -> DataOrder:
+    return DataOrder(seed=0, permutation="linear", block_sequences=block, **changes)
 
 
-def two_stages(batch: Steps[int], step: int, block: int, *, cut_blocks: bool = False) -> MixtureSchedule:
+def two_stages(batch: Steps[int], step: int, block: int, **changes: Any) -> MixtureSchedule:
     mixture = Steps[MixtureShares](((0, HALVES), (step, THIRDS)))
-    return MixtureSchedule(batch=batch, mixture=mixture, order=order(block, cut_blocks=cut_blocks))
+    return MixtureSchedule(batch=batch, mixture=mixture, order=order(block, **changes))
 
 
 @pytest.fixture(scope="module")
 def record() -> MixtureSchedule:
     """Marin 32B from step 0 to Mantis's second mixture."""
     mixture = Steps[MixtureShares](((0, PRETRAINING), (160_000, MANTIS), (174_000, PRETRAINING)))
-    return MixtureSchedule(batch=BATCH_32B, mixture=mixture, order=order(2048))
+    return MixtureSchedule(batch=BATCH_32B, mixture=mixture, order=order(2048, cut_blocks=True))
 
 
 def test_the_7680_stretch_of_the_record_is_carried_and_not_patched(record: MixtureSchedule):
@@ -46,7 +47,7 @@ def test_the_7680_stretch_of_the_record_is_carried_and_not_patched(record: Mixtu
 
 def test_the_block_that_the_record_cuts_has_every_share_to_within_a_sequence_or_two(record: MixtureSchedule):
     drawn, blocks = record.realised(0, 160_000), 1_309_434_880 // 2048
-    counts = block_counts(PRETRAINING, 2048)
+    counts = block_counts(PRETRAINING, order(2048))
     for name, share in PRETRAINING.items():
         assert abs(drawn[name] - blocks * counts[name] - 1024 * share / 100) < 1.5
 
@@ -55,12 +56,12 @@ def test_a_new_block_starts_at_a_cut(record: MixtureSchedule):
     """The 8,192 sequences of step 160,000 are four whole blocks of the new mixture."""
     names = [record.components()[number] for number in record.batch(160_000)[0]]
     for block in range(4):
-        assert Counter(names[2048 * block : 2048 * (block + 1)]) == block_counts(MANTIS, 2048)
+        assert Counter(names[2048 * block : 2048 * (block + 1)]) == block_counts(MANTIS, order(2048))
 
 
 def test_no_sequence_is_left_out_or_used_again_at_a_cut():
     mixture = Steps[MixtureShares](((0, PRETRAINING), (160_000, {"medium": 60.0, "starcoder": 40.0})))
-    schedule = MixtureSchedule(batch=BATCH_32B, mixture=mixture, order=order(2048))
+    schedule = MixtureSchedule(batch=BATCH_32B, mixture=mixture, order=order(2048, cut_blocks=True))
     components, positions = (np.concatenate(parts) for parts in zip(schedule.batch(159_999), schedule.batch(160_000), strict=True))
     before = schedule.realised(0, 159_999)
     for number, name in enumerate(schedule.components()):
@@ -86,25 +87,82 @@ def test_where_the_record_had_a_choice_it_would_have_been_told(step: int, found:
     )
 
 
+@pytest.mark.parametrize("step", [21_013, 160_000, 174_000])
+def test_where_it_had_none_it_would_have_been_told_which_batches_moved_the_grid(step: int):
+    """Half a block of 2,048, for good: every later batch is four whole blocks."""
+    with pytest.raises(ConfigError) as refusal:
+        two_stages(BATCH_32B, step, 2048)
+    assert str(refusal.value) == (
+        f"the mixture from step {step} must start where a block of 2048 sequences ends, found 1024 sequences in the block before it: the "
+        "batches of 7680 sequences in steps 18500 to 21010 put it out; end them at step 21008 or 21012, or let the recipe's order declare "
+        "cut_blocks."
+    )
+    assert two_stages(BATCH_32B, step, 2048, cut_blocks=True).cut_at(step) == 1024
+
+
+@pytest.mark.parametrize("end", [21_008, 21_012])
+def test_ended_where_it_is_told_the_stretch_moves_the_grid_no_more(end: int):
+    batch = Steps[int](((0, 8192), (18_500, 7680), (end, 8192)))
+    assert [two_stages(batch, step, 2048).cut_at(step) for step in (end, 160_000, 174_000)] == [0, 0, 0]
+
+
+def test_of_two_stretches_off_the_grid_the_later_one_is_named():
+    """Blocks of 8: 12 sequences, whole blocks, 6 sequences (10, where 8 would do: one step less, or three more)."""
+    batch = Steps[int](((0, 4), (3, 8), (5, 2), (8, 8)))
+    advice = "the batches of 2 sequences in steps 5 to 8 put it out; end them at step 7 or 11, or let"
+    with pytest.raises(ConfigError, match=f"found 2 sequences in the block before it: {advice}"):
+        two_stages(batch, 12, 8)
+    for end in (7, 11):
+        two_stages(Steps[int]((*batch.root[:3], (end, 8))), 12, 8)
+
+
+def test_of_batches_before_an_order_begins_the_grid_knows_nothing():
+    """Of the 7,680 stretch 2,509 steps are left from 18,501 on, and none from 21,010 on."""
+    with pytest.raises(
+        ConfigError, match="the batches of 7680 sequences in steps 18501 to 21010 put it out; end them at step 21009 or 21013"
+    ):
+        two_stages(BATCH_32B, 160_000, 2048, first_step=18_501)
+    with pytest.raises(ConfigError, match="before it: start it at step 21005 or 21009, or let"):
+        two_stages(BATCH_32B, 21_007, 2048, first_step=18_501)
+    assert two_stages(BATCH_32B, 160_000, 2048, first_step=21_010).cut_at(160_000) == 0
+
+
+def test_a_step_of_1024_sequences_is_the_other_way_back_to_the_grid():
+    """The record's own patch: offset 1,024 + 1,024 is a block."""
+    patched = Steps[int]((*BATCH_32B.root, (159_999, 1024), (160_000, 8192)))
+    assert two_stages(patched, 160_000, 2048).sequences_before(160_000) == 1_309_434_880 - 7168
+    assert two_stages(patched, 160_000, 2048).cut_at(160_000) == 0
+
+
 @given(
     batch=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 24)), min_size=1, max_size=3, unique_by=lambda entry: entry[0]),
     step=st.integers(1, 60),
     block=st.integers(4, 48),
+    begins=st.integers(0, 30),
 )
-def test_refused_is_what_another_step_of_the_same_batch_size_would_put_right(batch: list[tuple[int, int]], step: int, block: int):
+def test_whatever_starts_off_the_grid_is_refused_with_the_steps_that_are_on_it(
+    batch: list[tuple[int, int]], step: int, block: int, begins: int
+):
     """Against all steps, one by one. Beyond a block's number of steps the offsets repeat."""
     sizes = Steps[int](((0, batch[0][1]), *sorted(batch[1:])))
-    loose = two_stages(sizes, step, block, cut_blocks=True)
+    begins = min(begins, step - 1)
+    loose = two_stages(sizes, step, block, cut_blocks=True, first_step=begins)
+    assert loose.cut_at(step) == loose.sequences_before(step) % block
+    if not loose.cut_at(step):
+        two_stages(sizes, step, block, first_step=begins)
+        return
     changes = [0, *(change for change, _ in sizes.root[1:]), 10_000]
     first, last = max(change for change in changes if change < step), min(change for change in changes if change >= step)
-    good = [other for other in range(max(first, 1), min(last, step + block) + 1) if loose.sequences_before(other) % block == 0]
-    assert loose.cut_at(step) == loose.sequences_before(step) % block
+    good = [other for other in range(max(first, begins + 1), min(last, step + block) + 1) if loose.sequences_before(other) % block == 0]
     nearest = [*[other for other in good if other < step][-1:], *[other for other in good if other > step][:1]]
-    if step in good or not nearest:
-        two_stages(sizes, step, block)
-        return
-    with pytest.raises(ConfigError, match=re.escape(f"start it at step {' or '.join(map(str, nearest))}, or let")):
-        two_stages(sizes, step, block)
+    with pytest.raises(ConfigError) as refusal:
+        two_stages(sizes, step, block, first_step=begins)
+    found, advice = str(refusal.value).split(" in the block before it: ")
+    assert found.endswith(f"from step {step} must start where a block of {block} sequences ends, found {loose.cut_at(step)} sequences")
+    assert advice.endswith("let the recipe's order declare cut_blocks.")
+    assert re.findall(r"start it at step ([\d or]+),", advice) == ([" or ".join(map(str, nearest))] if nearest else [])
+    for other in nearest:
+        two_stages(sizes, other, block, first_step=begins)
 
 
 def test_the_advice_leaves_the_stages_around_it_a_step():
@@ -113,8 +171,8 @@ def test_the_advice_leaves_the_stages_around_it_a_step():
         stages_of_16(0, 12, 13, 20)
     with pytest.raises(ConfigError, match=r"the mixture from step 13 .*: start it at step 12,"):
         stages_of_16(0, 8, 13, 16)
-    with pytest.raises(ConfigError, match=r"the mixture from step 16 .*: start it at step 17,"):
-        stages_of_16(0, 12, 13, 16)  # neither 12 nor 16 is free for 13, which is let pass
+    with pytest.raises(ConfigError, match=r"the mixture from step 13 .* before it: let the recipe's order declare cut_blocks\.$"):
+        stages_of_16(0, 12, 13, 16)  # neither 12 nor 16 is free for 13
 
 
 def stages_of_16(*steps: int) -> MixtureSchedule:
@@ -137,15 +195,53 @@ def test_a_component_that_a_block_has_no_sequence_of_is_refused_with_what_would_
         MixtureSchedule(batch=always(64), mixture=later, order=order(64))
 
 
+UNEVEN: MixtureShares = {"web": 71.3, "code": 18.4, "law": 10.3}
+
+
 def test_a_share_that_a_block_cannot_express_is_refused_with_what_would_do():
-    uneven: MixtureShares = {"web": 71.3, "code": 18.4, "law": 10.3}
     with pytest.raises(ConfigError) as refusal:
-        check_shares(uneven, step=7, block_sequences=10, max_error_points=1.0)
+        check_shares(UNEVEN, order(10), step=7, max_error_points=1.0)
     assert str(refusal.value) == (
-        "component code is 18.4 % of the mixture from step 7 and 20 % of a block of 10 sequences, 1.6 percentage points off where the "
-        "recipe allows 1: a share of 20 %, or blocks of 100 sequences, would do."
+        "component code is 18.4 % of the mixture from step 7 and 20 % of a block of 10 sequences (2 of them), 1.6 percentage points off "
+        "where the recipe allows 1: a share of 20 %, or blocks of 100 sequences would do."
     )
-    check_shares(uneven, step=7, block_sequences=100, max_error_points=1.0)
-    check_shares({"web": 70.0, "code": 20.0, "law": 10.0}, step=7, block_sequences=10, max_error_points=0.0)
+    check_shares(UNEVEN, order(100), step=7, max_error_points=1.0)
+    check_shares({"web": 70.0, "code": 20.0, "law": 10.0}, order(10), step=7, max_error_points=0.0)
     with pytest.raises(ConfigError, match=r"a share of 20 % would do\.$"):
-        check_shares(uneven, step=7, block_sequences=10, max_error_points=0.0)
+        check_shares(UNEVEN, order(10), step=7, max_error_points=0.0)
+
+
+def test_half_of_a_small_component_gone_is_little_of_the_mixture_and_half_of_the_component():
+    """Mantis's medu: 1.93 sequences of a block of 2,048, of which rounding down leaves one."""
+    floored = order(2048, rounding="floor")
+    check_shares(MANTIS, floored, step=160_000, max_error_points=0.11)
+    check_shares(MANTIS, floored, step=160_000, max_error_points=0.11, max_error_percent=48.1)
+    with pytest.raises(ConfigError) as refusal:
+        check_shares(MANTIS, floored, step=160_000, max_error_points=0.11, max_error_percent=10.0)
+    assert str(refusal.value) == (
+        "component medu is 0.094 % of the mixture from step 160000 and 0.04883 % of a block of 2048 sequences (1 of them), 48 % of its "
+        "share off where the recipe allows 10: a share of 0.04883 %, or rounding by largest_remainder would do."
+    )
+    check_shares(MANTIS, order(2048), step=160_000, max_error_points=0.11, max_error_percent=4.0)  # 2 of them: 3.9 % more
+
+
+def test_percent_of_the_share_is_what_a_larger_block_makes_small():
+    thin: MixtureShares = {"web": 99.0, "law": 1.0}
+    with pytest.raises(ConfigError, match=r"component law .* \(1 of them\), 52 % of its share off .* or blocks of 250 sequences would do"):
+        check_shares(thin, order(66), step=0, max_error_points=5.0, max_error_percent=40.0)
+    check_shares(thin, order(250), step=0, max_error_points=5.0, max_error_percent=40.0)
+    check_shares({**thin, "maths": 0.0}, order(100), step=0, max_error_points=0.0, max_error_percent=0.0)
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=6), st.integers(1, 3000), st.sampled_from(["floor", "largest_remainder"]))
+def test_both_limits_are_held_to_exactly(weights: list[int], block: int, rounding: str):
+    shares: MixtureShares = {f"component-{number}": 100 * weight / sum(weights) for number, weight in enumerate(weights)}
+    blocks = order(block, rounding=rounding)
+    counts = block_counts(shares, blocks)
+    points = [abs(100 * counts[name] / block - share) for name, share in shares.items()]
+    percents = [100 * error / share for error, share in zip(points, shares.values(), strict=True)]
+    check_shares(shares, blocks, step=0, max_error_points=max(points) + 1e-6, max_error_percent=max(percents) + 1e-6)
+    check_shares(shares, blocks, step=0, max_error_points=max(points) + 1e-6)
+    for limits in ({"max_error_points": max(points) - 1e-6}, {"max_error_points": 100, "max_error_percent": max(percents) - 1e-6}):
+        with pytest.raises(ConfigError, match="off where the recipe allows"):
+            check_shares(shares, blocks, step=0, **limits)
