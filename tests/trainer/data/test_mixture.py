@@ -2,7 +2,6 @@
 
 from collections import Counter
 from fractions import Fraction
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from trainer.config import DataOrder, MixtureShares, Steps, always
 from trainer.data.mixture import MixtureSchedule, block_counts
-from trainer.errors import ConfigError
 
 WEB_HEAVY: MixtureShares = {"web": 70.3, "code": 20.1, "maths": 7.5, "dialogue": 2.1}
 CODE_HEAVY: MixtureShares = {"code": 55.0, "web": 30.0, "law": 15.0}
@@ -82,43 +80,6 @@ def test_largest_remainder_by_example():
     assert block_counts({"a": 50.0, "b": 30.0, "c": 20.0}, blocks_of(7)) == {"a": 4, "b": 2, "c": 1}  # 3.5, 2.1, 1.4: a has the one left
     assert block_counts({"b": 25.0, "a": 25.0, "d": 25.0, "c": 25.0}, blocks_of(6)) == {"a": 2, "b": 2, "c": 1, "d": 1}  # ties by name
     assert block_counts({"a": 99.99, "b": 0.03}, blocks_of(10)) == {"a": 10, "b": 0}
-
-
-@st.composite
-def exact_shares(draw: st.DrawFn) -> MixtureShares:
-    """Shares in 1024ths of a percent, which sum to 100 without a rounding."""
-    cuts = sorted(draw(st.sets(st.integers(0, 102_400), max_size=5)))
-    return {f"component-{n}": (after - before) / 1024 for n, (before, after) in enumerate(pairwise([0, *cuts, 102_400]))}
-
-
-@given(exact_shares(), st.integers(1, 5000))
-def test_rounded_by_floor_all_is_cut_off_and_the_largest_takes_what_is_left(mixture: MixtureShares, block: int):
-    counts = block_counts(mixture, blocks_of(block, rounding="floor"))
-    largest = min(name for name, share in mixture.items() if share == max(mixture.values()))  # ties by name
-    floors = {name: int(Fraction(share) * block / 100) for name, share in mixture.items()}
-    assert counts == {**floors, largest: block - sum(count for name, count in floors.items() if name != largest)}
-
-
-def test_floor_by_example():
-    """At 0.094 % of 2,048 a component has 1.93 sequences: one by floor, two by the largest remainder."""
-    mixture: MixtureShares = {"medu": 0.094, "web": 60.0, "code": 39.906}  # 1.93, 1228.8, 817.27
-    assert block_counts(mixture, blocks_of(2048, rounding="floor")) == {"medu": 1, "web": 1230, "code": 817}
-    assert block_counts(mixture, blocks_of(2048)) == {"medu": 2, "web": 1229, "code": 817}
-    assert block_counts({"b": 25.0, "a": 25.0, "d": 25.0, "c": 25.0}, blocks_of(7, rounding="floor")) == {"b": 1, "a": 4, "d": 1, "c": 1}
-
-
-def test_a_component_that_floor_leaves_out_of_a_block_is_refused_and_the_largest_remainder_keeps_it():
-    mixture = always({"web": 99.96, "gsm8k": 0.04})
-    with pytest.raises(ConfigError, match=r"a block of 2048 has none of gsm8k \(0\.04 %\)"):
-        MixtureSchedule(batch=always(16), mixture=mixture, order=blocks_of(2048, rounding="floor"))
-    MixtureSchedule(batch=always(16), mixture=mixture, order=blocks_of(2048))
-
-
-def test_blocks_are_drawn_with_the_counts_of_the_order_s_rounding():
-    floored = MixtureSchedule(batch=always(16), mixture=always(WEB_HEAVY), order=blocks_of(64, rounding="floor"))
-    expected = {"web": 46, "code": 12, "maths": 4, "dialogue": 1}  # 44.99, 12.86, 4.8, 1.34 sequences: two are left over
-    assert block_counts(WEB_HEAVY, blocks_of(64, rounding="floor")) == {**expected, "web": 47}
-    assert floored.realised(0, 40) == {name: 10 * count for name, count in {**expected, "web": 47}.items()}
 
 
 def test_every_whole_block_has_exactly_its_counts():
@@ -260,65 +221,3 @@ def test_the_first_mixture_holds_before_its_own_step():
     early = schedule(mixture=Steps[MixtureShares](((0, WEB_HEAVY), (20, CODE_HEAVY))), batch=always(64))
     assert drawn_names(late, range(25)) == drawn_names(early, range(25))
     assert late.realised(0, 9) == early.realised(0, 9)
-
-
-# ── an order that begins at a later step ──
-
-
-@st.composite
-def late_orders(draw: st.DrawFn) -> tuple[MixtureSchedule, MixtureSchedule, int]:
-    """A schedule that begins at a step, one of the same batches and mixtures whose step 0 that step is, and the step."""
-    first, block = draw(st.integers(0, 25)), draw(st.integers(4, 40))
-
-    def by_steps(values: st.SearchStrategy) -> Steps:
-        changes = sorted(draw(st.sets(st.integers(1, 29), max_size=2)))
-        return Steps(tuple((step, draw(values)) for step in [0, *changes]))
-
-    def moved(steps: Steps) -> Steps:
-        return Steps(((0, steps.at(first)), *((step - first, value) for step, value in steps.root if step > first)))
-
-    batch, mixture = by_steps(st.integers(1, 17)), by_steps(whole_shares(block))
-    order = blocks_of(block, cut_blocks=True)
-    late = MixtureSchedule(batch=batch, mixture=mixture, order=DataOrder(**{**order.model_dump(), "first_step": first}))
-    return late, MixtureSchedule(batch=moved(batch), mixture=moved(mixture), order=order), first
-
-
-@given(late_orders(), st.data())
-def test_an_order_that_begins_at_a_step_is_a_new_one_whose_step_0_it_is(
-    drawn: tuple[MixtureSchedule, MixtureSchedule, int], data: st.DataObject
-):
-    late, anew, first = drawn
-    for step in data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=6)):
-        assert late.sequences_before(first + step) == anew.sequences_before(step)
-        assert late.cut_at(first + step) == anew.cut_at(step)
-        components, positions = late.batch(first + step)
-        assert [late.components()[number] for number in components] == drawn_names(anew, range(step, step + 1))
-        np.testing.assert_array_equal(positions, anew.batch(step)[1])
-    start, stop = sorted(data.draw(st.tuples(st.integers(0, 40), st.integers(0, 40))))
-    assert late.realised(first + start, first + stop) == anew.realised(start, stop)
-
-
-def test_what_was_drawn_before_an_order_begins_is_drawn_again():
-    """The mixture of step 0 goes on, the batches too: from the first sequence of every component."""
-    late = MixtureSchedule(batch=BATCHES, mixture=STAGES, order=blocks_of(64, first_step=8, cut_blocks=True))
-    assert late.components() == ("code", "dialogue", "law", "maths", "web")  # CODE_HEAVY at step 8, WEB_HEAVY from 19
-    assert late.sequences_before(8) == 0
-    assert late.sequences_before(12) == 4 * 48
-    assert late.realised(8, 12) == {name: 3 * count for name, count in block_counts(CODE_HEAVY, blocks_of(64)).items()}
-    components, positions = late.batch(8)
-    assert {int(positions[components == number].min()) for number in np.unique(components)} == {0}
-    whole = schedule(BATCHES, STAGES)
-    assert whole.batch(8)[1].min() > 0
-
-
-def test_a_mixture_that_ended_before_an_order_begins_is_not_asked_for_its_counts():
-    """Neither is the grid: what was drawn before moved no block."""
-    thin: MixtureShares = {"web": 99.9, "law": 0.1}
-    mixture = Steps[MixtureShares](((0, thin), (3, WEB_HEAVY), (11, CODE_HEAVY)))
-    with pytest.raises(ConfigError, match="from step 0 must have a sequence of every component"):
-        MixtureSchedule(batch=always(16), mixture=mixture, order=blocks_of(64))
-    late = MixtureSchedule(batch=always(16), mixture=mixture, order=blocks_of(64, first_step=7))
-    assert late.components() == ("code", "dialogue", "law", "maths", "web")
-    assert late.cut_at(11) == 0
-    with pytest.raises(ConfigError, match="from step 11 must start where a block of 64 sequences ends, found 48 sequences"):
-        MixtureSchedule(batch=always(16), mixture=mixture, order=blocks_of(64, first_step=8))
