@@ -101,6 +101,10 @@ class Home:
         """Evidence that is worth keeping, by what it was measured on."""
         return self.root / "evidence" / kind / key[:16]
 
+    def preflight(self, key: str) -> Path:
+        """What came of compiling a step for a slice."""
+        return self.root / "preflight" / f"{key[:16]}.json"
+
     def run(self, run_name: str, phase: str) -> Path:
         """A phase's run: metrics, checkpoints, result, evaluation."""
         return self.root / "runs" / run_name / phase

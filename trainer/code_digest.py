@@ -17,7 +17,12 @@ def code_digest(*modules: ModuleType) -> str:
 
     The walk is our own: `ast.dump` prints fields that one version of Python has and another has not.
     """
-    words = [word for module in modules for word in _walk(ast.parse(inspect.getsource(module)))]
+    return digest_of_code(*(ast.parse(inspect.getsource(module)) for module in modules))
+
+
+def digest_of_code(*trees: ast.Module) -> str:
+    """The same over syntax trees."""
+    words = [word for tree in trees for word in _walk(tree)]
     return digest_of_bytes("\n".join(words).encode())[:DIGITS]
 
 

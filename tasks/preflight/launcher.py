@@ -1,0 +1,123 @@
+"""Starts the compiler in a process of its own, and keeps what it found under the digest of everything that decides it."""
+
+import ast
+import os
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import trainer
+from tasks.home import Home
+from trainer.code_digest import digest_of_code
+from trainer.errors import ConfigError, PhasewiseError, TrainingError
+from trainer.exit_codes import ExitCode
+from trainer.preflight.spec import Result, Spec
+from trainer.storage import digest_of_json, read_json, write_json
+
+MAX_SECONDS, MAX_MACHINE_CODE_SECONDS = 240, 3600
+LIBRARIES = ("jax", "jaxlib", "libtpu", "optax")
+DECIDING = (
+    "gradients.py", "interventions.py", "kernels", "loss.py", "model", "norms.py", "optimizer", "preflight", "schedule.py", "sharding.py",
+    "state.py", "step.py",
+)  # fmt: skip
+"""The files of `trainer` that the step, or what is read from it, is made by."""
+DROPPED = ("XLA_FLAGS", "JAX_PLATFORMS", "TPU_LIBRARY_PATH", "JAX_NUM_CPU_DEVICES")
+"""They are for the devices of this machine."""
+COMPILER = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+
+
+class MissingCompiler(PhasewiseError):
+    """There is no compiler for TPUs here."""
+
+
+def examine(spec: Spec, home: Home) -> Result:
+    """What came of compiling this; compiled where nobody did yet.
+
+    Raises:
+        MissingCompiler: libtpu is not installed.
+        ConfigError: slice, mesh, batch and model do not fit one another.
+        TrainingError: the compiler failed, or took too long.
+    """
+    kept = home.preflight(digest_of(spec))
+    if kept.exists():
+        return Result.model_validate(read_json(kept)["result"])
+    result = run_compiler(spec)
+    write_json(kept, {"spec": spec.model_dump(mode="json"), "result": result.model_dump(mode="json"), "versions": versions()})
+    return result
+
+
+def digest_of(spec: Spec) -> str:
+    """Of everything that decides the result: what is compiled, by which versions, with which flags and code."""
+    deciding = {
+        "spec": spec.model_dump(mode="json"),
+        "versions": versions(),
+        "flags": os.environ.get("LIBTPU_INIT_ARGS", ""),
+        "code": deciding_code(),
+    }
+    return digest_of_json(deciding)
+
+
+def versions() -> dict[str, str]:
+    """Of what compiles.
+
+    Raises:
+        MissingCompiler: libtpu is not installed.
+    """
+    try:
+        return {name: version(name) for name in LIBRARIES}
+    except PackageNotFoundError as error:
+        raise MissingCompiler(
+            f"preflight needs the compiler for TPUs, and {error.name} is not installed here: pip install 'phasewise[tpu]'."
+        ) from None
+
+
+@cache
+def deciding_code() -> str:
+    """The digest of the code that makes the step; comments and layout do not count. The files are read, not imported: they need jax."""
+    root = Path(trainer.__path__[0])
+    files = [path for name in DECIDING for path in ([root / name] if name.endswith(".py") else sorted((root / name).rglob("*.py")))]
+    return digest_of_code(*(ast.parse(path.read_text(encoding="utf-8")) for path in files))
+
+
+def run_compiler(spec: Spec) -> Result:
+    """One life of `python -m trainer.preflight`; it dies with this process, because it holds the other end of its standard input.
+
+    Raises:
+        ConfigError, TrainingError: as `examine`.
+    """
+    limit = MAX_MACHINE_CODE_SECONDS if spec.machine_code else MAX_SECONDS
+    environment = {name: value for name, value in os.environ.items() if name not in DROPPED} | COMPILER
+    with tempfile.TemporaryDirectory(prefix="phasewise-preflight-") as folder:
+        spec_file, result_file, log = (Path(folder) / name for name in ("spec.json", "result.json", "log"))
+        write_json(spec_file, spec.model_dump(mode="json"))
+        command = [sys.executable, "-m", "trainer.preflight", str(spec_file), str(result_file), "--with-parent"]
+        with (
+            open(log, "wb") as output,
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment) as process,
+        ):
+            try:
+                code = process.wait(limit)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise TrainingError(f"the compiler for TPUs took more than {limit} seconds for {spec.topology.name}: stopped.") from None
+            except BaseException:
+                process.kill()
+                raise
+        if code:
+            raise _failure(spec, code, log.read_text(errors="replace"))
+        return Result.model_validate(read_json(result_file))
+
+
+def _failure(spec: Spec, code: int, log: str) -> PhasewiseError:
+    said = [line.removeprefix("preflight: ") for line in log.splitlines() if line.startswith("preflight: ")]
+    last = next((line for line in reversed(log.splitlines()) if line.strip()), "it said nothing")
+    reason = said[-1] if said else f"the compiler for TPUs ended with code {code} for {spec.topology.name}: {last[:300]}"
+    return ConfigError(reason) if said and code == ExitCode.USAGE else TrainingError(reason)

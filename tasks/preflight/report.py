@@ -1,0 +1,115 @@
+"""What preflight says of a stage: the shape that scripts read."""
+
+from typing import Any
+
+from tasks.preflight.plan import GIB, Plan
+from tasks.preflight.search import Found
+from tasks.preflight.slices import Slice
+from tasks.preflight.stage import Stage
+from trainer.flops import step_flops
+from trainer.preflight.roofline import UTILISATION, Roofline, StepWork, project, recomputed_flops
+from trainer.preflight.spec import Result
+
+DAY_SECONDS, HOUR_SECONDS = 86_400, 3_600
+Report = dict[str, Any]
+
+
+def report_of(stage: Stage, where: Slice, found: Found) -> Report:
+    """A stage that was compiled. Where no plan fits, what follows from a plan is null."""
+    report = _about(stage, where) | {
+        "fits": found.plan is not None,
+        "remat": found.plan.remat if found.plan else None,
+        "microbatch_sequences": _part(stage, found.plan),
+        "plan": found.plan.words if found.plan else None,
+        "tried": [{"plan": tried.plan.words, "reason": tried.reason} for tried in found.tried],
+        "reason": None if found.plan else f"no plan fits: {'; '.join(f'{tried.plan.words} {tried.reason}' for tried in found.tried)}",
+        "gib_per_chip": _memory(where, found.result),
+        "compile_seconds": round(found.compile_seconds, 1),
+        "compiler_host_gib": round(found.result.host_bytes / GIB, 2) if found.result else None,
+    }
+    return report | (_projected(stage, where, found.plan, found.result) if found.plan and found.result else _unprojected())
+
+
+def refused_report(stage: Stage, where: Slice, reason: str) -> Report:
+    """A stage that there is nothing to compile for."""
+    refused: Report = {"fits": False, "remat": None, "microbatch_sequences": None, "plan": None, "tried": [], "reason": reason}
+    nothing = {"gib_per_chip": _memory(where, None), "compile_seconds": 0.0, "compiler_host_gib": None}
+    return _about(stage, where) | refused | nothing | _unprojected()
+
+
+def _about(stage: Stage, where: Slice) -> Report:
+    return {
+        "phase": stage.phase,
+        "slice": where.name,
+        "chips": where.chips,
+        "hosts": where.hosts,
+        "mesh": where.mesh.model_dump(),
+        "batch_sequences": stage.step.batch_sequences,
+        "steps": stage.steps,
+        "stretches": [list(stretch) for stretch in stage.stretches],
+    }
+
+
+def _part(stage: Stage, plan: Plan | None) -> int | None:
+    return None if plan is None or plan.parts == 1 else stage.step.batch_sequences // plan.parts
+
+
+def _memory(where: Slice, result: Result | None) -> Report:
+    memory = result.memory if result else None
+    return {
+        "arguments": _gib(memory.arguments if memory else None),
+        "temporaries": _gib(memory.temporaries if memory else None),
+        "peak": _gib(memory.peak if memory else None),
+        "limit": _gib(result.limit_bytes if result else None),
+        "maker": where.chip.memory_gib,
+        "on_host": _gib(memory.host if memory else None),
+    }
+
+
+def _gib(size: int | None) -> float | None:
+    return None if size is None else round(size / GIB, 2)
+
+
+def _projected(stage: Stage, where: Slice, plan: Plan, result: Result) -> Report:
+    model, sequences = stage.step.model, stage.step.batch_sequences
+    flops, again = step_flops(model, sequences).total, recomputed_flops(model, sequences, plan.remat)
+    links = {link: sum(each.bytes for each in result.collectives if each.link == link) for link in ("ici", "dcn")}
+    work = StepWork(flops=(flops + again) / where.chips, hbm_bytes=result.hbm_bytes, ici_bytes=links["ici"], dcn_bytes=links["dcn"])
+    roofline = project(work, where.chip.speeds)
+    seconds = roofline.step_seconds
+    return {
+        "flops_per_step": flops,
+        "flops_recomputed": again,
+        "flops_per_step_per_chip": {"analytic": flops / where.chips, "executed": work.flops, "xla": _each(result.flops_by_xla, where)},
+        "collective_bytes": _by_kind(result),
+        "collectives": [each.model_dump() for each in result.collectives],
+        "hbm_bytes": result.hbm_bytes,
+        "roofline_seconds": _terms(roofline),
+        "assumed_utilisation": UTILISATION,
+        "step_seconds": round(seconds, 3),
+        "mfu": round(flops / where.chips / seconds / where.chip.speeds.flops, 3),
+        "tokens_per_day": round(sequences * model.seq_len * DAY_SECONDS / seconds),
+        "days": round(stage.steps * seconds / DAY_SECONDS, 2),
+        "chip_hours": round(stage.steps * seconds * where.chips / HOUR_SECONDS),
+    }
+
+
+def _unprojected() -> Report:
+    names = (
+        "flops_per_step", "flops_recomputed", "flops_per_step_per_chip", "collective_bytes", "collectives", "hbm_bytes", "roofline_seconds",
+        "assumed_utilisation", "step_seconds", "mfu", "tokens_per_day", "days", "chip_hours",
+    )  # fmt: skip
+    return dict.fromkeys(names)
+
+
+def _each(flops: float | None, where: Slice) -> float | None:
+    return None if flops is None else flops / where.chips
+
+
+def _by_kind(result: Result) -> dict[str, int]:
+    kinds = dict.fromkeys(each.kind for each in result.collectives)
+    return {kind: sum(each.bytes for each in result.collectives if each.kind == kind) for kind in kinds}
+
+
+def _terms(roofline: Roofline) -> Report:
+    return {**{name: round(value, 3) for name, value in roofline.model_dump().items()}, "binds": roofline.binds}

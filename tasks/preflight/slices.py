@@ -1,0 +1,124 @@
+"""The slices that a recipe may name: `deployments/slices.toml`, read."""
+
+import math
+import re
+import tomllib
+from functools import cache
+from importlib.resources import files
+
+from pydantic import Field, ValidationError
+
+from trainer.config import Frozen, Mesh
+from trainer.errors import ConfigError
+from trainer.flops import peak_flops
+from trainer.preflight.roofline import Speeds
+from trainer.preflight.spec import Topology
+
+PLACE, TABLE = "deployments", "slices.toml"
+COUNTED = re.compile(r"(?:(\d+)x )?(\S+)")
+GIGA = 1e9
+
+
+class Chip(Frozen):
+    """A kind of chip. Bandwidths in gigabytes a second and chip, networks in one direction."""
+
+    device_kind: str
+    chips_per_host: int = Field(gt=0)
+    memory_gib: float = Field(gt=0)
+    hbm_gbps: float = Field(gt=0)
+    ici_gbps: float = Field(gt=0)
+    dcn_gbps: float = Field(gt=0)
+    topology: str
+    chip_config: str | None = None
+    host_bounds: tuple[int, int, int] | None = None
+    source: str
+
+    @property
+    def speeds(self) -> Speeds:
+        """For the roofline."""
+        peak = peak_flops(self.device_kind, "bfloat16")
+        assert peak is not None, f"trainer/flops.py names no peak of {self.device_kind}"
+        return Speeds(flops=peak, hbm_bytes=self.hbm_gbps * GIGA, ici_bytes=self.ici_gbps * GIGA, dcn_bytes=self.dcn_gbps * GIGA)
+
+
+class Torus(Frozen):
+    """A slice's chip, and chips along each axis."""
+
+    chip: str
+    torus: tuple[int, ...]
+
+
+class Table(Frozen):
+    """The file."""
+
+    chips: dict[str, Chip]
+    slices: dict[str, Torus]
+
+
+class Slice(Frozen):
+    """What a recipe's name stands for: `count` slices alike."""
+
+    name: str
+    count: int = Field(gt=0)
+    chip: Chip
+    torus: tuple[int, ...]
+
+    @property
+    def chips_of_each(self) -> int:
+        """Chips of one of the slices."""
+        return math.prod(self.torus)
+
+    @property
+    def chips(self) -> int:
+        """All chips."""
+        return self.count * self.chips_of_each
+
+    @property
+    def hosts(self) -> int:
+        """All machines that hold them."""
+        return -(-self.chips // self.chip.chips_per_host)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh by rule: copies over slices, weights cut over the chips of a slice."""
+        return Mesh(replica=self.count, fsdp=self.chips_of_each, tensor=1)
+
+    @property
+    def topology(self) -> Topology:
+        """As the compiler names it."""
+        name = f"{self.chip.topology}:{'x'.join(map(str, self.torus))}"
+        return Topology(name=name, num_slices=self.count, chip_config=self.chip.chip_config, chips_per_host=self.chip.host_bounds)
+
+
+@cache
+def read_table() -> Table:
+    """What the file says.
+
+    Raises:
+        ConfigError: it is not there, or something in it is not understood.
+    """
+    try:
+        return Table.model_validate(tomllib.loads(files(PLACE).joinpath(TABLE).read_text(encoding="utf-8")))
+    except (FileNotFoundError, ModuleNotFoundError):
+        raise ConfigError(f"{PLACE}/{TABLE} is missing: install Phasewise from its repository with `pip install -e .`.") from None
+    except (tomllib.TOMLDecodeError, ValidationError) as error:
+        raise ConfigError(f"{PLACE}/{TABLE} does not read as slices: {error}") from None
+
+
+def find_slice(name: str) -> Slice:
+    """The slice of that name: `v4-2048`, `2x v5e-256`.
+
+    Raises:
+        ConfigError: no slice is called so.
+    """
+    table, found = read_table(), COUNTED.fullmatch(name.strip())
+    torus = table.slices.get(found.group(2)) if found else None
+    if found is None or torus is None:
+        raise ConfigError(
+            f"no slice is called {name!r}; there are {', '.join(table.slices)}, and several of one, such as '2x v5e-256'. "
+            f"Add it to {PLACE}/{TABLE}."
+        )
+    count = int(found.group(1) or 1)
+    if count < 1:
+        raise ConfigError(f"a slice is at least one, found {name!r}.")
+    return Slice(name=name.strip(), count=count, chip=table.chips[torus.chip], torus=torus.torus)

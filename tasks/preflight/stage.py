@@ -1,0 +1,25 @@
+"""A stretch of a phase whose compiled step is one: the same slice and the same batch."""
+
+from trainer.config import Frozen
+from trainer.preflight.spec import StepShape
+
+
+class Stage(Frozen):
+    """Attributes:
+    stretches: start and stop step of each, where the phase comes back to the same slice and batch.
+    """
+
+    phase: str
+    slice: str
+    stretches: tuple[tuple[int, int], ...]
+    step: StepShape
+
+    @property
+    def steps(self) -> int:
+        """Updates of all stretches."""
+        return sum(stop - start for start, stop in self.stretches)
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return f"{self.phase}, {self.step.batch_sequences:,} sequences on {self.slice}"

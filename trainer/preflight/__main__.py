@@ -1,0 +1,46 @@
+"""`python -m trainer.preflight SPEC.json RESULT.json`: compile one step for TPUs that are not here.
+
+Needs `JAX_PLATFORMS=cpu` and the wheel `libtpu`. Exit code 0: the result is written, also where the compiler refused the step for its
+memory. 1: the compiler failed. 2: wrong usage, or a step that does not fit its mesh. The reason is a line on standard error.
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from trainer.errors import ConfigError, PhasewiseError
+from trainer.exit_codes import ExitCode
+from trainer.preflight.spec import Spec
+from trainer.storage import read_json, write_json
+
+
+def main(arguments: list[str]) -> int:
+    """Read the specification, compile, write the result; the exit code."""
+    paths = [argument for argument in arguments if argument != "--with-parent"]
+    if len(paths) != 2:
+        print("usage: python -m trainer.preflight SPEC.json RESULT.json [--with-parent]", file=sys.stderr)
+        return ExitCode.USAGE
+    if "--with-parent" in arguments:
+        from trainer.parent import end_with_parent
+
+        end_with_parent(ExitCode.REFUSED)
+    from trainer.preflight.compiler import examine
+
+    try:
+        spec = Spec.model_validate(read_json(Path(paths[0])))
+        with tempfile.TemporaryDirectory(prefix="phasewise-preflight-") as dump:
+            write_json(Path(paths[1]), examine(spec, Path(dump)).model_dump(mode="json"))
+    except PhasewiseError as error:
+        print(f"preflight: {error}", file=sys.stderr)
+        return error.exit_code
+    except (OSError, ValueError) as error:
+        print(f"preflight: {ConfigError(error)}", file=sys.stderr)
+        return ExitCode.USAGE
+    return ExitCode.DONE
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)  # a compiler that was left at work would be waited for

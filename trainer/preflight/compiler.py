@@ -1,0 +1,166 @@
+"""The compiler for TPUs, asked for the step that the trainer runs: state and batch are shapes, the devices a description."""
+
+import re
+import resource
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+
+from trainer.config import RunConfig
+from trainer.errors import ConfigError, TrainingError
+from trainer.preflight.collectives import read_collectives
+from trainer.preflight.hlo import Module
+from trainer.preflight.memory import first_line, read_memory, read_refusal
+from trainer.preflight.spec import Memory, Result, Spec, Topology, run_of
+from trainer.preflight.traffic import traffic_bytes
+from trainer.schedule import scheduled_at
+from trainer.sharding import batch_sharding, build_mesh, state_shardings
+from trainer.state import abstract_state
+from trainer.step import build_train_step
+
+MODULE, REPORT, BUFFERS = "after_optimizations_after_buffer_assignment", "memory-usage-report", "buffer-assignment"
+LAST = "debug_options"
+"""The file that the compiler writes after all the others, before it makes machine code."""
+POLL_SECONDS = 0.1
+PROBE_BYTES = 2**40
+
+
+class Compiled(NamedTuple):
+    """How far the compiler came: its own words where it refused, and whether it went to the end."""
+
+    refusal: str | None
+    seconds: float
+
+
+def describe_devices(topology: Topology) -> list[Any]:
+    """The devices of the slices, which are not here.
+
+    Raises:
+        ConfigError: the compiler has no such topology.
+    """
+    options: dict[str, Any] = {"num_slices": topology.num_slices} if topology.num_slices > 1 else {}
+    options |= {"chip_config_name": topology.chip_config} if topology.chip_config else {}
+    options |= {"chips_per_host_bounds": topology.chips_per_host} if topology.chips_per_host else {}
+    try:
+        return list(topologies.get_topology_desc(platform="tpu", topology_name=topology.name, **options).devices)
+    except Exception as error:  # of several types, by the reason
+        raise ConfigError(f"the compiler for TPUs does not know the topology {topology.name}: {first_line(str(error))}") from error
+
+
+def lower_step(run: RunConfig, devices: list[Any]) -> Any:
+    """The trainer's step for these devices, traced with shapes in place of arrays, as `trainer.loop` calls it."""
+    mesh = build_mesh(run.execution.mesh, devices)
+    state = abstract_state(run, with_ema=run.keeps_average)
+    shardings = state_shardings(state, run.model, mesh)
+    placed = jax.tree.map(lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), state, shardings)
+    rows = jax.ShapeDtypeStruct((run.batch.at(0), run.model.seq_len), jnp.int32, sharding=batch_sharding(mesh))
+    step: Any = build_train_step(run.model, run.optimizer, run.execution, mesh)
+    return step.lower(placed, rows, rows, scheduled_at(run, 0))
+
+
+def available_bytes(device: Any) -> int:
+    """The memory of a chip that a program may use: what the compiler says when it refuses one that needs more than any chip has.
+
+    Raises:
+        TrainingError: it did not refuse it.
+    """
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    large = jax.ShapeDtypeStruct((PROBE_BYTES // 512, 128), jnp.float32, sharding=sharding)
+    try:
+        jax.jit(lambda x: jnp.sin(x)[::-1]).lower(large).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if found := read_refusal(str(error)):
+            return found[1]
+        raise TrainingError(f"the compiler did not say how much memory a chip has: {first_line(str(error))}") from error
+    raise TrainingError(f"the compiler took a program of {PROBE_BYTES:,} bytes for one chip: its memory is not known.")
+
+
+def examine(spec: Spec, dump: Path) -> Result:
+    """Compile the step and read what it needs.
+
+    Args:
+        dump: an empty folder for what the compiler writes down.
+
+    Raises:
+        ConfigError: topology, mesh, batch or model do not fit one another.
+        TrainingError: the compiler failed for a reason other than memory.
+    """
+    devices, run = describe_devices(spec.topology), run_of(spec.step, spec.execution)
+    limit, started = available_bytes(devices[0]), time.monotonic()
+    lowered = lower_step(run, devices)
+    lower_seconds = time.monotonic() - started
+    flops = _flops_by_xla(lowered)
+    compiled = compile_into(lowered, dump, machine_code=spec.machine_code)
+    memory, module = _read_memory(dump), _read_module(dump)
+    return Result(
+        refusal=compiled.refusal,
+        memory=memory,
+        limit_bytes=limit,
+        collectives=read_collectives(module, spec.execution.mesh, spec.topology.num_slices) if module else (),
+        hbm_bytes=traffic_bytes(module) if module else 0,
+        flops_by_xla=flops,
+        lower_seconds=lower_seconds,
+        compile_seconds=compiled.seconds,
+        host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+
+
+def compile_into(lowered: Any, dump: Path, *, machine_code: bool) -> Compiled:
+    """Run the compiler, which writes into `dump` what it decided; leave it (in its thread) where machine code is not wanted.
+
+    Raises:
+        TrainingError: it failed for a reason other than memory.
+    """
+    options = {"xla_dump_to": str(dump), "xla_dump_hlo_as_text": True}
+    failures: list[Exception] = []
+
+    def run() -> None:
+        try:
+            lowered.compile(compiler_options=options)
+        except Exception as error:  # handed to the waiting thread
+            failures.append(error)
+
+    thread, started = threading.Thread(target=run, daemon=True), time.monotonic()
+    thread.start()
+    while thread.is_alive() and (machine_code or not _is_assigned(dump)):
+        thread.join(POLL_SECONDS)
+    seconds = time.monotonic() - started
+    if failures and read_refusal(str(failures[0])) is None:
+        raise TrainingError(f"the compiler for TPUs failed: {first_line(str(failures[0]))}") from failures[0]
+    return Compiled(first_line(str(failures[0])) if failures else None, seconds)
+
+
+def _is_assigned(dump: Path) -> bool:
+    """Whether every buffer has its place, and all that says so is written."""
+    return _file(dump, MODULE) is not None and _file(dump, LAST) is not None
+
+
+def _file(dump: Path, kind: str) -> Path | None:
+    return next(iter(dump.glob(f"*{kind}*")), None)
+
+
+def _read_memory(dump: Path) -> Memory | None:
+    report = _file(dump, REPORT)
+    buffers = next((path for path in dump.glob("*.txt") if re.search(rf"-{BUFFERS}\.txt$", path.name)), None)
+    return read_memory(report.read_text(), buffers.read_text()) if report and buffers else None
+
+
+def _read_module(dump: Path) -> Module | None:
+    path = _file(dump, MODULE)
+    return Module(path.read_text()) if path else None
+
+
+def _flops_by_xla(lowered: Any) -> float | None:
+    """XLA's count for the whole batch. jax has no public way to it for devices that are not here."""
+    from jax._src import lib  # see above
+
+    count = getattr(getattr(getattr(lib, "xla_client", None), "_xla", None), "hlo_module_cost_analysis", None)
+    if count is None:
+        return None
+    analysis = count(jax.devices("cpu")[0].client, lowered.compiler_ir("hlo").as_hlo_module())
+    return float(analysis["flops"])

@@ -1,0 +1,71 @@
+"""What a step moves between a chip and its memory, read from the compiled module."""
+
+from trainer.preflight.hlo import Instruction, Module, hbm_bytes
+
+NO_TRAFFIC = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all", "partition-id"}
+"""They name bytes, or run other computations, which are counted themselves."""
+
+
+def traffic_bytes(module: Module) -> int:
+    """Bytes read and written in a step: each operation's operands and results once, of a slice only the slice, loops multiplied in.
+
+    What lies in the fast memory on the chip is not counted, nor is what a fusion keeps inside.
+    """
+    total = 0
+    for name, times in module.runs.items():
+        if name not in module.fusions:
+            here = module.computations.get(name, {})
+            total += times * sum(_moved(module, here, instruction) for instruction in here.values())
+    return total
+
+
+def _moved(module: Module, here: dict[str, Instruction], instruction: Instruction) -> int:
+    if instruction.opcode in NO_TRAFFIC or instruction.opcode.endswith("-done"):
+        return 0
+    shapes = [here[name].shape for name in instruction.operands if name in here]
+    if instruction.opcode == "fusion":
+        return _moved_by_fusion(module.computations.get(instruction.attribute("calls") or "", {}), instruction, shapes)
+    if instruction.opcode == "dynamic-slice":
+        return 2 * hbm_bytes(instruction.shape)
+    if instruction.opcode == "dynamic-update-slice":
+        return 2 * hbm_bytes(shapes[1]) if len(shapes) > 1 else 0
+    if instruction.opcode.endswith("-start"):
+        return 2 * sum(hbm_bytes(shape) for shape in shapes)
+    return sum(hbm_bytes(shape) for shape in shapes) + hbm_bytes(instruction.shape)
+
+
+def _moved_by_fusion(inside: dict[str, Instruction], fusion: Instruction, shapes: list[str]) -> int:
+    parameters = {int(each.rest.split(")")[0]): each for each in inside.values() if each.opcode == "parameter"}
+    read = sum(
+        _read(inside, parameters[number], shape) if number in parameters else hbm_bytes(shape) for number, shape in enumerate(shapes)
+    )
+    roots = [each for each in inside.values() if each.is_root]
+    return read + (_written(inside, roots[0], fusion) if roots else hbm_bytes(fusion.shape))
+
+
+def _read(inside: dict[str, Instruction], parameter: Instruction, shape: str) -> int:
+    """All of an operand, or the slices of it that are used."""
+    whole, users = hbm_bytes(shape), [each for each in inside.values() if parameter.name in each.operands]
+    if users and all(each.opcode == "dynamic-slice" for each in users):
+        return min(whole, sum(hbm_bytes(each.shape) for each in users))
+    if users and all(each.opcode == "dynamic-update-slice" and each.operands[0] == parameter.name for each in users):
+        return 0
+    return whole
+
+
+def _written(inside: dict[str, Instruction], root: Instruction, fusion: Instruction) -> int:
+    """All of the result, or the slice of it that is changed."""
+    parts = [inside[name] for name in root.operands if name in inside] if root.opcode == "tuple" else [root]
+    changed = [_update(inside, part) for part in parts]
+    if any(update is not None for update in changed):
+        pairs = zip(parts, changed, strict=True)
+        return min(hbm_bytes(fusion.shape), sum(hbm_bytes(part.shape) if update is None else update for part, update in pairs))
+    return hbm_bytes(fusion.shape)
+
+
+def _update(inside: dict[str, Instruction], part: Instruction) -> int | None:
+    while part.opcode == "bitcast" and part.operands and part.operands[0] in inside:
+        part = inside[part.operands[0]]
+    if part.opcode != "dynamic-update-slice" or len(part.operands) < 2 or part.operands[1] not in inside:
+        return None
+    return hbm_bytes(inside[part.operands[1]].shape)
