@@ -86,7 +86,7 @@ class Checkpoints:
         All processes get the same answer, so all must ask.
         """
         policy = self._run.checkpoints
-        if step % policy.every_steps == 0:
+        if step % policy.every_steps == 0 or step in policy.at_steps:
             return True
         if policy.every_minutes is None:
             return False
@@ -208,9 +208,8 @@ class Checkpoints:
 
 
 def steps_to_keep(whole: Collection[int], policy: CheckpointPolicy) -> set[int]:
-    """Of the whole checkpoints the newest two, and where the policy keeps all, every one that is not temporary."""
-    permanent = {step for step in whole if policy.keep_all and step % policy.every_steps == 0}
-    return {*sorted(whole)[-MIN_KEPT:], *permanent}
+    """Of the whole checkpoints the newest two, and every one that the policy keeps."""
+    return {*sorted(whole)[-MIN_KEPT:], *filter(policy.keeps, whole)}
 
 
 @partial(jax.jit, donate_argnums=1, keep_unused=True)

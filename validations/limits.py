@@ -64,10 +64,13 @@ class DataLimits(Frozen):
 
     Attributes:
         max_share_error_points: realised against intended share of a component, in percentage points, over each stage.
+        max_share_error_percent: what a block of the mixture has of a component against its intended share, in percent of that share. `None`
+            is any, for blocks too small to hold small shares.
         max_epochs: how often each row of a component may have been seen since step 0. `None` is unlimited.
     """
 
     max_share_error_points: float = Field(ge=0)
+    max_share_error_percent: float | None = Field(gt=0)
     max_epochs: float | None = Field(gt=0)
     leakage: LeakageLimits
     order: OrderLimits

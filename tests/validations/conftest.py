@@ -119,6 +119,7 @@ def caches(tmp_path: Path, tokenizer: Tokenizer) -> CacheMaker:
 def limits() -> DataLimits:
     return DataLimits(
         max_share_error_points=0.5,
+        max_share_error_percent=25.0,
         max_epochs=4.0,
         leakage=LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0),
         order=OrderLimits(false_alarm_rate=1e-3, max_shift_deviations=0.5),

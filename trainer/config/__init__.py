@@ -20,7 +20,7 @@ from trainer.config.run import (
     check_mixture,
     sequences_between,
 )
-from trainer.config.schedule import LearningRateSegment, check_segments
+from trainer.config.schedule import LearningRateSegment, check_segments, check_segments_end
 from trainer.config.schema import Frozen, Steps, always
 from trainer.config.stability import RollingLimit, Stability
 
@@ -53,5 +53,6 @@ __all__ = [
     "always",
     "check_mixture",
     "check_segments",
+    "check_segments_end",
     "sequences_between",
 ]

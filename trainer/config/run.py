@@ -23,24 +23,34 @@ StatePart = Literal["ema", "optimizer", "rolling", "qk_norm"]
 class DataOrder(Frozen):
     """How sequences are drawn: one permutation per component, keyed by seed and component name, and blocks of the mixture.
 
-    `cut_blocks` lets a mixture start inside a block also where another step would do: the block before it is cut short.
+    Attributes:
+        first_step: where the order begins: of what the lineage drew before this step it knows nothing.
+        rounding: how shares become counts of a block; `floor` rounds all down, and the largest takes what is left, as Levanter does.
+        cut_blocks: a mixture may start inside a block; the block before it is cut short.
     """
 
     seed: int
     permutation: Literal["linear", "feistel", "feistel_levanter"]
     block_sequences: int = Field(gt=0)
+    first_step: int = Field(default=0, ge=0)
+    rounding: Literal["largest_remainder", "floor"] = "largest_remainder"
     cut_blocks: bool = False
 
 
 class CheckpointPolicy(Frozen):
     """One every `every_steps`, kept for ever where `keep_all`, else only the last; temporary ones every `every_minutes`.
 
-    The one at a phase's end is always kept.
+    Those after `at_steps` updates and at a phase's end are always kept.
     """
 
     every_steps: int = Field(gt=0)
     every_minutes: float | None = Field(gt=0)
     keep_all: bool
+    at_steps: tuple[int, ...] = ()
+
+    def keeps(self, step: int) -> bool:
+        """Whether what is saved after so many updates stays; that of a phase's end stays beside it."""
+        return step in self.at_steps or (self.keep_all and step % self.every_steps == 0)
 
 
 class Graft(Frozen):

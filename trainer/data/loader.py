@@ -134,6 +134,8 @@ class Loader:
             "permutation": {"kind": run.order.permutation, "version": PERMUTATION_VERSIONS[run.order.permutation]},
             "packing": "chunk",
             "block_sequences": run.order.block_sequences,
+            "rounding": run.order.rounding,
+            "first_step": run.order.first_step,
             "seq_len": run.model.seq_len,
             "batch": run.batch.model_dump(mode="json"),
             "mixture": run.mixture.model_dump(mode="json"),

@@ -11,6 +11,7 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,35 +20,59 @@ from trainer.data.permutation import derive_key
 from trainer.errors import ConfigError
 
 
-def block_counts(shares: MixtureShares, block_sequences: int) -> dict[Component, int]:
-    """Sequences of each component in one block: floors, and the largest remainders take what is left (ties by name)."""
-    total = sum(shares.values())
-    exact = {name: share * block_sequences / total for name, share in shares.items()}
+def block_counts(shares: MixtureShares, order: DataOrder) -> dict[Component, int]:
+    """Sequences of each component in one block: floors, and the largest remainders take what is left (ties by name).
+
+    Where the order rounds by `floor`, the component with the largest share takes all that is left.
+    """
+    total, block = sum(shares.values()), order.block_sequences
+    exact = {name: share * block / total for name, share in shares.items()}
     counts = {name: int(value) for name, value in exact.items()}
+    left = block - sum(counts.values())
+    if order.rounding == "floor":
+        counts[min(exact, key=lambda name: (-exact[name], name))] += left
+        return counts
     by_remainder = sorted(exact, key=lambda name: (counts[name] - exact[name], name))
-    for name in by_remainder[: block_sequences - sum(counts.values())]:
+    for name in by_remainder[:left]:
         counts[name] += 1
     return counts
 
 
-def check_shares(shares: MixtureShares, *, step: int, block_sequences: int, max_error_points: float) -> None:
+def check_shares(
+    shares: MixtureShares, order: DataOrder, *, step: int, max_error_points: float, max_error_percent: float | None = None
+) -> None:
     """Refuse a mixture whose counts in a block are further from its shares than the recipe allows.
+
+    Args:
+        max_error_points: in percentage points of the mixture.
+        max_error_percent: in percent of the component's own share; None is any.
 
     Raises:
         ConfigError: the component that is furthest off.
     """
-    total, counts = sum(shares.values()), block_counts(shares, block_sequences)
-    errors = {name: abs(100 * counts[name] / block_sequences - 100 * share / total) for name, share in shares.items()}
-    worst = max(errors, key=lambda name: errors[name])
-    if errors[worst] <= max_error_points:
-        return
-    found = 100 * counts[worst] / block_sequences
-    enough = f", or blocks of {math.ceil(100 / max_error_points)} sequences," if max_error_points else ""
-    raise ConfigError(
-        f"component {worst} is {shares[worst]:.4g} % of the mixture from step {step} and {found:.4g} % of a block of {block_sequences} "
-        f"sequences, {errors[worst]:.2g} percentage points off where the recipe allows {max_error_points:g}: "
-        f"a share of {found:.4g} %{enough} would do."
-    )
+    total, counts, block = sum(shares.values()), block_counts(shares, order), order.block_sequences
+    points = {name: abs(100 * counts[name] / block - 100 * share / total) for name, share in shares.items()}
+    percents = {name: 100 * error / (100 * shares[name] / total) for name, error in points.items() if shares[name]}
+    for errors, limit, unit in ((points, max_error_points, "percentage points"), (percents, max_error_percent, "% of its share")):
+        worst = max(errors, key=lambda name: errors[name])
+        if limit is None or errors[worst] <= limit:
+            continue
+        found = 100 * counts[worst] / block
+        raise ConfigError(
+            f"component {worst} is {shares[worst]:.4g} % of the mixture from step {step} and {found:.4g} % of a block of {block} sequences "
+            f"({counts[worst]} of them), {errors[worst]:.2g} {unit} off where the recipe allows {limit:g}: "
+            f"{_remedy(shares[worst] / total, found, order, limit, unit)} would do."
+        )
+
+
+def _remedy(part: float, found: float, order: DataOrder, limit: float, unit: str) -> str:
+    """What brings a component of that part of the mixture within the limit."""
+    remedies = [f"a share of {found:.4g} %"]
+    if order.rounding == "floor":
+        remedies.append("rounding by largest_remainder")
+    elif limit:
+        remedies.append(f"blocks of {math.ceil(100 / limit / (1 if unit == 'percentage points' else part))} sequences")
+    return ", or ".join(remedies)
 
 
 @dataclass(frozen=True)
@@ -73,14 +98,15 @@ class MixtureSchedule:
     """The order of all sequences of a lineage, from its batch and mixture schedules.
 
     Raises:
-        ConfigError: a component with a share has no sequence in a block, or a stage starts off the block grid without need.
+        ConfigError: a component with a share has no sequence in a block, or a stage cuts a block and the order does not declare it.
     """
 
     def __init__(self, *, batch: Steps[int], mixture: Steps[MixtureShares], order: DataOrder):
         self.mixture, self.order, self._batch = mixture, order, batch
         self._stages: list[Stage] = []
-        for number, (step, shares) in enumerate(mixture.root):
-            counts = block_counts(shares, order.block_sequences)
+        entries = mixture.root if not order.first_step else mixture.within(order.first_step, 1 + mixture.root[-1][0])
+        for number, (step, shares) in enumerate(entries):
+            counts = block_counts(shares, order)
             _check_counts(step, shares, counts)
             self._stages.append(self._stage(number, step, counts))
         self._first_sequences = [stage.first_sequence for stage in self._stages]
@@ -88,8 +114,8 @@ class MixtureSchedule:
             self._check_boundary(number)
 
     def sequences_before(self, step: int) -> int:
-        """Sequences that the first `step` updates consume."""
-        return sequences_between(self._batch, 0, step)
+        """Sequences that the updates before `step` consume, counted from where the order begins."""
+        return sequences_between(self._batch, self.order.first_step, step) if step > self.order.first_step else 0
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """For each sequence of update `step`: its component's number in `components()`, and its position within the component."""
@@ -131,7 +157,7 @@ class MixtureSchedule:
     def _stage(self, number: int, step: int, counts: dict[Component, int]) -> Stage:
         """The stage from `step` on, after those that are there. The first mixture holds before its own step, too."""
         if not self._stages:
-            return Stage(number, 0, 0, tuple(counts), tuple(counts.values()), {}, 0)
+            return Stage(number, self.order.first_step, 0, tuple(counts), tuple(counts.values()), {}, 0)
         first, last = self.sequences_before(step), self._stages[-1]
         drawn = self._drawn_in(last, first - last.first_sequence)
         used = {name: last.used.get(name, 0) + drawn.get(name, 0) for name in {*last.used, *drawn}}
@@ -139,36 +165,56 @@ class MixtureSchedule:
         return Stage(number, step, first, tuple(counts), tuple(counts.values()), used, cut)
 
     def _check_boundary(self, number: int) -> None:
-        """Refuse a stage that cuts a block where a step with the same batch size would not."""
+        """Refuse a stage that cuts a block where the order does not say that it may."""
         stage = self._stages[number]
-        good = self._steps_on_grid(number) if stage.cut_sequences and not self.order.cut_blocks else ()
-        if good:
-            raise ConfigError(
-                f"the mixture from step {stage.first_step} must start where a block of {self.order.block_sequences} sequences ends, found "
-                f"{stage.cut_sequences} sequences in the block before it: start it at step {' or '.join(map(str, good))}, or let the "
-                "recipe's order declare cut_blocks."
-            )
+        if not stage.cut_sequences or self.order.cut_blocks:
+            return
+        good = self._steps_on_grid(number)
+        advice = f"start it at step {' or '.join(map(str, good))}, or " if good else self._what_moved_the_grid(number)
+        raise ConfigError(
+            f"the mixture from step {stage.first_step} must start where a block of {self.order.block_sequences} sequences ends, found "
+            f"{stage.cut_sequences} sequences in the block before it: {advice}let the recipe's order declare cut_blocks."
+        )
 
     def _steps_on_grid(self, number: int) -> tuple[int, ...]:
         """The nearest steps before and after a stage's first that end a block, while the batch size is the one that leads to it.
 
-        The stage before it must keep a step, and so must this one. The steps solve offset + size · k ≡ 0 modulo the block.
+        The stage before it must keep a step, and so must this one.
         """
-        before, stage, block = self._stages[number - 1], self._stages[number], self.order.block_sequences
+        before, stage = self._stages[number - 1], self._stages[number]
         changes = [step for step, _ in self._batch.root[1:]]
         start = max(before.first_step, *(step for step in (0, *changes) if step < stage.first_step))
         last = min(
             [*(step for step in changes if step >= stage.first_step), *(s.first_step - 1 for s in self._stages[number + 1 :])], default=None
         )
-        size, offset = self._batch.at(start), (self.sequences_before(start) - before.first_sequence) % block
+        around = self._ends_of_blocks(before, start, stage.first_step)
+        return tuple(step for step in around if max(start - 1, before.first_step) < step and (last is None or step <= last))
+
+    def _what_moved_the_grid(self, number: int) -> str:
+        """Where no step with the batch size before a stage ends a block: the batches that put it out, and where they would not have."""
+        before, stage = self._stages[number - 1], self._stages[number]
+        edges = [*self._batch.within(before.first_step, stage.first_step), (stage.first_step, 0)]
+        for (start, size), (end, _) in reversed(list(pairwise(edges))):
+            if size % self.order.block_sequences and end < stage.first_step:
+                good = [step for step in self._ends_of_blocks(before, start, end) if step > start]
+                ended = f"end them at step {' or '.join(map(str, good))}, or " if good else ""
+                return f"the batches of {size} sequences in steps {start} to {end} put it out; {ended}"
+        return ""
+
+    def _ends_of_blocks(self, stage: Stage, start: int, near: int) -> tuple[int, ...]:
+        """The last step before `near` and the first one from it on that end a block of `stage`, by the batches of step `start`.
+
+        They solve offset + size · k ≡ 0 modulo the block.
+        """
+        block, size = self.order.block_sequences, self._batch.at(start)
+        offset = (self.sequences_before(start) - stage.first_sequence) % block
         divisor = math.gcd(size, block)
         if offset % divisor:
             return ()
         period = block // divisor
         first = start + (-offset // divisor * pow(size // divisor, -1, period)) % period
-        later = first + max(0, -(-(stage.first_step - first) // period)) * period
-        earlier = later - period
-        return tuple(step for step in (earlier, later) if max(start - 1, before.first_step) < step and (last is None or step <= last))
+        later = first + max(0, -(-(near - first) // period)) * period
+        return later - period, later
 
     def _used_at(self, sequence: int) -> dict[Component, int]:
         stage = self._stage_of(sequence)

@@ -18,6 +18,7 @@ COLUMNS = (
     "realised_percent",
     "error_points",
     "error_percent",
+    "block_error_percent",
     "block_sequences",
     "cut_sequences",
     "undeclared_cut_sequences",
@@ -52,6 +53,7 @@ def mixture_evidence(schedule: Schedule, *, start_step: int, stop_step: int, row
 
     * `block_percent`: the share that the component's whole sequences make up in a block; `block_sequences`: how many these are;
     * `error_points`: realised against intended share, in percentage points; `error_percent`: the same in percent of the intended share;
+      `block_error_percent`: a block's share against the intended one, in percent of that;
     * `cut_sequences`: sequences in the block that the start of this stage cuts short, 0 where it starts on the block grid;
       `undeclared_cut_sequences`: the same, but 0 also where the recipe's order says that blocks may be cut;
     * `epochs` counts the stage alone, `epochs_since_step_0` everything that the lineage has drawn by the stage's end.
@@ -74,23 +76,24 @@ def _measure_stage(
 ) -> list[dict[str, object]]:
     (start, stop), block, cut = steps, schedule.order.block_sequences, schedule.cut_at(steps[0])
     drawn, drawn_since_0 = schedule.realised(start, stop), schedule.realised(0, stop)
-    total, counts = sum(drawn.values()), block_counts(shares, block)
+    total, counts = sum(drawn.values()), block_counts(shares, schedule.order)
     names = [name for name in {**shares, **drawn} if shares.get(name, 0) > 0 or drawn.get(name, 0) > 0]
     measured: list[dict[str, object]] = []
     for name in names:
         sequences, intended, available = drawn.get(name, 0), shares.get(name, 0.0), rows.get(name, 0)
         realised_percent = 100 * sequences / total if total else 0.0
-        error_points = abs(realised_percent - intended)
+        error_points, block_percent = abs(realised_percent - intended), 100 * counts.get(name, 0) / block
         measured.append(
             {
                 "start_step": start,
                 "stop_step": stop,
                 "component": name,
                 "intended_percent": float(intended),
-                "block_percent": 100 * counts.get(name, 0) / block,
+                "block_percent": block_percent,
                 "realised_percent": realised_percent,
                 "error_points": error_points,
-                "error_percent": 100 * error_points / intended if intended else float("inf"),
+                "error_percent": _percent_off(realised_percent, intended),
+                "block_error_percent": _percent_off(block_percent, intended),
                 "block_sequences": counts.get(name, 0),
                 "cut_sequences": cut,
                 "undeclared_cut_sequences": 0 if schedule.order.cut_blocks else cut,
@@ -103,6 +106,10 @@ def _measure_stage(
             }
         )
     return measured
+
+
+def _percent_off(found: float, intended: float) -> float:
+    return 100 * abs(found - intended) / intended if intended else float("inf")
 
 
 def _epochs(sequences: int, rows: int) -> float:

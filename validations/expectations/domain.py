@@ -92,6 +92,10 @@ class ExpectShareErrorWithinLimit(_WithinLimit):
     """Expect each component's realised share to be near the intended one, in percentage points."""
 
 
+class ExpectBlockToKeepShare(_WithinLimit):
+    """Expect a block's share of each component to be near the intended one, in percent of that share."""
+
+
 class ExpectEpochsWithinLimit(_WithinLimit):
     """Expect no component to be repeated more often than allowed."""
 

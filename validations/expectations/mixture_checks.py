@@ -62,6 +62,7 @@ def mixture_checks(limits: DataLimits) -> tuple[Check, ...]:
     return (
         expect_rows("mixture", "Give the phase a mixture."),
         _has_share(limits.max_share_error_points),
+        *(() if limits.max_share_error_percent is None else (_keeps_share(limits.max_share_error_percent),)),
         _IS_INTENDED,
         _HAS_ROWS,
         _IS_DRAWN,
@@ -83,6 +84,22 @@ def _has_share(max_error_points: float) -> Check:
         limit=f"{max_error_points:g} percentage points",
         where=_STAGE,
         what_to_do="Choose a larger block, or a share that the block can express.",
+    )
+
+
+def _keeps_share(max_error_percent: float) -> Check:
+    return Check(
+        table="mixture",
+        expectation="ExpectBlockToKeepShare",
+        arguments={"column": "block_error_percent", "limit": max_error_percent},
+        severity="critical",
+        asks="A block of the mixture keeps each component's share, small ones too.",
+        what="component {component} has {block_sequences} {block_sequences:sequence|sequences} in a block, {block_percent:.3g} %, where "
+        "the recipe intends {intended_percent:.3g} %",
+        found="{block_error_percent:.0f} % off its share",
+        limit=f"{max_error_percent:g} % of its share",
+        where=_STAGE,
+        what_to_do="Choose a larger block, a share that the block can express, or rounding by largest_remainder.",
     )
 
 
