@@ -5,7 +5,7 @@ from typing import Any
 from prefect import flow
 
 from flows.plan import build_run, data_plan
-from flows.recipes import load_recipe
+from flows.recipes import load_recipe, name_with
 from flows.recipes.recipe import Recipe, Scale
 from flows.validate_data import raise_unless_passed
 from tasks.evaluation.task import evaluate
@@ -26,7 +26,7 @@ def evaluate_checkpoint(recipe: str, phase: str, scale: Scale = "proxy", home: s
         scale: `proxy` or `full`.
         home: Folder of everything; PHASEWISE_HOME if not given.
     """
-    wanted, place = load_recipe(recipe, scale), Home.open(home)
+    wanted, place = load_recipe(name_with(recipe, phase, scale), scale), Home.open(home)
     chosen, plan = wanted.phase(phase), data_plan(wanted, place)
     run = build_run(wanted, chosen, place, plan.folders("train"), held_out=plan.folders("held_out"))
     result = finished_result(run)

@@ -4,13 +4,15 @@ The parent's `run.json` says as what it was trained; the contract in its checkpo
 the permutation, and which bytes they were. A recipe that was edited after the parent was trained is found out so.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from flows.recipes.recipe import HandOff, Phase, Recipe, changes_between
+from flows.recipes.changes import Pair, changes_between, told
+from flows.recipes.phase import HandOff, Phase
+from flows.recipes.recipe import Recipe
 from trainer.config import MixtureShares, RunConfig, Steps
 from trainer.data.loader import Loader
 from trainer.errors import TrainingError
@@ -18,8 +20,6 @@ from trainer.storage import read_json
 
 TRAINED_AS = ("model", "optimizer", "learning_rate", "stability", "batch", "mixture", "order")
 COMPARED_OTHERWISE = {"batch", "mixture", "components", "seq_len"}
-MAX_NAMED = 4
-Pair = tuple[str, str]
 
 
 class HandOffFacts(NamedTuple):
@@ -43,7 +43,7 @@ def hand_off_facts(recipe: Recipe, phase: Phase, run: RunConfig) -> HandOffFacts
 
     checkpoint = Path(run.start.checkpoint)
     parent = _as_trained(recipe.phase(phase.start.parent), checkpoint.parents[1] / "run.json")
-    found: dict[str, Pair] = {name: told(*pair) for name, pair in changes_between(parent, phase).items()}
+    found: dict[str, Pair] = {name: told(*pair) for name, pair in changes_between(parent, phase, drawn=recipe.drawn_before(phase)).items()}
     contract = read_about(checkpoint)["contract"]
     return HandOffFacts(_declared(recipe, phase.start), {**changes_of_contract(contract, Loader(run).contract(), run.start_step), **found})
 
@@ -88,33 +88,3 @@ def changes_of_contract(before: Mapping[str, Any], after: Mapping[str, Any], sta
     if order[0] != order[1]:
         found["order"] = told(*order)
     return found
-
-
-def told(before: object, after: object) -> Pair:
-    """Both values in words, of large ones only where they differ."""
-    was, now = _plain(before), _plain(after)
-    if not (isinstance(was, dict) and isinstance(now, dict)):
-        return _in_words(was), _in_words(now)
-    differing = [name for name in {**was, **now} if was.get(name) != now.get(name)]
-    return _named(was, differing), _named(now, differing)
-
-
-def _named(value: Mapping[Any, Any], names: Collection[Any]) -> str:
-    words = [f"{name} {_in_words(value.get(name))}" for name in list(names)[:MAX_NAMED]]
-    return ", ".join(words) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
-
-
-def _plain(value: object) -> Any:
-    return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
-
-
-def _in_words(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, dict):
-        return _named(value, value.keys())
-    if isinstance(value, list | tuple):
-        return ", ".join(_in_words(_plain(part)) for part in value)
-    if isinstance(value, float):
-        return f"{value:g}"
-    return value[:16] if isinstance(value, str) and len(value) == 64 else str(value)

@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from flows.recipes import load_full
 from flows.recipes.catalogue import CATALOGUE
-from flows.recipes.recipe import LOCAL_SLICE, FromScratch, GraftFrom, HandOff, Phase, Recipe
+from flows.recipes.phase import LOCAL_SLICE, FromScratch, GraftFrom, HandOff, Phase
+from flows.recipes.recipe import Recipe
 from tasks.data.listing import expand
 from tasks.data.plan import DataPlan, plan_data
 from tasks.data.source import Source
@@ -29,7 +31,7 @@ def sources_of(recipe: Recipe, home: Home) -> dict[str, Source]:
     _check_components(recipe)
     others = {name: CATALOGUE[name].source for name in recipe.components if name not in recipe.sources}
     if recipe.scale == "proxy":
-        others = {name: stand_in_source(home.sources / name) for name in others}
+        others = {name: stand_in_source(stand_in, home.sources / name) for name, stand_in in stand_ins_of(recipe).items()}
     return {**others, **recipe.sources}
 
 
@@ -37,7 +39,8 @@ def stand_ins_of(recipe: Recipe) -> dict[str, StandIn]:
     """What must be collected from this installation first; nothing at full scale, and nothing that the recipe has a source for."""
     if recipe.scale == "full":
         return {}
-    return {name: CATALOGUE[name].stand_in for name in recipe.components if name not in recipe.sources}
+    found = {name: CATALOGUE[name].stand_in for name in recipe.components if name not in recipe.sources}
+    return {name: stand_in for name, stand_in in found.items() if stand_in is not None}
 
 
 def check_sources(recipe: Recipe, home: Home) -> None:
@@ -60,6 +63,11 @@ def _check_components(recipe: Recipe) -> None:
         raise ConfigError(
             f"{recipe.name} draws from {', '.join(unknown)}, which flows/recipes/catalogue does not name: give each a source of its own "
             'under `sources` in the recipe\'s file, such as {"url": "gs://bucket/folder", "include": ["*.jsonl.gz"], "format": "jsonl"}.'
+        )
+    if recipe.scale == "proxy" and (missing := [name for name in without_own if CATALOGUE[name].stand_in is None]):
+        raise ConfigError(
+            f"{recipe.name} draws from {', '.join(missing)}, which have no small stand-in: give each a source of its own under `sources` "
+            "in the recipe's file."
         )
     conversations = [name for name in without_own if CATALOGUE[name].columns]
     if recipe.scale == "full" and conversations:
@@ -89,19 +97,37 @@ def check_mixtures(recipe: Recipe, phases: Iterable[Phase]) -> None:
 
     Raises:
         ConfigError: a component with a share has no sequence in a block, a block is further from a share than the phase's limit allows,
-            or a mixture starts off the block grid without need.
+            or a mixture starts off the block grid without a word.
     """
     for phase in phases:
         MixtureSchedule(batch=recipe.batch_of_lineage(phase), mixture=recipe.mixture_of_lineage(phase), order=phase.order)
         for step, shares in phase.mixture.within(phase.start_step, phase.stop_step):
-            limit = phase.gates.data.max_share_error_points
-            check_shares(shares, step=step, block_sequences=phase.order.block_sequences, max_error_points=limit)
+            limits = phase.gates.data
+            points, percent = limits.max_share_error_points, limits.max_share_error_percent
+            check_shares(shares, phase.order, step=step, max_error_points=points, max_error_percent=percent)
+
+
+def check_as_written(name: str, phases: Iterable[Phase]) -> None:
+    """Refuse at proxy scale, too, what the blocks of the recipe as it is written cannot express.
+
+    Raises:
+        ConfigError: as `check_mixtures`.
+    """
+    if full := load_full(name):
+        check_mixtures(full, [full.phase(phase.name) for phase in phases])
 
 
 def data_plan(recipe: Recipe, home: Home) -> DataPlan:
     """Every cache that the recipe needs, from its sources as they are now."""
     sources, tokenizer = sources_of(recipe, home), recipe.tokenizer
-    return plan_data(sources, home, vocab_size=tokenizer.vocab_size, tokenizer_name=tokenizer.name, pins=recipe.pins)
+    return plan_data(
+        sources,
+        home,
+        vocab_size=tokenizer.vocab_size,
+        tokenizer_name=tokenizer.name,
+        tokenizer_components=tokenizer.components,
+        pins=recipe.pins,
+    )
 
 
 def build_run(

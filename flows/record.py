@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flows.plan import build_run, data_plan
-from flows.recipes.recipe import Phase, Recipe
+from flows.recipes.phase import Phase
+from flows.recipes.recipe import Recipe
 from tasks.data.plan import DataPlan
 from tasks.home import Home
 from tasks.training.launcher import finished_result

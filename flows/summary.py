@@ -6,7 +6,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from flows.recipes.recipe import HandOff, Phase, Recipe
+from flows.recipes.phase import HandOff, Phase
+from flows.recipes.recipe import Recipe
 from flows.record import PhaseRecord, read_records, report_path
 from tasks.data.plan import DataPlan
 from tasks.evaluation.baselines import baselines_path

@@ -4,8 +4,9 @@ from prefect import flow
 
 from flows.plan import data_plan
 from flows.prepare_data import prepare_data
-from flows.recipes import load_recipe
-from flows.recipes.recipe import Phase, Recipe, Scale
+from flows.recipes import load_target
+from flows.recipes.phase import Phase
+from flows.recipes.recipe import Recipe, Scale
 from flows.record import read_records
 from flows.summary import build_report
 from flows.train_phase import train_phase
@@ -24,11 +25,12 @@ def train_recipe(recipe: str = "marin-8b", scale: Scale = "proxy", home: str | N
         recipe: Name of a recipe, or path of a recipe's JSON file.
         scale: `proxy` runs on this machine in minutes; `full` is the real thing.
         home: Folder of everything; PHASEWISE_HOME if not given.
-        up_to: Train only this phase and its ancestors.
+        up_to: Train only this phase and its ancestors. A branch is trained only where it is named here.
     """
-    wanted, place = load_recipe(recipe, scale), Home.open(home, local_for="training")
-    prepare_data(recipe, scale, home)
-    refusals = train_phases(recipe, wanted, home, wanted.lineage(wanted.phase(up_to)) if up_to else wanted.phases)
+    (wanted, last), place = load_target(f"{recipe}/{up_to}" if up_to else recipe, scale), Home.open(home, local_for="training")
+    name = f"{recipe}/{last.name}" if last and last.branch else recipe
+    prepare_data(name, scale, home)
+    refusals = train_phases(name, wanted, home, wanted.lineage(last) if last else wanted.phases)
     plan = data_plan(wanted, place)
     fit_baselines(plan, place, wanted.phases[0].evaluation.held_out_tokens)
     judged = [(record.data_verdict, record.health_verdict, record.model_verdict) for record in read_records(wanted, place, plan)]

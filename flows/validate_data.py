@@ -4,7 +4,7 @@ from prefect import flow
 
 from flows.hand_off import hand_off_facts
 from flows.plan import build_run, data_plan
-from flows.recipes import load_recipe
+from flows.recipes import load_recipe, name_with
 from flows.recipes.recipe import Scale
 from tasks.home import Home
 from tasks.validation.task import judge_data
@@ -24,7 +24,7 @@ def validate_data(recipe: str, phase: str, scale: Scale = "proxy", home: str | N
         scale: `proxy` or `full`.
         home: Folder of everything; PHASEWISE_HOME if not given.
     """
-    wanted, place = load_recipe(recipe, scale), Home.open(home)
+    wanted, place = load_recipe(name_with(recipe, phase, scale), scale), Home.open(home)
     chosen, plan = wanted.phase(phase), data_plan(wanted, place)
     run = build_run(wanted, chosen, place, plan.folders("train"), held_out=plan.folders("held_out"))
     facts = hand_off_facts(wanted, chosen, run)

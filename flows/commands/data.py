@@ -6,8 +6,9 @@ from typing import Any
 from rich.console import Console
 
 from flows.plan import check_sources, data_plan, sources_of
-from flows.recipes import load_target, split_target
-from flows.recipes.recipe import Phase, Recipe, Scale
+from flows.recipes import load_target
+from flows.recipes.phase import Phase
+from flows.recipes.recipe import Recipe, Scale
 from flows.server import server_for
 from flows.terminal import shown_on_terminal
 from tasks.data.listing import expand
@@ -26,7 +27,7 @@ def prepare(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
     with place.held(), shown_on_terminal(), server_for(place):
         from flows.prepare_data import prepare_data
 
-        prepare_data(split_target(target)[0], scale, str(place.root))
+        prepare_data(target, scale, str(place.root))
     plan = data_plan(recipe, place)
     return {
         "recipe": recipe.name,

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.plan import check_mixtures, check_slices, check_sources, data_plan
+from flows.plan import check_as_written, check_mixtures, check_slices, check_sources, data_plan
 from flows.recipes import load_target, split_target
 from flows.recipes.recipe import Recipe, Scale
 from flows.record import is_done, report_path
@@ -26,6 +26,7 @@ def run_recipe(target: str, scale: Scale, home: str | None, *, as_json: bool) ->
     recipe, phase = load_target(target, scale)
     phases = recipe.lineage(phase) if phase else recipe.phases
     check_slices(recipe, phases)
+    check_as_written(target, phases)
     check_mixtures(recipe, phases)
     place = Home.open(home, local_for="training")
     check_sources(recipe, place)

@@ -7,30 +7,34 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
-from flows.recipes import load_target
-from flows.recipes.recipe import HandOff, Phase, Recipe, Scale
+from flows.recipes import load_record, split_target
+from flows.recipes.phase import HandOff, Phase
+from flows.recipes.recipe import Recipe, Scale
 from trainer.config import Steps, sequences_between
+from trainer.data.mixture import block_counts
 from trainer.errors import ConfigError
 from trainer.schedule import learning_rate_at
 
 
 def describe(target: str, scale: Scale, step: int | None) -> dict[str, Any]:
-    """The recipe, or one phase of it; with `step`, what is in force after so many updates.
+    """The recipe, or one phase of it; with `step`, what is in force after so many updates, on the main line or in the phase.
 
     Raises:
         ConfigError: no such recipe or phase, or none of its phases has the step.
     """
-    recipe, phase = load_target(target, scale)
-    phases = (phase,) if phase else recipe.phases
+    name, chosen = split_target(target)
+    recipe = load_record(name, scale)
+    phases = (recipe.phase(chosen),) if chosen else recipe.phases
     described: dict[str, Any] = {"recipe": recipe.name, "scale": recipe.scale, "tokenizer": recipe.tokenizer.model_dump(mode="json")}
     described |= describe_own_data(recipe)
     if step is None:
-        return {**described, "phases": [describe_phase(one) for one in phases]}
-    at_step = [one for one in phases if one.start_step <= step < one.stop_step]
+        return {**described, "phases": [describe_phase(recipe, one) for one in phases]}
+    trained = phases if chosen else recipe.main_line
+    at_step = [one for one in trained if one.start_step <= step < one.stop_step]
     if not at_step:
-        spans = ", ".join(f"{one.name} {one.start_step} → {one.stop_step}" for one in phases)
+        spans = ", ".join(f"{one.name} {one.start_step} → {one.stop_step}" for one in trained)
         raise ConfigError(f"no phase of {target} trains at step {step}; there are {spans}.")
-    return {**described, "step": step, "phases": [describe_step(one, step) for one in at_step]}
+    return {**described, "step": step, "phases": [describe_step(recipe, one, step) for one in at_step]}
 
 
 def describe_own_data(recipe: Recipe) -> dict[str, Any]:
@@ -40,7 +44,7 @@ def describe_own_data(recipe: Recipe) -> dict[str, Any]:
     return {**({"sources": sources} if sources else {}), **({"pins": pins} if pins else {})}
 
 
-def describe_phase(phase: Phase) -> dict[str, Any]:
+def describe_phase(recipe: Recipe, phase: Phase) -> dict[str, Any]:
     """Every number of a phase. `parameters` counts weights; shares are percent; batch is in sequences of `model.seq_len` tokens."""
     from trainer.model.params import count_parameters
 
@@ -51,7 +55,10 @@ def describe_phase(phase: Phase) -> dict[str, Any]:
         "name": phase.name,
         "start_step": phase.start_step,
         "stop_step": phase.stop_step,
+        "branch": phase.branch,
+        "abandoned": phase.abandoned,
         "tokens": phase.tokens,
+        "lineage_tokens": recipe.tokens_before(phase, phase.stop_step),
         "parameters": count_parameters(phase.model),
         "model": phase.model.model_dump(mode="json"),
         "learning_rate": [segment.model_dump(mode="json") for segment in phase.learning_rate],
@@ -83,16 +90,18 @@ def describe_start(phase: Phase) -> dict[str, Any]:
     return {"parent": None, "step": 0, "fresh": ["params", "optimizer"], "graft": [], "declares": [], "seed": phase.start.seed}
 
 
-def describe_step(phase: Phase, step: int) -> dict[str, Any]:
-    """What is in force for the update that follows `step` others."""
+def describe_step(recipe: Recipe, phase: Phase, step: int) -> dict[str, Any]:
+    """What is in force for the update that follows `step` others; `mixture_sequences` are those of each component in a block."""
     return {
         "name": phase.name,
         "learning_rate": learning_rate_at(phase.learning_rate, step),
         "batch": phase.batch.at(step),
         "mixture": phase.mixture.at(step),
+        "mixture_sequences": block_counts(phase.mixture.at(step), phase.order),
         **{name: _plain(values.at(step)) for name, values in phase.stability},
         "slice": phase.slice.at(step),
         "phase_tokens_before": phase.model.seq_len * sequences_between(phase.batch, phase.start_step, step),
+        "lineage_tokens_before": recipe.tokens_before(phase, step),
     }
 
 

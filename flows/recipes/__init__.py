@@ -4,29 +4,45 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from flows.recipes.phase import Phase
 from flows.recipes.proxy import to_proxy
-from flows.recipes.recipe import Phase, Recipe, Scale
+from flows.recipes.recipe import Recipe, Scale
 from trainer.errors import ConfigError
 from trainer.storage import read_json
 
-NAMES = ("marin-8b",)
+NAMES = ("marin-8b", "marin-32b")
 
 
-def load_recipe(name: str, scale: Scale) -> Recipe:
-    """A recipe by its name, or from a JSON file (`docs/recipes.md` says how to write one), at a scale.
+def load_record(name: str, scale: Scale) -> Recipe:
+    """A recipe with all its branches, by its name or from a JSON file (`docs/recipes.md` says how to write one), at a scale.
 
     Raises:
         ConfigError: no such recipe, or the file is not one; the message names the field.
     """
-    full = _from_file(Path(name)) if name.endswith(".json") else _by_name(name)
-    if full.scale == scale:
-        return full
+    written = _from_file(Path(name)) if name.endswith(".json") else _by_name(name)
+    if written.scale == scale:
+        return written
     if scale == "full":
         raise ConfigError(f"{name} is written at proxy scale: it has no full scale.")
     try:
-        return to_proxy(full)
+        return to_proxy(written)
     except ValidationError as error:
         raise ConfigError(f"{name} has no proxy scale: {_problems(error)}.") from None
+
+
+def load_recipe(name: str, scale: Scale) -> Recipe:
+    """What is trained: the main line, and of `RECIPE/PHASE` also the branch that leads to the phase.
+
+    Raises:
+        ConfigError: as `load_record`, or there is no such phase.
+    """
+    return load_target(name, scale)[0]
+
+
+def load_full(name: str) -> Recipe | None:
+    """The same at full scale; None where it is written at proxy scale."""
+    written = _from_file(Path(recipe)) if (recipe := split_target(name)[0]).endswith(".json") else _by_name(recipe)
+    return load_recipe(name, "full") if written.scale == "full" else None
 
 
 def split_target(target: str) -> tuple[str, str | None]:
@@ -39,18 +55,30 @@ def split_target(target: str) -> tuple[str, str | None]:
 
 
 def load_target(target: str, scale: Scale) -> tuple[Recipe, Phase | None]:
-    """The recipe of `RECIPE[/PHASE]`, and the phase if one is named."""
+    """The recipe of `RECIPE[/PHASE]` as `load_recipe` gives it, and the phase if one is named."""
     name, phase = split_target(target)
-    recipe = load_recipe(name, scale)
+    recipe = load_record(name, scale).with_branch(phase)
     return recipe, recipe.phase(phase) if phase else None
 
 
-def _by_name(name: str) -> Recipe:
-    if name == "marin-8b":
-        from flows.recipes.marin_8b import MARIN_8B
+def name_with(name: str, phase: str, scale: Scale) -> str:
+    """The name by which `load_recipe` gives a recipe that has the phase: `name` itself where it does."""
+    known = {one.name for one in load_recipe(name, scale).phases}
+    return name if phase in known else f"{split_target(name)[0]}/{phase}"
 
-        return MARIN_8B
-    raise ConfigError(f"no recipe is called {name!r}; there are {', '.join(NAMES)}, and any recipe in a .json file.")
+
+def _by_name(name: str) -> Recipe:
+    match name:
+        case "marin-8b":
+            from flows.recipes.marin_8b import MARIN_8B
+
+            return MARIN_8B
+        case "marin-32b":
+            from flows.recipes.marin_32b import MARIN_32B
+
+            return MARIN_32B
+        case _:
+            raise ConfigError(f"no recipe is called {name!r}; there are {', '.join(NAMES)}, and any recipe in a .json file.")
 
 
 def _from_file(path: Path) -> Recipe:

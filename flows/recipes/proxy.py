@@ -7,10 +7,13 @@
 * the EMA averages over a thousandth of the steps, at least 8;
 * blocks of 160 sequences; a component whose share is below one sequence a block gets one, at the cost of the largest;
 * a mixture may start inside a block: the Phoenix bridge is 12 sequences long, and no block is that small with a sequence of everyone;
-* a stage may be 1.5 sequences of its own off in a component's share, where that is more than the recipe's limit;
+* a stage may be 1.5 sequences of its own off in a component's share, where that is more than the recipe's limit, and a block as far as
+  it is; the recipe's own blocks are held to its own limits at either scale;
 * the loss on held-out text is that of one row a component, each 1/1000 of the recipe's steps, or as seldom as keeps it under a twentieth
   of the training's arithmetic (a forward pass is a third of an update's; where there is an EMA, it takes two); and once at the end;
 * the tokenizer is trained on the stand-ins; RoPE's stretch starts at 1/32 of the positions;
+* the checkpoints that other phases start from or take a part of are kept, and else the last ones;
+* the tokenizer is trained on the components of the main line, so that a branch changes none of its caches;
 * sources of the recipe's own stay; pins do not: another tokenizer makes other caches, and a pinned one cannot be among them.
 """
 
@@ -19,7 +22,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import TypeVar
 
-from flows.recipes.recipe import LOCAL_SLICE, Evaluation, FromScratch, Gates, GraftFrom, HandOff, Phase, Recipe, Tokenizer
+from flows.recipes.phase import LOCAL_SLICE, Evaluation, FromScratch, Gates, GraftFrom, HandOff, Phase
+from flows.recipes.recipe import Recipe, Tokenizer
 from trainer.config import (
     CheckpointPolicy,
     DataOrder,
@@ -46,13 +50,21 @@ BENCHMARKS = ("word_order", "next_word")
 
 def to_proxy(recipe: Recipe) -> Recipe:
     """The recipe at proxy scale."""
-    phases = tuple(proxy_phase(phase) for phase in recipe.phases)
-    tokenizer = Tokenizer(name=None, vocab_size=VOCAB_SIZE)
+    phases = tuple(proxy_phase(phase, needed_steps(recipe, phase)) for phase in recipe.phases)
+    main_line = tuple(sorted({component for phase in recipe.main_line for component in phase.components}))
+    tokenizer = Tokenizer(name=None, vocab_size=VOCAB_SIZE, components=None if main_line == recipe.components else main_line)
     return Recipe(name=recipe.name, scale="proxy", tokenizer=tokenizer, phases=phases, sources=recipe.sources)
 
 
-def proxy_phase(phase: Phase) -> Phase:
-    """One phase by the rules above."""
+def needed_steps(recipe: Recipe, phase: Phase) -> tuple[int, ...]:
+    """The proxy's steps within a phase that others start from or take a part of."""
+    starts = [other.start for other in recipe.phases if isinstance(other.start, HandOff)]
+    taken = [(start.parent, start.step) for start in starts] + [(graft.phase, graft.step) for start in starts for graft in start.graft]
+    return tuple(sorted({steps(step) for name, step in taken if name == phase.name and step < phase.stop_step}))
+
+
+def proxy_phase(phase: Phase, keep_steps: tuple[int, ...] = ()) -> Phase:
+    """One phase by the rules above; the checkpoints of `keep_steps` are kept."""
     start = phase.start if isinstance(phase.start, FromScratch) else _hand_off(phase.start)
     return Phase(
         name=phase.name,
@@ -73,10 +85,12 @@ def proxy_phase(phase: Phase) -> Phase:
             ema_decay=_by_steps(phase.stability.ema_decay, proxy_ema),
         ),
         slice=always(LOCAL_SLICE),
-        checkpoints=CheckpointPolicy(every_steps=max(1, steps(phase.checkpoints.every_steps)), every_minutes=None, keep_all=False),
+        checkpoints=proxy_checkpoints(phase.checkpoints, keep_steps),
         evaluation=proxy_evaluation(phase),
         gates=_gates(phase),
         discrepancies=phase.discrepancies,
+        branch=phase.branch,
+        abandoned=phase.abandoned,
     )
 
 
@@ -124,7 +138,14 @@ def proxy_model(model: ModelConfig) -> ModelConfig:
 
 def proxy_order(order: DataOrder) -> DataOrder:
     """The same order in small blocks, which the ends of stages may cut."""
-    return DataOrder(seed=order.seed, permutation=order.permutation, block_sequences=BLOCK_SEQUENCES, cut_blocks=True)
+    fields = {"block_sequences": BLOCK_SEQUENCES, "first_step": steps(order.first_step), "cut_blocks": True}
+    return DataOrder.model_validate(order.model_dump() | fields)
+
+
+def proxy_checkpoints(policy: CheckpointPolicy, keep_steps: tuple[int, ...]) -> CheckpointPolicy:
+    """As often, and without a clock; only the last and those of `keep_steps` are kept."""
+    every = max(1, steps(policy.every_steps))
+    return CheckpointPolicy(every_steps=every, every_minutes=None, keep_all=False, at_steps=keep_steps)
 
 
 def proxy_segments(segments: tuple[LearningRateSegment, ...]) -> tuple[LearningRateSegment, ...]:
@@ -171,7 +192,7 @@ def _gates(phase: Phase) -> Gates:
     shortest = min(max(1, after - before) for before, after in pairwise([*starts, steps(phase.stop_step)]))
     sequences = shortest * max(1, round(phase.batch.at(phase.stop_step - 1) / BATCH))
     limit = max(phase.gates.data.max_share_error_points, 100 * MAX_SHARE_ERROR_SEQUENCES / sequences)
-    data = DataLimits.model_validate({**phase.gates.data.model_dump(), "max_share_error_points": limit})
+    data = DataLimits.model_validate({**phase.gates.data.model_dump(), "max_share_error_points": limit, "max_share_error_percent": None})
     percent = max(phase.gates.health.max_spike_percent, MAX_SPIKE_PERCENT)
     health = HealthLimits.model_validate({**phase.gates.health.model_dump(), "max_spike_percent": percent})
     return Gates(data=data, health=health, model=phase.gates.model)

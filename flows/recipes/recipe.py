@@ -1,4 +1,4 @@
-"""What a recipe is: phases and their lineage, as data, every value absolute and resolved."""
+"""What a recipe is: phases and their lineage, as data. A phase itself stands in `phase.py`."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -6,149 +6,27 @@ from typing import Literal, TypeVar
 
 from pydantic import Field, model_validator
 
+from flows.recipes.changes import undeclared_changes
+from flows.recipes.phase import HandOff, Phase
 from tasks.data.pin import Pin
 from tasks.data.source import Source
-from trainer.config import (
-    CheckpointPolicy,
-    DataOrder,
-    Frozen,
-    LearningRateSegment,
-    MixtureShares,
-    ModelConfig,
-    Optimizer,
-    Stability,
-    StatePart,
-    Steps,
-    check_mixture,
-    check_segments,
-    sequences_between,
-)
+from trainer.config import Frozen, MixtureShares, Steps, sequences_between
 from trainer.errors import ConfigError
-from trainer.schedule import value_in
-from validations.limits import DataLimits, GateLimits, HealthLimits
 
 T = TypeVar("T")
 Scale = Literal["proxy", "full"]
-LOCAL_SLICE = "local"
-"""The slice that is this machine."""
-CARRIED = "carried"
-Change = Literal[
-    "architecture", "rope", "batch", "learning_rate", "schedule", "optimizer", "optimizer_state",
-    "mixture", "order", "ema", "z_loss", "max_grad_norm", "max_update_rms", "max_update_norm", "skip_step", "slice",
-]  # fmt: skip
-
-
-class Discrepancy(Frozen):
-    """Where the record's code and its retrospective differ. The recipe follows the code."""
-
-    field: str
-    code: str
-    retrospective: str
-    source: str
-
-
-class FromScratch(Frozen):
-    """Fresh weights from a seed."""
-
-    seed: int
-
-
-class GraftFrom(Frozen):
-    """A part of the state that comes from another phase's checkpoint than the rest."""
-
-    part: StatePart
-    phase: str
-    step: int = Field(gt=0)
-
-
-class HandOff(Frozen):
-    """Where a phase starts from, and what it declares to change. What is neither `fresh` nor grafted is carried over."""
-
-    parent: str
-    step: int = Field(gt=0)
-    fresh: tuple[StatePart, ...]
-    graft: tuple[GraftFrom, ...] = ()
-    declares: tuple[Change, ...]
-
-
-class Evaluation(Frozen):
-    """What is measured at a phase's end, and the loss on held-out text while it trains.
-
-    Attributes:
-        held_out_tokens: bounds the text of a component that bits per byte are measured on.
-        loss_every_steps: the loss is measured each so many steps; None is never.
-        loss_sequences: on so many rows of each component that the phase draws from.
-    """
-
-    benchmarks: tuple[str, ...]
-    held_out_tokens: int | None = Field(gt=0)
-    loss_every_steps: int | None = Field(gt=0)
-    loss_sequences: int = Field(gt=0)
-
-
-class Gates(Frozen):
-    """The limits of the judgements: of the data before a phase, of its training, and of its model after it."""
-
-    data: DataLimits
-    health: HealthLimits
-    model: GateLimits
 
 
 class Tokenizer(Frozen):
-    """A tokenizer by name on the hub, or, where `name` is None, a byte-level BPE trained on the recipe's own training split."""
+    """A tokenizer by name on the hub, or, where `name` is None, a byte-level BPE trained on the recipe's own training split.
+
+    Attributes:
+        components: those that it is trained on; None is all that the recipe draws from.
+    """
 
     name: str | None
     vocab_size: int = Field(gt=0)
-
-
-class Phase(Frozen):
-    """From its start to `stop_step`. Every schedule counts the steps of the lineage."""
-
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
-    start: FromScratch | HandOff
-    stop_step: int = Field(gt=0)
-    model: ModelConfig
-    optimizer: Optimizer
-    learning_rate: tuple[LearningRateSegment, ...]
-    batch: Steps[int]
-    mixture: Steps[MixtureShares]
-    order: DataOrder
-    stability: Stability
-    slice: Steps[str]
-    checkpoints: CheckpointPolicy
-    evaluation: Evaluation
-    gates: Gates
-    discrepancies: tuple[Discrepancy, ...] = ()
-
-    @property
-    def start_step(self) -> int:
-        """The step of the lineage at which this phase starts."""
-        return self.start.step if isinstance(self.start, HandOff) else 0
-
-    @property
-    def parent(self) -> str | None:
-        """The phase that this one starts from."""
-        return self.start.parent if isinstance(self.start, HandOff) else None
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that the phase trains on."""
-        return self.model.seq_len * sequences_between(self.batch, self.start_step, self.stop_step)
-
-    @property
-    def components(self) -> tuple[str, ...]:
-        """What it draws from, sorted."""
-        stages = self.mixture.within(self.start_step, self.stop_step)
-        return tuple(sorted({name for _, shares in stages for name, share in shares.items() if share}))
-
-    @model_validator(mode="after")
-    def _is_whole(self) -> "Phase":
-        if self.stop_step <= self.start_step:
-            raise ValueError(f"phase {self.name} must stop after step {self.start_step}, found stop_step {self.stop_step}")
-        for step, shares in self.mixture.root:
-            check_mixture(step, shares)
-        check_segments(self.learning_rate, self.start_step, self.stop_step)
-        return self
+    components: tuple[str, ...] | None = None
 
 
 class Recipe(Frozen):
@@ -189,6 +67,38 @@ class Recipe(Frozen):
                 return phase
         raise ConfigError(f"{self.name} has no phase {name!r}; it has {', '.join(phase.name for phase in self.phases)}.")
 
+    @property
+    def main_line(self) -> tuple[Phase, ...]:
+        """The phases that are trained where none is named."""
+        return tuple(phase for phase in self.phases if not phase.branch)
+
+    def with_branch(self, name: str | None) -> "Recipe":
+        """The main line, and of the branches only the phase of that name and what it starts from.
+
+        Raises:
+            ConfigError: there is no such phase.
+        """
+        lineage = {phase.name for phase in self.lineage(self.phase(name))} if name else set[str]()
+        phases = tuple(phase for phase in self.phases if not phase.branch or phase.name in lineage)
+        drawn = {component for phase in phases for component in phase.components}
+        sources = {component: source for component, source in self.sources.items() if component in drawn}
+        pins = tuple(pin for pin in self.pins if pin.component in drawn)
+        tokenizer = self.tokenizer
+        if drawn == set(tokenizer.components or ()):
+            tokenizer = Tokenizer(name=tokenizer.name, vocab_size=tokenizer.vocab_size)
+        return Recipe(name=self.name, scale=self.scale, tokenizer=tokenizer, phases=phases, sources=sources, pins=pins)
+
+    def tokens_before(self, phase: Phase, step: int) -> int:
+        """Tokens that the lineage of a phase had trained on when so many updates were applied."""
+        return phase.model.seq_len * sequences_between(self.batch_of_lineage(phase), 0, step)
+
+    def drawn_before(self, phase: Phase) -> frozenset[str]:
+        """The components that the lineage drew from before a phase, as far back as the order of its parent reaches."""
+        parts = self._parts(phase)[:-1]
+        first = parts[-1][0].order.first_step if parts else 0
+        within = ((part, max(part.start_step, first), stop) for part, stop in parts if stop > first)
+        return frozenset(name for part, start, stop in within for name in part.drawn_in(start, stop))
+
     def lineage(self, phase: Phase) -> tuple[Phase, ...]:
         """The phase's ancestors and itself, oldest first."""
         before = self.lineage(self.phase(phase.parent)) if phase.parent else ()
@@ -216,13 +126,36 @@ class Recipe(Frozen):
             if phase.name in known:
                 raise ValueError(f"two phases are called {phase.name}")
             if isinstance(phase.start, HandOff):
-                _check_hand_off(phase, phase.start, known)
+                self._check_hand_off(phase, phase.start, known)
+            elif phase.order.first_step:
+                raise ValueError(f"the order of phase {phase.name}, which starts from scratch, must begin at step 0")
             known[phase.name] = phase
         return self
 
+    def _check_hand_off(self, phase: Phase, start: HandOff, known: dict[str, Phase]) -> None:
+        parent = _having(known, start.parent, start.step, f"phase {phase.name} starts from")
+        for graft in start.graft:
+            _having(known, graft.phase, graft.step, f"phase {phase.name} grafts {graft.part} from")
+        if phase.order.first_step not in (parent.order.first_step, start.step):
+            raise ValueError(
+                f"the order of phase {phase.name} must begin where its parent's does, at step {parent.order.first_step}, or anew at step "
+                f"{start.step}; found order.first_step {phase.order.first_step}"
+            )
+        if undeclared := undeclared_changes(parent, phase, start, self.drawn_before(phase)):
+            changes = "; ".join(f"{name}: {words}" for name, words in undeclared.items())
+            raise ValueError(
+                f"the hand-off {parent.name} → {phase.name} makes {'a change' if len(undeclared) == 1 else 'changes'} that it does not "
+                f"declare. {changes}. Name {', '.join(undeclared)} in `declares`, or take {'it' if len(undeclared) == 1 else 'them'} back"
+            )
+
     @model_validator(mode="after")
     def _sources_and_pins_have_components(self) -> "Recipe":
-        for kind, names in (("sources", tuple(self.sources)), ("pins", tuple(pin.component for pin in self.pins))):
+        named = (
+            ("sources", tuple(self.sources)),
+            ("pins", tuple(pin.component for pin in self.pins)),
+            ("tokenizer.components", self.tokenizer.components or ()),
+        )
+        for kind, names in named:
             if unknown := sorted(set(names) - set(self.components)):
                 raise ValueError(
                     f"{kind} names {', '.join(unknown)}, which no phase draws from; they draw from {', '.join(self.components)}"
@@ -233,79 +166,19 @@ class Recipe(Frozen):
         return self
 
 
-def changes_between(parent: Phase, phase: Phase) -> dict[Change, tuple[object, object]]:
-    """What the hand-off changes: name → (before, after).
-
-    A learning rate counts as changed where it jumps by more than 1 %. The state of the optimizer is its own and that of the rolling
-    windows; fresh gains of QK-norm come with a change of architecture.
-    """
-    before, after = phase.start_step - 1, phase.start_step
-    rate_before, rate_after = value_in(segment_at(parent, before), after), value_in(segment_at(phase, after), after)
-    batches_after = tuple(dict.fromkeys(size for _, size in phase.batch.within(after, phase.stop_step)))
-    ema_before, ema_after = parent.stability.ema_decay.at(before), phase.stability.ema_decay.at(after)
-    ema_state, optimizer_state, windows = (_origin(phase.start, part) for part in ("ema", "optimizer", "rolling"))
-    compared: dict[Change, tuple[object, object]] = {
-        "architecture": (parent.model.model_copy(update={"rope": None}), phase.model.model_copy(update={"rope": None})),
-        "rope": (parent.model.rope, phase.model.rope),
-        "batch": ((parent.batch.at(before),), batches_after),
-        "schedule": (_shape(segment_at(parent, before)), _shape(segment_at(phase, after))),
-        "optimizer": (parent.optimizer, phase.optimizer),
-        "optimizer_state": ({"optimizer": CARRIED, "windows": CARRIED}, {"optimizer": optimizer_state, "windows": windows}),
-        "mixture": (parent.mixture.at(before), phase.mixture.at(after)),
-        "order": (parent.order, phase.order),
-        "ema": (CARRIED, ema_state) if ema_before == ema_after else (ema_before, ema_after),
-        "z_loss": (parent.stability.z_loss.at(before), phase.stability.z_loss.at(after)),
-        "max_grad_norm": (parent.stability.max_grad_norm.at(before), phase.stability.max_grad_norm.at(after)),
-        "max_update_rms": (parent.stability.max_update_rms.at(before), phase.stability.max_update_rms.at(after)),
-        "max_update_norm": (parent.stability.max_update_norm.at(before), phase.stability.max_update_norm.at(after)),
-        "skip_step": (parent.stability.skip_step.at(before), phase.stability.skip_step.at(after)),
-        "slice": (parent.slice.at(before), phase.slice.at(after)),
-    }
-    found: dict[Change, tuple[object, object]] = {name: pair for name, pair in compared.items() if pair[0] != pair[1]}
-    if abs(rate_after - rate_before) > 0.01 * max(rate_before, rate_after):
-        found["learning_rate"] = (rate_before, rate_after)
-    return found
-
-
-def _origin(start: FromScratch | HandOff, part: StatePart) -> str:
-    """Where a part of the state comes from, in words."""
-    if not isinstance(start, HandOff):
-        return CARRIED
-    grafts = [f"grafted from {graft.phase} {graft.step}" for graft in start.graft if graft.part == part]
-    return "fresh" if part in start.fresh else grafts[0] if grafts else CARRIED
-
-
-def segment_at(phase: Phase, step: int) -> LearningRateSegment:
-    """The segment that update number `step` falls into."""
-    return next((segment for segment in phase.learning_rate if segment.start_step <= step < segment.end_step), phase.learning_rate[-1])
-
-
-def _shape(segment: LearningRateSegment) -> str:
-    """A segment in a word or two: constant, linear decay, linear warm-up …"""
-    if segment.kind == "constant":
-        return "constant"
-    return f"{segment.kind} {'decay' if segment.end < segment.start else 'warm-up'}"
-
-
-def _check_hand_off(phase: Phase, start: HandOff, known: dict[str, Phase]) -> None:
-    parent = _having(known, start.parent, start.step, f"phase {phase.name} starts from")
-    for graft in start.graft:
-        _having(known, graft.phase, graft.step, f"phase {phase.name} grafts {graft.part} from")
-    undeclared = sorted(set(changes_between(parent, phase)) - set(start.declares))
-    if undeclared:
-        raise ValueError(
-            f"the hand-off {parent.name} → {phase.name} changes {', '.join(undeclared)} without declaring it: "
-            "add it to `declares`, or take the change back"
-        )
-
-
 def _having(known: dict[str, Phase], name: str, step: int, takes_from: str) -> Phase:
-    """The phase of that name, which must be there already and have that step."""
+    """The phase of that name, which must be there already, have that step, and keep its checkpoint."""
     phase = known.get(name)
     if phase is None:
         raise ValueError(f"{takes_from} {name}, which is no phase before it")
     if not phase.start_step < step <= phase.stop_step:
-        raise ValueError(f"{takes_from} step {step} of {name}, a step it never has: it trains steps {phase.start_step} → {phase.stop_step}")
+        others = [other.name for other in known.values() if other.start_step < step <= other.stop_step]
+        hint = f"; {' and '.join(others)} had it" if others else ""
+        raise ValueError(
+            f"{takes_from} step {step} of {name}, a step it never has: it trains steps {phase.start_step} → {phase.stop_step}{hint}"
+        )
+    if step != phase.stop_step and not phase.checkpoints.keeps(step):
+        raise ValueError(f"{takes_from} step {step} of {name}, which keeps no checkpoint there: name it in its checkpoints.at_steps")
     return phase
 
 

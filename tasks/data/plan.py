@@ -1,6 +1,6 @@
 """What the data of a recipe must be, worked out from its sources before anything is built."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -62,9 +62,10 @@ class ComponentPlan:
 
 @dataclass(frozen=True)
 class DataPlan:
-    """All components of a recipe, the tokenizer, and the benchmarks made from what is held out."""
+    """All components of a recipe, the tokenizer and what it is trained on, and the benchmarks made from what is held out."""
 
     components: dict[str, ComponentPlan]
+    tokenizer_components: tuple[str, ...]
     tokenizer: Path
     benchmarks: Path
     lock: Path
@@ -86,16 +87,26 @@ class DataPlan:
 
 
 def plan_data(
-    sources: Mapping[str, Source], home: Home, *, vocab_size: int, tokenizer_name: str | None = None, pins: Iterable[Pin] = ()
+    sources: Mapping[str, Source],
+    home: Home,
+    *,
+    vocab_size: int,
+    tokenizer_name: str | None = None,
+    tokenizer_components: Collection[str] | None = None,
+    pins: Iterable[Pin] = (),
 ) -> DataPlan:
     """Expand and fingerprint the sources; every key and folder follows from the digests. A pin names another folder, not another key.
+
+    Args:
+        tokenizer_components: those that the tokenizer is trained on; None is all.
 
     Raises:
         DataError: a component has no files.
     """
     listings = {name: fingerprint(source) for name, source in sorted(sources.items())}
     documents = {name: documents_key(sources[name], listings[name]) for name in listings}
-    tokenizer = tokenizer_key(documents.values(), vocab_size, tokenizer_name)
+    trained_on = tuple(sorted(documents if tokenizer_components is None else tokenizer_components))
+    tokenizer = tokenizer_key((documents[name] for name in trained_on), vocab_size, tokenizer_name)
     pinned = {(pin.component, pin.split): pin for pin in pins}
 
     def cache(name: str, split: Split) -> CachePlan:
@@ -118,5 +129,9 @@ def plan_data(
     held_out = {name: component.held_out.key for name, component in components.items()}
     benchmarks = digest_of_json({"version": BENCHMARKS_VERSION, "held_out": held_out})
     return DataPlan(
-        components, home.tokenizer(tokenizer) / "tokenizer.json", home.benchmarks(benchmarks), home.lock(f"recipe-{benchmarks[:16]}")
+        components,
+        trained_on,
+        home.tokenizer(tokenizer) / "tokenizer.json",
+        home.benchmarks(benchmarks),
+        home.lock(f"recipe-{benchmarks[:16]}"),
     )

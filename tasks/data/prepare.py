@@ -21,7 +21,7 @@ from tasks.data.listing import fingerprint
 from tasks.data.parts import BundleRecord, part_bytes, read_to_parts
 from tasks.data.plan import ComponentPlan, DataPlan
 from tasks.data.quarantine import write_quarantine
-from tasks.data.standins import StandIn, collect, missing_stand_ins, write_stand_ins
+from tasks.data.standins import StandIn, collect, missing_stand_ins, write_stand_ins, write_test_items
 from tasks.data.tokenizer import check_tokenizer, fetch_tokenizer, load_tokenizer, train_tokenizer
 from tasks.locks import held, held_all
 from tasks.progress import say
@@ -37,6 +37,9 @@ def collect_stand_ins(stand_ins: Mapping[str, StandIn], sources: Path) -> int:
         return 0
     say(f"collecting text from this Python installation for {len(missing)} components")
     found = run_all("stand-ins", collect, [(stand_ins[name],) for name in missing])
+    for name in missing:
+        if stand_ins[name].test_items:
+            write_test_items(sources / name)
     written = write_stand_ins(dict(zip(missing, found, strict=True)), sources)
     say(f"wrote {sum(written.values()):,} documents under {sources}")
     return len(missing)
@@ -74,7 +77,7 @@ def make_missing_tokenizer(plan: DataPlan, vocab_size: int, name: str | None) ->
             fetch_tokenizer(name, plan.tokenizer)
             return True
         say(f"training a byte-level BPE tokenizer with {vocab_size:,} entries")
-        texts = (split_texts(component.documents.folder, "train") for _, component in sorted(plan.components.items()))
+        texts = (split_texts(plan.components[name].documents.folder, "train") for name in plan.tokenizer_components)
         train_tokenizer(texts, vocab_size, plan.tokenizer)
         return True
 

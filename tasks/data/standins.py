@@ -15,6 +15,7 @@ from pydantic import Field
 
 from tasks.data.python_text import View, documents_in, installed, roots
 from tasks.data.source import Source
+from tasks.data.word_problems import word_problems
 from trainer.config import Frozen
 from trainer.errors import DataError
 from trainer.storage import digest_of_bytes, read_json, write_atomically, write_json
@@ -24,20 +25,27 @@ MAX_SHARED_SHINGLES = 4
 MAX_SHARED_PART = 0.25
 RECORD_NAME = "stand-ins.json"
 FILE_NAME = "stand-in.jsonl"
+TEST_NAME = "test.json"
 
 
 class StandIn(Frozen):
-    """Where a component's small text comes from: a view of the files that match `where` (`site:` or `stdlib:` globs) and not `without`."""
+    """Where a component's small text comes from: a view of the files that match `where` (`site:` or `stdlib:` globs) and not `without`.
+
+    Attributes:
+        test_items: whether made-up word problems, a benchmark's test items, lie beside it in a `test.json`.
+    """
 
     view: View
     where: tuple[str, ...]
     without: tuple[str, ...] = ()
     max_bytes: int = Field(gt=0)
+    test_items: bool = False
 
 
-def stand_in_source(folder: Path) -> Source:
-    """How a stand-in is read: every JSON-lines file in its folder."""
-    return Source(url=folder.as_uri(), include=("*.jsonl",), exclude=(), format="jsonl", text_key="text")
+def stand_in_source(stand_in: StandIn, folder: Path) -> Source:
+    """How a stand-in is read: every JSON-lines file in its folder, and the test items where it has some."""
+    include = ("*.jsonl", TEST_NAME) if stand_in.test_items else ("*.jsonl",)
+    return Source(url=folder.as_uri(), include=include, exclude=(), format="jsonl", text_key="text")
 
 
 def collect(stand_in: StandIn) -> list[dict[str, str]]:
@@ -75,6 +83,12 @@ class NearDuplicates:
             return False
         self.seen |= shingles
         return True
+
+
+def write_test_items(folder: Path) -> None:
+    """Write the word problems beside a stand-in, one JSON object a line as in the other files."""
+    rows = (json.dumps({"id": problem.id, "text": problem.text}, ensure_ascii=False) + "\n" for problem in word_problems())
+    write_atomically(folder / TEST_NAME, "".join(rows).encode())
 
 
 def write_stand_ins(collected: Mapping[str, list[dict[str, str]]], sources: Path) -> dict[str, int]:

@@ -1,13 +1,14 @@
 """What a phase must not have trained on, and the scan of its token caches for it: the bytes that the trainer will read, shard by shard."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from tasks.data.cluster import run_all
 from tasks.data.plan import DataPlan
 from tasks.data.tokenizer import load_tokenizer
+from tasks.data.word_problems import BENCHMARK, word_problems
 from tasks.evaluation.benchmark_folder import benchmark_items
 from tasks.home import Home
 from tasks.progress import say
@@ -25,7 +26,7 @@ from validations.limits import LeakageLimits
 
 BENCHMARKS_VARIABLE = "PHASEWISE_BENCHMARKS"
 MIN_HELD_OUT_WORDS = 13
-ITEMS_VERSION = "items-2"
+ITEMS_VERSION = "items-3"
 STAGE = "leakage scan"
 MIN_CLUSTER_BYTES = 64 * 2**20
 
@@ -123,11 +124,19 @@ def keep_items(plan: DataPlan, home: Home) -> KeptItems:
 
 
 def test_items(plan: DataPlan) -> list[BenchmarkItem]:
-    """What must not be trained on: the benchmarks made from held-out text, real ones if they are named, and every held-out document."""
+    """What must not be trained on: benchmarks made from held-out text, made-up word problems, real benchmarks if they are named, and
+    every held-out document.
+    """
     made = [BenchmarkItem(item.benchmark, item.benchmark, item.id, item.text, is_excerpt=True) for item in benchmark_items(plan.benchmarks)]
     real = real_benchmarks()
     held_out = (item for name, folder in plan.folders("held_out").items() for item in held_out_items(name, folder, plan))
-    return [*made, *(read_items(real) if real else []), *held_out]
+    return [*made, *word_problem_items(), *(read_items(real) if real else []), *held_out]
+
+
+def word_problem_items() -> Iterator[BenchmarkItem]:
+    """The word problems that stand in for a benchmark, in their parts."""
+    for problem in word_problems():
+        yield BenchmarkItem(BENCHMARK, BENCHMARK, problem.id, problem.question, (), str(problem.answer), (problem.solution,))
 
 
 def real_benchmarks() -> Path | None:

@@ -14,7 +14,8 @@ from typing import Any
 
 from flows.plan import build_run, data_plan
 from flows.recipes import load_recipe
-from flows.recipes.recipe import HandOff, Phase, Recipe
+from flows.recipes.phase import HandOff, Phase
+from flows.recipes.recipe import Recipe
 from tasks.data.plan import DataPlan
 from tasks.home import Home
 from tasks.validation import judge, scan_caches

@@ -13,7 +13,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax
 from flows.hand_off import changes_of_contract, hand_off_facts, told
 from flows.plan import build_run
 from flows.recipes import load_recipe
-from flows.recipes.recipe import Phase
+from flows.recipes.phase import Phase
 from tasks.home import Home
 from tests.validations.conftest import CacheMaker, build_tokenizer
 from trainer.config import RunConfig

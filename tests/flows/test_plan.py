@@ -136,7 +136,9 @@ def test_a_source_of_the_recipes_own_is_taken_at_every_scale(home: Home, tmp_pat
     assert (sources["webtext"], sources["flan"]) == (mine, mine)
     assert set(sources) == set(recipe.components)
     assert set(stand_ins_of(recipe)) == ({"all_math"} if scale == "proxy" else set())
-    assert sources["all_math"] == (stand_in_source(home.sources / "all_math") if scale == "proxy" else CATALOGUE["all_math"].source)
+    stand_in, source = CATALOGUE["all_math"].stand_in, CATALOGUE["all_math"].source
+    assert stand_in is not None
+    assert sources["all_math"] == (stand_in_source(stand_in, home.sources / "all_math") if scale == "proxy" else source)
 
 
 def test_a_source_of_the_recipes_own_without_files_is_refused(home: Home, tmp_path: Path):

@@ -5,7 +5,7 @@ import string
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from flows.recipes.marin_8b import LEAKAGE
+from flows.recipes.marin.settings import LEAKAGE
 from tests.leakage_recall.views import part_text
 from validations.evidence.leakage.index import LeakageIndex
 from validations.evidence.leakage.items import BenchmarkItem

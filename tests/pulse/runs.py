@@ -9,8 +9,7 @@ from typing import Any
 
 import psutil
 
-from flows.recipes.marin_8b import MARIN_8B
-from flows.recipes.proxy import to_proxy
+from flows.recipes import load_recipe
 from flows.recipes.recipe import Recipe
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -20,7 +19,7 @@ COMPONENTS = {"medu_science_qa": 50.0, "dolmino_stackexchange": 30.0, "flan": 20
 
 def tiny_recipe() -> Recipe:
     """Kestrel and Ocelot at proxy scale, shorter and narrower, on three components; gates that any finite model passes."""
-    proxy = to_proxy(MARIN_8B).model_dump()
+    proxy = load_recipe("marin-8b", "proxy").model_dump()
     first, second = proxy["phases"][:2]
     for phase, (start, stop) in ((first, (0, 40)), (second, (40, 52))):
         rate = 1e-3 if phase is first else 1.7e-3

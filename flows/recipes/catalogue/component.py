@@ -19,11 +19,12 @@ class ComponentData(Frozen):
     """Where a component's text comes from at either scale.
 
     Attributes:
+        stand_in: None where no phase that can be trained at proxy scale draws from it.
         columns: for conversations, the fields that a chat template has to join. Their text alone is no document.
     """
 
     source: Source
-    stand_in: StandIn
+    stand_in: StandIn | None
     columns: tuple[str, ...] = ()
 
 
@@ -48,9 +49,10 @@ def dolma(folder: str, prefix: str, files: int, *, max_bad_fraction: float = 0.0
     return Source(url=DOLMA_FILES, include=include, format="jsonl", max_bad_fraction=max_bad_fraction)
 
 
-def stand_in(view: str, *where: str, kilobytes: int, without: tuple[str, ...] = ()) -> StandIn:
+def stand_in(view: str, *where: str, kilobytes: int, without: tuple[str, ...] = (), test_items: bool = False) -> StandIn:
     """At most so many kilobytes of a view of this installation's files."""
-    return StandIn.model_validate({"view": view, "where": where, "without": without, "max_bytes": kilobytes * KILOBYTE})
+    fields = {"view": view, "where": where, "without": without, "max_bytes": kilobytes * KILOBYTE, "test_items": test_items}
+    return StandIn.model_validate(fields)
 
 
 def site(*packages: str) -> tuple[str, ...]:

@@ -1,20 +1,28 @@
 """Mathematics."""
 
 from flows.recipes.catalogue.component import CRAWL_BAD_FRACTION, DOLMINO, ComponentData, dolma, hub, site, stand_in
+from tasks.data.source import Source
 
 PROOFPILE = "EleutherAI/proof-pile-2@901a927"
 FINEMATH = "HuggingFaceTB/finemath@8f233cf"
 MEGAMATH = "LLM360/MegaMath@3cbc6461"
-DOLMINO_MATH = (
-    "data/math/codesearchnet-owmfilter/*.jsonl.gz",
-    "data/math/dolmino_math_synth/*.jsonl",
-    "data/math/gsm8k/*/train/*.jsonl.zst",
-    "data/math/mathcoder2-synthmath/*.jsonl",
-    "data/math/metamath-owmfilter/*.jsonl.gz",
-    "data/math/tinyGSM-MIND/*.jsonl.gz",
-    "data/math/tulu_math/*.jsonl",
+DOLMINO_MATH = {
+    "dolmino_codesearchnet": "data/math/codesearchnet-owmfilter/*.jsonl.gz",
+    "dolmino_math_synth": "data/math/dolmino_math_synth/*.jsonl",
+    "dolmino_gsm8k": "data/math/gsm8k/*/train/*.jsonl.zst",
+    "dolmino_mathcoder2": "data/math/mathcoder2-synthmath/*.jsonl",
+    "dolmino_metamath": "data/math/metamath-owmfilter/*.jsonl.gz",
+    "dolmino_tiny_gsm_mind": "data/math/tinyGSM-MIND/*.jsonl.gz",
+    "dolmino_tulu_math": "data/math/tulu_math/*.jsonl",
+}
+DOLMINO_MATH_AS_CACHED = Source(
+    url="hf://datasets/allenai/dolmino-mix-1124",
+    revision="bb54cab",
+    include=("data/math/**/*.jsonl", "data/math/**/*.jsonl.gz", "data/math/**/*.jsonl.zst", "data/math/**/*.json"),
+    exclude=(),
+    format="jsonl",
 )
-"""The record has `gsm8k/**`, and so the test split: that is what Bison trained on."""
+"""All of the bundle, with GSM8K's test split: the cache `all_math-9d507c` was pinned by its path, and outlived the filter that drops it."""
 
 MATHEMATICS: dict[str, ComponentData] = {
     "proofpile_2": ComponentData(
@@ -29,7 +37,11 @@ MATHEMATICS: dict[str, ComponentData] = {
         source=dolma("proof_pile_2-open_web_math", "open-web-math-train", 13, max_bad_fraction=CRAWL_BAD_FRACTION),
         stand_in=stand_in("docstrings", *site("jax"), kilobytes=400),
     ),
-    "all_math": ComponentData(source=hub(DOLMINO, *DOLMINO_MATH), stand_in=stand_in("doctests", "stdlib:**/*.py", kilobytes=300)),
+    "all_math": ComponentData(source=hub(DOLMINO, *DOLMINO_MATH.values()), stand_in=stand_in("doctests", "stdlib:**/*.py", kilobytes=300)),
+    "all_math_9d507c": ComponentData(
+        source=DOLMINO_MATH_AS_CACHED, stand_in=stand_in("docstrings", *site("numba", "llvmlite"), kilobytes=300, test_items=True)
+    ),
+    **{name: ComponentData(source=hub(DOLMINO, files), stand_in=None) for name, files in DOLMINO_MATH.items()},
     "megamath_web": ComponentData(
         source=hub(MEGAMATH, "megamath-web/*/*.parquet", max_bad_fraction=CRAWL_BAD_FRACTION),
         stand_in=stand_in("docstrings", *site("pyparsing", "opt_einsum", "absl", "etils", "mpl_toolkits"), kilobytes=350),

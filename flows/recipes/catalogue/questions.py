@@ -18,6 +18,10 @@ QUESTIONS: dict[str, ComponentData] = {
         source=hub(DOLMINO, "data/flan/*.json.gz"),
         stand_in=stand_in("questions", *site("pydantic", "altair", "click", "rich", "jinja2"), kilobytes=300),
     ),
+    "dolma_flan": ComponentData(
+        source=dolma("tulu_flan", "tulu_flan", 66),
+        stand_in=stand_in("questions", *site("cryptography", "opentelemetry", "pendulum", "dateparser"), kilobytes=300),
+    ),
     "medu_science_qa": ComponentData(
         source=hub("marin-community/datashop-science-qa", "*.jsonl.gz"),
         stand_in=stand_in("questions", *site("scipy/ndimage", "scipy/spatial"), kilobytes=200),

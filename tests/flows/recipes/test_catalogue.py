@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.recipes import NAMES, load_recipe
+from flows.recipes import NAMES, load_recipe, load_record
 from flows.recipes.catalogue import CATALOGUE
 from flows.recipes.catalogue.component import CRAWL_BAD_FRACTION
 from tasks.data.listing import selects
@@ -15,7 +15,11 @@ DATASETS = {
     "EleutherAI/proof-pile-2@901a927": {"proofpile_2"},
     "HuggingFaceTB/finemath@8f233cf": {"finemath_3_plus"},
     "common-pile/stackv2_edu_filtered@c354dbe": {"stackv2_edu_python"},
-    "allenai/dolmino-mix-1124@bb54cab": {"dolmino_dclm", "dolmino_pes2o", "dolmino_stackexchange", "dolmino_wiki", "flan", "all_math"},
+    "allenai/dolmino-mix-1124@bb54cab": {
+        "dolmino_dclm", "dolmino_pes2o", "dolmino_stackexchange", "dolmino_wiki", "flan", "all_math", "all_math_9d507c",
+        "dolmino_codesearchnet", "dolmino_math_synth", "dolmino_gsm8k", "dolmino_mathcoder2", "dolmino_metamath", "dolmino_tiny_gsm_mind",
+        "dolmino_tulu_math",
+    },
     "LLM360/MegaMath@3cbc6461": {
         "megamath_web", "megamath_web_pro", "megamath_text_code_block", "megamath_translated_code", "megamath_qa",
     },
@@ -32,14 +36,14 @@ DATASETS = {
     "allenai/tulu-3-sft-mixture@55e9fd6": {"tulu_3_sft_mixture"},
     "PrimeIntellect/verifiable-math-problems@2ad7c92": {"verifiable_math_problems"},
 }  # fmt: skip
-DOLMA = {"dolma_pes2o", "dolma_arxiv", "dolma_stackexchange", "dolma_wiki", "megawika", "open_web_math", "algebraic_stack"}
+DOLMA = {"dolma_pes2o", "dolma_arxiv", "dolma_stackexchange", "dolma_wiki", "megawika", "open_web_math", "algebraic_stack", "dolma_flan"}
 NEMOTRON = {name for name in CATALOGUE if name.startswith("nemotron_")}
 MEGAMATH = DATASETS["LLM360/MegaMath@3cbc6461"]
 INSTRUCTION = {
     "acecode_89k", "bespoke_stratos_17k", "dolphin_r1_nonreasoning", "dolphin_r1_reasoning", "natural_reasoning",
     "openthoughts_114k_math", "smoltalk", "tulu_3_sft_mixture", "verifiable_math_problems",
 }  # fmt: skip
-LATER_THAN_MARIN_8B = MEGAMATH | INSTRUCTION | {"stackv2_edu_python"}
+UNUSED = {"dolmino_tiny_gsm_mind"}  # a part of all_math that no mixture names by itself
 
 CRAWL = ("kind2=actual/CC-MAIN-2013-20-part-00000.jsonl.zstd", "kind2=distill/CC-MAIN-2024-30-part-00042.jsonl.zstd")
 NO_CRAWL = ("index.html", "kind2=actual/test-00000.jsonl.zstd", "kind2=actual/CC-MAIN-2013-20-part-00000.parquet")
@@ -91,6 +95,27 @@ FILES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "data/wiki/wiki-0000.json.gz",
         ),
     ),
+    "all_math_9d507c": (
+        ("data/math/gsm8k/main/train/0.jsonl.zst", "data/math/tulu_math/personahub_math_v5/train_0000.jsonl"),
+        ("data/wiki/wiki-0000.json.gz", "data/test/wiki-0000.json.gz"),
+    ),
+    "dolmino_codesearchnet": (
+        ("data/math/codesearchnet-owmfilter/go/0000.jsonl.gz",), ("data/math/codesearchnet-owmfilter/go/valid_0000.jsonl.gz",),
+    ),
+    "dolmino_math_synth": (
+        ("data/math/dolmino_math_synth/basic_math/basic_math_mj_add_3shot_TRAIN.jsonl",), ("data/math/dolmino_math_synth/test/0.jsonl",),
+    ),
+    "dolmino_gsm8k": (("data/math/gsm8k/main/train/0.jsonl.zst",), ("data/math/gsm8k/main/test/0.jsonl.zst",)),
+    "dolmino_mathcoder2": (
+        ("data/math/mathcoder2-synthmath/m-a-p_Matrix/filtered-math/book_math.0000.0000.jsonl",),
+        ("data/math/mathcoder2-synthmath/test/0.jsonl",),
+    ),
+    "dolmino_metamath": (("data/math/metamath-owmfilter/0000.jsonl.gz",), ("data/math/metamath-owmfilter/test_0000.jsonl.gz",)),
+    "dolmino_tiny_gsm_mind": (
+        ("data/math/tinyGSM-MIND/2students/tiny_gsm_inline_part000.000000.jsonl.gz",), ("data/math/tinyGSM-MIND/test/0.jsonl.gz",),
+    ),
+    "dolmino_tulu_math": (("data/math/tulu_math/personahub_math_v5/train_0000.jsonl",), ("data/math/tulu_math/test/0000.jsonl",)),
+    "dolma_flan": (("tulu_flan/tulu_flan-0065.json.gz",), ("tulu_flan/tulu_flan-test-0000.json.gz",)),
     "megamath_web": (("megamath-web/2014/00000.parquet",), ("megamath-web-pro/00000.parquet", "megamath-web/test/00000.parquet")),
     "megamath_web_pro": (
         ("megamath-web-pro/00000.parquet",), ("megamath-web/2014/00000.parquet", "megamath-web-pro/test-00000.parquet"),
@@ -144,10 +169,10 @@ FILES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def test_it_has_every_component_of_the_recipes_and_those_of_later_ones():
-    of_recipes = {name for recipe in NAMES for name in load_recipe(recipe, "full").components}
-    assert set(CATALOGUE) == of_recipes | LATER_THAN_MARIN_8B
-    assert len(load_recipe("marin-8b", "full").components) == 28
-    assert (len(CATALOGUE), len(NEMOTRON), len(INSTRUCTION)) == (43, 7, 9)
+    of_recipes = {name for recipe in NAMES for name in load_record(recipe, "full").components}
+    assert set(CATALOGUE) == of_recipes | UNUSED
+    assert [len(load_recipe(recipe, "full").components) for recipe in NAMES] == [28, 25]
+    assert (len(CATALOGUE), len(NEMOTRON), len(INSTRUCTION)) == (52, 7, 9)
 
 
 def test_every_source_is_where_the_record_has_it_at_its_revision():
@@ -191,7 +216,7 @@ def test_dolma_names_every_file():
     counts = {name: len(CATALOGUE[name].source.include) for name in DOLMA}
     assert counts == {
         "algebraic_stack": 16, "open_web_math": 13, "dolma_pes2o": 26, "dolma_arxiv": 100, "dolma_stackexchange": 26, "dolma_wiki": 2,
-        "megawika": 262,
+        "megawika": 262, "dolma_flan": 66,
     }  # fmt: skip
 
 
@@ -224,3 +249,9 @@ def test_conversations_name_what_a_chat_template_joins():
 def test_no_two_components_read_the_same_files():
     read = [(data.source.root, data.source.include) for data in CATALOGUE.values()]
     assert len(set(read)) == len(read)
+
+
+def test_the_bundle_as_it_was_cached_has_the_test_split_that_the_clean_one_leaves_out():
+    held = "data/math/gsm8k/main/test/0.jsonl.zst"
+    assert [selects(CATALOGUE[name].source, held) for name in ("all_math", "all_math_9d507c", "dolmino_gsm8k")] == [False, True, False]
+    assert names_like_tests([held])

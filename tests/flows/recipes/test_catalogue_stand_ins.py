@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from flows.recipes import load_record
 from flows.recipes.catalogue import CATALOGUE
 from flows.recipes.catalogue.instruction import INSTRUCTION
 from flows.recipes.catalogue.mathematics import MATHEMATICS
 from tasks.data.standins import NearDuplicates, StandIn, collect
 
-LATER_THAN_MARIN_8B = sorted({*INSTRUCTION, *(name for name in MATHEMATICS if name.startswith("megamath_")), "stackv2_edu_python"})
+STAND_INS = {name: data.stand_in for name, data in CATALOGUE.items() if data.stand_in}
+MATHEMATICS_32B = {name for name in MATHEMATICS if name.startswith("megamath_")} | {"all_math_9d507c"}
+LATER_THAN_MARIN_8B = sorted({*INSTRUCTION, *MATHEMATICS_32B, "stackv2_edu_python", "dolma_flan"})
 A_LITTLE = 20_000
 PROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
@@ -25,14 +28,14 @@ def packages(stand_in: StandIn) -> set[str]:
 
 def test_no_two_stand_ins_are_alike():
     """Another view of the same files is another text; the same view of the same files is not."""
-    stand_ins = [(data.stand_in.view, data.stand_in.where) for data in CATALOGUE.values()]
+    stand_ins = [(stand_in.view, stand_in.where) for stand_in in STAND_INS.values()]
     assert len(set(stand_ins)) == len(stand_ins)
 
 
-@pytest.mark.parametrize("view", sorted({data.stand_in.view for data in CATALOGUE.values()}))
+@pytest.mark.parametrize("view", sorted({stand_in.view for stand_in in STAND_INS.values()}))
 def test_stand_ins_of_one_view_come_from_different_files(view: str):
     """No package is seen in the same way by two components, unless one of them leaves the other's files out."""
-    of_view: dict[str, StandIn] = {name: data.stand_in for name, data in CATALOGUE.items() if data.stand_in.view == view}
+    of_view: dict[str, StandIn] = {name: stand_in for name, stand_in in STAND_INS.items() if stand_in.view == view}
     for name, stand_in in of_view.items():
         for other, another in of_view.items():
             shared = set(stand_in.where) & set(another.where) if name != other else set[str]()
@@ -42,10 +45,10 @@ def test_stand_ins_of_one_view_come_from_different_files(view: str):
 @pytest.mark.parametrize("name", LATER_THAN_MARIN_8B)
 def test_later_stand_ins_share_no_package_with_any_other(name: str):
     """Whatever components a recipe puts together, in whatever order they are collected, one never takes another's text."""
-    stand_in = CATALOGUE[name].stand_in
+    stand_in = STAND_INS[name]
     assert all(re.fullmatch(r"site:\w+/\*\*/\*\.py", pattern) for pattern in stand_in.where)
-    for other, data in CATALOGUE.items():
-        assert other == name or not packages(stand_in) & packages(data.stand_in), other
+    for other, another in STAND_INS.items():
+        assert other == name or not packages(stand_in) & packages(another), other
 
 
 def test_every_package_comes_with_the_program():
@@ -59,8 +62,8 @@ def test_every_package_comes_with_the_program():
             required = [Requirement(line) for line in importlib.metadata.distribution(name).requires or ()]
             wanted += [one.name for one in required if not one.marker or one.marker.evaluate({"extra": ""})]
     sold_as = importlib.metadata.packages_distributions()
-    for component, data in CATALOGUE.items():
-        for package in packages(data.stand_in) - {"*.dist-info"}:
+    for component, stand_in in STAND_INS.items():
+        for package in packages(stand_in) - {"*.dist-info"}:
             assert {plain(name) for name in sold_as[package]} & found, (component, package)
 
 
@@ -71,7 +74,7 @@ def plain(name: str) -> str:
 
 def test_later_stand_ins_have_text_and_it_is_their_own():
     """A little of each: what they have in full is written by the run that needs it."""
-    collected = {name: collect(a_little(CATALOGUE[name].stand_in)) for name in LATER_THAN_MARIN_8B}
+    collected = {name: collect(a_little(STAND_INS[name])) for name in LATER_THAN_MARIN_8B}
     duplicates = NearDuplicates()
     kept = {name: [one for one in documents if duplicates.is_new(one["text"])] for name, documents in collected.items()}
     for name, documents in kept.items():
@@ -81,3 +84,10 @@ def test_later_stand_ins_have_text_and_it_is_their_own():
 def a_little(stand_in: StandIn) -> StandIn:
     """The same text, ended early."""
     return StandIn.model_validate({**stand_in.model_dump(), "max_bytes": A_LITTLE})
+
+
+def test_only_sets_of_a_mixture_that_is_refused_have_none():
+    without = set(CATALOGUE) - set(STAND_INS)
+    assert without == {name for name in MATHEMATICS if name.startswith("dolmino_")}
+    drawn = {phase.name for phase in load_record("marin-8b", "full").phases if without & set(phase.components)}
+    assert drawn == {"dessert-v1"}

@@ -70,7 +70,10 @@ def make_short(raw: dict[str, Any]) -> None:
         (lambda raw: first(raw)["mixture"][0][1].update(flan=3), r"phases.0: the mixture from step 0 must sum to 100 %, found 103.00 %"),
         (lambda raw: first(raw).update(stop_step="soon"), "phases.0.stop_step: Input should be a valid integer"),
         (lambda raw: first(raw)["optimizer"].update(beta1=float("nan")), r"phases.0.optimizer.adamw.beta1: "),
-        (lambda raw: raw["phases"][1]["start"].update(declares=[]), "recipe: the hand-off kestrel → ocelot changes batch, ema"),
+        (
+            lambda raw: raw["phases"][1]["start"].update(declares=[]),
+            "recipe: the hand-off kestrel → ocelot makes changes that it does",
+        ),
         (lambda raw: raw.update(phases=[]), "phases: Tuple should have at least 1 item"),
         (lambda raw: [phase.update(x=1) for phase in raw["phases"]], r"phases.2.x: .* \(and \d more\)\.$"),
     ],
@@ -118,7 +121,7 @@ def test_a_folder_is_no_recipe(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["marin-8B", "marin", "", "marin-8b.yaml"])
 def test_an_unknown_name_is_refused_with_those_there_are(name: str):
-    with pytest.raises(ConfigError, match=f"no recipe is called '{name}'; there are marin-8b, and any recipe in a .json file"):
+    with pytest.raises(ConfigError, match=f"no recipe is called '{name}'; there are marin-8b, marin-32b, and any recipe in a .json file"):
         load_recipe(name, "proxy")
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from flows.recipes import load_recipe
-from flows.recipes.recipe import Phase
+from flows.recipes.phase import Phase
 from trainer.config import MixtureShares
 from trainer.schedule import learning_rate_at
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.recipes import load_recipe
+from flows.recipes.phase import HandOff, Phase
 from flows.recipes.proxy import (
     BLOCK_SEQUENCES,
     MIN_EMA_STEPS,
@@ -19,7 +20,7 @@ from flows.recipes.proxy import (
     raise_small_shares,
     to_proxy,
 )
-from flows.recipes.recipe import HandOff, Phase, Recipe
+from flows.recipes.recipe import Recipe
 from trainer.config import LearningRateSegment
 from trainer.data.mixture import block_counts
 from trainer.schedule import learning_rate_at
@@ -126,7 +127,7 @@ def test_the_moving_average_has_a_thousandth_of_the_horizon(full: float | None, 
 def test_every_component_has_a_sequence_in_every_block(full: Phase, proxy: Phase):
     assert proxy.order.block_sequences == BLOCK_SEQUENCES == 160
     for (_, before), (_, after) in zip(full.mixture.root, proxy.mixture.root, strict=True):
-        counts = block_counts(after, BLOCK_SEQUENCES)
+        counts = block_counts(after, PROXY.phases[0].order)
         assert sum(counts.values()) == BLOCK_SEQUENCES
         assert min(counts.values()) >= 1
         assert set(counts) == set(before)

@@ -124,11 +124,11 @@ def test_files_that_the_user_adds_are_kept_and_read(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(prepare, "run_all", in_this_process)
     assert collect_stand_ins({"web": TOPICS}, tmp_path) == 1
-    before = fingerprint(stand_in_source(tmp_path / "web"))
+    before = fingerprint(stand_in_source(CLICK, tmp_path / "web"))
     (tmp_path / "web" / "mine.jsonl").write_text('{"text": "my own"}\n')
     (tmp_path / "web" / "stand-in.jsonl").write_text('{"text": "changed by hand"}\n')
     assert collect_stand_ins({"web": TOPICS}, tmp_path) == 0
-    after = fingerprint(stand_in_source(tmp_path / "web"))
+    after = fingerprint(stand_in_source(CLICK, tmp_path / "web"))
     assert [file.name for file in before.files] == ["stand-in.jsonl"]
     assert [file.name for file in after.files] == ["mine.jsonl", "stand-in.jsonl"]
     assert (tmp_path / "web" / "stand-in.jsonl").read_text() == '{"text": "changed by hand"}\n'

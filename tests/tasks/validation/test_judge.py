@@ -28,7 +28,7 @@ from validations.verdict import Verdict, read_verdict
 
 LEAKAGE = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)
 ORDER = OrderLimits(false_alarm_rate=1e-6, max_shift_deviations=0.5)
-LIMITS = DataLimits(max_share_error_points=1.0, max_epochs=40.0, leakage=LEAKAGE, order=ORDER)
+LIMITS = DataLimits(max_share_error_points=1.0, max_share_error_percent=None, max_epochs=40.0, leakage=LEAKAGE, order=ORDER)
 MIXTURE = {"code": 50, "law": 25, "web": 25}
 
 
@@ -174,13 +174,13 @@ def test_the_test_items_are_the_benchmarks_and_what_is_held_out(prepared: Any):
     held_out = [item for item in items if item.benchmark.startswith("held-out ")]
     texts = [text for component in plan.components.values() for text in split_texts(component.documents.folder, "held_out")]
     assert sorted((item.id, item.question) for item in held_out) == sorted((digest_of_bytes(text.encode()), text) for text in texts)
-    assert {item.benchmark for item in items if item not in held_out} == {"word_order", "next_word"}
+    assert {item.benchmark for item in items if item not in held_out} == {"word_order", "next_word", "word_problems"}
 
 
 @pytest.mark.usefixtures("on_scheduler")
 def test_a_mixture_that_cannot_be_drawn_does_not_pass(copied: Any):
     """A share that a block of 8 cannot express is not drawn as intended; too little data is repeated too often."""
-    strict = DataLimits(max_share_error_points=1.0, max_epochs=0.1, leakage=LEAKAGE, order=ORDER)
+    strict = DataLimits(max_share_error_points=1.0, max_share_error_percent=None, max_epochs=0.1, leakage=LEAKAGE, order=ORDER)
     verdict = judged(copied, strict)
     assert not verdict.passes
     assert any("has been seen" in reason.what for reason in verdict.reasons)

@@ -1,0 +1,127 @@
+"""What a hand-off changes between two phases, and how that is told."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from flows.recipes.phase import Change, FromScratch, HandOff, Phase
+from trainer.config import LearningRateSegment, StatePart
+from trainer.schedule import value_in
+
+CARRIED = "carried"
+MAX_NAMED = 4
+Pair = tuple[str, str]
+
+
+def changes_between(parent: Phase, phase: Phase, *, drawn: Collection[str] = ()) -> dict[Change, tuple[object, object]]:
+    """What the hand-off changes: name → (before, after).
+
+    A learning rate counts as changed where it jumps by more than 1 %. The state of the optimizer is its own and that of the rolling
+    windows; fresh gains of QK-norm come with a change of architecture. The coverage changes where components that were drawn from go on in
+    another order: a place in it then means another row.
+
+    Args:
+        drawn: the components that the lineage drew from before this phase, by the order of its parent.
+    """
+    before, after = phase.start_step - 1, phase.start_step
+    rate_before, rate_after = value_in(segment_at(parent, before), after), value_in(segment_at(phase, after), after)
+    batches_after = tuple(dict.fromkeys(size for _, size in phase.batch.within(after, phase.stop_step)))
+    ema_before, ema_after = parent.stability.ema_decay.at(before), phase.stability.ema_decay.at(after)
+    ema_state, optimizer_state, windows = (_origin(phase.start, part) for part in ("ema", "optimizer", "rolling"))
+    compared: dict[Change, tuple[object, object]] = {
+        "architecture": (parent.model.model_copy(update={"rope": None}), phase.model.model_copy(update={"rope": None})),
+        "rope": (parent.model.rope, phase.model.rope),
+        "batch": ((parent.batch.at(before),), batches_after),
+        "schedule": (_shape(segment_at(parent, before)), _shape(segment_at(phase, after))),
+        "optimizer": (parent.optimizer, phase.optimizer),
+        "optimizer_state": ({"optimizer": CARRIED, "windows": CARRIED}, {"optimizer": optimizer_state, "windows": windows}),
+        "mixture": (parent.mixture.at(before), phase.mixture.at(after)),
+        "order": (parent.order, phase.order),
+        "coverage": _coverage(parent, phase, drawn),
+        "ema": (CARRIED, ema_state) if ema_before == ema_after else (ema_before, ema_after),
+        "z_loss": (parent.stability.z_loss.at(before), phase.stability.z_loss.at(after)),
+        "max_grad_norm": (parent.stability.max_grad_norm.at(before), phase.stability.max_grad_norm.at(after)),
+        "max_update_rms": (parent.stability.max_update_rms.at(before), phase.stability.max_update_rms.at(after)),
+        "max_update_norm": (parent.stability.max_update_norm.at(before), phase.stability.max_update_norm.at(after)),
+        "skip_step": (parent.stability.skip_step.at(before), phase.stability.skip_step.at(after)),
+        "slice": (parent.slice.at(before), phase.slice.at(after)),
+    }
+    found: dict[Change, tuple[object, object]] = {name: pair for name, pair in compared.items() if pair[0] != pair[1]}
+    if abs(rate_after - rate_before) > 0.01 * max(rate_before, rate_after):
+        found["learning_rate"] = (rate_before, rate_after)
+    return found
+
+
+def undeclared_changes(parent: Phase, phase: Phase, start: HandOff, drawn: Collection[str]) -> dict[Change, str]:
+    """What the hand-off changes and does not declare, each in words."""
+    found = changes_between(parent, phase, drawn=drawn)
+    return {name: _described(name, *found[name]) for name in sorted(set(found) - set(start.declares))}
+
+
+def segment_at(phase: Phase, step: int) -> LearningRateSegment:
+    """The segment that update number `step` falls into."""
+    return next((segment for segment in phase.learning_rate if segment.start_step <= step < segment.end_step), phase.learning_rate[-1])
+
+
+def told(before: object, after: object) -> Pair:
+    """Both values in words, of large ones only where they differ."""
+    was, now = _plain(before), _plain(after)
+    if not (isinstance(was, dict) and isinstance(now, dict)):
+        return _in_words(was), _in_words(now)
+    differing = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+    return _named(was, differing), _named(now, differing)
+
+
+def _coverage(parent: Phase, phase: Phase, drawn: Collection[str]) -> tuple[object, object]:
+    whole = "each row once an epoch"
+    places = [(order.seed, order.permutation, order.first_step) for order in (parent.order, phase.order)]
+    again = [name for name in phase.components if name in drawn]
+    if places[0] == places[1] or not again:
+        return whole, whole
+    named = ", ".join(again[:MAX_NAMED]) + (f" and {len(again) - MAX_NAMED} more" if len(again) > MAX_NAMED else "")
+    return whole, f"rows of {named} come again within their epoch, and others not at all"
+
+
+def _described(name: Change, before: object, after: object) -> str:
+    was, now = told(before, after)
+    factor = ""
+    if name == "learning_rate" and isinstance(before, float) and isinstance(after, float) and min(before, after) > 0:
+        factor = f", {max(before, after) / min(before, after):.3g} times {'higher' if after > before else 'lower'} in one step"
+    return f"{was} → {now}{factor}"
+
+
+def _origin(start: FromScratch | HandOff, part: StatePart) -> str:
+    """Where a part of the state comes from, in words."""
+    if not isinstance(start, HandOff):
+        return CARRIED
+    grafts = [f"grafted from {graft.phase} {graft.step}" for graft in start.graft if graft.part == part]
+    return "fresh" if part in start.fresh else grafts[0] if grafts else CARRIED
+
+
+def _shape(segment: LearningRateSegment) -> str:
+    """A segment in a word or two: constant, linear decay, linear warm-up …"""
+    if segment.kind == "constant":
+        return "constant"
+    return f"{segment.kind} {'decay' if segment.end < segment.start else 'warm-up'}"
+
+
+def _named(value: Mapping[Any, Any], names: Collection[Any]) -> str:
+    words = [f"{name} {_in_words(value.get(name))}" for name in list(names)[:MAX_NAMED]]
+    return ", ".join(words) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
+
+
+def _plain(value: object) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+
+
+def _in_words(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, dict):
+        return _named(value, value.keys())
+    if isinstance(value, list | tuple):
+        return ", ".join(_in_words(_plain(part)) for part in value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value[:16] if isinstance(value, str) and len(value) == 64 else str(value)

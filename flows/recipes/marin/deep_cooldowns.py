@@ -1,0 +1,160 @@
+"""Raccoon and Spoonbill: deeper cooldowns from Jellyfish; their training loss rose until a z-loss held `lm_head` (issues 898, 916)."""
+
+from typing import Any
+
+from flows.recipes.marin.desserts import FROM_CHECKPOINT
+from flows.recipes.marin.mixtures import JELLYFISH_HIGH_QUALITY, JELLYFISH_WEB, percent
+from flows.recipes.marin.settings import ADAMW, gates, linear, stability
+from flows.recipes.phase import Change, Discrepancy, Phase, continued
+from trainer.config import AdamW, CheckpointPolicy, LearningRateSegment, ModelConfig, always
+
+START, MIDDLE, END = 820_000, 830_000, 840_000
+RESTART = 824_524
+"""Where the focused runs took Spoonbill's state, as its norms began to grow."""
+SPOONBILL_MIXTURE = (
+    percent(JELLYFISH_WEB, 0.97 * 70)
+    | percent(JELLYFISH_HIGH_QUALITY, 0.97 * 30)
+    | percent({"flan": 1.0}, 2.9)
+    | percent({"tulu_3_sft_mixture": 1.0}, 0.1)
+)
+GATES = gates(max_increase_bits_per_byte=0.02, max_epochs=2)
+NO_DECAY = AdamW.model_validate(ADAMW.model_dump() | {"weight_decay": 0.0})
+SPOONBILL_RATE = linear(START, MIDDLE, 1.7e-4, 2.75e-5)
+
+
+def deep_cooldowns(jellyfish: Phase) -> tuple[Phase, ...]:
+    """Soft and softer Raccoon, Spoonbill with its controls, and the deeper one."""
+    soft = _from_jellyfish(
+        jellyfish,
+        "soft-raccoon",
+        declares=(),
+        learning_rate=(linear(START, MIDDLE, 1.7e-4, 1.7e-5),),
+        discrepancies=(FROM_CHECKPOINT, _tokens("125.8 B tokens (10,000 steps of 12 Mi)", "about 100 B tokens")),
+    )
+    spoonbill = _from_jellyfish(
+        jellyfish,
+        "hypnotic-spoonbill",
+        declares=("mixture",),
+        learning_rate=(SPOONBILL_RATE,),
+        mixture=always(SPOONBILL_MIXTURE),
+        discrepancies=(FROM_CHECKPOINT, *SPOONBILL_NOTES),
+    )
+    norms = _from_jellyfish(
+        jellyfish,
+        "spoonbill-norms",
+        declares=("mixture",),
+        learning_rate=(SPOONBILL_RATE,),
+        mixture=always(SPOONBILL_MIXTURE),
+        checkpoints=_keeping(jellyfish.checkpoints, RESTART),
+        discrepancies=(FROM_CHECKPOINT,),
+    )
+    return soft, *_softer(soft), spoonbill, norms, *_focused(norms)
+
+
+def _softer(soft: Phase) -> tuple[Phase, ...]:
+    """Cooled to 1e-6; without weight decay; with the optimizer's moments deleted from the checkpoint."""
+    rate = (linear(MIDDLE, END, 1.7e-5, 1e-6),)
+    start = Discrepancy(
+        field="start",
+        code="the checkpoint after step 829,992",
+        retrospective="not reported to 1e-6",
+        source="Marin experiment code, issue 898",
+    )
+    fresh = Discrepancy(
+        field="optimizer_state",
+        code="mu and nu of AdamW deleted from the checkpoint by hand, which is then loaded in part",
+        retrospective="resetting the optimizer state",
+        source="Marin experiment code, issue 898; Marin 8B retrospective, Raccoon",
+    )
+    return (
+        _further(soft, "softer-raccoon", learning_rate=rate, discrepancies=(start,)),
+        _further(soft, "softer-raccoon-no-decay", ("optimizer",), learning_rate=rate, optimizer=NO_DECAY, discrepancies=(start,)),
+        _further(
+            soft,
+            "softer-raccoon-fresh-moments",
+            ("optimizer_state",),
+            learning_rate=rate,
+            fresh=("optimizer",),
+            discrepancies=(start, fresh),
+        ),
+    )
+
+
+def _focused(norms: Phase) -> tuple[Phase, ...]:
+    """From the middle of Spoonbill with attention in float32, with and without the z-loss; and on from the latter."""
+    model = ModelConfig.model_validate(norms.model.model_dump() | {"float32_attention": True})
+    z_loss = stability(z_loss=1e-4, ema=0.995)
+    two_changes = Discrepancy(
+        field="z_loss",
+        code="the z-loss of 1e-4 came with attention in float32 and a restart at step 824,524; a control without the z-loss exists",
+        retrospective="fixed by adding a z-loss penalty of 1e-4",
+        source="Marin experiment code, issue 916; Marin 8B retrospective, Spoonbill",
+    )
+    control = continued(
+        norms, name="spoonbill-float32", step=RESTART, stop_step=MIDDLE, declares=("architecture",), model=model, gates=GATES
+    )
+    focused = continued(
+        norms,
+        name="spoonbill-z-loss",
+        step=RESTART,
+        stop_step=MIDDLE,
+        declares=("architecture", "z_loss"),
+        model=model,
+        stability=z_loss,
+        checkpoints=CheckpointPolicy(every_steps=5_000, every_minutes=10, keep_all=True),
+        gates=GATES,
+        discrepancies=(two_changes,),
+    )
+    start = Discrepancy(
+        field="start", code="the checkpoint after step 829,947", retrospective="not stated", source="Marin experiment code, issue 916"
+    )
+    deeper = _further(focused, "deeper-spoonbill", learning_rate=(linear(MIDDLE, END, 2.75e-5, 2.75e-6),), discrepancies=(start,))
+    return control, focused, deeper
+
+
+def _from_jellyfish(
+    jellyfish: Phase, name: str, *, declares: tuple[Change, ...], learning_rate: tuple[LearningRateSegment, ...], **settings: Any
+) -> Phase:
+    slices = always("4x v4-128")
+    return continued(
+        jellyfish,
+        name=name,
+        stop_step=MIDDLE,
+        declares=(*declares, "slice"),
+        branch=True,
+        learning_rate=learning_rate,
+        slice=slices,
+        gates=GATES,
+        **settings,
+    )
+
+
+def _further(parent: Phase, name: str, declares: tuple[Change, ...] = (), **settings: Any) -> Phase:
+    return continued(parent, name=name, stop_step=END, declares=declares, **settings)
+
+
+def _keeping(policy: CheckpointPolicy, step: int) -> CheckpointPolicy:
+    return CheckpointPolicy.model_validate(policy.model_dump() | {"at_steps": (step,)})
+
+
+def _tokens(code: str, retrospective: str) -> Discrepancy:
+    return Discrepancy(
+        field="tokens", code=code, retrospective=retrospective, source="Marin experiment code; Marin 8B retrospective, Raccoon"
+    )
+
+
+SPOONBILL_NOTES = (
+    Discrepancy(
+        field="learning_rate",
+        code="1.7e-4 → 2.75e-5",
+        retrospective="3e-5, OLMo 2's final rate",
+        source="Marin experiment code; Marin 8B retrospective, Spoonbill; issue 916",
+    ),
+    Discrepancy(
+        field="mixture",
+        code="FLAN 2.9 %, Tulu 3 0.1 %",
+        retrospective="FLAN 1 %, Tulu 3 0.3 %",
+        source="Marin experiment code; Marin 8B retrospective, Spoonbill; issue 916",
+    ),
+    _tokens("125.8 B tokens (10,000 steps of 12 Mi)", "200 B tokens (issue 916)"),
+)

@@ -1,0 +1,108 @@
+"""Supervised fine-tuning of Marin 8B: what was released (exp1237), and the trial on Spoonbill.
+
+The record trains on conversations with a loss on the answers alone; here they are plain text until a chat template comes with the phases
+of instruction. Its steps start from 0; here they go on from the parent's.
+"""
+
+from flows.recipes.marin.settings import ADAMW, evaluated, gates, linear, stability
+from flows.recipes.phase import Discrepancy, Phase, continued
+from trainer.config import AdamW, DataOrder, LearningRateSegment, MixtureShares, always
+
+NO_DECAY = AdamW.model_validate(ADAMW.model_dump() | {"weight_decay": 0.0})
+WARMUP = 0.03
+# Percent, by the number of documents.
+RELEASE_WEIGHTS = {
+    "natural_reasoning": 23.4,
+    "smoltalk": 21.3,
+    "tulu_3_sft_mixture": 19.2,
+    "verifiable_math_problems": 15.9,
+    "dolphin_r1_reasoning": 11.9,
+    "dolphin_r1_nonreasoning": 4.4,
+    "openthoughts_114k_math": 1.8,
+    "acecode_89k": 1.8,
+    "bespoke_stratos_17k": 0.34,
+}
+RELEASE_STEPS, SPOONBILL_STEPS = 10_228, 3_834
+
+
+def instruction(deeper_starling: Phase, deeper_spoonbill: Phase) -> tuple[Phase, ...]:
+    """The release, and the trial on one data set."""
+    total = sum(RELEASE_WEIGHTS.values())
+    release: MixtureShares = {name: 100 * weight / total for name, weight in RELEASE_WEIGHTS.items()}
+    return (
+        _tuned(
+            deeper_starling,
+            "sft",
+            steps=RELEASE_STEPS,
+            rate=1e-4,
+            mixture=release,
+            notes=(
+                Discrepancy(
+                    field="learning_rate",
+                    code="1e-4, warm-up over 3 %, then linear to 0",
+                    retrospective="1.7e-4, in the paper too",
+                    source="Marin experiment code, exp1237; Marin 8B retrospective, SFT; Marin paper",
+                ),
+                Discrepancy(
+                    field="stop_step",
+                    code="10,228 steps of 128 sequences",
+                    retrospective="10,227 steps",
+                    source="Marin experiment code, exp1237; Marin 8B retrospective, SFT",
+                ),
+                Discrepancy(
+                    field="mixture",
+                    code="nine data sets, without tuenguyen/dolphin_r1_reasoning",
+                    retrospective="lists tuenguyen/dolphin_r1_reasoning, too",
+                    source="Marin experiment code, exp1237; Marin 8B retrospective, SFT",
+                ),
+            ),
+        ),
+        _tuned(
+            deeper_spoonbill,
+            "sft-spoonbill",
+            steps=SPOONBILL_STEPS,
+            rate=5e-6,
+            mixture={"tulu_3_sft_mixture": 100.0},
+            notes=(
+                Discrepancy(
+                    field="stop_step",
+                    code="3,834 steps: three epochs by the formula",
+                    retrospective="two epochs, says a comment of the code",
+                    source="Marin experiment code, SFT of Spoonbill",
+                ),
+            ),
+        ),
+    )
+
+
+def _tuned(parent: Phase, name: str, *, steps: int, rate: float, mixture: MixtureShares, notes: tuple[Discrepancy, ...]) -> Phase:
+    again = bool(mixture.keys() & set(parent.components))  # Spoonbill had a little of Tulu 3
+    start, stop = parent.stop_step, parent.stop_step + steps
+    return continued(
+        parent,
+        name=name,
+        stop_step=stop,
+        fresh=("optimizer",),
+        declares=(
+            *("batch", "learning_rate", "schedule", "optimizer", "optimizer_state", "mixture", "order", "ema", "z_loss", "slice"),
+            *(("architecture",) if parent.model.float32_attention else ()),
+            *(("coverage",) if again else ()),
+        ),
+        branch=True,
+        model=parent.model.model_validate(parent.model.model_dump() | {"float32_attention": False}),
+        optimizer=NO_DECAY,
+        learning_rate=_warmed_up(start, stop, rate),
+        batch=always(128),
+        mixture=always(mixture),
+        order=DataOrder.model_validate(parent.order.model_dump() | {"first_step": start}),
+        stability=stability(z_loss=None, ema=None),
+        slice=always("v4-128"),
+        evaluation=evaluated(loss_every_steps=1_000),
+        gates=gates(max_increase_bits_per_byte=0.5, max_epochs=None),
+        discrepancies=notes,
+    )
+
+
+def _warmed_up(start: int, stop: int, rate: float) -> tuple[LearningRateSegment, ...]:
+    top = start + int(WARMUP * (stop - start))
+    return linear(start, top, 0.0, rate), linear(top, stop, rate, 0.0)

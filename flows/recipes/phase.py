@@ -1,0 +1,160 @@
+"""What a phase is, and where it starts from: as data, every value absolute and resolved."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from trainer.config import (
+    CheckpointPolicy,
+    DataOrder,
+    Frozen,
+    LearningRateSegment,
+    MixtureShares,
+    ModelConfig,
+    Optimizer,
+    Stability,
+    StatePart,
+    Steps,
+    check_mixture,
+    check_segments,
+    check_segments_end,
+    sequences_between,
+)
+from validations.limits import DataLimits, GateLimits, HealthLimits
+
+LOCAL_SLICE = "local"
+"""The slice that is this machine."""
+Change = Literal[
+    "architecture", "rope", "batch", "learning_rate", "schedule", "optimizer", "optimizer_state", "mixture", "order", "coverage",
+    "ema", "z_loss", "max_grad_norm", "max_update_rms", "max_update_norm", "skip_step", "slice",
+]  # fmt: skip
+
+
+class Discrepancy(Frozen):
+    """Where the record's code and its retrospective differ. The recipe follows the code."""
+
+    field: str
+    code: str
+    retrospective: str
+    source: str
+
+
+class FromScratch(Frozen):
+    """Fresh weights from a seed."""
+
+    seed: int
+
+
+class GraftFrom(Frozen):
+    """A part of the state that comes from another phase's checkpoint than the rest."""
+
+    part: StatePart
+    phase: str
+    step: int = Field(gt=0)
+
+
+class HandOff(Frozen):
+    """Where a phase starts from, and what it declares to change. What is neither `fresh` nor grafted is carried over."""
+
+    parent: str
+    step: int = Field(gt=0)
+    fresh: tuple[StatePart, ...]
+    graft: tuple[GraftFrom, ...] = ()
+    declares: tuple[Change, ...]
+
+
+class Evaluation(Frozen):
+    """What is measured at a phase's end, and the loss on held-out text while it trains.
+
+    Attributes:
+        held_out_tokens: bounds the text of a component that bits per byte are measured on.
+        loss_every_steps: the loss is measured each so many steps; None is never.
+        loss_sequences: on so many rows of each component that the phase draws from.
+    """
+
+    benchmarks: tuple[str, ...]
+    held_out_tokens: int | None = Field(gt=0)
+    loss_every_steps: int | None = Field(gt=0)
+    loss_sequences: int = Field(gt=0)
+
+
+class Gates(Frozen):
+    """The limits of the judgements: of the data before a phase, of its training, and of its model after it."""
+
+    data: DataLimits
+    health: HealthLimits
+    model: GateLimits
+
+
+class Phase(Frozen):
+    """From its start to `stop_step`. Every schedule counts the steps of the lineage.
+
+    Attributes:
+        branch: it stands beside the main line, and is trained where it is named.
+        abandoned: it was stopped before the end of its schedule, which may go on after `stop_step`.
+    """
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
+    start: FromScratch | HandOff
+    stop_step: int = Field(gt=0)
+    model: ModelConfig
+    optimizer: Optimizer
+    learning_rate: tuple[LearningRateSegment, ...]
+    batch: Steps[int]
+    mixture: Steps[MixtureShares]
+    order: DataOrder
+    stability: Stability
+    slice: Steps[str]
+    checkpoints: CheckpointPolicy
+    evaluation: Evaluation
+    gates: Gates
+    discrepancies: tuple[Discrepancy, ...] = ()
+    branch: bool = False
+    abandoned: bool = False
+
+    @property
+    def start_step(self) -> int:
+        """The step of the lineage at which this phase starts."""
+        return self.start.step if isinstance(self.start, HandOff) else 0
+
+    @property
+    def parent(self) -> str | None:
+        """The phase that this one starts from."""
+        return self.start.parent if isinstance(self.start, HandOff) else None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the phase trains on."""
+        return self.model.seq_len * sequences_between(self.batch, self.start_step, self.stop_step)
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """What it draws from, sorted."""
+        return tuple(sorted(self.drawn_in(self.start_step, self.stop_step)))
+
+    def drawn_in(self, start_step: int, stop_step: int) -> frozenset[str]:
+        """The components that have a share at any of these steps."""
+        return frozenset(name for _, shares in self.mixture.within(start_step, stop_step) for name, share in shares.items() if share)
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "Phase":
+        if self.stop_step <= self.start_step:
+            raise ValueError(f"phase {self.name} must stop after step {self.start_step}, found stop_step {self.stop_step}")
+        for step, shares in self.mixture.root:
+            check_mixture(step, shares)
+        check_segments(self.learning_rate, self.start_step, self.stop_step)
+        if not self.abandoned:
+            check_segments_end(self.learning_rate, self.stop_step)
+        return self
+
+
+def continued(parent: Phase, *, name: str, stop_step: int, declares: Sequence[Change], **settings: Any) -> Phase:
+    """The phase that starts from another one's end and keeps its settings, but for those that are named.
+
+    `step`, `fresh` and `graft` are the hand-off's; every other setting is a field of the phase. Discrepancies are each phase's own.
+    """
+    start: dict[str, Any] = {"parent": parent.name, "step": parent.stop_step, "fresh": (), "declares": declares}
+    start |= {part: settings.pop(part) for part in ("step", "fresh", "graft") if part in settings}
+    kept = {field: getattr(parent, field) for field in Phase.model_fields if field not in ("discrepancies", "abandoned")}
+    return Phase.model_validate({**kept, "name": name, "start": start, "stop_step": stop_step, **settings})
