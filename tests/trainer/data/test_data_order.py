@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.data.test_mixture import BATCHES, CODE_HEAVY, STAGES, WEB_HEAVY, blocks_of, drawn_names, schedule, whole_shares
-from trainer.config import DataOrder, MixtureShares, RunConfig, Steps, always
+from trainer.config import MixtureShares, RunConfig, Steps, always
 from trainer.data.loader import Loader
 from trainer.data.mixture import MixtureSchedule, block_counts
 from trainer.errors import ConfigError
@@ -72,7 +72,7 @@ def late_orders(draw: st.DrawFn) -> tuple[MixtureSchedule, MixtureSchedule, int]
 
     batch, mixture = by_steps(st.integers(1, 17)), by_steps(whole_shares(block))
     order = blocks_of(block, cut_blocks=True)
-    late = MixtureSchedule(batch=batch, mixture=mixture, order=DataOrder(**{**order.model_dump(), "first_step": first}))
+    late = MixtureSchedule(batch=batch, mixture=mixture, order=blocks_of(block, cut_blocks=True, first_step=first))
     return late, MixtureSchedule(batch=moved(batch), mixture=moved(mixture), order=order), first
 
 

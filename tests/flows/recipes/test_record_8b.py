@@ -1,0 +1,261 @@
+"""Marin 8B's main line, typed from the record's tables: steps, rates, batches, tokens, mixtures, and what a block delivers of them.
+
+A printed number stands for all that rounds to it: "92.57" is anything within 0.005 of it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from flows.commands.show import describe
+from trainer.config import DataOrder, MixtureShares
+from trainer.data.mixture import block_counts
+
+Described = dict[str, Any]
+BLOCK = 2048
+FLOORED = DataOrder(seed=0, permutation="linear", block_sequences=BLOCK, rounding="floor")
+"""As the record's library rounded."""
+
+
+def printed(text: str, scale: float = 1.0) -> Any:
+    """What rounds to the printed digits, times a unit."""
+    decimals = len(text.partition(".")[2])
+    return pytest.approx(float(text) * scale, rel=0, abs=scale * (0.5 * 10**-decimals + 1e-9))
+
+
+def off_the_print(found: Mapping[str, float], expected: Mapping[str, str]) -> dict[str, tuple[float | None, str | None]]:
+    """Components that are not as printed: what was found, what is printed. None is not there."""
+    names = sorted({*found, *expected})
+    return {
+        name: (found.get(name), expected.get(name))
+        for name in names
+        if name not in found or name not in expected or found[name] != printed(expected[name])
+    }
+
+
+def rate_at(target: str, step: int) -> float:
+    """The learning rate of the update that follows `step` others."""
+    (phase,) = describe(target, "full", step)["phases"]
+    return phase["learning_rate"]
+
+
+def delivered(shares: MixtureShares) -> dict[str, float]:
+    """Percent of a block that each component gives, rounded as the record's library did."""
+    return {name: 100 * count / BLOCK for name, count in block_counts(shares, FLOORED).items()}
+
+
+def throughout(phase: Described, name: str) -> Any:
+    """The one value of a stability setting that holds over the whole phase."""
+    ((step, value),) = phase["stability"][name]
+    assert step == phase["start_step"]
+    return value
+
+
+@pytest.fixture(scope="module")
+def phases() -> dict[str, Described]:
+    return {phase["name"]: phase for phase in describe("marin-8b", "full", None)["phases"]}
+
+
+# start, stop, tokens and tokens of the lineage in 10^12, EMA, z-loss, slice, held-out loss every so many steps
+MAIN_LINE: dict[str, tuple[int, int, str, str, float | None, float | None, str, int]] = {
+    "kestrel": (0, 660_000, "2.768", "2.768", None, None, "2x v5e-256", 10_000),
+    "ocelot": (660_000, 740_500, "1.013", "3.781", 0.995, None, "v4-2048", 1_000),
+    "jellyfish": (740_500, 820_000, "1.000", "4.781", 0.995, None, "v4-2048", 1_000),
+    "phoenix": (820_000, 1_320_000, "6.291", "11.073", 0.995, None, "v4-2048", 1_000),
+    "starling": (1_320_000, 1_400_000, "1.342", "12.415", 0.995, 1e-4, "v4-2048", 1_000),
+    "deeper-starling": (1_400_000, 1_420_000, "0.336", "12.751", 0.995, 1e-4, "v4-2048", 1_000),
+}
+NEMOTRON_PARTS = ("medium", "hq_synth", "medium_low", "hq_actual", "medium_high", "low_actual", "low_synth")
+
+
+def nemotron(*percents: str) -> dict[str, str]:
+    """Nemotron-CC's parts in the order of the tables."""
+    return {f"nemotron_{part}": percent for part, percent in zip(NEMOTRON_PARTS, percents, strict=True)}
+
+
+DCLM = {"dclm_baseline": "92.57", "starcoderdata": "6.09", "proofpile_2": "1.34"}
+STARLING = {
+    **nemotron("22.10", "17.78", "10.07", "5.97", "5.39", "4.58", "4.10"),
+    "starcoderdata": "4.47", "proofpile_2": "4.47", "arxiv_markdownified": "5.20", "dolmino_pes2o": "5.20", "flan": "3.04",
+    "finemath_3_plus": "3.04", "dolmino_stackexchange": "1.53", "stackexchange_custom": "1.53", "all_math": "0.755",
+    "dolmino_wiki": "0.327", "wikipedia_markdown": "0.327", "medu_science_qa": "0.107",
+}  # fmt: skip
+# Three shares that the record's table rounds twice, and so prints one unit higher than its own weights make them: arXiv in Jellyfish
+# (5.18 for 30 × 27.9 / 161.75 = 5.1747), DCLM in Phoenix's bridge (25.66 for 380 / 14.812 = 25.6546), Nemotron's medium_low after it
+# (14.06 for 154 / 10.957 = 14.0547). The weights decide.
+MIXTURES: dict[str, list[tuple[int, dict[str, str]]]] = {
+    "kestrel": [(0, DCLM)],
+    "ocelot": [(660_000, DCLM)],
+    "jellyfish": [
+        (740_500, {
+            "dolmino_dclm": "67.77", "starcoderdata": "2.23", "dolma_pes2o": "10.78", "finemath_3_plus": "6.31", "dolma_arxiv": "5.17",
+            "dolma_stackexchange": "3.17", "algebraic_stack": "2.13", "open_web_math": "0.94", "megawika": "0.82", "dolma_wiki": "0.68",
+        }),
+    ],
+    "phoenix": [
+        (820_000, {
+            "dclm_baseline": "25.65", "proofpile_2": "0.37", "starcoderdata": "1.69",
+            **nemotron("22.82", "18.36", "10.40", "6.17", "5.57", "4.73", "4.24"),
+        }),
+        (822_000, {**nemotron("30.85", "24.82", "14.05", "8.34", "7.53", "6.40", "5.73"), "starcoderdata": "2.28"}),
+    ],
+    "starling": [(1_320_000, STARLING)],
+    "deeper-starling": [(1_400_000, STARLING)],
+}  # fmt: skip
+# The larger batch begins one step after the phase.
+BATCHES = {
+    "kestrel": [[0, 1024]],
+    "ocelot": [[660_000, 1024], [660_001, 3072]],
+    "jellyfish": [[740_500, 3072]],
+    "phoenix": [[820_000, 3072]],
+    "starling": [[1_320_000, 3072], [1_320_001, 4096]],
+    "deeper-starling": [[1_400_000, 4096]],
+}
+# Inverse decay: 1 / rate goes in a straight line from 1,000 to 10,000 over 1,000 steps.
+RATES: dict[str, list[tuple[int, float]]] = {
+    "kestrel": [
+        (0, 0.0), (500, 5e-4), (1_000, 1e-3), (8_999, 1e-3), (9_000, 1e-3), (9_250, 1 / 3_250), (9_500, 1 / 5_500), (9_750, 1 / 7_750),
+        (9_999, 1 / 9_991), (10_000, 1e-3), (19_500, 1 / 5_500), (20_000, 1e-3), (199_500, 1 / 5_500), (210_000, 1e-3),
+        (219_500, 1 / 5_500), (389_750, 1 / 7_750), (390_000, 1e-3), (659_000, 1e-3), (659_999, 1 / 9_991),
+    ],
+    "ocelot": [(660_000, 1.7e-3), (660_001, 1.7e-3), (700_000, 1.7e-3), (740_499, 1.7e-3)],
+    "jellyfish": [(740_500, 1.7e-3), (740_501, 1.7e-3 - 1.53e-3 / 79_500), (780_250, 9.35e-4), (819_999, 1.7e-4 + 1.53e-3 / 79_500)],
+    "phoenix": [(820_000, 1.7e-4), (820_500, 5.525e-4), (821_000, 9.35e-4), (822_000, 1.7e-3), (1_000_000, 1.7e-3), (1_319_999, 1.7e-3)],
+    "starling": [(1_320_000, 1.7e-3), (1_340_000, 1.27925e-3), (1_360_000, 8.585e-4), (1_399_999, 1.7e-5 + 1.683e-3 / 80_000)],
+    "deeper-starling": [(1_400_000, 1.7e-5), (1_410_000, 1.7e-5), (1_419_999, 1.7e-5)],
+}  # fmt: skip
+# Both ends of every segment, but for Kestrel's cycles.
+SEGMENTS: dict[str, list[tuple[str, int, int, float, float]]] = {
+    "ocelot": [("constant", 660_000, 740_500, 1.7e-3, 1.7e-3)],
+    "jellyfish": [("linear", 740_500, 820_000, 1.7e-3, 1.7e-4)],
+    "phoenix": [("linear", 820_000, 822_000, 1.7e-4, 1.7e-3), ("constant", 822_000, 1_320_000, 1.7e-3, 1.7e-3)],
+    "starling": [("linear", 1_320_000, 1_400_000, 1.7e-3, 1.7e-5)],
+    "deeper-starling": [("constant", 1_400_000, 1_420_000, 1.7e-5, 1.7e-5)],
+}
+
+
+def segments_of(phase: Described) -> list[tuple[Any, ...]]:
+    """Kind, steps and values of each segment."""
+    return [tuple(segment[key] for key in ("kind", "start_step", "end_step", "start", "end")) for segment in phase["learning_rate"]]
+
+
+def assert_rates(target: str, expected: Sequence[tuple[int, float]]) -> None:
+    """The rates of these steps, computed by hand."""
+    assert {step: rate_at(target, step) for step, _ in expected} == pytest.approx(dict(expected), rel=1e-9, abs=1e-15)
+
+
+def test_the_main_line_is_these_phases_in_this_order(phases: dict[str, Described]):
+    assert [name for name, phase in phases.items() if not phase["branch"]] == list(MAIN_LINE)
+    assert not [name for name in MAIN_LINE if phases[name]["abandoned"]]
+
+
+@pytest.mark.parametrize("name", MAIN_LINE)
+def test_steps_and_tokens(phases: dict[str, Described], name: str):
+    phase, (start, stop, tokens, lineage_tokens, *_) = phases[name], MAIN_LINE[name]
+    assert (phase["start_step"], phase["stop_step"]) == (start, stop)
+    assert phase["tokens"] == printed(tokens, 1e12)
+    assert phase["lineage_tokens"] == printed(lineage_tokens, 1e12)
+    (last,) = describe(f"marin-8b/{name}", "full", stop - 1)["phases"]
+    assert last["phase_tokens_before"] + 4096 * last["batch"] == phase["tokens"]
+    assert last["lineage_tokens_before"] + 4096 * last["batch"] == phase["lineage_tokens"]
+
+
+@pytest.mark.parametrize("name", MAIN_LINE)
+def test_each_goes_on_where_the_one_before_it_ended(phases: dict[str, Described], name: str):
+    """With the optimizer's state and the order of the data; Ocelot adds the moving average."""
+    before = dict(zip(list(MAIN_LINE)[1:], MAIN_LINE, strict=False)).get(name)
+    start = phases[name]["start"]
+    assert (start["parent"], start["step"]) == (before, MAIN_LINE[name][0])
+    assert not start["graft"]
+    if before:
+        assert start["fresh"] == (["ema"] if name == "ocelot" else [])
+    order = phases[name]["order"]
+    assert (order["seed"], order["permutation"], order["block_sequences"], order["first_step"]) == (0, "linear", BLOCK, 0)
+    assert not order["cut_blocks"]  # every mixture of the main line starts on the grid
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_batches(phases: dict[str, Described], name: str):
+    assert phases[name]["batch"] == BATCHES[name]
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_mixtures(phases: dict[str, Described], name: str):
+    found = phases[name]["mixture"]
+    assert [step for step, _ in found] == [step for step, _ in MIXTURES[name]]
+    for (step, shares), (_, expected) in zip(found, MIXTURES[name], strict=True):
+        assert not off_the_print(shares, expected), step
+        (at_step,) = describe(f"marin-8b/{name}", "full", step)["phases"]
+        assert at_step["mixture"] == shares
+        assert sum(at_step["mixture_sequences"].values()) == BLOCK
+
+
+def test_the_bridge_of_phoenix_ends_at_its_step():
+    (before,) = describe("marin-8b/phoenix", "full", 821_999)["phases"]
+    (after,) = describe("marin-8b/phoenix", "full", 822_000)["phases"]
+    assert {"dclm_baseline", "proofpile_2"} == set(before["mixture"]) - set(after["mixture"])
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_learning_rates_by_hand(name: str):
+    assert_rates(f"marin-8b/{name}", RATES[name])
+
+
+@pytest.mark.parametrize("name", SEGMENTS)
+def test_learning_rate_segments(phases: dict[str, Described], name: str):
+    assert segments_of(phases[name]) == SEGMENTS[name]
+
+
+def test_kestrel_warms_up_once_and_has_66_cycles(phases: dict[str, Described]):
+    warm_up, *cycles = segments_of(phases["kestrel"])
+    assert warm_up == ("linear", 0, 1_000, 0.0, 1e-3)
+    ends = range(10_000, 660_001, 10_000)
+    assert cycles[::2] == [("constant", max(1_000, end - 10_000), end - 1_000, 1e-3, 1e-3) for end in ends]
+    assert cycles[1::2] == [("inverse", end - 1_000, end, 1e-3, 1e-4) for end in ends]
+    assert len(cycles) == 2 * 66
+
+
+@pytest.mark.parametrize("name", MAIN_LINE)
+def test_optimizer_stability_and_hardware(phases: dict[str, Described], name: str):
+    phase, (start, *_, ema, z_loss, slice_name, loss_every_steps) = phases[name], MAIN_LINE[name]
+    assert phase["optimizer"] == {"kind": "adamw", "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.05}
+    assert {setting: throughout(phase, setting) for setting in phase["stability"]} == {
+        "max_grad_norm": 1.0, "max_update_rms": None, "max_update_norm": None, "skip_step": None, "z_loss": z_loss, "ema_decay": ema,
+    }  # fmt: skip
+    assert phase["slice"] == [[start, slice_name]]
+    assert phase["evaluation"]["loss_every_steps"] == loss_every_steps
+    checkpoints = phase["checkpoints"]
+    assert (checkpoints["every_steps"], checkpoints["every_minutes"], checkpoints["keep_all"]) == (20_000, 10, True)
+
+
+@pytest.mark.parametrize("name", MAIN_LINE)
+def test_benchmarks_are_the_core_tasks_and_from_phoenix_on_mmlu(phases: dict[str, Described], name: str):
+    core = {
+        "agieval_lsat_ar:3", "arc_easy:10", "arc_challenge:10", "boolq:10", "commonsense_qa:10", "copa:0", "hellaswag:0", "hellaswag:10",
+        "lambada_openai:0", "openbookqa:0", "piqa:10", "wsc273:0", "winogrande:0",
+    }  # fmt: skip
+    with_mmlu = name in ("phoenix", "starling", "deeper-starling")
+    assert set(phases[name]["evaluation"]["benchmarks"]) == core | ({"mmlu:0", "mmlu:5"} if with_mmlu else set())
+
+
+@pytest.mark.parametrize("name", MAIN_LINE)
+def test_the_model(phases: dict[str, Described], name: str):
+    assert phases[name]["parameters"] == printed("8.030", 1e9)
+    model = phases[name]["model"]
+    dims = ("d_model", "d_ff", "num_query_heads", "num_kv_heads", "num_layers", "head_dim", "seq_len", "vocab_size")
+    assert tuple(model[dim] for dim in dims) == (4096, 14_336, 32, 8, 32, 128, 4096, 128_256)
+    assert (model["rms_norm_epsilon"], model["initializer_std"], model["compute_dtype"]) == (1e-5, 0.02, "bfloat16")
+    assert {model[switch] for switch in ("tied_head", "qk_norm", "float32_attention")} == {False}
+    assert model["sliding_window"] is None
+    scaling = {"factor": 8, "low_frequency_factor": 1, "high_frequency_factor": 4, "original_max_positions": 8192}
+    old, llama3 = {"theta": 10_000, "scaling": None}, {"theta": 500_000, "scaling": scaling}
+    assert model["rope"] == (old if name == "kestrel" else llama3)
+
+
+def test_what_a_block_delivered_of_starling(phases: dict[str, Described]):
+    ((_, shares),) = phases["starling"]["mixture"]
+    found = delivered(shares)
+    expected = {"dolmino_wiki": "0.293", "wikipedia_markdown": "0.293", "medu_science_qa": "0.098"}
+    assert not off_the_print({name: found[name] for name in expected}, expected)
+    assert max(shares, key=lambda name: found[name] - shares[name]) == "nemotron_medium"  # the largest takes the rest
