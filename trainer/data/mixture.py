@@ -72,7 +72,7 @@ def _remedy(part: float, found: float, order: DataOrder, limit: float, unit: str
         remedies.append("rounding by largest_remainder")
     elif limit:
         remedies.append(f"blocks of {math.ceil(100 / limit / (1 if unit == 'percentage points' else part))} sequences")
-    return ", or ".join(remedies)
+    return ", or ".join(remedies) + ("," if len(remedies) > 1 else "")
 
 
 @dataclass(frozen=True)

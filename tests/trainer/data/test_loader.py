@@ -216,6 +216,8 @@ def test_the_contract_holds_everything_that_decides_the_order(run: RunConfig, ca
         "permutation": {"kind": "feistel", "version": PERMUTATION_VERSIONS["feistel"]},
         "packing": "chunk",
         "block_sequences": 16,
+        "rounding": "largest_remainder",
+        "first_step": 0,
         "seq_len": 32,
         "batch": [[0, 4], [10, 8]],
         "mixture": [[0, {"books": 60, "code": 40}], [14, {"books": 30, "code": 30, "web": 40}]],

@@ -203,7 +203,7 @@ def test_a_share_that_a_block_cannot_express_is_refused_with_what_would_do():
         check_shares(UNEVEN, order(10), step=7, max_error_points=1.0)
     assert str(refusal.value) == (
         "component code is 18.4 % of the mixture from step 7 and 20 % of a block of 10 sequences (2 of them), 1.6 percentage points off "
-        "where the recipe allows 1: a share of 20 %, or blocks of 100 sequences would do."
+        "where the recipe allows 1: a share of 20 %, or blocks of 100 sequences, would do."
     )
     check_shares(UNEVEN, order(100), step=7, max_error_points=1.0)
     check_shares({"web": 70.0, "code": 20.0, "law": 10.0}, order(10), step=7, max_error_points=0.0)
@@ -220,14 +220,14 @@ def test_half_of_a_small_component_gone_is_little_of_the_mixture_and_half_of_the
         check_shares(MANTIS, floored, step=160_000, max_error_points=0.11, max_error_percent=10.0)
     assert str(refusal.value) == (
         "component medu is 0.094 % of the mixture from step 160000 and 0.04883 % of a block of 2048 sequences (1 of them), 48 % of its "
-        "share off where the recipe allows 10: a share of 0.04883 %, or rounding by largest_remainder would do."
+        "share off where the recipe allows 10: a share of 0.04883 %, or rounding by largest_remainder, would do."
     )
     check_shares(MANTIS, order(2048), step=160_000, max_error_points=0.11, max_error_percent=4.0)  # 2 of them: 3.9 % more
 
 
 def test_percent_of_the_share_is_what_a_larger_block_makes_small():
     thin: MixtureShares = {"web": 99.0, "law": 1.0}
-    with pytest.raises(ConfigError, match=r"component law .* \(1 of them\), 52 % of its share off .* or blocks of 250 sequences would do"):
+    with pytest.raises(ConfigError, match=r"component law .* \(1 of them\), 52 % of its share off .* or blocks of 250 sequences, would do"):
         check_shares(thin, order(66), step=0, max_error_points=5.0, max_error_percent=40.0)
     check_shares(thin, order(250), step=0, max_error_points=5.0, max_error_percent=40.0)
     check_shares({**thin, "maths": 0.0}, order(100), step=0, max_error_points=0.0, max_error_percent=0.0)
