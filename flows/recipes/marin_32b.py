@@ -91,7 +91,7 @@ MUON = continued(
     name="muon",
     step=LAST_GOOD_STEP,
     stop_step=86_000,
-    fresh=("optimizer", "rolling"),
+    fresh=("optimizer",),
     declares=("optimizer", "optimizer_state", "learning_rate", "skip_step"),
     branch=True,
     abandoned=True,
@@ -107,7 +107,7 @@ MUON = continued(
     ),
     learning_rate=(constant(LAST_GOOD_STEP, 86_000, 2e-3),),
     stability=stability(z_loss=1e-4, ema=0.995, max_grad_norm=always(0.2)),
-    gates=gates(max_increase_bits_per_byte=0.05, max_epochs=2),
+    gates=gates(max_increase_bits_per_byte=0.5, max_epochs=2),
     discrepancies=MUON_NOTES,
 )
 
@@ -123,7 +123,7 @@ NADAMW = continued(
     optimizer=NAdamW(kind="nadamw", beta1=0.95, beta2=0.95, epsilon=1e-8, weight_decay=0.05),
     learning_rate=(LearningRateSegment(kind="cosine", start_step=NOMINAL_STEPS // 100, end_step=NOMINAL_STEPS, start=PEAK, end=FLOOR),),
     stability=stability(z_loss=1e-4, ema=0.995, skip_step=SKIP_STEP_LIMIT),
-    gates=gates(max_increase_bits_per_byte=0.05, max_epochs=2),
+    gates=gates(max_increase_bits_per_byte=0.5, max_epochs=2),
     discrepancies=NADAMW_NOTES,
 )
 

@@ -146,7 +146,24 @@ class Phase(Frozen):
         check_segments(self.learning_rate, self.start_step, self.stop_step)
         if not self.abandoned:
             check_segments_end(self.learning_rate, self.stop_step)
+        self._has_what_it_declares()
         return self
+
+    def _has_what_it_declares(self) -> None:
+        """Refuse a part of the state that is declared and that no step of the phase has."""
+        if not isinstance(self.start, HandOff):
+            return
+        stability, steps = self.stability, (self.start_step, self.stop_step)
+        windows = (*stability.max_update_norm.within(*steps), *stability.skip_step.within(*steps))
+        has = {
+            "optimizer": True,
+            "ema": any(decay is not None for _, decay in stability.ema_decay.within(*steps)),
+            "rolling": any(limit is not None for _, limit in windows),
+            "qk_norm": self.model.qk_norm,
+        }
+        for part in (*self.start.fresh, *(graft.part for graft in self.start.graft)):
+            if not has[part]:
+                raise ValueError(f"the hand-off to {self.name} declares where its {part} comes from, and the phase has none: take it out")
 
 
 def continued(parent: Phase, *, name: str, stop_step: int, declares: Sequence[Change], **settings: Any) -> Phase:

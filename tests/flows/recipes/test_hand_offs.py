@@ -14,6 +14,7 @@ from flows.recipes.recipe import Recipe
 from trainer.errors import ConfigError
 
 FULL, PROXY = load_recipe("marin-8b", "full"), load_recipe("marin-8b", "proxy")
+PROXY_32B = load_recipe("marin-32b", "proxy")
 BY_SCALE = {"full": FULL, "proxy": PROXY}
 DECLARED = [
     pytest.param(recipe, phase.name, change, id=f"{scale}-{phase.name}-{change}")
@@ -114,21 +115,22 @@ def test_every_kind_of_change_is_seen_and_may_be_declared(change: Change):
     [
         ({"fresh": ["optimizer"]}, "optimizer_state", {"optimizer": "fresh", "windows": "carried"}),
         ({"fresh": ["rolling"]}, "optimizer_state", {"optimizer": "carried", "windows": "fresh"}),
-        ({"graft": [["optimizer", "phoenix", 1320]]}, "optimizer_state", {"optimizer": "grafted from phoenix 1320", "windows": "carried"}),
-        ({"graft": [["rolling", "phoenix", 1320]]}, "optimizer_state", {"optimizer": "carried", "windows": "grafted from phoenix 1320"}),
+        ({"graft": [["optimizer", "phase-1", 80]]}, "optimizer_state", {"optimizer": "grafted from phase-1 80", "windows": "carried"}),
+        ({"graft": [["rolling", "phase-1", 80]]}, "optimizer_state", {"optimizer": "carried", "windows": "grafted from phase-1 80"}),
         ({"fresh": ["ema"]}, "ema", "fresh"),
-        ({"graft": [["ema", "phoenix", 1320]]}, "ema", "grafted from phoenix 1320"),
+        ({"graft": [["ema", "phase-1", 80]]}, "ema", "grafted from phase-1 80"),
     ],
 )
 def test_state_that_is_not_carried_is_declared(start: dict[str, Any], change: Change, after: Any):
-    """The proxy's last phase carries everything."""
+    """Mantis carries everything."""
     grafts = [dict(zip(("part", "phase", "step"), graft, strict=True)) for graft in start.get("graft", [])]
     changes = {"start__fresh": start.get("fresh", []), "start__graft": grafts}
-    with pytest.raises(ValidationError, match=undeclared("starling", "deeper-starling", change)):
-        Recipe.model_validate(edited(PROXY, "deeper-starling", **changes))
-    declares = ["schedule", change]
-    recipe = Recipe.model_validate(edited(PROXY, "deeper-starling", **changes, start__declares=declares))
-    found = changes_between(recipe.phase("starling"), recipe.phase("deeper-starling"))
+    with pytest.raises(ValidationError, match=undeclared("qk-norm", "mantis", change)):
+        Recipe.model_validate(edited(PROXY_32B, "mantis", **changes))
+    declares = [*PROXY_32B.phase("mantis").start.model_dump()["declares"], change]
+    recipe = Recipe.model_validate(edited(PROXY_32B, "mantis", **changes, start__declares=declares))
+    phase = recipe.phase("mantis")
+    found = changes_between(recipe.phase("qk-norm"), phase, drawn=recipe.drawn_before(phase))
     assert found[change][1] == after
     assert set(found) == set(declares)
 
@@ -136,19 +138,19 @@ def test_state_that_is_not_carried_is_declared(start: dict[str, Any], change: Ch
 @pytest.mark.parametrize(
     ("phase", "step", "message"),
     [
-        ("nobody", 900, "deeper-starling grafts rolling from nobody, which is no phase before it"),
-        ("deeper-starling", 1410, "grafts rolling from deeper-starling, which is no phase before it"),
-        ("phoenix", 100, "grafts rolling from step 100 of phoenix, a step it never has: it trains steps 820 → 1320"),
+        ("nobody", 90, "mantis grafts rolling from nobody, which is no phase before it"),
+        ("mantis", 170, "grafts rolling from mantis, which is no phase before it"),
+        ("qk-norm", 70, "grafts rolling from step 70 of qk-norm, a step it never has: it trains steps 80 → 160; phase-1 had it"),
     ],
 )
 def test_a_graft_from_what_is_not_there_is_refused(phase: str, step: int, message: str):
-    raw = edited(PROXY, "deeper-starling", start__graft=[{"part": "rolling", "phase": phase, "step": step}])
+    raw = edited(PROXY_32B, "mantis", start__graft=[{"part": "rolling", "phase": phase, "step": step}])
     with pytest.raises(ValidationError, match=message):
         Recipe.model_validate(raw)
 
 
 def test_grafts_stay_at_proxy_scale():
-    graft = {"part": "rolling", "phase": "ocelot", "step": 700_000}
+    graft = {"part": "optimizer", "phase": "ocelot", "step": 700_000}
     start = {"start__graft": [graft], "start__declares": ["schedule", "mixture", "optimizer_state"]}
     full = Recipe.model_validate(edited(FULL, "jellyfish", **start))
     assert to_proxy(full).phase("jellyfish").start.model_dump()["graft"] == ({**graft, "step": 700},)
@@ -268,3 +270,9 @@ def test_a_recipe_cannot_be_changed():
     phase: Phase = FULL.phases[0]
     with pytest.raises(ValidationError, match="frozen"):
         phase.stop_step = 1  # pyright: ignore[reportAttributeAccessIssue]  # that is what is tried
+
+
+@pytest.mark.parametrize("part", ["rolling", "qk_norm"])
+def test_a_part_that_the_phase_does_not_have_is_refused(part: str):
+    with pytest.raises(ValidationError, match=f"the hand-off to jellyfish declares where its {part} comes from, and the phase has none"):
+        Recipe.model_validate(edited(FULL, "jellyfish", start__fresh=[part]))
