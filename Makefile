@@ -40,7 +40,7 @@ up: .venv/run.stamp  ## Prefect server, worker and deployments, on this machine
 	@touch $@
 
 .venv/dev.stamp: .venv/run.stamp
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,tpu]'
 	@touch $@
 
 clean:  ## remove the virtual environment and everything that was trained here

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import click
 
 from trainer.errors import PhasewiseError
+from trainer.platform import spare_search
 
 Scale = Literal["proxy", "full"]
 
@@ -39,6 +40,7 @@ def main() -> None:
 
     RECIPE is a name (marin-8b) or a .json file; RECIPE/PHASE is one of its phases.
     """
+    spare_search()
 
 
 @main.command()
@@ -82,6 +84,26 @@ def lineage(target: str, scale: Scale, as_json: bool) -> None:
         _print_json_if(True, description)
     else:
         print_description(description)
+
+
+@main.command()
+@click.argument("target", metavar="RECIPE[/PHASE]")
+@click.option("--slice", "slice_name", metavar="S", help="This slice in place of the recipe's, such as v4-2048 or '2x v5e-256'.")
+@click.option("--machine-code", is_flag=True, help="Go on until the machine code is there: minutes a stage, and the same figures.")
+@home_option
+@json_option
+def preflight(target: str, slice_name: str | None, home: str | None, as_json: bool, machine_code: bool) -> None:
+    """Compile for the slice: memory, FLOPs, time, chip-hours. Exit 1 where a phase does not fit."""
+    from flows.commands.preflight import preflight_target, print_preflight
+    from flows.terminal import shown_on_terminal
+
+    with shown_on_terminal():
+        report = preflight_target(target, slice_name, home, machine_code=machine_code)
+    if as_json:
+        _print_json_if(True, report)
+    else:
+        print_preflight(report)
+    sys.exit(0 if all(stage["fits"] for stage in report["phases"]) else 1)
 
 
 @main.group()

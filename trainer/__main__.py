@@ -2,7 +2,10 @@
 
 import sys
 
-from trainer.run import main
+from trainer.platform import spare_search
 
 if __name__ == "__main__":
+    spare_search()
+    from trainer.run import main
+
     sys.exit(main(sys.argv[1:]))

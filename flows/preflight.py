@@ -1,0 +1,42 @@
+"""Does a phase fit the slices that it names? Its step is compiled for them, here, without a TPU."""
+
+from prefect import flow
+from prefect.artifacts import create_table_artifact
+
+from flows.recipes import load_target
+from flows.recipes.recipe import Scale
+from flows.stages import stages_of
+from tasks.home import Home
+from tasks.preflight.task import preflight as preflight_task
+from tasks.progress import say
+from trainer.errors import PhasewiseError
+
+
+class DoesNotFit(PhasewiseError):
+    """A phase does not fit its slice."""
+
+
+@flow(name="preflight", flow_run_name="preflight {recipe} ({scale})")
+def preflight(recipe: str, phase: str | None = None, scale: Scale = "full", home: str | None = None) -> None:
+    """Compile the step of every stage for its slice: memory, arithmetic, networks, projected time. Fails where a stage does not fit.
+
+    Args:
+        recipe: Name of a recipe, or path of a recipe's JSON file.
+        phase: Name of one of its phases; all of them if not given.
+        scale: `proxy` or `full`. At proxy scale every phase is on this machine, and there is nothing to compile.
+        home: Folder of everything; PHASEWISE_HOME if not given.
+    """
+    name = f"{recipe}/{phase}" if phase else recipe
+    wanted, chosen = load_target(name, scale)
+    stages = stages_of([chosen] if chosen else wanted.phases)
+    if not stages:
+        say(f"{name}: on this machine; there is nothing to compile")
+        return
+    place = Home.open(home)
+    reports = [preflight_task(stage, place) for stage in stages]
+    rows = [{what: str(value) for what, value in report.items() if not isinstance(value, dict | list)} for report in reports]
+    create_table_artifact(rows, key=f"{wanted.name}-preflight", description=f"Preflight of {name}")
+    if refused := [f"{report['phase']} on {report['slice']}: {report['reason']}" for report in reports if not report["fits"]]:
+        raise DoesNotFit("\n".join(refused))
+    for report in reports:
+        say(f"{report['phase']}: fits {report['slice']}, {report['gib_per_chip']['peak']} GiB a chip, {report['plan']}")

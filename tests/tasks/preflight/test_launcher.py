@@ -1,0 +1,123 @@
+import sys
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+from tasks.home import Home
+from tasks.preflight import launcher
+from tasks.preflight.launcher import MissingCompiler, deciding_code, digest_of, examine, run_compiler
+from tasks.preflight.plan import Plan, spec_for
+from tasks.preflight.slices import find_slice
+from tests.tasks.preflight.steps import result_of
+from tests.trainer.preflight.models import LLAMA_8B, step_of
+from trainer.errors import ConfigError, TrainingError
+from trainer.preflight.spec import Result, Spec
+
+SPEC = spec_for(step_of(LLAMA_8B, 1024), find_slice("2x v5e-256"), Plan(remat="full"))
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[Spec]:
+    done: list[Spec] = []
+
+    def compile_it(spec: Spec) -> Result:
+        done.append(spec)
+        return result_of(6.7)
+
+    monkeypatch.setattr(launcher, "run_compiler", compile_it)
+    monkeypatch.setattr(launcher, "version", lambda name: f"{name} 1")
+    return done
+
+
+def test_the_same_is_compiled_once(tmp_path: Path, compilations: list[Spec]) -> None:
+    home = Home(tmp_path)
+    assert examine(SPEC, home) == examine(SPEC, home) == result_of(6.7)
+    assert compilations == [SPEC]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        spec_for(step_of(LLAMA_8B, 2048), find_slice("2x v5e-256"), Plan(remat="full")),
+        spec_for(step_of(LLAMA_8B, 1024, window=128), find_slice("2x v5e-256"), Plan(remat="full")),
+        spec_for(step_of(LLAMA_8B, 1024, keeps_average=False), find_slice("2x v5e-256"), Plan(remat="full")),
+        spec_for(step_of(LLAMA_8B, 1024), find_slice("2x v5e-256"), Plan(remat="offload")),
+        spec_for(step_of(LLAMA_8B, 1024), find_slice("2x v5e-256"), Plan(remat="full"), machine_code=True),
+        spec_for(step_of(LLAMA_8B, 1024), find_slice("2x v5p-512"), Plan(remat="full")),
+    ],
+)
+def test_whatever_decides_the_result_is_in_the_digest(tmp_path: Path, compilations: list[Spec], other: Spec) -> None:
+    examine(SPEC, Home(tmp_path))
+    examine(other, Home(tmp_path))
+    assert compilations == [SPEC, other]
+
+
+def test_another_version_flag_or_code_is_compiled_again(monkeypatch: pytest.MonkeyPatch, compilations: list[Spec]) -> None:
+    digests = {digest_of(SPEC)}
+    monkeypatch.setattr(launcher, "version", lambda name: f"{name} 2")
+    digests.add(digest_of(SPEC))
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_something=true")
+    digests.add(digest_of(SPEC))
+    monkeypatch.setattr(launcher, "deciding_code", lambda: "other")
+    digests.add(digest_of(SPEC))
+    assert len(digests) == 4
+    assert not compilations
+
+
+def test_the_code_that_decides_is_there() -> None:
+    assert len(deciding_code.__wrapped__()) == 8
+
+
+def test_without_the_compiler_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name == "libtpu":
+            raise PackageNotFoundError(name)
+        return "1"
+
+    monkeypatch.setattr(launcher, "version", version)
+    with pytest.raises(MissingCompiler, match=r"pip install 'phasewise\[tpu\]'") as error:
+        examine(SPEC, Home(tmp_path))
+    assert error.value.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("program", "kind", "said"),
+    [
+        ("import sys; print('preflight: mesh and model', file=sys.stderr); sys.exit(2)", ConfigError, "^mesh and model$"),
+        ("import sys; print('preflight: it failed', file=sys.stderr); sys.exit(1)", TrainingError, "^it failed$"),
+        ("import sys; print('Killed for memory', file=sys.stderr); sys.exit(-9)", TrainingError, "v5e:16x16: Killed for memory"),
+    ],
+)
+def test_how_the_process_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, kind: type[Exception], said: str) -> None:
+    monkeypatch.setattr(sys, "executable", write_program(tmp_path, program))
+    with pytest.raises(kind, match=said):
+        run_compiler(SPEC)
+
+
+def test_one_that_takes_too_long_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", write_program(tmp_path, "import sys; sys.stdin.read()"))
+    monkeypatch.setattr(launcher, "MAX_SECONDS", 0.5)
+    with pytest.raises(TrainingError, match=r"more than 0\.5 seconds"):
+        run_compiler(SPEC)
+
+
+def test_flags_for_this_machines_devices_do_not_reach_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = tmp_path / "seen"
+    program = (
+        f"import os, sys; open({str(seen)!r}, 'w').write(repr((os.environ.get('XLA_FLAGS'), os.environ['JAX_PLATFORMS']))); sys.exit(1)"
+    )
+    monkeypatch.setattr(sys, "executable", write_program(tmp_path, program))
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu")
+    with pytest.raises(TrainingError):
+        run_compiler(SPEC)
+    assert seen.read_text() == "(None, 'cpu')"
+
+
+def write_program(folder: Path, program: str) -> str:
+    """Something in place of the interpreter."""
+    path = folder / "python"
+    path.write_text(f"#!{sys.executable}\n{program}\n")
+    path.chmod(0o755)
+    return str(path)

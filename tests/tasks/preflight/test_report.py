@@ -1,0 +1,63 @@
+import pytest
+
+from tasks.preflight.plan import Plan, batch_refusal
+from tasks.preflight.report import refused_report, report_of
+from tasks.preflight.search import Found, Tried
+from tasks.preflight.slices import find_slice
+from tasks.preflight.stage import Stage
+from tests.tasks.preflight.steps import result_of
+from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, step_of
+
+KESTREL = Stage(phase="kestrel", slice="2x v5e-256", stretches=((0, 660_000),), step=step_of(LLAMA_8B, 1024, keeps_average=False))
+PROMISED = {
+    "phase", "slice", "chips", "hosts", "mesh", "fits", "remat", "gib_per_chip", "flops_per_step", "collective_bytes", "step_seconds",
+    "tokens_per_day", "days", "chip_hours", "compile_seconds",
+}  # fmt: skip
+
+
+def fitting(remat: str = "full") -> Found:
+    tried = (Tried(plan=Plan(remat="dots"), reason="needs at least 23.4 GiB of 16"),)
+    return Found(plan=Plan.model_validate({"remat": remat}), result=result_of(6.7, limit_gib=15.75), tried=tried, compile_seconds=5.0)
+
+
+def test_what_scripts_read_is_there() -> None:
+    report = report_of(KESTREL, find_slice("2x v5e-256"), fitting())
+    assert set(report) >= PROMISED
+    assert {"arguments", "temporaries", "peak", "limit"} <= set(report["gib_per_chip"])
+    assert report["gib_per_chip"]["peak"] == 6.7
+    assert report["collective_bytes"] == {"all-gather": 30 * 10**9, "all-reduce": 10 * 10**9 + 10**8}
+    assert report["fits"]
+    assert report["reason"] is None
+
+
+def test_time_follows_from_steps_and_the_largest_term() -> None:
+    report = report_of(KESTREL, find_slice("2x v5e-256"), fitting())
+    seconds = report["roofline_seconds"]["compute"]
+    assert report["step_seconds"] == seconds == max(report["roofline_seconds"][term] for term in ("compute", "hbm", "ici", "dcn"))
+    assert report["days"] == pytest.approx(660_000 * seconds / 86_400, rel=1e-3)
+    assert report["chip_hours"] == pytest.approx(660_000 * seconds * 512 / 3600, rel=1e-3)
+    assert report["tokens_per_day"] == pytest.approx(1024 * 4096 * 86_400 / seconds, rel=1e-3)
+    assert report["flops_per_step_per_chip"]["analytic"] * 512 == report["flops_per_step"]
+    assert report["flops_per_step_per_chip"]["xla"] == 1e16 / 512
+    assert report["roofline_seconds"]["dcn"] == pytest.approx(1e8 / 3.125e9, abs=1e-3)
+
+
+def test_two_reports_have_the_same_fields_whether_or_not_they_fit() -> None:
+    where = find_slice("3x v5p-512")
+    stage = Stage(phase="phase-1", slice="3x v5p-512", stretches=((18_500, 21_010),), step=step_of(LLAMA_32B, 8192, window=128))
+    reason = batch_refusal(8192, where)
+    assert reason is not None
+    refused = refused_report(stage, where, reason)
+    nothing = report_of(KESTREL, find_slice("2x v5e-256"), Found(plan=None, result=None, tried=(), compile_seconds=0.0))
+    assert set(refused) == set(nothing) == set(report_of(KESTREL, find_slice("2x v5e-256"), fitting()))
+    assert not refused["fits"]
+    assert "7,680" in refused["reason"]
+    assert refused["step_seconds"] is None
+
+
+def test_where_no_plan_fits_every_reason_is_told() -> None:
+    tried = (Tried(plan=Plan(remat="full"), reason="needs 40.0 GiB of 30.75"), Tried(plan=Plan(remat="offload"), reason="needs 31.0 GiB"))
+    report = report_of(KESTREL, find_slice("v4-2048"), Found(plan=None, result=result_of(31), tried=tried, compile_seconds=9.0))
+    assert report["reason"].startswith("no plan fits: blocks computed again needs 40.0 GiB")
+    assert "offloaded needs 31.0 GiB" in report["reason"]
+    assert report["gib_per_chip"]["peak"] == 31.0

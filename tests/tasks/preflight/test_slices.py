@@ -1,0 +1,63 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.preflight.slices import find_slice, read_table
+from trainer.config import Mesh
+from trainer.errors import ConfigError
+from trainer.flops import PEAKS
+
+
+@pytest.mark.parametrize(
+    ("name", "chips", "hosts", "mesh", "topology"),
+    [
+        ("2x v5e-256", 512, 128, (2, 256), "v5e:16x16"),
+        ("v4-2048", 1024, 256, (1, 1024), "v4:8x8x16"),
+        ("4x v4-128", 256, 64, (4, 64), "v4:4x4x4"),
+        ("2x v4-128", 128, 32, (2, 64), "v4:4x4x4"),
+        ("v4-128", 64, 16, (1, 64), "v4:4x4x4"),
+        ("4x v5p-512", 1024, 256, (4, 256), "v5p:8x8x4"),
+        ("3x v5p-512", 768, 192, (3, 256), "v5p:8x8x4"),
+        ("v5e-128", 128, 32, (1, 128), "v5e:8x16"),
+        ("v6e-128", 128, 32, (1, 128), "v6e:8x16"),
+    ],
+)
+def test_the_slices_of_the_record(name: str, chips: int, hosts: int, mesh: tuple[int, int], topology: str) -> None:
+    found = find_slice(name)
+    assert (found.chips, found.hosts, found.mesh) == (chips, hosts, Mesh(replica=mesh[0], fsdp=mesh[1]))
+    assert (found.topology.name, found.topology.num_slices) == (topology, mesh[0])
+
+
+def test_every_slice_has_the_chips_that_its_name_says_and_a_chip_with_sources() -> None:
+    """v4 and v5p count TensorCores, two a chip."""
+    table = read_table()
+    for name, torus in table.slices.items():
+        found = find_slice(name)
+        said = int(name.partition("-")[2])
+        assert found.chips == said // (2 if torus.chip in ("v4", "v5p") else 1), name
+        assert name.startswith(torus.chip)
+        assert found.chip.speeds.flops > 1e14
+        assert found.chip.source
+
+
+def test_every_peak_of_a_tpu_is_that_of_its_chip() -> None:
+    kinds = {peak.device_kind for peak in PEAKS}
+    assert {chip.device_kind for chip in read_table().chips.values()} <= kinds
+
+
+def test_v4_chips_have_one_program_for_both_cores() -> None:
+    topology = find_slice("v4-2048").topology
+    assert (topology.chip_config, topology.chips_per_host) == ("megacore", (2, 2, 1))
+
+
+@given(count=st.integers(1, 64), name=st.sampled_from(sorted(read_table().slices)))
+def test_several_of_any_slice(count: int, name: str) -> None:
+    one, several = find_slice(name), find_slice(f"{count}x {name}")
+    assert several.chips == count * one.chips
+    assert several.mesh == Mesh(replica=count, fsdp=one.chips)
+
+
+@pytest.mark.parametrize("name", ["v9-8", "0x v4-128", "2xv4-128", "x v4-128", "", "v4-2048 v4-2048", "-1x v4-128"])
+def test_other_names_are_refused_with_those_that_there_are(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"no slice is called|at least one"):
+        find_slice(name)

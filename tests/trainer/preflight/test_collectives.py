@@ -1,0 +1,82 @@
+import pytest
+
+from tests.trainer.preflight.snippets import LOOP
+from trainer.config import Mesh
+from trainer.preflight.collectives import Found, axes_of, find_collectives, first_group, first_pair, read_collectives
+from trainer.preflight.hlo import Module
+
+MESH = Mesh(replica=2, fsdp=4)
+
+
+def test_kinds_axes_links_and_loops() -> None:
+    found = {(each.kind, each.axis, each.link): (each.count, each.bytes) for each in read_collectives(Module(LOOP), MESH, 2)}
+    gathered, reduced, between = 8 * 64 * 2, 4 * 128 * 4, 224 * 8 * 128 * 2
+    assert found == {
+        ("all-gather", "fsdp", "ici"): (62, 62 * gathered * 3 // 4),
+        ("all-reduce", "fsdp", "ici"): (16, 16 * reduced * 2 * 3 // 4),
+        ("all-reduce", "replica", "dcn"): (1, between),
+    }
+
+
+def test_an_asynchronous_one_is_counted_once_though_it_stands_in_three_fusions() -> None:
+    gathers = [each for each in find_collectives(Module(LOOP), MESH, 2) if each.kind == "all-gather"]
+    assert len(gathers) == 1
+
+
+def test_the_same_channel_in_two_computations_is_two() -> None:
+    """A pass that was taken out of the loop keeps its channel."""
+    line = next(line for line in LOOP.splitlines() if "%all-reduce.1 =" in line)
+    outside = line.replace("%all-reduce.1", "%all-reduce.2").replace("%get-tuple-element.3", "%param.2")
+    text = LOOP.replace("  %send.21", f"{outside}\n  %send.21")
+    assert sum(each.times for each in find_collectives(Module(text), MESH, 2) if each.kind == "all-reduce" and each.axis == "fsdp") == 17
+
+
+@pytest.mark.parametrize(
+    ("text", "group"),
+    [
+        ("replica_groups={{0,4},{1,5}}, to_apply=%add", [0, 4]),
+        ("replica_groups=[2,4]<=[8], use_global", [0, 1, 2, 3]),
+        ("replica_groups=[4,2]<=[2,4]T(1,0), dimensions={0}", [0, 4]),
+        ("replica_groups=mesh['axis_0'=8] {'axis_0'}, use_global", list(range(8))),
+        ("replica_groups=mesh['a'=2,'b'=4] {'a'}, use_global", [0, 4]),
+        ("replica_groups=mesh['a'=2,'b'=4] {'b'}, use_global", [0, 1, 2, 3]),
+        ("to_apply=%add", list(range(8))),
+    ],
+)
+def test_groups_in_every_way_that_they_are_written(text: str, group: list[int]) -> None:
+    assert first_group(text, MESH) == group
+
+
+@pytest.mark.parametrize(
+    ("group", "axes"),
+    [([0, 4], ("replica",)), ([1, 2], ("fsdp",)), ([0, 1, 4, 5], ("replica", "fsdp")), ([3], ())],
+)
+def test_axes(group: list[int], axes: tuple[str, ...]) -> None:
+    assert axes_of(group, MESH) == axes
+
+
+def test_axes_with_tensor() -> None:
+    assert axes_of([0, 1], Mesh(replica=1, fsdp=2, tensor=2)) == ("tensor",)
+    assert axes_of([0, 2], Mesh(replica=1, fsdp=2, tensor=2)) == ("fsdp",)
+
+
+def test_a_permutation_by_its_first_pair_that_moves() -> None:
+    assert first_pair("source_target_pairs={{0,0},{1,2},{2,1}}, channel_id=1") == [1, 2]
+    assert first_pair("channel_id=1") == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent"), [("all-gather", 75), ("all-reduce", 150), ("reduce-scatter", 75), ("all-to-all", 75), ("collective-permute", 100)]
+)
+def test_what_a_chip_sends(kind: str, sent: int) -> None:
+    assert Found(kind, "fsdp", "ici", 100, 4, 1).sent_bytes == sent
+
+
+def test_a_reduction_whose_result_is_cut_is_a_reduce_scatter_of_what_goes_in() -> None:
+    text = """ENTRY %main (p: f32[8,4]) -> f32[2,4] {
+  %p = f32[8,4]{1,0} parameter(0)
+  ROOT %reduce-scatter.1 = f32[2,4]{1,0} reduce-scatter(%p), channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}
+}
+"""
+    (found,) = read_collectives(Module(text), MESH, 2)
+    assert (found.kind, found.bytes) == ("reduce-scatter", 8 * 4 * 4 * 3 // 4)

@@ -1,0 +1,136 @@
+"""The compiler for TPUs itself, on a small model and four chips."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import jax
+import pytest
+
+from tests.trainer.preflight.models import SMALL, step_of
+from trainer import loop
+from trainer.config import Execution, Mesh
+from trainer.preflight import compiler
+from trainer.preflight.spec import Result, Spec, Topology, run_of
+from trainer.state import abstract_state, init_state
+
+needs_libtpu = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu, the compiler for TPUs, is not installed")
+COMPILER = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+ROWS = 16
+
+
+def small_spec(
+    *, replica: int = 1, fsdp: int = 4, batch: int = ROWS, topology: str = "v5e:2x2", remat: Literal["full", "offload"] = "full"
+) -> Spec:
+    execution = Execution(mesh=Mesh(replica=replica, fsdp=fsdp), remat=remat, attention="splash")
+    return Spec(step=step_of(SMALL, batch, window=128), execution=execution, topology=Topology(name=topology, num_slices=replica))
+
+
+def run_preflight(folder: Path, spec: Spec) -> "subprocess.CompletedProcess[str]":
+    (folder / "spec.json").write_text(spec.model_dump_json())
+    command = [sys.executable, "-m", "trainer.preflight", str(folder / "spec.json"), str(folder / "result.json")]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **COMPILER}, check=False)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Spec], Result]:
+    """Each specification is compiled once for all tests of this file."""
+    results: dict[Spec, Result] = {}
+
+    def compile_once(spec: Spec) -> Result:
+        if spec not in results:
+            folder = tmp_path_factory.mktemp("preflight")
+            done = run_preflight(folder, spec)
+            assert done.returncode == 0, done.stderr
+            results[spec] = Result.model_validate(json.loads((folder / "result.json").read_text()))
+        return results[spec]
+
+    return compile_once
+
+
+def test_the_step_is_built_by_the_function_that_trains() -> None:
+    assert compiler.build_train_step is loop.build_train_step
+    assert compiler.state_shardings is loop.state_shardings
+    run = run_of(step_of(SMALL, ROWS, window=128), Execution())
+    trained = jax.eval_shape(lambda: init_state(run))
+    shapes = abstract_state(run, with_ema=run.keeps_average)
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), shapes) == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), trained)
+
+
+@needs_libtpu
+def test_what_a_small_step_needs(compiled: Callable[[Spec], Result]) -> None:
+    """Its arguments are a quarter of weights, moments and average, and of the batch; nothing is said of time that was not compiled."""
+    result = compiled(small_spec())
+    assert result.refusal is None
+    assert result.memory is not None
+    run = run_of(step_of(SMALL, ROWS, window=128), Execution())
+    state = jax.eval_shape(lambda: init_state(run))
+    matrices = sum(leaf.size * 4 for leaf in jax.tree.leaves(state) if leaf.ndim > 1) // 4
+    assert matrices < result.memory.arguments < 1.2 * matrices
+    assert result.memory.peak == result.memory.arguments + result.memory.temporaries
+    assert result.limit_bytes == round(15.75 * 2**30)
+    assert 0.2e9 < result.host_bytes < 2e9
+
+
+@needs_libtpu
+def test_every_layers_weights_are_gathered_and_nothing_leaves_the_slice(compiled: Callable[[Spec], Result]) -> None:
+    """Forward and again backward: at least 2 bytes for each weight of the blocks, twice, of which three quarters come from others."""
+    result = compiled(small_spec())
+    assert {each.link for each in result.collectives} == {"ici"}
+    assert {each.axis for each in result.collectives} == {"fsdp"}
+    a_block = SMALL.d_model * (2 * 2 * 128 + 2 * 128 + 3 * SMALL.d_ff)
+    assert sum(each.bytes for each in result.collectives) > 2 * 2 * SMALL.num_layers * a_block * 3 // 4
+
+
+@needs_libtpu
+def test_two_slices_exchange_gradients_over_the_network_between_them(compiled: Callable[[Spec], Result]) -> None:
+    result = compiled(small_spec(replica=2, batch=2 * ROWS))
+    between = [each for each in result.collectives if each.link == "dcn"]
+    assert [(each.kind, each.axis) for each in between] == [("all-reduce", "replica")]
+    a_block = SMALL.d_model * (2 * 2 * 128 + 2 * 128 + 3 * SMALL.d_ff)
+    least = 2 * SMALL.num_layers * a_block // 4
+    assert least < sum(each.bytes for each in between) < 4 * least
+
+
+@needs_libtpu
+def test_carries_in_the_hosts_memory(compiled: Callable[[Spec], Result]) -> None:
+    result = compiled(small_spec(remat="offload"))
+    assert result.memory is not None
+    assert result.memory.host >= SMALL.num_layers * (ROWS // 4) * SMALL.seq_len * SMALL.d_model * 2
+
+
+@needs_libtpu
+def test_a_step_that_no_chip_holds_is_refused_with_its_numbers(compiled: Callable[[Spec], Result]) -> None:
+    result = compiled(small_spec(batch=2**17))
+    assert result.refusal is not None
+    assert "RESOURCE_EXHAUSTED" in result.refusal
+    assert result.memory is not None
+    assert result.memory.peak > result.limit_bytes
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (small_spec(fsdp=8), "execution.mesh must have as many places as there are devices"),
+        (small_spec(topology="v5e:3x7"), "does not know the topology v5e:3x7"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_in_a_line(tmp_path: Path, spec: Spec, said: str) -> None:
+    done = run_preflight(tmp_path, spec)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("preflight: ")]
+    assert done.returncode == 2
+    assert len(lines) == 1
+    assert said in lines[0]
+
+
+def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    from trainer.preflight.__main__ import main
+
+    assert main(["one.json"]) == 2
+    assert "usage:" in capsys.readouterr().err

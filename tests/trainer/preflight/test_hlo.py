@@ -1,0 +1,48 @@
+import pytest
+
+from tests.trainer.preflight.snippets import LOOP, UPDATE
+from trainer.preflight.hlo import Module, arrays, hbm_bytes, total_bytes, type_bytes
+from trainer.preflight.traffic import traffic_bytes
+
+
+def test_a_loop_runs_from_where_its_counter_starts_to_its_limit() -> None:
+    """The compiler took the first of 64 passes out of the loop: its counter starts at 1, through a copy, and 63 is the limit."""
+    runs = Module(LOOP).runs
+    assert runs["wide.body"] == 62
+    assert runs["inner.body"] == 16
+    assert runs["fused_computation.start"] == 62
+    assert runs["main.143_spmd"] == 1
+
+
+def test_a_trip_count_that_the_compiler_writes_down_counts() -> None:
+    text = LOOP.replace("body=%inner.body", 'body=%inner.body, backend_config={"known_trip_count":{"n":"5"}}')
+    assert Module(text).runs["inner.body"] == 5
+
+
+def test_a_loop_whose_limit_is_not_seen_counts_once() -> None:
+    assert Module(LOOP.replace("s32[]{:T(128)} constant(16)", "s32[]{:T(128)} parameter(1)")).runs["inner.body"] == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "total", "in_hbm"),
+    [
+        ("bf16[8,64]{1,0:T(8,128)(2,1)}", 1024, 1024),
+        ("f32[2,3]{1,0:T(8,128)S(1)}", 24, 0),
+        ("(f32[4]{0}, /*index=5*/pred[8]{0:T(512)}, u32[]{:S(2)})", 28, 24),
+        ("s4[16]{0:T(128)}", 16, 16),
+        ("token[]", 0, 0),
+    ],
+)
+def test_bytes_of_shapes(shape: str, total: int, in_hbm: int) -> None:
+    assert (total_bytes(shape), hbm_bytes(shape)) == (total, in_hbm)
+
+
+def test_types_and_memory_spaces() -> None:
+    assert [type_bytes(name) for name in ("pred", "s8", "bf16", "f32", "f64", "f8e4m3fn", "token")] == [1, 1, 2, 4, 8, 1, 0]
+    assert [array.space for array in arrays("(f32[1]{0:S(5)}, f32[1]{0}, f32[1])")] == [5, 0, 0]
+
+
+def test_traffic_counts_slices_as_slices_and_leaves_the_fast_memory_out() -> None:
+    """One layer of 32 read and one written, a row read twice into the fast memory, and a row read and written on its way to the host."""
+    layer, row = 16 * 128 * 4, 16 * 128 * 4
+    assert traffic_bytes(Module(UPDATE)) == 2 * layer + 2 * row + 2 * row
