@@ -3,7 +3,7 @@
 from prefect import flow
 from prefect.artifacts import create_table_artifact
 
-from flows.recipes import load_target
+from flows.recipes import load_target, split_target
 from flows.recipes.recipe import Scale
 from flows.stages import stages_of
 from tasks.home import Home
@@ -26,7 +26,7 @@ def preflight(recipe: str, phase: str | None = None, scale: Scale = "full", home
         scale: `proxy` or `full`. At proxy scale every phase is on this machine, and there is nothing to compile.
         home: Folder of everything; PHASEWISE_HOME if not given.
     """
-    name = f"{recipe}/{phase}" if phase else recipe
+    name = f"{split_target(recipe)[0]}/{phase}" if phase else recipe
     wanted, chosen = load_target(name, scale)
     stages = stages_of([chosen] if chosen else wanted.phases)
     if not stages:

@@ -7,6 +7,7 @@ from prefect.artifacts import create_table_artifact
 
 from flows.evaluate_checkpoint import evaluate_checkpoint
 from flows.plan import build_run, check_as_written, check_mixtures, check_slices, data_plan
+from flows.preflight import preflight
 from flows.prepare_data import prepare_data
 from flows.recipes import load_recipe, name_with
 from flows.recipes.recipe import Scale
@@ -35,6 +36,7 @@ def train_phase(recipe: str, phase: str, scale: Scale = "proxy", home: str | Non
     check_slices(wanted, [chosen])
     check_as_written(name, [chosen])
     check_mixtures(wanted, [chosen])
+    preflight(name, phase, scale, home)
     prepare_data(name, scale, home)
     plan = data_plan(wanted, place)
     if read_record(wanted, chosen, place, plan).state == "done":

@@ -1,0 +1,104 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from flows.cli import main
+from tasks.preflight import launcher
+from tests.tasks.preflight.steps import result_of
+from trainer.preflight.spec import Spec
+from trainer.preflight.spec import Result as Compiled
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command, with a compiler that finds that offloaded carries fit and nothing else does."""
+
+    def compile_it(spec: Spec) -> Compiled:
+        return result_of(18.2 if spec.execution.remat == "offload" else 31.1, refused=spec.execution.remat != "offload")
+
+    monkeypatch.setattr(launcher, "run_compiler", compile_it)
+    monkeypatch.setattr(launcher, "version", lambda name: f"{name} 1")
+    return lambda *arguments: CliRunner().invoke(main, ["preflight", *arguments, "--home", str(tmp_path)])
+
+
+def test_json_is_alone_on_standard_output(run: Run) -> None:
+    done = run("marin-32b/mantis", "--json")
+    assert done.exit_code == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["recipe"] == "marin-32b"
+    assert report["local"] == []
+    assert {stage["phase"] for stage in report["phases"]} == {"mantis"}
+    stage = report["phases"][0]
+    assert (stage["slice"], stage["chips"], stage["hosts"], stage["remat"]) == ("v4-2048", 1024, 256, "offload")
+    assert stage["fits"]
+
+
+def test_the_table_and_what_was_changed(run: Run) -> None:
+    done = run("marin-32b/mantis")
+    assert done.exit_code == 0
+    assert "18.2 of 30.75" in done.stdout
+    assert "carries offloaded" in done.stdout
+    assert "blocks computed again: needs 31.1 GiB of 30.75: the compiler refused it" in done.stdout
+
+
+def test_a_phase_that_does_not_fit_ends_with_1_and_the_reason(run: Run) -> None:
+    done = run("marin-32b/mantis", "--slice", "3x v5p-512")
+    assert done.exit_code == 1
+    assert "8,192 sequences cannot be cut" in done.stdout
+    assert "7,680" in done.stdout
+    assert "does not fit" in done.stdout
+    refused = json.loads(run("marin-32b/mantis", "--slice", "3x v5p-512", "--json").stdout)
+    assert not refused["phases"][0]["fits"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("marin-8b", "--slice", "v9-8"), "no slice is called 'v9-8'"),
+        (("marin-9b",), "no recipe is called"),
+        (("marin-8b/nothing",), "no phase"),
+        ((), "Missing argument"),
+    ],
+)
+def test_wrong_usage_ends_with_2(run: Run, arguments: tuple[str, ...], said: str) -> None:
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert said in done.stderr
+
+
+def test_without_the_compiler_one_line_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.metadata import PackageNotFoundError
+
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(launcher, "version", version)
+    done = run("marin-8b/kestrel")
+    assert done.exit_code == 1
+    assert done.stderr.strip().splitlines()[-1].endswith("pip install 'phasewise[tpu]'.")
+
+
+def test_the_flow_has_nothing_to_compile_at_proxy_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows import preflight as module
+
+    said: list[str] = []
+    monkeypatch.setattr(module, "say", said.append)
+    module.preflight.fn("marin-8b", "kestrel", "proxy", None)
+    assert said == ["marin-8b/kestrel: on this machine; there is nothing to compile"]
+
+
+def test_the_flow_fails_where_a_stage_does_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from flows import preflight as module
+
+    def unfit(stage: object, _home: object) -> dict[str, object]:
+        return {"phase": "kestrel", "slice": "2x v5e-256", "fits": False, "reason": "needs too much"}
+
+    monkeypatch.setattr(module, "preflight_task", unfit)
+    monkeypatch.setattr(module, "create_table_artifact", lambda *_, **__: None)
+    with pytest.raises(module.DoesNotFit, match="kestrel on 2x v5e-256: needs too much"):
+        module.preflight.fn("marin-8b", "kestrel", "full", str(tmp_path))
