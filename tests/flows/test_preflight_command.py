@@ -8,8 +8,8 @@ from click.testing import CliRunner, Result
 from flows.cli import main
 from tasks.preflight import launcher
 from tests.tasks.preflight.steps import result_of
-from trainer.preflight.spec import Spec
 from trainer.preflight.spec import Result as Compiled
+from trainer.preflight.spec import Spec
 
 Run = Callable[..., Result]
 

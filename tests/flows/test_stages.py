@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 from flows.recipes import load_recipe
 from flows.stages import stages_of, step_shape
 from tasks.preflight.plan import Plan, spec_for
@@ -26,7 +28,7 @@ def test_every_step_of_every_phase_is_in_one_stage() -> None:
             covered = sorted(stretch for stage in stages_of([phase]) for stretch in stage.stretches)
             assert covered[0][0] == phase.start_step
             assert covered[-1][1] == phase.stop_step
-            assert all(before[1] == after[0] for before, after in zip(covered, covered[1:], strict=False))
+            assert all(before[1] == after[0] for before, after in pairwise(covered))
 
 
 def test_another_slice_joins_what_it_makes_equal() -> None:
