@@ -147,6 +147,8 @@ class RunConfig(Frozen):
     def _is_whole(self) -> "RunConfig":
         if self.stop_step <= self.start_step:
             raise ValueError(f"stop_step must be after start_step, found {self.start_step} → {self.stop_step}")
+        if self.order.first_step > self.start_step:
+            raise ValueError(f"order.first_step must be at most start_step, found {self.order.first_step} after {self.start_step}")
         check_segments(self.learning_rate, self.start_step, self.stop_step)
         for step, shares in self.mixture.root:
             check_mixture(step, shares)

@@ -11,13 +11,15 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
 
 import numpy as np
 
 from trainer.config import Component, DataOrder, MixtureShares, Steps, sequences_between
 from trainer.data.permutation import derive_key
 from trainer.errors import ConfigError
+
+ROUNDING_ERROR = 1e-9
+"""What floating point may take from a count that is whole."""
 
 
 def block_counts(shares: MixtureShares, order: DataOrder) -> dict[Component, int]:
@@ -27,7 +29,7 @@ def block_counts(shares: MixtureShares, order: DataOrder) -> dict[Component, int
     """
     total, block = sum(shares.values()), order.block_sequences
     exact = {name: share * block / total for name, share in shares.items()}
-    counts = {name: int(value) for name, value in exact.items()}
+    counts = {name: int(value + ROUNDING_ERROR) for name, value in exact.items()}
     left = block - sum(counts.values())
     if order.rounding == "floor":
         counts[min(exact, key=lambda name: (-exact[name], name))] += left
@@ -50,29 +52,34 @@ def check_shares(
     Raises:
         ConfigError: the component that is furthest off.
     """
-    total, counts, block = sum(shares.values()), block_counts(shares, order), order.block_sequences
-    points = {name: abs(100 * counts[name] / block - 100 * share / total) for name, share in shares.items()}
-    percents = {name: 100 * error / (100 * shares[name] / total) for name, error in points.items() if shares[name]}
-    for errors, limit, unit in ((points, max_error_points, "percentage points"), (percents, max_error_percent, "% of its share")):
-        worst = max(errors, key=lambda name: errors[name])
+    limits = {"percentage points": max_error_points, "% of its share": max_error_percent}
+    counts, total, block = block_counts(shares, order), sum(shares.values()), order.block_sequences
+    for unit, errors in _errors(shares, order).items():
+        worst, limit = max(errors, key=lambda name: errors[name]), limits[unit]
         if limit is None or errors[worst] <= limit:
             continue
         found = 100 * counts[worst] / block
+        remedies = [f"a share of {found:.4g} %"]
+        carried = DataOrder.model_validate(order.model_dump() | {"rounding": "largest_remainder"})
+        if order.rounding == "floor" and max(_errors(shares, carried)[unit].values()) <= limit:
+            remedies.append("rounding by largest_remainder")
+        elif limit:
+            by_remainder = ", rounded by largest_remainder" if order.rounding == "floor" else ""
+            part = 1 if unit == "percentage points" else shares[worst] / total
+            remedies.append(f"blocks of {math.ceil(100 / limit / part)} sequences{by_remainder}")
+        would_do = ", or ".join(remedies) + ("," if len(remedies) > 1 else "")
         raise ConfigError(
             f"component {worst} is {shares[worst]:.4g} % of the mixture from step {step} and {found:.4g} % of a block of {block} sequences "
-            f"({counts[worst]} of them), {errors[worst]:.2g} {unit} off where the recipe allows {limit:g}: "
-            f"{_remedy(shares[worst] / total, found, order, limit, unit)} would do."
+            f"({counts[worst]} of them), {errors[worst]:.2g} {unit} off where the recipe allows {limit:g}: {would_do} would do."
         )
 
 
-def _remedy(part: float, found: float, order: DataOrder, limit: float, unit: str) -> str:
-    """What brings a component of that part of the mixture within the limit."""
-    remedies = [f"a share of {found:.4g} %"]
-    if order.rounding == "floor":
-        remedies.append("rounding by largest_remainder")
-    elif limit:
-        remedies.append(f"blocks of {math.ceil(100 / limit / (1 if unit == 'percentage points' else part))} sequences")
-    return ", or ".join(remedies) + ("," if len(remedies) > 1 else "")
+def _errors(shares: MixtureShares, order: DataOrder) -> dict[str, dict[Component, float]]:
+    """How far each component's count in a block is from its share: in percentage points of the mixture, and in percent of the share."""
+    total, counts = sum(shares.values()), block_counts(shares, order)
+    points = {name: abs(100 * counts[name] / order.block_sequences - 100 * share / total) for name, share in shares.items()}
+    percents = {name: points[name] / (share / total) for name, share in shares.items() if share}
+    return {"percentage points": points, "% of its share": percents}
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ class MixtureSchedule:
     def __init__(self, *, batch: Steps[int], mixture: Steps[MixtureShares], order: DataOrder):
         self.mixture, self.order, self._batch = mixture, order, batch
         self._stages: list[Stage] = []
-        entries = mixture.root if not order.first_step else mixture.within(order.first_step, 1 + mixture.root[-1][0])
+        entries = mixture.within(max(order.first_step, mixture.root[0][0]), 1 + mixture.root[-1][0])
         for number, (step, shares) in enumerate(entries):
             counts = block_counts(shares, order)
             _check_counts(step, shares, counts)
@@ -192,13 +199,15 @@ class MixtureSchedule:
 
     def _what_moved_the_grid(self, number: int) -> str:
         """Where no step with the batch size before a stage ends a block: the batches that put it out, and where they would not have."""
-        before, stage = self._stages[number - 1], self._stages[number]
+        before, stage, block = self._stages[number - 1], self._stages[number], self.order.block_sequences
         edges = [*self._batch.within(before.first_step, stage.first_step), (stage.first_step, 0)]
-        for (start, size), (end, _) in reversed(list(pairwise(edges))):
-            if size % self.order.block_sequences and end < stage.first_step:
-                good = [step for step in self._ends_of_blocks(before, start, end) if step > start]
-                ended = f"end them at step {' or '.join(map(str, good))}, or " if good else ""
-                return f"the batches of {size} sequences in steps {start} to {end} put it out; {ended}"
+        for (start, size), (end, following), (after, _) in reversed(list(zip(edges, edges[1:], edges[2:], strict=False))):
+            rest = sequences_between(self._batch, after, stage.first_step) if after < stage.first_step else 0
+            around = self._ends_of_blocks(before, start, end) if size % block else ()
+            good = [step for step in around if start < step < after and (following * (after - step) + rest) % block == 0]
+            if good:
+                ended = " or ".join(map(str, good))
+                return f"the batches of {size} sequences in steps {start} to {end} put it out; end them at step {ended}, or "
         return ""
 
     def _ends_of_blocks(self, stage: Stage, start: int, near: int) -> tuple[int, ...]:
