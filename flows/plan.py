@@ -166,6 +166,7 @@ def build_run(
         verdict=str(home.verdict(recipe.run_name, phase.name, "data")),
         output=str(home.run(recipe.run_name, phase.name)),
         execution=ON_THIS_MACHINE,
+        instrumentation=phase.instrumentation,
         evaluation=_loss_evaluation(phase, held_out),
     )
 

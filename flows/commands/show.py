@@ -71,6 +71,7 @@ def describe_phase(recipe: Recipe, phase: Phase) -> dict[str, Any]:
         "checkpoints": phase.checkpoints.model_dump(mode="json"),
         "evaluation": phase.evaluation.model_dump(mode="json"),
         "gates": phase.gates.model_dump(mode="json"),
+        "instrumentation": phase.instrumentation.model_dump(mode="json"),
         "start": describe_start(phase),
         "discrepancies": [discrepancy.model_dump(mode="json") for discrepancy in phase.discrepancies],
     }

@@ -22,6 +22,7 @@ from trainer.config import (
     AdamC,
     CheckpointPolicy,
     DataOrder,
+    Instrumentation,
     LearningRateSegment,
     ModelConfig,
     Muon,
@@ -69,6 +70,7 @@ PHASE_1 = Phase(
     checkpoints=CheckpointPolicy(every_steps=10_000, every_minutes=10, keep_all=True, at_steps=(LAST_GOOD_STEP,)),
     evaluation=evaluated(loss_every_steps=1_000),
     gates=gates(max_increase_bits_per_byte=0.0, max_epochs=2),
+    instrumentation=Instrumentation(layer_norms_every=1),
     discrepancies=PHASE_1_NOTES,
 )
 

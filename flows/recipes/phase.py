@@ -9,6 +9,7 @@ from trainer.config import (
     CheckpointPolicy,
     DataOrder,
     Frozen,
+    Instrumentation,
     LearningRateSegment,
     MixtureShares,
     ModelConfig,
@@ -109,6 +110,7 @@ class Phase(Frozen):
     checkpoints: CheckpointPolicy
     evaluation: Evaluation
     gates: Gates
+    instrumentation: Instrumentation = Instrumentation()
     discrepancies: tuple[Discrepancy, ...] = ()
     branch: bool = False
     abandoned: bool = False
@@ -169,9 +171,11 @@ class Phase(Frozen):
 def continued(parent: Phase, *, name: str, stop_step: int, declares: Sequence[Change], **settings: Any) -> Phase:
     """The phase that starts from another one's end and keeps its settings, but for those that are named.
 
-    `step`, `fresh` and `graft` are the hand-off's; every other setting is a field of the phase. Discrepancies are each phase's own.
+    `step`, `fresh` and `graft` are the hand-off's; every other setting is a field of the phase. Discrepancies, steps whose checkpoints
+    are kept for others, and that it was abandoned are each phase's own.
     """
     start: dict[str, Any] = {"parent": parent.name, "step": parent.stop_step, "fresh": (), "declares": declares}
     start |= {part: settings.pop(part) for part in ("step", "fresh", "graft") if part in settings}
     kept = {field: getattr(parent, field) for field in Phase.model_fields if field not in ("discrepancies", "abandoned")}
+    kept["checkpoints"] = parent.checkpoints.model_dump() | {"at_steps": ()}
     return Phase.model_validate({**kept, "name": name, "start": start, "stop_step": stop_step, **settings})

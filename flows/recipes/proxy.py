@@ -88,6 +88,7 @@ def proxy_phase(phase: Phase, keep_steps: tuple[int, ...] = ()) -> Phase:
         checkpoints=proxy_checkpoints(phase.checkpoints, keep_steps),
         evaluation=proxy_evaluation(phase),
         gates=_gates(phase),
+        instrumentation=phase.instrumentation,
         discrepancies=phase.discrepancies,
         branch=phase.branch,
         abandoned=phase.abandoned,

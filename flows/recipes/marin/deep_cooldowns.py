@@ -6,7 +6,7 @@ from flows.recipes.marin.desserts import FROM_CHECKPOINT
 from flows.recipes.marin.mixtures import JELLYFISH_HIGH_QUALITY, JELLYFISH_WEB, percent
 from flows.recipes.marin.settings import ADAMW, gates, linear, stability
 from flows.recipes.phase import Change, Discrepancy, Phase, continued
-from trainer.config import AdamW, CheckpointPolicy, LearningRateSegment, ModelConfig, always
+from trainer.config import AdamW, CheckpointPolicy, Instrumentation, LearningRateSegment, ModelConfig, always
 
 START, MIDDLE, END = 820_000, 830_000, 840_000
 RESTART = 824_524
@@ -46,7 +46,8 @@ def deep_cooldowns(jellyfish: Phase) -> tuple[Phase, ...]:
         learning_rate=(SPOONBILL_RATE,),
         mixture=always(SPOONBILL_MIXTURE),
         checkpoints=_keeping(jellyfish.checkpoints, RESTART),
-        discrepancies=(FROM_CHECKPOINT,),
+        instrumentation=Instrumentation(layer_norms_every=10),
+        discrepancies=(FROM_CHECKPOINT, HISTOGRAMS),
     )
     return soft, *_softer(soft), spoonbill, norms, *_focused(norms)
 
@@ -143,6 +144,12 @@ def _tokens(code: str, retrospective: str) -> Discrepancy:
     )
 
 
+HISTOGRAMS = Discrepancy(
+    field="instrumentation",
+    code="norms of gradients, weights, optimizer state and updates every 10 steps, with histograms; here norms only",
+    retrospective="extensive norm tracking",
+    source="Marin experiment code, norms-2; Marin 8B retrospective, Spoonbill",
+)
 SPOONBILL_NOTES = (
     Discrepancy(
         field="learning_rate",

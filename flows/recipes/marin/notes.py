@@ -14,6 +14,18 @@ ALL_MATH_CACHE = note(
     retrospective="names contamination for the 32B's Bison only",
     source="exp600; exp1529; Marin 32B retrospective",
 )
+
+
+def rounded_down(*, delivered: str, source: str) -> Discrepancy:
+    """Shares that the record's blocks lost by rounding down; here they are rounded by largest remainder."""
+    return note(
+        "mixture",
+        code=f"shares rounded down in blocks of 2,048: {delivered}; here by largest remainder",
+        retrospective="the intended shares",
+        source=source,
+    )
+
+
 ALL_MATH_SIZE = note(
     "mixture",
     code="the glob of all_math takes tinyGSM-MIND in, so its size, 4.22 B tokens, and its epochs are underestimated",
