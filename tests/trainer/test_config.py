@@ -89,6 +89,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "early end": ({"learning_rate": [segment(0, 23)]}, r"must cover steps 0 → 24, found 0 → 23"),
     "no rate": ({"learning_rate": []}, r"must cover steps 0 → 24, found nothing"),
     "backwards": ({"stop_step": 5, "start_step": 5}, r"stop_step must be after start_step, found 5 → 5"),
+    "order from later": (
+        {"order": {"seed": 11, "permutation": "feistel", "block_sequences": 16, "first_step": 3}},
+        r"order\.first_step must be at most start_step, found 3 after 0",
+    ),
     "typo": ({"sed": 7}, r"sed\n.*Extra inputs are not permitted"),
     "typo inside": ({"order": {"seed": 1, "permutation": "feistel", "blocks": 16}}, r"order\.blocks\n.*Extra inputs"),
     "unknown kind": ({"order": {"seed": 1, "permutation": "shuffle", "block_sequences": 16}}, r"'linear', 'feistel' or 'feistel_levanter'"),
