@@ -1,0 +1,118 @@
+"""`python -m flows.commands.preflight_document [--home URL]`: compile every stage of the record; write the tables of docs/preflight.md."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from flows.commands.preflight import HEADINGS, cells, told
+from flows.recipes import NAMES, load_recipe, load_record
+from flows.stages import stages_of
+from tasks.home import Home
+from tasks.preflight.launcher import versions
+from tasks.preflight.preflight import preflight_stage
+from tasks.preflight.slices import read_table
+from tasks.preflight.stage import Stage
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "preflight.md"
+Report = dict[str, Any]
+GIGA = 1e9
+
+
+@click.command()
+@click.option("--home", metavar="URL", help="Folder of everything [default: PHASEWISE_HOME, else ./.phasewise].")
+def main(home: str | None) -> None:
+    """Write the tables into the document, between their marks."""
+    place, text = Home.open(home), DOCUMENT.read_text(encoding="utf-8")
+    tables = {"main lines": main_lines(place), "branches": branches(place), "slices": slices()}
+    for name, table in tables.items():
+        text = put(text, name, table)
+    DOCUMENT.write_text(text, encoding="utf-8")
+
+
+def put(text: str, name: str, table: str) -> str:
+    """The text with the table between the marks of that name."""
+    begin, end = f"<!-- {name}: made -->", f"<!-- {name}: end -->"
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    assert len(pattern.findall(text)) == 1, f"{DOCUMENT.name} has the marks of {name} once"
+    return pattern.sub(lambda _found: f"{begin}\n{table}\n{end}", text)
+
+
+def main_lines(home: Home) -> str:
+    """Every stage of both main lines, and what it took to fit."""
+    reports = [preflight_stage(stage, home) for name in NAMES for stage in stages_of(load_recipe(name, "full").phases)]
+    used = ", ".join(f"{name} {number}" for name, number in versions().items())
+    lines = "\n".join(f"* {told(report)}." for report in reports)
+    return f"{stage_table(reports)}\n\n{network_table(reports)}\n\nWhat each took to fit:\n\n{lines}\n\nMade with {used}."
+
+
+def branches(home: Home) -> str:
+    """Every step of the branches that no other has; the phases that share it stand together."""
+    shared: dict[tuple[str, str], list[Stage]] = {}
+    for name in NAMES:
+        known = {phase.name for phase in load_recipe(name, "full").phases}
+        for stage in stages_of(phase for phase in load_record(name, "full").phases if phase.name not in known):
+            shared.setdefault((stage.slice, stage.step.model_dump_json()), []).append(stage)
+    reports: list[Report] = []
+    for stages in shared.values():
+        report = preflight_stage(stages[0], home)
+        reports.append(report | {"phase": ", ".join(stage.phase for stage in stages)})
+    unfit = "".join(f"\n\n{told(report)}." for report in reports if not report["fits"])
+    return f"{stage_table(reports)}\n\nDays and chip-hours are those of the first phase that is named.{unfit}"
+
+
+def stage_table(reports: list[Report]) -> str:
+    """Phase, slice and the figures of the command's table."""
+    rows = [["phase", "slice", *HEADINGS, "plan"]]
+    rows += [[report["phase"], report["slice"], *cells(report), report["plan"] or "–"] for report in reports]
+    return markdown(rows, left=2)
+
+
+def network_table(reports: list[Report]) -> str:
+    """The roofline's terms and what they are made of, for each stage that fits."""
+    headings = [
+        "phase",
+        "slice",
+        "batch",
+        "compute s",
+        "HBM s",
+        "ICI s",
+        "DCN s",
+        "HBM GB",
+        "ICI GB",
+        "DCN GB",
+        "MFU",
+        "compiled in s",
+        "compiler's GiB",
+    ]
+    rows = [headings]
+    for report in reports:
+        if not report["fits"]:
+            continue
+        terms = report["roofline_seconds"]
+        sent = {link: sum(each["bytes"] for each in report["collectives"] if each["link"] == link) for link in ("ici", "dcn")}
+        figures = [f"{terms[term]:.2f}" for term in ("compute", "hbm", "ici", "dcn")]
+        moved = [f"{amount / GIGA:,.1f}" for amount in (report["hbm_bytes"], sent["ici"], sent["dcn"])]
+        ends = [f"{report['mfu']:.2f}", f"{report['compile_seconds']:.0f}", f"{report['compiler_host_gib']:.1f}"]
+        rows.append([report["phase"], report["slice"], f"{report['batch_sequences']:,}", *figures, *moved, *ends])
+    return markdown(rows, left=2)
+
+
+def slices() -> str:
+    """The chips of `deployments/slices.toml`."""
+    rows = [["chip", "peak bf16 TFLOP/s", "memory GiB", "HBM GB/s", "ICI GB/s", "DCN GB/s", "source"]]
+    for name, chip in read_table().chips.items():
+        figures = [f"{value:g}" for value in (chip.speeds.flops / 1e12, chip.memory_gib, chip.hbm_gbps, chip.ici_gbps, chip.dcn_gbps)]
+        rows.append([name, *figures, chip.source])
+    return markdown(rows, left=1)
+
+
+def markdown(rows: list[list[str]], *, left: int) -> str:
+    """A table; all columns but the first ones, and those of words, stand to the right."""
+    rule = ["---" if number < left or any(len(row[number]) > 20 for row in rows) else "---:" for number in range(len(rows[0]))]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], rule, *rows[1:]])
+
+
+if __name__ == "__main__":
+    main()

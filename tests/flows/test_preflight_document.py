@@ -1,0 +1,26 @@
+import pytest
+
+from flows.commands.preflight_document import DOCUMENT, markdown, put, slices
+
+TEXT = "before\n<!-- main lines: made -->\nold\n<!-- main lines: end -->\nafter\n"
+
+
+def test_a_table_goes_between_its_marks() -> None:
+    assert put(TEXT, "main lines", r"| \1 |") == TEXT.replace("old", r"| \1 |")
+
+
+def test_a_document_without_marks_is_not_written() -> None:
+    with pytest.raises(AssertionError, match="marks of branches once"):
+        put(TEXT, "branches", "new")
+
+
+def test_the_document_has_all_marks_and_the_table_of_slices_as_it_is() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    for name in ("main lines", "branches"):
+        put(text, name, "")
+    assert put(text, "slices", slices()) == text
+
+
+def test_figures_stand_to_the_right_and_words_to_the_left() -> None:
+    table = markdown([["phase", "GiB", "plan"], ["kestrel", "6.7", "blocks computed again, carries offloaded"]], left=1)
+    assert table.splitlines()[1] == "| --- | ---: | --- |"
