@@ -34,7 +34,7 @@ def preflight_target(target: str, slice_name: str | None, home: str | None, *, m
         versions()
     place, reports = Home.open(home), list[Report]()
     for stage in stages:
-        say(f"{stage.words}: compiling")
+        say(f"preflight of {stage.words}")
         reports.append(preflight_stage(stage, place, machine_code=machine_code))
     away = {stage.phase for stage in stages}
     return {"recipe": recipe.name, "phases": reports, "local": [one.name for one in phases if one.name not in away]}

@@ -20,8 +20,8 @@ from trainer.storage import digest_of_json, read_json, write_json
 MAX_SECONDS, MAX_MACHINE_CODE_SECONDS = 240, 3600
 LIBRARIES = ("jax", "jaxlib", "libtpu", "optax")
 DECIDING = (
-    "gradients.py", "interventions.py", "kernels", "loss.py", "model", "norms.py", "optimizer", "preflight", "schedule.py", "sharding.py",
-    "state.py", "step.py",
+    "gradients.py", "interventions.py", "kernels", "loss.py", "metrics.py", "model", "norms.py", "optimizer", "preflight", "schedule.py",
+    "sharding.py", "state.py", "step.py",
 )  # fmt: skip
 """The files of `trainer` that the step, or what is read from it, is made by."""
 DROPPED = ("XLA_FLAGS", "JAX_PLATFORMS", "TPU_LIBRARY_PATH", "JAX_NUM_CPU_DEVICES")

@@ -12,8 +12,8 @@ from trainer.flops import FLOPS_A_PARAMETER, step_flops
 
 Term = Literal["compute", "hbm", "ici", "dcn"]
 UTILISATION = 0.6
-"""Share of the peak that the matrix units are taken to reach while they compute. With blocks computed again (a quarter of the arithmetic
-more than the model's is a fifth of all) this is an MFU of 0.45 to 0.48; dense models of this size are reported at 0.4 to 0.6."""
+"""Share of the peak that all arithmetic of a step is taken to reach. With blocks computed again, a third on top of the model's FLOPs, this
+is an MFU of 0.45; runs of dense models of this size report 0.4 to 0.6."""
 
 
 class Speeds(Frozen):

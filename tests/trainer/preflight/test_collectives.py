@@ -31,6 +31,15 @@ def test_the_same_channel_in_two_computations_is_two() -> None:
     assert sum(each.times for each in find_collectives(Module(text), MESH, 2) if each.kind == "all-reduce" and each.axis == "fsdp") == 17
 
 
+def test_an_asynchronous_one_that_was_taken_out_of_a_loop_counts_there_too() -> None:
+    start = LOOP[LOOP.index("%fused_computation.start") : LOOP.index("%async_collective_fusion.532 (")]
+    text = start.replace("%fused_computation.start", "%fused_computation.peeled") + LOOP.replace(
+        "  %send.21",
+        "  %fusion.8 = (bf16[2,64]{1,0}, bf16[8,64]{1,0}) fusion(%param.1), kind=kCustom, calls=%fused_computation.peeled\n  %send.21",
+    )
+    assert sum(each.times for each in find_collectives(Module(text), MESH, 2) if each.kind == "all-gather") == 63
+
+
 @pytest.mark.parametrize(
     ("text", "group"),
     [
