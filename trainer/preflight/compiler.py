@@ -127,7 +127,11 @@ def compile_into(lowered: Any, dump: Path, *, machine_code: bool) -> Compiled:
 
     thread, started = threading.Thread(target=run, daemon=True), time.monotonic()
     thread.start()
-    while thread.is_alive() and (machine_code or not _is_assigned(dump)):
+    written: dict[str, int] = {}
+    while thread.is_alive():
+        before, written = written, {path.name: path.stat().st_size for path in dump.glob("*.*")}
+        if not machine_code and before == written and is_assigned(dump):
+            break
         thread.join(POLL_SECONDS)
     seconds = time.monotonic() - started
     if failures and read_refusal(str(failures[0])) is None:
@@ -135,9 +139,13 @@ def compile_into(lowered: Any, dump: Path, *, machine_code: bool) -> Compiled:
     return Compiled(first_line(str(failures[0])) if failures else None, seconds)
 
 
-def _is_assigned(dump: Path) -> bool:
-    """Whether every buffer has its place, and all that says so is written."""
-    return _file(dump, MODULE) is not None and _file(dump, LAST) is not None
+def is_assigned(dump: Path) -> bool:
+    """Whether every buffer has its place, and the module that says so is written to its end: its entry comes last."""
+    module = _file(dump, MODULE)
+    if module is None or any(_file(dump, kind) is None for kind in (LAST, REPORT)):
+        return False
+    text = module.read_text(errors="replace").rstrip()
+    return "\nENTRY " in text and text.endswith("\n}")
 
 
 def _file(dump: Path, kind: str) -> Path | None:

@@ -13,6 +13,7 @@ import jax
 import pytest
 
 from tests.trainer.preflight.models import SMALL, step_of
+from tests.trainer.preflight.snippets import LOOP
 from trainer import loop
 from trainer.config import Execution, Mesh
 from trainer.preflight import compiler
@@ -60,6 +61,17 @@ def test_the_step_is_built_by_the_function_that_trains() -> None:
     trained = jax.eval_shape(lambda: init_state(run))
     shapes = abstract_state(run, with_ema=run.keeps_average)
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), shapes) == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), trained)
+
+
+@pytest.mark.parametrize("kept", range(0, len(LOOP), 97))
+def test_a_module_that_is_half_written_is_waited_for(tmp_path: Path, kept: int) -> None:
+    for kind in (compiler.LAST, f"{compiler.REPORT}.txt"):
+        (tmp_path / f"module.{kind}").touch()
+    module = tmp_path / f"module.{compiler.MODULE}.txt"
+    module.write_text(LOOP[:kept])
+    assert not compiler.is_assigned(tmp_path)
+    module.write_text(LOOP)
+    assert compiler.is_assigned(tmp_path)
 
 
 @needs_libtpu
