@@ -15,12 +15,6 @@ def digests(summary: Finished) -> list[str]:
     return [phase["params_digest"] for phase in summary["phases"]]
 
 
-def forget_training(home: Path) -> None:
-    """Leave the prepared data and what was compiled, forget what was judged and trained."""
-    for folder in (home / "verdicts", home / "reports", *(home / "runs" / "tiny-proxy").glob("[ko]*")):
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def test_a_recipe_runs_from_nothing_to_its_report(finished: Finished, home: Path) -> None:
     assert [(phase["name"], phase["steps"], phase["verdict"]) for phase in finished["phases"]] == [
         ("kestrel", 40, "passed"),
@@ -63,30 +57,49 @@ async def what_the_server_has(api_url: str) -> tuple[set[str], set[str], set[str
         return await names("flows", "name"), await names("task_runs", "name"), await names("artifacts", "key")
 
 
-def test_killed_in_the_data_stage(finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path: Path) -> None:
-    shutil.copytree(home / "sources", tmp_path / "sources")
-    process = phasewise("run", recipe_file, "--home", tmp_path, "--json")
-    kill_when(process, lambda: any((tmp_path / "tokens").glob("*/*/*.bin")))
-    assert not any((tmp_path / "runs").glob("*/*/result.json"))
-    assert digests(complete(phasewise("run", recipe_file, "--home", tmp_path, "--json"))) == digests(finished)
+@pytest.fixture(scope="module")
+def killed_in_data(finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home of its own, whose run was killed while it wrote token caches."""
+    place = tmp_path_factory.mktemp("killed")
+    shutil.copytree(home / "sources", place / "sources")
+    kill_when(phasewise("run", recipe_file, "--home", place, "--json"), lambda: any((place / "tokens").glob("*/*/*.bin")))
+    return place
 
 
-def test_killed_while_training(finished: Finished, phasewise: Start, recipe_file: Path, home: Path) -> None:
-    forget_training(home)
-    metrics = home / "runs" / "tiny-proxy" / "kestrel" / "metrics.jsonl"
-    process = phasewise("run", recipe_file, "--home", home, "--json")
+@pytest.fixture(scope="module")
+def killed_in_training(killed_in_data: Path, phasewise: Start, recipe_file: Path) -> Path:
+    """The same home; the next run was killed while it trained."""
+    metrics = killed_in_data / "runs" / "tiny-proxy" / "kestrel" / "metrics.jsonl"
+    process = phasewise("run", recipe_file, "--home", killed_in_data, "--json")
     kill_when(process, lambda: metrics.exists() and len(metrics.read_bytes().splitlines()) >= 17)
-    assert not metrics.with_name("result.json").exists()
-    assert digests(complete(phasewise("run", recipe_file, "--home", home, "--json"))) == digests(finished)
+    return killed_in_data
 
 
-def test_killed_while_evaluating(finished: Finished, phasewise: Start, recipe_file: Path, home: Path) -> None:
-    forget_training(home)
-    run = home / "runs" / "tiny-proxy" / "ocelot"
-    process = phasewise("run", recipe_file, "--home", home, "--json")
-    kill_when(process, lambda: (run / "result.json").exists())
-    assert not (run / "evaluation.json").exists()
-    assert digests(complete(phasewise("run", recipe_file, "--home", home, "--json"))) == digests(finished)
+@pytest.fixture(scope="module")
+def killed_in_evaluation(killed_in_training: Path, phasewise: Start, recipe_file: Path) -> Path:
+    """The same home; the run after that was killed while it evaluated the last phase."""
+    result = killed_in_training / "runs" / "tiny-proxy" / "ocelot" / "result.json"
+    kill_when(phasewise("run", recipe_file, "--home", killed_in_training, "--json"), result.exists)
+    return killed_in_training
+
+
+def test_killed_in_the_data_stage_it_has_trained_nothing(killed_in_data: Path) -> None:
+    assert not any((killed_in_data / "runs").glob("*/*/result.json"))
+
+
+def test_killed_while_training_it_goes_on_from_its_caches(killed_in_training: Path) -> None:
+    kestrel = killed_in_training / "runs" / "tiny-proxy" / "kestrel"
+    assert not (kestrel / "result.json").exists()
+    assert any((kestrel / "checkpoints").iterdir())
+
+
+def test_killed_three_times_it_ends_as_if_nothing_had_been(
+    finished: Finished, killed_in_evaluation: Path, phasewise: Start, recipe_file: Path
+) -> None:
+    runs = killed_in_evaluation / "runs" / "tiny-proxy"
+    assert (runs / "kestrel" / "evaluation.json").exists()
+    assert not (runs / "ocelot" / "evaluation.json").exists()
+    assert digests(complete(phasewise("run", recipe_file, "--home", killed_in_evaluation, "--json"))) == digests(finished)
 
 
 def test_a_planted_item_stops_the_run_before_training(
