@@ -50,20 +50,26 @@ def scale_by_muon(config: Muon, rules: dict[str, Any]) -> optax.GradientTransfor
 
 
 def orthogonal_direction(momentum: Float[Array, "layer *matrix"], rule: WeightRule, config: Muon) -> Float[Array, "layer *matrix"]:
-    """Each layer's matrix with its singular values near √max(1, outputs / inputs)."""
+    """Each layer's matrix with its singular values near √max(1, outputs / inputs).
+
+    One layer at a time: the products need it whole on every device, and all layers of a weight together are more than one holds.
+    """
     assert rule.matrix_inputs is not None
-    layers, inputs = momentum.shape[0], momentum.shape[1 : 1 + rule.matrix_inputs]
-    matrices = momentum.reshape(layers, math.prod(inputs), -1)
-    scale = max(1.0, matrices.shape[2] / matrices.shape[1]) ** 0.5
-    return (scale * orthogonalise(matrices, config.newton_schulz_steps, config.epsilon)).reshape(momentum.shape)
+    inputs = math.prod(momentum.shape[1 : 1 + rule.matrix_inputs])
+    scale = max(1.0, math.prod(momentum.shape[1 + rule.matrix_inputs :]) / inputs) ** 0.5
+
+    def of_layer(layer: Float[Array, "*matrix"]) -> Float[Array, "*matrix"]:
+        return (scale * orthogonalise(layer.reshape(inputs, -1), config.newton_schulz_steps, config.epsilon)).reshape(layer.shape)
+
+    return jax.lax.map(of_layer, momentum)
 
 
-def orthogonalise(matrices: Float[Array, "layer r c"], steps: int, epsilon: float) -> Float[Array, "layer r c"]:
-    """About U Vᵀ of each matrix's U S Vᵀ by Newton–Schulz steps, on the short side; each is first divided by its norm + `epsilon`."""
-    if matrices.shape[1] > matrices.shape[2]:
-        return orthogonalise(matrices.mT, steps, epsilon).mT
+def orthogonalise(matrix: Float[Array, "r c"], steps: int, epsilon: float) -> Float[Array, "r c"]:
+    """About U Vᵀ of the matrix's U S Vᵀ by Newton–Schulz steps, on the short side; it is first divided by its norm + `epsilon`."""
+    if matrix.shape[0] > matrix.shape[1]:
+        return orthogonalise(matrix.mT, steps, epsilon).mT
     a, b, c = NEWTON_SCHULZ
-    x = matrices / (jnp.linalg.norm(matrices, axis=(1, 2), keepdims=True) + epsilon)
+    x = matrix / (jnp.linalg.norm(matrix) + epsilon)
     for _ in range(steps):
         gram = x @ x.mT
         x = a * x + (b * gram + c * (gram @ gram)) @ x
