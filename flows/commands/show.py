@@ -124,7 +124,14 @@ def print_description(description: dict[str, Any]) -> None:
         if "stop_step" in phase:
             _print_phase(console, phase)
         else:
-            _print_values(console, {**phase, "mixture": _shares(phase["mixture"])})
+            _print_step(console, phase)
+
+
+def _print_step(console: Console, phase: dict[str, Any]) -> None:
+    sequences = phase["mixture_sequences"]
+    mixture = ", ".join(f"{name} {share:.2f} % ({sequences[name]})" for name, share in _by_share(phase["mixture"]))
+    values = {name: _told(value) for name, value in phase.items() if name not in ("name", "mixture", "mixture_sequences")}
+    _print_values(console, {**values, f"mixture (sequences of {sum(sequences.values()):,})": mixture})
 
 
 def _print_phase(console: Console, phase: dict[str, Any]) -> None:
@@ -136,20 +143,29 @@ def _print_phase(console: Console, phase: dict[str, Any]) -> None:
     more = f"; … {len(segments)} segments to step {segments[-1]['end_step']:,} at {segments[-1]['end']:g}" if shown != segments else ""
     values = {
         "from": origin + (f", declares {', '.join(start['declares'])}" if start["declares"] else ""),
-        "steps": f"{phase['start_step']:,} → {phase['stop_step']:,}, {phase['tokens']:,} tokens, {phase['parameters']:,} parameters",
+        "steps": f"{phase['start_step']:,} → {phase['stop_step']:,}"
+        + (", a branch" if phase["branch"] else "")
+        + (", abandoned" if phase["abandoned"] else ""),
+        "tokens": f"{phase['tokens']:,}, with its lineage {phase['lineage_tokens']:,}",
+        "parameters": f"{phase['parameters']:,}",
         "batch": ", ".join(f"{size:,} × {seq_len:,} tokens from step {step:,}" for step, size in phase["batch"]),
         "learning rate": rates + more,
+        "optimizer": _told(phase["optimizer"]),
         "gradient clip": _steps(stability["max_grad_norm"]),
+        "update RMS clip": _steps(stability["max_update_rms"]),
+        "update norm clip": _steps(stability["max_update_norm"]),
+        "skip-step": _steps(stability["skip_step"]),
         "z-loss": _steps(stability["z_loss"]),
         "EMA": _steps(stability["ema_decay"]),
+        "order": _told(phase["order"]),
         "slice": _steps(phase["slice"]),
     }
     _print_values(console, values)
     for step, shares in phase["mixture"]:
         _print_values(console, {f"mixture from {step:,}": _shares(shares)})
     for discrepancy in phase["discrepancies"]:
-        text = f"{discrepancy['field']}: the code has {discrepancy['code']}; the retrospective: {discrepancy['retrospective']}"
-        _print_values(console, {"discrepancy": text})
+        told = f"code: {discrepancy['code']}\nretrospective: {discrepancy['retrospective']}\n({discrepancy['source']})"
+        _print_values(console, {f"differs: {discrepancy['field']}": told})
 
 
 def _print_values(console: Console, values: dict[str, Any]) -> None:
@@ -160,10 +176,22 @@ def _print_values(console: Console, values: dict[str, Any]) -> None:
 
 
 def _shares(shares: dict[str, float]) -> str:
-    ordered = sorted(shares.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {share:.2f} %" for name, share in ordered)
+    return ", ".join(f"{name} {share:.2f} %" for name, share in _by_share(shares))
+
+
+def _by_share(shares: dict[str, float]) -> list[tuple[str, float]]:
+    return sorted(shares.items(), key=lambda item: -item[1])
+
+
+def _told(value: Any) -> str:
+    """A value in words; what is off stands at its default and is left out."""
+    if isinstance(value, dict):
+        return ", ".join(
+            f"{name.replace('_', ' ')} {_told(part)}" for name, part in value.items() if part is not None and part is not False
+        )
+    return "off" if value is None else f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def _steps(entries: list[list[Any]]) -> str:
-    texts = ["off" if value is None else str(value) for _, value in entries]
+    texts = [_told(value) for _, value in entries]
     return texts[0] if len(texts) == 1 else ", ".join(f"{text} from {step:,}" for text, (step, _) in zip(texts, entries, strict=True))
