@@ -1,6 +1,7 @@
 # Every target does its own set-up. Needs python3 (3.11 or newer) and the package index.
 PYTHON ?= python3
 BIN := .venv/bin
+TWO_AT_ONCE := tests/trainer tests/validations tests/leakage_recall
 
 .PHONY: run test setup format lint types check bench up clean
 
@@ -8,7 +9,8 @@ run: .venv/run.stamp  ## train Marin 8B at proxy scale, on this machine
 	$(BIN)/phasewise run marin-8b --scale proxy
 
 test: .venv/dev.stamp  ## run all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not alone" --numprocesses 2 --dist loadfile $(TWO_AT_ONCE)
+	$(BIN)/python -m pytest -m alone
 
 setup: .venv/dev.stamp  ## everything that development needs
 

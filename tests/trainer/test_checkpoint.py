@@ -296,7 +296,14 @@ def test_a_state_with_other_leaves_is_refused(
         ({"mixture": [[0, {"books": 60, "code": 40}]]}, "components, mixture"),
         ({"order": {"seed": 12, "permutation": "linear", "block_sequences": 8}}, "block_sequences, permutation, seed"),
         ({"order": {"seed": 11, "permutation": "feistel", "block_sequences": 16, "cut_blocks": True, "rounding": "floor"}}, "rounding"),
-        ({"order": {"seed": 11, "permutation": "feistel", "block_sequences": 16, "cut_blocks": True, "first_step": 4}}, "first_step"),
+        (
+            {
+                "order": {"seed": 11, "permutation": "feistel", "block_sequences": 16, "cut_blocks": True, "first_step": 4},
+                "start_step": 4,
+                "learning_rate": [{"kind": "constant", "start_step": 0, "end_step": 24, "start": 1e-3, "end": 1e-3}],
+            },
+            "first_step",
+        ),
     ],
 )
 def test_what_decides_the_order_decides_the_contract(

@@ -32,7 +32,8 @@ RowsOf = Callable[[RunConfig], list[Row]]
 
 HEARTBEAT_SECONDS = 5
 
-pytestmark = pytest.mark.timeout(600)  # processes that start again and again; a busy machine may need minutes for them
+# processes that start again and again; a busy machine may need minutes for them
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(600)]
 
 
 def test_alone_nothing_is_joined_and_this_process_is_the_first(monkeypatch: pytest.MonkeyPatch):
