@@ -1,7 +1,7 @@
 # Every target does its own set-up. Needs python3 (3.11 or newer) and the package index.
 PYTHON ?= python3
 BIN := .venv/bin
-TWO_AT_ONCE := tests/trainer tests/validations tests/leakage_recall
+TWO_AT_ONCE := $(addprefix tests/,architecture flows leakage_recall tasks trainer validations)
 
 .PHONY: run test setup format lint types check bench up clean
 

@@ -9,7 +9,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax: wi
 
 pytest_plugins = ["tests.stores.fixtures"]
 TESTS = Path(__file__).parent
-TWO_AT_ONCE = ("trainer", "validations", "leakage_recall")
+TWO_AT_ONCE = ("architecture", "flows", "leakage_recall", "tasks", "trainer", "validations")
 """Folders whose tests keep one core busy. Those that start processes of their own say `alone` in their file; other folders are alone."""
 
 

@@ -16,6 +16,8 @@ from tests.leakage_recall.made_items import made_items
 from tests.leakage_recall.views import olmes
 from validations.evidence.leakage.items import BenchmarkItem
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., Result]
 HIT = {"file", "document", "id", "benchmark", "item", "part", "score", "start", "end", "excerpt"}

@@ -37,7 +37,7 @@ MakeRun = Callable[..., RunConfig]
 Found = dict[str, dict[str, Any]]
 WORKER = Path(__file__).with_name("on_eight_devices.py")
 # a process with eight devices compiles five programs; a busy machine may need minutes
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 MESHES = {"8": Mesh(fsdp=8), "2x4": Mesh(replica=2, fsdp=4), "1x4x2": Mesh(fsdp=4, tensor=2), "2x2x2": Mesh(replica=2, fsdp=2, tensor=2)}
 FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, "qwen": {"qk_norm": True, "tied_head": True}}

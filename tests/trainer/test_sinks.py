@@ -20,8 +20,6 @@ from trainer.run import main
 from trainer.sinks import check_sinks, open_sinks, send, values_to_send
 from trainer.storage import write_json
 
-pytestmark = pytest.mark.alone
-
 MakeRun = Callable[..., RunConfig]
 needs_tensorboard = pytest.mark.skipif(importlib.util.find_spec("tensorboardX") is None, reason="the extra 'tensorboard' is not installed")
 needs_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="the extra 'wandb' is not installed")

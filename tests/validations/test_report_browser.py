@@ -13,8 +13,6 @@ import pytest
 from tests.validations.report.samples import HOSTILE, LEAK, STALE, evidence, judged, register
 from validations.data_docs import build_data_docs
 
-pytestmark = pytest.mark.alone
-
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 QUIET = ("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps")
 PHONE_PIXELS = 390

@@ -20,8 +20,6 @@ from trainer.preflight import compiler
 from trainer.preflight.spec import Result, Spec, Topology, run_of
 from trainer.state import abstract_state, init_state
 
-pytestmark = pytest.mark.alone
-
 needs_libtpu = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu, the compiler for TPUs, is not installed")
 COMPILER = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 ROWS = 16
