@@ -17,7 +17,7 @@ from trainer.errors import ConfigError, DataError
 from trainer.storage import as_path, content_digest, digest_of_json, read_json
 from validations.evidence import leakage
 from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.item_files import read_items
+from validations.evidence.leakage.item_files import read_benchmarks
 from validations.evidence.leakage.items import BenchmarkItem
 
 CACHE_VARIABLE = "XDG_CACHE_HOME"
@@ -49,7 +49,7 @@ def index_of_folder(folder: str, store: Path) -> Path:
 
     def read() -> Sequence[BenchmarkItem]:
         try:
-            return read_items(path)
+            return read_benchmarks(path)
         except DataError as error:
             raise ConfigError(f"--benchmarks needs a folder of benchmark items: {error}") from None
 

@@ -18,7 +18,7 @@ from trainer.data.manifest import Shard, read_manifest
 from trainer.errors import ConfigError, DataError
 from trainer.storage import as_path, digest_of_file, digest_of_json, read_json, write_json
 from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.item_files import read_items
+from validations.evidence.leakage.item_files import read_benchmarks
 from validations.evidence.leakage.items import HELD_OUT, BenchmarkItem
 from validations.evidence.leakage.scan import Scan, cache_documents, merge_scans, scan_documents
 from validations.evidence.leakage.words import split_words
@@ -64,7 +64,8 @@ def scan_caches(caches: Mapping[str, Path], plan: DataPlan, limits: LeakageLimit
     missing = {name: shards_of(caches[name], plan) for name in caches if not kept[name].exists()}
     if missing:
         benchmarks = ", ".join(name for name in index.items_per_benchmark if not name.startswith(HELD_OUT))
-        say(f"scanning {len(missing)} token caches for {len(index.names):,} test items: what is held out, {benchmarks}")
+        asked = sum(index.items_per_benchmark.values())
+        say(f"scanning {len(missing)} token caches for {asked:,} test items: what is held out, {benchmarks}")
     shards = [shard for of_cache in missing.values() for shard in of_cache]
     calls = [(shard, items, limits) for shard in shards]
     is_here = sum(shard.size_bytes for shard in shards) < MIN_CLUSTER_BYTES  # less than the start of a cluster takes
@@ -130,7 +131,7 @@ def test_items(plan: DataPlan) -> list[BenchmarkItem]:
     made = [BenchmarkItem(item.benchmark, item.benchmark, item.id, item.text, is_excerpt=True) for item in benchmark_items(plan.benchmarks)]
     real = real_benchmarks()
     held_out = (item for name, folder in plan.folders("held_out").items() for item in held_out_items(name, folder, plan))
-    return [*made, *word_problem_items(), *(read_items(real) if real else []), *held_out]
+    return [*made, *word_problem_items(), *(read_benchmarks(real) if real else []), *held_out]
 
 
 def word_problem_items() -> Iterator[BenchmarkItem]:

@@ -16,7 +16,7 @@ from tasks.validation.scan_pieces import scan_pieces
 from tests.benchmarks.memory import peak_of_this_process
 from tests.leakage_recall.made_items import made_items
 from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.item_files import read_items
+from validations.evidence.leakage.item_files import read_benchmarks
 from validations.limits import LeakageLimits
 
 LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)
@@ -48,7 +48,7 @@ class Scanned:
 def build(folder: Path, benchmarks: Path | None) -> Built:
     """Build and save an index of all items in a folder, or of made ones."""
     start = time.perf_counter()
-    items = read_items(benchmarks) if benchmarks else made_items(MADE_PER_BENCHMARK, seed=0)
+    items = read_benchmarks(benchmarks) if benchmarks else made_items(MADE_PER_BENCHMARK, seed=0)
     read = time.perf_counter()
     index = LeakageIndex.build(items)
     built = time.perf_counter()

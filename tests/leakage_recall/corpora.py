@@ -82,7 +82,9 @@ def prose_about_benchmarks() -> list[Document]:
 def _sibling(name: str, number: int, row: dict[str, object]) -> BenchmarkItem:
     """An item of a data set that is no benchmark here, from whatever its columns are called."""
     question = str(row.get("question") or row.get("text") or row.get("query") or f"{row.get('Body')} {row.get('Question')}")
-    choices = row.get("choices") if "subject" in row else ()
+    choices = row.get("choices") if "subject" in row else re.findall(r"^[A-E]\. (.*)", question, re.MULTILINE) if "query" in row else ()
+    if "query" in row:
+        question = re.sub(r"\A\s*Question:\s*|\s+A\. .*", "", question, flags=re.DOTALL)
     solution = str(next((row[column] for column in ("code", "answer", "Answer") if column in row), ""))
     if "subject" in row:
         solution = "ABCD"[int(solution)]

@@ -29,7 +29,7 @@ from tests.leakage_recall.measure import (
 from tests.leakage_recall.plants import Hosts
 from tests.leakage_recall.report import Table
 from tests.shared_data import shared_folder
-from validations.evidence.leakage.item_files import read_items
+from validations.evidence.leakage.item_files import read_benchmarks
 from validations.evidence.leakage.items import BenchmarkItem
 from validations.evidence.leakage.scan import Document
 
@@ -52,7 +52,7 @@ class Material:
     def real(cls, *, clean: int, long: int = 0, seed: int = 0, one_in: int = 1) -> "Material":
         """The real items, or one in so many, and their siblings; a test that asks for them without the files is skipped."""
         folder = shared_folder("benchmarks")
-        return cls(read_items(folder)[::one_in], sibling_documents(folder, shared_folder("hard-negatives")), clean, long, seed)
+        return cls(read_benchmarks(folder)[::one_in], sibling_documents(folder, shared_folder("hard-negatives")), clean, long, seed)
 
     @classmethod
     def made(cls, *, per_benchmark: int, siblings: int, clean: int, seed: int = 0) -> "Material":
@@ -68,7 +68,8 @@ class Material:
     def by_benchmark(self) -> dict[str, list[BenchmarkItem]]:
         groups: dict[str, list[BenchmarkItem]] = defaultdict(list)
         for item in self.items:
-            groups[item.benchmark].append(item)
+            if not item.is_example:
+                groups[item.benchmark].append(item)
         return groups
 
     @cached_property

@@ -20,12 +20,19 @@ from trainer.storage import digest_of_json, read_json, write_json
 from validations.evidence.leakage import escapes, fold, segments, words
 from validations.evidence.leakage.items import BenchmarkItem
 from validations.evidence.leakage.segments import CHOICE, GRAM_FACTOR, PASSAGE, Segments, distinct, part_sizes, word_weights
-from validations.evidence.leakage.words import split_words
+from validations.evidence.leakage.words import is_number, split_words
 
 SEED_WORDS, GRAM_WORDS = 4, 2
-COMMON_SEED_ITEMS, MIN_SEEDS = 8, 8
+COMMON_SEED_ITEMS, MIN_HALF_SEEDS, MIN_JOINED_SEEDS = 8, 4, 16
+"""Up to so many items a run is rare. Where all are common, so many of the rarest are taken: of each half of a segment, so that a half which
+stands alone is seen, and of the ends of choices.
+"""
 MAX_OWN_ITEMS, MAX_OWN_SHARE = 3, 0.005
 MAX_COUNTED = 1000
+MIN_DISTINCT_CHOICES = 8
+"""Distinct words, without signs, by which choices are told in any order."""
+OWN_GRAM, TELLING_NUMBER = np.uint8(1), np.uint8(2)
+COMMON_NUMBERS = b"0 1 2"
 BUCKET_BITS, FILTER_BITS = 20, 27
 TABLE_NAME = "index.json"
 CODE = (escapes, fold, words, segments, sys.modules[__name__])
@@ -39,9 +46,10 @@ class LeakageIndex:
         names: (benchmark, id) of each item.
         hashes, weights: of each word; a word weighs more the fewer items hold it; the average word weighs 1.
         grams: hash of the two words from here on, or of a segment's only word; 0 where none starts.
-        own_grams: those that few items of the same task hold: what is left of an item without its task's turns of phrase.
+        marks: of each word. `OWN_GRAM`: few items of the same task hold the gram from here on: what is left of an item without its task's
+            turns of phrase. `TELLING_NUMBER`: a number above two, where its part first says it.
         segment_starts, segment_kinds: first word and kind of each segment; `item_segments`: first segment of each item.
-        is_excerpt: of each item.
+        is_excerpt, is_example: of each item.
         part_words, distinct_words, telling_words, telling_words_with_question, part_weights: see `PartSizes`.
         seed_hashes, seed_words: rare runs of four words, sorted by hash, and the word where each starts; `seed_buckets` is where the
             hashes with each value of their first bits start, `seed_filter` has a bit set for each.
@@ -52,12 +60,13 @@ class LeakageIndex:
     hashes: UInt64[np.ndarray, "w"]
     weights: Float32[np.ndarray, "w"]
     grams: UInt64[np.ndarray, "w"]
-    own_grams: Bool[np.ndarray, "w"]
+    marks: UInt8[np.ndarray, "w"]
     segment_starts: Int32[np.ndarray, "s+1"]
     segment_kinds: UInt8[np.ndarray, "s"]
     item_segments: Int32[np.ndarray, "i+1"]
     item_of_word: Int32[np.ndarray, "w"]
     is_excerpt: Bool[np.ndarray, "i"]
+    is_example: Bool[np.ndarray, "i"]
     part_words: Int32[np.ndarray, "i 5"]
     distinct_words: Int32[np.ndarray, "i 5"]
     telling_words: Int32[np.ndarray, "i 5"]
@@ -70,10 +79,10 @@ class LeakageIndex:
 
     @cached_property
     def items_per_benchmark(self) -> dict[str, int]:
-        """Benchmark → number of items."""
+        """Benchmark → number of test items."""
         found: dict[str, int] = {}
-        for benchmark, _ in self.names:
-            found[benchmark] = found.get(benchmark, 0) + 1
+        for (benchmark, _), is_example in zip(self.names, self.is_example.tolist(), strict=True):
+            found[benchmark] = found.get(benchmark, 0) + (not is_example)
         return found
 
     @property
@@ -93,22 +102,23 @@ class LeakageIndex:
         """
         _check(items)
         of_items = Segments.of(items)
-        seeds, places = _seeds(of_items)
         tasks = [item.task for item in items]
         weights, grams = word_weights(of_items, tasks), _grams(of_items)
         sizes = part_sizes(of_items, weights)
+        seeds, places = _seeds(of_items, sizes.telling[:, CHOICE] < MIN_DISTINCT_CHOICES)
         return cls(
             names=tuple((item.benchmark, item.id) for item in items),
             digest=index_digest(items),
             hashes=of_items.hashes,
             weights=weights,
             grams=grams,
-            own_grams=_own_grams(of_items, grams, tasks),
+            marks=(OWN_GRAM * _own_grams(of_items, grams, tasks) + TELLING_NUMBER * _telling_numbers(of_items)).astype(np.uint8),
             segment_starts=of_items.starts,
             segment_kinds=of_items.kinds,
             item_segments=of_items.item_segments,
             item_of_word=of_items.item_of_word,
             is_excerpt=np.array([item.is_excerpt for item in items], bool),
+            is_example=np.array([item.is_example for item in items], bool),
             part_words=sizes.words,
             distinct_words=sizes.distinct,
             telling_words=sizes.telling,
@@ -184,37 +194,48 @@ def _own_grams(segments: Segments, grams: UInt64[np.ndarray, "w"], tasks: Sequen
     return (grams != 0) & (held_by <= limit)
 
 
-def _seeds(segments: Segments) -> tuple[UInt64[np.ndarray, "g"], Int32[np.ndarray, "g"]]:
-    """Runs of four words that few items share, and of each segment at least its eight rarest; sorted by hash, with where they start."""
+def _telling_numbers(segments: Segments) -> Bool[np.ndarray, "w"]:
+    """Where a segment says a number for the first time, but for those that stand everywhere."""
+    in_segment = segments.segment_of_word.astype(np.int64) * (int(segments.vocabulary.max()) + 1) + segments.vocabulary
+    is_first = np.zeros(len(in_segment), bool)
+    is_first[np.unique(in_segment, return_index=True)[1]] = True
+    return is_first & is_number(segments.hashes) & ~np.isin(segments.hashes, split_words(COMMON_NUMBERS).hashes)
+
+
+def _seeds(segments: Segments, has_plain_choices: Bool[np.ndarray, "i"]) -> tuple[UInt64[np.ndarray, "g"], Int32[np.ndarray, "g"]]:
+    """Runs of four words that few items share, and of each half of a segment some of its rarest; sorted by hash, with where they start."""
     runs = segments.runs(SEED_WORDS)
     places = np.flatnonzero((runs != 0) & (segments.kinds[segments.segment_of_word] != PASSAGE))
-    runs, items, owners = runs[places], segments.item_of_word[places], segments.segment_of_word[places]
-    joined = _joined_choices(segments)
+    runs, items, segment = runs[places], segments.item_of_word[places], segments.segment_of_word[places]
+    middles = (segments.starts[:-1] + segments.starts[1:]) // 2
+    owners = 2 * segment + (places >= middles[segment])
+    joined = _joined_choices(segments, has_plain_choices)
     runs, items, places = (np.concatenate(parts) for parts in zip((runs, items, places), joined, strict=True))
-    owners = np.append(owners, len(segments.kinds) + joined[1])
+    is_joined = np.append(np.zeros(len(owners), bool), np.ones(len(joined[0]), bool))
+    owners = np.append(owners, 2 * len(segments.kinds) + joined[1])
     _, run = np.unique(runs, return_inverse=True)
     num_items = len(segments.item_segments) - 1
     shared_by = np.bincount(distinct(run.astype(np.int64) * num_items + items) // num_items, minlength=int(run.max(initial=0)) + 1)[run]
     order = np.lexsort((places, shared_by, owners))
     rank = np.empty(len(places), np.int64)
     rank[order] = np.arange(len(places)) - np.searchsorted(owners[order], owners[order])
-    kept = (shared_by <= COMMON_SEED_ITEMS) | (rank < MIN_SEEDS)
+    kept = (shared_by <= COMMON_SEED_ITEMS) | (rank < np.where(is_joined, MIN_JOINED_SEEDS, MIN_HALF_SEEDS))
     runs, places = runs[kept], places[kept]
     order = np.lexsort((places, runs))
     return runs[order], places[order].astype(np.int32)
 
 
-def _joined_choices(segments: Segments) -> tuple[UInt64[np.ndarray, "n"], Int32[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
+def _joined_choices(
+    segments: Segments, has_plain_choices: Bool[np.ndarray, "i"]
+) -> tuple[UInt64[np.ndarray, "n"], Int32[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
     """Runs of four words that go over from one choice to the next, with and without letters before the choices, items, first words.
 
-    Only of items whose choices are too short to have such runs within.
+    Only of items whose choices are too short to have such runs within, or say too little to be told by them.
     """
     of_choices = segments.kinds == CHOICE
     item_of_segment = segments.item_of_word[segments.starts[:-1]]
-    has_runs = (
-        np.bincount(item_of_segment[of_choices & (np.diff(segments.starts) >= SEED_WORDS)], minlength=len(segments.item_segments)) > 1
-    )
-    chosen = np.flatnonzero(of_choices & ~has_runs[item_of_segment])
+    has_runs = np.bincount(item_of_segment[of_choices & (np.diff(segments.starts) >= SEED_WORDS)], minlength=len(has_plain_choices)) > 1
+    chosen = np.flatnonzero(of_choices & (has_plain_choices | ~has_runs)[item_of_segment])
     places = np.flatnonzero(np.isin(segments.segment_of_word, chosen))
     items, first_of_item = item_of_segment[chosen], np.searchsorted(item_of_segment[chosen], item_of_segment[chosen])
     letters = np.array([split_words(letter.encode()).hashes[0] for letter in ascii_uppercase])

@@ -4,6 +4,8 @@ import gzip
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -17,11 +19,12 @@ LINES, LIST = (".jsonl", ".jsonl.gz"), (".json", ".json.gz")
 TEST, VALIDATION = {"test", "tests"}, {"validation", "valid", "val"}
 EXAMPLES = {"train", "training", "dev", "prompt", "prompts", "fewshot", "shot", "shots"}
 DEV_FOR_EVALUATION = "dev rand"  # How CommonsenseQA names the split that is evaluated.
+MAX_EXAMPLES = 20_000
 SHARD_NUMBER = re.compile(r"\d+|of|part")
 
 
 class ItemFile(NamedTuple):
-    """A file of test items, and the benchmark that its items belong to."""
+    """A file of items, and the benchmark that they belong to."""
 
     path: Path
     benchmark: str
@@ -44,7 +47,7 @@ def read_items(path: Path) -> list[BenchmarkItem]:
     Raises:
         DataError: there are no test items, or a file or a row of one can't be read.
     """
-    files = [ItemFile(path, *_lone_names(path))] if path.is_file() else find_item_files(path)
+    files = [ItemFile(path, *_lone_names(path))] if path.is_file() else _files(path, is_example=False)
     if not files:
         found = "none" if path.exists() else "no such file or folder"
         raise DataError(
@@ -69,23 +72,47 @@ def read_items(path: Path) -> list[BenchmarkItem]:
     return merge_equal(items)
 
 
-def find_item_files(folder: Path) -> list[ItemFile]:
-    """The files of test items in a benchmark's folder, or in a folder of benchmarks."""
+def read_examples(folder: Path) -> list[BenchmarkItem]:
+    """The items of other splits, such as train: up to `MAX_EXAMPLES` a file. A file that does not read as items is passed over."""
+    examples: list[BenchmarkItem] = []
+    for file in _files(folder, is_example=True):
+        rows: list[Row] = []
+        with suppress(DataError):  # examples are a help; a file of them that is broken is none
+            rows = list(islice(_parsed_rows(file.path), MAX_EXAMPLES))
+        first = first_index(row.parsed for row in rows)
+        for line, parsed in rows:
+            item = as_item(parsed, first=first, benchmark=file.benchmark, task=file.task, id=f"{file.path.relative_to(folder)}:{line}")
+            examples.append(item._replace(is_example=True))
+    return merge_equal(examples)
+
+
+def read_benchmarks(path: Path) -> list[BenchmarkItem]:
+    """What an index is made of: the test items, and the examples after them.
+
+    Raises:
+        DataError: as `read_items` does.
+    """
+    return [*read_items(path), *(read_examples(path) if path.is_dir() else [])]
+
+
+def _files(folder: Path, *, is_example: bool) -> list[ItemFile]:
+    """The files of test items, or of examples, in a benchmark's folder or in a folder of benchmarks."""
     direct = _candidates(folder, folder.glob("*"))
     inner = [child for child in sorted(folder.glob("*")) if child.is_dir() and not child.name.startswith(".")]
     if all(_split_words(child.name) for child in inner):
-        return _of_benchmark(folder, _candidates(folder, folder.rglob("*")))
-    files = [ItemFile(path, *_lone_names(path)) for path in _test_files(folder, direct)]
+        return _of_benchmark(folder, _candidates(folder, folder.rglob("*")), is_example)
+    files = [] if is_example else [ItemFile(path, *_lone_names(path)) for path in _by_split(folder, direct)[0]]
     for child in inner:
-        files += _of_benchmark(child, _candidates(child, child.rglob("*")))
+        files += _of_benchmark(child, _candidates(child, child.rglob("*")), is_example)
     return files
 
 
-def _of_benchmark(folder: Path, candidates: Sequence[Path]) -> list[ItemFile]:
-    paths = _test_files(folder, candidates)
-    if len(paths) == 1:
-        return [ItemFile(paths[0], folder.name, folder.name)]
-    return [ItemFile(path, folder.name, _task(path) or folder.name) for path in paths]
+def _of_benchmark(folder: Path, candidates: Sequence[Path], is_example: bool) -> list[ItemFile]:
+    tests, examples = _by_split(folder, candidates)
+    is_one = len(tests) == 1
+    return [
+        ItemFile(path, folder.name, folder.name if is_one else _task(path) or folder.name) for path in (examples if is_example else tests)
+    ]
 
 
 def _candidates(folder: Path, paths: Iterator[Path]) -> list[Path]:
@@ -98,11 +125,12 @@ def _candidates(folder: Path, paths: Iterator[Path]) -> list[Path]:
     return [path for path in seen if path.name.endswith(LINES)] or [path for path in seen if path.name.endswith(LIST)]
 
 
-def _test_files(folder: Path, paths: Sequence[Path]) -> list[Path]:
-    """The files named as a test split, else as a validation split, else as no split."""
+def _by_split(folder: Path, paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """The files named as a test split, else as a validation split, else as no split; and those of splits that are not evaluated."""
     kinds = {path: _split_kind(path, folder) for path in paths}
     wanted = next((kind for kind in ("test", "validation", "none") if kind in kinds.values()), "none")
-    return [path for path, kind in kinds.items() if kind == wanted]
+    others = {"examples", "validation"} - {wanted}
+    return [path for path, kind in kinds.items() if kind == wanted], [path for path, kind in kinds.items() if kind in others]
 
 
 def _split_kind(path: Path, folder: Path) -> str:

@@ -23,6 +23,8 @@ class BenchmarkItem(NamedTuple):
         solutions: worked solutions and code.
         passage: published source text that the question is about. It is legitimately found elsewhere, so alone it never counts.
         is_excerpt: cut from ordinary text, such as a held-out document; what has its turns of phrase is not yet a copy of it.
+        is_example: of a split that nobody is judged by, such as train. It may be trained on: it is only there so that its copies aren't
+            taken for edited copies of a test item like it.
     """
 
     benchmark: str
@@ -34,17 +36,19 @@ class BenchmarkItem(NamedTuple):
     solutions: tuple[str, ...] = ()
     passage: str = ""
     is_excerpt: bool = False
+    is_example: bool = False
 
 
 def merge_equal(items: Iterable[BenchmarkItem]) -> list[BenchmarkItem]:
     """One item for all that ask the same, in the order given: the first stays, and gets what the others know.
 
-    Items of one benchmark ask the same when question, passage and set of choices are the same but for white space. An item without a
-    passage asks the same as the first one like it that has a passage.
+    Items of one benchmark ask the same when question, passage and set of choices are the same but for white space; examples are apart. An
+    item without a passage asks the same as the first one like it that has a passage.
     """
-    groups: dict[tuple[str, str, frozenset[str]], list[BenchmarkItem]] = {}
+    groups: dict[tuple[str, bool, str, frozenset[str]], list[BenchmarkItem]] = {}
     for item in items:
-        places = groups.setdefault((item.benchmark, _squeeze(item.question), frozenset(map(_squeeze, item.choices))), [])
+        key = (item.benchmark, item.is_example, _squeeze(item.question), frozenset(map(_squeeze, item.choices)))
+        places = groups.setdefault(key, [])
         for place, other in enumerate(places):
             if _squeeze(item.passage) == _squeeze(other.passage) or not (item.passage and other.passage):
                 places[place] = _join(other, item)

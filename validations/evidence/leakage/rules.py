@@ -21,14 +21,14 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, UInt8
 
-from validations.evidence.leakage.index import SEED_WORDS, LeakageIndex
+from validations.evidence.leakage.index import MIN_DISTINCT_CHOICES, SEED_WORDS, LeakageIndex
 from validations.evidence.leakage.segments import ANSWER, CHOICE, PASSAGE, QUESTION, SOLUTION
 from validations.limits import LeakageLimits
 
 NEVER, ALIKE, VERBATIM, COMPLETE = range(4)
 PARTS = ("question", "choices", "answer", "item")
 MIN_VERBATIM_WORDS, MIN_TOGETHER_WORDS = 8, 6
-MIN_DISTINCT, MIN_DISTINCT_VERBATIM, MIN_DISTINCT_CHOICES = 5, 6, 8
+MIN_DISTINCT, MIN_DISTINCT_VERBATIM = 5, 6
 LITTLE_WEIGHT, MUCH_WEIGHT, MAX_NEEDED = 6.0, 15.0, 0.85
 LITTLE_SOLUTION_WEIGHT, MUCH_SOLUTION_WEIGHT, MAX_SOLUTION_NEEDED = 15.0, 50.0, 0.85
 """Weight of a part, in average words, up to which nearly all of it must be there, and from which on `min_score` is enough. Of solutions,
@@ -37,6 +37,8 @@ MIN_CHOICES_NEEDED, MIN_EACH = 0.8, 0.4
 MIN_SEEDS_IN_LINE = 6
 """Rare runs, one after the other, that show choices which say little to be in their order."""
 MIN_NUMBERS, MIN_NUMBERS_SHARE = 2, 0.5
+OTHER_NUMBERS_EXTRA = 0.1
+"""What a part must say more where no more than half of its telling numbers stand there."""
 MIN_OWN_GRAMS, MIN_OWN_SHARE = 3, 0.5
 WORDS_PER_SEED, MIN_SEEDS, MAX_SEEDS = 8, 2, 6
 JOINED_EXTRA = 0.05

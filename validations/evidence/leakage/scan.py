@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +14,9 @@ from trainer.config import Frozen
 from trainer.data.cache import TokenCache
 from validations.evidence.leakage.detokenize import build_detokenizer
 from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.match import SKETCH_SIZE, score_candidates, text_grams
+from validations.evidence.leakage.marking import SKETCH_SIZE, text_grams
+from validations.evidence.leakage.match import score_candidates
+from validations.evidence.leakage.overshadowed import Places, without_overshadowed
 from validations.evidence.leakage.rules import PARTS, Rules, build_rules
 from validations.evidence.leakage.seeds import find_seeds
 from validations.evidence.leakage.words import room_for, split_words
@@ -24,7 +25,6 @@ from validations.limits import LeakageLimits
 BATCH_BYTES, CARRIED_BYTES = 2**21, 2**16
 MAX_HITS_PER_ITEM = 1000
 EXCERPT_BYTES = 160
-CLEARLY_BETTER, MOSTLY = 0.1, 0.5
 _OUT_ROOM = 4096
 
 
@@ -175,14 +175,14 @@ class _Scanner:
 
     def __init__(self, index: LeakageIndex, limits: LeakageLimits):
         rules, self._benchmarks = _prepared(index, limits)  # pyright: ignore[reportArgumentType]  # frozen models are hashable
-        self._names = index.names
+        self._names, self._is_example = index.names, np.asarray(index.is_example)
         self._seeds = (
             _read_only(index.seed_hashes), _read_only(index.seed_words), _read_only(index.seed_buckets), _read_only(index.seed_filter),
         )  # fmt: skip
         self._rules = tuple(map(_read_only, rules))
         self._item_of_word = np.asarray(index.item_of_word)
         of_index = (
-            index.hashes, index.weights, index.grams, index.own_grams, index.segment_starts, index.segment_kinds, index.item_segments,
+            index.hashes, index.weights, index.grams, index.marks, index.segment_starts, index.segment_kinds, index.item_segments,
             index.item_of_word,
         )  # fmt: skip
         self._index = tuple(map(_read_only, of_index))
@@ -217,7 +217,7 @@ class _Scanner:
         owners = _owners(documents, anchor, first, last)
         limits = np.append(firsts, len(text) + 1)  # a part that goes on in a neighbour ends, for its document, with the document
         starts, ends = np.maximum(words.starts[first], limits[owners]), np.minimum(words.ends[last], limits[owners + 1] - 1)
-        kept = _without_overshadowed(owners, self._benchmarks[item], score, starts, ends)
+        kept = without_overshadowed(Places(owners, item, self._benchmarks[item], score, starts, ends), self._is_example[item])
         return [
             self._hit(batch[owners[n]], int(firsts[owners[n]]), *(column[n].item() for column in (*found[:3], starts, ends))) for n in kept
         ]
@@ -288,20 +288,3 @@ def _best_of_each(found: tuple[np.ndarray, ...], documents: np.ndarray) -> tuple
     keys = np.stack([owners, item, part])[:, order]
     is_first = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)) if len(order) else np.zeros(0, bool)
     return tuple(column[order[is_first]] for column in found)
-
-
-def _without_overshadowed(
-    owners: np.ndarray, benchmarks: np.ndarray, scores: np.ndarray, starts: np.ndarray, ends: np.ndarray
-) -> list[int]:
-    """Numbers of the hits of which no clearly better one of the same benchmark covers the same place: siblings by template go."""
-    kept: list[int] = []
-    order = np.lexsort((starts, benchmarks, owners))
-    groups = np.flatnonzero(np.diff(owners[order], prepend=-1) | np.diff(benchmarks[order], prepend=-1))
-    for first, stop in pairwise([*groups.tolist(), len(order)]):
-        of_group = order[first:stop]
-        for number in of_group.tolist():
-            shared = np.minimum(ends[number], ends[of_group]) - np.maximum(starts[number], starts[of_group])
-            covers = shared > MOSTLY * (ends[number] - starts[number])
-            if not (covers & (scores[of_group] > scores[number] + CLEARLY_BETTER)).any():
-                kept.append(number)
-    return sorted(kept)

@@ -41,15 +41,32 @@ def find_seeds(words, seed_hashes, seed_words, seed_buckets, seed_filter, found_
 
 
 @compiled(inline="always")
-def has_seeds(found_places, bounds, needed, until):
-    """Whether so many seeds of one item stand one after the other from the first of these on, none beyond `until`."""
+def has_seeds(found_places, documents, bounds, needed, until):
+    """Whether so many seeds of one item stand one after the other from the first of these on, in its document and none beyond `until`."""
     count, last = 1, found_places[bounds[0]]
     for at in range(bounds[0] + 1, bounds[1]):
-        if count >= needed or found_places[at] > until:
+        if count >= needed or found_places[at] > until or documents[found_places[at]] != documents[last]:
             break
         if found_places[at] > last:
             count, last = count + 1, found_places[at]
     return count >= needed
+
+
+@compiled(inline="always")
+def has_seeds_beside(found_places, documents, bounds, needed):
+    """Whether so many seeds of one item stand in the document of this one and in its neighbours, some in either."""
+    at, first, stop = bounds
+    document, last = documents[found_places[at]], -1
+    while at > first and documents[found_places[at - 1]] >= document - 1:
+        at -= 1
+    here = beside = 0
+    while at < stop and documents[found_places[at]] <= document + 1 and (here + beside < needed or here == 0 or beside == 0):
+        if found_places[at] > last:
+            last = found_places[at]
+            here += documents[last] == document
+            beside += documents[last] != document
+        at += 1
+    return here > 0 and beside > 0 and here + beside >= needed
 
 
 @compiled(inline="always")

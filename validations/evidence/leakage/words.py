@@ -71,6 +71,11 @@ def is_sign(hashes: UInt64[np.ndarray, "w"]) -> np.ndarray:
     return (hashes & SIGN_MARK).astype(bool)
 
 
+def is_number(hashes: UInt64[np.ndarray, "w"]) -> np.ndarray:
+    """Which words are numbers."""
+    return (hashes & NUMBER_MARK).astype(bool)
+
+
 def _tag_hash(name: str) -> int:
     value = int(HASH_START)
     for letter in name:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from trainer.errors import DataError
-from validations.evidence.leakage.index import LeakageIndex, index_digest
+from validations.evidence.leakage.index import OWN_GRAM, LeakageIndex, index_digest
 from validations.evidence.leakage.items import BenchmarkItem
 from validations.evidence.leakage.scan import Document, scan_documents
 from validations.evidence.leakage.words import split_words
@@ -143,7 +143,7 @@ def test_items_without_any_word_are_refused() -> None:
 def shared_grams(index: LeakageIndex, item: int) -> list[bool]:
     """Of each gram of the item's first part, whether it is its own."""
     start, end = index.segment_starts[index.item_segments[item]], index.segment_starts[index.item_segments[item] + 1]
-    return [bool(own) for own in index.own_grams[start : end - 1]]
+    return [bool(mark & OWN_GRAM) for mark in index.marks[start : end - 1]]
 
 
 def test_what_a_tasks_items_say_alike_is_not_their_own() -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from tests.shared_data import shared_folder
 from trainer.errors import DataError
-from validations.evidence.leakage.item_files import read_items
+from validations.evidence.leakage.index import LeakageIndex
+from validations.evidence.leakage.item_files import read_benchmarks, read_examples, read_items
 
 # Items after equal ones are merged: lines of the test files less the questions that stand there twice.
 SHARED_COUNTS = {
@@ -42,6 +43,35 @@ def test_a_benchmarks_folder_gives_its_test_files_only(tmp_path: Path) -> None:
         ("birds", "fjord", "fjord_test:1", "How many gulls?"),
         ("birds", "socratic", "test_socratic:2", "How many larks?"),
     ]
+
+
+def test_the_other_splits_are_examples(tmp_path: Path) -> None:
+    for name in ("train", "dev", "validation", "prompt"):
+        write(tmp_path / "birds" / f"{name}.jsonl", f"How many of {name}?", f"How many of {name}?")
+    write(tmp_path / "birds" / "test.jsonl", "How many wrens?", "How many of train?")
+    write(tmp_path / "birds" / "leftover.jsonl", "of no split")
+    for folder in (tmp_path, tmp_path / "birds"):
+        assert not any(item.is_example for item in read_items(folder))
+        examples = read_examples(folder)
+        assert sorted(item.question for item in examples) == [f"How many of {name}?" for name in ("dev", "prompt", "train", "validation")]
+        assert all(item.is_example and item.benchmark == item.task == "birds" for item in examples)
+        assert read_benchmarks(folder) == [*read_items(folder), *examples]
+    LeakageIndex.build(read_benchmarks(tmp_path))
+
+
+def test_where_validation_is_evaluated_it_is_no_example(tmp_path: Path) -> None:
+    write(tmp_path / "birds" / "validation.jsonl", "How many wrens?")
+    write(tmp_path / "birds" / "train" / "part-0.jsonl", "How many owls?")
+    write(tmp_path / "birds" / "dev" / "part-0.jsonl", "How many gulls?")
+    assert [item.id for item in read_examples(tmp_path)] == ["birds/dev/part-0.jsonl:1", "birds/train/part-0.jsonl:1"]
+
+
+def test_examples_that_do_not_read_are_passed_over(tmp_path: Path) -> None:
+    write(tmp_path / "birds" / "test.jsonl", "How many wrens?")
+    write(tmp_path / "birds" / "train.jsonl", "How many owls?")
+    (tmp_path / "birds" / "dev.jsonl").write_text("no JSON")
+    assert [item.question for item in read_examples(tmp_path)] == ["How many owls?"]
+    assert read_benchmarks(tmp_path / "birds" / "test.jsonl") == read_items(tmp_path / "birds" / "test.jsonl")
 
 
 @pytest.mark.parametrize("name", ["validation", "valid", "dev_rand_split", "val-00000-of-00001"])

@@ -1,0 +1,97 @@
+"""Which words of an item stand in a window of a text beside the same neighbour: compiled."""
+
+# pyright: basic
+# Compiled functions take their types from their arguments.
+
+import numpy as np
+
+from validations.evidence.leakage.compiled import compiled
+from validations.evidence.leakage.index import GRAM_WORDS
+from validations.evidence.leakage.segments import GRAM_FACTOR as _FACTOR
+from validations.evidence.leakage.words import NUMBER_MARK
+
+FOUND, NUMBER_THERE, GRAM_FOUND = np.uint8(1), np.uint8(2), np.uint8(4)
+"""Of a word of an item: it stands in the window beside its neighbour; it is a number, and stands there anywhere; so does its gram."""
+SKETCH_BITS = 14
+SKETCH_SIZE = (1 << SKETCH_BITS) // 64
+_SKETCH_SHIFT = np.uint64(64 - SKETCH_BITS)
+
+
+@compiled()
+def text_grams(words, grams):
+    """Hash of each word and the next, whichever comes first, as `index` makes it; 0 at the end."""
+    for place in range(len(words)):
+        grams[place] = (words[place] + words[place + 1]) * _FACTOR if place + 1 < len(words) else np.uint64(0)
+
+
+@compiled(inline="always")
+def _slot(gram, keys, stamps, stamp):
+    """Where a gram stands among the window's, or the free slot that it would take."""
+    mask = np.uint64(len(keys) - 1)
+    at = (gram ^ (gram >> np.uint64(31))) & mask
+    while stamps[at] == stamp and keys[at] != gram:
+        at = (at + np.uint64(1)) & mask
+    return at
+
+
+@compiled(inline="always")
+def _put(gram, place, anchor, keys, places, stamps, stamp):
+    """Remember where a gram stands; of several places the one nearest to the anchor."""
+    if gram == np.uint64(0):
+        return
+    at = _slot(gram, keys, stamps, stamp)
+    if stamps[at] != stamp or abs(place - anchor) < abs(places[at] - anchor):
+        keys[at], places[at], stamps[at] = gram, place, stamp
+
+
+@compiled(inline="always")
+def _sketch_place(gram):
+    bit = gram >> _SKETCH_SHIFT
+    return bit >> np.uint64(6), np.uint64(1) << (bit & np.uint64(63))
+
+
+@compiled()
+def sketch_of(hashes, grams, first_word, end_word, sketch):
+    """A bit for every gram and number of an item: what has none in a text can't be one of them."""
+    sketch[:] = 0
+    for word in range(first_word, end_word):
+        at, bit = _sketch_place(grams[word])
+        sketch[at] |= bit
+        if hashes[word] & NUMBER_MARK != np.uint64(0):
+            at, bit = _sketch_place(hashes[word])
+            sketch[at] |= bit
+
+
+@compiled()
+def mark(bounds, segment_starts, hashes, grams, text, scratch, stamp, flags, spans, segments):
+    """Mark the item's words that stand in the window, and note for each segment the first and last place of what was found of it."""
+    low, anchor, high = bounds
+    words, text_runs = text
+    keys, places, stamps, sketch = scratch
+    first_segment, end_segment = segments
+    shortest = GRAM_WORDS
+    for segment in range(first_segment, end_segment):
+        shortest = min(shortest, segment_starts[segment + 1] - segment_starts[segment])
+    for place in range(low, high):
+        at, bit = _sketch_place(text_runs[place])
+        if sketch[at] & bit:
+            _put(text_runs[place], place, anchor, keys, places, stamps, stamp)
+        if shortest < GRAM_WORDS or words[place] & NUMBER_MARK != np.uint64(0):
+            at, bit = _sketch_place(words[place])
+            if sketch[at] & bit:
+                _put(words[place], place, anchor, keys, places, stamps, stamp)
+    first_word = segment_starts[first_segment]
+    for segment in range(first_segment, end_segment):
+        start, end = segment_starts[segment], segment_starts[segment + 1]
+        length = min(GRAM_WORDS, end - start)
+        spans[segment - first_segment, 0], spans[segment - first_segment, 1] = high, -1
+        for word in range(start, end):
+            if hashes[word] & NUMBER_MARK != np.uint64(0) and stamps[_slot(hashes[word], keys, stamps, stamp)] == stamp:
+                flags[word - first_word] |= NUMBER_THERE
+        for word in range(start, end - length + 1):
+            at = _slot(grams[word], keys, stamps, stamp)
+            if stamps[at] == stamp:
+                flags[word - first_word : word - first_word + length] |= FOUND
+                flags[word - first_word] |= GRAM_FOUND
+                spans[segment - first_segment, 0] = min(spans[segment - first_segment, 0], places[at])
+                spans[segment - first_segment, 1] = max(spans[segment - first_segment, 1], places[at] + length - 1)
