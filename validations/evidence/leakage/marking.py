@@ -12,6 +12,7 @@ from validations.evidence.leakage.words import NUMBER_MARK
 
 FOUND, NUMBER_THERE, GRAM_FOUND = np.uint8(1), np.uint8(2), np.uint8(4)
 """Of a word of an item: it stands in the window beside its neighbour; it is a number, and stands there anywhere; so does its gram."""
+NEAR_WORDS = 4
 SKETCH_BITS = 14
 SKETCH_SIZE = (1 << SKETCH_BITS) // 64
 _SKETCH_SHIFT = np.uint64(64 - SKETCH_BITS)
@@ -62,10 +63,24 @@ def sketch_of(hashes, grams, first_word, end_word, sketch):
             sketch[at] |= bit
 
 
+@compiled(inline="always")
+def _are_equal(hashes, first, other):
+    if first[1] - first[0] != other[1] - other[0]:
+        return False
+    for offset in range(first[1] - first[0]):
+        if hashes[first[0] + offset] != hashes[other[0] + offset]:
+            return False
+    return True
+
+
 @compiled()
 def mark(bounds, segment_starts, hashes, grams, text, scratch, stamp, flags, spans, segments):
-    """Mark the item's words that stand in the window, and note for each segment the first and last place of what was found of it."""
-    low, anchor, high = bounds
+    """Mark the item's words that stand in the window, and note for each segment the first and last place of what was found of it.
+
+    `bounds`: of the window; the segment of which a rare run was found, and where its middle would stand. Of that segment, and of one
+    that says the same, as the answer says a choice, counts what stands no further from there than it is long.
+    """
+    low, own_segment, anchor, high = bounds
     words, text_runs = text
     keys, places, stamps, sketch = scratch
     first_segment, end_segment = segments
@@ -83,14 +98,16 @@ def mark(bounds, segment_starts, hashes, grams, text, scratch, stamp, flags, spa
     first_word = segment_starts[first_segment]
     for segment in range(first_segment, end_segment):
         start, end = segment_starts[segment], segment_starts[segment + 1]
-        length = min(GRAM_WORDS, end - start)
+        length, room = min(GRAM_WORDS, end - start), high - low
+        if _are_equal(hashes, (start, end), (segment_starts[own_segment], segment_starts[own_segment + 1])):
+            room = end - start + NEAR_WORDS
         spans[segment - first_segment, 0], spans[segment - first_segment, 1] = high, -1
         for word in range(start, end):
             if hashes[word] & NUMBER_MARK != np.uint64(0) and stamps[_slot(hashes[word], keys, stamps, stamp)] == stamp:
                 flags[word - first_word] |= NUMBER_THERE
         for word in range(start, end - length + 1):
             at = _slot(grams[word], keys, stamps, stamp)
-            if stamps[at] == stamp:
+            if stamps[at] == stamp and abs(places[at] - anchor) <= room:
                 flags[word - first_word : word - first_word + length] |= FOUND
                 flags[word - first_word] |= GRAM_FOUND
                 spans[segment - first_segment, 0] = min(spans[segment - first_segment, 0], places[at])

@@ -47,27 +47,22 @@ def score_candidates(candidates, text, index, rules, scratch, out):
 
 
 @compiled(inline="always")
-def _middle(word, place, segment_starts, segments):
-    """Where the middle of the segment of `word` stands, if its word is at `place`."""
+def _segment_of(word, segment_starts, segments):
     segment = segments[0]
     while segment_starts[segment + 1] <= word:
         segment += 1
-    return place - word + (segment_starts[segment] + segment_starts[segment + 1]) // 2
+    return segment
 
 
 @compiled(inline="always")
-def _run(words, place, hashes, word, segment_starts, segment_kinds, segments):
-    """The kind of the segment of `word`, and the share of it that stands in the text word for word around `place`, in one run."""
-    segment = segments[0]
-    while segment_starts[segment + 1] <= word:
-        segment += 1
-    start, end = segment_starts[segment], segment_starts[segment + 1]
+def _run(words, place, hashes, word, start, end):
+    """The share of a segment that stands in the text word for word around `place`, in one run."""
     before = after = 0
     while word - before > start and place - before > 0 and words[place - before - 1] == hashes[word - before - 1]:
         before += 1
     while word + after < end and place + after < len(words) and words[place + after] == hashes[word + after]:
         after += 1
-    return np.int64(segment_kinds[segment]), (before + after) / (end - start)
+    return (before + after) / (end - start)
 
 
 @compiled(inline="always")
@@ -146,10 +141,12 @@ def _score_item(item, bounds, candidates, text, index, rules, scratch, stamp, ou
         if not is_sketched:
             sketch_of(hashes, grams, segment_starts[segments[0]], segment_starts[segments[1]], scratch[3])
             is_sketched = True
-        window = (max(low, place - reach), _middle(word, place, segment_starts, segments), min(high, place + reach))
+        segment = _segment_of(word, segment_starts, segments)
+        start, stop = segment_starts[segment], segment_starts[segment + 1]
+        window = (max(low, place - reach), segment, place - word + (start + stop) // 2, min(high, place + reach))
         mark(window, segment_starts, hashes, grams, (words, text_runs), table, stamp, flags, spans, segments)
         share = score_parts(flags, hashes, weights, marks, segment_starts, segment_kinds, segments, scores, founds)
-        run_kind, run_share = _run(words, place, hashes, word, segment_starts, segment_kinds, segments)
+        run_kind, run_share = np.int64(segment_kinds[segment]), _run(words, place, hashes, word, start, stop)
         is_in_line = rules[0][item, CHOICE] == COMPLETE and in_line(found_words, found_places, (at, bounds[1]), segments)
         is_found = decide(scores, founds, rules, item, 0.0, (run_kind, run_share), is_in_line, parts)
         if share > best_share:

@@ -41,7 +41,7 @@ OTHER_NUMBERS_EXTRA = 0.1
 """What a part must say more where no more than half of its telling numbers stand there."""
 MIN_OWN_GRAMS, MIN_OWN_SHARE = 3, 0.5
 WORDS_PER_SEED, MIN_SEEDS, MAX_SEEDS = 8, 2, 6
-JOINED_EXTRA = 0.05
+JOINED_EXTRA = 0.1
 """Two halves from neighbouring documents must say more than one whole."""
 
 
