@@ -51,7 +51,7 @@ def leakage_evidence(
         expected_scan_keys: component → the same, of the cache that will be read; for every component.
     """
     unreachable: dict[str, int] = {}
-    for item in np.flatnonzero(build_rules(index, limits).out_of_reach & ~index.is_example).tolist():
+    for item in np.flatnonzero(build_rules(index, limits).out_of_reach & index.is_counted).tolist():
         benchmark = index.names[item][0]
         unreachable[benchmark] = unreachable.get(benchmark, 0) + 1
     rows = [

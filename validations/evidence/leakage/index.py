@@ -17,8 +17,8 @@ from jaxtyping import Bool, Float32, Int32, Int64, UInt8, UInt64
 from trainer.code_digest import code_digest
 from trainer.errors import DataError
 from trainer.storage import digest_of_json, read_json, write_json
-from validations.evidence.leakage import escapes, fold, segments, words
-from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage import escapes, fold, items, segments, words
+from validations.evidence.leakage.items import BenchmarkItem, without_punctuation
 from validations.evidence.leakage.segments import CHOICE, GRAM_FACTOR, PASSAGE, Segments, distinct, part_sizes, word_weights
 from validations.evidence.leakage.words import is_number, split_words
 
@@ -35,7 +35,7 @@ OWN_GRAM, TELLING_NUMBER = np.uint8(1), np.uint8(2)
 COMMON_NUMBERS = b"0 1 2"
 BUCKET_BITS, FILTER_BITS = 20, 27
 TABLE_NAME = "index.json"
-CODE = (escapes, fold, words, segments, sys.modules[__name__])
+CODE = (escapes, fold, words, items, segments, sys.modules[__name__])
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class LeakageIndex:
         marks: of each word. `OWN_GRAM`: few items of the same task hold the gram from here on: what is left of an item without its task's
             turns of phrase. `TELLING_NUMBER`: a number above two, where its part first says it.
         segment_starts, segment_kinds: first word and kind of each segment; `item_segments`: first segment of each item.
-        is_excerpt, is_example: of each item.
+        is_excerpt, is_example, is_reading: of each item. A reading is an item that is there already, in other words.
         part_words, distinct_words, telling_words, telling_words_with_question, part_weights: see `PartSizes`.
         seed_hashes, seed_words: rare runs of four words, sorted by hash, and the word where each starts; `seed_buckets` is where the
             hashes with each value of their first bits start, `seed_filter` has a bit set for each.
@@ -67,6 +67,7 @@ class LeakageIndex:
     item_of_word: Int32[np.ndarray, "w"]
     is_excerpt: Bool[np.ndarray, "i"]
     is_example: Bool[np.ndarray, "i"]
+    is_reading: Bool[np.ndarray, "i"]
     part_words: Int32[np.ndarray, "i 5"]
     distinct_words: Int32[np.ndarray, "i 5"]
     telling_words: Int32[np.ndarray, "i 5"]
@@ -81,9 +82,14 @@ class LeakageIndex:
     def items_per_benchmark(self) -> dict[str, int]:
         """Benchmark → number of test items."""
         found: dict[str, int] = {}
-        for (benchmark, _), is_example in zip(self.names, self.is_example.tolist(), strict=True):
-            found[benchmark] = found.get(benchmark, 0) + (not is_example)
+        for (benchmark, _), is_counted in zip(self.names, self.is_counted.tolist(), strict=True):
+            found[benchmark] = found.get(benchmark, 0) + is_counted
         return found
+
+    @property
+    def is_counted(self) -> Bool[np.ndarray, "i"]:
+        """Which are test items, each once."""
+        return ~(self.is_example | self.is_reading)
 
     @property
     def num_bytes(self) -> int:
@@ -95,12 +101,15 @@ class LeakageIndex:
 
     @classmethod
     def build(cls, items: Sequence[BenchmarkItem]) -> "LeakageIndex":
-        """Index the items.
+        """Index the items, and those whose words grow together without punctuation once more as they then read.
 
         Raises:
             DataError: there are none, or two items of a benchmark have the same id.
         """
         _check(items)
+        digest, num_items = index_digest(items), len(items)
+        readings = (without_punctuation(item) for item in items if not item.is_example and not item.is_excerpt)
+        items = [*items, *(reading._replace(task=f"{reading.task} read without punctuation") for reading in readings if reading)]
         of_items = Segments.of(items)
         tasks = [item.task for item in items]
         weights, grams = word_weights(of_items, tasks), _grams(of_items)
@@ -108,7 +117,7 @@ class LeakageIndex:
         seeds, places = _seeds(of_items, sizes.telling[:, CHOICE] < MIN_DISTINCT_CHOICES)
         return cls(
             names=tuple((item.benchmark, item.id) for item in items),
-            digest=index_digest(items),
+            digest=digest,
             hashes=of_items.hashes,
             weights=weights,
             grams=grams,
@@ -119,6 +128,7 @@ class LeakageIndex:
             item_of_word=of_items.item_of_word,
             is_excerpt=np.array([item.is_excerpt for item in items], bool),
             is_example=np.array([item.is_example for item in items], bool),
+            is_reading=np.arange(len(items)) >= num_items,
             part_words=sizes.words,
             distinct_words=sizes.distinct,
             telling_words=sizes.telling,

@@ -3,9 +3,11 @@
 Each part can leak alone, so each is kept apart.
 """
 
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+MAX_JOINED_SHARE = 0.1
 HELD_OUT = "held-out "
 """What the benchmark of a held-out document starts with, before its component."""
 
@@ -39,6 +41,18 @@ class BenchmarkItem(NamedTuple):
     is_example: bool = False
 
 
+def without_punctuation(item: BenchmarkItem) -> BenchmarkItem | None:
+    """The item as a text has it whose punctuation was deleted, which joins words: `x-1` is `x1`. Nothing where that changes little."""
+    bare = item._replace(
+        question=_bare(item.question),
+        choices=tuple(map(_bare, item.choices)),
+        answer=_bare(item.answer),
+        solutions=tuple(map(_bare, item.solutions)),
+        passage=_bare(item.passage),
+    )
+    return bare if any(_joins_much(*texts) for texts in zip(_texts(item), _texts(bare), strict=True)) else None
+
+
 def merge_equal(items: Iterable[BenchmarkItem]) -> list[BenchmarkItem]:
     """One item for all that ask the same, in the order given: the first stays, and gets what the others know.
 
@@ -68,3 +82,16 @@ def _join(first: BenchmarkItem, other: BenchmarkItem) -> BenchmarkItem:
 
 def _squeeze(text: str) -> str:
     return " ".join(text.split())
+
+
+def _texts(item: BenchmarkItem) -> tuple[str, ...]:
+    return item.question, " ".join(item.choices), *item.solutions
+
+
+def _bare(text: str) -> str:
+    return re.sub(r"[^\w\s]|_", "", text)
+
+
+def _joins_much(text: str, bare: str) -> bool:
+    apart = len(re.findall(r"[^\W_]+", text))
+    return apart - len(bare.split()) > MAX_JOINED_SHARE * apart

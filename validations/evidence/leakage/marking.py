@@ -67,10 +67,10 @@ def sketch_of(hashes, grams, first_word, end_word, sketch):
 def _are_equal(hashes, first, other):
     if first[1] - first[0] != other[1] - other[0]:
         return False
+    is_equal = True
     for offset in range(first[1] - first[0]):
-        if hashes[first[0] + offset] != hashes[other[0] + offset]:
-            return False
-    return True
+        is_equal = is_equal and hashes[first[0] + offset] == hashes[other[0] + offset]
+    return is_equal
 
 
 @compiled()

@@ -157,7 +157,7 @@ def _score_item(item, bounds, candidates, text, index, rules, scratch, stamp, ou
             is_found = decide(scores, founds, rules, item, JOINED_EXTRA, (run_kind, 0.0), False, parts)
         if is_found:
             count = _emit((item, place), parts, spans, segment_kinds, segments, out, count)
-            explained = max(explained, spans[:, 1].max())
+            explained = max(explained, spans[segment - segments[0], 1])
     return stamp, count
 
 

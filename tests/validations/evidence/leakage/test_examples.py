@@ -62,6 +62,4 @@ def test_an_example_of_another_benchmark_hides_nothing() -> None:
 
 
 def test_examples_are_no_test_items() -> None:
-    index = LeakageIndex.build([TEST, OTHER, TRAIN])
-    assert index.items_per_benchmark == {"tasks": 1, "birds": 1}
-    assert found([TEST, OTHER, TRAIN._replace(benchmark="only")], TRAIN.question.replace("comma", "point")) == [(0, "test:1")]
+    assert LeakageIndex.build([TEST, OTHER, TRAIN]).items_per_benchmark == {"tasks": 1, "birds": 1}

@@ -177,3 +177,19 @@ def test_numbers_that_count_on_find_nothing(choices: tuple[str, ...], seeds: int
     plain = [words for words in index.seed_words if index.item_of_word[words] == 0]
     lettered = 2 * len(choices) - 3
     assert len(plain) - lettered == seeds
+
+
+def test_an_item_is_found_without_its_punctuation_and_counted_once() -> None:
+    code = BenchmarkItem(
+        "code", "code", "1", "Return the largest prime_factor of n_items.",
+        solutions=("def prime_factor(n_items):\n    return max(p for p in range(2, n_items) if n_items%p==0 and is_prime(p))",),
+    )  # fmt: skip
+    index = LeakageIndex.build([WREN, code])
+    assert index.items_per_benchmark == {"birds": 1, "code": 1}
+    assert index.names.count(("code", "1")) == 2
+    assert index.names.count(("birds", "wren")) == 1
+    bare = "def primefactornitems\n    return maxp for p in range2 nitems if nitemsp0 and isprimep"
+    found = scan_documents([Document("f", 0, "d", f"{bare}\nmore".encode())], index, LIMITS)
+    assert [(hit.benchmark, hit.item, hit.part) for hit in found.hits] == [("code", "1", "answer")]
+    both = scan_documents([Document("f", 0, "d", f"{code.solutions[0]}\n{bare}".encode())], index, LIMITS)
+    assert [(hit.item, hit.part, hit.score) for hit in both.hits] == [("1", "answer", 1.0)]

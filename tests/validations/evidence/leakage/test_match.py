@@ -40,7 +40,7 @@ FERRY = BenchmarkItem(
     "ferry",
     "does the northern ferry accept bicycles",
     answer="yes",
-    passage="vessels of the northern line carry passengers bicycles and small livestock between granite quays and outer isles all summer",
+    passage="vessels of our northern line carry passengers bicycles and small livestock between granite quays and outer isles all summer",
 )
 ITEMS = [
     KEEPER,
@@ -129,17 +129,17 @@ def runs_of(words: list[str]) -> list[tuple[str, ...]]:
 
 
 def pieces_of(item: BenchmarkItem) -> st.SearchStrategy[list[str]]:
-    """Runs of an item's words, whole parts among them, and fillers, in any order."""
+    """Runs of an item's words, whole parts among them, each once, and fillers, in any order."""
     parts = [
         [word for word in text.split() if word.isalnum()] for text in (item.question, *item.choices, *item.solutions, item.passage) if text
     ]
-    slices = st.sampled_from(parts).flatmap(
-        lambda part: st.tuples(st.integers(0, len(part) // 3), st.integers(len(part) // 2, len(part))).map(
-            lambda cut: part[cut[0] : cut[1]]
-        )
-    )
-    pieces = st.lists(st.one_of(st.sampled_from(parts), slices, st.sampled_from(FILLERS).map(lambda word: [word])), max_size=6)
-    return pieces.map(lambda found: [word for piece in found for word in piece])
+    cuts = [
+        st.tuples(st.integers(0, len(part) // 3), st.integers(len(part) // 2, len(part))).map(lambda cut, part=part: part[cut[0] : cut[1]])
+        for part in parts
+    ]
+    pieces = [*(st.one_of(st.just(part), cut, st.just([])) for part, cut in zip(parts, cuts, strict=True)), *[st.sampled_from(FILLERS)] * 3]
+    drawn = st.tuples(*pieces).flatmap(lambda found: st.permutations([[one] if isinstance(one, str) else one for one in found]))
+    return drawn.map(lambda found: [word for piece in found for word in piece])
 
 
 @settings(deadline=None, max_examples=150)

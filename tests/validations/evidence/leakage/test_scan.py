@@ -143,6 +143,13 @@ def test_with_half_of_its_numbers_more_of_the_rest_must_be_there() -> None:
     assert found(f"{filler(60)}. {edited.replace('42', '57')} {filler(60, 1)}") == []
 
 
+def test_runs_of_a_question_all_over_a_page_are_not_the_question() -> None:
+    words = QUESTION.split()
+    runs = [" ".join(words[start : start + 5]) for start in range(0, len(words), 5)]
+    assert found("\n".join(runs)) == [(0, "wren", "question")]
+    assert found("\n".join(f"{run} {filler(20, number)}" for number, run in enumerate(runs))) == []
+
+
 def test_a_passage_alone_never_counts_and_beside_its_question_does() -> None:
     assert found(f"{filler(60)}. {READING.passage} {filler(60, 1)}") == []
     assert found(f"{filler(60)}. {READING.passage}\n{READING.question} {filler(60, 1)}") == [(0, "mill", "item")]
