@@ -140,6 +140,7 @@ COVERS: dict[str, Dress] = {
     "HTML paragraphs": escapes.html_paragraphs,
     "HTML page": escapes.html_page,
     "XML with character data": escapes.xml_with_character_data,
+    "percent-encoded": escapes.percent_encoded,
 }
 LAYOUTS: dict[str, Layout] = {
     "nothing around it": plants.alone,
@@ -163,7 +164,6 @@ def build_formats() -> dict[str, Format]:
         formats += [Format(f"{name}, {shown}", "reformatting", view, cover=cover) for name, cover in COVERS.items()]
         formats += [Format(f"{name}, {shown}", kind, view, dress) for kind, named in DRESSES.items() for name, dress in named.items()]
         formats += [Format(f"split over three documents, {shown}", "beyond", view, layout=plants.over_three_documents)]
-        formats += [Format(f"percent-encoded, {shown}", "beyond", view, cover=escapes.percent_encoded)]
     formats += [Format("in a long document, a part alone", "reformatting", PART, layout=plants.in_a_long_document)]
     short = {"lm-eval's format": WHOLE, **{name: VIEWS[name] for name in ("cloze: question and gold answer", "choices in one line")}}
     formats += [Format(f"short items, {name}", "short", view) for name, view in short.items()]

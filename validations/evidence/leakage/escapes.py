@@ -9,11 +9,12 @@ from validations.evidence.leakage.compiled import compiled
 
 MAX_TAG_CHARACTERS, MAX_CALCULATION_CHARACTERS = 300, 120
 HASH_START, HASH_FACTOR = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
-LESS, BRACKET, BACKSLASH, NOTHING = ord("<"), ord("["), ord("\\"), ord(" ")
-_AMPERSAND, _GREATER = ord("&"), ord(">")
+LESS, BRACKET, BACKSLASH, NOTHING, SOFT_HYPHEN = ord("<"), ord("["), ord("\\"), ord(" "), 0xAD
+_AMPERSAND, _GREATER, _PERCENT = ord("&"), ord(">"), ord("%")
 TAGS = (
-    "a abbr b big blockquote br caption cite code dd del div dl dt em font h1 h2 h3 h4 h5 h6 hr i img ins kbd li mark ol p pre q s samp "
-    "section small span strike strong sub sup table tbody td th thead tr tt u ul var"
+    "a abbr article aside b big blockquote body br caption center cite code dd del details dfn div dl dt em figcaption figure font footer "
+    "h1 h2 h3 h4 h5 h6 header hr i img ins kbd label legend li main mark ol option p pre q s samp section select small span strike strong "
+    "sub summary sup table tbody td tfoot th thead tr tt u ul var wbr"
 )
 FORUM_TAGS = "b i u s quote code url img size color list center font"
 
@@ -27,8 +28,36 @@ def next_point(text, at):
             return _unescape_backslash(text, at)
         if byte == _AMPERSAND:
             return _unescape_entity(text, at)
+        if byte == _PERCENT:
+            return _unescape_percent(text, at)
         return np.int64(byte), at + 1
     return _decode(text, at)
+
+
+@compiled()
+def _unescape_percent(text, at):
+    """`%20`, `%E2%80%99`: the bytes of one character; else a percent sign."""
+    first, after = _percent_byte(text, at)
+    if first < 0:
+        return np.int64(_PERCENT), at + 1
+    if first < 0x80:
+        return first, after
+    content, size = np.zeros(4, np.uint8), 0
+    byte = first
+    while byte >= 0x80 and size < 4:
+        content[size], size = byte, size + 1
+        end = at + 3 * size
+        byte, _ = _percent_byte(text, end)
+    point, length = _decode(content[:size], 0)
+    return point, at + 3 * length
+
+
+@compiled(inline="always")
+def _percent_byte(text, at):
+    """The byte that `%XX` stands for and the place after it; minus one where it is something else."""
+    if at >= len(text) or text[at] != _PERCENT:
+        return np.int64(-1), at
+    return _hexadecimal(text, at + 1, 2)
 
 
 @compiled(inline="always")
@@ -112,6 +141,8 @@ def _unescape_entity(text, at):
     if end < body + 2 or end >= size or text[end] != 59:
         return np.int64(NOTHING), body
     length, first, second = end - body, text[body], text[body + 1] if end > body + 1 else 0
+    if length == 3 and first == 115 and second == 104:  # shy
+        return np.int64(SOFT_HYPHEN), end + 1
     if length == 2 and second == 116 and (first == 108 or first == 103):  # lt, gt
         return np.int64(LESS if first == 108 else _GREATER), end + 1
     if length >= 4 and _is_accent(text, body + 1, end):
@@ -218,15 +249,16 @@ def _skip_calculation(text, at, after):
 
 
 @compiled()
-def skip_thousands(text, at):
-    r"""The place after a `,`, `{,}` or `,\!` with exactly three digits behind it; `at` where it separates something else."""
-    size, place = len(text), at
-    has_brace = text[place] == 123
-    if has_brace:
-        place += 1
-    if place >= size or text[place] != 44:
+def skip_thousands(text, at, after):
+    r"""The place after a `,`, `{,}` or `,\!` with exactly three digits behind it; `at` where it separates something else.
+
+    `after`: the place after the comma or brace, which may be escaped.
+    """
+    size, place = len(text), after
+    has_brace = text[at] == 123
+    if has_brace and (place >= size or text[place] != 44):
         return at
-    place += 1
+    place += has_brace
     if has_brace:
         if place >= size or text[place] != 125:
             return at

@@ -102,7 +102,7 @@ def _split(text, codes, expansions, tag_hashes, forum_tag_hashes, hashes, starts
         elif point == BRACKET:
             at = skip_forum_tag(text, at, forum_tag_hashes)
         elif kind == DIGIT and (point == 44 or point == 123):  # a comma, or one in braces, as LaTeX has it
-            after = skip_thousands(text, begin)
+            after = skip_thousands(text, begin, at)
             if after > begin:
                 at = after
                 continue

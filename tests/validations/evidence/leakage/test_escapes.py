@@ -2,6 +2,7 @@
 
 import html
 import json
+import urllib.parse
 from collections.abc import Callable
 
 import pytest
@@ -53,6 +54,12 @@ def test_a_text_that_has_everything_has_the_same_words(dress: str):
     assert hashes(DRESSES[dress](WILD)) == hashes(WILD)
 
 
+@pytest.mark.parametrize("dress", [urllib.parse.quote, urllib.parse.quote_plus])
+def test_a_text_in_an_address_has_the_same_words(dress: Callable[[str], str]):
+    text = 'Zoë\'s café sold 1,234,567 clips\n\tat $0.50 each; "half", & 20% then <b>bold</b> <<16-7=9>>9 — naïve… 🙂 東京 x < y'
+    assert hashes(dress(text)) == hashes(text)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -64,6 +71,9 @@ def test_a_text_that_has_everything_has_the_same_words(dress: str):
         (b"&#x110000; &#; &# x &#99999999;", "x 110000 x 99999999"),
         (b"a[0] b[max] c[k=2]", "a 0 b max c k 2"),
         (b"end \\\\\\", "end"),
+        (b"50% of %zz %2", "50 of zz 2"),
+        (b"caf%C3%A9s na%c3 x%80y 1%2C000", "caf%C3%A9s na x y 1%2C000"),
+        (b"un&shy;seen", "un&shy;seen"),
         (b"\\u12 \\x4 \\ud83d", "u 12 x 4"),
         (b"a \\ud83d\\u", "a u"),
         (b"&am &amp", "am amp"),
