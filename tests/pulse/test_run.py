@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from tests.pulse.runs import Finished, Start, complete, kill_when
+from trainer.model.hugging_face import read_folder
+from trainer.state import params_digest
 
 pytestmark = pytest.mark.timeout(180)  # a guard against hanging: each takes 20 to 50 s where nothing else runs
 
@@ -55,6 +57,15 @@ async def what_the_server_has(api_url: str) -> tuple[set[str], set[str], set[str
             return {row[field] for row in rows}
 
         return await names("flows", "name"), await names("task_runs", "name"), await names("artifacts", "key")
+
+
+def test_a_trained_phase_is_exported_bit_for_bit(
+    finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path: Path
+) -> None:
+    said = complete(phasewise("export", f"{recipe_file}/ocelot", tmp_path / "out", "--home", home, "--json"))
+    params, _ = read_folder(tmp_path / "out")
+    assert params_digest(params) == said["params_digest"] == finished["phases"][1]["params_digest"]
+    assert (said["phase"], said["step"]) == ("ocelot", 52)
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,6 @@ from trainer.errors import TrainingDiverged, TrainingError, VerdictError
 from trainer.metrics import Row, read_metrics
 from trainer.storage import read_json, write_json
 
-pytestmark = pytest.mark.alone
-
 STEPS, SAVED_EVERY, KILLED_AFTER = 90, 30, 35
 MODEL = {
     "vocab_size": 420, "seq_len": 32, "num_layers": 1, "d_model": 16, "d_ff": 32, "num_query_heads": 2, "num_kv_heads": 1, "head_dim": 8,
