@@ -17,6 +17,8 @@ from tests.leakage_recall.views import olmes
 from validations.evidence.leakage import compiled
 from validations.evidence.leakage.items import BenchmarkItem
 
+pytestmark = pytest.mark.timeout(240)  # a guard against hanging
+
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., Result]
 HIT = {"file", "document", "id", "benchmark", "item", "part", "score", "start", "end", "excerpt"}

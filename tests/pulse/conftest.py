@@ -31,12 +31,12 @@ def api_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def phasewise(api_url: str) -> Start:
-    """Starts `phasewise …` against the session's server."""
+    """Starts `phasewise …` against the session's server. What XLA compiles there runs for milliseconds: it need not be optimised."""
+    settings = {"PREFECT_API_URL": api_url, "PHASEWISE_DASK_WORKERS": "2", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
     def start(*arguments: object) -> subprocess.Popen[str]:
-        environment = {**os.environ, "PREFECT_API_URL": api_url, "PHASEWISE_DASK_WORKERS": "2"}
         command = [sys.executable, "-m", "flows.cli", *map(str, arguments)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **settings})
 
     return start
 

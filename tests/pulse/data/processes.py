@@ -19,7 +19,7 @@ from tasks.locks import LEASE_VARIABLE
 from tests.pulse.data.folders import is_temporary
 
 ROOT = Path(__file__).parents[3]
-MAX_SECONDS = 90  # a guard against hanging
+MAX_SECONDS = 180  # a guard against hanging
 POLL_SECONDS = 0.005
 LEASE_SECONDS = 2  # after so long the lock of a builder that was killed is free again, if it lies on a store
 Found = TypeVar("Found")

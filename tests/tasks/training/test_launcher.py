@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from trainer.errors import TrainingDiverged, TrainingError, VerdictError
 from trainer.metrics import Row, read_metrics
 from trainer.storage import read_json, write_json
 
+pytestmark = pytest.mark.timeout(240)  # a guard against hanging
+
 STEPS, SAVED_EVERY, KILLED_AFTER = 90, 30, 35
 MODEL = {
     "vocab_size": 420, "seq_len": 32, "num_layers": 1, "d_model": 16, "d_ff": 32, "num_query_heads": 2, "num_kv_heads": 1, "head_dim": 8,
@@ -25,6 +27,14 @@ MODEL = {
         "qk_norm": False, "tied_head": False, "sliding_window": None, "float32_attention": False,
 }  # fmt: skip
 BuildRun = Callable[..., RunConfig]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation() -> Iterator[None]:
+    """What the trainers compile runs for milliseconds: it need not be optimised."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        yield
 
 
 @pytest.fixture(scope="module")
