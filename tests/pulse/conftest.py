@@ -1,6 +1,7 @@
 """A tiny recipe through the real command line, a real Prefect server and real processes."""
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,8 +13,6 @@ from flows.server import own_server
 from tasks.home import Home
 from tests.pulse.runs import Finished, Start, complete, tiny_recipe
 
-PORT = 42171
-
 
 @pytest.fixture(scope="session")
 def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -24,8 +23,11 @@ def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def api_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One server for all runs of the session."""
-    with own_server(Home(tmp_path_factory.mktemp("server")), PORT) as url:
+    """One server for all runs of the session, at a port that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with own_server(Home(tmp_path_factory.mktemp("server")), port) as url:
         yield url
 
 
