@@ -14,16 +14,16 @@ from tasks.home import Home
 from tests.pulse.runs import Finished, Start, complete, tiny_recipe
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recipe") / "tiny.json"
     path.write_text(tiny_recipe().model_dump_json())
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def api_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One server for all runs of the session, at a port that nobody uses."""
+    """One server for all runs of a file, at a port that nobody uses."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -31,9 +31,9 @@ def api_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def phasewise(api_url: str) -> Start:
-    """Starts `phasewise …` against the session's server. What XLA compiles there runs for milliseconds: it need not be optimised."""
+    """Starts `phasewise …` against that server. What XLA compiles there runs for milliseconds: it need not be optimised."""
     settings = {"PREFECT_API_URL": api_url, "PHASEWISE_DASK_WORKERS": "2", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
     def start(*arguments: object) -> subprocess.Popen[str]:
@@ -43,12 +43,12 @@ def phasewise(api_url: str) -> Start:
     return start
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("home")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def finished(phasewise: Start, recipe_file: Path, home: Path) -> Finished:
     """The result of a run that nothing disturbed."""
     return complete(phasewise("run", recipe_file, "--home", home, "--json"))
