@@ -1,7 +1,7 @@
 # Every target does its own set-up. Needs python3 (3.11 or newer) and the package index.
 PYTHON ?= python3
 BIN := .venv/bin
-TWO_AT_ONCE := $(addprefix tests/,architecture flows leakage_recall tasks trainer validations)
+ALONE = $(shell grep -rl --include="test_*.py" "pytest\.mark\.alone" tests)
 
 .PHONY: run test setup format lint types check bench up clean
 
@@ -9,8 +9,8 @@ run: .venv/run.stamp  ## train Marin 8B at proxy scale, on this machine
 	$(BIN)/phasewise run marin-8b --scale proxy
 
 test: .venv/dev.stamp  ## run all tests
-	$(BIN)/python -m pytest -m "not alone" --numprocesses 2 --dist loadfile $(TWO_AT_ONCE)
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -m "not alone" --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m alone $(ALONE)
 
 setup: .venv/dev.stamp  ## everything that development needs
 

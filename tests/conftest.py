@@ -1,4 +1,4 @@
-"""What all tests share: the stores, and which of them may run two at a time."""
+"""What all tests share: the stores, and which of them run two at a time."""
 
 import os
 from pathlib import Path
@@ -9,12 +9,16 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax: wi
 
 pytest_plugins = ["tests.stores.fixtures"]
 TESTS = Path(__file__).parent
-TWO_AT_ONCE = ("architecture", "flows", "leakage_recall", "tasks", "trainer", "validations")
-"""Folders whose tests keep one core busy. Those that start processes of their own say `alone` in their file; other folders are alone."""
+LONGEST = (
+    "pulse/test_run.py",
+    "pulse/data/test_killed.py",
+    "deployments/test_local.py",
+    "pulse/test_bison.py",
+)
+"""Files that take longest. They come first: begun last, one of them would run while nothing is left to run beside it."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as `alone` whatever needs both cores, or a port, or a quiet machine."""
-    for item in items:
-        if item.path.relative_to(TESTS).parts[0] not in TWO_AT_ONCE:
-            item.add_marker(pytest.mark.alone)
+    """Put the longest files first; the rest stay in their order."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.relative_to(TESTS).as_posix(), len(LONGEST)))

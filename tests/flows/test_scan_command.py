@@ -14,9 +14,10 @@ from click.testing import CliRunner, Result
 from flows import cli
 from tests.leakage_recall.made_items import made_items
 from tests.leakage_recall.views import olmes
+from validations.evidence.leakage import compiled
 from validations.evidence.leakage.items import BenchmarkItem
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timeout(240)  # a guard against hanging
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., Result]
@@ -37,12 +38,23 @@ def benchmarks(items: list[BenchmarkItem], tmp_path_factory: pytest.TempPathFact
     return folder
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder for the index, which is kept for all tests; what Numba compiled for other tests is there, too."""
+    kept = Path(compiled.config.CACHE_DIR)  # pyright: ignore[reportAttributeAccessIssue]  # the module has it at run time
+    kept.mkdir(parents=True, exist_ok=True)
+    folder = tmp_path_factory.mktemp("cache")
+    (folder / "phasewise").mkdir()
+    (folder / "phasewise" / kept.name).symlink_to(kept)
+    return folder
+
+
 @pytest.fixture
-def scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, benchmarks: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Runs the command in an empty folder; the index is kept for all tests."""
+def scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, benchmarks: Path, cache: Path) -> Run:
+    """Runs the command in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PHASEWISE_HOME", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(benchmarks.parent / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
 
     def run(*arguments: object) -> Result:
         return CliRunner().invoke(cli.main, ["scan", *map(str, arguments), "--benchmarks", str(benchmarks)])

@@ -1,6 +1,7 @@
 """A tiny recipe through the real command line, a real Prefect server and real processes."""
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,41 +13,42 @@ from flows.server import own_server
 from tasks.home import Home
 from tests.pulse.runs import Finished, Start, complete, tiny_recipe
 
-PORT = 42171
 
-
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recipe") / "tiny.json"
     path.write_text(tiny_recipe().model_dump_json())
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def api_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One server for all runs of the session."""
-    with own_server(Home(tmp_path_factory.mktemp("server")), PORT) as url:
+    """One server for all runs of a file, at a port that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with own_server(Home(tmp_path_factory.mktemp("server")), port) as url:
         yield url
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def phasewise(api_url: str) -> Start:
-    """Starts `phasewise …` against the session's server."""
+    """Starts `phasewise …` against that server. What XLA compiles there runs for milliseconds: it need not be optimised."""
+    settings = {"PREFECT_API_URL": api_url, "PHASEWISE_DASK_WORKERS": "2", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
     def start(*arguments: object) -> subprocess.Popen[str]:
-        environment = {**os.environ, "PREFECT_API_URL": api_url, "PHASEWISE_DASK_WORKERS": "2"}
         command = [sys.executable, "-m", "flows.cli", *map(str, arguments)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **settings})
 
     return start
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("home")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def finished(phasewise: Start, recipe_file: Path, home: Path) -> Finished:
     """The result of a run that nothing disturbed."""
     return complete(phasewise("run", recipe_file, "--home", home, "--json"))

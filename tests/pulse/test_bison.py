@@ -28,7 +28,7 @@ from validations.evidence.hand_off import hand_off_evidence
 from validations.limits import DataLimits
 from validations.verdict import Verdict
 
-pytestmark = pytest.mark.timeout(240)  # a guard against hanging
+pytestmark = pytest.mark.timeout(600)  # a guard against hanging
 
 
 @pytest.fixture(params=["made", "real"])

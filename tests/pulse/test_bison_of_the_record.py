@@ -33,7 +33,7 @@ from validations.evidence.hand_off import hand_off_evidence
 from validations.evidence.leakage.item_files import read_items
 from validations.verdict import Verdict
 
-pytestmark = pytest.mark.timeout(240)  # a guard against hanging
+pytestmark = pytest.mark.timeout(600)  # a guard against hanging
 BUNDLE, CLEAN = "all_math_9d507c", "all_math"
 TRAINED_ON = 15 / 16
 

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from tests.pulse.runs import Finished, Start, complete, kill_when
+from trainer.model.hugging_face import read_folder
+from trainer.state import params_digest
 
-pytestmark = pytest.mark.timeout(180)  # a guard against hanging: each takes 20 to 50 s where nothing else runs
+pytestmark = pytest.mark.timeout(600)  # a guard against hanging: each takes 20 to 50 s where nothing else runs
 
 
 def digests(summary: Finished) -> list[str]:
@@ -57,11 +59,21 @@ async def what_the_server_has(api_url: str) -> tuple[set[str], set[str], set[str
         return await names("flows", "name"), await names("task_runs", "name"), await names("artifacts", "key")
 
 
+def test_a_trained_phase_is_exported_bit_for_bit(
+    finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path: Path
+) -> None:
+    said = complete(phasewise("export", f"{recipe_file}/ocelot", tmp_path / "out", "--home", home, "--json"))
+    params, _ = read_folder(tmp_path / "out")
+    assert params_digest(params) == said["params_digest"] == finished["phases"][1]["params_digest"]
+    assert (said["phase"], said["step"]) == ("ocelot", 52)
+
+
 @pytest.fixture(scope="module")
 def killed_in_data(finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home of its own, whose run was killed while it wrote token caches."""
+    """A home of its own, whose run was killed while it wrote token caches. What the trainer compiled elsewhere it finds compiled."""
     place = tmp_path_factory.mktemp("killed")
-    shutil.copytree(home / "sources", place / "sources")
+    for kept in ("sources", "runs/tiny-proxy/compilation-cache"):
+        shutil.copytree(home / kept, place / kept)
     kill_when(phasewise("run", recipe_file, "--home", place, "--json"), lambda: any((place / "tokens").glob("*/*/*.bin")))
     return place
 

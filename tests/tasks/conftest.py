@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import dask.config
 import pytest
 from dask.distributed import LocalCluster
 
@@ -114,7 +115,10 @@ class World:
 def scheduler() -> Iterator[str]:
     """The address of a cluster with two processes, which know the emulated store."""
     the_emulator()
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs=logging.ERROR) as cluster:
+    with (
+        dask.config.set({"distributed.worker.profile.enabled": False}),  # it is idle most of the time, and should cost nothing then
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs=logging.ERROR) as cluster,
+    ):
         yield str(cluster.scheduler_address)  # pyright: ignore[reportAttributeAccessIssue]  # typed as awaitable or not
 
 

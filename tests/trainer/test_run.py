@@ -19,7 +19,7 @@ from trainer.run import main, only_one_trainer
 from trainer.state import init_state, params_digest
 from trainer.storage import read_json, write_json
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timeout(240)  # a guard against hanging
 
 MakeRun = Callable[..., RunConfig]
 Judge = Callable[..., None]

@@ -14,7 +14,7 @@ from tests.pulse.data.kill_matrix import KINDS, Trial, disturb
 from tests.pulse.data.processes import Processes, kill, wait_for
 from trainer.data.manifest import MANIFEST_NAME
 
-pytestmark = pytest.mark.timeout(180)  # a guard against hanging: each takes 5 to 10 s where nothing else runs
+pytestmark = pytest.mark.timeout(600)  # a guard against hanging: each takes 5 to 10 s where nothing else runs
 GONE = "the Dask scheduler went away. Start it and run again: what is finished is kept."
 
 

@@ -14,7 +14,7 @@ from tests.stores.emulator import the_emulator
 from trainer.data.manifest import read_manifest
 from trainer.storage import write_atomically
 
-pytestmark = pytest.mark.timeout(180)  # a guard against hanging: each takes 5 to 10 s where nothing else runs
+pytestmark = pytest.mark.timeout(600)  # a guard against hanging: each takes 5 to 10 s where nothing else runs
 EVERYTHING = {"documents": 3, "tokenizers": 1, "caches": 6}
 BARE = {"PATH": os.environ["PATH"]}
 """The environment of workers that know nothing of the driver's."""

@@ -18,7 +18,7 @@ from tasks.data.cluster import SCHEDULER_VARIABLE, WORKERS_VARIABLE, run_all
 from tasks.home import Home
 from trainer import errors
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timeout(240)  # a guard against hanging
 
 
 def test_a_cluster_of_its_own_has_as_many_processes_as_asked_for(monkeypatch: pytest.MonkeyPatch):

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from trainer.errors import TrainingDiverged, TrainingError, VerdictError
 from trainer.metrics import Row, read_metrics
 from trainer.storage import read_json, write_json
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timeout(240)  # a guard against hanging
 
 STEPS, SAVED_EVERY, KILLED_AFTER = 90, 30, 35
 MODEL = {
@@ -27,6 +27,14 @@ MODEL = {
         "qk_norm": False, "tied_head": False, "sliding_window": None, "float32_attention": False,
 }  # fmt: skip
 BuildRun = Callable[..., RunConfig]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation() -> Iterator[None]:
+    """What the trainers compile runs for milliseconds: it need not be optimised."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +154,8 @@ def test_a_killed_trainer_goes_on_and_ends_with_the_same_weights(
     def kill_once(rows: list[Row]) -> None:
         seen.extend(row["step"] for row in rows)
         if not killed and KILLED_AFTER <= rows[-1]["step"] < STEPS:
-            (child,) = [child for child in psutil.Process().children() if "trainer" in child.cmdline()]
+            children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+            (child,) = [child for child in children if "trainer" in child.cmdline()]
             os.kill(child.pid, signal.SIGKILL)
             killed.append(rows[-1]["step"])
 
