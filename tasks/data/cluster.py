@@ -28,6 +28,15 @@ MAX_IN_FLIGHT = 1000
 RETRIES = 3
 CONNECT_SECONDS = 30
 FIRST_WORKER_SECONDS = 120
+_ENVIRONMENT = "distributed.nanny.pre-spawn-environ"
+WORKERS = {
+    f"{_ENVIRONMENT}.MALLOC_ARENA_MAX": 1,
+    f"{_ENVIRONMENT}.MALLOC_MMAP_THRESHOLD_": 32 * 2**20,
+    f"{_ENVIRONMENT}.MALLOC_TRIM_THRESHOLD_": 64 * 2**20,
+    "distributed.worker.profile.enabled": False,
+}
+"""One arena, between which nothing is lost, and buffers that stay to be used again: Dask's own thresholds give every large one back, and
+its pages are made anew. Nobody reads the profile that a worker makes of itself."""
 _client: ContextVar[Client | None] = ContextVar("client", default=None)
 
 
@@ -54,7 +63,7 @@ def _new_client() -> Iterator[Client]:
     workers = _num_workers()
     _remove_scratch_of_the_dead()
     with (
-        dask.config.set({"distributed.nanny.pre-spawn-environ.MALLOC_ARENA_MAX": 1}),  # less is lost between arenas
+        dask.config.set(WORKERS),
         tempfile.TemporaryDirectory(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-", ignore_cleanup_errors=True) as scratch,
         LocalCluster(
             n_workers=workers,

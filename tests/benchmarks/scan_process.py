@@ -54,7 +54,7 @@ def build(folder: Path, benchmarks: Path | None) -> Built:
     built = time.perf_counter()
     index.save(folder)
     items_of = f"all of {benchmarks.parent.name}/{benchmarks.name}" if benchmarks else "made items"
-    return Built(items_of, len(items), index.num_bytes, read - start, built - read, peak_of_this_process())
+    return Built(items_of, sum(index.items_per_benchmark.values()), index.num_bytes, read - start, built - read, peak_of_this_process())
 
 
 def scan(index: Path, files: Path) -> Scanned:

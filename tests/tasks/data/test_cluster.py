@@ -26,8 +26,8 @@ def test_a_cluster_of_its_own_has_as_many_processes_as_asked_for(monkeypatch: py
     monkeypatch.setenv(WORKERS_VARIABLE, "2")
     with cluster.cluster() as client:
         workers: Any = client.run(os.getpid)
-        arenas: Any = client.run(os.getenv, "MALLOC_ARENA_MAX")
-    assert set(arenas.values()) == {"1"}
+        settings: Any = [client.run(os.getenv, f"MALLOC_{name}") for name in ("ARENA_MAX", "MMAP_THRESHOLD_", "TRIM_THRESHOLD_")]
+    assert [set(of_workers.values()) for of_workers in settings] == [{"1"}, {str(32 * 2**20)}, {str(64 * 2**20)}]
     processes = set(workers.values())
     assert len(processes - {os.getpid()}) == 2
     for process in processes:
