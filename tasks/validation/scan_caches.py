@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from tasks.data.cluster import run_all
 from tasks.data.plan import DataPlan
-from tasks.data.tokenizer import load_tokenizer
 from tasks.data.word_problems import BENCHMARK, word_problems
 from tasks.evaluation.benchmark_folder import benchmark_items
 from tasks.home import Home
 from tasks.progress import say
+from tasks.validation.detokenizers import open_detokenizer
 from tasks.validation.index_store import folder_digest, index_of_list, index_store, leakage_version, open_index
 from tasks.validation.scan_paths import CachePiece, cache_pieces, find_tokenizer
 from trainer.data.manifest import Shard, read_manifest
@@ -91,7 +91,7 @@ def scan_shard(shard: CachePiece, items: KeptItems, limits: LeakageLimits) -> Sc
         DataError: it is damaged.
     """
     check_shard(shard.folder, read_manifest(shard.folder).shards[shard.shard])
-    documents = cache_documents(shard.folder, load_tokenizer(shard.tokenizer), shard.shard)
+    documents = cache_documents(shard.folder, open_detokenizer(shard.tokenizer), shard.shard)
     return scan_documents(documents, items.open(), limits)
 
 
@@ -163,8 +163,8 @@ def held_out_items(component: str, folder: Path, plan: DataPlan) -> Iterable[Ben
     manifest = read_manifest(folder)
     for shard in manifest.shards:
         check_shard(folder, shard)
-    tokenizer = load_tokenizer(shards_of(folder, plan)[0].tokenizer) if manifest.shards else None
+    detokenize = open_detokenizer(shards_of(folder, plan)[0].tokenizer) if manifest.shards else None
     benchmark = f"{HELD_OUT}{component}"
-    for document in cache_documents(folder, tokenizer) if tokenizer else ():
+    for document in cache_documents(folder, detokenize) if detokenize else ():
         if len(split_words(document.text).hashes) >= MIN_HELD_OUT_WORDS:
             yield BenchmarkItem(benchmark, benchmark, document.id, document.text.decode(), is_excerpt=True)

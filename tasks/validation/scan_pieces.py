@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tasks.data.formats.streams import raise_failure
-from tasks.data.tokenizer import load_tokenizer
 from tasks.progress import advance
+from tasks.validation.detokenizers import open_detokenizer
 from tasks.validation.index_store import open_index
 from tasks.validation.scan_files import FilePiece, Reading, Unread
 from tasks.validation.scan_paths import CachePiece, ScanPiece
@@ -42,7 +42,7 @@ class Scanned(NamedTuple):
 def scan_piece(piece: ScanPiece, index: Path, limits: LeakageLimits) -> PieceScan:
     """Scan one piece for the items of a kept index; runs in a worker."""
     if isinstance(piece, CachePiece):
-        documents = cache_documents(piece.folder, load_tokenizer(piece.tokenizer), piece.shard)
+        documents = cache_documents(piece.folder, open_detokenizer(piece.tokenizer), piece.shard)
         scan = scan_documents(documents, open_index(index), limits)
         return PieceScan(scan=scan, numbers=scan.documents)
     reading = Reading(piece)

@@ -12,6 +12,7 @@ from tests.leakage_recall.formats import FORMATS
 from tests.leakage_recall.material import Material
 from tests.leakage_recall.measure import RecallRow, measure_recall, plant, sample
 from tests.validations.conftest import CacheMaker
+from validations.evidence.leakage.detokenize import build_detokenizer
 from validations.evidence.leakage.scan import Document, cache_documents
 
 CACHED_FORMAT = replace(FORMATS["OLMES's format"], name="dropped from the source, still in the cache")
@@ -29,7 +30,7 @@ def cached_row(material: Material, detect: Detect, folder: Path, *, count: int, 
 
     def detect_there(documents: Sequence[Document]) -> list[Found]:
         if reads_cache:
-            found = detect(list(cache_documents(cache, tokenizer)))
+            found = detect(list(cache_documents(cache, build_detokenizer(tokenizer))))
         else:
             included = [Document(TRAIN_FILE, number, str(number), text.encode()) for number, text in enumerate(source[TRAIN_FILE])]
             found = [*([{}] * len(documents)), *detect(included)]

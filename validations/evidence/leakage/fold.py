@@ -21,6 +21,8 @@ LETTER, DIGIT, WORD = 1, 2, 3
 """Kinds of code point: words are runs of letters or of digits; an ideograph or kana is a word of its own."""
 KIND_SHIFT = 24
 MAX_EXPANSION = 8
+UNASSIGNED = {"Cn", "Co", "Cs"}
+FIRST_IDEOGRAPH, END_OF_IDEOGRAPHS = 0x3400, 0xA000
 _LATIN_NAME = re.compile(r"LATIN (?:(?:SMALL|CAPITAL) LETTER|LETTER SMALL CAPITAL) (?:DOTLESS )?([A-Z])(?: WITH .*)?$")
 _AMBIGUOUS = {"\u04cf": "l", "\u04c0": "i", "\u0406": "i", "\u0399": "i", "\u03c7": "x"}
 """Palochkas, capital I and iota look like i, l and 1 alike, chi is left out of the confusables: read as the letter they stand in for."""
@@ -46,6 +48,11 @@ def fold_table() -> Fold:
     expansions = [np.zeros(MAX_EXPANSION, np.int32)]
     looks_like = _look_alikes()
     for point in range(TABLE_SIZE):
+        if unicodedata.category(chr(point)) in UNASSIGNED:
+            continue
+        if FIRST_IDEOGRAPH <= point < END_OF_IDEOGRAPHS and chr(point) not in looks_like:
+            codes[point] = WORD << KIND_SHIFT | point
+            continue
         folded = _folded(chr(point), looks_like)
         if len(folded) <= 1:
             codes[point] = folded[0] if folded else DROPPED

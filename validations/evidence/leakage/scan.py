@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import Field
-from tokenizers import Tokenizer
 
 from trainer.config import Frozen
 from trainer.data.cache import TokenCache
-from validations.evidence.leakage.detokenize import build_detokenizer
+from validations.evidence.leakage.detokenize import Detokenize
 from validations.evidence.leakage.index import LeakageIndex
 from validations.evidence.leakage.marking import SKETCH_SIZE, text_grams
 from validations.evidence.leakage.match import score_candidates
@@ -103,13 +102,13 @@ def merge_scans(scans: Iterable[Scan]) -> Scan:
     return Scan(documents=documents, bytes=size, hits=kept.hits())
 
 
-def cache_documents(folder: Path, tokenizer: Tokenizer, shard: int | None = None) -> Iterator[Document]:
+def cache_documents(folder: Path, detokenize: Detokenize, shard: int | None = None) -> Iterator[Document]:
     """The documents of a token cache, or of one of its shards, as text.
 
     Raises:
         DataError: the folder is not a whole cache.
     """
-    cache, detokenize = TokenCache.open(folder), build_detokenizer(tokenizer)
+    cache = TokenCache.open(folder)
     first = sum(each.documents for each in cache.manifest.shards[: shard or 0])
     for number, document in enumerate(cache.documents(None if shard is None else [shard]), start=first):
         yield Document(document.source_file, number, document.id, detokenize(document.tokens), len(document.tokens))
