@@ -109,6 +109,11 @@ def percent_encoded(text: str, rng: Random) -> str:
     return rng.choice((urllib.parse.quote, urllib.parse.quote_plus))(text)
 
 
+def byte_level(text: str, _rng: Random) -> str:
+    """As it stands in the vocabulary of a byte-level tokenizer."""
+    return text.replace(" ", "\u0120").replace("\n", "\u010a")
+
+
 def latex_escaped(text: str, _rng: Random) -> str:
     """LaTeX's special characters escaped."""
     return "".join(LATEX.get(character, character) for character in text)

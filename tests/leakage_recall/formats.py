@@ -141,6 +141,7 @@ COVERS: dict[str, Dress] = {
     "HTML page": escapes.html_page,
     "XML with character data": escapes.xml_with_character_data,
     "percent-encoded": escapes.percent_encoded,
+    "a byte-level tokenizer's letters": escapes.byte_level,
 }
 LAYOUTS: dict[str, Layout] = {
     "nothing around it": plants.alone,

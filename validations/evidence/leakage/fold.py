@@ -22,6 +22,10 @@ LETTER, DIGIT, WORD = 1, 2, 3
 KIND_SHIFT = 24
 MAX_EXPANSION = 8
 UNASSIGNED = {"Cn", "Co", "Cs"}
+BYTE_LEVEL_SPACES = {0x100 + ord(" "), 0x100 + ord("\n")}
+"""Ġ and Ċ, which stand for white space in the vocabularies of byte-level tokenizers and in texts made of their entries. As letters, only
+Maltese has them.
+"""
 FIRST_IDEOGRAPH, END_OF_IDEOGRAPHS = 0x3400, 0xA000
 _LATIN_NAME = re.compile(r"LATIN (?:(?:SMALL|CAPITAL) LETTER|LETTER SMALL CAPITAL) (?:DOTLESS )?([A-Z])(?: WITH .*)?$")
 _AMBIGUOUS = {"\u04cf": "l", "\u04c0": "i", "\u0406": "i", "\u0399": "i", "\u03c7": "x"}
@@ -48,7 +52,7 @@ def fold_table() -> Fold:
     expansions = [np.zeros(MAX_EXPANSION, np.int32)]
     looks_like = _look_alikes()
     for point in range(TABLE_SIZE):
-        if unicodedata.category(chr(point)) in UNASSIGNED:
+        if unicodedata.category(chr(point)) in UNASSIGNED or point in BYTE_LEVEL_SPACES:
             continue
         if FIRST_IDEOGRAPH <= point < END_OF_IDEOGRAPHS and chr(point) not in looks_like:
             codes[point] = WORD << KIND_SHIFT | point

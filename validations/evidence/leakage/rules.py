@@ -12,8 +12,8 @@
 | the question with its choices, answer, solution or passage near | 6 to 12 | 5 or more | both word for word |
 
 13 is the limit's `min_words`. Signs are numbers and single letters. "Alike" is a score of at least the limit's `min_score`, and half of
-the numbers where there are two or more; the less a part says, the higher the score must be (see `_needed`). What none of this covers is
-out of reach, and counted.
+the numbers and of the item's own word pairs; the less a part says, the higher the score must be (see `_needed`), and higher again where
+most of its telling numbers are others. What none of this covers is out of reach, and counted.
 """
 
 from typing import NamedTuple
@@ -28,7 +28,7 @@ from validations.limits import LeakageLimits
 NEVER, ALIKE, VERBATIM, COMPLETE = range(4)
 PARTS = ("question", "choices", "answer", "item")
 MIN_VERBATIM_WORDS, MIN_TOGETHER_WORDS = 8, 6
-MIN_DISTINCT, MIN_DISTINCT_VERBATIM = 5, 6
+MIN_DISTINCT, MIN_DISTINCT_VERBATIM, MIN_DISTINCT_COMPLETE = 5, 6, 4
 LITTLE_WEIGHT, MUCH_WEIGHT, MAX_NEEDED = 6.0, 15.0, 0.85
 LITTLE_SOLUTION_WEIGHT, MUCH_SOLUTION_WEIGHT, MAX_SOLUTION_NEEDED = 15.0, 50.0, 0.85
 """Weight of a part, in average words, up to which nearly all of it must be there, and from which on `min_score` is enough. Of solutions,
@@ -68,7 +68,7 @@ def build_rules(index: LeakageIndex, limits: LeakageLimits) -> Rules:
     long = words >= limits.min_words
     alone[long & (index.distinct_words >= MIN_DISTINCT_VERBATIM)] = VERBATIM
     alone[long & (telling >= MIN_DISTINCT)] = ALIKE
-    is_complete = long[:, CHOICE] & (index.distinct_words[:, CHOICE] >= MIN_DISTINCT_VERBATIM)
+    is_complete = long[:, CHOICE] & (index.distinct_words[:, CHOICE] >= MIN_DISTINCT_COMPLETE)
     few_telling = telling[:, CHOICE] < MIN_DISTINCT_CHOICES
     alone[few_telling, CHOICE] = np.where(is_complete[few_telling], COMPLETE, NEVER)
     alone[:, PASSAGE] = NEVER

@@ -4,7 +4,7 @@ import unicodedata
 
 import pytest
 
-from validations.evidence.leakage.fold import DIGIT, DROPPED, KIND_SHIFT, LETTER, SEPARATOR, TABLE_SIZE, WORD, fold_table
+from validations.evidence.leakage.fold import BYTE_LEVEL_SPACES, DIGIT, DROPPED, KIND_SHIFT, LETTER, SEPARATOR, TABLE_SIZE, WORD, fold_table
 from validations.evidence.leakage.words import room_for
 
 
@@ -33,6 +33,7 @@ def spelled(text: str) -> str:
         ("z\u200be\u00adr\u2060o\ufeff\u0301", "zero"),
         ("“it’s” — a_b…", " it s    a b   "),
         ("🙂\x00\x7f", "   "),
+        ("howĠmanyĊclips", "how many clips"),
     ],
 )
 def test_a_text_is_spelled_plainly(text: str, expected: str):
@@ -58,7 +59,7 @@ def test_compatibility_forms_of_letters_and_digits_are_plain():
 def test_accents_do_not_count_composed_or_apart():
     for point in (*range(0xC0, 0x250), *range(0x1E00, 0x1F00)):
         apart = unicodedata.normalize("NFD", chr(point))
-        if apart[0].isascii():
+        if apart[0].isascii() and point not in BYTE_LEVEL_SPACES:
             assert spelled(chr(point)) == spelled(apart) == apart[0].lower(), f"U+{point:04X}"
 
 
