@@ -50,7 +50,7 @@ class Material:
 
     @classmethod
     def real(cls, *, clean: int, long: int = 0, seed: int = 0, one_in: int = 1) -> "Material":
-        """The real items, or one in so many, with all examples, and their siblings; a test that asks for them without the files is skipped."""
+        """The real items, or one in so many, all examples, and their siblings; a test that asks for them without the files is skipped."""
         folder = shared_folder("benchmarks")
         items = [item for place, item in enumerate(read_benchmarks(folder)) if item.is_example or place % one_in == 0]
         return cls(items, sibling_documents(folder, shared_folder("hard-negatives")), clean, long, seed)

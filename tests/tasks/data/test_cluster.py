@@ -24,9 +24,12 @@ pytestmark = pytest.mark.timeout(240)  # a guard against hanging
 def test_a_cluster_of_its_own_has_as_many_processes_as_asked_for(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv(SCHEDULER_VARIABLE, raising=False)
     monkeypatch.setenv(WORKERS_VARIABLE, "2")
+    names = [f"MALLOC_{name}" for name in ("ARENA_MAX", "MMAP_THRESHOLD_", "TRIM_THRESHOLD_")]
+    for name in names:  # an earlier cluster of this process leaves its own there
+        monkeypatch.delenv(name, raising=False)
     with cluster.cluster() as client:
         workers: Any = client.run(os.getpid)
-        settings: Any = [client.run(os.getenv, f"MALLOC_{name}") for name in ("ARENA_MAX", "MMAP_THRESHOLD_", "TRIM_THRESHOLD_")]
+        settings: Any = [client.run(os.getenv, name) for name in names]
     assert [set(of_workers.values()) for of_workers in settings] == [{"1"}, {str(32 * 2**20)}, {str(64 * 2**20)}]
     processes = set(workers.values())
     assert len(processes - {os.getpid()}) == 2

@@ -19,7 +19,7 @@ from trainer.errors import DataError
 from trainer.storage import digest_of_json, read_json, write_json
 from validations.evidence.leakage import escapes, fold, items, segments, words
 from validations.evidence.leakage.items import BenchmarkItem, without_punctuation
-from validations.evidence.leakage.segments import CHOICE, GRAM_FACTOR, PASSAGE, Segments, distinct, part_sizes, word_weights
+from validations.evidence.leakage.segments import CHOICE, GRAM_FACTOR, PASSAGE, Segments, distinct, num_items_with, part_sizes, word_weights
 from validations.evidence.leakage.words import is_number, split_words
 
 SEED_WORDS, GRAM_WORDS = 4, 2
@@ -195,11 +195,8 @@ def _own_grams(segments: Segments, grams: UInt64[np.ndarray, "w"], tasks: Sequen
     """Which grams at most `MAX_OWN_ITEMS`, or `MAX_OWN_SHARE`, of their task's items hold."""
     _, gram = np.unique(grams, return_inverse=True)
     _, task_of_item = np.unique(np.array(tasks), return_inverse=True)
-    items, num_items, num_tasks = segments.item_of_word.astype(np.int64), len(tasks), int(task_of_item.max()) + 1
-    held = distinct(gram.astype(np.int64) * num_items + items)
-    of_task = np.sort(held // num_items * num_tasks + task_of_item[held % num_items])
-    wanted = gram.astype(np.int64) * num_tasks + task_of_item[items]
-    held_by = np.searchsorted(of_task, wanted, side="right") - np.searchsorted(of_task, wanted)
+    items = segments.item_of_word.astype(np.int64)
+    held_by = num_items_with(gram * (int(task_of_item.max()) + 1) + task_of_item[items], items, len(tasks))
     limit = np.maximum(MAX_OWN_ITEMS, MAX_OWN_SHARE * np.bincount(task_of_item)[task_of_item[items]])
     return (grams != 0) & (held_by <= limit)
 
