@@ -4,7 +4,7 @@
 |---|---|---|---|
 | the question, a solution, a long answer | 13 or more | 5 or more | alike |
 | the choices together | 13 or more | 8 or more | alike |
-| the choices together | 13 or more | fewer, but 6 with signs | all of them, in their order |
+| the choices together | 13 or more | fewer, but 4 with signs | all of them, in their order |
 | the question, a solution, a long answer | 13 or more | fewer, but 6 with signs | word for word |
 | the question alone | 8 to 12 | 6 or more | word for word |
 | an excerpt of ordinary text, such as a held-out document | 13 or more | | `min_copy_share` of it, in one run |
