@@ -12,7 +12,7 @@ import pytest
 from dask.distributed import LocalCluster
 
 from tasks.data import parts
-from tasks.data.cluster import SCHEDULER_VARIABLE
+from tasks.data.cluster import SCHEDULER_VARIABLE, WORKERS
 from tasks.data.plan import DataPlan, plan_data
 from tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_benchmarks, write_missing_documents
 from tasks.data.source import Source
@@ -116,7 +116,7 @@ def scheduler() -> Iterator[str]:
     """The address of a cluster with two processes, which know the emulated store."""
     the_emulator()
     with (
-        dask.config.set({"distributed.worker.profile.enabled": False}),  # it is idle most of the time, and should cost nothing then
+        dask.config.set(WORKERS),
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs=logging.ERROR) as cluster,
     ):
         yield str(cluster.scheduler_address)  # pyright: ignore[reportAttributeAccessIssue]  # typed as awaitable or not

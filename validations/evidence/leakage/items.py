@@ -56,13 +56,12 @@ def without_punctuation(item: BenchmarkItem) -> BenchmarkItem | None:
 def merge_equal(items: Iterable[BenchmarkItem]) -> list[BenchmarkItem]:
     """One item for all that ask the same, in the order given: the first stays, and gets what the others know.
 
-    Items of one benchmark ask the same when question, passage and set of choices are the same but for white space; examples are apart. An
-    item without a passage asks the same as the first one like it that has a passage.
+    Items of one benchmark ask the same when question, passage and set of choices are the same but for white space. An item without a
+    passage asks the same as the first one like it that has a passage.
     """
-    groups: dict[tuple[str, bool, str, frozenset[str]], list[BenchmarkItem]] = {}
+    groups: dict[tuple[str, str, frozenset[str]], list[BenchmarkItem]] = {}
     for item in items:
-        key = (item.benchmark, item.is_example, _squeeze(item.question), frozenset(map(_squeeze, item.choices)))
-        places = groups.setdefault(key, [])
+        places = groups.setdefault((item.benchmark, _squeeze(item.question), frozenset(map(_squeeze, item.choices))), [])
         for place, other in enumerate(places):
             if _squeeze(item.passage) == _squeeze(other.passage) or not (item.passage and other.passage):
                 places[place] = _join(other, item)
