@@ -7,11 +7,12 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from flows.server import POOL
 from trainer.errors import PhasewiseError
 
 ROOT = Path(__file__).resolve().parents[1]
 PREFECT_FILE = ROOT / "prefect.yaml"
-POOL, TRAINING_QUEUE, MAX_TRAININGS = "phasewise-local", "training", 1
+TRAINING_QUEUE, MAX_TRAININGS = "training", 1
 
 
 class Declared(BaseModel):

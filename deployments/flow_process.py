@@ -11,8 +11,10 @@ import threading
 import time
 
 from trainer.parent import wait_for_end_of_input
+from trainer.stopping import stop_seconds
 
-GRACE_SECONDS = 10.0
+REPORT_SECONDS = 10.0
+"""Beyond the time that a trainer has to save."""
 
 
 def main() -> None:
@@ -25,7 +27,7 @@ def main() -> None:
 def _end_with_standard_input() -> None:
     wait_for_end_of_input()
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(GRACE_SECONDS)
+    time.sleep(stop_seconds() + REPORT_SECONDS)
     os._exit(1)
 
 

@@ -6,7 +6,6 @@ starts outlives it, however it ends: the server and the flow runs end when their
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import signal
 import socket
@@ -17,10 +16,11 @@ from pathlib import Path
 import click
 import httpx
 
-from deployments.catalogue import MAX_TRAININGS, POOL, read_deployments, register
+from deployments.catalogue import MAX_TRAININGS, read_deployments, register
+from deployments.watch import watch
 from deployments.worker import work
 from flows.leftovers import close_leftovers
-from flows.server import own_server, quiet_environment
+from flows.server import POOL, OwnServer, own_server, quiet_environment
 from tasks.home import Home
 from trainer.errors import PhasewiseError
 
@@ -57,24 +57,30 @@ def bring_up(home: Home, port: int) -> None:
         os.environ.setdefault(name, value)
     if given := os.environ.get("PREFECT_API_URL"):
         _say(f"Using the Prefect server at {given}")
-        asyncio.run(_serve(home, given, is_ours=False))
+        asyncio.run(_serve(home, given, None))
         return
-    with only_one(home), _port_is_free(port):
+    with _port_is_free(port):
         _say("Starting the Prefect server …")
-        with own_server(home, port) as url:
-            os.environ["PREFECT_API_URL"] = url
-            asyncio.run(_serve(home, url, is_ours=True))
+        with own_server(home, port, "`phasewise up`") as server:
+            os.environ["PREFECT_API_URL"] = server.url
+            asyncio.run(_serve(home, server.url, server))
 
 
-async def _serve(home: Home, url: str, *, is_ours: bool) -> None:
-    if is_ours and (left := await close_leftovers(POOL)):
+async def _serve(home: Home, url: str, server: OwnServer | None) -> None:
+    """Register and work; a server that is ours (`server`) is cleared of what is left, and watched."""
+    if server and (left := await close_leftovers(home, POOL)):
         _say(f"{left} flow {'run' if left == 1 else 'runs'} of an earlier server had ended without saying so: marked as crashed")
     _say("Registering the deployments …")
     try:
         names = await register(home.root)
     except httpx.HTTPError as error:
         raise PhasewiseError(f"the Prefect server at {url} did not take the deployments: {error}. Check PREFECT_API_URL.") from None
-    await work(lambda: _say(instructions(home, url, names)))
+    watching = asyncio.create_task(watch(home, server)) if server else None
+    try:
+        await work(lambda: _say(instructions(home, url, names)), watching)
+    finally:
+        if watching:
+            watching.cancel()
 
 
 def instructions(home: Home, url: str, names: list[str]) -> str:
@@ -92,25 +98,9 @@ def instructions(home: Home, url: str, names: list[str]) -> str:
             f"  in a shell: PREFECT_API_URL={url} {prefect} deployment run {names[0]} --param scale=proxy",
             f"At most {MAX_TRAININGS} training at a time; others wait. Schedules are examples, inactive until you switch them on.",
             "",
-            "Stop: Ctrl-C. Runs at work end with it; started again, they go on from what is done.",
+            "Stop: Ctrl-C. Runs at work save and end with it; started again, they go on from what is done.",
         ]
     )
-
-
-@contextlib.contextmanager
-def only_one(home: Home) -> Iterator[None]:
-    """Hold the home's server. The lock goes with the process, however it ends.
-
-    Raises:
-        PhasewiseError: another process holds it.
-    """
-    home.prefect.mkdir(parents=True, exist_ok=True)
-    with open(home.prefect / "up.lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise PhasewiseError(f"`phasewise up` is at work on {home.root} already: stop it first, or choose another --home.") from None
-        yield
 
 
 @contextlib.contextmanager

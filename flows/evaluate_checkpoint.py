@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from prefect import flow
-
+from flows.door import door
 from flows.plan import build_run, data_plan
 from flows.recipes import load_recipe, name_with
 from flows.recipes.recipe import Recipe, Scale
@@ -16,7 +15,7 @@ from trainer.errors import TrainingError
 from trainer.storage import read_json
 
 
-@flow(name="evaluate_checkpoint", flow_run_name="evaluate {recipe}/{phase} ({scale})")
+@door(name="evaluate_checkpoint", flow_run_name="evaluate {recipe}/{phase} ({scale})")
 def evaluate_checkpoint(recipe: str, phase: str, scale: Scale = "proxy", home: str | None = None) -> None:
     """Evaluate the checkpoint at a phase's end and judge it against its parent. Fails where the gate does.
 

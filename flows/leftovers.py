@@ -1,43 +1,75 @@
-"""Flow runs that an earlier server left as running: their processes ended with it, and nobody was there to say so."""
+"""Flow runs that Prefect shows as at work, and whose process is gone: nobody was there to say so.
+
+Prefect's rows do not say who is alive; the files of `flows.presence` do.
+"""
 
 from typing import Any
 
+from flows.presence import forget_all_but, is_present
+from tasks.home import Home
+
 ALIVE = ("RUNNING", "PENDING", "CANCELLING")
+PAGE = 200
 MESSAGE = "Ended with the process that ran it, before it could say so. Start it again: it goes on from what is done."
 
 
-async def close_leftovers(pool: str | None) -> int:
-    """Mark the runs of a work pool that seem to be at work, and their subflows, as crashed; how many of the pool that were.
+async def close_leftovers(home: Home, pool: str) -> int:
+    """Mark the runs of this home that nobody is at work on as crashed; how many of them were no subflows.
 
-    Only for a server of our own, before anything is started on it: then no process of such a run is left.
+    Only for a server of our own that has just come up: then a run that no process holds has none.
 
     Args:
-        pool: the work pool's name; None means the runs that no deployment started, those of `phasewise run`.
+        pool: the work pool whose runs are this home's, whatever parameters they have.
     """
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId, WorkPoolFilter, WorkPoolFilterName
 
-    alive = FlowRunFilter(state=_is_alive(), deployment_id=FlowRunFilterDeploymentId(is_null_=True) if pool is None else None)
-    of_pool = WorkPoolFilter(name=WorkPoolFilterName(any_=[pool])) if pool else None
+    closed = 0
     async with get_client() as client:
-        left = await client.read_flow_runs(flow_run_filter=alive, work_pool_filter=of_pool)
-        for run in left:
-            await _close(client, run)
-    return len(left)
+        runs = await _at_work(client, home, pool)
+        for run in runs:
+            if not is_present(home, str(run.id)):
+                await _close(client, run)
+                closed += run.parent_task_run_id is None
+    forget_all_but({str(run.id) for run in runs}, home)
+    return closed
+
+
+class Sweep:
+    """Looks, again and again while a server is up, for runs whose process has gone.
+
+    Prefect's worker says of its own runs how they ended, and needs a moment for it: what is found gone twice is closed.
+    """
+
+    def __init__(self, home: Home, pool: str) -> None:
+        self._home, self._pool = home, pool
+        self._gone: set[str] = set()
+
+    async def look(self) -> None:
+        """Close what was gone before, and still is shown as at work."""
+        from prefect.client.orchestration import get_client
+
+        async with get_client() as client:
+            runs = await _at_work(client, self._home, self._pool)
+            started = [run for run in runs if not run.state.is_pending()]
+            gone = {str(run.id): run for run in started if is_present(self._home, str(run.id)) is False}
+            for run_id in self._gone & gone.keys():
+                await _close(client, gone.pop(run_id))
+        self._gone = set(gone)
+
+
+async def _at_work(client: Any, home: Home, pool: str) -> list[Any]:
+    """The runs of the pool, and those that name this home, that are shown as at work."""
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+    from prefect.client.schemas.objects import StateType
+
+    states = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType(name) for name in ALIVE]))
+    found: list[Any] = []
+    while page := await client.read_flow_runs(flow_run_filter=FlowRunFilter(state=states), limit=PAGE, offset=len(found)):
+        found += page
+    return [run for run in found if run.work_pool_name == pool or run.parameters.get("home") == str(home.root)]
 
 
 async def _close(client: Any, run: Any) -> None:
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
     from prefect.states import Crashed
 
-    parent = FlowRunFilterParentFlowRunId(any_=[run.id])
-    for child in await client.read_flow_runs(flow_run_filter=FlowRunFilter(state=_is_alive(), parent_flow_run_id=parent)):
-        await _close(client, child)
     await client.set_flow_run_state(run.id, Crashed(message=MESSAGE), force=True)
-
-
-def _is_alive() -> Any:
-    from prefect.client.schemas.filters import FlowRunFilterState, FlowRunFilterStateType
-    from prefect.client.schemas.objects import StateType
-
-    return FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType(name) for name in ALIVE]))

@@ -1,8 +1,8 @@
 """Does a phase fit the slices that it names? Its step is compiled for them, here, without a TPU."""
 
-from prefect import flow
 from prefect.artifacts import create_table_artifact
 
+from flows.door import door
 from flows.recipes import load_target, split_target
 from flows.recipes.recipe import Scale
 from flows.stages import stages_of
@@ -16,7 +16,7 @@ class DoesNotFit(PhasewiseError):
     """A phase does not fit its slice."""
 
 
-@flow(name="preflight", flow_run_name="preflight {recipe} ({scale})")
+@door(name="preflight", flow_run_name="preflight {recipe} ({scale})")
 def preflight(recipe: str, phase: str | None = None, scale: Scale = "full", home: str | None = None) -> None:
     """Compile the step of every stage for its slice: memory, arithmetic, networks, projected time. Fails where a stage does not fit.
 

@@ -1,7 +1,6 @@
 """Sources → documents → tokenizer → token caches → benchmarks."""
 
-from prefect import flow
-
+from flows.door import door
 from flows.plan import check_sources, data_plan, stand_ins_of
 from flows.recipes import load_recipe
 from flows.recipes.recipe import Scale
@@ -9,7 +8,7 @@ from tasks.data.task import build_caches, collect_stand_ins, make_tokenizer, wri
 from tasks.home import Home
 
 
-@flow(name="prepare_data", flow_run_name="prepare data of {recipe} ({scale})")
+@door(name="prepare_data", flow_run_name="prepare data of {recipe} ({scale})")
 def prepare_data(recipe: str = "marin-8b", scale: Scale = "proxy", home: str | None = None) -> None:
     """Build every token cache that the recipe needs and that is not there yet.
 

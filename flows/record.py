@@ -1,6 +1,6 @@
-"""What the home says about a recipe's phases: files are the truth, and everything here is read from them."""
+"""What the home says about a recipe's phases, and whether it still holds: files are the truth, and everything here is read from them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -9,13 +9,15 @@ from flows.plan import build_run, data_plan
 from flows.recipes.phase import Phase
 from flows.recipes.recipe import Recipe
 from tasks.data.plan import DataPlan
+from tasks.evaluation.finished import finished_evaluation
 from tasks.home import Home
 from tasks.training.launcher import finished_result
-from trainer.config import RunConfig
+from trainer.config import Frozen, RunConfig
 from trainer.data.manifest import read_manifest
-from trainer.errors import PhasewiseError
+from trainer.errors import PhasewiseError, VerdictError
 from trainer.metrics import METRICS_NAME
-from trainer.storage import digest_of_file, read_json
+from trainer.storage import digest_of_file, digest_of_json
+from validations.expectations.suites import SUITES, version_of
 from validations.verdict import Verdict, read_verdict
 
 State = Literal["done", "refused", "not reached"]
@@ -23,7 +25,12 @@ State = Literal["done", "refused", "not reached"]
 
 @dataclass(frozen=True)
 class PhaseRecord:
-    """One phase as the home has it; what is not there, or belongs to other data or settings, is None."""
+    """One phase as the home has it; what is not there, or does not hold any more, is None.
+
+    Attributes:
+        lacks: what keeps the phase from being done, in words, first things first; empty where it is done. It is about what is there,
+            or not there, and about verdicts that fail.
+    """
 
     phase: Phase
     run: RunConfig | None
@@ -32,14 +39,19 @@ class PhaseRecord:
     result: dict[str, Any] | None
     evaluation: dict[str, Any] | None
     model_verdict: Verdict | None
+    lacks: tuple[str, ...] = ()
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """Those that hold: of its data, its training and its model."""
+        return tuple(verdict for verdict in (self.data_verdict, self.health_verdict, self.model_verdict) if verdict)
 
     @property
     def state(self) -> State:
         """Done: trained on judged bytes and past its gate. Refused: a verdict fails."""
-        verdicts = [verdict for verdict in (self.data_verdict, self.health_verdict, self.model_verdict) if verdict]
-        if any(not verdict.passes for verdict in verdicts):
+        if any(not verdict.passes for verdict in self.verdicts):
             return "refused"
-        return "done" if self.result and self.evaluation and len(verdicts) == 3 else "not reached"
+        return "done" if self.result and self.evaluation and len(self.verdicts) == 3 else "not reached"
 
 
 def read_records(recipe: Recipe, home: Home, plan: DataPlan) -> list[PhaseRecord]:
@@ -48,24 +60,66 @@ def read_records(recipe: Recipe, home: Home, plan: DataPlan) -> list[PhaseRecord
 
 
 def read_record(recipe: Recipe, phase: Phase, home: Home, plan: DataPlan) -> PhaseRecord:
-    """One phase. Its verdicts count only where they were given for the bytes and the weights that are there now."""
+    """One phase. A verdict holds where it was given for what is there now, within the limits that the recipe has now."""
     try:
         run = build_run(recipe, phase, home, plan.folders("train"), held_out=plan.folders("held_out"))
-    except PhasewiseError:
-        return PhaseRecord(phase, None, None, None, None, None, None)
-    data_verdict = _verdict(Path(run.verdict))
-    if data_verdict and data_verdict.judged != _digests(run):
-        data_verdict = None
-    result = finished_result(run)
-    health_verdict = _verdict(home.verdict(recipe.run_name, phase.name, "health")) if result else None
-    metrics = Path(run.output) / METRICS_NAME
-    if health_verdict and health_verdict.judged != {str(metrics): digest_of_file(metrics)}:
-        health_verdict = None
-    evaluation = _evaluation(Path(run.output), result)
-    model_verdict = _verdict(home.verdict(recipe.run_name, phase.name, "model")) if evaluation else None
-    if model_verdict and evaluation and set(model_verdict.judged) != {evaluation["checkpoint"]}:
-        model_verdict = None
-    return PhaseRecord(phase, run, data_verdict, health_verdict, result, evaluation, model_verdict)
+    except PhasewiseError as error:
+        return PhaseRecord(phase, None, None, None, None, None, None, (str(error),))
+    lacks = _Lacks()
+    data_verdict = lacks.verdict("data", Path(run.verdict), _digests(run), phase.gates.data)
+    result = lacks.unless(finished_result(run), "it is not trained on the data and settings as they are now")
+    health_verdict = evaluation = model_verdict = None
+    if result:
+        metrics = Path(run.output) / METRICS_NAME
+        health = home.verdict(recipe.run_name, phase.name, "health")
+        health_verdict = lacks.verdict("training", health, {str(metrics): digest_of_file(metrics)}, phase.gates.health)
+        evaluation = lacks.unless(finished_evaluation(run, result["params_digest"]), "its last checkpoint is not evaluated")
+    if evaluation:
+        judged = {str(evaluation["checkpoint"]): digest_of_json(evaluation)}
+        model_verdict = lacks.verdict("model", home.verdict(recipe.run_name, phase.name, "model"), judged, phase.gates.model)
+    return PhaseRecord(phase, run, data_verdict, health_verdict, result, evaluation, model_verdict, tuple(lacks.words))
+
+
+class _Lacks:
+    """Collects what is missing on the way."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def unless(self, found: dict[str, Any] | None, words: str) -> dict[str, Any] | None:
+        """What was found; the words where nothing was."""
+        if found is None:
+            self.words.append(words)
+        return found
+
+    def verdict(self, what: str, path: Path, judged: Mapping[str, str], limits: Frozen) -> Verdict | None:
+        """The verdict in the file, if it holds; whether it passes is for the caller."""
+        if not path.exists():
+            self.words.append(f"there is no verdict on its {what}")
+            return None
+        try:
+            verdict = read_verdict(path)
+        except VerdictError as error:
+            self.words.append(str(error))
+            return None
+        if why := _why_out_of_date(verdict, judged, limits):
+            self.words.append(f"the verdict on its {what} is out of date: {why}")
+            return None
+        if not verdict.passes:
+            self.words.append(f"the verdict on its {what} fails: {verdict.reasons[0].what if verdict.reasons else path}")
+        return verdict
+
+
+def _why_out_of_date(verdict: Verdict, judged: Mapping[str, str], limits: Frozen) -> str | None:
+    if verdict.judged != judged:
+        return "it was given for something else than what is there now"
+    now = limits.model_dump(mode="json")
+    if verdict.thresholds != now:
+        changed = sorted(name for name in {*now, *verdict.thresholds} if now.get(name) != verdict.thresholds.get(name))
+        return f"it was measured against other limits ({', '.join(changed)})"
+    if verdict.suite_version != (version := version_of(SUITES[verdict.suite])):
+        return f"the checks are others now (version {version}, not {verdict.suite_version})"
+    return None
 
 
 def is_done(recipe: Recipe, phases: Iterable[Phase], home: Home) -> bool:
@@ -89,15 +143,3 @@ def _digests(run: RunConfig) -> dict[str, str]:
         return {name: read_manifest(folder).digest for name, folder in run.caches.items()}
     except PhasewiseError:
         return {}
-
-
-def _verdict(path: Path) -> Verdict | None:
-    return read_verdict(path) if path.exists() else None
-
-
-def _evaluation(output: Path, result: dict[str, Any] | None) -> dict[str, Any] | None:
-    path = output / "evaluation.json"
-    if not result or not path.exists():
-        return None
-    evaluation = read_json(path)
-    return evaluation if evaluation["params_digest"] == result["params_digest"] else None

@@ -10,19 +10,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tasks.progress import LOGGER, PROGRESS_LOGGER
-
-TENTHS = 10
+from tasks.progress import LOGGER, PROGRESS_LOGGER, Milestones
 
 
 class TerminalHandler(logging.Handler):
-    """Draws the records of `tasks.progress`. Where standard error is no terminal, a bar becomes a line every tenth of the way."""
+    """Draws the records of `tasks.progress`. Where standard error is no terminal, a bar becomes a line at its milestones."""
 
     def __init__(self, console: Console, bars: Progress) -> None:
         super().__init__()
         self._console, self._bars = console, bars
         self._tasks: dict[str, TaskID] = {}
-        self._tenths: dict[str, int] = {}
+        self._milestones = Milestones()
 
     def emit(self, record: logging.LogRecord) -> None:
         """A line, or a step of a bar."""
@@ -32,7 +30,7 @@ class TerminalHandler(logging.Handler):
         elif self._console.is_terminal:
             self._draw(progress)
         else:
-            self._print_tenth(progress)
+            self._print_milestone(progress)
 
     def _draw(self, progress: Any) -> None:
         if progress.stage not in self._tasks:
@@ -40,13 +38,11 @@ class TerminalHandler(logging.Handler):
         self._bars.update(self._tasks[progress.stage], completed=progress.done, total=progress.total, note=progress.note)
         if progress.done >= progress.total:
             self._bars.remove_task(self._tasks.pop(progress.stage))
-            self._console.print(f"{progress.stage}: {progress.done} of {progress.total} {progress.note}", highlight=False, markup=False)
+            self._console.print(progress.line, highlight=False, markup=False)
 
-    def _print_tenth(self, progress: Any) -> None:
-        tenth = TENTHS * progress.done // max(progress.total, 1)
-        if tenth > self._tenths.get(progress.stage, 0):
-            self._tenths[progress.stage] = tenth
-            self._console.print(f"{progress.stage}: {progress.done} of {progress.total} {progress.note}", highlight=False, markup=False)
+    def _print_milestone(self, progress: Any) -> None:
+        if self._milestones.is_one(progress):
+            self._console.print(progress.line, highlight=False, markup=False)
 
 
 @contextmanager
@@ -58,7 +54,6 @@ def shown_on_terminal() -> Iterator[Console]:
         handler = TerminalHandler(console, bars)
         for logger in (LOGGER, PROGRESS_LOGGER):
             logger.addHandler(handler)
-            logger.setLevel(logging.INFO)
         LOGGER.propagate = False
         try:
             yield console

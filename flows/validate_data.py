@@ -1,7 +1,6 @@
 """Evidence → verdict, for the data of one phase."""
 
-from prefect import flow
-
+from flows.door import door
 from flows.hand_off import hand_off_facts
 from flows.plan import build_run, data_plan
 from flows.recipes import load_recipe, name_with
@@ -14,7 +13,7 @@ from validations.report.words import lines_of
 from validations.verdict import Verdict
 
 
-@flow(name="validate_data", flow_run_name="validate data of {recipe}/{phase} ({scale})")
+@door(name="validate_data", flow_run_name="validate data of {recipe}/{phase} ({scale})")
 def validate_data(recipe: str, phase: str, scale: Scale = "proxy", home: str | None = None) -> None:
     """Judge the caches, the mixture, the order, the leakage and the hand-off of a phase. Fails where the verdict does.
 

@@ -2,7 +2,7 @@
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 from fsspec.exceptions import FSTimeoutError
 
+from tasks.holder import Holder, holding
 from tasks.locks import held
 from trainer.errors import ConfigError
 from trainer.storage import as_path, digest_of_bytes, file_system_of
@@ -50,13 +51,18 @@ class Home:
         return cls(root)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the home for one run. The lock goes with the process, however it ends; see `tasks.locks`.
+    def held(self, what: str, *, on_wait: Callable[[Holder], None] | None = None) -> Iterator[None]:
+        """Hold the home for one run. The lock goes with the process, however it ends; see `tasks.holder`, and `tasks.locks` for stores.
+
+        Args:
+            what: what this process does, for those who find the home held.
+            on_wait: called once for each holder that is waited for; None does not wait. On a store nobody is waited for.
 
         Raises:
             ConfigError: another process holds it.
         """
-        with held(self.root / "lock", wait=False):
+        place = self.root / "lock"
+        with holding(place, what, on_wait=on_wait) if self.is_local else held(place, wait=False):
             yield
 
     def lock(self, name: str) -> Path:
@@ -80,6 +86,15 @@ class Home:
             return self.root / "prefect"
         caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
         return caches / "phasewise" / digest_of_bytes(str(self.root).encode())[:16] / "prefect"
+
+    @property
+    def server_lock(self) -> Path:
+        """Who has the embedded Prefect server of this home, for `tasks.holder`."""
+        return self.prefect / "server.lock"
+
+    def presence(self, flow_run_id: str) -> Path:
+        """A file that the process holds which runs a flow run, for `tasks.holder`."""
+        return self.prefect / "running" / f"{flow_run_id}.lock"
 
     def documents(self, component: str, key: str) -> Path:
         """A component's documents, as Parquet."""

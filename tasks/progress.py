@@ -4,9 +4,12 @@
 """
 
 import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 LOGGER = logging.getLogger("phasewise")
+LOGGER.setLevel(logging.INFO)
 PROGRESS_LOGGER = logging.getLogger("phasewise-progress")
 PROGRESS_LOGGER.propagate = False
 PROGRESS_LOGGER.setLevel(logging.INFO)
@@ -20,6 +23,30 @@ class Progress:
     done: int
     total: int
     note: str
+
+    @property
+    def line(self) -> str:
+        """The same in words."""
+        return f"{self.stage}: {self.done:,} of {self.total:,} {self.note}".rstrip()
+
+
+class Milestones:
+    """Which reports of progress are worth a line: the first, a new tenth of a stage, the end, and one where a minute has passed."""
+
+    TENTHS, SECONDS = 10, 60.0
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._told: dict[str, tuple[int, float]] = {}
+
+    def is_one(self, progress: Progress) -> bool:
+        """Whether this report is; each is counted as told."""
+        tenth, now = self.TENTHS * progress.done // max(progress.total, 1), self._clock()
+        before = self._told.get(progress.stage)
+        if before and tenth == before[0] and now - before[1] < self.SECONDS:
+            return False
+        self._told[progress.stage] = (tenth, now)
+        return True
 
 
 def say(text: str) -> None:

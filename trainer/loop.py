@@ -1,12 +1,10 @@
 """The loop around the step: batches in, metrics, heartbeat and checkpoints out."""
 
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 import jax
@@ -25,6 +23,7 @@ from trainer.schedule import scheduled_at
 from trainer.sharding import parts_here, place_batch, run_mesh, state_shardings
 from trainer.state import TrainState, init_state, params_digest
 from trainer.step import StepMetrics, build_train_step
+from trainer.stopping import stop_requests
 from trainer.watchdog import Watchdog, end_stalled
 
 T = TypeVar("T")
@@ -32,7 +31,7 @@ FINAL_LOSS_UPDATES = 10
 
 
 class Preempted(Exception):  # not an error: the state is saved
-    """A SIGTERM came; the state after the last update is saved."""
+    """A SIGTERM or Ctrl-C came; the state after the last update is saved."""
 
 
 def train(run: RunConfig) -> dict[str, Any]:
@@ -49,7 +48,7 @@ def train(run: RunConfig) -> dict[str, Any]:
     contract = loader.contract()
     shardings = None if mesh is None else state_shardings(jax.eval_shape(lambda: init_state(run)), run.model, mesh)
     evaluate = build_evaluate(run.evaluation, run.model, run.execution, mesh) if run.evaluation else None
-    with Checkpoints(output / "checkpoints", run) as checkpoints, stop_requests() as stop_requested:
+    with _stop_requested() as stop_requested, Checkpoints(output / "checkpoints", run) as checkpoints:
         restored = checkpoints.latest_step()
         step = run.start_step if restored is None else restored
         if not run.start_step <= step <= run.stop_step:
@@ -158,18 +157,10 @@ def summarise(run: RunConfig, state: TrainState) -> dict[str, Any]:
 
 
 @contextmanager
-def stop_requests() -> Iterator[Callable[[int], bool]]:
-    """Whether to stop after a step, because a SIGTERM has come since; several processes agree on the step."""
+def _stop_requested() -> Iterator[Callable[[int], bool]]:
+    """Whether to stop after a step, because that was asked for since; several processes agree on the step."""
     if jax.process_count() > 1:  # jax itself takes the signal, of any of them
         yield stop_agreed
         return
-    requested: list[int] = []
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        requested.append(number)
-
-    before = signal.signal(signal.SIGTERM, note)
-    try:
-        yield lambda _step: bool(requested)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with stop_requests() as is_requested:
+        yield lambda _step: is_requested()

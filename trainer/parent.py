@@ -3,6 +3,10 @@
 import os
 import sys
 import threading
+import time
+from collections.abc import Callable
+
+LOOK_SECONDS = 0.1
 
 
 def wait_for_end_of_input() -> None:
@@ -11,11 +15,13 @@ def wait_for_end_of_input() -> None:
         pass
 
 
-def end_with_parent(exit_code: int) -> None:
-    """End this process, at once, when its parent is gone."""
+def end_with_parent(exit_code: int, seconds_left: Callable[[], float] = lambda: 0.0) -> None:
+    """End this process when its parent is gone: at once, or, while it has time left for what it was asked to finish, after that."""
 
     def watch() -> None:
         wait_for_end_of_input()
+        while seconds_left() > 0:
+            time.sleep(LOOK_SECONDS)
         os._exit(exit_code)
 
     threading.Thread(target=watch, daemon=True).start()

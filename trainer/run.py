@@ -19,6 +19,7 @@ from trainer.loop import Preempted, train
 from trainer.parent import end_with_parent
 from trainer.permission import check_permission
 from trainer.sinks import check_sinks
+from trainer.stopping import seconds_left_to_save
 from trainer.storage import read_json, write_json
 
 
@@ -27,19 +28,20 @@ def main(arguments: list[str]) -> int:
 
     0 done · 1 refused (no verdict, damaged cache or checkpoint) · 2 wrong usage or configuration · 3 diverged · 4 stalled (no update for
     `execution.stall_seconds`; the stacks of all threads are on standard error) · 5 lost (another process of the run is gone) · 75 preempted
-    (stopped by SIGTERM, and saved). After 4, 5, 75 and a kill the same command goes on from the last checkpoint.
+    (stopped by SIGTERM or Ctrl-C, and saved). After 4, 5, 75 and a kill the same command goes on from the last checkpoint.
 
     Several processes are one program where the environment says so (`trainer.distributed`). jax may notice first that another is gone:
     then it ends this process by SIGABRT.
 
-    With `--with-parent` the process ends when its standard input does: it never outlives the program that launched it.
+    With `--with-parent` the process ends when its standard input does: it does not outlive the program that launched it, but for the time
+    that it takes to save where it was asked to stop before (`trainer.stopping`).
     """
     paths = [argument for argument in arguments if argument != "--with-parent"]
     if len(paths) != 1 or paths[0].startswith("-"):
         print("usage: python -m trainer RUN.json [--with-parent]", file=sys.stderr)
         return ExitCode.USAGE
     if "--with-parent" in arguments:
-        end_with_parent(ExitCode.PREEMPTED)
+        end_with_parent(ExitCode.PREEMPTED, seconds_left_to_save)
     try:
         run = read_run(Path(paths[0]))
         with distributed.joined():

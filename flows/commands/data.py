@@ -24,7 +24,8 @@ def prepare(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
     recipe, phase = load_target(target, scale)
     place = Home.open(home)
     check_sources(recipe, place)
-    with place.held(), shown_on_terminal(), server_for(place):
+    what = f"`phasewise data prepare {target}`"
+    with place.held(what), shown_on_terminal(), server_for(place, what):
         from flows.prepare_data import prepare_data
 
         prepare_data(target, scale, str(place.root))

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
+from flows.ancestors import phases_to_train
 from flows.plan import check_as_written, check_mixtures, check_slices, check_sources, data_plan
 from flows.recipes import load_target, split_target
 from flows.recipes.recipe import Recipe, Scale
@@ -24,18 +25,19 @@ def run_recipe(target: str, scale: Scale, home: str | None, *, as_json: bool) ->
         PhasewiseError: a phase was refused, or something stopped the run; what was reached is shown first.
     """
     recipe, phase = load_target(target, scale)
-    phases = recipe.lineage(phase) if phase else recipe.phases
+    phases = phases_to_train(recipe, phase)
     check_slices(recipe, phases)
     check_as_written(target, phases)
     check_mixtures(recipe, phases)
     place = Home.open(home, local_for="training")
     check_sources(recipe, place)
-    with place.held(), shown_on_terminal():
+    what = f"`phasewise run {target}`"
+    with place.held(what), shown_on_terminal():
         try:
             if is_done(recipe, phases, place):
                 say(f"{target} at {scale} scale: everything is done already; nothing was run")
             else:
-                with server_for(place):
+                with server_for(place, what):
                     from flows.train_recipe import train_recipe
 
                     train_recipe(split_target(target)[0], scale, str(place.root), phase.name if phase else None)

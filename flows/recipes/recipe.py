@@ -73,13 +73,13 @@ class Recipe(Frozen):
         return tuple(phase for phase in self.phases if not phase.branch)
 
     def with_branch(self, name: str | None) -> "Recipe":
-        """The main line, and of the branches only the phase of that name and what it starts from.
+        """The main line, and of the branches only the phase of that name and what it rests on.
 
         Raises:
             ConfigError: there is no such phase.
         """
-        lineage = {phase.name for phase in self.lineage(self.phase(name))} if name else set[str]()
-        phases = tuple(phase for phase in self.phases if not phase.branch or phase.name in lineage)
+        needed = {name, *(phase.name for phase in self.ancestors(self.phase(name)))} if name else set[str]()
+        phases = tuple(phase for phase in self.phases if not phase.branch or phase.name in needed)
         drawn = {component for phase in phases for component in phase.components}
         sources = {component: source for component, source in self.sources.items() if component in drawn}
         pins = tuple(pin for pin in self.pins if pin.component in drawn)
@@ -103,6 +103,18 @@ class Recipe(Frozen):
         """The phase's ancestors and itself, oldest first."""
         before = self.lineage(self.phase(phase.parent)) if phase.parent else ()
         return (*before, phase)
+
+    def ancestors(self, phase: Phase) -> tuple[Phase, ...]:
+        """Every phase that this one rests on: what it starts from or grafts a part of its state from, and what those do; parents first."""
+        found: set[str] = set()
+        waiting = [phase]
+        while waiting:
+            start = waiting.pop().start
+            if isinstance(start, HandOff):
+                names = {start.parent, *(graft.phase for graft in start.graft)} - found
+                found |= names
+                waiting += [self.phase(name) for name in names]
+        return tuple(one for one in self.phases if one.name in found)
 
     def batch_of_lineage(self, phase: Phase) -> Steps[int]:
         """Batch sizes from step 0 to the phase's end."""

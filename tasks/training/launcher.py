@@ -11,10 +11,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from tasks.progress import say
+from trainer.checkpoint_files import is_committed, saved_steps
 from trainer.config import RunConfig
 from trainer.errors import PhasewiseError, TrainingDiverged, TrainingError, VerdictError
 from trainer.exit_codes import GOES_ON, ExitCode
 from trainer.metrics import METRICS_NAME, Row, read_metrics
+from trainer.stopping import stop_seconds
 from trainer.storage import digest_of_json, read_json, write_json
 
 MAX_RESTARTS = 2
@@ -30,14 +32,16 @@ def finished_result(run: RunConfig) -> dict[str, Any] | None:
     return result if result.get("run_digest") == run.digest else None
 
 
-def train_phase(run: RunConfig, on_rows: Callable[[list[Row]], None]) -> dict[str, Any]:
+def train_phase(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Train the phase to its end, from its last checkpoint if it has one, and return its result.
 
     A trainer that was killed or preempted, or that stalled, is started again, `MAX_RESTARTS` times at most. One that was refused or
-    diverged would do so again.
+    diverged would do so again. Whatever is raised here while it trains, by a signal or by `check`, stops it first: it saves the state after
+    its last update, for which it has `trainer.stopping.stop_seconds`.
 
     Args:
         on_rows: called with the rows of `metrics.jsonl` that came since the last call.
+        check: called about twice a second.
 
     Raises:
         VerdictError: the trainer found no verdict for these bytes.
@@ -51,16 +55,33 @@ def train_phase(run: RunConfig, on_rows: Callable[[list[Row]], None]) -> dict[st
     write_json(run_file, run.model_dump(mode="json"))
     log = Path(run.output) / "trainer.log"
     log_before = log.stat().st_size if log.exists() else 0
-    code, restarts = _run_process(run_file, on_rows), 0
+    if (saved := last_saved_step(run)) is not None:
+        say(f"{run.phase}: going on from step {saved:,} of {run.stop_step:,}")
+    code, restarts = _run_or_stop(run, run_file, on_rows, check), 0
     while (code < 0 or code in GOES_ON) and restarts < MAX_RESTARTS:
         say(f"{run.phase}: the trainer {_ending(code)}; going on from its last checkpoint")
-        code, restarts = _run_process(run_file, on_rows), restarts + 1
+        code, restarts = _run_or_stop(run, run_file, on_rows, check), restarts + 1
     if code:
         raise _failure(run, code, log, log_before)
     return read_json(Path(run.output) / "result.json")
 
 
-def _run_process(run_file: Path, on_rows: Callable[[list[Row]], None]) -> int:
+def last_saved_step(run: RunConfig) -> int | None:
+    """The newest committed checkpoint of the run; None where there is none."""
+    folder = Path(run.output) / "checkpoints"
+    return next((step for step in reversed(saved_steps(folder)) if is_committed(folder / str(step))), None)
+
+
+def _run_or_stop(run: RunConfig, run_file: Path, on_rows: Callable[[list[Row]], None], check: Callable[[], None]) -> int:
+    """One life of the trainer; where it is stopped from here, what of it is saved is said."""
+    try:
+        return _run_process(run_file, on_rows, check)
+    except BaseException:
+        say(f"{run.phase}: {_what_is_saved(run)}")
+        raise
+
+
+def _run_process(run_file: Path, on_rows: Callable[[list[Row]], None], check: Callable[[], None]) -> int:
     """One life of the trainer; it dies with this process, because it holds the other end of its standard input."""
     folder = run_file.parent
     environment = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
@@ -73,15 +94,48 @@ def _run_process(run_file: Path, on_rows: Callable[[list[Row]], None]) -> int:
         try:
             while process.poll() is None:
                 seen = _report_new(folder, seen, on_rows)
+                check()
                 try:
                     process.wait(POLL_SECONDS)
                 except subprocess.TimeoutExpired:
                     continue
         except BaseException:
-            process.terminate()
+            _stop(process)
             raise
     _report_new(folder, seen, on_rows)
     return process.returncode
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Have the trainer save and end. It is cut off when its time is over, or where a second interruption asks for that.
+
+    Its standard input stays open so long: the end of that would end it at once.
+    """
+    process.terminate()
+    try:
+        process.wait(stop_seconds())
+    except BaseException as error:
+        process.kill()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+
+
+def _what_is_saved(run: RunConfig) -> str:
+    """Of a run that was stopped: its last update if that is saved, else how many are lost."""
+    saved = last_saved_step(run)
+    rows = read_metrics(Path(run.output) / METRICS_NAME)
+    trained = rows[-1]["step"] if rows else run.start_step
+    if trained == run.start_step:
+        return "stopped before its first update"
+    if saved == trained:
+        return f"stopped after step {trained:,} of {run.stop_step:,}, which is saved; started again, it goes on from there"
+    kept = "nothing of it is saved" if saved is None else f"the checkpoint of step {saved:,} stands"
+    lost = trained - (run.start_step if saved is None else saved)
+    return f"stopped after step {trained:,} of {run.stop_step:,}; {kept}, and {_updates(lost)} done again"
+
+
+def _updates(count: int) -> str:
+    return f"{count:,} {'update is' if count == 1 else 'updates are'}"
 
 
 def _report_new(folder: Path, seen: int, on_rows: Callable[[list[Row]], None]) -> int:

@@ -1,21 +1,29 @@
-"""Training as a Prefect task, with its progress in the UI."""
+"""Training as a Prefect task, with its progress in the UI, and stopped where the run above it is suspended."""
 
 import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+import httpx
 from prefect import task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
+from prefect.exceptions import Pause
+from prefect.runtime import flow_run as current
+from prefect.states import Cancelled
 
-from tasks.progress import advance
+from tasks.progress import advance, say
 from tasks.training.launcher import train_phase
 from trainer.config import RunConfig
 from trainer.metrics import Row
 
 ARTIFACT_SECONDS = 3.0
 RATE_ROWS = 50
+LOOK_SECONDS = 2.0
+SUSPENDED = "Stopped with the flow run above it, which was suspended. Resumed, that goes on from what is saved."
 
 
 @task(task_run_name="train {run.phase}", cache_policy=NO_CACHE)
@@ -30,12 +38,47 @@ def train(run: RunConfig) -> dict[str, Any]:
         recent.extend(rows)
         last, total = rows[-1], run.stop_step - run.start_step
         done = last["step"] - run.start_step
-        advance(f"train {run.phase}", done, total, f"loss {last['loss']:.3f}  {tokens_per_second(recent):,.0f} tokens/s")
+        loss = "no number" if last["loss"] is None else f"{last['loss']:.3f}"
+        advance(f"train {run.phase}", done, total, f"loss {loss}  {tokens_per_second(recent):,.0f} tokens/s")
         if time.monotonic() - reported >= ARTIFACT_SECONDS or done == total:
             update_progress_artifact(artifact, 100.0 * done / total)  # pyright: ignore[reportArgumentType]  # a UUID in a flow
             reported = time.monotonic()
 
-    return train_phase(run, on_rows)
+    with get_client(sync_client=True) as client:
+        return train_phase(run, on_rows, SuspensionWatch(client))
+
+
+class SuspensionWatch:
+    """Looks every two seconds whether the run above was suspended.
+
+    Prefect suspends runs of a deployment, and leaves their subflows and what they have begun at work.
+    """
+
+    def __init__(self, client: SyncPrefectClient) -> None:
+        self._client = client
+        self._root = current.root_flow_run_id
+        self._looked = time.monotonic()
+
+    def __call__(self) -> None:
+        """Raise what Prefect ends a suspended run by, where it is suspended."""
+        if self._root is None or time.monotonic() - self._looked < LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        try:
+            state = self._client.read_flow_run(self._root).state  # pyright: ignore[reportArgumentType]  # a UUID as text
+        except httpx.HTTPError:  # a busy server: the next look comes soon
+            return
+        if state is not None and state.is_paused() and state.name == "Suspended":
+            say("the flow run was suspended: the trainer saves and stops")
+            self._end_subflows()
+            raise Pause(state=state)
+
+    def _end_subflows(self) -> None:
+        """What runs below the suspended run ends here; once it is resumed, it begins new ones."""
+        below = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[self._root]))  # pyright: ignore[reportArgumentType]
+        for run in self._client.read_flow_runs(flow_run_filter=below):
+            if run.state is not None and not run.state.is_final():
+                self._client.set_flow_run_state(run.id, Cancelled(message=SUSPENDED), force=True)
 
 
 def tokens_per_second(rows: Sequence[Row]) -> float:
