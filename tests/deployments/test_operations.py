@@ -188,8 +188,10 @@ def test_a_schedule_fires_an_automation_acts_and_the_server_reports_no_error(up:
         "trigger": {
             "type": "event",
             "posture": "Reactive",
+            "match": {"prefect.resource.id": "prefect.flow-run.*"},
+            "match_related": {"prefect.resource.id": f"prefect.deployment.{deployment['id']}", "prefect.resource.role": "deployment"},
+            "for_each": ["prefect.resource.id"],
             "expect": ["prefect.flow-run.Failed"],
-            "match_related": {"prefect.resource.id": f"prefect.deployment.{deployment['id']}"},
             "threshold": 1,
             "within": 0,
         },
@@ -197,7 +199,7 @@ def test_a_schedule_fires_an_automation_acts_and_the_server_reports_no_error(up:
     }
     ask(up, "automations/", automation)
     schedule = {"schedule": {"interval": 15}, "active": True, "parameters": wrong}
-    ask(up, f"deployments/{deployment['id']}/schedules", [schedule])  # type: ignore[arg-type]  # a list
+    ask(up, f"deployments/{deployment['id']}/schedules", [schedule])
     runs = {"flow_runs": {"deployment_id": {"any_": [deployment["id"]]}}, "sort": "EXPECTED_START_TIME_ASC"}
 
     def failed() -> dict[str, Any] | None:

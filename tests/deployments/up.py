@@ -61,7 +61,7 @@ def brought_up(home: Path) -> Iterator[Up]:
             process.kill()
 
 
-def ask(up: Up, path: str, body: dict[str, Any] | None = None, *, method: str | None = None) -> Any:
+def ask(up: Up, path: str, body: dict[str, Any] | list[Any] | None = None, *, method: str | None = None) -> Any:
     """One request; asked again, as Prefect's own clients do, where the server says that its database is busy."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"{up.api}/{path}", data, {"Content-Type": "application/json"}, method=method)
