@@ -17,6 +17,7 @@ from trainer.data.manifest import read_manifest
 from trainer.errors import PhasewiseError, VerdictError
 from trainer.metrics import METRICS_NAME
 from trainer.storage import digest_of_file, digest_of_json
+from validations.expectations.data_suite import DATA_SUITE
 from validations.expectations.suites import SUITES, version_of
 from validations.verdict import Verdict, read_verdict
 
@@ -111,7 +112,7 @@ class _Lacks:
 
 
 def _why_out_of_date(verdict: Verdict, judged: Mapping[str, str], limits: Frozen) -> str | None:
-    if verdict.judged != judged:
+    if sorted(verdict.judged.values()) != sorted(judged.values()) or (verdict.suite == DATA_SUITE and verdict.judged != judged):
         return "it was given for something else than what is there now"
     now = limits.model_dump(mode="json")
     if verdict.thresholds != now:
@@ -128,9 +129,8 @@ def is_done(recipe: Recipe, phases: Iterable[Phase], home: Home) -> bool:
         plan = data_plan(recipe, home)
     except PhasewiseError:
         return False
-    return (
-        plan.is_built and all(record.state == "done" for record in read_records(recipe, home, plan)) and report_path(recipe, home).exists()
-    )
+    records = (read_record(recipe, phase, home, plan) for phase in phases)
+    return plan.is_built and all(record.state == "done" for record in records) and report_path(recipe, home).exists()
 
 
 def report_path(recipe: Recipe, home: Home) -> Path:

@@ -122,8 +122,9 @@ def write_missing_benchmarks(plan: DataPlan) -> bool:
     with held(plan.lock):
         if plan.has_benchmarks:
             return False
-        held_out = read_held_out_texts(plan.folders("held_out"), load_tokenizer(plan.tokenizer))
-        folders = (component.documents.folder for component in plan.components.values())
+        asked_of = [plan.components[name] for name in plan.benchmark_components]
+        held_out = read_held_out_texts({one.name: one.held_out.folder for one in asked_of}, load_tokenizer(plan.tokenizer))
+        folders = (one.documents.folder for one in asked_of)
         training = (first_characters(split_texts(folder, "train"), MAX_TRAINING_CHARACTERS) for folder in folders)
         write_benchmarks(plan.benchmarks, held_out, commonest_word=commonest_word(chain.from_iterable(training)))
     say("made the benchmarks from held-out documents")
