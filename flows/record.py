@@ -9,13 +9,14 @@ from flows.plan import build_run, data_plan
 from flows.recipes.phase import Phase
 from flows.recipes.recipe import Recipe
 from tasks.data.plan import DataPlan
+from tasks.evaluation.finished import finished_evaluation
 from tasks.home import Home
 from tasks.training.launcher import finished_result
 from trainer.config import RunConfig
 from trainer.data.manifest import read_manifest
 from trainer.errors import PhasewiseError
 from trainer.metrics import METRICS_NAME
-from trainer.storage import digest_of_file, read_json
+from trainer.storage import digest_of_file, digest_of_json
 from validations.verdict import Verdict, read_verdict
 
 State = Literal["done", "refused", "not reached"]
@@ -61,9 +62,9 @@ def read_record(recipe: Recipe, phase: Phase, home: Home, plan: DataPlan) -> Pha
     metrics = Path(run.output) / METRICS_NAME
     if health_verdict and health_verdict.judged != {str(metrics): digest_of_file(metrics)}:
         health_verdict = None
-    evaluation = _evaluation(Path(run.output), result)
+    evaluation = _evaluation(run, result, plan)
     model_verdict = _verdict(home.verdict(recipe.run_name, phase.name, "model")) if evaluation else None
-    if model_verdict and evaluation and set(model_verdict.judged) != {evaluation["checkpoint"]}:
+    if model_verdict and evaluation and not _judges(model_verdict, evaluation, phase):
         model_verdict = None
     return PhaseRecord(phase, run, data_verdict, health_verdict, result, evaluation, model_verdict)
 
@@ -95,9 +96,15 @@ def _verdict(path: Path) -> Verdict | None:
     return read_verdict(path) if path.exists() else None
 
 
-def _evaluation(output: Path, result: dict[str, Any] | None) -> dict[str, Any] | None:
-    path = output / "evaluation.json"
-    if not result or not path.exists():
+def _evaluation(run: RunConfig, result: dict[str, Any] | None, plan: DataPlan) -> dict[str, Any] | None:
+    """Of these weights by these benchmarks; none where the benchmarks are not made, or damaged."""
+    try:
+        return finished_evaluation(run, result["params_digest"], plan.benchmarks) if result else None
+    except PhasewiseError:
         return None
-    evaluation = read_json(path)
-    return evaluation if evaluation["params_digest"] == result["params_digest"] else None
+
+
+def _judges(gate: Verdict, evaluation: dict[str, Any], phase: Phase) -> bool:
+    """Whether the gate's verdict is on this evaluation, by the limits of the recipe as it is now."""
+    judged = {str(evaluation["checkpoint"]): digest_of_json(evaluation)}
+    return gate.judged == judged and gate.thresholds == phase.gates.model.model_dump(mode="json")

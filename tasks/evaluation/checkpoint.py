@@ -6,19 +6,11 @@ from typing import Any
 from tasks.data.plan import DataPlan
 from tasks.data.tokenizer import load_tokenizer
 from tasks.evaluation.evaluate import evaluate_model
+from tasks.evaluation.finished import EVALUATION_NAME, finished_evaluation
 from tasks.evaluation.held_out import read_held_out_tokens
 from trainer.checkpoint import read_params
 from trainer.config import RunConfig
-from trainer.storage import read_json, write_json
-
-
-def finished_evaluation(run: RunConfig, params_digest: str) -> dict[str, Any] | None:
-    """The evaluation of exactly these weights, if there is one."""
-    path = Path(run.output) / "evaluation.json"
-    if not path.exists():
-        return None
-    evaluation = read_json(path)
-    return evaluation if evaluation.get("params_digest") == params_digest else None
+from trainer.storage import write_json
 
 
 def evaluate_phase(run: RunConfig, result: dict[str, Any], plan: DataPlan, held_out_tokens: int | None) -> dict[str, Any]:
@@ -28,7 +20,7 @@ def evaluate_phase(run: RunConfig, result: dict[str, Any], plan: DataPlan, held_
         result: the trainer's result of this phase.
         held_out_tokens: how much of each component's held-out text is measured, in tokens.
     """
-    if found := finished_evaluation(run, result["params_digest"]):
+    if found := finished_evaluation(run, result["params_digest"], plan.benchmarks):
         return found
     tokenizer = load_tokenizer(plan.tokenizer)
     held_out = read_held_out_tokens(plan.folders("held_out"), tokenizer, max_tokens=held_out_tokens)
@@ -46,5 +38,5 @@ def evaluate_phase(run: RunConfig, result: dict[str, Any], plan: DataPlan, held_
         from tasks.evaluation.bits_per_byte import bits_per_byte
 
         evaluation["ema_macro_bits_per_byte"] = bits_per_byte(read_params(checkpoint, run.model, ema=True), run.model, held_out).macro
-    write_json(Path(run.output) / "evaluation.json", evaluation)
+    write_json(Path(run.output) / EVALUATION_NAME, evaluation)
     return evaluation

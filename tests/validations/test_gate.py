@@ -1,28 +1,41 @@
 import math
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
+from pydantic import ValidationError
 
+from tests.validations.made_answers import guessed_result, scored_result
 from trainer.errors import DataError
 from validations.evidence.evaluation import MACRO, gate_evidence
+from validations.evidence.floor import NUM_TESTS, measure_floor
 from validations.limits import GateLimits
 from validations.verdict import judge_gate
 
 PARENT: dict[str, Any] = {
     "checkpoint": "runs/kestrel/100",
     "weights": "ema",
-    "results": [{"benchmark": "continuation", "metric": "acc", "value": 0.40, "stderr": 0.02, "items": 200, "baseline": 0.25}],
+    "results": [guessed_result(right=80, first=100)],
     "bits_per_byte": {"wikipedia": 1.9, "starcoderdata": 1.5},
     "macro_bits_per_byte": 1.7,
     "finite": True,
 }
 BETTER = PARENT | {"checkpoint": "runs/ocelot/200", "macro_bits_per_byte": 1.6}
-LIMITS = GateLimits(max_increase_bits_per_byte=0.02, must_beat_baseline=True)
+LIMITS = GateLimits(max_increase_bits_per_byte=0.02, must_beat_baseline=True, floor_error_rate=0.01)
 
 
-def scoring(value: float) -> dict[str, Any]:
-    return BETTER | {"results": [PARENT["results"][0] | {"value": value}]}
+def scoring(*, right: int = 80, first: int = 100) -> dict[str, Any]:
+    """`right` of 200 items right at a baseline of 50; the right choice is the likeliest in `first` items, else the least likely."""
+    return BETTER | {"results": [guessed_result(right=right, first=first)]}
+
+
+def with_a_broken_response(evaluation: dict[str, Any]) -> dict[str, Any]:
+    broken = deepcopy(evaluation)
+    broken["results"][0]["answers"][3]["log_likelihoods"][1] = math.nan
+    return broken
 
 
 @pytest.mark.parametrize("parent", [None, PARENT])
@@ -45,8 +58,24 @@ def test_a_better_model_passes(tmp_path: Path, parent: dict[str, Any] | None):
         ),
         (BETTER | {"bits_per_byte": {}}, "expect_column_values_to_be_in_set", "macro bits per byte rests on responses"),
         (BETTER | {"results": []}, "expect_table_row_count_to_be_between", "the evidence table benchmarks is empty"),
-        (scoring(math.nan), "expect_column_values_to_be_in_set", "continuation acc rests on responses"),
-        (scoring(0.25), "expect_baseline_to_be_beaten", "is 0.2500, not above the 0.2500 of its dumb baseline"),
+        (
+            BETTER | {"results": [PARENT["results"][0] | {"value": math.nan}]},
+            "expect_column_values_to_be_in_set",
+            "continuation acc rests on responses",
+        ),
+        (with_a_broken_response(scoring()), "expect_column_values_to_be_in_set", "continuation acc rests on responses"),
+        (
+            scoring(right=60),
+            "expect_score_to_be_above_the_floor",
+            "continuation acc does not tell the model from one that knows nothing: 60 of 200 right, 0.300 ± 0.032 against the 0.250 of the "
+            "dumb baseline (p = 0.062, exact binomial), and right answers -1.000 nats likelier than the others (p = 0.51)",
+        ),
+        (
+            scoring(right=30, first=180),
+            "expect_accuracy_not_to_be_below_the_baseline",
+            "continuation acc is 0.150 ± 0.025, 30 of 200 right, below the 0.250 of its dumb baseline by more than its error "
+            "(p = 0.00042, exact binomial)",
+        ),
         (
             BETTER | {"macro_bits_per_byte": 1.75},
             "expect_loss_to_parent_within_limit",
@@ -72,8 +101,56 @@ def test_a_parent_of_nan_hides_nothing(tmp_path: Path):
 
 
 def test_the_baseline_counts_only_where_the_recipe_says_so(tmp_path: Path):
-    lenient = GateLimits(max_increase_bits_per_byte=0.02, must_beat_baseline=False)
-    assert judge_gate("gate", scoring(0.1), parent_evaluation=PARENT, limits=lenient, folder=tmp_path).passes
+    lenient = GateLimits(max_increase_bits_per_byte=0.02, must_beat_baseline=False, floor_error_rate=None)
+    assert judge_gate("gate", scoring(right=10, first=0), parent_evaluation=PARENT, limits=lenient, folder=tmp_path).passes
+
+
+@pytest.mark.parametrize(("right", "first", "decided_by"), [(80, 100, "accuracy"), (50, 140, "likelihood"), (38, 140, "likelihood")])
+def test_either_test_shows_that_a_model_is_above_the_floor(tmp_path: Path, right: int, first: int, decided_by: str):
+    """At the baseline, or below it within the error, the likelihood of the right answers decides."""
+    evaluation = scoring(right=right, first=first)
+    assert judge_gate("gate", evaluation, parent_evaluation=PARENT, limits=LIMITS, folder=tmp_path).passes
+    [row] = pd.read_parquet(tmp_path / "benchmarks.parquet").to_dict("records")
+    assert (row["items"], row["right"], row["decided_by"]) == (200, right, decided_by)
+    assert row["floor_p_value"] <= 0.01
+
+
+def test_the_level_is_the_recipes(tmp_path: Path):
+    """Twice p = 0.062: one in five, and not one in ten, models at the floor may pass with that."""
+    for rate, passes in ((0.2, True), (0.1, False)):
+        limits = GateLimits(max_increase_bits_per_byte=0.02, must_beat_baseline=True, floor_error_rate=rate)
+        assert judge_gate("gate", scoring(right=60), parent_evaluation=None, limits=limits, folder=tmp_path).passes == passes
+
+
+def test_a_benchmark_at_the_floor_is_not_made_up_for_by_another(tmp_path: Path):
+    both = BETTER | {"results": [guessed_result(right=150, first=190), guessed_result(right=50, first=100, benchmark="order")]}
+    verdict = judge_gate("gate", both, parent_evaluation=None, limits=LIMITS, folder=tmp_path)
+    assert [reason.where for reason in verdict.reasons] == ["order acc"]
+
+
+def test_no_more_models_at_the_floor_pass_the_whole_rule_than_it_says():
+    """Of models that guess, with choices scored at random: those that both checks of a gate let pass."""
+    rng = np.random.default_rng(17)
+    passed = 0
+    for _ in range(2000):
+        scores = rng.standard_cauchy((24, 4))
+        floor = measure_floor(scored_result(scores))
+        passed += floor.p_value <= 0.1 and floor.below_p_value > 0.1 / NUM_TESTS
+    assert 0.02 < passed / 2000 <= 0.1 + 4 * (0.1 * 0.9 / 2000) ** 0.5
+
+
+@pytest.mark.parametrize("rate", [None, 0.0, 0.5, 1.0])
+def test_a_level_that_is_none_is_refused(rate: float | None):
+    with pytest.raises(ValidationError, match="floor_error_rate"):
+        GateLimits(max_increase_bits_per_byte=0.02, must_beat_baseline=True, floor_error_rate=rate)
+
+
+@pytest.mark.parametrize("answers", [None, []])
+def test_an_evaluation_without_answers_is_refused(tmp_path: Path, answers: list[Any] | None):
+    for limits in (LIMITS, GateLimits(max_increase_bits_per_byte=0.02, must_beat_baseline=False, floor_error_rate=None)):
+        evaluation = BETTER | {"results": [PARENT["results"][0] | {"answers": answers}]}
+        with pytest.raises(DataError, match="must have an answer to each of its items, found 0 answers to 200 items"):
+            judge_gate("gate", evaluation, parent_evaluation=PARENT, limits=limits, folder=tmp_path)
 
 
 def test_evidence_has_one_row_a_metric_and_one_for_the_macro():
