@@ -158,7 +158,7 @@ def _ways(scores: np.ndarray, gold: Sequence[int]) -> np.ndarray:
     if len(gold) == 1:
         return np.concatenate([scores[0, gold], np.delete(scores[0], gold)])
     rows = np.arange(len(gold))
-    return np.array([scores[:, gold][rows, way].sum() for way in np.array([*permutations(rows)])])
+    return scores[:, gold][rows, np.array([*permutations(rows)])].sum(axis=1)
 
 
 def _margins(scores: np.ndarray, gold: Sequence[int]) -> list[float]:

@@ -69,7 +69,7 @@ def test_models_that_know_nothing_pass_no_oftener_than_they_may(tails: str) -> N
     draw = {"normal": rng.normal, "cauchy": rng.standard_cauchy, "skewed": lambda size: -rng.lognormal(sigma=2, size=size)}[tails]
     alone: list[float] = []
     grouped: list[float] = []
-    for _ in range(1500):
+    for _ in range(1000):
         scores = draw(size=(24, 4))
         alone.append(measure_floor(scored_result(scores)).p_value)
         shape = (6, 4)
