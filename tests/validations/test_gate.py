@@ -100,8 +100,9 @@ def test_a_parent_of_nan_hides_nothing(tmp_path: Path):
     assert not judge_gate("gate", BETTER, parent_evaluation=broken_parent, limits=LIMITS, folder=tmp_path).passes
 
 
-def test_the_baseline_counts_only_where_the_recipe_says_so(tmp_path: Path):
-    lenient = GateLimits(max_increase_bits_per_byte=0.02, must_beat_baseline=False, floor_error_rate=None)
+@pytest.mark.parametrize("rate", [None, 0.01])
+def test_the_baseline_counts_only_where_the_recipe_says_so(tmp_path: Path, rate: float | None):
+    lenient = GateLimits(max_increase_bits_per_byte=0.02, must_beat_baseline=False, floor_error_rate=rate)
     assert judge_gate("gate", scoring(right=10, first=0), parent_evaluation=PARENT, limits=lenient, folder=tmp_path).passes
 
 
