@@ -9,17 +9,17 @@ from flows.plan import build_run, data_plan
 from flows.recipes.phase import Phase
 from flows.recipes.recipe import Recipe
 from tasks.data.plan import DataPlan
-from tasks.evaluation.finished import finished_evaluation
+from tasks.evaluation.finished import EVALUATION_NAME, evaluation_key, finished_evaluation
 from tasks.home import Home
 from tasks.training.launcher import finished_result
 from trainer.config import Frozen, RunConfig
 from trainer.data.manifest import read_manifest
 from trainer.errors import PhasewiseError, VerdictError
 from trainer.metrics import METRICS_NAME
-from trainer.storage import digest_of_file, digest_of_json
+from trainer.storage import digest_of_file, read_json
 from validations.expectations.data_suite import DATA_SUITE
 from validations.expectations.suites import SUITES, version_of
-from validations.verdict import Verdict, read_verdict
+from validations.verdict import Verdict, judged_by_gate, read_verdict
 
 State = Literal["done", "refused", "not reached"]
 
@@ -74,9 +74,9 @@ def read_record(recipe: Recipe, phase: Phase, home: Home, plan: DataPlan) -> Pha
         metrics = Path(run.output) / METRICS_NAME
         health = home.verdict(recipe.run_name, phase.name, "health")
         health_verdict = lacks.verdict("training", health, {str(metrics): digest_of_file(metrics)}, phase.gates.health)
-        evaluation = lacks.unless(finished_evaluation(run, result["params_digest"]), "its last checkpoint is not evaluated")
+        evaluation = lacks.unless(_evaluation(run, result, plan, phase), "its last checkpoint is not evaluated as it would be now")
     if evaluation:
-        judged = {str(evaluation["checkpoint"]): digest_of_json(evaluation)}
+        judged = judged_by_gate(evaluation, parent_evaluation(recipe, phase.parent, home))
         model_verdict = lacks.verdict("model", home.verdict(recipe.run_name, phase.name, "model"), judged, phase.gates.model)
     return PhaseRecord(phase, run, data_verdict, health_verdict, result, evaluation, model_verdict, tuple(lacks.words))
 
@@ -136,6 +136,20 @@ def is_done(recipe: Recipe, phases: Iterable[Phase], home: Home) -> bool:
 def report_path(recipe: Recipe, home: Home) -> Path:
     """The HTML report of a recipe."""
     return home.report(recipe.run_name) / "report.html"
+
+
+def _evaluation(run: RunConfig, result: dict[str, Any], plan: DataPlan, phase: Phase) -> dict[str, Any] | None:
+    """None also where the benchmarks are not made, or damaged."""
+    try:
+        return finished_evaluation(run, evaluation_key(run, result["params_digest"], plan, phase.evaluation.held_out_tokens))
+    except PhasewiseError:
+        return None
+
+
+def parent_evaluation(recipe: Recipe, parent: str | None, home: Home) -> dict[str, Any] | None:
+    """What was measured at the end of the parent; None for the first phase, and where nothing was."""
+    path = home.run(recipe.run_name, parent) / EVALUATION_NAME if parent else None
+    return read_json(path) if path and path.exists() else None
 
 
 def _digests(run: RunConfig) -> dict[str, str]:

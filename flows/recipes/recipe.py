@@ -59,7 +59,7 @@ class Recipe(Frozen):
     @property
     def main_components(self) -> tuple[str, ...]:
         """What the main line draws from, sorted: what every phase is measured on, whichever branch is trained beside it."""
-        return tuple(sorted({name for phase in self.main_line for name in phase.components}))
+        return tuple(sorted({name for phase in self.main_line or self.phases for name in phase.components}))
 
     def phase(self, name: str) -> Phase:
         """The phase of that name.

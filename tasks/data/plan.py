@@ -16,7 +16,7 @@ from tasks.home import Home
 from trainer.data.manifest import MANIFEST_NAME, SourceFile, Split
 from trainer.storage import as_path, digest_of_json
 
-BENCHMARKS_VERSION = "benchmarks-2"
+BENCHMARKS_VERSION = "benchmarks-3"
 
 
 @dataclass(frozen=True)
