@@ -11,7 +11,7 @@ from flows.recipes.recipe import Recipe
 from tasks.data.plan import DataPlan
 from tasks.evaluation.finished import EVALUATION_NAME, evaluation_key, finished_evaluation
 from tasks.home import Home
-from tasks.training.launcher import finished_result
+from tasks.training.launcher import finished_result, is_begun
 from trainer.config import Frozen, RunConfig
 from trainer.data.manifest import read_manifest
 from trainer.errors import PhasewiseError, TrainingError, VerdictError
@@ -94,10 +94,10 @@ def read_record(recipe: Recipe, phase: Phase, home: Home, plan: DataPlan) -> Pha
     result = finished_result(run)
     found.add("training", result is not None, "train", "it is not trained on the data and settings as they are now")
     health_verdict = evaluation = model_verdict = None
-    if result:
-        metrics = Path(run.output) / METRICS_NAME
-        health = home.verdict(recipe.run_name, phase.name, "health")
+    metrics, health = Path(run.output) / METRICS_NAME, home.verdict(recipe.run_name, phase.name, "health")
+    if result or (is_begun(run) and health.exists() and metrics.exists()):  # the training of a run that diverged is judged, too
         health_verdict = found.verdict("training", health, {METRICS_NAME: digest_of_file(metrics)}, phase.gates.health)
+    if result:
         evaluation = _evaluation(run, result, plan, phase)
         found.add("evaluation", evaluation is not None, "evaluate", "its last checkpoint is not evaluated as it would be now")
     if evaluation:

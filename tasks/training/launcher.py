@@ -41,6 +41,12 @@ def finished_result(run: RunConfig) -> dict[str, Any] | None:
     return {**result, "checkpoint": str(checkpoint_path(run.output, run.stop_step))}
 
 
+def is_begun(run: RunConfig) -> bool:
+    """Whether what is in the run's folder is of exactly this run."""
+    written = _read_run(Path(run.output))
+    return written is not None and written.digest == run.digest
+
+
 def train_phase(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Train the phase to its end, from its last checkpoint if it has one, and return its result.
 
