@@ -28,12 +28,13 @@ def guessed_result(*, right: int, first: int, items: int = 200, benchmark: str =
     return _result(benchmark, "acc", answers, baseline=0.25)
 
 
-def scored_result(scores: np.ndarray, *, benchmark: str = "continuation") -> dict[str, Any]:
-    """A benchmark whose choices have these scores [items, choices]; the first is the right one, and is chosen where it is the likeliest."""
+def scored_result(scores: np.ndarray, *, right: np.ndarray | None = None, benchmark: str = "continuation") -> dict[str, Any]:
+    """A benchmark whose choices have these scores [items, choices], the first the right one: chosen where `right`, else where likeliest."""
+    chosen = scores.argmax(axis=1) == 0 if right is None else right
     answers = [
         {
             "id": f"{benchmark}-{number}",
-            "right": bool(row.argmax() == 0),
+            "right": bool(chosen[number]),
             "baseline_right": None,
             "group": None,
             "gold": 0,

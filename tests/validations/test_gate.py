@@ -138,14 +138,13 @@ def test_a_benchmark_at_the_floor_is_not_made_up_for_by_another(tmp_path: Path):
 
 
 def test_no_more_models_at_the_floor_pass_the_whole_rule_than_it_says():
-    """Of models that guess, with choices scored at random: those that both checks of a gate let pass."""
-    rng = np.random.default_rng(17)
+    """Of models that guess, those that both checks of a gate let pass. Answers and scores are independent: that is two full chances."""
+    rng, rate, simulations = np.random.default_rng(17), 0.2, 1000
     passed = 0
-    for _ in range(1000):
-        scores = rng.standard_cauchy((24, 4))
-        floor = measure_floor(scored_result(scores))
-        passed += floor.p_value <= 0.1 and floor.below_p_value > 0.1 / NUM_TESTS
-    assert 0.02 < passed / 1000 <= 0.1 + 4 * (0.1 * 0.9 / 1000) ** 0.5
+    for _ in range(simulations):
+        floor = measure_floor(scored_result(rng.standard_cauchy((24, 4)), right=rng.random(24) < 0.25))
+        passed += floor.p_value <= rate and floor.below_p_value > rate / NUM_TESTS
+    assert rate / 4 < passed / simulations <= rate + 4 * (rate * (1 - rate) / simulations) ** 0.5
 
 
 @pytest.mark.parametrize("rate", [None, 0.0, 0.5, 1.0])

@@ -86,7 +86,7 @@ def measure_floor(result: Mapping[str, Any]) -> Floor:
         accuracy_p_value=above,
         below_p_value=below,
         likelihood_p_value=place_p_value([_ways(scores, gold) for scores, gold in units]) if is_finite else math.nan,
-        mean_margin_nats=float(np.mean([margin for scores, gold in units for margin in _margins(scores, gold)])),
+        mean_margin_nats=float(np.mean([margin for scores, gold in units for margin in _margins(scores, gold)])) if is_finite else math.nan,
     )
 
 

@@ -30,6 +30,7 @@ def test_a_checkpoint_is_evaluated_offline_and_standard_output_stays_clean(
     found = evaluate_model(params=params, config=config, tokenizer=tokenizer, benchmarks=benchmarks, held_out=held_out_tokens)
     assert capfd.readouterr().out == ""
     assert found["finite"] is True
+    assert found["benchmarks_digest"] == read_benchmarks(benchmarks).digest
     assert [(result["benchmark"], result["metric"]) for result in found["results"]] == [
         ("word_order", "acc"),
         ("next_word", "exact_match"),

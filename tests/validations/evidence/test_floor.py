@@ -108,12 +108,14 @@ def test_what_is_told_of_a_result() -> None:
     assert floor.mean_margin_nats == pytest.approx(-1.0)  # −5 and −20, against the mean of 3 of −10 … −13, as often each
 
 
-def test_a_response_that_is_no_number_leaves_no_p_value() -> None:
+@pytest.mark.parametrize("response", [math.nan, -math.inf])
+def test_a_response_that_is_no_number_leaves_no_p_value(response: float) -> None:
     result = guessed_result(right=190, first=190)
-    result["answers"][7]["log_likelihoods"][2] = math.nan
+    result["answers"][7]["log_likelihoods"] = [response] * 4
     floor = measure_floor(result)
     assert floor.accuracy_p_value < 1e-9
     assert math.isnan(floor.likelihood_p_value)
+    assert math.isnan(floor.mean_margin_nats)
     assert math.isnan(floor.p_value)
 
 
