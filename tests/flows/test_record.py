@@ -40,6 +40,7 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
     home = Home.open(str(tmp_path))
     plan = SimpleNamespace(folders=lambda split: {}, benchmarks=tmp_path / "benchmarks")
     monkeypatch.setattr(record, "build_run", lambda *_, **__: SimpleNamespace(verdict=tmp_path / "none", output=tmp_path, caches={}))
+    monkeypatch.setattr(record, "_are_built", lambda *_: True)
     monkeypatch.setattr(record, "is_begun", lambda run: True)
     monkeypatch.setattr(record, "evaluation_key", lambda *_: "key")
     monkeypatch.setattr(record, "finished_result", lambda run: {"params_digest": "weights"})
