@@ -13,6 +13,7 @@ from tasks.training.launcher import finished_result
 from tasks.validation.task import judge_model
 from trainer.errors import TrainingError
 from trainer.storage import read_json
+from validations.accepted import accepted_in
 
 
 @door(name="evaluate_checkpoint", flow_run_name="evaluate {recipe}/{phase} ({scale})")
@@ -34,7 +35,8 @@ def evaluate_checkpoint(recipe: str, phase: str, scale: Scale = "proxy", home: s
     evaluation = evaluate(run, result, plan, chosen.evaluation.held_out_tokens)
     path = place.verdict(wanted.run_name, phase, "model")
     parent = parent_evaluation(wanted, chosen.parent, place)
-    raise_unless_passed(judge_model(run, evaluation, parent, chosen.gates.model, path.with_suffix(""), path))
+    accepts = accepted_in(phase, wanted.accepts)
+    raise_unless_passed(judge_model(run, evaluation, parent, chosen.gates.model, path, accepts=accepts))
 
 
 def parent_evaluation(recipe: Recipe, parent: str | None, home: Home) -> dict[str, Any] | None:

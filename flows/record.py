@@ -1,6 +1,6 @@
 """What the home says about a recipe's phases, and whether it still holds: files are the truth, and everything here is read from them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +17,9 @@ from trainer.data.manifest import read_manifest
 from trainer.errors import PhasewiseError, VerdictError
 from trainer.metrics import METRICS_NAME
 from trainer.storage import digest_of_file, digest_of_json
+from validations.accepted import AcceptedWarning, accepted_in
 from validations.expectations.suites import SUITES, version_of
-from validations.verdict import Verdict, read_verdict
+from validations.verdict import Verdict, accepted_by, read_verdict
 
 State = Literal["done", "refused", "not reached"]
 
@@ -65,7 +66,7 @@ def read_record(recipe: Recipe, phase: Phase, home: Home, plan: DataPlan) -> Pha
         run = build_run(recipe, phase, home, plan.folders("train"), held_out=plan.folders("held_out"))
     except PhasewiseError as error:
         return PhaseRecord(phase, None, None, None, None, None, None, (str(error),))
-    lacks = _Lacks()
+    lacks = _Lacks(accepted_in(phase.name, recipe.accepts))
     data_verdict = lacks.verdict("data", Path(run.verdict), _digests(run), phase.gates.data)
     result = lacks.unless(finished_result(run), "it is not trained on the data and settings as they are now")
     health_verdict = evaluation = model_verdict = None
@@ -83,8 +84,9 @@ def read_record(recipe: Recipe, phase: Phase, home: Home, plan: DataPlan) -> Pha
 class _Lacks:
     """Collects what is missing on the way."""
 
-    def __init__(self) -> None:
+    def __init__(self, accepts: Sequence[AcceptedWarning]) -> None:
         self.words: list[str] = []
+        self._accepts = accepts
 
     def unless(self, found: dict[str, Any] | None, words: str) -> dict[str, Any] | None:
         """What was found; the words where nothing was."""
@@ -102,7 +104,7 @@ class _Lacks:
         except VerdictError as error:
             self.words.append(str(error))
             return None
-        if why := _why_out_of_date(verdict, judged, limits):
+        if why := _why_out_of_date(verdict, judged, limits, self._accepts):
             self.words.append(f"the verdict on its {what} is out of date: {why}")
             return None
         if not verdict.passes:
@@ -110,13 +112,15 @@ class _Lacks:
         return verdict
 
 
-def _why_out_of_date(verdict: Verdict, judged: Mapping[str, str], limits: Frozen) -> str | None:
+def _why_out_of_date(verdict: Verdict, judged: Mapping[str, str], limits: Frozen, accepts: Sequence[AcceptedWarning]) -> str | None:
     if verdict.judged != judged:
         return "it was given for something else than what is there now"
     now = limits.model_dump(mode="json")
     if verdict.thresholds != now:
         changed = sorted(name for name in {*now, *verdict.thresholds} if now.get(name) != verdict.thresholds.get(name))
         return f"it was measured against other limits ({', '.join(changed)})"
+    if verdict.accepts != accepted_by(verdict.suite, accepts):
+        return "the recipe accepted other warnings then"
     if verdict.suite_version != (version := version_of(SUITES[verdict.suite])):
         return f"the checks are others now (version {version}, not {verdict.suite_version})"
     return None

@@ -22,6 +22,7 @@ from tasks.progress import say
 from tasks.training.task import train
 from tasks.validation.task import judge_health
 from trainer.errors import VerdictError
+from validations.accepted import accepted_in
 
 
 @door(name="train_phase", flow_run_name="train {recipe}/{phase} ({scale})")
@@ -67,7 +68,7 @@ def train_judged(name: str, recipe: Recipe, phase: Phase, home: Home, plan: Data
     validate_data(name, phase.name, recipe.scale, str(home.root))
     result = train(run)
     say(f"{phase.name}: trained to step {result['stop_step']:,}, final loss {result['final_loss']:.3f}")
-    raise_unless_passed(judge_health(run, phase.gates.health, home))
+    raise_unless_passed(judge_health(run, phase.gates.health, home, accepts=accepted_in(phase.name, recipe.accepts)))
     evaluate_checkpoint(name, phase.name, recipe.scale, str(home.root))
     summary: dict[str, Any] = phase_summary(read_record(recipe, phase, home, plan))
     table = [{"what": what, "value": str(value)} for what, value in summary.items()]
