@@ -65,7 +65,8 @@ def shown_on_terminal() -> Iterator[Console]:
 
 def print_summary(console: Console, summary: dict[str, Any]) -> None:
     """The table at the end of a run."""
-    table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=f"{summary['recipe']} · {summary['scale']}", title_justify="left")
+    title = f"{summary['recipe']} · {summary['scale']}"
+    table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, title=title, title_justify="left")
     table.add_column("phase", no_wrap=True)
     for name in ("steps", "tokens", "learning rate", "loss", "bits/byte"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -11,7 +11,7 @@ from validations.accepted import AcceptedWarning, accepted_in
 from validations.expectations.accepting import accept, check_acceptable
 from validations.expectations.check import expect_rows
 from validations.expectations.health_suite import IS_JUDGED
-from validations.expectations.judging import CheckResult, judge_tables
+from validations.expectations.judging import CheckResult, build_suite, judge_tables, load_library
 from validations.expectations.order_checks import order_checks
 from validations.expectations.reasons import reasons_for
 from validations.expectations.suites import SUITES, checks_of
@@ -158,3 +158,12 @@ def test_the_columns_to_accept_by_are_measured_columns(limits: Any):
     for check in can_be:
         nothing = {table: pd.DataFrame() for table in SUITES["data"].tables}
         assert {f"{check.table}.{column}" for column in (*check.accept_by, *check.narrow_by)} <= set(check.missing_columns(nothing))
+
+
+def test_a_check_is_called_what_great_expectations_calls_it(limits: Any):
+    """A recipe takes the name from the verdict, which has it from the library."""
+    library = load_library()
+    checks = checks_of("data", limits.model_dump(mode="json"))
+    for table in {check.table for check in checks}:
+        made = build_suite(library, "suite", table, checks).expectations
+        assert sorted(one.expectation_type for one in made) == sorted(check.name for check in checks if check.table == table)
