@@ -11,6 +11,7 @@ from tasks.home import Home
 from tasks.training.launcher import finished_result
 from tasks.validation.task import judge_model
 from trainer.errors import TrainingError
+from validations.accepted import accepted_in
 
 
 @door(name="evaluate_checkpoint", flow_run_name="evaluate {recipe}/{phase} ({scale})")
@@ -33,7 +34,6 @@ def evaluate_checkpoint(recipe: str, phase: str, scale: Scale = "proxy", home: s
     path = place.verdict(wanted.run_name, phase, "model")
     parent = parent_evaluation(wanted, chosen.parent, place)
     if chosen.parent and parent is None:
-        raise TrainingError(
-            f"{chosen.parent}, the parent of {phase}, is not evaluated: run `phasewise run {recipe}/{chosen.parent}` first."
-        )
-    raise_unless_passed(judge_model(run, evaluation, parent, chosen.gates.model, path.with_suffix(""), path))
+        raise TrainingError(f"{chosen.parent}, which {phase} starts from, is not evaluated: run `phasewise run {recipe}/{chosen.parent}`.")
+    accepts = accepted_in(phase, wanted.accepts)
+    raise_unless_passed(judge_model(run, evaluation, parent, chosen.gates.model, path, accepts=accepts))

@@ -1,6 +1,6 @@
 """What the home says about a recipe's phases, and whether it still holds: files are the truth, and everything here is read from them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,12 +14,13 @@ from tasks.home import Home
 from tasks.training.launcher import finished_result, is_begun
 from trainer.config import Frozen, RunConfig
 from trainer.data.manifest import read_manifest
-from trainer.errors import PhasewiseError, TrainingError, VerdictError
+from trainer.errors import CheckpointError, PhasewiseError, TrainingError, VerdictError
 from trainer.metrics import METRICS_NAME
 from trainer.storage import digest_of_file, read_json
+from validations.accepted import AcceptedWarning, accepted_in
 from validations.expectations.data_suite import DATA_SUITE
 from validations.expectations.suites import SUITES, version_of
-from validations.verdict import Verdict, judged_by_gate, read_verdict
+from validations.verdict import Verdict, accepted_by, judged_by_gate, read_verdict
 
 State = Literal["done", "refused", "not reached"]
 Again = Literal["prepare", "judge", "train", "evaluate"]
@@ -86,9 +87,9 @@ def read_record(recipe: Recipe, phase: Phase, home: Home, plan: DataPlan) -> Pha
     """One phase. A verdict holds where it was given for what is there now, within the limits that the recipe has now."""
     try:
         run = build_run(recipe, phase, home, plan.folders("train"), held_out=plan.folders("held_out"))
-    except TrainingError as error:
+    except (TrainingError, CheckpointError) as error:
         return PhaseRecord(phase, None, None, None, None, None, None, (Finding(what="start", holds=False, again="train", why=str(error)),))
-    found = _Findings()
+    found = _Findings(accepted_in(phase.name, recipe.accepts))
     found.add("caches", _are_built(phase, plan), "prepare", "its caches are not there as its sources and settings are now")
     data_verdict = found.verdict("data", Path(run.verdict), _digests(run), phase.gates.data)
     result = finished_result(run)
@@ -113,8 +114,9 @@ def _are_built(phase: Phase, plan: DataPlan) -> bool:
 class _Findings:
     """Collects what was looked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, accepts: Sequence[AcceptedWarning]) -> None:
         self.all: list[Finding] = []
+        self._accepts = accepts
 
     def add(self, what: str, holds: bool, again: Again, why: str) -> None:
         """A result that holds or does not."""
@@ -131,7 +133,7 @@ class _Findings:
         except VerdictError as error:
             self.add(name, False, "judge", str(error))
             return None
-        if why := _why_out_of_date(verdict, judged, limits):
+        if why := _why_out_of_date(verdict, judged, limits, self._accepts):
             self.add(name, False, "judge", f"the {name} is out of date: {why}")
             return None
         failure = "" if verdict.passes else f"the {name} fails: {verdict.reasons[0].what if verdict.reasons else path}"
@@ -139,13 +141,15 @@ class _Findings:
         return verdict
 
 
-def _why_out_of_date(verdict: Verdict, judged: Mapping[str, str], limits: Frozen) -> str | None:
+def _why_out_of_date(verdict: Verdict, judged: Mapping[str, str], limits: Frozen, accepts: Sequence[AcceptedWarning]) -> str | None:
     if sorted(verdict.judged.values()) != sorted(judged.values()) or (verdict.suite == DATA_SUITE and verdict.judged != judged):
         return "it was given for something else than what is there now"
     now = limits.model_dump(mode="json")
     if verdict.thresholds != now:
         changed = sorted(name for name in {*now, *verdict.thresholds} if now.get(name) != verdict.thresholds.get(name))
         return f"it was measured against other limits ({', '.join(changed)})"
+    if verdict.accepts != accepted_by(verdict.suite, accepts):
+        return "the recipe accepted other warnings then"
     if verdict.suite_version != (version := version_of(SUITES[verdict.suite])):
         return f"the checks are others now (version {version}, not {verdict.suite_version})"
     return None

@@ -17,7 +17,8 @@ from trainer.data.mixture import MixtureSchedule
 from trainer.metrics import METRICS_NAME, read_metrics
 from trainer.schedule import learning_rate_at
 from trainer.storage import read_json
-from validations.verdict import Verdict
+from validations.outcomes import sum_counts, tell_verdicts
+from validations.verdict import Verdict, unused_of
 
 VERDICT_WORDS = {"done": "passed", "refused": "failed", "not reached": None}
 PACKAGES = ("phasewise", "jax", "optax", "orbax-checkpoint", "prefect", "dask", "great-expectations", "lm-eval")
@@ -26,9 +27,10 @@ PACKAGES = ("phasewise", "jax", "optax", "orbax-checkpoint", "prefect", "dask", 
 def phase_summary(record: PhaseRecord) -> dict[str, Any]:
     """One phase in the shape of `phasewise run --json`; what was not measured is null.
 
-    `steps` counts updates; `bits_per_byte` is the mean over components, on held-out text.
+    `steps` counts updates; `bits_per_byte` is the mean over components, on held-out text; `standing` is `verdict` with its warnings.
     """
     phase, result, evaluation = record.phase, record.result or {}, record.evaluation or {}
+    counts = sum_counts(verdict.counts for verdict in record.verdicts)
     return {
         "name": phase.name,
         "start_step": phase.start_step,
@@ -40,6 +42,11 @@ def phase_summary(record: PhaseRecord) -> dict[str, Any]:
         "bits_per_byte": evaluation.get("macro_bits_per_byte"),
         "ema_bits_per_byte": evaluation.get("ema_macro_bits_per_byte"),
         "verdict": VERDICT_WORDS[record.state],
+        "standing": counts.standing_words if record.state == "done" else VERDICT_WORDS[record.state],
+        "checks": counts.model_dump(),
+        "verdicts": [
+            {"subject": verdict.subject, "told": verdict.counts.told, **verdict.counts.model_dump()} for verdict in record.verdicts
+        ],
         "checkpoint": result.get("checkpoint"),
         "params_digest": result.get("params_digest"),
     }
@@ -48,10 +55,16 @@ def phase_summary(record: PhaseRecord) -> dict[str, Any]:
 def run_summary(recipe: Recipe, home: Home, plan: DataPlan) -> dict[str, Any]:
     """The whole recipe in the shape of `phasewise run --json`."""
     report = report_path(recipe, home)
+    records = read_records(recipe, home, plan)
+    verdicts = [verdict for record in records for verdict in record.verdicts]
+    counts = [verdict.counts for verdict in verdicts]
     return {
         "recipe": recipe.name,
         "scale": recipe.scale,
-        "phases": [phase_summary(record) for record in read_records(recipe, home, plan)],
+        "phases": [phase_summary(record) for record in records],
+        "told": f"{tell_verdicts(counts)}: {sum_counts(counts).shares}",
+        "checks": sum_counts(counts).model_dump(),
+        "unused": [warning.words for warning in unused_of(verdicts)],
         "baselines": read_baselines(recipe, home, plan),
         "report": str(report) if report.exists() else None,
     }
@@ -76,6 +89,7 @@ def build_report(recipe: Recipe, home: Home, plan: DataPlan) -> Report:
         parameters=_count_parameters(recipe.phases[-1]),
         phases=tuple(_phase_report(recipe, home, record) for record in records),
         baselines=read_baselines(recipe, home, plan),
+        unused=tuple(warning.words for warning in unused_of(verdict for record in records for verdict in record.verdicts)),
         facts=_facts(recipe, home, plan),
     )
 
@@ -147,9 +161,8 @@ def _benchmark_report(found: dict[str, Any]) -> BenchmarkReport:
 
 def _verdict_report(name: str, verdict: Verdict, path: str) -> VerdictReport:
     reasons = tuple(reason.sentence for reason in verdict.reasons)
-    return VerdictReport.model_validate(
-        {"name": name, "passes": verdict.passes, "reasons": reasons, "checks": len(verdict.checks), "path": path}
-    )
+    accepted = tuple(finding.sentence for check in verdict.checks for finding in check.accepted)
+    return VerdictReport.model_validate({"name": name, "counts": verdict.counts, "reasons": reasons, "accepted": accepted, "path": path})
 
 
 def _facts(recipe: Recipe, home: Home, plan: DataPlan) -> dict[str, str]:

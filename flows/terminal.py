@@ -65,11 +65,12 @@ def shown_on_terminal() -> Iterator[Console]:
 
 def print_summary(console: Console, summary: dict[str, Any]) -> None:
     """The table at the end of a run."""
-    table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=f"{summary['recipe']} · {summary['scale']}", title_justify="left")
+    title = f"{summary['recipe']} · {summary['scale']}"
+    table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, title=title, title_justify="left")
     table.add_column("phase", no_wrap=True)
     for name in ("steps", "tokens", "learning rate", "loss", "bits/byte"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
+    table.add_column("verdict")  # in two lines where the terminal is narrow
     for phase in summary["phases"]:
         rate = phase["learning_rate"]
         table.add_row(
@@ -79,9 +80,12 @@ def print_summary(console: Console, summary: dict[str, Any]) -> None:
             f"{_rate(rate['from'])} → {_rate(rate['to'])}",
             _number(phase["final_loss"]),
             _number(phase["bits_per_byte"]),
-            phase["verdict"] or "not reached",
+            phase["standing"] or "not reached",
         )
     console.print(table)
+    console.print(f"{summary['told']}.", highlight=False, markup=False, soft_wrap=True)
+    for words in summary["unused"]:
+        console.print(f"Accepted by the recipe, and not found: {words}.", highlight=False, markup=False, soft_wrap=True)
     baselines = ", ".join(f"{name} {value:.3f}" for name, value in summary["baselines"].items())
     if baselines:
         console.print(f"For comparison, held-out bits per byte of {baselines}.", highlight=False)

@@ -22,6 +22,7 @@ from tasks.progress import say
 from tasks.training.task import train
 from tasks.validation.task import judge_health
 from trainer.errors import TrainingDiverged, VerdictError
+from validations.accepted import accepted_in
 
 REFUSALS = (VerdictError, TrainingDiverged)
 """What ends a phase and its descendants, and nothing else."""
@@ -68,14 +69,15 @@ def train_judged(name: str, recipe: Recipe, phase: Phase, home: Home, plan: Data
         TrainingDiverged: the loss is no number any more; the verdict on the training says where.
     """
     run = build_run(recipe, phase, home, plan.folders("train"), held_out=plan.folders("held_out"))
+    accepts = accepted_in(phase.name, recipe.accepts)
     validate_data(name, phase.name, recipe.scale, str(home.root))
     try:
         result = train(run)
     except TrainingDiverged:
-        judge_health(run, phase.gates.health, home)
+        judge_health(run, phase.gates.health, home, accepts=accepts)
         raise
     say(f"{phase.name}: trained to step {result['stop_step']:,}, final loss {result['final_loss']:.3f}")
-    raise_unless_passed(judge_health(run, phase.gates.health, home))
+    raise_unless_passed(judge_health(run, phase.gates.health, home, accepts=accepts))
     evaluate_checkpoint(name, phase.name, recipe.scale, str(home.root))
     summary: dict[str, Any] = phase_summary(read_record(recipe, phase, home, plan))
     table = [{"what": what, "value": str(value)} for what, value in summary.items()]

@@ -8,6 +8,7 @@ from flows.recipes.recipe import Scale
 from tasks.home import Home
 from tasks.validation.task import judge_data
 from trainer.errors import VerdictError
+from validations.accepted import accepted_in
 from validations.evidence.hand_off import hand_off_evidence
 from validations.report.words import lines_of
 from validations.verdict import Verdict
@@ -27,7 +28,8 @@ def validate_data(recipe: str, phase: str, scale: Scale = "proxy", home: str | N
     chosen, plan = wanted.phase(phase), data_plan(wanted, place)
     run = build_run(wanted, chosen, place, plan.folders("train"), held_out=plan.folders("held_out"))
     facts = hand_off_facts(wanted, chosen, run)
-    verdict = judge_data(run, plan, chosen.gates.data, place, hand_off_evidence(facts.declared, facts.found))
+    hand_off = hand_off_evidence(facts.declared, facts.found)
+    verdict = judge_data(run, plan, chosen.gates.data, place, hand_off=hand_off, accepts=accepted_in(phase, wanted.accepts))
     raise_unless_passed(verdict)
 
 

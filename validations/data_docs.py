@@ -15,6 +15,7 @@ import pandas as pd
 from trainer.storage import as_path, digest_of_bytes, file_system_of, write_atomically
 from validations.evidence.tables import read_tables
 from validations.expectations.suites import SUITES
+from validations.outcomes import CheckOutcome
 from validations.report.evidence import ShownTable, show_rows, show_table
 from validations.report.judged_again import Judge, JudgedAgain, judge_again
 from validations.report.pages import STYLE_SHEET, Card, TableLinks, evidence_page, index_page, judged_page, style_sheet
@@ -71,7 +72,8 @@ def _add_pages(pages: Pages, judge: Judge, name: str, verdict: Verdict) -> Card:
     card = Card(anchor, verdict, links, _first_particulars(tables, judged), _note(verdict, judged))
     for link in links:
         if link.evidence:
-            pages[link.evidence] = evidence_page(card, show_table(link.table, tables[link.table], judged.failing_rows(link.table)))
+            table, failing, accepted = tables[link.table], judged.failing_rows(link.table), judged.accepted_rows(link.table)
+            pages[link.evidence] = evidence_page(card, show_table(link.table, table, failing, accepted))
         if link.judged:
             pages[link.judged] = judged_page(card, link.table, judged.tables[link.table])
     return card
@@ -97,6 +99,7 @@ def _links(anchor: str, table: str, tables: Mapping[str, pd.DataFrame], judged: 
         table=table,
         rows=len(tables.get(table, ())),
         failing=len(judged.failing_rows(table)),
+        accepted=len(judged.accepted_rows(table)),
         evidence=f"{anchor}/{file}.html" if table in tables else "",
         judged=f"{anchor}/{file}-expectations.html" if table in judged.tables else "",
     )
@@ -113,10 +116,18 @@ def _note(verdict: Verdict, judged: JudgedAgain) -> str:
     """Where the pages cannot say what the verdict says, the reader must know."""
     if judged.problem:
         return f"Great Expectations' pages are missing, and no row is marked: the evidence cannot be judged again ({judged.problem})."
-    told = {check.table: True for check in verdict.checks} | {check.table: False for check in verdict.checks if not check.passes}
-    if told != {name: table.passes for name, table in judged.tables.items()}:
+    if _told(verdict.checks) != {name: (table.passes, table.is_settled) for name, table in judged.tables.items()}:
         return "The suite or the evidence has changed since the verdict was given: the tables do not say the same as the verdict."
     return ""
+
+
+def _told(checks: Sequence[CheckOutcome]) -> dict[str, tuple[bool, bool]]:
+    """Table → whether all its checks passed, and whether they did or found only what the recipe accepts."""
+    told: dict[str, tuple[bool, bool]] = {}
+    for check in checks:
+        passes, is_settled = told.get(check.table, (True, True))
+        told[check.table] = (passes and check.kind == "passed", is_settled and check.kind in ("passed", "accepted"))
+    return told
 
 
 def _remove_others(folder: Path, pages: Pages) -> None:

@@ -3,39 +3,29 @@
 Whoever decides by a verdict reads two of its fields: `passes`, and `judged`, which says of which bytes.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from trainer.config import Frozen
 from trainer.errors import VerdictError
 from trainer.storage import digest_of_json, read_json, write_json
+from validations.accepted import AcceptedWarning
 from validations.evidence.evaluation import BENCHMARK, BITS_PER_BYTE, Evaluation, gate_evidence
 from validations.evidence.tables import write_tables
-from validations.expectations.check import Severity
+from validations.expectations.accepting import accept, told_rows
 from validations.expectations.data_suite import DATA_SUITE
 from validations.expectations.gate_suite import GATE_SUITE
 from validations.expectations.health_suite import HEALTH_SUITE
-from validations.expectations.judging import CheckResult, Outcome, judge_tables
+from validations.expectations.judging import AcceptedRows, CheckResult, judge_tables
 from validations.expectations.reasons import Reason, reasons_for
 from validations.expectations.suites import SUITES, version_of
 from validations.limits import DataLimits, GateLimits, HealthLimits
-
-
-class CheckOutcome(Frozen):
-    """One expectation and what came of it; `broken` could not be made."""
-
-    name: str
-    table: str
-    asks: str
-    severity: Severity
-    passes: bool
-    outcome: Outcome
-    observed: str
+from validations.outcomes import AcceptedFinding, CheckCounts, CheckOutcome, count_checks
 
 
 class Verdict(Frozen):
@@ -48,7 +38,8 @@ class Verdict(Frozen):
         judged: component → digest of the manifest of the cache that was judged; for a gate, which evaluation → its digest; for
             health, what the metrics are of → digest.
         thresholds: the limits that were measured against.
-        reasons: why it fails or warns, the critical ones first.
+        accepts: the warnings that the recipe accepts from this suite in this phase. Like the limits, they decide the verdict.
+        reasons: why it fails or warns, the critical ones first. What the recipe accepts is not among them; the checks have it.
         checks: every expectation.
         evidence: the folder of the evidence tables.
     """
@@ -59,9 +50,21 @@ class Verdict(Frozen):
     passes: bool
     judged: dict[str, str]
     thresholds: dict[str, Any]
+    accepts: tuple[AcceptedWarning, ...] = ()
     reasons: tuple[Reason, ...]
     checks: tuple[CheckOutcome, ...]
     evidence: str
+
+    @property
+    def counts(self) -> CheckCounts:
+        """How many of its checks came out how."""
+        return count_checks(self.checks)
+
+    @model_validator(mode="after")
+    def _says_what_its_checks_say(self) -> "Verdict":
+        if self.checks and self.passes != self.counts.passes:
+            raise ValueError(f"it must pass where no check failed or could not be made; found passes {self.passes} and {self.counts.told}")
+        return self
 
 
 @dataclass(frozen=True)
@@ -78,33 +81,73 @@ class DataEvidence:
     hand_off: pd.DataFrame
 
 
-def judge_data(subject: str, evidence: DataEvidence, *, limits: DataLimits, folder: str | Path) -> Verdict:
-    """Judge all that is known of a phase's data before it trains. The evidence tables are written to the folder."""
+@dataclass(frozen=True)
+class _Terms:
+    """What a suite measures against: the limits as JSON, and the warnings that are expected."""
+
+    suite: str
+    thresholds: dict[str, Any]
+    accepts: tuple[AcceptedWarning, ...]
+
+
+def judge_data(
+    subject: str, evidence: DataEvidence, *, limits: DataLimits, folder: str | Path, accepts: Sequence[AcceptedWarning] = ()
+) -> Verdict:
+    """Judge all that is known of a phase's data before it trains. The evidence tables are written to the folder.
+
+    Args:
+        accepts: the warnings that the recipe accepts in this phase; those of other suites are left out. None are, unless it says so.
+    """
     tables = {name: getattr(evidence, name) for name in SUITES[DATA_SUITE].tables}
-    return _judge(subject, DATA_SUITE, tables, thresholds=limits.model_dump(mode="json"), judged=_digests(evidence.caches), folder=folder)
+    return _judge(subject, tables, _terms(DATA_SUITE, limits, accepts), judged=_digests(evidence.caches), folder=folder)
 
 
-def judge_health(subject: str, table: pd.DataFrame, *, limits: HealthLimits, judged: dict[str, str], folder: str | Path) -> Verdict:
+def judge_health(
+    subject: str,
+    table: pd.DataFrame,
+    *,
+    limits: HealthLimits,
+    judged: dict[str, str],
+    folder: str | Path,
+    accepts: Sequence[AcceptedWarning] = (),
+) -> Verdict:
     """Judge how a phase trained.
 
     Args:
         table: what its metrics were measured for.
         judged: what names the run: its checkpoint, its metrics file → digest.
+        accepts: as `judge_data`.
     """
-    return _judge(subject, HEALTH_SUITE, {"health": table}, thresholds=limits.model_dump(mode="json"), judged=judged, folder=folder)
+    return _judge(subject, {"health": table}, _terms(HEALTH_SUITE, limits, accepts), judged=judged, folder=folder)
 
 
 def judge_gate(
-    subject: str, evaluation: Evaluation, *, parent_evaluation: Evaluation | None, limits: GateLimits, folder: str | Path
+    subject: str,
+    evaluation: Evaluation,
+    *,
+    parent_evaluation: Evaluation | None,
+    limits: GateLimits,
+    folder: str | Path,
+    accepts: Sequence[AcceptedWarning] = (),
 ) -> Verdict:
-    """Judge the evaluation of a phase's last checkpoint, against its parent's where there is one."""
+    """Judge the evaluation of a phase's last checkpoint, against its parent's where there is one; `accepts` as `judge_data`."""
     evidence = gate_evidence(evaluation, parent_evaluation)
     tables = {
         "benchmarks": evidence[evidence["kind"] == BENCHMARK].reset_index(drop=True),
         "bits_per_byte": evidence[evidence["kind"] == BITS_PER_BYTE].reset_index(drop=True),
     }
     judged = judged_by_gate(evaluation, parent_evaluation)
-    return _judge(subject, GATE_SUITE, tables, thresholds=limits.model_dump(mode="json"), judged=judged, folder=folder)
+    return _judge(subject, tables, _terms(GATE_SUITE, limits, accepts), judged=judged, folder=folder)
+
+
+def unused_of(verdicts: Iterable[Verdict]) -> tuple[AcceptedWarning, ...]:
+    """The warnings that the recipe accepts and that none of these verdicts found."""
+    expected: list[AcceptedWarning] = []
+    found: list[AcceptedWarning] = []
+    for verdict in verdicts:
+        expected += [one for one in verdict.accepts if one not in expected]
+        found += [finding.warning for check in verdict.checks for finding in check.accepted]
+    return tuple(one for one in expected if one not in found)
 
 
 def judged_by_gate(evaluation: Evaluation, parent_evaluation: Evaluation | None) -> dict[str, str]:
@@ -132,27 +175,31 @@ def read_verdict(path: str | Path) -> Verdict:
         raise VerdictError(f"{path} does not read as a verdict: {error}. Delete it and judge again.") from None
 
 
-def _judge(
-    subject: str,
-    suite: str,
-    tables: Mapping[str, pd.DataFrame],
-    *,
-    thresholds: dict[str, Any],
-    judged: dict[str, str],
-    folder: str | Path,
-) -> Verdict:
+def accepted_by(suite: str, accepts: Sequence[AcceptedWarning]) -> tuple[AcceptedWarning, ...]:
+    """Those that are about the tables of a suite."""
+    return tuple(one for one in accepts if one.table in SUITES[suite].tables)
+
+
+def _terms(suite: str, limits: DataLimits | HealthLimits | GateLimits, accepts: Sequence[AcceptedWarning]) -> _Terms:
+    return _Terms(suite, limits.model_dump(mode="json"), accepted_by(suite, accepts))
+
+
+def _judge(subject: str, tables: Mapping[str, pd.DataFrame], terms: _Terms, *, judged: dict[str, str], folder: str | Path) -> Verdict:
     write_tables(folder, tables)
-    results = judge_tables(tables, SUITES[suite].checks(thresholds, tables))
+    suite = SUITES[terms.suite]
+    results = [accept(result, tables, terms.accepts) for result in judge_tables(tables, suite.checks(terms.thresholds, tables))]
     reasons = [reason for result in results for reason in reasons_for(result, tables)]
+    checks = tuple(outcome_of(result, tables) for result in results)
     return Verdict(
         subject=subject,
-        suite=suite,
-        suite_version=version_of(SUITES[suite]),
-        passes=all(_lets_pass(result) for result in results),
+        suite=suite.name,
+        suite_version=version_of(suite),
+        passes=count_checks(checks).passes,
         judged=judged,
-        thresholds=thresholds,
+        thresholds=terms.thresholds,
+        accepts=terms.accepts,
         reasons=tuple(sorted(reasons, key=lambda reason: reason.severity != "critical")),
-        checks=tuple(_outcome(result) for result in results),
+        checks=checks,
         evidence=str(folder),
     )
 
@@ -164,11 +211,8 @@ def _digests(caches: pd.DataFrame) -> dict[str, str]:
     return dict(zip(caches["component"], caches["manifest_digest"], strict=True))
 
 
-def _lets_pass(result: CheckResult) -> bool:
-    return result.outcome == "passed" or (result.outcome == "failed" and result.check.severity == "warning")
-
-
-def _outcome(result: CheckResult) -> CheckOutcome:
+def outcome_of(result: CheckResult, tables: Mapping[str, pd.DataFrame]) -> CheckOutcome:
+    """What a verdict keeps of a result."""
     return CheckOutcome(
         name=result.name,
         table=result.check.table,
@@ -177,4 +221,12 @@ def _outcome(result: CheckResult) -> CheckOutcome:
         passes=result.outcome == "passed",
         outcome=result.outcome,
         observed=result.observed,
+        accepted=tuple(_finding(result, accepted, tables) for accepted in result.accepted),
     )
+
+
+def _finding(result: CheckResult, accepted: AcceptedRows, tables: Mapping[str, pd.DataFrame]) -> AcceptedFinding:
+    """The worst of the rows that an accepted warning covers, told as it would have been if nobody had accepted it."""
+    check, rows = result.check, accepted.rows
+    alone = replace(result, outcome="failed", failing_rows=told_rows(check, tables[check.table], rows), accepted=())
+    return AcceptedFinding(warning=accepted.warning, rows=len(rows), worst=reasons_for(alone, tables)[0])

@@ -8,12 +8,14 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.recipes import load_record, split_target
+from flows.recipes.accepting import accepted_among
 from flows.recipes.phase import HandOff, Phase
 from flows.recipes.recipe import Recipe, Scale
 from trainer.config import Steps, sequences_between
 from trainer.data.mixture import block_counts
 from trainer.errors import ConfigError
 from trainer.schedule import learning_rate_at
+from validations.accepted import AcceptedWarning
 
 
 def describe(target: str, scale: Scale, step: int | None) -> dict[str, Any]:
@@ -27,6 +29,7 @@ def describe(target: str, scale: Scale, step: int | None) -> dict[str, Any]:
     phases = (recipe.phase(chosen),) if chosen else recipe.phases
     described: dict[str, Any] = {"recipe": recipe.name, "scale": recipe.scale, "tokenizer": recipe.tokenizer.model_dump(mode="json")}
     described |= describe_own_data(recipe)
+    described["accepts"] = [one.model_dump(mode="json") for one in accepted_among([phase.name for phase in phases], recipe.accepts)]
     if step is None:
         return {**described, "phases": [describe_phase(recipe, one) for one in phases]}
     trained = phases if chosen else recipe.main_line
@@ -118,6 +121,7 @@ def print_description(description: dict[str, Any]) -> None:
     own |= {f"pin of {pin['component']} ({pin['split']})": f"{pin['digest'][:16]} at {pin['url']}" for pin in description.get("pins", [])}
     if own:
         _print_values(console, own)
+    _print_accepted(console, description["accepts"])
     for phase in description["phases"]:
         console.print()
         console.print(phase["name"], style="bold")
@@ -125,6 +129,13 @@ def print_description(description: dict[str, Any]) -> None:
             _print_phase(console, phase)
         else:
             _print_step(console, phase)
+
+
+def _print_accepted(console: Console, accepts: list[dict[str, Any]]) -> None:
+    """The warnings that the recipe accepts, each with its reason."""
+    for one in map(AcceptedWarning.model_validate, accepts):
+        phases = f"in {', '.join(one.phases)}" if one.phases else "in every phase"
+        _print_values(console, {f"accepts a warning of {one.table}": f"{one.words}, {phases}\n{one.reason}\n({one.source})"})
 
 
 def _print_step(console: Console, phase: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ The values are those of the experiment code (exp1295, 1380, 1388, 1390, 1395, 15
 `discrepancies` has both. Tokens of what counts: 2.679 T + 2.684 T + 1.074 T = 6.437 T.
 """
 
+from flows.recipes.marin.accepted import accepted_orders_32b, accepted_without_cooldown
 from flows.recipes.marin.mixtures import BISON_MIXTURE, MANTIS_MIXTURE, MANTIS_MIXTURE_WITH_CODE, PRETRAINING_MIXTURE
 from flows.recipes.marin.notes_32b import (
     BISON_FLAT_NOTES,
@@ -176,9 +177,12 @@ MANTIS = continued(
     discrepancies=MANTIS_NOTES,
 )
 
+PHASES = (PHASE_1, QK_NORM, BISON, MANTIS, NECROMANCY, MUON, NADAMW, BISON_FLAT)
+
 MARIN_32B = Recipe(
     name="marin-32b",
     scale="full",
     tokenizer=TOKENIZER,
-    phases=(PHASE_1, QK_NORM, BISON, MANTIS, NECROMANCY, MUON, NADAMW, BISON_FLAT),
+    phases=PHASES,
+    accepts=(*accepted_orders_32b(PHASES), accepted_without_cooldown(PHASES)),
 )

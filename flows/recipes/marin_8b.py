@@ -4,6 +4,7 @@ The values are those of the experiment code (exp600 and the experiments it names
 `discrepancies` has both.
 """
 
+from flows.recipes.marin.accepted import LINEAR_8B, accepted_without_average, accepted_without_cooldown
 from flows.recipes.marin.annealing import microannealing
 from flows.recipes.marin.deep_cooldowns import deep_cooldowns
 from flows.recipes.marin.desserts import desserts
@@ -122,15 +123,18 @@ DEEPER_STARLING = continued(
 
 DEEP_COOLDOWNS = deep_cooldowns(JELLYFISH)
 
+PHASES = (
+    *(KESTREL, OCELOT, JELLYFISH, PHOENIX, STARLING, DEEPER_STARLING),
+    *microannealing(KESTREL, model=llama_8b(LLAMA3_ROPE)),
+    *desserts(OCELOT, JELLYFISH),
+    *DEEP_COOLDOWNS,
+    *instruction(DEEPER_STARLING, DEEP_COOLDOWNS[-1]),
+)
+
 MARIN_8B = Recipe(
     name="marin-8b",
     scale="full",
     tokenizer=TOKENIZER,
-    phases=(
-        *(KESTREL, OCELOT, JELLYFISH, PHOENIX, STARLING, DEEPER_STARLING),
-        *microannealing(KESTREL, model=llama_8b(LLAMA3_ROPE)),
-        *desserts(OCELOT, JELLYFISH),
-        *DEEP_COOLDOWNS,
-        *instruction(DEEPER_STARLING, DEEP_COOLDOWNS[-1]),
-    ),
+    phases=PHASES,
+    accepts=(LINEAR_8B, accepted_without_cooldown(PHASES), accepted_without_average(PHASES)),
 )

@@ -14,6 +14,7 @@
 * the tokenizer is trained on the stand-ins; RoPE's stretch starts at 1/32 of the positions;
 * the checkpoints that other phases start from or take a part of are kept, and else the last ones;
 * the tokenizer is trained on the components of the main line, so that a branch changes none of its caches;
+* the warnings that the recipe accepts stay, and no others are accepted;
 * sources of the recipe's own stay; pins do not: another tokenizer makes other caches, and a pinned one cannot be among them.
 """
 
@@ -53,7 +54,7 @@ def to_proxy(recipe: Recipe) -> Recipe:
     phases = tuple(proxy_phase(phase, needed_steps(recipe, phase)) for phase in recipe.phases)
     main_line = tuple(sorted({component for phase in recipe.main_line for component in phase.components}))
     tokenizer = Tokenizer(name=None, vocab_size=VOCAB_SIZE, components=None if main_line == recipe.components else main_line)
-    return Recipe(name=recipe.name, scale="proxy", tokenizer=tokenizer, phases=phases, sources=recipe.sources)
+    return Recipe(name=recipe.name, scale="proxy", tokenizer=tokenizer, phases=phases, sources=recipe.sources, accepts=recipe.accepts)
 
 
 def needed_steps(recipe: Recipe, phase: Phase) -> tuple[int, ...]:

@@ -6,12 +6,14 @@ from typing import Literal, TypeVar
 
 from pydantic import Field, model_validator
 
+from flows.recipes.accepting import accepted_among, check_accepts
 from flows.recipes.changes import undeclared_changes
 from flows.recipes.phase import HandOff, Phase
 from tasks.data.pin import Pin
 from tasks.data.source import Source
 from trainer.config import Frozen, MixtureShares, Steps, sequences_between
 from trainer.errors import ConfigError
+from validations.accepted import AcceptedWarning
 
 T = TypeVar("T")
 Scale = Literal["proxy", "full"]
@@ -37,6 +39,7 @@ class Recipe(Frozen):
     Attributes:
         sources: the components that the recipe brings its own text for, instead of the catalogue's, at every scale.
         pins: finished caches to use, at this scale only. A pin never skips a check.
+        accepts: the warnings that are expected because the recipe prescribes what they warn of. What stops a phase cannot be accepted.
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
@@ -45,6 +48,7 @@ class Recipe(Frozen):
     phases: tuple[Phase, ...] = Field(min_length=1)
     sources: dict[str, Source] = Field(default={})
     pins: tuple[Pin, ...] = ()
+    accepts: tuple[AcceptedWarning, ...] = ()
 
     @property
     def run_name(self) -> str:
@@ -91,7 +95,8 @@ class Recipe(Frozen):
         tokenizer = self.tokenizer
         if drawn == set(tokenizer.components or ()):
             tokenizer = Tokenizer(name=tokenizer.name, vocab_size=tokenizer.vocab_size)
-        return Recipe(name=self.name, scale=self.scale, tokenizer=tokenizer, phases=phases, sources=sources, pins=pins)
+        accepts = accepted_among((phase.name for phase in phases), self.accepts)
+        return Recipe(name=self.name, scale=self.scale, tokenizer=tokenizer, phases=phases, sources=sources, pins=pins, accepts=accepts)
 
     def tokens_before(self, phase: Phase, step: int) -> int:
         """Tokens that the lineage of a phase had trained on when so many updates were applied."""
@@ -180,6 +185,11 @@ class Recipe(Frozen):
         caches = [f"{pin.component} ({pin.split})" for pin in self.pins]
         if twice := sorted({cache for cache in caches if caches.count(cache) > 1}):
             raise ValueError(f"pins names the cache of {', '.join(twice)} more than once")
+        return self
+
+    @model_validator(mode="after")
+    def _accepts_what_can_only_warn(self) -> "Recipe":
+        check_accepts(self.accepts, self.phases)
         return self
 
 

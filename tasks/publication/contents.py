@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from trainer.config import Component, Frozen
+from validations.outcomes import CheckCounts, sum_counts
 
 
 class Recorded(Frozen):
@@ -17,13 +18,23 @@ class Recorded(Frozen):
 
 
 class VerdictReport(Recorded):
-    """One judgement. `path` is the verdict file; `checks` counts the expectations that were evaluated."""
+    """One judgement. `path` is the verdict file; `counts` says how many of its checks came out how.
+
+    Attributes:
+        reasons: why it fails or warns.
+        accepted: what was found and the recipe accepts, with its reason.
+    """
 
     name: Literal["data", "training", "gate"]
-    passes: bool
+    counts: CheckCounts
     reasons: tuple[str, ...]
-    checks: int
+    accepted: tuple[str, ...]
     path: str
+
+    @property
+    def passes(self) -> bool:
+        """No check failed, and none could not be made."""
+        return self.counts.passes
 
 
 class BenchmarkReport(Recorded):
@@ -68,6 +79,11 @@ class PhaseReport(Recorded):
     state: Literal["done", "refused", "not reached"]
     params_digest: str | None = None
 
+    @property
+    def counts(self) -> CheckCounts:
+        """How many checks of its verdicts came out how."""
+        return sum_counts(verdict.counts for verdict in self.verdicts)
+
 
 class Report(Recorded):
     """One run of a recipe.
@@ -76,6 +92,7 @@ class Report(Recorded):
         created: ISO time.
         headline: one sentence that says what happened.
         baselines: name → macro bits per byte of a simple model on the same held-out text.
+        unused: what the recipe accepts and no verdict found, in words.
         facts: the small print: tokenizer, seed, versions, home.
     """
 
@@ -87,4 +104,5 @@ class Report(Recorded):
     parameters: int
     phases: tuple[PhaseReport, ...]
     baselines: dict[str, float] = Field(default_factory=dict)
+    unused: tuple[str, ...] = ()
     facts: dict[str, str] = Field(default_factory=dict)

@@ -9,8 +9,9 @@ from tasks.publication import figures
 from tasks.publication.contents import BenchmarkReport, PhaseReport, Report, VerdictReport
 from tasks.publication.mixture import legend_of, stages_of
 from tasks.publication.progress import component_rows, evaluated_phases, gauges_of, macro_row
-from tasks.publication.summary import batch_of, failures_of, headline_of, passes_of, standing_of, tiles_of
+from tasks.publication.summary import batch_of, failures_of, headline_of, passes_of, standing_of, standing_of_counts, tiles_of
 from trainer.storage import write_atomically
+from validations.outcomes import sum_counts
 
 __all__ = ["BenchmarkReport", "PhaseReport", "Report", "VerdictReport", "render", "write_report"]
 
@@ -48,6 +49,8 @@ def render(report: Report) -> str:
         gauges=gauges_of(report),
         failures=failures_of(report),
         passes=passes_of(report),
+        standing_of_counts=standing_of_counts,
+        all_passed=sum_counts(verdict.counts for _, verdict in passes_of(report)),
     )
 
 

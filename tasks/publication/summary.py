@@ -5,13 +5,14 @@ from itertools import groupby
 
 from tasks.publication.contents import PhaseReport, Report, VerdictReport
 from tasks.publication.figures import MISSING, count, decimal
+from validations.outcomes import CheckCounts, sum_counts, tell_verdicts
 
-MARKS = {"good": "✓", "bad": "✗", "none": "–"}
+MARKS = {"good": "✓", "warned": "!", "bad": "✗", "none": "–"}
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How a phase stands. `kind` decides colour and mark: good, bad or none."""
+    """How a phase or a verdict stands. `kind` decides colour and mark: good, warned, bad or none."""
 
     kind: str
     word: str
@@ -40,7 +41,13 @@ def standing_of(phase: PhaseReport) -> Standing:
         return Standing("bad", "refused")
     if phase.state == "not reached":
         return Standing("none", "not reached")
-    return Standing("good", "passed") if phase.verdicts else Standing("none", "not judged")
+    return standing_of_counts(phase.counts) if phase.verdicts else Standing("none", "not judged")
+
+
+def standing_of_counts(counts: CheckCounts) -> Standing:
+    """How a verdict stands, or several together."""
+    kinds = {"passed": "good", "warned": "warned", "failed": "bad"}
+    return Standing(kinds[counts.standing], counts.standing_words)
 
 
 def headline_of(report: Report) -> tuple[str, str]:
@@ -70,13 +77,12 @@ def batch_of(phase: PhaseReport) -> str:
 def tiles_of(report: Report) -> list[Tile]:
     """Phases, tokens, parameters, held-out bits per byte and verdicts."""
     done = [phase for phase in report.phases if phase.state == "done"]
-    failed, passed = failures_of(report), passes_of(report)
-    checks = sum(verdict.checks for _, verdict in failed + passed)
+    verdicts = [verdict.counts for phase in report.phases for verdict in phase.verdicts]
     return [
         Tile("phases trained", f"{len(done)} of {len(report.phases)}", f"to step {done[-1].stop_step:,}" if done else "none yet"),
         Tile("tokens trained on", count(sum(phase.tokens for phase in done)), f"{count(report.parameters)} parameters"),
         held_out_tile(report),
-        Tile("verdicts passed", f"{len(passed)} of {len(failed + passed)}", f"{checks:,} checks in all"),
+        Tile("verdicts", tell_verdicts(verdicts), sum_counts(verdicts).shares),
     ]
 
 

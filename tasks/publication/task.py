@@ -10,7 +10,9 @@ from prefect.cache_policies import NO_CACHE
 from tasks.progress import say
 from tasks.publication.contents import Report
 from tasks.publication.report import write_report
+from tasks.publication.summary import standing_of
 from validations.data_docs import build_data_docs
+from validations.outcomes import sum_counts, tell_verdicts
 from validations.verdict import Verdict
 
 
@@ -19,14 +21,24 @@ def publish_report(report: Report, folder: Path, verdicts: Sequence[Verdict]) ->
     """Write the HTML report and, beside it, Great Expectations' Data Docs of every verdict."""
     docs = build_data_docs(folder / "data-docs", verdicts)
     path = write_report(folder / "report.html", report)
-    lines = [f"**{report.headline}**", "", "| phase | state | final loss | bits per byte |", "|---|---|---|---|"]
-    lines += [
-        f"| {phase.name} | {phase.state} | {_number(phase.final_loss)} | {_number(phase.macro_bits_per_byte)} |" for phase in report.phases
-    ]
-    lines += ["", f"Report: `{path}`. Data Docs: `{docs}`."]
-    create_markdown_artifact("\n".join(lines), key=f"{report.recipe}-{report.scale}-report", description=report.headline)
+    create_markdown_artifact(as_markdown(report, path, docs), key=f"{report.recipe}-{report.scale}-report", description=report.headline)
     say(f"report: {path}")
     return path
+
+
+def as_markdown(report: Report, path: Path, docs: Path) -> str:
+    """The page in the Prefect UI: what happened, a row a phase, where to read on."""
+    judged = [verdict.counts for phase in report.phases for verdict in phase.verdicts]
+    lines = [f"**{report.headline}**", "", f"{tell_verdicts(judged)}: {sum_counts(judged).shares}.", ""]
+    lines += ["| phase | state | final loss | bits per byte | verdict | checks |", "|---|---|---|---|---|---|"]
+    lines += [
+        f"| {phase.name} | {phase.state} | {_number(phase.final_loss)} | {_number(phase.macro_bits_per_byte)} "
+        f"| {standing_of(phase).word} | {phase.counts.shares if phase.verdicts else '–'} |"
+        for phase in report.phases
+    ]
+    if report.unused:
+        lines += ["", "Accepted by the recipe, and not found: " + "; ".join(report.unused) + "."]
+    return "\n".join([*lines, "", f"Report: `{path}`. Data Docs: `{docs}`."])
 
 
 def _number(value: float | None) -> str:

@@ -1,6 +1,6 @@
 """Gathers the evidence about a phase's data, and about its training, and has it judged."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -15,6 +15,7 @@ from trainer.data.mixture import MixtureSchedule
 from trainer.errors import DataError
 from trainer.metrics import METRICS_NAME, read_metrics
 from trainer.storage import as_path, digest_of_file
+from validations.accepted import AcceptedWarning
 from validations.evidence.caches import cache_evidence
 from validations.evidence.differences import differences_evidence
 from validations.evidence.health.evidence import health_evidence
@@ -27,11 +28,20 @@ from validations.verdict import DataEvidence, Verdict, judge_data, judge_health,
 DAMAGED = "shard damaged"
 
 
-def judge_phase_data(run: RunConfig, plan: DataPlan, limits: DataLimits, home: Home, *, hand_off: pd.DataFrame) -> Verdict:
+def judge_phase_data(
+    run: RunConfig,
+    plan: DataPlan,
+    limits: DataLimits,
+    home: Home,
+    *,
+    hand_off: pd.DataFrame,
+    accepts: Sequence[AcceptedWarning] = (),
+) -> Verdict:
     """Judge the caches, the mixture, the order, the leakage and the hand-off of a phase; the verdict goes where the trainer looks for it.
 
     Args:
         hand_off: what the phase declares to change against what it changes.
+        accepts: the warnings that the recipe accepts in this phase; none are, unless it says so.
 
     Raises:
         DataError: a cache is not there, so that there is nothing to judge.
@@ -56,13 +66,13 @@ def judge_phase_data(run: RunConfig, plan: DataPlan, limits: DataLimits, home: H
         hand_off=hand_off,
     )
     subject, folder = f"{run.recipe}/{run.scale}/{run.phase} data", as_path(run.verdict).with_suffix("")
-    verdict = judge_data(subject, evidence, limits=limits, folder=folder)
+    verdict = judge_data(subject, evidence, limits=limits, folder=folder, accepts=accepts)
     write_verdict(run.verdict, verdict)
     return verdict
 
 
-def judge_phase_health(run: RunConfig, limits: HealthLimits, home: Home) -> Verdict:
-    """Judge how a phase trained, by its metrics; the verdict stands beside those of its data and its model."""
+def judge_phase_health(run: RunConfig, limits: HealthLimits, home: Home, *, accepts: Sequence[AcceptedWarning] = ()) -> Verdict:
+    """Judge how a phase trained, by its metrics; the verdict stands beside those of its data and its model. `accepts` as for its data."""
     metrics = Path(run.output) / METRICS_NAME
     path = home.verdict(f"{run.recipe}-{run.scale}", run.phase, "health")
     verdict = judge_health(
@@ -71,6 +81,7 @@ def judge_phase_health(run: RunConfig, limits: HealthLimits, home: Home) -> Verd
         limits=limits,
         judged={str(metrics): digest_of_file(metrics)},
         folder=path.with_suffix(""),
+        accepts=accepts,
     )
     write_verdict(path, verdict)
     return verdict

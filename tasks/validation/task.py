@@ -1,5 +1,6 @@
 """Judgement as Prefect tasks: every verdict becomes an artifact."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +15,40 @@ from tasks.progress import say
 from tasks.validation.judge import judge_phase_data, judge_phase_health
 from trainer.config import RunConfig
 from trainer.storage import as_path
+from validations.accepted import AcceptedWarning
 from validations.data_docs import build_data_docs
 from validations.limits import DataLimits, GateLimits, HealthLimits
 from validations.report.words import as_markdown, lines_of, report_folder_of, summary_of
 from validations.verdict import Verdict, judge_gate, write_verdict
 
+Accepts = Sequence[AcceptedWarning]
+"""What the recipe accepts in the phase; none of the three judges goes without being told."""
+
 
 @task(task_run_name="judge data of {run.phase}", cache_policy=NO_CACHE)
-def judge_data(run: RunConfig, plan: DataPlan, limits: DataLimits, home: Home, hand_off: pd.DataFrame) -> Verdict:
+def judge_data(run: RunConfig, plan: DataPlan, limits: DataLimits, home: Home, *, hand_off: pd.DataFrame, accepts: Accepts) -> Verdict:
     """Gather the evidence on the phase's data, judge it, write the verdict."""
-    verdict = judge_phase_data(run, plan, limits, home, hand_off=hand_off)
+    verdict = judge_phase_data(run, plan, limits, home, hand_off=hand_off, accepts=accepts)
     publish(verdict, key=f"{run.recipe}-{run.phase}-data")
     return verdict
 
 
 @task(task_run_name="judge training of {run.phase}", cache_policy=NO_CACHE)
-def judge_health(run: RunConfig, limits: HealthLimits, home: Home) -> Verdict:
+def judge_health(run: RunConfig, limits: HealthLimits, home: Home, *, accepts: Accepts) -> Verdict:
     """Judge how a phase trained by its metrics, write the verdict."""
-    verdict = judge_phase_health(run, limits, home)
+    verdict = judge_phase_health(run, limits, home, accepts=accepts)
     publish(verdict, key=f"{run.recipe}-{run.phase}-health")
     return verdict
 
 
 @task(task_run_name="judge model of {run.phase}", cache_policy=NO_CACHE)
 def judge_model(
-    run: RunConfig, evaluation: dict[str, Any], parent: dict[str, Any] | None, limits: GateLimits, evidence: Path, path: Path
+    run: RunConfig, evaluation: dict[str, Any], parent: dict[str, Any] | None, limits: GateLimits, path: Path, *, accepts: Accepts
 ) -> Verdict:
-    """Judge a phase's last checkpoint against its parent's, write the verdict."""
+    """Judge a phase's last checkpoint against its parent's, write the verdict; its evidence goes beside it."""
+    evidence = path.with_suffix("")
     subject = f"{run.recipe}/{run.scale}/{run.phase} model"
-    verdict = judge_gate(subject, evaluation, parent_evaluation=parent, limits=limits, folder=evidence)
+    verdict = judge_gate(subject, evaluation, parent_evaluation=parent, limits=limits, folder=evidence, accepts=accepts)
     write_verdict(path, verdict)
     publish(verdict, key=f"{run.recipe}-{run.phase}-model")
     return verdict

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,14 +17,16 @@ SUMMARY: dict[str, Any] = {
     "recipe": "marin-8b",
     "scale": "proxy",
     "baselines": {"byte 3-gram": 3.1234},
+    "told": "3 of 3 verdicts passed, 1 of them with warnings: 28 of 30 checks passed, 2 warnings",
+    "unused": ["expect_order_to_mix where permutation = linear"],
     "phases": [
         {
             "name": "kestrel", "steps": 660, "tokens": 168_960, "learning_rate": {"from": 0.0, "to": 1e-4}, "final_loss": 4.5678,
-            "bits_per_byte": 2.3456, "verdict": "passed",
+            "bits_per_byte": 2.3456, "verdict": "passed", "standing": "passed with 2 warnings",
         },
         {
             "name": "ocelot", "steps": 80, "tokens": 61_440, "learning_rate": {"from": 1.7e-3, "to": 1.7e-3}, "final_loss": None,
-            "bits_per_byte": None, "verdict": None,
+            "bits_per_byte": None, "verdict": None, "standing": None,
         },
     ],
 }  # fmt: skip
@@ -83,6 +86,21 @@ def test_the_table_has_a_row_a_phase():
     out = io.StringIO()
     print_summary(Console(file=out, width=120), SUMMARY)
     rows = {line.split()[0]: line.split() for line in out.getvalue().splitlines() if line.strip()}
-    assert rows["kestrel"] == ["kestrel", "660", "168,960", "0", "→", "1.0e-4", "4.568", "2.346", "passed"]
+    assert rows["kestrel"] == ["kestrel", "660", "168,960", "0", "→", "1.0e-4", "4.568", "2.346", "passed", "with", "2", "warnings"]
     assert rows["ocelot"] == ["ocelot", "80", "61,440", "1.7e-3", "→", "1.7e-3", "–", "–", "not", "reached"]
     assert "bits per byte of byte 3-gram 3.123" in out.getvalue()
+
+
+def test_the_table_fits_a_terminal_of_eighty_columns_whatever_the_verdict():
+    out = io.StringIO()
+    kestrel, ocelot = SUMMARY["phases"]
+    rate = {"from": 1.7e-3, "to": 1.7e-4}
+    print_summary(
+        Console(file=out, width=80), {**SUMMARY, "phases": [{**kestrel, "name": "deeper-starling", "learning_rate": rate}, ocelot]}
+    )
+    text = out.getvalue()
+    table = text[: text.index(SUMMARY["told"])]
+    assert max(map(len, table.splitlines())) <= 80
+    assert "…" not in table
+    assert re.search(r"deeper-starling .* passed with *\n +2 warnings *\n", table)
+    assert "Accepted by the recipe, and not found: expect_order_to_mix where permutation = linear." in text

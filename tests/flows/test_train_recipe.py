@@ -95,5 +95,5 @@ def test_a_refusal_gives_the_first_critical_reasons():
     with pytest.raises(VerdictError) as refusal:
         raise_unless_passed(verdict(False, "warning", *["critical"] * 5))
     assert str(refusal.value) == (
-        "tiny data fails: reason 1 (in x)\n  found: x; limit: x\n  to do: Repair it. And 4 more cases and 1 other failure. See x"
+        "tiny data failed: reason 1 (in x)\n  found: x; limit: x\n  to do: Repair it. And 4 more cases. In all, 0 of 0 checks passed. See x"
     )

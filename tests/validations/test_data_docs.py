@@ -83,7 +83,7 @@ def test_the_index_says_first_what_failed_where_and_what_to_do(bison: Verdict, m
     index = build_data_docs(tmp_path / "docs", [mantis, bison])
     text = Page(index).text
     told = [
-        "1 of 2 verdicts fails.",
+        "1 of 2 verdicts passed, 1 failed: 7 of 10 checks passed, 2 failed, 1 warning.",
         "bison data",
         STALE,
         "1 file differs",
@@ -94,7 +94,7 @@ def test_the_index_says_first_what_failed_where_and_what_to_do(bison: Verdict, m
     places = [text.index(part) for part in told]
     assert places == sorted(places)
     assert (
-        text.index(LEAK) < text.index("are named like a test split") < text.index("1 verdict passes") < text.index("✓ passes mantis data")
+        text.index(LEAK) < text.index("are named like a test split") < text.index("1 verdict passed") < text.index("✓ passed mantis data")
     )
 
 
@@ -146,7 +146,7 @@ def test_rows_that_fail_are_marked_for_each_verdict_by_its_own_evidence(bison: V
 
 def test_of_several_verdicts_on_one_subject_the_last_counts(bison: Verdict, tmp_path: Path):
     rebuilt = judged(bison.subject, evidence(), tmp_path / "rebuilt")
-    assert "The verdict passes." in Page(build_data_docs(tmp_path / "docs", [bison, rebuilt])).text
+    assert "1 of 1 verdict passed: 5 of 5 checks passed." in Page(build_data_docs(tmp_path / "docs", [bison, rebuilt])).text
 
 
 def test_subjects_that_read_alike_keep_pages_of_their_own(tmp_path: Path):
@@ -162,7 +162,7 @@ def test_evidence_that_is_gone_or_changed_is_said_to_be_so(bison: Verdict, manti
     index = build_data_docs(tmp_path / "docs", [bison, mantis])
     text = Page(index).text
     assert STALE in text
-    assert "leakage – – not there any more" in text
+    assert "leakage – – – not there any more" in text
     assert "the evidence cannot be judged again (KeyError: 'leakage')" in text
     assert "has changed since the verdict was given" in text
     assert broken_links(index) == []

@@ -1,5 +1,6 @@
 """One expectation over one evidence table, as data, and how its failure is told to a person."""
 
+import re
 import string
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,14 @@ class Details:
 
 
 @dataclass(frozen=True)
+class SpeaksFor:
+    """The failing row speaks for every row whose cell `passes` is false; of those that nobody accepts, the lowest `order_by` is told."""
+
+    passes: str
+    order_by: str
+
+
+@dataclass(frozen=True)
 class Check:
     """What is expected of a table.
 
@@ -37,6 +46,9 @@ class Check:
         asks: one sentence, for Data Docs.
         what, found, limit, where, what_to_do: how a failure is told; format strings over the failing row (or its details' rows).
             A failure of the table as a whole has no row: there only `{observed}` can be named.
+        accept_by: the columns that a recipe has to name to accept a warning of this check; without any, nobody can accept one.
+        narrow_by: more columns that it may name.
+        speaks_for: which rows a failing row stands for, where it is one for several.
     """
 
     table: str
@@ -50,11 +62,21 @@ class Check:
     where: str
     what_to_do: str
     details: Details | None = None
+    accept_by: tuple[str, ...] = ()
+    narrow_by: tuple[str, ...] = ()
+    speaks_for: SpeaksFor | None = None
+
+    @property
+    def name(self) -> str:
+        """The expectation's name in snake case, as Great Expectations and verdicts have it."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", self.expectation).lower()
 
     def missing_columns(self, tables: Mapping[str, pd.DataFrame]) -> list[str]:
         """`table.column` of what the check measures or tells and what is not there; without it the check cannot be made."""
         here, details = tables[self.table].columns, self.details
         measured = [str(self.arguments[name]) for name in ("column", "column_A", "column_B") if name in self.arguments]
+        measured += [*self.accept_by, *self.narrow_by]
+        measured += [self.speaks_for.passes, self.speaks_for.order_by] if self.speaks_for else []
         told = _named_in(self.what, self.found, self.limit, self.where, self.what_to_do)
         if details is None:
             return _absent(self.table, [*measured, *told], here)

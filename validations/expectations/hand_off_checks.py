@@ -28,6 +28,7 @@ HAND_OFF_CHECKS = (
         limit="what is declared is changed",
         where="hand-off, {name}",
         what_to_do="Take it out of the hand-off's `declares`, or make the change that was meant.",
+        accept_by=("name",),
     ),
     Check(
         table="hand_off",

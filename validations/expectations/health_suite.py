@@ -85,6 +85,7 @@ IS_JUDGED = Check(
     limit="{limit:g}",
     where="metrics.jsonl",
     what_to_do="Evaluate the model during the phase, train for longer, or take the limit out of the recipe.",
+    accept_by=("measure",),
 )
 
 

@@ -1,7 +1,6 @@
 """Putting evidence tables before Great Expectations, and reading what it says."""
 
 import os
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,9 +8,10 @@ from typing import Any, Literal, NamedTuple, cast
 
 import pandas as pd
 
+from validations.accepted import AcceptedWarning
 from validations.expectations.check import Check
 
-Outcome = Literal["passed", "failed", "broken"]
+Outcome = Literal["passed", "accepted", "failed", "broken"]
 _CHECK_NUMBER = "check_number"
 
 
@@ -23,14 +23,24 @@ class Library(NamedTuple):
 
 
 @dataclass(frozen=True)
+class AcceptedRows:
+    """The failing rows, by their positions in the table, that one accepted warning covers."""
+
+    warning: AcceptedWarning
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class CheckResult:
     """What came of one check.
 
     Attributes:
         name: the expectation's, in snake case.
-        outcome: `broken` is a check that could not be made, because of the check or the table; the data was not judged.
+        outcome: `broken` is a check that could not be made, because of the check or the table; the data was not judged. `accepted` is one
+            that fails only where the recipe expects it.
         observed: what was measured, in words; for a broken check, what stopped it.
-        failing_rows: positions in the table.
+        failing_rows: positions in the table of what fails and nobody accepts.
+        accepted: what the recipe accepts of what was found.
     """
 
     check: Check
@@ -38,6 +48,7 @@ class CheckResult:
     outcome: Outcome
     observed: str
     failing_rows: tuple[int, ...]
+    accepted: tuple[AcceptedRows, ...] = ()
 
 
 def load_library() -> Library:
@@ -90,8 +101,7 @@ def _build_expectation(library: Library, check: Check, number: int) -> Any:
 
 
 def _without_columns(check: Check, missing: Sequence[str]) -> CheckResult:
-    name = re.sub(r"(?<!^)(?=[A-Z])", "_", check.expectation).lower()
-    return CheckResult(check, name, "broken", f"there is no column {', '.join(missing)}", ())
+    return CheckResult(check, check.name, "broken", f"there is no column {', '.join(missing)}", ())
 
 
 def _read_result(result: dict[str, Any], check: Check) -> CheckResult:

@@ -33,6 +33,8 @@ _HAS_ITEMS_IN_REACH = Check(
     limit="at least 1 item in reach",
     where="benchmark {benchmark}",
     what_to_do="Do not rest a claim of no leakage on this benchmark, or give its items their passages and answers.",
+    accept_by=("benchmark",),
+    narrow_by=("component",),
 )
 _IS_SCAN_OF_THESE_BYTES = Check(
     table="leakage",

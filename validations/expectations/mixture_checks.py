@@ -28,7 +28,9 @@ _IS_DRAWN = Check(
     found="0 sequences",
     limit="at least 1 sequence",
     where=_STAGE,
-    what_to_do="Accept that it is absent at this scale, or train the stage for longer.",
+    what_to_do="Let the recipe accept that it is absent (`accepts`), or train the stage for longer.",
+    accept_by=("component",),
+    narrow_by=("start_step",),
 )
 _IS_INTENDED = Check(
     table="mixture",

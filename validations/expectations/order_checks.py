@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from validations.expectations.check import Check, expect_rows
+from validations.expectations.check import Check, SpeaksFor, expect_rows
 from validations.limits import OrderLimits
 
 _REMEDY = "Order the data with the permutation feistel, or shuffle the documents of the component before they are cached"
@@ -32,7 +32,10 @@ def _mixes(rate: float, rows: int) -> Check:
         found="{measure}: {value:.4g}",
         limit=f"{{limit:.4g}}, at {rate:g} false alarms a phase",
         where="component {component}, {rows} rows",
-        what_to_do="Order the data with the permutation feistel, or accept an order that is the record's.",
+        what_to_do="Order the data with the permutation feistel, or let the recipe accept an order that is the record's (`accepts`).",
+        accept_by=("permutation",),
+        narrow_by=("component", "measure"),
+        speaks_for=SpeaksFor(passes="passes", order_by="p_value"),
     )
 
 

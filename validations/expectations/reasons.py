@@ -50,8 +50,8 @@ class _Telling(string.Formatter):
 
 
 def reasons_for(result: CheckResult, tables: Mapping[str, pd.DataFrame]) -> list[Reason]:
-    """The reasons of one check: none if it passed, else each once, the worst five, and how many more there are."""
-    if result.outcome == "passed":
+    """The reasons of one check: none if it passed or is accepted, else each once, the worst five, and how many more there are."""
+    if result.outcome in ("passed", "accepted"):
         return []
     if result.outcome == "broken":
         return [_broken(result)]

@@ -55,6 +55,12 @@ SUITES = {
 }
 
 
+def checks_of(name: str, thresholds: Mapping[str, Any]) -> tuple[Check, ...]:
+    """Every check that a suite can make within these thresholds, whatever the tables will hold."""
+    suite = SUITES[name]
+    return suite.checks(thresholds, {table: pd.DataFrame() for table in suite.tables})
+
+
 @cache
 def code_digest() -> str:
     """Digest of the code of this package: what the checks are, what they measure, how they are read. Layout and comments don't count."""

@@ -14,7 +14,7 @@ Block = Mapping[str, Any]
 
 _BREAK = re.compile(r"\s*<br\s*/?>\s*")
 _TAG = re.compile(r"</?[a-zA-Z][^>]*>")
-_SIGNS = {"text-success": ("passes", "✓ passes"), "text-warning": ("warns", "! not checked"), "text-danger": ("fails", "✗ fails")}
+_SIGNS = {"text-success": ("passed", "✓ passes"), "text-warning": ("warned", "! not checked"), "text-danger": ("failed", "✗ fails")}
 _TAGS = {"code", "strong", "em", "pre"}
 
 

@@ -5,16 +5,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
 
 from validations.expectations.check import Severity
 from validations.expectations.reasons import Reason
-from validations.verdict import CheckOutcome, Verdict
-
-Standing = Literal["fails", "warns", "passes"]
-STANDINGS: tuple[Standing, ...] = ("fails", "warns", "passes")
-MARKS: dict[Standing, str] = {"fails": "✗", "warns": "!", "passes": "✓"}
-"""The sign beside the word, so that no colour is needed to read it."""
+from validations.outcomes import AcceptedFinding, CheckOutcome
+from validations.verdict import Verdict
 
 _TOTAL = re.compile(r"\d+ more like these were found, (\d+) in total")
 
@@ -43,11 +38,9 @@ class Failure:
         return self.cases[0]
 
 
-def standing_of(verdict: Verdict) -> Standing:
-    """Whether it fails, passes with something to look at, or passes."""
-    if not verdict.passes:
-        return "fails"
-    return "warns" if verdict.reasons else "passes"
+def accepted_of(verdict: Verdict) -> tuple[AcceptedFinding, ...]:
+    """What the recipe accepts of what was found, in the order of the suite."""
+    return tuple(finding for check in verdict.checks for finding in check.accepted)
 
 
 def failures_of(verdict: Verdict) -> tuple[Failure, ...]:
@@ -84,7 +77,7 @@ def _advice(reason: Reason) -> tuple[str, str]:
 
 def _checks_of(verdict: Verdict, name: str, count: int) -> list[CheckOutcome | None]:
     """The checks of that name which did not pass, in the order of their reasons; unknown where there are not as many as told."""
-    checks = [check for check in verdict.checks if check.name == name and not check.passes]
+    checks = [check for check in verdict.checks if check.name == name and check.kind not in ("passed", "accepted")]
     checks.sort(key=lambda check: check.severity != "critical" and check.outcome != "broken")
     return [*checks] if len(checks) == count else [None] * count
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import pandas as pd
 
+from validations.accepted import AcceptedWarning
+from validations.expectations.accepting import accept
 from validations.expectations.check import Check
-from validations.expectations.judging import Library, build_suite, load_library
+from validations.expectations.judging import CheckResult, Library, build_suite, load_library
 from validations.expectations.suites import SUITES
 from validations.verdict import Verdict
 
@@ -24,11 +26,15 @@ class JudgedTable:
         sections: its page, as content.
         passes: whether every check passed, warnings included.
         failing: what a check asks → positions of the rows that fail it, for the checks that did not pass.
+        accepted: positions of the rows that the recipe accepts; the others of `failing` are left in it.
+        is_settled: whether every check passed or found only what the recipe accepts.
     """
 
     sections: tuple[Any, ...]
     passes: bool
     failing: Mapping[str, frozenset[int]]
+    accepted: frozenset[int] = frozenset()
+    is_settled: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,10 @@ class JudgedAgain:
         own = self.tables[table].failing.values() if table in self.tables else ()
         of_others = (particulars.rows for particulars in self.particulars.values() if particulars.table == table)
         return frozenset[int]().union(*own, *of_others)
+
+    def accepted_rows(self, table: str) -> frozenset[int]:
+        """The rows that fail nothing but what the recipe accepts."""
+        return (self.tables[table].accepted if table in self.tables else frozenset[int]()) - self.failing_rows(table)
 
 
 @dataclass(frozen=True)
@@ -98,21 +108,40 @@ def judge_again(judge: Judge, verdict: Verdict, tables: Mapping[str, pd.DataFram
     """
     try:
         checks = SUITES[verdict.suite].checks(verdict.thresholds, tables)
-        judged = _judge(judge, verdict.subject, tables, checks)
+        judged = _judge(judge, verdict, tables, checks)
         particulars = _particulars(checks, judged, tables)
     except Exception as error:  # whatever an older verdict lacks
         return JudgedAgain(problem=f"{type(error).__name__}: {error}")
     return JudgedAgain(judged, particulars)
 
 
-def _judge(judge: Judge, subject: str, tables: Mapping[str, pd.DataFrame], checks: Sequence[Check]) -> dict[str, JudgedTable]:
+def _judge(judge: Judge, verdict: Verdict, tables: Mapping[str, pd.DataFrame], checks: Sequence[Check]) -> dict[str, JudgedTable]:
     judged: dict[str, JudgedTable] = {}
     for name in dict.fromkeys(check.table for check in checks):
         of_table = [check for check in checks if check.table == name]
         broken = [check for check in of_table if check.missing_columns(tables)]
-        made = judge.judge(f"{subject}: {name}", tables[name], [check for check in of_table if check not in broken])
-        judged[name] = replace(made, passes=False, sections=(_not_made(broken), *made.sections)) if broken else made
+        made = judge.judge(f"{verdict.subject}: {name}", tables[name], [check for check in of_table if check not in broken])
+        made = _accept(made, tables, {check.asks: check for check in of_table}, verdict.accepts)
+        if broken:
+            made = replace(made, passes=False, is_settled=False, sections=(_not_made(broken), *made.sections))
+        judged[name] = made
     return judged
+
+
+def _accept(
+    judged: JudgedTable, tables: Mapping[str, pd.DataFrame], checks: Mapping[str, Check], accepts: Sequence[AcceptedWarning]
+) -> JudgedTable:
+    """The same with the rows that the recipe accepts taken from those that fail. `checks` are those of the table by what they ask."""
+    failing: dict[str, frozenset[int]] = {}
+    accepted: set[int] = set()
+    is_settled = True
+    for asks, rows in judged.failing.items():
+        found = CheckResult(checks[asks], checks[asks].name, "failed", "", tuple(sorted(rows)))
+        result = accept(found, tables, accepts)
+        failing[asks] = frozenset(result.failing_rows)
+        accepted.update(row for covered in result.accepted for row in covered.rows)
+        is_settled = is_settled and result.outcome == "accepted"
+    return replace(judged, failing=failing, accepted=frozenset(accepted), is_settled=is_settled)
 
 
 def _failing_rows(result: Any) -> frozenset[int]:

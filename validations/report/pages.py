@@ -10,14 +10,16 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
+from validations.outcomes import KIND_WORDS, MARKS, STANDINGS, AcceptedFinding, CheckCounts, sum_counts, tell_verdicts
 from validations.report.content import section_as_html
 from validations.report.evidence import ShownTable
-from validations.report.failures import MARKS, STANDINGS, Failure, Standing, failures_of, standing_of
+from validations.report.failures import Failure, accepted_of, failures_of
 from validations.report.judged_again import JudgedTable
 from validations.report.words import SHOWN_CASES
-from validations.verdict import Verdict
+from validations.verdict import Verdict, unused_of
 
 STYLE_SHEET = "report.css"
+ROW_WORDS = {"failed": "fails", "accepted": "accepted"}
 OPEN_FAILURES = 3
 """How many failures of a verdict are shown before the others are folded away."""
 
@@ -32,6 +34,7 @@ class TableLinks:
     table: str
     rows: int
     failing: int
+    accepted: int
     evidence: str
     judged: str
 
@@ -52,14 +55,19 @@ class Card:
     note: str
 
     @property
-    def standing(self) -> Standing:
-        """Fails, warns or passes."""
-        return standing_of(self.verdict)
+    def counts(self) -> CheckCounts:
+        """How many checks came out how."""
+        return self.verdict.counts
 
     @property
     def failures(self) -> tuple[Failure, ...]:
         """What is wrong, worst first."""
         return failures_of(self.verdict)
+
+    @property
+    def accepted(self) -> tuple[AcceptedFinding, ...]:
+        """What the recipe accepts."""
+        return accepted_of(self.verdict)
 
     def links(self, table: str) -> TableLinks | None:
         """The pages of a table."""
@@ -73,10 +81,19 @@ def style_sheet() -> str:
 
 def index_page(cards: Sequence[Card]) -> str:
     """The first page: what fails, then what warns, then what passes."""
-    in_order = sorted(cards, key=lambda card: STANDINGS.index(card.standing))
-    counts = {standing: sum(card.standing == standing for card in cards) for standing in STANDINGS}
-    worst: Standing | None = next((standing for standing in STANDINGS if counts[standing]), None)
-    return _render("index.html", cards=in_order, counts=counts, worst=worst, run=_run_of(cards), depth="")
+    counts = [card.counts for card in cards]
+    in_order = sorted(cards, key=lambda card: STANDINGS.index(card.counts.standing))
+    return _render(
+        "index.html",
+        cards=in_order,
+        passing=[card for card in in_order if card.counts.standing == "passed"],
+        worst=in_order[0].counts.standing if in_order else None,
+        told=tell_verdicts(counts),
+        shares=sum_counts(counts).shares,
+        run=_run_of(cards),
+        unused=unused_of([card.verdict for card in cards]),
+        depth="",
+    )
 
 
 def evidence_page(card: Card, table: ShownTable) -> str:
@@ -98,7 +115,7 @@ def _run_of(cards: Sequence[Card]) -> str:
 
 
 def _render(template: str, **values: Any) -> str:
-    return _environment().get_template(template).render(marks=MARKS, open_failures=OPEN_FAILURES, shown_cases=SHOWN_CASES, **values)
+    return _environment().get_template(template).render(open_failures=OPEN_FAILURES, shown_cases=SHOWN_CASES, **values)
 
 
 @cache
@@ -110,6 +127,8 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    words: dict[str, Any] = {"marks": MARKS, "kinds": KIND_WORDS, "row_words": ROW_WORDS}
+    environment.globals.update(words)  # imported macros see these, too, and nothing that a page is rendered with
     environment.filters["thousands"] = "{:,}".format
     environment.filters["with_code"] = with_code
     return environment

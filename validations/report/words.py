@@ -1,7 +1,8 @@
 """A verdict in plain words: three lines for the terminal, Markdown for the Prefect UI."""
 
 from trainer.storage import as_path
-from validations.report.failures import MARKS, Failure, failures_of, standing_of
+from validations.outcomes import KIND_WORDS, MARKS, AcceptedFinding
+from validations.report.failures import Failure, accepted_of, failures_of
 from validations.verdict import Verdict
 
 MAX_CHARACTERS = 240
@@ -10,16 +11,13 @@ SHOWN_CASES = 10
 
 def summary_of(verdict: Verdict) -> str:
     """One line: the subject, how it stands, and how many checks say so."""
-    failing = sum(not check.passes for check in verdict.checks)
-    checks = _count(len(verdict.checks), "check")
-    told = f"{failing} of {checks} {'does' if failing == 1 else 'do'} not pass" if failing else f"{checks}, all passed"
-    return f"{verdict.subject} {standing_of(verdict)}: {told}"
+    return f"{verdict.subject} {verdict.counts.told}"
 
 
 def lines_of(verdict: Verdict) -> tuple[str, ...]:
     """What is wrong and where, what was found against which limit, what to do: three lines about the worst failure.
 
-    The last one says how much more there is, and where to read it. A verdict without reasons gets one line.
+    The last one says how much more there is, how many checks came out how, and where to read it. A verdict without reasons gets one line.
     """
     failures = failures_of(verdict)
     if not failures:
@@ -27,9 +25,9 @@ def lines_of(verdict: Verdict) -> tuple[str, ...]:
     worst, case = failures[0], failures[0].worst
     where = "" if case.where in case.what else f" (in {_one_line(case.where)})"
     return (
-        f"{_one_line(verdict.subject)} {standing_of(verdict)}: {_one_line(case.what)}{where}",
+        f"{_one_line(verdict.subject)} {verdict.counts.standing_words}: {_one_line(case.what)}{where}",
         f"  found: {_one_line(case.found)}; limit: {_one_line(case.limit)}",
-        f"  to do: {_one_line(case.what_to_do)} {_rest(worst, len(failures) - 1)}See {place_of(verdict)}",
+        f"  to do: {_one_line(case.what_to_do)} {_rest(worst)}In all, {verdict.counts.shares}. See {place_of(verdict)}",
     )
 
 
@@ -46,22 +44,23 @@ def report_folder_of(verdict: Verdict) -> str:
 
 def as_markdown(verdict: Verdict) -> str:
     """The verdict as a page: the failures first, then every check."""
-    standing, failures = standing_of(verdict), failures_of(verdict)
-    lines = [f"# {MARKS[standing]} {_inline(summary_of(verdict))}", ""]
-    for failure in failures:
+    lines = [f"# {MARKS[verdict.counts.standing]} {_inline(summary_of(verdict))}", ""]
+    for failure in failures_of(verdict):
         lines += [*_section(failure), ""]
+    if accepted := accepted_of(verdict):
+        lines += ["## Accepted by the recipe", "", *map(_accepted, accepted), ""]
     lines += ["## Every check", "", "| | expected | table | observed |", "|---|---|---|---|"]
     for check in sorted(verdict.checks, key=lambda check: check.passes):
-        word = "✓ passes" if check.passes else "✗ broken" if check.outcome == "broken" else "✗ fails"
-        word = "! warns" if check.outcome == "failed" and check.severity == "warning" else word
-        lines.append(f"| {word} | {_cell(check.asks)} | {_cell(check.table)} | {_cell(check.observed)} |")
+        lines.append(
+            f"| {MARKS[check.kind]} {KIND_WORDS[check.kind]} | {_cell(check.asks)} | {_cell(check.table)} | {_cell(check.observed)} |"
+        )
     lines += ["", f"Suite {verdict.suite}, version {verdict.suite_version}. Read on in {_code(place_of(verdict))}."]
     return "\n".join(lines)
 
 
 def _section(failure: Failure) -> list[str]:
     worst = failure.worst
-    word = "Could not be checked" if failure.is_broken else "Fails" if failure.severity == "critical" else "Warns"
+    word = "Could not be made" if failure.is_broken else "Failed" if failure.severity == "critical" else "Warning"
     lines = [
         f"## {word}: {_inline(worst.what)}",
         "",
@@ -76,14 +75,13 @@ def _section(failure: Failure) -> list[str]:
     return lines
 
 
-def _rest(worst: Failure, others: int) -> str:
-    parts = [_count(worst.total - 1, "more case")] if worst.total > 1 else []
-    parts += [_count(others, "other failure")] if others else []
-    return f"And {' and '.join(parts)}. " if parts else ""
+def _accepted(finding: AcceptedFinding) -> str:
+    return f"- {_inline(finding.worst.what)}. **Accepted:** {_inline(finding.warning.reason)} ({_inline(finding.warning.source)})"
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
+def _rest(worst: Failure) -> str:
+    more = worst.total - 1
+    return f"And {more:,} more case{'' if more == 1 else 's'}. " if more else ""
 
 
 def _one_line(text: str) -> str:

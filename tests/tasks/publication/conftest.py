@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tasks.publication.report import BenchmarkReport, PhaseReport, Report, VerdictReport
+from validations.outcomes import CheckCounts
 
 NEMOTRON = {"medium": 30.85, "hq_synth": 24.82, "medium_low": 14.06, "hq_actual": 8.34, "medium_high": 7.53, "low_actual": 6.4}
 NEMOTRON.update({"low_synth": 5.73})
@@ -94,8 +95,8 @@ def build_phase(i: int, held_out: dict[str, float], noise: np.random.Generator) 
         declares=DECLARES.get(name, ()),
         parent=PHASES[i - 1][0] if i else None,
         verdicts=(
-            VerdictReport(name="data", passes=True, reasons=(), checks=87, path=f"verdicts/{name}/data.json"),
-            VerdictReport(name="gate", passes=True, reasons=(), checks=34, path=f"verdicts/{name}/gate.json"),
+            VerdictReport(name="data", counts=CheckCounts(passed=87), reasons=(), accepted=(), path=f"verdicts/{name}/data.json"),
+            VerdictReport(name="gate", counts=CheckCounts(passed=34), reasons=(), accepted=(), path=f"verdicts/{name}/gate.json"),
         ),
         state="done",
         params_digest="9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a0" + str(i),
@@ -166,7 +167,9 @@ def stopped_report() -> Report:
         "in documents/dclm_baseline/part-00003.parquet, document 812, 1 document",
         "mixture: proofpile_2 must be within 0.5 of 1.34 %, found 0.00 %; check that its cache is not empty",
     )
-    refusal = VerdictReport(name="data", passes=False, reasons=reasons, checks=87, path="verdicts/ocelot/data.json")
+    refusal = VerdictReport(
+        name="data", counts=CheckCounts(passed=85, failed=2), reasons=reasons, accepted=(), path="verdicts/ocelot/data.json"
+    )
     ocelot = changed(build_plan(1), state="refused", verdicts=(refusal,), mixture=PHASES[1][6])
     report = build_report((*build_phases(1), ocelot, *(build_plan(i) for i in range(2, 6))))
     headline = "Stopped before Ocelot: a benchmark item is in the training data."

@@ -10,6 +10,7 @@ from typing import TypeVar
 import pytest
 
 from tasks.publication.report import BenchmarkReport, PhaseReport, Report, VerdictReport, render, write_report
+from validations.outcomes import CheckCounts
 
 VOID = {"meta", "br", "wbr", "use"}
 HOSTILE = "<b>x</b>&\"'"
@@ -63,12 +64,19 @@ def hostile_report(passed_report: Report) -> Report:
         parent=HOSTILE,
         params_digest=HOSTILE,
         verdicts=(
-            VerdictReport(name="data", passes=False, reasons=(HOSTILE,), checks=1, path=HOSTILE),
-            VerdictReport(name="gate", passes=True, reasons=(HOSTILE,), checks=1, path=HOSTILE),
+            VerdictReport(name="data", counts=CheckCounts(failed=1), reasons=(HOSTILE,), accepted=(HOSTILE,), path=HOSTILE),
+            VerdictReport(name="gate", counts=CheckCounts(warned=1), reasons=(HOSTILE,), accepted=(HOSTILE,), path=HOSTILE),
         ),
         benchmarks=(BenchmarkReport(benchmark=HOSTILE, metric=HOSTILE, value=0.5, baseline=0.25, stderr=0.1),),
     )
-    texts = {"recipe": HOSTILE, "scale": HOSTILE, "created": HOSTILE, "headline": HOSTILE, "facts": {HOSTILE: HOSTILE}}
+    texts = {
+        "recipe": HOSTILE,
+        "scale": HOSTILE,
+        "created": HOSTILE,
+        "headline": HOSTILE,
+        "facts": {HOSTILE: HOSTILE},
+        "unused": (HOSTILE,),
+    }
     return changed(passed_report, phases=(passed_report.phases[0], phase), baselines={HOSTILE: 2.6}, **texts)
 
 
@@ -106,14 +114,15 @@ def test_passed_page_tells_everything(passed_report: Report):
     page = Page(render(passed_report))
     assert "Passed. All six phases trained and passed their gates." in page.text
     assert "6 of 6" in page.text
-    assert "12 of 12" in page.text
+    assert "12 of 12 verdicts passed" in page.text
+    assert "726 of 726 checks passed" in page.text
     for phase in passed_report.phases:
         assert f"{phase.start_step:,} → {phase.stop_step:,}" in page.text
         assert f"{phase.macro_bits_per_byte:.3f}" in page.text
         assert all(change in page.text for change in phase.declares)
         assert all(name in page.text for _, shares in phase.mixture for name in shares)
         assert all(verdict.path in page.text for verdict in phase.verdicts)
-    assert page.text.count("✓ passed") == 6 + 1
+    assert page.text.count("✓ passed") == 6 + 1 + 12  # phases, all verdicts that passed, each of them
     assert "✗" not in page.text
     assert all(name in page.text and f"{value:.2f}" in page.text for name, value in passed_report.baselines.items())
     assert all(name in page.text and fact in page.text for name, fact in passed_report.facts.items())

@@ -9,6 +9,7 @@ from tasks.publication.progress import component_rows, evaluated_phases, gauges_
 from tasks.publication.report import BenchmarkReport, PhaseReport, Report, VerdictReport
 from tasks.publication.summary import standing_of
 from tasks.publication.training_curves import label_rows, smoothed, thinned
+from validations.outcomes import CheckCounts
 
 
 def build_phase(name: str, **fields: object) -> PhaseReport:
@@ -91,16 +92,19 @@ def test_gauge_keeps_order_and_starts_at_zero():
 @pytest.mark.parametrize(
     ("fields", "word"),
     [
-        ({"verdicts": (("data", True), ("gate", True))}, "passed"),
-        ({"verdicts": (("data", True), ("gate", False))}, "gate failed"),
-        ({"verdicts": (("data", False),), "state": "refused"}, "data failed"),
+        ({"verdicts": (("data", CheckCounts(passed=1)), ("gate", CheckCounts(passed=1, accepted=1)))}, "passed"),
+        ({"verdicts": (("data", CheckCounts(warned=2)), ("gate", CheckCounts(passed=1, warned=1)))}, "passed with 3 warnings"),
+        ({"verdicts": (("data", CheckCounts(passed=1)), ("gate", CheckCounts(broken=1)))}, "gate failed"),
+        ({"verdicts": (("data", CheckCounts(failed=1)),), "state": "refused"}, "data failed"),
         ({"state": "refused"}, "refused"),
         ({"state": "not reached"}, "not reached"),
         ({}, "not judged"),
     ],
 )
 def test_a_phase_passes_only_where_it_was_judged(fields: dict, word: str):
-    verdicts = tuple(VerdictReport(name=n, passes=p, reasons=(), checks=1, path="") for n, p in fields.get("verdicts", ()))
+    verdicts = tuple(
+        VerdictReport(name=name, counts=counts, reasons=(), accepted=(), path="") for name, counts in fields.get("verdicts", ())
+    )
     assert standing_of(build_phase("p", **fields | {"verdicts": verdicts})).word == word
 
 

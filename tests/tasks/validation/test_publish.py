@@ -32,9 +32,9 @@ def test_the_same_failures_stand_on_terminal_artifact_and_report(
     report = Path(report_folder_of(verdict)) / "index.html"
     assert len(lines) == 3
     assert STALE in lines[0]
-    assert lines[2].endswith(f"And 1 other failure. See {report}")
+    assert lines[2].endswith(f"In all, 3 of 5 checks passed, 2 failed. See {report}")
     (artifact,) = artifacts
-    assert artifact["description"] == "marin-32b/proxy/bison data fails: 2 of 5 checks do not pass"
+    assert artifact["description"] == "marin-32b/proxy/bison data failed: 3 of 5 checks passed, 2 failed"
     for place in (artifact["markdown"].replace("\\", ""), report.read_text()):
         assert STALE in place
         assert LEAK in place
@@ -49,8 +49,8 @@ def test_a_verdict_that_passes_gets_one_line_and_no_report_of_its_own(
     verdict = judged("bison data", evidence(), tmp_path)
     with caplog.at_level(logging.INFO, "phasewise"):
         task.publish(verdict, key="bison-data")
-    assert [record.getMessage() for record in caplog.records if record.name == "phasewise"] == ["bison data passes: 5 checks, all passed"]
-    assert artifacts[0]["markdown"].startswith("# ✓ bison data passes")
+    assert [record.getMessage() for record in caplog.records if record.name == "phasewise"] == ["bison data passed: 5 of 5 checks"]
+    assert artifacts[0]["markdown"].startswith("# ✓ bison data passed")
     assert not Path(report_folder_of(verdict)).exists()
     raise_unless_passed(verdict)
 
@@ -59,4 +59,4 @@ def test_the_report_of_a_failure_does_not_outlive_it(tmp_path: Path):
     task.publish(judged("bison data", evidence(stale=1), tmp_path), key="bison-data")
     rebuilt = judged("bison data", evidence(), tmp_path)
     task.publish(rebuilt, key="bison-data")
-    assert "The verdict passes." in (Path(report_folder_of(rebuilt)) / "index.html").read_text()
+    assert "1 of 1 verdict passed:</strong> 5 of 5 checks passed." in (Path(report_folder_of(rebuilt)) / "index.html").read_text()

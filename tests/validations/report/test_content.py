@@ -19,8 +19,8 @@ def text(template: str, **params: Any) -> dict[str, Any]:
         (text("<br><br>$count of $all rows.", count=1, all=None), "1 of – rows."),
         (text("one<br>two"), "one<br>two"),
         (text("$5 and $unknown"), "$5 and $unknown"),
-        (text("$icon", icon='<i class="fas fa-times text-danger"></i>'), '<span class="word fails">✗ fails</span>'),
-        (text("$icon", icon='<i class="fas fa-check-circle text-success"></i>'), '<span class="word passes">✓ passes</span>'),
+        (text("$icon", icon='<i class="fas fa-times text-danger"></i>'), '<span class="word failed">✗ fails</span>'),
+        (text("$icon", icon='<i class="fas fa-check-circle text-success"></i>'), '<span class="word passed">✓ passes</span>'),
         (
             {"content_block_type": "collapse", "collapse_toggle_link": "More", "collapse": ["inside"]},
             "<details><summary>More</summary><div>inside</div></details>",

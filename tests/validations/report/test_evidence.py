@@ -7,11 +7,12 @@ from validations.report.evidence import MAX_CELL_CHARACTERS, MAX_ROWS, as_text, 
 
 def test_rows_that_fail_come_first_and_the_rest_is_counted():
     table = pd.DataFrame({"name": [f"row {number}" for number in range(MAX_ROWS + 50)]})
-    shown = show_table("t", table, {MAX_ROWS + 9, 4})
-    assert [(row.number, row.fails, row.cells) for row in shown.rows[:3]] == [
-        (4, True, ("row 4",)),
-        (MAX_ROWS + 9, True, (f"row {MAX_ROWS + 9}",)),
-        (0, False, ("row 0",)),
+    shown = show_table("t", table, {MAX_ROWS + 9, 4}, {MAX_ROWS + 7})
+    assert [(row.number, row.mark, row.cells) for row in shown.rows[:4]] == [
+        (4, "failed", ("row 4",)),
+        (MAX_ROWS + 9, "failed", (f"row {MAX_ROWS + 9}",)),
+        (MAX_ROWS + 7, "accepted", (f"row {MAX_ROWS + 7}",)),
+        (0, "", ("row 0",)),
     ]
     assert (len(shown.rows), shown.total_rows, shown.total_failing) == (MAX_ROWS, MAX_ROWS + 50, 2)
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.validations.report.samples import HOSTILE, LEAK, STALE, evidence, judged
 from validations.expectations.reasons import MAX_REASONS_PER_CHECK
-from validations.report.failures import failures_of, standing_of
+from validations.report.failures import failures_of
 from validations.report.words import as_markdown, lines_of, report_folder_of, summary_of
 from validations.verdict import Verdict
 
@@ -19,10 +19,10 @@ def bison(tmp_path_factory: pytest.TempPathFactory) -> Verdict:
 
 def test_a_failing_verdict_is_told_in_three_lines(bison: Verdict):
     what, found, to_do = lines_of(bison)
-    assert what.startswith(f"marin-32b/proxy/bison data fails: {STALE} (in tokens/math/long-")
+    assert what.startswith(f"marin-32b/proxy/bison data failed: {STALE} (in tokens/math/long-")
     assert what.endswith("folder)")
     assert found == "  found: 1 file differs; limit: 0 files differ"
-    assert to_do == f"  to do: Run `phasewise data prepare` again. And 2 other failures. See {bison.evidence}"
+    assert to_do == f"  to do: Run `phasewise data prepare` again. In all, 2 of 5 checks passed, 2 failed, 1 warning. See {bison.evidence}"
 
 
 def test_the_last_line_names_the_report_once_it_stands(tmp_path: Path):
@@ -49,7 +49,7 @@ def test_many_cases_of_one_check_are_one_failure_that_counts_them(tmp_path: Path
     (failure,) = failures_of(verdict)
     assert failure.total == 40
     assert len(failure.cases) == MAX_REASONS_PER_CHECK
-    assert "And 39 more cases. See" in lines_of(verdict)[-1]
+    assert "And 39 more cases. In all, 4 of 5 checks passed, 1 failed. See" in lines_of(verdict)[-1]
     assert "40 such cases" in as_markdown(verdict)
 
 
@@ -58,31 +58,36 @@ def test_a_check_that_could_not_be_made_is_told_as_that(tmp_path: Path):
     verdict = judged("bison data", tables | {"caches": tables["caches"].drop(columns="stale_files")}, tmp_path)
     (failure,) = failures_of(verdict)
     assert failure.is_broken
-    assert "## Could not be checked: the check expect\\_column\\_values\\_to\\_be\\_in\\_set" in as_markdown(verdict)
+    assert "## Could not be made: the check expect\\_column\\_values\\_to\\_be\\_in\\_set" in as_markdown(verdict)
 
 
 def test_a_verdict_in_order_gets_one_line(tmp_path: Path):
     verdict = judged("bison data", evidence(), tmp_path)
-    assert standing_of(verdict) == "passes"
-    assert lines_of(verdict) == (summary_of(verdict),) == ("bison data passes: 5 checks, all passed",)
+    assert verdict.counts.standing == "passed"
+    assert lines_of(verdict) == (summary_of(verdict),) == ("bison data passed: 5 of 5 checks",)
 
 
 def test_a_warning_is_no_failure(tmp_path: Path):
     verdict = judged("bison data", evidence(like_tests=3), tmp_path)
     assert verdict.passes
-    assert standing_of(verdict) == "warns"
-    assert lines_of(verdict)[0].startswith("bison data warns: 3 files of component math are named like a test split")
-    assert as_markdown(verdict).startswith("# ! bison data warns: 1 of 5 checks does not pass")
+    assert verdict.counts.standing == "warned"
+    assert lines_of(verdict)[0].startswith("bison data passed with 1 warning: 3 files of component math are named like a test split")
+    assert as_markdown(verdict).startswith("# ! bison data passed with 1 warning: 4 of 5 checks")
 
 
 def test_the_page_for_prefect_says_the_failures_first_and_every_check(bison: Verdict):
     page = as_markdown(bison)
-    parts = ["# ✗ marin-32b/proxy/bison data fails: 3 of 5 checks do not pass", "## Fails: the cache", "**What to do:**", "## Every check"]
+    parts = [
+        "# ✗ marin-32b/proxy/bison data failed: 2 of 5 checks passed, 2 failed, 1 warning",
+        "## Failed: the cache",
+        "**What to do:**",
+        "## Every check",
+    ]
     assert [page.index(part) for part in parts] == sorted(page.index(part) for part in parts)
     table = page.split("## Every check")[1].split("\n\n")[1].splitlines()
     assert len(table) == 2 + len(bison.checks)
-    assert table[2].startswith("| ! warns")
-    assert table[-1].startswith("| ✓ passes")
+    assert table[2].startswith("| ! warning")
+    assert table[-1].startswith("| ✓ passed")
 
 
 def test_text_of_the_data_is_never_markup_nor_a_new_line(tmp_path: Path):
@@ -100,5 +105,5 @@ def test_reasons_that_belong_to_no_known_check_are_still_told(bison: Verdict):
     """Verdicts of an older suite name checks that may not be found."""
     older = Verdict.model_validate({**bison.model_dump(), "checks": ()})
     assert [failure.table for failure in failures_of(older)] == ["", "", ""]
-    assert lines_of(older)[0].startswith("marin-32b/proxy/bison data fails: the cache")
+    assert lines_of(older)[0].startswith("marin-32b/proxy/bison data failed: the cache")
     assert replace(failures_of(older)[0], asks="").worst.what_to_do == "Run `phasewise data prepare` again."

@@ -1,0 +1,60 @@
+"""The warnings that a recipe accepts, held against its phases."""
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from flows.recipes.phase import Gates, Phase
+from validations.accepted import AcceptedWarning
+
+if TYPE_CHECKING:
+    from validations.expectations.check import Check
+
+
+def accepted_among(phases: Iterable[str], accepts: Iterable[AcceptedWarning]) -> tuple[AcceptedWarning, ...]:
+    """What of it is expected in these phases, each named for them alone; None stays every phase."""
+    there = frozenset(phases)
+    kept: list[AcceptedWarning] = []
+    for one in accepts:
+        left = None if one.phases is None else tuple(name for name in one.phases if name in there)
+        if left is None or left:
+            kept.append(AcceptedWarning.model_validate({**one.model_dump(), "phases": left}))
+    return tuple(kept)
+
+
+def check_accepts(accepts: Sequence[AcceptedWarning], phases: Sequence[Phase]) -> None:
+    """Refuse to accept what stops a phase, what no phase is judged by, and the same twice.
+
+    A phase that is not there is passed over, so that a recipe cut out of another can keep the list.
+
+    Raises:
+        ValueError: with what can be accepted.
+    """
+    for number, one in enumerate(accepts):
+        if any(_overlap(one, other) for other in accepts[:number]):
+            raise ValueError(f"accepts has {one.words} more than once for the same phase")
+        there = [phase for phase in phases if one.phases is None or phase.name in one.phases]
+        _check_one(one, there or phases)
+
+
+def _check_one(accepted: AcceptedWarning, phases: Iterable[Phase]) -> None:
+    from validations.expectations.accepting import check_acceptable  # pandas, which a recipe that accepts nothing does without
+
+    checks = [check for limits in {phase.gates.model_dump_json() for phase in phases} for check in _checks_within(limits)]
+    check_acceptable(accepted, checks)
+
+
+@lru_cache(maxsize=64)
+def _checks_within(gates_json: str) -> "tuple[Check, ...]":
+    """All that the phases of these limits are judged by."""
+    from validations.expectations.suites import SUITES, checks_of
+
+    gates = Gates.model_validate_json(gates_json)
+    limits = {"data": gates.data, "health": gates.health, "gate": gates.model}
+    return tuple(check for suite in SUITES for check in checks_of(suite, limits[suite].model_dump(mode="json")))
+
+
+def _overlap(one: AcceptedWarning, other: AcceptedWarning) -> bool:
+    if one.finding != other.finding:
+        return False
+    return one.phases is None or other.phases is None or bool(set(one.phases) & set(other.phases))

@@ -1,0 +1,199 @@
+"""Terminal, Prefect pages, HTML report, Data Docs and JSON say the same of the same verdicts: each is read as text and counted anew."""
+
+import html
+import io
+import re
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from flows import summary
+from flows.recipes import load_recipe
+from flows.recipes.recipe import Recipe
+from flows.record import PhaseRecord
+from flows.terminal import print_summary
+from tasks.data.plan import DataPlan
+from tasks.home import Home
+from tasks.publication.report import Report, render
+from tasks.publication.task import as_markdown as run_as_markdown
+from tests.validations.report.samples import evidence, judged, known_test_file, register
+from validations.data_docs import build_data_docs
+from validations.outcomes import CheckCounts
+from validations.report.words import as_markdown, lines_of
+from validations.verdict import Verdict
+
+RECIPE = load_recipe("marin-32b", "proxy")
+SENTENCE = re.compile(
+    r"(?:passed with (?P<first>\d+) warnings?: )?(?P<passed>\d+) of (?P<total>\d+) checks(?: passed)?(?:, (?P<failed>\d+) failed)?"
+    r"(?:, (?P<broken>\d+) could not be made)?(?:, (?P<warned>\d+) warnings?(?! accepted))?"
+    r"(?:, (?P<accepted>\d+) warnings? accepted by the recipe)?"
+)
+ROW_WORD = re.compile(r"(?:✓|!|✗) (passed|accepted|warning|failed|could not be made)")
+EXPECTED = {
+    "phase-1 data": CheckCounts(passed=4, accepted=1),
+    "phase-1 training": CheckCounts(passed=5),
+    "phase-1 model": CheckCounts(passed=4, warned=1),
+    "qk-norm data": CheckCounts(passed=2, failed=2, warned=1),
+    "bison data": CheckCounts(passed=3, accepted=1, broken=1),
+}
+ALL = CheckCounts(passed=18, accepted=2, warned=2, failed=2, broken=1)
+VERDICTS_TOLD = "3 of 5 verdicts passed, 1 of them with warnings, 2 failed"
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Verdict]:
+    """One of each kind: accepted, clean, warned although something is accepted, failed, and not to be made."""
+    known, folder = known_test_file(), tmp_path_factory.mktemp("evidence")
+    broken = evidence(like_tests=1)
+    tables = {
+        "phase-1 data": evidence(like_tests=2),
+        "phase-1 training": evidence(),
+        "phase-1 model": evidence(like_tests=1, components=2),
+        "qk-norm data": evidence(stale=1, leaked=2, like_tests=1),
+        "bison data": broken | {"caches": broken["caches"].drop(columns="stale_files")},
+    }
+    accepts = {name: () if name == "qk-norm data" else (known, known_test_file("never-there")) for name in tables}
+    return {name: judged(f"marin-32b/proxy/{name}", table, folder / name, *accepts[name]) for name, table in tables.items()}
+
+
+@pytest.fixture
+def records(verdicts: dict[str, Verdict]) -> list[PhaseRecord]:
+    """The phases as the home would have them."""
+    done: dict[str, Any] = {"final_loss": 1.0, "macro_bits_per_byte": 1.0}
+    phase_1, qk_norm, bison = RECIPE.phases[:3]
+    first = (verdicts[f"phase-1 {what}"] for what in ("data", "training", "model"))
+    data, training, model = first
+    return [
+        PhaseRecord(phase_1, None, data, training, done, done, model),
+        PhaseRecord(qk_norm, None, verdicts["qk-norm data"], None, None, None, None),
+        PhaseRecord(bison, None, verdicts["bison data"], None, None, None, None),
+    ]
+
+
+@pytest.fixture
+def told(records: list[PhaseRecord], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[dict[str, Any], Report]:
+    """The JSON of the run and the contents of its report."""
+
+    def read_records(_recipe: Recipe, _home: Home, _plan: DataPlan) -> list[PhaseRecord]:
+        return records
+
+    monkeypatch.setattr(summary, "read_records", read_records)
+    monkeypatch.setattr(summary, "read_baselines", lambda *_: {})
+    home, plan = Home.open(str(tmp_path)), cast(DataPlan, SimpleNamespace(components={}))
+    return summary.run_summary(RECIPE, home, plan), summary.build_report(RECIPE, home, plan)
+
+
+def counts_in(text: str) -> list[CheckCounts]:
+    """Every sentence that counts checks, as numbers; the share left over must be what the parts say."""
+    found: list[CheckCounts] = []
+    for match in SENTENCE.finditer(" ".join(text.split())):
+        numbers = {name: int(number or 0) for name, number in match.groupdict().items()}
+        warned, total = numbers.pop("first") + numbers.pop("warned"), numbers.pop("total")
+        found.append(CheckCounts(warned=warned, **numbers))
+        assert found[-1].total == total, match.group()
+    return found
+
+
+def words_in(text: str) -> CheckCounts:
+    """The words before the rows of a table of checks, counted."""
+    words = Counter(ROW_WORD.findall(text))
+    kinds = {"passed": "passed", "accepted": "accepted", "warning": "warned", "failed": "failed", "could not be made": "broken"}
+    return CheckCounts(**{kinds[word]: number for word, number in words.items()})
+
+
+def plain(page: str) -> str:
+    """A page without its markup and styles."""
+    page = re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page)).split())
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_terminal_and_prefect_page_count_alike(name: str, verdicts: dict[str, Verdict]):
+    lines, page = "\n".join(lines_of(verdicts[name])), as_markdown(verdicts[name])
+    assert counts_in(lines) == [EXPECTED[name]]
+    assert counts_in(page.splitlines()[0]) == [EXPECTED[name]]
+    assert words_in(page.split("## Every check")[1]) == EXPECTED[name]
+
+
+def test_the_data_docs_count_alike(verdicts: dict[str, Verdict], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    register(monkeypatch)
+    index = build_data_docs(tmp_path / "docs", list(verdicts.values())).read_text()
+    assert counts_in(plain(index).split("qk-norm data")[0]) == [ALL]
+    assert f"{VERDICTS_TOLD}:" in plain(index)
+    cards = dict(re.findall(r'id="marin-32b-proxy-([\w-]+)-sample-\w{8}"(.*?)(?=<article|<details class="row"|</main>)', index, re.DOTALL))
+    assert len(cards) == len(EXPECTED)
+    for name, expected in EXPECTED.items():
+        card = cards[name.replace(" ", "-")]
+        found = counts_in(plain(card))
+        assert found == [expected] * len(found) != [], name
+        table = re.search(r'aria-label="Checks of [^"]*">(.*?)</table>', card, re.DOTALL)
+        assert table
+        assert words_in(plain(table[1])) == expected, name
+        assert f" {expected.standing_words} " in plain(card), name
+
+
+def test_the_report_counts_alike(told: tuple[dict[str, Any], Report]):
+    page = plain(render(told[1]))
+    assert VERDICTS_TOLD in page
+    counts = Counter(counts_in(page))
+    passed = EXPECTED["phase-1 data"] + EXPECTED["phase-1 training"] + EXPECTED["phase-1 model"]
+    assert counts == Counter([ALL, passed, *EXPECTED.values()])
+    assert "! passed with 1 warning" in page
+    assert page.count("✗ data failed") == 2
+
+
+def test_the_json_and_the_table_of_a_run_count_alike(told: tuple[dict[str, Any], Report]):
+    run, report = told
+    assert CheckCounts.model_validate(run["checks"]) == ALL
+    assert [CheckCounts.model_validate(phase["checks"]) for phase in run["phases"]] == [
+        EXPECTED["phase-1 data"] + EXPECTED["phase-1 training"] + EXPECTED["phase-1 model"],
+        EXPECTED["qk-norm data"],
+        EXPECTED["bison data"],
+    ]
+    judged_one_by_one = [verdict for phase in run["phases"] for verdict in phase["verdicts"]]
+    assert [counts_in(verdict["told"]) for verdict in judged_one_by_one] == [[counts] for counts in EXPECTED.values()]
+    assert [{kind: verdict[kind] for kind in CheckCounts.model_fields} for verdict in judged_one_by_one] == [
+        counts.model_dump() for counts in EXPECTED.values()
+    ]
+    assert [(phase["verdict"], phase["standing"]) for phase in run["phases"]] == [
+        ("passed", "passed with 1 warning"),
+        *[("failed",) * 2] * 2,
+    ]
+    out = io.StringIO()
+    print_summary(Console(file=out, width=120), run)
+    artifact = run_as_markdown(report, Path("report.html"), Path("index.html"))
+    for text in (out.getvalue(), artifact):
+        assert f"{VERDICTS_TOLD}: " in text
+        assert ALL in counts_in(text)
+        assert "passed with 1 warning" in text
+
+
+def test_what_is_accepted_and_never_found_is_said_everywhere(
+    told: tuple[dict[str, Any], Report], verdicts: dict[str, Verdict], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    register(monkeypatch)
+    run, report = told
+    out = io.StringIO()
+    print_summary(Console(file=out, width=120), run)
+    docs = build_data_docs(tmp_path / "docs", list(verdicts.values())).read_text()
+    unused = "expect_column_values_to_be_in_set where component = never-there"
+    assert run["unused"] == [unused]
+    for text in (out.getvalue(), run_as_markdown(report, Path("r"), Path("d")), plain(render(report)), plain(docs)):
+        assert "Accepted by the recipe, and not found" in text
+        assert unused in text
+        assert "where component = math" not in text.split("Accepted by the recipe, and not found")[1]
+
+
+def test_why_something_is_accepted_stands_wherever_it_is_told(
+    told: tuple[dict[str, Any], Report], verdicts: dict[str, Verdict], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    register(monkeypatch)
+    docs = build_data_docs(tmp_path / "docs", [verdicts["phase-1 data"]]).read_text()
+    for text in (plain(docs), plain(render(told[1])), as_markdown(verdicts["phase-1 data"])):
+        assert "2 files of component math are named like a test split" in text
+        assert "The record reads them" in text
+        assert "its code" in text

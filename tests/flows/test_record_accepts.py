@@ -1,0 +1,63 @@
+"""Which verdicts of a home hold: those that were given with the warnings that the recipe accepts now."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from flows.record import _Lacks  # pyright: ignore[reportPrivateUsage]  # what a verdict must agree with, without training a phase
+from tests.validations.report.samples import SAMPLE_SUITE, evidence, judged, known_test_file, register
+from trainer.config import Frozen
+from trainer.storage import read_json, write_json
+from validations.accepted import AcceptedWarning
+from validations.expectations.suites import version_of
+from validations.verdict import Verdict, read_verdict, write_verdict
+
+
+class Limits(Frozen):
+    """Those of the sample suite."""
+
+    max_items: int = 0
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A verdict that passes with one accepted warning."""
+    register(monkeypatch)
+    verdict = judged("bison data", evidence(like_tests=1), tmp_path / "evidence", known_test_file())
+    verdict = Verdict.model_validate({**verdict.model_dump(), "suite_version": version_of(SAMPLE_SUITE)})
+    write_verdict(tmp_path / "data.json", verdict)
+    return tmp_path / "data.json"
+
+
+def held(path: Path, accepts: Sequence[AcceptedWarning]) -> tuple[bool, list[str]]:
+    """Whether the verdict holds for a recipe that accepts these, and what is said where it does not."""
+    lacks = _Lacks(accepts)
+    return lacks.verdict("data", path, {"math": "ab" * 32}, Limits()) is not None, lacks.words
+
+
+def test_a_verdict_holds_for_what_the_recipe_accepted_when_it_was_given(path: Path):
+    elsewhere = known_test_file(table="order")
+    assert held(path, [known_test_file()]) == (True, [])
+    assert held(path, [known_test_file(), elsewhere]) == (True, []), "another suite's is no matter of this verdict"
+
+
+@pytest.mark.parametrize(
+    "accepts", [(), (known_test_file("web"),), (known_test_file(), known_test_file("web")), (known_test_file(reason="Another"),)]
+)
+def test_another_list_has_it_judged_again(path: Path, accepts: tuple[AcceptedWarning, ...]):
+    holds, words = held(path, accepts)
+    assert not holds
+    assert words == ["the verdict on its data is out of date: the recipe accepted other warnings then"]
+
+
+def test_a_verdict_of_before_reads_and_is_judged_again(path: Path):
+    raw = read_json(path)
+    del raw["accepts"]
+    for check in raw["checks"]:
+        del check["accepted"]
+        check["outcome"] = "failed" if check["outcome"] == "accepted" else check["outcome"]
+    write_json(path, raw)
+    assert read_verdict(path).counts.told == "passed with 1 warning: 4 of 5 checks"
+    assert held(path, [known_test_file()]) == (False, ["the verdict on its data is out of date: the recipe accepted other warnings then"])
+    assert held(path, []) == (True, [])

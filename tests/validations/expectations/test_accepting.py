@@ -1,0 +1,169 @@
+"""A recipe accepts a warning once, with its reason; nothing else is covered by it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import pytest
+from pydantic import ValidationError
+
+from validations.accepted import AcceptedWarning, accepted_in
+from validations.expectations.accepting import accept, check_acceptable
+from validations.expectations.check import expect_rows
+from validations.expectations.health_suite import IS_JUDGED
+from validations.expectations.judging import CheckResult, build_suite, judge_tables, load_library
+from validations.expectations.order_checks import order_checks
+from validations.expectations.reasons import reasons_for
+from validations.expectations.suites import SUITES, checks_of
+from validations.limits import OrderLimits
+
+LIMITS = OrderLimits(false_alarm_rate=1e-3, max_shift_deviations=None)
+
+
+def accepted(where: dict[str, Any] | None = None, **fields: Any) -> AcceptedWarning:
+    told = {"table": "order", "check": "expect_order_to_mix", "phases": None, "reason": "the record's", "source": "its code"}
+    return AcceptedWarning.model_validate({**told, "where": where or {"permutation": "linear"}, **fields})
+
+
+def order_table(*p_values: tuple[str, float], permutation: str = "linear") -> pd.DataFrame:
+    """A row a component with its chance; as in the evidence, only the least likely row is judged, and it speaks for the others."""
+    worst = min(p_value for _, p_value in p_values)
+    rows = [
+        {
+            "component": name, "permutation": permutation, "measure": "serial correlation", "value": 0.8, "limit": 0.1, "rows": 300,
+            "detail": "", "p_value": p_value, "passes": p_value > 1e-4, "judged_p_value": p_value if p_value == worst else 1.0,
+            "components": len(p_values), "components_failing": sum(p < 1e-4 for _, p in p_values),
+        }
+        for name, p_value in p_values
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def judge(table: pd.DataFrame, *accepts: AcceptedWarning) -> tuple[CheckResult, list[str]]:
+    tables = {"order": table}
+    (mixes,) = [check for check in order_checks(LIMITS, tables) if check.name == "expect_order_to_mix"]
+    (result,) = judge_tables(tables, [mixes])
+    result = accept(result, tables, accepts)
+    return result, [reason.where for reason in reasons_for(result, tables)]
+
+
+BOTH_FAIL = order_table(("web", 1e-9), ("code", 1e-7))
+
+
+def test_what_the_recipe_prescribes_is_accepted_with_all_that_the_row_speaks_for():
+    result, told = judge(BOTH_FAIL, accepted())
+    assert (result.outcome, result.failing_rows, told) == ("accepted", (), [])
+    assert [(found.warning.reason, found.rows) for found in result.accepted] == [("the record's", (0, 1))]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        accepted({"permutation": "feistel_levanter"}),
+        accepted({"permutation": "linear", "component": "wiki"}),
+        accepted({"permutation": "linear", "measure": "commonest step"}),
+        accepted(check="expect_component_to_be_drawn"),
+        accepted(table="shifts"),
+        accepted({"component": "web"}),
+        accepted({"permutation": "linear", "rows": 300}),
+    ],
+)
+def test_another_permutation_component_measure_check_or_column_is_not_covered(other: AcceptedWarning):
+    result, told = judge(BOTH_FAIL, other)
+    assert (result.outcome, result.accepted) == ("failed", ())
+    assert told == ["component web, 300 rows"]
+
+
+def test_a_component_that_nobody_accepts_warns_also_where_another_one_is_judged_for_it():
+    """The least likely row is web's, and accepted. What it spoke for is told now."""
+    result, told = judge(BOTH_FAIL, accepted({"permutation": "linear", "component": "web"}))
+    assert result.outcome == "failed"
+    assert told == ["component code, 300 rows"]
+    assert [found.rows for found in result.accepted] == [(0,)]
+
+
+def test_two_accepted_warnings_share_the_rows():
+    result, told = judge(BOTH_FAIL, *(accepted({"permutation": "linear", "component": name}) for name in ("code", "web")))
+    assert (result.outcome, told) == ("accepted", [])
+    assert [(found.warning.where["component"], found.rows) for found in result.accepted] == [("code", (1,)), ("web", (0,))]
+
+
+def test_what_passes_stays_passed():
+    result, told = judge(order_table(("web", 0.5), ("code", 0.6)), accepted())
+    assert (result.outcome, result.accepted, told) == ("passed", (), [])
+
+
+def test_a_check_that_could_not_be_made_is_never_accepted():
+    result, _ = judge(BOTH_FAIL.drop(columns="passes"), accepted())
+    assert (result.outcome, result.accepted) == ("broken", ())
+
+
+def test_what_stops_is_never_accepted():
+    """Also where a check of the same name only warns."""
+    critical = replace(IS_JUDGED, severity="critical")
+    table = pd.DataFrame([{"measure": "ema_gap", "is_unjudged": True, "phenomenon": "p", "detail": "d", "limit": 0.1}])
+    known = accepted({"measure": "ema_gap"}, table="health", check="expect_column_values_to_be_in_set")
+    outcomes: list[str] = []
+    for check in (IS_JUDGED, critical):
+        (result,) = judge_tables({"health": table}, [check])
+        outcomes.append(accept(result, {"health": table}, [known]).outcome)
+    assert outcomes == ["accepted", "failed"]
+
+
+def test_an_empty_table_is_never_accepted():
+    empty = replace(expect_rows("order", "Give it rows."), severity="warning", accept_by=("permutation",))
+    (result,) = judge_tables({"order": BOTH_FAIL.head(0)}, [empty])
+    assert accept(result, {"order": BOTH_FAIL.head(0)}, [accepted(check=empty.name)]).outcome == "failed"
+
+
+def test_a_cell_that_holds_nothing_is_not_covered():
+    table = BOTH_FAIL.convert_dtypes()
+    table.loc[1, "permutation"] = pd.NA
+    assert judge(table, accepted())[1] == ["component code, 300 rows"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"check": "expect_leaked_items_within_limit", "table": "leakage"}, "stops a phase: only a warning can be accepted"),
+        ({"check": "expect_order_to_mixx"}, "which no phase is judged by; those whose warnings can be accepted are .*expect_order_to_mix"),
+        ({"where": {"component": "web"}}, "has to name permutation, and may name component and measure; found component"),
+        ({"where": {"permutation": "linear", "value": 0.8}}, "found permutation, value"),
+        ({"check": "expect_no_file_named_like_a_test", "table": "caches"}, "tells no finding from another, so none can be accepted"),
+    ],
+)
+def test_what_cannot_be_accepted_is_refused_with_what_can(fields: dict[str, Any], message: str, limits: Any):
+    checks = checks_of("data", limits.model_dump(mode="json"))
+    check_acceptable(accepted(), checks)
+    with pytest.raises(ValueError, match=message):
+        check_acceptable(accepted(**fields), checks)
+
+
+@pytest.mark.parametrize("fields", [{"where": {}}, {"reason": " "}, {"source": ""}, {"phases": ()}, {"note": "x"}])
+def test_an_accepted_warning_names_rows_reason_and_source(fields: dict[str, Any]):
+    with pytest.raises(ValidationError):
+        AcceptedWarning.model_validate({**accepted().model_dump(), **fields})
+
+
+def test_phases_bound_where_it_is_expected():
+    everywhere, in_mantis = accepted(), accepted(phases=("mantis",))
+    assert accepted_in("mantis", [everywhere, in_mantis]) == (everywhere, in_mantis)
+    assert accepted_in("bison", [everywhere, in_mantis]) == (everywhere,)
+
+
+def test_the_columns_to_accept_by_are_measured_columns(limits: Any):
+    """A check whose columns a recipe may name is broken without them, so an accepted warning can't be passed over for want of one."""
+    can_be = [check for check in checks_of("data", limits.model_dump(mode="json")) if check.accept_by]
+    assert len(can_be) == 4
+    for check in can_be:
+        nothing = {table: pd.DataFrame() for table in SUITES["data"].tables}
+        assert {f"{check.table}.{column}" for column in (*check.accept_by, *check.narrow_by)} <= set(check.missing_columns(nothing))
+
+
+def test_a_check_is_called_what_great_expectations_calls_it(limits: Any):
+    """A recipe takes the name from the verdict, which has it from the library."""
+    library = load_library()
+    checks = checks_of("data", limits.model_dump(mode="json"))
+    for table in {check.table for check in checks}:
+        made = build_suite(library, "suite", table, checks).expectations
+        assert sorted(one.expectation_type for one in made) == sorted(check.name for check in checks if check.table == table)

@@ -1,0 +1,77 @@
+"""What came of checks: counted once, told in one way."""
+
+import itertools
+
+import pytest
+from pydantic import ValidationError
+
+from tests.validations.report.samples import evidence, judged, known_test_file
+from validations.expectations.judging import Outcome
+from validations.outcomes import KIND_WORDS, CheckCounts, CheckOutcome, count_checks, sum_counts, tell_verdicts
+from validations.verdict import Verdict
+
+
+def outcome(severity: str, result: Outcome) -> CheckOutcome:
+    told = {"name": "expect_x", "table": "t", "asks": "X.", "observed": "", "passes": result == "passed"}
+    return CheckOutcome.model_validate({**told, "severity": severity, "outcome": result})
+
+
+@pytest.mark.parametrize(
+    ("severity", "result", "kind"),
+    [
+        ("critical", "passed", "passed"),
+        ("warning", "passed", "passed"),
+        ("warning", "accepted", "accepted"),
+        ("warning", "failed", "warned"),
+        ("critical", "failed", "failed"),
+        ("warning", "broken", "broken"),
+        ("critical", "broken", "broken"),
+    ],
+)
+def test_each_check_counts_once(severity: str, result: Outcome, kind: str):
+    counts = count_checks([outcome(severity, result), outcome("critical", "passed")])
+    assert counts == CheckCounts(passed=1) + CheckCounts.model_validate({kind: 1})
+    assert counts.total == 2
+    assert counts.passes == (kind not in ("failed", "broken"))
+
+
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        (CheckCounts(passed=18), "passed: 18 of 18 checks"),
+        (CheckCounts(passed=17, accepted=1), "passed: 17 of 18 checks, 1 warning accepted by the recipe"),
+        (CheckCounts(passed=17, warned=1), "passed with 1 warning: 17 of 18 checks"),
+        (CheckCounts(passed=15, warned=2, accepted=1), "passed with 2 warnings: 15 of 18 checks, 1 warning accepted by the recipe"),
+        (
+            CheckCounts(passed=1, failed=2, broken=1, warned=3, accepted=2),
+            "failed: 1 of 9 checks passed, 2 failed, 1 could not be made, 3 warnings, 2 warnings accepted by the recipe",
+        ),
+        (CheckCounts(), "failed: 0 of 0 checks passed"),
+    ],
+)
+def test_counts_are_told_with_every_number(counts: CheckCounts, told: str):
+    assert counts.told == told
+
+
+def test_no_two_counts_are_told_alike():
+    """A number that changes and is not seen would be a wrong answer with a straight face."""
+    every = [CheckCounts(**dict(zip(KIND_WORDS, numbers, strict=True))) for numbers in itertools.product((0, 1, 2), repeat=5)]
+    assert len({counts.told for counts in every}) == len({counts.shares for counts in every}) == len(every)
+
+
+def test_verdicts_are_told_together():
+    failed, warned, passed = CheckCounts(failed=1), CheckCounts(passed=1, warned=1), CheckCounts(passed=1, accepted=1)
+    assert tell_verdicts([]) == "0 of 0 verdicts passed"
+    assert tell_verdicts([passed, passed]) == "2 of 2 verdicts passed"
+    assert tell_verdicts([failed, warned, warned, passed]) == "3 of 4 verdicts passed, 2 of them with warnings, 1 failed"
+    assert sum_counts([failed, warned, passed]) == CheckCounts(passed=2, warned=1, accepted=1, failed=1)
+
+
+@pytest.mark.parametrize("like_tests", [0, 3])
+def test_a_verdict_that_says_something_else_than_its_checks_is_refused(like_tests: int, tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("evidence")
+    passing = judged("bison data", evidence(like_tests=like_tests), folder, known_test_file())
+    failing = judged("bison data", evidence(stale=1), folder)
+    for verdict in (passing, failing):
+        with pytest.raises(ValidationError, match="it must pass where no check failed or could not be made"):
+            Verdict.model_validate({**verdict.model_dump(), "passes": not verdict.passes})

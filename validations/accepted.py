@@ -1,0 +1,51 @@
+"""What a recipe accepts: warnings of what it prescribes itself, each with its reason. Nothing that stops a phase can be accepted."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import Field
+
+from trainer.config import Frozen
+
+Cell = bool | int | float | str
+
+
+class AcceptedWarning(Frozen):
+    """A warning that is expected, and on which rows of its table.
+
+    It covers the rows whose cells are as `where` says, and no others: another value warns as before.
+
+    Attributes:
+        table: the evidence table that the check judges.
+        check: its name, as verdicts have it, such as `expect_order_to_mix`.
+        where: column → cell. Which columns it must name is the check's to say.
+        phases: where it is expected; None is every phase.
+        reason: why it is, in a sentence.
+        source: where the record says so.
+    """
+
+    table: str
+    check: str
+    where: dict[str, Cell] = Field(min_length=1)
+    phases: tuple[str, ...] | None = Field(min_length=1)
+    reason: str = Field(pattern=r"\S")
+    source: str = Field(pattern=r"\S")
+
+    @property
+    def finding(self) -> tuple[str, str, dict[str, Cell]]:
+        """What it covers, without the reason."""
+        return self.table, self.check, self.where
+
+    @property
+    def words(self) -> str:
+        """What it covers, for people: `expect_order_to_mix where permutation = linear`."""
+        return f"{self.check} where {' and '.join(f'{column} = {cell}' for column, cell in self.where.items())}"
+
+    def covers(self, row: Mapping[str, Any]) -> bool:
+        """Whether the cells of a row are as `where` says."""
+        return all(column in row and bool(row[column] == cell) for column, cell in self.where.items())
+
+
+def accepted_in(phase: str, accepts: Iterable[AcceptedWarning]) -> tuple[AcceptedWarning, ...]:
+    """What is expected in a phase."""
+    return tuple(one for one in accepts if one.phases is None or phase in one.phases)
