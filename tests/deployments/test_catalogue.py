@@ -35,7 +35,7 @@ def test_each_deployment_names_a_flow_that_takes_its_parameters(declared: Declar
 
 
 def test_every_flow_has_a_deployment() -> None:
-    modules = {path.stem for path in (ROOT / "flows").glob("*.py") if "\n@flow" in path.read_text(encoding="utf-8")}
+    modules = {path.stem for path in (ROOT / "flows").glob("*.py") if "\n@door(" in path.read_text(encoding="utf-8")}
     assert {f"flows/{name}.py:{name}" for name in modules} == {declared.entrypoint for declared in DECLARED}
 
 

@@ -16,10 +16,10 @@ from flows.recipes import load_recipe, load_record
 from tasks.data.standins import RECORD_NAME
 from trainer.storage import write_json
 
-COMMANDS = {"run", "show", "lineage", "data prepare", "data verify", "evaluate", "export", "up", "scan", "order", "preflight"}
-WITH_RECIPE = ["run", "show", "lineage", "data prepare", "data verify", "evaluate"]
-WITH_PHASE = ["run", "show", "data prepare", "data verify", "evaluate"]
-WITH_HOME = ["run", "data prepare", "data verify", "evaluate"]
+COMMANDS = {"run", "show", "lineage", "data prepare", "data verify", "evaluate", "export", "up", "scan", "order", "preflight", "status"}
+WITH_RECIPE = ["run", "show", "lineage", "data prepare", "data verify", "evaluate", "status"]
+WITH_PHASE = ["run", "show", "data prepare", "data verify", "evaluate", "status"]
+WITH_HOME = ["run", "data prepare", "data verify", "evaluate", "status"]
 PHASES = ["kestrel", "ocelot", "jellyfish", "phoenix", "starling", "deeper-starling"]
 Run = Callable[..., Result]
 

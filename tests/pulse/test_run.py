@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.pulse.changes import CHANGES, Again, changed, what_must_be_done_again
 from tests.pulse.runs import Finished, Start, complete, kill_when
 from trainer.model.hugging_face import read_folder
 from trainer.state import params_digest
@@ -67,6 +68,27 @@ def test_a_trained_phase_is_exported_bit_for_bit(
     params, _ = read_folder(tmp_path / "out")
     assert params_digest(params) == said["params_digest"] == finished["phases"][1]["params_digest"]
     assert (said["phase"], said["step"]) == ("ocelot", 52)
+
+
+def test_each_change_has_done_again_what_rests_on_it_and_nothing_else(
+    finished: Finished, recipe_file: Path, home: Path, tmp_path: Path
+) -> None:
+    """On copies of the home: that they stand elsewhere changes nothing."""
+    found: dict[str, Again] = {}
+    for number, change in enumerate(CHANGES):
+        with changed(change, home, recipe_file, tmp_path / str(number)) as (copied, recipe):
+            found[change.name] = what_must_be_done_again(copied, recipe)
+    assert found == {change.name: change.again for change in CHANGES}
+
+
+def test_a_home_that_was_moved_is_done_already(finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path: Path) -> None:
+    moved = Path(shutil.copytree(home, tmp_path / "moved"))
+    process = phasewise("run", recipe_file, "--home", moved, "--json")
+    out, err = process.communicate()
+    assert (process.returncode, "everything is done already" in err) == (0, True)
+    summary = json.loads(out)
+    assert digests(summary) == digests(finished)
+    assert summary["phases"][-1]["checkpoint"].startswith(str(moved))
 
 
 def with_limits(recipe_file: Path, path: Path, phase: int, gate: str, **limits: Any) -> Path:
