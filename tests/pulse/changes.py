@@ -47,6 +47,11 @@ def in_both(*path: str, **values: Any) -> Callable[[Raw], None]:
     return edit
 
 
+def in_ocelot(what: str, again: str) -> Again:
+    """One thing, of the second phase."""
+    return {"kestrel": [], "ocelot": [(what, again)]}
+
+
 def add_a_document(home: Path, _patch: pytest.MonkeyPatch) -> None:
     with open(next((home / "sources" / "flan").glob("*.jsonl")), "a") as source:
         source.write('{"text": "One document more."}\n')
@@ -71,36 +76,36 @@ def patched(name: str, value: Any) -> Callable[[Path, pytest.MonkeyPatch], None]
 
 
 EVALUATED: Again = {"kestrel": [("evaluation", "evaluate")], "ocelot": [("evaluation", "evaluate")]}
+TRAINED: Again = {"kestrel": [("training", "train")], "ocelot": [("training", "train")]}
+JUDGED: Again = {name: [(DATA, "judge"), (TRAINING, "judge"), (MODEL, "judge")] for name in ("kestrel", "ocelot")}
+PREPARED: Again = {name: [("caches", "prepare"), (DATA, "judge")] for name in ("kestrel", "ocelot")}
+RETRAINED: Again = {"kestrel": NEW_DATA, "ocelot": NEW_DATA}
 CHANGES = [
     Change("nothing", NOTHING),
     Change("how training is watched", NOTHING, in_both("instrumentation", layer_norms_every=5)),
-    Change("the limit of a gate", {"kestrel": [], "ocelot": [(MODEL, "judge")]}, in_phase(1, "gates", "model", max_increase_bits_per_byte=-9)),
-    Change("a limit of the data", {"kestrel": [], "ocelot": [(DATA, "judge")]}, in_phase(1, "gates", "data", max_epochs=49)),
-    Change("a limit of the training", {"kestrel": [(TRAINING, "judge")], "ocelot": []}, in_phase(0, "gates", "health", spike_window=99)),
-    Change(
-        "the checks",
-        {"kestrel": [(DATA, "judge"), (TRAINING, "judge"), (MODEL, "judge")], "ocelot": [(DATA, "judge"), (TRAINING, "judge"), (MODEL, "judge")]},
-        around=patched("flows.record.version_of", lambda suite: "another"),
-    ),
+    Change("the limit of a gate", in_ocelot(MODEL, "judge"), in_phase(1, "gates", "model", max_increase_bits_per_byte=-9)),
+    Change("a limit of the data", in_ocelot(DATA, "judge"), in_phase(1, "gates", "data", max_epochs=49)),
+    Change("a limit of the training", in_ocelot(TRAINING, "judge"), in_phase(1, "gates", "health", spike_window=99)),
+    Change("the checks", JUDGED, around=patched("flows.record.version_of", lambda suite: "another")),
     Change("the bound of held-out text", EVALUATED, in_both("evaluation", held_out_tokens=777)),
     Change("the code of the evaluation", EVALUATED, around=patched("tasks.evaluation.finished.measuring_code", lambda: "other")),
     Change("the benchmarks", EVALUATED, around=patched("tasks.data.plan.BENCHMARKS_VERSION", "other")),
-    Change("weights under an old name", {"kestrel": [], "ocelot": [("evaluation", "evaluate")]}, around=put_other_weights_there),
-    Change("a setting", {"kestrel": [], "ocelot": [("training", "train")]}, in_phase(1, "stability", max_grad_norm=[[0, 0.5]])),
-    Change("the tokenizer", {"kestrel": NEW_DATA, "ocelot": NEW_DATA}, lambda raw: raw["tokenizer"].update(vocab_size=1000)),
-    Change("a source", {"kestrel": NEW_DATA, "ocelot": NEW_DATA}, around=add_a_document),
-    Change("a cache that is gone", {"kestrel": [("caches", "prepare"), (DATA, "judge")], "ocelot": [("caches", "prepare"), (DATA, "judge")]},
-           around=remove("tokens/flan/train-*")),
-    Change("a verdict that is gone", {"kestrel": [], "ocelot": [(DATA, "judge")]}, around=remove("verdicts/tiny-proxy/ocelot/data.json")),
-]  # fmt: skip
+    Change("weights under an old name", in_ocelot("evaluation", "evaluate"), around=put_other_weights_there),
+    Change("a setting of one phase", in_ocelot("training", "train"), in_phase(1, "checkpoints", every_steps=6)),
+    Change("a setting of both", TRAINED, in_both("stability", max_grad_norm=[[0, 0.5]])),
+    Change("the tokenizer", RETRAINED, lambda raw: raw["tokenizer"].update(vocab_size=1000)),
+    Change("the format of caches", RETRAINED, around=patched("tasks.data.caches.FORMAT_VERSION", 99)),
+    Change("a source", RETRAINED, around=add_a_document),
+    Change("a cache that is gone", PREPARED, around=remove("tokens/flan/train-*")),
+    Change("a verdict that is gone", in_ocelot(DATA, "judge"), around=remove("verdicts/tiny-proxy/ocelot/data.json")),
+]
 
 
 @contextmanager
 def changed(change: Change, home: Path, recipe: Path, place: Path) -> Iterator[tuple[Path, Path]]:
     """A copy of the home, and the recipe, both with the change."""
-    copied = Path(
-        shutil.copytree(home, place / "home", ignore=shutil.ignore_patterns("prefect", "checkpoints", "compilation-cache", "reports"))
-    )
+    not_read = shutil.ignore_patterns("prefect", "checkpoints", "compilation-cache", "reports")
+    copied = Path(shutil.copytree(home, place / "home", ignore=not_read))
     raw = read_json(recipe)
     change.edit(raw)
     write_json(place / "recipe.json", raw)
