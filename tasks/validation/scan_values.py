@@ -1,0 +1,84 @@
+"""The strings of a row as one text: an item whose question and answer stand in fields of their own is whole again."""
+
+from collections.abc import Iterator
+from typing import NamedTuple, cast
+
+import orjson
+
+from tasks.data.formats.findings import FileFault
+from tasks.data.formats.json_values import loads
+from tasks.data.formats.kinds import is_text
+
+TEXT_KEY, ID_KEY = "text", "id"
+PEEK_BYTES = 2**14
+MIN_WORDS_OF_KEY = 4
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class Text(NamedTuple):
+    """A document as it is scanned.
+
+    Attributes:
+        id: its own, if it has one.
+        text: UTF-8.
+        readable: whether it is text; what is not is scanned as it stands, and told.
+    """
+
+    id: str
+    text: bytes
+    readable: bool = True
+
+
+def text_of_line(line: bytes) -> Text:
+    """A line of JSON; one that does not parse, or would take too much memory, as it stands."""
+    try:
+        return text_of_value(loads(line.removeprefix(BYTE_ORDER_MARK)))
+    except (orjson.JSONDecodeError, FileFault):
+        return Text("", as_utf8(line), readable=is_text(line, cut=False))
+
+
+def text_of_value(value: object) -> Text:
+    """A row's own id, and all its strings: the field `text` first, the others in their order, an id that is a text itself last."""
+    if not isinstance(value, dict):
+        return Text("", joined(strings(value)))
+    row = cast("dict[str, object]", value)
+    id, first = row.get(ID_KEY), row.get(TEXT_KEY)
+    rest: dict[str, object] = {name: found for name, found in row.items() if name not in (ID_KEY, TEXT_KEY)}
+    found = [*strings(first), *strings(rest)] if isinstance(first, str) else list(strings(rest | ({TEXT_KEY: first} if first else {})))
+    return Text(*with_id(id, found))
+
+
+def with_id(id: object, found: list[str]) -> tuple[str, bytes]:
+    """The id as a name, and the text, which an id of several words belongs to."""
+    is_name = isinstance(id, str | int) and len(str(id).split()) <= 1
+    if not is_name:
+        found = [*found, *strings(id)]
+    return str(id) if isinstance(id, str | int) else "", joined(found)
+
+
+def joined(found: "Iterator[str] | list[str]") -> bytes:
+    """Strings with line ends between."""
+    return "\n".join(found).encode(errors="replace")
+
+
+def strings(value: object) -> Iterator[str]:
+    """Every string in a value, in order. Keys that are sentences are strings, too: some files have the question for a key."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, each in cast("dict[str, object]", value).items():
+            if key.count(" ") + 1 >= MIN_WORDS_OF_KEY:
+                yield key
+            yield from strings(each)
+    elif isinstance(value, list):
+        for each in cast("list[object]", value):
+            yield from strings(each)
+
+
+def as_utf8(raw: bytes) -> bytes:
+    """The bytes, with the mark for what cannot be read in place of what is not UTF-8."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return raw.decode(errors="replace").encode()
+    return raw
