@@ -26,10 +26,12 @@ from tasks.data.formats import (
     json_values,
     kinds,
     packings,
+    parquet_footer,
     parquet_pages,
     plain,
     streams,
     tables,
+    thrift,
 )
 from tasks.data.formats.archives import MAX_LAYERS, members
 from tasks.data.formats.findings import Fault, FileFault, Finding, LeftOut, Reason, Record, sample_of
@@ -84,14 +86,18 @@ def _layer(source: Source, piece: Piece, file: WatchedFile, *, layer: Recognised
     if kind.nature == "packed":
         yield from _layer(source, piece, file, layer=recognise(unpack(file, stream, kind.name)), depth=depth + 1)
     elif kind.nature == "archive":
+        is_empty = True
         for member in members(kind.name, file, stream):
             if member.no_text:
                 continue
+            is_empty = False
             try:
                 findings = _layer(source, piece, file, layer=recognise(member.open()), depth=depth + 1)
                 yield from (_inside(member.name, finding) for finding in findings)
             except DAMAGE as error:
                 yield _fault_of(piece, file, error, member.name)
+        if is_empty:
+            raise FileFault("empty file", f"the {kind.name} has no file")
     else:
         yield from _findings(source, piece, file, layer=layer, is_whole=depth > 0)
 
@@ -152,7 +158,20 @@ def _check_size(piece: Piece, lines: BufferedReader) -> None:
     lines.seek(0)
 
 
-_FORMATS = (archives, arrow_messages, expansion, fields, findings, json_lines, json_values, kinds, packings, parquet_pages, plain)
-_MODULES = (sys.modules[__name__], filters, *_FORMATS, streams, tables)
+_FORMATS = (
+    archives,
+    arrow_messages,
+    expansion,
+    fields,
+    findings,
+    json_lines,
+    json_values,
+    kinds,
+    packings,
+    parquet_footer,
+    parquet_pages,
+    plain,
+)
+_MODULES = (sys.modules[__name__], filters, *_FORMATS, streams, tables, thrift)
 READER = f"documents-2+{code_digest(*_MODULES)}+unicode-{unicodedata.unidata_version}"
 """Version of the code that turns files into documents, and of the Unicode tables by which filters tell letters from digits."""

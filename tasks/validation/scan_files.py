@@ -110,9 +110,12 @@ class Reading:
         elif kind.nature == "packed":
             yield from self._documents(file, name, recognise(unpack(file, stream, kind.name)), depth + 1)
         elif kind.nature in ("archive", "warc"):
-            inside = members(kind.name, file, stream) if kind.nature == "archive" else warc_records(file, stream)
-            for member in inside:
+            is_empty = True
+            for member in members(kind.name, file, stream) if kind.nature == "archive" else warc_records(file, stream):
+                is_empty = False
                 yield from self._member(file, name, member, depth + 1)
+            if is_empty:
+                raise NoText(f"the {kind.name} has no file in it")
         else:
             yield from self._leaf(file, name, kind, stream)
 

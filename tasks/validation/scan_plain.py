@@ -55,9 +55,9 @@ def read_lines(stream: io.BufferedReader, start: int = 0, stop: int | None = Non
 
 def read_json(stream: io.BufferedReader) -> Iterator[Text]:
     """A list's elements, else one value, else lines, else a text: files that are called .json are any of these."""
-    content = stream.read(MAX_JSON_BYTES + 1)
-    rest = _Joined(content, stream)
-    if len(content) <= MAX_JSON_BYTES:
+    content, failure = _read_up_to(stream, MAX_JSON_BYTES + 1)
+    rest = _Joined(content, stream, failure)
+    if len(content) <= MAX_JSON_BYTES and not failure:
         try:
             value = loads(content.removeprefix(BYTE_ORDER_MARK))
         except (orjson.JSONDecodeError, FileFault):
@@ -74,14 +74,31 @@ def read_json(stream: io.BufferedReader) -> Iterator[Text]:
 
 def read_text(stream: io.BufferedReader) -> Iterator[Text]:
     """A text as one document; one too long to be held is cut at line ends, and the pieces are neighbours."""
-    rest = b""
-    while chunk := stream.read(MAX_DOCUMENT_BYTES - len(rest)):
+    rest, failure = b"", None
+    while not failure:
+        chunk, failure = _read_up_to(stream, MAX_DOCUMENT_BYTES - len(rest))
+        if not chunk:
+            break
         content = rest + chunk
         cut = content.rfind(b"\n") + 1 if len(content) == MAX_DOCUMENT_BYTES else 0
         content, rest = (content[:cut], content[cut:]) if cut else (content, b"")
         yield Text("", as_utf8(content), readable=is_text(content, cut=True))
     if rest:
         yield Text("", as_utf8(rest), readable=is_text(rest, cut=False))
+    if failure:
+        raise failure
+
+
+def _read_up_to(stream: io.BufferedReader, size: int) -> tuple[bytes, Exception | None]:
+    """So many bytes, or those before the end, or before what fails: a text that is cut off is scanned up to there."""
+    chunks: list[bytes] = []
+    try:
+        while size and (chunk := stream.read1(min(size, SKIP_BYTES))):
+            chunks.append(chunk)
+            size -= len(chunk)
+    except Exception as error:  # it is raised again behind what was read
+        return b"".join(chunks), error
+    return b"".join(chunks), None
 
 
 class Transcoded(io.RawIOBase):
@@ -110,11 +127,12 @@ class Transcoded(io.RawIOBase):
 
 
 class _Joined(io.RawIOBase):
-    """What was read of a stream, and the rest of it."""
+    """What was read of a stream, and the rest of it, or what failed there."""
 
-    def __init__(self, start: bytes, stream: io.BufferedReader):
+    def __init__(self, start: bytes, stream: io.BufferedReader, failure: Exception | None):
         self._start: memoryview | None = memoryview(start)
         self._stream = stream
+        self._failure = failure
 
     def readable(self) -> bool:
         return True
@@ -126,6 +144,8 @@ class _Joined(io.RawIOBase):
             into[:count] = self._start[:count]
             self._start = self._start[count:] or None
             return count
+        if self._failure:
+            raise self._failure
         chunk = self._stream.read1(len(into))
         into[: len(chunk)] = chunk
         return len(chunk)

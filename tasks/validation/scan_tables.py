@@ -11,11 +11,12 @@ from tasks.data.formats.arrow_messages import FILE_START, NO_MORE, check_next_ba
 from tasks.data.formats.expansion import check_expansion
 from tasks.data.formats.findings import FileFault
 from tasks.data.formats.kinds import PARQUET_MAGIC
+from tasks.data.formats.parquet_footer import RowGroup, read_footer
 from tasks.data.formats.parquet_pages import check_pages
 from tasks.data.formats.streams import BUFFER_BYTES
-from tasks.data.formats.tables import BATCH_BYTES, DELTAS, MAX_HELD_BYTES, is_index, size_between
+from tasks.data.formats.tables import BATCH_BYTES, MAX_HELD_BYTES, is_index, rows_of_deltas, size_between
 from tasks.validation.scan_columns import Strings, may_hold_text, strings_of
-from tasks.validation.scan_values import ID_KEY, TEXT_KEY, Text, with_id
+from tasks.validation.scan_values import ID_KEY, TEXT_KEY, Text, texts_of
 
 MAX_BATCH_ROWS = 256
 VALUE_BYTES = 16  # of an entry of a list: an index, its validity, its place
@@ -37,9 +38,11 @@ def parquet_texts(file: io.BufferedReader) -> Iterator[Text]:
         NoText: no column may hold any.
     """
     size = size_between(file, PARQUET_MAGIC, 8)
+    footer = read_footer(file, size)
     table = pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False)
     columns = _columns_of(table.schema_arrow)
-    groups = [_TextChunks(table, number, columns) for number in range(table.num_row_groups)]
+    wanted = set(columns) if _are_distinct(table.schema_arrow.names) else None  # without distinct names all columns are read
+    groups = [_TextChunks(group, wanted) for group in footer]
     check_expansion(sum(group.claimed_bytes for group in groups), size)
     readers: dict[frozenset[str], Any] = {frozenset(): table}
     unpacked_bytes = 0
@@ -51,7 +54,7 @@ def parquet_texts(file: io.BufferedReader) -> Iterator[Text]:
         if group.indices not in readers:
             readers[group.indices] = _reader_of_indices(file, table, group.indices)
         batches = readers[group.indices].iter_batches(
-            group.batch_rows(held_bytes), row_groups=[number], columns=columns if _are_distinct(table) else None, use_threads=False
+            group.batch_rows(held_bytes), row_groups=[number], columns=columns if wanted else None, use_threads=False
         )
         for batch in batches:
             yield from texts.of_batch(batch)
@@ -87,9 +90,8 @@ def _columns_of(schema: pa.Schema) -> list[str]:
     return columns
 
 
-def _are_distinct(table: Any) -> bool:
+def _are_distinct(names: Sequence[str]) -> bool:
     """Whether columns can be asked for by name."""
-    names = table.schema_arrow.names
     return len(set(names)) == len(names) and not any("." in name for name in names)
 
 
@@ -107,22 +109,19 @@ class _TextChunks:
         indices: the paths of those whose values are, or may be, no more than indices.
     """
 
-    def __init__(self, table: Any, number: int, columns: Sequence[str]):
-        group = table.metadata.row_group(number)
-        wanted = set(columns)
-        every = map(group.column, range(group.num_columns))
-        self._rows: int = group.num_rows
-        self.chunks = [chunk for chunk in every if not _are_distinct(table) or chunk.path_in_schema.split(".")[0] in wanted]
-        of_text = [chunk for chunk in self.chunks if chunk.physical_type == "BYTE_ARRAY"]
-        self.indices = frozenset(chunk.path_in_schema for chunk in of_text if is_index(chunk))
+    def __init__(self, group: RowGroup, wanted: set[str] | None):
+        self._rows = group.num_rows
+        self.chunks = [chunk for chunk in group.chunks if wanted is None or chunk.path.split(".")[0] in wanted]
+        of_text = [chunk for chunk in self.chunks if chunk.is_text]
+        self.indices = frozenset(chunk.path for chunk in of_text if is_index(chunk))
         entries = sum(VALUE_BYTES * chunk.num_values for chunk in self.chunks if chunk.num_values > self._rows)
-        self.claimed_bytes: int = sum(max(0, chunk.total_uncompressed_size) for chunk in self.chunks) + entries
-        self._deltas = any(DELTAS in chunk.encodings for chunk in of_text)
+        self.claimed_bytes: int = sum(chunk.unpacked_bytes for chunk in self.chunks) + entries
+        self._deltas = any(chunk.has_deltas for chunk in of_text)
 
     def batch_rows(self, held_bytes: int) -> int:
         """How many rows are read at a time."""
         rows = _batch_rows(self.claimed_bytes, self._rows)
-        return max(1, min(rows, MAX_HELD_BYTES // max(1, held_bytes))) if self._deltas else rows
+        return rows_of_deltas(rows, held_bytes) if self._deltas else rows
 
 
 class _Texts:
@@ -141,10 +140,10 @@ class _Texts:
         order += [place for place in range(len(names)) if place not in (text, id)]
         columns = [strings_of(batch.column(place)) for place in order]
         for row, own_id in enumerate(ids):
-            name, content = with_id(own_id, [one for column in columns for one in column[row]])
-            self._text_bytes += len(content)
+            found = [one for column in columns for one in column[row]]
+            self._text_bytes += sum(map(len, found))
             check_expansion(self._text_bytes, self._file_bytes)
-            yield Text(name, content)
+            yield from texts_of(own_id, found)
 
 
 def _ids(column: Any) -> list[Any]:

@@ -1,6 +1,7 @@
 """The strings of a row as one text: an item whose question and answer stand in fields of their own is whole again."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, cast
 
 import orjson
@@ -12,6 +13,7 @@ from tasks.data.formats.kinds import is_text
 TEXT_KEY, ID_KEY = "text", "id"
 PEEK_BYTES = 2**14
 MIN_WORDS_OF_KEY = 4
+MAX_TEXT_CHARACTERS = 2**24  # of a row: with four bytes each 64 MiB
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -45,18 +47,33 @@ def text_of_value(value: object) -> Text:
     id, first = row.get(ID_KEY), row.get(TEXT_KEY)
     rest: dict[str, object] = {name: found for name, found in row.items() if name not in (ID_KEY, TEXT_KEY)}
     found = [*strings(first), *strings(rest)] if isinstance(first, str) else list(strings(rest | ({TEXT_KEY: first} if first else {})))
-    return Text(*with_id(id, found))
+    return next(texts_of(id, found, max_characters=sys.maxsize))
 
 
-def with_id(id: object, found: list[str]) -> tuple[str, bytes]:
-    """The id as a name, and the text, which an id of several words belongs to."""
+def texts_of(id: object, found: list[str], *, max_characters: int = MAX_TEXT_CHARACTERS) -> Iterator[Text]:
+    """The id as a name, and the text, which an id of several words belongs to. A text too long to be held comes in pieces."""
     is_name = isinstance(id, str | int) and len(str(id).split()) <= 1
     if not is_name:
         found = [*found, *strings(id)]
-    return str(id) if isinstance(id, str | int) else "", joined(found)
+    name = str(id) if isinstance(id, str | int) else ""
+    if sum(map(len, found)) <= max_characters:
+        yield Text(name, joined(found))
+        return
+    held: list[str] = []
+    for part in _parts(found):
+        if held and sum(map(len, held)) + len(part) > max_characters:
+            yield Text(name, joined(held))
+            held = []
+        held.append(part)
+    yield Text(name, joined(held))
 
 
-def joined(found: "Iterator[str] | list[str]") -> bytes:
+def _parts(found: list[str]) -> Iterator[str]:
+    for one in found:
+        yield from (one[start : start + MAX_TEXT_CHARACTERS] for start in range(0, len(one), MAX_TEXT_CHARACTERS))
+
+
+def joined(found: Iterable[str]) -> bytes:
     """Strings with line ends between."""
     return "\n".join(found).encode(errors="replace")
 

@@ -242,4 +242,5 @@ class _Stretch:
         """Pass over what nobody has read."""
         while self._left:
             self.read(2**18)
-        self._stream.read(self._padding)
+        if len(self._stream.read(self._padding)) < self._padding:
+            raise FileFault("truncated", "the file ends behind a member and before the next block")

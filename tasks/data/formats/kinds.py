@@ -74,7 +74,7 @@ _STARTS: Sequence[tuple[bytes, Kind]] = (
 )
 _PATTERNS = [(re.compile(pattern, re.DOTALL), kind) for pattern, kind in _STARTS]
 _TEXT_CONTROLS = b"\t\n\v\f\r\x08\x1b"
-_CONTROLS = bytes(code for code in (*range(32), 127) if code not in _TEXT_CONTROLS)
+_CONTROLS = bytes(code for code in range(32) if code not in _TEXT_CONTROLS)
 TEXT = Kind("text", "text")
 UNKNOWN = Kind("unknown", "neither text nor anything else that is known")
 
@@ -94,7 +94,7 @@ def kind_of(start: bytes) -> Kind:
         return Kind("arrow", "an Arrow stream")
     if encoding := _wide_encoding(start):
         return Kind("wide text", encoding)
-    return TEXT if is_text(start, cut=len(start) >= SNIFF_BYTES) else UNKNOWN
+    return TEXT if is_text(start, cut=len(start) >= SNIFF_BYTES) or _begins_with_a_line_of_json(start) else UNKNOWN
 
 
 def is_text(raw: bytes, *, cut: bool) -> bool:
@@ -109,6 +109,12 @@ def is_text(raw: bytes, *, cut: bool) -> bool:
     except UnicodeDecodeError as error:
         return cut and error.start >= len(raw) - 6
     return True
+
+
+def _begins_with_a_line_of_json(start: bytes) -> bool:
+    """Whether what looks damaged is so behind a first line that looks like JSON: then it is JSON lines, some of them damaged."""
+    line, end, _ = start.removeprefix(b"\xef\xbb\xbf").partition(b"\n")
+    return bool(end) and line[:1] in (b"{", b"[") and line.rstrip()[-1:] in (b"}", b"]") and is_text(line, cut=False)
 
 
 def _behind_skippable_frames(start: bytes) -> Kind:

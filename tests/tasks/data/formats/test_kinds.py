@@ -84,6 +84,8 @@ SKIPPABLE = b"\x5a\x2a\x4d\x18\3\0\0\0abc"
         (b"PARE" + bytes(50), "unknown", "an encrypted Parquet file"),
         (b"BM is a shop, BZh a word, PK another one and PARIS a town", "text", None),
         (bytes(range(256)), "unknown", None),
+        (b'{"a": 1}\n' + bytes(range(256)), "text", None),
+        (b'{"a": 1}' + bytes(range(256)), "unknown", None),
         (b"a form feed\fand \x1b[1mcolours\x1b[0m", "text", None),
         (b"one stray \0 in a long line of words" * 20, "unknown", None),
         (b"one stray \0 in a long line of words" + b" and more of them" * 20, "text", None),
