@@ -51,7 +51,8 @@ def read_as_source(path: Path, file_format: str) -> tuple[Outcome, str]:
     from tasks.data.source import Source
     from trainer.errors import DataError
 
-    source = Source.model_validate({"url": str(path.parent), "include": (path.name,), "format": file_format})
+    text_key = _text_key(path, file_format)
+    source = Source.model_validate({"url": str(path.parent), "include": (path.name,), "format": file_format, "text_key": text_key})
     records, faults = 0, list[Fault]()
     try:
         listing = fingerprint(source)
@@ -67,6 +68,27 @@ def read_as_source(path: Path, file_format: str) -> tuple[Outcome, str]:
     if any(fault.reason == "other format" for fault in faults):
         return "refused", faults[-1].sample
     return ("quarantined", f"{faults[-1].reason}: {faults[-1].sample}") if faults else ("read", f"{records} documents")
+
+
+def _text_key(path: Path, file_format: str) -> str:
+    """A column that holds text, if the file says that it has one: a column that is not there is refused before anything is read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from tasks.data.formats.archives import DAMAGE
+
+    try:
+        if file_format == "parquet":
+            schema = pq.read_schema(path)
+        elif file_format == "arrow":
+            schema = (pa.ipc.open_file if path.read_bytes()[:6] == b"ARROW1" else pa.ipc.open_stream)(path.read_bytes()).schema
+        else:
+            return "text"
+    except (OSError, pa.ArrowException, *DAMAGE):
+        return "text"
+    is_text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary, pa.types.is_string_view)
+    names = [column.name for column in schema if any(is_kind(column.type) for is_kind in is_text)]
+    return "text" if "text" in schema.names or not names else names[0]
 
 
 def read_as_scan(path: Path, index: Path) -> tuple[Outcome, str]:

@@ -221,6 +221,7 @@ def _bombs(mib: int) -> dict[str, bytes]:
         "bomb.json": b"[" + b"[]," * (mib * MIB // 24) + b"0]",
         "bomb.jsonl": b'{"text": [' + b"{}," * (mib * MIB // 24) + b"0]}\n",
         "deep.json": b"[" * 10**6,
+        "nested.json": b"[" * 1000 + b'"words"' + b"]" * 1000,
         "one line.json": b'["' + b"word " * (mib * MIB // 20) + b'"]',
         "indices.parquet": parquet(flat),
         "lists of indices.parquet": parquet(pa.table({"text": lists})),

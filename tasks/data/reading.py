@@ -47,7 +47,7 @@ from trainer.errors import ConfigError, DataError
 __all__ = ["PIECE_BYTES", "READER", "Fault", "Finding", "LeftOut", "Reason", "Record", "pieces_of", "read_piece"]
 
 PIECE_BYTES = 256 * 2**20
-DAMAGE = (FileFault, OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError, pa.ArrowException)
+DAMAGE = (FileFault, OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError, pa.ArrowException, OverflowError, RecursionError)
 
 
 def pieces_of(source: Source, files: Iterable[SourceFile]) -> tuple[Piece, ...]:

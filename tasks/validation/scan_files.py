@@ -26,7 +26,7 @@ from tasks.validation.scan_warc import warc_records
 from trainer.errors import DataError
 from validations.evidence.leakage.scan import Document
 
-DAMAGE = (FileFault, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, pa.ArrowException)
+DAMAGE = (FileFault, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, pa.ArrowException, OverflowError, RecursionError)
 INSIDE = "!/"
 MAX_UNREAD = 1000
 LINE_ENDINGS = (".jsonl", ".ndjson", ".jsonlines")

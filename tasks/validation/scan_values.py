@@ -79,17 +79,23 @@ def joined(found: Iterable[str]) -> bytes:
 
 
 def strings(value: object) -> Iterator[str]:
-    """Every string in a value, in order. Keys that are sentences are strings, too: some files have the question for a key."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, each in cast("dict[str, object]", value).items():
-            if key.count(" ") + 1 >= MIN_WORDS_OF_KEY:
-                yield key
-            yield from strings(each)
-    elif isinstance(value, list):
-        for each in cast("list[object]", value):
-            yield from strings(each)
+    """Every string in a value, in order. Keys that are sentences are strings, too: some files have the question for a key.
+
+    A stack of our own: JSON may be nested more deeply than Python calls itself.
+    """
+    waiting: list[object] = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            row = cast("dict[str, object]", value)
+            for key in reversed(row):
+                waiting.append(row[key])
+                if key.count(" ") + 1 >= MIN_WORDS_OF_KEY:
+                    waiting.append(key)
+        elif isinstance(value, list):
+            waiting.extend(reversed(cast("list[object]", value)))
 
 
 def as_utf8(raw: bytes) -> bytes:

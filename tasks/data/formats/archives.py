@@ -27,7 +27,7 @@ FOLDER, FILES = (tarfile.DIRTYPE,), (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.
 LONG_NAME, LONG_LINK, PAX, PAX_FOR_ALL = tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE
 LINKS = (tarfile.LNKTYPE, tarfile.SYMTYPE)
 DEVICES = (tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)
-DAMAGE = (zipfile.BadZipFile, tarfile.HeaderError, struct.error, NotImplementedError, RuntimeError, UnicodeError, zlib.error, OverflowError)
+DAMAGE = (zipfile.BadZipFile, tarfile.HeaderError, struct.error, NotImplementedError, RuntimeError, ValueError, zlib.error, OverflowError)
 
 
 class Member(NamedTuple):

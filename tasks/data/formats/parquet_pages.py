@@ -49,6 +49,8 @@ def pages_of(file: io.BufferedReader, chunk: Chunk) -> Iterator[Page]:
         FileFault: a head is none.
     """
     at, end = chunk.start, chunk.start + chunk.packed_bytes
+    if chunk.num_values and end > (size := file.seek(0, io.SEEK_END)):
+        raise FileFault("truncated", f"the column {chunk.path} ends at byte {end} of a file of {size}")
     while at < end and chunk.num_values:
         head_bytes, page = _head(file, at)
         yield page

@@ -17,7 +17,7 @@ from tasks.validation import scan_files
 from tasks.validation.scan_files import FilePiece, Reading, Unread
 from tests.hostile_makers import arrow, good_files, lines, lz4, parquet, rows, tar, warc, zipped
 
-TEXT = rows()[0]["text"]
+TEXT: str = rows()[0]["text"]
 JSON_LINES = lines()
 
 

@@ -12,6 +12,7 @@ from tasks.data.formats import parquet_footer
 from tasks.data.formats.findings import FileFault
 from tasks.data.formats.parquet_footer import read_footer
 from tasks.data.formats.parquet_pages import check_pages, pages_of
+from tasks.data.formats.tables import DELTA_BATCH_BYTES, rows_of_deltas
 from tasks.data.formats.thrift import read_struct
 from tests.hostile_makers import parquet, table
 
@@ -126,6 +127,20 @@ def test_any_bytes_end_as_a_struct_or_as_a_refusal():
         except (IndexError, ValueError):
             refused += 1
     assert 0 < refused < 2000
+
+
+def test_a_column_that_ends_behind_the_file_is_refused():
+    content = footer(GOOD_COLUMN)
+    ((chunk,),) = [group.chunks for group in read_footer(stream(content), len(content))]
+    for far in (chunk._replace(packed_bytes=2**63 - 1), chunk._replace(start=2**63 - 1)):
+        with pytest.raises(FileFault, match="ends at byte"):
+            check_pages(stream(content), [far], max_held_bytes=1)
+
+
+def test_where_a_page_may_hold_the_longest_value_in_each_row_few_are_read_at_once():
+    assert rows_of_deltas(64, DELTA_BATCH_BYTES) == 1
+    assert rows_of_deltas(64, DELTA_BATCH_BYTES // 10) == 10
+    assert rows_of_deltas(64, 0) == 64
 
 
 def test_the_largest_footer_is_a_limit(monkeypatch: pytest.MonkeyPatch):
