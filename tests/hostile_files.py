@@ -75,20 +75,18 @@ def _text_key(path: Path, file_format: str) -> str:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from tasks.data.formats.archives import DAMAGE
-
+    is_text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary, pa.types.is_string_view)
+    if file_format not in ("parquet", "arrow") or not path.is_file():
+        return "text"
     try:
         if file_format == "parquet":
             schema = pq.read_schema(path)
-        elif file_format == "arrow":
-            schema = (pa.ipc.open_file if path.read_bytes()[:6] == b"ARROW1" else pa.ipc.open_stream)(path.read_bytes()).schema
         else:
-            return "text"
-    except (OSError, pa.ArrowException, *DAMAGE):
+            schema = (pa.ipc.open_file if path.read_bytes()[:6] == b"ARROW1" else pa.ipc.open_stream)(path.read_bytes()).schema
+        names = [column.name for column in schema if any(is_kind(column.type) for is_kind in is_text)]
+    except (OSError, ValueError, pa.ArrowException):
         return "text"
-    is_text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary, pa.types.is_string_view)
-    names = [column.name for column in schema if any(is_kind(column.type) for is_kind in is_text)]
-    return "text" if "text" in schema.names or not names else names[0]
+    return "text" if "text" in names or not names else names[0]
 
 
 def read_as_scan(path: Path, index: Path) -> tuple[Outcome, str]:

@@ -68,10 +68,11 @@ def _decoded(value: bytes) -> Strings:
 
 
 def _of_dictionary(column: Any) -> list[Strings]:
-    """Values of a dictionary are not unrolled: rows share them."""
-    values = strings_of(column.dictionary)
-    indices = pa.DictionaryArray.from_arrays(column.indices, pa.nulls(len(values)), safe=True).indices  # checked against the values
-    return [NONE if index is None else values[index] for index in indices.to_pylist()]
+    """Values of a dictionary are not unrolled: rows share them. Those that no row has are not looked at, for every batch has them all."""
+    checked = pa.DictionaryArray.from_arrays(column.indices, pa.nulls(len(column.dictionary)), safe=True).indices
+    used = checked.unique().drop_null()
+    values = dict(zip(used.to_pylist(), strings_of(column.dictionary.take(used)), strict=True))
+    return [NONE if index is None else values[index] for index in checked.to_pylist()]
 
 
 def _of_list(column: Any) -> list[Strings]:

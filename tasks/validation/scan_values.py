@@ -44,10 +44,18 @@ def text_of_value(value: object) -> Text:
     if not isinstance(value, dict):
         return Text("", joined(strings(value)))
     row = cast("dict[str, object]", value)
-    id, first = row.get(ID_KEY), row.get(TEXT_KEY)
-    rest: dict[str, object] = {name: found for name, found in row.items() if name not in (ID_KEY, TEXT_KEY)}
-    found = [*strings(first), *strings(rest)] if isinstance(first, str) else list(strings(rest | ({TEXT_KEY: first} if first else {})))
-    return next(texts_of(id, found, max_characters=sys.maxsize))
+    first = row.get(TEXT_KEY)
+    found = [first] if isinstance(first, str) else []
+    for name, each in row.items():
+        if name == ID_KEY or (name == TEXT_KEY and found and found[0] is each):
+            continue
+        if " " in name and _is_sentence(name):
+            found.append(name)
+        if isinstance(each, str):
+            found.append(each)
+        else:
+            found.extend(strings(each))
+    return next(texts_of(row.get(ID_KEY), found, max_characters=sys.maxsize))
 
 
 def texts_of(id: object, found: list[str], *, max_characters: int = MAX_TEXT_CHARACTERS) -> Iterator[Text]:
@@ -92,10 +100,14 @@ def strings(value: object) -> Iterator[str]:
             row = cast("dict[str, object]", value)
             for key in reversed(row):
                 waiting.append(row[key])
-                if key.count(" ") + 1 >= MIN_WORDS_OF_KEY:
+                if _is_sentence(key):
                     waiting.append(key)
         elif isinstance(value, list):
             waiting.extend(reversed(cast("list[object]", value)))
+
+
+def _is_sentence(key: str) -> bool:
+    return key.count(" ") + 1 >= MIN_WORDS_OF_KEY
 
 
 def as_utf8(raw: bytes) -> bytes:

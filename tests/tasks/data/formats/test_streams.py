@@ -8,6 +8,7 @@ import random
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pyarrow as pa
@@ -165,6 +166,31 @@ def test_what_the_file_system_fails_with_is_kept():
             unpacked(file).read()
         assert isinstance(file.failure, ConnectionResetError)
         assert 0 < file.taken_bytes < 3 * len(CONTENT)
+
+
+class Cut(io.RawIOBase):
+    """Some bytes, a failure, and then nothing, as if it were the end."""
+
+    def __init__(self):
+        self.reads = iter((b"a few words", FileFault("truncated", "it ends here"), b""))
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        found = next(self.reads)
+        if isinstance(found, FileFault):
+            raise found
+        buffer[: len(found)] = found
+        return len(found)
+
+
+def test_what_fails_behind_the_first_bytes_fails_there_and_they_stand():
+    kind, stream = recognise(Cut())
+    assert kind.nature == "text"
+    assert stream.read(11) == b"a few words"
+    with pytest.raises(FileFault, match="it ends here"):
+        stream.read()
 
 
 def test_a_missing_file_is_refused_with_what_to_do(tmp_path: Path):
