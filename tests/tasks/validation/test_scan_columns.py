@@ -9,7 +9,12 @@ import pytest
 
 from tasks.validation.scan_columns import may_hold_text, strings_of
 
+OFFSETS: Any = pa.array([0, 1, 2, 3], pa.int32())
+SECOND = pa.array([False, True, False])
+ABC: Any = pa.array(["a", "b", "c"])
 COLUMNS: list[Any] = [
+    pa.ListArray.from_arrays(OFFSETS, ABC, mask=SECOND),  # what is null may have values all the same
+    pa.MapArray.from_arrays(OFFSETS, ABC, ABC, mask=SECOND),
     pa.array(["a", None, "b\0c"]),
     pa.array(["a", None, "b"], pa.large_string()),
     pa.array(["a", None, "b" * 40], pa.string_view()),
