@@ -100,6 +100,16 @@ def test_a_damaged_member_costs_no_other(tmp_path: Path):
         assert [(one.file, one.is_fault) for one in unread] == [("x!/a", True), ("x!/b.pdf", True)]
 
 
+@pytest.mark.parametrize("content", [b"Words, " * 2000, JSON_LINES, json.dumps(rows()).encode()])
+def test_what_stands_before_a_cut_is_scanned(tmp_path: Path, content: bytes):
+    found, unread = read(tar({"m": content})[: 512 + len(content) - 100], tmp_path)
+    together = found["x!/m"]
+    assert together.startswith(("Words, ", TEXT, "["))
+    assert len(together) > len(content) // 3
+    assert unread
+    assert all("the file ends" in one.reason and one.is_fault for one in unread)
+
+
 def test_what_is_excluded_is_told_with_its_glob_and_not_opened(tmp_path: Path):
     members = {"a/b.pdf": b"%PDF-1.4", "c.jsonl": JSON_LINES, "d.zip": zipped({"e.pdf": b"%PDF-1.4"})}
     found, unread = read(tar(members), tmp_path, exclude=("*.png", "*.pdf"))
