@@ -138,6 +138,7 @@ def test_a_bomb_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (
             gzip.compress(json.dumps(many).encode()),
             parquet(pa.Table.from_pylist(many), compression="zstd", use_dictionary=False),
+            parquet(pa.table({"repeated": pa.array(["all the same " * 99] * 9000).dictionary_encode()})),
             parquet(pa.table({"lists": pa.array([[word["words"] for word in many]])}), compression="zstd"),
             zipped({str(number): gzip.compress(b"word " * 13_000) for number in range(50)}),
         )

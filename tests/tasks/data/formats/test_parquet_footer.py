@@ -110,6 +110,12 @@ def test_what_is_encrypted_or_makes_no_sense_is_refused(content: bytes, reason: 
     assert fault.value.reason == reason
 
 
+def test_numbers_have_signs_and_bytes_have_an_end():
+    assert read_struct(b"\x15\x01\x16\x02\x00")[0] == {1: -1, 2: 1}
+    with pytest.raises(IndexError):
+        read_struct(b"\x18\x05abc\x00")
+
+
 def test_any_bytes_end_as_a_struct_or_as_a_refusal():
     rng = Random(0)
     whole = parquet(table())
