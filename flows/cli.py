@@ -165,11 +165,20 @@ def verify(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
     "--min-score", type=click.FloatRange(0, 1, min_open=True), default=0.7, show_default=True, help="Share of a part that counts."
 )
 @click.option("--tokenizer", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Of token caches outside a home.")
+@click.option(
+    "--exclude", multiple=True, metavar="GLOB", help="Files, or members of archives (a.zip!/b.pdf), not to be scanned; may be repeated."
+)
 @click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Processes [default: one, or as many as cores where it pays].")
 @home_option
 @json_option
 def scan(paths: tuple[str, ...], benchmarks: str, as_json: bool, **options: Any) -> None:
-    """Look for benchmark items in files, folders and token caches. Exit 1 where there are any."""
+    """Look for benchmark items in files, folders and token caches.
+
+    Read, whatever their names: JSON lines, JSON, text, Parquet, Arrow, WARC, packed by gzip, zstd, xz, bzip2 or lz4, and in zip and tar.
+    Listed: what holds no text (images, sounds, arrays, tables of numbers), hidden files, what --exclude takes out.
+
+    Exit 1 where an item is found, or where anything else was not read to its end.
+    """
     from flows.commands.scan import ScanOptions, passes, print_report, scan_paths
 
     report = scan_paths(paths, benchmarks, ScanOptions(**options))

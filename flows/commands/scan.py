@@ -16,6 +16,7 @@ from flows.terminal import shown_on_terminal
 from tasks.home import Home
 from tasks.progress import say
 from tasks.validation.index_store import index_of_folder, index_store, open_index
+from tasks.validation.scan_files import Unread
 from tasks.validation.scan_paths import select
 from tasks.validation.scan_pieces import Scanned, scan_pieces
 from trainer.errors import ConfigError, DataError, PhasewiseError
@@ -29,12 +30,18 @@ HIT_FIELDS = ("file", "document", "id", "benchmark", "item", "part", "score", "s
 
 @dataclass(frozen=True)
 class ScanOptions:
-    """How to scan. `home` has the tokenizers of caches that lie elsewhere, and keeps the index; None takes the user's cache folder."""
+    """How to scan.
+
+    Attributes:
+        exclude: globs over the names of files and of members of archives.
+        home: has the tokenizers of caches that lie elsewhere, and keeps the index; None takes the user's cache folder.
+    """
 
     min_score: float
     tokenizer: str | None
     workers: int | None
     home: str | None
+    exclude: tuple[str, ...] = ()
 
 
 def scan_paths(paths: tuple[str, ...], benchmarks: str, options: ScanOptions) -> dict[str, Any]:
@@ -48,7 +55,8 @@ def scan_paths(paths: tuple[str, ...], benchmarks: str, options: ScanOptions) ->
     home = Home.open(given) if given else None
     with shown_on_terminal():
         homes = (home.root,) if home else ()
-        selection = select(paths, tokenizer=Path(options.tokenizer) if options.tokenizer else None, homes=homes)
+        tokenizer = Path(options.tokenizer) if options.tokenizer else None
+        selection = select(paths, tokenizer=tokenizer, homes=homes, exclude=options.exclude)
         names = names_like_tests(selection.names)
         if names:
             more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
@@ -59,9 +67,13 @@ def scan_paths(paths: tuple[str, ...], benchmarks: str, options: ScanOptions) ->
         indexed = time.perf_counter()
         limits = LeakageLimits(min_words=MIN_WORDS, min_score=options.min_score, min_copy_share=0.8, max_items=0)
         scanned = scan_pieces(selection.pieces, index, limits, workers=options.workers)
+        unread = [*selection.unread, *scanned.unread]
+        excluded = {glob: sum(found.excluded_by == glob for found in unread) for glob in options.exclude}
+        for glob in (glob for glob, count in excluded.items() if not count):
+            say(f"--exclude {glob} took nothing out")
     documents = sum(scan.documents for scan in scanned.scans.values())
     if not documents:
-        raise _nothing_read(scanned, paths)
+        raise _nothing_read(unread, paths)
     return {
         "documents": documents,
         "bytes": sum(scan.bytes for scan in scanned.scans.values()),
@@ -70,13 +82,14 @@ def scan_paths(paths: tuple[str, ...], benchmarks: str, options: ScanOptions) ->
         "limits": {"min_words": limits.min_words, "min_score": limits.min_score},
         "benchmarks": open_index(index).items_per_benchmark,
         "names_like_tests": names,
-        "unread": [found._asdict() for found in scanned.unread],
+        "unread": [found._asdict() for found in unread],
+        "excluded": excluded,
         "hits": _hits(scanned),
     }
 
 
 def passes(report: dict[str, Any]) -> bool:
-    """No item was found, and no file is damaged, in which one might be."""
+    """No item was found, and nothing was left unread in which one might be."""
     return not report["hits"] and not any(found["is_fault"] for found in report["unread"])
 
 
@@ -99,6 +112,9 @@ def print_report(report: dict[str, Any]) -> None:
         f"{found:,} of {items:,} items of {benchmarks} benchmarks found in {report['documents']:,} documents "
         f"({report['bytes'] / 1e6:,.1f} MB, {report['seconds']:.1f} s)."
     )
+    if faults := sum(found["is_fault"] for found in report["unread"]):
+        what = "file or member of an archive was" if faults == 1 else "files or members of archives were"
+        console.print(f"The scan fails: {faults:,} {what} not read, or not to the end.")
 
 
 def _table(report: dict[str, Any]) -> Table:
@@ -134,9 +150,9 @@ def _hits(scanned: Scanned) -> list[dict[str, Any]]:
     ]
 
 
-def _nothing_read(scanned: Scanned, paths: tuple[str, ...]) -> PhasewiseError:
+def _nothing_read(unread: list[Unread], paths: tuple[str, ...]) -> PhasewiseError:
     where = ", ".join(paths)
-    if scanned.unread:
-        first = scanned.unread[0]
+    if unread:
+        first = next((found for found in unread if found.is_fault), unread[0])
         return DataError(f"nothing could be scanned in {where}: {first.file}: {first.reason}.")
     return ConfigError(f"{where} holds no text: give files or token caches with documents.")

@@ -16,7 +16,7 @@ from tasks.data.deduplicate import COPIES_NAME, Kept, copies_of_part, join_bucke
 from tasks.data.listing import Listing
 from tasks.data.normalize import NORMALIZER
 from tasks.data.parts import HELD_OUT_ONE_IN, BundleRecord, Part, read_part, record_name
-from tasks.data.quarantine import Tally, refusal
+from tasks.data.quarantine import Tally, refusal, refusal_of_unread
 from tasks.data.reading import READER
 from tasks.data.records import read_model
 from tasks.data.source import Source
@@ -68,11 +68,13 @@ def read_documents_manifest(folder: Path) -> DocumentsManifest:
 
 
 def check_readable(component: str, source: Source, tally: Tally, folder: Path) -> None:
-    """Refuse a component of which too much cannot be read; the samples are in its quarantine file.
+    """Refuse a component of which too much cannot be read, or with a file of another format; the samples are in its quarantine file.
 
     Raises:
-        DataError: with the counts by reason.
+        DataError: with the counts by reason, or the names.
     """
+    if tally.unread_files:
+        raise DataError(refusal_of_unread(component, source, tally, folder / QUARANTINE_NAME))
     if tally.bad_fraction > source.max_bad_fraction:
         raise DataError(refusal(component, source, tally, folder / QUARANTINE_NAME))
 

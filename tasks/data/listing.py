@@ -31,18 +31,20 @@ class RejectedFile:
 
 @dataclass(frozen=True)
 class Expanded:
-    """What a source's globs select now: name relative to the source's URL → URL, sorted by name, and what was turned away."""
+    """What a source's globs select now: name relative to the source's URL → URL, sorted by name, what was turned away, what is excluded."""
 
     files: dict[str, str]
     rejected: tuple[RejectedFile, ...] = ()
+    excluded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A source's files with their digests."""
+    """A source's files with their digests. `excluded`: the names that `include` takes and `exclude` leaves out."""
 
     files: tuple[SourceFile, ...]
     rejected: tuple[RejectedFile, ...] = ()
+    excluded: tuple[str, ...] = ()
 
 
 def expand(source: Source) -> Expanded:
@@ -64,8 +66,9 @@ def expand(source: Source) -> Expanded:
     reasons: dict[str, Reason | None] = {name: _reason_against(file_system, root, name, path) for name, path in selected.items()}
     is_local = isinstance(file_system, LocalFileSystem)  # a path stays as it is: in a file:// URL some characters would be escapes
     urls = {name: path if is_local else str(file_system.unstrip_protocol(path)) for name, path in selected.items() if reasons[name] is None}
-    rejected = [RejectedFile(_printable(name), reason) for name, reason in reasons.items() if reason is not None]
-    return Expanded(urls, tuple(rejected))
+    rejected = [RejectedFile(printable(name), reason) for name, reason in reasons.items() if reason is not None]
+    excluded = (printable(name) for name in sorted(found) if name not in selected and any(_takes(glob, name) for glob in _globs(source)))
+    return Expanded(urls, tuple(rejected), tuple(excluded))
 
 
 def fingerprint(source: Source) -> Listing:
@@ -77,7 +80,7 @@ def fingerprint(source: Source) -> Listing:
     expanded = expand(source)
     with ThreadPoolExecutor(DIGEST_THREADS, thread_name_prefix="fingerprint") as pool:
         files = tuple(pool.map(_fingerprint, expanded.files.items()))
-    return Listing(files, expanded.rejected)
+    return Listing(files, expanded.rejected, expanded.excluded)
 
 
 def _listed(url: str) -> list[str]:
@@ -88,18 +91,18 @@ def _listed(url: str) -> list[str]:
 
 def selects(source: Source, name: str) -> bool:
     """Whether the source's globs select a file of this name."""
-    return any(_takes(glob, name) for glob in _globs(source)) and not any(_matches(glob, name) for glob in source.exclude)
+    return any(_takes(glob, name) for glob in _globs(source)) and not any(matches(glob, name) for glob in source.exclude)
 
 
 def _takes(glob: str, name: str) -> bool:
     """Whether an entry of `include` takes the file: hidden ones only if they are named in full."""
-    return name == glob or (not _is_hidden(name) and _matches(glob, name))
+    return name == glob or (not _is_hidden(name) and matches(glob, name))
 
 
-def _matches(glob: str, name: str) -> bool:
+def matches(glob: str, name: str) -> bool:
     """As `fnmatch`, where a star crosses folders; a leading `**/` stands for no folder, too, and a leading `./` for nothing."""
     glob = glob.removeprefix("./")
-    return fnmatch(name, glob) or (glob.startswith("**/") and _matches(glob[3:], name))
+    return fnmatch(name, glob) or (glob.startswith("**/") and matches(glob[3:], name))
 
 
 def _globs(source: Source) -> tuple[str, ...]:
@@ -181,7 +184,7 @@ def _raise(error: OSError) -> None:
 
 def _reason_against(file_system: Any, root: str, name: str, path: str) -> Reason | None:
     """Why a file must not be read: no URL can name it, or, on this machine, a link leads out of the root or it is a pipe or a device."""
-    if "::" in name or _printable(name) != name:  # fsspec takes `::` for a chain of file systems
+    if "::" in name or printable(name) != name:  # fsspec takes `::` for a chain of file systems
         return "name not readable"
     if not isinstance(file_system, LocalFileSystem):
         return None
@@ -193,6 +196,6 @@ def _reason_against(file_system: Any, root: str, name: str, path: str) -> Reason
     return None if stat.S_ISREG(real.stat().st_mode) else "no regular file"
 
 
-def _printable(name: str) -> str:
+def printable(name: str) -> str:
     """The name, with escapes for bytes that are not UTF-8: Python gives them as halves of surrogate pairs."""
     return name.encode(errors="backslashreplace").decode()

@@ -149,6 +149,9 @@ def _check_readable(missing: Sequence[ComponentPlan], records: Mapping[str, list
     refusals: list[str] = []
     for component in missing:
         tally = tally_of(records[component.name], component.listing)
+        if excluded := component.listing.excluded:
+            globs, more = ", ".join(component.source.exclude), f" and {len(excluded) - 3} more" if len(excluded) > 3 else ""
+            say(f"{component.name}: excluded by {globs}: {', '.join(excluded[:3])}{more}")
         quarantine = component.documents.folder / QUARANTINE_NAME
         write_quarantine(quarantine, tally.samples)
         try:

@@ -15,6 +15,7 @@ from trainer.config import Frozen
 from trainer.storage import write_atomically
 
 MAX_SAMPLES = 20  # of one reason
+MAX_NAMED = 5  # files in a message
 
 
 class Sample(Frozen):
@@ -68,6 +69,11 @@ class Tally(Frozen):
         return max(documents, len(self.bad_files) / max(1, self.files))
 
     @property
+    def unread_files(self) -> tuple[str, ...]:
+        """Those that are nothing that the source's format reads: no share of them is small enough to be passed over."""
+        return tuple(name for name, reason in self.bad_files.items() if reason == "other format")
+
+    @property
     def reasons(self) -> dict[Reason, str]:
         """By reason how much can't be used: `3 documents`, `1 file`."""
         files = Counter(self.bad_files.values())
@@ -114,7 +120,7 @@ class Counting:
         )
 
     def _see(self, fault: Fault) -> None:
-        if fault.whole_file:
+        if fault.whole_file and self._bad_files.get(self._piece.name) != "other format":  # of an archive's members this one decides
             self._bad_files[self._piece.name] = fault.reason
         else:
             self._bad_documents[fault.reason] += 1
@@ -137,6 +143,17 @@ def refusal(component: str, source: Source, tally: Tally, quarantine_path: str |
         f"component {component}: at most {source.max_bad_fraction:.4%} of its documents and of its files may be unusable, found "
         f"{tally.bad_fraction:.4%} ({counts}) among {_count(tally.documents, 'document')} in {_count(tally.files, 'file')} of {source.url}."
         f"{example} Samples of each reason are in {quarantine_path}. Repair or exclude these files, or raise max_bad_fraction."
+    )
+
+
+def refusal_of_unread(component: str, source: Source, tally: Tally, quarantine_path: str | Path) -> str:
+    """What to say of files that are of another format, which no limit allows."""
+    what = {sample.file: sample.sample for sample in tally.samples if sample.reason == "other format"}
+    named = "; ".join(f"{name} ({what[name]})" if name in what else name for name in tally.unread_files[:MAX_NAMED])
+    return (
+        f"component {component}: every file must be {source.format}, or packed {source.format}; "
+        f"{_count(len(tally.unread_files), 'file')} of {source.url} could not be read as that: {named}. "
+        f"Exclude them by a glob in `exclude`, or correct the format. Samples are in {quarantine_path}."
     )
 
 

@@ -5,22 +5,39 @@ size of the file. What cannot be used never passes in silence and never raises: 
 rest of the file cannot be trusted. Only what says nothing about the data raises: a file that is gone, a store that does not answer.
 """
 
-import io
 import lzma
 import sys
 import unicodedata
 import zlib
 from collections.abc import Iterable, Iterator
+from io import SEEK_END, BufferedReader
 
 import pyarrow as pa
 
 from tasks.data import filters
 from tasks.data.filters import build_sift, field_keys
-from tasks.data.formats import arrow_messages, fields, findings, json_lines, plain, streams, tables
+from tasks.data.formats import (
+    archives,
+    arrow_messages,
+    expansion,
+    fields,
+    findings,
+    json_lines,
+    json_values,
+    kinds,
+    packings,
+    parquet_footer,
+    parquet_pages,
+    plain,
+    streams,
+    tables,
+    thrift,
+)
+from tasks.data.formats.archives import MAX_LAYERS, members
 from tasks.data.formats.findings import Fault, FileFault, Finding, LeftOut, Reason, Record, sample_of
 from tasks.data.formats.json_lines import read_json_lines
 from tasks.data.formats.plain import read_plain
-from tasks.data.formats.streams import WatchedFile, is_packed, open_watched, raise_failure, unpack
+from tasks.data.formats.streams import Recognised, WatchedFile, is_packed, open_watched, raise_failure, recognise, unpack
 from tasks.data.formats.tables import read_arrow, read_parquet
 from tasks.data.source import Piece, Source
 from trainer.code_digest import code_digest
@@ -30,7 +47,7 @@ from trainer.errors import ConfigError, DataError
 __all__ = ["PIECE_BYTES", "READER", "Fault", "Finding", "LeftOut", "Reason", "Record", "pieces_of", "read_piece"]
 
 PIECE_BYTES = 256 * 2**20
-DAMAGE = (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError, pa.ArrowException)
+DAMAGE = (FileFault, OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError, pa.ArrowException, OverflowError, RecursionError)
 
 
 def pieces_of(source: Source, files: Iterable[SourceFile]) -> tuple[Piece, ...]:
@@ -54,29 +71,72 @@ def read_piece(source: Source, piece: Piece) -> Iterator[Finding]:
         )
     with open_watched(piece.url) as file:
         try:
-            yield from _findings(source, piece, file)
-        except pa.ArrowMemoryError:  # an ArrowException, but it speaks of this machine and not of the file
-            raise
-        except (FileFault, *DAMAGE) as error:
-            if file.failure is not None:
-                raise_failure(piece.url, file.failure)
-            reason: Reason = error.reason if isinstance(error, FileFault) else "unreadable"
-            yield Fault(reason, "file", sample_of(str(error).encode(errors="replace")), whole_file=True)
+            yield from _layer(source, piece, file, layer=recognise(file), depth=0)
+        except DAMAGE as error:
+            yield _fault_of(piece, file, error, "file")
 
 
-def _findings(source: Source, piece: Piece, file: WatchedFile) -> Iterator[Finding]:
+def _layer(source: Source, piece: Piece, file: WatchedFile, *, layer: Recognised, depth: int) -> Iterator[Finding]:
+    """What a file, a member of it or what it unpacks to holds. Of a packed file the piece that begins it reads all."""
+    kind, stream = layer
+    if piece.start and kind.nature != "text":
+        return
+    if kind.nature in ("packed", "archive") and depth == MAX_LAYERS:
+        raise FileFault("other format", f"it is packed more than {MAX_LAYERS} times, one in the other: unpack it")
+    if kind.nature == "packed":
+        yield from _layer(source, piece, file, layer=recognise(unpack(file, stream, kind.name)), depth=depth + 1)
+    elif kind.nature == "archive":
+        is_empty = True
+        for member in members(kind.name, file, stream):
+            if member.no_text:
+                continue
+            is_empty = False
+            try:
+                findings = _layer(source, piece, file, layer=recognise(member.open()), depth=depth + 1)
+                yield from (_inside(member.name, finding) for finding in findings)
+            except DAMAGE as error:
+                yield _fault_of(piece, file, error, member.name)
+        if is_empty:
+            raise FileFault("empty file", f"the {kind.name} has no file")
+    else:
+        yield from _findings(source, piece, file, layer=layer, is_whole=depth > 0)
+
+
+def _findings(source: Source, piece: Piece, file: WatchedFile, *, layer: Recognised, is_whole: bool) -> Iterator[Finding]:
+    """The documents of bytes that are not packed: all of them, or those of the piece's range."""
+    kind, stream = layer
+    wanted = source.format if source.format in ("parquet", "arrow") else "text"
+    if kind.nature not in (wanted, "empty"):
+        found = f"{kind.name.upper()} text" if kind.nature == "wide text" else kind.name
+        raise FileFault("other format", f"it is {found}, and the source's format is {source.format}: exclude it, or name its format")
     sift = build_sift(source.filters)
     match source.format:
+        case "jsonl" if is_whole:
+            yield from read_json_lines(stream, text_key=source.text_key, sift=sift)
         case "jsonl":
-            lines = unpack(file, piece.name)
-            _check_size(piece, lines)
-            return read_json_lines(lines, text_key=source.text_key, sift=sift, start=piece.start or 0, stop=piece.stop)
+            _check_size(piece, stream)
+            yield from read_json_lines(stream, text_key=source.text_key, sift=sift, start=piece.start or 0, stop=piece.stop)
         case "text" | "markdown":
-            return read_plain(unpack(file, piece.name), sift)
+            yield from read_plain(stream, sift)
         case "parquet" | "arrow":
             read = read_parquet if source.format == "parquet" else read_arrow
-            table: io.BufferedReader = io.BufferedReader(file, streams.BUFFER_BYTES)
-            return read(table, text_key=source.text_key, field_keys=field_keys(source.filters), sift=sift)
+            with file.spooled(stream) as table:
+                yield from read(table, text_key=source.text_key, field_keys=field_keys(source.filters), sift=sift)
+
+
+def _inside(member: str, finding: Finding) -> Finding:
+    """A finding with its place in an archive."""
+    return finding._replace(where=f"{member}: {finding.where}")
+
+
+def _fault_of(piece: Piece, file: WatchedFile, error: Exception, where: str) -> Fault:
+    """What ended the reading of a file or a member, unless it says nothing about the data."""
+    if isinstance(error, pa.ArrowMemoryError):  # an ArrowException, but it speaks of this machine and not of the file
+        raise error
+    if file.failure is not None:
+        raise_failure(piece.url, file.failure)
+    reason: Reason = error.reason if isinstance(error, FileFault) else "unreadable"
+    return Fault(reason, where, sample_of((str(error) or type(error).__name__).encode(errors="replace")), whole_file=True)
 
 
 def _pieces(source: Source, file: SourceFile) -> Iterator[Piece]:
@@ -88,16 +148,30 @@ def _pieces(source: Source, file: SourceFile) -> Iterator[Piece]:
         yield Piece(name=file.name, url=url, start=start, stop=min(start + PIECE_BYTES, file.size_bytes))
 
 
-def _check_size(piece: Piece, lines: io.BufferedReader) -> None:
+def _check_size(piece: Piece, lines: BufferedReader) -> None:
     """A range of a file that has shrunk would have fewer lines and no fault."""
     if piece.stop is None or not lines.seekable():
         return
-    size = lines.seek(0, io.SEEK_END)
+    size = lines.seek(0, SEEK_END)
     if size < piece.stop:
         raise DataError(f"{piece.url} has {size} bytes, at least {piece.stop} were listed: it changed meanwhile. Start again.")
     lines.seek(0)
 
 
-_MODULES = (sys.modules[__name__], filters, arrow_messages, fields, findings, json_lines, plain, streams, tables)
+_FORMATS = (
+    archives,
+    arrow_messages,
+    expansion,
+    fields,
+    findings,
+    json_lines,
+    json_values,
+    kinds,
+    packings,
+    parquet_footer,
+    parquet_pages,
+    plain,
+)
+_MODULES = (sys.modules[__name__], filters, *_FORMATS, streams, tables, thrift)
 READER = f"documents-2+{code_digest(*_MODULES)}+unicode-{unicodedata.unidata_version}"
 """Version of the code that turns files into documents, and of the Unicode tables by which filters tell letters from digits."""

@@ -53,7 +53,8 @@ class Source(Frozen):
         revision: commit or tag of a Hugging Face data set.
         listing: URL of a text file (also packed) with a path relative to `url` on each line, for a server that lists nothing itself.
         include, exclude: globs over paths relative to `url`; a file is read if it matches one of the first and none of the second.
-        format: `jsonl` (also packed: .gz .zst .xz .bz2), `parquet`, `arrow`; or `text` and `markdown`, where a file is one document.
+        format: `jsonl`, `parquet`, `arrow`; or `text` and `markdown`, where a file is one document. Each also packed (gzip, Zstandard, xz,
+            bzip2, LZ4) and in zip and tar, whatever it is called; a file of another format fails the stage.
         text_key: the field that holds a document's text; a dot reaches into an object.
         filters: a document must pass each of them.
         max_bad_fraction: the share of documents, and of files, that may be unreadable before the component is refused.

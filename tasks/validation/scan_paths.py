@@ -3,6 +3,7 @@
 import glob
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,13 +11,16 @@ from typing import Any, NamedTuple
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from tasks.data.formats.streams import is_packed
-from tasks.validation.scan_files import FilePiece, format_of
+from tasks.data.formats.streams import open_watched, recognise
+from tasks.data.listing import printable
+from tasks.validation.scan_files import FilePiece, Unread, excluded, is_called_lines
+from tasks.validation.scan_plain import PEEK_BYTES, has_lines_of_json
 from trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest
 from trainer.errors import ConfigError, DataError
 from trainer.storage import as_path, digest_of_file, read_json
 
 PIECE_BYTES = 32 * 2**20
+LOOK_THREADS = 8
 
 
 class CachePiece(NamedTuple):
@@ -37,10 +41,12 @@ class Selection:
 
     Attributes:
         names: of all files, below what was given; of caches the files that they were made of.
+        unread: what is there and is not read: excluded, hidden, a pipe, a link that leads nowhere, a folder that may not be listed.
     """
 
     pieces: tuple[ScanPiece, ...]
     names: tuple[str, ...]
+    unread: tuple[Unread, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -48,34 +54,46 @@ class Selection:
         return sum(piece.size_bytes for piece in self.pieces)
 
 
-def select(paths: Iterable[str], *, tokenizer: Path | None = None, homes: Sequence[Path] = ()) -> Selection:
+def select(
+    paths: Iterable[str], *, tokenizer: Path | None = None, homes: Sequence[Path] = (), exclude: tuple[str, ...] = ()
+) -> Selection:  # fmt: skip
     """The pieces of everything that the paths name, each once.
 
     Args:
         paths: files, folders (with all that is in them and not hidden), globs, or URLs of these.
         tokenizer: of the caches among them; else it is looked for in the home that a cache lies in, and in `homes`.
+        exclude: globs over the names of files below what was given, and of members of archives.
 
     Raises:
         ConfigError: a path names nothing.
         DataError: a cache is damaged, or its tokenizer is not found.
     """
-    pieces: dict[ScanPiece, None] = {}
+    files: dict[_File, None] = {}
+    caches: dict[CachePiece, None] = {}
     names: dict[str, None] = {}
+    unread: dict[Unread, None] = {}
     for given in paths:
         found = False
         for place in _places(given):
             found = True
-            if isinstance(place, _File):
-                pieces |= dict.fromkeys(_file_pieces(place))
-                names[place.below] = None
-            else:
+            if isinstance(place, Unread):
+                unread[place] = None
+            elif not isinstance(place, _File):
                 manifest = read_manifest(place)
                 chosen = tokenizer or find_tokenizer(place, manifest, homes)
-                pieces |= dict.fromkeys(cache_pieces(place, manifest, chosen))
+                caches |= dict.fromkeys(cache_pieces(place, manifest, chosen))
                 names |= dict.fromkeys(file.name for file in manifest.sources)
+            elif is_out := excluded(place.name, place.below, exclude):
+                unread[is_out] = None
+            else:
+                files[place] = None
+                names[place.below] = None
         if not found:
             raise ConfigError(f"{given} names no file, no folder with files and no token cache: give what is to be scanned.")
-    return Selection(tuple(pieces), tuple(names))
+    with ThreadPoolExecutor(LOOK_THREADS, thread_name_prefix="look") as pool:
+        of_files = pool.map(lambda file: _file_pieces(file, exclude), files)
+        pieces = tuple(dict.fromkeys(piece for some in of_files for piece in some))
+    return Selection((*pieces, *caches), tuple(names), tuple(unread))
 
 
 def cache_pieces(folder: Path, manifest: Manifest, tokenizer: Path) -> list[CachePiece]:
@@ -109,8 +127,8 @@ class _File(NamedTuple):
     size_bytes: int
 
 
-def _places(given: str) -> Iterator["_File | Path"]:
-    """The files and the folders of token caches that a path, a glob or a URL names."""
+def _places(given: str) -> Iterator["_File | Path | Unread"]:
+    """The files and the folders of token caches that a path, a glob or a URL names, and what else is there."""
     try:
         file_system, path = fsspec.core.url_to_fs(given)
         if isinstance(file_system, LocalFileSystem):
@@ -125,12 +143,18 @@ def _places(given: str) -> Iterator["_File | Path"]:
         raise DataError(f"{given} cannot be listed: {type(error).__name__}: {error}") from error
 
 
-def _local(path: str) -> Iterator["_File | Path"]:
-    if os.path.isfile(path):
-        yield _File(path, os.path.abspath(path), os.path.basename(path), os.path.getsize(path))
+def _local(path: str) -> Iterator["_File | Path | Unread"]:
+    if not os.path.isdir(path):
+        if os.path.lexists(path):
+            yield _local_file(path, os.path.basename(path))
         return
     entered: set[str] = set()  # links may go in circles
-    for folder, folders, files in os.walk(path, followlinks=True):
+    closed: list[Unread] = []
+
+    def say_closed(error: OSError) -> None:
+        closed.append(Unread(printable(str(error.filename)), f"this folder cannot be listed: {error.strerror}", is_fault=True))
+
+    for folder, folders, files in os.walk(path, followlinks=True, onerror=say_closed):
         real = os.path.realpath(folder)
         if real in entered or _is_cache(Path(folder), files):
             folders.clear()
@@ -139,14 +163,24 @@ def _local(path: str) -> Iterator["_File | Path"]:
             entered.add(real)
             continue
         entered.add(real)
+        for name in sorted(name for name in (*folders, *files) if name.startswith(".")):
+            yield Unread(printable(os.path.join(folder, name)), "hidden: name it to have it scanned", is_fault=False)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(name for name in files if not name.startswith(".")):
             whole = os.path.join(folder, name)
-            if os.path.isfile(whole):
-                yield _File(whole, os.path.abspath(whole), os.path.relpath(whole, path), os.path.getsize(whole))
+            yield _local_file(whole, os.path.relpath(whole, path))
+    yield from closed
 
 
-def _remote(file_system: Any, path: str) -> Iterator["_File | Path"]:
+def _local_file(path: str, below: str) -> "_File | Unread":
+    """A file, or what it is that could be opened and never read to its end."""
+    if os.path.isfile(path):
+        return _File(printable(path), os.path.abspath(path), below, os.path.getsize(path))
+    what = "a pipe, a socket or a device, and no file" if os.path.exists(path) else "a link that leads nowhere"
+    return Unread(printable(path), what, is_fault=True)
+
+
+def _remote(file_system: Any, path: str) -> Iterator["_File | Path | Unread"]:
     url = str(file_system.unstrip_protocol(path))
     if not file_system.isdir(path):
         if file_system.exists(path):
@@ -158,8 +192,12 @@ def _remote(file_system: Any, path: str) -> Iterator["_File | Path"]:
     yield from caches.values()
     for name, detail in sorted(details.items()):
         below = name.removeprefix(path).lstrip("/")
-        if not any(name.startswith(folder) for folder in caches) and not any(part.startswith(".") for part in below.split("/")):
-            url = str(file_system.unstrip_protocol(name))
+        if any(name.startswith(folder) for folder in caches):
+            continue
+        url = str(file_system.unstrip_protocol(name))
+        if any(part.startswith(".") for part in below.split("/")):
+            yield Unread(url, "hidden: name it to have it scanned", is_fault=False)
+        else:
             yield _File(url, url, below, int(detail.get("size") or 0))
 
 
@@ -174,12 +212,21 @@ def _is_cache(folder: Path, names: Iterable[str]) -> bool:
     return isinstance(content, dict) and {"tokenizer_digest", "shards", "split"} <= set(content)
 
 
-def _file_pieces(file: _File) -> Iterator[FilePiece]:
-    """A plain file of JSON lines by ranges, all else whole. A `.json` file too large to be held is read as lines."""
-    kind = format_of(file.name)
-    if kind != "jsonl" or is_packed(file.name):
-        yield FilePiece(file.name, file.url, kind, file.size_bytes)
-        return
-    for start in range(0, max(1, file.size_bytes), PIECE_BYTES):
-        stop = min(start + PIECE_BYTES, file.size_bytes)
-        yield FilePiece(file.name, file.url, kind, stop - start, start, stop)
+def _file_pieces(file: _File, exclude: tuple[str, ...]) -> list[FilePiece]:
+    """A large plain file of JSON lines by ranges, all else whole."""
+    whole = FilePiece(file.name, file.url, file.below, file.size_bytes, exclude=exclude)
+    if file.size_bytes <= PIECE_BYTES or not _has_plain_lines(file):
+        return [whole]
+    starts = range(0, file.size_bytes, PIECE_BYTES)
+    ranges = [(start, min(start + PIECE_BYTES, file.size_bytes)) for start in starts]
+    return [whole._replace(size_bytes=stop - start, start=start, stop=stop) for start, stop in ranges]
+
+
+def _has_plain_lines(file: _File) -> bool:
+    """Whether a file is JSON lines and not packed. One that cannot be read is none: whoever reads it says why."""
+    try:
+        with open_watched(file.url) as opened:
+            kind, stream = recognise(opened)
+            return kind.nature == "text" and (is_called_lines(file.below) or has_lines_of_json(stream.read(PEEK_BYTES)))
+    except (OSError, DataError):
+        return False

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from flows import cli
+from tests.hostile_makers import zipped
 from tests.leakage_recall.made_items import made_items
 from tests.leakage_recall.views import olmes
 from validations.evidence.leakage import compiled
@@ -130,7 +131,23 @@ def test_a_damaged_file_does_not_pass(scan: Run, leaky: Path):
     result = scan("data")
     assert result.exit_code == 1
     assert "not scanned: data/broken.parquet: " in result.stderr
-    assert "not scanned: data/image.png: it is not text" in result.stderr
+    assert "The scan fails: 1 file or member of an archive was not read" in result.stdout
+    assert "not scanned: data/image.png: a PNG image holds no text" in result.stderr
+
+
+def test_what_is_not_read_fails_until_it_is_excluded(scan: Run, leaky: Path, items: list[BenchmarkItem]):
+    (leaky / "test.json").unlink()
+    (leaky / "b10b").write_bytes(zipped({"paper.pdf": b"%PDF-1.4", "a.txt": b"words"}))
+    result = scan("data", "--json")
+    assert result.exit_code == 1
+    assert [(found["file"], found["is_fault"]) for found in json.loads(result.stdout)["unread"]] == [("data/b10b!/paper.pdf", True)]
+    result = scan("data", "--json", "--exclude", "*.pdf", "--exclude", "*.docx")
+    report = json.loads(result.stdout)
+    assert (result.exit_code, report["documents"], report["excluded"]) == (0, 2, {"*.pdf": 1, "*.docx": 0})
+    assert "--exclude *.docx took nothing out" in result.stderr
+    (leaky / "b10b").write_bytes(zipped({"paper.pdf": b"%PDF-1.4", "a": olmes(items[0], Random(0)).encode()}))
+    result = scan("data", "--json", "--exclude", "*.pdf")
+    assert {hit["file"] for hit in json.loads(result.stdout)["hits"]} == {"data/b10b!/a"}
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,31 @@ import io
 import struct
 from collections.abc import Iterator
 
+from tasks.data.formats.expansion import check_expansion
 from tasks.data.formats.findings import FileFault
-from tasks.data.formats.streams import check_expansion
 
 FILE_START = b"ARROW1"
 NO_MORE = -1
-MAX_BATCH_BYTES = 2**30
+MAX_BATCH_BYTES = 2**29  # with the packed bytes that they come of
 MAX_HEAD_BYTES = 64 * 2**20
 CONTINUATION = 0xFFFFFFFF
-RECORD_BATCH, DICTIONARY_BATCH = 3, 2
+SCHEMA, DICTIONARY_BATCH, RECORD_BATCH = 1, 2, 3
+MAX_METADATA_VERSION = 4
 Table = tuple[bytes, int]
+
+
+def begins_with_a_schema(start: bytes) -> bool:
+    """Whether a stream begins as older writers had it, with the schema's message and no mark before it."""
+    try:
+        (size,) = struct.unpack_from("<I", start)
+        if not 16 <= size <= MAX_HEAD_BYTES:
+            return False
+        message = _table(start, 4)
+        (version,) = _number(message, 0, "<h")
+        (kind,) = _number(message, 1, "<B")
+        return kind == SCHEMA and 0 <= version <= MAX_METADATA_VERSION and message[1] < 4 + size and _child(message, 2) is not None
+    except (struct.error, IndexError):
+        return False
 
 
 def check_next_batch(file: io.BufferedReader, file_bytes: int) -> int:
@@ -26,6 +41,7 @@ def check_next_batch(file: io.BufferedReader, file_bytes: int) -> int:
         FileFault: the stream is cut off, or the batch or a dictionary before it is larger than what may be held.
     """
     start = at = file.tell()
+    held_bytes = 0  # of a batch and of the dictionaries before it
     try:
         while True:
             file.seek(at)
@@ -36,11 +52,13 @@ def check_next_batch(file: io.BufferedReader, file_bytes: int) -> int:
             body = file.tell()
             if body + body_bytes > file_bytes:
                 raise FileFault("truncated", f"the file ends inside a record batch of {body_bytes} bytes")
-            unpacked_bytes = max(body_bytes, sum(_unpacked_sizes(file, body, body_bytes, batch))) if batch else body_bytes
+            from_packed_bytes = sum(_unpacked_sizes(file, body, body_bytes, batch)) if batch else 0
+            unpacked_bytes = max(body_bytes, from_packed_bytes)
             check_expansion(unpacked_bytes, file_bytes)
-            if unpacked_bytes > MAX_BATCH_BYTES:
+            held_bytes += unpacked_bytes + (body_bytes if from_packed_bytes else 0)
+            if held_bytes > MAX_BATCH_BYTES:
                 raise FileFault(
-                    "unreadable", f"a record batch has {unpacked_bytes} bytes, at most {MAX_BATCH_BYTES} are held: write it smaller"
+                    "unreadable", f"a record batch takes {held_bytes} bytes, at most {MAX_BATCH_BYTES} are held: write it smaller"
                 )
             if kind == RECORD_BATCH:
                 return unpacked_bytes

@@ -17,6 +17,7 @@ Reason = Literal[
     "expands too much",
     "empty file",
     "unreadable",
+    "other format",
     "broken link",
     "outside the root",
     "no regular file",

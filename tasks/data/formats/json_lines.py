@@ -9,6 +9,7 @@ import orjson
 
 from tasks.data.formats.fields import reach
 from tasks.data.formats.findings import MAX_DOCUMENT_BYTES, Fault, FileFault, Finding, Reason, Sift, reason_against, sample_of
+from tasks.data.formats.json_values import loads
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 SKIP_BYTES = 2**20
@@ -34,9 +35,14 @@ def read_json_lines(
             at = _end_of_line(lines, at + len(line), end)
             continue
         try:
-            document = orjson.loads(line)
+            document = loads(line)
         except orjson.JSONDecodeError:
             document = NOT_PARSED
+        except FileFault as fault:
+            is_empty = False
+            yield Fault(fault.reason, f"byte {at}", sample_of(line))
+            at += len(line)
+            continue
         if isinstance(document, dict) and isinstance(text := document.get(text_key), str):
             is_empty = False
             yield sift(text, f"byte {at}", document)
@@ -56,7 +62,7 @@ def _look_closer(line: bytes, at: int, document: object, *, text_key: str, sift:
         if not line.strip():
             return None
         try:
-            document = orjson.loads(line)
+            document = loads(line)
         except orjson.JSONDecodeError as error:
             return Fault(_reason(line, error), where, sample_of(line))
     text = reach(document, text_key)

@@ -1,39 +1,37 @@
-"""Files of any file system as streams of bytes: opened by URL, unpacked by name, and never held whole.
+"""Files of any file system as streams of bytes: opened by URL, unpacked by what their first bytes say, and never held whole.
 
 Two kinds of trouble are kept apart. What the file system fails with (a lost connection, a refused key) says nothing about the data: it is
 remembered and raised again. What the bytes are (cut short, damaged, a few that unfold into very many) is a fault of the file.
 """
 
-import bz2
 import io
-import lzma
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn
 
 import fsspec
-import pyarrow as pa
 
-from tasks.data.formats.findings import FileFault
+from tasks.data.formats.expansion import check_expansion
+from tasks.data.formats.kinds import SNIFF_BYTES, Kind, kind_of
+from tasks.data.formats.packings import unpacking
 from trainer.errors import DataError
 
 BLOCK_BYTES = 8 * 2**20  # of a remote file; at most two are held
 BUFFER_BYTES = 2**18
-PACKED_BYTES = 2**16
-MAX_EXPANSION = 200
-FREE_EXPANSION_BYTES = 100 * 2**20
-MAX_WINDOW_BYTES = 256 * 2**20  # `xz -9` needs 65 MiB; a window of gigabytes is no archive of text
-ENDINGS = (".gz", ".gzip", ".zst", ".zstd", ".bz2", ".xz")
+ENDINGS = (".gz", ".gzip", ".zst", ".zstd", ".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz")
 
 
 class WatchedFile(io.RawIOBase):
-    """A file that remembers what its file system failed with while reading, and counts the bytes that were taken from it."""
+    """A file that remembers what its file system failed with while reading, and counts what was taken from it and what came of that."""
 
     def __init__(self, file: Any):
         self._file = file
         self.failure: Exception | None = None
         self.taken_bytes = 0
+        self._unpacked_bytes = 0
+        self._size_bytes = self._measured()
 
     def readable(self) -> bool:
         """It is."""
@@ -45,11 +43,8 @@ class WatchedFile(io.RawIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         """Fill `buffer`, or less of it; how many bytes came."""
-        try:
+        with self._watched():
             count: int = self._file.readinto(buffer)
-        except Exception as error:  # each file system has errors of its own
-            self.failure = error
-            raise
         self.taken_bytes += count
         return count
 
@@ -60,6 +55,50 @@ class WatchedFile(io.RawIOBase):
     def tell(self) -> int:
         """The byte that comes next."""
         return self._file.tell()
+
+    def unfold(self, count: int) -> None:
+        """Count bytes that were unpacked, on whatever level: what is read twice is not counted twice against them.
+
+        Raises:
+            FileFault: they are too many for a file of this size.
+        """
+        self._unpacked_bytes += count
+        check_expansion(self._unpacked_bytes, min(self.taken_bytes, self._size_bytes))
+
+    @contextmanager
+    def spooled(self, stream: io.BufferedReader) -> Iterator[io.BufferedReader]:
+        """A stream as one that can be read from anywhere: copied, if need be, to a file without a name that is gone when it is closed."""
+        if stream.seekable():
+            yield stream
+            return
+        with tempfile.TemporaryFile() as copy:
+            while chunk := stream.read(2**20):
+                with self._watched():
+                    copy.write(chunk)
+            copy.seek(0)
+            yield io.BufferedReader(copy, BUFFER_BYTES)  # pyright: ignore[reportArgumentType]  # a file, whatever the stubs call it
+
+    def _measured(self) -> int:
+        if not self._file.seekable():
+            return sys.maxsize
+        size = self._file.seek(0, io.SEEK_END)
+        self._file.seek(0)
+        return size
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # each file system has errors of its own
+            self.failure = error
+            raise
+
+
+class Recognised(NamedTuple):
+    """What a stream is, and the stream from its first byte."""
+
+    kind: Kind
+    stream: io.BufferedReader
 
 
 @contextmanager
@@ -90,144 +129,74 @@ def raise_failure(url: str, failure: Exception) -> NoReturn:
 
 
 def is_packed(name: str) -> bool:
-    """Whether a file's name says that it is packed."""
+    """Whether a file's name says that it is packed, or an archive."""
     return name.lower().endswith(ENDINGS)
 
 
-def unpack(file: WatchedFile, name: str) -> io.BufferedReader:
-    """The bytes that a file holds, unpacked if its name says that it is packed. Several members in a row are one stream.
+def recognise(raw: io.RawIOBase) -> Recognised:
+    """What the bytes from the start of `raw` are. What fails behind the first of them fails when it is come to, and not here."""
+    if raw.seekable():
+        stream: io.BufferedReader = io.BufferedReader(raw, BUFFER_BYTES)
+        start = stream.read(SNIFF_BYTES)
+        stream.seek(0)
+        return Recognised(kind_of(start), stream)
+    again = _Again(raw)
+    return Recognised(kind_of(again.start), io.BufferedReader(again, BUFFER_BYTES))
+
+
+def unpack(file: WatchedFile, packed: io.BufferedReader, packing: str) -> io.RawIOBase:
+    """The bytes that a packed stream of `file` holds. Several members in a row are one stream.
 
     Raises:
         FileFault: while reading: the file is truncated, or expands too much.
     """
-    packed: io.BufferedReader = io.BufferedReader(file, BUFFER_BYTES)
-    if not is_packed(name):
-        return packed
-    ending = name.lower().rpartition(".")[2]
-    read = _zstandard_reader(packed) if ending in ("zst", "zstd") else _Members(packed, _DECODERS[ending]).read
-    return io.BufferedReader(_Unpacked(file, read), BUFFER_BYTES)
+    return Measured(file, unpacking(packed, packing))
 
 
-def check_expansion(unpacked_bytes: int, packed_bytes: int) -> None:
-    """Refuse what unfolds like a bomb: text rarely packs better than 20 to 1, gzip can reach 1,000 and Zstandard 30,000 to 1.
-
-    Raises:
-        FileFault: more than 200 bytes come of one, counted once there are 100 MiB.
-    """
-    if unpacked_bytes > FREE_EXPANSION_BYTES and unpacked_bytes > MAX_EXPANSION * packed_bytes:
-        raise FileFault(
-            "expands too much", f"{packed_bytes} bytes unfold into {unpacked_bytes} and more, at most {MAX_EXPANSION} of one are taken"
-        )
-
-
-class _Unpacked(io.RawIOBase):
-    """Unpacked bytes as a stream, measured against the packed ones."""
+class Measured(io.RawIOBase):
+    """What `read` gives as a stream, measured against the file that it comes of."""
 
     def __init__(self, file: WatchedFile, read: Callable[[int], bytes]):
         self._file, self._read = file, read
-        self._unpacked_bytes = 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill `buffer`, or less of it; how many bytes came."""
+        into = memoryview(buffer).cast("B")
+        chunk = self._read(len(into))
+        self._file.unfold(len(chunk))
+        into[: len(chunk)] = chunk
+        return len(chunk)
+
+
+class _Again(io.RawIOBase):
+    """A stream that was read a little ahead, from its first byte; `start` is what was read."""
+
+    def __init__(self, raw: io.RawIOBase):
+        self._raw = raw
+        self._failure: Exception | None = None
+        self.start = b""
+        try:
+            while len(self.start) < SNIFF_BYTES and (chunk := raw.read(SNIFF_BYTES - len(self.start))):
+                self.start += chunk
+        except Exception as error:  # it is raised again in its place
+            self._failure = error
+            if not self.start:
+                raise
+        self._left = self.start
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any, /) -> int:
         into = memoryview(buffer).cast("B")
-        chunk = self._read(len(into))
-        self._unpacked_bytes += len(chunk)
-        check_expansion(self._unpacked_bytes, self._file.taken_bytes)
-        into[: len(chunk)] = chunk
-        return len(chunk)
-
-
-def _zstandard_reader(packed: io.BufferedReader) -> Callable[[int], bytes]:
-    """Arrow's: the one of python-zstandard takes the end of the file for the end of a frame."""
-    stream = pa.CompressedInputStream(pa.PythonFile(packed, "r"), "zstd")
-
-    def read(size: int) -> bytes:
-        try:
-            return stream.read(size)
-        except OSError as error:
-            if "Truncated" in str(error):
-                raise FileFault("truncated", "the file ends inside a Zstandard frame") from error
-            raise
-
-    return read
-
-
-class _Decoder(Protocol):
-    """One member: what `bz2` and `lzma` have. Never more than `max_length` bytes come at once."""
-
-    def decompress(self, data: bytes, max_length: int) -> bytes: ...
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def needs_input(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-
-
-class _Gzip:
-    """A gzip member with the interface of the others."""
-
-    def __init__(self):
-        self._decoder = zlib.decompressobj(wbits=31)
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        return self._decoder.decompress(self._decoder.unconsumed_tail + data, max_length)
-
-    @property
-    def eof(self) -> bool:
-        return self._decoder.eof
-
-    @property
-    def needs_input(self) -> bool:
-        return not self._decoder.unconsumed_tail
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._decoder.unused_data
-
-
-_DECODERS: Mapping[str, Callable[[], _Decoder]] = {
-    "gz": _Gzip,
-    "gzip": _Gzip,
-    "bz2": bz2.BZ2Decompressor,
-    "xz": lambda: lzma.LZMADecompressor(memlimit=MAX_WINDOW_BYTES),
-}
-
-
-class _Members:
-    """Members one after the other, with or without zero bytes between and after them."""
-
-    def __init__(self, packed: io.BufferedReader, new_decoder: Callable[[], _Decoder]):
-        self._packed, self._new_decoder = packed, new_decoder
-        self._decoder: _Decoder | None = None
-        self._waiting = b""
-        self._members = 0
-
-    def read(self, size: int) -> bytes:
-        """Up to `size` bytes, none at the end."""
-        while decoder := self._current():
-            data, self._waiting = self._waiting, b""
-            if wants := not data and decoder.needs_input:
-                data = self._packed.read(PACKED_BYTES)
-            unpacked = decoder.decompress(data, size)
-            if decoder.eof:
-                self._waiting, self._decoder = decoder.unused_data, None
-            elif wants and not data and not unpacked:
-                raise FileFault("truncated", f"the file ends inside member {self._members} of its packing")
-            if unpacked:
-                return unpacked
-        return b""
-
-    def _current(self) -> _Decoder | None:
-        while self._decoder is None:
-            self._waiting = self._waiting or self._packed.read(PACKED_BYTES)
-            if not self._waiting:
-                return None
-            if self._members:
-                self._waiting = self._waiting.lstrip(b"\0")
-            if self._waiting:
-                self._decoder = self._new_decoder()
-                self._members += 1
-        return self._decoder
+        if self._left:
+            chunk, self._left = self._left[: len(into)], self._left[len(into) :]
+            into[: len(chunk)] = chunk
+            return len(chunk)
+        if self._failure:
+            raise self._failure
+        return self._raw.readinto(into) or 0  # pyright: ignore[reportAttributeAccessIssue]  # every raw stream has it

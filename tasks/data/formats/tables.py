@@ -15,15 +15,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tasks.data.formats.arrow_messages import FILE_START, NO_MORE, check_next_batch
+from tasks.data.formats.expansion import check_expansion
 from tasks.data.formats.findings import MAX_DOCUMENT_BYTES, Fault, FileFault, Finding, Sift, reason_against, sample_of
-from tasks.data.formats.streams import BUFFER_BYTES, check_expansion
+from tasks.data.formats.kinds import PARQUET_MAGIC
+from tasks.data.formats.parquet_footer import Chunk, RowGroup, read_footer
+from tasks.data.formats.parquet_pages import check_pages
+from tasks.data.formats.streams import BUFFER_BYTES
 
 BATCH_BYTES = 8 * 2**20
+DELTA_BATCH_BYTES = 2**26  # at most, and seldom
 MAX_BATCH_ROWS = 64
 MAX_INDEX_ROWS = 4096
 MAX_INDEX_BYTES = 8  # a value; more cannot be an index alone
-MAX_HELD_BYTES = 2**28  # of a row group whose rows average above the longest document
-PARQUET_MAGIC = b"PAR1"
+MAX_HELD_BYTES = 2**28  # of the pages of a row group at once; or of one whose rows average above the longest document
 ColumnPath = tuple[str, ...]
 
 
@@ -33,20 +37,28 @@ def read_parquet(file: io.BufferedReader, *, text_key: str, field_keys: Sequence
     Raises:
         FileFault: the file is truncated or has no row, a column is missing or holds no text, or it expands too much.
     """
-    size = _size_between(file, PARQUET_MAGIC, 8)
+    size = size_between(file, PARQUET_MAGIC, 8)
+    groups = read_footer(file, size)
     table = pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False)
     rows = _Rows.build(table.schema_arrow, text_key=text_key, field_keys=field_keys, sift=sift, file_bytes=size)
-    chunks = [_column_chunks(table.metadata.row_group(number), rows.columns) for number in range(table.num_row_groups)]
-    check_expansion(sum(chunk.total_uncompressed_size for group in chunks for chunk in group.values()), size)
+    chunks = [_column_chunks(group, rows.columns) for group in groups]
+    check_expansion(sum(chunk.unpacked_bytes for group in chunks for chunk in group.values()), size)
     indices = pq.ParquetFile(
         file, metadata=table.metadata, buffer_size=BUFFER_BYTES, pre_buffer=False, read_dictionary=[".".join(rows.text)]
     )  # fmt: skip
-    for number, chunk in enumerate(group[rows.columns[0]] for group in chunks):
-        if chunk.total_uncompressed_size > max(MAX_HELD_BYTES, MAX_DOCUMENT_BYTES * chunk.num_values):
+    unpacked_bytes = 0
+    for number, group in enumerate(chunks):
+        chunk = group[rows.columns[0]]
+        if chunk.unpacked_bytes > max(MAX_HELD_BYTES, MAX_DOCUMENT_BYTES * chunk.num_values):
             yield from rows.passed_over(chunk)
             continue
-        by_index = _is_index(chunk)
-        batch_rows = MAX_INDEX_ROWS if by_index else _batch_rows(chunk.total_uncompressed_size, chunk.num_values)
+        held_bytes, all_bytes = check_pages(file, group.values(), max_held_bytes=MAX_HELD_BYTES)
+        unpacked_bytes += all_bytes
+        check_expansion(unpacked_bytes, size)
+        by_index = is_index(chunk)
+        batch_rows = MAX_INDEX_ROWS if by_index else _batch_rows(chunk.unpacked_bytes, chunk.num_values)
+        if chunk.has_deltas:
+            batch_rows = rows_of_deltas(batch_rows, held_bytes)
         reader = indices if by_index else table
         for batch in reader.iter_batches(batch_rows, row_groups=[number], columns=rows.columns, use_threads=False):
             yield from rows.findings(batch)
@@ -60,7 +72,7 @@ def read_arrow(file: io.BufferedReader, *, text_key: str, field_keys: Sequence[s
         FileFault: as `read_parquet`.
     """
     is_file = FILE_START.startswith(file.read(len(FILE_START)) or b"none")
-    size = _size_between(file, FILE_START, 2 * len(FILE_START)) if is_file else file.seek(0, io.SEEK_END)
+    size = size_between(file, FILE_START, 2 * len(FILE_START)) if is_file else file.seek(0, io.SEEK_END)
     if size == 0:
         raise FileFault("empty file", "it has no bytes")
     file.seek(8 if is_file else 0)
@@ -106,7 +118,7 @@ class _Rows:
         return [".".join(path) for path in (self.text, *self.fields.values())]
 
     def findings(self, batch: pa.RecordBatch) -> Iterator[Finding]:
-        texts = _raw_values(_column(batch, self.text))
+        texts = raw_values(_column(batch, self.text))
         self.text_bytes += sum(len(raw) for raw in texts if raw is not None)
         check_expansion(self.text_bytes, self.file_bytes)
         fields = [dict(zip(self.fields, values, strict=True)) for values in zip(*self._field_values(batch), strict=True)]
@@ -125,10 +137,10 @@ class _Rows:
                 else:
                     yield self.sift(text, where, fields[number] if fields else {})
 
-    def passed_over(self, chunk: Any) -> Iterator[Finding]:
+    def passed_over(self, chunk: Chunk) -> Iterator[Finding]:
         """A row group whose rows average above the longest document: to find a short one among them, all might have to be held."""
         for _ in range(chunk.num_values):
-            yield Fault("too long", f"row {self.row}", f"{chunk.total_uncompressed_size} bytes in {chunk.num_values} rows of its row group")
+            yield Fault("too long", f"row {self.row}", f"{chunk.unpacked_bytes} bytes in {chunk.num_values} rows of its row group")
             self.row += 1
 
     def check_not_empty(self) -> None:
@@ -139,13 +151,13 @@ class _Rows:
         for path in self.fields.values():
             column = _column(batch, path)
             if _is_text(column.type):
-                yield [raw if raw is None else raw.decode(errors="replace") for raw in _raw_values(column)]
+                yield [raw if raw is None else raw.decode(errors="replace") for raw in raw_values(column)]
             else:
                 column.validate(full=True)
                 yield column.to_pylist()
 
 
-def _size_between(file: io.BufferedReader, magic: bytes, least: int) -> int:
+def size_between(file: io.BufferedReader, magic: bytes, least: int) -> int:
     """The size of a file that must begin and end with `magic`."""
     size = file.seek(0, io.SEEK_END)
     if size == 0:
@@ -159,19 +171,25 @@ def _size_between(file: io.BufferedReader, magic: bytes, least: int) -> int:
     return size
 
 
-def _column_chunks(row_group: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Name → the metadata of that column in a row group."""
-    chunks = map(row_group.column, range(row_group.num_columns))
-    return {chunk.path_in_schema: chunk for chunk in chunks if chunk.path_in_schema in names}
+def _column_chunks(group: RowGroup, names: Sequence[str]) -> dict[str, Chunk]:
+    """Name → what is said of that column in a row group, by name."""
+    found = {chunk.path: chunk for chunk in group.chunks if chunk.path in names}
+    if missing := [name for name in names if name not in found]:
+        raise FileFault("unreadable", f"its footer has no column {missing[0]!r} in every row group")
+    return found
 
 
-def _is_index(chunk: Any) -> bool:
+def is_index(chunk: Chunk) -> bool:
     """Whether the values are, or may be, no more than indices into a dictionary: these are left as they are, for a few bytes of index may
     stand for megabytes of text. Others are not made into a dictionary, which takes ten times as long."""
-    if not chunk.has_dictionary_page:
+    if chunk.dictionary_bytes is None:
         return False
-    dictionary_bytes = chunk.data_page_offset - chunk.dictionary_page_offset
-    return chunk.total_compressed_size - dictionary_bytes < MAX_INDEX_BYTES * chunk.num_values
+    return chunk.packed_bytes - chunk.dictionary_bytes < MAX_INDEX_BYTES * chunk.num_values
+
+
+def rows_of_deltas(rows: int, page_bytes: int) -> int:
+    """Of at most `rows` how many are read at once where a page of this size may hold the longest value in each."""
+    return max(1, min(rows, DELTA_BATCH_BYTES // max(1, page_bytes)))
 
 
 def _batch_rows(size_bytes: int, rows: int) -> int:
@@ -213,10 +231,10 @@ def _is_text(type_: pa.DataType) -> bool:
     return (type_.value_type if isinstance(type_, pa.DictionaryType) else type_) in _TEXT_TYPES
 
 
-def _raw_values(column: Any) -> list[bytes | None]:
+def raw_values(column: Any) -> list[bytes | None]:
     """Bytes as they stand: Arrow decodes a column as a whole or not at all. Values of a dictionary are not unrolled."""
     if isinstance(column.type, pa.DictionaryType):
-        values = _raw_values(column.dictionary)
+        values = raw_values(column.dictionary)
         indices = pa.DictionaryArray.from_arrays(column.indices, pa.nulls(len(values)), safe=True).indices  # checked against the values
         return [None if index is None else values[index] for index in indices.to_pylist()]
     raw = column.view(_TEXT_TYPES[column.type])

@@ -54,6 +54,7 @@ def test_globs_choose_files(folder: Path, include: tuple[str, ...], exclude: tup
     assert list(found.files) == expected.split()
     assert [url.removeprefix(f"{folder}/") for url in found.files.values()] == expected.split()
     assert found.rejected == ()
+    assert set(found.excluded) == set(expand(source(folder, *include)).files) - set(found.files)
 
 
 def test_a_slash_at_the_end_changes_nothing(folder: Path):

@@ -1,6 +1,10 @@
 """What the paths of a scan name."""
 
+import gzip
+import os
 import shutil
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +12,7 @@ import fsspec
 import pytest
 
 from tasks.validation import scan_paths
-from tasks.validation.scan_files import FilePiece
+from tasks.validation.scan_files import FilePiece, Unread
 from tasks.validation.scan_paths import CachePiece, select
 from trainer.errors import ConfigError, DataError
 
@@ -62,6 +66,69 @@ def test_a_large_file_of_lines_is_cut_into_ranges(files: Path, monkeypatch: pyte
     assert [(piece.start, piece.stop) for piece in pieces if isinstance(piece, FilePiece)] == [(0, 4), (4, 8), (8, 12), (12, 16), (0, None)]
     (files / "data" / "train.jsonl").write_text("")
     assert len(select(["data/train.jsonl"]).pieces) == 1
+
+
+def test_the_first_bytes_say_which_file_is_cut_into_ranges(files: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(scan_paths, "PIECE_BYTES", 10)
+    lines = b'{"text": "a"}\n' * 3
+    contents = {
+        "b10b": lines,
+        "a.jsonl": gzip.compress(lines),
+        "b.jsonl": b"\x89PNG\r\n" + bytes(50),
+        "c.md": b"- a\n" * 9,
+        "d.json": lines,
+    }
+    (files / "large").mkdir()
+    for name, content in contents.items():
+        (files / "large" / name).write_bytes(content)
+    counts = {name: sum(one == f"large/{name}" for one in names("large")) for name in contents}
+    assert counts == {"b10b": 5, "a.jsonl": 1, "b.jsonl": 1, "c.md": 1, "d.json": 5}
+
+
+def test_what_is_no_file_is_told_and_never_opened(files: Path, monkeypatch: pytest.MonkeyPatch):
+    os.mkfifo(files / "data" / "pipe.jsonl")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("data/socket")
+    (files / "data" / "nowhere.jsonl").symlink_to(files / "gone")
+    (files / "data" / "folder.jsonl").mkdir()
+    (files / "data" / "folder.jsonl" / "a").write_text("x")
+    selection = select(["data"])
+    assert "data/folder.jsonl/a" in [piece.name for piece in selection.pieces if isinstance(piece, FilePiece)]
+    faults = {unread.file: unread.reason for unread in selection.unread if unread.is_fault}
+    special = "a pipe, a socket or a device, and no file"
+    assert faults == {"data/pipe.jsonl": special, "data/socket": special, "data/nowhere.jsonl": "a link that leads nowhere"}
+    assert [unread.file for unread in select(["data/pipe.jsonl"]).unread] == ["data/pipe.jsonl"]
+
+
+def test_hidden_files_are_told(files: Path):
+    hidden = [unread for unread in select(["data"]).unread if not unread.is_fault]
+    reason = "hidden: name it to have it scanned"
+    assert hidden == [Unread("data/.git", reason, is_fault=False), Unread("data/sub/.hidden", reason, is_fault=False)]
+    assert names("data/sub/.hidden") == ["data/sub/.hidden"]
+
+
+def test_a_folder_that_may_not_be_listed_fails_by_name(files: Path, monkeypatch: pytest.MonkeyPatch):
+    whole = os.scandir
+
+    def listed(path: str) -> Iterator[os.DirEntry[str]]:
+        if str(path).endswith("sub"):
+            raise PermissionError(13, "Permission denied", path)
+        return whole(path)
+
+    monkeypatch.setattr("os.scandir", listed)
+    (unread,) = [unread for unread in select(["data"]).unread if unread.is_fault]
+    assert unread == Unread("data/sub", "this folder cannot be listed: Permission denied", is_fault=True)
+
+
+@pytest.mark.usefixtures("files")
+def test_excluded_files_are_told_with_their_glob():
+    selection = select(["data", "other.txt"], exclude=("*.jsonl", "sub/*"))
+    assert [piece.name for piece in selection.pieces if isinstance(piece, FilePiece)] == ["data/read me.md", "other.txt"]
+    assert {unread.file: unread.excluded_by for unread in selection.unread if unread.excluded_by} == {
+        "data/train.jsonl": "*.jsonl",
+        "data/sub/test.json": "sub/*",
+    }
+    assert selection.names == ("read me.md", "other.txt")
 
 
 def test_urls_are_listed_by_their_store():

@@ -8,17 +8,29 @@ import random
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fsspec
+import pyarrow as pa
 import pytest
 import zstandard
 from fsspec.implementations.memory import MemoryFileSystem
 
+from tasks.data.formats.expansion import FREE_EXPANSION_BYTES, MAX_EXPANSION, check_expansion
 from tasks.data.formats.findings import FileFault
-from tasks.data.formats.streams import FREE_EXPANSION_BYTES, MAX_EXPANSION, check_expansion, open_watched, unpack
+from tasks.data.formats.streams import WatchedFile, open_watched, recognise, unpack
 from trainer.errors import DataError
 
 Pack = Callable[[bytes], bytes]
+
+
+def lz4(content: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "lz4") as stream:
+        stream.write(content)
+    return sink.getvalue().to_pybytes()
+
+
 PACKINGS: dict[str, Pack] = {
     "x.gz": gzip.compress,
     "x.GZIP": gzip.compress,
@@ -26,20 +38,29 @@ PACKINGS: dict[str, Pack] = {
     "x.zstd": zstandard.compress,
     "x.bz2": bz2.compress,
     "x.xz": lzma.compress,
+    "x.lz4": lz4,
+    "without-ending": gzip.compress,
 }
+LONGEST_MAGIC_BYTES = 10  # bzip2's; of fewer nobody can say what they were to become
 CONTENT = random.Random(0).randbytes(100_000).hex().encode()
+
+
+def unpacked(file: WatchedFile) -> io.BufferedReader:
+    """The file's bytes, unpacked once if they are packed."""
+    kind, stream = recognise(file)
+    return io.BufferedReader(unpack(file, stream, kind.name)) if kind.nature == "packed" else stream
 
 
 def read(path: Path) -> bytes:
     with open_watched(path.as_uri()) as file:
-        return unpack(file, path.name).read()
+        return unpacked(file).read()
 
 
 def expand(path: Path) -> int:
     """How many bytes come, none of them kept."""
     with open_watched(path.as_uri()) as file:
-        unpacked = unpack(file, path.name)
-        return sum(map(len, iter(lambda: unpacked.read(2**20), b"")))
+        stream = unpacked(file)
+        return sum(map(len, iter(lambda: stream.read(2**20), b"")))
 
 
 @pytest.mark.parametrize(("name", "pack"), PACKINGS.items())
@@ -62,9 +83,11 @@ def test_skippable_frames_of_zstandard_are_skipped(tmp_path: Path):
     assert read(tmp_path / "x.zst") == b"onetwo"
 
 
-def test_what_is_not_packed_is_read_as_it_is(tmp_path: Path):
+def test_the_first_bytes_say_what_is_packed_and_no_name_does(tmp_path: Path):
     (tmp_path / "x.jsonl").write_bytes(gzip.compress(CONTENT))
-    assert read(tmp_path / "x.jsonl") == (tmp_path / "x.jsonl").read_bytes()
+    assert read(tmp_path / "x.jsonl") == CONTENT
+    (tmp_path / "x.gz").write_bytes(CONTENT)
+    assert read(tmp_path / "x.gz") == CONTENT
 
 
 @pytest.mark.parametrize(("name", "pack"), PACKINGS.items())
@@ -83,7 +106,7 @@ def test_a_cut_is_noticed_in_the_first_member_and_in_others(
 def test_a_cut_at_every_byte_is_noticed(tmp_path: Path):
     for name, pack in PACKINGS.items():
         packed = pack(b"a few words to be cut\n")
-        for length in range(1, len(packed)):
+        for length in range(LONGEST_MAGIC_BYTES, len(packed)):
             (tmp_path / name).write_bytes(packed[:length])
             with pytest.raises(FileFault) as fault:
                 read(tmp_path / name)
@@ -140,9 +163,34 @@ def test_what_the_file_system_fails_with_is_kept():
     fsspec.register_implementation("losing", LosingFileSystem, clobber=True)
     with open_watched("losing://x") as file:
         with pytest.raises(ConnectionResetError):
-            unpack(file, "x").read()
+            unpacked(file).read()
         assert isinstance(file.failure, ConnectionResetError)
         assert 0 < file.taken_bytes < 3 * len(CONTENT)
+
+
+class Cut(io.RawIOBase):
+    """Some bytes, a failure, and then nothing, as if it were the end."""
+
+    def __init__(self):
+        self.reads = iter((b"a few words", FileFault("truncated", "it ends here"), b""))
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        found = next(self.reads)
+        if isinstance(found, FileFault):
+            raise found
+        buffer[: len(found)] = found
+        return len(found)
+
+
+def test_what_fails_behind_the_first_bytes_fails_there_and_they_stand():
+    kind, stream = recognise(Cut())
+    assert kind.nature == "text"
+    assert stream.read(11) == b"a few words"
+    with pytest.raises(FileFault, match="it ends here"):
+        stream.read()
 
 
 def test_a_missing_file_is_refused_with_what_to_do(tmp_path: Path):

@@ -17,6 +17,7 @@ from tasks.data.source import Piece, Source
 
 Read = Callable[..., list[Finding]]
 Write = Callable[..., Path]
+LONGEST_MAGIC_BYTES = 6
 TEXTS = ["One line.", 'Two lines\nand a "quote".', "Grüße, 日本語, 🌳"]
 
 
@@ -171,11 +172,12 @@ def test_nulls_alone_are_missing(tmp_path: Path, read: Read, write: Write):
 def test_a_cut_is_noticed_wherever_it_is(tmp_path: Path, read: Read, write: Write):
     path = write(tmp_path, pa.table({"text": [f"Document {number}." for number in range(100)]}))
     content = path.read_bytes()
-    for length in (*range(1, 9), *range(9, len(content), 11), *range(len(content) - 9, len(content))):
+    for length in (1, 3, *range(LONGEST_MAGIC_BYTES, 9), *range(9, len(content), 11), *range(len(content) - 9, len(content))):
         path.write_bytes(content[:length])
         *records, fault = find(read, path)
         assert isinstance(fault, Fault)
-        assert (fault.reason, fault.whole_file) == ("truncated", True), length
+        is_known = length >= LONGEST_MAGIC_BYTES
+        assert (fault.reason, fault.whole_file) == ("truncated" if is_known else "other format", True), length
         assert not records or len(records) == 100
 
 
@@ -203,10 +205,17 @@ def test_damage_is_a_fault_and_no_crash(tmp_path: Path, read: Read, write: Write
         assert sum(isinstance(finding, Fault) and finding.whole_file for finding in found) <= 1
 
 
-def test_what_is_no_table_is_unreadable_with_the_librarys_words(tmp_path: Path, read: Read):
+def test_what_is_no_table_is_of_another_format_whatever_its_name(tmp_path: Path, read: Read):
     for name in ("a.parquet", "a.arrow"):
         (tmp_path / name).write_bytes(b'{"text": "this is no table"}\n' * 10)
-        assert whole_file(find(read, tmp_path / name)) == "unreadable"
+        assert whole_file(find(read, tmp_path / name)) == "other format"
+
+
+def test_a_table_without_sense_is_unreadable_with_the_librarys_words(tmp_path: Path, read: Read):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1" + bytes(40) + b"PAR1")
+    assert whole_file(find(read, tmp_path / "a.parquet")) == "unreadable"
+    (tmp_path / "a.arrow").write_bytes(b"\xff\xff\xff\xff" + b"\x10\0\0\0" + b"\x7f" * 40)
+    assert whole_file(find(read, tmp_path / "a.arrow")) == "unreadable"
 
 
 def read_and_measure(path: Path) -> tuple[int, int]:

@@ -1,0 +1,31 @@
+"""JSON of bounded size in memory: of three bytes (`[],`) CPython makes seventy-two."""
+
+import re
+
+import orjson
+
+from tasks.data.formats.findings import FileFault
+
+ALWAYS_PARSED_BYTES = 2**20
+MAX_VALUES_BYTES = 320 * 2**20
+OBJECT_BYTES, VALUE_BYTES = 200, 64  # of an object with one field, of a short string: a little more than CPython's
+STRING = re.compile(rb'"(?:[^"\\]+|\\.)*+"', re.DOTALL)
+
+
+def loads(raw: bytes) -> object:
+    """The value that stands there.
+
+    Raises:
+        orjson.JSONDecodeError: there is none.
+        FileFault: its lists, objects and numbers would take more memory than they may.
+    """
+    if len(raw) > ALWAYS_PARSED_BYTES and _held_bytes(raw) > MAX_VALUES_BYTES and _held_bytes(STRING.sub(b'""', raw)) > MAX_VALUES_BYTES:
+        raise FileFault(
+            "expands too much", f"{len(raw)} bytes of JSON hold more than {MAX_VALUES_BYTES} bytes of lists, objects and numbers"
+        )
+    return orjson.loads(raw)
+
+
+def _held_bytes(raw: bytes) -> int:
+    """What the values take at most: of objects, lists, and what stands between commas and behind colons."""
+    return OBJECT_BYTES * (raw.count(b"{") + raw.count(b"[")) + VALUE_BYTES * (raw.count(b",") + raw.count(b":"))

@@ -1,0 +1,119 @@
+"""The strings of a row as one text: an item whose question and answer stand in fields of their own is whole again."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, cast
+
+import orjson
+
+from tasks.data.formats.findings import FileFault
+from tasks.data.formats.json_values import loads
+from tasks.data.formats.kinds import is_text
+
+TEXT_KEY, ID_KEY = "text", "id"
+PEEK_BYTES = 2**14
+MIN_WORDS_OF_KEY = 4
+MAX_TEXT_CHARACTERS = 2**24  # of a row: with four bytes each 64 MiB
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class Text(NamedTuple):
+    """A document as it is scanned.
+
+    Attributes:
+        id: its own, if it has one.
+        text: UTF-8.
+        readable: whether it is text; what is not is scanned as it stands, and told.
+    """
+
+    id: str
+    text: bytes
+    readable: bool = True
+
+
+def text_of_line(line: bytes) -> Text:
+    """A line of JSON; one that does not parse, or would take too much memory, as it stands."""
+    try:
+        return text_of_value(loads(line.removeprefix(BYTE_ORDER_MARK)))
+    except (orjson.JSONDecodeError, FileFault):
+        return Text("", as_utf8(line), readable=is_text(line, cut=False))
+
+
+def text_of_value(value: object) -> Text:
+    """A row's own id, and all its strings: the field `text` first, the others in their order, an id that is a text itself last."""
+    if not isinstance(value, dict):
+        return Text("", joined(strings(value)))
+    row = cast("dict[str, object]", value)
+    first = row.get(TEXT_KEY)
+    found = [first] if isinstance(first, str) else []
+    for name, each in row.items():
+        if name == ID_KEY or (name == TEXT_KEY and found and found[0] is each):
+            continue
+        if " " in name and _is_sentence(name):
+            found.append(name)
+        if isinstance(each, str):
+            found.append(each)
+        else:
+            found.extend(strings(each))
+    return next(texts_of(row.get(ID_KEY), found, max_characters=sys.maxsize))
+
+
+def texts_of(id: object, found: list[str], *, max_characters: int = MAX_TEXT_CHARACTERS) -> Iterator[Text]:
+    """The id as a name, and the text, which an id of several words belongs to. A text too long to be held comes in pieces."""
+    is_name = isinstance(id, str | int) and len(str(id).split()) <= 1
+    if not is_name:
+        found = [*found, *strings(id)]
+    name = str(id) if isinstance(id, str | int) else ""
+    if sum(map(len, found)) <= max_characters:
+        yield Text(name, joined(found))
+        return
+    held: list[str] = []
+    for part in _parts(found):
+        if held and sum(map(len, held)) + len(part) > max_characters:
+            yield Text(name, joined(held))
+            held = []
+        held.append(part)
+    yield Text(name, joined(held))
+
+
+def _parts(found: list[str]) -> Iterator[str]:
+    for one in found:
+        yield from (one[start : start + MAX_TEXT_CHARACTERS] for start in range(0, len(one), MAX_TEXT_CHARACTERS))
+
+
+def joined(found: Iterable[str]) -> bytes:
+    """Strings with line ends between."""
+    return "\n".join(found).encode(errors="replace")
+
+
+def strings(value: object) -> Iterator[str]:
+    """Every string in a value, in order. Keys that are sentences are strings, too: some files have the question for a key.
+
+    A stack of our own: JSON may be nested more deeply than Python calls itself.
+    """
+    waiting: list[object] = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            row = cast("dict[str, object]", value)
+            for key in reversed(row):
+                waiting.append(row[key])
+                if _is_sentence(key):
+                    waiting.append(key)
+        elif isinstance(value, list):
+            waiting.extend(reversed(cast("list[object]", value)))
+
+
+def _is_sentence(key: str) -> bool:
+    return key.count(" ") + 1 >= MIN_WORDS_OF_KEY
+
+
+def as_utf8(raw: bytes) -> bytes:
+    """The bytes, with the mark for what cannot be read in place of what is not UTF-8."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return raw.decode(errors="replace").encode()
+    return raw
