@@ -57,6 +57,23 @@ def run(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
 
 @main.command()
 @click.argument("target", metavar="RECIPE[/PHASE]")
+@click.option("--scale", type=SCALES, default="proxy", show_default=True)
+@home_option
+@json_option
+def status(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
+    """Say what holds of each phase, what must be done again, and why; do nothing. Exit 1 where a phase is not done."""
+    from flows.commands.status import describe, is_done, print_description
+
+    description = describe(target, scale, home)
+    if as_json:
+        _print_json_if(True, description)
+    else:
+        print_description(description)
+    sys.exit(0 if is_done(description) else 1)
+
+
+@main.command()
+@click.argument("target", metavar="RECIPE[/PHASE]")
 @click.option("--scale", type=SCALES, default="full", show_default=True)
 @click.option("--at", "step", type=click.IntRange(min=0), metavar="STEP", help="What is in force after so many updates.")
 @json_option

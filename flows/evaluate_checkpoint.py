@@ -1,18 +1,16 @@
 """A phase's last checkpoint → benchmarks and bits per byte → verdict of the gate."""
 
-from typing import Any
-
 from flows.door import door
 from flows.plan import build_run, data_plan
 from flows.recipes import load_recipe, name_with
-from flows.recipes.recipe import Recipe, Scale
+from flows.recipes.recipe import Scale
+from flows.record import parent_evaluation
 from flows.validate_data import raise_unless_passed
 from tasks.evaluation.task import evaluate
 from tasks.home import Home
 from tasks.training.launcher import finished_result
 from tasks.validation.task import judge_model
 from trainer.errors import TrainingError
-from trainer.storage import read_json
 from validations.accepted import accepted_in
 
 
@@ -35,10 +33,7 @@ def evaluate_checkpoint(recipe: str, phase: str, scale: Scale = "proxy", home: s
     evaluation = evaluate(run, result, plan, chosen.evaluation.held_out_tokens)
     path = place.verdict(wanted.run_name, phase, "model")
     parent = parent_evaluation(wanted, chosen.parent, place)
+    if chosen.parent and parent is None:
+        raise TrainingError(f"{chosen.parent}, which {phase} starts from, is not evaluated: run `phasewise run {recipe}/{chosen.parent}`.")
     accepts = accepted_in(phase, wanted.accepts)
     raise_unless_passed(judge_model(run, evaluation, parent, chosen.gates.model, path, accepts=accepts))
-
-
-def parent_evaluation(recipe: Recipe, parent: str | None, home: Home) -> dict[str, Any] | None:
-    """What was measured at the end of the parent; None for the first phase."""
-    return read_json(home.run(recipe.run_name, parent) / "evaluation.json") if parent else None

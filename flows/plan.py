@@ -126,6 +126,7 @@ def data_plan(recipe: Recipe, home: Home) -> DataPlan:
         vocab_size=tokenizer.vocab_size,
         tokenizer_name=tokenizer.name,
         tokenizer_components=tokenizer.components,
+        benchmark_components=recipe.main_components,
         pins=recipe.pins,
     )
 
@@ -163,6 +164,7 @@ def build_run(
         checkpoints=phase.checkpoints,
         start=_start(recipe, phase, home),
         caches={name: str(caches[name]) for name in phase.components},
+        cache_digests={pin.component: pin.digest for pin in recipe.pins if pin.split == "train" and pin.component in phase.components},
         verdict=str(home.verdict(recipe.run_name, phase.name, "data")),
         output=str(home.run(recipe.run_name, phase.name)),
         execution=ON_THIS_MACHINE,

@@ -9,19 +9,37 @@ from flows.plan import build_run, data_plan
 from flows.recipes.phase import Phase
 from flows.recipes.recipe import Recipe
 from tasks.data.plan import DataPlan
-from tasks.evaluation.finished import finished_evaluation
+from tasks.evaluation.finished import EVALUATION_NAME, evaluation_key, finished_evaluation
 from tasks.home import Home
-from tasks.training.launcher import finished_result
+from tasks.training.launcher import finished_result, is_begun
 from trainer.config import Frozen, RunConfig
 from trainer.data.manifest import read_manifest
-from trainer.errors import PhasewiseError, VerdictError
+from trainer.errors import CheckpointError, PhasewiseError, TrainingError, VerdictError
 from trainer.metrics import METRICS_NAME
-from trainer.storage import digest_of_file, digest_of_json
+from trainer.storage import digest_of_file, read_json
 from validations.accepted import AcceptedWarning, accepted_in
+from validations.expectations.data_suite import DATA_SUITE
 from validations.expectations.suites import SUITES, version_of
-from validations.verdict import Verdict, accepted_by, read_verdict
+from validations.verdict import Verdict, accepted_by, judged_by_gate, read_verdict
 
 State = Literal["done", "refused", "not reached"]
+Again = Literal["prepare", "judge", "train", "evaluate"]
+
+
+class Finding(Frozen):
+    """One result of a phase.
+
+    Attributes:
+        what: which result it is.
+        holds: whether it is there, for what is there now. A verdict that fails holds, too.
+        again: what must be done again, or for the first time; None where it holds.
+        why: in words, why it does not hold, or why it stops the phase; empty where all is well.
+    """
+
+    what: str
+    holds: bool
+    again: Again | None
+    why: str
 
 
 @dataclass(frozen=True)
@@ -29,8 +47,8 @@ class PhaseRecord:
     """One phase as the home has it; what is not there, or does not hold any more, is None.
 
     Attributes:
-        lacks: what keeps the phase from being done, in words, first things first; empty where it is done. It is about what is there,
-            or not there, and about verdicts that fail.
+        findings: every result that was looked for, in the order in which they come about. After one that does not hold, what rests on it
+            is not looked for.
     """
 
     phase: Phase
@@ -40,7 +58,12 @@ class PhaseRecord:
     result: dict[str, Any] | None
     evaluation: dict[str, Any] | None
     model_verdict: Verdict | None
-    lacks: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """What keeps the phase from being done, in words, first things first; empty where it is done."""
+        return tuple(finding.why for finding in self.findings if finding.why)
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -64,56 +87,62 @@ def read_record(recipe: Recipe, phase: Phase, home: Home, plan: DataPlan) -> Pha
     """One phase. A verdict holds where it was given for what is there now, within the limits that the recipe has now."""
     try:
         run = build_run(recipe, phase, home, plan.folders("train"), held_out=plan.folders("held_out"))
-    except PhasewiseError as error:
-        return PhaseRecord(phase, None, None, None, None, None, None, (str(error),))
-    lacks = _Lacks(accepted_in(phase.name, recipe.accepts))
-    data_verdict = lacks.verdict("data", Path(run.verdict), _digests(run), phase.gates.data)
-    result = lacks.unless(finished_result(run), "it is not trained on the data and settings as they are now")
+    except (TrainingError, CheckpointError) as error:
+        return PhaseRecord(phase, None, None, None, None, None, None, (Finding(what="start", holds=False, again="train", why=str(error)),))
+    found = _Findings(accepted_in(phase.name, recipe.accepts))
+    found.add("caches", _are_built(phase, plan), "prepare", "its caches are not there as its sources and settings are now")
+    data_verdict = found.verdict("data", Path(run.verdict), _digests(run), phase.gates.data)
+    result = finished_result(run)
+    found.add("training", result is not None, "train", "it is not trained on the data and settings as they are now")
     health_verdict = evaluation = model_verdict = None
+    metrics, health = Path(run.output) / METRICS_NAME, home.verdict(recipe.run_name, phase.name, "health")
+    if result or (is_begun(run) and health.exists() and metrics.exists()):  # the training of a run that diverged is judged, too
+        health_verdict = found.verdict("training", health, {METRICS_NAME: digest_of_file(metrics)}, phase.gates.health)
     if result:
-        metrics = Path(run.output) / METRICS_NAME
-        health = home.verdict(recipe.run_name, phase.name, "health")
-        health_verdict = lacks.verdict("training", health, {str(metrics): digest_of_file(metrics)}, phase.gates.health)
-        evaluation = lacks.unless(finished_evaluation(run, result["params_digest"]), "its last checkpoint is not evaluated")
+        evaluation = _evaluation(run, result, plan, phase)
+        found.add("evaluation", evaluation is not None, "evaluate", "its last checkpoint is not evaluated as it would be now")
     if evaluation:
-        judged = {str(evaluation["checkpoint"]): digest_of_json(evaluation)}
-        model_verdict = lacks.verdict("model", home.verdict(recipe.run_name, phase.name, "model"), judged, phase.gates.model)
-    return PhaseRecord(phase, run, data_verdict, health_verdict, result, evaluation, model_verdict, tuple(lacks.words))
+        judged = judged_by_gate(evaluation, parent_evaluation(recipe, phase.parent, home))
+        model_verdict = found.verdict("model", home.verdict(recipe.run_name, phase.name, "model"), judged, phase.gates.model)
+    return PhaseRecord(phase, run, data_verdict, health_verdict, result, evaluation, model_verdict, tuple(found.all))
 
 
-class _Lacks:
-    """Collects what is missing on the way."""
+def _are_built(phase: Phase, plan: DataPlan) -> bool:
+    return all(plan.components[name].train.is_built and plan.components[name].held_out.is_built for name in phase.components)
+
+
+class _Findings:
+    """Collects what was looked for."""
 
     def __init__(self, accepts: Sequence[AcceptedWarning]) -> None:
-        self.words: list[str] = []
+        self.all: list[Finding] = []
         self._accepts = accepts
 
-    def unless(self, found: dict[str, Any] | None, words: str) -> dict[str, Any] | None:
-        """What was found; the words where nothing was."""
-        if found is None:
-            self.words.append(words)
-        return found
+    def add(self, what: str, holds: bool, again: Again, why: str) -> None:
+        """A result that holds or does not."""
+        self.all.append(Finding(what=what, holds=holds, again=None if holds else again, why="" if holds else why))
 
     def verdict(self, what: str, path: Path, judged: Mapping[str, str], limits: Frozen) -> Verdict | None:
         """The verdict in the file, if it holds; whether it passes is for the caller."""
+        name = f"verdict on its {what}"
         if not path.exists():
-            self.words.append(f"there is no verdict on its {what}")
+            self.add(name, False, "judge", f"there is no {name}")
             return None
         try:
             verdict = read_verdict(path)
         except VerdictError as error:
-            self.words.append(str(error))
+            self.add(name, False, "judge", str(error))
             return None
         if why := _why_out_of_date(verdict, judged, limits, self._accepts):
-            self.words.append(f"the verdict on its {what} is out of date: {why}")
+            self.add(name, False, "judge", f"the {name} is out of date: {why}")
             return None
-        if not verdict.passes:
-            self.words.append(f"the verdict on its {what} fails: {verdict.reasons[0].what if verdict.reasons else path}")
+        failure = "" if verdict.passes else f"the {name} fails: {verdict.reasons[0].what if verdict.reasons else path}"
+        self.all.append(Finding(what=name, holds=True, again=None, why=failure))
         return verdict
 
 
 def _why_out_of_date(verdict: Verdict, judged: Mapping[str, str], limits: Frozen, accepts: Sequence[AcceptedWarning]) -> str | None:
-    if verdict.judged != judged:
+    if sorted(verdict.judged.values()) != sorted(judged.values()) or (verdict.suite == DATA_SUITE and verdict.judged != judged):
         return "it was given for something else than what is there now"
     now = limits.model_dump(mode="json")
     if verdict.thresholds != now:
@@ -132,14 +161,27 @@ def is_done(recipe: Recipe, phases: Iterable[Phase], home: Home) -> bool:
         plan = data_plan(recipe, home)
     except PhasewiseError:
         return False
-    return (
-        plan.is_built and all(record.state == "done" for record in read_records(recipe, home, plan)) and report_path(recipe, home).exists()
-    )
+    records = (read_record(recipe, phase, home, plan) for phase in phases)
+    return plan.is_built and all(record.state == "done" for record in records) and report_path(recipe, home).exists()
 
 
 def report_path(recipe: Recipe, home: Home) -> Path:
     """The HTML report of a recipe."""
     return home.report(recipe.run_name) / "report.html"
+
+
+def _evaluation(run: RunConfig, result: dict[str, Any], plan: DataPlan, phase: Phase) -> dict[str, Any] | None:
+    """None also where the benchmarks are not made, or damaged."""
+    try:
+        return finished_evaluation(run, evaluation_key(run, result["params_digest"], plan, phase.evaluation.held_out_tokens))
+    except PhasewiseError:
+        return None
+
+
+def parent_evaluation(recipe: Recipe, parent: str | None, home: Home) -> dict[str, Any] | None:
+    """What was measured at the end of the parent; None for the first phase, and where nothing was."""
+    path = home.run(recipe.run_name, parent) / EVALUATION_NAME if parent else None
+    return read_json(path) if path and path.exists() else None
 
 
 def _digests(run: RunConfig) -> dict[str, str]:

@@ -29,6 +29,8 @@ LOG_NAME = "server.log"
 START_SECONDS, STOP_SECONDS = 120.0, 10.0
 REPORTING = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING", "PREFECT_LOGGING_COLORS": "false"}
 """The server's own log is not the terminal: what goes wrong in it is written there."""
+PATIENT = {"PREFECT_SERVER_DATABASE_TIMEOUT": "60", "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60"}
+"""A file of SQLite has one writer at a time: on a busy machine the others wait, rather than fail."""
 _ERROR = re.compile(r"\| (ERROR|CRITICAL) ")
 QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -139,6 +141,7 @@ def own_server(home: Home, port: int, what: str) -> Iterator[OwnServer]:
         **os.environ,
         **quiet_environment(home),
         **REPORTING,
+        **PATIENT,
         "PREFECT_API_URL": url,
         "PREFECT_SERVER_API_HOST": "127.0.0.1",
         "PREFECT_SERVER_API_PORT": str(port),

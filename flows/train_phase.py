@@ -21,8 +21,11 @@ from tasks.home import Home
 from tasks.progress import say
 from tasks.training.task import train
 from tasks.validation.task import judge_health
-from trainer.errors import VerdictError
+from trainer.errors import TrainingDiverged, VerdictError
 from validations.accepted import accepted_in
+
+REFUSALS = (VerdictError, TrainingDiverged)
+"""What ends a phase and its descendants, and nothing else."""
 
 
 @door(name="train_phase", flow_run_name="train {recipe}/{phase} ({scale})")
@@ -52,7 +55,7 @@ def train_phase(recipe: str, phase: str, scale: Scale = "proxy", home: str | Non
         check_ancestors_hold(name, wanted, chosen, place, plan)
         try:
             train_judged(name, wanted, chosen, place, plan)
-        except VerdictError:
+        except REFUSALS:
             write_recipe_report(wanted, place, plan)
             raise
         write_recipe_report(wanted, place, plan)
@@ -63,12 +66,18 @@ def train_judged(name: str, recipe: Recipe, phase: Phase, home: Home, plan: Data
 
     Raises:
         VerdictError: a verdict fails.
+        TrainingDiverged: the loss is no number any more; the verdict on the training says where.
     """
     run = build_run(recipe, phase, home, plan.folders("train"), held_out=plan.folders("held_out"))
+    accepts = accepted_in(phase.name, recipe.accepts)
     validate_data(name, phase.name, recipe.scale, str(home.root))
-    result = train(run)
+    try:
+        result = train(run)
+    except TrainingDiverged:
+        judge_health(run, phase.gates.health, home, accepts=accepts)
+        raise
     say(f"{phase.name}: trained to step {result['stop_step']:,}, final loss {result['final_loss']:.3f}")
-    raise_unless_passed(judge_health(run, phase.gates.health, home, accepts=accepted_in(phase.name, recipe.accepts)))
+    raise_unless_passed(judge_health(run, phase.gates.health, home, accepts=accepts))
     evaluate_checkpoint(name, phase.name, recipe.scale, str(home.root))
     summary: dict[str, Any] = phase_summary(read_record(recipe, phase, home, plan))
     table = [{"what": what, "value": str(value)} for what, value in summary.items()]

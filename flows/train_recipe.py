@@ -8,11 +8,11 @@ from flows.recipes import load_target
 from flows.recipes.phase import Phase
 from flows.recipes.recipe import Recipe, Scale
 from flows.summary import write_recipe_report
-from flows.train_phase import train_phase
+from flows.train_phase import REFUSALS, train_phase
 from tasks.evaluation.task import fit_baselines
 from tasks.home import Home
 from tasks.progress import say
-from trainer.errors import PhasewiseError, VerdictError
+from trainer.errors import PhasewiseError
 
 
 @door(name="train_recipe", flow_run_name="train {recipe} ({scale})")
@@ -49,7 +49,7 @@ def train_phases(name: str, recipe: Recipe, home: str | None, phases: tuple[Phas
             continue
         try:
             train_phase(name, phase.name, recipe.scale, home)
-        except VerdictError as refusal:
+        except REFUSALS as refusal:
             refusals[phase.name] = refusal
             unreachable.add(phase.name)
     return refusals

@@ -1,6 +1,8 @@
 """What a recipe allows: the numbers that verdicts are measured against. None has a default."""
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from trainer.config import Frozen
 
@@ -81,8 +83,20 @@ class GateLimits(Frozen):
 
     Attributes:
         max_increase_bits_per_byte: macro bits per byte over the held-out components, above the parent's.
-        must_beat_baseline: whether each benchmark must be strictly above its dumb baseline.
+        must_beat_baseline: whether each benchmark must show that the model is above the floor: that it is right more often than a dumb
+            baseline, or finds the right answers likelier than others.
+        floor_error_rate: how often a model at the floor of a benchmark may pass it. `None` only where it is not asked.
     """
 
     max_increase_bits_per_byte: float
     must_beat_baseline: bool
+    floor_error_rate: float | None = Field(gt=0, lt=0.5)
+
+    @model_validator(mode="after")
+    def _has_rate(self) -> Self:
+        if self.must_beat_baseline and self.floor_error_rate is None:
+            raise ValueError(
+                "where must_beat_baseline is true, floor_error_rate must say how often a model at the floor may pass, for example 0.01; "
+                "found null"
+            )
+        return self

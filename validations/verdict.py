@@ -35,7 +35,7 @@ class Verdict(Frozen):
         subject: what was judged, in words.
         passes: no critical check failed and none is broken.
         suite_version: the suite's number, and a digest of the code of the checks.
-        judged: component → digest of the manifest of the cache that was judged; for a gate, checkpoint → digest of its evaluation; for
+        judged: component → digest of the manifest of the cache that was judged; for a gate, which evaluation → its digest; for
             health, what the metrics are of → digest.
         thresholds: the limits that were measured against.
         accepts: the warnings that the recipe accepts from this suite in this phase. Like the limits, they decide the verdict.
@@ -136,7 +136,7 @@ def judge_gate(
         "benchmarks": evidence[evidence["kind"] == BENCHMARK].reset_index(drop=True),
         "bits_per_byte": evidence[evidence["kind"] == BITS_PER_BYTE].reset_index(drop=True),
     }
-    judged = {str(evaluation["checkpoint"]): digest_of_json(dict(evaluation))}
+    judged = judged_by_gate(evaluation, parent_evaluation)
     return _judge(subject, tables, _terms(GATE_SUITE, limits, accepts), judged=judged, folder=folder)
 
 
@@ -148,6 +148,12 @@ def unused_of(verdicts: Iterable[Verdict]) -> tuple[AcceptedWarning, ...]:
         expected += [one for one in verdict.accepts if one not in expected]
         found += [finding.warning for check in verdict.checks for finding in check.accepted]
     return tuple(one for one in expected if one not in found)
+
+
+def judged_by_gate(evaluation: Evaluation, parent_evaluation: Evaluation | None) -> dict[str, str]:
+    """What a gate's verdict is about: an evaluation, and the one that it is compared with."""
+    judged = {"evaluation": digest_of_json(dict(evaluation))}
+    return judged if parent_evaluation is None else {**judged, "parent's evaluation": digest_of_json(dict(parent_evaluation))}
 
 
 def write_verdict(path: str | Path, verdict: Verdict) -> None:

@@ -10,6 +10,7 @@ from flows.recipes.recipe import Scale
 from tasks.home import Home
 from tasks.training.launcher import finished_result
 from trainer.errors import ConfigError, TrainingError
+from validations.evidence.floor import Floor, measure_floor
 
 
 def evaluate_target(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
@@ -41,6 +42,15 @@ def print_evaluation(evaluation: dict[str, Any]) -> None:
     for found in evaluation["results"]:
         error = f" ± {found['stderr']:.3f}" if found["stderr"] is not None else ""
         console.print(f"  {found['benchmark']} {found['metric']} {found['value']:.3f}{error} (dumb baseline {found['baseline']:.3f})")
+        console.print(f"    {_told_from_floor(measure_floor(found))}", soft_wrap=True)
     for name, value in sorted(evaluation["bits_per_byte"].items()):
         console.print(f"  {name} {value:.3f} bits per byte")
     console.print(f"  macro {evaluation['macro_bits_per_byte']:.3f} bits per byte")
+
+
+def _told_from_floor(floor: Floor) -> str:
+    """How often a model that knows nothing would do as well, by each test and by both."""
+    return (
+        f"{floor.right} of {floor.items} right, p = {floor.accuracy_p_value:.2g} ({floor.accuracy_test}); right answers "
+        f"{floor.mean_margin_nats:+.3f} nats likelier than the others, p = {floor.likelihood_p_value:.2g}; both: {floor.p_value:.2g}"
+    )

@@ -60,6 +60,11 @@ class Recipe(Frozen):
         """What all phases together draw from, sorted."""
         return tuple(sorted({name for phase in self.phases for name in phase.components}))
 
+    @property
+    def main_components(self) -> tuple[str, ...]:
+        """What the main line draws from, sorted: what every phase is measured on, whichever branch is trained beside it."""
+        return tuple(sorted({name for phase in self.main_line or self.phases for name in phase.components}))
+
     def phase(self, name: str) -> Phase:
         """The phase of that name.
 

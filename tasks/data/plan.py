@@ -16,7 +16,7 @@ from tasks.home import Home
 from trainer.data.manifest import MANIFEST_NAME, SourceFile, Split
 from trainer.storage import as_path, digest_of_json
 
-BENCHMARKS_VERSION = "benchmarks-2"
+BENCHMARKS_VERSION = "benchmarks-3"
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ class DataPlan:
     tokenizer_components: tuple[str, ...]
     tokenizer: Path
     benchmarks: Path
+    benchmark_components: tuple[str, ...]
     lock: Path
 
     @property
@@ -93,12 +94,14 @@ def plan_data(
     vocab_size: int,
     tokenizer_name: str | None = None,
     tokenizer_components: Collection[str] | None = None,
+    benchmark_components: Collection[str] | None = None,
     pins: Iterable[Pin] = (),
 ) -> DataPlan:
     """Expand and fingerprint the sources; every key and folder follows from the digests. A pin names another folder, not another key.
 
     Args:
         tokenizer_components: those that the tokenizer is trained on; None is all.
+        benchmark_components: those from whose held-out text the benchmarks are made; None is all.
 
     Raises:
         DataError: a component has no files.
@@ -126,12 +129,14 @@ def plan_data(
         )
         for name, key in documents.items()
     }
-    held_out = {name: component.held_out.key for name, component in components.items()}
+    asked_of = tuple(sorted(components if benchmark_components is None else benchmark_components))
+    held_out = {name: components[name].held_out.key for name in asked_of}
     benchmarks = digest_of_json({"version": BENCHMARKS_VERSION, "held_out": held_out})
     return DataPlan(
         components,
         trained_on,
         home.tokenizer(tokenizer) / "tokenizer.json",
         home.benchmarks(benchmarks),
+        asked_of,
         home.lock(f"recipe-{benchmarks[:16]}"),
     )

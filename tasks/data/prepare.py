@@ -1,7 +1,7 @@
 """The stages of data preparation. Each does what is missing, and nothing where nothing is."""
 
 from collections.abc import Mapping, Sequence
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 
 from tasks.data.caches import finish_cache
@@ -116,16 +116,13 @@ def write_missing_benchmarks(plan: DataPlan) -> bool:
     if plan.has_benchmarks:
         return False
     from tasks.evaluation.benchmark_folder import write_benchmarks
-    from tasks.evaluation.benchmarks import commonest_word
-    from tasks.evaluation.held_out import MAX_TRAINING_CHARACTERS, first_characters, read_held_out_texts
+    from tasks.evaluation.held_out import read_held_out_texts
 
     with held(plan.lock):
         if plan.has_benchmarks:
             return False
-        held_out = read_held_out_texts(plan.folders("held_out"), load_tokenizer(plan.tokenizer))
-        folders = (component.documents.folder for component in plan.components.values())
-        training = (first_characters(split_texts(folder, "train"), MAX_TRAINING_CHARACTERS) for folder in folders)
-        write_benchmarks(plan.benchmarks, held_out, commonest_word=commonest_word(chain.from_iterable(training)))
+        asked_of = {name: plan.components[name].held_out.folder for name in plan.benchmark_components}
+        write_benchmarks(plan.benchmarks, read_held_out_texts(asked_of, load_tokenizer(plan.tokenizer)))
     say("made the benchmarks from held-out documents")
     return True
 

@@ -21,7 +21,7 @@ from trainer.config import Frozen
 from trainer.errors import DataError
 from trainer.storage import as_path, digest_of_bytes, digest_of_json, read_json, write_atomically, write_json
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 Item = WordOrderItem | NextWordItem
 
@@ -57,19 +57,18 @@ class BenchmarkItem(NamedTuple):
     text: str
 
 
-def write_benchmarks(folder: str | Path, held_out: HeldOut, *, commonest_word: str) -> BenchmarkManifest:
+def write_benchmarks(folder: str | Path, held_out: HeldOut) -> BenchmarkManifest:
     """Build both benchmarks and write them into the folder, the manifest last.
 
     Args:
         held_out: component → its held-out documents.
-        commonest_word: of the training split; the dumb answer to every next-word item.
     """
     word_order = build_word_order(held_out)
     next_word = build_next_word(held_out)
     contents: dict[str, bytes] = {}
     benchmarks = (
         _add(contents, "word_order", "acc", word_order, word_order_baseline(word_order)),
-        _add(contents, "next_word", "exact_match", next_word, next_word_baseline(next_word, commonest_word)),
+        _add(contents, "next_word", "exact_match", next_word, next_word_baseline(next_word)),
     )
     manifest = BenchmarkManifest(format_version=FORMAT_VERSION, benchmarks=benchmarks)
     for name, content in contents.items():

@@ -6,7 +6,7 @@ Everything is decided by digests: the same documents give the same items, positi
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, combinations, pairwise, zip_longest
+from itertools import combinations, pairwise, zip_longest
 
 from tasks.evaluation.held_out import HeldOutDocument
 from tasks.evaluation.passages import Cut, Passage, cut_passages, first_words, pick
@@ -18,7 +18,6 @@ NUM_WORD_ORDER_ITEMS = 96
 NUM_NEXT_WORD_ITEMS = 128
 NUM_CHOICES = 4
 ANSWER = re.compile(r"[A-Za-z]{1,12}")
-LONE_ANSWER = re.compile(r"(?<!\S)[A-Za-z]{1,12}(?!\S)")
 CHOICE_WORDS = (8, 12)
 MIN_FOLLOWER_COUNT, MIN_FOLLOWER_SHARE = 3, 0.3
 MAX_ITEMS_PER_ANSWER = 8
@@ -28,7 +27,11 @@ HeldOut = Mapping[str, Sequence[HeldOutDocument]]
 
 
 class WordOrderItem(Frozen):
-    """An opening and four continuations of the same words; `choices[gold]` has them as they were, the others have two exchanged."""
+    """An opening and four continuations of the same words; `choices[gold]` has them as they were.
+
+    Of the others one has two words exchanged, one has two other words exchanged, and one has both. So each choice is as like the other
+    three as any other choice is: a model that knows nothing has no reason to put the true one first, last or between.
+    """
 
     id: str
     component: str
@@ -44,13 +47,22 @@ class WordOrderItem(Frozen):
 
 
 class NextWordItem(Frozen):
-    """An opening and the word that follows it."""
+    """An opening and the word that follows it.
+
+    Attributes:
+        group: number of a few items whose answers are scored after the opening of each; so over the group a word is the right one as often
+            as it is another's, and a model that does not read the opening has nothing to gain from its liking for a word.
+        choices: the answers of the group's items, the same in each of them; `choices[gold]` is this item's own.
+    """
 
     id: str
     component: str
     document: str
     opening: str
     answer: str
+    group: int
+    choices: tuple[str, ...]
+    gold: int
 
     @property
     def text(self) -> str:
@@ -59,10 +71,15 @@ class NextWordItem(Frozen):
 
 
 class Baseline(Frozen):
-    """What the best dumb answer scores; a model below it has shown nothing."""
+    """What the best dumb answer scores; a model below it has shown nothing.
+
+    Attributes:
+        answer: the word that it answers to every item; None where it guesses or always takes a position.
+    """
 
     value: float
     rule: str
+    answer: str | None
 
 
 def build_word_order(held_out: HeldOut) -> list[WordOrderItem]:
@@ -71,11 +88,12 @@ def build_word_order(held_out: HeldOut) -> list[WordOrderItem]:
     Raises:
         DataError: the held-out documents give no passage.
     """
-    passages = _spread(_cut(held_out, WORD_ORDER))[:NUM_WORD_ORDER_ITEMS]
+    passages = [passage for passage in _spread(_cut(held_out, WORD_ORDER)) if _orders(passage)][:NUM_WORD_ORDER_ITEMS]
     if not passages:
         shortest, longest = (words + WORD_ORDER.following_words for words in WORD_ORDER.opening_words)
         raise DataError(
-            f"the word_order benchmark needs running text of {shortest} to {longest} words, found none in {_describe(held_out)}."
+            f"the word_order benchmark needs running text of {shortest} to {longest} words, found none in {_describe(held_out)}. "
+            f"The last {CHOICE_WORDS[0]} to {CHOICE_WORDS[1]} words must hold two pairs that can change places."
         )
     return [_word_order_item(passage, position % NUM_CHOICES) for position, passage in enumerate(sorted(passages))]
 
@@ -101,15 +119,29 @@ def build_next_word(held_out: HeldOut) -> list[NextWordItem]:
             chosen.append(passage)
     if not chosen:
         raise DataError(_no_next_word(held_out, cut, len(follower)))
+    return _next_word_items(sorted(chosen[:NUM_NEXT_WORD_ITEMS]))
+
+
+def _next_word_items(passages: Sequence[Passage]) -> list[NextWordItem]:
+    """An item of each passage, dealt into groups of `NUM_CHOICES` or a few more.
+
+    Items of one answer lie together when they are dealt, so a group has no answer twice unless there are more of it than groups.
+    """
+    dealt = sorted(passages, key=lambda passage: (digest_of_json(passage.following), passage.key))
+    num_groups = max(1, len(dealt) // NUM_CHOICES)
+    places = {passage: divmod(place, num_groups) for place, passage in enumerate(dealt)}
     return [
         NextWordItem(
-            id=_item_id(cut.name, passage),
+            id=_item_id("next_word", passage),
             component=passage.component,
             document=passage.document,
             opening=passage.opening,
             answer=passage.following,
+            group=places[passage][1],
+            choices=tuple(member.following for member in dealt[places[passage][1] :: num_groups]),
+            gold=places[passage][0],
         )
-        for passage in sorted(chosen[:NUM_NEXT_WORD_ITEMS])
+        for passage in passages
     ]
 
 
@@ -141,25 +173,15 @@ def commonest_followers(texts: Iterable[str]) -> dict[str, str]:
 def word_order_baseline(items: Sequence[WordOrderItem]) -> Baseline:
     """The better of chance and always the same position; the choices have the same words and so the same length."""
     position, count = Counter(item.gold for item in items).most_common(1)[0]
-    always = Baseline(value=count / len(items), rule=f"always position {position}")
-    return max(Baseline(value=1 / NUM_CHOICES, rule="chance"), always, key=lambda baseline: baseline.value)
+    always = Baseline(value=count / len(items), rule=f"always position {position}", answer=None)
+    return max(Baseline(value=1 / NUM_CHOICES, rule="chance", answer=None), always, key=lambda baseline: baseline.value)
 
 
-def next_word_baseline(items: Sequence[NextWordItem], word: str) -> Baseline:
-    """Always answer `word`, the training split's commonest."""
-    return Baseline(value=sum(item.answer == word for item in items) / len(items), rule=f"always '{word}'")
-
-
-def commonest_word(texts: Iterable[str]) -> str:
-    """The commonest word that could be an answer.
-
-    Raises:
-        DataError: there is none.
-    """
-    counts = Counter(chain.from_iterable(LONE_ANSWER.findall(text) for text in texts))
-    if not counts:
-        raise DataError("the training split must hold words, found none. Check that its caches are not empty.")
-    return min(counts, key=lambda word: (-counts[word], word))
+def next_word_baseline(items: Sequence[NextWordItem]) -> Baseline:
+    """Always answer the word that is right most often: no other word does better, so none that a model is fond of can."""
+    counts = Counter(item.answer for item in items)
+    word = min(counts, key=lambda word: (-counts[word], word))
+    return Baseline(value=counts[word] / len(items), rule=f"always '{word}'", answer=word)
 
 
 def _cut(held_out: HeldOut, cut: Cut) -> dict[str, list[Passage]]:
@@ -172,26 +194,42 @@ def _spread(passages: Mapping[str, Sequence[Passage]]) -> list[Passage]:
 
 
 def _word_order_item(passage: Passage, gold: int) -> WordOrderItem:
-    item_id = _item_id(WORD_ORDER.name, passage)
-    truth = first_words(passage.following, pick(passage.key, 2, CHOICE_WORDS))
-    choices = _exchanged(item_id, truth)
+    truth, *choices = _orders(passage)
     choices.insert(gold, truth)
     return WordOrderItem(
-        id=item_id, component=passage.component, document=passage.document, opening=passage.opening, choices=tuple(choices), gold=gold
+        id=_item_id(WORD_ORDER.name, passage),
+        component=passage.component,
+        document=passage.document,
+        opening=passage.opening,
+        choices=tuple(choices),
+        gold=gold,
     )
 
 
-def _exchanged(item_id: str, truth: str) -> list[str]:
-    """The text with two different words exchanged, in `NUM_CHOICES - 1` ways that digests choose; the spaces stay where they are."""
-    parts = re.split(r"(\s+)", truth)
-    pairs = [pair for pair in combinations(range(0, len(parts), 2), 2) if parts[pair[0]] != parts[pair[1]]]
-    found: list[str] = []
-    for first, second in sorted(pairs, key=lambda pair: digest_of_json([item_id, *pair])):
-        changed = list(parts)
-        changed[first], changed[second] = changed[second], changed[first]
-        if (text := "".join(changed)) not in found:
-            found.append(text)
-    return found[: NUM_CHOICES - 1]
+def _orders(passage: Passage) -> list[str]:
+    """The true order, the one with two words exchanged, the one with two others exchanged, the one with both; none where there are too few.
+
+    Digests choose the words. Two that change places stand after the same space or line break, which stays: a tokenizer reads the same
+    words in each order.
+    """
+    parts = re.split(r"(\s+)", first_words(passage.following, pick(passage.key, 2, CHOICE_WORDS)))
+    before = [" ", *parts[1::2]]
+    words = parts[::2]
+    pairs = [(i, j) for i, j in combinations(range(len(words)), 2) if words[i] != words[j] and before[i] == before[j]]
+    ranked = sorted(pairs, key=lambda pair: digest_of_json([_item_id(WORD_ORDER.name, passage), *pair]))
+    found = next(((one, other) for one, other in combinations(ranked, 2) if not {*one} & {*other}), None)
+    if found is None:
+        return []
+    one, other = found
+    return [_exchange(parts, pairs) for pairs in ((), (one,), (other,), (one, other))]
+
+
+def _exchange(parts: Sequence[str], pairs: Iterable[tuple[int, int]]) -> str:
+    """The text with the words of each pair in each other's place; words are every second part, the spaces between them stay."""
+    changed = list(parts)
+    for i, j in pairs:
+        changed[2 * i], changed[2 * j] = parts[2 * j], parts[2 * i]
+    return "".join(changed)
 
 
 def _item_id(benchmark: str, passage: Passage) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from tasks.data.plan import DataPlan
 from tasks.data.tokenizer import load_tokenizer
 from tasks.evaluation.evaluate import evaluate_model
-from tasks.evaluation.finished import evaluation_path, finished_evaluation
+from tasks.evaluation.finished import evaluation_key, evaluation_path, finished_evaluation, measured_components, measured_on
 from tasks.evaluation.held_out import read_held_out_tokens
 from trainer.checkpoint import read_params
 from trainer.config import RunConfig
@@ -20,14 +20,18 @@ def evaluate_phase(run: RunConfig, result: dict[str, Any], plan: DataPlan, held_
         result: the trainer's result of this phase.
         held_out_tokens: how much of each component's held-out text is measured, in tokens.
     """
-    if found := finished_evaluation(run, result["params_digest"]):
+    key = evaluation_key(run, result["params_digest"], plan, held_out_tokens)
+    if found := finished_evaluation(run, key):
         return found
     tokenizer = load_tokenizer(plan.tokenizer)
-    held_out = read_held_out_tokens(plan.folders("held_out"), tokenizer, max_tokens=held_out_tokens)
+    folders = {name: plan.components[name].held_out.folder for name in measured_components(run, plan)}
+    held_out = read_held_out_tokens(folders, tokenizer, max_tokens=held_out_tokens)
     checkpoint = Path(result["checkpoint"])
     params = read_params(checkpoint, run.model)
     evaluation = {
         "phase": run.phase,
+        "key": key,
+        "measured_on": measured_on(run, plan, held_out_tokens),
         "checkpoint": str(checkpoint),
         "params_digest": result["params_digest"],
         "weights": "last",

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import yaml
 from tokenizers import Tokenizer
 
+from tasks.evaluation.answers import ItemAnswer, Sample, read_answers
 from tasks.evaluation.benchmark_folder import Benchmark, read_benchmarks
 from tasks.evaluation.bits_per_byte import bits_per_byte
 from tasks.evaluation.held_out import HeldOutTokens
@@ -28,8 +29,15 @@ if TYPE_CHECKING:
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 
+class LmEvalResults(TypedDict):
+    """What lm-eval gives: scores by `metric,filter`, and a record of each item, both by benchmark."""
+
+    results: Mapping[str, Mapping[str, Any]]
+    samples: Mapping[str, Sequence[Sample]]
+
+
 class BenchmarkResult(TypedDict):
-    """A benchmark's score beside what the best dumb answer scores."""
+    """A benchmark's score with its standard error beside what the best dumb answer scores, and what was answered to each item."""
 
     benchmark: str
     metric: str
@@ -37,11 +45,13 @@ class BenchmarkResult(TypedDict):
     stderr: float
     items: int
     baseline: float
+    answers: list[ItemAnswer]
 
 
 class Evaluation(TypedDict):
-    """What is measured of a checkpoint. Where `finite` is False no other value means anything."""
+    """What is measured of a checkpoint, by which benchmarks. Where `finite` is False no other value means anything."""
 
+    benchmarks_digest: str
     results: list[BenchmarkResult]
     bits_per_byte: dict[str, float]
     macro_bits_per_byte: float
@@ -61,18 +71,23 @@ def evaluate_model(
     from tasks.evaluation.language_model import JaxLanguageModel
 
     model = JaxLanguageModel(params=params, config=config, tokenizer=tokenizer)
-    scores = _run_lm_eval(model, Path(benchmarks), [benchmark.name for benchmark in described.benchmarks])
+    found = _run_lm_eval(model, Path(benchmarks), [benchmark.name for benchmark in described.benchmarks])
+    results = [
+        _result(benchmark, found["results"][benchmark.name], read_answers(benchmark, found["samples"][benchmark.name], model))
+        for benchmark in described.benchmarks
+    ]
     measured = bits_per_byte(model.params, config, held_out)
     return Evaluation(
-        results=[_result(benchmark, scores[benchmark.name]) for benchmark in described.benchmarks],
+        benchmarks_digest=described.digest,
+        results=results,
         bits_per_byte=measured.components,
         macro_bits_per_byte=measured.macro,
         finite=model.finite and math.isfinite(measured.macro),
     )
 
 
-def _run_lm_eval(model: "JaxLanguageModel", benchmarks: Path, names: list[str]) -> Mapping[str, Mapping[str, Any]]:
-    """lm-eval's results by benchmark.
+def _run_lm_eval(model: "JaxLanguageModel", benchmarks: Path, names: list[str]) -> LmEvalResults:
+    """lm-eval's scores by benchmark, and its record of each item.
 
     `datasets` caches by path and time of change, so its cache is a fresh folder each time. lm-eval's own `use_cache` ignores the
     model and stays off.
@@ -89,10 +104,11 @@ def _run_lm_eval(model: "JaxLanguageModel", benchmarks: Path, names: list[str]) 
         definitions = _write_definitions(benchmarks, names, Path(temporary))
         manager = TaskManager(include_path=[str(definitions)], include_defaults=False)
         # One iteration, not 0: the error of a mean is then given, in closed form, and nothing is drawn.
-        found = evaluate(lm=model, task_dict=manager.load(names), bootstrap_iters=1, log_samples=False)
+        found = evaluate(lm=model, task_dict=manager.load(names), bootstrap_iters=1, log_samples=True)
     assert found is not None
     assert "results" in found
-    return found["results"]
+    assert "samples" in found
+    return LmEvalResults(results=found["results"], samples=found["samples"])
 
 
 def _write_definitions(benchmarks: Path, names: list[str], temporary: Path) -> Path:
@@ -107,7 +123,7 @@ def _write_definitions(benchmarks: Path, names: list[str], temporary: Path) -> P
     return definitions
 
 
-def _result(benchmark: Benchmark, scores: Mapping[str, Any]) -> BenchmarkResult:
+def _result(benchmark: Benchmark, scores: Mapping[str, Any], answers: list[ItemAnswer]) -> BenchmarkResult:
     """A benchmark has one metric and one filter: lm-eval names it `metric,filter`."""
     [(key, value)] = [(key, value) for key, value in scores.items() if key.startswith(f"{benchmark.metric},")]
     return BenchmarkResult(
@@ -117,6 +133,7 @@ def _result(benchmark: Benchmark, scores: Mapping[str, Any]) -> BenchmarkResult:
         stderr=float(scores[key.replace(",", "_stderr,", 1)]),
         items=benchmark.items,
         baseline=benchmark.baseline.value,
+        answers=answers,
     )
 
 

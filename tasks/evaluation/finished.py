@@ -1,21 +1,71 @@
-"""The evaluation that stands beside a checkpoint. Importing this module is cheap: nothing is measured here."""
+"""The evaluation that a phase has already, and whether it still holds. Importing this module is cheap: nothing is measured here."""
 
+import ast
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tasks.data.plan import ComponentPlan, DataPlan
+from tasks.evaluation.benchmark_folder import read_benchmarks
+from trainer.code_digest import digest_of_code
 from trainer.config import RunConfig
-from trainer.storage import read_json
+from trainer.storage import digest_of_json, read_json
+
+EVALUATION_NAME = "evaluation.json"
+MEASURING = ("answers", "bits_per_byte", "checkpoint", "evaluate", "held_out", "language_model", "scoring")
+"""The modules here that decide what is measured. The model's own code, which is the trainer's, is left out on purpose."""
 
 
 def evaluation_path(run: RunConfig) -> Path:
     """Where the evaluation of a phase's last checkpoint is kept."""
-    return Path(run.output) / "evaluation.json"
+    return Path(run.output) / EVALUATION_NAME
 
 
-def finished_evaluation(run: RunConfig, params_digest: str) -> dict[str, Any] | None:
-    """The evaluation of exactly these weights, if there is one."""
+def measured_components(run: RunConfig, plan: DataPlan) -> tuple[str, ...]:
+    """Those whose held-out text a phase is measured on: all of the main line, and the phase's own.
+
+    What is planned beside them, such as another branch's, changes nothing: a parent's evaluation is one for all of its children.
+    """
+    return tuple(sorted({*plan.benchmark_components, *run.caches}))
+
+
+def measured_on(run: RunConfig, plan: DataPlan, held_out_tokens: int | None) -> dict[str, str]:
+    """Component → digest of the held-out text that bits per byte are measured on."""
+    return {name: digest_of_json([_content_of(plan.components[name]), held_out_tokens]) for name in measured_components(run, plan)}
+
+
+def evaluation_key(run: RunConfig, params_digest: str, plan: DataPlan, held_out_tokens: int | None) -> str:
+    """The digest of everything that decides an evaluation: weights, benchmarks, held-out text and its bound, precision, code.
+
+    Raises:
+        DataError: the benchmarks are missing, or are not what their manifest says.
+    """
+    return digest_of_json(
+        {
+            "params": params_digest,
+            "model": run.model.model_dump(mode="json"),
+            "average": run.keeps_average,
+            "benchmarks": read_benchmarks(plan.benchmarks).digest,
+            "held_out": measured_on(run, plan, held_out_tokens),
+            "code": measuring_code(),
+        }
+    )
+
+
+def finished_evaluation(run: RunConfig, key: str) -> dict[str, Any] | None:
+    """The evaluation of this key, if there is one."""
     path = evaluation_path(run)
     if not path.exists():
         return None
     evaluation = read_json(path)
-    return evaluation if evaluation.get("params_digest") == params_digest else None
+    return evaluation if evaluation.get("key") == key else None
+
+
+@cache
+def measuring_code() -> str:
+    """Digest of what the code of `MEASURING` does."""
+    return digest_of_code(*(ast.parse(Path(__file__).with_name(f"{name}.py").read_bytes()) for name in MEASURING))
+
+
+def _content_of(component: ComponentPlan) -> str:
+    return component.held_out.pin.digest if component.held_out.pin else component.held_out.key

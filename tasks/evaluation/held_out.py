@@ -18,8 +18,6 @@ BEGIN_OF_TEXT_NAME = "<|begin_of_text|>"
 END_OF_TEXT_NAME = "<|end_of_text|>"
 MAX_HELD_OUT_CHARACTERS = 1_000_000
 """Of a component, that the benchmarks are made from: many times what their items need."""
-MAX_TRAINING_CHARACTERS = 4_000_000
-"""Of a component, in which the commonest word is counted."""
 
 
 class HeldOutDocument(NamedTuple):

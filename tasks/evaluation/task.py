@@ -18,6 +18,8 @@ fit_baselines = task(task_run_name="fit byte n-grams", cache_policy=NO_CACHE)(me
 def evaluate(run: RunConfig, result: dict[str, Any], plan: DataPlan, held_out_tokens: int | None) -> dict[str, Any]:
     """Benchmarks and held-out bits per byte of a phase's last checkpoint."""
     evaluation = evaluate_phase(run, result, plan, held_out_tokens)
-    scores = ", ".join(f"{r['benchmark']} {r['value']:.3f} (baseline {r['baseline']:.3f})" for r in evaluation["results"])
+    scores = ", ".join(
+        f"{r['benchmark']} {r['value']:.3f} ± {r['stderr']:.3f} (baseline {r['baseline']:.3f})" for r in evaluation["results"]
+    )
     say(f"{run.phase}: {evaluation['macro_bits_per_byte']:.3f} held-out bits per byte, {scores}")
     return evaluation

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from tasks.progress import say
 from trainer.checkpoint_files import is_committed, saved_steps
+from trainer.checkpoint_path import checkpoint_path
 from trainer.config import RunConfig
 from trainer.errors import PhasewiseError, TrainingDiverged, TrainingError, VerdictError
 from trainer.exit_codes import GOES_ON, ExitCode
@@ -24,12 +25,26 @@ POLL_SECONDS = 0.5
 
 
 def finished_result(run: RunConfig) -> dict[str, Any] | None:
-    """The result of exactly this run, if it has one; one that was trained on other data or settings doesn't count."""
-    path = Path(run.output) / "result.json"
-    if not path.exists():
+    """The result of exactly this run, if it has one; one that was trained on other data or settings doesn't count.
+
+    A result of before names the digest of its `run.json` with the places in it. Wherever the home was moved to, these two belong together,
+    and `run.json` tells which run it is.
+    """
+    folder = Path(run.output)
+    if not (folder / "result.json").exists():
         return None
-    result = read_json(path)
-    return result if result.get("run_digest") == run.digest else None
+    result, digest = read_json(folder / "result.json"), run.digest
+    if result.get("run_digest") != digest:
+        found = _read_run(folder)
+        if found is None or found.digest != digest or result.get("run_digest") != found.digest_with_places:
+            return None
+    return {**result, "checkpoint": str(checkpoint_path(run.output, run.stop_step))}
+
+
+def is_begun(run: RunConfig) -> bool:
+    """Whether what is in the run's folder is of exactly this run."""
+    written = _read_run(Path(run.output))
+    return written is not None and written.digest == run.digest
 
 
 def train_phase(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None] = lambda: None) -> dict[str, Any]:
@@ -159,12 +174,12 @@ def _failure(run: RunConfig, code: int, log: Path, log_before: int) -> Exception
     return kinds.get(code, TrainingError)(f"{run.phase} was not trained: {reason}")
 
 
-def _digest_of(settings: Any) -> str:
-    """The digest of a run that was written down, or of what was written where it is no run any more."""
+def _read_run(folder: Path) -> RunConfig | None:
+    """The run that was written down in the folder; None where there is none, or what was written is no run any more."""
     try:
-        return RunConfig.model_validate(settings).digest
-    except ValidationError:
-        return digest_of_json(settings)
+        return RunConfig.model_validate(read_json(folder / "run.json"))
+    except (FileNotFoundError, ValidationError):
+        return None
 
 
 def _set_aside_another_run(run: RunConfig) -> None:
@@ -172,7 +187,7 @@ def _set_aside_another_run(run: RunConfig) -> None:
     folder = Path(run.output)
     if not (folder / "run.json").exists():
         return
-    found = _digest_of(read_json(folder / "run.json"))
+    found = written.digest if (written := _read_run(folder)) else digest_of_json(read_json(folder / "run.json"))
     if found == run.digest:
         return
     aside = folder.with_name(f"{folder.name}.superseded-{found[:8]}")

@@ -45,7 +45,12 @@ def train(run: RunConfig) -> dict[str, Any]:
             reported = time.monotonic()
 
     with get_client(sync_client=True) as client:
-        return train_phase(run, on_rows, SuspensionWatch(client))
+        watch = SuspensionWatch(client)
+        try:
+            return train_phase(run, on_rows, watch.look)
+        except Pause:
+            watch.end_subflows()
+            raise
 
 
 class SuspensionWatch:
@@ -59,7 +64,7 @@ class SuspensionWatch:
         self._root = current.root_flow_run_id
         self._looked = time.monotonic()
 
-    def __call__(self) -> None:
+    def look(self) -> None:
         """Raise what Prefect ends a suspended run by, where it is suspended."""
         if self._root is None or time.monotonic() - self._looked < LOOK_SECONDS:
             return
@@ -70,10 +75,9 @@ class SuspensionWatch:
             return
         if state is not None and state.is_paused() and state.name == "Suspended":
             say("the flow run was suspended: the trainer saves and stops")
-            self._end_subflows()
             raise Pause(state=state)
 
-    def _end_subflows(self) -> None:
+    def end_subflows(self) -> None:
         """What runs below the suspended run ends here; once it is resumed, it begins new ones."""
         below = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[self._root]))  # pyright: ignore[reportArgumentType]
         for run in self._client.read_flow_runs(flow_run_filter=below):

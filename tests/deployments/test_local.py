@@ -1,30 +1,26 @@
 import asyncio
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
-import urllib.request
 from collections.abc import Coroutine, Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from deployments.catalogue import POOL, read_deployments, register
-from deployments.local import only_one
+from deployments.catalogue import read_deployments, register
 from flows.leftovers import close_leftovers
+from flows.server import POOL
+from tasks.holder import holding
 from tasks.home import Home
-from trainer.errors import PhasewiseError
+from tests.deployments.up import Up, ask, brought_up, final_state, free_port, launch
 
 T = TypeVar("T")
-WAIT_SECONDS = 120  # a guard against hanging
 ENGINE_THAT_WAITS = """
 import signal
 import deployments.flow_process as flow_process
@@ -33,70 +29,10 @@ flow_process.main()
 """
 
 
-class Up(NamedTuple):
-    """What `phasewise up` brought up."""
-
-    process: subprocess.Popen[str]
-    api: str
-    text: str
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def launch(home: Path, port: int) -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PHASEWISE_"))}
-    command = [sys.executable, "-m", "deployments.local", "--port", str(port), "--home", str(home)]
-    return subprocess.Popen(
-        command, cwd="/", env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-
-
-def ask(up: Up, path: str, body: dict[str, Any] | None = None) -> Any:
-    """One request; asked again, as Prefect's own clients do, where the server says that its database is busy."""
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"{up.api}/{path}", data, {"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return json.load(answer)
-    except urllib.error.HTTPError as error:
-        if error.code != 503:
-            raise
-        pause(up)
-        return ask(up, path, body)
-
-
-def pause(up: Up) -> None:
-    """A moment, or none where it is down."""
-    with suppress(subprocess.TimeoutExpired):
-        up.process.wait(0.2)
-
-
-def final_state(up: Up, run: str) -> dict[str, Any]:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while time.monotonic() < deadline and up.process.poll() is None:
-        state = ask(up, f"flow_runs/{run}")["state"]
-        if state["type"] not in {"SCHEDULED", "PENDING", "RUNNING"}:
-            return state
-        pause(up)
-    raise AssertionError(f"{run} did not end")
-
-
 @pytest.fixture
 def up(tmp_path: Path) -> Iterator[Up]:
-    port = free_port()
-    with launch(tmp_path / "home", port) as process:
-        assert process.stdout
-        text = ""
-        while "Stop:" not in text and (line := process.stdout.readline()):
-            text += line
-        try:
-            yield Up(process, f"http://127.0.0.1:{port}/api", text)
-        finally:
-            process.kill()
+    with brought_up(tmp_path / "home") as up:
+        yield up
 
 
 @pytest.mark.timeout(300)
@@ -118,20 +54,17 @@ def test_it_comes_up_runs_what_is_asked_and_leaves_nothing(up: Up) -> None:
 
 
 def check_that_leftovers_are_closed(up: Up, run: str) -> None:
+    """While the server is up those whose process has gone, and at its start also those that had none yet."""
     ask(up, f"flow_runs/{run}/set_state", {"state": {"type": "RUNNING"}, "force": True})
-    assert run_with(up, close_leftovers(POOL)) == 1
+    assert final_state(up, run)["type"] == "CRASHED"
+    ask(up, f"flow_runs/{run}/set_state", {"state": {"type": "PENDING"}, "force": True})
+    assert run_with(up, close_leftovers(Home(up.home), POOL)) == 1
     assert ask(up, f"flow_runs/{run}")["state"]["type"] == "CRASHED"
 
 
 def check_that_schedules_are_kept(up: Up) -> None:
     before = ask(up, "deployments/name/train_phase/marin-8b")
-    change = urllib.request.Request(
-        f"{up.api}/deployments/{before['id']}/schedules/{before['schedules'][0]['id']}",
-        b'{"active": true}',
-        {"Content-Type": "application/json"},
-        method="PATCH",
-    )
-    urllib.request.urlopen(change, timeout=10).close()
+    ask(up, f"deployments/{before['id']}/schedules/{before['schedules'][0]['id']}", {"active": True}, method="PATCH")
     assert len(run_with(up, register(Path("/elsewhere")))) == len(read_deployments())
     after = ask(up, "deployments/name/train_phase/marin-8b")
     assert [(schedule["slug"], schedule["active"]) for schedule in after["schedules"]] == [("nightly", True)]
@@ -156,13 +89,13 @@ def test_a_port_in_use_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 def test_a_home_has_one_server_at_a_time(tmp_path: Path) -> None:
+    """Who comes second is told who has it."""
     home = Home(tmp_path)
-    with only_one(home):
-        with pytest.raises(PhasewiseError, match="at work on"), only_one(home):
-            raise AssertionError("entered twice")
-        assert (home.prefect / "up.lock").exists()
-    with only_one(home):
-        assert (home.prefect / "up.lock").exists()
+    with holding(home.server_lock, "`phasewise run x`", url="http://127.0.0.1:1/api"), launch(tmp_path, free_port()) as process:
+        output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output) == (1, "Starting the Prefect server …\n")
+    assert errors.startswith(f"phasewise: `phasewise run x` (process {os.getpid()}, since ")
+    assert errors.endswith(f") has the Prefect server of {tmp_path}: wait for it, stop it, or choose another home with --home.\n")
 
 
 def test_a_flow_run_ends_with_its_worker() -> None:

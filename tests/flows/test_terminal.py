@@ -55,7 +55,7 @@ def test_without_a_terminal_a_bar_is_a_line_every_tenth(lines: io.StringIO):
     for done in range(1, 201):
         advance("train kestrel", done, 200, "loss 4.5")
     shown = lines.getvalue().splitlines()
-    assert shown == [f"train kestrel: {done} of 200 loss 4.5" for done in range(20, 201, 20)]
+    assert shown == [f"train kestrel: {done} of 200 loss 4.5" for done in (1, *range(20, 201, 20))]
 
 
 def test_every_stage_has_its_own_tenths(lines: io.StringIO):

@@ -9,7 +9,7 @@ from flows import train_recipe
 from flows.recipes import load_recipe
 from flows.recipes.recipe import Recipe
 from flows.validate_data import raise_unless_passed
-from trainer.errors import TrainingDiverged, VerdictError
+from trainer.errors import TrainingDiverged, TrainingError, VerdictError
 from validations.expectations.reasons import Reason
 from validations.verdict import Verdict
 
@@ -58,9 +58,13 @@ def test_a_refusal_stops_no_sibling(train: Train):
     assert train(with_branch(), "kestrel") == ["kestrel"]
 
 
+def test_a_divergence_ends_its_phase_and_its_descendants_like_any_refusal(train: Train):
+    assert train(with_branch(), "ocelot", error=TrainingDiverged) == ["kestrel", "ocelot", "branch"]
+
+
 def test_what_is_no_refusal_stops_everything(train: Train):
-    with pytest.raises(TrainingDiverged):
-        train(MARIN_8B, "ocelot", error=TrainingDiverged)
+    with pytest.raises(TrainingError):
+        train(MARIN_8B, "ocelot", error=TrainingError)
 
 
 def verdict(passes: bool, *severities: str) -> Verdict:

@@ -4,7 +4,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,17 +27,18 @@ def api_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with own_server(Home(tmp_path_factory.mktemp("server")), port) as url:
-        yield url
+    with own_server(Home(tmp_path_factory.mktemp("server")), port, "the tests") as server:
+        yield server.url
 
 
 @pytest.fixture(scope="module")
 def phasewise(api_url: str) -> Start:
-    """Starts `phasewise …` against that server. What XLA compiles there runs for milliseconds: it need not be optimised."""
+    """Starts `phasewise …`, or a program, against that server. What XLA compiles runs for milliseconds: it need not be optimised."""
     settings = {"PREFECT_API_URL": api_url, "PHASEWISE_DASK_WORKERS": "2", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
-    def start(*arguments: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "flows.cli", *map(str, arguments)]
+    def start(*command_line: object, program: str | None = None, arguments: Sequence[object] = ()) -> subprocess.Popen[str]:
+        called = ["-c", program, *arguments] if program else ["-m", "flows.cli", *command_line]
+        command = [sys.executable, *map(str, called)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **settings})
 
     return start

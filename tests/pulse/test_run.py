@@ -1,6 +1,7 @@
 import asyncio
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,66 @@ def test_a_trained_phase_is_exported_bit_for_bit(
     params, _ = read_folder(tmp_path / "out")
     assert params_digest(params) == said["params_digest"] == finished["phases"][1]["params_digest"]
     assert (said["phase"], said["step"]) == ("ocelot", 52)
+
+
+def with_limits(recipe_file: Path, path: Path, phase: int, gate: str, **limits: Any) -> Path:
+    """The same recipe with other limits at a gate of a phase."""
+    raw = json.loads(recipe_file.read_text())
+    raw["phases"][phase]["gates"][gate] |= limits
+    path.write_text(json.dumps(raw))
+    return path
+
+
+def trained_files(home: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in (home / "runs").rglob("*")}
+
+
+def test_a_gate_that_was_made_stricter_is_asked_and_nothing_is_trained(
+    finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path: Path
+) -> None:
+    stricter = with_limits(recipe_file, tmp_path / "stricter.json", 1, "model", max_increase_bits_per_byte=-5.0)
+    before = trained_files(home)
+    process = phasewise("run", stricter, "--home", home, "--json")
+    out, err = process.communicate()
+    assert (process.returncode, out) == (1, "")
+    assert "tiny/proxy/ocelot model fails: macro bits per byte went from the parent's" in err
+    assert "limit: at most -5 bits per byte" in err
+    assert trained_files(home) == before
+    assert digests(complete(phasewise("run", recipe_file, "--home", home, "--json"))) == digests(finished)
+    assert trained_files(home) == before
+
+
+def train_phase_alone(phasewise: Start, recipe: Path, phase: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """The flow `train_phase`, as a worker opens it."""
+    program = "import sys; from flows.train_phase import train_phase; train_phase(sys.argv[1], sys.argv[2], 'proxy', sys.argv[3])"
+    with phasewise(program=program, arguments=(recipe, phase, home)) as process:
+        out, err = process.communicate()
+    return subprocess.CompletedProcess([], process.returncode, out, err)
+
+
+def test_a_phase_asks_whether_its_parent_s_verdicts_hold(
+    finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path: Path
+) -> None:
+    """They were given within other limits: the parent must be judged again before anything of the phase is touched."""
+    changed = with_limits(recipe_file, tmp_path / "changed.json", 0, "health", spike_window=99)
+    before = trained_files(home)
+    ended = train_phase_alone(phasewise, changed, "ocelot", home)
+    assert ended.returncode == 1
+    refusal = "tiny-proxy/ocelot rests on kestrel, which is not done: the verdict on its training is out of date: it was measured against"
+    assert f"VerdictError: {refusal} other limits (spike_window)." in ended.stderr
+    assert f"`phasewise run {changed}/kestrel --scale proxy --home {home}`" in ended.stderr
+    assert trained_files(home) == before
+
+
+def test_the_report_is_written_again_when_one_phase_was_refused_or_trained(
+    finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path: Path
+) -> None:
+    report = Path(finished["report"])
+    stricter = with_limits(recipe_file, tmp_path / "stricter.json", 1, "model", max_increase_bits_per_byte=-5.0)
+    assert train_phase_alone(phasewise, stricter, "ocelot", home).returncode == 1
+    assert "1 of 2 phases passed; refused: ocelot." in report.read_text()
+    assert train_phase_alone(phasewise, recipe_file, "ocelot", home).returncode == 0
+    assert "All 2 phases trained on judged data and passed their gates." in report.read_text()
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,11 @@
 """What the loop decides around the step: schedules, saving, stopping, summing up."""
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from trainer.config import RunConfig, sequences_between
 from trainer.data.loader import Loader
-from trainer.loop import stop_requests, summarise, timed
+from trainer.loop import summarise, timed
 from trainer.metrics import MetricsFile
 from trainer.state import init_state, params_digest
 
@@ -58,12 +56,3 @@ def test_the_summary_says_what_was_trained(make_run: MakeRun):
         "params_digest": params_digest(state.params),
         "checkpoint": f"{run.output}/checkpoints/24",
     }
-
-
-def test_a_sigterm_is_noted_and_the_handler_of_before_comes_back():
-    before = signal.getsignal(signal.SIGTERM)
-    with stop_requests() as requested:
-        assert not requested(1)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert requested(1)
-    assert signal.getsignal(signal.SIGTERM) == before

@@ -1,28 +1,51 @@
 import math
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
+from pydantic import ValidationError
 
+from tests.validations.made_answers import guessed_result, scored_result
 from trainer.errors import DataError
 from validations.evidence.evaluation import MACRO, gate_evidence
+from validations.evidence.floor import NUM_TESTS, measure_floor
 from validations.limits import GateLimits
 from validations.verdict import judge_gate
 
 PARENT: dict[str, Any] = {
     "checkpoint": "runs/kestrel/100",
     "weights": "ema",
-    "results": [{"benchmark": "continuation", "metric": "acc", "value": 0.40, "stderr": 0.02, "items": 200, "baseline": 0.25}],
+    "results": [guessed_result(right=80, first=100)],
     "bits_per_byte": {"wikipedia": 1.9, "starcoderdata": 1.5},
     "macro_bits_per_byte": 1.7,
+    "measured_on": {"wikipedia": "text 1", "starcoderdata": "text 2"},
+    "benchmarks_digest": "items",
     "finite": True,
 }
-BETTER = PARENT | {"checkpoint": "runs/ocelot/200", "macro_bits_per_byte": 1.6}
-LIMITS = GateLimits(max_increase_bits_per_byte=0.02, must_beat_baseline=True)
 
 
-def scoring(value: float) -> dict[str, Any]:
-    return BETTER | {"results": [PARENT["results"][0] | {"value": value}]}
+def at(macro: float) -> dict[str, Any]:
+    """A phase that was measured on what its parent was."""
+    components = {"wikipedia": macro + 0.2, "starcoderdata": macro - 0.2}
+    return PARENT | {"checkpoint": "runs/ocelot/200", "bits_per_byte": components, "macro_bits_per_byte": macro}
+
+
+BETTER = at(1.6)
+LIMITS = GateLimits(max_increase_bits_per_byte=0.02, must_beat_baseline=True, floor_error_rate=0.01)
+
+
+def scoring(*, right: int = 80, first: int = 100) -> dict[str, Any]:
+    """`right` of 200 items right at a baseline of 50; the right choice is the likeliest in `first` items, else the least likely."""
+    return BETTER | {"results": [guessed_result(right=right, first=first)]}
+
+
+def with_a_broken_response(evaluation: dict[str, Any]) -> dict[str, Any]:
+    broken = deepcopy(evaluation)
+    broken["results"][0]["answers"][3]["log_likelihoods"][1] = math.nan
+    return broken
 
 
 @pytest.mark.parametrize("parent", [None, PARENT])
@@ -30,7 +53,7 @@ def test_a_better_model_passes(tmp_path: Path, parent: dict[str, Any] | None):
     verdict = judge_gate("ocelot gate", BETTER, parent_evaluation=parent, limits=LIMITS, folder=tmp_path)
     assert verdict.passes
     assert verdict.reasons == ()
-    assert list(verdict.judged) == ["runs/ocelot/200"]
+    assert list(verdict.judged) == ["evaluation", "parent's evaluation"][: 1 + bool(parent)]
 
 
 @pytest.mark.parametrize(
@@ -39,18 +62,33 @@ def test_a_better_model_passes(tmp_path: Path, parent: dict[str, Any] | None):
         (BETTER | {"finite": False}, "expect_column_values_to_be_in_set", "continuation acc rests on responses"),
         (BETTER | {"macro_bits_per_byte": math.nan}, "expect_column_values_to_be_in_set", "macro bits per byte rests on responses"),
         (
-            BETTER | {"bits_per_byte": {"wikipedia": math.inf}},
+            BETTER | {"bits_per_byte": {"wikipedia": math.inf, "starcoderdata": 1.0}},
             "expect_column_values_to_be_in_set",
             "macro bits per byte rests on responses",
         ),
-        (BETTER | {"bits_per_byte": {}}, "expect_column_values_to_be_in_set", "macro bits per byte rests on responses"),
         (BETTER | {"results": []}, "expect_table_row_count_to_be_between", "the evidence table benchmarks is empty"),
-        (scoring(math.nan), "expect_column_values_to_be_in_set", "continuation acc rests on responses"),
-        (scoring(0.25), "expect_baseline_to_be_beaten", "is 0.2500, not above the 0.2500 of its dumb baseline"),
         (
-            BETTER | {"macro_bits_per_byte": 1.75},
+            BETTER | {"results": [PARENT["results"][0] | {"value": math.nan}]},
+            "expect_column_values_to_be_in_set",
+            "continuation acc rests on responses",
+        ),
+        (with_a_broken_response(scoring()), "expect_column_values_to_be_in_set", "continuation acc rests on responses"),
+        (
+            scoring(right=60),
+            "expect_score_to_be_above_the_floor",
+            "continuation acc does not tell the model from one that knows nothing: 60 of 200 right, 0.300 ± 0.032 against the 0.250 of the "
+            "dumb baseline (p = 0.062, exact binomial), and right answers -1.000 nats likelier than the others (p = 0.51)",
+        ),
+        (
+            scoring(right=30, first=180),
+            "expect_accuracy_not_to_be_below_the_baseline",
+            "continuation acc is 0.150 ± 0.025, 30 of 200 right, below the 0.250 of its dumb baseline by more than its error "
+            "(p = 0.00042, exact binomial)",
+        ),
+        (
+            at(1.75),
             "expect_loss_to_parent_within_limit",
-            "went from the parent's 1.7000 to 1.7500, by +0.0500",
+            "went from the parent's 1.7000 to 1.7500, by +0.0500, on what both were measured on: starcoderdata, wikipedia",
         ),
     ],
 )
@@ -62,18 +100,65 @@ def test_a_model_that_must_not_go_on_fails(tmp_path: Path, evaluation: dict[str,
 
 
 def test_a_rise_within_the_limit_passes(tmp_path: Path):
-    slightly_worse = BETTER | {"macro_bits_per_byte": 1.715}
-    assert judge_gate("gate", slightly_worse, parent_evaluation=PARENT, limits=LIMITS, folder=tmp_path).passes
+    assert judge_gate("gate", at(1.715), parent_evaluation=PARENT, limits=LIMITS, folder=tmp_path).passes
 
 
 def test_a_parent_of_nan_hides_nothing(tmp_path: Path):
-    broken_parent = PARENT | {"macro_bits_per_byte": math.nan}
+    broken_parent = PARENT | {"bits_per_byte": {"wikipedia": math.nan, "starcoderdata": 1.5}}
     assert not judge_gate("gate", BETTER, parent_evaluation=broken_parent, limits=LIMITS, folder=tmp_path).passes
 
 
-def test_the_baseline_counts_only_where_the_recipe_says_so(tmp_path: Path):
-    lenient = GateLimits(max_increase_bits_per_byte=0.02, must_beat_baseline=False)
-    assert judge_gate("gate", scoring(0.1), parent_evaluation=PARENT, limits=lenient, folder=tmp_path).passes
+@pytest.mark.parametrize("rate", [None, 0.01])
+def test_the_baseline_counts_only_where_the_recipe_says_so(tmp_path: Path, rate: float | None):
+    lenient = GateLimits(max_increase_bits_per_byte=0.02, must_beat_baseline=False, floor_error_rate=rate)
+    assert judge_gate("gate", scoring(right=10, first=0), parent_evaluation=PARENT, limits=lenient, folder=tmp_path).passes
+
+
+@pytest.mark.parametrize(("right", "first", "decided_by"), [(80, 100, "accuracy"), (50, 140, "likelihood"), (38, 140, "likelihood")])
+def test_either_test_shows_that_a_model_is_above_the_floor(tmp_path: Path, right: int, first: int, decided_by: str):
+    """At the baseline, or below it within the error, the likelihood of the right answers decides."""
+    evaluation = scoring(right=right, first=first)
+    assert judge_gate("gate", evaluation, parent_evaluation=PARENT, limits=LIMITS, folder=tmp_path).passes
+    [row] = pd.read_parquet(tmp_path / "benchmarks.parquet").to_dict("records")
+    assert (row["items"], row["right"], row["decided_by"]) == (200, right, decided_by)
+    assert row["floor_p_value"] <= 0.01
+
+
+def test_the_level_is_the_recipes(tmp_path: Path):
+    """Twice p = 0.062: one in five, and not one in ten, models at the floor may pass with that."""
+    for rate, passes in ((0.2, True), (0.1, False)):
+        limits = GateLimits(max_increase_bits_per_byte=0.02, must_beat_baseline=True, floor_error_rate=rate)
+        assert judge_gate("gate", scoring(right=60), parent_evaluation=None, limits=limits, folder=tmp_path).passes == passes
+
+
+def test_a_benchmark_at_the_floor_is_not_made_up_for_by_another(tmp_path: Path):
+    both = BETTER | {"results": [guessed_result(right=150, first=190), guessed_result(right=50, first=100, benchmark="order")]}
+    verdict = judge_gate("gate", both, parent_evaluation=None, limits=LIMITS, folder=tmp_path)
+    assert [reason.where for reason in verdict.reasons] == ["order acc"]
+
+
+def test_no_more_models_at_the_floor_pass_the_whole_rule_than_it_says():
+    """Of models that guess, those that both checks of a gate let pass. Answers and scores are independent: that is two full chances."""
+    rng, rate, simulations = np.random.default_rng(17), 0.2, 1000
+    passed = 0
+    for _ in range(simulations):
+        floor = measure_floor(scored_result(rng.standard_cauchy((24, 4)), right=rng.random(24) < 0.25))
+        passed += floor.p_value <= rate and floor.below_p_value > rate / NUM_TESTS
+    assert rate / 4 < passed / simulations <= rate + 4 * (rate * (1 - rate) / simulations) ** 0.5
+
+
+@pytest.mark.parametrize("rate", [None, 0.0, 0.5, 1.0])
+def test_a_level_that_is_none_is_refused(rate: float | None):
+    with pytest.raises(ValidationError, match="floor_error_rate"):
+        GateLimits(max_increase_bits_per_byte=0.02, must_beat_baseline=True, floor_error_rate=rate)
+
+
+@pytest.mark.parametrize("answers", [None, []])
+def test_an_evaluation_without_answers_is_refused(tmp_path: Path, answers: list[Any] | None):
+    for limits in (LIMITS, GateLimits(max_increase_bits_per_byte=0.02, must_beat_baseline=False, floor_error_rate=None)):
+        evaluation = BETTER | {"results": [PARENT["results"][0] | {"answers": answers}]}
+        with pytest.raises(DataError, match="must have an answer to each of its items, found 0 answers to 200 items"):
+            judge_gate("gate", evaluation, parent_evaluation=PARENT, limits=limits, folder=tmp_path)
 
 
 def test_evidence_has_one_row_a_metric_and_one_for_the_macro():
@@ -82,6 +167,40 @@ def test_evidence_has_one_row_a_metric_and_one_for_the_macro():
     assert evidence.loc["continuation acc", "margin"] == pytest.approx(0.15)
     assert evidence.loc["continuation acc", "parent"] == 0.40
     assert evidence.loc[MACRO, "increase_bits_per_byte"] == pytest.approx(-0.1)
+
+
+def branch(**bits_per_byte: float) -> dict[str, Any]:
+    """A branch that was measured on these components; those of its own the parent has not."""
+    known = {"wikipedia": "text 1", "starcoderdata": "text 2"}
+    macro = sum(bits_per_byte.values()) / max(len(bits_per_byte), 1)
+    measured_on = {name: known.get(name, "text of its own") for name in bits_per_byte}
+    return BETTER | {"bits_per_byte": bits_per_byte, "macro_bits_per_byte": macro, "measured_on": measured_on}
+
+
+def test_a_branch_is_compared_with_its_parent_on_what_both_measured():
+    """A component of its own, however easy, makes it no better than its parent, and however hard no worse."""
+    for own in (0.1, 9.0):
+        row = gate_evidence(branch(wikipedia=1.8, starcoderdata=1.4, flan=own), PARENT).set_index("name").loc[MACRO]
+        assert (row["value"], row["parent"]) == (pytest.approx(1.6), pytest.approx(1.7))
+        assert row["components"] == "starcoderdata, wikipedia"
+
+
+def test_other_text_of_the_same_name_is_not_compared():
+    evaluation = branch(wikipedia=1.8, starcoderdata=1.4)
+    evaluation["measured_on"]["wikipedia"] = "the text of another day"
+    row = gate_evidence(evaluation, PARENT).set_index("name").loc[MACRO]
+    assert (row["value"], row["parent"], row["components"]) == (pytest.approx(1.4), pytest.approx(1.5), "starcoderdata")
+
+
+@pytest.mark.parametrize("evaluation", [branch(flan=1.0), branch()])
+def test_where_nothing_is_shared_nothing_is_compared(evaluation: dict[str, Any]):
+    with pytest.raises(DataError, match="compared with its parent on the same held-out text, and nothing is the same"):
+        gate_evidence(evaluation, PARENT)
+
+
+def test_other_items_of_a_benchmark_are_not_compared():
+    row = gate_evidence(BETTER | {"benchmarks_digest": "others"}, PARENT).set_index("name").loc["continuation acc"]
+    assert (bool(row["has_parent"]), math.isnan(row["parent"])) == (False, True)
 
 
 def test_a_benchmark_without_a_baseline_is_refused():

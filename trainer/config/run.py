@@ -1,5 +1,6 @@
 """One phase, resolved: what `RUN.json` holds."""
 
+import re
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -99,11 +100,16 @@ def check_mixture(step: int, shares: MixtureShares) -> None:
         raise ValueError(f"the mixture from step {step} must sum to 100 %, found {total:.2f} % over {len(shares)} components")
 
 
+_NOT_DECISIVE = {"execution", "instrumentation", "evaluation"}
+_NAMED_BY_KEY = re.compile(r"(train|held_out)-[0-9a-f]{16}")
+
+
 class RunConfig(Frozen):
     """One phase, resolved. `batch` and `mixture` reach back to step 0 of the lineage, because the data order does.
 
     Attributes:
         caches: component → folder of its token cache; every component that the phase draws from.
+        cache_digests: component → digest of its cache's manifest, where the folder's name does not say what is in it.
         verdict: the JSON file that says these caches passed judgement.
         output: the run's folder: metrics, heartbeat, checkpoints, result.
     """
@@ -124,6 +130,7 @@ class RunConfig(Frozen):
     checkpoints: CheckpointPolicy
     start: StartFrom | None
     caches: dict[Component, str]
+    cache_digests: dict[Component, str] = Field(default={})
     verdict: str
     output: str
     evaluation: LossEvaluation | None = None
@@ -137,11 +144,26 @@ class RunConfig(Frozen):
 
     @property
     def digest(self) -> str:
-        """What a result names when it says which run it is of: settings, caches (by key) and the weights it started from.
+        """What a result names when it says which run it is of: settings, the bytes of its caches, and the weights it started from.
 
-        How it is carried out and watched is not in it: a run goes on when it is moved to another mesh.
+        How it is carried out and watched is not in it: a run goes on when it is moved to another mesh. Nor is any place: it goes on when
+        its home is moved.
         """
-        return digest_of_json(self.model_dump(mode="json", exclude={"execution", "instrumentation", "evaluation"}))
+        settings = self.model_dump(mode="json", exclude={*_NOT_DECISIVE, "verdict", "output", "caches", "cache_digests"})
+        if self.start is not None:
+            settings["start"] = self.start.model_dump(mode="json", exclude={"checkpoint": True, "graft": {"__all__": {"checkpoint"}}})
+        return digest_of_json({**settings, "caches": {name: self._content_of(name) for name in self.caches}})
+
+    @property
+    def digest_with_places(self) -> str:
+        """What results of before named: the same with the paths in it."""
+        return digest_of_json(self.model_dump(mode="json", exclude={*_NOT_DECISIVE, "cache_digests"}))
+
+    def _content_of(self, component: Component) -> str:
+        """What tells the bytes of a cache: its digest, or the folder's name where that is made of its key, or else its place."""
+        folder = self.caches[component]
+        name = folder.rstrip("/").rpartition("/")[2]
+        return self.cache_digests.get(component) or (name if _NAMED_BY_KEY.fullmatch(name) else folder)
 
     @model_validator(mode="after")
     def _is_whole(self) -> "RunConfig":

@@ -1,33 +1,44 @@
 """Evidence about a checkpoint: its benchmarks against their dumb baselines, its bits per byte against its parent's."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from trainer.errors import DataError
+from validations.evidence.floor import measure_floor
 
 Evaluation = Mapping[str, Any]
 BENCHMARK, BITS_PER_BYTE = "benchmark", "bits_per_byte"
 MACRO = "macro bits per byte"
-COLUMNS = ("name", "kind", "value", "baseline", "parent", "has_parent", "margin", "increase_bits_per_byte", "finite")
+COLUMNS = (
+    "name", "kind", "value", "stderr", "baseline", "parent", "has_parent", "margin", "items", "right", "accuracy_test", "accuracy_p_value",
+    "below_p_value", "likelihood_p_value", "mean_margin_nats", "floor_p_value", "decided_by",
+    "increase_bits_per_byte", "components", "finite",
+)  # fmt: skip
 
 
 def gate_evidence(evaluation: Evaluation, parent_evaluation: Evaluation | None) -> pd.DataFrame:
     """One row a benchmark metric (higher is better) and one for macro bits per byte (lower is better).
 
+    Both are compared with the parent's only on what both measured: the same benchmarks, and of the components those whose held-out text was
+    the same. `components` names these; where there is no parent, all that were measured.
+
     `margin` is value − baseline of a benchmark, `increase_bits_per_byte` is value − parent of the macro. `finite` says that every single
-    response of the model was finite, and this value with them: a model of NaNs still scores on a multiple-choice benchmark.
+    response of the model was finite, and this value with them: a model of NaNs still scores on a multiple-choice benchmark. From `items`
+    to `decided_by` the columns are those of `validations.evidence.floor.Floor`: how far a score is that of a model at the floor.
 
     Raises:
-        DataError: a benchmark has no baseline to be measured against.
+        DataError: a benchmark has no baseline to be measured against, or not an answer to each item; or nothing that was measured of the
+            parent was measured of the checkpoint.
     """
     is_finite = bool(evaluation["finite"])
-    parent_values = _benchmark_values(parent_evaluation) if parent_evaluation else {}
+    same_benchmarks = parent_evaluation is not None and parent_evaluation["benchmarks_digest"] == evaluation["benchmarks_digest"]
+    parent_values = _benchmark_values(parent_evaluation) if parent_evaluation and same_benchmarks else {}
     rows = [_measure_benchmark(result, parent_values, is_finite=is_finite) for result in evaluation["results"]]
     rows.append(_measure_macro(evaluation, parent_evaluation, is_finite=is_finite))
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"items": "Int64", "right": "Int64"})
 
 
 def _measure_benchmark(result: Mapping[str, Any], parent_values: Mapping[str, float], *, is_finite: bool) -> dict[str, object]:
@@ -38,23 +49,29 @@ def _measure_benchmark(result: Mapping[str, Any], parent_values: Mapping[str, fl
             f"benchmark metric {name} needs the value of a dumb baseline, found {result.get('baseline')!r} in the evaluation. "
             "Give the benchmark a baseline, or leave it out of the gate."
         )
+    floor = measure_floor(result)
     return {
         "name": name,
         "kind": BENCHMARK,
         "value": value,
+        "stderr": _number(result["stderr"]),
         "baseline": baseline,
         "parent": parent_values.get(name, math.nan),
         "has_parent": name in parent_values,
         "margin": value - baseline,
         "increase_bits_per_byte": math.nan,
-        "finite": is_finite and math.isfinite(value),
+        "finite": is_finite and math.isfinite(value) and not math.isnan(floor.p_value),
+        **floor._asdict(),
+        "floor_p_value": floor.p_value,
+        "decided_by": floor.decided_by,
     }
 
 
 def _measure_macro(evaluation: Evaluation, parent: Evaluation | None, *, is_finite: bool) -> dict[str, object]:
-    components = [_number(value) for value in evaluation["bits_per_byte"].values()]
-    value = _number(evaluation["macro_bits_per_byte"])
-    parent_value = _number(parent["macro_bits_per_byte"]) if parent else math.nan
+    components = _measured_of_both(evaluation, parent) if parent else sorted(evaluation["bits_per_byte"])
+    value = _macro(evaluation, components)
+    parent_value = _macro(parent, components) if parent else math.nan
+    every = [_number(value) for value in (evaluation["macro_bits_per_byte"], *evaluation["bits_per_byte"].values())]
     return {
         "name": MACRO,
         "kind": BITS_PER_BYTE,
@@ -64,8 +81,31 @@ def _measure_macro(evaluation: Evaluation, parent: Evaluation | None, *, is_fini
         "has_parent": parent is not None,
         "margin": math.nan,
         "increase_bits_per_byte": value - parent_value,
-        "finite": is_finite and math.isfinite(value) and bool(components) and all(map(math.isfinite, components)),
+        "components": ", ".join(components),
+        "finite": is_finite and math.isfinite(value) and all(map(math.isfinite, every)),
     }
+
+
+def _measured_of_both(evaluation: Evaluation, parent: Evaluation) -> list[str]:
+    """The components whose same held-out text both were measured on.
+
+    Raises:
+        DataError: there is none.
+    """
+    here, there = evaluation["measured_on"], parent["measured_on"]
+    shared = sorted(name for name in evaluation["bits_per_byte"] if name in parent["bits_per_byte"] and here[name] == there[name])
+    if not shared:
+        raise DataError(
+            f"a phase is compared with its parent on the same held-out text, and nothing is the same: the phase was measured on "
+            f"{', '.join(here)}, its parent on {', '.join(there)}. Evaluate both again on the data as it is now."
+        )
+    return shared
+
+
+def _macro(evaluation: Evaluation, components: Sequence[str]) -> float:
+    """Every component counts the same."""
+    values = [_number(evaluation["bits_per_byte"][name]) for name in components]
+    return sum(values) / len(values) if values else math.nan
 
 
 def _benchmark_values(evaluation: Evaluation) -> dict[str, float]:

@@ -122,8 +122,12 @@ class _AboveFloor(_EveryRow):
     args_keys = ("column", "floor")
 
 
-class ExpectBaselineToBeBeaten(_AboveFloor):
-    """Expect every benchmark to be strictly above its dumb baseline."""
+class ExpectScoreToBeAboveTheFloor(_WithinLimit):
+    """Expect every benchmark's score to be one that a model at the floor reaches at most that often."""
+
+
+class ExpectAccuracyNotToBeBelowTheBaseline(_AboveFloor):
+    """Expect no benchmark's accuracy to be one that a model as good as the dumb baseline falls to no oftener than that."""
 
 
 class ExpectSomethingToRead(_AboveFloor):

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from validations.evidence.floor import NUM_TESTS
 from validations.expectations.check import Check, expect_rows
 from validations.limits import GateLimits
 
@@ -18,8 +19,8 @@ def gate_checks(limits: GateLimits, tables: Mapping[str, pd.DataFrame]) -> tuple
         _expect_finite("benchmarks"),
         _expect_finite("bits_per_byte"),
     ]
-    if limits.must_beat_baseline:
-        checks.append(_beats_baseline())
+    if limits.must_beat_baseline and limits.floor_error_rate is not None:
+        checks += [_is_above_floor(limits.floor_error_rate), _is_not_below_baseline(limits.floor_error_rate)]
     if tables["bits_per_byte"].get("has_parent", pd.Series([True])).any():
         checks.append(_keeps_to_parent(limits))
     return tuple(checks)
@@ -40,18 +41,38 @@ def _expect_finite(table: str) -> Check:
     )
 
 
-def _beats_baseline() -> Check:
+def _is_above_floor(error_rate: float) -> Check:
+    """Accuracy or likelihood says so, the one that tells more; the p-value of the table counts for both."""
     return Check(
         table="benchmarks",
-        expectation="ExpectBaselineToBeBeaten",
-        arguments={"column": "margin", "floor": 0},
+        expectation="ExpectScoreToBeAboveTheFloor",
+        arguments={"column": "floor_p_value", "limit": error_rate},
         severity="critical",
-        asks="Every benchmark is above its dumb baseline.",
-        what="{name} is {value:.4f}, not above the {baseline:.4f} of its dumb baseline",
-        found="{value:.4f}",
-        limit="above {baseline:.4f}",
+        asks="Of every benchmark, accuracy or the likelihood of the right answers shows that the model is above the floor.",
+        what="{name} does not tell the model from one that knows nothing: {right} of {items} right, {value:.3f} ± {stderr:.3f} against the "
+        "{baseline:.3f} of the dumb baseline (p = {accuracy_p_value:.2g}, {accuracy_test}), and right answers {mean_margin_nats:+.3f} nats "
+        "likelier than the others (p = {likelihood_p_value:.2g})",
+        found="p = {floor_p_value:.2g} of both tests together",
+        limit=f"at most {error_rate:g}, the share of models at the floor that may pass",
         where="{name}",
         what_to_do="Train for longer, or check that the benchmark suits a model of this size.",
+    )
+
+
+def _is_not_below_baseline(error_rate: float) -> Check:
+    """Likelihood does not help a model whose first choices are worse than a dumb answer's. Each test has its part of the error rate."""
+    return Check(
+        table="benchmarks",
+        expectation="ExpectAccuracyNotToBeBelowTheBaseline",
+        arguments={"column": "below_p_value", "floor": error_rate / NUM_TESTS},
+        severity="critical",
+        asks="No benchmark is below its dumb baseline by more than its error.",
+        what="{name} is {value:.3f} ± {stderr:.3f}, {right} of {items} right, below the {baseline:.3f} of its dumb baseline by more than "
+        "its error (p = {below_p_value:.2g}, {accuracy_test})",
+        found="p = {below_p_value:.2g}",
+        limit=f"above {error_rate / NUM_TESTS:g}",
+        where="{name}",
+        what_to_do="A model that is worse than guessing has learned something wrong: look at the data, the tokenizer and the benchmark.",
     )
 
 
@@ -62,7 +83,8 @@ def _keeps_to_parent(limits: GateLimits) -> Check:
         arguments={"column": "increase_bits_per_byte", "limit": limits.max_increase_bits_per_byte},
         severity="critical",
         asks="The phase does not make the model worse than its parent by more than the recipe allows.",
-        what="{name} went from the parent's {parent:.4f} to {value:.4f}, by {increase_bits_per_byte:+.4f}",
+        what="{name} went from the parent's {parent:.4f} to {value:.4f}, by {increase_bits_per_byte:+.4f}, on what both were measured on: "
+        "{components}",
         found="{increase_bits_per_byte:+.4f} bits per byte",
         limit=f"at most {limits.max_increase_bits_per_byte:+g} bits per byte",
         where="{name}",

@@ -48,7 +48,7 @@ SUITES = {
     ),
     GATE_SUITE: Suite(
         GATE_SUITE,
-        2,
+        3,
         ("benchmarks", "bits_per_byte"),
         lambda thresholds, tables: gate_checks(GateLimits.model_validate(thresholds), tables),
     ),

@@ -39,6 +39,9 @@ HEALTH = HealthLimits(
     max_ema_gap=0.2, max_data_share=0.1,
 )  # fmt: skip
 
+FLOOR_ERROR_RATE = 0.01
+"""One in a hundred models that know nothing of what a benchmark asks may pass it."""
+
 
 def llama(
     *, num_layers: int, d_model: int, d_ff: int, num_query_heads: int, rope: Rope = LLAMA3_ROPE, qk_norm: bool = False
@@ -70,7 +73,7 @@ def evaluated(*, loss_every_steps: int, benchmarks: tuple[str, ...] = CORE_BENCH
 
 
 def gates(*, max_increase_bits_per_byte: float, max_epochs: float | None, max_items: int = 0) -> Gates:
-    """Shares within one point of what was intended, and within a quarter of themselves; no item leaks; benchmarks above their baselines."""
+    """Shares within one point of what was intended, and within a quarter of themselves; no item leaks; benchmarks above the floor."""
     return Gates(
         data=DataLimits(
             max_share_error_points=1.0,
@@ -80,7 +83,7 @@ def gates(*, max_increase_bits_per_byte: float, max_epochs: float | None, max_it
             order=MIXING,
         ),
         health=HEALTH,
-        model=GateLimits(max_increase_bits_per_byte=max_increase_bits_per_byte, must_beat_baseline=True),
+        model=GateLimits(max_increase_bits_per_byte=max_increase_bits_per_byte, must_beat_baseline=True, floor_error_rate=FLOOR_ERROR_RATE),
     )
 
 

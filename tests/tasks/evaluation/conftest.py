@@ -175,10 +175,42 @@ def caches(
 @pytest.fixture(scope="session")
 def benchmarks(tmp_path_factory: pytest.TempPathFactory, held_out_texts: Mapping[str, Sequence[HeldOutDocument]]) -> Path:
     folder = tmp_path_factory.mktemp("benchmarks")
-    write_benchmarks(folder, held_out_texts, commonest_word="ba")
+    write_benchmarks(folder, held_out_texts)
     return folder
 
 
 @pytest.fixture(scope="session")
 def held_out_tokens(caches: Mapping[str, Path], tokenizer: Tokenizer) -> dict[str, HeldOutTokens]:
     return read_held_out_tokens(caches, tokenizer)
+
+
+@pytest.fixture(scope="session")
+def reading_config(config: ModelConfig) -> ModelConfig:
+    """A model as wide as its vocabulary, so that weights can be written by hand."""
+    return ModelConfig.model_validate(config.model_dump() | {"d_model": config.vocab_size})
+
+
+def _write_weights(config: ModelConfig, following: np.ndarray) -> Params:
+    """Weights of a model whose logits after token i are row i of `following`: what lies between embedding and head adds nothing."""
+    params = jax.tree.map(np.zeros_like, init_params(0, config))
+    size = config.vocab_size
+    return params | {"embedding": np.eye(size, dtype=np.float32), "final_norm": np.ones(size, np.float32), "head": following / size**0.5}
+
+
+@pytest.fixture(scope="session")
+def reading_params(reading_config: ModelConfig, tokenizer: Tokenizer, held_out_texts: Mapping[str, Sequence[HeldOutDocument]]) -> Params:
+    """A model that reads one token and has learned, from the very text, what follows it: it knows something, and not much."""
+    counts = np.full((reading_config.vocab_size,) * 2, 0.01, np.float32)
+    for document in (document for documents in held_out_texts.values() for document in documents):
+        ids = tokenizer.encode(document.text).ids
+        np.add.at(counts, (ids[:-1], ids[1:]), 1)
+    return _write_weights(reading_config, np.log(counts / counts.sum(axis=1, keepdims=True)))
+
+
+@pytest.fixture(scope="session")
+def blind_params(reading_config: ModelConfig, tokenizer: Tokenizer, held_out_texts: Mapping[str, Sequence[HeldOutDocument]]) -> Params:
+    """A model that knows how common each token is and reads nothing: whatever comes before, it says the same."""
+    counts = np.full(reading_config.vocab_size, 0.01, np.float32)
+    for document in (document for documents in held_out_texts.values() for document in documents):
+        np.add.at(counts, tokenizer.encode(document.text).ids, 1)
+    return _write_weights(reading_config, np.tile(np.log(counts / counts.sum()), (len(counts), 1)))

@@ -1,17 +1,20 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 import pytest
 
+from tasks.evaluation import benchmarks
 from tasks.evaluation.benchmarks import (
+    WORD_ORDER,
     build_next_word,
     build_word_order,
-    commonest_word,
     next_word_baseline,
     word_order_baseline,
 )
 from tasks.evaluation.held_out import HeldOutDocument
+from tasks.evaluation.passages import cut_passages
 from trainer.errors import DataError
 
 HeldOut = Mapping[str, Sequence[HeldOutDocument]]
@@ -53,8 +56,6 @@ def test_choices_have_the_same_words_and_only_the_gold_one_follows(held_out_text
         assert len({tuple(sorted(choice.split())) for choice in item.choices}) == 1
         for position, choice in enumerate(item.choices):
             assert (f"{item.opening} {choice}" in texts[item.document]) == (position == item.gold)
-            exchanged = sum(word != true for word, true in zip(choice.split(), item.choices[item.gold].split(), strict=True))
-            assert exchanged == (0 if position == item.gold else 2)
     golds = Counter(item.gold for item in items)
     assert max(golds.values()) - min(golds.values()) <= 1
 
@@ -69,13 +70,60 @@ def test_baselines_are_what_a_dumb_answer_scores(held_out_texts: HeldOut) -> Non
     assert (word_order_baseline(told).value, word_order_baseline(told).rule) == (1.0, "always position 2")
     assert 0.25 <= word_order_baseline(items).value <= 0.25 + 1 / len(items)
     words = build_next_word(held_out_texts)
-    assert next_word_baseline(words, words[0].answer).value == sum(item.answer == words[0].answer for item in words) / len(words)
+    best = next_word_baseline(words)
+    assert (best.rule, best.value) == (f"always '{best.answer}'", sum(item.answer == best.answer for item in words) / len(words))
+    for answer in {item.answer for item in words}:
+        assert sum(item.answer == answer for item in words) / len(words) <= best.value
 
 
-def test_the_commonest_word_is_one_that_could_be_an_answer() -> None:
-    assert commonest_word(["= = = = the cat = = the\tdog", "(cat) cat, the x1 x1 x1 x1"]) == "the"
-    with pytest.raises(DataError, match="must hold words"):
-        commonest_word(["= = 1 2"])
+def test_each_choice_is_as_like_the_others_as_any_other_choice_is(held_out_texts: HeldOut) -> None:
+    """Two words exchanged, two others, or both: from each choice two are two words away, and one is four."""
+    for item in build_word_order(held_out_texts):
+        words = [choice.split() for choice in item.choices]
+        for one in words:
+            away = [sum(word != there for word, there in zip(one, other, strict=True)) for other in words]
+            assert sorted(away) == [0, 2, 2, 4]
+
+
+def test_a_model_that_counts_words_as_a_tokenizer_sees_them_finds_all_choices_equal(held_out_texts: HeldOut) -> None:
+    """A word after a space and a word after a line break are two tokens to it. The first choice comes after a space."""
+    items = build_word_order(held_out_texts)
+    assert any("\n" in item.choices[0] for item in items)
+    for item in items:
+        assert len({tuple(sorted(re.findall(r"\s+\S+", f" {choice}"))) for choice in item.choices}) == 1
+
+
+def test_a_passage_whose_words_can_not_be_exchanged_is_no_item() -> None:
+    """Forty words, and then one over and over: where that begins early, no two pairs of words differ."""
+    words = ["".join(letters) for letters in product("abcdefghij", repeat=3)]
+    documents = [HeldOutDocument(f"{n}", f"{' '.join(words[20 * n : 20 * n + 40])} {'same ' * 40}") for n in range(40)]
+    items = build_word_order({"code": documents})
+    assert 0 < len(items) < len(cut_passages(documents, "code", WORD_ORDER))
+    assert all(len(set(item.choices)) == 4 for item in items)
+    assert {item.gold for item in items} == {0, 1, 2, 3}
+
+
+def test_a_group_scores_each_of_its_answers_after_each_of_its_openings(held_out_texts: HeldOut) -> None:
+    """So a word is the right choice as often as it is another's, and liking it gains nothing."""
+    items = build_next_word(held_out_texts)
+    groups = {group: [item for item in items if item.group == group] for group in {item.group for item in items}}
+    assert len(groups) == len(items) // 4
+    for members in groups.values():
+        assert len(members) in {4, 5}
+        assert {item.choices for item in members} == {members[0].choices}
+        assert sorted(item.gold for item in members) == list(range(len(members)))
+        assert all(item.choices[item.gold] == item.answer for item in members)
+        assert len(set(members[0].choices)) == len(members)
+
+
+@pytest.mark.parametrize("num_items", [1, 3, 7, 8, 11])
+def test_a_few_items_are_one_group_or_two(held_out_texts: HeldOut, num_items: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmarks, "NUM_NEXT_WORD_ITEMS", num_items)
+    items = build_next_word(held_out_texts)
+    sizes = Counter(item.group for item in items)
+    assert sizes.total() == num_items
+    assert sorted(sizes) == list(range(max(1, num_items // 4)))
+    assert max(sizes.values()) <= 7
 
 
 def test_too_little_text_is_refused_with_what_was_found() -> None:

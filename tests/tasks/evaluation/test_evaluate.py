@@ -1,18 +1,22 @@
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from lm_eval.api.instance import Instance
 from tokenizers import Tokenizer
 
 from tasks.evaluation.benchmark_folder import read_benchmarks
 from tasks.evaluation.evaluate import evaluate_model
 from tasks.evaluation.held_out import HeldOutTokens
+from tasks.evaluation.language_model import JaxLanguageModel
 from trainer.config import ModelConfig
 from trainer.errors import DataError
 from trainer.model.params import Params
+from validations.evidence.floor import measure_floor
 
 
 def test_a_checkpoint_is_evaluated_offline_and_standard_output_stays_clean(
@@ -26,6 +30,7 @@ def test_a_checkpoint_is_evaluated_offline_and_standard_output_stays_clean(
     found = evaluate_model(params=params, config=config, tokenizer=tokenizer, benchmarks=benchmarks, held_out=held_out_tokens)
     assert capfd.readouterr().out == ""
     assert found["finite"] is True
+    assert found["benchmarks_digest"] == read_benchmarks(benchmarks).digest
     assert [(result["benchmark"], result["metric"]) for result in found["results"]] == [
         ("word_order", "acc"),
         ("next_word", "exact_match"),
@@ -33,6 +38,9 @@ def test_a_checkpoint_is_evaluated_offline_and_standard_output_stays_clean(
     for result, described in zip(found["results"], read_benchmarks(benchmarks).benchmarks, strict=True):
         assert (result["items"], result["baseline"]) == (described.items, described.baseline.value)
         assert 0 <= result["value"] <= 1
+        answers = result["answers"]
+        assert len({answer["id"] for answer in answers}) == described.items
+        assert result["value"] == pytest.approx(sum(answer["right"] for answer in answers) / described.items)
     value, items = found["results"][0]["value"], found["results"][0]["items"]
     assert found["results"][0]["stderr"] == pytest.approx((value * (1 - value) / (items - 1)) ** 0.5)
     assert found["bits_per_byte"].keys() == held_out_tokens.keys()
@@ -48,6 +56,55 @@ def test_a_broken_model_is_told_from_a_bad_one(
     found = evaluate_model(params=broken_params, config=config, tokenizer=tokenizer, benchmarks=benchmarks, held_out=held_out_tokens)
     assert found["finite"] is False
     assert found["results"][0]["value"] > 0
+    assert all(math.isnan(measure_floor(result).p_value) for result in found["results"])
+
+
+def test_a_choice_is_scored_as_one_word_after_the_opening(
+    params: Params, config: ModelConfig, tokenizer: Tokenizer, benchmarks: Path, held_out_tokens: Mapping[str, HeldOutTokens]
+) -> None:
+    found = evaluate_model(params=params, config=config, tokenizer=tokenizer, benchmarks=benchmarks, held_out=held_out_tokens)
+    model = JaxLanguageModel(params=params, config=config, tokenizer=tokenizer)
+    for result in found["results"]:
+        lines = (benchmarks / f"{result['benchmark']}.jsonl").read_text(encoding="utf-8").splitlines()
+        for item, answer in list(zip(map(json.loads, lines), result["answers"], strict=True))[::7]:
+            pairs = [(item["opening"], f" {choice}") for choice in item["choices"]]
+            scores = model.loglikelihood([Instance("loglikelihood", {}, pair, number) for number, pair in enumerate(pairs)])
+            assert (answer["id"], answer["group"], answer["gold"]) == (item["id"], item.get("group"), item["gold"])
+            assert answer["log_likelihoods"] == pytest.approx([score for score, _ in scores], rel=1e-4)
+    told = [answer["baseline_right"] for answer in found["results"][1]["answers"]]
+    assert sum(map(bool, told)) / len(told) == found["results"][1]["baseline"]
+    assert {answer["baseline_right"] for answer in found["results"][0]["answers"]} == {None}
+
+
+def test_a_model_that_reads_is_told_from_one_that_does_not(
+    reading_params: Params,
+    blind_params: Params,
+    reading_config: ModelConfig,
+    tokenizer: Tokenizer,
+    benchmarks: Path,
+    held_out_tokens: Mapping[str, HeldOutTokens],
+) -> None:
+    """The two differ in nothing but that one looks at the last token; the other knows how common each word is, and gains nothing by it."""
+    read, blind = (
+        [
+            measure_floor(result)
+            for result in evaluate_model(
+                params=params, config=reading_config, tokenizer=tokenizer, benchmarks=benchmarks, held_out=held_out_tokens
+            )["results"]
+        ]
+        for params in (reading_params, blind_params)
+    )
+    assert max(floor.likelihood_p_value for floor in read) < 1e-4
+    assert [floor.likelihood_p_value for floor in blind] == [1, 1]
+    assert [floor.mean_margin_nats for floor in blind] == pytest.approx([0, 0], abs=1e-4)
+    assert min(floor.p_value for floor in blind) > 0.2
+
+
+def test_fresh_weights_are_at_the_floor(
+    params: Params, config: ModelConfig, tokenizer: Tokenizer, benchmarks: Path, held_out_tokens: Mapping[str, HeldOutTokens]
+) -> None:
+    found = evaluate_model(params=params, config=config, tokenizer=tokenizer, benchmarks=benchmarks, held_out=held_out_tokens)
+    assert min(measure_floor(result).p_value for result in found["results"]) > 0.02
 
 
 def test_a_broken_folder_is_refused_before_anything_runs(

@@ -1,7 +1,10 @@
 """The trainer as a process: its result, its refusals, and its lives after a kill. The model is tiny and the trainer is the real one."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +14,12 @@ import psutil
 import pytest
 
 from tasks.training import launcher
-from tasks.training.launcher import MAX_RESTARTS, finished_result, train_phase
+from tasks.training.launcher import MAX_RESTARTS, finished_result, last_saved_step, train_phase
 from trainer.config import RunConfig
 from trainer.data.manifest import read_manifest
 from trainer.errors import TrainingDiverged, TrainingError, VerdictError
 from trainer.metrics import Row, read_metrics
+from trainer.stopping import STOP_VARIABLE
 from trainer.storage import read_json, write_json
 
 pytestmark = pytest.mark.timeout(240)  # a guard against hanging
@@ -168,10 +172,73 @@ def test_a_killed_trainer_goes_on_and_ends_with_the_same_weights(
     assert set(seen) == set(range(1, STEPS + 1))
 
 
+class Stopped(BaseException):
+    """As a signal or Prefect stops a run."""
+
+
+def stop_after(step: int, run: RunConfig) -> Callable[[], None]:
+    """A check that stops the run once it has come so far."""
+
+    def check() -> None:
+        rows = read_metrics(Path(run.output) / "metrics.jsonl")
+        if rows and rows[-1]["step"] >= step:
+            raise Stopped
+
+    return check
+
+
+def test_a_run_that_is_stopped_saves_its_last_update_and_goes_on(
+    build_run: BuildRun, trained: Trained, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(launcher, "POLL_SECONDS", 0.01)
+    run = build_run("stopped")
+    with pytest.raises(Stopped):
+        train_phase(run, ignore, stop_after(KILLED_AFTER, run))
+    stopped_at = len(read_metrics(Path(run.output) / "metrics.jsonl"))
+    assert KILLED_AFTER <= stopped_at < STEPS
+    assert last_saved_step(run) == stopped_at
+    assert f"stopped: stopped after step {stopped_at} of {STEPS}, which is saved; started again, it goes on from there" in caplog.text
+    assert train_phase(run, ignore)["params_digest"] == trained.result["params_digest"]
+    assert f"stopped: going on from step {stopped_at} of {STEPS}" in caplog.text
+
+
+def test_a_trainer_that_cannot_save_in_time_is_cut_off_and_what_is_lost_is_said(
+    build_run: BuildRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """A process that does not hear SIGTERM stands in for a save that takes too long."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(launcher, "POLL_SECONDS", 0.01)
+    monkeypatch.setenv(STOP_VARIABLE, "0.2")
+    run = build_run("slow")
+    rows = "".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in range(1, 41))
+    deaf = f"""
+import pathlib, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+folder = pathlib.Path({run.output!r})
+(folder / "checkpoints" / "30").mkdir(parents=True)
+(folder / "checkpoints" / "30" / "digests.json").touch()
+(folder / "metrics.jsonl").write_text({rows!r})
+signal.pause()
+"""
+    processes: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def start_deaf(_command: list[str], **settings: Any) -> "subprocess.Popen[bytes]":
+        processes.append(start([sys.executable, "-c", deaf], **settings))
+        return processes[-1]
+
+    monkeypatch.setattr(launcher.subprocess, "Popen", start_deaf)
+    with pytest.raises(Stopped):
+        train_phase(run, ignore, stop_after(40, run))
+    assert processes[0].returncode == -signal.SIGKILL
+    assert "slow: stopped after step 40 of 90; the checkpoint of step 30 stands, and 10 updates are done again" in caplog.text
+
+
 def test_a_trainer_that_is_always_killed_is_given_up(build_run: BuildRun, monkeypatch: pytest.MonkeyPatch):
     lives: list[Path] = []
 
-    def die(run_file: Path, _on_rows: object) -> int:
+    def die(run_file: Path, *_: object) -> int:
         (run_file.parent / "trainer.log").touch()
         lives.append(run_file)
         return -signal.SIGKILL
@@ -190,7 +257,7 @@ def test_what_may_go_on_is_started_again(
     caplog.set_level("INFO")
     lives: list[Path] = []
 
-    def end_early_twice(run_file: Path, _on_rows: object) -> int:
+    def end_early_twice(run_file: Path, *_: object) -> int:
         (run_file.parent / "trainer.log").touch()
         lives.append(run_file)
         if len(lives) <= MAX_RESTARTS:
@@ -206,7 +273,7 @@ def test_what_may_go_on_is_started_again(
 def test_a_trainer_that_always_stalls_is_given_up_with_its_reason(build_run: BuildRun, monkeypatch: pytest.MonkeyPatch):
     lives: list[int] = []
 
-    def stall(run_file: Path, _on_rows: object) -> int:
+    def stall(run_file: Path, *_: object) -> int:
         with open(run_file.parent / "trainer.log", "a") as log:
             log.write("Thread 0x1\ntrainer: phase stuck stalled: no update for 5 seconds.\n")
         lives.append(4)
@@ -230,7 +297,7 @@ def test_a_run_that_is_carried_out_otherwise_goes_on_in_its_folder(build_run: Bu
     after = RunConfig.model_validate({**before.model_dump(mode="json"), **changes})
     found: list[RunConfig] = []
 
-    def look(run_file: Path, _on_rows: object) -> int:
+    def look(run_file: Path, *_: object) -> int:
         found.append(RunConfig.model_validate(read_json(run_file)))
         assert (run_file.parent / "checkpoints" / "30").is_dir()
         write_json(run_file.parent / "result.json", {"run_digest": after.digest})
@@ -252,7 +319,7 @@ def test_a_failure_has_its_kind_and_its_last_reason(build_run: BuildRun, monkeyp
     """One clear line, and no second try: what failed for a reason would fail for it again."""
     lives: list[int] = []
 
-    def fail(run_file: Path, _on_rows: object) -> int:
+    def fail(run_file: Path, *_: object) -> int:
         with open(run_file.parent / "trainer.log", "a") as log:
             log.write("trainer: an old reason.\nnoise\ntrainer: the reason.\nTraceback: noise\n")
         lives.append(code)

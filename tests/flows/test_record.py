@@ -1,0 +1,74 @@
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from flows import record
+from flows.recipes.recipe import Recipe
+from flows.record import PhaseRecord, read_record
+from tasks.data.plan import DataPlan
+from tasks.home import Home
+from tests.pulse.runs import tiny_recipe
+from tests.validations.made_answers import guessed_result
+from validations.limits import GateLimits
+from validations.verdict import judge_gate, write_verdict
+
+Read = Callable[..., PhaseRecord]
+EVALUATION: dict[str, Any] = {
+    "checkpoint": "runs/kestrel/40",
+    "results": [guessed_result(right=80, first=140)],
+    "bits_per_byte": {"law": 1.5},
+    "macro_bits_per_byte": 1.5,
+    "measured_on": {"law": "text"},
+    "benchmarks_digest": "items",
+    "finite": True,
+}
+LIMITS: dict[str, Any] = {"max_increase_bits_per_byte": 5.0, "must_beat_baseline": True, "floor_error_rate": 0.01}
+
+
+def with_limits(**limits: Any) -> Recipe:
+    recipe = tiny_recipe().model_dump()
+    recipe["phases"][0]["gates"]["model"] = LIMITS | limits
+    return Recipe.model_validate(recipe)
+
+
+@pytest.fixture
+def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
+    """The record of Kestrel, trained and evaluated, whose gate was judged by `LIMITS`."""
+    home = Home.open(str(tmp_path))
+    plan = SimpleNamespace(folders=lambda split: {}, benchmarks=tmp_path / "benchmarks")
+    monkeypatch.setattr(record, "build_run", lambda *_, **__: SimpleNamespace(verdict=tmp_path / "none", output=tmp_path, caches={}))
+    monkeypatch.setattr(record, "_are_built", lambda *_: True)
+    monkeypatch.setattr(record, "is_begun", lambda run: True)
+    monkeypatch.setattr(record, "evaluation_key", lambda *_: "key")
+    monkeypatch.setattr(record, "finished_result", lambda run: {"params_digest": "weights"})
+    (tmp_path / "metrics.jsonl").write_text("")
+    recipe = with_limits()
+    limits = GateLimits.model_validate(LIMITS)
+    verdict = judge_gate("kestrel", EVALUATION, parent_evaluation=None, limits=limits, folder=tmp_path / "evidence")
+    write_verdict(home.verdict(recipe.run_name, "kestrel", "model"), verdict)
+
+    def read_with(evaluation: dict[str, Any] | None = EVALUATION, **limits: Any) -> PhaseRecord:
+        monkeypatch.setattr(record, "finished_evaluation", lambda *_: evaluation)
+        wanted = with_limits(**limits)
+        return read_record(wanted, wanted.phases[0], home, cast(DataPlan, plan))
+
+    return read_with
+
+
+def test_the_gate_of_this_evaluation_by_these_limits_counts(read: Read) -> None:
+    found = read().model_verdict
+    assert found is not None
+    assert found.passes
+
+
+def test_the_gate_of_another_evaluation_does_not(read: Read) -> None:
+    assert read(EVALUATION | {"macro_bits_per_byte": 1.4}).model_verdict is None
+    assert read(None).model_verdict is None
+
+
+@pytest.mark.parametrize("limits", [{"floor_error_rate": 0.02}, {"must_beat_baseline": False}, {"max_increase_bits_per_byte": 4.0}])
+def test_a_gate_by_other_limits_does_not(read: Read, limits: dict[str, Any]) -> None:
+    assert read(**limits).model_verdict is None

@@ -1,0 +1,84 @@
+"""What an evaluation holds for, change by change."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tasks.data.plan import DataPlan
+from tasks.evaluation import finished
+from tasks.evaluation.benchmark_folder import write_benchmarks
+from tasks.evaluation.finished import evaluation_key, finished_evaluation, measured_components, measured_on
+from tasks.evaluation.held_out import HeldOutDocument
+from trainer.config import ModelConfig, RunConfig
+from trainer.errors import DataError
+from trainer.storage import write_json
+
+Key = Callable[..., str]
+
+
+def plan_of(benchmarks: Path, **held_out: Any) -> DataPlan:
+    """Of a plan, what an evaluation asks: main-line components `law` and `web`, and a branch's `flan`."""
+    keys = {"law": "key of law", "web": "key of web", "flan": "key of flan"} | held_out
+    components = {
+        name: SimpleNamespace(held_out=SimpleNamespace(key=key, pin=None, folder=Path("elsewhere") / name)) for name, key in keys.items()
+    }
+    return cast(DataPlan, SimpleNamespace(benchmarks=benchmarks, benchmark_components=("law", "web"), components=components))
+
+
+def run_of(config: ModelConfig, output: Path, *components: str) -> RunConfig:
+    """Of a run, what an evaluation asks."""
+    return cast(
+        RunConfig,
+        SimpleNamespace(output=str(output), model=config, keeps_average=False, caches=dict.fromkeys(components or ("law",), "cache")),
+    )
+
+
+@pytest.fixture
+def key(config: ModelConfig, benchmarks: Path, tmp_path: Path) -> Key:
+    def make(*components: str, params: str = "weights", tokens: int | None = 100, place: Path = tmp_path, **held_out: Any) -> str:
+        return evaluation_key(run_of(config, place, *components), params, plan_of(benchmarks, **held_out), tokens)
+
+    return make
+
+
+def test_what_decides_an_evaluation_moves_its_key_and_nothing_else_does(key: Key, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = key()
+    same = [key(), key(place=tmp_path / "moved"), key(flan="another branch's text")]
+    assert set(same) == {before}
+    changed = [key(params="others"), key(tokens=200), key(tokens=None), key(web="other text"), key("law", "flan")]
+    monkeypatch.setattr(finished, "measuring_code", lambda: "other code")
+    changed.append(key())
+    assert len({before, *changed}) == 1 + len(changed)
+
+
+def test_other_benchmarks_move_the_key(
+    key: Key, config: ModelConfig, tmp_path: Path, held_out_texts: Mapping[str, Sequence[HeldOutDocument]]
+) -> None:
+    write_benchmarks(tmp_path / "others", {"code": held_out_texts["code"]})
+    assert evaluation_key(run_of(config, tmp_path), "weights", plan_of(tmp_path / "others"), 100) != key()
+    (tmp_path / "others" / "next_word.jsonl").write_text("")
+    with pytest.raises(DataError, match=r"next_word\.jsonl"):
+        evaluation_key(run_of(config, tmp_path), "weights", plan_of(tmp_path / "others"), 100)
+
+
+def test_a_phase_is_measured_on_the_main_line_and_what_is_its_own(config: ModelConfig, benchmarks: Path, tmp_path: Path) -> None:
+    """So its parent's evaluation is the same whichever branch is planned beside it."""
+    plan = plan_of(benchmarks)
+    assert measured_components(run_of(config, tmp_path, "law"), plan) == ("law", "web")
+    assert measured_components(run_of(config, tmp_path, "law", "flan"), plan) == ("flan", "law", "web")
+    parent, child = (measured_on(run_of(config, tmp_path, *names), plan, 100) for names in (("law",), ("law", "flan")))
+    assert {name: child[name] for name in parent} == parent
+    assert measured_on(run_of(config, tmp_path), plan, 200) != parent
+
+
+def test_only_an_evaluation_of_the_key_holds(config: ModelConfig, key: Key, tmp_path: Path) -> None:
+    run = run_of(config, tmp_path)
+    assert finished_evaluation(run, key()) is None
+    write_json(tmp_path / "evaluation.json", {"params_digest": "weights"})  # from before keys
+    assert finished_evaluation(run, key()) is None
+    write_json(tmp_path / "evaluation.json", {"key": key(), "macro": 1.0})
+    assert finished_evaluation(run, key()) == {"key": key(), "macro": 1.0}
+    assert finished_evaluation(run, key(tokens=7)) is None

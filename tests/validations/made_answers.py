@@ -1,0 +1,75 @@
+"""Benchmark results as an evaluation holds them, made up."""
+
+from typing import Any
+
+import numpy as np
+
+NUM_CHOICES = 4
+
+
+def guessed_result(*, right: int, first: int, items: int = 200, benchmark: str = "continuation") -> dict[str, Any]:
+    """A benchmark of four choices: `right` items are right; in `first` the right choice is the likeliest, in the others the least likely.
+
+    At the floor a quarter of the items is right, and here half of them are first: the two ends of the places balance.
+    """
+    answers = [
+        {
+            "id": f"{benchmark}-{number}",
+            "right": number < right,
+            "baseline_right": None,
+            "group": None,
+            "gold": number % NUM_CHOICES,
+            "log_likelihoods": [
+                (-5.0 if number < first else -20.0) if at == number % NUM_CHOICES else -10.0 - at for at in range(NUM_CHOICES)
+            ],
+        }
+        for number in range(items)
+    ]
+    return _result(benchmark, "acc", answers, baseline=0.25)
+
+
+def scored_result(scores: np.ndarray, *, right: np.ndarray | None = None, benchmark: str = "continuation") -> dict[str, Any]:
+    """A benchmark whose choices have these scores [items, choices], the first the right one: chosen where `right`, else where likeliest."""
+    chosen = scores.argmax(axis=1) == 0 if right is None else right
+    answers = [
+        {
+            "id": f"{benchmark}-{number}",
+            "right": bool(chosen[number]),
+            "baseline_right": None,
+            "group": None,
+            "gold": 0,
+            "log_likelihoods": row.tolist(),
+        }
+        for number, row in enumerate(scores)
+    ]
+    return _result(benchmark, "acc", answers, baseline=1 / NUM_CHOICES)
+
+
+def grouped_result(
+    scores: np.ndarray, *, right: np.ndarray, baseline_right: np.ndarray, benchmark: str = "completion", seed: int = 0
+) -> dict[str, Any]:
+    """A benchmark of items in groups that share their answers, in an order that the seed draws.
+
+    Args:
+        scores: [groups, items, choices], the right choice of item i at i.
+        right, baseline_right: [groups, items].
+    """
+    answers = [
+        {
+            "id": f"{benchmark}-{group}-{item}",
+            "right": bool(right[group, item]),
+            "baseline_right": bool(baseline_right[group, item]),
+            "group": group,
+            "gold": item,
+            "log_likelihoods": scores[group, item].tolist(),
+        }
+        for group, item in np.random.default_rng(seed).permutation([*np.ndindex(right.shape)]).tolist()
+    ]
+    return _result(benchmark, "exact_match", answers, baseline=float(np.mean(baseline_right)))
+
+
+def _result(benchmark: str, metric: str, answers: list[dict[str, Any]], baseline: float) -> dict[str, Any]:
+    value = sum(answer["right"] for answer in answers) / len(answers)
+    stderr = (value * (1 - value) / (len(answers) - 1)) ** 0.5
+    head = {"benchmark": benchmark, "metric": metric, "value": value, "stderr": stderr, "items": len(answers), "baseline": baseline}
+    return head | {"answers": answers}
