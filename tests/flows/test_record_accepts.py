@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.record import _Lacks  # pyright: ignore[reportPrivateUsage]  # what a verdict must agree with, without training a phase
+from flows.record import _Findings  # pyright: ignore[reportPrivateUsage]  # what a verdict must agree with, without training a phase
 from tests.validations.report.samples import SAMPLE_SUITE, evidence, judged, known_test_file, register
 from trainer.config import Frozen
 from trainer.storage import read_json, write_json
@@ -32,8 +32,9 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def held(path: Path, accepts: Sequence[AcceptedWarning]) -> tuple[bool, list[str]]:
     """Whether the verdict holds for a recipe that accepts these, and what is said where it does not."""
-    lacks = _Lacks(accepts)
-    return lacks.verdict("data", path, {"math": "ab" * 32}, Limits()) is not None, lacks.words
+    found = _Findings(accepts)
+    verdict = found.verdict("data", path, {"math": "ab" * 32}, Limits())
+    return verdict is not None, [finding.why for finding in found.all if finding.why]
 
 
 def test_a_verdict_holds_for_what_the_recipe_accepted_when_it_was_given(path: Path):
