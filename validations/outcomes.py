@@ -127,11 +127,15 @@ def count_checks(checks: Iterable[CheckOutcome]) -> CheckCounts:
 
 def tell_verdicts(verdicts: Sequence[CheckCounts]) -> str:
     """One sentence on several verdicts: `16 of 18 verdicts passed, 1 of them with warnings, 2 failed`."""
-    standings = [verdict.standing for verdict in verdicts]
-    failed, warned = standings.count("failed"), standings.count("warned")
-    passed = len(standings) - failed
+    passed, warned = count_passed(verdicts), sum(verdict.standing == "warned" for verdict in verdicts)
     with_warnings = f", {warned:,} of them with warnings" if warned else ""
-    return f"{passed:,} of {_plural(len(standings), 'verdict')} passed{with_warnings}{f', {failed:,} failed' if failed else ''}"
+    failed = f", {len(verdicts) - passed:,} failed" if passed < len(verdicts) else ""
+    return f"{passed:,} of {_plural(len(verdicts), 'verdict')} passed{with_warnings}{failed}"
+
+
+def count_passed(verdicts: Sequence[CheckCounts]) -> int:
+    """How many verdicts pass, with warnings or without."""
+    return sum(verdict.passes for verdict in verdicts)
 
 
 def sum_counts(verdicts: Iterable[CheckCounts]) -> CheckCounts:

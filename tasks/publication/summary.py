@@ -5,7 +5,7 @@ from itertools import groupby
 
 from tasks.publication.contents import PhaseReport, Report, VerdictReport
 from tasks.publication.figures import MISSING, count, decimal
-from validations.outcomes import CheckCounts, sum_counts, tell_verdicts
+from validations.outcomes import CheckCounts, count_passed, sum_counts, tell_verdicts
 
 MARKS = {"good": "✓", "warned": "!", "bad": "✗", "none": "–"}
 
@@ -82,7 +82,9 @@ def tiles_of(report: Report) -> list[Tile]:
         Tile("phases trained", f"{len(done)} of {len(report.phases)}", f"to step {done[-1].stop_step:,}" if done else "none yet"),
         Tile("tokens trained on", count(sum(phase.tokens for phase in done)), f"{count(report.parameters)} parameters"),
         held_out_tile(report),
-        Tile("verdicts", tell_verdicts(verdicts), sum_counts(verdicts).shares),
+        Tile(
+            "verdicts passed", f"{count_passed(verdicts)} of {len(verdicts)}", f"{tell_verdicts(verdicts)}: {sum_counts(verdicts).shares}"
+        ),
     ]
 
 

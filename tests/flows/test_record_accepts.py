@@ -33,8 +33,8 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def held(path: Path, accepts: Sequence[AcceptedWarning]) -> tuple[bool, list[str]]:
     """Whether the verdict holds for a recipe that accepts these, and what is said where it does not."""
     found = _Findings(accepts)
-    holds = found.verdict("data", path, {"math": "ab" * 32}, Limits()) is not None
-    return holds, [finding.why for finding in found.all if finding.why]
+    verdict = found.verdict("data", path, {"math": "ab" * 32}, Limits())
+    return verdict is not None, [finding.why for finding in found.all if finding.why]
 
 
 def test_a_verdict_holds_for_what_the_recipe_accepted_when_it_was_given(path: Path):

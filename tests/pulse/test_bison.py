@@ -95,7 +95,7 @@ def test_bison_is_stopped_twice_over(incident: Incident, tmp_path: Path):
     assert any(reason.what.startswith(f"file {TEST_FILE} stands in the cache of component {MATH}") for reason in both.reasons)
     assert set(leaked(both)["item"]) == names
     assert {path for files in leaked(both)["files"] for path in files.split(", ")} >= {TEST_FILE}
-    with pytest.raises(VerdictError, match=f"bison data fails: file {TEST_FILE}"):
+    with pytest.raises(VerdictError, match=f"bison data failed: file {TEST_FILE}"):
         raise_unless_passed(both)
 
     leakage = incident.recipe().phase("bison").gates.data.leakage.model_dump()

@@ -111,7 +111,7 @@ def test_a_gate_that_was_made_stricter_is_asked_and_nothing_is_trained(
     process = phasewise("run", stricter, "--home", home, "--json")
     out, err = process.communicate()
     assert (process.returncode, out) == (1, "")
-    assert "tiny/proxy/ocelot model fails: macro bits per byte went from the parent's" in err
+    assert "tiny/proxy/ocelot model failed: macro bits per byte went from the parent's" in err
     assert "limit: at most -5 bits per byte" in err
     assert trained_files(home) == before
     assert digests(complete(phasewise("run", recipe_file, "--home", home, "--json"))) == digests(finished)
@@ -208,7 +208,7 @@ def test_a_planted_item_stops_the_run_before_training(
     process = phasewise("run", recipe_file, "--home", tmp_path, "--json")
     out, err = process.communicate()
     assert (process.returncode, out) == (1, "")
-    told = err[err.rindex("phasewise: tiny/proxy/kestrel data fails: ") :].strip().splitlines()
+    told = err[err.rindex("phasewise: tiny/proxy/kestrel data failed: ") :].strip().splitlines()
     assert len(told) == 3
     for named in (item["id"], "word_order", "flan", "planted.jsonl"):
         assert named in told[0]

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.validations.report.samples import HOSTILE, LEAK, STALE, evidence, judged, register
+from tests.validations.report.samples import HOSTILE, LEAK, STALE, evidence, judged, known_test_file, register
 from validations import data_docs
 from validations.data_docs import build_data_docs
 from validations.report.pages import Card
@@ -216,3 +216,56 @@ def test_building_asks_nothing_of_the_network(bison: Verdict, tmp_path: Path, mo
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     index = build_data_docs(tmp_path / "docs", [bison])
     assert "the evidence cannot be judged again" not in index.read_text()
+
+
+def accepting(tmp_path: Path, *accepted: str) -> tuple[Verdict, dict[str, Page], str]:
+    """A verdict on two components with files named like tests, the recipe accepting those of some; its pages by name, and the index."""
+    tables = evidence(like_tests=2, components=2)
+    verdict = judged("marin-32b/proxy/bison data", tables, tmp_path / "evidence", *map(known_test_file, accepted))
+    index = build_data_docs(tmp_path / "docs", [verdict])
+    return verdict, {path.name: page for path, page in pages_of(index)}, Page(index).text
+
+
+def test_rows_that_the_recipe_accepts_are_marked_so_and_fail_nothing(tmp_path: Path):
+    verdict, pages, text = accepting(tmp_path, "math", "web-1")
+    assert verdict.counts.told == "passed: 4 of 5 checks, 1 warning accepted by the recipe"
+    assert "Accepted by the recipe 2 files of component math are named like a test split. The record reads them" in text
+    assert "caches 2 0 2 rows" in text, "of two rows none fails and two are accepted"
+    assert "none is marked as failing; ✓ 2 accepted by the recipe" in pages["caches.html"].text
+    assert re.findall(r"✓ accepted (\d) ", pages["caches.html"].text) == ["0", "1"]
+    assert "✗" not in pages["caches.html"].text
+    assert "Not every expectation is met; the recipe accepts what was found." in pages["caches-expectations.html"].text
+    assert "has changed since the verdict was given" not in text
+
+
+def test_what_nobody_accepts_is_marked_beside_what_the_recipe_accepts(tmp_path: Path):
+    verdict, pages, text = accepting(tmp_path, "math")
+    assert verdict.counts.told == "passed with 1 warning: 4 of 5 checks"
+    assert "caches 2 1 1 rows" in text
+    shown = pages["caches.html"].text
+    assert shown.index("✗ fails 1 web-1") < shown.index("✓ accepted 0 math")
+    assert "Not every expectation is met. The rows" in pages["caches-expectations.html"].text
+
+
+def test_evidence_that_is_no_longer_covered_is_said_to_have_changed(tmp_path: Path):
+    """The check fails before and after; only what the recipe accepts of it is another."""
+    tables = evidence(like_tests=2)
+    verdict = judged("bison data", tables, tmp_path / "evidence", known_test_file())
+    tables["caches"].assign(component="web").to_parquet(tmp_path / "evidence" / "caches.parquet")
+    assert "has changed since the verdict was given" in Page(build_data_docs(tmp_path / "docs", [verdict])).text
+
+
+def test_a_table_with_a_broken_check_is_not_settled_by_what_is_accepted(tmp_path: Path):
+    tables = evidence(like_tests=1)
+    tables["caches"] = tables["caches"].drop(columns="stale_files")
+    index = build_data_docs(tmp_path / "docs", [judged("bison data", tables, tmp_path / "evidence", known_test_file())])
+    (page,) = [page for path, page in pages_of(index) if path.name == "caches-expectations.html"]
+    assert "✗ Not every expectation is met. The rows" in page.text
+    assert "has changed since the verdict was given" not in Page(index).text
+
+
+def test_a_row_that_also_fails_is_shown_as_failing(tmp_path: Path):
+    verdict = judged("bison data", evidence(like_tests=1, stale=1), tmp_path / "evidence", known_test_file())
+    index = build_data_docs(tmp_path / "docs", [verdict])
+    assert "caches 1 1 0 rows" in Page(index).text
+    assert "accepted by the recipe" in Page(index).text

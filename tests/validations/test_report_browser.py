@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.validations.report.samples import HOSTILE, LEAK, STALE, evidence, judged, register
+from tests.validations.report.samples import HOSTILE, LEAK, STALE, evidence, judged, known_test_file, register
 from validations.data_docs import build_data_docs
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -62,6 +62,8 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     verdicts = [
         judged("marin-32b/proxy/bison data", evidence(leaked=40, stale=1, like_tests=2, excerpt=HOSTILE), tmp_path / "bison"),
         judged("marin-32b/proxy/mantis data", evidence(), tmp_path / "mantis"),
+        judged("marin-32b/proxy/phase-1 data", evidence(like_tests=1, components=2), tmp_path / "phase-1", known_test_file()),
+        judged("marin-32b/proxy/qk-norm data", evidence(like_tests=1), tmp_path / "qk-norm", known_test_file(), known_test_file("never")),
     ]
     return build_data_docs(tmp_path / "docs", verdicts)
 
@@ -78,12 +80,15 @@ def test_the_index_reads_offline_and_says_what_failed(look: Look, index: Path):
     assert STALE in seen.document
     assert LEAK.replace("1,319 of", "40 of") in seen.document
     assert "Run <code>phasewise data prepare</code> again." in seen.document
+    for standing in ("failed", "passed with 1 warning", "passed"):
+        assert f"</span> {standing}</span>" in seen.document
+    assert "4 of 5 checks passed, 1 warning accepted by the recipe" in seen.document
     assert (seen.console, seen.requests) == ([], [])
 
 
 def test_no_page_asks_for_anything_or_complains(look: Look, index: Path, tmp_path: Path):
     pages = sorted(index.parent.rglob("*.html"))
-    assert len(pages) == 1 + 2 * 3 + 2 * 2
+    assert len(pages) == 1 + 4 * 3 + 4 * 2
     seen = look(framed(pages, tmp_path))
     assert seen.document.count("<iframe") == len(pages)
     assert (seen.console, seen.requests) == ([], [])
