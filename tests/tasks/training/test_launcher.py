@@ -221,10 +221,10 @@ folder = pathlib.Path({run.output!r})
 (folder / "metrics.jsonl").write_text({rows!r})
 signal.pause()
 """
-    processes: list[subprocess.Popen[bytes]] = []
-    start = subprocess.Popen
+    processes: list[Any] = []
+    start: Any = subprocess.Popen
 
-    def start_deaf(_command: list[str], **settings: Any) -> "subprocess.Popen[bytes]":
+    def start_deaf(_command: list[str], **settings: Any) -> Any:
         processes.append(start([sys.executable, "-c", deaf], **settings))
         return processes[-1]
 
