@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float32, Int32, Int64, UInt8, UInt64
 from trainer.code_digest import code_digest
 from trainer.errors import DataError
 from trainer.storage import digest_of_json, read_json, write_json
-from validations.evidence.leakage import escapes, fold, items, segments, words
+from validations.evidence.leakage import escapes, fold, items, numerals, segments, word_hashes, words
 from validations.evidence.leakage.items import BenchmarkItem, without_punctuation
 from validations.evidence.leakage.segments import CHOICE, GRAM_FACTOR, PASSAGE, Segments, distinct, num_items_with, part_sizes, word_weights
 from validations.evidence.leakage.words import is_number, split_words
@@ -35,7 +35,7 @@ OWN_GRAM, TELLING_NUMBER = np.uint8(1), np.uint8(2)
 COMMON_NUMBERS = b"0 1 2"
 BUCKET_BITS, FILTER_BITS = 20, 27
 TABLE_NAME = "index.json"
-CODE = (escapes, fold, words, items, segments, sys.modules[__name__])
+CODE = (escapes, fold, word_hashes, numerals, words, items, segments, sys.modules[__name__])
 
 
 @dataclass(frozen=True, eq=False)

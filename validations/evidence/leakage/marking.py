@@ -8,7 +8,7 @@ import numpy as np
 from validations.evidence.leakage.compiled import compiled
 from validations.evidence.leakage.index import GRAM_WORDS
 from validations.evidence.leakage.segments import GRAM_FACTOR as _FACTOR
-from validations.evidence.leakage.words import NUMBER_MARK
+from validations.evidence.leakage.word_hashes import NUMBER_MARK
 
 FOUND, NUMBER_THERE, GRAM_FOUND = np.uint8(1), np.uint8(2), np.uint8(4)
 """Of a word of an item: it stands in the window beside its neighbour; it is a number, and stands there anywhere; so does its gram."""

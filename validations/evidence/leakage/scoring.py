@@ -20,7 +20,7 @@ from validations.evidence.leakage.rules import (
     VERBATIM,
 )
 from validations.evidence.leakage.segments import ANSWER, CHOICE, NUM_KINDS, PASSAGE, QUESTION, SOLUTION
-from validations.evidence.leakage.words import NUMBER_MARK
+from validations.evidence.leakage.word_hashes import NUMBER_MARK
 
 WEIGHT, WORDS, NUMBERS, OWN, TELLING, COUNTS = 0, 2, 4, 6, 8, 10
 IN_ALL = 1
