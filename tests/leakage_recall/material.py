@@ -19,6 +19,7 @@ from tests.leakage_recall.made_items import made_items
 from tests.leakage_recall.measure import (
     MAX_CLEAN_ALARM_RATE,
     MAX_HARD_ALARM_RATE,
+    MAX_SHARED_ALARM_RATE,
     AlarmRow,
     RecallRow,
     measure_alarms,
@@ -28,6 +29,7 @@ from tests.leakage_recall.measure import (
 )
 from tests.leakage_recall.plants import Hosts
 from tests.leakage_recall.report import Table
+from tests.leakage_recall.shared_sentences import alone_in_prose, joined_in_prose
 from tests.shared_data import shared_folder
 from validations.evidence.leakage.item_files import read_benchmarks
 from validations.evidence.leakage.items import BenchmarkItem
@@ -100,6 +102,15 @@ class Material:
         about = AlarmRow("prose about benchmarks", MAX_HARD_ALARM_RATE)
         yield self._add(together, measure_alarms(about, prose_about_benchmarks(), self.by_key, detect))
         yield together
+        for name, made in (("alone", alone_in_prose), ("joined", joined_in_prose)):
+            row = measure_alarms(
+                AlarmRow(f"sentences that ten items share, {name}", MAX_SHARED_ALARM_RATE),
+                made(self.items, self.hosts, self.seed),
+                self.by_key,
+                detect,
+            )
+            if row.documents:
+                yield row
         documents = clean_documents(self.clean, Random(self.seed), long=self.long)
         yield measure_alarms(AlarmRow(CLEAN, MAX_CLEAN_ALARM_RATE), documents, self.by_key, detect)
 
