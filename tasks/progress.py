@@ -31,9 +31,9 @@ class Progress:
 
 
 class Milestones:
-    """Which reports of progress are worth a line: the first, a new tenth of a stage, the end, and one where a minute has passed."""
+    """Which reports of progress are worth a line: the first, a new tenth of a stage, the end, and one where half a minute has passed."""
 
-    TENTHS, SECONDS = 10, 60.0
+    TENTHS, SECONDS = 10, 30.0
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

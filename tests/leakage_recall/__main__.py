@@ -1,6 +1,7 @@
 """How much of the real benchmarks the leakage scan finds, dress by dress, and what it flags in text without them.
 
-python -m tests.leakage_recall [--items 300] [--seed 0] [--formats NAME …] [--clean 30000] [--misses N] [--mutations] [--json FILE]
+python -m tests.leakage_recall [--items 300] [--seed 0] [--formats NAME …] [--benchmarks NAME …] [--clean 30000]
+                                 [--misses N] [--mutations] [--json FILE]
 """
 
 import argparse
@@ -22,7 +23,9 @@ def main() -> int:
     formats = [found for name, found in FORMATS.items() if any(fnmatch.fnmatchcase(name, pattern) for pattern in chosen.formats)]
     if not formats:
         raise SystemExit(f"no format is called {' or '.join(chosen.formats)}; there are:\n" + "\n".join(FORMATS))
-    material = Material.real(clean=chosen.clean, long=chosen.clean // 150, seed=chosen.seed)
+    material = Material.real(clean=chosen.clean, long=chosen.clean // 150, seed=chosen.seed, planted=chosen.benchmarks)
+    if not material.by_benchmark:
+        raise SystemExit(f"no benchmark is called {' or '.join(chosen.benchmarks)}")
     if chosen.mutations:
         return _print_mutations(material, chosen.items)
     table = material.table(DETECTORS[chosen.detector], formats, chosen.items)
@@ -45,6 +48,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--items", type=int, default=300, help="items a format")
     parser.add_argument("--seed", type=int, default=0, help="decides items, places and edits")
     parser.add_argument("--formats", nargs="+", default=["*"], metavar="NAME", help='names or patterns, such as "*homoglyphs*"')
+    parser.add_argument("--benchmarks", nargs="+", metavar="NAME", help="plant items of these alone, and look for all")
     parser.add_argument("--clean", type=int, default=30_000, help="clean documents; one longer one for every 150")
     parser.add_argument("--detector", choices=DETECTORS, default="ours")
     parser.add_argument(

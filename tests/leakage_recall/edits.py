@@ -8,6 +8,9 @@ from tests.leakage_recall.word_lists import WORD_LISTS
 
 ONE_IN = 10
 OTHER_WORDS = WORD_LISTS["other words"]
+UNITS, TENS = WORD_LISTS["numbers to nineteen"], WORD_LISTS["tens"]
+SMALL_NUMERAL = re.compile(r"<<[^<>]*>>|(?<![\w\\.,/])\d{1,2}(?![\w/]|[.,]\d)")
+"""A number below 100 that stands for itself, or a calculator tag, which stays as it is."""
 Edit = Callable[[list[str], int, Random], None]
 
 
@@ -60,6 +63,18 @@ def any_edit(pieces: list[str], number: int, rng: Random) -> None:
 def change_thousands(text: str, _rng: Random) -> str:
     """1000 becomes 1,000, and 1,000 becomes 1000."""
     return re.sub(r"\d{1,3}(?:,\d{3})+(?!\d)|(?<![\d.])\d{4,}", lambda found: _other_thousands(found.group()), text)
+
+
+def numerals_as_words(text: str, _rng: Random) -> str:
+    """Words for the numbers below 100: three, twenty-five. Not in calculator tags, fractions and decimals."""
+    return SMALL_NUMERAL.sub(lambda found: found.group() if found.group().startswith("<<") else number_words(int(found.group())), text)
+
+
+def number_words(number: int) -> str:
+    """A number below 100 in words."""
+    if number < len(UNITS):
+        return UNITS[number]
+    return TENS[number // 10 - 2] + (f"-{UNITS[number % 10]}" if number % 10 else "")
 
 
 def _other_thousands(number: str) -> str:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tests.leakage_recall import edits, escapes, lines, plants, unicode_games
 from tests.leakage_recall.plants import Layout
-from tests.leakage_recall.views import MIN_WORDS, PART, QUESTION, VIEWS, WHOLE, View
+from tests.leakage_recall.views import MIN_WORDS, PART, QUESTION, VIEWS, WHOLE, WITH_NUMERALS, View
 from validations.evidence.leakage.items import BenchmarkItem
 
 Kind = Literal["reformatting", "edits", "short", "beyond"]
@@ -102,6 +102,7 @@ DRESSES: dict[Kind, dict[str, Dress]] = {
     },
     "edits": {
         **{name: partial(edits.edit_words, edit=edit) for name, edit in edits.EDITS.items()},
+        "numbers below 100 in words": edits.numerals_as_words,
         "punctuation deleted": edits.delete_punctuation,
         "no space after punctuation": lines.closed_punctuation,
         "homoglyphs for 30 % of the letters": unicode_games.homoglyphs,
@@ -166,6 +167,7 @@ def build_formats() -> dict[str, Format]:
         formats += [Format(f"{name}, {shown}", kind, view, dress) for kind, named in DRESSES.items() for name, dress in named.items()]
         formats += [Format(f"split over three documents, {shown}", "beyond", view, layout=plants.over_three_documents)]
     formats += [Format("in a long document, a part alone", "reformatting", PART, layout=plants.in_a_long_document)]
+    formats += [Format("questions with two numbers below 100, in words", "edits", WITH_NUMERALS, edits.numerals_as_words)]
     short = {"lm-eval's format": WHOLE, **{name: VIEWS[name] for name in ("cloze: question and gold answer", "choices in one line")}}
     formats += [Format(f"short items, {name}", "short", view) for name, view in short.items()]
     formats += [Format("short items, question alone", "short", QUESTION)]

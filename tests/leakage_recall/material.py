@@ -1,7 +1,7 @@
 """What is measured on: items, paragraphs to plant them among, and text without them. Real where it lies beside the checkout."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
@@ -19,6 +19,7 @@ from tests.leakage_recall.made_items import made_items
 from tests.leakage_recall.measure import (
     MAX_CLEAN_ALARM_RATE,
     MAX_HARD_ALARM_RATE,
+    MAX_SHARED_ALARM_RATE,
     AlarmRow,
     RecallRow,
     measure_alarms,
@@ -28,6 +29,7 @@ from tests.leakage_recall.measure import (
 )
 from tests.leakage_recall.plants import Hosts
 from tests.leakage_recall.report import Table
+from tests.leakage_recall.shared_sentences import alone_in_prose, joined_in_prose
 from tests.shared_data import shared_folder
 from validations.evidence.leakage.item_files import read_benchmarks
 from validations.evidence.leakage.items import BenchmarkItem
@@ -40,20 +42,21 @@ HARD, CLEAN = "hard negatives, together", "clean text"
 
 @dataclass(frozen=True)
 class Material:
-    """Items and text, for one seed."""
+    """Items and text, for one seed. `planted`: the benchmarks whose items are planted, or all."""
 
     items: list[BenchmarkItem]
     siblings: dict[str, list[tuple[Document, BenchmarkItem]]]
     clean: int
     long: int
     seed: int
+    planted: Sequence[str] | None = None
 
     @classmethod
-    def real(cls, *, clean: int, long: int = 0, seed: int = 0, one_in: int = 1) -> "Material":
+    def real(cls, *, clean: int, long: int = 0, seed: int = 0, one_in: int = 1, planted: Sequence[str] | None = None) -> "Material":
         """The real items, or one in so many, all examples, and their siblings; a test that asks for them without the files is skipped."""
         folder = shared_folder("benchmarks")
         items = [item for place, item in enumerate(read_benchmarks(folder)) if item.is_example or place % one_in == 0]
-        return cls(items, sibling_documents(folder, shared_folder("hard-negatives")), clean, long, seed)
+        return cls(items, sibling_documents(folder, shared_folder("hard-negatives")), clean, long, seed, planted)
 
     @classmethod
     def made(cls, *, per_benchmark: int, siblings: int, clean: int, seed: int = 0) -> "Material":
@@ -69,7 +72,7 @@ class Material:
     def by_benchmark(self) -> dict[str, list[BenchmarkItem]]:
         groups: dict[str, list[BenchmarkItem]] = defaultdict(list)
         for item in self.items:
-            if not item.is_example:
+            if not item.is_example and (self.planted is None or item.benchmark in self.planted):
                 groups[item.benchmark].append(item)
         return groups
 
@@ -99,6 +102,15 @@ class Material:
         about = AlarmRow("prose about benchmarks", MAX_HARD_ALARM_RATE)
         yield self._add(together, measure_alarms(about, prose_about_benchmarks(), self.by_key, detect))
         yield together
+        for name, made in (("alone", alone_in_prose), ("joined", joined_in_prose)):
+            row = measure_alarms(
+                AlarmRow(f"sentences that ten items share, {name}", MAX_SHARED_ALARM_RATE),
+                made(self.items, self.hosts, self.seed),
+                self.by_key,
+                detect,
+            )
+            if row.documents:
+                yield row
         documents = clean_documents(self.clean, Random(self.seed), long=self.long)
         yield measure_alarms(AlarmRow(CLEAN, MAX_CLEAN_ALARM_RATE), documents, self.by_key, detect)
 

@@ -1,7 +1,7 @@
 """Recall by format and false alarms by corpus, each against its target."""
 
 import difflib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -11,15 +11,16 @@ from random import Random
 from tests.leakage_recall.detectors import Detect, Found, ItemKey
 from tests.leakage_recall.formats import Format
 from tests.leakage_recall.plants import Hosts
-from tests.leakage_recall.views import part_text, words
+from tests.leakage_recall.views import PartAlone, part_text, words
 from validations.evidence.leakage.items import BenchmarkItem
 from validations.evidence.leakage.scan import Document
 
 NORMAL_95 = 1.959964
 MIN_TWIN_LIKENESS = 0.9
-MAX_HARD_ALARM_RATE, MAX_CLEAN_ALARM_RATE = 0.001, 0.0001
+MAX_HARD_ALARM_RATE, MAX_CLEAN_ALARM_RATE, MAX_SHARED_ALARM_RATE = 0.001, 0.0001, 0.01
 DOCUMENTS_AT_ONCE = 2_000
 PLANTS_PER_FILE = 25
+MAX_ALIKE = 3
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,11 @@ class Planted:
 
 
 def sample(groups: Mapping[str, Sequence[BenchmarkItem]], dress: Format, count: int, seed: int) -> list[BenchmarkItem]:
-    """Up to `count` items that suit a format, in turns from each benchmark's group; another format takes others."""
+    """Up to `count` items that suit a format, in turns from each benchmark's group; another format takes others.
+
+    What more than `MAX_ALIKE` items of a benchmark say word for word, such as `Which of these is true?`, can't be told to be one of them:
+    where it is drawn, the sample is smaller by it.
+    """
     rng = Random(f"{seed} {dress.name}")
     turns = [filter(dress.suits, _drawn(group, rng)) for group in groups.values()]
     items: list[BenchmarkItem] = []
@@ -134,7 +139,8 @@ def sample(groups: Mapping[str, Sequence[BenchmarkItem]], dress: Format, count: 
         drawn = [(turn, next(turn, None)) for turn in turns]
         turns = [turn for turn, item in drawn if item is not None]
         items += [item for _, item in drawn if item is not None]
-    return items[:count]
+    shown = {name: Counter(text for item in group for text in set(_shown(item, dress))) for name, group in groups.items()}
+    return [item for item in items[:count] if all(shown[item.benchmark][text] <= MAX_ALIKE for text in _shown(item, dress))]
 
 
 def plant(items: Sequence[BenchmarkItem], dress: Format, hosts: Hosts, seed: int) -> Planted:
@@ -201,6 +207,13 @@ def twin_proof(item: BenchmarkItem, document: Document, sibling: BenchmarkItem |
             if likeness >= MIN_TWIN_LIKENESS:
                 return f"{part} alike by {likeness:.2f}"
     return None
+
+
+def _shown(item: BenchmarkItem, dress: Format) -> list[str]:
+    """The words of the only part that is shown, or of each that may be the only one."""
+    is_alone = isinstance(dress.view, PartAlone)
+    parts = [part for part in dress.view.parts if part_text(item, part)] if is_alone or len(dress.view.parts) == 1 else []
+    return [" ".join(words(part_text(item, part))) for part in parts]
 
 
 def _drawn(group: Sequence[BenchmarkItem], rng: Random) -> Iterator[BenchmarkItem]:

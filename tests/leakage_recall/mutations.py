@@ -18,6 +18,7 @@ from tests.leakage_recall.measure import RecallRow
 from validations.evidence.leakage import words
 from validations.evidence.leakage.fold import DIGIT, KIND_SHIFT, LETTER, MAX_EXPANSION, TABLE_SIZE, Fold
 from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.numerals import NONE, numeral_table
 from validations.evidence.leakage.scan import Document
 
 
@@ -72,6 +73,14 @@ def _with_tags(items: Sequence[BenchmarkItem]) -> Detect:
     return look
 
 
+@contextmanager
+def _without_numerals() -> Iterator[None]:
+    """Numbers in words stay the words that they are written with."""
+    hashes, values = numeral_table()
+    with patch.object(words, "_NUMERALS", (hashes, np.full_like(values, NONE))):
+        yield
+
+
 def _hide(text: str) -> str:
     return text.replace("<", "( ")
 
@@ -82,6 +91,7 @@ def _without_answers(items: Sequence[BenchmarkItem]) -> Detect:
 
 MUTATIONS = (
     Mutation("normaliser", "fullwidth letters, whole", around=_unfolded),
+    Mutation("numbers in words", "questions with two numbers below 100, in words", around=_without_numerals),
     Mutation("tag stripping", "a span around every word, a part alone", _with_tags),
     Mutation("answer part", "solution alone", _without_answers),
     Mutation("cache scan", CACHED_FORMAT.name, reads_cache=False),

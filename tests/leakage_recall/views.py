@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+from tests.leakage_recall.edits import SMALL_NUMERAL
 from validations.evidence.leakage.items import BenchmarkItem
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -51,6 +52,9 @@ def part_text(item: BenchmarkItem, part: str) -> str:
         return item.solutions[0] if item.solutions else ""
     if part == "calculator tags":
         return "<<" if CALCULATOR_TAG.search(part_text(item, "solution")) else ""
+    if part == "small numerals":
+        found = [numeral for numeral in SMALL_NUMERAL.findall(item.question) if numeral[0] != "<"]
+        return " ".join(found) if len(found) >= MIN_NUMERALS else ""
     return item.answer if part == "answer" else item.question
 
 
@@ -207,11 +211,12 @@ def _part(part: str) -> Render:
     return lambda item, _rng: part_text(item, part)
 
 
-MIN_WORDS = 13
+MIN_WORDS, MIN_NUMERALS = 13, 2
 EVERYTHING = ("question", "choices", "answer", "solution")
 WHOLE = View(EVERYTHING, ("question",), lm_eval)
 PART = PartAlone(("question", "solution"), ("question",), part_alone)
 QUESTION = View(("question",), ("question",), _part("question"))
+WITH_NUMERALS = View(("question",), ("question", "small numerals"), _part("question"))
 VIEWS: dict[str, View] = {
     "lm-eval's format": WHOLE,
     "cloze: question and gold answer": View(("question", "answer"), ("question", "answer"), cloze),

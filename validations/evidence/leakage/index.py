@@ -17,9 +17,10 @@ from jaxtyping import Bool, Float32, Int32, Int64, UInt8, UInt64
 from trainer.code_digest import code_digest
 from trainer.errors import DataError
 from trainer.storage import digest_of_json, read_json, write_json
-from validations.evidence.leakage import escapes, fold, items, segments, words
+from validations.evidence.leakage import escapes, fold, items, numerals, own, segments, word_hashes, words
 from validations.evidence.leakage.items import BenchmarkItem, without_punctuation
-from validations.evidence.leakage.segments import CHOICE, GRAM_FACTOR, PASSAGE, Segments, distinct, num_items_with, part_sizes, word_weights
+from validations.evidence.leakage.own import own_grams, own_runs, shared_choices
+from validations.evidence.leakage.segments import CHOICE, GRAM_FACTOR, PASSAGE, Segments, distinct, part_sizes, word_weights
 from validations.evidence.leakage.words import is_number, split_words
 
 SEED_WORDS, GRAM_WORDS = 4, 2
@@ -27,15 +28,14 @@ COMMON_SEED_ITEMS, MIN_HALF_SEEDS, MIN_JOINED_SEEDS = 8, 4, 16
 """Up to so many items a run is rare. Where all are common, so many of the rarest are taken: of each half of a segment, so that a half which
 stands alone is seen, and of the ends of choices.
 """
-MAX_OWN_ITEMS, MAX_OWN_SHARE = 3, 0.005
 MAX_COUNTED = 1000
 MIN_DISTINCT_CHOICES = 8
 """Distinct words, without signs, by which choices are told in any order."""
-OWN_GRAM, TELLING_NUMBER = np.uint8(1), np.uint8(2)
+OWN_GRAM, TELLING_NUMBER, OWN_RUN = np.uint8(1), np.uint8(2), np.uint8(4)
 COMMON_NUMBERS = b"0 1 2"
 BUCKET_BITS, FILTER_BITS = 20, 27
 TABLE_NAME = "index.json"
-CODE = (escapes, fold, words, items, segments, sys.modules[__name__])
+CODE = (escapes, fold, word_hashes, numerals, words, items, segments, own, sys.modules[__name__])
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +47,11 @@ class LeakageIndex:
         hashes, weights: of each word; a word weighs more the fewer items hold it; the average word weighs 1.
         grams: hash of the two words from here on, or of a segment's only word; 0 where none starts.
         marks: of each word. `OWN_GRAM`: few items of the same task hold the gram from here on: what is left of an item without its task's
-            turns of phrase. `TELLING_NUMBER`: a number above two, where its part first says it.
+            turns of phrase. `OWN_RUN`: the same of a longer run, in parts that have hardly a gram of their own (see `own`).
+            `TELLING_NUMBER`: a number above two, where its part first says it.
         segment_starts, segment_kinds: first word and kind of each segment; `item_segments`: first segment of each item.
         is_excerpt, is_example, is_reading: of each item. A reading is an item that is there already, in other words.
+        shared_choices: of each item, what others have of its choices (see `own`).
         part_words, distinct_words, telling_words, telling_words_with_question, part_weights: see `PartSizes`.
         seed_hashes, seed_words: rare runs of four words, sorted by hash, and the word where each starts; `seed_buckets` is where the
             hashes with each value of their first bits start, `seed_filter` has a bit set for each.
@@ -68,6 +70,7 @@ class LeakageIndex:
     is_excerpt: Bool[np.ndarray, "i"]
     is_example: Bool[np.ndarray, "i"]
     is_reading: Bool[np.ndarray, "i"]
+    shared_choices: UInt8[np.ndarray, "i"]
     part_words: Int32[np.ndarray, "i 5"]
     distinct_words: Int32[np.ndarray, "i 5"]
     telling_words: Int32[np.ndarray, "i 5"]
@@ -111,7 +114,9 @@ class LeakageIndex:
         readings = (without_punctuation(item) for item in items if not item.is_example and not item.is_excerpt)
         items = [*items, *(reading._replace(task=f"{reading.task} read without punctuation") for reading in readings if reading)]
         of_items = Segments.of(items)
+        is_reading = np.arange(len(items)) >= num_items
         tasks = [item.task for item in items]
+        groups = ["reading" if place >= num_items else "example" if item.is_example else "test" for place, item in enumerate(items)]
         weights, grams = word_weights(of_items, tasks), _grams(of_items)
         sizes = part_sizes(of_items, weights)
         seeds, places = _seeds(of_items, sizes.telling[:, CHOICE] < MIN_DISTINCT_CHOICES)
@@ -121,14 +126,15 @@ class LeakageIndex:
             hashes=of_items.hashes,
             weights=weights,
             grams=grams,
-            marks=(OWN_GRAM * _own_grams(of_items, grams, tasks) + TELLING_NUMBER * _telling_numbers(of_items)).astype(np.uint8),
+            marks=_marks(of_items, grams, tasks, groups),
             segment_starts=of_items.starts,
             segment_kinds=of_items.kinds,
             item_segments=of_items.item_segments,
             item_of_word=of_items.item_of_word,
             is_excerpt=np.array([item.is_excerpt for item in items], bool),
             is_example=np.array([item.is_example for item in items], bool),
-            is_reading=np.arange(len(items)) >= num_items,
+            is_reading=is_reading,
+            shared_choices=shared_choices(of_items, groups),
             part_words=sizes.words,
             distinct_words=sizes.distinct,
             telling_words=sizes.telling,
@@ -191,14 +197,10 @@ def _grams(segments: Segments) -> UInt64[np.ndarray, "w"]:
     return pairs
 
 
-def _own_grams(segments: Segments, grams: UInt64[np.ndarray, "w"], tasks: Sequence[str]) -> Bool[np.ndarray, "w"]:
-    """Which grams at most `MAX_OWN_ITEMS`, or `MAX_OWN_SHARE`, of their task's items hold."""
-    _, gram = np.unique(grams, return_inverse=True)
-    _, task_of_item = np.unique(np.array(tasks), return_inverse=True)
-    items = segments.item_of_word.astype(np.int64)
-    held_by = num_items_with(gram * (int(task_of_item.max()) + 1) + task_of_item[items], items, len(tasks))
-    limit = np.maximum(MAX_OWN_ITEMS, MAX_OWN_SHARE * np.bincount(task_of_item)[task_of_item[items]])
-    return (grams != 0) & (held_by <= limit)
+def _marks(segments: Segments, grams: UInt64[np.ndarray, "w"], tasks: Sequence[str], groups: Sequence[str]) -> UInt8[np.ndarray, "w"]:
+    is_own = own_grams(segments, grams, tasks, groups)
+    is_own_run = own_runs(segments, is_own, groups)
+    return (OWN_GRAM * is_own + OWN_RUN * is_own_run + TELLING_NUMBER * _telling_numbers(segments)).astype(np.uint8)
 
 
 def _telling_numbers(segments: Segments) -> Bool[np.ndarray, "w"]:

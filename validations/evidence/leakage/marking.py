@@ -6,12 +6,14 @@
 import numpy as np
 
 from validations.evidence.leakage.compiled import compiled
-from validations.evidence.leakage.index import GRAM_WORDS
+from validations.evidence.leakage.index import GRAM_WORDS, OWN_RUN
+from validations.evidence.leakage.own import RUN_WORDS
 from validations.evidence.leakage.segments import GRAM_FACTOR as _FACTOR
-from validations.evidence.leakage.words import NUMBER_MARK
+from validations.evidence.leakage.word_hashes import NUMBER_MARK
 
-FOUND, NUMBER_THERE, GRAM_FOUND = np.uint8(1), np.uint8(2), np.uint8(4)
-"""Of a word of an item: it stands in the window beside its neighbour; it is a number, and stands there anywhere; so does its gram."""
+FOUND, NUMBER_THERE, GRAM_FOUND, RUN_FOUND = np.uint8(1), np.uint8(2), np.uint8(4), np.uint8(8)
+"""Of a word of an item: it stands in the window beside its neighbour; it is a number, and stands there anywhere; its gram stands there,
+and so does the own run that begins with it."""
 NEAR_WORDS = 4
 SKETCH_BITS = 14
 SKETCH_SIZE = (1 << SKETCH_BITS) // 64
@@ -51,16 +53,31 @@ def _sketch_place(gram):
     return bit >> np.uint64(6), np.uint64(1) << (bit & np.uint64(63))
 
 
+@compiled(inline="always")
+def _run(words, place):
+    """The hash of the run of words from a place on."""
+    run = np.uint64(0)
+    for offset in range(RUN_WORDS):
+        run = run * _FACTOR + words[place + offset]
+    return run
+
+
 @compiled()
-def sketch_of(hashes, grams, first_word, end_word, sketch):
-    """A bit for every gram and number of an item: what has none in a text can't be one of them."""
+def sketch_of(hashes, grams, marks, first_word, end_word, sketch):
+    """A bit for every gram, number and own run of an item: what has none in a text can't be one of them. Gives whether it has own runs."""
     sketch[:] = 0
+    has_runs = False
     for word in range(first_word, end_word):
         at, bit = _sketch_place(grams[word])
         sketch[at] |= bit
         if hashes[word] & NUMBER_MARK != np.uint64(0):
             at, bit = _sketch_place(hashes[word])
             sketch[at] |= bit
+        if marks[word] & OWN_RUN != 0:
+            at, bit = _sketch_place(_run(hashes, word))
+            sketch[at] |= bit
+            has_runs = True
+    return has_runs
 
 
 @compiled(inline="always")
@@ -74,13 +91,14 @@ def _are_equal(hashes, first, other):
 
 
 @compiled()
-def mark(bounds, segment_starts, hashes, grams, text, scratch, stamp, flags, spans, segments):
+def mark(bounds, segment_starts, of_index, text, scratch, stamp, flags, spans, segments, has_runs):
     """Mark the item's words that stand in the window, and note for each segment the first and last place of what was found of it.
 
     `bounds`: of the window; the segment of which a rare run was found, and where its middle would stand. Of that segment, and of one
     that says the same, as the answer says a choice, counts what stands no further from there than it is long.
     """
     low, own_segment, anchor, high = bounds
+    hashes, grams, marks = of_index
     words, text_runs = text
     keys, places, stamps, sketch = scratch
     first_segment, end_segment = segments
@@ -95,6 +113,11 @@ def mark(bounds, segment_starts, hashes, grams, text, scratch, stamp, flags, spa
             at, bit = _sketch_place(words[place])
             if sketch[at] & bit:
                 _put(words[place], place, anchor, keys, places, stamps, stamp)
+        if has_runs and place + RUN_WORDS <= high:
+            run = _run(words, place)
+            at, bit = _sketch_place(run)
+            if sketch[at] & bit:
+                _put(run, place, anchor, keys, places, stamps, stamp)
     first_word = segment_starts[first_segment]
     for segment in range(first_segment, end_segment):
         start, end = segment_starts[segment], segment_starts[segment + 1]
@@ -105,6 +128,10 @@ def mark(bounds, segment_starts, hashes, grams, text, scratch, stamp, flags, spa
         for word in range(start, end):
             if hashes[word] & NUMBER_MARK != np.uint64(0) and stamps[_slot(hashes[word], keys, stamps, stamp)] == stamp:
                 flags[word - first_word] |= NUMBER_THERE
+            if marks[word] & OWN_RUN != 0:
+                at = _slot(_run(hashes, word), keys, stamps, stamp)
+                if stamps[at] == stamp and abs(places[at] - anchor) <= room:
+                    flags[word - first_word] |= RUN_FOUND
         for word in range(start, end - length + 1):
             at = _slot(grams[word], keys, stamps, stamp)
             if stamps[at] == stamp and abs(places[at] - anchor) <= room:

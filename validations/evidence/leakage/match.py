@@ -13,7 +13,7 @@ import numpy as np
 from validations.evidence.leakage.compiled import compiled
 from validations.evidence.leakage.marking import FOUND, mark, sketch_of
 from validations.evidence.leakage.rules import COMPLETE, JOINED_EXTRA
-from validations.evidence.leakage.scoring import COUNTS, decide, score_parts
+from validations.evidence.leakage.scoring import COUNTS, IN_ALL, WORDS, decide, score_parts
 from validations.evidence.leakage.seeds import has_seeds, has_seeds_beside, in_line
 from validations.evidence.leakage.segments import CHOICE, NUM_KINDS, SOLUTION
 
@@ -69,7 +69,7 @@ def _run(words, place, hashes, word, start, end):
 def _table(scratch, reach):
     """As much of the hash table as the grams of a window need."""
     fit = 64
-    while fit < 8 * reach:
+    while fit < 12 * reach:  # grams, numbers and own runs of both sides
         fit *= 2
     return scratch[0][:fit], scratch[1][:fit], scratch[2][:fit], scratch[3]
 
@@ -117,7 +117,7 @@ def _score_item(item, bounds, candidates, text, index, rules, scratch, stamp, ou
     spans = np.zeros((segments[1] - segments[0], 2), np.int64)
     best_share, document, held_document = 0.0, -2, -2
     line, until, explained = -(10**9), -1, -1
-    low, high, is_bounded, is_sketched = 0, 0, False, False
+    low, high, is_bounded, is_sketched, has_runs = 0, 0, False, False, False
     table = _table(scratch, reach)
     for at in range(bounds[0], bounds[1]):
         word, place = found_words[at], found_places[at]
@@ -139,15 +139,17 @@ def _score_item(item, bounds, candidates, text, index, rules, scratch, stamp, ou
         line, until, stamp = place - word, place + size, stamp + 1
         flags[:] = 0
         if not is_sketched:
-            sketch_of(hashes, grams, segment_starts[segments[0]], segment_starts[segments[1]], scratch[3])
+            has_runs = sketch_of(hashes, grams, marks, segment_starts[segments[0]], segment_starts[segments[1]], scratch[3])
             is_sketched = True
         segment = _segment_of(word, segment_starts, segments)
         start, stop = segment_starts[segment], segment_starts[segment + 1]
         window = (max(low, place - reach), segment, place - word + (start + stop) // 2, min(high, place + reach))
-        mark(window, segment_starts, hashes, grams, (words, text_runs), table, stamp, flags, spans, segments)
+        mark(window, segment_starts, (hashes, grams, marks), (words, text_runs), table, stamp, flags, spans, segments, has_runs)
         share = score_parts(flags, hashes, weights, marks, segment_starts, segment_kinds, segments, scores, founds)
         run_kind, run_share = np.int64(segment_kinds[segment]), _run(words, place, hashes, word, start, stop)
-        is_in_line = rules[0][item, CHOICE] == COMPLETE and in_line(found_words, found_places, (at, bounds[1]), segments)
+        is_in_line = rules[0][item, CHOICE] == COMPLETE and in_line(
+            found_words, found_places, (at, bounds[1]), segments, founds[CHOICE, WORDS + IN_ALL]
+        )
         is_found = decide(scores, founds, rules, item, 0.0, (run_kind, run_share), is_in_line, parts)
         if share > best_share:
             best_share = share

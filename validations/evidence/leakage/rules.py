@@ -19,13 +19,14 @@ most of its telling numbers are others. What none of this covers is out of reach
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32, UInt8
+from jaxtyping import Bool, Float32, Int32, Int64, UInt8
 
-from validations.evidence.leakage.index import MIN_DISTINCT_CHOICES, SEED_WORDS, LeakageIndex
-from validations.evidence.leakage.segments import ANSWER, CHOICE, PASSAGE, QUESTION, SOLUTION
+from validations.evidence.leakage.index import MIN_DISTINCT_CHOICES, OWN_GRAM, OWN_RUN, SEED_WORDS, LeakageIndex
+from validations.evidence.leakage.own import COMMON_CHOICES, MIN_OWN_GRAMS, SAME_CHOICES
+from validations.evidence.leakage.segments import ANSWER, CHOICE, NUM_KINDS, PASSAGE, QUESTION, SOLUTION
 from validations.limits import LeakageLimits
 
-NEVER, ALIKE, VERBATIM, COMPLETE = range(4)
+NEVER, ALIKE, VERBATIM, COMPLETE, ALL = range(5)
 PARTS = ("question", "choices", "answer", "item")
 MIN_VERBATIM_WORDS, MIN_TOGETHER_WORDS = 8, 6
 MIN_DISTINCT, MIN_DISTINCT_VERBATIM, MIN_DISTINCT_COMPLETE = 5, 6, 4
@@ -33,13 +34,16 @@ LITTLE_WEIGHT, MUCH_WEIGHT, MAX_NEEDED = 6.0, 15.0, 0.85
 LITTLE_SOLUTION_WEIGHT, MUCH_SOLUTION_WEIGHT, MAX_SOLUTION_NEEDED = 15.0, 50.0, 0.85
 """Weight of a part, in average words, up to which nearly all of it must be there, and from which on `min_score` is enough. Of solutions,
 programs above all, it takes more: they are made of the same few phrases."""
-MIN_CHOICES_NEEDED, MIN_EACH = 0.8, 0.4
-MIN_SEEDS_IN_LINE = 6
-"""Rare runs, one after the other, that show choices which say little to be in their order."""
+MIN_OWN_OF_CHOICES = 0.25
+"""Grams of their own, for each word, that choices need to be told in any order: `I and II only` has none, whatever the others say."""
+MIN_CHOICES_NEEDED, MIN_EACH, MIN_ALL = 0.8, 0.4, 0.97
+MIN_SEEDS_IN_LINE, MAX_SEEDS_IN_LINE = 6, 10
+"""Rare runs, one after the other, that show choices to be in their order: one for every three words, within these bounds."""
 MIN_NUMBERS, MIN_NUMBERS_SHARE = 2, 0.5
 OTHER_NUMBERS_EXTRA = 0.1
 """What a part must say more where no more than half of its telling numbers stand there."""
-MIN_OWN_GRAMS, MIN_OWN_SHARE = 3, 0.5
+MIN_OWN_SHARE, MIN_OWN_RUNS_SHARE, MIN_OWN_FOUND = 0.5, 0.05, 2.0
+"""Shares of a part's own grams, and of the own runs of a part with hardly a gram of its own, that must be there; of these never fewer."""
 WORDS_PER_SEED, MIN_SEEDS, MAX_SEEDS = 8, 2, 6
 JOINED_EXTRA = 0.1
 """Two halves from neighbouring documents must say more than one whole."""
@@ -81,6 +85,7 @@ def build_rules(index: LeakageIndex, limits: LeakageLimits) -> Rules:
         is_pair = (question > 0) & (words[:, kind] > 0) & (index.telling_words_with_question[:, kind] >= MIN_DISTINCT)
         together[is_pair & (total >= MIN_TOGETHER_WORDS) & (question >= SEED_WORDS), kind] = VERBATIM
         together[is_pair & (total >= limits.min_words), kind] = ALIKE
+    _take_shared(index, alone, together)
     without_seeds = np.bincount(index.item_of_word[index.seed_words], minlength=len(words)) == 0
     alone[without_seeds], together[without_seeds] = NEVER, NEVER
     weights = np.asarray(index.part_weights)
@@ -95,6 +100,26 @@ def build_rules(index: LeakageIndex, limits: LeakageLimits) -> Rules:
     needed[excerpt, QUESTION] = np.minimum(np.maximum(limits.min_copy_share, limits.min_words / longest), 1.0)
     pairs = _needed(weights + weights[:, [QUESTION]], limits.min_score, LITTLE_WEIGHT, MUCH_WEIGHT, MAX_NEEDED)
     return Rules(alone, together, needed, pairs, _seeds(index, words, alone, together))
+
+
+def _take_shared(index: LeakageIndex, alone: UInt8[np.ndarray, "i 5"], together: UInt8[np.ndarray, "i 5"]) -> None:
+    """What has no gram or run of its own never counts; of choices with hardly one, nearly all must be there."""
+    own = _num_own(index)
+    excerpt = np.asarray(index.is_excerpt)[:, None]
+    is_poor = own[:, CHOICE] < np.maximum(MIN_OWN_GRAMS, MIN_OWN_OF_CHOICES * np.asarray(index.part_words)[:, CHOICE])
+    alone[is_poor & (alone[:, CHOICE] == ALIKE), CHOICE] = ALL
+    alone[((alone == VERBATIM) | (alone == ALIKE)) & (own == 0) & ~excerpt] = NEVER
+    alone[(alone[:, CHOICE] != NEVER) & (index.shared_choices == COMMON_CHOICES), CHOICE] = COMPLETE
+    alone[index.shared_choices == SAME_CHOICES, CHOICE] = NEVER
+    together[own + own[:, [QUESTION]] == 0] = NEVER
+
+
+def _num_own(index: LeakageIndex) -> Int64[np.ndarray, "i 5"]:
+    """Grams and runs of their own that the parts of each item have."""
+    marked = np.flatnonzero(np.asarray(index.marks) & (OWN_GRAM | OWN_RUN))
+    item = np.asarray(index.item_of_word)[marked].astype(np.int64)
+    kind = np.asarray(index.segment_kinds)[np.searchsorted(index.segment_starts, marked, side="right") - 1]
+    return np.bincount(item * NUM_KINDS + kind, minlength=index.part_words.size).reshape(index.part_words.shape)
 
 
 def _needed(weights: Float32[np.ndarray, "i 5"], min_score: float, little: float, much: float, most: float) -> Float32[np.ndarray, "i 5"]:

@@ -186,7 +186,7 @@ class _Scanner:
         )  # fmt: skip
         self._index = tuple(map(_read_only, of_index))
         longest = int(np.diff(np.asarray(index.segment_starts)[np.asarray(index.item_segments)]).max(initial=1))
-        slots = 1 << (16 * longest + 1024).bit_length()
+        slots = 1 << (32 * longest + 2048).bit_length()
         self._scratch = (
             np.empty(slots, np.uint64), np.empty(slots, np.int32), np.zeros(slots, np.int64), np.zeros(SKETCH_SIZE, np.uint64),
         )  # fmt: skip

@@ -6,30 +6,34 @@
 import numpy as np
 
 from validations.evidence.leakage.compiled import compiled
-from validations.evidence.leakage.index import OWN_GRAM, TELLING_NUMBER
-from validations.evidence.leakage.marking import FOUND, GRAM_FOUND, NUMBER_THERE
+from validations.evidence.leakage.index import OWN_GRAM, OWN_RUN, TELLING_NUMBER
+from validations.evidence.leakage.marking import FOUND, GRAM_FOUND, NUMBER_THERE, RUN_FOUND
+from validations.evidence.leakage.own import MIN_OWN_GRAMS
 from validations.evidence.leakage.rules import (
     ALIKE,
+    ALL,
     COMPLETE,
+    MIN_ALL,
     MIN_EACH,
     MIN_NUMBERS,
     MIN_NUMBERS_SHARE,
-    MIN_OWN_GRAMS,
+    MIN_OWN_FOUND,
+    MIN_OWN_RUNS_SHARE,
     MIN_OWN_SHARE,
     OTHER_NUMBERS_EXTRA,
     VERBATIM,
 )
 from validations.evidence.leakage.segments import ANSWER, CHOICE, NUM_KINDS, PASSAGE, QUESTION, SOLUTION
-from validations.evidence.leakage.words import NUMBER_MARK
+from validations.evidence.leakage.word_hashes import NUMBER_MARK
 
-WEIGHT, WORDS, NUMBERS, OWN, TELLING, COUNTS = 0, 2, 4, 6, 8, 10
+WEIGHT, WORDS, NUMBERS, OWN, TELLING, RUNS, COUNTS = 0, 2, 4, 6, 8, 10, 12
 IN_ALL = 1
 """Places in what is counted of a part: how much of each was found, and behind it how much there is."""
 
 
 @compiled(inline="always")
 def _count(flags, hashes, weights, marks, start, end, first_word):
-    """Weight found and in all, words, numbers, own grams and telling numbers found and in all."""
+    """Weight found and in all, words, numbers, own grams, telling numbers and own runs found and in all."""
     counts = np.zeros(COUNTS)
     counts[WORDS + IN_ALL] = end - start
     for word in range(start, end):
@@ -41,6 +45,8 @@ def _count(flags, hashes, weights, marks, start, end, first_word):
         counts[OWN] += marks[word] & OWN_GRAM != 0 and flags[word - first_word] & GRAM_FOUND != 0
         counts[TELLING + IN_ALL] += marks[word] & TELLING_NUMBER != 0
         counts[TELLING] += marks[word] & TELLING_NUMBER != 0 and flags[word - first_word] & NUMBER_THERE != 0
+        counts[RUNS + IN_ALL] += marks[word] & OWN_RUN != 0
+        counts[RUNS] += flags[word - first_word] & RUN_FOUND != 0
         if flags[word - first_word] & FOUND:
             counts[WEIGHT] += weights[word]
             counts[WORDS] += 1
@@ -60,6 +66,16 @@ def _share(found):
     if is_other or found[WORDS + IN_ALL] == 0:
         return 0.0
     return min(found[WEIGHT] / found[WEIGHT + IN_ALL], found[WORDS] / found[WORDS + IN_ALL])
+
+
+@compiled(inline="always")
+def _has_own(found):
+    """Whether what few other items say is there, of a part with too few grams of its own to be judged by them: its own runs then count."""
+    if found[OWN + IN_ALL] >= MIN_OWN_GRAMS:
+        return True
+    if found[RUNS + IN_ALL] >= MIN_OWN_GRAMS:
+        return found[OWN] + found[RUNS] >= max(MIN_OWN_RUNS_SHARE * found[RUNS + IN_ALL], MIN_OWN_FOUND)
+    return found[OWN] + found[RUNS] > 0
 
 
 @compiled(inline="always")
@@ -104,15 +120,18 @@ def decide(scores, founds, rules, item, extra, run, is_in_line, parts):
     for kind in (QUESTION, CHOICE, ANSWER, SOLUTION):
         needed = alone_scores[item, kind]
         is_run = alone[item, kind] == VERBATIM and run_kind == kind and run_share >= needed
-        is_complete = alone[item, kind] == COMPLETE and is_in_line and founds[kind, WORDS] == founds[kind, WORDS + IN_ALL]
-        if is_run or is_complete or (alone[item, kind] == ALIKE and scores[kind] >= needed + extra + _extra(founds[kind])):
+        is_whole = alone[item, kind] == ALL and scores[kind] >= MIN_ALL
+        is_complete = is_whole or (alone[item, kind] == COMPLETE and is_in_line and founds[kind, WORDS] == founds[kind, WORDS + IN_ALL])
+        is_alike = alone[item, kind] == ALIKE and scores[kind] >= needed + extra + _extra(founds[kind]) and _has_own(founds[kind])
+        if is_run or is_complete or is_alike:
             part = min(kind, ANSWER)
             parts[part] = max(parts[part], run_share if is_run else scores[kind])
     if parts[0] == 0 and parts[1] == 0 and parts[2] == 0:
         for kind in (CHOICE, ANSWER, SOLUTION, PASSAGE):
             both = _share(founds[QUESTION] + founds[kind])
             is_alike = (
-                both >= together_scores[item, kind] + extra + _extra(founds[QUESTION] + founds[kind])
+                _has_own(founds[QUESTION] + founds[kind])
+                and both >= together_scores[item, kind] + extra + _extra(founds[QUESTION] + founds[kind])
                 and min(scores[QUESTION], scores[kind]) >= MIN_EACH
             )
             is_verbatim = run_kind == QUESTION and run_share == 1 and scores[kind] > 0.999

@@ -7,7 +7,7 @@ import numpy as np
 
 from validations.evidence.leakage.compiled import compiled
 from validations.evidence.leakage.index import BUCKET_BITS, SEED_WORDS
-from validations.evidence.leakage.rules import MIN_SEEDS_IN_LINE
+from validations.evidence.leakage.rules import MAX_SEEDS_IN_LINE, MIN_SEEDS_IN_LINE
 from validations.evidence.leakage.segments import GRAM_FACTOR as _FACTOR
 
 _BUCKET_SHIFT = np.uint64(64 - BUCKET_BITS)
@@ -70,7 +70,7 @@ def has_seeds_beside(found_places, documents, bounds, needed):
 
 
 @compiled(inline="always")
-def in_line(found_words, found_places, bounds, segments):
+def in_line(found_words, found_places, bounds, segments, num_words):
     """Whether enough seeds of one item follow one another from the first of these on; letters before choices may stand between."""
     first, drift, count = found_places[bounds[0]] - found_words[bounds[0]], segments[1] - segments[0], 1
     last = found_places[bounds[0]]
@@ -81,4 +81,4 @@ def in_line(found_words, found_places, bounds, segments):
         if place > last + SEED_WORDS or not 0 <= (place - word) - first <= drift:
             break
         last, count = place, count + 1
-    return count >= MIN_SEEDS_IN_LINE
+    return count >= min(max(num_words // 3, MIN_SEEDS_IN_LINE), MAX_SEEDS_IN_LINE)

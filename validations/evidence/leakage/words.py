@@ -1,7 +1,7 @@
 """The words by which texts are compared: the same for a text in whatever dress, as compiled loops over its UTF-8 bytes.
 
 Undone on the way, in texts and in items alike: JSON's and HTML's escapes (however often they were applied), HTML's formatting tags,
-GSM8K's calculator tags `<<16-7=9>>`, commas between thousands, and everything that `fold` folds.
+GSM8K's calculator tags `<<16-7=9>>`, commas between thousands, numbers written as words, and everything that `fold` folds.
 A backslash takes the letters n, t and r after it with it: so a line break that was escaped, and LaTeX that was not, give the same words.
 """
 
@@ -29,11 +29,11 @@ from validations.evidence.leakage.escapes import (
     skip_thousands,
 )  # fmt: skip
 from validations.evidence.leakage.fold import DIGIT, DROPPED, KIND_SHIFT, LETTER, MAX_EXPANSION, SEPARATOR, TABLE_SIZE, WORD, fold_table
+from validations.evidence.leakage.numerals import join_numerals, numeral_table
+from validations.evidence.leakage.word_hashes import NUMBER_MARK, SIGN_MARK, finish, letters_hash
 
-_MIX = np.uint64(0x9E3779B97F4A7C15)
 FULLWIDTH_BACKSLASH = 0xFF3C
 LETTER_N, LETTER_T, LETTER_R = (LETTER << KIND_SHIFT | ord(letter) for letter in "ntr")
-SIGN_MARK, NUMBER_MARK = np.uint64(1), np.uint64(2)
 MAX_WORDS_PER_BYTE = 2
 """One character of three bytes, the square kilometre of Japanese, is six words."""
 
@@ -56,6 +56,7 @@ def split_words(text: bytes | UInt8[np.ndarray, "n"], room: Words | None = None)
     hashes, starts, ends = room or room_for(len(content))
     codes, expansions = fold_table()
     count = _split(content, codes, expansions, _TAG_HASHES, _FORUM_TAG_HASHES, hashes, starts, ends)
+    count = join_numerals(hashes, starts, ends, count, *_NUMERALS)
     words = Words(hashes[:count], starts[:count], ends[:count])
     return words if room else Words(*(column.copy() for column in words))
 
@@ -76,14 +77,8 @@ def is_number(hashes: UInt64[np.ndarray, "w"]) -> np.ndarray:
     return (hashes & NUMBER_MARK).astype(bool)
 
 
-def _tag_hash(name: str) -> int:
-    value = int(HASH_START)
-    for letter in name:
-        value = ((value ^ ord(letter)) * int(HASH_FACTOR)) % 2**64
-    return value
-
-
-_TAG_HASHES, _FORUM_TAG_HASHES = (np.array(sorted(map(_tag_hash, names.split())), np.uint64) for names in (TAGS, FORUM_TAGS))
+_TAG_HASHES, _FORUM_TAG_HASHES = (np.array(sorted(map(letters_hash, names.split())), np.uint64) for names in (TAGS, FORUM_TAGS))
+_NUMERALS = numeral_table()
 
 
 @compiled()
@@ -120,7 +115,7 @@ def _split(text, codes, expansions, tag_hashes, forum_tag_hashes, hashes, starts
                 continue
             new_kind = piece >> KIND_SHIFT
             if kind != 0 and (new_kind != kind or kind == WORD):
-                hashes[count], starts[count], ends[count] = _finish(value, kind, letters), first, last
+                hashes[count], starts[count], ends[count] = finish(value, kind, letters), first, last
                 count += 1
                 kind = 0
             if new_kind != 0:
@@ -135,20 +130,9 @@ def _split(text, codes, expansions, tag_hashes, forum_tag_hashes, hashes, starts
             last = at
             letters += 1
     if kind != 0:
-        hashes[count], starts[count], ends[count] = _finish(value, kind, letters), first, last
+        hashes[count], starts[count], ends[count] = finish(value, kind, letters), first, last
         count += 1
     return count
-
-
-@compiled(inline="always")
-def _finish(value, kind, letters):
-    """A well mixed hash; its lowest bits say whether the word is a sign, and a number."""
-    value = (value ^ (value >> np.uint64(29))) * _MIX
-    value = value ^ (value >> np.uint64(32))
-    value = (value >> np.uint64(2)) << np.uint64(2)
-    if kind == DIGIT:
-        return value | SIGN_MARK | NUMBER_MARK
-    return value | SIGN_MARK if kind == LETTER and letters == 1 else value
 
 
 @compiled(inline="always")

@@ -27,8 +27,8 @@ KEEPER = BenchmarkItem(
     "keeper",
     "the keeper of the lighthouse counted 47 gulls upon the rocks before breakfast on tuesday and 35 more near whitby after lunch with 6 "
     "cormorants among them so how many gulls did he see",
-    choices=("exactly seventy six birds", "fewer than forty wet gulls", "none because fog hid every rock"),
-    answer="seventy six",
+    choices=("exactly enough tame young birds", "fewer than forty wet gulls", "none because fog hid every rock"),
+    answer="enough tame",
     solutions=(
         "both flocks together are 47 + 35 = 82 of which 6 were cormorants hence 82 - 6 = 76 remain for the damp ledger",
         "leave out the black divers first then add what was tallied at dawn to what flew past later that day giving 76",

@@ -12,7 +12,7 @@ from validations.limits import LeakageLimits
 
 LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.5, max_items=0)
 QUESTION = (
-    "Seven brown wrens built nests beneath the crumbling lighthouse while 42 gales battered every shutter "
+    "Several brown wrens built nests beneath the crumbling lighthouse while 42 gales battered every shutter "
     "along the northern coast during 19 stormy weeks, so which keeper finally climbed outside?"
 )
 WREN = BenchmarkItem("birds", "birds", "wren", QUESTION)
