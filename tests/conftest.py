@@ -10,6 +10,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax: wi
 pytest_plugins = ["tests.stores.fixtures"]
 TESTS = Path(__file__).parent
 LONGEST = (
+    "deployments/test_operations.py",
     "pulse/test_run.py",
     "pulse/data/test_killed.py",
     "deployments/test_local.py",
