@@ -88,7 +88,7 @@ def _api_at(url: str) -> Iterator[None]:
 
 
 def _close_what_was_killed(home: Home) -> None:
-    """Runs that a killed process left as running would stand in the UI as running for ever."""
+    """Runs that a killed process left as running would be shown in the UI as running for ever."""
     from flows.leftovers import close_leftovers
 
     asyncio.run(close_leftovers(home, POOL))

@@ -95,7 +95,7 @@ def build_report(recipe: Recipe, home: Home, plan: DataPlan) -> Report:
 
 
 def write_recipe_report(recipe: Recipe, home: Home, plan: DataPlan) -> None:
-    """Write the report of a recipe anew, with the Data Docs of every verdict that holds."""
+    """Write the report of a recipe again, with the Data Docs of every verdict that holds."""
     from tasks.publication.task import publish_report  # it imports Prefect, which `phasewise show` does without
 
     verdicts = [verdict for record in read_records(recipe, home, plan) for verdict in record.verdicts]

@@ -72,7 +72,7 @@ def judge_phase_data(
 
 
 def judge_phase_health(run: RunConfig, limits: HealthLimits, home: Home, *, accepts: Sequence[AcceptedWarning] = ()) -> Verdict:
-    """Judge how a phase trained, by its metrics; the verdict stands beside those of its data and its model. `accepts` as for its data."""
+    """Judge how a phase trained, by its metrics; the verdict is kept beside those of its data and its model. `accepts` as for its data."""
     metrics = Path(run.output) / METRICS_NAME
     path = home.verdict(f"{run.recipe}-{run.scale}", run.phase, "health")
     verdict = judge_health(

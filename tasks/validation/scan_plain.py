@@ -24,7 +24,7 @@ def begins_with_json(start: bytes) -> bool:
 
 
 def has_lines_of_json(start: bytes) -> bool:
-    """Whether the first line that is not blank, which stands in `start`, is JSON."""
+    """Whether the first line that is not blank, which is in `start`, is JSON."""
     line, end, _ = start.removeprefix(BYTE_ORDER_MARK).lstrip().partition(b"\n")
     if not end or line[:1] not in (b"{", b"["):
         return False

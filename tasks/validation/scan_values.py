@@ -1,4 +1,4 @@
-"""The strings of a row as one text: an item whose question and answer stand in fields of their own is whole again."""
+"""The strings of a row as one text: an item whose question and answer are in fields of their own is whole again."""
 
 import sys
 from collections.abc import Iterable, Iterator

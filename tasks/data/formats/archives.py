@@ -1,7 +1,7 @@
 """The members of zip and tar archives as streams, one after the other. Nothing is ever written under a member's name.
 
 Python's `tarfile` takes a damaged head in the middle for the end of the archive, and `zipfile` the last of several archives for all of
-them: here each is a fault, for what stands there was not read.
+them: here each is a fault, for what is there was not read.
 """
 
 import io
@@ -34,7 +34,7 @@ class Member(NamedTuple):
     """A file in an archive.
 
     Attributes:
-        name: as it stands there, never followed as a path.
+        name: as it is written there, never followed as a path.
         open: its bytes as a stream, to be read before the next member is asked for. Raises `FileFault`.
         no_text: why it holds no text by its nature (a link), else empty.
     """
@@ -165,7 +165,7 @@ def _tar_member(file: WatchedFile, info: tarfile.TarInfo, about: Mapping[str, st
     elif info.type in DEVICES:
         yield Member(name, partial(Measured, file, content.read), "a device or a pipe, of which the archive has the name alone")
     elif info.type not in FILES or any(key.startswith("GNU.sparse") for key in about):
-        yield Member(name, partial(_refuse, f"a tar member of type {info.type!r}, whose bytes do not stand there as they are"))
+        yield Member(name, partial(_refuse, f"a tar member of type {info.type!r}, whose bytes are not there as they are"))
     else:
         yield Member(name, partial(Measured, file, content.read))
 

@@ -13,7 +13,7 @@ STRING = re.compile(rb'"(?:[^"\\]+|\\.)*+"', re.DOTALL)
 
 
 def loads(raw: bytes) -> object:
-    """The value that stands there.
+    """The value that is there.
 
     Raises:
         orjson.JSONDecodeError: there is none.
