@@ -53,14 +53,20 @@ def test_a_process_that_holds_it_may_enter_again(tmp_path: Path):
     assert holder_of(place) is None
 
 
-def test_who_is_waited_for_is_told_once(tmp_path: Path):
-    place, told = tmp_path / "lock", list[Holder]()
+def test_who_is_waited_for_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    place, named, looks = tmp_path / "lock", list[Holder](), list[float]()
+    monkeypatch.setattr("tasks.holder.PATIENCE_SECONDS", 0.0)
     with hold_elsewhere(place) as process:
 
-        def end_it(holder: Holder) -> None:
-            told.append(holder)
-            process.kill()
+        def look_again(seconds: float) -> None:
+            """Instead of sleeping; the fifth look finds the holder gone."""
+            looks.append(seconds)
+            if len(looks) == 5:
+                process.kill()
+                process.wait()
 
-        with holding(place, "a run", on_wait=end_it):
+        monkeypatch.setattr("tasks.holder.time.sleep", look_again)
+        with holding(place, "a run", on_wait=named.append):
             assert str(holder_of(place)).startswith("a run ")
-    assert [holder.pid for holder in told] == [process.pid]
+    assert len(looks) == 5
+    assert [holder.pid for holder in named] == [process.pid]

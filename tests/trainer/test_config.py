@@ -62,6 +62,32 @@ def test_the_digest_knows_every_setting(make_run: MakeRun):
     assert len({run.digest, *digests}) == len(changes) + 1
 
 
+def test_the_digest_holds_no_place_and_every_content(make_run: MakeRun):
+    """A folder that is named by its key tells what is in it; of any other its manifest's digest does, and where that is not said, its place."""
+    run = make_run("places")
+
+    def digest(root: str, *, key: str = "0123456789abcdef", parent: str = "weights", **changes: Any) -> str:
+        graft = {"part": "rolling", "checkpoint": f"{root}/runs/b/3", "params_digest": "grafted"}
+        start = {"checkpoint": f"{root}/runs/a/5", "params_digest": parent, "fresh": [], "graft": [graft]}
+        caches = {**run.caches, "books": f"{root}/tokens/books/train-{key}", "web": "gs://bucket/web"}
+        places = {"output": f"{root}/runs/x", "verdict": f"{root}/verdicts/x.json", "caches": caches, "start": start}
+        return RunConfig.model_validate({**run.model_dump(), **places, **changes}).digest
+
+    here = digest("/here")
+    assert digest("gs://elsewhere") == here
+    pinned = {**run.caches, "books": "/a/place"}
+    others = [
+        digest("/here", key="0" * 16),
+        digest("/here", parent="others"),
+        digest("/here", caches={**pinned, "web": "gs://bucket/web"}),
+        digest("/here", caches={**pinned, "web": "gs://bucket/web"}, cache_digests={"books": "a"}),
+        digest("/here", caches={**pinned, "web": "gs://bucket/web"}, cache_digests={"books": "b"}),
+    ]
+    assert len({here, *others}) == 1 + len(others)
+    moved = {**run.caches, "books": "/another/place", "web": "gs://bucket/web"}
+    assert digest("/here", caches=moved, cache_digests={"books": "a"}) == others[3]
+
+
 def test_a_run_cannot_be_changed(make_run: MakeRun):
     with pytest.raises(ValidationError, match="frozen"):
         make_run("frozen").seed = 3  # pyright: ignore[reportAttributeAccessIssue]  # that is the point
