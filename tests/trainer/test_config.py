@@ -63,7 +63,7 @@ def test_the_digest_knows_every_setting(make_run: MakeRun):
 
 
 def test_the_digest_holds_no_place_and_every_content(make_run: MakeRun):
-    """A folder that is named by its key tells what is in it; of any other its manifest's digest does, and where that is not said, its place."""
+    """A folder that is named by its key tells what is in it; of any other its manifest's digest does, or else its place."""
     run = make_run("places")
 
     def digest(root: str, *, key: str = "0123456789abcdef", parent: str = "weights", **changes: Any) -> str:
