@@ -34,7 +34,7 @@ class Verdict(Frozen):
     Attributes:
         subject: what was judged, in words.
         passes: no critical check failed and none is broken.
-        suite_version: the suite's number, and a digest of the code of the checks.
+        suite_version: the suite's number, and a digest of the code of the checks and of the evidence.
         judged: component → digest of the manifest of the cache that was judged; for a gate, which evaluation → its digest; for
             health, what the metrics are of → digest.
         thresholds: the limits that were measured against.

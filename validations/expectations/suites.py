@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from trainer.code_digest import digest_of_code
 from trainer.storage import digest_of_json
 from validations.expectations.check import Check
 from validations.expectations.data_suite import DATA_SUITE, data_checks
@@ -25,12 +26,14 @@ class Suite:
         number: raised where the suite asks for something else than before; for people, see `version_of`.
         tables: what a verdict's folder holds.
         checks: makes the checks from thresholds and tables.
+        evidence: the modules and packages of `validations.evidence` that make the tables.
     """
 
     name: str
     number: int
     tables: tuple[str, ...]
     checks: Callable[[Mapping[str, Any], Mapping[str, pd.DataFrame]], tuple[Check, ...]]
+    evidence: tuple[str, ...] = ()
 
 
 SUITES = {
@@ -39,18 +42,21 @@ SUITES = {
         2,
         ("caches", "differences", "mixture", "leakage", "leaked_items", "order", "shifts", "hand_off"),
         lambda thresholds, tables: data_checks(DataLimits.model_validate(thresholds), tables),
+        ("caches.py", "differences.py", "mixture.py", "hand_off.py", "leakage", "order"),
     ),
     HEALTH_SUITE: Suite(
         HEALTH_SUITE,
         1,
         ("health",),
         lambda thresholds, tables: health_checks(HealthLimits.model_validate(thresholds), tables),
+        ("health",),
     ),
     GATE_SUITE: Suite(
         GATE_SUITE,
         3,
         ("benchmarks", "bits_per_byte"),
         lambda thresholds, tables: gate_checks(GateLimits.model_validate(thresholds), tables),
+        ("evaluation.py", "floor.py"),
     ),
 }
 
@@ -61,13 +67,17 @@ def checks_of(name: str, thresholds: Mapping[str, Any]) -> tuple[Check, ...]:
     return suite.checks(thresholds, {table: pd.DataFrame() for table in suite.tables})
 
 
+EVIDENCE = Path(__file__).parents[1] / "evidence"
+
+
 @cache
-def code_digest() -> str:
-    """Digest of the code of this package: what the checks are, what they measure, how they are read. Layout and comments don't count."""
-    modules = sorted(Path(__file__).parent.glob("*.py"))
-    return digest_of_json({module.name: ast.dump(ast.parse(module.read_bytes())) for module in modules})
+def code_of(*modules: Path) -> str:
+    """Digest of what the modules' code does: layout, comments and the modules' names don't count."""
+    return digest_of_json(sorted(digest_of_code(ast.parse(module.read_bytes())) for module in modules))
 
 
 def version_of(suite: Suite) -> str:
-    """The suite's number, and what the code of its checks was: nobody can weaken one and leave the version as it is."""
-    return f"{suite.number}-{code_digest()[:12]}"
+    """The suite's number, and what the code of its checks and of its evidence was: nobody can weaken one and leave the version as it is."""
+    places = [EVIDENCE / name for name in suite.evidence]
+    evidence = [module for place in places for module in (sorted(place.glob("*.py")) if place.is_dir() else [place])]
+    return f"{suite.number}-{code_of(*sorted(Path(__file__).parent.glob('*.py')), *evidence)[:12]}"

@@ -1,6 +1,9 @@
 """For every table of every suite: without rows nothing passes, and a table that cannot be judged is told apart from bad data."""
 
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -11,9 +14,10 @@ from tests.validations.evidence.health.simulated import Scenario, healthy_rows
 from tests.validations.test_gate import BETTER, LIMITS, PARENT
 from validations.evidence.evaluation import gate_evidence
 from validations.evidence.health.evidence import health_evidence
+from validations.expectations import suites
 from validations.expectations.judging import CheckResult, judge_tables
 from validations.expectations.reasons import reasons_for
-from validations.expectations.suites import SUITES, Suite, version_of
+from validations.expectations.suites import SUITES, version_of
 from validations.limits import DataLimits
 from validations.verdict import DataEvidence
 
@@ -114,5 +118,23 @@ def test_a_column_that_is_missing_breaks_checks_and_fails_none(
 def test_a_suites_version_is_its_number_and_a_digest_of_the_code():
     suite = SUITES["data"]
     number, _, digest = version_of(suite).partition("-")
-    assert (int(number), len(digest)) == (suite.number, 12)
-    assert version_of(Suite("data", suite.number + 1, (), lambda *_: ())) == f"{suite.number + 1}-{digest}"
+    assert (number, len(digest)) == (str(suite.number), 12)
+    assert version_of(replace(suite, number=suite.number + 1)) == f"{suite.number + 1}-{digest}"
+
+
+@pytest.mark.parametrize(("suite", "module"), [("data", "leakage/own.py"), ("health", "health/spikes.py"), ("gate", "floor.py")])
+def test_what_makes_the_evidence_is_in_the_version_of_its_suite_alone(
+    suite: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What the code does counts, and a comment does not."""
+    monkeypatch.setattr(suites, "EVIDENCE", Path(shutil.copytree(suites.EVIDENCE, tmp_path / "evidence")))
+    before = {name: version_of(one) for name, one in SUITES.items()}
+    code = tmp_path / "evidence" / module
+    text = code.read_text()
+    code.write_text(f"# A remark.\n{text}")
+    suites.code_of.cache_clear()
+    assert {name: version_of(one) for name, one in SUITES.items()} == before
+    code.write_text(f"{text}\nALLOWED = 7\n")
+    suites.code_of.cache_clear()
+    assert {name for name, one in SUITES.items() if version_of(one) != before[name]} == {suite}
+    suites.code_of.cache_clear()
