@@ -103,8 +103,7 @@ def _goes_on(words, seam, hashes, segment_starts, segments):
 def _score_item(item, bounds, candidates, text, index, rules, scratch, stamp, out, count):
     """Look for one item around each of its seeds, in the order of the text. Gives the last stamp used and how many was found so far.
 
-    Each document is looked at by itself. The best find in one that is not yet the item is held: with what the next one has of the rest
-    it may be the whole.
+    Each document is looked at by itself. The best find that is not yet the item is held: with the rest in the next one it may be.
     """
     found_words, found_places = candidates
     words, text_runs, documents = text
