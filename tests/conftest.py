@@ -23,3 +23,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first; the rest stay in their order."""
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.relative_to(TESTS).as_posix(), len(LONGEST)))
+
+
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """Bytes are named by their argument: gzip and zip write the time into theirs, and two processes must name a test alike."""
+    return argname if isinstance(val, bytes) and not val.decode("latin-1").isprintable() else None
