@@ -46,13 +46,17 @@ def main() -> None:
 @main.command()
 @click.argument("target", metavar="RECIPE[/PHASE]")
 @click.option("--scale", type=SCALES, default="proxy", show_default=True)
+@click.option("--retrain", multiple=True, metavar="PHASE", help="May be trained again, with what starts from it; may be repeated.")
 @home_option
 @json_option
-def run(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
-    """Train here, phase by phase, gate by gate; go on with what is half done."""
+def run(target: str, scale: Scale, home: str | None, as_json: bool, retrain: tuple[str, ...]) -> None:
+    """Train here, phase by phase, gate by gate; go on with what is half done.
+
+    Where data or settings of a trained phase changed, it is refused without --retrain; at proxy scale less than ten minutes are not.
+    """
     from flows.commands.run import run_recipe
 
-    _print_json_if(as_json, run_recipe(target, scale, home, as_json=as_json))
+    _print_json_if(as_json, run_recipe(target, scale, home, retrain=retrain, as_json=as_json))
 
 
 @main.command()
@@ -143,14 +147,15 @@ def prepare(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
 @data.command()
 @click.argument("target", metavar="RECIPE[/PHASE]")
 @click.option("--scale", type=SCALES, default="proxy", show_default=True)
+@click.option("--full", is_flag=True, help="Read every source again, also those that look as they did when they were last read.")
 @home_option
 @json_option
-def verify(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
+def verify(target: str, scale: Scale, home: str | None, full: bool, as_json: bool) -> None:
     """Compare what is cached with what the sources demand now. Exit 1 where they differ."""
     from flows.commands.data import print_verification
     from flows.commands.data import verify as verify_command
 
-    verification = verify_command(target, scale, home)
+    verification = verify_command(target, scale, home, full=full)
     if as_json:
         _print_json_if(True, verification)
     else:

@@ -1,4 +1,7 @@
-"""What each flow of ours is beside its work: Prefect's `@flow`, its lines in the logs of the UI, and a process that says it is alive."""
+"""What each flow of ours is beside its work: Prefect's `@flow`, its lines in the logs of the UI, and a process that says it is alive.
+
+Within it, and the flows that it calls, the same names resolve once.
+"""
 
 import functools
 import inspect
@@ -9,6 +12,7 @@ from prefect import Flow, flow
 from prefect.runtime import flow_run as current
 
 from flows.presence import stay_present
+from flows.resolved import resolving_once
 from flows.run_log import show_in_ui
 from tasks.holder import Holder
 from tasks.home import Home
@@ -30,7 +34,8 @@ def door(*, name: str, flow_run_name: str) -> Callable[[Callable[P, R]], Flow[P,
             if run_id := current.id:
                 home: str | None = signature.bind(*args, **kwargs).arguments.get("home")
                 stay_present(Home.open(home), run_id, str(current.name))
-            return work(*args, **kwargs)
+            with resolving_once():
+                return work(*args, **kwargs)
 
         return flow(name=name, flow_run_name=flow_run_name)(run)
 

@@ -1,13 +1,12 @@
 """A phase's last checkpoint → benchmarks and bits per byte → verdict of the gate."""
 
+from flows.declared import check_benchmarks
 from flows.door import door
-from flows.plan import build_run, data_plan
-from flows.recipes import load_recipe, name_with
 from flows.recipes.recipe import Scale
 from flows.record import parent_evaluation
+from flows.resolved import resolve_phase
 from flows.validate_data import raise_unless_passed
 from tasks.evaluation.task import evaluate
-from tasks.home import Home
 from tasks.training.launcher import finished_result
 from tasks.validation.task import judge_model
 from trainer.errors import TrainingError
@@ -24,16 +23,17 @@ def evaluate_checkpoint(recipe: str, phase: str, scale: Scale = "proxy", home: s
         scale: `proxy` or `full`.
         home: Folder of everything; PHASEWISE_HOME if not given.
     """
-    wanted, place = load_recipe(name_with(recipe, phase, scale), scale), Home.open(home)
-    chosen, plan = wanted.phase(phase), data_plan(wanted, place)
-    run = build_run(wanted, chosen, place, plan.folders("train"), held_out=plan.folders("held_out"))
+    resolved, chosen = resolve_phase(recipe, phase, scale, home)
+    check_benchmarks(resolved.recipe, chosen)
+    resolved.home.make_ready()
+    wanted, run = resolved.recipe, resolved.run(chosen)
     result = finished_result(run)
     if result is None:
         raise TrainingError(f"phase {phase} of {recipe} is not trained on the data as it is now: train it first.")
-    evaluation = evaluate(run, result, plan, chosen.evaluation.held_out_tokens)
-    path = place.verdict(wanted.run_name, phase, "model")
-    parent = parent_evaluation(wanted, chosen.parent, place)
+    evaluation = evaluate(run, result, resolved.plan, chosen.evaluation.measured)
+    parent = parent_evaluation(resolved, chosen)
     if chosen.parent and parent is None:
         raise TrainingError(f"{chosen.parent}, which {phase} starts from, is not evaluated: run `phasewise run {recipe}/{chosen.parent}`.")
+    path = resolved.home.verdict(wanted.run_name, phase, "model")
     accepts = accepted_in(phase, wanted.accepts)
     raise_unless_passed(judge_model(run, evaluation, parent, chosen.gates.model, path, accepts=accepts))

@@ -14,9 +14,10 @@ from flows.recipes.changes import Pair, changes_between, told
 from flows.recipes.phase import HandOff, Phase
 from flows.recipes.recipe import Recipe
 from trainer.config import MixtureShares, RunConfig, Steps
+from trainer.data.contract import told_apart_by, with_contents
 from trainer.data.loader import Loader
 from trainer.errors import TrainingError
-from trainer.storage import read_json
+from trainer.storage import as_path, digest_of_json, read_json
 
 TRAINED_AS = ("model", "optimizer", "learning_rate", "stability", "batch", "mixture", "order")
 COMPARED_OTHERWISE = {"batch", "mixture", "components", "seq_len"}
@@ -44,8 +45,25 @@ def hand_off_facts(recipe: Recipe, phase: Phase, run: RunConfig) -> HandOffFacts
     checkpoint = Path(run.start.checkpoint)
     parent = _as_trained(recipe.phase(phase.start.parent), checkpoint.parents[1] / "run.json")
     found: dict[str, Pair] = {name: told(*pair) for name, pair in changes_between(parent, phase, drawn=recipe.drawn_before(phase)).items()}
-    contract = read_about(checkpoint)["contract"]
+    contract = with_contents(read_about(checkpoint)["contract"], run)
     return HandOffFacts(_declared(recipe, phase.start), {**changes_of_contract(contract, Loader(run).contract(), run.start_step), **found})
+
+
+def hand_off_key(recipe: Recipe, phase: Phase, run: RunConfig) -> str | None:
+    """Digest of everything that decides `hand_off_facts`, read without opening a checkpoint; None for a phase from scratch.
+
+    Raises:
+        TrainingError: as `hand_off_facts`.
+    """
+    if not isinstance(phase.start, HandOff) or run.start is None:
+        return None
+    run_file = as_path(run.start.checkpoint).parents[1] / "run.json"
+    parent = _as_trained(recipe.phase(phase.start.parent), run_file)
+    compared = {one.name: one.model_dump(mode="json", include={*TRAINED_AS, "slice"}) for one in (parent, phase)}
+    drawn = sorted(recipe.drawn_before(phase))
+    return digest_of_json(
+        {"declared": _declared(recipe, phase.start), "compared": compared, "drawn": drawn, "start": run.decisive["start"]}
+    )
 
 
 def _declared(recipe: Recipe, start: HandOff) -> tuple[str, ...]:
@@ -80,7 +98,8 @@ def changes_of_contract(before: Mapping[str, Any], after: Mapping[str, Any], sta
         if was != now:
             found[name] = told(dict(was), dict(now))
     for component in sorted(before["components"].keys() & after["components"].keys()):
-        was, now = (contract["components"][component]["manifest"] for contract in (before, after))
+        caches = [contract["components"][component] for contract in (before, after)]
+        was, now = (cache[told_apart_by(*caches)] for cache in caches)
         if was != now:
             found[f"data of {component}"] = told(was, now)
     others = [name for name in {**before, **after} if name not in COMPARED_OTHERWISE]

@@ -1,20 +1,18 @@
 """From a recipe to what the rooms below need: sources for the data, a run for the trainer."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from flows.recipes import load_full
 from flows.recipes.catalogue import CATALOGUE
-from flows.recipes.phase import LOCAL_SLICE, FromScratch, GraftFrom, HandOff, Phase
+from flows.recipes.phase import FromScratch, GraftFrom, HandOff, Phase
 from flows.recipes.recipe import Recipe
-from tasks.data.listing import expand
+from tasks.data.digests import KnownDigests
 from tasks.data.plan import DataPlan, plan_data
 from tasks.data.source import Source
-from tasks.data.standins import StandIn, missing_stand_ins, stand_in_source
+from tasks.data.standins import StandIn, stand_in_source
 from tasks.home import Home
 from trainer.checkpoint_path import checkpoint_path
 from trainer.config import Execution, Graft, LossEvaluation, Mesh, RunConfig, StartFrom
-from trainer.data.mixture import MixtureSchedule, check_shares
 from trainer.errors import ConfigError, TrainingError
 from trainer.storage import read_json
 
@@ -43,20 +41,6 @@ def stand_ins_of(recipe: Recipe) -> dict[str, StandIn]:
     return {name: stand_in for name, stand_in in found.items() if stand_in is not None}
 
 
-def check_sources(recipe: Recipe, home: Home) -> None:
-    """Refuse sources that cannot be read, before anything is started.
-
-    Raises:
-        ConfigError: as `sources_of`.
-        DataError: a component has no files.
-    """
-    sources = sources_of(recipe, home)
-    to_collect = missing_stand_ins(stand_ins_of(recipe), home.sources)
-    for name, source in sources.items():
-        if name not in to_collect:
-            expand(source)
-
-
 def _check_components(recipe: Recipe) -> None:
     without_own = [name for name in recipe.components if name not in recipe.sources]
     if unknown := [name for name in without_own if name not in CATALOGUE]:
@@ -77,48 +61,12 @@ def _check_components(recipe: Recipe) -> None:
         )
 
 
-def check_slices(recipe: Recipe, phases: Iterable[Phase]) -> None:
-    """Refuse phases that this machine cannot train.
+def data_plan(recipe: Recipe, home: Home, *, digests: KnownDigests | None = None) -> DataPlan:
+    """Every cache that the recipe needs, from its sources as they are now.
 
-    Raises:
-        ConfigError: a phase needs a slice.
+    Args:
+        digests: the contents of files as this command knows them; None is what the home keeps of earlier commands.
     """
-    for phase in phases:
-        for _, name in phase.slice.within(phase.start_step, phase.stop_step):
-            if name != LOCAL_SLICE:
-                raise ConfigError(
-                    f"phase {phase.name} of {recipe.run_name} needs the slice {name}, and so far only this machine can be trained on: "
-                    "use --scale proxy."
-                )
-
-
-def check_mixtures(recipe: Recipe, phases: Iterable[Phase]) -> None:
-    """Refuse mixtures that blocks cannot express, before anything is started.
-
-    Raises:
-        ConfigError: a component with a share has no sequence in a block, a block is further from a share than the phase's limit allows,
-            or a mixture starts off the block grid without a word.
-    """
-    for phase in phases:
-        MixtureSchedule(batch=recipe.batch_of_lineage(phase), mixture=recipe.mixture_of_lineage(phase), order=phase.order)
-        for step, shares in phase.mixture.within(phase.start_step, phase.stop_step):
-            limits = phase.gates.data
-            points, percent = limits.max_share_error_points, limits.max_share_error_percent
-            check_shares(shares, phase.order, step=step, max_error_points=points, max_error_percent=percent)
-
-
-def check_as_written(name: str, phases: Iterable[Phase]) -> None:
-    """Refuse at proxy scale, too, what the blocks of the recipe as it is written cannot express.
-
-    Raises:
-        ConfigError: as `check_mixtures`.
-    """
-    if full := load_full(name):
-        check_mixtures(full, [full.phase(phase.name) for phase in phases])
-
-
-def data_plan(recipe: Recipe, home: Home) -> DataPlan:
-    """Every cache that the recipe needs, from its sources as they are now."""
     sources, tokenizer = sources_of(recipe, home), recipe.tokenizer
     return plan_data(
         sources,
@@ -128,6 +76,7 @@ def data_plan(recipe: Recipe, home: Home) -> DataPlan:
         tokenizer_components=tokenizer.components,
         benchmark_components=recipe.main_components,
         pins=recipe.pins,
+        digests=digests,
     )
 
 
@@ -141,10 +90,8 @@ def build_run(
         held_out: component → folder of its held-out cache; None measures no loss on held-out text while the phase trains.
 
     Raises:
-        ConfigError: blocks cannot express its mixture.
         TrainingError: its parent is not trained yet.
     """
-    check_mixtures(recipe, [phase])
     root = recipe.lineage(phase)[0].start
     assert isinstance(root, FromScratch)
     return RunConfig(
@@ -162,7 +109,7 @@ def build_run(
         mixture=recipe.mixture_of_lineage(phase),
         order=phase.order,
         checkpoints=phase.checkpoints,
-        start=_start(recipe, phase, home),
+        start=start_of(recipe, phase, home),
         caches={name: str(caches[name]) for name in phase.components},
         cache_digests={pin.component: pin.digest for pin in recipe.pins if pin.split == "train" and pin.component in phase.components},
         verdict=str(home.verdict(recipe.run_name, phase.name, "data")),
@@ -181,7 +128,12 @@ def _loss_evaluation(phase: Phase, held_out: Mapping[str, Path] | None) -> LossE
     return LossEvaluation(every_steps=every, sequences=phase.evaluation.loss_sequences, caches=caches)
 
 
-def _start(recipe: Recipe, phase: Phase, home: Home) -> StartFrom | None:
+def start_of(recipe: Recipe, phase: Phase, home: Home) -> StartFrom | None:
+    """The weights that the phase starts from, as they are now; None where it starts from scratch.
+
+    Raises:
+        TrainingError: its parent is not trained yet.
+    """
     if not isinstance(phase.start, HandOff):
         return None
     checkpoint, digest = _checkpoint_of(recipe, phase, phase.start.parent, phase.start.step, home)

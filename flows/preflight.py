@@ -3,10 +3,10 @@
 from prefect.artifacts import create_table_artifact
 
 from flows.door import door
-from flows.recipes import load_target, split_target
+from flows.recipes import split_target
 from flows.recipes.recipe import Scale
+from flows.resolved import resolve
 from flows.stages import stages_of
-from tasks.home import Home
 from tasks.preflight.task import preflight as preflight_task
 from tasks.progress import say
 from trainer.errors import PhasewiseError
@@ -27,13 +27,14 @@ def preflight(recipe: str, phase: str | None = None, scale: Scale = "full", home
         home: Folder of everything; PHASEWISE_HOME if not given.
     """
     name = f"{split_target(recipe)[0]}/{phase}" if phase else recipe
-    wanted, chosen = load_target(name, scale)
+    resolved, chosen = resolve(name, scale, home)
+    wanted = resolved.recipe
     stages = stages_of([chosen] if chosen else wanted.phases)
     if not stages:
         say(f"{name}: on this machine; there is nothing to compile")
         return
-    place = Home.open(home)
-    reports = [preflight_task(stage, place) for stage in stages]
+    resolved.home.make_ready()
+    reports = [preflight_task(stage, resolved.home) for stage in stages]
     rows = [{what: str(value) for what, value in report.items() if not isinstance(value, dict | list)} for report in reports]
     create_table_artifact(rows, key=f"{wanted.name}-preflight", description=f"Preflight of {name}")
     if refused := [f"{report['phase']} on {report['slice']}: {report['reason']}" for report in reports if not report["fits"]]:

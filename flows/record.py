@@ -1,33 +1,33 @@
 """What the home says about a recipe's phases, and whether it still holds: files are the truth, and everything here is read from them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from flows.plan import build_run, data_plan
+from flows.decided_by import decided_by
 from flows.recipes.phase import Phase
-from flows.recipes.recipe import Recipe
+from flows.resolved import Resolved
 from tasks.data.plan import DataPlan
 from tasks.evaluation.finished import EVALUATION_NAME, evaluation_key, finished_evaluation
-from tasks.home import Home
+from tasks.training.differences import differences, in_words
 from tasks.training.launcher import finished_result, is_begun
 from trainer.config import Frozen, RunConfig
 from trainer.data.manifest import read_manifest
-from trainer.errors import CheckpointError, PhasewiseError, TrainingError, VerdictError
+from trainer.errors import CheckpointError, DataError, PhasewiseError, TrainingError, VerdictError
 from trainer.metrics import METRICS_NAME
-from trainer.storage import digest_of_file, read_json
-from validations.accepted import AcceptedWarning, accepted_in
+from trainer.storage import as_path, digest_of_file, read_json
+from validations.accepted import AcceptedWarning, accepted_in, expected
 from validations.expectations.data_suite import DATA_SUITE
 from validations.expectations.suites import SUITES, version_of
 from validations.verdict import Verdict, accepted_by, judged_by_gate, read_verdict
 
 State = Literal["done", "refused", "not reached"]
-Again = Literal["prepare", "judge", "train", "evaluate"]
+Again = Literal["prepare", "judge", "train", "evaluate", "report"]
 
 
 class Finding(Frozen):
-    """One result of a phase.
+    """One result of a phase, or of a recipe.
 
     Attributes:
         what: which result it is.
@@ -78,33 +78,40 @@ class PhaseRecord:
         return "done" if self.result and self.evaluation and len(self.verdicts) == 3 else "not reached"
 
 
-def read_records(recipe: Recipe, home: Home, plan: DataPlan) -> list[PhaseRecord]:
+def read_records(resolved: Resolved) -> list[PhaseRecord]:
     """Every phase of the recipe, in order."""
-    return [read_record(recipe, phase, home, plan) for phase in recipe.phases]
+    return [read_record(resolved, phase) for phase in resolved.recipe.phases]
 
 
-def read_record(recipe: Recipe, phase: Phase, home: Home, plan: DataPlan) -> PhaseRecord:
+def read_record(resolved: Resolved, phase: Phase) -> PhaseRecord:
     """One phase. A verdict holds where it was given for what is there now, within the limits that the recipe has now."""
+    recipe, home, plan = resolved.recipe, resolved.home, resolved.plan
     try:
-        run = build_run(recipe, phase, home, plan.folders("train"), held_out=plan.folders("held_out"))
+        run = resolved.run(phase)
     except (TrainingError, CheckpointError) as error:
         return PhaseRecord(phase, None, None, None, None, None, None, (Finding(what="start", holds=False, again="train", why=str(error)),))
     found = _Findings(accepted_in(phase.name, recipe.accepts))
-    found.add("caches", _are_built(phase, plan), "prepare", "its caches are not there as its sources and settings are now")
-    data_verdict = found.verdict("data", Path(run.verdict), _digests(run), phase.gates.data)
-    result = finished_result(run)
-    found.add("training", result is not None, "train", "it is not trained on the data and settings as they are now")
+    found.add("caches", _are_built(phase, plan), "prepare", "its caches are not there as its sources, settings and code are now")
+    rests_on = _decided_by(resolved, phase, run)
+    data_verdict = found.verdict("data", as_path(run.verdict), _digests(run), phase.gates.data, rests_on)
+    result = finished_result(run, plan)
+    found.add("training", result is not None, "train", "" if result else _why_not_trained(run))
     health_verdict = evaluation = model_verdict = None
-    metrics, health = Path(run.output) / METRICS_NAME, home.verdict(recipe.run_name, phase.name, "health")
-    if result or (is_begun(run) and health.exists() and metrics.exists()):  # the training of a run that diverged is judged, too
+    metrics, health = as_path(run.output) / METRICS_NAME, home.verdict(recipe.run_name, phase.name, "health")
+    if result or (is_begun(run, plan) and health.exists() and metrics.exists()):  # the training of a run that diverged is judged, too
         health_verdict = found.verdict("training", health, {METRICS_NAME: digest_of_file(metrics)}, phase.gates.health)
     if result:
         evaluation = _evaluation(run, result, plan, phase)
         found.add("evaluation", evaluation is not None, "evaluate", "its last checkpoint is not evaluated as it would be now")
     if evaluation:
-        judged = judged_by_gate(evaluation, parent_evaluation(recipe, phase.parent, home))
+        judged = judged_by_gate(evaluation, parent_evaluation(resolved, phase))
         model_verdict = found.verdict("model", home.verdict(recipe.run_name, phase.name, "model"), judged, phase.gates.model)
     return PhaseRecord(phase, run, data_verdict, health_verdict, result, evaluation, model_verdict, tuple(found.all))
+
+
+def _why_not_trained(run: RunConfig) -> str:
+    found = differences(run)
+    return f"it was trained as something else: {in_words(found)}" if found else "it is not trained to its end"
 
 
 def _are_built(phase: Phase, plan: DataPlan) -> bool:
@@ -122,7 +129,9 @@ class _Findings:
         """A result that holds or does not."""
         self.all.append(Finding(what=what, holds=holds, again=None if holds else again, why="" if holds else why))
 
-    def verdict(self, what: str, path: Path, judged: Mapping[str, str], limits: Frozen) -> Verdict | None:
+    def verdict(
+        self, what: str, path: Path, judged: Mapping[str, str], limits: Frozen, rests_on: Mapping[str, str] | None = None
+    ) -> Verdict | None:
         """The verdict in the file, if it holds; whether it passes is for the caller."""
         name = f"verdict on its {what}"
         if not path.exists():
@@ -133,7 +142,7 @@ class _Findings:
         except VerdictError as error:
             self.add(name, False, "judge", str(error))
             return None
-        if why := _why_out_of_date(verdict, judged, limits, self._accepts):
+        if why := _why_out_of_date(verdict, judged, rests_on or {}, limits, self._accepts):
             self.add(name, False, "judge", f"the {name} is out of date: {why}")
             return None
         failure = "" if verdict.passes else f"the {name} fails: {verdict.reasons[0].what if verdict.reasons else path}"
@@ -141,47 +150,47 @@ class _Findings:
         return verdict
 
 
-def _why_out_of_date(verdict: Verdict, judged: Mapping[str, str], limits: Frozen, accepts: Sequence[AcceptedWarning]) -> str | None:
+def _why_out_of_date(
+    verdict: Verdict, judged: Mapping[str, str], rests_on: Mapping[str, str], limits: Frozen, accepts: Sequence[AcceptedWarning]
+) -> str | None:
     if sorted(verdict.judged.values()) != sorted(judged.values()) or (verdict.suite == DATA_SUITE and verdict.judged != judged):
         return "it was given for something else than what is there now"
+    if rests_on and not verdict.decided_by:
+        return f"it does not say what it rests on ({', '.join(sorted(rests_on))})"
+    if verdict.decided_by != rests_on:
+        changed = sorted(name for name in {*rests_on, *verdict.decided_by} if rests_on.get(name) != verdict.decided_by.get(name))
+        return f"what it rests on has changed ({', '.join(changed)})"
     now = limits.model_dump(mode="json")
     if verdict.thresholds != now:
         changed = sorted(name for name in {*now, *verdict.thresholds} if now.get(name) != verdict.thresholds.get(name))
         return f"it was measured against other limits ({', '.join(changed)})"
-    if verdict.accepts != accepted_by(verdict.suite, accepts):
+    if expected(verdict.accepts) != expected(accepted_by(verdict.suite, accepts)):
         return "the recipe accepted other warnings then"
     if verdict.suite_version != (version := version_of(SUITES[verdict.suite])):
         return f"the checks are others now (version {version}, not {verdict.suite_version})"
     return None
 
 
-def is_done(recipe: Recipe, phases: Iterable[Phase], home: Home) -> bool:
-    """Whether nothing is left to do: every cache as its sources demand it, these phases trained, evaluated and past their gates."""
-    try:
-        plan = data_plan(recipe, home)
-    except PhasewiseError:
-        return False
-    records = (read_record(recipe, phase, home, plan) for phase in phases)
-    return plan.is_built and all(record.state == "done" for record in records) and report_path(recipe, home).exists()
-
-
-def report_path(recipe: Recipe, home: Home) -> Path:
-    """The HTML report of a recipe."""
-    return home.report(recipe.run_name) / "report.html"
-
-
 def _evaluation(run: RunConfig, result: dict[str, Any], plan: DataPlan, phase: Phase) -> dict[str, Any] | None:
     """None also where the benchmarks are not made, or damaged."""
     try:
-        return finished_evaluation(run, evaluation_key(run, result["params_digest"], plan, phase.evaluation.held_out_tokens))
+        return finished_evaluation(run, evaluation_key(run, result["params_digest"], plan, phase.evaluation.measured))
     except PhasewiseError:
         return None
 
 
-def parent_evaluation(recipe: Recipe, parent: str | None, home: Home) -> dict[str, Any] | None:
-    """What was measured at the end of the parent; None for the first phase, and where nothing was."""
-    path = home.run(recipe.run_name, parent) / EVALUATION_NAME if parent else None
+def parent_evaluation(resolved: Resolved, phase: Phase) -> dict[str, Any] | None:
+    """What was measured at the end of the phase's parent; None for the first phase, and where nothing was."""
+    path = resolved.home.run(resolved.recipe.run_name, phase.parent) / EVALUATION_NAME if phase.parent else None
     return read_json(path) if path and path.exists() else None
+
+
+def _decided_by(resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, str]:
+    """Empty where the caches or the parent that decide it are not there."""
+    try:
+        return decided_by(resolved, phase, run)
+    except (DataError, TrainingError):
+        return {}
 
 
 def _digests(run: RunConfig) -> dict[str, str]:

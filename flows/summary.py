@@ -1,27 +1,28 @@
 """A recipe's record as people and scripts read it: the JSON of `phasewise run`, the table at its end, the report."""
 
 import platform
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from flows.finished import PACKAGES, keys_path, report_keys, report_path
 from flows.recipes.phase import HandOff, Phase
 from flows.recipes.recipe import Recipe
-from flows.record import PhaseRecord, read_records, report_path
-from tasks.data.plan import DataPlan
+from flows.record import PhaseRecord, read_records
+from flows.resolved import Resolved
 from tasks.evaluation.baselines import baselines_path
 from tasks.home import Home
 from tasks.publication.contents import BenchmarkReport, PhaseReport, Report, VerdictReport
 from trainer.data.mixture import MixtureSchedule
 from trainer.metrics import METRICS_NAME, read_metrics
 from trainer.schedule import learning_rate_at
-from trainer.storage import read_json
+from trainer.storage import read_json, write_json
 from validations.outcomes import sum_counts, tell_verdicts
 from validations.verdict import Verdict, unused_of
 
 VERDICT_WORDS = {"done": "passed", "refused": "failed", "not reached": None}
-PACKAGES = ("phasewise", "jax", "optax", "orbax-checkpoint", "prefect", "dask", "great-expectations", "lm-eval")
 
 
 def phase_summary(record: PhaseRecord) -> dict[str, Any]:
@@ -52,10 +53,10 @@ def phase_summary(record: PhaseRecord) -> dict[str, Any]:
     }
 
 
-def run_summary(recipe: Recipe, home: Home, plan: DataPlan) -> dict[str, Any]:
+def run_summary(resolved: Resolved) -> dict[str, Any]:
     """The whole recipe in the shape of `phasewise run --json`."""
-    report = report_path(recipe, home)
-    records = read_records(recipe, home, plan)
+    recipe, report = resolved.recipe, report_path(resolved)
+    records = read_records(resolved)
     verdicts = [verdict for record in records for verdict in record.verdicts]
     counts = [verdict.counts for verdict in verdicts]
     return {
@@ -65,20 +66,20 @@ def run_summary(recipe: Recipe, home: Home, plan: DataPlan) -> dict[str, Any]:
         "told": f"{tell_verdicts(counts)}: {sum_counts(counts).shares}",
         "checks": sum_counts(counts).model_dump(),
         "unused": [warning.words for warning in unused_of(verdicts)],
-        "baselines": read_baselines(recipe, home, plan),
+        "baselines": read_baselines(resolved),
         "report": str(report) if report.exists() else None,
     }
 
 
-def read_baselines(recipe: Recipe, home: Home, plan: DataPlan) -> dict[str, float]:
+def read_baselines(resolved: Resolved) -> dict[str, float]:
     """The n-gram models' macro bits per byte, where they were measured."""
-    path = baselines_path(plan, home, recipe.phases[0].evaluation.held_out_tokens)
+    path = baselines_path(resolved.plan, resolved.home, resolved.recipe.phases[0].evaluation.held_out_tokens)
     return read_json(path) if path.exists() else {}
 
 
-def build_report(recipe: Recipe, home: Home, plan: DataPlan) -> Report:
+def build_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> Report:
     """The report's contents, from what the home has."""
-    records = read_records(recipe, home, plan)
+    recipe = resolved.recipe
     passed = all(record.state == "done" for record in records)
     return Report(
         recipe=recipe.name,
@@ -87,22 +88,24 @@ def build_report(recipe: Recipe, home: Home, plan: DataPlan) -> Report:
         status="passed" if passed else "stopped",
         headline=headline(records),
         parameters=_count_parameters(recipe.phases[-1]),
-        phases=tuple(_phase_report(recipe, home, record) for record in records),
-        baselines=read_baselines(recipe, home, plan),
+        phases=tuple(_phase_report(recipe, resolved.home, record) for record in records),
+        baselines=read_baselines(resolved),
         unused=tuple(warning.words for warning in unused_of(verdict for record in records for verdict in record.verdicts)),
-        facts=_facts(recipe, home, plan),
+        facts=_facts(resolved),
     )
 
 
-def write_recipe_report(recipe: Recipe, home: Home, plan: DataPlan) -> None:
+def write_recipe_report(resolved: Resolved) -> None:
     """Write the report of a recipe again, with the Data Docs of every verdict that holds."""
     from tasks.publication.task import publish_report  # it imports Prefect, which `phasewise show` does without
 
-    verdicts = [verdict for record in read_records(recipe, home, plan) for verdict in record.verdicts]
-    publish_report(build_report(recipe, home, plan), home.report(recipe.run_name), verdicts)
+    records = read_records(resolved)
+    verdicts = [verdict for record in records for verdict in record.verdicts]
+    publish_report(build_report(resolved, records), resolved.home.report(resolved.recipe.run_name), verdicts)
+    write_json(keys_path(resolved), report_keys(resolved, records))
 
 
-def headline(records: list[PhaseRecord]) -> str:
+def headline(records: Sequence[PhaseRecord]) -> str:
     """What happened, in a sentence."""
     done = [record for record in records if record.state == "done"]
     if len(done) == len(records):
@@ -165,14 +168,15 @@ def _verdict_report(name: str, verdict: Verdict, path: str) -> VerdictReport:
     return VerdictReport.model_validate({"name": name, "counts": verdict.counts, "reasons": reasons, "accepted": accepted, "path": path})
 
 
-def _facts(recipe: Recipe, home: Home, plan: DataPlan) -> dict[str, str]:
+def _facts(resolved: Resolved) -> dict[str, str]:
+    recipe, components = resolved.recipe, len(resolved.plan.components)
     tokenizer = recipe.tokenizer.name or f"byte-level BPE, {recipe.tokenizer.vocab_size:,} entries, trained on the training split"
     first = recipe.phases[0]
     return {
         "tokenizer": tokenizer,
         "data order": f"{first.order.permutation} permutation, seed {first.order.seed}, blocks of {first.order.block_sequences} sequences",
-        "held-out text": f"{first.evaluation.held_out_tokens or 'all'} tokens of each of {len(plan.components)} components at the most",
-        "home": str(home.root),
+        "held-out text": f"{first.evaluation.held_out_tokens or 'all'} tokens of each of {components} components at the most",
+        "home": str(resolved.home.root),
         "python": platform.python_version(),
         **{package: version(package) for package in PACKAGES},
     }

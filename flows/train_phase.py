@@ -7,17 +7,15 @@ from prefect.artifacts import create_table_artifact
 from flows.ancestors import check_ancestors_hold, check_ancestors_passed
 from flows.door import door, say_waiting, this_run
 from flows.evaluate_checkpoint import evaluate_checkpoint
-from flows.plan import build_run, check_as_written, check_mixtures, check_slices, data_plan
 from flows.preflight import preflight
 from flows.prepare_data import prepare_data
-from flows.recipes import load_recipe, name_with
 from flows.recipes.phase import Phase
-from flows.recipes.recipe import Recipe, Scale
+from flows.recipes.recipe import Scale
 from flows.record import read_record
+from flows.replaced import check_replaced, find_replaced, say_replaced
+from flows.resolved import Resolved, resolve_phase
 from flows.summary import phase_summary, write_recipe_report
 from flows.validate_data import raise_unless_passed, validate_data
-from tasks.data.plan import DataPlan
-from tasks.home import Home
 from tasks.progress import say
 from tasks.training.task import train
 from tasks.validation.task import judge_health
@@ -29,7 +27,7 @@ REFUSALS = (VerdictError, TrainingDiverged)
 
 
 @door(name="train_phase", flow_run_name="train {recipe}/{phase} ({scale})")
-def train_phase(recipe: str, phase: str, scale: Scale = "proxy", home: str | None = None) -> None:
+def train_phase(recipe: str, phase: str, scale: Scale = "proxy", home: str | None = None, retrain: bool = False) -> None:
     """Train a phase whose parent is trained. What is done already is not done again.
 
     Args:
@@ -37,48 +35,52 @@ def train_phase(recipe: str, phase: str, scale: Scale = "proxy", home: str | Non
         phase: Name of one of its phases.
         scale: `proxy` or `full`.
         home: Folder of everything; PHASEWISE_HOME if not given.
+        retrain: It may be trained again though it is trained: its data or settings changed. Without it that is refused, but for less than
+            ten minutes of training at proxy scale.
     """
-    name = name_with(recipe, phase, scale)
-    wanted, place = load_recipe(name, scale), Home.open(home, local_for="training")
-    chosen = wanted.phase(phase)
-    check_slices(wanted, [chosen])
-    check_as_written(name, [chosen])
-    check_mixtures(wanted, [chosen])
-    with place.held(this_run(), on_wait=say_waiting):
-        check_ancestors_passed(name, wanted, chosen, place)
-        preflight(name, phase, scale, home)
-        prepare_data(name, scale, home)
-        plan = data_plan(wanted, place)
-        if read_record(wanted, chosen, place, plan).state == "done":
+    resolved, chosen = resolve_phase(recipe, phase, scale, home, local_for="training")
+    resolved.check([chosen])
+    resolved.home.make_ready()
+    with resolved.home.held(this_run(), on_wait=say_waiting):
+        check_ancestors_passed(resolved, chosen)
+        preflight(resolved.name, phase, scale, home)
+        if not resolved.is_prepared:
+            prepare_data(resolved.name, scale, home)
+        if read_record(resolved, chosen).state == "done":
             say(f"{phase}: done already")
             return
-        check_ancestors_hold(name, wanted, chosen, place, plan)
+        check_ancestors_hold(resolved, chosen)
+        if not retrain:
+            replaced = find_replaced(resolved, [chosen])
+            check_replaced(resolved, replaced, ())
+            say_replaced(replaced)
         try:
-            train_judged(name, wanted, chosen, place, plan)
+            train_judged(resolved, chosen)
         except REFUSALS:
-            write_recipe_report(wanted, place, plan)
+            write_recipe_report(resolved)
             raise
-        write_recipe_report(wanted, place, plan)
+        write_recipe_report(resolved)
 
 
-def train_judged(name: str, recipe: Recipe, phase: Phase, home: Home, plan: DataPlan) -> None:
+def train_judged(resolved: Resolved, phase: Phase) -> None:
     """Judge the data, train, judge the training, judge the model; the first verdict that fails ends it.
 
     Raises:
         VerdictError: a verdict fails.
         TrainingDiverged: the loss is no number any more; the verdict on the training says where.
     """
-    run = build_run(recipe, phase, home, plan.folders("train"), held_out=plan.folders("held_out"))
+    recipe, home = resolved.recipe, str(resolved.home.root)
+    run = resolved.run(phase)
     accepts = accepted_in(phase.name, recipe.accepts)
-    validate_data(name, phase.name, recipe.scale, str(home.root))
+    validate_data(resolved.name, phase.name, recipe.scale, home)
     try:
         result = train(run)
     except TrainingDiverged:
-        judge_health(run, phase.gates.health, home, accepts=accepts)
+        judge_health(run, phase.gates.health, resolved.home, accepts=accepts)
         raise
     say(f"{phase.name}: trained to step {result['stop_step']:,}, final loss {result['final_loss']:.3f}")
-    raise_unless_passed(judge_health(run, phase.gates.health, home, accepts=accepts))
-    evaluate_checkpoint(name, phase.name, recipe.scale, str(home.root))
-    summary: dict[str, Any] = phase_summary(read_record(recipe, phase, home, plan))
+    raise_unless_passed(judge_health(run, phase.gates.health, resolved.home, accepts=accepts))
+    evaluate_checkpoint(resolved.name, phase.name, recipe.scale, home)
+    summary: dict[str, Any] = phase_summary(read_record(resolved, phase))
     table = [{"what": what, "value": str(value)} for what, value in summary.items()]
     create_table_artifact(table, key=f"{recipe.name}-{phase.name}-summary", description=f"{recipe.run_name} {phase.name}")

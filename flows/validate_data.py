@@ -1,11 +1,10 @@
 """Evidence → verdict, for the data of one phase."""
 
+from flows.decided_by import decided_by
 from flows.door import door
 from flows.hand_off import hand_off_facts
-from flows.plan import build_run, data_plan
-from flows.recipes import load_recipe, name_with
 from flows.recipes.recipe import Scale
-from tasks.home import Home
+from flows.resolved import resolve_phase
 from tasks.validation.task import judge_data
 from trainer.errors import VerdictError
 from validations.accepted import accepted_in
@@ -24,13 +23,14 @@ def validate_data(recipe: str, phase: str, scale: Scale = "proxy", home: str | N
         scale: `proxy` or `full`.
         home: Folder of everything; PHASEWISE_HOME if not given.
     """
-    wanted, place = load_recipe(name_with(recipe, phase, scale), scale), Home.open(home)
-    chosen, plan = wanted.phase(phase), data_plan(wanted, place)
-    run = build_run(wanted, chosen, place, plan.folders("train"), held_out=plan.folders("held_out"))
-    facts = hand_off_facts(wanted, chosen, run)
+    resolved, chosen = resolve_phase(recipe, phase, scale, home)
+    resolved.home.make_ready()
+    run, plan = resolved.run(chosen), resolved.plan
+    facts = hand_off_facts(resolved.recipe, chosen, run)
     hand_off = hand_off_evidence(facts.declared, facts.found)
-    verdict = judge_data(run, plan, chosen.gates.data, place, hand_off=hand_off, accepts=accepted_in(phase, wanted.accepts))
-    raise_unless_passed(verdict)
+    rests_on = decided_by(resolved, chosen, run)
+    accepts = accepted_in(phase, resolved.recipe.accepts)
+    raise_unless_passed(judge_data(run, plan, chosen.gates.data, resolved.home, hand_off=hand_off, decided_by=rests_on, accepts=accepts))
 
 
 def raise_unless_passed(verdict: Verdict) -> None:

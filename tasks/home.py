@@ -4,7 +4,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,24 @@ PROBE_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Home:
-    """The folders under one root, on this machine or on Google Cloud Storage. `run_name` is recipe and scale: `marin-8b-proxy`."""
+    """The folders under one root, on this machine or on Google Cloud Storage. `run_name` is recipe and scale: `marin-8b-proxy`.
+
+    Attributes:
+        reads_only: it was opened to look; nothing is made in it.
+    """
 
     root: Path
+    reads_only: bool = field(default=False, compare=False)
 
     @classmethod
-    def open(cls, url: str | None, *, local_for: str | None = None) -> "Home":
-        """The home at `url`, at `PHASEWISE_HOME`, or at `./.phasewise`, made if need be. `local_for` names what cannot be done on a store.
+    def at(cls, url: str | None, *, local_for: str | None = None, reads_only: bool = False) -> "Home":
+        """The home at `url`, at `PHASEWISE_HOME`, or at `./.phasewise`. Nothing is made, and it need not be there.
+
+        Args:
+            local_for: names what cannot be done on a store.
 
         Raises:
-            ConfigError: it is neither a local folder nor a gs:// URL, it is not local though it must be, or nothing can be written there.
+            ConfigError: it is neither a local folder nor a gs:// URL, it is not local though it must be, or it is only read and cannot be.
         """
         text = url or os.environ.get("PHASEWISE_HOME") or DEFAULT_HOME
         if "://" in text and not text.startswith(("file://", "gs://", "gcs://")):
@@ -40,15 +48,41 @@ class Home:
         store = file_system_of(root)
         if store is None:
             root = root.expanduser().resolve()
-            _probe_folder(root)
-        elif local_for:
+            if reads_only:
+                _look_at_folder(root)
+            return cls(root, reads_only)
+        if local_for:
             raise ConfigError(
                 f"{local_for} needs a home that is a local folder, found {root}. Only the data stages work on a store so far: "
                 "choose a folder with --home or PHASEWISE_HOME."
             )
+        if reads_only:
+            _look_at_store(root, *store)
+        return cls(root, reads_only)
+
+    @classmethod
+    def open(cls, url: str | None, *, local_for: str | None = None, reads_only: bool = False) -> "Home":
+        """The home as `at` gives it, made ready unless it is only read.
+
+        Raises:
+            ConfigError: as `at` and `make_ready`.
+        """
+        home = cls.at(url, local_for=local_for, reads_only=reads_only)
+        if not reads_only:
+            home.make_ready()
+        return home
+
+    def make_ready(self) -> None:
+        """Make the home if it is not there, and write to it once.
+
+        Raises:
+            ConfigError: nothing can be written there.
+        """
+        store = file_system_of(self.root)
+        if store is None:
+            _probe_folder(self.root)
         else:
-            _probe_store(root, *store)
-        return cls(root)
+            _probe_store(self.root, *store)
 
     @contextmanager
     def held(self, what: str, *, on_wait: Callable[[Holder], None] | None = None) -> Iterator[None]:
@@ -73,6 +107,11 @@ class Home:
     def is_local(self) -> bool:
         """Whether the home is a folder of this machine."""
         return file_system_of(self.root) is None
+
+    @property
+    def digests(self) -> Path:
+        """What commands know of the content of files, for `tasks.data.digests`."""
+        return self.root / "digests.json"
 
     @property
     def sources(self) -> Path:
@@ -156,5 +195,29 @@ def _probe_store(root: Path, file_system: Any, name: str) -> None:
         raise _unwritable(root, str(error)) from None
 
 
+def _look_at_folder(root: Path) -> None:
+    try:
+        os.listdir(root)
+    except FileNotFoundError:
+        return  # nothing is there
+    except OSError as error:
+        raise _unreadable(root, error.strerror) from None
+
+
+def _look_at_store(root: Path, file_system: Any, name: str) -> None:
+    try:
+        file_system.ls(name, timeout=PROBE_SECONDS)
+    except FileNotFoundError:
+        return  # nothing is there
+    except FSTimeoutError:
+        raise _unreadable(root, f"the store did not answer within {PROBE_SECONDS:g} seconds") from None
+    except Exception as error:  # stores and credentials have error types of their own
+        raise _unreadable(root, str(error)) from None
+
+
 def _unwritable(root: Path, reason: str | None) -> ConfigError:
     return ConfigError(f"the home {root} cannot be written: {reason}. Choose another with --home or PHASEWISE_HOME.")
+
+
+def _unreadable(root: Path, reason: str | None) -> ConfigError:
+    return ConfigError(f"the home {root} cannot be read: {reason}. Choose another with --home or PHASEWISE_HOME.")

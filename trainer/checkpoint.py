@@ -42,6 +42,7 @@ from trainer.checkpoint_state import (
     types_of,
 )
 from trainer.config import CheckpointPolicy, RunConfig
+from trainer.data.contract import changed_since
 from trainer.distributed import decided_by_first, is_first
 from trainer.errors import CheckpointError
 from trainer.state import TrainState, init_state
@@ -154,11 +155,9 @@ class Checkpoints:
         """
         path = self.folder / str(step)
         about = read_about(path)
-        found = about["contract"]
-        if found != contract:
-            changed = ", ".join(sorted(name for name in {*found, *contract} if found.get(name) != contract.get(name)))
+        if changed := changed_since(about["contract"], contract, self._run):
             raise CheckpointError(
-                f"{path} was trained on another data order: {changed} changed since. "
+                f"{path} was trained on another data order: {', '.join(changed)} changed since. "
                 f"Restore what it was, or remove {self.folder} to start anew."
             )
         wanted = jax.eval_shape(lambda: init_state(self._run))

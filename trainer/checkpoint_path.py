@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+from trainer.storage import as_path
+
 
 def checkpoint_path(run_folder: str | Path, step: int) -> Path:
     """The checkpoint of a step."""
-    return Path(run_folder) / "checkpoints" / str(step)
+    return as_path(run_folder) / "checkpoints" / str(step)

@@ -121,11 +121,15 @@ def build_train_step(
 
 
 def build_objective(model: ModelConfig, execution: Execution) -> Objective:
-    """What is differentiated. Where documents are named, padding (document 0) is not predicted."""
+    """What is differentiated. Where documents are named, padding (document 0) is not predicted.
+
+    A model that does not attend within documents attends as if its row were one; padding comes last, so nothing sees it.
+    """
 
     def objective(params: Params, tokens: Int[Array, "b t"], segment_ids: SegmentIds, z_loss: float | Array) -> tuple[Scalar, LossSums]:
         params = constrain_params(params, model)
-        hidden = hidden_states(params, tokens, model, segment_ids=segment_ids, execution=execution)
+        seen = segment_ids if model.attend_within_documents else None
+        hidden = hidden_states(params, tokens, model, segment_ids=seen, execution=execution)
         weight = None if segment_ids is None else (jnp.roll(segment_ids, -1, axis=1) != 0).astype(jnp.float32)
         head, chunk = head_weight(params, model), execution.loss_chunk_tokens
         return objective_sums(hidden, head, tokens, z_loss, chunk_tokens=chunk, targets_weight=weight)

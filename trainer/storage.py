@@ -13,7 +13,7 @@ from base64 import b64decode
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, NamedTuple, cast
 from urllib.parse import unquote, urlsplit
 
 from fsspec import AbstractFileSystem
@@ -103,20 +103,46 @@ def digest_of_file(url: str | Path) -> str:
     return _read_through(as_path(url))[1]
 
 
-def content_digest(url: str | Path) -> tuple[int, str]:
-    """A file's size in bytes, and a digest of its content with the name of its kind: `md5:…`, `sha256:…`, `git:…`, `crc32c:…`.
+class StoreEntry(NamedTuple):
+    """What a store says of a file without giving it.
 
-    Where the store vouches for what it holds the file is not read. A time of change or a size is never taken for the content.
+    Attributes:
+        digest: of the content, with the name of its kind: `md5:…`, `sha256:…`, `git:…`, `crc32c:…`; None where the store vouches for none.
+        signature: what changes with every change of the content: digest, generation or strong ETag, and size; empty where there is none.
     """
+
+    size_bytes: int | None
+    digest: str | None
+    signature: tuple[str, ...]
+
+
+def store_entry(url: str | Path) -> StoreEntry | None:
+    """What the store of a file says of it; None for a file on this machine. A time of change or a size is never taken for the content."""
     store = file_system_of(url)
-    if store is not None:
-        file_system, name = store
-        info = file_system.info(name)
-        digest = _vouched_for(info)
-        if digest is not None and info.get("size") is not None:
-            return int(info["size"]), digest
+    if store is None:
+        return None
+    info: Mapping[str, Any] = store[0].info(store[1])
+    size, digest, version = info.get("size"), _vouched_for(info), _version_of(info)
+    signature = tuple(text for text in (digest, version) if text)
+    return StoreEntry(None if size is None else int(size), digest, (*signature, str(size)) if signature else ())
+
+
+def content_digest(url: str | Path) -> tuple[int, str]:
+    """A file's size in bytes, and a digest of its content with the name of its kind; the store's, where it vouches for one."""
+    entry = store_entry(url)
+    if entry is not None and entry.digest and entry.size_bytes is not None:
+        return entry.size_bytes, entry.digest
     size, digest = _read_through(as_path(url))
     return size, f"sha256:{digest}"
+
+
+def size_and_digest(file: BinaryIO) -> tuple[int, str]:
+    """Size and SHA-256 of what an open file gives from here on, read in pieces."""
+    digest, size = hashlib.sha256(), 0
+    while piece := file.read(READ_BYTES):
+        digest.update(piece)
+        size += len(piece)
+    return size, digest.hexdigest()
 
 
 def remove_strays(folder: str | Path, keep: Collection[str]) -> None:
@@ -199,13 +225,8 @@ def _remove_damaged(file_system: AbstractFileSystem, name: str, error: Exception
 
 
 def _read_through(path: Path) -> tuple[int, str]:
-    """Size and SHA-256 of what the file gives when it is read."""
-    digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
-        while piece := file.read(READ_BYTES):
-            digest.update(piece)
-            size += len(piece)
-    return size, digest.hexdigest()
+        return size_and_digest(cast(BinaryIO, file))
 
 
 def _vouched_for(info: Mapping[str, Any]) -> str | None:
@@ -219,3 +240,11 @@ def _vouched_for(info: Mapping[str, Any]) -> str | None:
     if info.get("blob_id"):
         return f"git:{info['blob_id']}"
     return None
+
+
+def _version_of(info: Mapping[str, Any]) -> str | None:
+    """What a store numbers its files' contents by. A weak ETag may stay the same over a change."""
+    if info.get("generation"):
+        return f"generation:{info['generation']}"
+    etag = next((str(info[name]) for name in ("ETag", "etag") if info.get(name)), None)
+    return f"etag:{etag}" if etag and not etag.startswith("W/") else None

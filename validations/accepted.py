@@ -49,3 +49,8 @@ class AcceptedWarning(Frozen):
 def accepted_in(phase: str, accepts: Iterable[AcceptedWarning]) -> tuple[AcceptedWarning, ...]:
     """What is expected in a phase."""
     return tuple(one for one in accepts if one.phases is None or phase in one.phases)
+
+
+def expected(accepts: Iterable[AcceptedWarning]) -> list[dict[str, Any]]:
+    """What is expected and why, as JSON; in which other phases, too, is no matter of this one."""
+    return [one.model_dump(mode="json", exclude={"phases"}) for one in accepts]

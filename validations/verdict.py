@@ -6,16 +6,17 @@ Whoever decides by a verdict reads two of its fields: `passes`, and `judged`, wh
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
-from pydantic import ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from trainer.config import Frozen
 from trainer.errors import VerdictError
 from trainer.storage import digest_of_json, read_json, write_json
 from validations.accepted import AcceptedWarning
-from validations.evidence.evaluation import BENCHMARK, BITS_PER_BYTE, Evaluation, gate_evidence
+from validations.evidence.evaluation import BENCHMARK, BITS_PER_BYTE, Evaluation, asked_evidence, gate_evidence
 from validations.evidence.tables import write_tables
 from validations.expectations.accepting import accept, told_rows
 from validations.expectations.data_suite import DATA_SUITE
@@ -37,6 +38,7 @@ class Verdict(Frozen):
         suite_version: the suite's number, and a digest of the code of the checks and of the evidence.
         judged: component → digest of the manifest of the cache that was judged; for a gate, which evaluation → its digest; for
             health, what the metrics are of → digest.
+        decided_by: what else decided the evidence → its digest, such as the order of the rows and the test items that are looked for.
         thresholds: the limits that were measured against.
         accepts: the warnings that the recipe accepts from this suite in this phase. Like the limits, they decide the verdict.
         reasons: why it fails or warns, the critical ones first. What the recipe accepts is not among them; the checks have it.
@@ -49,6 +51,7 @@ class Verdict(Frozen):
     suite_version: str
     passes: bool
     judged: dict[str, str]
+    decided_by: dict[str, str] = Field(default={})
     thresholds: dict[str, Any]
     accepts: tuple[AcceptedWarning, ...] = ()
     reasons: tuple[Reason, ...]
@@ -91,15 +94,23 @@ class _Terms:
 
 
 def judge_data(
-    subject: str, evidence: DataEvidence, *, limits: DataLimits, folder: str | Path, accepts: Sequence[AcceptedWarning] = ()
+    subject: str,
+    evidence: DataEvidence,
+    *,
+    limits: DataLimits,
+    folder: str | Path,
+    decided_by: Mapping[str, str] = MappingProxyType({}),
+    accepts: Sequence[AcceptedWarning] = (),
 ) -> Verdict:
     """Judge all that is known of a phase's data before it trains. The evidence tables are written to the folder.
 
     Args:
+        decided_by: what decided the evidence beside the caches; the verdict keeps it.
         accepts: the warnings that the recipe accepts in this phase; those of other suites are left out. None are, unless it says so.
     """
     tables = {name: getattr(evidence, name) for name in SUITES[DATA_SUITE].tables}
-    return _judge(subject, tables, _terms(DATA_SUITE, limits, accepts), judged=_digests(evidence.caches), folder=folder)
+    verdict = _judge(subject, tables, _terms(DATA_SUITE, limits, accepts), judged=_digests(evidence.caches), folder=folder)
+    return verdict.model_copy(update={"decided_by": dict(decided_by)})
 
 
 def judge_health(
@@ -133,6 +144,7 @@ def judge_gate(
     """Judge the evaluation of a phase's last checkpoint, against its parent's where there is one; `accepts` as `judge_data`."""
     evidence = gate_evidence(evaluation, parent_evaluation)
     tables = {
+        "asked": asked_evidence(evaluation),
         "benchmarks": evidence[evidence["kind"] == BENCHMARK].reset_index(drop=True),
         "bits_per_byte": evidence[evidence["kind"] == BITS_PER_BYTE].reset_index(drop=True),
     }

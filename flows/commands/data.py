@@ -1,53 +1,59 @@
 """`phasewise data prepare` and `phasewise data verify`."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 
-from flows.plan import check_sources, data_plan, sources_of
-from flows.recipes import load_target
+from flows.plan import sources_of
 from flows.recipes.phase import Phase
-from flows.recipes.recipe import Recipe, Scale
+from flows.recipes.recipe import Scale
+from flows.resolved import Resolved, resolve, resolving_once
 from flows.server import server_for
 from flows.terminal import shown_on_terminal
+from tasks.data.digests import KnownDigests
 from tasks.data.listing import expand
-from tasks.data.plan import ComponentPlan, DataPlan
+from tasks.data.plan import ComponentPlan
 from tasks.data.verify import Difference, verify_component
-from tasks.home import Home
 from trainer.data.manifest import read_manifest
 from trainer.errors import DataError
 
 
+@resolving_once()
 def prepare(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
     """Build every cache of the recipe that is not there; the caches that the target draws from, with their digests."""
-    recipe, phase = load_target(target, scale)
-    place = Home.open(home)
-    check_sources(recipe, place)
+    resolved, phase = resolve(target, scale, home)
+    resolved.check_sources()
+    resolved.home.make_ready()
     what = f"`phasewise data prepare {target}`"
-    with place.held(what), shown_on_terminal(), server_for(place, what):
+    with resolved.home.held(what), shown_on_terminal(), server_for(resolved.home, what):
         from flows.prepare_data import prepare_data
 
-        prepare_data(target, scale, str(place.root))
-    plan = data_plan(recipe, place)
+        prepare_data(target, scale, str(resolved.home.root))
     return {
-        "recipe": recipe.name,
-        "scale": recipe.scale,
-        "tokenizer": str(plan.tokenizer),
-        "components": [_describe(component) for component in _chosen(plan, recipe, phase)],
+        "recipe": resolved.recipe.name,
+        "scale": resolved.recipe.scale,
+        "tokenizer": str(resolved.plan.tokenizer),
+        "components": [_describe(component) for component in _chosen(resolved, phase)],
     }
 
 
-def verify(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
-    """What is expected now against what is cached, in the shape of `--json`; every component's training and held-out cache."""
-    recipe, phase = load_target(target, scale)
-    place = Home.open(home)
-    if unlisted := _unlisted(recipe, place):
+def verify(target: str, scale: Scale, home: str | None, *, full: bool = False) -> dict[str, Any]:
+    """What is expected now against what is cached, in the shape of `--json`; every component's training and held-out cache.
+
+    Args:
+        full: the sources are read whole, whatever earlier commands knew of them. The caches always are.
+    """
+    resolved, phase = resolve(target, scale, home)
+    resolved.home.make_ready()
+    if full:
+        resolved = replace(resolved, digests=KnownDigests(resolved.home, reads_all=True))
+    if unlisted := _unlisted(resolved):
         return {"passes": False, "components": [_verified(name, None, [found]) for name, found in unlisted.items()]}
-    plan = data_plan(recipe, place)
     components = [
-        _verified(component.name, component.train.key, verify_component(component.name, plan, place))
-        for component in _chosen(plan, recipe, phase)
+        _verified(component.name, component.train.key, verify_component(component.name, resolved.plan, resolved.home))
+        for component in _chosen(resolved, phase)
     ]
     return {"passes": all(component["passes"] for component in components), "components": components}
 
@@ -65,10 +71,10 @@ def print_verification(verification: dict[str, Any]) -> None:
     console.print(f"{total} components are cached as their sources are now." if not bad else f"{bad} of {total} components differ.")
 
 
-def _unlisted(recipe: Recipe, home: Home) -> dict[str, Difference]:
+def _unlisted(resolved: Resolved) -> dict[str, Difference]:
     """Components whose files cannot be listed. Without them nothing can be said of the others: the tokenizer may be made of all."""
     found: dict[str, Difference] = {}
-    for name, source in sources_of(recipe, home).items():
+    for name, source in sources_of(resolved.recipe, resolved.home).items():
         try:
             expand(source)
         except DataError as error:
@@ -80,8 +86,8 @@ def _verified(name: str, key: str | None, differences: list[Difference]) -> dict
     return {"name": name, "key": key, "passes": not differences, "differences": [difference.as_json() for difference in differences]}
 
 
-def _chosen(plan: DataPlan, recipe: Recipe, phase: Phase | None) -> Iterable[ComponentPlan]:
-    return [plan.components[name] for name in (phase.components if phase else recipe.components)]
+def _chosen(resolved: Resolved, phase: Phase | None) -> Iterable[ComponentPlan]:
+    return [resolved.plan.components[name] for name in (phase.components if phase else resolved.recipe.components)]
 
 
 def _describe(component: ComponentPlan) -> dict[str, Any]:

@@ -4,10 +4,9 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.plan import build_run, data_plan
-from flows.recipes import load_target
+from flows.declared import check_benchmarks
 from flows.recipes.recipe import Scale
-from tasks.home import Home
+from flows.resolved import resolve
 from tasks.training.launcher import finished_result
 from trainer.errors import ConfigError, TrainingError
 from validations.evidence.floor import Floor, measure_floor
@@ -17,22 +16,23 @@ def evaluate_target(target: str, scale: Scale, home: str | None) -> dict[str, An
     """Benchmarks and held-out bits per byte of a phase's last checkpoint, measured or, where they were measured before, read.
 
     Raises:
-        ConfigError: no phase is named.
+        ConfigError: no phase is named, or it names a benchmark that nothing measures.
         TrainingError: the phase is not trained.
     """
-    recipe, phase = load_target(target, scale)
+    resolved, phase = resolve(target, scale, home, local_for="evaluation")
+    recipe = resolved.recipe
     if phase is None:
         names = ", ".join(f"{recipe.name}/{one.name}" for one in recipe.phases)
         raise ConfigError(f"evaluate needs a phase, found the recipe {target}; there are {names}.")
-    place = Home.open(home, local_for="evaluation")
-    plan = data_plan(recipe, place)
-    run = build_run(recipe, phase, place, plan.folders("train"), held_out=plan.folders("held_out"))
+    check_benchmarks(recipe, phase)
+    resolved.home.make_ready()
+    run = resolved.run(phase)
     result = finished_result(run)
     if result is None:
-        raise TrainingError(f"{target} is not trained at {scale} scale under {place.root}: run `phasewise run {target}` first.")
+        raise TrainingError(f"{target} is not trained at {scale} scale under {resolved.home.root}: run `phasewise run {target}` first.")
     from tasks.evaluation.checkpoint import evaluate_phase
 
-    return evaluate_phase(run, result, plan, phase.evaluation.held_out_tokens)
+    return evaluate_phase(run, result, resolved.plan, phase.evaluation.measured)
 
 
 def print_evaluation(evaluation: dict[str, Any]) -> None:

@@ -5,10 +5,8 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from flows.plan import build_run, data_plan
-from flows.recipes import load_target
 from flows.recipes.recipe import Scale
-from tasks.home import Home
+from flows.resolved import resolve
 from tasks.training.launcher import finished_result
 from trainer.errors import ConfigError, TrainingError
 
@@ -23,21 +21,21 @@ def export_target(target: str, out: str, scale: Scale, home: str | None, *, weig
         ConfigError: no phase is named, or the folder is no new or empty one on this machine.
         TrainingError: the phase is not trained.
     """
-    recipe, phase = load_target(target, scale)
+    resolved, phase = resolve(target, scale, home, local_for="export")
+    recipe = resolved.recipe
     if phase is None:
         names = ", ".join(f"{recipe.name}/{one.name}" for one in recipe.phases)
         raise ConfigError(f"export needs a phase, found the recipe {target}; there are {names}.")
     if "://" in out:
         raise ConfigError(f"the folder to export to must be on this machine, found {out}.")
-    place = Home.open(home, local_for="export")
-    plan = data_plan(recipe, place)
-    run = build_run(recipe, phase, place, plan.folders("train"))
+    resolved.home.make_ready()
+    run = resolved.run(phase)
     result = finished_result(run)
     if result is None:
-        raise TrainingError(f"{target} is not trained at {scale} scale under {place.root}: run `phasewise run {target}` first.")
+        raise TrainingError(f"{target} is not trained at {scale} scale under {resolved.home.root}: run `phasewise run {target}` first.")
     from tasks.publication.export import export_phase
 
-    exported = export_phase(run, result, plan.tokenizer, Path(out), weights=weights, dtype=dtype)
+    exported = export_phase(run, result, resolved.plan.tokenizer, Path(out), weights=weights, dtype=dtype)
     return {"recipe": recipe.name, "scale": recipe.scale, "phase": phase.name, "step": phase.stop_step, **exported}
 
 

@@ -7,53 +7,56 @@ from typing import Any
 from rich.console import Console
 
 from flows.ancestors import phases_to_train
-from flows.plan import check_as_written, check_mixtures, check_slices, check_sources, data_plan
-from flows.recipes import load_target, split_target
-from flows.recipes.recipe import Recipe, Scale
-from flows.record import is_done, report_path
+from flows.finished import is_done, report_path
+from flows.recipes.recipe import Scale
+from flows.replaced import check_replaced, check_retrain, find_replaced
+from flows.resolved import Resolved, resolve, resolving_once
 from flows.server import server_for
 from flows.summary import run_summary
 from flows.terminal import print_summary, shown_on_terminal
-from tasks.home import Home
 from tasks.progress import say
 
 
-def run_recipe(target: str, scale: Scale, home: str | None, *, as_json: bool) -> dict[str, Any]:
+@resolving_once()
+def run_recipe(target: str, scale: Scale, home: str | None, *, retrain: tuple[str, ...] = (), as_json: bool) -> dict[str, Any]:
     """Train what is not trained, show what came of it, and return it in the shape of `--json`.
+
+    Args:
+        retrain: the phases that may be trained again though they are trained.
 
     Raises:
         PhasewiseError: a phase was refused, or something stopped the run; what was reached is shown first.
     """
-    recipe, phase = load_target(target, scale)
-    phases = phases_to_train(recipe, phase)
-    check_slices(recipe, phases)
-    check_as_written(target, phases)
-    check_mixtures(recipe, phases)
-    place = Home.open(home, local_for="training")
-    check_sources(recipe, place)
+    resolved, phase = resolve(target, scale, home, local_for="training")
+    phases = phases_to_train(resolved.recipe, phase)
+    check_retrain(retrain, phases)
+    resolved.check(phases)
+    resolved.home.make_ready()
     what = f"`phasewise run {target}`"
-    with place.held(what), shown_on_terminal():
+    with resolved.home.held(what), shown_on_terminal():
         try:
-            if is_done(recipe, phases, place):
+            if is_done(resolved, phases):
                 say(f"{target} at {scale} scale: everything is done already; nothing was run")
             else:
-                with server_for(place, what):
+                if resolved.is_prepared:
+                    check_replaced(resolved, find_replaced(resolved, phases), retrain)
+                with server_for(resolved.home, what):
                     from flows.train_recipe import train_recipe
 
-                    train_recipe(split_target(target)[0], scale, str(place.root), phase.name if phase else None)
+                    train_recipe(resolved.recipe_name, scale, str(resolved.home.root), phase.name if phase else None, retrain)
         finally:
-            if not as_json and report_path(recipe, place).exists():
-                print_outcome(recipe, place)
-    return run_summary(recipe, place, data_plan(recipe, place))
+            if not as_json and report_path(resolved).exists():
+                print_outcome(resolved)
+    return run_summary(resolved)
 
 
-def print_outcome(recipe: Recipe, home: Home) -> None:
+def print_outcome(resolved: Resolved) -> None:
     """The table, where the report is, and how to open the UI."""
-    summary = run_summary(recipe, home, data_plan(recipe, home))
+    summary = run_summary(resolved)
     console = Console()
     print_summary(console, summary)
     console.print(f"Report:     {summary['report']}", soft_wrap=True, highlight=False)
-    console.print(f"Prefect UI: {_program()} up --home {home.root}", soft_wrap=True, highlight=False)
+    console.print(f"Prefect UI: {_program()} up --home {resolved.home.root}", soft_wrap=True, highlight=False)
 
 
 def _program() -> str:

@@ -160,6 +160,7 @@ def _print_phase(console: Console, phase: dict[str, Any]) -> None:
         "tokens": f"{phase['tokens']:,}, with its lineage {phase['lineage_tokens']:,}",
         "parameters": f"{phase['parameters']:,}",
         "batch": ", ".join(f"{size:,} × {seq_len:,} tokens from step {step:,}" for step, size in phase["batch"]),
+        "attention": _attention(phase["model"]),
         "learning rate": rates + more,
         "optimizer": _told(phase["optimizer"]),
         "gradient clip": _steps(stability["max_grad_norm"]),
@@ -170,6 +171,7 @@ def _print_phase(console: Console, phase: dict[str, Any]) -> None:
         "EMA": _steps(stability["ema_decay"]),
         "order": _told(phase["order"]),
         "slice": _steps(phase["slice"]),
+        "benchmarks": ", ".join(phase["evaluation"]["benchmarks"]),
     }
     _print_values(console, values)
     for step, shares in phase["mixture"]:
@@ -177,6 +179,11 @@ def _print_phase(console: Console, phase: dict[str, Any]) -> None:
     for discrepancy in phase["discrepancies"]:
         told = f"code: {discrepancy['code']}\nretrospective: {discrepancy['retrospective']}\n({discrepancy['source']})"
         _print_values(console, {f"differs: {discrepancy['field']}": told})
+
+
+def _attention(model: dict[str, Any]) -> str:
+    reach = "within documents" if model["attend_within_documents"] else "over the whole row, whatever documents are in it"
+    return reach if model["sliding_window"] is None else f"{reach}, {model['sliding_window']:,} positions back"
 
 
 def _print_values(console: Console, values: dict[str, Any]) -> None:

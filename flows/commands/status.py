@@ -5,44 +5,56 @@ from typing import Any
 from rich.console import Console
 
 from flows.ancestors import phases_to_train
-from flows.plan import check_sources, data_plan
-from flows.recipes import load_target
+from flows.finished import find_of_recipe
 from flows.recipes.recipe import Scale
 from flows.record import Finding, read_record
-from tasks.home import Home
+from flows.resolved import Resolved, resolve
+from tasks.data.standins import missing_stand_ins
 from trainer.errors import DataError
 
 
 def describe(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
     """What holds of each phase, what must be done again, and why: in the shape of `--json`. Nothing is done."""
-    recipe, phase = load_target(target, scale)
-    place = Home.open(home)
+    resolved, phase = resolve(target, scale, home, reads_only=True)
+    recipe = resolved.recipe
+    wanted = phases_to_train(recipe, phase)
+    of_recipe: tuple[Finding, ...] = ()
     try:
-        check_sources(recipe, place)
-        plan = data_plan(recipe, place)
+        records = [read_record(resolved, one) for one in wanted]
     except DataError as error:
-        missing = Finding(what="sources", holds=False, again="prepare", why=str(error))
-        found = [(one.name, "not reached", (missing,)) for one in phases_to_train(recipe, phase)]
+        missing = Finding(what="sources", holds=False, again="prepare", why=_why_no_sources(resolved, error))
+        found = [(one.name, "not reached", (missing,)) for one in wanted]
     else:
-        records = [read_record(recipe, one, place, plan) for one in phases_to_train(recipe, phase)]
         found = [(record.phase.name, record.state, record.findings) for record in records]
+        of_recipe = () if phase else find_of_recipe(resolved, records)
     phases = [
         {"name": name, "state": state, "results": [finding.model_dump(mode="json") for finding in findings]}
         for name, state, findings in found
     ]
-    return {"recipe": recipe.name, "scale": recipe.scale, "phases": phases}
+    results = [finding.model_dump(mode="json") for finding in of_recipe]
+    return {"recipe": recipe.name, "scale": recipe.scale, "phases": phases, "results": results}
+
+
+def _why_no_sources(resolved: Resolved, error: DataError) -> str:
+    missing = missing_stand_ins(resolved.stand_ins, resolved.home.sources)
+    return f"the text of {len(missing)} components is not collected from this installation yet" if missing else str(error)
 
 
 def is_done(description: dict[str, Any]) -> bool:
-    """Whether every phase is done."""
-    return all(phase["state"] == "done" for phase in description["phases"])
+    """Whether every phase is done, and what is of the recipe as a whole holds."""
+    return all(phase["state"] == "done" for phase in description["phases"]) and all(found["holds"] for found in description["results"])
 
 
 def print_description(description: dict[str, Any]) -> None:
-    """A line a phase, and one for each thing that keeps it from being done."""
+    """A line a phase, and one for each thing that keeps it from being done; at the end what is of the recipe as a whole."""
     console = Console(highlight=False, soft_wrap=True)
     for phase in description["phases"]:
         console.print(f"{phase['name']}: {phase['state']}", markup=False)
-        for found in phase["results"]:
-            if found["why"]:
-                console.print(f"  {found['again'] or 'refused'}: {found['why']}", markup=False)
+        _print_what_lacks(console, phase["results"], "  ")
+    _print_what_lacks(console, description["results"], "")
+
+
+def _print_what_lacks(console: Console, results: list[dict[str, Any]], before: str) -> None:
+    for found in results:
+        if found["why"]:
+            console.print(f"{before}{found['again'] or 'refused'}: {found['why']}", markup=False)

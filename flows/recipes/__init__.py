@@ -13,13 +13,21 @@ from trainer.storage import read_json
 NAMES = ("marin-8b", "marin-32b")
 
 
-def load_record(name: str, scale: Scale) -> Recipe:
-    """A recipe with all its branches, by its name or from a JSON file (`docs/recipes.md` says how to write one), at a scale.
+def load_written(name: str) -> Recipe:
+    """A recipe with all its branches as it is written, by its name or from a JSON file (`docs/recipes.md` says how to write one).
 
     Raises:
         ConfigError: no such recipe, or the file is not one; the message names the field.
     """
-    written = _from_file(Path(name)) if name.endswith(".json") else _by_name(name)
+    return _from_file(Path(name)) if name.endswith(".json") else _by_name(name)
+
+
+def at_scale(written: Recipe, scale: Scale, name: str) -> Recipe:
+    """A recipe at a scale; `name` is what it was asked for by.
+
+    Raises:
+        ConfigError: it has no such scale.
+    """
     if written.scale == scale:
         return written
     if scale == "full":
@@ -30,6 +38,15 @@ def load_record(name: str, scale: Scale) -> Recipe:
         raise ConfigError(f"{name} has no proxy scale: {_problems(error)}.") from None
 
 
+def load_record(name: str, scale: Scale) -> Recipe:
+    """A recipe with all its branches at a scale.
+
+    Raises:
+        ConfigError: as `load_written` and `at_scale`.
+    """
+    return at_scale(load_written(name), scale, name)
+
+
 def load_recipe(name: str, scale: Scale) -> Recipe:
     """What is trained: the main line, and of `RECIPE/PHASE` also the branch that leads to the phase.
 
@@ -37,12 +54,6 @@ def load_recipe(name: str, scale: Scale) -> Recipe:
         ConfigError: as `load_record`, or there is no such phase.
     """
     return load_target(name, scale)[0]
-
-
-def load_full(name: str) -> Recipe | None:
-    """The same at full scale; None where it is written at proxy scale."""
-    written = _from_file(Path(recipe)) if (recipe := split_target(name)[0]).endswith(".json") else _by_name(recipe)
-    return load_recipe(name, "full") if written.scale == "full" else None
 
 
 def split_target(target: str) -> tuple[str, str | None]:
@@ -59,12 +70,6 @@ def load_target(target: str, scale: Scale) -> tuple[Recipe, Phase | None]:
     name, phase = split_target(target)
     recipe = load_record(name, scale).with_branch(phase)
     return recipe, recipe.phase(phase) if phase else None
-
-
-def name_with(name: str, phase: str, scale: Scale) -> str:
-    """The name by which `load_recipe` gives a recipe that has the phase: `name` itself where it does."""
-    known = {one.name for one in load_recipe(name, scale).phases}
-    return name if phase in known else f"{split_target(name)[0]}/{phase}"
 
 
 def _by_name(name: str) -> Recipe:

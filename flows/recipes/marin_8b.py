@@ -4,6 +4,7 @@ The values are those of the experiment code (exp600 and the experiments it names
 `discrepancies` has both.
 """
 
+from flows.recipes.benchmarks import WITH_MMLU
 from flows.recipes.marin.accepted import LINEAR_8B, accepted_without_average, accepted_without_cooldown
 from flows.recipes.marin.annealing import microannealing
 from flows.recipes.marin.deep_cooldowns import deep_cooldowns
@@ -24,7 +25,6 @@ from flows.recipes.marin.settings import (
     OLD_ROPE,
     ORDER,
     TOKENIZER,
-    WITH_MMLU,
     constant,
     evaluated,
     gates,

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from flows.recipes.benchmarks import check_names
+from tasks.evaluation.measured import Measured
 from trainer.config import (
     CheckpointPolicy,
     DataOrder,
@@ -69,6 +71,7 @@ class Evaluation(Frozen):
     """What is measured at a phase's end, and the loss on held-out text while it trains.
 
     Attributes:
+        benchmarks: those that are measured, and that the gate asks.
         held_out_tokens: bounds the text of a component that bits per byte are measured on.
         loss_every_steps: the loss is measured each so many steps; None is never.
         loss_sequences: on so many rows of each component that the phase draws from.
@@ -78,6 +81,17 @@ class Evaluation(Frozen):
     held_out_tokens: int | None = Field(gt=0)
     loss_every_steps: int | None = Field(gt=0)
     loss_sequences: int = Field(gt=0)
+
+    @property
+    def measured(self) -> Measured:
+        """What is measured at the phase's end."""
+        return Measured(benchmarks=self.benchmarks, held_out_tokens=self.held_out_tokens)
+
+    @field_validator("benchmarks")
+    @classmethod
+    def _are_known(cls, benchmarks: tuple[str, ...]) -> tuple[str, ...]:
+        check_names(benchmarks)
+        return benchmarks
 
 
 class Gates(Frozen):
@@ -149,6 +163,11 @@ class Phase(Frozen):
         if not self.abandoned:
             check_segments_end(self.learning_rate, self.stop_step)
         self._has_what_it_declares()
+        if late := [step for step in self.checkpoints.at_steps if not self.start_step < step <= self.stop_step]:
+            raise ValueError(
+                f"phase {self.name} cannot keep the checkpoint of step {late[0]} (checkpoints.at_steps): it has those of steps "
+                f"{self.start_step + 1} to {self.stop_step}"
+            )
         return self
 
     def _has_what_it_declares(self) -> None:
@@ -163,7 +182,10 @@ class Phase(Frozen):
             "rolling": any(limit is not None for _, limit in windows),
             "qk_norm": self.model.qk_norm,
         }
-        for part in (*self.start.fresh, *(graft.part for graft in self.start.graft)):
+        declared = (*self.start.fresh, *(graft.part for graft in self.start.graft))
+        for part in declared:
+            if declared.count(part) > 1:
+                raise ValueError(f"the hand-off to {self.name} declares twice where its {part} comes from: make it fresh, or graft it once")
             if not has[part]:
                 raise ValueError(f"the hand-off to {self.name} declares where its {part} comes from, and the phase has none: take it out")
 

@@ -5,10 +5,14 @@
 * a model of two layers, 128 wide, with the recipe's ratio of query to kv heads and of d_ff to d_model, in float32;
 * learning rates as they are;
 * the EMA averages over a thousandth of the steps, at least 8;
+* the windows of skip-step and of the clip of the update's norm hold half as many steps as the shortest phase of the main line that uses one
+  has, at least 8 and never more than the recipe's; the values that a limit needs are the recipe's share of that. It is one length for all
+  phases, because a window is handed on;
 * blocks of 160 sequences; a component whose share is below one sequence a block gets one, at the cost of the largest;
 * a mixture may start inside a block: the Phoenix bridge is 12 sequences long, and no block is that small with a sequence of everyone;
 * a stage may be 1.5 sequences of its own off in a component's share, where that is more than the recipe's limit, and a block as far as
   it is; the recipe's own blocks are held to its own limits at either scale;
+* where a benchmark of lm-eval is named, both that are made from held-out text are measured in place of all;
 * the loss on held-out text is that of one row a component, each 1/1000 of the recipe's steps, or as seldom as keeps it under a twentieth
   of the training's arithmetic (a forward pass is a third of an update's; where there is an EMA, it takes two); and once at the end;
 * the tokenizer is trained on the stand-ins; RoPE's stretch starts at 1/32 of the positions;
@@ -23,6 +27,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import TypeVar
 
+from flows.recipes.benchmarks import MADE_BENCHMARKS, unmeasured
 from flows.recipes.phase import LOCAL_SLICE, Evaluation, FromScratch, Gates, GraftFrom, HandOff, Phase
 from flows.recipes.recipe import Recipe, Tokenizer
 from trainer.config import (
@@ -31,6 +36,7 @@ from trainer.config import (
     LearningRateSegment,
     MixtureShares,
     ModelConfig,
+    RollingLimit,
     Rope,
     Stability,
     Steps,
@@ -46,12 +52,13 @@ BLOCK_SEQUENCES, MIN_EMA_STEPS, MIN_SEGMENT_STEPS, HELD_OUT_TOKENS = 160, 8, 2, 
 LOSS_SEQUENCES, MAX_EVALUATION_SHARE, FORWARD_SHARE = 1, 1 / 20, 1 / 3
 MAX_SHARE_ERROR_SEQUENCES = 1.5
 MAX_SPIKE_PERCENT = 1.0
-BENCHMARKS = ("word_order", "next_word")
+MIN_WINDOW_STEPS, MIN_WINDOW_SAMPLES = 8, 2
 
 
 def to_proxy(recipe: Recipe) -> Recipe:
     """The recipe at proxy scale."""
-    phases = tuple(proxy_phase(phase, needed_steps(recipe, phase)) for phase in recipe.phases)
+    window = max_window(recipe)
+    phases = tuple(proxy_phase(phase, needed_steps(recipe, phase), max_window=window) for phase in recipe.phases)
     main_line = tuple(sorted({component for phase in recipe.main_line for component in phase.components}))
     tokenizer = Tokenizer(name=None, vocab_size=VOCAB_SIZE, components=None if main_line == recipe.components else main_line)
     return Recipe(name=recipe.name, scale="proxy", tokenizer=tokenizer, phases=phases, sources=recipe.sources, accepts=recipe.accepts)
@@ -64,8 +71,22 @@ def needed_steps(recipe: Recipe, phase: Phase) -> tuple[int, ...]:
     return tuple(sorted({steps(step) for name, step in taken if name == phase.name and step < phase.stop_step}))
 
 
-def proxy_phase(phase: Phase, keep_steps: tuple[int, ...] = ()) -> Phase:
-    """One phase by the rules above; the checkpoints of `keep_steps` are kept."""
+def max_window(recipe: Recipe) -> int:
+    """The most steps that a window holds: full at half of the shortest phase, it guards the other half with all that it can know.
+
+    Branches do not count: what they use is handed on to them full, and some are two steps long.
+    """
+    lengths = [steps(phase.stop_step) - steps(phase.start_step) for phase in recipe.main_line or recipe.phases if _has_windows(phase)]
+    return max(MIN_WINDOW_STEPS, min(lengths, default=0) // 2)
+
+
+def _has_windows(phase: Phase) -> bool:
+    entries = (limits.within(phase.start_step, phase.stop_step) for limits in (phase.stability.max_update_norm, phase.stability.skip_step))
+    return any(limit is not None for limits in entries for _, limit in limits)
+
+
+def proxy_phase(phase: Phase, keep_steps: tuple[int, ...] = (), *, max_window: int = MIN_WINDOW_STEPS) -> Phase:
+    """One phase by the rules above; the checkpoints of `keep_steps` are kept, and no window holds more than `max_window` steps."""
     start = phase.start if isinstance(phase.start, FromScratch) else _hand_off(phase.start)
     return Phase(
         name=phase.name,
@@ -81,8 +102,8 @@ def proxy_phase(phase: Phase, keep_steps: tuple[int, ...] = ()) -> Phase:
             max_grad_norm=_by_steps(phase.stability.max_grad_norm, lambda norm: norm),
             z_loss=_by_steps(phase.stability.z_loss, lambda weight: weight),
             max_update_rms=_by_steps(phase.stability.max_update_rms, lambda rms: rms),
-            max_update_norm=_by_steps(phase.stability.max_update_norm, lambda limit: limit),
-            skip_step=_by_steps(phase.stability.skip_step, lambda limit: limit),
+            max_update_norm=_by_steps(phase.stability.max_update_norm, lambda limit: proxy_limit(limit, max_window)),
+            skip_step=_by_steps(phase.stability.skip_step, lambda limit: proxy_limit(limit, max_window)),
             ema_decay=_by_steps(phase.stability.ema_decay, proxy_ema),
         ),
         slice=always(LOCAL_SLICE),
@@ -97,7 +118,7 @@ def proxy_phase(phase: Phase, keep_steps: tuple[int, ...] = ()) -> Phase:
 
 
 def proxy_evaluation(phase: Phase) -> Evaluation:
-    """Small benchmarks, and the loss on held-out text as often as costs little."""
+    """Benchmarks that are made here, and the loss on held-out text as often as costs little."""
     every = phase.evaluation.loss_every_steps
     if every is not None:
         entries = phase.batch.within(phase.start_step, phase.stop_step)
@@ -105,7 +126,12 @@ def proxy_evaluation(phase: Phase) -> Evaluation:
         has_average = any(decay is not None for _, decay in phase.stability.ema_decay.within(phase.start_step, phase.stop_step))
         cost_sequences = FORWARD_SHARE * LOSS_SEQUENCES * len(phase.components) * (2 if has_average else 1)
         every = max(1, steps(every), math.ceil(cost_sequences / (MAX_EVALUATION_SHARE * fewest)))
-    return Evaluation(benchmarks=BENCHMARKS, held_out_tokens=HELD_OUT_TOKENS, loss_every_steps=every, loss_sequences=LOSS_SEQUENCES)
+    return Evaluation(
+        benchmarks=MADE_BENCHMARKS if unmeasured(phase.evaluation.benchmarks) else phase.evaluation.benchmarks,
+        held_out_tokens=HELD_OUT_TOKENS,
+        loss_every_steps=every,
+        loss_sequences=LOSS_SEQUENCES,
+    )
 
 
 def steps(full: int) -> int:
@@ -118,24 +144,20 @@ def proxy_model(model: ModelConfig) -> ModelConfig:
     scaling = model.rope.scaling
     if scaling:
         scaling = type(scaling)(**{**scaling.model_dump(), "original_max_positions": scaling.original_max_positions // LENGTH})
-    return ModelConfig(
-        vocab_size=VOCAB_SIZE,
-        seq_len=model.seq_len // LENGTH,
-        num_layers=NUM_LAYERS,
-        d_model=D_MODEL,
-        d_ff=round(D_MODEL * model.d_ff / model.d_model),
-        num_query_heads=NUM_QUERY_HEADS,
-        num_kv_heads=max(1, NUM_QUERY_HEADS * model.num_kv_heads // model.num_query_heads),
-        head_dim=D_MODEL // NUM_QUERY_HEADS,
-        rope=Rope(theta=model.rope.theta, scaling=scaling),
-        rms_norm_epsilon=model.rms_norm_epsilon,
-        initializer_std=model.initializer_std,
-        compute_dtype="float32",
-        qk_norm=model.qk_norm,
-        tied_head=model.tied_head,
-        sliding_window=None if model.sliding_window is None else max(1, model.sliding_window // LENGTH),
-        float32_attention=model.float32_attention,
-    )
+    small: dict[str, object] = {
+        "vocab_size": VOCAB_SIZE,
+        "seq_len": model.seq_len // LENGTH,
+        "num_layers": NUM_LAYERS,
+        "d_model": D_MODEL,
+        "d_ff": round(D_MODEL * model.d_ff / model.d_model),
+        "num_query_heads": NUM_QUERY_HEADS,
+        "num_kv_heads": max(1, NUM_QUERY_HEADS * model.num_kv_heads // model.num_query_heads),
+        "head_dim": D_MODEL // NUM_QUERY_HEADS,
+        "rope": Rope(theta=model.rope.theta, scaling=scaling),
+        "compute_dtype": "float32",
+        "sliding_window": None if model.sliding_window is None else max(1, model.sliding_window // LENGTH),
+    }
+    return ModelConfig.model_validate(model.model_dump() | small)
 
 
 def proxy_order(order: DataOrder) -> DataOrder:
@@ -168,6 +190,15 @@ def proxy_segments(segments: tuple[LearningRateSegment, ...]) -> tuple[LearningR
 def proxy_ema(decay: float | None) -> float | None:
     """The decay whose horizon 1 / (1 - decay) is a thousandth of the recipe's, at least `MIN_EMA_STEPS`."""
     return None if decay is None else 1 - 1 / max(MIN_EMA_STEPS, 1 / (1 - decay) / STEPS)
+
+
+def proxy_limit(limit: RollingLimit | None, max_window: int) -> RollingLimit | None:
+    """The same limit on a window of at most so many steps, from the same share of it on."""
+    if limit is None:
+        return None
+    window = min(limit.window, max_window)
+    min_samples = max(MIN_WINDOW_SAMPLES, round(limit.min_samples * window / limit.window))
+    return RollingLimit(window=window, min_samples=min_samples, sigmas=limit.sigmas)
 
 
 def raise_small_shares(shares: MixtureShares) -> MixtureShares:

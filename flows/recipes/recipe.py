@@ -17,6 +17,8 @@ from validations.accepted import AcceptedWarning
 
 T = TypeVar("T")
 Scale = Literal["proxy", "full"]
+WHOLE_FILES = ("text", "markdown")
+"""Formats in which a file is one document."""
 
 
 class Tokenizer(Frozen):
@@ -29,6 +31,15 @@ class Tokenizer(Frozen):
     name: str | None
     vocab_size: int = Field(gt=0)
     components: tuple[str, ...] | None = None
+
+    @model_validator(mode="after")
+    def _is_trained_or_fetched(self) -> "Tokenizer":
+        if self.name is not None and self.components is not None:
+            raise ValueError(
+                f"components are what a tokenizer is trained on, and {self.name} comes from the hub as it is: take them out, or let name "
+                "be null"
+            )
+        return self
 
 
 class Recipe(Frozen):
@@ -185,6 +196,26 @@ class Recipe(Frozen):
         caches = [f"{pin.component} ({pin.split})" for pin in self.pins]
         if twice := sorted({cache for cache in caches if caches.count(cache) > 1}):
             raise ValueError(f"pins names the cache of {', '.join(twice)} more than once")
+        return self
+
+    @model_validator(mode="after")
+    def _sources_have_the_keys_that_are_read(self) -> "Recipe":
+        for name, source in self.sources.items():
+            if source.format in WHOLE_FILES and source.text_key != Source.model_fields["text_key"].default:
+                raise ValueError(
+                    f"the source of {name} names the text_key {source.text_key!r}, and a file of the format {source.format} has no keys: "
+                    "it is one document. Take the text_key out"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _models_have_every_token(self) -> "Recipe":
+        for phase in self.phases:
+            if phase.model.vocab_size < self.tokenizer.vocab_size:
+                raise ValueError(
+                    f"the model of phase {phase.name} must have a row for each of the tokenizer's {self.tokenizer.vocab_size:,} tokens, "
+                    f"found a vocab_size of {phase.model.vocab_size:,}"
+                )
         return self
 
     @model_validator(mode="after")

@@ -6,17 +6,18 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from tasks.data.digests import KnownDigests
 from tasks.data.formats.findings import Reason
 from tasks.data.source import Source
 from trainer.data.manifest import SourceFile
 from trainer.errors import DataError
-from trainer.storage import content_digest
 
 DIGEST_THREADS = 8
 
@@ -71,15 +72,19 @@ def expand(source: Source) -> Expanded:
     return Expanded(urls, tuple(rejected), tuple(excluded))
 
 
-def fingerprint(source: Source) -> Listing:
+def fingerprint(source: Source, known: KnownDigests | None = None) -> Listing:
     """Every file that the source selects, with its size and the digest of its content.
+
+    Args:
+        known: what is known already is not read; None knows nothing.
 
     Raises:
         DataError: as `expand`, or a file went away or cannot be read.
     """
     expanded = expand(source)
+    known = known or KnownDigests()
     with ThreadPoolExecutor(DIGEST_THREADS, thread_name_prefix="fingerprint") as pool:
-        files = tuple(pool.map(_fingerprint, expanded.files.items()))
+        files = tuple(pool.map(partial(_fingerprint, known), expanded.files.items()))
     return Listing(files, expanded.rejected, expanded.excluded)
 
 
@@ -123,10 +128,10 @@ def _check_every_glob_selects(source: Source, selected: Collection[str]) -> None
         )
 
 
-def _fingerprint(file: tuple[str, str]) -> SourceFile:
+def _fingerprint(known: KnownDigests, file: tuple[str, str]) -> SourceFile:
     name, url = file
     try:
-        size, digest = content_digest(url)
+        size, digest = known.content(url)
     except OSError as error:
         raise DataError(f"{url} cannot be read: {error.strerror or error}") from error
     return SourceFile(name=name, size_bytes=size, digest=digest)

@@ -1,11 +1,12 @@
 """What the data of a recipe must be, worked out from its sources before anything is built."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from tasks.data.caches import cache_key
+from tasks.data.digests import KnownDigests
 from tasks.data.documents import documents_key
 from tasks.data.listing import Listing, fingerprint
 from tasks.data.parts import Bundle, bundles_of
@@ -62,7 +63,11 @@ class ComponentPlan:
 
 @dataclass(frozen=True)
 class DataPlan:
-    """All components of a recipe, the tokenizer and what it is trained on, and the benchmarks made from what is held out."""
+    """All components of a recipe, the tokenizer and what it is trained on, and the benchmarks made from what is held out.
+
+    Attributes:
+        digests: what was known of the sources' files when it was made, and can be asked again.
+    """
 
     components: dict[str, ComponentPlan]
     tokenizer_components: tuple[str, ...]
@@ -70,6 +75,7 @@ class DataPlan:
     benchmarks: Path
     benchmark_components: tuple[str, ...]
     lock: Path
+    digests: KnownDigests = field(default_factory=KnownDigests, repr=False, compare=False)
 
     @property
     def is_built(self) -> bool:
@@ -96,17 +102,21 @@ def plan_data(
     tokenizer_components: Collection[str] | None = None,
     benchmark_components: Collection[str] | None = None,
     pins: Iterable[Pin] = (),
+    digests: KnownDigests | None = None,
 ) -> DataPlan:
     """Expand and fingerprint the sources; every key and folder follows from the digests. A pin names another folder, not another key.
 
     Args:
         tokenizer_components: those that the tokenizer is trained on; None is all.
         benchmark_components: those from whose held-out text the benchmarks are made; None is all.
+        digests: the files' contents as this command knows them; None is what the home keeps of earlier commands.
 
     Raises:
         DataError: a component has no files.
     """
-    listings = {name: fingerprint(source) for name, source in sorted(sources.items())}
+    digests = KnownDigests(home) if digests is None else digests
+    listings = {name: fingerprint(source, digests) for name, source in sorted(sources.items())}
+    digests.keep()
     documents = {name: documents_key(sources[name], listings[name]) for name in listings}
     trained_on = tuple(sorted(documents if tokenizer_components is None else tokenizer_components))
     tokenizer = tokenizer_key((documents[name] for name in trained_on), vocab_size, tokenizer_name)
@@ -139,4 +149,5 @@ def plan_data(
         home.benchmarks(benchmarks),
         asked_of,
         home.lock(f"recipe-{benchmarks[:16]}"),
+        digests,
     )

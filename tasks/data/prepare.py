@@ -7,6 +7,7 @@ from pathlib import Path
 from tasks.data.caches import finish_cache
 from tasks.data.cluster import cluster, run_all
 from tasks.data.deduplicate import Kept, find_copies, num_buckets, ranges_of
+from tasks.data.digests import KnownDigests
 from tasks.data.documents import (
     QUARANTINE_NAME,
     DocumentsManifest,
@@ -21,11 +22,12 @@ from tasks.data.listing import fingerprint
 from tasks.data.parts import BundleRecord, part_bytes, read_to_parts
 from tasks.data.plan import ComponentPlan, DataPlan
 from tasks.data.quarantine import write_quarantine
+from tasks.data.special_tokens import check_special_tokens, shared_special_tokens, special_tokens, special_tokens_of
 from tasks.data.standins import StandIn, collect, missing_stand_ins, write_stand_ins, write_test_items
 from tasks.data.tokenizer import check_tokenizer, fetch_tokenizer, load_tokenizer, train_tokenizer
 from tasks.locks import held, held_all
 from tasks.progress import say
-from trainer.data.manifest import SPLITS, Split
+from trainer.data.manifest import SPLITS, Split, read_manifest
 from trainer.errors import DataError
 from trainer.storage import remove_strays
 
@@ -54,7 +56,7 @@ def write_missing_documents(plan: DataPlan) -> int:
     everything = list(plan.components.values())
     with held_all([c.documents.lock for c in everything if not c.documents.is_built]):
         missing = [c for c in everything if not c.documents.is_built]
-        manifests = _write_documents(missing)
+        manifests = _write_documents(missing, plan.digests)
     for component in everything:
         tally = read_documents_manifest(component.documents.folder).tally
         check_readable(component.name, component.source, tally, component.documents.folder)
@@ -65,9 +67,17 @@ def write_missing_documents(plan: DataPlan) -> int:
 
 
 def make_missing_tokenizer(plan: DataPlan, vocab_size: int, name: str | None) -> bool:
-    """Fetch the tokenizer by its name, or train it, unless it is there; whether anything was done."""
-    if plan.tokenizer.exists():
-        return False
+    """Fetch the tokenizer by its name, or train it, unless it is there; whether anything was done.
+
+    Raises:
+        DataError: it cannot be fetched, lacks the begin or the end token, or has more entries than `vocab_size`.
+    """
+    is_made = not plan.tokenizer.exists() and _make_tokenizer(plan, vocab_size, name)
+    check_special_tokens(plan.tokenizer, vocab_size)
+    return is_made
+
+
+def _make_tokenizer(plan: DataPlan, vocab_size: int, name: str | None) -> bool:
     with held(plan.lock):
         if plan.tokenizer.exists():
             return False
@@ -86,12 +96,13 @@ def build_missing_caches(plan: DataPlan) -> int:
     """Tokenize what is not cached; how many caches that were.
 
     Raises:
-        DataError: a pinned cache is not there; what is pinned is never built.
+        DataError: a pinned cache is not there, for what is pinned is never built; or its documents begin or end with other tokens.
     """
     everything = [(c, c.cache(split)) for c in plan.components.values() for split in SPLITS]
     for component, cache in everything:
         if cache.pin and not cache.is_built:
             raise DataError(f"component {component.name} is pinned to {cache.folder}, where no finished token cache is.")
+    _check_pins(plan)
     with held_all([cache.lock for _, cache in everything if not cache.is_built]):
         missing: list[tuple[ComponentPlan, Split]] = [
             (c, split) for c in plan.components.values() for split in SPLITS if not c.cache(split).is_built
@@ -106,6 +117,14 @@ def build_missing_caches(plan: DataPlan) -> int:
     if missing:
         say(f"{len(missing)} token caches with {sum(manifest.tokens for manifest in manifests):,} tokens")
     return len(missing)
+
+
+def _check_pins(plan: DataPlan) -> None:
+    """Refuse pinned caches whose documents begin or end with other tokens than those that are made here."""
+    pinned = [cache.folder for component in plan.components.values() for cache in map(component.cache, SPLITS) if cache.pin]
+    found = {str(folder): special_tokens_of(read_manifest(folder)) for folder in pinned}
+    if found:
+        shared_special_tokens({"the tokenizer": special_tokens(load_tokenizer(plan.tokenizer), plan.tokenizer), **found})
 
 
 def write_missing_benchmarks(plan: DataPlan) -> bool:
@@ -127,15 +146,17 @@ def write_missing_benchmarks(plan: DataPlan) -> bool:
     return True
 
 
-def _write_documents(missing: Sequence[ComponentPlan]) -> list[DocumentsManifest]:
+def _write_documents(missing: Sequence[ComponentPlan], digests: KnownDigests) -> list[DocumentsManifest]:
     """Read the bundles, judge what could not be read, find the copies, and finish each component."""
     if not missing:
         return []
     with cluster():
         records = _read_bundles(missing)
         _check_readable(missing, records)
+        digests.forget_unsettled()
         for component in missing:
-            _check_unchanged(component)
+            _check_unchanged(component, digests)
+        digests.keep()
         kept = _find_copies(missing, records)
     return [finish_documents(c.name, c.source, c.listing, records[c.name], kept[c.name], c.documents.folder) for c in missing]
 
@@ -166,13 +187,13 @@ def _check_readable(missing: Sequence[ComponentPlan], records: Mapping[str, list
         raise DataError("; ".join(refusals))
 
 
-def _check_unchanged(component: ComponentPlan) -> None:
+def _check_unchanged(component: ComponentPlan, digests: KnownDigests) -> None:
     """Refuse what was read from files that were changed meanwhile: the manifest would name other contents.
 
     Raises:
         DataError: with the files.
     """
-    now = fingerprint(component.source)
+    now = fingerprint(component.source, digests)
     if now == component.listing:
         return
     before, after = ({file.name: file for file in listing.files} for listing in (component.listing, now))

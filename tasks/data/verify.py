@@ -62,6 +62,13 @@ def verify_component(name: str, plan: DataPlan, home: Home) -> list[Difference]:
     return sorted(dict.fromkeys(found), key=lambda difference: difference.what == FOLLOWS)
 
 
+def differs_in_code_alone(component: ComponentPlan, manifest: Manifest) -> bool:
+    """Whether a cache was made of the files and settings of now, by other versions of the code that reads and encodes."""
+    now, then = component.source.model_dump(mode="json"), manifest.source
+    has_same_settings = all(now[name] == then.get(name) for name in DECISIVE_SETTINGS)
+    return has_same_settings and not _changed_files(component, manifest) and bool(_changed_code(manifest))
+
+
 def check_caches(names: Iterable[str], plan: DataPlan, home: Home) -> None:
     """Refuse components whose caches are not what they must be.
 
@@ -138,13 +145,7 @@ def _changes(component: ComponentPlan, manifest: Manifest, tokenizer: Path) -> l
     for name in DECISIVE_SETTINGS:
         if now[name] != then.get(name):
             found.append(Difference(f"{name} changed", place, str(now[name]), str(then.get(name))))
-    for what, expected, was in (
-        ("reader code changed", READ_BY, manifest.reader),
-        ("normalizer code changed", NORMALIZER, manifest.normalizer),
-        ("encoder code changed", ENCODER, manifest.encoder),
-    ):
-        if expected != was:
-            found.append(Difference(what, place, expected, was))
+    found += [Difference(what, place, expected, was) for what, expected, was in _changed_code(manifest)]
     expected = digest_of_file(tokenizer) if tokenizer.exists() else f"{tokenizer.parent.name}, not made yet"
     try:
         check_tokenizer(tokenizer)
@@ -154,6 +155,16 @@ def _changes(component: ComponentPlan, manifest: Manifest, tokenizer: Path) -> l
     if expected != manifest.tokenizer_digest:
         found.append(Difference(FOLLOWS, place, expected[:32], manifest.tokenizer_digest[:16]))
     return found
+
+
+def _changed_code(manifest: Manifest) -> list[tuple[str, str, str]]:
+    """What code made a cache otherwise than it is now, and in which versions: now and then."""
+    versions = (
+        ("reader code changed", READ_BY, manifest.reader),
+        ("normalizer code changed", NORMALIZER, manifest.normalizer),
+        ("encoder code changed", ENCODER, manifest.encoder),
+    )
+    return [(what, now, then) for what, now, then in versions if now != then]
 
 
 def _changed_files(component: ComponentPlan, manifest: Manifest) -> list[Difference]:

@@ -1,7 +1,7 @@
 """Benchmarks on disk: JSON lines and lm-eval's YAML in one folder, the manifest written last."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -47,6 +47,18 @@ class BenchmarkManifest(Frozen):
     def digest(self) -> str:
         """Names these benchmarks by their content."""
         return digest_of_json(self.model_dump(mode="json"))
+
+    def only(self, names: Collection[str]) -> "BenchmarkManifest":
+        """Those of these names, in the folder's order: all of them are the folder itself.
+
+        Raises:
+            DataError: the folder has none of that name.
+        """
+        there = [benchmark.name for benchmark in self.benchmarks]
+        if missing := sorted(set(names) - set(there)):
+            raise DataError(f"the benchmarks {', '.join(missing)} are not made here; there are {', '.join(there)}.")
+        chosen = tuple(benchmark for benchmark in self.benchmarks if benchmark.name in names)
+        return BenchmarkManifest(format_version=self.format_version, benchmarks=chosen)
 
 
 class BenchmarkItem(NamedTuple):

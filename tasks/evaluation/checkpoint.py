@@ -8,34 +8,42 @@ from tasks.data.tokenizer import load_tokenizer
 from tasks.evaluation.evaluate import evaluate_model
 from tasks.evaluation.finished import evaluation_key, evaluation_path, finished_evaluation, measured_components, measured_on
 from tasks.evaluation.held_out import read_held_out_tokens
+from tasks.evaluation.measured import Measured
 from trainer.checkpoint import read_params
 from trainer.config import RunConfig
 from trainer.storage import write_json
 
 
-def evaluate_phase(run: RunConfig, result: dict[str, Any], plan: DataPlan, held_out_tokens: int | None) -> dict[str, Any]:
+def evaluate_phase(run: RunConfig, result: dict[str, Any], plan: DataPlan, measured: Measured) -> dict[str, Any]:
     """Benchmarks and held-out bits per byte of a phase's last weights, and of their moving average where there is one.
 
     Args:
         result: the trainer's result of this phase.
-        held_out_tokens: how much of each component's held-out text is measured, in tokens.
+        measured: which benchmarks, and how much of each component's held-out text.
     """
-    key = evaluation_key(run, result["params_digest"], plan, held_out_tokens)
+    key = evaluation_key(run, result["params_digest"], plan, measured)
     if found := finished_evaluation(run, key):
         return found
     tokenizer = load_tokenizer(plan.tokenizer)
     folders = {name: plan.components[name].held_out.folder for name in measured_components(run, plan)}
-    held_out = read_held_out_tokens(folders, tokenizer, max_tokens=held_out_tokens)
+    held_out = read_held_out_tokens(folders, tokenizer, max_tokens=measured.held_out_tokens)
     checkpoint = Path(result["checkpoint"])
     params = read_params(checkpoint, run.model)
     evaluation = {
         "phase": run.phase,
         "key": key,
-        "measured_on": measured_on(run, plan, held_out_tokens),
+        "measured_on": measured_on(run, plan, measured.held_out_tokens),
         "checkpoint": str(checkpoint),
         "params_digest": result["params_digest"],
         "weights": "last",
-        **evaluate_model(params=params, config=run.model, tokenizer=tokenizer, benchmarks=plan.benchmarks, held_out=held_out),
+        **evaluate_model(
+            params=params,
+            config=run.model,
+            tokenizer=tokenizer,
+            benchmarks=plan.benchmarks,
+            names=measured.benchmarks,
+            held_out=held_out,
+        ),
         "ema_macro_bits_per_byte": None,
     }
     if run.keeps_average:

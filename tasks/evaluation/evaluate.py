@@ -1,4 +1,4 @@
-"""One checkpoint's evaluation: both benchmarks through lm-eval, offline, and held-out bits per byte.
+"""One checkpoint's evaluation: the benchmarks that a phase names through lm-eval, offline, and held-out bits per byte.
 
 Importing this module is cheap; lm-eval is imported when it is first used.
 """
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import yaml
 from tokenizers import Tokenizer
 
+from tasks.data.special_tokens import shared_special_tokens
 from tasks.evaluation.answers import ItemAnswer, Sample, read_answers
 from tasks.evaluation.benchmark_folder import Benchmark, read_benchmarks
 from tasks.evaluation.bits_per_byte import bits_per_byte
@@ -49,8 +50,13 @@ class BenchmarkResult(TypedDict):
 
 
 class Evaluation(TypedDict):
-    """What is measured of a checkpoint, by which benchmarks. Where `finite` is False no other value means anything."""
+    """What is measured of a checkpoint, by which benchmarks. Where `finite` is False no other value means anything.
 
+    Attributes:
+        benchmarks: those that were asked for; `results` has each of them.
+    """
+
+    benchmarks: list[str]
     benchmarks_digest: str
     results: list[BenchmarkResult]
     bits_per_byte: dict[str, float]
@@ -59,18 +65,28 @@ class Evaluation(TypedDict):
 
 
 def evaluate_model(
-    *, params: Params, config: ModelConfig, tokenizer: Tokenizer, benchmarks: str | Path, held_out: Mapping[str, HeldOutTokens]
+    *,
+    params: Params,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    benchmarks: str | Path,
+    names: Sequence[str],
+    held_out: Mapping[str, HeldOutTokens],
 ) -> Evaluation:
-    """Run every benchmark of the folder, and bits per byte on every component's held-out text.
+    """Run the benchmarks of these names, and bits per byte on every component's held-out text.
+
+    Args:
+        benchmarks: the folder that they are in.
 
     Raises:
         DataError: the benchmarks or the tokenizer are not what they should be.
     """
-    described = read_benchmarks(benchmarks)
+    described = read_benchmarks(benchmarks).only(names)
     _go_offline()
     from tasks.evaluation.language_model import JaxLanguageModel
 
-    model = JaxLanguageModel(params=params, config=config, tokenizer=tokenizer)
+    special = shared_special_tokens({name: held.special for name, held in held_out.items()})
+    model = JaxLanguageModel(params=params, config=config, tokenizer=tokenizer, special=special)
     found = _run_lm_eval(model, Path(benchmarks), [benchmark.name for benchmark in described.benchmarks])
     results = [
         _result(benchmark, found["results"][benchmark.name], read_answers(benchmark, found["samples"][benchmark.name], model))
@@ -78,6 +94,7 @@ def evaluate_model(
     ]
     measured = bits_per_byte(model.params, config, held_out)
     return Evaluation(
+        benchmarks=sorted(names),
         benchmarks_digest=described.digest,
         results=results,
         bits_per_byte=measured.components,

@@ -7,9 +7,10 @@ from typing import Any
 
 from tasks.data.plan import ComponentPlan, DataPlan
 from tasks.evaluation.benchmark_folder import read_benchmarks
+from tasks.evaluation.measured import Measured
 from trainer.code_digest import digest_of_code
-from trainer.config import RunConfig
-from trainer.storage import digest_of_json, read_json
+from trainer.config import RunConfig, without_added
+from trainer.storage import as_path, digest_of_json, read_json
 
 EVALUATION_NAME = "evaluation.json"
 MEASURING = ("answers", "bits_per_byte", "checkpoint", "evaluate", "held_out", "language_model", "scoring")
@@ -18,7 +19,7 @@ MEASURING = ("answers", "bits_per_byte", "checkpoint", "evaluate", "held_out", "
 
 def evaluation_path(run: RunConfig) -> Path:
     """Where the evaluation of a phase's last checkpoint is kept."""
-    return Path(run.output) / EVALUATION_NAME
+    return as_path(run.output) / EVALUATION_NAME
 
 
 def measured_components(run: RunConfig, plan: DataPlan) -> tuple[str, ...]:
@@ -34,7 +35,7 @@ def measured_on(run: RunConfig, plan: DataPlan, held_out_tokens: int | None) -> 
     return {name: digest_of_json([_content_of(plan.components[name]), held_out_tokens]) for name in measured_components(run, plan)}
 
 
-def evaluation_key(run: RunConfig, params_digest: str, plan: DataPlan, held_out_tokens: int | None) -> str:
+def evaluation_key(run: RunConfig, params_digest: str, plan: DataPlan, measured: Measured) -> str:
     """The digest of everything that decides an evaluation: weights, benchmarks, held-out text and its bound, precision, code.
 
     Raises:
@@ -43,10 +44,10 @@ def evaluation_key(run: RunConfig, params_digest: str, plan: DataPlan, held_out_
     return digest_of_json(
         {
             "params": params_digest,
-            "model": run.model.model_dump(mode="json"),
+            "model": without_added(run.model.model_dump(mode="json")),
             "average": run.keeps_average,
-            "benchmarks": read_benchmarks(plan.benchmarks).digest,
-            "held_out": measured_on(run, plan, held_out_tokens),
+            "benchmarks": read_benchmarks(plan.benchmarks).only(measured.benchmarks).digest,
+            "held_out": measured_on(run, plan, measured.held_out_tokens),
             "code": measuring_code(),
         }
     )

@@ -9,13 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
+from tasks.data.special_tokens import SpecialTokens, shared_special_tokens, special_tokens, special_tokens_of
 from trainer.data.cache import TokenCache
 from trainer.errors import DataError
 
-BEGIN_OF_TEXT = 0
-"""Token id that opens every document; the tokenizers of this project give it number 0."""
-BEGIN_OF_TEXT_NAME = "<|begin_of_text|>"
-END_OF_TEXT_NAME = "<|end_of_text|>"
 MAX_HELD_OUT_CHARACTERS = 1_000_000
 """Of a component, that the benchmarks are made from: many times what their items need."""
 
@@ -28,10 +25,11 @@ class HeldOutDocument(NamedTuple):
 
 
 class HeldOutTokens(NamedTuple):
-    """A component's documents as token ids, without begin and end tokens, and the UTF-8 bytes of their text."""
+    """A component's documents as token ids, without begin and end tokens, the UTF-8 bytes of their text, and the ids of these tokens."""
 
     documents: list[np.ndarray]
     text_bytes: int
+    special: SpecialTokens
 
 
 @dataclass(frozen=True)
@@ -46,38 +44,16 @@ class BitsPerByte:
         return float(np.mean(list(self.components.values())))
 
 
-class SpecialTokens(NamedTuple):
-    """Ids of the tokens that begin and end a document."""
-
-    begin: int
-    end: int
-
-
-def special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
-    """The ids in `tokenizer`.
-
-    Raises:
-        DataError: one is missing, or the begin token is not the one by which the model tells documents apart.
-    """
-    begin, end = tokenizer.token_to_id(BEGIN_OF_TEXT_NAME), tokenizer.token_to_id(END_OF_TEXT_NAME)
-    if begin != BEGIN_OF_TEXT or end is None:
-        raise DataError(
-            f"the tokenizer must have {BEGIN_OF_TEXT_NAME} with id {BEGIN_OF_TEXT} and {END_OF_TEXT_NAME}, found ids {begin} and {end}. "
-            "Use the tokenizer.json that `phasewise data prepare` wrote."
-        )
-    return SpecialTokens(begin, end)
-
-
 def read_held_out_tokens(caches: Mapping[str, Path], tokenizer: Tokenizer, *, max_tokens: int | None = None) -> dict[str, HeldOutTokens]:
     """Tokens of each component's held-out cache: whole documents, in order, until they have `max_tokens` tokens; all where it is None.
 
     Raises:
-        DataError: no cache is named, one is not a held-out cache, or one has no text.
+        DataError: no cache is named, one is not a held-out cache, has no text, or was made with other begin and end tokens.
     """
     if not caches:
         raise DataError("bits per byte need the held-out cache of at least one component, found none. Prepare the data first.")
-    special = list(special_tokens(tokenizer))
-    whole = {component: _read(component, folder, special) for component, folder in sorted(caches.items())}
+    whole = {component: _read(component, folder) for component, folder in sorted(caches.items())}
+    shared_special_tokens({"the tokenizer": special_tokens(tokenizer), **{name: held.special for name, held in whole.items()}})
     return whole if max_tokens is None else {name: _first(held, tokenizer, max_tokens) for name, held in whole.items()}
 
 
@@ -110,14 +86,15 @@ def _beginning(folder: Path, tokenizer: Tokenizer) -> list[HeldOutDocument]:
     return [HeldOutDocument(document.id, text) for text, document in zip(texts, documents, strict=False)]
 
 
-def _read(component: str, folder: Path, special: list[int]) -> HeldOutTokens:
+def _read(component: str, folder: Path) -> HeldOutTokens:
     cache = TokenCache.open(folder)
     if cache.manifest.split != "held_out":
         raise DataError(f"{folder} must be a held-out cache of {component}, found the split '{cache.manifest.split}'.")
     if not cache.manifest.text_bytes:
         raise DataError(f"{component} must have held-out text, found 0 bytes in {folder}. Give it more source files.")
+    special = special_tokens_of(cache.manifest)
     documents = [document.tokens[~np.isin(document.tokens, special)].astype(np.int32) for document in cache.documents()]
-    return HeldOutTokens(documents, cache.manifest.text_bytes)
+    return HeldOutTokens(documents, cache.manifest.text_bytes, special)
 
 
 def _first(held: HeldOutTokens, tokenizer: Tokenizer, max_tokens: int) -> HeldOutTokens:
@@ -125,4 +102,4 @@ def _first(held: HeldOutTokens, tokenizer: Tokenizer, max_tokens: int) -> HeldOu
     ends = np.cumsum([len(document) for document in held.documents])
     documents = held.documents[: int(np.searchsorted(ends, max_tokens)) + 1]
     texts = tokenizer.decode_batch([document.tolist() for document in documents])
-    return HeldOutTokens(documents, sum(len(text.encode()) for text in texts))
+    return HeldOutTokens(documents, sum(len(text.encode()) for text in texts), held.special)

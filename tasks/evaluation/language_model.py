@@ -10,7 +10,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from tokenizers import Tokenizer
 
-from tasks.evaluation.held_out import special_tokens
+from tasks.data.special_tokens import SpecialTokens
 from tasks.evaluation.scoring import Window, cut_windows, next_tokens, rows_per_batch, score_windows
 from trainer.config import ModelConfig
 from trainer.errors import ConfigError, DataError
@@ -23,17 +23,20 @@ MIN_ROW_TOKENS = 128
 class JaxLanguageModel(TemplateLM):
     """Greedy and deterministic. Contexts longer than `seq_len` lose their beginning; results come in the order of the requests.
 
+    Args:
+        special: the tokens that began and ended the documents which the model was trained on.
+
     Attributes:
         finite: no response so far held a NaN or an infinity. lm-eval itself scores such a model without a word.
     """
 
-    def __init__(self, *, params: Params, config: ModelConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, *, params: Params, config: ModelConfig, tokenizer: Tokenizer, special: SpecialTokens) -> None:
         super().__init__()
         self.params = jax.device_put(params)
         self.config = config
         self.tokenizer = tokenizer
         self.finite = True
-        self.begin_of_text, self.end_of_text = special_tokens(tokenizer)
+        self.begin_of_text, self.end_of_text = special
 
     @property
     def eot_token_id(self) -> int:
@@ -70,7 +73,7 @@ class JaxLanguageModel(TemplateLM):
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
         """Log-likelihood of each whole text, cut into disjoint windows."""
         texts = [self.tok_encode(request.arguments[0], add_special_tokens=False) for request in requests]
-        windows = [cut_windows(tokens, self.config.seq_len) for tokens in texts]
+        windows = [cut_windows(tokens, self.config.seq_len, self.begin_of_text) for tokens in texts]
         scores = iter(score_windows(self.params, self.config, [window for of_text in windows for window in of_text]))
         return [float(sum(self._sum(next(scores).log_likelihoods) for _ in of_text)) for of_text in windows]
 

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from tasks.evaluation.held_out import BEGIN_OF_TEXT
 from trainer.config import ModelConfig
 from trainer.model.decoder import hidden_states, project
 from trainer.model.params import Params
@@ -35,9 +34,9 @@ class Scores(NamedTuple):
     greedy: np.ndarray
 
 
-def cut_windows(tokens: Sequence[int] | np.ndarray, seq_len: int) -> list[Window]:
+def cut_windows(tokens: Sequence[int] | np.ndarray, seq_len: int, begin_of_text: int) -> list[Window]:
     """Disjoint windows that predict every token once, each given the token before it; the first starts with begin-of-text."""
-    sequence = np.concatenate([[BEGIN_OF_TEXT], tokens]).astype(np.int32)
+    sequence = np.concatenate([[begin_of_text], tokens]).astype(np.int32)
     starts = range(0, len(sequence) - 1, seq_len)
     return [
         Window(sequence[start : start + seq_len][: len(sequence) - 1 - start], sequence[start + 1 : start + 1 + seq_len])
@@ -47,9 +46,13 @@ def cut_windows(tokens: Sequence[int] | np.ndarray, seq_len: int) -> list[Window
 
 @partial(jax.jit, static_argnames="config")
 def score(
-    params: Params, inputs: Int[Array, "r t"], targets: Int[Array, "r t"], *, config: ModelConfig
+    params: Params, inputs: Int[Array, "r t"], targets: Int[Array, "r t"], windows: Int[Array, "r t"], *, config: ModelConfig
 ) -> tuple[Float[Array, "r t"], Bool[Array, "r t"]]:
-    """Log-likelihood of each target, and whether it has the highest logit. Row by row, so that the logits stay in the CPU's cache."""
+    """Log-likelihood of each target, and whether it has the highest logit. Row by row, so that the logits stay in the CPU's cache.
+
+    Args:
+        windows: equal numbers mark the positions of one window of a row. Windows never see one another, however the model was trained.
+    """
 
     def score_row(row: tuple[Float[Array, "t d"], Int[Array, " t"]]) -> tuple[Float[Array, " t"], Bool[Array, " t"]]:
         hidden, wanted = row
@@ -57,39 +60,32 @@ def score(
         chosen = jnp.take_along_axis(z, wanted[:, None], axis=-1)[:, 0]
         return chosen - jax.nn.logsumexp(z, axis=-1), chosen >= z.max(axis=-1)
 
-    return jax.lax.map(score_row, (hidden_states(params, inputs, config, segment_ids=_segment_ids(inputs)), targets))
+    return jax.lax.map(score_row, (hidden_states(params, inputs, config, segment_ids=windows), targets))
 
 
 @partial(jax.jit, static_argnames="config")
 def next_tokens(
     params: Params, inputs: Int[Array, "r t"], last: Int[Array, " r"], *, config: ModelConfig
 ) -> tuple[Int[Array, " r"], Bool[Array, " r"]]:
-    """The likeliest token after position `last` of each row, and whether all its logits are finite."""
-    hidden = hidden_states(params, inputs, config, segment_ids=_segment_ids(inputs))
+    """The likeliest token after position `last` of each row, and whether all its logits are finite. A row is one text."""
+    hidden = hidden_states(params, inputs, config)
     hidden = jnp.take_along_axis(hidden, last[:, None, None], axis=1)
     z = project(params, hidden, config)[:, 0]
     return jnp.argmax(z, axis=-1), jnp.isfinite(z).all(axis=-1)
 
 
-def _segment_ids(inputs: Int[Array, "r t"]) -> Int[Array, "r t"]:
-    """Windows of a row are told apart by the token that opens a document."""
-    return jnp.cumsum(inputs == BEGIN_OF_TEXT, axis=1)
-
-
 def score_windows(params: Params, config: ModelConfig, windows: Sequence[Window]) -> list[Scores]:
-    """Scores of each window, in the order given.
-
-    Windows share rows: a document never sees the one before it, so a window that opens with begin-of-text may follow another.
-    """
+    """Scores of each window, in the order given. Windows share rows; what no window fills is window 0, and is not kept."""
     places, num_rows = _place(windows, config.seq_len)
     shape = (num_rows, config.seq_len)
-    inputs, targets = np.full(shape, BEGIN_OF_TEXT, np.int32), np.full(shape, BEGIN_OF_TEXT, np.int32)
-    for window, (row, offset) in zip(windows, places, strict=True):
+    inputs, targets, numbers = (np.zeros(shape, np.int32) for _ in range(3))
+    for number, (window, (row, offset)) in enumerate(zip(windows, places, strict=True), start=1):
+        numbers[row, offset : offset + len(window.inputs)] = number
         inputs[row, offset : offset + len(window.inputs)] = window.inputs
         targets[row, offset : offset + len(window.targets)] = window.targets
     likelihoods, greedy = np.empty(shape, np.float32), np.empty(shape, bool)
     for rows in _batches(num_rows, rows_per_batch(config.seq_len)):
-        likelihoods[rows], greedy[rows] = _score_rows(params, config, inputs[rows], targets[rows])
+        likelihoods[rows], greedy[rows] = _score_rows(params, config, inputs[rows], targets[rows], numbers[rows])
     return [
         Scores(likelihoods[row, offset : offset + len(window.targets)], greedy[row, offset : offset + len(window.targets)])
         for window, (row, offset) in zip(windows, places, strict=True)
@@ -102,14 +98,15 @@ def rows_per_batch(length: int) -> int:
 
 
 def pad_rows(rows: np.ndarray, count: int) -> np.ndarray:
-    """`rows` followed by rows of begin-of-text, `count` in all: every batch has the compiled shape."""
-    return np.pad(rows, ((0, count - len(rows)), (0, 0)), constant_values=BEGIN_OF_TEXT)
+    """`rows` followed by rows of zeros, `count` in all: every batch has the compiled shape."""
+    return np.pad(rows, ((0, count - len(rows)), (0, 0)))
 
 
-def _score_rows(params: Params, config: ModelConfig, inputs: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    count = rows_per_batch(config.seq_len)
-    likelihoods, greedy = score(params, pad_rows(inputs, count), pad_rows(targets, count), config=config)
-    return np.asarray(likelihoods)[: len(inputs)], np.asarray(greedy)[: len(inputs)]
+def _score_rows(params: Params, config: ModelConfig, *rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of inputs, targets and windows."""
+    inputs, targets, windows = (pad_rows(part, rows_per_batch(config.seq_len)) for part in rows)
+    likelihoods, greedy = score(params, inputs, targets, windows, config=config)
+    return np.asarray(likelihoods)[: len(rows[0])], np.asarray(greedy)[: len(rows[0])]
 
 
 def _batches(total: int, size: int) -> Iterator[slice]:
@@ -121,10 +118,9 @@ def _place(windows: Sequence[Window], seq_len: int) -> tuple[list[tuple[int, int
     places: list[tuple[int, int]] = [(0, 0)] * len(windows)
     free: list[tuple[int, int]] = []
     num_rows = 0
-    opens = [len(window.inputs) > 0 and window.inputs[0] == BEGIN_OF_TEXT for window in windows]
-    for index in sorted(range(len(windows)), key=lambda i: (opens[i], -len(windows[i].inputs), i)):
+    for index in sorted(range(len(windows)), key=lambda i: (-len(windows[i].inputs), i)):
         length = len(windows[index].inputs)
-        fits = bisect_left(free, (length, 0)) if opens[index] else len(free)
+        fits = bisect_left(free, (length, 0))
         if fits < len(free):
             room, row = free.pop(fits)
         else:

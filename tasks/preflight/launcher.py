@@ -12,6 +12,7 @@ from pathlib import Path
 import trainer
 from tasks.home import Home
 from trainer.code_digest import digest_of_code
+from trainer.config import without_added
 from trainer.errors import ConfigError, PhasewiseError, TrainingError
 from trainer.exit_codes import ExitCode
 from trainer.preflight.spec import Result, Spec
@@ -57,7 +58,7 @@ def examine(spec: Spec, home: Home) -> Result:
 def digest_of(spec: Spec) -> str:
     """Of everything that decides the result: what is compiled, by which versions, with which flags and code."""
     deciding = {
-        "spec": spec.model_dump(mode="json"),
+        "spec": without_added(spec.model_dump(mode="json")),
         "versions": versions(),
         "flags": os.environ.get("LIBTPU_INIT_ARGS", ""),
         "code": deciding_code(),

@@ -7,10 +7,11 @@ from typing import Any, Literal
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from tasks.data.special_tokens import special_tokens
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, check_tokenizer
 from trainer.checkpoint import read_params
 from trainer.config import RunConfig
-from trainer.errors import CheckpointError, DataError
+from trainer.errors import CheckpointError
 from trainer.model.hugging_face import TokenizerFiles, check_writable, write_folder
 from trainer.model.params import count_parameters
 from trainer.state import params_digest
@@ -67,9 +68,7 @@ def tokenizer_files(path: Path, seq_len: int) -> TokenizerFiles:
     """
     check_tokenizer(path)
     tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    begin, end = tokenizer.token_to_id(BEGIN_OF_TEXT), tokenizer.token_to_id(END_OF_TEXT)
-    if begin is None or end is None:
-        raise DataError(f"the tokenizer {path} must have the tokens {BEGIN_OF_TEXT} and {END_OF_TEXT}: prepare the data again.")
+    begin, end = special_tokens(tokenizer, path)
     if tokenizer.post_processor is None:
         single, pair = f"{BEGIN_OF_TEXT} $A", f"{BEGIN_OF_TEXT} $A {BEGIN_OF_TEXT} $B:1"
         tokenizer.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=[(BEGIN_OF_TEXT, begin)])

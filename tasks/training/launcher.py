@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
+from tasks.data.plan import DataPlan
 from tasks.progress import say
+from tasks.training.same_run import CACHES_NAME, is_same, is_same_so_far, note_caches, read_run
 from trainer.checkpoint_files import is_committed, saved_steps
 from trainer.checkpoint_path import checkpoint_path
 from trainer.config import RunConfig
@@ -18,33 +18,38 @@ from trainer.errors import PhasewiseError, TrainingDiverged, TrainingError, Verd
 from trainer.exit_codes import GOES_ON, ExitCode
 from trainer.metrics import METRICS_NAME, Row, read_metrics
 from trainer.stopping import stop_seconds
-from trainer.storage import digest_of_json, read_json, write_json
+from trainer.storage import as_path, digest_of_json, read_json, write_json
 
 MAX_RESTARTS = 2
 POLL_SECONDS = 0.5
 
 
-def finished_result(run: RunConfig) -> dict[str, Any] | None:
+def finished_result(run: RunConfig, plan: DataPlan | None = None) -> dict[str, Any] | None:
     """The result of exactly this run, if it has one; one that was trained on other data or settings doesn't count.
 
-    A result of before names the digest of its `run.json` with the places in it. Wherever the home was moved to, these two belong together,
-    and `run.json` tells which run it is.
+    A result names the digest of its run, and one of before that of its `run.json` with the places in it. Wherever the home was moved to,
+    these two belong together, and `run.json` says which run it is.
+
+    Args:
+        plan: caches that it lacks for a change of their code alone do not speak against a result; None is that all caches are there.
     """
-    folder = Path(run.output)
+    folder = as_path(run.output)
     if not (folder / "result.json").exists():
         return None
-    result, digest = read_json(folder / "result.json"), run.digest
-    if result.get("run_digest") != digest:
-        found = _read_run(folder)
-        if found is None or found.digest != digest or result.get("run_digest") != found.digest_with_places:
+    result = read_json(folder / "result.json")
+    if result.get("run_digest") != run.digest:
+        written = read_run(folder)
+        if written is None or result.get("run_digest") not in (written.digest, written.digest_with_places):
+            return None
+        if not _is_same(written, run, plan):
             return None
     return {**result, "checkpoint": str(checkpoint_path(run.output, run.stop_step))}
 
 
-def is_begun(run: RunConfig) -> bool:
-    """Whether what is in the run's folder is of exactly this run."""
-    written = _read_run(Path(run.output))
-    return written is not None and written.digest == run.digest
+def is_begun(run: RunConfig, plan: DataPlan | None = None) -> bool:
+    """Whether what is in the run's folder is of exactly this run; `plan` as in `finished_result`."""
+    written = read_run(as_path(run.output))
+    return written is not None and _is_same(written, run, plan)
 
 
 def train_phase(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None] = lambda: None) -> dict[str, Any]:
@@ -64,8 +69,11 @@ def train_phase(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Cal
         TrainingError: the process ended otherwise, more often than `MAX_RESTARTS` allows.
     """
     if result := finished_result(run):
+        if not (Path(run.output) / CACHES_NAME).exists():  # a run of before
+            note_caches(run, read_run(Path(run.output)))
         return result
     _set_aside_another_run(run)
+    note_caches(run)
     run_file = Path(run.output) / "run.json"
     write_json(run_file, run.model_dump(mode="json"))
     log = Path(run.output) / "trainer.log"
@@ -174,12 +182,8 @@ def _failure(run: RunConfig, code: int, log: Path, log_before: int) -> Exception
     return kinds.get(code, TrainingError)(f"{run.phase} was not trained: {reason}")
 
 
-def _read_run(folder: Path) -> RunConfig | None:
-    """The run that was written down in the folder; None where there is none, or what was written is no run any more."""
-    try:
-        return RunConfig.model_validate(read_json(folder / "run.json"))
-    except (FileNotFoundError, ValidationError):
-        return None
+def _is_same(written: RunConfig, run: RunConfig, plan: DataPlan | None) -> bool:
+    return is_same(written, run) if plan is None else is_same_so_far(written, run, plan)
 
 
 def _set_aside_another_run(run: RunConfig) -> None:
@@ -187,9 +191,10 @@ def _set_aside_another_run(run: RunConfig) -> None:
     folder = Path(run.output)
     if not (folder / "run.json").exists():
         return
-    found = written.digest if (written := _read_run(folder)) else digest_of_json(read_json(folder / "run.json"))
-    if found == run.digest:
+    written = read_run(folder)
+    if written and is_same(written, run):
         return
+    found = written.digest if written else digest_of_json(read_json(folder / "run.json"))
     aside = folder.with_name(f"{folder.name}.superseded-{found[:8]}")
     number = 1
     while aside.exists():

@@ -1,7 +1,8 @@
 """Gathers the evidence about a phase's data, and about its training, and has it judged."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import pandas as pd
 
@@ -35,12 +36,14 @@ def judge_phase_data(
     home: Home,
     *,
     hand_off: pd.DataFrame,
+    decided_by: Mapping[str, str] = MappingProxyType({}),
     accepts: Sequence[AcceptedWarning] = (),
 ) -> Verdict:
     """Judge the caches, the mixture, the order, the leakage and the hand-off of a phase; the verdict goes where the trainer looks for it.
 
     Args:
         hand_off: what the phase declares to change against what it changes.
+        decided_by: what the verdict rests on beside the caches, name → digest.
         accepts: the warnings that the recipe accepts in this phase; none are, unless it says so.
 
     Raises:
@@ -66,7 +69,7 @@ def judge_phase_data(
         hand_off=hand_off,
     )
     subject, folder = f"{run.recipe}/{run.scale}/{run.phase} data", as_path(run.verdict).with_suffix("")
-    verdict = judge_data(subject, evidence, limits=limits, folder=folder, accepts=accepts)
+    verdict = judge_data(subject, evidence, limits=limits, folder=folder, decided_by=decided_by, accepts=accepts)
     write_verdict(run.verdict, verdict)
     return verdict
 

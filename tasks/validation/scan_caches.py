@@ -57,7 +57,7 @@ def scan_caches(caches: Mapping[str, Path], plan: DataPlan, limits: LeakageLimit
     Raises:
         DataError: a cache, or what was held out, is damaged.
     """
-    items = keep_items(plan, home)
+    items = keep_items(plan, caches, home)
     index = items.open()
     keys = {name: scan_key(read_manifest(folder).digest, index, limits) for name, folder in caches.items()}
     kept = {name: home.evidence("leakage", key) / "scan.json" for name, key in keys.items()}
@@ -112,26 +112,45 @@ def shards_of(folder: Path, plan: DataPlan) -> list[CachePiece]:
     return cache_pieces(folder, manifest, find_tokenizer(folder, manifest, plan.tokenizer.parents[2:3]))
 
 
-def keep_items(plan: DataPlan, home: Home) -> KeptItems:
-    """The items in the home, written once for the same benchmarks, held-out documents and code that reads them."""
+def items_key(plan: DataPlan, components: Iterable[str]) -> str:
+    """Digest of everything that decides what must not be trained on: benchmarks, held-out documents, and the code that reads them.
+
+    Args:
+        components: those that the phase draws from. What is held out of them and of the main line counts; other branches that are planned
+            beside it change nothing.
+
+    Raises:
+        ConfigError: the real benchmarks that are named are not there.
+        DataError: a held-out cache is not there.
+    """
     real = real_benchmarks()
-    held_out = {name: read_manifest(folder).digest for name, folder in plan.folders("held_out").items()}
+    held_out = {name: read_manifest(folder).digest for name, folder in _held_out_of(plan, components).items()}
     benchmarks = {"made": plan.benchmarks.name, "real": folder_digest(real) if real else None}
-    key = digest_of_json({"version": ITEMS_VERSION, "min_words": MIN_HELD_OUT_WORDS, "held_out": held_out, **benchmarks})
+    return digest_of_json({"version": ITEMS_VERSION, "min_words": MIN_HELD_OUT_WORDS, "held_out": held_out, **benchmarks})
+
+
+def keep_items(plan: DataPlan, components: Iterable[str], home: Home) -> KeptItems:
+    """The items in the home, written once for the same key."""
+    components = sorted(components)
+    key = items_key(plan, components)
     path = home.evidence("items", key) / "items.json"
     if not path.exists():
-        write_json(path, [item._asdict() for item in test_items(plan)])
+        write_json(path, [item._asdict() for item in test_items(plan, components)])
     return KeptItems(path, key, index_store(home))
 
 
-def test_items(plan: DataPlan) -> list[BenchmarkItem]:
+def test_items(plan: DataPlan, components: Iterable[str]) -> list[BenchmarkItem]:
     """What must not be trained on: benchmarks made from held-out text, made-up word problems, real benchmarks if they are named, and
-    every held-out document.
+    every document that is held out of these components and of the main line.
     """
     made = [BenchmarkItem(item.benchmark, item.benchmark, item.id, item.text, is_excerpt=True) for item in benchmark_items(plan.benchmarks)]
     real = real_benchmarks()
-    held_out = (item for name, folder in plan.folders("held_out").items() for item in held_out_items(name, folder, plan))
+    held_out = (item for name, folder in _held_out_of(plan, components).items() for item in held_out_items(name, folder, plan))
     return [*made, *word_problem_items(), *(read_benchmarks(real) if real else []), *held_out]
+
+
+def _held_out_of(plan: DataPlan, components: Iterable[str]) -> dict[str, Path]:
+    return {name: plan.components[name].held_out.folder for name in sorted({*plan.benchmark_components, *components})}
 
 
 def word_problem_items() -> Iterator[BenchmarkItem]:

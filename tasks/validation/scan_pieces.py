@@ -5,6 +5,7 @@ A piece is what one worker scans at a time. Documents count as neighbours within
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -101,5 +102,7 @@ def _numbered(pieces: Sequence[ScanPiece], found: Iterable[PieceScan], counted: 
 
 def _moved(hit: Hit, before: int) -> Hit:
     """A hit with its document's number in the whole file; a document without an id is named by it."""
+    if not before and hit.id:
+        return hit
     number = hit.document + before
-    return hit.model_copy(update={"document": number, "id": hit.id or f"#{number}"})
+    return replace(hit, document=number, id=hit.id or f"#{number}")

@@ -1,6 +1,6 @@
 """Judgement as Prefect tasks: every verdict becomes an artifact."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,18 @@ Accepts = Sequence[AcceptedWarning]
 
 
 @task(task_run_name="judge data of {run.phase}", cache_policy=NO_CACHE)
-def judge_data(run: RunConfig, plan: DataPlan, limits: DataLimits, home: Home, *, hand_off: pd.DataFrame, accepts: Accepts) -> Verdict:
+def judge_data(
+    run: RunConfig,
+    plan: DataPlan,
+    limits: DataLimits,
+    home: Home,
+    *,
+    hand_off: pd.DataFrame,
+    decided_by: Mapping[str, str],
+    accepts: Accepts,
+) -> Verdict:
     """Gather the evidence on the phase's data, judge it, write the verdict."""
-    verdict = judge_phase_data(run, plan, limits, home, hand_off=hand_off, accepts=accepts)
+    verdict = judge_phase_data(run, plan, limits, home, hand_off=hand_off, decided_by=decided_by, accepts=accepts)
     publish(verdict, key=f"{run.recipe}-{run.phase}-data")
     return verdict
 

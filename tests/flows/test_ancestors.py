@@ -8,6 +8,8 @@ import pytest
 from flows.ancestors import check_ancestors_passed, phases_to_train
 from flows.recipes import load_recipe
 from flows.recipes.recipe import Recipe
+from flows.resolved import Resolved
+from tasks.data.digests import KnownDigests
 from tasks.home import Home
 from trainer.errors import VerdictError
 from trainer.storage import write_json
@@ -41,7 +43,7 @@ def home(tmp_path: Path) -> Home:
 
 def refusal(home: Home, recipe: Recipe = RECIPE) -> str:
     with pytest.raises(VerdictError) as refused:
-        check_ancestors_passed("marin-32b", recipe, recipe.phase("mantis"), home)
+        check_ancestors_passed(Resolved("marin-32b", recipe, None, home, KnownDigests()), recipe.phase("mantis"))
     assert sorted(path.name for path in home.root.iterdir()) == ["verdicts"]  # nothing was prepared
     return str(refused.value)
 
@@ -83,4 +85,4 @@ def test_every_verdict_of_the_lineage_is_asked(home: Home, phase: str, gate: str
 
 
 def test_a_phase_from_scratch_rests_on_nothing(home: Home):
-    assert check_ancestors_passed("marin-32b", RECIPE, RECIPE.phase("phase-1"), home) is None
+    assert check_ancestors_passed(Resolved("marin-32b", RECIPE, None, home, KnownDigests()), RECIPE.phase("phase-1")) is None

@@ -13,10 +13,9 @@ from rich.console import Console
 
 from flows import summary
 from flows.recipes import load_recipe
-from flows.recipes.recipe import Recipe
 from flows.record import PhaseRecord
+from flows.resolved import Resolved
 from flows.terminal import print_summary
-from tasks.data.plan import DataPlan
 from tasks.home import Home
 from tasks.publication.report import Report, render
 from tasks.publication.task import as_markdown as run_as_markdown
@@ -78,13 +77,11 @@ def records(verdicts: dict[str, Verdict]) -> list[PhaseRecord]:
 def told(records: list[PhaseRecord], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[dict[str, Any], Report]:
     """The JSON of the run and the contents of its report."""
 
-    def read_records(_recipe: Recipe, _home: Home, _plan: DataPlan) -> list[PhaseRecord]:
-        return records
-
-    monkeypatch.setattr(summary, "read_records", read_records)
+    monkeypatch.setattr(summary, "read_records", lambda _resolved: records)
     monkeypatch.setattr(summary, "read_baselines", lambda *_: {})
-    home, plan = Home.open(str(tmp_path)), cast(DataPlan, SimpleNamespace(components={}))
-    return summary.run_summary(RECIPE, home, plan), summary.build_report(RECIPE, home, plan)
+    found = SimpleNamespace(recipe=RECIPE, home=Home.open(str(tmp_path)), plan=SimpleNamespace(components={}))
+    resolved = cast(Resolved, found)
+    return summary.run_summary(resolved), summary.build_report(resolved, records)
 
 
 def counts_in(text: str) -> list[CheckCounts]:

@@ -71,9 +71,8 @@ def state(run: RunConfig) -> TrainState:
 def phasewise_export(home: Home, run: RunConfig, state: TrainState, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Export:
     """The command on that home: its data were never prepared, so the plan is given."""
     recipe = tiny_recipe()
-    monkeypatch.setattr(export, "load_target", lambda target, scale: (recipe, recipe.phases[0]))
-    monkeypatch.setattr(export, "data_plan", lambda recipe, place: SimpleNamespace(tokenizer=tokenizer, folders=lambda split: {}))
-    monkeypatch.setattr(export, "build_run", lambda recipe, phase, place, caches: run)
+    resolved = SimpleNamespace(recipe=recipe, home=home, plan=SimpleNamespace(tokenizer=tokenizer), run=lambda phase: run)
+    monkeypatch.setattr(export, "resolve", lambda *_, **__: (resolved, recipe.phases[0]))
 
     def call(*arguments: object) -> Result:
         return CliRunner().invoke(cli.main, ["export", "tiny/kestrel", *map(str, arguments), "--home", str(home.root)])
@@ -157,7 +156,8 @@ def test_a_tokenizer_without_those_tokens_is_refused(
 ):
     other = tmp_path / "tokenizer.json"
     other.write_text(tokenizer.read_text().replace(END_OF_TEXT, "<|end|>"))
-    monkeypatch.setattr(export, "data_plan", lambda recipe, place: SimpleNamespace(tokenizer=other, folders=lambda split: {}))
+    resolved, _ = export.resolve("tiny/kestrel", "proxy", None)
+    monkeypatch.setattr(resolved, "plan", SimpleNamespace(tokenizer=other))
     result = phasewise_export(tmp_path / "out")
     assert result.exit_code == 1
     assert f"must have the tokens {BEGIN_OF_TEXT} and {END_OF_TEXT}" in as_written(result)

@@ -135,6 +135,15 @@ def test_each_part_of_the_contract_is_compared(path: list[str], value: Any, expe
     assert changes_of_contract(CONTRACT, after, 100) == expected
 
 
+def test_caches_are_compared_by_content_where_both_contracts_name_it():
+    before, after = ({**CONTRACT, "components": {"web": {"manifest": name * 64, "content": "c" * 64, "rows": 10}}} for name in "ab")
+    assert changes_of_contract(before, after, 100) == {}
+    other = {**after, "components": {"web": {**after["components"]["web"], "content": "d" * 64}}}
+    assert changes_of_contract(before, other, 100) == {"data of web": ("c" * 16, "d" * 16)}
+    of_before = {**CONTRACT, "components": {"web": {"manifest": "a" * 64, "rows": 10}}}
+    assert changes_of_contract(of_before, after, 100) == {"data of web": ("a" * 16, "b" * 16)}
+
+
 def test_large_values_are_told_where_they_differ():
     shares = {f"c{number}": 10.0 for number in range(10)}
     assert told(shares, {**shares, "c3": 12.5}) == ("c3 10", "c3 12.5")

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from flows.plan import build_run, check_mixtures, check_slices, check_sources, data_plan, sources_of, stand_ins_of
+from flows.checks import check_mixtures, check_slices, check_sources
+from flows.plan import build_run, data_plan, sources_of, stand_ins_of
 from flows.recipes import load_recipe
 from flows.recipes.catalogue import CATALOGUE
 from flows.recipes.recipe import Recipe
@@ -226,4 +227,4 @@ def test_mixtures_that_blocks_cannot_express_are_refused(home: Home):
         check_mixtures(coarse, coarse.phases)
     uneven = with_order(with_mixture({"flan": 71.3, "all_math": 28.7}), block_sequences=10)
     with pytest.raises(ConfigError, match=r"1\.3 percentage points off where the recipe allows 1:"):
-        build_run(uneven, uneven.phases[0], home, {})
+        check_mixtures(uneven, uneven.phases)

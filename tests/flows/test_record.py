@@ -8,7 +8,7 @@ import pytest
 from flows import record
 from flows.recipes.recipe import Recipe
 from flows.record import PhaseRecord, read_record
-from tasks.data.plan import DataPlan
+from flows.resolved import Resolved
 from tasks.home import Home
 from tests.pulse.runs import tiny_recipe
 from tests.validations.made_answers import guessed_result
@@ -22,6 +22,7 @@ EVALUATION: dict[str, Any] = {
     "bits_per_byte": {"law": 1.5},
     "macro_bits_per_byte": 1.5,
     "measured_on": {"law": "text"},
+    "benchmarks": ["continuation"],
     "benchmarks_digest": "items",
     "finite": True,
 }
@@ -39,11 +40,12 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
     """The record of Kestrel, trained and evaluated, whose gate was judged by `LIMITS`."""
     home = Home.open(str(tmp_path))
     plan = SimpleNamespace(folders=lambda split: {}, benchmarks=tmp_path / "benchmarks")
-    monkeypatch.setattr(record, "build_run", lambda *_, **__: SimpleNamespace(verdict=tmp_path / "none", output=tmp_path, caches={}))
+    run = SimpleNamespace(verdict=tmp_path / "none", output=tmp_path, caches={})
     monkeypatch.setattr(record, "_are_built", lambda *_: True)
-    monkeypatch.setattr(record, "is_begun", lambda run: True)
+    monkeypatch.setattr(record, "_decided_by", lambda *_: {})
+    monkeypatch.setattr(record, "is_begun", lambda *_: True)
     monkeypatch.setattr(record, "evaluation_key", lambda *_: "key")
-    monkeypatch.setattr(record, "finished_result", lambda run: {"params_digest": "weights"})
+    monkeypatch.setattr(record, "finished_result", lambda *_: {"params_digest": "weights"})
     (tmp_path / "metrics.jsonl").write_text("")
     recipe = with_limits()
     limits = GateLimits.model_validate(LIMITS)
@@ -53,7 +55,8 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
     def read_with(evaluation: dict[str, Any] | None = EVALUATION, **limits: Any) -> PhaseRecord:
         monkeypatch.setattr(record, "finished_evaluation", lambda *_: evaluation)
         wanted = with_limits(**limits)
-        return read_record(wanted, wanted.phases[0], home, cast(DataPlan, plan))
+        resolved = SimpleNamespace(recipe=wanted, home=home, plan=plan, run=lambda phase: run)
+        return read_record(cast(Resolved, resolved), wanted.phases[0])
 
     return read_with
 

@@ -43,6 +43,12 @@ def test_a_verdict_holds_for_what_the_recipe_accepted_when_it_was_given(path: Pa
     assert held(path, [known_test_file(), elsewhere]) == (True, []), "another suite's is no matter of this verdict"
 
 
+def test_in_which_other_phases_a_warning_is_accepted_is_no_matter_of_this_one(path: Path):
+    """A recipe with a branch names the branch there, too: the verdicts of the main line hold."""
+    with_branch = known_test_file().model_copy(update={"phases": ("bison", "branch")})
+    assert held(path, [with_branch]) == (True, [])
+
+
 @pytest.mark.parametrize(
     "accepts", [(), (known_test_file("web"),), (known_test_file(), known_test_file("web")), (known_test_file(reason="Another"),)]
 )

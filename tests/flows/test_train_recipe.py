@@ -1,6 +1,7 @@
 """Which phases are trained when one is refused."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,10 @@ import pytest
 from flows import train_recipe
 from flows.recipes import load_recipe
 from flows.recipes.recipe import Recipe
+from flows.resolved import Resolved
 from flows.validate_data import raise_unless_passed
+from tasks.data.digests import KnownDigests
+from tasks.home import Home
 from trainer.errors import TrainingDiverged, TrainingError, VerdictError
 from validations.expectations.reasons import Reason
 from validations.verdict import Verdict
@@ -25,13 +29,16 @@ def train(monkeypatch: pytest.MonkeyPatch) -> Train:
     def train_all(recipe: Recipe, *refused: str, error: type[Exception] = VerdictError) -> list[str]:
         tried: list[str] = []
 
-        def train_phase(_recipe: str, phase: str, _scale: str, _home: str | None) -> None:
+        def train_phase(_recipe: str, phase: str, _scale: str, _home: str | None, *, retrain: bool) -> None:
+            assert retrain == (phase == recipe.phases[0].name)
             tried.append(phase)
             if phase in refused:
                 raise error(f"{phase} does not pass")
 
         monkeypatch.setattr(train_recipe, "train_phase", train_phase)
-        refusals = train_recipe.train_phases("marin-8b", recipe, None, recipe.phases)
+        refusals = train_recipe.train_phases(
+            Resolved("marin-8b", recipe, None, Home(Path("nowhere")), KnownDigests()), recipe.phases, None, {recipe.phases[0].name}
+        )
         assert {name: str(refusal) for name, refusal in refusals.items()} == {name: f"{name} does not pass" for name in refused}
         return tried
 

@@ -75,10 +75,28 @@ def patched(name: str, value: Any) -> Callable[[Path, pytest.MonkeyPatch], None]
     return lambda _home, patch: patch.setattr(name, value)
 
 
+def name_real_benchmarks(home: Path, patch: pytest.MonkeyPatch) -> None:
+    (folder := home.parent / "benchmarks" / "mine").mkdir(parents=True)
+    (folder / "test.jsonl").write_text(
+        '{"question": "Which of the three rivers of the plain is the longest one?", "answer": "The second."}\n'
+    )
+    patch.setenv("PHASEWISE_BENCHMARKS", str(folder.parent))
+
+
+def read_by_other_code(_home: Path, patch: pytest.MonkeyPatch) -> None:
+    """The reader has another version; whether it makes the same bytes is not known yet."""
+    patch.setattr("tasks.data.documents.READER", "another")
+    patch.setattr("tasks.data.verify.READ_BY", "another")
+
+
 EVALUATED: Again = {"kestrel": [("evaluation", "evaluate")], "ocelot": [("evaluation", "evaluate")]}
-TRAINED: Again = {"kestrel": [("training", "train")], "ocelot": [("training", "train")]}
+LOOKED_FOR: Again = {"kestrel": [(DATA, "judge")], "ocelot": [(DATA, "judge")]}
+BENCHMARKED: Again = {name: [(DATA, "judge"), ("evaluation", "evaluate")] for name in ("kestrel", "ocelot")}
+ORDERED: Again = {name: [(DATA, "judge"), ("training", "train")] for name in ("kestrel", "ocelot")}
+HANDED_OFF: Again = {**ORDERED, "kestrel": [("training", "train")]}
 JUDGED: Again = {name: [(DATA, "judge"), (TRAINING, "judge"), (MODEL, "judge")] for name in ("kestrel", "ocelot")}
 PREPARED: Again = {name: [("caches", "prepare"), (DATA, "judge")] for name in ("kestrel", "ocelot")}
+PREPARED_BY_OTHER_CODE: Again = {name: [*NEW_DATA[:2], ("evaluation", "evaluate")] for name in ("kestrel", "ocelot")}
 RETRAINED: Again = {"kestrel": NEW_DATA, "ocelot": NEW_DATA}
 CHANGES = [
     Change("nothing", NOTHING),
@@ -89,14 +107,20 @@ CHANGES = [
     Change("the checks", JUDGED, around=patched("flows.record.version_of", lambda suite: "another")),
     Change("the bound of held-out text", EVALUATED, in_both("evaluation", held_out_tokens=777)),
     Change("the code of the evaluation", EVALUATED, around=patched("tasks.evaluation.finished.measuring_code", lambda: "other")),
-    Change("the benchmarks", EVALUATED, around=patched("tasks.data.plan.BENCHMARKS_VERSION", "other")),
+    Change("the benchmarks", BENCHMARKED, around=patched("tasks.data.plan.BENCHMARKS_VERSION", "other")),
+    Change("the real benchmarks that are looked for", LOOKED_FOR, around=name_real_benchmarks),
     Change("weights under an old name", in_ocelot("evaluation", "evaluate"), around=put_other_weights_there),
     Change("a setting of one phase", in_ocelot("training", "train"), in_phase(1, "checkpoints", every_steps=6)),
-    Change("a setting of both", TRAINED, in_both("stability", max_grad_norm=[[0, 0.5]])),
+    Change("a setting of both", HANDED_OFF, in_both("stability", max_grad_norm=[[0, 0.5]])),
+    Change("the order of the rows", ORDERED, in_both("order", seed=1)),
     Change("the tokenizer", RETRAINED, lambda raw: raw["tokenizer"].update(vocab_size=1000)),
     Change("the format of caches", RETRAINED, around=patched("tasks.data.caches.FORMAT_VERSION", 99)),
+    Change("the code of the reader", PREPARED_BY_OTHER_CODE, around=read_by_other_code),
     Change("a source", RETRAINED, around=add_a_document),
     Change("a cache that is gone", PREPARED, around=remove("tokens/flan/train-*")),
+    Change("a report that is gone", {**NOTHING, "tiny": [("report", "report")]}, around=remove("reports/*/report.html")),
+    Change("the code of the report", {**NOTHING, "tiny": [("report", "report")]}, around=patched("flows.finished._code", list)),
+    Change("the baselines", {**NOTHING, "tiny": [("baselines", "evaluate")]}, around=remove("evidence/byte-ngram")),
     Change("a verdict that is gone", in_ocelot(DATA, "judge"), around=remove("verdicts/tiny-proxy/ocelot/data.json")),
 ]
 
@@ -104,7 +128,7 @@ CHANGES = [
 @contextmanager
 def changed(change: Change, home: Path, recipe: Path, place: Path) -> Iterator[tuple[Path, Path]]:
     """A copy of the home, and the recipe, both with the change."""
-    not_read = shutil.ignore_patterns("prefect", "checkpoints", "compilation-cache", "reports")
+    not_read = shutil.ignore_patterns("prefect", "checkpoints", "compilation-cache", "data-docs")
     copied = Path(shutil.copytree(home, place / "home", ignore=not_read))
     raw = read_json(recipe)
     change.edit(raw)
@@ -115,9 +139,12 @@ def changed(change: Change, home: Path, recipe: Path, place: Path) -> Iterator[t
 
 
 def what_must_be_done_again(home: Path, recipe: Path) -> Again:
-    """As `phasewise status` says it."""
+    """As `phasewise status` says it; of the recipe as a whole, where nothing is to be done for its phases."""
     description = describe(str(recipe), "proxy", str(home))
-    return {
-        phase["name"]: [(found["what"], found["again"]) for found in phase["results"] if not found["holds"]]
-        for phase in description["phases"]
-    }
+    lacking = {phase["name"]: _lacking(phase["results"]) for phase in description["phases"]}
+    of_recipe = _lacking(description["results"])
+    return {**lacking, "tiny": of_recipe} if of_recipe and not any(lacking.values()) else lacking
+
+
+def _lacking(results: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(found["what"], found["again"]) for found in results if not found["holds"]]

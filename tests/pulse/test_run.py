@@ -1,5 +1,6 @@
 import asyncio
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -7,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from flows.commands.status import describe
 from tests.pulse.changes import CHANGES, Again, changed, what_must_be_done_again
 from tests.pulse.runs import Finished, Start, complete, kill_when
 from trainer.model.hugging_face import read_folder
 from trainer.state import params_digest
+from trainer.storage import write_atomically
 
 pytestmark = pytest.mark.timeout(600)  # a guard against hanging: each takes 20 to 50 s where nothing else runs
 
@@ -91,6 +94,67 @@ def test_a_home_that_was_moved_is_done_already(finished: Finished, phasewise: St
     assert summary["phases"][-1]["checkpoint"].startswith(str(moved))
 
 
+def states(recipe_file: Path, home: str | Path) -> list[str]:
+    """What `phasewise status` says of each phase."""
+    return [phase["state"] for phase in describe(str(recipe_file), "proxy", str(home))["phases"]]
+
+
+def test_a_home_reached_by_a_link_or_a_url_is_done_already(
+    finished: Finished, recipe_file: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(home)
+    monkeypatch.chdir(home.parent)
+    for place in (home, tmp_path / "link", home.as_uri(), (tmp_path / "link").as_uri(), f"./{home.name}"):
+        assert states(recipe_file, place) == ["done", "done"], place
+
+
+def test_a_home_that_was_uploaded_is_done_already(finished: Finished, recipe_file: Path, home: Path, gcs: Path) -> None:
+    """Training needs a folder of this machine; to say what holds does not."""
+    for path in home.rglob("*"):
+        name = path.relative_to(home)
+        if path.is_file() and name.parts[0] not in ("prefect", "reports", "locks") and "compilation-cache" not in name.parts:
+            write_atomically(gcs.joinpath(*name.parts), path.read_bytes())
+    assert states(recipe_file, str(gcs)) == ["done", "done"]
+
+
+def test_to_ask_for_the_status_makes_nothing(finished: Finished, recipe_file: Path, home: Path, gcs: Path, tmp_path: Path) -> None:
+    before = {path: path.lstat().st_mtime_ns for path in home.rglob("*")}
+    (home / "digests.json").rename(tmp_path / "digests.json")
+    assert states(recipe_file, home) == ["done", "done"]
+    assert not (home / "digests.json").exists()
+    (tmp_path / "digests.json").rename(home / "digests.json")
+    assert {path: path.lstat().st_mtime_ns for path in home.rglob("*")} == before
+    for nowhere in (tmp_path / "no" / "home", gcs):
+        assert states(recipe_file, nowhere) == ["not reached", "not reached"]
+    assert not (tmp_path / "no").exists()
+    assert not list(gcs.parent.glob(f"{gcs.name}/**"))
+
+
+BY_OTHER_CODE = """
+import tasks.data.reading as reading
+reading.READER += "+another"
+from flows.cli import main
+main()
+"""
+"""The command line, where the reader has another version, and makes the same bytes."""
+
+
+def test_nothing_is_trained_again_where_other_code_prepares_the_same_bytes(
+    finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path: Path
+) -> None:
+    """The caches have other names then. They are judged and the models evaluated again."""
+    copied = Path(shutil.copytree(home, tmp_path / "copied"))
+    command = ("run", recipe_file, "--home", copied, "--json")
+    before, caches = trained_files(copied), set(copied.glob("tokens/*/*"))
+    assert digests(complete(phasewise(program=BY_OTHER_CODE, arguments=command))) == digests(finished)
+    evaluations = {path for path in before if path.name == "evaluation.json"}
+    changed = {path for path, when in trained_files(copied).items() if before.get(path) != when and path.is_file()}
+    assert changed == evaluations
+    assert len(set(copied.glob("tokens/*/*"))) == 2 * len(caches)
+    process = phasewise(program=BY_OTHER_CODE, arguments=command)
+    assert "everything is done already" in process.communicate()[1]
+
+
 def with_limits(recipe_file: Path, path: Path, phase: int, gate: str, **limits: Any) -> Path:
     """The same recipe with other limits at a gate of a phase."""
     raw = json.loads(recipe_file.read_text())
@@ -151,6 +215,28 @@ def test_the_report_is_written_again_when_one_phase_was_refused_or_trained(
     assert "All 2 phases trained on judged data and passed their gates." in report.read_text()
 
 
+def test_work_is_not_set_aside_unless_somebody_says_so(
+    finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path: Path
+) -> None:
+    """A setting of Ocelot changes, on a machine on which Ocelot took a day."""
+    copied = Path(shutil.copytree(home, tmp_path / "home", ignore=shutil.ignore_patterns("prefect")))
+    ocelot = copied / "runs" / "tiny-proxy" / "ocelot"
+    slowed = [json.loads(line) | {"step_seconds": 7200.0} for line in (ocelot / "metrics.jsonl").read_text().splitlines()]
+    (ocelot / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in slowed))
+    raw = json.loads(recipe_file.read_text())
+    raw["phases"][1]["checkpoints"]["every_steps"] = 6
+    (tmp_path / "changed.json").write_text(json.dumps(raw))
+    before = trained_files(copied)
+    out, err = (process := phasewise("run", tmp_path / "changed.json", "--home", copied, "--json")).communicate()
+    assert (process.returncode, out) == (1, "")
+    assert "ocelot, trained to step 52: checkpoints.every_steps: 5 → 6 (9,216 tokens, about 24 h)" in err
+    assert f"--home {copied} --retrain ocelot`" in err
+    assert trained_files(copied) == before
+    done = complete(phasewise("run", tmp_path / "changed.json", "--home", copied, "--retrain", "ocelot", "--json"))
+    assert digests(done) == digests(finished)  # how often it is saved changes no weight
+    assert [path.name.rpartition("-")[0] for path in ocelot.parent.glob("ocelot.*")] == ["ocelot.superseded"]
+
+
 @pytest.fixture(scope="module")
 def killed_in_data(finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home of its own, whose run was killed while it wrote token caches. What the trainer compiled elsewhere it finds compiled."""
@@ -186,6 +272,17 @@ def test_killed_while_training_it_goes_on_from_its_caches(killed_in_training: Pa
     kestrel = killed_in_training / "runs" / "tiny-proxy" / "kestrel"
     assert not (kestrel / "result.json").exists()
     assert any((kestrel / "checkpoints").iterdir())
+
+
+def test_killed_while_training_it_goes_on_with_caches_of_the_same_bytes(
+    finished: Finished, killed_in_training: Path, phasewise: Start, recipe_file: Path, tmp_path: Path
+) -> None:
+    copied = Path(shutil.copytree(killed_in_training, tmp_path / "copied"))
+    process = phasewise(program=BY_OTHER_CODE, arguments=("run", f"{recipe_file}/kestrel", "--home", copied, "--json"))
+    out, err = process.communicate()
+    assert process.returncode == 0, err[-3000:]
+    assert re.search(r"kestrel: going on from step \d+ of 40", err)
+    assert digests(json.loads(out))[0] == digests(finished)[0]
 
 
 def test_killed_three_times_it_ends_as_if_nothing_had_been(

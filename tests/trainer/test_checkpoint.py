@@ -21,7 +21,7 @@ from trainer.errors import CheckpointError
 from trainer.state import TrainState, init_state, params_digest
 
 MakeRun = Callable[..., RunConfig]
-CONTRACT = {"seed": 1, "mixture": [[0, {"books": 100.0}]]}
+CONTRACT = {"seed": 1, "components": {}, "mixture": [[0, {"books": 100.0}]]}
 WINDOWS = {
     "max_update_norm": [[0, {"window": 8, "min_samples": 4, "sigmas": 2.0}]],
     "skip_step": [[0, {"window": 6, "min_samples": 3, "sigmas": 4.0}]],

@@ -22,6 +22,7 @@ PARENT: dict[str, Any] = {
     "bits_per_byte": {"wikipedia": 1.9, "starcoderdata": 1.5},
     "macro_bits_per_byte": 1.7,
     "measured_on": {"wikipedia": "text 1", "starcoderdata": "text 2"},
+    "benchmarks": ["continuation"],
     "benchmarks_digest": "items",
     "finite": True,
 }
@@ -66,7 +67,17 @@ def test_a_better_model_passes(tmp_path: Path, parent: dict[str, Any] | None):
             "expect_column_values_to_be_in_set",
             "macro bits per byte rests on responses",
         ),
-        (BETTER | {"results": []}, "expect_table_row_count_to_be_between", "the evidence table benchmarks is empty"),
+        (
+            BETTER | {"results": []},
+            "expect_column_values_to_be_in_set",
+            "the phase names the benchmark continuation, and it was not measured",
+        ),
+        (
+            BETTER | {"benchmarks": ["continuation", "completion"]},
+            "expect_column_values_to_be_in_set",
+            "the phase names the benchmark completion, and it was not measured",
+        ),
+        (BETTER | {"benchmarks": [], "results": []}, "expect_table_row_count_to_be_between", "the evidence table asked is empty"),
         (
             BETTER | {"results": [PARENT["results"][0] | {"value": math.nan}]},
             "expect_column_values_to_be_in_set",

@@ -4,6 +4,7 @@
 decides anything. `None` is off.
 """
 
+from trainer.config.added import without_added
 from trainer.config.execution import Execution, Instrumentation, Mesh
 from trainer.config.model import Llama3RopeScaling, ModelConfig, Rope
 from trainer.config.optimizer import AdamC, AdamW, Muon, NAdamW, Optimizer
@@ -55,4 +56,5 @@ __all__ = [
     "check_segments",
     "check_segments_end",
     "sequences_between",
+    "without_added",
 ]

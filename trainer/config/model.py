@@ -30,6 +30,9 @@ class ModelConfig(Frozen):
         qk_norm: RMS norms, each with its gain, on the queries and keys of every head, before RoPE (Qwen3).
         tied_head: the head is the embedding, transposed.
         sliding_window: a position sees so many positions, itself included; None is all that come before it.
+        attend_within_documents: a position sees what comes before it in its own document. Where it is False it sees all that comes before
+            it in its row, the documents that were packed in front of its own included. Positions count through the row either way, and the
+            first token of a document is predicted from the document before it either way.
         float32_attention: queries, keys, values and their products are float32 (what the record calls upcast attention); softmax always is.
     """
 
@@ -49,6 +52,7 @@ class ModelConfig(Frozen):
     tied_head: bool
     sliding_window: int | None = Field(gt=0)
     float32_attention: bool
+    attend_within_documents: bool = True
 
     @model_validator(mode="after")
     def _heads_group(self) -> "ModelConfig":

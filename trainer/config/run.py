@@ -2,10 +2,11 @@
 
 import re
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from trainer.config.added import without_added
 from trainer.config.execution import Execution, Instrumentation
 from trainer.config.model import ModelConfig
 from trainer.config.optimizer import Optimizer
@@ -147,20 +148,25 @@ class RunConfig(Frozen):
         """What a result names when it says which run it is of: settings, the bytes of its caches, and the weights it started from.
 
         How it is carried out and watched is not in it: a run goes on when it is moved to another mesh. Nor is any place: it goes on when
-        its home is moved.
+        its home is moved. Nor is a field that came later and has the value that all runs had before (`trainer.config.added`).
         """
+        return digest_of_json(without_added(self.decisive))
+
+    @property
+    def decisive(self) -> dict[str, Any]:
+        """What the digest is of: every setting that decides the weights, the content of each cache, and no place."""
         settings = self.model_dump(mode="json", exclude={*_NOT_DECISIVE, "verdict", "output", "caches", "cache_digests"})
         if self.start is not None:
             settings["start"] = self.start.model_dump(mode="json", exclude={"checkpoint": True, "graft": {"__all__": {"checkpoint"}}})
-        return digest_of_json({**settings, "caches": {name: self._content_of(name) for name in self.caches}})
+        return {**settings, "caches": {name: self.cache_name(name) for name in self.caches}}
 
     @property
     def digest_with_places(self) -> str:
         """What results of before named: the same with the paths in it."""
-        return digest_of_json(self.model_dump(mode="json", exclude={*_NOT_DECISIVE, "cache_digests"}))
+        return digest_of_json(without_added(self.model_dump(mode="json", exclude={*_NOT_DECISIVE, "cache_digests"})))
 
-    def _content_of(self, component: Component) -> str:
-        """What tells the bytes of a cache: its digest, or the folder's name where that is made of its key, or else its place."""
+    def cache_name(self, component: Component) -> str:
+        """What names the bytes of a cache: its digest, or the folder's name where that is made of its key, or else its place."""
         folder = self.caches[component]
         name = folder.rstrip("/").rpartition("/")[2]
         return self.cache_digests.get(component) or (name if _NAMED_BY_KEY.fullmatch(name) else folder)

@@ -140,7 +140,8 @@ class Loader:
             "batch": run.batch.model_dump(mode="json"),
             "mixture": run.mixture.model_dump(mode="json"),
             "components": {
-                name: {"manifest": cache.manifest.digest, "rows": self._rows[name]} for name, cache in sorted(self._caches.items())
+                name: {"manifest": cache.manifest.digest, "content": cache.manifest.content, "rows": self._rows[name]}
+                for name, cache in sorted(self._caches.items())
             },
         }
 

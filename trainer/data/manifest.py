@@ -70,6 +70,12 @@ class Manifest(Frozen):
         """What a verdict names when it judges this cache."""
         return digest_of_json(self.model_dump(mode="json"))
 
+    @property
+    def content(self) -> str:
+        """What training sees of this cache: its tokens in order, and what begins and ends a document. No version of any code is in it."""
+        seen = self.model_dump(mode="json", include={"dtype", "begin_of_text", "end_of_text", "tokenizer_digest"})
+        return digest_of_json({**seen, "shards": [[shard.digest, shard.tokens] for shard in self.shards]})
+
 
 def write_manifest(folder: str | Path, manifest: Manifest) -> None:
     """Write a cache's manifest with its own digest beside its fields: one that was edited later is told apart."""

@@ -48,7 +48,8 @@ def hidden_states(
     """What the head reads: the residual stream after the last block and the final norm, in `compute_dtype`.
 
     Args:
-        segment_ids: equal numbers mark tokens of one document of the row; None is one document a row. Positions count through the row:
+        segment_ids: equal numbers mark tokens that see one another, of one document of the row; None is one document a row. Whoever trains
+            gives none where the model does not attend within documents; whoever scores texts always does. Positions count through the row:
             RoPE sees only their differences, so that a document among others has the values that it has alone.
         execution: its `attention` and `remat` are used here; they change time and memory, not what is computed.
     """

@@ -41,6 +41,13 @@ def gate_evidence(evaluation: Evaluation, parent_evaluation: Evaluation | None) 
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"items": "Int64", "right": "Int64"})
 
 
+def asked_evidence(evaluation: Evaluation) -> pd.DataFrame:
+    """One row a benchmark that was asked for: whether it has a result."""
+    found = {result["benchmark"] for result in evaluation["results"]}
+    rows = [{"name": name, "measured": name in found} for name in evaluation["benchmarks"]]
+    return pd.DataFrame(rows, columns=["name", "measured"])
+
+
 def _measure_benchmark(result: Mapping[str, Any], parent_values: Mapping[str, float], *, is_finite: bool) -> dict[str, object]:
     name, value = _name(result), _number(result["value"])
     baseline = _number(result.get("baseline"))

@@ -1,4 +1,5 @@
-"""What is expected of a phase's last checkpoint before the next phase starts: tables `benchmarks` and `bits_per_byte`."""
+"""What is expected of a phase's last checkpoint before the next phase starts: tables `asked`, `benchmarks` and
+`bits_per_byte`."""
 
 from collections.abc import Mapping
 
@@ -14,6 +15,8 @@ GATE_SUITE = "gate"
 def gate_checks(limits: GateLimits, tables: Mapping[str, pd.DataFrame]) -> tuple[Check, ...]:
     """The whole suite. The parent is compared with where there is one."""
     checks = [
+        expect_rows("asked", "Name at least one benchmark in the phase's evaluation.benchmarks."),
+        _IS_MEASURED,
         expect_rows("benchmarks", "Evaluate the checkpoint on at least one benchmark."),
         expect_rows("bits_per_byte", "Evaluate the checkpoint on the held-out splits."),
         _expect_finite("benchmarks"),
@@ -24,6 +27,20 @@ def gate_checks(limits: GateLimits, tables: Mapping[str, pd.DataFrame]) -> tuple
     if tables["bits_per_byte"].get("has_parent", pd.Series([True])).any():
         checks.append(_keeps_to_parent(limits))
     return tuple(checks)
+
+
+_IS_MEASURED = Check(
+    table="asked",
+    expectation="ExpectColumnValuesToBeInSet",
+    arguments={"column": "measured", "value_set": [True]},
+    severity="critical",
+    asks="Every benchmark that the phase names was measured.",
+    what="the phase names the benchmark {name}, and it was not measured",
+    found="no result",
+    limit="a result of each",
+    where="{name}",
+    what_to_do="Evaluate the checkpoint again, or take the benchmark out of the phase's evaluation.benchmarks.",
+)
 
 
 def _expect_finite(table: str) -> Check:

@@ -53,8 +53,8 @@ SUITES = {
     ),
     GATE_SUITE: Suite(
         GATE_SUITE,
-        3,
-        ("benchmarks", "bits_per_byte"),
+        4,
+        ("asked", "benchmarks", "bits_per_byte"),
         lambda thresholds, tables: gate_checks(GateLimits.model_validate(thresholds), tables),
         ("evaluation.py", "floor.py"),
     ),

@@ -1,7 +1,8 @@
 """Microannealing: short cooldowns from Kestrel's end, each with another mixture, to compare sources (issues 784, 820, 845 to 847)."""
 
+from flows.recipes.benchmarks import WITH_MMLU
 from flows.recipes.marin.mixtures import DCLM, JELLYFISH_HIGH_QUALITY, percent
-from flows.recipes.marin.settings import ORDER, WITH_MMLU, evaluated, gates, linear
+from flows.recipes.marin.settings import ORDER, evaluated, gates, linear
 from flows.recipes.phase import Change, Discrepancy, Phase, continued
 from trainer.config import DataOrder, MixtureShares, ModelConfig, always
 

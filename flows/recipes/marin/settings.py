@@ -1,5 +1,6 @@
 """What both runs have in common: model family, optimizer, limits, and the shapes of their learning rates."""
 
+from flows.recipes.benchmarks import CORE_BENCHMARKS
 from flows.recipes.phase import Evaluation, Gates
 from flows.recipes.recipe import Tokenizer
 from trainer.config import (
@@ -25,11 +26,6 @@ TOKENIZER = Tokenizer(name="meta-llama/Meta-Llama-3.1-8B", vocab_size=128_256)
 ADAMW = AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.05)
 ORDER = DataOrder(seed=0, permutation="linear", block_sequences=2048)
 
-CORE_BENCHMARKS = (
-    "agieval_lsat_ar:3", "arc_easy:10", "arc_challenge:10", "boolq:10", "commonsense_qa:10", "copa:0", "hellaswag:0", "hellaswag:10",
-    "lambada_openai:0", "openbookqa:0", "piqa:10", "wsc273:0", "winogrande:0",
-)  # fmt: skip
-WITH_MMLU = (*CORE_BENCHMARKS, "mmlu:0", "mmlu:5")
 LOSS_SEQUENCES = 64
 """Rows of each component; the record's cadence, on this project's held-out split in place of its 16 and more outside sets."""
 LEAKAGE = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)

@@ -74,6 +74,23 @@ def make_short(raw: dict[str, Any]) -> None:
             lambda raw: raw["phases"][1]["start"].update(declares=[]),
             "recipe: the hand-off kestrel → ocelot makes changes that it does",
         ),
+        (lambda raw: raw["tokenizer"].update(vocab_size=128_257), "must have a row for each of the tokenizer's 128,257 tokens, found a"),
+        (
+            lambda raw: raw["tokenizer"].update(components=["flan"]),
+            "tokenizer: components are what a tokenizer is trained on, and meta-llama",
+        ),
+        (
+            lambda raw: raw["sources"].update(flan={"url": "/x", "include": ["*.md"], "format": "markdown", "text_key": "body"}),
+            "the source of flan names the text_key 'body', and a file of the format markdown has no keys",
+        ),
+        (
+            lambda raw: first(raw)["checkpoints"].update(at_steps=[660_001]),
+            r"cannot keep the checkpoint of step 660001 \(checkpoints.at_steps\): it has those of steps 1 to 660000",
+        ),
+        (
+            lambda raw: raw["phases"][1]["start"].update(fresh=["ema", "ema"]),
+            "the hand-off to ocelot declares twice where its ema comes from: make it fresh, or graft it once",
+        ),
         (lambda raw: raw.update(phases=[]), "phases: Tuple should have at least 1 item"),
         (lambda raw: [phase.update(x=1) for phase in raw["phases"]], r"phases.2.x: .* \(and \d more\)\.$"),
     ],

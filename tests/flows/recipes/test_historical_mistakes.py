@@ -9,9 +9,10 @@ from click.testing import CliRunner
 from pydantic import ValidationError
 
 from flows import cli
-from flows.plan import check_as_written, check_mixtures
+from flows.checks import check_mixtures
 from flows.recipes import load_record
 from flows.recipes.recipe import Recipe
+from flows.resolved import resolve
 from trainer.data.mixture import block_counts
 from trainer.errors import ConfigError
 
@@ -83,11 +84,12 @@ def test_the_7680s_leave_the_grid_of_blocks(phase: str):
 
 
 @pytest.mark.parametrize("scale", ["full", "proxy"])
-def test_dessert_v1_has_components_that_round_to_nothing(scale: Any):
-    """As it stands in the record; at proxy scale, too, whose own small blocks are padded."""
-    dessert = load_record("marin-8b", scale).phase("dessert-v1")
+def test_dessert_v1_has_components_that_round_to_nothing(scale: Any, tmp_path: Path):
+    """As it is in the record; at proxy scale, too, whose own small blocks are padded."""
+    resolved, dessert = resolve("marin-8b/dessert-v1", scale, str(tmp_path))
+    assert dessert
     with pytest.raises(ConfigError) as refused:
-        check_as_written("marin-8b/dessert-v1", [dessert])
+        resolved.check([dessert]) if scale == "proxy" else check_mixtures(resolved.recipe, [dessert])
     assert str(refused.value) == (
         "the mixture from step 820000 must have a sequence of every component in every block, and a block of 2048 has none of "
         "dolmino_codesearchnet (0.00168 %), dolmino_gsm8k (0.00258 %), dolmino_math_synth (0.0271 %): give each 0.0489 %, or take blocks "

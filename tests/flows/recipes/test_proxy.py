@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.recipes import load_recipe
+from flows.recipes import load_recipe, load_record
 from flows.recipes.phase import HandOff, Phase
 from flows.recipes.proxy import (
     BLOCK_SEQUENCES,
@@ -177,6 +177,39 @@ def test_the_rotary_embedding_is_stretched_from_a_32nd_of_the_positions(full: Ph
 def test_every_phase_is_valid_by_itself_and_is_made_by_itself(name: str):
     assert Phase.model_validate(PROXY.phase(name).model_dump(mode="json")) == PROXY.phase(name) == proxy_phase(FULL.phase(name))
     assert PROXY.phase(name).slice.root == ((0, "local"),)
+
+
+def test_windows_fill_within_half_of_the_shortest_phase_that_uses_them():
+    """Bison and Mantis have 32 steps; one length serves the whole lineage, branches included."""
+    full, proxy = load_record("marin-32b", "full"), load_record("marin-32b", "proxy")
+    for before, after in zip(full.phases, proxy.phases, strict=True):
+        for name in ("max_update_norm", "skip_step"):
+            was, now = (getattr(phase.stability, name).root for phase in (before, after))
+            assert [(limit and limit.sigmas) for _, limit in now] == [(limit and limit.sigmas) for _, limit in was]
+            assert {(limit.window, limit.min_samples) for _, limit in now if limit} <= {(16, 8)}
+            assert {(limit.window, limit.min_samples) for _, limit in was if limit} <= {(128, 64)}
+    in_use = [phase for phase in proxy.main_line if any(limit for _, limit in phase.stability.skip_step.root)]
+    assert min(phase.stop_step - phase.start_step for phase in in_use) == 32
+
+
+@pytest.mark.parametrize(
+    ("shortest", "limit", "expected"),
+    [
+        (80, (128, 64), (40, 20)),
+        (32, (128, 128), (16, 16)),
+        (10, (128, 64), (8, 4)),
+        (2, (128, 3), (8, 2)),
+        (80, (30, 15), (30, 15)),
+    ],
+)
+def test_a_window_is_never_below_eight_steps_or_above_the_recipes(shortest: int, limit: tuple[int, int], expected: tuple[int, int]):
+    raw = load_record("marin-32b", "full").phase("phase-1").model_dump()
+    raw |= {"stop_step": 1000 * shortest, "abandoned": True, "checkpoints": raw["checkpoints"] | {"at_steps": ()}}
+    raw["stability"]["skip_step"] = [[0, {"window": limit[0], "min_samples": limit[1], "sigmas": 6.0}]]
+    recipe = load_record("marin-32b", "full").model_dump() | {"phases": [raw], "accepts": [], "pins": []}
+    found = to_proxy(Recipe.model_validate(recipe)).phases[0].stability.skip_step.at(0)
+    assert found is not None
+    assert (found.window, found.min_samples) == expected
 
 
 def test_schedules_that_change_within_a_phase_keep_their_changes():

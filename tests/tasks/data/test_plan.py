@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from tasks.data import caches, documents, tokenizer
+from tasks.data.digests import KnownDigests
 from tasks.data.pin import Pin
 from tasks.data.plan import DataPlan, plan_data
+from tasks.data.prepare import write_missing_documents
 from tests.tasks.conftest import VOCAB_SIZE
 from trainer.errors import DataError
 
@@ -165,3 +167,21 @@ def test_a_component_without_files_is_refused(world: Any):
 def test_it_is_built_when_nothing_is_missing(prepared: Any, world: Any):
     assert prepared.plan().is_built
     assert not world.plan().is_built
+
+
+def test_a_plan_reads_what_is_not_known_and_a_second_one_nothing(world: Any):
+    sources = {name: world.source(name) for name in ("code", "law", "web")}
+    size = sum(path.stat().st_size for path in world.sources.rglob("*.jsonl"))
+    plans = [plan_data(sources, world.home, vocab_size=VOCAB_SIZE) for _ in range(3)]
+    assert [plan.digests.bytes_read for plan in plans] == [size, 0, 0]
+    again = KnownDigests(world.home, reads_all=True)
+    assert [plan_data(sources, world.home, vocab_size=VOCAB_SIZE, digests=again).digests for _ in range(2)] == [again, again]
+    assert again.bytes_read == size
+
+
+@pytest.mark.usefixtures("on_scheduler")
+def test_preparing_reads_no_source_for_its_digest_a_second_time(world: Any):
+    size = sum(path.stat().st_size for path in world.sources.rglob("*.jsonl"))
+    plan = world.plan()
+    write_missing_documents(plan)
+    assert plan.digests.bytes_read == size

@@ -6,9 +6,12 @@ from typing import Any
 import pytest
 
 from tasks.data.documents import QUARANTINE_NAME
+from tasks.data.pin import Pin
+from tasks.data.plan import plan_data
 from tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_documents
 from tasks.data.verify import verify_component
-from trainer.data.manifest import MANIFEST_NAME
+from tests.tasks.conftest import VOCAB_SIZE
+from trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest, write_manifest
 from trainer.errors import DataError
 
 
@@ -56,6 +59,18 @@ def test_no_cache_is_built_with_an_edited_tokenizer(world: Any):
     plan.tokenizer.write_text(plan.tokenizer.read_text() + " ")
     with pytest.raises(DataError, match=r"tokenizer\.json was edited after it was written\. Delete .* and prepare the data again"):
         build_missing_caches(plan)
+
+
+@pytest.mark.usefixtures("on_scheduler")
+def test_a_pinned_cache_with_another_begin_token_is_refused_before_anything_is_tokenized(world: Any):
+    plan = world.prepare()
+    cache = plan.components["web"].train
+    theirs = Manifest.model_validate(read_manifest(cache.folder).model_dump() | {"begin_of_text": 300})
+    write_manifest(cache.folder, theirs)
+    pin = Pin(component="web", split="train", url=str(cache.folder), digest=theirs.digest)
+    sources = {name: component.source for name, component in plan.components.items()}
+    with pytest.raises(DataError, match=r"found the ids 0 and 1 in the tokenizer, 300 and 1 in .*/web/train-"):
+        build_missing_caches(plan_data(sources, world.home, vocab_size=VOCAB_SIZE, pins=(pin,)))
 
 
 @pytest.mark.usefixtures("on_scheduler")

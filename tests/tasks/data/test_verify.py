@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from tasks.data import verify
+from tasks.data.digests import KnownDigests
 from tasks.data.pin import Pin
 from tasks.data.plan import DataPlan, plan_data
 from tasks.data.verify import Difference, check_caches, verify_component
 from tasks.home import Home
 from trainer.data.manifest import MANIFEST_NAME, read_manifest
 from trainer.errors import DataError
-from trainer.storage import read_json, write_json
+from trainer.storage import digest_of_json, read_json, write_json
 
 NAMES = ("code", "law", "web")
 
@@ -276,3 +277,19 @@ def test_differences_are_json(case: Case, monkeypatch: pytest.MonkeyPatch):
     removed(case, monkeypatch)
     (first, *_) = case.differences()
     assert json.loads(json.dumps(first.as_json()))["file"] == "part-1.jsonl"
+
+
+def test_bytes_that_change_in_silence_are_found_where_everything_is_read(case: Case):
+    """Nothing of the file looks changed; the memory of the home is made to agree with it."""
+    plan, home, sources = case.plan(), case.world.home, {name: case.world.source(name) for name in NAMES}
+    before = read_json(home.digests)["files"]
+    same_size_and_time(case, pytest.MonkeyPatch())
+    case.plan()
+    now = read_json(home.digests)["files"]
+    (edited,) = [path for path in now if path.endswith("web/part-1.jsonl")]
+    silent = {**now, edited: [now[edited][0], *before[edited][1:]]}
+    write_json(home.digests, {"version": 1, "digest": digest_of_json(silent), "files": silent})
+    assert (case.plan(), case.differences()) == (plan, [])
+    everything = plan_data(sources, home, vocab_size=420, digests=KnownDigests(home, reads_all=True))
+    assert "content changed: part-1.jsonl" in str(verify_component("web", everything, home)[0])
+    assert "content changed: part-1.jsonl" in str(case.differences()[0])

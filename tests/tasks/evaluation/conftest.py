@@ -11,8 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tasks.data.special_tokens import SpecialTokens, special_tokens
+from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
 from tasks.evaluation.benchmark_folder import write_benchmarks
-from tasks.evaluation.held_out import BEGIN_OF_TEXT_NAME, END_OF_TEXT_NAME, HeldOutDocument, HeldOutTokens, read_held_out_tokens
+from tasks.evaluation.held_out import HeldOutDocument, HeldOutTokens, read_held_out_tokens
 from trainer.config import ModelConfig, Rope
 from trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, write_manifest
 from trainer.model.decoder import logits
@@ -53,7 +55,7 @@ def tokenizer(held_out_texts: dict[str, list[HeldOutDocument]]) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]  # a setter without a stub
     trainer = trainers.BpeTrainer(
         vocab_size=320,
-        special_tokens=[BEGIN_OF_TEXT_NAME, END_OF_TEXT_NAME],
+        special_tokens=[BEGIN_OF_TEXT, END_OF_TEXT],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -115,10 +117,16 @@ WriteCache = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
+def special(tokenizer: Tokenizer) -> SpecialTokens:
+    return special_tokens(tokenizer)
+
+
+@pytest.fixture(scope="session")
 def write_cache(tokenizer: Tokenizer) -> WriteCache:
-    def write(folder: Path, documents: Sequence[HeldOutDocument], split: str = "held_out") -> Path:
+    def write(folder: Path, documents: Sequence[HeldOutDocument], split: str = "held_out", by: Tokenizer = tokenizer) -> Path:
         folder.mkdir(parents=True)
-        rows = [np.array([0, *tokenizer.encode(document.text).ids, 1], np.uint16) for document in documents]
+        begin, end = special_tokens(by)
+        rows = [np.array([begin, *by.encode(document.text).ids, end], np.uint16) for document in documents]
         offsets = np.cumsum([0, *map(len, rows)])
         tokens = np.concatenate(rows) if rows else np.empty(0, np.uint16)
         tokens.tofile(folder / "0.bin")
@@ -147,8 +155,8 @@ def write_cache(tokenizer: Tokenizer) -> WriteCache:
                 "reader": "made up",
                 "normalizer": "none",
                 "encoder": "none",
-                "begin_of_text": 0,
-                "end_of_text": 1,
+                "begin_of_text": begin,
+                "end_of_text": end,
                 "left_out": {},
                 "tokenizer_digest": "none",
                 "dtype": "uint16",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.recipes.benchmarks import MADE_BENCHMARKS
 from tasks.evaluation.benchmark_folder import benchmark_items, read_benchmarks, write_benchmarks
 from tasks.evaluation.held_out import HeldOutDocument
 from trainer.errors import DataError
@@ -35,6 +36,20 @@ def test_every_item_is_named_for_the_leakage_search(benchmarks: Path, held_out_t
     everything = "\n".join(document.text for documents in held_out_texts.values() for document in documents)
     assert all(item.text in everything for item in items)
     assert len({item.id for item in items}) == len(items)
+
+
+def test_all_of_a_folder_have_its_digest(benchmarks: Path) -> None:
+    """An evaluation of both is the one of before subsets could be named."""
+    whole = read_benchmarks(benchmarks)
+    assert whole.only(("next_word", "word_order")).digest == whole.digest
+    assert [benchmark.name for benchmark in whole.only(("next_word",)).benchmarks] == ["next_word"]
+    assert len({whole.digest, whole.only(("next_word",)).digest, whole.only(("word_order",)).digest}) == 3
+    with pytest.raises(DataError, match="bananas are not made here"):
+        whole.only(("bananas", "next_word"))
+
+
+def test_the_names_that_a_recipe_can_name_are_those_that_are_made(benchmarks: Path) -> None:
+    assert tuple(benchmark.name for benchmark in read_benchmarks(benchmarks).benchmarks) == MADE_BENCHMARKS
 
 
 def test_a_folder_without_a_manifest_is_refused(copied: Path) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from tasks.data.special_tokens import SpecialTokens
 from tasks.evaluation import held_out as held_out_module
 from tasks.evaluation.bits_per_byte import bits_per_byte
 from tasks.evaluation.held_out import (
@@ -14,7 +15,6 @@ from tasks.evaluation.held_out import (
     first_characters,
     read_held_out_texts,
     read_held_out_tokens,
-    special_tokens,
 )
 from trainer.config import ModelConfig
 from trainer.errors import DataError
@@ -43,7 +43,7 @@ def test_equals_a_direct_sum_over_windows(params: Params, config: ModelConfig, l
             inputs = sequence[start : start + config.seq_len][: len(document) - start]
             targets = document[start : start + config.seq_len]
             bits -= log_softmax(inputs)[np.arange(len(targets)), targets].sum() / math.log(2)
-    measured = bits_per_byte(params, config, {"code": HeldOutTokens(documents, 700)})
+    measured = bits_per_byte(params, config, {"code": HeldOutTokens(documents, 700, SpecialTokens(0, 1))})
     assert measured.components["code"] == pytest.approx(bits / 700, rel=1e-5)
 
 
@@ -97,7 +97,7 @@ def test_caches_that_cannot_be_measured_are_refused(
         read_held_out_tokens({"code": write_cache(tmp_path / "code", held_out_texts["code"], "train")}, tokenizer)
 
 
-def test_a_tokenizer_without_the_special_tokens_is_refused(tokenizer: Tokenizer) -> None:
-    assert special_tokens(tokenizer) == (0, 1)
-    with pytest.raises(DataError, match="begin_of_text"):
-        special_tokens(Tokenizer.from_str(tokenizer.to_str().replace("<|begin_of_text|>", "<s>")))
+def test_caches_of_another_tokenizer_are_refused(tokenizer: Tokenizer, caches: Mapping[str, Path]) -> None:
+    swapped = tokenizer.to_str().replace("begin_of_text", "?").replace("end_of_text", "begin_of_text").replace("?", "end_of_text")
+    with pytest.raises(DataError, match="found the ids 1 and 0 in the tokenizer, 0 and 1 in questions"):
+        read_held_out_tokens(caches, Tokenizer.from_str(swapped))

@@ -9,14 +9,17 @@ import pytest
 from lm_eval.api.instance import Instance
 from tokenizers import Tokenizer
 
+from tasks.data.special_tokens import special_tokens
 from tasks.evaluation.benchmark_folder import read_benchmarks
-from tasks.evaluation.evaluate import evaluate_model
+from tasks.evaluation.evaluate import Evaluation, evaluate_model
 from tasks.evaluation.held_out import HeldOutTokens
 from tasks.evaluation.language_model import JaxLanguageModel
 from trainer.config import ModelConfig
 from trainer.errors import DataError
 from trainer.model.params import Params
 from validations.evidence.floor import measure_floor
+
+BOTH = ("word_order", "next_word")
 
 
 def test_a_checkpoint_is_evaluated_offline_and_standard_output_stays_clean(
@@ -27,7 +30,7 @@ def test_a_checkpoint_is_evaluated_offline_and_standard_output_stays_clean(
     held_out_tokens: Mapping[str, HeldOutTokens],
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    found = evaluate_model(params=params, config=config, tokenizer=tokenizer, benchmarks=benchmarks, held_out=held_out_tokens)
+    found = evaluate_model(params=params, config=config, tokenizer=tokenizer, benchmarks=benchmarks, names=BOTH, held_out=held_out_tokens)
     assert capfd.readouterr().out == ""
     assert found["finite"] is True
     assert found["benchmarks_digest"] == read_benchmarks(benchmarks).digest
@@ -46,14 +49,33 @@ def test_a_checkpoint_is_evaluated_offline_and_standard_output_stays_clean(
     assert found["bits_per_byte"].keys() == held_out_tokens.keys()
     assert found["macro_bits_per_byte"] == pytest.approx(sum(found["bits_per_byte"].values()) / len(held_out_tokens))
     assert json.loads(json.dumps(found)) == found
-    again = evaluate_model(params=params, config=config, tokenizer=tokenizer, benchmarks=benchmarks, held_out=held_out_tokens)
+    again = evaluate_model(params=params, config=config, tokenizer=tokenizer, benchmarks=benchmarks, names=BOTH, held_out=held_out_tokens)
     assert again == found
+
+
+def test_only_what_is_named_is_measured(
+    params: Params, config: ModelConfig, tokenizer: Tokenizer, benchmarks: Path, held_out_tokens: Mapping[str, HeldOutTokens]
+) -> None:
+    def found(*names: str) -> Evaluation:
+        return evaluate_model(
+            params=params, config=config, tokenizer=tokenizer, benchmarks=benchmarks, names=names, held_out=held_out_tokens
+        )
+
+    both, one = found(*BOTH), found("next_word")
+    assert (both["benchmarks"], one["benchmarks"]) == (["next_word", "word_order"], ["next_word"])
+    assert one["results"] == both["results"][1:]
+    assert one["bits_per_byte"] == both["bits_per_byte"]
+    assert one["benchmarks_digest"] != both["benchmarks_digest"]
+    with pytest.raises(DataError, match="bananas are not made here; there are word_order, next_word"):
+        found("bananas")
 
 
 def test_a_broken_model_is_told_from_a_bad_one(
     broken_params: Params, config: ModelConfig, tokenizer: Tokenizer, benchmarks: Path, held_out_tokens: Mapping[str, HeldOutTokens]
 ) -> None:
-    found = evaluate_model(params=broken_params, config=config, tokenizer=tokenizer, benchmarks=benchmarks, held_out=held_out_tokens)
+    found = evaluate_model(
+        params=broken_params, config=config, tokenizer=tokenizer, benchmarks=benchmarks, names=BOTH, held_out=held_out_tokens
+    )
     assert found["finite"] is False
     assert found["results"][0]["value"] > 0
     assert all(math.isnan(measure_floor(result).p_value) for result in found["results"])
@@ -62,8 +84,8 @@ def test_a_broken_model_is_told_from_a_bad_one(
 def test_a_choice_is_scored_as_one_word_after_the_opening(
     params: Params, config: ModelConfig, tokenizer: Tokenizer, benchmarks: Path, held_out_tokens: Mapping[str, HeldOutTokens]
 ) -> None:
-    found = evaluate_model(params=params, config=config, tokenizer=tokenizer, benchmarks=benchmarks, held_out=held_out_tokens)
-    model = JaxLanguageModel(params=params, config=config, tokenizer=tokenizer)
+    found = evaluate_model(params=params, config=config, tokenizer=tokenizer, benchmarks=benchmarks, names=BOTH, held_out=held_out_tokens)
+    model = JaxLanguageModel(params=params, config=config, tokenizer=tokenizer, special=special_tokens(tokenizer))
     for result in found["results"]:
         lines = (benchmarks / f"{result['benchmark']}.jsonl").read_text(encoding="utf-8").splitlines()
         for item, answer in list(zip(map(json.loads, lines), result["answers"], strict=True))[::7]:
@@ -89,7 +111,7 @@ def test_a_model_that_reads_is_told_from_one_that_does_not(
         [
             measure_floor(result)
             for result in evaluate_model(
-                params=params, config=reading_config, tokenizer=tokenizer, benchmarks=benchmarks, held_out=held_out_tokens
+                params=params, config=reading_config, tokenizer=tokenizer, benchmarks=benchmarks, names=BOTH, held_out=held_out_tokens
             )["results"]
         ]
         for params in (reading_params, blind_params)
@@ -103,7 +125,7 @@ def test_a_model_that_reads_is_told_from_one_that_does_not(
 def test_fresh_weights_are_at_the_floor(
     params: Params, config: ModelConfig, tokenizer: Tokenizer, benchmarks: Path, held_out_tokens: Mapping[str, HeldOutTokens]
 ) -> None:
-    found = evaluate_model(params=params, config=config, tokenizer=tokenizer, benchmarks=benchmarks, held_out=held_out_tokens)
+    found = evaluate_model(params=params, config=config, tokenizer=tokenizer, benchmarks=benchmarks, names=BOTH, held_out=held_out_tokens)
     assert min(measure_floor(result).p_value for result in found["results"]) > 0.02
 
 
@@ -111,7 +133,7 @@ def test_a_broken_folder_is_refused_before_anything_runs(
     params: Params, config: ModelConfig, tokenizer: Tokenizer, tmp_path: Path, held_out_tokens: Mapping[str, HeldOutTokens]
 ) -> None:
     with pytest.raises(DataError, match="holds no benchmarks"):
-        evaluate_model(params=params, config=config, tokenizer=tokenizer, benchmarks=tmp_path, held_out=held_out_tokens)
+        evaluate_model(params=params, config=config, tokenizer=tokenizer, benchmarks=tmp_path, names=BOTH, held_out=held_out_tokens)
 
 
 def test_importing_is_cheap() -> None:

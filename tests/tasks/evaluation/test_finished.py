@@ -12,11 +12,13 @@ from tasks.evaluation import finished
 from tasks.evaluation.benchmark_folder import write_benchmarks
 from tasks.evaluation.finished import evaluation_key, finished_evaluation, measured_components, measured_on
 from tasks.evaluation.held_out import HeldOutDocument
-from trainer.config import ModelConfig, RunConfig
+from tasks.evaluation.measured import Measured
+from trainer.config import ModelConfig, RunConfig, added
 from trainer.errors import DataError
 from trainer.storage import write_json
 
 Key = Callable[..., str]
+BOTH = ("word_order", "next_word")
 
 
 def plan_of(benchmarks: Path, **held_out: Any) -> DataPlan:
@@ -38,30 +40,52 @@ def run_of(config: ModelConfig, output: Path, *components: str) -> RunConfig:
 
 @pytest.fixture
 def key(config: ModelConfig, benchmarks: Path, tmp_path: Path) -> Key:
-    def make(*components: str, params: str = "weights", tokens: int | None = 100, place: Path = tmp_path, **held_out: Any) -> str:
-        return evaluation_key(run_of(config, place, *components), params, plan_of(benchmarks, **held_out), tokens)
+    def make(
+        *components: str,
+        params: str = "weights",
+        tokens: int | None = 100,
+        names: tuple[str, ...] = BOTH,
+        place: Path = tmp_path,
+        **held_out: Any,
+    ) -> str:
+        measured = Measured(benchmarks=names, held_out_tokens=tokens)
+        return evaluation_key(run_of(config, place, *components), params, plan_of(benchmarks, **held_out), measured)
 
     return make
 
 
 def test_what_decides_an_evaluation_moves_its_key_and_nothing_else_does(key: Key, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = key()
-    same = [key(), key(place=tmp_path / "moved"), key(flan="another branch's text")]
+    same = [key(), key(place=tmp_path / "moved"), key(flan="another branch's text"), key(names=("next_word", "word_order"))]
     assert set(same) == {before}
     changed = [key(params="others"), key(tokens=200), key(tokens=None), key(web="other text"), key("law", "flan")]
+    changed += [key(names=("next_word",)), key(names=("word_order",))]
     monkeypatch.setattr(finished, "measuring_code", lambda: "other code")
     changed.append(key())
     assert len({before, *changed}) == 1 + len(changed)
+
+
+def test_a_field_that_came_later_moves_the_key_with_a_new_value_only(
+    config: ModelConfig, benchmarks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def key(model: ModelConfig) -> str:
+        return evaluation_key(run_of(model, tmp_path), "weights", plan_of(benchmarks), Measured(benchmarks=BOTH, held_out_tokens=None))
+
+    as_before = key(config)
+    assert key(ModelConfig.model_validate(config.model_dump() | {"attend_within_documents": False})) != as_before
+    monkeypatch.setattr(added, "ADDED_LATER", {})
+    assert key(config) != as_before  # the table alone keeps it as it was
 
 
 def test_other_benchmarks_move_the_key(
     key: Key, config: ModelConfig, tmp_path: Path, held_out_texts: Mapping[str, Sequence[HeldOutDocument]]
 ) -> None:
     write_benchmarks(tmp_path / "others", {"code": held_out_texts["code"]})
-    assert evaluation_key(run_of(config, tmp_path), "weights", plan_of(tmp_path / "others"), 100) != key()
+    measured = Measured(benchmarks=BOTH, held_out_tokens=100)
+    assert evaluation_key(run_of(config, tmp_path), "weights", plan_of(tmp_path / "others"), measured) != key()
     (tmp_path / "others" / "next_word.jsonl").write_text("")
     with pytest.raises(DataError, match=r"next_word\.jsonl"):
-        evaluation_key(run_of(config, tmp_path), "weights", plan_of(tmp_path / "others"), 100)
+        evaluation_key(run_of(config, tmp_path), "weights", plan_of(tmp_path / "others"), measured)
 
 
 def test_a_phase_is_measured_on_the_main_line_and_what_is_its_own(config: ModelConfig, benchmarks: Path, tmp_path: Path) -> None:

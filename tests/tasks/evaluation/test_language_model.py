@@ -6,6 +6,7 @@ import pytest
 from lm_eval.api.instance import Instance
 from tokenizers import Tokenizer
 
+from tasks.data.special_tokens import SpecialTokens
 from tasks.evaluation.language_model import JaxLanguageModel, before_first
 from trainer.config import ModelConfig
 from trainer.errors import ConfigError, DataError
@@ -17,8 +18,8 @@ CONTEXTS = ("bace dido", "mo", "", "ha ke li " * 40, "pare si\ntovu bace", "fo g
 
 
 @pytest.fixture
-def model(params: Params, config: ModelConfig, tokenizer: Tokenizer) -> JaxLanguageModel:
-    return JaxLanguageModel(params=params, config=config, tokenizer=tokenizer)
+def model(params: Params, config: ModelConfig, tokenizer: Tokenizer, special: SpecialTokens) -> JaxLanguageModel:
+    return JaxLanguageModel(params=params, config=config, tokenizer=tokenizer, special=special)
 
 
 def instances(kind: Any, arguments: Sequence[tuple[Any, ...]]) -> list[Instance]:
@@ -124,9 +125,11 @@ def test_sampling_is_refused(model: JaxLanguageModel) -> None:
         model.generate_until(instances("generate_until", [("ba", {"until": ["\n"], "do_sample": True})]))
 
 
-def test_every_kind_of_response_is_checked_for_finiteness(broken_params: Params, config: ModelConfig, tokenizer: Tokenizer) -> None:
+def test_every_kind_of_response_is_checked_for_finiteness(
+    broken_params: Params, config: ModelConfig, tokenizer: Tokenizer, special: SpecialTokens
+) -> None:
     def broken() -> JaxLanguageModel:
-        return JaxLanguageModel(params=broken_params, config=config, tokenizer=tokenizer)
+        return JaxLanguageModel(params=broken_params, config=config, tokenizer=tokenizer, special=special)
 
     for kind, arguments in {
         "loglikelihood": ("ba", " ce"),

@@ -158,7 +158,7 @@ def test_a_benchmark_item_in_a_source_stops_the_phase(prepared: Any, tmp_path: P
     world = type(prepared)(type(prepared.home).open(str(tmp_path)), tmp_path / "sources")
     shutil.copytree(prepared.sources, world.sources)
     plan = world.prepare()
-    item = next(item for item in items_of(plan) if item.benchmark == "word_order")
+    item = next(item for item in items_of(plan, []) if item.benchmark == "word_order")
     texts = (f"Number {number}. {item.question}" for number in range(50))
     training = next(text for text in texts if split_of(digest_of_bytes(text.encode())) == "train")
     (world.sources / "web" / "planted.jsonl").write_text(f'{{"text": "{training}"}}\n')
@@ -170,7 +170,7 @@ def test_a_benchmark_item_in_a_source_stops_the_phase(prepared: Any, tmp_path: P
 
 def test_the_test_items_are_the_benchmarks_and_what_is_held_out(prepared: Any):
     plan = prepared.plan()
-    items = items_of(plan)
+    items = items_of(plan, [])
     held_out = [item for item in items if item.benchmark.startswith("held-out ")]
     texts = [text for component in plan.components.values() for text in split_texts(component.documents.folder, "held_out")]
     assert sorted((item.id, item.question) for item in held_out) == sorted((digest_of_bytes(text.encode()), text) for text in texts)
@@ -248,3 +248,11 @@ def test_a_training_is_judged_by_its_metrics(prepared: Any, tmp_path: Path):
     assert not verdict.passes
     assert verdict.judged == {str(metrics): digest_of_bytes(metrics.read_bytes())}
     assert read_verdict(home.verdict("tiny-proxy", "first", "health")) == verdict
+
+
+def test_a_branch_that_is_planned_beside_a_phase_changes_nothing_that_is_looked_for(prepared: Any):
+    """What is held out of the main line and of the phase's own components must not be trained on; another branch's text is not asked."""
+    with_branch = replace(prepared.plan(), benchmark_components=("code", "law"))
+    alone = replace(with_branch, components={name: with_branch.components[name] for name in ("code", "law")})
+    assert scan_caches.items_key(with_branch, ["code"]) == scan_caches.items_key(alone, ["law"])
+    assert scan_caches.items_key(with_branch, ["code", "web"]) != scan_caches.items_key(with_branch, ["code"])

@@ -222,7 +222,12 @@ def test_the_contract_holds_everything_that_decides_the_order(run: RunConfig, ca
         "batch": [[0, 4], [10, 8]],
         "mixture": [[0, {"books": 60, "code": 40}], [14, {"books": 30, "code": 30, "web": 40}]],
         "components": {
-            name: {"manifest": read_manifest(folder).digest, "rows": len(rows_by_hand(folder, 32))} for name, folder in caches.items()
+            name: {
+                "manifest": read_manifest(folder).digest,
+                "content": read_manifest(folder).content,
+                "rows": len(rows_by_hand(folder, 32)),
+            }
+            for name, folder in caches.items()
         },
     }
     assert json.loads(json.dumps(contract)) == contract  # a checkpoint gives it back as JSON does

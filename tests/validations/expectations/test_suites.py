@@ -12,7 +12,7 @@ import pytest
 from tests.validations.evidence.health.simulated import LIMITS as HEALTH_LIMITS
 from tests.validations.evidence.health.simulated import Scenario, healthy_rows
 from tests.validations.test_gate import BETTER, LIMITS, PARENT
-from validations.evidence.evaluation import gate_evidence
+from validations.evidence.evaluation import asked_evidence, gate_evidence
 from validations.evidence.health.evidence import health_evidence
 from validations.expectations import suites
 from validations.expectations.judging import CheckResult, judge_tables
@@ -35,7 +35,8 @@ def tables_of(data_evidence: Callable[..., DataEvidence]) -> Callable[[str], Tab
         if suite == "gate":
             evidence = gate_evidence(BETTER, PARENT)
             kinds = {"benchmarks": "benchmark", "bits_per_byte": "bits_per_byte"}
-            return {table: evidence[evidence["kind"] == kind] for table, kind in kinds.items()}
+            asked = {"asked": asked_evidence(BETTER)}
+            return asked | {table: evidence[evidence["kind"] == kind] for table, kind in kinds.items()}
         if suite == "health":
             return {"health": health_evidence(healthy_rows(Scenario()), HEALTH_LIMITS)}
         evidence = data_evidence()

@@ -35,10 +35,11 @@ ROPE_SCALING = {
 
 
 class Computation(NamedTuple):
-    """What such a folder cannot say: in which types the model is computed."""
+    """What such a folder cannot say: in which types the model is computed, and how rows of several documents are."""
 
     compute_dtype: DTypeName = "float32"
     float32_attention: bool = False
+    attend_within_documents: bool = True
 
 
 def to_hugging_face(config: ModelConfig, dtype: DTypeName) -> dict[str, Any]:

@@ -19,8 +19,22 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(**options: Any) -> Callable[[Function], Function]:
-    """A decorator: compile the function when it is first called, for its arguments' types; it then runs without Python's lock."""
-    return cast(Callable[[Function], Function], numba.njit(cache=True, nogil=True, **options))  # pyright: ignore[reportUnknownMemberType]  # untyped
+    """A decorator: compile the function when it is first called, for its arguments' types; it then runs without Python's lock.
+
+    It makes no arrays, and counts no references to those that it is given: counting took most of the time of compiling and of scanning.
+    """
+    njit = cast(Any, numba.njit)  # pyright: ignore[reportUnknownMemberType]  # untyped
+    return njit(cache=True, nogil=True, error_model="numpy", no_cfunc_wrapper=True, _nrt=False, **options)
+
+
+def inlined() -> Callable[[Function], Function]:
+    """A decorator: the function becomes part of those that call it, and is compiled with them alone."""
+    return compiled(inline="always")
+
+
+def inner() -> Callable[[Function], Function]:
+    """A decorator: compile the function for compiled ones alone; Python can't call it."""
+    return compiled(no_cpython_wrapper=True)
 
 
 def _folder() -> Path:

@@ -5,7 +5,7 @@
 
 import numpy as np
 
-from validations.evidence.leakage.compiled import compiled
+from validations.evidence.leakage.compiled import compiled, inlined
 
 MAX_TAG_CHARACTERS, MAX_CALCULATION_CHARACTERS = 300, 120
 HASH_START, HASH_FACTOR = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
@@ -42,17 +42,18 @@ def _unescape_percent(text, at):
         return np.int64(_PERCENT), at + 1
     if first < 0x80:
         return first, after
-    content, size = np.zeros(4, np.uint8), 0
-    byte = first
-    while byte >= 0x80 and size < 4:
-        content[size], size = byte, size + 1
-        end = at + 3 * size
-        byte, _ = _percent_byte(text, end)
-    point, length = _decode(content[:size], 0)
-    return point, at + 3 * length
+    length = 2 if 0xC2 <= first < 0xE0 else 3 if 0xE0 <= first < 0xF0 else 4 if 0xF0 <= first < 0xF5 else 0
+    point = first & (0x7F >> length)
+    for _ in range(1, length):
+        following, after = _percent_byte(text, after)
+        if following & 0xC0 != 0x80:
+            length = 0
+            break
+        point = (point << 6) | (following & 0x3F)
+    return (point, after) if length else (np.int64(NOTHING), at + 3)
 
 
-@compiled(inline="always")
+@inlined()
 def _percent_byte(text, at):
     """The byte that `%XX` stands for and the place after it; minus one where it is something else."""
     if at >= len(text) or text[at] != _PERCENT:
@@ -60,7 +61,7 @@ def _percent_byte(text, at):
     return _hexadecimal(text, at + 1, 2)
 
 
-@compiled(inline="always")
+@inlined()
 def _decode(text, at):
     byte, size = np.int64(text[at]), len(text)
     length = 2 if 0xC2 <= byte < 0xE0 else 3 if 0xE0 <= byte < 0xF0 else 4 if 0xF0 <= byte < 0xF5 else 0
@@ -118,7 +119,7 @@ def _hexadecimal(text, at, digits):
     return value, at + digits
 
 
-@compiled(inline="always")
+@inlined()
 def _hexadecimal_digit(byte):
     if 48 <= byte <= 57:
         return np.int64(byte) - 48
@@ -178,6 +179,18 @@ def _unescape_number(text, at, otherwise, after_otherwise):
 
 
 @compiled()
+def _is_among(name, sorted_names):
+    low, high = 0, len(sorted_names)
+    while low < high:
+        middle = (low + high) // 2
+        if sorted_names[middle] < name:
+            low = middle + 1
+        else:
+            high = middle
+    return low < len(sorted_names) and sorted_names[low] == name
+
+
+@compiled()
 def skip_tag(text, at, tag_hashes):
     """The place after a calculator tag or a formatting tag whose `<` ends at `at`; `at` where there is none."""
     if at >= len(text):
@@ -194,8 +207,7 @@ def skip_tag(text, at, tag_hashes):
         name = (name ^ np.uint64(point | 32 if point > 57 else point)) * HASH_FACTOR
         letters += 1
         point, after = next_point(text, after)
-    place = np.searchsorted(tag_hashes, name)
-    if letters == 0 or place >= len(tag_hashes) or tag_hashes[place] != name:
+    if letters == 0 or not _is_among(name, tag_hashes):
         return at
     for _ in range(MAX_TAG_CHARACTERS):
         if point == _GREATER:
@@ -216,8 +228,7 @@ def skip_forum_tag(text, at, tag_hashes):
     while place < size and 97 <= (text[place] | 32) <= 122 and place - at < 8:
         name = (name ^ np.uint64(text[place] | 32)) * HASH_FACTOR
         place += 1
-    found = np.searchsorted(tag_hashes, name)
-    if found >= len(tag_hashes) or tag_hashes[found] != name or place >= size or (text[place] != 93 and text[place] != 61):
+    if not _is_among(name, tag_hashes) or place >= size or (text[place] != 93 and text[place] != 61):
         return at
     for _ in range(MAX_CALCULATION_CHARACTERS):
         if place >= size or text[place] == 10:

@@ -33,6 +33,9 @@ LEAKED_ITEM_COLUMNS = (
 )  # fmt: skip
 
 
+TOLD_OF_HIT = ("document", "benchmark", "item", "part", "score", "start", "end", "excerpt")
+
+
 def leakage_evidence(
     scans: Mapping[str, Scan],
     index: LeakageIndex,
@@ -83,7 +86,7 @@ def _leaked(component: str, hits: list[Hit]) -> dict[str, object]:
     clearest = max(hits, key=lambda hit: (hit.score, hit.end - hit.start))
     return {
         "component": component,
-        **clearest.model_dump(include={"benchmark", "item", "part", "score", "document", "excerpt", "start", "end"}),
+        **{name: getattr(clearest, name) for name in TOLD_OF_HIT},
         "documents": name_some(str(number) for number in sorted({hit.document for hit in hits})),
         "files": name_some(sorted({hit.file for hit in hits})),
     }

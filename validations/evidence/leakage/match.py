@@ -3,50 +3,109 @@
 A rare run of four words makes an item a candidate. It is then looked for in a window around that place: every pair of words that
 item and window share marks its words as found, in whatever order the runs come. A part's score is the weight of its words found.
 What is decided by the scores stands in `rules`.
+
+A document that is short has one table for all items. What of an item stands anywhere in it bounds what any window can have, so most
+candidates are done with after one look: nothing that counts grows when fewer words are found.
 """
 
 # pyright: basic
 # Compiled functions take their types from their arguments.
 
+from typing import NamedTuple
+
 import numpy as np
 
-from validations.evidence.leakage.compiled import compiled
-from validations.evidence.leakage.marking import FOUND, mark, sketch_of
-from validations.evidence.leakage.rules import COMPLETE, JOINED_EXTRA
-from validations.evidence.leakage.scoring import COUNTS, IN_ALL, WORDS, decide, score_parts
-from validations.evidence.leakage.seeds import has_seeds, has_seeds_beside, in_line
-from validations.evidence.leakage.segments import CHOICE, NUM_KINDS, SOLUTION
+from validations.evidence.leakage.compiled import compiled, inlined, inner
+from validations.evidence.leakage.marking import FOUND, Noted, build_noted, mark, note
+from validations.evidence.leakage.pairs import (
+    BEFORE,
+    DOCUMENT,
+    FIRST,
+    IS_HELD,
+    ITEM,
+    NEXT,
+    OFFSET,
+    STOP,
+    has_seeds,
+    has_seeds_beside,
+    in_line,
+    is_next_to,
+)
+from validations.evidence.leakage.rules import JOINED_EXTRA
+from validations.evidence.leakage.scoring import COUNTS, count_words, decide, may_decide, score_parts
+from validations.evidence.leakage.segments import NUM_KINDS, SOLUTION
+from validations.evidence.leakage.window import HIGH, LOW, Table, build_table, fill_table
 
 SLACK_WORDS, WINDOW_PER_ITEM = 16, 1.3
 SAME_LINE_WORDS = 4
 MIN_HELD_SHARE, MIN_COMPLEMENT = 0.2, 0.1
 """Share of a part that must stand in a document to be held for the next one, and share of what both have that only one of them may have."""
+MAX_TABLE_WORDS = 1024
+"""A longer document is looked at window by window."""
+
+
+class IndexWords(NamedTuple):
+    """The arrays of an index that say what its items are."""
+
+    hashes: np.ndarray
+    grams: np.ndarray
+    marks: np.ndarray
+    weights: np.ndarray
+    segment_starts: np.ndarray
+    segment_kinds: np.ndarray
+    item_segments: np.ndarray
+
+
+class Scratch(NamedTuple):
+    """What every look for an item uses again. `joined`: flags of two documents together."""
+
+    table: Table
+    noted: Noted
+    flags: np.ndarray
+    joined: np.ndarray
+    spans: np.ndarray
+    scores: np.ndarray
+    founds: np.ndarray
+    parts: np.ndarray
+    counted: np.ndarray
+
+
+def build_scratch(max_words: int, max_segments: int) -> Scratch:
+    """For items of up to so many words and segments."""
+    return Scratch(
+        table=build_table(max(MAX_TABLE_WORDS, 2 * (int(max_words * WINDOW_PER_ITEM) + SLACK_WORDS))),
+        noted=build_noted(max_words, max_segments),
+        flags=np.empty(max_words, np.uint8),
+        joined=np.empty(max_words, np.uint8),
+        spans=np.empty((max_segments, 2), np.int64),
+        scores=np.zeros(NUM_KINDS),
+        founds=np.zeros((NUM_KINDS + 1, COUNTS)),
+        parts=np.zeros(4),
+        counted=np.zeros((NUM_KINDS, 4), np.int64),
+    )
 
 
 @compiled()
-def score_candidates(candidates, text, index, rules, scratch, out):
+def score_candidates(num_pairs, pairs, seeds, text, index, rules, scratch, held, out):
     """Look for each candidate item around its seeds; fills `out` with what counts as found and gives how many, found or not stored.
 
     Args:
-        candidates: (words of the index, places in the text), sorted by item, then place.
-        text: words, their grams, document of each word.
-        index: hashes, weights, grams, marks, segment_starts, segment_kinds, item_segments, item_of_word.
-        rules: as `rules.Rules`.
-        scratch: keys, places, stamps of a hash table with at least twice the grams of the largest window.
+        num_pairs, pairs, seeds: from `group_seeds`: words of the index and places in the text.
+        text: words, first word of each document and the end of the last.
+        index: `IndexWords`.
+        rules: `Rules`.
+        scratch: `Scratch`.
+        held: flags of the items of two documents in turn.
         out: item, part, score, place of the seed, first place, last place.
     """
-    found_words, item_of_word = candidates[0], index[7]
-    stamp, count, first = scratch[2].max(), 0, 0
-    while first < len(found_words):
-        item, stop = item_of_word[found_words[first]], first + 1
-        while stop < len(found_words) and item_of_word[found_words[stop]] == item:
-            stop += 1
-        stamp, count = _score_item(item, (first, stop), candidates, text, index, rules, scratch, stamp, out, count)
-        first = stop
+    scratch.table.state[HIGH] = -1
+    count = np.int64(0)
+    for number in range(num_pairs):
+        count = _score_item(number, pairs, seeds, text, index, rules, scratch, held, out, count)
     return count
 
 
-@compiled(inline="always")
+@inlined()
 def _segment_of(word, segment_starts, segments):
     segment = segments[0]
     while segment_starts[segment + 1] <= word:
@@ -54,7 +113,7 @@ def _segment_of(word, segment_starts, segments):
     return segment
 
 
-@compiled(inline="always")
+@inlined()
 def _run(words, place, hashes, word, start, end):
     """The share of a segment that stands in the text word for word around `place`, in one run."""
     before = after = 0
@@ -65,31 +124,27 @@ def _run(words, place, hashes, word, start, end):
     return (before + after) / (end - start)
 
 
-@compiled(inline="always")
-def _table(scratch, reach):
-    """As much of the hash table as the grams of a window need."""
-    fit = 64
-    while fit < 12 * reach:  # grams, numbers and own runs of both sides
-        fit *= 2
-    return scratch[0][:fit], scratch[1][:fit], scratch[2][:fit], scratch[3]
-
-
-@compiled(inline="always")
+@inlined()
 def _complement(flags, held):
     """Whether each of two documents has enough of the words found which the other one has not."""
     only_here = only_there = both = 0
-    for word in range(len(flags)):
-        is_here, is_there = flags[word] & FOUND != 0, held[word] & FOUND != 0
-        both += is_here and is_there
-        only_here += is_here and not is_there
-        only_there += is_there and not is_here
+    for word in range(len(held)):
+        is_here, is_there = flags[word] & FOUND, held[word] & FOUND
+        both += is_here & is_there
+        only_here += is_here & ~is_there
+        only_there += is_there & ~is_here
     return min(only_here, only_there) >= MIN_COMPLEMENT * (both + only_here + only_there)
 
 
-@compiled(inline="always")
+@inner()
 def _goes_on(words, seam, hashes, segment_starts, segments):
     """Whether two words that end at a seam between documents and two that begin there follow one another in one part of the item."""
     if seam < 2 or seam + 2 > len(words):
+        return False
+    is_there = False
+    for word in range(segment_starts[segments[0]] + 1, segment_starts[segments[1]]):
+        is_there |= (hashes[word] == words[seam]) & (hashes[word - 1] == words[seam - 1])
+    if not is_there:
         return False
     for segment in range(segments[0], segments[1]):
         for word in range(segment_starts[segment] + 2, segment_starts[segment + 1] - 1):
@@ -99,71 +154,152 @@ def _goes_on(words, seam, hashes, segment_starts, segments):
     return False
 
 
-@compiled()
-def _score_item(item, bounds, candidates, text, index, rules, scratch, stamp, out, count):
-    """Look for one item around each of its seeds, in the order of the text. Gives the last stamp used and how many was found so far.
+@inlined()
+def _bounds(text, document, index, segments):
+    """The words in which an item of a document may stand: the document's, or all up to that end where the item goes on beyond it."""
+    words, low, high = text[0], text[1][document], text[1][document + 1]
+    is_open = _goes_on(words, low, index.hashes, index.segment_starts, segments)
+    goes_on = _goes_on(words, high, index.hashes, index.segment_starts, segments)
+    return np.int64(0) if is_open else low, np.int64(len(words)) if goes_on else high
 
-    Each document is looked at by itself. The best find that is not yet the item is held: with the rest in the next one it may be.
+
+@inlined()
+def _lay_out(words, document, window, table):
+    """Have the table of a short document, or of the window. Gives whether it is another one than before."""
+    low, high = document if document[1] - document[0] <= MAX_TABLE_WORDS else window
+    is_other = table.state[LOW] != low or table.state[HIGH] != high
+    if is_other:
+        fill_table(words, low, high, table)
+    return is_other
+
+
+@inlined()
+def _of_before(pairs, number, size, held):
+    """What the document before holds of the item; nothing where it holds none."""
+    before = pairs[number, BEFORE]
+    if not is_next_to(pairs, number, before) or pairs[before, IS_HELD] == 0:
+        return held[0, :0]
+    return held[pairs[before, DOCUMENT] % 2, pairs[before, OFFSET] : pairs[before, OFFSET] + size]
+
+
+@inlined()
+def _hold(pair, best, of_before):
+    """Keep the best find of an item for the next document, with what the document before holds where each has what the other has not."""
+    pair[IS_HELD] = 1
+    if len(of_before) > 0 and _complement(best, of_before):
+        for word in range(len(best)):
+            best[word] |= of_before[word]
+
+
+@inner()
+def _may_count(of_before, index, segments, rules, item, scratch):
+    """Whether an item may count where no more of it is found than is noted, runs aside. Gives the largest share of words, whether it may
+    count alone, and whether it may together with what the document before holds of it.
     """
-    found_words, found_places = candidates
-    words, text_runs, documents = text
-    hashes, weights, grams, marks, segment_starts, segment_kinds, item_segments, _ = index
-    segments = (item_segments[item], item_segments[item + 1])
-    size = segment_starts[segments[1]] - segment_starts[segments[0]]
-    reach = int(size * WINDOW_PER_ITEM) + SLACK_WORDS
-    scores, founds, parts = np.zeros(NUM_KINDS), np.zeros((NUM_KINDS, COUNTS)), np.zeros(4)
-    flags, best, held = np.zeros(size, np.uint8), np.zeros(size, np.uint8), np.zeros(size, np.uint8)
-    spans = np.zeros((segments[1] - segments[0], 2), np.int64)
-    best_share, document, held_document = 0.0, -2, -2
-    line, until, explained = -(10**9), -1, -1
-    low, high, is_bounded, is_sketched, has_runs = 0, 0, False, False, False
-    table = _table(scratch, reach)
-    for at in range(bounds[0], bounds[1]):
-        word, place = found_words[at], found_places[at]
-        if documents[place] != document:
-            if best_share >= MIN_HELD_SHARE:
-                held[:] = best | held if held_document == document - 1 and _complement(best, held) else best
-                held_document = document
-            document, best_share, until, explained, is_bounded = documents[place], 0.0, -1, -1, False
+    flags, joined, run = scratch.noted.flags, scratch.joined, (np.int64(-1), 0.0)
+    marks, starts, kinds, counted = index.marks, index.segment_starts, index.segment_kinds, scratch.counted
+    of_words, scores, founds, parts = (index.hashes, index.weights, index.marks), scratch.scores, scratch.founds, scratch.parts
+    most = count_words(flags, marks, starts, kinds, segments, counted)
+    is_alone = may_decide(counted, rules, item, 0.0)
+    if is_alone and not rules.has_solutions[item]:
+        score_parts(flags, of_words, starts, kinds, segments, scores, founds)
+        is_alone = decide(scores, founds, rules, item, 0.0, run, np.int64(1), parts)
+    if len(of_before) == 0:
+        return most, is_alone, False
+    for word in range(len(of_before)):
+        joined[word] = flags[word] | of_before[word]
+    count_words(joined, marks, starts, kinds, segments, counted)
+    may_join = may_decide(counted, rules, item, JOINED_EXTRA)
+    if may_join and not rules.has_solutions[item]:
+        score_parts(joined, of_words, starts, kinds, segments, scores, founds)
+        may_join = decide(scores, founds, rules, item, JOINED_EXTRA, run, np.int64(0), parts)
+    return most, is_alone, may_join
+
+
+@inner()
+def _look(window, item, segments, run, may, is_in_line, of_before, index, rules, scratch):
+    """Mark the item in a window and decide. Gives the largest share of words, and whether it counts as found.
+
+    `may`: what `_may_count` says, where the window's run counts.
+    """
+    most, is_alone, may_join = may
+    flags, joined, starts, kinds = scratch.flags, scratch.joined, index.segment_starts, index.segment_kinds
+    of_words, scores, founds, parts = (index.hashes, index.weights, index.marks), scratch.scores, scratch.founds, scratch.parts
+    is_all = mark(window, index.hashes, starts, segments, scratch.table, scratch.noted, flags, scratch.spans, np.int64(0))
+    share, is_found = most, False
+    if is_alone or rules.has_solutions[item]:
+        share = score_parts(flags, of_words, starts, kinds, segments, scores, founds)
+    elif not is_all:
+        share = count_words(flags, index.marks, starts, kinds, segments, scratch.counted)
+    if is_alone:
+        is_found = decide(scores, founds, rules, item, 0.0, run, np.int64(is_in_line), parts)
+    if not is_found and may_join and _complement(flags, of_before):
+        for word in range(len(of_before)):
+            joined[word] = flags[word] | of_before[word]
+        score_parts(joined, of_words, starts, kinds, segments, scores, founds)
+        is_found = decide(scores, founds, rules, item, JOINED_EXTRA, (run[0], 0.0), np.int64(0), parts)
+    if is_found:
+        mark(window, index.hashes, starts, segments, scratch.table, scratch.noted, flags, scratch.spans, np.int64(1))
+    return share, is_found
+
+
+@inlined()
+def _score_item(number, pairs, seeds, text, index, rules, scratch, held, out, count):
+    """Look for one item in one document, around each of its seeds in the order of the text. Gives how many was found so far.
+
+    The best find that is not yet the item is held for the next document: with the rest, which may stand there, it may be.
+    """
+    words, pair, item = text[0], pairs[number], pairs[number, ITEM]
+    segments = (index.item_segments[item], index.item_segments[item + 1])
+    size = index.segment_starts[segments[1]] - index.segment_starts[segments[0]]
+    reach = np.int64(size * WINDOW_PER_ITEM) + SLACK_WORDS
+    of_before, best = _of_before(pairs, number, size, held), held[pair[DOCUMENT] % 2, pair[OFFSET] : pair[OFFSET] + size]
+    is_kept, has_runs = is_next_to(pairs, number, pair[NEXT]), rules.has_runs[item]
+    has_beside = has_seeds_beside(pairs, number, rules.seeds[item])
+    best_share, most, is_ready, is_alone, may_join, low, high = 0.0, 0.0, False, False, False, np.int64(0), np.int64(0)
+    line, until, explained = np.int64(-(10**9)), np.int64(-1), np.int64(-1)
+    for at in range(pair[FIRST], pair[STOP]):
+        word, place = np.int64(seeds[0][at]), np.int64(seeds[1][at])
         if place <= explained or (abs((place - word) - line) <= SAME_LINE_WORDS and place <= until):
             continue
-        has_enough = has_seeds(found_places, documents, (at, bounds[1]), rules[4][item], place + reach)
-        if not has_enough and not has_seeds_beside(found_places, documents, (at, bounds[0], bounds[1]), rules[4][item]):
+        if not has_beside and not has_seeds(seeds[1], (at, pair[STOP]), rules.seeds[item], place + reach):
             continue
-        if not is_bounded:
-            first, end = np.searchsorted(documents, document), np.searchsorted(documents, document + 1)
-            low = 0 if _goes_on(words, first, hashes, segment_starts, segments) else first
-            high = len(words) if _goes_on(words, end, hashes, segment_starts, segments) else end
-            is_bounded = True
-        line, until, stamp = place - word, place + size, stamp + 1
-        flags[:] = 0
-        if not is_sketched:
-            has_runs = sketch_of(hashes, grams, marks, segment_starts[segments[0]], segment_starts[segments[1]], scratch[3])
-            is_sketched = True
-        segment = _segment_of(word, segment_starts, segments)
-        start, stop = segment_starts[segment], segment_starts[segment + 1]
-        window = (max(low, place - reach), segment, place - word + (start + stop) // 2, min(high, place + reach))
-        mark(window, segment_starts, (hashes, grams, marks), (words, text_runs), table, stamp, flags, spans, segments, has_runs)
-        share = score_parts(flags, hashes, weights, marks, segment_starts, segment_kinds, segments, scores, founds)
-        run_kind, run_share = np.int64(segment_kinds[segment]), _run(words, place, hashes, word, start, stop)
-        is_in_line = rules[0][item, CHOICE] == COMPLETE and in_line(
-            found_words, found_places, (at, bounds[1]), segments, founds[CHOICE, WORDS + IN_ALL]
-        )
-        is_found = decide(scores, founds, rules, item, 0.0, (run_kind, run_share), is_in_line, parts)
-        if share > best_share:
+        line, until = place - word, place + size
+        if not is_ready:
+            low, high = _bounds(text, pair[DOCUMENT], index, segments)
+        window_low, window_high = max(low, place - reach), min(high, place + reach)
+        if _lay_out(words, (low, high), (window_low, window_high), scratch.table) or not is_ready:
+            note(index, segments, scratch.table, scratch.noted)
+            most, is_alone, may_join = _may_count(of_before, index, segments, rules, item, scratch)
+            is_ready = True
+        if not is_alone and not may_join and not has_runs and (not is_kept or best_share >= most):
+            if high - low <= MAX_TABLE_WORDS:  # no other place of this document has more
+                break
+            continue
+        segment = _segment_of(word, index.segment_starts, segments)
+        start, stop = index.segment_starts[segment], index.segment_starts[segment + 1]
+        run = (np.int64(index.segment_kinds[segment]), _run(words, place, index.hashes, word, start, stop))
+        may = (most, is_alone or run[1] >= rules.runs[item, run[0]], may_join)
+        if not may[1] and not may_join and (not is_kept or best_share >= most):
+            continue
+        is_in_line = rules.in_line[item] > 0 and in_line(seeds, pairs, number, at, segments[1] - segments[0]) >= rules.in_line[item]
+        window = (window_low, segment, place - word + (start + stop) // 2, window_high)
+        share, is_found = _look(window, item, segments, run, may, is_in_line, of_before, index, rules, scratch)
+        if is_kept and share > best_share:
             best_share = share
-            best[:] = flags
-        if not is_found and held_document == document - 1 and _complement(flags, held):
-            score_parts(flags | held, hashes, weights, marks, segment_starts, segment_kinds, segments, scores, founds)
-            is_found = decide(scores, founds, rules, item, JOINED_EXTRA, (run_kind, 0.0), False, parts)
+            for word in range(size):
+                best[word] = scratch.flags[word]
         if is_found:
-            count = _emit((item, place), parts, spans, segment_kinds, segments, out, count)
-            explained = max(explained, spans[segment - segments[0], 1])
-    return stamp, count
+            count = _emit((item, place), scratch, index.segment_kinds, segments, out, count)
+            explained = max(explained, scratch.spans[segment - segments[0], 1])
+    if best_share >= MIN_HELD_SHARE:
+        _hold(pair, best, of_before)
+    return count
 
 
-@compiled()
-def _emit(what, parts, spans, segment_kinds, segments, out, count):
+@inner()
+def _emit(what, scratch, segment_kinds, segments, out, count):
+    parts, spans = scratch.parts, scratch.spans
     for part in range(4):
         if parts[part] == 0:
             continue

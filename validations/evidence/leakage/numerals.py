@@ -10,7 +10,7 @@ items and texts are read alike.
 import numpy as np
 from jaxtyping import Int64, UInt64
 
-from validations.evidence.leakage.compiled import compiled
+from validations.evidence.leakage.compiled import compiled, inlined
 from validations.evidence.leakage.word_hashes import number_hash, word_hash
 
 _UNITS = (
@@ -43,7 +43,7 @@ def numeral_table() -> tuple[UInt64[np.ndarray, "1024"], Int64[np.ndarray, "1024
     return hashes, values
 
 
-@compiled(inline="always")
+@inlined()
 def _value(word, table_hashes, table_values):
     """What a word is worth; `NONE` where it is no numeral."""
     at = np.int64(word >> np.uint64(2)) & (_SLOTS - 1)
@@ -84,13 +84,13 @@ def join_numerals(hashes, starts, ends, count, table_hashes, table_values):
     return kept
 
 
-@compiled(inline="always")
+@inlined()
 def _takes_more(total, below):
     """Whether a number below a hundred may follow: behind `hundred`, `thousand` or `million`."""
     return below % HUNDRED == 0 and (below > 0 or total > 0)
 
 
-@compiled(inline="always")
+@inlined()
 def _takes_unit(below):
     """Whether a number below ten may follow: behind `twenty` to `ninety`."""
     return below % HUNDRED >= 20 and below % 10 == 0

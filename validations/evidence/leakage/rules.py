@@ -19,7 +19,7 @@ most of its telling numbers are others. What none of this covers is out of reach
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32, Int64, UInt8
+from jaxtyping import Bool, Float32, Float64, Int32, Int64, UInt8
 
 from validations.evidence.leakage.index import MIN_DISTINCT_CHOICES, OWN_GRAM, OWN_RUN, SEED_WORDS, LeakageIndex
 from validations.evidence.leakage.own import COMMON_CHOICES, MIN_OWN_GRAMS, SAME_CHOICES
@@ -36,7 +36,7 @@ LITTLE_SOLUTION_WEIGHT, MUCH_SOLUTION_WEIGHT, MAX_SOLUTION_NEEDED = 15.0, 50.0, 
 programs above all, it takes more: they are made of the same few phrases."""
 MIN_OWN_OF_CHOICES = 0.25
 """Grams of their own, for each word, that choices need to be told in any order: `I and II only` has none, whatever the others say."""
-MIN_CHOICES_NEEDED, MIN_EACH, MIN_ALL = 0.8, 0.4, 0.97
+MIN_CHOICES_NEEDED, MIN_EACH, MIN_ALL, MIN_VERBATIM_SCORE = 0.8, 0.4, 0.97, 0.999
 MIN_SEEDS_IN_LINE, MAX_SEEDS_IN_LINE = 6, 10
 """Rare runs, one after the other, that show choices to be in their order: one for every three words, within these bounds."""
 MIN_NUMBERS, MIN_NUMBERS_SHARE = 2, 0.5
@@ -47,6 +47,7 @@ MIN_OWN_SHARE, MIN_OWN_RUNS_SHARE, MIN_OWN_FOUND = 0.5, 0.05, 2.0
 WORDS_PER_SEED, MIN_SEEDS, MAX_SEEDS = 8, 2, 6
 JOINED_EXTRA = 0.1
 """Two halves from neighbouring documents must say more than one whole."""
+ROUNDING = 1e-6
 
 
 class Rules(NamedTuple):
@@ -58,6 +59,14 @@ class Rules(NamedTuple):
     together_scores: Float32[np.ndarray, "i 5"]
     seeds: UInt8[np.ndarray, "i"]
     """Rare runs that must stand near one another before an item is looked for; no more than it has."""
+    runs: Float64[np.ndarray, "i 5"]
+    """The share of a segment of each kind that counts where it is one run."""
+    has_runs: Bool[np.ndarray, "i"]
+    """Whether some run counts."""
+    in_line: Int32[np.ndarray, "i"]
+    """Rare runs, one after the other, that show choices to be in their order; 0 where their order doesn't matter."""
+    has_solutions: Bool[np.ndarray, "i"]
+    """Whether there are several, of which one counts."""
 
     @property
     def out_of_reach(self) -> Bool[np.ndarray, "i"]:
@@ -99,7 +108,21 @@ def build_rules(index: LeakageIndex, limits: LeakageLimits) -> Rules:
     longest = np.maximum(question[excerpt], 1)
     needed[excerpt, QUESTION] = np.minimum(np.maximum(limits.min_copy_share, limits.min_words / longest), 1.0)
     pairs = _needed(weights + weights[:, [QUESTION]], limits.min_score, LITTLE_WEIGHT, MUCH_WEIGHT, MAX_NEEDED)
-    return Rules(alone, together, needed, pairs, _seeds(index, words, alone, together))
+    runs = np.where(alone == VERBATIM, needed, np.inf)
+    runs[:, QUESTION] = np.where((together == VERBATIM).any(axis=1), np.minimum(runs[:, QUESTION], 1.0), runs[:, QUESTION])
+    in_line = np.where(alone[:, CHOICE] == COMPLETE, np.clip(words[:, CHOICE] // 3, MIN_SEEDS_IN_LINE, MAX_SEEDS_IN_LINE), 0)
+    of_solutions = np.asarray(index.item_of_word)[np.asarray(index.segment_starts)[:-1][np.asarray(index.segment_kinds) == SOLUTION]]
+    return Rules(
+        alone=alone,
+        together=together,
+        alone_scores=needed,
+        together_scores=pairs,
+        seeds=_seeds(index, words, alone, together),
+        runs=runs,
+        has_runs=np.asarray(np.isfinite(runs).any(axis=1)),
+        in_line=in_line.astype(np.int32),
+        has_solutions=np.bincount(of_solutions, minlength=len(words)) > 1,
+    )
 
 
 def _take_shared(index: LeakageIndex, alone: UInt8[np.ndarray, "i 5"], together: UInt8[np.ndarray, "i 5"]) -> None:

@@ -13,9 +13,9 @@ from trainer.config import Frozen
 from trainer.data.cache import TokenCache
 from validations.evidence.leakage.detokenize import Detokenize
 from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.marking import SKETCH_SIZE, text_grams
-from validations.evidence.leakage.match import score_candidates
+from validations.evidence.leakage.match import IndexWords, build_scratch, score_candidates
 from validations.evidence.leakage.overshadowed import Places, without_overshadowed
+from validations.evidence.leakage.pairs import PAIR_COLUMNS, group_seeds
 from validations.evidence.leakage.rules import PARTS, Rules, build_rules
 from validations.evidence.leakage.seeds import find_seeds
 from validations.evidence.leakage.words import room_for, split_words
@@ -24,7 +24,7 @@ from validations.limits import LeakageLimits
 BATCH_BYTES, CARRIED_BYTES = 2**21, 2**16
 MAX_HITS_PER_ITEM = 1000
 EXCERPT_BYTES = 160
-_OUT_ROOM = 4096
+_OUT_ROOM = 2**17
 
 
 class Document(NamedTuple):
@@ -37,8 +37,9 @@ class Document(NamedTuple):
     tokens: int = 0
 
 
-class Hit(Frozen):
-    """One part of one item in one document.
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One part of one item in one document. Text that is full of items makes hundreds of thousands, each of them made without checks.
 
     Attributes:
         document: 0-based place in the file; in a token cache, in the cache.
@@ -159,7 +160,8 @@ class _Kept:
         for hit in hits:
             of_item = self._by_item.setdefault((hit.benchmark, hit.item), {})
             key = (hit.place, hit.part)
-            if key not in of_item or (hit.score, -hit.start) > (of_item[key].score, -of_item[key].start):
+            known = of_item.get(key)
+            if known is None or (hit.score, -hit.start) > (known.score, -known.start):
                 of_item[key] = hit
             if len(of_item) >= 2 * MAX_HITS_PER_ITEM:
                 self._by_item[hit.benchmark, hit.item] = dict(sorted(of_item.items())[:MAX_HITS_PER_ITEM])
@@ -176,25 +178,23 @@ class _Scanner:
         rules, self._benchmarks = _prepared(index, limits)  # pyright: ignore[reportArgumentType]  # frozen models are hashable
         self._names, self._is_example = index.names, np.asarray(index.is_example)
         self._seeds = (
-            _read_only(index.seed_hashes), _read_only(index.seed_words), _read_only(index.seed_buckets), _read_only(index.seed_filter),
-        )  # fmt: skip
-        self._rules = tuple(map(_read_only, rules))
-        self._item_of_word = np.asarray(index.item_of_word)
-        of_index = (
-            index.hashes, index.weights, index.grams, index.marks, index.segment_starts, index.segment_kinds, index.item_segments,
-            index.item_of_word,
-        )  # fmt: skip
-        self._index = tuple(map(_read_only, of_index))
-        longest = int(np.diff(np.asarray(index.segment_starts)[np.asarray(index.item_segments)]).max(initial=1))
-        slots = 1 << (32 * longest + 2048).bit_length()
-        self._scratch = (
-            np.empty(slots, np.uint64), np.empty(slots, np.int32), np.zeros(slots, np.int64), np.zeros(SKETCH_SIZE, np.uint64),
-        )  # fmt: skip
-        self._candidates = (np.empty(2**16, np.int32), np.empty(2**16, np.int32))
+            _read_only(index.seed_hashes),
+            _read_only(index.seed_words),
+            _read_only(index.seed_buckets),
+            _read_only(index.seed_filter),
+        )
+        self._rules = Rules(*map(_read_only, rules))
+        self._index = IndexWords(*(_read_only(getattr(index, name)) for name in IndexWords._fields))
+        self._item_of_word = _read_only(index.item_of_word)
+        segments = np.asarray(index.item_segments)
+        max_words = int(np.diff(np.asarray(index.segment_starts)[segments]).max(initial=1))
+        self._scratch = build_scratch(max_words, int(np.diff(segments).max(initial=1)))
+        self._last_pair = np.empty(len(index.names), np.int64)
+        self._candidates = _candidates(2**16)
+        self._held = np.empty((2, 2**16), np.uint8)
         self._out = _out(_OUT_ROOM)
         self._room_bytes = 2 * BATCH_BYTES
         self._room = room_for(self._room_bytes)
-        self._grams = np.empty(len(self._room.hashes), np.uint64)
 
     def scan(self, batch: Sequence[_Chunk]) -> list[Hit]:
         """The hits in a batch of neighbours."""
@@ -202,44 +202,51 @@ class _Scanner:
         firsts = np.cumsum([0, *(len(chunk.text) + 1 for chunk in batch[:-1])])
         if len(text) > self._room_bytes:
             self._room, self._room_bytes = room_for(len(text)), len(text)
-            self._grams = np.empty(len(self._room.hashes), np.uint64)
         words = split_words(text, self._room)
-        found_words, found_places = self._find(words.hashes)
-        if not len(found_words):
+        count = self._find(words.hashes)
+        if not count:
             return []
         documents = (np.searchsorted(firsts, words.starts, side="right") - 1).astype(np.int32)
-        grams = self._grams[: len(words.hashes)]
-        text_grams(words.hashes, grams)
-        found = self._score((found_words, found_places), (words.hashes, grams, documents))
+        found = self._score(count, words.hashes, documents)
         found = _best_of_each(found, documents)
         item, _, score, anchor, first, last = found
         owners = _owners(documents, anchor, first, last)
         limits = np.append(firsts, len(text) + 1)  # a part that goes on in a neighbour ends, for its document, with the document
         starts, ends = np.maximum(words.starts[first], limits[owners]), np.minimum(words.ends[last], limits[owners + 1] - 1)
         kept = without_overshadowed(Places(owners, item, self._benchmarks[item], score, starts, ends), self._is_example[item])
-        return [
-            self._hit(batch[owners[n]], int(firsts[owners[n]]), *(column[n].item() for column in (*found[:3], starts, ends))) for n in kept
-        ]
+        columns = (owners, item, found[1], score, starts - firsts[owners], ends - firsts[owners])
+        rows: Iterable[tuple[Any, ...]] = zip(*(column[kept].tolist() for column in columns), strict=True)
+        return [self._hit(batch[row[0]], *row[1:]) for row in rows]
 
-    def _find(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Candidates by item, then place."""
-        count = find_seeds(hashes, *self._seeds, *self._candidates)
-        if count > len(self._candidates[0]):
-            self._candidates = (np.empty(2 * count, np.int32), np.empty(2 * count, np.int32))
-            count = find_seeds(hashes, *self._seeds, *self._candidates)
-        words, places = (found[:count] for found in self._candidates)
-        order = np.lexsort((words, places, self._item_of_word[words]))
-        return words[order], places[order]
+    def _find(self, hashes: np.ndarray) -> int:
+        """How many candidates there are."""
+        count = int(find_seeds(hashes, *self._seeds, *self._candidates.found))
+        if count > len(self._candidates.pairs):
+            self._candidates = _candidates(count + count // 4)
+            count = int(find_seeds(hashes, *self._seeds, *self._candidates.found))
+        return count
 
-    def _score(self, candidates: tuple[np.ndarray, ...], text: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
-        count = score_candidates(candidates, text, self._index, self._rules, self._scratch, self._out)
-        if count > len(self._out[0]):
-            self._out = _out(2 * count)
-            count = score_candidates(candidates, text, self._index, self._rules, self._scratch, self._out)
-        return tuple(column[:count] for column in self._out)
+    def _score(self, count: int, hashes: np.ndarray, documents: np.ndarray) -> tuple[np.ndarray, ...]:
+        found, pairs, grouped = self._candidates
+        found = (found[0][:count], found[1][:count])
+        self._last_pair.fill(-1)
+        index = (self._item_of_word, self._index.item_segments, self._index.segment_starts)
+        num_pairs, most_words = group_seeds(found, documents, index, self._last_pair, pairs, grouped)
+        if most_words > self._held.shape[1]:
+            self._held = np.empty((2, 2 * most_words), np.uint8)
+        text = (hashes, np.searchsorted(documents, np.arange(documents[-1] + 2)))
 
-    def _hit(self, chunk: _Chunk, first: int, item: int, part: int, score: float, start: int, end: int) -> Hit:
-        start, end = start - first, end - first
+        def score() -> int:
+            return int(
+                score_candidates(num_pairs, pairs, grouped[:2], text, self._index, self._rules, self._scratch, self._held, self._out)
+            )
+
+        if (num_found := score()) > len(self._out[0]):
+            self._out = _out(2 * num_found)
+            score()
+        return tuple(column[:num_found] for column in self._out)
+
+    def _hit(self, chunk: _Chunk, item: int, part: int, score: float, start: int, end: int) -> Hit:
         benchmark, id = self._names[item]
         excerpt = chunk.text[start : start + EXCERPT_BYTES].decode(errors="replace")
         return Hit(
@@ -268,6 +275,19 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 def _prepared(index: LeakageIndex, limits: LeakageLimits) -> tuple[Rules, np.ndarray]:
     """The rules, and the number of each item's benchmark: the same for every piece that a process scans."""
     return build_rules(index, limits), np.unique(np.array([benchmark for benchmark, _ in index.names]), return_inverse=True)[1]
+
+
+class _Candidates(NamedTuple):
+    """Seeds in the order of the text, pairs of document and item, and the seeds in the order of these."""
+
+    found: tuple[np.ndarray, np.ndarray]
+    pairs: np.ndarray
+    grouped: tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def _candidates(room: int) -> _Candidates:
+    words, places, grouped_words, grouped_places, pairs = (np.empty(room, np.int32) for _ in range(5))
+    return _Candidates((words, places), np.empty((room, PAIR_COLUMNS), np.int32), (grouped_words, grouped_places, pairs))
 
 
 def _out(room: int) -> tuple[np.ndarray, ...]:

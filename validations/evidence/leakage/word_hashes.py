@@ -5,7 +5,7 @@
 
 import numpy as np
 
-from validations.evidence.leakage.compiled import compiled
+from validations.evidence.leakage.compiled import compiled, inlined
 from validations.evidence.leakage.escapes import HASH_FACTOR, HASH_START
 from validations.evidence.leakage.fold import DIGIT, LETTER
 
@@ -29,7 +29,7 @@ def word_hash(letters: str) -> int:
     return ((value ^ (value >> 32)) >> 2) << 2
 
 
-@compiled(inline="always")
+@inlined()
 def finish(value, kind, letters):
     """A well mixed hash; its lowest bits say whether the word is a sign, and a number."""
     value = (value ^ (value >> np.uint64(29))) * MIX

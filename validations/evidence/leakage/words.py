@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32, UInt8, UInt64
 
-from validations.evidence.leakage.compiled import compiled
+from validations.evidence.leakage.compiled import compiled, inlined
 from validations.evidence.leakage.escapes import (
     BACKSLASH,
     BRACKET,
@@ -84,7 +84,7 @@ _NUMERALS = numeral_table()
 @compiled()
 def _split(text, codes, expansions, tag_hashes, forum_tag_hashes, hashes, starts, ends):  # compiled for its arguments' types
     size = len(text)
-    count = at = 0
+    count, at = np.int64(0), np.int64(0)
     kind, value, first, last, letters = 0, HASH_START, 0, 0, 0  # of the word being read; kind 0 is none
     escapes = False  # whether a backslash stands before
     while at < size:
@@ -135,7 +135,7 @@ def _split(text, codes, expansions, tag_hashes, forum_tag_hashes, hashes, starts
     return count
 
 
-@compiled(inline="always")
+@inlined()
 def _code_beyond(point):
     """Beyond the table: ideographs are words, tags are dropped, the rest separates."""
     if 0x20000 <= point < 0x40000:

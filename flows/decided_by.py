@@ -1,0 +1,33 @@
+"""What a verdict on a phase's data rests on beside caches, limits and suite: where one of these changes, it must be given again."""
+
+from flows.hand_off import hand_off_key
+from flows.recipes.phase import Phase
+from flows.resolved import Resolved
+from tasks.data.plan import DataPlan
+from trainer.config import RunConfig
+from trainer.storage import digest_of_json
+
+IN_ORDER = ("start_step", "stop_step", "batch", "mixture", "order")
+
+
+def decided_by(resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, str]:
+    """Name → digest: the order in which the rows are drawn, the test items that are looked for, how much of a source may be unreadable, and
+    the hand-off where there is one.
+
+    Raises:
+        DataError: a held-out cache is not there.
+        TrainingError: what the parent was trained as does not read.
+    """
+    settings = run.model_dump(mode="json", include=set(IN_ORDER))
+    found = {
+        "order": digest_of_json({**settings, "seq_len": run.model.seq_len}),
+        "test items": resolved.items_key(phase),
+        "unreadable": unreadable_key(phase, resolved.plan),
+    }
+    hand_off = hand_off_key(resolved.recipe, phase, run)
+    return found if hand_off is None else {**found, "hand-off": hand_off}
+
+
+def unreadable_key(phase: Phase, plan: DataPlan) -> str:
+    """Digest of how much of each source may be unreadable."""
+    return digest_of_json({name: plan.components[name].source.max_bad_fraction for name in phase.components})

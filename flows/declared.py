@@ -1,0 +1,31 @@
+"""What a recipe declares and nothing carries out yet is refused before work starts, with the reason and what to do."""
+
+from collections.abc import Iterable
+
+from flows.recipes.benchmarks import MADE_BENCHMARKS, unmeasured
+from flows.recipes.phase import Phase
+from flows.recipes.recipe import Recipe
+from trainer.errors import ConfigError
+
+
+def check_declared(recipe: Recipe, phases: Iterable[Phase]) -> None:
+    """Refuse phases that ask for what would not happen.
+
+    Raises:
+        ConfigError: a phase names a benchmark that nothing measures.
+    """
+    for phase in phases:
+        check_benchmarks(recipe, phase)
+
+
+def check_benchmarks(recipe: Recipe, phase: Phase) -> None:
+    """Refuse a phase whose gate would have to do without a benchmark that it names.
+
+    Raises:
+        ConfigError: it names a benchmark that nothing measures.
+    """
+    if names := unmeasured(phase.evaluation.benchmarks):
+        raise ConfigError(
+            f"phase {phase.name} of {recipe.run_name} names the benchmarks {', '.join(names)}, which are lm-eval's and are not measured "
+            f"yet: name {' or '.join(MADE_BENCHMARKS)} in its evaluation.benchmarks, or use --scale proxy."
+        )

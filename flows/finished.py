@@ -1,0 +1,83 @@
+"""Whether nothing is left to do: each phase done, the baselines measured, and the report one of what is there now."""
+
+import ast
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from flows.recipes.phase import Phase
+from flows.record import Finding, PhaseRecord, read_record
+from flows.resolved import Resolved
+from tasks.evaluation.baselines import baselines_path
+from trainer.code_digest import digest_of_code
+from trainer.errors import PhasewiseError
+from trainer.storage import digest_of_json, read_json
+
+KEYS_NAME = "keys.json"
+PACKAGES = ("phasewise", "jax", "optax", "orbax-checkpoint", "prefect", "dask", "great-expectations", "lm-eval")
+"""The report names their versions."""
+HOUSE = Path(__file__).parents[1]
+REPORTING = ("flows/summary.py", "tasks/publication/*.py", "validations/data_docs.py", "validations/report/*.py")
+LAID_OUT_BY = ("tasks/publication/*.html", "tasks/publication/*.css", "validations/report/*.html", "validations/report/*.css")
+
+
+def report_path(resolved: Resolved) -> Path:
+    """The HTML report of a recipe."""
+    return resolved.home.report(resolved.recipe.run_name) / "report.html"
+
+
+def keys_path(resolved: Resolved) -> Path:
+    """What the report was made of, beside it."""
+    return report_path(resolved).with_name(KEYS_NAME)
+
+
+def report_keys(resolved: Resolved, records: Iterable[PhaseRecord]) -> dict[str, str]:
+    """Phase → digest of everything that the report says of it, and of the code that says it."""
+    tokenizer = resolved.recipe.tokenizer
+    makers = [tokenizer.name, tokenizer.vocab_size, _code(), {name: version(name) for name in PACKAGES}]
+    return {record.phase.name: digest_of_json([*makers, *_told_of(record)]) for record in records}
+
+
+def is_done(resolved: Resolved, phases: Iterable[Phase]) -> bool:
+    """Whether nothing is left to do for these phases: every cache, every result, the baselines and the report."""
+    try:
+        is_built = resolved.plan.is_built
+    except PhasewiseError:
+        return False
+    records = [read_record(resolved, phase) for phase in phases]
+    return is_built and all(record.state == "done" for record in records) and all(one.holds for one in find_of_recipe(resolved, records))
+
+
+def find_of_recipe(resolved: Resolved, records: Sequence[PhaseRecord]) -> tuple[Finding, ...]:
+    """The results of a recipe that are no phase's: its baselines, and its report."""
+    baselines = baselines_path(resolved.plan, resolved.home, resolved.recipe.phases[0].evaluation.held_out_tokens)
+    why_report = _why_no_report(resolved, records)
+    why_baselines = "" if baselines.exists() else "the byte n-grams are not measured on the text as it is now"
+    return (
+        Finding(what="baselines", holds=not why_baselines, again="evaluate" if why_baselines else None, why=why_baselines),
+        Finding(what="report", holds=not why_report, again="report" if why_report else None, why=why_report),
+    )
+
+
+def _why_no_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> str:
+    if not report_path(resolved).exists():
+        return "there is no report"
+    written: dict[str, Any] = read_json(keys_path(resolved)) if keys_path(resolved).exists() else {}
+    others = [name for name, key in report_keys(resolved, records).items() if written.get(name) != key]
+    return f"the report is out of date: {', '.join(others)} came out otherwise since, or what makes it has changed" if others else ""
+
+
+def _told_of(record: PhaseRecord) -> list[Any]:
+    verdicts = [verdict.model_dump(mode="json", exclude={"evidence"}) for verdict in record.verdicts]
+    found = [{name: value for name, value in (one or {}).items() if name != "checkpoint"} for one in (record.result, record.evaluation)]
+    return [record.state, record.phase.model_dump(mode="json", exclude={"instrumentation"}), verdicts, *found]
+
+
+@cache
+def _code() -> list[str]:
+    """Digests of the code and of the pages that make a report."""
+    code = digest_of_code(*(ast.parse(path.read_bytes()) for glob in REPORTING for path in sorted(HOUSE.glob(glob))))
+    pages = [path.read_text(encoding="utf-8") for glob in LAID_OUT_BY for path in sorted(HOUSE.glob(glob))]
+    return [code, digest_of_json(pages)]

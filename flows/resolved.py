@@ -1,0 +1,206 @@
+"""A recipe as one command finds it: recipe, home, sources and plan are worked out once here, and handed down.
+
+Flows call each other by names, because Prefect keeps those as a run's parameters. Within one process the same names are the same value.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from flows.checks import check_mixtures, check_slices, check_sources
+from flows.declared import check_declared
+from flows.plan import build_run, data_plan, stand_ins_of, start_of
+from flows.recipes import at_scale, load_written, split_target
+from flows.recipes.phase import Phase
+from flows.recipes.recipe import Recipe, Scale
+from tasks.data.digests import KnownDigests
+from tasks.data.plan import DataPlan
+from tasks.data.standins import StandIn, missing_stand_ins
+from tasks.home import Home
+from trainer.config import RunConfig, StartFrom
+
+SOURCES = "the sources"
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What is trained, and where.
+
+    Attributes:
+        name: `RECIPE`, or `RECIPE/PHASE` where the phase is a branch: by this name every flow finds the same.
+        recipe: the main line, and of the branches those that lead to the phase.
+        full: the same at full scale; None where the recipe is written at proxy scale.
+        digests: the contents of source files as this command knows them.
+    """
+
+    name: str
+    recipe: Recipe
+    full: Recipe | None
+    home: Home
+    digests: KnownDigests = field(repr=False, compare=False)
+    _runs: dict[tuple[str, StartFrom | None], RunConfig] = field(default_factory=dict, repr=False, compare=False)
+    _items: dict[tuple[str, ...], str] = field(default_factory=dict, repr=False, compare=False)
+    _checked: set[str] = field(default_factory=set, repr=False, compare=False)
+
+    @property
+    def recipe_name(self) -> str:
+        """What it was asked for by, without a phase."""
+        return split_target(self.name)[0]
+
+    @cached_property
+    def stand_ins(self) -> dict[str, StandIn]:
+        """What is collected from this installation first."""
+        return stand_ins_of(self.recipe)
+
+    @cached_property
+    def plan(self) -> DataPlan:
+        """Every cache that the recipe needs, from its sources as they were found when it was first asked for.
+
+        Raises:
+            ConfigError: a component has no source.
+            DataError: a component has no files.
+        """
+        return data_plan(self.recipe, self.home, digests=self.digests)
+
+    def items_key(self, phase: Phase) -> str:
+        """Digest of what the phase must not train on, as it was when it was first asked for.
+
+        Raises:
+            ConfigError, DataError: as `tasks.validation.scan_caches.items_key`.
+        """
+        from tasks.validation.scan_caches import items_key  # it imports the scan
+
+        if phase.components not in self._items:
+            self._items[phase.components] = items_key(self.plan, phase.components)
+        return self._items[phase.components]
+
+    def look_again(self) -> None:
+        """Forget what was planned: sources were written."""
+        self.__dict__.pop("plan", None)
+        self._runs.clear()
+        self._items.clear()
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the plan was asked for already."""
+        return "plan" in self.__dict__
+
+    def run(self, phase: Phase) -> RunConfig:
+        """The phase as the trainer wants it, built once for the weights that it starts from.
+
+        Raises:
+            ConfigError: blocks cannot express its mixture.
+            TrainingError: its parent is not trained yet.
+        """
+        start = start_of(self.recipe, phase, self.home)
+        if (phase.name, start) not in self._runs:
+            check_mixtures(self.recipe, [phase])
+            plan = self.plan
+            run = build_run(self.recipe, phase, self.home, plan.folders("train"), held_out=plan.folders("held_out"))
+            self._runs[phase.name, start] = run
+        return self._runs[phase.name, start]
+
+    def check(self, phases: Iterable[Phase]) -> None:
+        """Refuse, before anything is made, what can be known to fail; each phase is checked once.
+
+        Raises:
+            ConfigError: a phase needs a slice, names a benchmark that nothing measures, or has a mixture that blocks cannot express.
+            DataError: a component has no files.
+        """
+        new = [phase for phase in phases if phase.name not in self._checked]
+        check_slices(self.recipe, new)
+        check_declared(self.recipe, new)
+        if self.full:
+            check_mixtures(self.full, [self.full.phase(phase.name) for phase in new])
+        check_mixtures(self.recipe, new)
+        self._checked.update(phase.name for phase in new)
+        self.check_sources()
+
+    def check_sources(self) -> None:
+        """Refuse, once, sources that cannot be read.
+
+        Raises:
+            ConfigError, DataError: as `flows.checks.check_sources`.
+        """
+        if SOURCES not in self._checked:
+            check_sources(self.recipe, self.home)
+            self._checked.add(SOURCES)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether every cache is there."""
+        return not missing_stand_ins(self.stand_ins, self.home.sources) and self.plan.is_built
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What was loaded and resolved so far."""
+
+    written: dict[str, Recipe] = field(default_factory=dict)
+    scaled: dict[tuple[str, Scale], Recipe] = field(default_factory=dict)
+    digests: dict[str, KnownDigests] = field(default_factory=dict)
+    resolved: dict[tuple[str, Scale, str], Resolved] = field(default_factory=dict)
+
+    def resolve(self, target: str, scale: Scale, place: Home) -> tuple[Resolved, Phase | None]:
+        name, wanted = split_target(target)
+        if name not in self.written:
+            self.written[name] = load_written(name)
+        written = self.written[name]
+        if (name, scale) not in self.scaled:
+            self.scaled[name, scale] = at_scale(written, scale, name)
+        record = self.scaled[name, scale]
+        phase = record.phase(wanted) if wanted else None
+        branch = wanted if phase and any(one.branch for one in (phase, *record.ancestors(phase))) else None
+        named = f"{name}/{branch}" if branch else name
+        root = str(place.root)
+        key = (named, scale, root)
+        if key not in self.resolved:
+            full = written.with_branch(branch) if written.scale == "full" else None
+            if root not in self.digests:
+                self.digests[root] = KnownDigests(place)
+            self.resolved[key] = Resolved(named, record.with_branch(branch), full, place, self.digests[root])
+        return self.resolved[key], phase
+
+
+_found: ContextVar[_Found | None] = ContextVar("found", default=None)
+
+
+@contextmanager
+def resolving_once() -> Iterator[None]:
+    """Within it the same names resolve once, to what is found then. One within another changes nothing."""
+    if _found.get() is not None:
+        yield
+        return
+    before = _found.set(_Found())
+    try:
+        yield
+    finally:
+        _found.reset(before)
+
+
+def resolve(
+    target: str, scale: Scale, home: str | None, *, local_for: str | None = None, reads_only: bool = False
+) -> tuple[Resolved, Phase | None]:
+    """What `RECIPE[/PHASE]` names, and the phase if one is named. Nothing is made, and the sources are not looked at yet.
+
+    Args:
+        home: as `Home.at` takes it, with `local_for` and `reads_only`.
+
+    Raises:
+        ConfigError: no such recipe, phase or home.
+    """
+    return (_found.get() or _Found()).resolve(target, scale, Home.at(home, local_for=local_for, reads_only=reads_only))
+
+
+def resolve_phase(recipe: str, phase: str, scale: Scale, home: str | None, *, local_for: str | None = None) -> tuple[Resolved, Phase]:
+    """A phase of a recipe, which may be named `RECIPE/BRANCH`: then its ancestors are found in that.
+
+    Raises:
+        ConfigError: as `resolve`.
+    """
+    resolved, _ = resolve(recipe, scale, home, local_for=local_for)
+    if phase not in {one.name for one in resolved.recipe.phases}:
+        resolved, _ = resolve(f"{split_target(recipe)[0]}/{phase}", scale, home)
+    return resolved, resolved.recipe.phase(phase)

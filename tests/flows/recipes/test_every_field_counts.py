@@ -1,0 +1,231 @@
+"""A field that is declared is used: another value of it moves the key of some result, or is refused with a reason."""
+
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from pydantic import ValidationError
+
+from flows.checks import check_mixtures, check_slices
+from flows.decided_by import unreadable_key
+from flows.declared import check_declared
+from flows.plan import build_run, data_plan
+from flows.recipes import load_record
+from flows.recipes.changes import changes_between
+from flows.recipes.phase import HandOff, Phase
+from flows.recipes.recipe import Recipe
+from flows.stages import stages_of
+from tasks.data.plan import DataPlan
+from tasks.data.source import Source
+from tasks.evaluation.benchmark_folder import write_benchmarks
+from tasks.evaluation.finished import evaluation_key
+from tasks.evaluation.held_out import HeldOutDocument
+from tasks.home import Home
+from tests.flows.recipes.every_field import AT_SCALE, FIELDS, Raw, Row, edited, leaves
+from tests.tasks.conftest import write_lines
+from tests.tasks.evaluation.conftest import write_prose
+from trainer.config import without_added
+from trainer.errors import CheckpointError, ConfigError
+from trainer.storage import digest_of_json, write_json
+from validations.accepted import accepted_in, expected
+from validations.expectations.suites import SUITES, version_of
+from validations.verdict import accepted_by
+
+Scale = Literal["proxy", "full"]
+Keys = dict[str, str]
+SCALES: tuple[Scale, ...] = ("proxy", "full")
+PATHS = sorted(leaves(Recipe))
+COMPONENTS = ("proofpile_2", "starcoderdata")
+OPTIMIZERS: dict[str, Raw] = {
+    "AdamC": {"kind": "adamc", "peak_learning_rate": 1e-3},
+    "NAdamW": {"kind": "nadamw"},
+    "Muon": {"kind": "muon", "momentum": 0.9, "nesterov": True, "newton_schulz_steps": 5, "epsilon": 1e-8, "weight_decay": 0.05},
+}
+
+
+class World:
+    """A home, two small sources, benchmarks, and recipes of the record's first 32B phase on them."""
+
+    def __init__(self, root: Path) -> None:
+        self.home = Home.open(str(root / "home"))
+        self.root = root
+        for name in COMPONENTS:
+            for folder in (name, f"{name}-2"):
+                for file in ("a", "b"):
+                    write_lines(root / folder / f"{file}.jsonl", [f"{folder} {file}"])
+        (root / "listing").write_text("a.jsonl\n")
+        texts = [HeldOutDocument(str(number), write_prose(number, 200)) for number in range(6)]
+        write_benchmarks(root / "benchmarks", {"law": texts})
+        self._plans: dict[str, DataPlan] = {}
+
+    def recipe(self, path: str, scale: Scale) -> Raw:
+        """The recipe in which this field can be changed: everything that may be absent is there, and all else is the record's."""
+        raw = load_record("marin-32b", scale).model_dump(mode="json")
+        phase = self._phase(raw["phases"][0], path)
+        source = {
+            "url": str(self.root / "starcoderdata"),
+            "include": ["*.jsonl"],
+            "format": "jsonl",
+            "filters": [{"kind": "field", "key": "text", "keep": ["x"]}, {"kind": "text", "measure": "words", "min": 1.0, "max": 9.0}],
+        }
+        source = Source.model_validate(source).model_dump(mode="json")
+        accepted = raw["accepts"][0] | {"phases": None}
+        sources = {"starcoderdata": source, "proofpile_2": source | {"url": str(self.root / "proofpile_2")}}
+        pins = [{"component": "proofpile_2", "split": "train", "url": "/pinned/cache", "digest": "0" * 64}]
+        raw |= {"phases": [phase], "sources": sources, "pins": pins, "accepts": [accepted]}
+        return self._with_hand_offs(raw) if "<HandOff>" in path else raw
+
+    def _phase(self, phase: Raw, path: str) -> Raw:
+        stretch = {"factor": 8.0, "low_frequency_factor": 1.0, "high_frequency_factor": 4.0, "original_max_positions": 256}
+        phase["model"]["rope"]["scaling"] = stretch
+        phase["mixture"] = [[0, {"proofpile_2": 40.0, "starcoderdata": 60.0}]]
+        phase["order"]["block_sequences"] = 160
+        phase["batch"] = [[0, 16]]
+        phase["checkpoints"]["at_steps"] = []
+        phase["evaluation"]["benchmarks"] = ["word_order", "next_word"]
+        phase["discrepancies"] = [{"field": "x", "code": "x", "retrospective": "x", "source": "x"}]
+        for name in ("max_update_norm", "skip_step"):
+            phase["stability"][name] = [[0, {"window": 16, "min_samples": 8, "sigmas": 6.0}]]
+        adam = phase["optimizer"]
+        for kind, fields in OPTIMIZERS.items():
+            if f"<{kind}>" in path:
+                phase["optimizer"] = fields | ({"adam": adam, "adam_learning_rate_scale": 0.5} if kind == "Muon" else adam | fields)
+        return phase
+
+    def _with_hand_offs(self, raw: Raw) -> Raw:
+        """A tree: `first` and two that start from it; `last` goes on from the second and takes its windows from the third."""
+        rate = {"kind": "constant", "start_step": 0, "end_step": 80, "start": 1e-3, "end": 1e-3}
+        first: Raw = raw["phases"][0] | {"abandoned": True, "learning_rate": [rate]}
+        kept = first["checkpoints"] | {"at_steps": [20, 40]}
+        first |= {"name": "first", "stop_step": 40, "checkpoints": kept}
+        start = {"parent": "first", "step": 40, "fresh": [], "graft": [], "declares": []}
+        second = first | {"name": "second", "start": start, "stop_step": 60, "checkpoints": kept | {"at_steps": [50]}}
+        third = second | {"name": "third"}
+        graft = {"part": "rolling", "phase": "third", "step": 60}
+        last = start | {"parent": "second", "step": 60, "graft": [graft], "declares": ["optimizer_state", "ema"]}
+        fourth = second | {"name": "last", "start": last, "stop_step": 80, "checkpoints": kept | {"at_steps": []}}
+        return raw | {"phases": [fourth, first, second, third]}
+
+    def keys(self, recipe: Recipe) -> Keys:
+        """The key of every result of the recipe.
+
+        Raises:
+            ConfigError: one of the checks refuses it.
+        """
+        if recipe.scale == "proxy":
+            check_slices(recipe, recipe.phases)
+        check_declared(recipe, recipe.phases)
+        check_mixtures(recipe, recipe.phases)
+        plan = self._plan(recipe)
+        keys = {"phases": ", ".join(phase.name for phase in recipe.main_line), "caches": caches_of(plan)}
+        for phase in recipe.phases:
+            keys |= {f"{what} of {number_of(phase, recipe)}": key for what, key in self._keys_of(recipe, phase, plan).items()}
+        return keys
+
+    def _keys_of(self, recipe: Recipe, phase: Phase, plan: DataPlan) -> Keys:
+        try:
+            run = build_run(recipe, phase, self.home, plan.folders("train"), held_out=plan.folders("held_out"))
+        except CheckpointError as missing:  # it asks for a checkpoint of another step, which nobody made here
+            return {"run": str(missing)}
+        write_json(Path(run.output) / "result.json", {"params_digest": run.digest})
+        return {
+            "run": run.digest,
+            "evaluation": evaluation_key(run, run.digest, plan, phase.evaluation.measured),
+            "preflight": digest_of_json(without_added([stage.model_dump(mode="json") for stage in stages_of([phase])])),
+            "hand-off": digest_of_json(repr(_hand_off(recipe, phase))),
+            **{f"{name} verdict": _verdict_key(recipe, phase, suite, limits) for name, suite, limits in _judgements(phase)},
+        } | {"data verdict": digest_of_json([_verdict_key(recipe, phase, "data", phase.gates.data), unreadable_key(phase, plan)])}
+
+    def _plan(self, recipe: Recipe) -> DataPlan:
+        """The plan, with benchmarks; worked out once for the same data."""
+        data = digest_of_json([recipe.model_dump(mode="json", include={"tokenizer", "sources", "pins"}), recipe.main_components])
+        if data not in self._plans:
+            self._plans[data] = data_plan(recipe, self.home)
+            if not self._plans[data].benchmarks.exists():
+                shutil.copytree(self.root / "benchmarks", self._plans[data].benchmarks)
+        return self._plans[data]
+
+
+def caches_of(plan: DataPlan) -> str:
+    """Tokenizer, caches and benchmarks, by what decides them."""
+    caches = [[cache.key for cache in (one.documents, one.train, one.held_out)] for one in plan.components.values()]
+    return digest_of_json([caches, plan.tokenizer.parent.name, plan.benchmarks.name])
+
+
+def number_of(phase: Phase, recipe: Recipe) -> int:
+    """By its place: a phase that is called otherwise is compared with itself."""
+    return recipe.phases.index(phase)
+
+
+def _hand_off(recipe: Recipe, phase: Phase) -> Any:
+    """What the table of hand-offs says: what is declared, and what is changed."""
+    if not isinstance(phase.start, HandOff):
+        return None
+    return phase.start.declares, changes_between(recipe.phase(phase.start.parent), phase, drawn=recipe.drawn_before(phase))
+
+
+def _judgements(phase: Phase) -> Iterable[tuple[str, str, Any]]:
+    return (("data", "data", phase.gates.data), ("training", "health", phase.gates.health), ("gate", "gate", phase.gates.model))
+
+
+def _verdict_key(recipe: Recipe, phase: Phase, suite: str, limits: Any) -> str:
+    """What `flows.record` compares of a verdict, beside what was judged."""
+    accepts = accepted_by(suite, accepted_in(phase.name, recipe.accepts))
+    return digest_of_json([limits.model_dump(mode="json"), version_of(SUITES[suite]), expected(accepts)])
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("fields"))
+
+
+def ordered(raw: Raw) -> Recipe:
+    """Parents first; the phase whose field is changed stood first."""
+    return Recipe.model_validate(raw | {"phases": [*raw["phases"][1:], raw["phases"][0]]})
+
+
+def test_every_field_has_a_row_and_no_row_is_of_no_field():
+    """A new field needs another value of it, and what must move then."""
+    assert sorted(FIELDS) == PATHS
+    assert {path for _, path in AT_SCALE} <= FIELDS.keys()
+    assert all(row.why for row in (*FIELDS.values(), *AT_SCALE.values()) if row.moves in ("nothing", "refused"))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("path", PATHS)
+def test_a_field_counts(world: World, path: str, scale: Scale):
+    row = AT_SCALE.get((scale, path), FIELDS[path])
+    before = world.keys(ordered(world.recipe(path, scale)))
+    raw = edited(world.recipe(path, scale), path, row)
+    raw = json.loads(json.dumps(raw).replace('"LISTING"', json.dumps(str(world.root / "listing"))))
+    if row.moves == "refused":
+        assert row.why in refusal(world, raw)
+        return
+    after = world.keys(ordered(raw))
+    moved = {name.partition(" of ")[0] for name in before if before[name] != after.get(name)}
+    assert (row.moves in moved) if row.moves != "nothing" else not moved, moved
+
+
+def refusal(world: World, raw: Raw) -> str:
+    """The reason that is given."""
+    with pytest.raises((ValidationError, ConfigError)) as refused:
+        world.keys(ordered(raw))
+    return str(refused.value)
+
+
+def test_the_rows_are_of_fields_that_change(world: World):
+    """An edit that leaves the value as it was would prove nothing."""
+    for path, row in FIELDS.items():
+        raw = world.recipe(path, "proxy")
+        assert edited(world.recipe(path, "proxy"), path, row) != raw, path
+
+
+def test_a_field_without_a_row_is_told(monkeypatch: pytest.MonkeyPatch):
+    row: Row = FIELDS["phases.model.qk_norm"]
+    assert row.moves == "run"
+    monkeypatch.delitem(FIELDS, "phases.model.qk_norm")
+    with pytest.raises(AssertionError):
+        test_every_field_has_a_row_and_no_row_is_of_no_field()

@@ -1,0 +1,152 @@
+"""What a change would set aside, what of it is said, and what may be done unasked."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.plan import build_run
+from flows.recipes.recipe import Recipe
+from flows.replaced import Replaced, WouldReplace, check_replaced, check_retrain, find_replaced, say_replaced
+from flows.resolved import Resolved
+from tasks.data.digests import KnownDigests
+from tasks.home import Home
+from tests.pulse.runs import tiny_recipe
+from trainer.checkpoint_path import checkpoint_path
+from trainer.config import RunConfig
+from trainer.errors import ConfigError
+from trainer.storage import write_json
+
+RECIPE = tiny_recipe()
+KESTREL, OCELOT = RECIPE.phases
+Edit = Callable[[dict[str, Any]], object]
+
+
+def resolved_from(recipe: Recipe, home: Home) -> Resolved:
+    """With caches of the plan's names, none of which is looked at."""
+    resolved = Resolved(recipe.name, recipe, None, home, KnownDigests())
+    caches = {name: home.tokens(name, "train", "0" * 64) for name in recipe.components}
+    object.__setattr__(resolved, "plan", None)  # none of its caches is prepared again
+    object.__setattr__(resolved, "run", lambda phase: build_run(recipe, phase, home, caches))
+    return resolved
+
+
+def leave_trained(run: RunConfig, step: int, *, seconds: float = 0.1, ends: bool = True) -> None:
+    """What a trainer leaves: the run, a row a step, a committed checkpoint, and at the end a result."""
+    output = Path(run.output)
+    write_json(output / "run.json", run.model_dump(mode="json"))
+    write_json(checkpoint_path(output, step) / "digests.json", {"files": {}})
+    row = f'{{"step": 1, "tokens": 256, "step_seconds": {seconds}}}\n'
+    (output / "metrics.jsonl").write_text(row * 3)
+    if ends:
+        write_json(output / "result.json", {"params_digest": f"weights of {run.phase}", "run_digest": run.digest})
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """Both phases are trained."""
+    home = Home.open(str(tmp_path))
+    resolved = resolved_from(RECIPE, home)
+    leave_trained(resolved.run(KESTREL), 40)
+    leave_trained(resolved.run(OCELOT), 52)
+    return home
+
+
+def edited(edit: Edit) -> Recipe:
+    raw = RECIPE.model_dump(mode="json")
+    edit(raw)
+    return Recipe.model_validate(raw)
+
+
+def clip_kestrel(raw: dict[str, Any]) -> None:
+    for phase in raw["phases"]:
+        phase["stability"]["max_grad_norm"] = [[0, 0.5], [30, 1.0]]
+
+
+def save_ocelot_more_often(raw: dict[str, Any]) -> None:
+    raw["phases"][1]["checkpoints"]["every_steps"] = 4
+
+
+def replaced(recipe: Recipe, home: Home) -> tuple[Replaced, ...]:
+    return find_replaced(resolved_from(recipe, home), recipe.phases)
+
+
+def test_what_holds_is_not_replaced(home: Home):
+    assert replaced(RECIPE, home) == ()
+
+
+def test_a_change_names_its_fields_and_its_cost(home: Home):
+    (found,) = replaced(edited(save_ocelot_more_often), home)
+    tokens = OCELOT.tokens
+    assert found == ("ocelot", 52, "checkpoints.every_steps: 5 → 4", tokens, pytest.approx(tokens * 0.1 / 256))
+    assert str(found) == f"ocelot, trained to step 52: checkpoints.every_steps: 5 → 4 ({tokens:,} tokens, about {tokens * 0.1 / 256:.0f} s)"
+
+
+def test_what_starts_from_it_is_replaced_with_it(home: Home):
+    first, second = replaced(edited(clip_kestrel), home)
+    assert first.why == "stability.max_grad_norm[0][1]: 1.0 → 0.5; stability.max_grad_norm[1]: nothing → [30, 1.0]"
+    assert second.why == "it starts from kestrel, which is trained again"
+
+
+def test_a_half_trained_phase_is_work_too(home: Home):
+    (home.run("tiny-proxy", "ocelot") / "result.json").unlink()
+    assert [one.phase for one in replaced(edited(save_ocelot_more_often), home)] == ["ocelot"]
+    assert replaced(RECIPE, home) == ()
+
+
+def test_without_a_whole_checkpoint_nothing_is_lost(home: Home):
+    (checkpoint_path(home.run("tiny-proxy", "ocelot"), 52) / "digests.json").unlink()
+    assert replaced(edited(save_ocelot_more_often), home) == ()
+
+
+def test_other_weights_of_the_parent_are_named(home: Home):
+    write_json(home.run("tiny-proxy", "kestrel") / "result.json", {"params_digest": "others"})
+    (found,) = replaced(RECIPE, home)
+    assert (found.phase, found.why) == ("ocelot", "start.params_digest: weights of kestrel → others")
+
+
+def test_little_work_at_proxy_scale_is_done_again_unasked_and_said(home: Home, caplog: pytest.LogCaptureFixture):
+    recipe = edited(clip_kestrel)
+    found = replaced(recipe, home)
+    check_replaced(resolved_from(recipe, home), found, ())
+    with caplog.at_level("INFO"):
+        say_replaced(found)
+    assert caplog.messages == [f"trained again: {one}" for one in found]
+    assert [one.phase for one in found] == ["kestrel", "ocelot"]
+
+
+@pytest.mark.parametrize("seconds", [600.0, None])
+def test_more_is_refused_and_so_is_what_nobody_timed(home: Home, seconds: float | None):
+    recipe = edited(clip_kestrel)
+    found = [one._replace(seconds=seconds) for one in replaced(recipe, home)]
+    with pytest.raises(WouldReplace) as refused:
+        check_replaced(resolved_from(recipe, home), found, ())
+    lines = str(refused.value).splitlines()
+    assert lines[0] == "tiny-proxy is not what was trained here, and to train it would set work aside:"
+    assert lines[1].startswith("  kestrel, trained to step 40: stability.max_grad_norm[0][1]: 1.0 → 0.5; ")
+    assert lines[2].startswith("  ocelot, trained to step 52: it starts from kestrel")
+    assert f"`phasewise run tiny --scale proxy --home {home.root} --retrain kestrel`" in lines[3]
+    assert WouldReplace.exit_code == 1
+
+
+def test_at_full_scale_little_is_refused_too(home: Home):
+    recipe = RECIPE.model_copy(update={"scale": "full"})
+    found = [Replaced("ocelot", 52, "a reason", 10, 1.0)]
+    with pytest.raises(WouldReplace, match=r"ocelot, trained to step 52: a reason \(10 tokens, about 1 s\)"):
+        check_replaced(resolved_from(recipe, home), found, ())
+    check_replaced(resolved_from(recipe, home), found, ["ocelot"])
+
+
+def test_who_is_named_takes_what_starts_from_it_along(home: Home):
+    recipe = edited(clip_kestrel)
+    found = [one._replace(seconds=1e6) for one in replaced(recipe, home)]
+    check_replaced(resolved_from(recipe, home), found, ["kestrel"])
+    with pytest.raises(WouldReplace) as refused:
+        check_replaced(resolved_from(recipe, home), found, ["ocelot"])
+    assert "ocelot" not in str(refused.value)
+
+
+def test_a_name_that_is_not_trained_is_refused():
+    with pytest.raises(ConfigError, match="--retrain names kestral, and what is trained here is kestrel, ocelot"):
+        check_retrain(["kestral"], RECIPE.phases)

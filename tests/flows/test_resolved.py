@@ -1,0 +1,96 @@
+"""The same names are the same value within a command, and only there."""
+
+from pathlib import Path
+
+import pytest
+
+from flows import resolved as module
+from flows.recipes.recipe import Recipe
+from flows.resolved import resolve, resolve_phase, resolving_once
+from tasks.home import Home
+from tests.pulse.runs import tiny_recipe
+from trainer.errors import ConfigError
+from trainer.storage import write_json
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    path = tmp_path / "tiny.json"
+    path.write_text(tiny_recipe().model_dump_json())
+    return str(path)
+
+
+def write_sources(home: Home, recipe: Recipe) -> None:
+    for name in recipe.components:
+        write_json(home.sources / name / "made.jsonl", {"text": name})
+
+
+def test_the_same_names_resolve_once(recipe: str, tmp_path: Path):
+    home = str(tmp_path / "home")
+    with resolving_once():
+        first, _ = resolve(recipe, "proxy", home)
+        with resolving_once():
+            again, phase = resolve(f"{recipe}/ocelot", "proxy", f"file://{home}")
+        assert first is again is resolve_phase(recipe, "kestrel", "proxy", home)[0]
+        assert phase is first.recipe.phase("ocelot")
+    assert resolve(recipe, "proxy", home)[0] is not first
+    assert not Path(home).exists()
+
+
+def test_a_branch_is_another_value_and_its_ancestors_are_found_in_it(tmp_path: Path):
+    with resolving_once():
+        branch, sft = resolve("marin-8b/sft", "proxy", str(tmp_path))
+        assert branch.name == "marin-8b/sft"
+        assert branch.recipe_name == "marin-8b"
+        assert sft
+        assert resolve_phase("marin-8b/sft", "kestrel", "proxy", str(tmp_path))[0] is branch
+        main, _ = resolve("marin-8b/kestrel", "proxy", str(tmp_path))
+        assert main.name == "marin-8b"
+        assert resolve_phase("marin-8b", "sft", "proxy", str(tmp_path))[0] is branch
+        assert branch.full
+        assert branch.full.phase("sft").stop_step > sft.stop_step
+
+
+def test_a_recipe_that_is_edited_meanwhile_stays_what_it_was(recipe: str, tmp_path: Path):
+    with resolving_once():
+        before, _ = resolve(recipe, "proxy", str(tmp_path))
+        Path(recipe).write_text("{}")
+        assert resolve(recipe, "proxy", str(tmp_path))[0] is before
+    with pytest.raises(ConfigError):
+        resolve(recipe, "proxy", str(tmp_path))
+
+
+def test_a_plan_is_made_once_until_sources_are_written(recipe: str, tmp_path: Path):
+    resolved, _ = resolve(recipe, "proxy", str(tmp_path))
+    write_sources(resolved.home, resolved.recipe)
+    plan = resolved.plan
+    write_json(resolved.home.sources / "flan" / "more.jsonl", {"text": "more"})
+    assert resolved.plan is plan
+    resolved.look_again()
+    assert resolved.plan.components["flan"].train.key != plan.components["flan"].train.key
+
+
+def test_a_run_is_built_once_for_the_weights_that_it_starts_from(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    resolved, ocelot = resolve(f"{recipe}/ocelot", "proxy", str(tmp_path))
+    assert ocelot
+    write_sources(resolved.home, resolved.recipe)
+    result = resolved.home.run("tiny-proxy", "kestrel") / "result.json"
+    write_json(result, {"params_digest": "first"})
+    first = resolved.run(ocelot)
+    monkeypatch.setattr(module, "build_run", pytest.fail)
+    assert resolved.run(ocelot) is first
+    monkeypatch.undo()
+    write_json(result, {"params_digest": "second"})
+    second = resolved.run(ocelot)
+    assert second.start
+    assert second.start.params_digest == "second"
+
+
+def test_checks_are_made_once_a_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    checked: list[str] = []
+    monkeypatch.setattr(module, "check_slices", lambda _recipe, phases: checked.extend(phase.name for phase in phases))
+    resolved, _ = resolve("marin-8b", "proxy", str(tmp_path))
+    kestrel, ocelot = resolved.recipe.phases[:2]
+    resolved.check([kestrel])
+    resolved.check([kestrel, ocelot])
+    assert checked == ["kestrel", "ocelot"]

@@ -1,0 +1,254 @@
+"""What is read again and what is not: each way in which a file can change, or can look as if it had."""
+
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from tasks.data.digests import TICK_NS, KnownDigests
+from tasks.home import Home
+from trainer.storage import digest_of_json, read_json, write_atomically, write_json
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home.open(str(tmp_path / "home"))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "sources" / "a.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(b"before")
+    return path
+
+
+def sha256(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def digest_and_bytes_read(home: Home | None, path: str | Path, *, reads_all: bool = False) -> tuple[str, int]:
+    """As a command of its own."""
+    known = KnownDigests(home, reads_all=reads_all)
+    digest = known.content(path).digest
+    known.keep()
+    return digest, known.bytes_read
+
+
+def test_a_second_command_reads_nothing(home: Home, file: Path):
+    assert digest_and_bytes_read(home, file) == (sha256(b"before"), 6)
+    assert digest_and_bytes_read(home, file) == (sha256(b"before"), 0)
+    assert digest_and_bytes_read(home, file, reads_all=True) == (sha256(b"before"), 6)
+
+
+def test_one_command_reads_a_file_once(home: Home, file: Path):
+    known = KnownDigests()
+    for _ in range(3):
+        assert known.content(file) == (6, sha256(b"before"))
+    assert known.bytes_read == 6
+    known.keep()
+    assert not home.digests.exists()
+
+
+def touch(path: Path) -> None:
+    os.utime(path)
+
+
+def edit(path: Path) -> None:
+    path.write_bytes(b"edited")
+
+
+def edit_and_set_the_time_back(path: Path) -> None:
+    status = path.stat()
+    path.write_bytes(b"edited")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+
+
+def replace(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(b"edited")
+    shutil.copystat(path, other)
+    other.replace(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "content"), [(touch, b"before"), (edit, b"edited"), (edit_and_set_the_time_back, b"edited"), (replace, b"edited")]
+)
+def test_what_changed_in_any_way_is_read_again(home: Home, file: Path, change: Callable[[Path], None], content: bytes):
+    one_command = KnownDigests(home)
+    one_command.content(file)
+    one_command.keep()
+    change(file)
+    assert one_command.content(file) == (6, sha256(content))
+    assert digest_and_bytes_read(home, file) == (sha256(content), 6)
+    assert digest_and_bytes_read(home, file) == (sha256(content), 0)
+
+
+def test_edits_within_a_tick_of_the_clock_are_seen(home: Home, file: Path):
+    """Most of these edits have the time of the one before: the file is read when that time is over."""
+    for number in range(20):
+        content = b"%06d" % number
+        file.write_bytes(content)
+        assert digest_and_bytes_read(home, file) == (sha256(content), 6)
+        file.write_bytes(b"%06d" % (number + 1))
+        assert digest_and_bytes_read(home, file) == (sha256(b"%06d" % (number + 1)), 6)
+
+
+def test_what_was_read_too_soon_after_its_change_is_not_kept(home: Home, file: Path):
+    """By a clock that stands still a moment after the change: that the tick is over is never seen."""
+    changed = file.stat().st_ctime_ns
+    known = KnownDigests(home, clock=lambda: changed + TICK_NS // 2)
+    for _ in range(2):
+        assert known.content(file) == (6, sha256(b"before"))
+    assert known.bytes_read == 6
+    known.forget_unsettled()
+    assert known.content(file) == (6, sha256(b"before"))
+    assert known.bytes_read == 12
+    known.keep()
+    assert not home.digests.exists()
+
+
+def test_a_change_from_the_future_is_not_kept(home: Home, file: Path):
+    changed = file.stat().st_ctime_ns
+    known = KnownDigests(home, clock=lambda: changed - 10**12)
+    known.content(file)
+    known.keep()
+    assert not home.digests.exists()
+
+
+def test_another_path_to_a_file_or_a_copy_is_read_once_more(home: Home, file: Path, tmp_path: Path):
+    digest_and_bytes_read(home, file)
+    (tmp_path / "link").symlink_to(file.parent)
+    copied = Home.open(str(shutil.copytree(home.root, tmp_path / "copied")))
+    copy = Path(shutil.copytree(file.parent, tmp_path / "copy")) / file.name
+    for path in (tmp_path / "link" / file.name, copy):
+        assert digest_and_bytes_read(copied, path) == (sha256(b"before"), 6)
+        assert digest_and_bytes_read(copied, path) == (sha256(b"before"), 0)
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"version": 1, "files": {}}', b"\xff\xfe", None])
+def test_damaged_memory_is_no_memory(home: Home, file: Path, damage: bytes | None):
+    digest_and_bytes_read(home, file)
+    written = home.digests.read_bytes()
+    home.digests.write_bytes(written.replace(sha256(b"before").encode(), sha256(b"edited").encode()) if damage is None else damage)
+    assert digest_and_bytes_read(home, file) == (sha256(b"before"), 6)
+    assert digest_and_bytes_read(home, file) == (sha256(b"before"), 0)
+
+
+def test_memory_that_is_wrong_is_believed_until_everything_is_read(home: Home, file: Path):
+    """A disk that changed bytes in silence: the file looks as it did."""
+    digest_and_bytes_read(home, file)
+    files = read_json(home.digests)["files"]
+    files[str(file)][2] = sha256(b"edited")
+    write_json(home.digests, {"version": 1, "digest": digest_of_json(files), "files": files})
+    assert digest_and_bytes_read(home, file) == (sha256(b"edited"), 0)
+    assert digest_and_bytes_read(home, file, reads_all=True) == (sha256(b"before"), 6)
+    assert digest_and_bytes_read(home, file) == (sha256(b"before"), 0)
+
+
+def test_threads_that_ask_for_one_file_read_it_once(file: Path):
+    file.write_bytes(b"x" * 10_000_000)
+    known, together = KnownDigests(), threading.Barrier(8)
+
+    def ask(_number: int) -> str:
+        together.wait()
+        return known.content(file).digest
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(ask, range(8))) == {sha256(b"x" * 10_000_000)}
+    assert known.bytes_read == 10_000_000
+
+
+def test_two_commands_at_once_keep_what_both_read(home: Home, file: Path):
+    other = file.with_name("b.jsonl")
+    other.write_bytes(b"other!")
+    first, second = KnownDigests(home), KnownDigests(home)
+    first.content(file)
+    second.content(other)
+    first.keep()
+    second.keep()
+    assert [digest_and_bytes_read(home, path)[1] for path in (file, other)] == [0, 0]
+
+
+def test_a_home_that_is_only_looked_at_keeps_nothing(home: Home, file: Path):
+    looked_at = Home.open(str(home.root), reads_only=True)
+    assert digest_and_bytes_read(looked_at, file) == (sha256(b"before"), 6)
+    assert not home.digests.exists()
+    digest_and_bytes_read(home, file)
+    assert digest_and_bytes_read(looked_at, file) == (sha256(b"before"), 0)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_home_that_takes_nothing_is_read_every_time(home: Home, file: Path):
+    home.root.chmod(0o500)
+    assert digest_and_bytes_read(home, file) == digest_and_bytes_read(home, file) == (sha256(b"before"), 6)
+    home.root.chmod(0o700)
+
+
+def test_a_file_that_is_gone_is_said(home: Home, file: Path):
+    digest_and_bytes_read(home, file)
+    file.unlink()
+    with pytest.raises(FileNotFoundError):
+        digest_and_bytes_read(home, file)
+
+
+def test_a_store_vouches_for_a_source_and_a_file_of_the_home_keeps_its_digest(gcs: Path, home: Home):
+    """The home of a store keeps what was read of its own files there."""
+    at_store = Home.open(str(gcs))
+    for path in (at_store.sources / "a.jsonl", gcs.parent / f"{gcs.name}-beside.jsonl"):
+        write_atomically(path, b"before")
+    assert digest_and_bytes_read(home, str(at_store.sources / "a.jsonl")) == (f"md5:{hashlib.md5(b'before').hexdigest()}", 0)
+    assert digest_and_bytes_read(at_store, str(gcs.parent / f"{gcs.name}-beside.jsonl"))[0].startswith("md5:")
+    assert digest_and_bytes_read(at_store, str(at_store.sources / "a.jsonl")) == (sha256(b"before"), 6)
+    assert digest_and_bytes_read(at_store, str(at_store.sources / "a.jsonl")) == (sha256(b"before"), 0)
+    write_atomically(at_store.sources / "a.jsonl", b"edited")
+    assert digest_and_bytes_read(at_store, str(at_store.sources / "a.jsonl")) == (sha256(b"edited"), 6)
+    (gcs.parent / f"{gcs.name}-beside.jsonl").unlink()
+
+
+class Server(BaseHTTPRequestHandler):
+    """A web server with one file."""
+
+    content: ClassVar[bytes] = b""
+    etag: ClassVar[str | None] = None
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.content)))
+        if self.etag:
+            self.send_header("ETag", self.etag)
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.do_HEAD()
+        self.wfile.write(self.content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/a.jsonl"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(("etag", "read_again"), [('"one"', 0), ('W/"one"', 6), (None, 6)])
+def test_a_file_of_a_store_without_digests_is_known_by_its_strong_etag(home: Home, url: str, etag: str | None, read_again: int):
+    Server.content, Server.etag = b"before", etag
+    assert digest_and_bytes_read(home, url) == (sha256(b"before"), 6)
+    assert digest_and_bytes_read(home, url) == (sha256(b"before"), read_again)
+    Server.content, Server.etag = b"edited", etag and etag.replace("one", "two")
+    assert digest_and_bytes_read(home, url) == (sha256(b"edited"), 6)

@@ -1,0 +1,57 @@
+"""Runs of a tiny model on the caches that all tests share."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.config import RunConfig
+from trainer.data.manifest import read_manifest
+from trainer.storage import write_json
+
+STEPS, SAVED_EVERY = 90, 30
+MODEL = {
+    "vocab_size": 420, "seq_len": 32, "num_layers": 1, "d_model": 16, "d_ff": 32, "num_query_heads": 2, "num_kv_heads": 1, "head_dim": 8,
+    "rope": {"theta": 10_000, "scaling": None}, "rms_norm_epsilon": 1e-5, "initializer_std": 0.02, "compute_dtype": "float32",
+        "qk_norm": False, "tied_head": False, "sliding_window": None, "float32_attention": False,
+}  # fmt: skip
+BuildRun = Callable[..., RunConfig]
+
+
+@pytest.fixture(scope="module")
+def trained_at(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all runs: they share the trainer's compilation cache."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def build_run(prepared: Any, trained_at: Path) -> BuildRun:
+    """A run of a phase of that name; `peak` is its learning rate, and its data is judged unless `judged` says otherwise."""
+
+    def build(phase: str, *, peak: float = 1e-2, judged: bool = True) -> RunConfig:
+        caches = prepared.plan().folders("train")
+        verdict = trained_at / f"verdict-of-{phase}.json"
+        if judged:
+            write_json(verdict, {"passes": True, "judged": {name: read_manifest(folder).digest for name, folder in caches.items()}})
+        return RunConfig.model_validate(
+            {
+                "recipe": "tiny", "scale": "proxy", "phase": phase, "start_step": 0, "stop_step": STEPS, "seed": 0, "model": MODEL,
+                "optimizer": {"kind": "adamw", "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.05},
+                "learning_rate": [{"kind": "constant", "start_step": 0, "end_step": STEPS, "start": peak, "end": peak}],
+                "stability": {
+                    "max_grad_norm": [[0, None if peak > 1 else 1.0]], "z_loss": [[0, None]],
+                    "ema_decay": [[0, None]], "max_update_rms": [[0, None]], "max_update_norm": [[0, None]], "skip_step": [[0, None]],
+                },
+                "batch": [[0, 2]],
+                "mixture": [[0, {"code": 50, "law": 25, "web": 25}]],
+                "order": {"seed": 0, "permutation": "linear", "block_sequences": 8},
+                "checkpoints": {"every_steps": SAVED_EVERY, "every_minutes": None, "keep_all": False},
+                "start": None,
+                "caches": {name: str(folder) for name, folder in caches.items()},
+                "verdict": str(verdict),
+                "output": str(trained_at / phase),
+            }
+        )  # fmt: skip
+
+    return build

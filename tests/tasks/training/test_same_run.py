@@ -1,0 +1,178 @@
+"""Caches that were prepared again: a run is the same where they have the same name or the same content."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.data.plan import DataPlan
+from tasks.home import Home
+from tasks.training.launcher import finished_result, is_begun
+from tasks.training.same_run import CACHES_NAME, note_caches
+from tests.tasks.training.conftest import BuildRun
+from trainer.config import RunConfig
+from trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest, write_manifest
+from trainer.storage import read_json, write_json
+
+Edit = Callable[[dict[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A home with caches and a finished run."""
+
+    world: Any
+    run: RunConfig
+
+    def plan(self) -> DataPlan:
+        return self.world.plan()
+
+    def again(self, number: str = "0", **changes: Any) -> RunConfig:
+        """The run with caches that other code has prepared beside the first, under other names; their manifests have these changes."""
+        caches: dict[str, str] = {}
+        for name, folder in self.run.caches.items():
+            key = number * 64
+            copy = Path(folder).with_name(f"train-{key[:16]}")
+            shutil.copytree(folder, copy, dirs_exist_ok=True)
+            fields = read_manifest(folder).model_dump(mode="json")
+            write_manifest(copy, Manifest.model_validate({**fields, "key": key, "reader": f"reader {number}", **changes}))
+            caches[name] = str(copy)
+        return RunConfig.model_validate({**self.run.model_dump(mode="json"), "caches": caches})
+
+
+@pytest.fixture
+def case(prepared: Any, build_run: BuildRun, tmp_path: Path) -> Case:
+    """On a copy of the shared home; nothing is trained: what is in the run's folder decides."""
+    shutil.copytree(prepared.home.root, tmp_path / "home", dirs_exist_ok=True)
+    world = type(prepared)(Home.open(str(tmp_path / "home")), tmp_path / "home" / "sources")
+    caches = {name: str(folder) for name, folder in world.plan().folders("train").items()}
+    output = str(world.home.run("tiny", "phase"))
+    run = RunConfig.model_validate({**build_run("phase").model_dump(mode="json"), "caches": caches, "output": output})
+    note_caches(run)
+    write_json(Path(output) / "run.json", run.model_dump(mode="json"))
+    write_json(Path(output) / "result.json", {"run_digest": run.digest})
+    return Case(world, run)
+
+
+def holds(run: RunConfig) -> bool:
+    finished = finished_result(run) is not None
+    assert finished == is_begun(run)
+    return finished
+
+
+def test_the_same_bytes_under_another_name_are_the_same_run(case: Case):
+    again = case.again()
+    assert again.digest != case.run.digest
+    assert holds(case.run)
+    assert holds(again)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"begin_of_text": 5}, {"end_of_text": 5}, {"dtype": "uint32"}, {"tokenizer_digest": "another"}, {"shards": []}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_other_content_under_another_name_is_another_run(case: Case, changes: dict[str, Any]):
+    assert not holds(case.again(**changes))
+
+
+def test_other_settings_are_another_run(case: Case):
+    assert not holds(RunConfig.model_validate({**case.again().model_dump(mode="json"), "seed": 1}))
+
+
+def test_another_component_is_another_run(case: Case):
+    caches = {**case.again().caches, "more": case.run.caches["web"]}
+    assert not holds(RunConfig.model_validate({**case.run.model_dump(mode="json"), "caches": caches}))
+
+
+def without_notes(case: Case) -> None:
+    (Path(case.run.output) / CACHES_NAME).unlink()
+
+
+def without_caches(case: Case) -> None:
+    for folder in case.run.caches.values():
+        shutil.rmtree(folder)
+
+
+def with_notes_of_another_run(case: Case) -> None:
+    path = Path(case.run.output) / CACHES_NAME
+    write_json(path, {**read_json(path), "run_digest": "another"})
+    without_caches(case)
+
+
+def with_neither(case: Case) -> None:
+    without_notes(case)
+    without_caches(case)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "expected"), [(without_notes, True), (without_caches, True), (with_notes_of_another_run, False), (with_neither, False)]
+)
+def test_what_was_trained_on_is_known_from_notes_or_from_manifests(case: Case, prepare: Callable[[Case], None], expected: bool):
+    """The caches of then may be deleted; a run of before has no notes."""
+    again = case.again()
+    prepare(case)
+    assert holds(again) is expected
+    assert holds(case.run)  # by name
+
+
+def test_a_run_of_a_home_that_was_moved_holds(case: Case, tmp_path: Path):
+    again = case.again()
+    without_notes(case)
+    moved = (tmp_path / "home").rename(tmp_path / "moved")
+    places = {name: str(folder).replace(str(tmp_path / "home"), str(moved)) for name, folder in again.caches.items()}
+    output = again.output.replace(str(tmp_path / "home"), str(moved))
+    assert holds(RunConfig.model_validate({**again.model_dump(mode="json"), "caches": places, "output": output}))
+
+
+def test_a_pinned_cache_is_told_by_its_content_too(case: Case):
+    again = case.again()
+    digests = {name: read_manifest(folder).digest for name, folder in again.caches.items()}
+    assert holds(RunConfig.model_validate({**again.model_dump(mode="json"), "cache_digests": digests}))
+
+
+def test_caches_that_lack_for_their_code_alone_do_not_speak_against_a_result(case: Case, monkeypatch: pytest.MonkeyPatch):
+    """Until they are there: then their content does."""
+    monkeypatch.setattr("tasks.data.documents.READER", "another reader")
+    monkeypatch.setattr("tasks.data.verify.READ_BY", "another reader")
+    plan = case.plan()
+    run = RunConfig.model_validate(
+        {**case.run.model_dump(mode="json"), "caches": {name: str(folder) for name, folder in plan.folders("train").items()}}
+    )
+    assert not plan.is_built
+    assert finished_result(run) is None
+    assert finished_result(run, plan) is not None
+    for name, folder in run.caches.items():
+        fields = read_manifest(case.run.caches[name]).model_dump(mode="json")
+        write_manifest(folder, Manifest.model_validate({**fields, "key": plan.components[name].train.key, "begin_of_text": 7}))
+    assert finished_result(run, plan) is None
+
+
+@pytest.mark.parametrize("what", ["file", "setting"])
+def test_caches_that_lack_for_a_file_or_a_setting_speak_against_it(case: Case, monkeypatch: pytest.MonkeyPatch, what: str):
+    monkeypatch.setattr("tasks.data.documents.READER", "another reader")
+    monkeypatch.setattr("tasks.data.verify.READ_BY", "another reader")
+    if what == "file":
+        (case.world.sources / "web" / "part-2.jsonl").write_text('{"text": "more"}\n')
+    plan = case.world.plan(**({"normalization": {"line_ends": "keep"}} if what == "setting" else {}))
+    caches = {name: str(folder) for name, folder in plan.folders("train").items()}
+    run = RunConfig.model_validate({**case.run.model_dump(mode="json"), "caches": caches})
+    assert finished_result(run, plan) is None
+
+
+def test_a_manifest_s_content_is_of_its_tokens_in_order(case: Case):
+    manifest = read_manifest(case.run.caches["web"])
+    assert len(manifest.shards) > 1
+
+    def content(**changes: Any) -> str:
+        return Manifest.model_validate({**manifest.model_dump(mode="json"), **changes}).content
+
+    shards = [shard.model_dump(mode="json") for shard in manifest.shards]
+    same = [{"key": "k"}, {"reader": "r"}, {"normalizer": "n"}, {"encoder": "e"}, {"source": {}}, {"sources": []}, {"component": "c"}]
+    other = [{"shards": shards[::-1]}, {"shards": shards[1:]}, {"shards": [{**shards[0], "digest": "d"}, *shards[1:]]}]
+    assert {content(**changes) for changes in same} == {manifest.content}
+    assert len({manifest.content, *(content(**changes) for changes in other)}) == 1 + len(other)
+    assert (Path(case.run.caches["web"]) / MANIFEST_NAME).exists()

@@ -1,0 +1,78 @@
+"""A field that came later leaves the digests of before as they were, by one table."""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from tasks.preflight import launcher
+from tasks.preflight.launcher import deciding_code, digest_of, versions
+from tasks.preflight.plan import Plan, spec_for
+from tasks.preflight.slices import find_slice
+from tests.trainer.preflight.models import LLAMA_8B, step_of
+from trainer.config import ModelConfig, RunConfig, without_added
+from trainer.config.added import ADDED_LATER
+from trainer.storage import digest_of_json
+
+MakeRun = Callable[..., RunConfig]
+
+
+def models_in(kind: Any) -> Iterator[type[BaseModel]]:
+    """Every model that a type is made of."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        yield kind
+        for field in kind.model_fields.values():
+            yield from models_in(field.annotation)
+    for part in get_args(kind):
+        yield from models_in(part)
+
+
+def off(model: ModelConfig) -> ModelConfig:
+    return ModelConfig.model_validate(model.model_dump() | {"attend_within_documents": False})
+
+
+def test_a_name_in_the_table_is_one_field_that_has_that_value_by_default():
+    for name, value in ADDED_LATER.items():
+        [owner] = {model for model in models_in(RunConfig) if name in model.model_fields}
+        assert owner.model_fields[name].default == value
+
+
+def test_a_run_of_before_keeps_its_digest(make_run: MakeRun, model: ModelConfig):
+    """The digest of before, worked out from settings that have no such field."""
+    run = make_run("before")
+    left_out = {"execution", "instrumentation", "evaluation", "verdict", "output", "caches", "cache_digests"}
+    settings = run.model_dump(mode="json", exclude=left_out)
+    for name in ADDED_LATER:
+        del settings["model"][name]
+    assert run.digest == digest_of_json({**settings, "caches": run.caches})
+    written = run.model_dump(mode="json")
+    for name in ADDED_LATER:
+        del written["model"][name]
+    assert RunConfig.model_validate(written) == run
+    other = make_run("before", model=off(model))
+    assert (other.digest, other.digest_with_places) != (run.digest, run.digest_with_places)
+    assert other.digest != run.digest
+
+
+def test_a_compilation_of_before_keeps_its_spec(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(launcher, "version", lambda name: f"{name} 1")
+
+    def digest(model: ModelConfig) -> str:
+        return digest_of(spec_for(step_of(model, 1024), find_slice("2x v5e-256"), Plan(remat="full")))
+
+    on = digest(LLAMA_8B)
+    assert digest(off(LLAMA_8B)) != on
+    spec = spec_for(step_of(LLAMA_8B, 1024), find_slice("2x v5e-256"), Plan(remat="full")).model_dump(mode="json")
+    for name in ADDED_LATER:
+        del spec["step"]["model"][name]
+    flags = os.environ.get("LIBTPU_INIT_ARGS", "")
+    assert on == digest_of_json({"spec": spec, "versions": versions(), "flags": flags, "code": deciding_code()})
+
+
+def test_only_the_value_of_before_is_left_out():
+    component_of_that_name = {"mixture": [[0, {"attend_within_documents": 1.0}]]}
+    assert without_added(component_of_that_name) == component_of_that_name
+    settings = [{"model": {"attend_within_documents": True, "d_model": 4}}, {"model": {"attend_within_documents": False}}]
+    assert without_added(settings) == [{"model": {"d_model": 4}}, {"model": {"attend_within_documents": False}}]
