@@ -1,6 +1,5 @@
 """Whether nothing is left to do: each phase done, the baselines measured, and the report one of what is there now."""
 
-import ast
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import version
@@ -11,14 +10,13 @@ from flows.recipes.phase import Phase
 from flows.record import Finding, PhaseRecord, read_record
 from flows.resolved import Resolved
 from tasks.evaluation.baselines import baselines_path
-from trainer.code_digest import digest_of_code
+from trainer.code_digest import code_digest, files_of
 from trainer.errors import PhasewiseError
 from trainer.storage import digest_of_json, read_json
 
 KEYS_NAME = "keys.json"
 PACKAGES = ("phasewise", "jax", "optax", "orbax-checkpoint", "prefect", "dask", "great-expectations", "lm-eval")
 """The report names their versions."""
-HOUSE = Path(__file__).parents[1]
 REPORTING = ("flows/summary.py", "tasks/publication/*.py", "validations/data_docs.py", "validations/report/*.py")
 LAID_OUT_BY = ("tasks/publication/*.html", "tasks/publication/*.css", "validations/report/*.html", "validations/report/*.css")
 
@@ -78,6 +76,5 @@ def _told_of(record: PhaseRecord) -> list[Any]:
 @cache
 def _code() -> list[str]:
     """Digests of the code and of the pages that make a report."""
-    code = digest_of_code(*(ast.parse(path.read_bytes()) for glob in REPORTING for path in sorted(HOUSE.glob(glob))))
-    pages = [path.read_text(encoding="utf-8") for glob in LAID_OUT_BY for path in sorted(HOUSE.glob(glob))]
-    return [code, digest_of_json(pages)]
+    pages = sorted(path.read_text(encoding="utf-8") for path in files_of(*LAID_OUT_BY))
+    return [code_digest(*REPORTING), digest_of_json(pages)]

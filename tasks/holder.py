@@ -3,7 +3,6 @@
 The lock goes with the process, however it ends. What the file says counts only while it is held.
 """
 
-import fcntl
 import json
 import os
 import time
@@ -15,6 +14,7 @@ from typing import IO
 
 from trainer.config import Frozen
 from trainer.errors import ConfigError
+from trainer.file_lock import try_lock
 
 POLL_SECONDS = 0.25
 PATIENCE_SECONDS = 0.5
@@ -84,7 +84,7 @@ def holder_of(place: Path) -> Holder | None:
     """The process that holds the file now, this one included; None where nobody does."""
     try:
         with open(place) as file:
-            if place.resolve() not in _held_here and _try(file):
+            if place.resolve() not in _held_here and try_lock(file):
                 return None
             return _read(file)
     except FileNotFoundError:
@@ -94,7 +94,7 @@ def holder_of(place: Path) -> Holder | None:
 def _lock(place: Path, file: IO[str], on_wait: Callable[[Holder], None] | None) -> None:
     told: Holder | None = None
     started = time.monotonic()
-    while not _try(file):
+    while not try_lock(file):
         if time.monotonic() - started < PATIENCE_SECONDS:
             time.sleep(PATIENCE_SECONDS / 10)
             continue
@@ -105,14 +105,6 @@ def _lock(place: Path, file: IO[str], on_wait: Callable[[Holder], None] | None) 
             on_wait(holder)
             told = holder
         time.sleep(POLL_SECONDS)
-
-
-def _try(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _write(file: IO[str], holder: Holder) -> None:

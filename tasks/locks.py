@@ -5,7 +5,6 @@ at a time – which no lease on an object store can rule out – cost double wor
 """
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer.errors import ConfigError
+from trainer.file_lock import locked
 from trainer.storage import as_path, file_system_of
 
 LEASE_VARIABLE = "PHASEWISE_LEASE_SECONDS"
@@ -70,12 +70,9 @@ def _held(place: Path, wait: bool, sighting: "_Sighting") -> Iterator[StillHeld]
 
 @contextmanager
 def _held_here(place: Path, wait: bool) -> Iterator[StillHeld]:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with open(place, "a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise _refusal(place) from None
+    with locked(place, wait=wait) as is_held:
+        if not is_held:
+            raise _refusal(place)
         yield lambda: True
 
 

@@ -1,7 +1,6 @@
 """The composition root: a run's file in, its result file out."""
 
 import contextlib
-import fcntl
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from trainer import distributed
 from trainer.config import RunConfig
 from trainer.errors import ConfigError, PhasewiseError, TrainingError
 from trainer.exit_codes import ExitCode
+from trainer.file_lock import locked
 from trainer.kernels.attention import check_kernel
 from trainer.loop import Preempted, train
 from trainer.parent import end_with_parent
@@ -99,9 +99,7 @@ def only_one_trainer(output: Path) -> Iterator[None]:
     Raises:
         TrainingError: another trainer holds it.
     """
-    with open(output / "lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise TrainingError(f"another trainer is at work in {output}: wait for it, or stop it.") from None
+    with locked(output / "lock", wait=False) as is_held:
+        if not is_held:
+            raise TrainingError(f"another trainer is at work in {output}: wait for it, or stop it.")
         yield

@@ -4,7 +4,6 @@ One process builds it at a time. Every page keeps its name and is replaced whole
 was or as it is, never a part of one.
 """
 
-import fcntl
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from trainer.file_lock import locked
 from trainer.storage import as_path, digest_of_bytes, file_system_of, write_atomically
 from validations.evidence.tables import read_tables
 from validations.expectations.suites import SUITES
@@ -57,9 +57,7 @@ def _held(folder: Path) -> Iterator[None]:
     if file_system_of(folder) is not None:
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / _LOCK, "a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(folder / _LOCK, wait=True):
         yield
 
 

@@ -1,6 +1,5 @@
 """Byte n-gram models on the same split: what any model worth training must beat."""
 
-import ast
 from pathlib import Path
 
 from tasks.data.documents import split_texts
@@ -9,12 +8,12 @@ from tasks.data.tokenizer import load_tokenizer
 from tasks.evaluation.byte_ngram import ngram_bits_per_byte
 from tasks.evaluation.held_out import read_held_out_tokens
 from tasks.home import Home
-from trainer.code_digest import digest_of_code
+from trainer.code_digest import code_digest
 from trainer.storage import digest_of_json, read_json, write_json
 
 ORDERS = (3, 5)
-MEASURING = ("byte_ngram", "held_out")
-"""The modules here that decide what is measured, beside this one's own function."""
+MEASURING = ("tasks/evaluation/byte_ngram.py", "tasks/evaluation/held_out.py")
+"""The files that decide what is measured, beside this one's own function."""
 
 
 def baselines_path(plan: DataPlan, home: Home, held_out_tokens: int | None) -> Path:
@@ -22,7 +21,7 @@ def baselines_path(plan: DataPlan, home: Home, held_out_tokens: int | None) -> P
     components = _main_components(plan)
     key = digest_of_json(
         {
-            "code": digest_of_code(*(ast.parse(Path(__file__).with_name(f"{name}.py").read_bytes()) for name in MEASURING)),
+            "code": code_digest(*MEASURING),
             "orders": ORDERS,
             "held_out_tokens": held_out_tokens,
             "documents": {component.name: component.documents.key for component in components},

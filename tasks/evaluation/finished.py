@@ -1,6 +1,5 @@
 """The evaluation that a phase has already, and whether it still holds. Importing this module is cheap: nothing is measured here."""
 
-import ast
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -8,13 +7,16 @@ from typing import Any
 from tasks.data.plan import ComponentPlan, DataPlan
 from tasks.evaluation.benchmark_folder import read_benchmarks
 from tasks.evaluation.measured import Measured
-from trainer.code_digest import digest_of_code
+from trainer.code_digest import code_digest
 from trainer.config import RunConfig, without_added
 from trainer.storage import as_path, digest_of_json, read_json
 
 EVALUATION_NAME = "evaluation.json"
-MEASURING = ("answers", "bits_per_byte", "checkpoint", "evaluate", "held_out", "language_model", "scoring")
-"""The modules here that decide what is measured. The model's own code, which is the trainer's, is left out on purpose."""
+MEASURING = tuple(
+    f"tasks/evaluation/{name}.py"
+    for name in ("answers", "bits_per_byte", "checkpoint", "evaluate", "held_out", "language_model", "scoring")
+)
+"""The files that decide what is measured. The model's own code, which is the trainer's, is left out on purpose."""
 
 
 def evaluation_path(run: RunConfig) -> Path:
@@ -65,7 +67,7 @@ def finished_evaluation(run: RunConfig, key: str) -> dict[str, Any] | None:
 @cache
 def measuring_code() -> str:
     """Digest of what the code of `MEASURING` does."""
-    return digest_of_code(*(ast.parse(Path(__file__).with_name(f"{name}.py").read_bytes()) for name in MEASURING))
+    return code_digest(*MEASURING)
 
 
 def _content_of(component: ComponentPlan) -> str:

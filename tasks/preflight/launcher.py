@@ -1,6 +1,5 @@
 """Starts the compiler in a process of its own, and keeps what it found under the digest of everything that decides it."""
 
-import ast
 import os
 import subprocess
 import sys
@@ -9,9 +8,8 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import trainer
 from tasks.home import Home
-from trainer.code_digest import digest_of_code
+from trainer.code_digest import code_digest
 from trainer.config import without_added
 from trainer.errors import ConfigError, PhasewiseError, TrainingError
 from trainer.exit_codes import ExitCode
@@ -83,9 +81,7 @@ def versions() -> dict[str, str]:
 @cache
 def deciding_code() -> str:
     """The digest of the code that makes the step; comments and layout do not count. The files are read, not imported: they need jax."""
-    root = Path(trainer.__path__[0])
-    files = [path for name in DECIDING for path in ([root / name] if name.endswith(".py") else sorted((root / name).rglob("*.py")))]
-    return digest_of_code(*(ast.parse(path.read_text(encoding="utf-8")) for path in files))
+    return code_digest(*(f"trainer/{name}" if name.endswith(".py") else f"trainer/{name}/**/*.py" for name in DECIDING))
 
 
 def run_compiler(spec: Spec) -> Result:

@@ -1,12 +1,10 @@
 """Leakage indexes on this machine: built once for the same items by the same code, kept, and memory-mapped by every process."""
 
 import os
-import pkgutil
 import shutil
 import uuid
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from tasks.locks import held
 from trainer.code_digest import code_digest
 from trainer.errors import ConfigError, DataError
 from trainer.storage import as_path, content_digest, digest_of_json, read_json
-from validations.evidence import leakage
 from validations.evidence.leakage.index import LeakageIndex
 from validations.evidence.leakage.item_files import read_benchmarks
 from validations.evidence.leakage.items import BenchmarkItem
@@ -26,8 +23,7 @@ CACHE_VARIABLE = "XDG_CACHE_HOME"
 @cache
 def leakage_version() -> str:
     """Changes with the code that reads items, makes an index of them, and decides what a scan finds."""
-    names = sorted(module.name for module in pkgutil.iter_modules(leakage.__path__) if module.name != "evidence")
-    return code_digest(*(import_module(f"{leakage.__name__}.{name}") for name in names))
+    return code_digest("validations/evidence/leakage/**/*.py")
 
 
 def index_store(home: Home | None) -> Path:

@@ -1,16 +1,12 @@
 """The suites by name: which tables each one reads, and which limits it measures against."""
 
-import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from trainer.code_digest import digest_of_code
-from trainer.storage import digest_of_json
+from trainer.code_digest import code_digest
 from validations.expectations.check import Check
 from validations.expectations.data_suite import DATA_SUITE, data_checks
 from validations.expectations.gate_suite import GATE_SUITE, gate_checks
@@ -26,7 +22,7 @@ class Suite:
         number: raised where the suite asks for something else than before; for people, see `version_of`.
         tables: what a verdict's folder holds.
         checks: makes the checks from thresholds and tables.
-        evidence: the modules and packages of `validations.evidence` that make the tables.
+        evidence: globs of the files of `validations/evidence` that make the tables.
     """
 
     name: str
@@ -42,14 +38,14 @@ SUITES = {
         2,
         ("caches", "differences", "mixture", "leakage", "leaked_items", "order", "shifts", "hand_off"),
         lambda thresholds, tables: data_checks(DataLimits.model_validate(thresholds), tables),
-        ("caches.py", "differences.py", "mixture.py", "hand_off.py", "leakage", "order"),
+        ("caches.py", "differences.py", "mixture.py", "hand_off.py", "leakage/**/*.py", "order/**/*.py"),
     ),
     HEALTH_SUITE: Suite(
         HEALTH_SUITE,
         1,
         ("health",),
         lambda thresholds, tables: health_checks(HealthLimits.model_validate(thresholds), tables),
-        ("health",),
+        ("health/**/*.py",),
     ),
     GATE_SUITE: Suite(
         GATE_SUITE,
@@ -67,17 +63,7 @@ def checks_of(name: str, thresholds: Mapping[str, Any]) -> tuple[Check, ...]:
     return suite.checks(thresholds, {table: pd.DataFrame() for table in suite.tables})
 
 
-EVIDENCE = Path(__file__).parents[1] / "evidence"
-
-
-@cache
-def code_of(*modules: Path) -> str:
-    """Digest of what the modules' code does: layout, comments and the modules' names don't count."""
-    return digest_of_json(sorted(digest_of_code(ast.parse(module.read_bytes())) for module in modules))
-
-
 def version_of(suite: Suite) -> str:
     """The suite's number, and what the code of its checks and of its evidence was: nobody can weaken one and leave the version as it is."""
-    places = [EVIDENCE / name for name in suite.evidence]
-    evidence = [module for place in places for module in (sorted(place.glob("*.py")) if place.is_dir() else [place])]
-    return f"{suite.number}-{code_of(*sorted(Path(__file__).parent.glob('*.py')), *evidence)[:12]}"
+    code = code_digest("validations/expectations/*.py", *(f"validations/evidence/{name}" for name in suite.evidence))
+    return f"{suite.number}-{code}"

@@ -12,9 +12,9 @@ import pytest
 from tests.validations.evidence.health.simulated import LIMITS as HEALTH_LIMITS
 from tests.validations.evidence.health.simulated import Scenario, healthy_rows
 from tests.validations.test_gate import BETTER, LIMITS, PARENT
+from trainer import code_digest
 from validations.evidence.evaluation import asked_evidence, gate_evidence
 from validations.evidence.health.evidence import health_evidence
-from validations.expectations import suites
 from validations.expectations.judging import CheckResult, judge_tables
 from validations.expectations.reasons import reasons_for
 from validations.expectations.suites import SUITES, version_of
@@ -119,7 +119,7 @@ def test_a_column_that_is_missing_breaks_checks_and_fails_none(
 def test_a_suites_version_is_its_number_and_a_digest_of_the_code():
     suite = SUITES["data"]
     number, _, digest = version_of(suite).partition("-")
-    assert (number, len(digest)) == (str(suite.number), 12)
+    assert (number, len(digest)) == (str(suite.number), code_digest.DIGITS)
     assert version_of(replace(suite, number=suite.number + 1)) == f"{suite.number + 1}-{digest}"
 
 
@@ -128,14 +128,14 @@ def test_what_makes_the_evidence_is_in_the_version_of_its_suite_alone(
     suite: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """What the code does counts, and a comment does not."""
-    monkeypatch.setattr(suites, "EVIDENCE", Path(shutil.copytree(suites.EVIDENCE, tmp_path / "evidence")))
+    shutil.copytree(code_digest.HOUSE / "validations", tmp_path / "validations")
+    monkeypatch.setattr(code_digest, "HOUSE", tmp_path)
     before = {name: version_of(one) for name, one in SUITES.items()}
-    code = tmp_path / "evidence" / module
+    code = tmp_path / "validations" / "evidence" / module
     text = code.read_text()
     code.write_text(f"# A remark.\n{text}")
-    suites.code_of.cache_clear()
+    code_digest.digest_of_source.cache_clear()
     assert {name: version_of(one) for name, one in SUITES.items()} == before
     code.write_text(f"{text}\nALLOWED = 7\n")
-    suites.code_of.cache_clear()
+    code_digest.digest_of_source.cache_clear()
     assert {name for name, one in SUITES.items() if version_of(one) != before[name]} == {suite}
-    suites.code_of.cache_clear()
