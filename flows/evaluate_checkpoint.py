@@ -8,7 +8,7 @@ from flows.resolved import resolve_phase
 from flows.validate_data import raise_unless_passed
 from tasks.evaluation.task import evaluate
 from tasks.training.launcher import finished_result
-from tasks.validation.task import judge_model
+from tasks.validation.task import model_gate
 from trainer.errors import TrainingError
 from validations.accepted import accepted_in
 
@@ -36,4 +36,4 @@ def evaluate_checkpoint(recipe: str, phase: str, scale: Scale = "proxy", home: s
         raise TrainingError(f"{chosen.parent}, which {phase} starts from, is not evaluated: run `phasewise run {recipe}/{chosen.parent}`.")
     path = resolved.home.verdict(wanted.run_name, phase, "model")
     accepts = accepted_in(phase, wanted.accepts)
-    raise_unless_passed(judge_model(run, evaluation, parent, chosen.gates.model, path, accepts=accepts))
+    raise_unless_passed(model_gate(run, evaluation, parent, chosen.gates.model, path, accepts=accepts))

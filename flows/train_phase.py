@@ -18,7 +18,7 @@ from flows.summary import phase_summary, write_recipe_report
 from flows.validate_data import raise_unless_passed, validate_data
 from tasks.progress import say
 from tasks.training.task import train
-from tasks.validation.task import judge_health
+from tasks.validation.task import health_gate
 from trainer.errors import TrainingDiverged, VerdictError
 from validations.accepted import accepted_in
 
@@ -76,10 +76,10 @@ def train_judged(resolved: Resolved, phase: Phase) -> None:
     try:
         result = train(run)
     except TrainingDiverged:
-        judge_health(run, phase.gates.health, resolved.home, accepts=accepts)
+        health_gate(run, phase.gates.health, resolved.home, accepts=accepts)
         raise
     say(f"{phase.name}: trained to step {result['stop_step']:,}, final loss {result['final_loss']:.3f}")
-    raise_unless_passed(judge_health(run, phase.gates.health, resolved.home, accepts=accepts))
+    raise_unless_passed(health_gate(run, phase.gates.health, resolved.home, accepts=accepts))
     evaluate_checkpoint(resolved.name, phase.name, recipe.scale, home)
     summary: dict[str, Any] = phase_summary(read_record(resolved, phase))
     table = [{"what": what, "value": str(value)} for what, value in summary.items()]

@@ -5,7 +5,7 @@ from flows.door import door
 from flows.hand_off import hand_off_facts
 from flows.recipes.recipe import Scale
 from flows.resolved import resolve_phase
-from tasks.validation.task import judge_data
+from tasks.validation.task import data_gate
 from trainer.errors import VerdictError
 from validations.accepted import accepted_in
 from validations.evidence.hand_off import hand_off_evidence
@@ -30,7 +30,7 @@ def validate_data(recipe: str, phase: str, scale: Scale = "proxy", home: str | N
     hand_off = hand_off_evidence(facts.declared, facts.found)
     rests_on = decided_by(resolved, chosen, run)
     accepts = accepted_in(phase, resolved.recipe.accepts)
-    raise_unless_passed(judge_data(run, plan, chosen.gates.data, resolved.home, hand_off=hand_off, decided_by=rests_on, accepts=accepts))
+    raise_unless_passed(data_gate(run, plan, chosen.gates.data, resolved.home, hand_off=hand_off, decided_by=rests_on, accepts=accepts))
 
 
 def raise_unless_passed(verdict: Verdict) -> None:

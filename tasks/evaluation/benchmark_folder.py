@@ -61,7 +61,7 @@ class BenchmarkManifest(Frozen):
         return BenchmarkManifest(format_version=self.format_version, benchmarks=chosen)
 
 
-class BenchmarkItem(NamedTuple):
+class MadeItem(NamedTuple):
     """What a leakage search needs to know of an item."""
 
     benchmark: str
@@ -89,7 +89,7 @@ def write_benchmarks(folder: str | Path, held_out: HeldOut) -> BenchmarkManifest
     return manifest
 
 
-def read_benchmarks(folder: str | Path) -> BenchmarkManifest:
+def read_benchmark_folder(folder: str | Path) -> BenchmarkManifest:
     """The manifest, once every file it names has the content it says.
 
     Raises:
@@ -110,14 +110,14 @@ def read_benchmarks(folder: str | Path) -> BenchmarkManifest:
     return manifest
 
 
-def benchmark_items(folder: str | Path) -> list[BenchmarkItem]:
+def benchmark_items(folder: str | Path) -> list[MadeItem]:
     """Every item of every benchmark, for the leakage index: the opening with its true word_order or answer."""
-    items: list[BenchmarkItem] = []
-    for benchmark in read_benchmarks(folder).benchmarks:
+    items: list[MadeItem] = []
+    for benchmark in read_benchmark_folder(folder).benchmarks:
         kind = WordOrderItem if benchmark.name == "word_order" else NextWordItem
         lines = (as_path(folder) / f"{benchmark.name}.jsonl").read_text(encoding="utf-8").split("\n")
         read = [kind.model_validate_json(line) for line in lines if line]
-        items.extend(BenchmarkItem(benchmark.name, item.id, item.text) for item in read)
+        items.extend(MadeItem(benchmark.name, item.id, item.text) for item in read)
     return items
 
 

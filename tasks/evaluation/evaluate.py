@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from tasks.data.special_tokens import shared_special_tokens
 from tasks.evaluation.answers import ItemAnswer, Sample, read_answers
-from tasks.evaluation.benchmark_folder import Benchmark, read_benchmarks
+from tasks.evaluation.benchmark_folder import Benchmark, read_benchmark_folder
 from tasks.evaluation.bits_per_byte import bits_per_byte
 from tasks.evaluation.held_out import HeldOutTokens
 from trainer.config import ModelConfig
@@ -81,7 +81,7 @@ def evaluate_model(
     Raises:
         DataError: the benchmarks or the tokenizer are not what they should be.
     """
-    described = read_benchmarks(benchmarks).only(names)
+    described = read_benchmark_folder(benchmarks).only(names)
     _go_offline()
     from tasks.evaluation.language_model import JaxLanguageModel
 

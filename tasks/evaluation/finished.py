@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.data.plan import ComponentPlan, DataPlan
-from tasks.evaluation.benchmark_folder import read_benchmarks
+from tasks.evaluation.benchmark_folder import read_benchmark_folder
 from tasks.evaluation.measured import Measured
 from trainer.code_digest import code_digest
 from trainer.config import RunConfig, without_added
@@ -48,7 +48,7 @@ def evaluation_key(run: RunConfig, params_digest: str, plan: DataPlan, measured:
             "params": params_digest,
             "model": without_added(run.model.model_dump(mode="json")),
             "average": run.keeps_average,
-            "benchmarks": read_benchmarks(plan.benchmarks).only(measured.benchmarks).digest,
+            "benchmarks": read_benchmark_folder(plan.benchmarks).only(measured.benchmarks).digest,
             "held_out": measured_on(run, plan, measured.held_out_tokens),
             "code": measuring_code(),
         }

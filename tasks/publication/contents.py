@@ -52,7 +52,7 @@ class PhaseReport(Recorded):
 
     Attributes:
         learning_rate, loss: points (step, value).
-        mixture: (first step of the stage, component → percent realised).
+        mixture: (first step of the span, component → percent realised).
         bits_per_byte: component → held-out bits per byte at the end of the phase; the two macro values are means over components.
         declares: what the hand-off declares to change.
         parent: the name of the phase that this one starts from.

@@ -1,4 +1,4 @@
-"""The mixture as stacked bars: one bar a stage, one block a family of components, one segment a component.
+"""The mixture as stacked bars: one bar a span, one block a family of components, one segment a component.
 
 Components whose names begin with the same word (`nemotron_hq_actual`, `nemotron_medium`) are a family: one hue in shades.
 """
@@ -37,7 +37,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Stage:
+class Span:
     """One bar: the mixture in force from `start_step` on. `shares` has every component."""
 
     phase: str
@@ -62,10 +62,10 @@ def families_of(components: set[Component]) -> dict[Component, str]:
     return {name: word if word and len(names) > 1 else name for word, names in by_word.items() for name in names}
 
 
-def colours_of(stages: list[MixtureShares], families: dict[Component, str]) -> dict[Component, str]:
+def colours_of(spans: list[MixtureShares], families: dict[Component, str]) -> dict[Component, str]:
     """Component → colour, the same in every bar. The families that are largest anywhere get the hues."""
     peaks: dict[str, float] = defaultdict(float)
-    for shares in stages:
+    for shares in spans:
         sums: dict[str, float] = defaultdict(float)
         for component, share in shares.items():
             sums[families[component]] += share
@@ -76,14 +76,14 @@ def colours_of(stages: list[MixtureShares], families: dict[Component, str]) -> d
     colours: dict[Component, str] = {}
     for family in ranked:
         members = [name for name in families if families[name] == family]
-        members.sort(key=lambda name: (-max(shares.get(name, 0.0) for shares in stages), name))
+        members.sort(key=lambda name: (-max(shares.get(name, 0.0) for shares in spans), name))
         for i, name in enumerate(members):
             colours[name] = mix_with_white(hues.get(family, NEUTRAL), 0.62 * i / max(len(members) - 1, 1))
     return colours
 
 
 def blocks_of(shares: MixtureShares, families: dict[Component, str], colours: dict[Component, str]) -> tuple[Block, ...]:
-    """The bar of one stage, families in order of size, small families together as the last block."""
+    """The bar of one span, families in order of size, small families together as the last block."""
     members: dict[str, list[Component]] = defaultdict(list)
     for name, share in shares.items():
         if share > 0:
@@ -103,25 +103,25 @@ def blocks_of(shares: MixtureShares, families: dict[Component, str], colours: di
     return tuple(blocks)
 
 
-def stages_of(report: Report) -> list[Stage]:
-    """Every stage of every phase that has a mixture."""
+def spans_of(report: Report) -> list[Span]:
+    """Every span of every phase that has a mixture."""
     every = [shares for phase in report.phases for _, shares in phase.mixture]
     families = families_of({name for shares in every for name in shares})
     colours = colours_of(every, families)
     return [
-        Stage(phase.name, phase.state, start, stop, blocks_of(shares, families, colours), shares)
+        Span(phase.name, phase.state, start, stop, blocks_of(shares, families, colours), shares)
         for phase in report.phases
         for (start, shares), stop in zip(phase.mixture, ends_of_stages(phase), strict=True)
     ]
 
 
-def legend_of(stages: list[Stage]) -> dict[str, str]:
+def legend_of(spans: list[Span]) -> dict[str, str]:
     """Block → its first colour, each once, the rest last."""
-    blocks = {block.name: block.segments[0].colour for stage in stages for block in stage.blocks}
+    blocks = {block.name: block.segments[0].colour for span in spans for block in span.blocks}
     named = {name: colour for name, colour in blocks.items() if not name.startswith("other (")}
     return named | ({"other": NEUTRAL} if len(named) < len(blocks) else {})
 
 
 def ends_of_stages(phase: PhaseReport) -> list[int]:
-    """The last step of every stage: the start of the next, and the phase's own stop."""
+    """The last step of every span: the start of the next, and the phase's own stop."""
     return [start for start, _ in phase.mixture[1:]] + [phase.stop_step] * bool(phase.mixture)

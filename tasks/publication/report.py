@@ -7,7 +7,7 @@ from markupsafe import Markup, escape
 
 from tasks.publication import figures
 from tasks.publication.contents import BenchmarkReport, PhaseReport, Report, VerdictReport
-from tasks.publication.mixture import legend_of, stages_of
+from tasks.publication.mixture import legend_of, spans_of
 from tasks.publication.progress import component_rows, evaluated_phases, gauges_of, macro_row
 from tasks.publication.summary import batch_of, failures_of, headline_of, passes_of, standing_of, standing_of_counts, tiles_of
 from trainer.storage import write_atomically
@@ -28,7 +28,7 @@ def render(report: Report) -> str:
     from tasks.publication.macro_curve import macro_picture
     from tasks.publication.training_curves import training_picture
 
-    stages = stages_of(report)
+    spans = spans_of(report)
     columns = evaluated_phases(report)
     rows = component_rows(columns)
     return page().render(
@@ -38,9 +38,9 @@ def render(report: Report) -> str:
         standings={phase.name: standing_of(phase) for phase in report.phases},
         batches={phase.name: batch_of(phase) for phase in report.phases},
         training=training_picture(report),
-        stages=stages,
-        components=sorted({name for stage in stages for name in stage.shares}),
-        legend=legend_of(stages),
+        spans=spans,
+        components=sorted({name for span in spans for name in span.shares}),
+        legend=legend_of(spans),
         has_average=any(phase.ema_macro_bits_per_byte is not None for phase in report.phases),
         macro=macro_picture(report),
         columns=columns,

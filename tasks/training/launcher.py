@@ -52,7 +52,7 @@ def is_begun(run: RunConfig, plan: DataPlan | None = None) -> bool:
     return written is not None and _is_same(written, run, plan)
 
 
-def train_phase(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None] = lambda: None) -> dict[str, Any]:
+def launch_trainer(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Train the phase to its end, from its last checkpoint if it has one, and return its result.
 
     A trainer that was killed or preempted, or that stalled, is started again, `MAX_RESTARTS` times at most. One that was refused or

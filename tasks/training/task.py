@@ -16,7 +16,7 @@ from prefect.runtime import flow_run as current
 from prefect.states import Cancelled
 
 from tasks.progress import advance, say
-from tasks.training.launcher import train_phase
+from tasks.training.launcher import launch_trainer
 from trainer.config import RunConfig
 from trainer.metrics import Row
 
@@ -47,7 +47,7 @@ def train(run: RunConfig) -> dict[str, Any]:
     with get_client(sync_client=True) as client:
         watch = SuspensionWatch(client)
         try:
-            return train_phase(run, on_rows, watch.look)
+            return launch_trainer(run, on_rows, watch.look)
         except Pause:
             watch.end_subflows()
             raise

@@ -26,7 +26,7 @@ Accepts = Sequence[AcceptedWarning]
 
 
 @task(task_run_name="judge data of {run.phase}", cache_policy=NO_CACHE)
-def judge_data(
+def data_gate(
     run: RunConfig,
     plan: DataPlan,
     limits: DataLimits,
@@ -43,7 +43,7 @@ def judge_data(
 
 
 @task(task_run_name="judge training of {run.phase}", cache_policy=NO_CACHE)
-def judge_health(run: RunConfig, limits: HealthLimits, home: Home, *, accepts: Accepts) -> Verdict:
+def health_gate(run: RunConfig, limits: HealthLimits, home: Home, *, accepts: Accepts) -> Verdict:
     """Judge how a phase trained by its metrics, write the verdict."""
     verdict = judge_phase_health(run, limits, home, accepts=accepts)
     publish(verdict, key=f"{run.recipe}-{run.phase}-health")
@@ -51,7 +51,7 @@ def judge_health(run: RunConfig, limits: HealthLimits, home: Home, *, accepts: A
 
 
 @task(task_run_name="judge model of {run.phase}", cache_policy=NO_CACHE)
-def judge_model(
+def model_gate(
     run: RunConfig, evaluation: dict[str, Any], parent: dict[str, Any] | None, limits: GateLimits, path: Path, *, accepts: Accepts
 ) -> Verdict:
     """Judge a phase's last checkpoint against its parent's, write the verdict; its evidence goes beside it."""

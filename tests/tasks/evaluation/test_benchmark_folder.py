@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows.recipes.benchmarks import MADE_BENCHMARKS
-from tasks.evaluation.benchmark_folder import benchmark_items, read_benchmarks, write_benchmarks
+from tasks.evaluation.benchmark_folder import benchmark_items, read_benchmark_folder, write_benchmarks
 from tasks.evaluation.held_out import HeldOutDocument
 from trainer.errors import DataError
 
@@ -21,7 +21,7 @@ def copied(benchmarks: Path, tmp_path: Path) -> Path:
 def test_the_same_documents_write_the_same_files_anywhere(benchmarks: Path, tmp_path: Path, held_out_texts: HeldOut) -> None:
     again = write_benchmarks(tmp_path / "again", held_out_texts)
     other = write_benchmarks(tmp_path / "other", {"code": held_out_texts["code"]})
-    assert again == read_benchmarks(benchmarks)
+    assert again == read_benchmark_folder(benchmarks)
     assert again.digest != other.digest
     for file in benchmarks.iterdir():
         assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()
@@ -29,7 +29,7 @@ def test_the_same_documents_write_the_same_files_anywhere(benchmarks: Path, tmp_
 
 
 def test_every_item_is_named_for_the_leakage_search(benchmarks: Path, held_out_texts: HeldOut) -> None:
-    manifest, items = read_benchmarks(benchmarks), benchmark_items(benchmarks)
+    manifest, items = read_benchmark_folder(benchmarks), benchmark_items(benchmarks)
     assert [(benchmark.name, benchmark.items) for benchmark in manifest.benchmarks] == [
         (name, sum(item.benchmark == name for item in items)) for name in ("word_order", "next_word")
     ]
@@ -40,7 +40,7 @@ def test_every_item_is_named_for_the_leakage_search(benchmarks: Path, held_out_t
 
 def test_all_of_a_folder_have_its_digest(benchmarks: Path) -> None:
     """An evaluation of both is the one of before subsets could be named."""
-    whole = read_benchmarks(benchmarks)
+    whole = read_benchmark_folder(benchmarks)
     assert whole.only(("next_word", "word_order")).digest == whole.digest
     assert [benchmark.name for benchmark in whole.only(("next_word",)).benchmarks] == ["next_word"]
     assert len({whole.digest, whole.only(("next_word",)).digest, whole.only(("word_order",)).digest}) == 3
@@ -49,13 +49,13 @@ def test_all_of_a_folder_have_its_digest(benchmarks: Path) -> None:
 
 
 def test_the_names_that_a_recipe_can_name_are_those_that_are_made(benchmarks: Path) -> None:
-    assert tuple(benchmark.name for benchmark in read_benchmarks(benchmarks).benchmarks) == MADE_BENCHMARKS
+    assert tuple(benchmark.name for benchmark in read_benchmark_folder(benchmarks).benchmarks) == MADE_BENCHMARKS
 
 
 def test_a_folder_without_a_manifest_is_refused(copied: Path) -> None:
     (copied / "manifest.json").unlink()
     with pytest.raises(DataError, match="holds no benchmarks"):
-        read_benchmarks(copied)
+        read_benchmark_folder(copied)
 
 
 @pytest.mark.parametrize("name", ["word_order.jsonl", "next_word.yaml"])
@@ -65,18 +65,18 @@ def test_a_changed_or_missing_file_is_refused(name: str, copied: Path) -> None:
         benchmark_items(copied)
     (copied / name).unlink()
     with pytest.raises(DataError, match="found no such file"):
-        read_benchmarks(copied)
+        read_benchmark_folder(copied)
 
 
 @pytest.mark.parametrize("content", ["{", '{"format_version": 1}', "[]"])
 def test_a_broken_manifest_is_refused(content: str, copied: Path) -> None:
     (copied / "manifest.json").write_text(content)
     with pytest.raises(DataError, match="does not read as a manifest of benchmarks"):
-        read_benchmarks(copied)
+        read_benchmark_folder(copied)
 
 
 def test_another_format_version_is_refused(copied: Path) -> None:
     manifest = json.loads((copied / "manifest.json").read_text())
     (copied / "manifest.json").write_text(json.dumps({**manifest, "format_version": 99}))
     with pytest.raises(DataError, match="format version 99"):
-        read_benchmarks(copied)
+        read_benchmark_folder(copied)

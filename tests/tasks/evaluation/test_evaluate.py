@@ -10,7 +10,7 @@ from lm_eval.api.instance import Instance
 from tokenizers import Tokenizer
 
 from tasks.data.special_tokens import special_tokens
-from tasks.evaluation.benchmark_folder import read_benchmarks
+from tasks.evaluation.benchmark_folder import read_benchmark_folder
 from tasks.evaluation.evaluate import Evaluation, evaluate_model
 from tasks.evaluation.held_out import HeldOutTokens
 from tasks.evaluation.language_model import JaxLanguageModel
@@ -33,12 +33,12 @@ def test_a_checkpoint_is_evaluated_offline_and_standard_output_stays_clean(
     found = evaluate_model(params=params, config=config, tokenizer=tokenizer, benchmarks=benchmarks, names=BOTH, held_out=held_out_tokens)
     assert capfd.readouterr().out == ""
     assert found["finite"] is True
-    assert found["benchmarks_digest"] == read_benchmarks(benchmarks).digest
+    assert found["benchmarks_digest"] == read_benchmark_folder(benchmarks).digest
     assert [(result["benchmark"], result["metric"]) for result in found["results"]] == [
         ("word_order", "acc"),
         ("next_word", "exact_match"),
     ]
-    for result, described in zip(found["results"], read_benchmarks(benchmarks).benchmarks, strict=True):
+    for result, described in zip(found["results"], read_benchmark_folder(benchmarks).benchmarks, strict=True):
         assert (result["items"], result["baseline"]) == (described.items, described.baseline.value)
         assert 0 <= result["value"] <= 1
         answers = result["answers"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tasks.publication import figures
-from tasks.publication.mixture import families_of, stages_of
+from tasks.publication.mixture import families_of, spans_of
 from tasks.publication.progress import component_rows, evaluated_phases, gauges_of
 from tasks.publication.report import BenchmarkReport, PhaseReport, Report, VerdictReport
 from tasks.publication.summary import standing_of
@@ -40,14 +40,14 @@ def test_components_that_begin_alike_are_a_family():
 
 
 def test_bars_hold_every_percent_and_group_the_small(passed_report: Report):
-    stages = stages_of(passed_report)
-    assert [(stage.phase, stage.start_step, stage.stop_step) for stage in stages][3:5] == [("phoenix", 820, 822), ("phoenix", 822, 1320)]
-    for stage in stages:
-        segments = [segment for block in stage.blocks for segment in block.segments]
-        assert sum(segment.percent for segment in segments) == pytest.approx(sum(stage.shares.values()))
-        assert sum(block.members for block in stage.blocks) == len(stage.shares)
-    assert [block.name for block in stages[5].blocks][-1] == "other (6)"
-    colours = {(segment.name, segment.colour) for stage in stages for block in stage.blocks for segment in block.segments}
+    spans = spans_of(passed_report)
+    assert [(span.phase, span.start_step, span.stop_step) for span in spans][3:5] == [("phoenix", 820, 822), ("phoenix", 822, 1320)]
+    for span in spans:
+        segments = [segment for block in span.blocks for segment in block.segments]
+        assert sum(segment.percent for segment in segments) == pytest.approx(sum(span.shares.values()))
+        assert sum(block.members for block in span.blocks) == len(span.shares)
+    assert [block.name for block in spans[5].blocks][-1] == "other (6)"
+    colours = {(segment.name, segment.colour) for span in spans for block in span.blocks for segment in block.segments}
     colours = {(name, colour) for name, colour in colours if not name.startswith("other (")}
     assert len(colours) == len({name for name, _ in colours})
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tasks.training import launcher
-from tasks.training.launcher import MAX_RESTARTS, finished_result, last_saved_step, train_phase
+from tasks.training.launcher import MAX_RESTARTS, finished_result, last_saved_step, launch_trainer
 from tests.tasks.training.conftest import STEPS, BuildRun
 from trainer.config import RunConfig
 from trainer.errors import TrainingDiverged, TrainingError, VerdictError
@@ -51,7 +51,7 @@ class Trained:
 @pytest.fixture(scope="module")
 def trained(build_run: BuildRun) -> Trained:
     run, told = build_run("plain"), list[Row]()
-    return Trained(run, train_phase(run, told.extend), told)
+    return Trained(run, launch_trainer(run, told.extend), told)
 
 
 def test_a_run_ends_with_its_result(trained: Trained):
@@ -66,7 +66,7 @@ def test_a_run_ends_with_its_result(trained: Trained):
 
 def test_the_same_run_is_not_trained_again(trained: Trained, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(launcher, "subprocess", None)
-    assert train_phase(trained.run, ignore) == trained.result
+    assert launch_trainer(trained.run, ignore) == trained.result
 
 
 def test_another_run_sets_the_folder_aside(build_run: BuildRun, trained_at: Path, caplog: pytest.LogCaptureFixture):
@@ -80,7 +80,7 @@ def test_another_run_sets_the_folder_aside(build_run: BuildRun, trained_at: Path
     assert finished_result(before)
     assert finished_result(after) is None
 
-    result = train_phase(after, ignore)
+    result = launch_trainer(after, ignore)
     (aside,) = trained_at.glob("changing.superseded-*")
     assert contents(aside) == kept
     assert (aside / "checkpoints" / "10").is_dir()
@@ -119,7 +119,7 @@ def test_a_killed_trainer_goes_on_and_ends_with_the_same_weights(
             os.kill(child.pid, signal.SIGKILL)
             killed.append(rows[-1]["step"])
 
-    result = train_phase(build_run("killed"), kill_once)
+    result = launch_trainer(build_run("killed"), kill_once)
     assert killed
     assert "killed: the trainer was ended by SIGKILL; going on from its last checkpoint" in caplog.text
     assert result["params_digest"] == trained.result["params_digest"]
@@ -150,12 +150,12 @@ def test_a_run_that_is_stopped_saves_its_last_update_and_goes_on(
     monkeypatch.setattr(launcher, "POLL_SECONDS", 0.01)
     run = build_run("stopped")
     with pytest.raises(Stopped):
-        train_phase(run, ignore, stop_after(KILLED_AFTER, run))
+        launch_trainer(run, ignore, stop_after(KILLED_AFTER, run))
     stopped_at = len(read_metrics(Path(run.output) / "metrics.jsonl"))
     assert KILLED_AFTER <= stopped_at < STEPS
     assert last_saved_step(run) == stopped_at
     assert f"stopped: stopped after step {stopped_at} of {STEPS}, which is saved; started again, it goes on from there" in caplog.text
-    assert train_phase(run, ignore)["params_digest"] == trained.result["params_digest"]
+    assert launch_trainer(run, ignore)["params_digest"] == trained.result["params_digest"]
     assert f"stopped: going on from step {stopped_at} of {STEPS}" in caplog.text
 
 
@@ -186,7 +186,7 @@ signal.pause()
 
     monkeypatch.setattr(launcher.subprocess, "Popen", start_deaf)
     with pytest.raises(Stopped):
-        train_phase(run, ignore, stop_after(40, run))
+        launch_trainer(run, ignore, stop_after(40, run))
     assert processes[0].returncode == -signal.SIGKILL
     assert "slow: stopped after step 40 of 90; the checkpoint of step 30 stands, and 10 updates are done again" in caplog.text
 
@@ -201,7 +201,7 @@ def test_a_trainer_that_is_always_killed_is_given_up(build_run: BuildRun, monkey
 
     monkeypatch.setattr(launcher, "_run_process", die)
     with pytest.raises(TrainingError, match=r"doomed was not trained: it ended with code -9; see .*trainer\.log"):
-        train_phase(build_run("doomed"), ignore)
+        launch_trainer(build_run("doomed"), ignore)
     assert len(lives) == 1 + MAX_RESTARTS
 
 
@@ -222,7 +222,7 @@ def test_what_may_go_on_is_started_again(
         return 0
 
     monkeypatch.setattr(launcher, "_run_process", end_early_twice)
-    assert train_phase(build_run(f"unlucky{code}"), ignore) == {"life": 1 + MAX_RESTARTS}
+    assert launch_trainer(build_run(f"unlucky{code}"), ignore) == {"life": 1 + MAX_RESTARTS}
     assert caplog.text.count(f"unlucky{code}: the trainer {ending}; going on from its last checkpoint") == MAX_RESTARTS
 
 
@@ -237,7 +237,7 @@ def test_a_trainer_that_always_stalls_is_given_up_with_its_reason(build_run: Bui
 
     monkeypatch.setattr(launcher, "_run_process", stall)
     with pytest.raises(TrainingError, match=r"^stuck was not trained: phase stuck stalled: no update for 5 seconds\.$"):
-        train_phase(build_run("stuck"), ignore)
+        launch_trainer(build_run("stuck"), ignore)
     assert len(lives) == 1 + MAX_RESTARTS
 
 
@@ -260,14 +260,14 @@ def test_a_run_that_is_carried_out_otherwise_goes_on_in_its_folder(build_run: Bu
         return 0
 
     monkeypatch.setattr(launcher, "_run_process", look)
-    assert train_phase(after, ignore) == {"run_digest": before.digest}
+    assert launch_trainer(after, ignore) == {"run_digest": before.digest}
     assert found == [after]
     assert not list(trained_at.glob("moved.superseded-*"))
 
 
 def test_data_that_nobody_judged_is_not_trained_on(build_run: BuildRun):
     with pytest.raises(VerdictError, match=r"unjudged was not trained: phase unjudged has no verdict at .*: validate its data first"):
-        train_phase(build_run("unjudged", judged=False), ignore)
+        launch_trainer(build_run("unjudged", judged=False), ignore)
 
 
 @pytest.mark.parametrize(("code", "kind"), [(1, VerdictError), (2, TrainingError), (3, TrainingDiverged), (120, TrainingError)])
@@ -283,7 +283,7 @@ def test_a_failure_has_its_kind_and_its_last_reason(build_run: BuildRun, monkeyp
 
     monkeypatch.setattr(launcher, "_run_process", fail)
     with pytest.raises(kind, match=r"^fails was not trained: the reason\.$") as failure:
-        train_phase(build_run("fails"), ignore)
+        launch_trainer(build_run("fails"), ignore)
     assert type(failure.value) is kind
     assert len(lives) == 1
 
@@ -292,10 +292,10 @@ def test_the_reason_is_that_of_this_attempt(build_run: BuildRun, trained_at: Pat
     """The log grows over all attempts; the reason of an earlier one must not be told for a crash that gave none."""
     run = build_run("again", judged=False)
     with pytest.raises(VerdictError):
-        train_phase(run, ignore)
+        launch_trainer(run, ignore)
     monkeypatch.setattr(launcher.sys, "executable", "/bin/false")
     with pytest.raises((TrainingError, VerdictError)) as failure:
-        train_phase(run, ignore)
+        launch_trainer(run, ignore)
     assert "it ended with code 1" in str(failure.value)
 
 
@@ -303,4 +303,4 @@ def test_a_loss_that_is_no_number_stops_the_run(build_run: BuildRun):
     with pytest.raises(
         TrainingDiverged, match=r"diverges was not trained: phase diverges: (loss|grad_norm|param_norm) is (nan|inf) at step \d+"
     ):
-        train_phase(build_run("diverges", peak=1e30), ignore)
+        launch_trainer(build_run("diverges", peak=1e30), ignore)
