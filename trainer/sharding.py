@@ -166,11 +166,6 @@ def check_batch(mesh: Mesh, sequences: int, name: str) -> None:
         )
 
 
-def param_shardings(model: ModelConfig, mesh: jax.sharding.Mesh) -> Any:
-    """The sharding of each weight, in a tree like the weights'."""
-    return jax.tree.map(lambda spec: NamedSharding(mesh, partition_spec(spec.axes)), param_specs(model))
-
-
 def state_shardings(state: T, model: ModelConfig, mesh: jax.sharding.Mesh) -> T:
     """The sharding of each leaf of a training state (arrays, shapes or tracers), in a tree like the state's.
 
@@ -306,11 +301,3 @@ def compile_step(
         return after, jax.tree.map(lambda value: jax.lax.with_sharding_constraint(value, replicated(mesh)), measured)
 
     return jax.jit(on_mesh(placed, mesh), donate_argnums=0)
-
-
-def build_sharded(build: Callable[[], T], model: ModelConfig, mesh: jax.sharding.Mesh | None) -> T:
-    """A state, or a part of it, of which each device makes only what it holds."""
-    if mesh is None:
-        return build()
-    shardings = state_shardings(jax.eval_shape(build), model, mesh)
-    return cast(T, jax.jit(on_mesh(build, mesh), out_shardings=shardings)())

@@ -16,8 +16,9 @@ import numpy as np
 from trainer.checkpoint_state import leaves_of
 from trainer.config import RunConfig
 from trainer.data.loader import Loader
+from trainer.hand_off import state_to_start_from
 from trainer.schedule import scheduled_at
-from trainer.sharding import build_sharded, place_batch, run_mesh, state_shardings
+from trainer.sharding import place_batch, run_mesh, state_shardings
 from trainer.state import TrainState, init_state
 from trainer.step import StepMetrics, build_train_step
 from trainer.storage import read_json, write_json
@@ -55,8 +56,11 @@ def exchanged(program: str, kind: str) -> list[str]:
 
 def train(run: RunConfig, mesh: jax.sharding.Mesh | None) -> Trained:
     """All updates of the run."""
-    loader, build = Loader(run), build_train_step(run.model, run.optimizer, run.execution, mesh)
-    state, step, first, measured = build_sharded(lambda: init_state(run), run.model, mesh), None, None, []
+    loader = Loader(run)
+    build = build_train_step(run.model, run.optimizer, run.execution, mesh)
+    shardings = None if mesh is None else state_shardings(jax.eval_shape(lambda: init_state(run)), run.model, mesh)
+    state = state_to_start_from(run, shardings)
+    step, first, measured = None, None, []
     for number, batch in enumerate(loader.batches(run.start_step, run.stop_step)):
         rows = place_batch(batch.tokens, mesh), place_batch(batch.segment_ids, mesh)
         step = step or cast(Any, build).lower(state, *rows, scheduled_at(run, number)).compile()

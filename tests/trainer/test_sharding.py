@@ -21,7 +21,6 @@ from trainer.sharding import (
     MESH_AXES,
     RULES,
     build_mesh,
-    build_sharded,
     check_batch,
     check_mesh,
     constrain,
@@ -128,7 +127,6 @@ def test_one_device_has_no_mesh_and_nothing_is_done_to_what_runs_on_it(make_run:
     assert constrain(x, "batch") is x
     assert on_mesh(len, None) is len
     assert parts_here(None) == ((0,), 1)
-    assert build_sharded(lambda: x, make_run("one").model, None) is x
 
 
 def device(number: int, *, slice_index: int) -> SimpleNamespace:

@@ -77,11 +77,6 @@ def abstract_params(config: ModelConfig) -> Params:
     return jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, jnp.float32), param_specs(config))
 
 
-def decay_mask(config: ModelConfig) -> Params:
-    """True where weight decay applies."""
-    return jax.tree.map(lambda spec: spec.decays, param_specs(config))
-
-
 def count_parameters(config: ModelConfig) -> int:
     """How many numbers the table declares."""
     return sum(math.prod(spec.shape) for spec in jax.tree.leaves(param_specs(config)))

@@ -8,7 +8,7 @@ import trainer.model.params as params_module
 from flows.recipes import load_recipe
 from trainer.config import ModelConfig
 from trainer.metrics import PARAM_GROUPS
-from trainer.model.params import ParamSpec, abstract_params, count_parameters, decay_mask, init_params, param_specs
+from trainer.model.params import ParamSpec, abstract_params, count_parameters, init_params, param_specs
 
 
 def changed(model: ModelConfig, **fields: object) -> ModelConfig:
@@ -35,7 +35,7 @@ def test_every_weight_names_each_of_its_axes(model: ModelConfig):
 
 
 def test_the_head_and_the_matrices_decay_and_embedding_and_norms_do_not(model: ModelConfig):
-    mask = decay_mask(model)
+    mask = jax.tree.map(lambda spec: spec.decays, param_specs(model))
     assert {name for name, decays in mask["blocks"].items() if not decays} == {"attention_norm", "mlp_norm"}
     assert {name: mask[name] for name in ("embedding", "final_norm", "head")} == {"embedding": False, "final_norm": False, "head": True}
 
