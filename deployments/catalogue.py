@@ -8,7 +8,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flows.server import POOL
-from trainer.errors import PhasewiseError
+from trainer.base.errors import PhasewiseError
 
 ROOT = Path(__file__).resolve().parents[1]
 PREFECT_FILE = ROOT / "prefect.yaml"

@@ -10,8 +10,8 @@ import signal
 import threading
 import time
 
-from trainer.parent import wait_for_end_of_input
-from trainer.stopping import stop_seconds
+from trainer.process.parent import wait_for_end_of_input
+from trainer.process.stopping import stop_seconds
 
 REPORT_SECONDS = 10.0
 """Beyond the time that a trainer has to save."""

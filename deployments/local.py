@@ -22,7 +22,7 @@ from deployments.worker import work
 from flows.leftovers import close_leftovers
 from flows.server import POOL, OwnServer, own_server, quiet_environment
 from tasks.home import Home
-from trainer.errors import PhasewiseError
+from trainer.base.errors import PhasewiseError
 
 EXIT_STOPPED, EXIT_INTERRUPTED = 0, 130
 QUERY_SECONDS = 2

@@ -9,7 +9,7 @@ import httpx
 from flows.leftovers import Sweep
 from flows.server import POOL, OwnServer
 from tasks.home import Home
-from trainer.errors import PhasewiseError
+from trainer.base.errors import PhasewiseError
 
 LOOK_SECONDS, SWEEP_SECONDS = 1.0, 10.0
 

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable
 
 from flows.server import POOL
-from trainer.errors import PhasewiseError
-from trainer.stopping import stop_seconds
+from trainer.base.errors import PhasewiseError
+from trainer.process.stopping import stop_seconds
 
 NAME = "this machine"
 REPORT_SECONDS = 10.0

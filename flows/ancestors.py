@@ -4,7 +4,7 @@ from flows.recipes.phase import Phase
 from flows.recipes.recipe import Recipe
 from flows.record import read_record
 from flows.resolved import Resolved, resolve_phase
-from trainer.errors import VerdictError
+from trainer.base.errors import VerdictError
 from validations.verdict import read_verdict
 
 GATES = ("data", "health", "model")

@@ -8,8 +8,8 @@ from flows.recipes.recipe import Recipe
 from tasks.data.listing import expand
 from tasks.data.standins import missing_stand_ins
 from tasks.home import Home
+from trainer.base.errors import ConfigError
 from trainer.data.mixture import MixtureSchedule, check_shares
-from trainer.errors import ConfigError
 
 
 def check_sources(recipe: Recipe, home: Home) -> None:

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import click
 
-from trainer.errors import PhasewiseError
-from trainer.platform import spare_search
+from trainer.base.errors import PhasewiseError
+from trainer.process.platform import spare_search
 
 Scale = Literal["proxy", "full"]
 

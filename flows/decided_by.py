@@ -4,8 +4,8 @@ from flows.hand_off import hand_off_key
 from flows.recipes.phase import Phase
 from flows.resolved import Resolved
 from tasks.data.plan import DataPlan
+from trainer.base.storage import digest_of_json
 from trainer.config import RunConfig
-from trainer.storage import digest_of_json
 
 IN_ORDER = ("start_step", "stop_step", "batch", "mixture", "order")
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from flows.recipes.benchmarks import MADE_BENCHMARKS, unmeasured
 from flows.recipes.phase import Phase
 from flows.recipes.recipe import Recipe
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 
 def check_declared(recipe: Recipe, phases: Iterable[Phase]) -> None:

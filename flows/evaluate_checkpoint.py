@@ -9,7 +9,7 @@ from flows.validate_data import raise_unless_passed
 from tasks.evaluation.task import evaluate
 from tasks.training.launcher import finished_result
 from tasks.validation.task import model_gate
-from trainer.errors import TrainingError
+from trainer.base.errors import TrainingError
 from validations.accepted import accepted_in
 
 

@@ -10,9 +10,9 @@ from flows.recipes.phase import Phase
 from flows.record import Finding, PhaseRecord, read_record
 from flows.resolved import Resolved
 from tasks.evaluation.baselines import baselines_path
-from trainer.code_digest import code_digest, files_of
-from trainer.errors import PhasewiseError
-from trainer.storage import digest_of_json, read_json
+from trainer.base.code_digest import code_digest, files_of
+from trainer.base.errors import PhasewiseError
+from trainer.base.storage import digest_of_json, read_json
 
 KEYS_NAME = "keys.json"
 PACKAGES = ("phasewise", "jax", "optax", "orbax-checkpoint", "prefect", "dask", "great-expectations", "lm-eval")

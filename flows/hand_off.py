@@ -13,11 +13,11 @@ from pydantic import ValidationError
 from flows.recipes.changes import Pair, changes_between, told
 from flows.recipes.phase import HandOff, Phase
 from flows.recipes.recipe import Recipe
+from trainer.base.errors import TrainingError
+from trainer.base.storage import as_path, digest_of_json, read_json
 from trainer.config import MixtureShares, RunConfig, Steps
 from trainer.data.contract import told_apart_by, with_contents
 from trainer.data.loader import Loader
-from trainer.errors import TrainingError
-from trainer.storage import as_path, digest_of_json, read_json
 
 TRAINED_AS = ("model", "optimizer", "learning_rate", "stability", "batch", "mixture", "order")
 COMPARED_OTHERWISE = {"batch", "mixture", "components", "seq_len"}
@@ -40,7 +40,7 @@ def hand_off_facts(recipe: Recipe, phase: Phase, run: RunConfig) -> HandOffFacts
     """
     if not isinstance(phase.start, HandOff) or run.start is None:
         return HandOffFacts(None, {})
-    from trainer.checkpoint import read_about  # it imports JAX
+    from trainer.checkpoints.checkpointer import read_about  # it imports JAX
 
     checkpoint = Path(run.start.checkpoint)
     parent = _as_trained(recipe.phase(phase.start.parent), checkpoint.parents[1] / "run.json")

@@ -11,10 +11,10 @@ from tasks.data.plan import DataPlan, plan_data
 from tasks.data.source import Source
 from tasks.data.standins import StandIn, stand_in_source
 from tasks.home import Home
-from trainer.checkpoint_path import checkpoint_path
+from trainer.base.errors import ConfigError, TrainingError
+from trainer.base.storage import read_json
+from trainer.checkpoints.path import checkpoint_path
 from trainer.config import Execution, Graft, LossEvaluation, Mesh, RunConfig, StartFrom
-from trainer.errors import ConfigError, TrainingError
-from trainer.storage import read_json
 
 ON_THIS_MACHINE = Execution(mesh=Mesh(replica=1, fsdp=1, tensor=1))
 """How a phase of the local slice is carried out: on one device, also where there are more. Its bits do not depend on their number."""
@@ -155,6 +155,6 @@ def _checkpoint_of(recipe: Recipe, phase: Phase, parent: str, step: int, home: H
     checkpoint = checkpoint_path(folder, step)
     if step == recipe.phase(parent).stop_step:
         return str(checkpoint), read_json(result)["params_digest"]
-    from trainer.checkpoint import saved_params_digest  # it imports JAX
+    from trainer.checkpoints.checkpointer import saved_params_digest  # it imports JAX
 
     return str(checkpoint), saved_params_digest(checkpoint)

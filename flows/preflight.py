@@ -9,7 +9,7 @@ from flows.resolved import resolve
 from flows.stages import stages_of
 from tasks.preflight.task import preflight as preflight_task
 from tasks.progress import say
-from trainer.errors import PhasewiseError
+from trainer.base.errors import PhasewiseError
 
 
 class DoesNotFit(PhasewiseError):

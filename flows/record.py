@@ -12,11 +12,12 @@ from tasks.data.plan import DataPlan
 from tasks.evaluation.finished import EVALUATION_NAME, evaluation_key, finished_evaluation
 from tasks.training.differences import differences, in_words
 from tasks.training.launcher import finished_result, is_begun
-from trainer.config import Frozen, RunConfig
+from trainer.base.errors import CheckpointError, DataError, PhasewiseError, TrainingError, VerdictError
+from trainer.base.frozen import Frozen
+from trainer.base.storage import as_path, digest_of_file, read_json
+from trainer.config import RunConfig
 from trainer.data.manifest import read_manifest
-from trainer.errors import CheckpointError, DataError, PhasewiseError, TrainingError, VerdictError
 from trainer.metrics import METRICS_NAME
-from trainer.storage import as_path, digest_of_file, read_json
 from validations.accepted import AcceptedWarning, accepted_in, expected
 from validations.expectations.data_suite import DATA_SUITE
 from validations.expectations.suites import SUITES, version_of

@@ -9,8 +9,8 @@ from flows.resolved import Resolved
 from tasks.progress import say
 from tasks.training.differences import differences, in_words
 from tasks.training.launcher import finished_result, is_begun, last_saved_step
+from trainer.base.errors import ConfigError, PhasewiseError, TrainingError
 from trainer.config import RunConfig
-from trainer.errors import ConfigError, PhasewiseError, TrainingError
 from trainer.metrics import METRICS_NAME, read_metrics
 
 MAX_SECONDS_UNASKED = 600.0

@@ -20,8 +20,8 @@ from pathlib import Path
 from tasks.holder import AlreadyHeld, holder_of, holding
 from tasks.home import Home
 from tasks.progress import say
-from trainer.errors import PhasewiseError
-from trainer.parent import end_with_parent
+from trainer.base.errors import PhasewiseError
+from trainer.process.parent import end_with_parent
 
 POOL = "phasewise-local"
 """The work pool of this machine."""

@@ -19,7 +19,7 @@ from flows.validate_data import raise_unless_passed, validate_data
 from tasks.progress import say
 from tasks.training.task import train
 from tasks.validation.task import health_gate
-from trainer.errors import TrainingDiverged, VerdictError
+from trainer.base.errors import TrainingDiverged, VerdictError
 from validations.accepted import accepted_in
 
 REFUSALS = (VerdictError, TrainingDiverged)

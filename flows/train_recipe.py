@@ -13,7 +13,7 @@ from flows.summary import write_recipe_report
 from flows.train_phase import REFUSALS, train_phase
 from tasks.evaluation.task import fit_baselines
 from tasks.progress import say
-from trainer.errors import PhasewiseError
+from trainer.base.errors import PhasewiseError
 
 
 @door(name="train_recipe", flow_run_name="train {recipe} ({scale})")

@@ -6,7 +6,7 @@ from flows.hand_off import hand_off_facts
 from flows.recipes.recipe import Scale
 from flows.resolved import resolve_phase
 from tasks.validation.task import data_gate
-from trainer.errors import VerdictError
+from trainer.base.errors import VerdictError
 from validations.accepted import accepted_in
 from validations.evidence.hand_off import hand_off_evidence
 from validations.report.words import lines_of

@@ -12,9 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO
 
-from trainer.config import Frozen
-from trainer.errors import ConfigError
-from trainer.file_lock import try_lock
+from trainer.base.errors import ConfigError
+from trainer.base.file_lock import try_lock
+from trainer.base.frozen import Frozen
 
 POLL_SECONDS = 0.25
 PATIENCE_SECONDS = 0.5

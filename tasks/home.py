@@ -12,8 +12,8 @@ from fsspec.exceptions import FSTimeoutError
 
 from tasks.holder import Holder, holding
 from tasks.locks import held
-from trainer.errors import ConfigError
-from trainer.storage import as_path, digest_of_bytes, file_system_of
+from trainer.base.errors import ConfigError
+from trainer.base.storage import as_path, digest_of_bytes, file_system_of
 
 DEFAULT_HOME = "./.phasewise"
 PROBE_SECONDS = 30.0

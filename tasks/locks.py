@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer.errors import ConfigError
-from trainer.file_lock import locked
-from trainer.storage import as_path, file_system_of
+from trainer.base.errors import ConfigError
+from trainer.base.file_lock import locked
+from trainer.base.storage import as_path, file_system_of
 
 LEASE_VARIABLE = "PHASEWISE_LEASE_SECONDS"
 LEASE_SECONDS = 30.0

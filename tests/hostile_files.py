@@ -49,7 +49,7 @@ def read_as_source(path: Path, file_format: str) -> tuple[Outcome, str]:
     from tasks.data.listing import fingerprint
     from tasks.data.reading import Fault, pieces_of, read_piece
     from tasks.data.source import Source
-    from trainer.errors import DataError
+    from trainer.base.errors import DataError
 
     text_key = _text_key(path, file_format)
     source = Source.model_validate({"url": str(path.parent), "include": (path.name,), "format": file_format, "text_key": text_key})

@@ -2,7 +2,7 @@
 
 import sys
 
-from trainer.platform import spare_search
+from trainer.process.platform import spare_search
 
 if __name__ == "__main__":
     spare_search()

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 from trainer.loss import LossSums
 from trainer.model.params import Params
 from trainer.sharding import constrain

@@ -9,22 +9,22 @@ from typing import Any, TypeVar
 
 import jax
 
-from trainer.checkpoint import Checkpoints
-from trainer.checkpoint_path import checkpoint_path
+from trainer.base.errors import CheckpointError
+from trainer.checkpoints.checkpointer import Checkpoints
+from trainer.checkpoints.hand_off import state_to_start_from
+from trainer.checkpoints.path import checkpoint_path
 from trainer.config import RunConfig, sequences_between
 from trainer.data.loader import Loader
-from trainer.distributed import is_first, stop_agreed
-from trainer.errors import CheckpointError
-from trainer.evaluation import Evaluate, build_evaluate, is_due
-from trainer.hand_off import state_to_start_from
+from trainer.held_out_loss import Evaluate, build_evaluate, is_due
 from trainer.metrics import METRICS_NAME, Row, read_metrics
+from trainer.process.distributed import is_first, stop_agreed
+from trainer.process.stopping import stop_requests
+from trainer.process.watchdog import Watchdog, end_stalled
 from trainer.recorder import Recorder
 from trainer.schedule import scheduled_at
 from trainer.sharding import parts_here, place_batch, run_mesh, state_shardings
 from trainer.state import TrainState, init_state, params_digest
 from trainer.step import StepMetrics, build_train_step
-from trainer.stopping import stop_requests
-from trainer.watchdog import Watchdog, end_stalled
 
 T = TypeVar("T")
 FINAL_LOSS_UPDATES = 10

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer.storage import write_atomically
+from trainer.base.storage import write_atomically
 
 METRICS_NAME = "metrics.jsonl"
 Row = dict[str, Any]

@@ -10,12 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from trainer.base.errors import TrainingDiverged
 from trainer.config import AdamC, RunConfig
-from trainer.distributed import is_first
-from trainer.errors import TrainingDiverged
 from trainer.flops import mfu, peak_flops, step_flops
 from trainer.metrics import METRICS_NAME, PARAM_GROUPS, MetricsFile, Row
 from trainer.norms import slot_names
+from trainer.process.distributed import is_first
 from trainer.schedule import scheduled_at
 from trainer.sinks import Sink, open_sinks, send
 from trainer.step import StepMetrics

@@ -9,18 +9,18 @@ from typing import Any
 import jax
 from pydantic import ValidationError
 
-from trainer import distributed
+from trainer.base.errors import ConfigError, PhasewiseError, TrainingError
+from trainer.base.exit_codes import ExitCode
+from trainer.base.file_lock import locked
+from trainer.base.storage import read_json, write_json
 from trainer.config import RunConfig
-from trainer.errors import ConfigError, PhasewiseError, TrainingError
-from trainer.exit_codes import ExitCode
-from trainer.file_lock import locked
 from trainer.kernels.attention import check_kernel
 from trainer.loop import Preempted, train
-from trainer.parent import end_with_parent
-from trainer.permission import check_permission
+from trainer.process import distributed
+from trainer.process.parent import end_with_parent
+from trainer.process.permission import check_permission
+from trainer.process.stopping import seconds_left_to_save
 from trainer.sinks import check_sinks
-from trainer.stopping import seconds_left_to_save
-from trainer.storage import read_json, write_json
 
 
 def main(arguments: list[str]) -> int:
@@ -30,11 +30,11 @@ def main(arguments: list[str]) -> int:
     `execution.stall_seconds`; the stacks of all threads are on standard error) · 5 lost (another process of the run is gone) · 75 preempted
     (stopped by SIGTERM or Ctrl-C, and saved). After 4, 5, 75 and a kill the same command goes on from the last checkpoint.
 
-    Several processes are one program where the environment says so (`trainer.distributed`). jax may notice first that another is gone:
-    then it ends this process by SIGABRT.
+    Several processes are one program where the environment says so (`trainer.process.distributed`). jax may notice first that another is
+    gone: then it ends this process by SIGABRT.
 
     With `--with-parent` the process ends when its standard input does: it does not outlive the program that launched it, but for the time
-    that it takes to save where it was asked to stop before (`trainer.stopping`).
+    that it takes to save where it was asked to stop before (`trainer.process.stopping`).
     """
     paths = [argument for argument in arguments if argument != "--with-parent"]
     if len(paths) != 1 or paths[0].startswith("-"):

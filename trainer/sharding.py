@@ -14,8 +14,8 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Int
 
+from trainer.base.errors import ConfigError
 from trainer.config import Mesh, ModelConfig, RunConfig
-from trainer.errors import ConfigError
 from trainer.model.params import ParamSpec, param_specs
 
 T = TypeVar("T")

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.config import RollingLimit, RunConfig, Steps
-from trainer.distributed import pieces_on_host
 from trainer.interventions import Rolling, Window, empty_window
 from trainer.model.params import Params, abstract_params, init_params
 from trainer.optimizer import OptimizerState, build_optimizer
+from trainer.process.distributed import pieces_on_host
 
 
 class TrainState(NamedTuple):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from trainer.file_lock import locked
-from trainer.storage import as_path, digest_of_bytes, file_system_of, write_atomically
+from trainer.base.file_lock import locked
+from trainer.base.storage import as_path, digest_of_bytes, file_system_of, write_atomically
 from validations.evidence.tables import read_tables
 from validations.expectations.suites import SUITES
 from validations.outcomes import CheckOutcome

@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from trainer.config import Frozen
+from trainer.base.frozen import Frozen
 
 
 class LeakageLimits(Frozen):

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainer.config import Frozen
+from trainer.base.frozen import Frozen
 from validations.accepted import AcceptedWarning
 from validations.expectations.check import Severity
 from validations.expectations.judging import Outcome

@@ -12,9 +12,9 @@ from typing import Any
 import pandas as pd
 from pydantic import Field, ValidationError, model_validator
 
-from trainer.config import Frozen
-from trainer.errors import VerdictError
-from trainer.storage import digest_of_json, read_json, write_json
+from trainer.base.errors import VerdictError
+from trainer.base.frozen import Frozen
+from trainer.base.storage import digest_of_json, read_json, write_json
 from validations.accepted import AcceptedWarning
 from validations.evidence.evaluation import BENCHMARK, BITS_PER_BYTE, Evaluation, asked_evidence, gate_evidence
 from validations.evidence.tables import write_tables

@@ -16,8 +16,8 @@ from tasks.data.digests import KnownDigests
 from tasks.data.listing import expand
 from tasks.data.plan import ComponentPlan
 from tasks.data.verify import Difference, verify_component
+from trainer.base.errors import DataError
 from trainer.data.manifest import read_manifest
-from trainer.errors import DataError
 
 
 @resolving_once()

@@ -8,7 +8,7 @@ from flows.declared import check_benchmarks
 from flows.recipes.recipe import Scale
 from flows.resolved import resolve
 from tasks.training.launcher import finished_result
-from trainer.errors import ConfigError, TrainingError
+from trainer.base.errors import ConfigError, TrainingError
 from validations.evidence.floor import Floor, measure_floor
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from flows.recipes.recipe import Scale
 from flows.resolved import resolve
 from tasks.training.launcher import finished_result
-from trainer.errors import ConfigError, TrainingError
+from trainer.base.errors import ConfigError, TrainingError
 
 Weights = Literal["last", "ema"]
 DType = Literal["float32", "bfloat16"]

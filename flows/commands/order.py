@@ -6,8 +6,8 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
+from trainer.base.errors import ConfigError
 from trainer.data.permutation import MAX_LENGTH, Kind, Permutation
-from trainer.errors import ConfigError
 from validations.evidence.order.measures import judge_measures, measure_order
 from validations.evidence.order.sample import take_sample
 

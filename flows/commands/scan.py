@@ -19,7 +19,7 @@ from tasks.validation.index_store import index_of_folder, index_store, open_inde
 from tasks.validation.scan_files import Unread
 from tasks.validation.scan_paths import select
 from tasks.validation.scan_pieces import Scanned, scan_pieces
-from trainer.errors import ConfigError, DataError, PhasewiseError
+from trainer.base.errors import ConfigError, DataError, PhasewiseError
 from validations.evidence.caches import names_like_tests
 from validations.limits import LeakageLimits
 

@@ -11,9 +11,9 @@ from flows.recipes import load_record, split_target
 from flows.recipes.accepting import accepted_among
 from flows.recipes.phase import HandOff, Phase
 from flows.recipes.recipe import Recipe, Scale
+from trainer.base.errors import ConfigError
 from trainer.config import Steps, sequences_between
 from trainer.data.mixture import block_counts
-from trainer.errors import ConfigError
 from trainer.schedule import learning_rate_at
 from validations.accepted import AcceptedWarning
 

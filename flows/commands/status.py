@@ -10,7 +10,7 @@ from flows.recipes.recipe import Scale
 from flows.record import Finding, read_record
 from flows.resolved import Resolved, resolve
 from tasks.data.standins import missing_stand_ins
-from trainer.errors import DataError
+from trainer.base.errors import DataError
 
 
 def describe(target: str, scale: Scale, home: str | None) -> dict[str, Any]:

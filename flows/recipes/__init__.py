@@ -7,8 +7,8 @@ from pydantic import ValidationError
 from flows.recipes.phase import Phase
 from flows.recipes.proxy import to_proxy
 from flows.recipes.recipe import Recipe, Scale
-from trainer.errors import ConfigError
-from trainer.storage import read_json
+from trainer.base.errors import ConfigError
+from trainer.base.storage import read_json
 
 NAMES = ("marin-8b", "marin-32b")
 

@@ -7,10 +7,10 @@ from pydantic import Field, field_validator, model_validator
 
 from flows.recipes.benchmarks import check_names
 from tasks.evaluation.measured import Measured
+from trainer.base.frozen import Frozen
 from trainer.config import (
     CheckpointPolicy,
     DataOrder,
-    Frozen,
     Instrumentation,
     LearningRateSegment,
     MixtureShares,

@@ -11,8 +11,9 @@ from flows.recipes.changes import undeclared_changes
 from flows.recipes.phase import HandOff, Phase
 from tasks.data.pin import Pin
 from tasks.data.source import Source
-from trainer.config import Frozen, MixtureShares, Steps, sequences_between
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
+from trainer.base.frozen import Frozen
+from trainer.config import MixtureShares, Steps, sequences_between
 from validations.accepted import AcceptedWarning
 
 T = TypeVar("T")

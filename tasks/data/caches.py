@@ -10,10 +10,10 @@ from tasks.data.encode import ShardRecord, encoding_of, read_record, shard_name
 from tasks.data.normalize import NORMALIZER
 from tasks.data.reading import READER
 from tasks.data.tokenizer import tokenizer_digest
-from trainer.code_digest import code_digest
+from trainer.base.code_digest import code_digest
+from trainer.base.errors import DataError
+from trainer.base.storage import digest_of_json, remove_strays
 from trainer.data.manifest import FORMAT_VERSION, Manifest, Split, write_manifest
-from trainer.errors import DataError
-from trainer.storage import digest_of_json, remove_strays
 
 READ_BY = f"{READER} {DOCUMENTS}"
 ENCODER_CODE = (encode, documents, hashed_file, tokenizer)

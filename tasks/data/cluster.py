@@ -18,7 +18,7 @@ from distributed.client import ClosedClientError, FutureCancelledError
 from distributed.comm.core import CommClosedError
 
 from tasks.progress import advance
-from trainer.errors import ConfigError, DataError, PhasewiseError
+from trainer.base.errors import ConfigError, DataError, PhasewiseError
 
 Result = TypeVar("Result")
 SCHEDULER_VARIABLE = "PHASEWISE_DASK_SCHEDULER"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.data.parts import DIGEST, HELD_OUT_ONE_IN, BundleRecord
-from trainer.storage import digest_of_bytes, write_atomically
+from trainer.base.storage import digest_of_bytes, write_atomically
 
 DOCUMENTS_PER_BUCKET = 1 << 17
 MAX_BUCKETS = 256

@@ -19,7 +19,7 @@ from threading import Lock
 from typing import Any, BinaryIO, NamedTuple
 
 from tasks.home import Home
-from trainer.storage import as_path, digest_of_json, read_json, size_and_digest, store_entry, write_json
+from trainer.base.storage import as_path, digest_of_json, read_json, size_and_digest, store_entry, write_json
 
 VERSION = 1
 TICK_NS = 50_000_000

@@ -20,11 +20,11 @@ from tasks.data.quarantine import Tally, refusal, refusal_of_unread
 from tasks.data.reading import READER
 from tasks.data.records import read_model
 from tasks.data.source import Source
-from trainer.code_digest import code_digest
-from trainer.config import Frozen
+from trainer.base.code_digest import code_digest
+from trainer.base.errors import DataError
+from trainer.base.frozen import Frozen
+from trainer.base.storage import digest_of_file, digest_of_json, remove_strays, write_json
 from trainer.data.manifest import MANIFEST_NAME, SourceFile, Split
-from trainer.errors import DataError
-from trainer.storage import digest_of_file, digest_of_json, remove_strays, write_json
 
 DOCUMENTS_CODE: tuple[ModuleType, ...] = (parts, deduplicate, hashed_file, quarantine)
 DOCUMENTS = f"documents-2+{code_digest(*DOCUMENTS_CODE)}"

@@ -16,11 +16,11 @@ from tasks.data.documents import DocumentsManifest, read_documents, read_documen
 from tasks.data.hashed_file import HashedFile
 from tasks.data.records import read_model
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer
-from trainer.config import Frozen
+from trainer.base.errors import DataError
+from trainer.base.frozen import Frozen
+from trainer.base.storage import write_json, writing
 from trainer.data.manifest import Shard, Split
 from trainer.data.shards import sizes_in_bytes
-from trainer.errors import DataError
-from trainer.storage import write_json, writing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

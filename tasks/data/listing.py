@@ -16,8 +16,8 @@ from fsspec.implementations.local import LocalFileSystem
 from tasks.data.digests import KnownDigests
 from tasks.data.formats.findings import Reason
 from tasks.data.source import Source
+from trainer.base.errors import DataError
 from trainer.data.manifest import SourceFile
-from trainer.errors import DataError
 
 DIGEST_THREADS = 8
 

@@ -5,7 +5,7 @@ import sys
 import unicodedata
 
 from tasks.data.source import Normalization
-from trainer.code_digest import code_digest
+from trainer.base.code_digest import code_digest
 
 LINE_END = re.compile(r"(\r\n|\r|\n)")
 

@@ -21,10 +21,10 @@ from tasks.data.quarantine import Counting, Tally
 from tasks.data.reading import pieces_of, read_piece
 from tasks.data.records import read_model
 from tasks.data.source import Piece, Source
-from trainer.config import Frozen
+from trainer.base.errors import DataError
+from trainer.base.frozen import Frozen
+from trainer.base.storage import digest_of_bytes, digest_of_file, write_atomically, write_json, writing
 from trainer.data.manifest import SourceFile, Split
-from trainer.errors import DataError
-from trainer.storage import digest_of_bytes, digest_of_file, write_atomically, write_json, writing
 
 HELD_OUT_ONE_IN = 16
 BATCH_BYTES = 1 << 20

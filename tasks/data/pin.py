@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from trainer.config import Frozen
+from trainer.base.frozen import Frozen
 from trainer.data.manifest import Split
 
 

@@ -14,8 +14,8 @@ from tasks.data.pin import Pin
 from tasks.data.source import Source
 from tasks.data.tokenizer import tokenizer_key
 from tasks.home import Home
+from trainer.base.storage import as_path, digest_of_json
 from trainer.data.manifest import MANIFEST_NAME, SourceFile, Split
-from trainer.storage import as_path, digest_of_json
 
 BENCHMARKS_VERSION = "benchmarks-3"
 

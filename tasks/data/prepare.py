@@ -27,9 +27,9 @@ from tasks.data.standins import StandIn, collect, missing_stand_ins, write_stand
 from tasks.data.tokenizer import check_tokenizer, fetch_tokenizer, load_tokenizer, train_tokenizer
 from tasks.locks import held, held_all
 from tasks.progress import say
+from trainer.base.errors import DataError
+from trainer.base.storage import remove_strays
 from trainer.data.manifest import SPLITS, Split, read_manifest
-from trainer.errors import DataError
-from trainer.storage import remove_strays
 
 
 def collect_stand_ins(stand_ins: Mapping[str, StandIn], sources: Path) -> int:

@@ -11,8 +11,8 @@ from pydantic import Field
 
 from tasks.data.formats.findings import Fault, Finding, LeftOut, Reason, Record
 from tasks.data.source import Piece, Source
-from trainer.config import Frozen
-from trainer.storage import write_atomically
+from trainer.base.frozen import Frozen
+from trainer.base.storage import write_atomically
 
 MAX_SAMPLES = 20  # of one reason
 MAX_NAMED = 5  # files in a message

@@ -40,9 +40,9 @@ from tasks.data.formats.plain import read_plain
 from tasks.data.formats.streams import Recognised, WatchedFile, is_packed, open_watched, raise_failure, recognise, unpack
 from tasks.data.formats.tables import read_arrow, read_parquet
 from tasks.data.source import Piece, Source
-from trainer.code_digest import code_digest
+from trainer.base.code_digest import code_digest
+from trainer.base.errors import ConfigError, DataError
 from trainer.data.manifest import SourceFile
-from trainer.errors import ConfigError, DataError
 
 __all__ = ["PIECE_BYTES", "READER", "Fault", "Finding", "LeftOut", "Reason", "Record", "pieces_of", "read_piece"]
 

@@ -5,9 +5,9 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from trainer.config import Frozen
-from trainer.errors import DataError
-from trainer.storage import read_json
+from trainer.base.errors import DataError
+from trainer.base.frozen import Frozen
+from trainer.base.storage import read_json
 
 Model = TypeVar("Model", bound=Frozen)
 

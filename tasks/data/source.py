@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from trainer.config import Frozen
-from trainer.storage import as_path
+from trainer.base.frozen import Frozen
+from trainer.base.storage import as_path
 
 Format = Literal["jsonl", "parquet", "arrow", "text", "markdown"]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer
+from trainer.base.errors import DataError
 from trainer.data.manifest import Manifest
-from trainer.errors import DataError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -16,9 +16,9 @@ from pydantic import Field
 from tasks.data.python_text import View, documents_in, installed, roots
 from tasks.data.source import Source
 from tasks.data.word_problems import word_problems
-from trainer.config import Frozen
-from trainer.errors import DataError
-from trainer.storage import digest_of_bytes, read_json, write_atomically, write_json
+from trainer.base.errors import DataError
+from trainer.base.frozen import Frozen
+from trainer.base.storage import digest_of_bytes, read_json, write_atomically, write_json
 
 SHINGLE_WORDS = 13
 MAX_SHARED_SHINGLES = 4

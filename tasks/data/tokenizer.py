@@ -7,9 +7,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.code_digest import code_digest
-from trainer.errors import DataError
-from trainer.storage import digest_of_bytes, digest_of_file, digest_of_json, write_atomically
+from trainer.base.code_digest import code_digest
+from trainer.base.errors import DataError
+from trainer.base.storage import digest_of_bytes, digest_of_file, digest_of_json, write_atomically
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -13,9 +13,9 @@ from tasks.data.plan import CachePlan, ComponentPlan, DataPlan
 from tasks.data.source import Source
 from tasks.data.tokenizer import check_tokenizer
 from tasks.home import Home
+from trainer.base.errors import DataError
+from trainer.base.storage import digest_of_file
 from trainer.data.manifest import MANIFEST_NAME, SPLITS, Manifest, SourceFile, Split, read_manifest
-from trainer.errors import DataError
-from trainer.storage import digest_of_file
 
 DIGEST_THREADS = 8
 NOTHING = "nothing"

@@ -8,8 +8,8 @@ from tasks.data.tokenizer import load_tokenizer
 from tasks.evaluation.byte_ngram import ngram_bits_per_byte
 from tasks.evaluation.held_out import read_held_out_tokens
 from tasks.home import Home
-from trainer.code_digest import code_digest
-from trainer.storage import digest_of_json, read_json, write_json
+from trainer.base.code_digest import code_digest
+from trainer.base.storage import digest_of_json, read_json, write_json
 
 ORDERS = (3, 5)
 MEASURING = ("tasks/evaluation/byte_ngram.py", "tasks/evaluation/held_out.py")

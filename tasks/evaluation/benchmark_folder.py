@@ -17,9 +17,9 @@ from tasks.evaluation.benchmarks import (
     next_word_baseline,
     word_order_baseline,
 )
-from trainer.config import Frozen
-from trainer.errors import DataError
-from trainer.storage import as_path, digest_of_bytes, digest_of_json, read_json, write_atomically, write_json
+from trainer.base.errors import DataError
+from trainer.base.frozen import Frozen
+from trainer.base.storage import as_path, digest_of_bytes, digest_of_json, read_json, write_atomically, write_json
 
 FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"

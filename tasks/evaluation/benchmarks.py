@@ -10,9 +10,9 @@ from itertools import combinations, pairwise, zip_longest
 
 from tasks.evaluation.held_out import HeldOutDocument
 from tasks.evaluation.passages import Cut, Passage, cut_passages, first_words, pick
-from trainer.config import Frozen
-from trainer.errors import DataError
-from trainer.storage import digest_of_json
+from trainer.base.errors import DataError
+from trainer.base.frozen import Frozen
+from trainer.base.storage import digest_of_json
 
 NUM_WORD_ORDER_ITEMS = 96
 NUM_NEXT_WORD_ITEMS = 128

@@ -9,9 +9,9 @@ from tasks.evaluation.evaluate import evaluate_model
 from tasks.evaluation.finished import evaluation_key, evaluation_path, finished_evaluation, measured_components, measured_on
 from tasks.evaluation.held_out import read_held_out_tokens
 from tasks.evaluation.measured import Measured
-from trainer.checkpoint import read_params
+from trainer.base.storage import write_json
+from trainer.checkpoints.checkpointer import read_params
 from trainer.config import RunConfig
-from trainer.storage import write_json
 
 
 def evaluate_phase(run: RunConfig, result: dict[str, Any], plan: DataPlan, measured: Measured) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import Any
 from tasks.data.plan import ComponentPlan, DataPlan
 from tasks.evaluation.benchmark_folder import read_benchmark_folder
 from tasks.evaluation.measured import Measured
-from trainer.code_digest import code_digest
+from trainer.base.code_digest import code_digest
+from trainer.base.storage import as_path, digest_of_json, read_json
 from trainer.config import RunConfig, without_added
-from trainer.storage import as_path, digest_of_json, read_json
 
 EVALUATION_NAME = "evaluation.json"
 MEASURING = tuple(

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from trainer.errors import ConfigError, DataError
+from trainer.base.errors import ConfigError, DataError
 from validations.evidence.leakage.item_rows import ParsedRow, as_item, id_of, parse_row
 from validations.evidence.leakage.items import BenchmarkItem, merge_equal
 

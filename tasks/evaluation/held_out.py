@@ -10,8 +10,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from tasks.data.special_tokens import SpecialTokens, shared_special_tokens, special_tokens, special_tokens_of
+from trainer.base.errors import DataError
 from trainer.data.cache import TokenCache
-from trainer.errors import DataError
 
 MAX_HELD_OUT_CHARACTERS = 1_000_000
 """Of a component, that the benchmarks are made from: many times what their items need."""

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from tasks.data.special_tokens import SpecialTokens
 from tasks.evaluation.scoring import Window, cut_windows, next_tokens, rows_per_batch, score_windows
+from trainer.base.errors import ConfigError, DataError
 from trainer.config import ModelConfig
-from trainer.errors import ConfigError, DataError
 from trainer.model.params import Params
 
 DEFAULT_MAX_NEW_TOKENS = 32

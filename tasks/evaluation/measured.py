@@ -1,6 +1,6 @@
 """What is asked of an evaluation."""
 
-from trainer.config import Frozen
+from trainer.base.frozen import Frozen
 
 
 class Measured(Frozen):

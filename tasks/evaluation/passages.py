@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from tasks.evaluation.held_out import HeldOutDocument
-from trainer.storage import digest_of_json
+from trainer.base.storage import digest_of_json
 
 STRIDE_WORDS = 80
 MIN_WORDS = 20

@@ -9,12 +9,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tasks.home import Home
-from trainer.code_digest import code_digest
+from trainer.base.code_digest import code_digest
+from trainer.base.errors import ConfigError, PhasewiseError, TrainingError
+from trainer.base.exit_codes import ExitCode
+from trainer.base.storage import digest_of_json, read_json, write_json
 from trainer.config import without_added
-from trainer.errors import ConfigError, PhasewiseError, TrainingError
-from trainer.exit_codes import ExitCode
 from trainer.preflight.spec import Result, Spec
-from trainer.storage import digest_of_json, read_json, write_json
 
 MAX_SECONDS, MAX_MACHINE_CODE_SECONDS = 240, 3600
 LIBRARIES = ("jax", "jaxlib", "libtpu", "optax")

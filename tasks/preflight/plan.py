@@ -6,7 +6,8 @@ from typing import Literal
 from pydantic import Field
 
 from tasks.preflight.slices import Slice
-from trainer.config import Execution, Frozen, Mesh, ModelConfig, Muon
+from trainer.base.frozen import Frozen
+from trainer.config import Execution, Mesh, ModelConfig, Muon
 from trainer.flops import matrix_parameters
 from trainer.preflight.spec import Spec, StepShape
 

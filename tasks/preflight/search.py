@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from tasks.preflight.plan import GIB, Plan, estimate_refusal, plans_for, spec_for
 from tasks.preflight.slices import Slice
-from trainer.config import Frozen
+from trainer.base.frozen import Frozen
 from trainer.preflight.spec import Result, Spec, StepShape
 
 RESERVED_BYTES = GIB // 2

@@ -8,8 +8,9 @@ from importlib.resources import files
 
 from pydantic import Field, ValidationError
 
-from trainer.config import Frozen, Mesh
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
+from trainer.base.frozen import Frozen
+from trainer.config import Mesh
 from trainer.flops import peak_flops
 from trainer.preflight.roofline import Speeds
 from trainer.preflight.spec import Topology

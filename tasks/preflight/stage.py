@@ -1,6 +1,6 @@
 """A stretch of a phase whose compiled step is one: the same slice and the same batch."""
 
-from trainer.config import Frozen
+from trainer.base.frozen import Frozen
 from trainer.preflight.spec import StepShape
 
 

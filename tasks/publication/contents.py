@@ -7,7 +7,8 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from trainer.config import Component, Frozen
+from trainer.base.frozen import Frozen
+from trainer.config import Component
 from validations.outcomes import CheckCounts, sum_counts
 
 

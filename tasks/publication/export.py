@@ -9,13 +9,13 @@ from tokenizers.processors import TemplateProcessing
 
 from tasks.data.special_tokens import special_tokens
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, check_tokenizer
-from trainer.checkpoint import read_params
+from trainer.base.errors import CheckpointError
+from trainer.base.storage import read_json
+from trainer.checkpoints.checkpointer import read_params
 from trainer.config import RunConfig
-from trainer.errors import CheckpointError
 from trainer.model.hugging_face import TokenizerFiles, check_writable, write_folder
 from trainer.model.params import count_parameters
 from trainer.state import params_digest
-from trainer.storage import read_json
 
 Weights = Literal["last", "ema"]
 DType = Literal["float32", "bfloat16"]

@@ -10,7 +10,7 @@ from tasks.publication.contents import BenchmarkReport, PhaseReport, Report, Ver
 from tasks.publication.mixture import legend_of, spans_of
 from tasks.publication.progress import component_rows, evaluated_phases, gauges_of, macro_row
 from tasks.publication.summary import batch_of, failures_of, headline_of, passes_of, standing_of, standing_of_counts, tiles_of
-from trainer.storage import write_atomically
+from trainer.base.storage import write_atomically
 from validations.outcomes import sum_counts
 
 __all__ = ["BenchmarkReport", "PhaseReport", "Report", "VerdictReport", "render", "write_report"]

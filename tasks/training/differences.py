@@ -5,8 +5,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainer.base.storage import read_json
 from trainer.config import RunConfig
-from trainer.storage import read_json
 
 MAX_CHARACTERS = 60
 NOTHING = "nothing"

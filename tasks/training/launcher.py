@@ -11,14 +11,14 @@ from typing import Any
 from tasks.data.plan import DataPlan
 from tasks.progress import say
 from tasks.training.same_run import CACHES_NAME, is_same, is_same_so_far, note_caches, read_run
-from trainer.checkpoint_files import is_committed, saved_steps
-from trainer.checkpoint_path import checkpoint_path
+from trainer.base.errors import PhasewiseError, TrainingDiverged, TrainingError, VerdictError
+from trainer.base.exit_codes import GOES_ON, ExitCode
+from trainer.base.storage import as_path, digest_of_json, read_json, write_json
+from trainer.checkpoints.files import is_committed, saved_steps
+from trainer.checkpoints.path import checkpoint_path
 from trainer.config import RunConfig
-from trainer.errors import PhasewiseError, TrainingDiverged, TrainingError, VerdictError
-from trainer.exit_codes import GOES_ON, ExitCode
 from trainer.metrics import METRICS_NAME, Row, read_metrics
-from trainer.stopping import stop_seconds
-from trainer.storage import as_path, digest_of_json, read_json, write_json
+from trainer.process.stopping import stop_seconds
 
 MAX_RESTARTS = 2
 POLL_SECONDS = 0.5
@@ -57,7 +57,7 @@ def launch_trainer(run: RunConfig, on_rows: Callable[[list[Row]], None], check: 
 
     A trainer that was killed or preempted, or that stalled, is started again, `MAX_RESTARTS` times at most. One that was refused or
     diverged would do so again. Whatever is raised here while it trains, by a signal or by `check`, stops it first: it saves the state after
-    its last update, for which it has `trainer.stopping.stop_seconds`.
+    its last update, for which it has `trainer.process.stopping.stop_seconds`.
 
     Args:
         on_rows: called with the rows of `metrics.jsonl` that came since the last call.

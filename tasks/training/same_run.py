@@ -13,10 +13,10 @@ from pydantic import ValidationError
 
 from tasks.data.plan import DataPlan
 from tasks.data.verify import differs_in_code_alone
+from trainer.base.errors import DataError
+from trainer.base.storage import as_path, read_json, write_json
 from trainer.config import RunConfig
 from trainer.data.manifest import Manifest, read_manifest
-from trainer.errors import DataError
-from trainer.storage import as_path, read_json, write_json
 
 CACHES_NAME = "caches.json"
 

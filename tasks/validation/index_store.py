@@ -10,9 +10,9 @@ from typing import Any
 
 from tasks.home import Home
 from tasks.locks import held
-from trainer.code_digest import code_digest
-from trainer.errors import ConfigError, DataError
-from trainer.storage import as_path, content_digest, digest_of_json, read_json
+from trainer.base.code_digest import code_digest
+from trainer.base.errors import ConfigError, DataError
+from trainer.base.storage import as_path, content_digest, digest_of_json, read_json
 from validations.evidence.leakage.index import LeakageIndex
 from validations.evidence.leakage.item_files import read_benchmarks
 from validations.evidence.leakage.items import BenchmarkItem

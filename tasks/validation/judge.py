@@ -10,12 +10,12 @@ from tasks.data.plan import DataPlan
 from tasks.data.verify import Difference, check_caches, verify_component
 from tasks.home import Home
 from tasks.validation.scan_caches import scan_caches, scan_key
+from trainer.base.errors import DataError
+from trainer.base.storage import as_path, digest_of_file
 from trainer.config import RunConfig
 from trainer.data.manifest import Manifest, read_manifest
 from trainer.data.mixture import MixtureSchedule
-from trainer.errors import DataError
 from trainer.metrics import METRICS_NAME, read_metrics
-from trainer.storage import as_path, digest_of_file
 from validations.accepted import AcceptedWarning
 from validations.evidence.caches import cache_evidence
 from validations.evidence.differences import differences_evidence

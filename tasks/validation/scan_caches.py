@@ -14,9 +14,9 @@ from tasks.progress import say
 from tasks.validation.detokenizers import open_detokenizer
 from tasks.validation.index_store import folder_digest, index_of_list, index_store, leakage_version, open_index
 from tasks.validation.scan_paths import CachePiece, cache_pieces, find_tokenizer
+from trainer.base.errors import ConfigError, DataError
+from trainer.base.storage import as_path, digest_of_file, digest_of_json, read_json, write_json
 from trainer.data.manifest import Shard, read_manifest
-from trainer.errors import ConfigError, DataError
-from trainer.storage import as_path, digest_of_file, digest_of_json, read_json, write_json
 from validations.evidence.leakage.index import LeakageIndex
 from validations.evidence.leakage.item_files import read_benchmarks
 from validations.evidence.leakage.items import HELD_OUT, BenchmarkItem

@@ -23,7 +23,7 @@ from tasks.validation.scan_plain import PEEK_BYTES, Transcoded, begins_with_json
 from tasks.validation.scan_tables import NoText, arrow_texts, parquet_texts
 from tasks.validation.scan_values import Text
 from tasks.validation.scan_warc import warc_records
-from trainer.errors import DataError
+from trainer.base.errors import DataError
 from validations.evidence.leakage.scan import Document
 
 DAMAGE = (FileFault, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, pa.ArrowException, OverflowError, RecursionError)

@@ -15,9 +15,9 @@ from tasks.data.formats.streams import open_watched, recognise
 from tasks.data.listing import printable
 from tasks.validation.scan_files import FilePiece, Unread, excluded, is_called_lines
 from tasks.validation.scan_plain import PEEK_BYTES, has_lines_of_json
+from trainer.base.errors import ConfigError, DataError
+from trainer.base.storage import as_path, digest_of_file, read_json
 from trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest
-from trainer.errors import ConfigError, DataError
-from trainer.storage import as_path, digest_of_file, read_json
 
 PIECE_BYTES = 32 * 2**20
 LOOK_THREADS = 8

@@ -16,7 +16,7 @@ from tasks.validation.detokenizers import open_detokenizer
 from tasks.validation.index_store import open_index
 from tasks.validation.scan_files import FilePiece, Reading, Unread
 from tasks.validation.scan_paths import CachePiece, ScanPiece
-from trainer.config import Frozen
+from trainer.base.frozen import Frozen
 from validations.evidence.leakage.scan import Hit, Scan, cache_documents, merge_scans, scan_documents
 from validations.limits import LeakageLimits
 

@@ -13,8 +13,8 @@ from tasks.data.plan import DataPlan
 from tasks.home import Home
 from tasks.progress import say
 from tasks.validation.judge import judge_phase_data, judge_phase_health
+from trainer.base.storage import as_path
 from trainer.config import RunConfig
-from trainer.storage import as_path
 from validations.accepted import AcceptedWarning
 from validations.data_docs import build_data_docs
 from validations.limits import DataLimits, GateLimits, HealthLimits

@@ -121,6 +121,14 @@ def test_the_expectation_classes_are_the_one_module_that_needs_great_expectation
     assert any(found.top == "great_expectations" and not found.lazy for found in imports_of(path.read_text(), GX_MODULE))
 
 
+def test_what_every_room_uses_rests_on_nothing_of_ours():
+    files = sorted((ROOT / "trainer/base").glob("*.py"))
+    used = {found.module for path in files for found in imports_of(path.read_text(), path.relative_to(ROOT).as_posix())}
+    ours = {name for name in used if name.partition(".")[0] in PACKAGES}
+    assert len(files) > 3
+    assert {name for name in ours if not name.startswith("trainer.base.")} == set()
+
+
 def test_every_folder_with_modules_is_a_package():
     folders = {path.parent for path in sources()}
     assert [str(folder) for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []

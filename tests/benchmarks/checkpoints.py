@@ -32,7 +32,7 @@ def rows(options: Options) -> Iterator[Row]:
 def _of_run(folder: Path, run: RunConfig, name: str, repeats: int) -> Iterator[Row]:
     import jax
 
-    from trainer.checkpoint import Checkpoints
+    from trainer.checkpoints.checkpointer import Checkpoints
     from trainer.model.params import count_parameters
     from trainer.state import TrainState, init_state
 

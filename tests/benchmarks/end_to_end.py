@@ -13,7 +13,7 @@ from tests.benchmarks.builds import WORKERS, encode_bare, plan_build, rebuild_ca
 from tests.benchmarks.measure import Options, Row, in_turns, on_cores, seconds
 from tests.benchmarks.real_text import write_json_lines
 from tests.benchmarks.tokenization import FILE_MEGABYTES
-from trainer.storage import write_atomically
+from trainer.base.storage import write_atomically
 
 
 def rows(options: Options) -> Iterator[Row]:

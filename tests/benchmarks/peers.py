@@ -22,8 +22,8 @@ from tests.benchmarks.builds import WORKERS, plan_build, rebuild_caches, two_wor
 from tests.benchmarks.loader import loader_ratios
 from tests.benchmarks.measure import Options, Row, in_turns, on_cores, seconds
 from tests.benchmarks.permutation import LENGTH, SEED, SINGLE, VECTOR, seconds_of_singles
+from trainer.base.storage import write_atomically
 from trainer.data.permutation import Permutation
-from trainer.storage import write_atomically
 
 SEQ_LENS = (256, 4096)
 HOW_TO = """\

@@ -202,8 +202,8 @@ def write_random_cache(folder: Path) -> Path:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from trainer.base.storage import digest_of_bytes, write_atomically
     from trainer.data.manifest import FORMAT_VERSION, Manifest, write_manifest
-    from trainer.storage import digest_of_bytes, write_atomically
 
     tokens = np.random.default_rng(0).integers(1, MODEL.vocab_size, 64 * SEQUENCES * MODEL.seq_len).astype("<u2")
     index = io.BytesIO()

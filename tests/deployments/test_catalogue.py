@@ -5,7 +5,7 @@ import yaml
 
 from deployments.catalogue import PREFECT_FILE, ROOT, DeclaredDeployment, read_deployments
 from flows.recipes import load_recipe
-from trainer.errors import PhasewiseError
+from trainer.base.errors import PhasewiseError
 
 DECLARED = read_deployments()
 WHOLE = {

@@ -11,8 +11,8 @@ from flows.recipes.recipe import Recipe
 from flows.resolved import Resolved
 from tasks.data.digests import KnownDigests
 from tasks.home import Home
-from trainer.errors import VerdictError
-from trainer.storage import write_json
+from trainer.base.errors import VerdictError
+from trainer.base.storage import write_json
 
 RECIPE = load_recipe("marin-32b", "proxy")
 MANTIS = RECIPE.phase("mantis")

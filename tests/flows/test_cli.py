@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from flows import cli
 from flows.recipes import load_recipe, load_record
 from tasks.data.standins import RECORD_NAME
-from trainer.storage import digest_of_json, read_json, write_json
+from trainer.base.storage import digest_of_json, read_json, write_json
 
 COMMANDS = {"run", "show", "lineage", "data prepare", "data verify", "evaluate", "export", "up", "scan", "order", "preflight", "status"}
 WITH_RECIPE = ["run", "show", "lineage", "data prepare", "data verify", "evaluate", "status"]

@@ -12,7 +12,7 @@ from flows.evaluate_checkpoint import evaluate_checkpoint
 from flows.recipes import load_recipe, load_record
 from flows.train_phase import train_phase
 from tests.pulse.runs import tiny_recipe
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 NOT_MEASURED = "names the benchmarks piqa:10, which are lm-eval's and are not measured yet: name word_order or next_word"
 

@@ -19,12 +19,12 @@ from flows.plan import build_run
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, train_tokenizer
 from tasks.home import Home
 from tests.pulse.runs import tiny_recipe
-from trainer.checkpoint import Checkpoints
-from trainer.checkpoint_path import checkpoint_path
+from trainer.base.storage import read_json, write_json
+from trainer.checkpoints.checkpointer import Checkpoints
+from trainer.checkpoints.path import checkpoint_path
 from trainer.config import RunConfig
 from trainer.model.hugging_face import read_folder
 from trainer.state import TrainState, abstract_state, params_digest
-from trainer.storage import read_json, write_json
 
 Export = Callable[..., Result]
 

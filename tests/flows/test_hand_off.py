@@ -16,10 +16,10 @@ from flows.recipes import load_recipe
 from flows.recipes.phase import Phase
 from tasks.home import Home
 from tests.validations.conftest import CacheMaker, build_tokenizer
+from trainer.base.errors import CheckpointError, TrainingError
+from trainer.base.storage import read_json, write_json
 from trainer.config import RunConfig
 from trainer.data.loader import Loader
-from trainer.errors import CheckpointError, TrainingError
-from trainer.storage import read_json, write_json
 from validations.evidence.hand_off import hand_off_evidence
 
 PROXY = load_recipe("marin-8b", "proxy")
@@ -46,7 +46,7 @@ def trained(home: Home, caches: dict[str, Path]) -> Train:
     import jax.numpy as jnp
     import optax
 
-    from trainer.checkpoint import Checkpoints
+    from trainer.checkpoints.checkpointer import Checkpoints
     from trainer.state import TrainState
 
     def train(child: Phase) -> RunConfig:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from flows.commands.order import judge_order, print_judgement
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 
 def test_the_shape_is_the_documented_one():

@@ -14,9 +14,9 @@ from tasks.data.pin import Pin
 from tasks.data.source import Source
 from tasks.data.standins import RECORD_NAME, stand_in_source
 from tasks.home import Home
+from trainer.base.errors import ConfigError, DataError, TrainingError
+from trainer.base.storage import write_json
 from trainer.config import RunConfig
-from trainer.errors import ConfigError, DataError, TrainingError
-from trainer.storage import write_json
 
 FULL, PROXY = load_recipe("marin-8b", "full"), load_recipe("marin-8b", "proxy")
 CACHES = {name: Path("tokens") / name for name in PROXY.components}

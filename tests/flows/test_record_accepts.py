@@ -7,8 +7,8 @@ import pytest
 
 from flows.record import _Findings  # pyright: ignore[reportPrivateUsage]  # what a verdict must agree with, without training a phase
 from tests.validations.report.samples import SAMPLE_SUITE, evidence, judged, known_test_file, register
-from trainer.config import Frozen
-from trainer.storage import read_json, write_json
+from trainer.base.frozen import Frozen
+from trainer.base.storage import read_json, write_json
 from validations.accepted import AcceptedWarning
 from validations.expectations.suites import version_of
 from validations.verdict import Verdict, read_verdict, write_verdict

@@ -13,10 +13,10 @@ from flows.resolved import Resolved
 from tasks.data.digests import KnownDigests
 from tasks.home import Home
 from tests.pulse.runs import tiny_recipe
-from trainer.checkpoint_path import checkpoint_path
+from trainer.base.errors import ConfigError
+from trainer.base.storage import write_json
+from trainer.checkpoints.path import checkpoint_path
 from trainer.config import RunConfig
-from trainer.errors import ConfigError
-from trainer.storage import write_json
 
 RECIPE = tiny_recipe()
 KESTREL, OCELOT = RECIPE.phases

@@ -9,8 +9,8 @@ from flows.recipes.recipe import Recipe
 from flows.resolved import resolve, resolve_phase, resolving_once
 from tasks.home import Home
 from tests.pulse.runs import tiny_recipe
-from trainer.errors import ConfigError
-from trainer.storage import write_json
+from trainer.base.errors import ConfigError
+from trainer.base.storage import write_json
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from flows.resolved import Resolved
 from flows.validate_data import raise_unless_passed
 from tasks.data.digests import KnownDigests
 from tasks.home import Home
-from trainer.errors import TrainingDiverged, TrainingError, VerdictError
+from trainer.base.errors import TrainingDiverged, TrainingError, VerdictError
 from validations.expectations.reasons import Reason
 from validations.verdict import Verdict
 

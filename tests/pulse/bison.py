@@ -24,7 +24,7 @@ from tests.leakage_recall.corpora import host_paragraphs
 from tests.leakage_recall.made_items import made_items
 from tests.leakage_recall.views import olmes
 from tests.pulse.runs import tiny_recipe
-from trainer.storage import digest_of_bytes, write_json
+from trainer.base.storage import digest_of_bytes, write_json
 from validations.evidence.leakage.item_files import read_items
 from validations.evidence.leakage.items import BenchmarkItem
 

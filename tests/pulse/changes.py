@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from flows.commands.status import describe
-from trainer.storage import read_json, write_json
+from trainer.base.storage import read_json, write_json
 
 Raw = dict[str, Any]
 Again = dict[str, list[tuple[str, str]]]

@@ -20,10 +20,10 @@ from tasks.home import Home
 from tasks.validation.judge import judge_phase_data
 from tests.pulse.bison import MADE, MATH, REAL, TEST_FILE, Incident, pin_of, write_incident
 from tests.shared_data import shared_folder
+from trainer.base.errors import VerdictError
+from trainer.base.storage import write_json
 from trainer.data.manifest import read_manifest
-from trainer.errors import VerdictError
-from trainer.permission import check_permission
-from trainer.storage import write_json
+from trainer.process.permission import check_permission
 from validations.evidence.hand_off import hand_off_evidence
 from validations.limits import DataLimits
 from validations.verdict import Verdict

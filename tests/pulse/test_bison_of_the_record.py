@@ -27,8 +27,8 @@ from tasks.validation.judge import judge_phase_data
 from tests.leakage_recall.views import olmes
 from tests.pulse.bison import trained_on
 from tests.shared_data import shared_folder
-from trainer.errors import VerdictError
-from trainer.permission import check_permission
+from trainer.base.errors import VerdictError
+from trainer.process.permission import check_permission
 from validations.evidence.hand_off import hand_off_evidence
 from validations.evidence.leakage.item_files import read_items
 from validations.verdict import Verdict

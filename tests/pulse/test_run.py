@@ -11,9 +11,9 @@ import pytest
 from flows.commands.status import describe
 from tests.pulse.changes import CHANGES, Again, changed, what_must_be_done_again
 from tests.pulse.runs import Finished, Start, complete, kill_when
+from trainer.base.storage import write_atomically
 from trainer.model.hugging_face import read_folder
 from trainer.state import params_digest
-from trainer.storage import write_atomically
 
 pytestmark = pytest.mark.timeout(600)  # a guard against hanging: each takes 20 to 50 s where nothing else runs
 

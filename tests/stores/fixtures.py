@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.stores.emulator import BUCKET, Faults, the_emulator
-from trainer.storage import as_path
+from trainer.base.storage import as_path
 
 STORES = ("local", "gcs")
 

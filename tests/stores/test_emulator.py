@@ -7,7 +7,7 @@ import pytest
 
 from tests.stores.emulator import the_emulator
 from tests.stores.fixtures import FaultyStore
-from trainer.storage import file_system_of, write_atomically
+from trainer.base.storage import file_system_of, write_atomically
 
 
 def store_of(path: object) -> tuple[Any, str]:

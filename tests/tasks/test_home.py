@@ -10,8 +10,8 @@ import pytest
 from tasks.home import DEFAULT_HOME, Home
 from tasks.locks import LEASE_VARIABLE
 from tests.stores.fixtures import FaultyStore
-from trainer.errors import ConfigError
-from trainer.storage import write_atomically
+from trainer.base.errors import ConfigError
+from trainer.base.storage import write_atomically
 
 
 def test_the_home_is_made(tmp_path: Path):

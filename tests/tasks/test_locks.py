@@ -15,13 +15,13 @@ import pytest
 from tasks import locks
 from tasks.locks import LEASE_VARIABLE, held, held_all
 from tests.stores.fixtures import FaultyStore
-from trainer.errors import ConfigError
-from trainer.storage import as_path, write_atomically
+from trainer.base.errors import ConfigError
+from trainer.base.storage import as_path, write_atomically
 
 HOLD = """if True:
     import sys
     from tasks.locks import held
-    from trainer.storage import as_path, write_atomically
+    from trainer.base.storage import as_path, write_atomically
     with held(as_path(sys.argv[1])):
         print("held", flush=True)
         sys.stdin.read()
@@ -30,7 +30,7 @@ HOLD = """if True:
 COUNT = """if True:
     import sys
     from tasks.locks import held
-    from trainer.storage import as_path, read_json, write_json
+    from trainer.base.storage import as_path, read_json, write_json
     counter = as_path(sys.argv[2])
     print("ready", flush=True)
     sys.stdin.readline()

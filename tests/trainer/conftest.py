@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import settings
 
+from trainer.base.storage import digest_of_bytes, write_atomically, write_json
 from trainer.config import ModelConfig, Rope, RunConfig
 from trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, read_manifest, write_manifest
 from trainer.metrics import Row, of_the_clock, read_metrics
-from trainer.storage import digest_of_bytes, write_atomically, write_json
 
 VOCAB_SIZE = 256
 SEQ_LEN = 32

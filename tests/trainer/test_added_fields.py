@@ -12,9 +12,9 @@ from tasks.preflight.launcher import deciding_code, digest_of, versions
 from tasks.preflight.plan import Plan, spec_for
 from tasks.preflight.slices import find_slice
 from tests.trainer.preflight.models import LLAMA_8B, step_of
+from trainer.base.storage import digest_of_json
 from trainer.config import ModelConfig, RunConfig, without_added
 from trainer.config.added import ADDED_LATER
-from trainer.storage import digest_of_json
 
 MakeRun = Callable[..., RunConfig]
 

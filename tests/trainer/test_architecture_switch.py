@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from trainer.base.errors import CheckpointError
 from trainer.config import RunConfig
-from trainer.errors import CheckpointError
 from trainer.loop import train
 from trainer.metrics import Row
 

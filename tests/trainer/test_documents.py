@@ -9,7 +9,7 @@ import pytest
 
 from tests.trainer.model.test_decoder import changed, large_params, reference_logits
 from trainer.config import AdamW, Execution, ModelConfig
-from trainer.evaluation import build_mean_loss
+from trainer.held_out_loss import build_mean_loss
 from trainer.model.params import Params
 from trainer.optimizer import build_optimizer
 from trainer.schedule import Scheduled

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from trainer.base.errors import ConfigError
 from trainer.config import RunConfig
-from trainer.errors import ConfigError
 from trainer.gradients import SegmentIds, mean_gradients, microbatches
 from trainer.loss import LossSums
 

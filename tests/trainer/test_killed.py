@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from trainer.checkpoint_path import checkpoint_path
-from trainer.checkpoint_state import read_about, read_leaves
+from trainer.base.storage import read_json, write_json
+from trainer.checkpoints.path import checkpoint_path
+from trainer.checkpoints.state import read_about, read_leaves
 from trainer.config import RunConfig
 from trainer.metrics import Row
 from trainer.run import main
 from trainer.state import params_digest
-from trainer.storage import read_json, write_json
 
 MakeRun = Callable[..., RunConfig]
 StartTrainer = Callable[..., "subprocess.Popen[bytes]"]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from trainer import recorder as module
+from trainer.base.errors import TrainingDiverged
 from trainer.config import RunConfig
-from trainer.errors import TrainingDiverged
 from trainer.metrics import PARAM_GROUPS, metric_of, read_metrics
 from trainer.norms import slot_names
 from trainer.recorder import Recorder, mixture_since, scheduled_row, values_of

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.checkpoint import Checkpoints
+from trainer.base.exit_codes import ExitCode
+from trainer.base.storage import read_json, write_json
+from trainer.checkpoints.checkpointer import Checkpoints
 from trainer.config import RunConfig
 from trainer.data.loader import Loader
-from trainer.exit_codes import ExitCode
 from trainer.metrics import read_metrics
 from trainer.run import main, only_one_trainer
 from trainer.state import init_state, params_digest
-from trainer.storage import read_json, write_json
 
 pytestmark = pytest.mark.timeout(240)  # a guard against hanging
 

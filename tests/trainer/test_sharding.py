@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from trainer.base.errors import ConfigError
+from trainer.base.storage import read_json, write_json
 from trainer.config import Mesh, ModelConfig, RunConfig
-from trainer.errors import ConfigError
 from trainer.model.params import param_specs
 from trainer.sharding import (
     MESH_AXES,
@@ -30,7 +31,6 @@ from trainer.sharding import (
     place_batch,
     run_mesh,
 )
-from trainer.storage import read_json, write_json
 
 MakeRun = Callable[..., RunConfig]
 Found = dict[str, dict[str, Any]]

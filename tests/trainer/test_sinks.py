@@ -13,12 +13,12 @@ from typing import Any
 import google_crc32c
 import pytest
 
+from trainer.base.errors import ConfigError
+from trainer.base.storage import write_json
 from trainer.config import Instrumentation, RunConfig
-from trainer.errors import ConfigError
 from trainer.metrics import Row
 from trainer.run import main
 from trainer.sinks import check_sinks, open_sinks, send, values_to_send
-from trainer.storage import write_json
 
 MakeRun = Callable[..., RunConfig]
 needs_tensorboard = pytest.mark.skipif(importlib.util.find_spec("tensorboardX") is None, reason="the extra 'tensorboard' is not installed")

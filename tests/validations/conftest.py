@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from trainer.base.storage import digest_of_bytes, digest_of_file
 from trainer.config import DataOrder, MixtureShares, Steps, always
 from trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, SourceFile, write_manifest
-from trainer.storage import digest_of_bytes, digest_of_file
 from validations.evidence.caches import cache_evidence
 from validations.evidence.differences import differences_evidence
 from validations.evidence.hand_off import hand_off_evidence

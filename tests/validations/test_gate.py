@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.validations.made_answers import guessed_result, scored_result
-from trainer.errors import DataError
+from trainer.base.errors import DataError
 from validations.evidence.evaluation import MACRO, gate_evidence
 from validations.evidence.floor import NUM_TESTS, measure_floor
 from validations.limits import GateLimits

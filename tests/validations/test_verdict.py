@@ -9,10 +9,10 @@ import pytest
 
 from tests.validations.conftest import PLANTED, PROSE, CacheMaker
 from trainer import run as trainer_run
-from trainer.errors import VerdictError
-from trainer.exit_codes import ExitCode
-from trainer.permission import check_permission
-from trainer.storage import write_json
+from trainer.base.errors import VerdictError
+from trainer.base.exit_codes import ExitCode
+from trainer.base.storage import write_json
+from trainer.process.permission import check_permission
 from validations.evidence.differences import differences_evidence
 from validations.evidence.hand_off import hand_off_evidence
 from validations.expectations.data_suite import data_checks

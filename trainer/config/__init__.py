@@ -22,7 +22,7 @@ from trainer.config.run import (
     sequences_between,
 )
 from trainer.config.schedule import LearningRateSegment, check_segments, check_segments_end
-from trainer.config.schema import Frozen, Steps, always
+from trainer.config.schema import Steps, always
 from trainer.config.stability import RollingLimit, Stability
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
     "Component",
     "DataOrder",
     "Execution",
-    "Frozen",
     "Graft",
     "Instrumentation",
     "LearningRateSegment",

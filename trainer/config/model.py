@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from trainer.config.schema import Frozen
+from trainer.base.frozen import Frozen
 
 
 class Llama3RopeScaling(Frozen):

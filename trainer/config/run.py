@@ -6,14 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from trainer.base.frozen import Frozen
+from trainer.base.storage import digest_of_json
 from trainer.config.added import without_added
 from trainer.config.execution import Execution, Instrumentation
 from trainer.config.model import ModelConfig
 from trainer.config.optimizer import Optimizer
 from trainer.config.schedule import LearningRateSegment, check_segments
-from trainer.config.schema import Frozen, Steps
+from trainer.config.schema import Steps
 from trainer.config.stability import Stability
-from trainer.storage import digest_of_json
 
 Component = str
 Percent = Annotated[float, Field(ge=0, le=100)]

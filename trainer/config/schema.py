@@ -1,17 +1,11 @@
-"""What every part of a configuration is made of: frozen models, and values that change at given steps."""
+"""Values that change at given steps."""
 
 from itertools import pairwise
 from typing import Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, RootModel, model_validator
+from pydantic import ConfigDict, RootModel, model_validator
 
 T = TypeVar("T")
-
-
-class Frozen(BaseModel):
-    """Immutable, and a misspelt field is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Steps(RootModel[tuple[tuple[int, T], ...]], Generic[T]):

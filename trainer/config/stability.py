@@ -4,7 +4,8 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from trainer.config.schema import Frozen, Steps
+from trainer.base.frozen import Frozen
+from trainer.config.schema import Steps
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 from jaxtyping import Int
 
+from trainer.base.errors import DataError
+from trainer.base.storage import as_path, file_system_of
 from trainer.data.manifest import Manifest, read_manifest
 from trainer.data.shards import ShardMaps, TokenRange, build_maps, fetch, sizes_in_bytes
-from trainer.errors import DataError
-from trainer.storage import as_path, file_system_of
 
 DOCUMENTS_AT_ONCE = 1024
 TOKENS_AT_ONCE = 2**20

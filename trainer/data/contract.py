@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from trainer.base.errors import DataError
+from trainer.base.storage import as_path
 from trainer.config import RunConfig
 from trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest
-from trainer.errors import DataError
-from trainer.storage import as_path
 
 Contract = Mapping[str, Any]
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from trainer.base.errors import ConfigError, DataError
 from trainer.config import Component, RunConfig
 from trainer.data.cache import TokenCache
 from trainer.data.mixture import MixtureSchedule
 from trainer.data.permutation import PERMUTATION_VERSIONS, Permutation, derive_key
 from trainer.data.segments import positions, segment_ids
 from trainer.data.shards import TokenRange, build_maps, fetch
-from trainer.errors import ConfigError, DataError
 
 SPAN_SEQUENCES = 2048
 """The order is computed for so many sequences at once, and kept for `SPANS_KEPT` such spans."""

@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from trainer.config import Frozen
-from trainer.errors import DataError
-from trainer.storage import as_path, digest_of_json, read_json, write_json
+from trainer.base.errors import DataError
+from trainer.base.frozen import Frozen
+from trainer.base.storage import as_path, digest_of_json, read_json, write_json
 
 FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"

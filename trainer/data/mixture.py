@@ -14,9 +14,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from trainer.base.errors import ConfigError
 from trainer.config import Component, DataOrder, MixtureShares, Steps, sequences_between
 from trainer.data.permutation import derive_key
-from trainer.errors import ConfigError
 
 ROUNDING_ERROR = 1e-9
 """What floating point may take from a count that is whole."""

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Int
 
-from trainer.errors import DataError
+from trainer.base.errors import DataError
 
 PackingKind = Literal["chunk", "pad", "greedy"]
 

@@ -11,8 +11,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from trainer.base.errors import DataError
 from trainer.data.feistel import LevanterFeistel, ShuffledRange, TableFeistel
-from trainer.errors import DataError
 
 Kind = Literal["linear", "feistel", "feistel_levanter"]
 PERMUTATION_VERSIONS: dict[Kind, int] = {"linear": 1, "feistel": 2, "feistel_levanter": 1}

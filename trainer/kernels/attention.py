@@ -10,8 +10,8 @@ from typing import NamedTuple
 import jax
 from jaxtyping import Array, Float, Int
 
+from trainer.base.errors import ConfigError
 from trainer.config import ModelConfig
-from trainer.errors import ConfigError
 from trainer.kernels import cudnn, xla
 from trainer.sharding import map_shards
 

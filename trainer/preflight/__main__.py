@@ -9,10 +9,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from trainer.errors import ConfigError, PhasewiseError
-from trainer.exit_codes import ExitCode
+from trainer.base.errors import ConfigError, PhasewiseError
+from trainer.base.exit_codes import ExitCode
+from trainer.base.storage import read_json, write_json
 from trainer.preflight.spec import Spec
-from trainer.storage import read_json, write_json
 
 
 def main(arguments: list[str]) -> int:
@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m trainer.preflight SPEC.json RESULT.json [--with-parent]", file=sys.stderr)
         return ExitCode.USAGE
     if "--with-parent" in arguments:
-        from trainer.parent import end_with_parent
+        from trainer.process.parent import end_with_parent
 
         end_with_parent(ExitCode.REFUSED)
     from trainer.preflight.compiler import examine

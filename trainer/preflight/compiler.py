@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 
+from trainer.base.errors import ConfigError, TrainingError
 from trainer.config import RunConfig
-from trainer.errors import ConfigError, TrainingError
 from trainer.preflight.collectives import read_collectives
 from trainer.preflight.hlo import Module
 from trainer.preflight.memory import first_line, read_memory, read_refusal

@@ -7,7 +7,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainer.config import Frozen, ModelConfig
+from trainer.base.frozen import Frozen
+from trainer.config import ModelConfig
 from trainer.flops import FLOPS_A_PARAMETER, step_flops
 
 Term = Literal["compute", "hbm", "ici", "dcn"]

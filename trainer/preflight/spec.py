@@ -4,11 +4,11 @@ from typing import Literal
 
 from pydantic import Field
 
+from trainer.base.frozen import Frozen
 from trainer.config import (
     CheckpointPolicy,
     DataOrder,
     Execution,
-    Frozen,
     LearningRateSegment,
     ModelConfig,
     Optimizer,

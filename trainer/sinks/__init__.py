@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
+from trainer.base.errors import ConfigError
 from trainer.config import Instrumentation, RunConfig
-from trainer.errors import ConfigError
 from trainer.metrics import Row
 
 MODULE_OF_EXTRA = {"tensorboard": "tensorboardX", "wandb": "wandb"}

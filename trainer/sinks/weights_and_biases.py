@@ -8,8 +8,8 @@ from typing import Any
 
 import wandb
 
+from trainer.base.errors import TrainingError
 from trainer.config import RunConfig
-from trainer.errors import TrainingError
 from trainer.metrics import Row
 from trainer.sinks import values_to_send
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from trainer.base.storage import as_path
 from trainer.data.manifest import read_manifest
-from trainer.storage import as_path
 
 TEST_LIKE = re.compile(r"(?<![a-z])(tests?|testing|dev|val|valid|validation|eval|evaluation|held[-_]?out)(?![a-z])", re.IGNORECASE)
 COLUMNS = (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from trainer.errors import DataError
+from trainer.base.errors import DataError
 from validations.evidence.floor import measure_floor
 
 Evaluation = Mapping[str, Any]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import bdtr, bdtrc
 
-from trainer.errors import DataError
+from trainer.base.errors import DataError
 
 NUM_TESTS = 2
 """Accuracy and likelihood: either may show that a model is above the floor, so each has half of the error rate."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from trainer.storage import write_atomically
+from trainer.base.storage import write_atomically
 
 
 def write_tables(folder: str | Path, tables: Mapping[str, pd.DataFrame]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trainer.config import Frozen
+from trainer.base.frozen import Frozen
 from validations.expectations.check import OBSERVED, Check, Severity
 from validations.expectations.judging import CheckResult
 

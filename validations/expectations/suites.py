@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from trainer.code_digest import code_digest
+from trainer.base.code_digest import code_digest
 from validations.expectations.check import Check
 from validations.expectations.data_suite import DATA_SUITE, data_checks
 from validations.expectations.gate_suite import GATE_SUITE, gate_checks

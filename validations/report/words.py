@@ -1,6 +1,6 @@
 """A verdict in plain words: three lines for the terminal, Markdown for the Prefect UI."""
 
-from trainer.storage import as_path
+from trainer.base.storage import as_path
 from validations.outcomes import KIND_WORDS, MARKS, AcceptedFinding
 from validations.report.failures import Failure, accepted_of, failures_of
 from validations.verdict import Verdict

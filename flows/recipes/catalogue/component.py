@@ -2,7 +2,7 @@
 
 from tasks.data.source import Filter, Source
 from tasks.data.standins import StandIn
-from trainer.config import Frozen
+from trainer.base.frozen import Frozen
 
 KILOBYTE = 1000
 CRAWL_BAD_FRACTION = 1e-4

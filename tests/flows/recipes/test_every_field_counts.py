@@ -27,9 +27,9 @@ from tasks.home import Home
 from tests.flows.recipes.every_field import AT_SCALE, FIELDS, Raw, Row, edited, leaves
 from tests.tasks.conftest import write_lines
 from tests.tasks.evaluation.conftest import write_prose
+from trainer.base.errors import CheckpointError, ConfigError
+from trainer.base.storage import digest_of_json, write_json
 from trainer.config import without_added
-from trainer.errors import CheckpointError, ConfigError
-from trainer.storage import digest_of_json, write_json
 from validations.accepted import accepted_in, expected
 from validations.expectations.suites import SUITES, version_of
 from validations.verdict import accepted_by

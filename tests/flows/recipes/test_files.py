@@ -9,7 +9,7 @@ import pytest
 
 from flows.recipes import NAMES, load_recipe, load_target, split_target
 from flows.recipes.recipe import Recipe
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 Edit = Callable[[dict[str, Any]], object]
 

@@ -11,7 +11,7 @@ from flows.recipes.changes import changes_between
 from flows.recipes.phase import Change, HandOff, Phase
 from flows.recipes.proxy import to_proxy
 from flows.recipes.recipe import Recipe
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 FULL, PROXY = load_recipe("marin-8b", "full"), load_recipe("marin-8b", "proxy")
 PROXY_32B = load_recipe("marin-32b", "proxy")

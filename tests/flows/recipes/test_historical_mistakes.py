@@ -13,8 +13,8 @@ from flows.checks import check_mixtures
 from flows.recipes import load_record
 from flows.recipes.recipe import Recipe
 from flows.resolved import resolve
+from trainer.base.errors import ConfigError
 from trainer.data.mixture import block_counts
-from trainer.errors import ConfigError
 
 EIGHT_B, THIRTY_TWO_B = load_record("marin-8b", "full"), load_record("marin-32b", "full")
 Edit = Callable[[dict[str, Any]], object]

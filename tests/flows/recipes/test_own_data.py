@@ -12,7 +12,7 @@ from flows.recipes import load_recipe
 from flows.recipes.proxy import to_proxy
 from tasks.data.pin import Pin
 from tasks.data.source import Source
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 MINE = {"url": "gs://bucket/mine", "include": ["*.jsonl.gz"], "format": "jsonl", "text_key": "body"}
 PINNED = {"component": "flan", "split": "train", "url": "gs://bucket/tokens/flan", "digest": "0" * 64}

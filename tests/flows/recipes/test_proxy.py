@@ -21,10 +21,10 @@ from flows.recipes.proxy import (
     to_proxy,
 )
 from flows.recipes.recipe import Recipe
+from trainer.base.storage import digest_of_json
 from trainer.config import LearningRateSegment
 from trainer.data.mixture import block_counts
 from trainer.schedule import learning_rate_at
-from trainer.storage import digest_of_json
 
 FULL, PROXY = load_recipe("marin-8b", "full"), load_recipe("marin-8b", "proxy")
 PAIRS = [pytest.param(full, proxy, id=full.name) for full, proxy in zip(FULL.phases, PROXY.phases, strict=True)]

@@ -17,7 +17,7 @@ from tasks.data.plan import plan_data
 from tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_documents
 from tasks.home import Home
 from tests.pulse.data.corpus import VOCAB_SIZE, corpus_sources
-from trainer.errors import PhasewiseError
+from trainer.base.errors import PhasewiseError
 
 
 def main() -> int:

@@ -6,8 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trainer.base.storage import as_path, digest_of_bytes, file_system_of
 from trainer.data.manifest import MANIFEST_NAME
-from trainer.storage import as_path, digest_of_bytes, file_system_of
 
 BUILT = ("documents", "tokenizers", "tokens")
 Files = dict[str, tuple[Any, ...]]

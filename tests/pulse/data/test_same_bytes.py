@@ -11,8 +11,8 @@ from tests.pulse.data.conftest import Undisturbed
 from tests.pulse.data.folders import contents, differences, files, half_done
 from tests.pulse.data.processes import Processes
 from tests.stores.emulator import the_emulator
+from trainer.base.storage import write_atomically
 from trainer.data.manifest import read_manifest
-from trainer.storage import write_atomically
 
 pytestmark = pytest.mark.timeout(600)  # a guard against hanging: each takes 5 to 10 s where nothing else runs
 EVERYTHING = {"documents": 3, "tokenizers": 1, "caches": 6}

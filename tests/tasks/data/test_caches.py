@@ -13,10 +13,10 @@ from tasks.data.documents import split_texts
 from tasks.data.plan import DataPlan
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer, tokenizer_digest
 from tests.tasks.data.builds import build_cache
+from trainer.base.errors import DataError
+from trainer.base.storage import digest_of_bytes, digest_of_file
 from trainer.data.cache import TokenCache
 from trainer.data.manifest import MANIFEST_NAME, Manifest, Split, read_manifest
-from trainer.errors import DataError
-from trainer.storage import digest_of_bytes, digest_of_file
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from dask.distributed import LocalCluster
 from tasks.data import cluster
 from tasks.data.cluster import SCHEDULER_VARIABLE, WORKERS_VARIABLE, run_all
 from tasks.home import Home
-from trainer import errors
+from trainer.base import errors
 
 pytestmark = pytest.mark.timeout(240)  # a guard against hanging
 

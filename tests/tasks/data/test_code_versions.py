@@ -6,10 +6,10 @@ from pathlib import Path
 from types import ModuleType
 
 from tasks.data import caches, documents, encode, hashed_file, normalize, reading, tokenizer
-from trainer import code_digest
+from trainer.base import code_digest
 
 DECIDES_NOTHING = {
-    "trainer.code_digest": "makes the versions",
+    "trainer.base.code_digest": "makes the versions",
     "tasks.data.records": "reads back what was written",
     "tasks.data.source": "settings, which are in the key themselves",
     "tasks.data.listing": "names and digests of files, which are in the key themselves",

@@ -14,7 +14,7 @@ from tasks.data.documents import split_texts
 from tasks.data.parts import split_of
 from tasks.data.source import Source
 from tests.tasks.data.builds import write_documents
-from trainer.storage import digest_of_bytes
+from trainer.base.storage import digest_of_bytes
 
 
 def write(folder: Path, files: list[list[str]], max_part_bytes: int) -> list[str]:

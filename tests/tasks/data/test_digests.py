@@ -14,7 +14,7 @@ import pytest
 
 from tasks.data.digests import TICK_NS, KnownDigests
 from tasks.home import Home
-from trainer.storage import digest_of_json, read_json, write_atomically, write_json
+from trainer.base.storage import digest_of_json, read_json, write_atomically, write_json
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from tasks.data.listing import fingerprint
 from tasks.data.parts import HELD_OUT_ONE_IN, bundles_of, part_bytes, read_to_parts, split_of
 from tasks.data.source import Source
 from tests.tasks.data.builds import bundles, write_documents
+from trainer.base.errors import DataError
+from trainer.base.storage import digest_of_bytes
 from trainer.data.manifest import MANIFEST_NAME, SourceFile
-from trainer.errors import DataError
-from trainer.storage import digest_of_bytes
 
 TEXTS = [f"Document number {number}\nof many." for number in range(60)]
 

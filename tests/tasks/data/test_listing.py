@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from tasks.data.listing import expand, fingerprint, selects
 from tasks.data.source import Source
-from trainer.errors import DataError
+from trainer.base.errors import DataError
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tasks.data.pin import Pin
 from tasks.data.plan import DataPlan, plan_data
 from tasks.data.prepare import write_missing_documents
 from tests.tasks.conftest import VOCAB_SIZE
-from trainer.errors import DataError
+from trainer.base.errors import DataError
 
 SPLITS = ("train", "held_out")
 

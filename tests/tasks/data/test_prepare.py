@@ -11,8 +11,8 @@ from tasks.data.plan import plan_data
 from tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_documents
 from tasks.data.verify import verify_component
 from tests.tasks.conftest import VOCAB_SIZE
+from trainer.base.errors import DataError
 from trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest, write_manifest
-from trainer.errors import DataError
 
 
 def left_in(folder: Path) -> set[str]:

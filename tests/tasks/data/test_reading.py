@@ -18,8 +18,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tasks.data import reading
 from tasks.data.reading import PIECE_BYTES, READER, Fault, Finding, LeftOut, Record, pieces_of, read_piece
 from tasks.data.source import Piece, Source
+from trainer.base.errors import ConfigError, DataError
 from trainer.data.manifest import SourceFile
-from trainer.errors import ConfigError, DataError
 
 TEXTS = ["One line.", 'Two lines\nand a "quote".', "Grüße, 日本語, 🌳", "cafe\u0301\r\nnot made even"]
 LINES = "".join(json.dumps({"text": text, "lang": "en"}) + "\n" for text in TEXTS).encode()

@@ -19,8 +19,8 @@ from tasks.data.parts import part_bytes, read_to_parts
 from tasks.data.reading import Fault, Finding, Record, pieces_of, read_piece
 from tasks.data.source import Source
 from tests.tasks.data.builds import bundles
+from trainer.base.errors import DataError
 from trainer.data.manifest import SourceFile
-from trainer.errors import DataError
 
 TEXTS = ["One line.", "Grüße, 日本語", "and a third"]
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()

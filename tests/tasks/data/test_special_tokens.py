@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, models
 
 from tasks.data.special_tokens import SpecialTokens, check_special_tokens, shared_special_tokens, special_tokens
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
-from trainer.errors import DataError
+from trainer.base.errors import DataError
 
 
 def written(folder: Path, *special: str, first: int = 0) -> Path:

@@ -20,8 +20,8 @@ from tasks.data.standins import (
     stand_in_source,
     write_stand_ins,
 )
-from trainer.errors import DataError
-from trainer.storage import read_json
+from trainer.base.errors import DataError
+from trainer.base.storage import read_json
 
 TOPICS = StandIn(view="topics", where=("stdlib:pydoc_data/topics.py",), max_bytes=20_000)
 CLICK = StandIn(view="docstrings", where=("site:click/*.py",), max_bytes=20_000)

@@ -19,7 +19,7 @@ from tasks.data.tokenizer import (
     tokenizer_key,
     train_tokenizer,
 )
-from trainer.errors import DataError
+from trainer.base.errors import DataError
 
 TRAIN = {
     "code": ["def lighthouse(river): return river + river", "import lighthouse"] * 4,

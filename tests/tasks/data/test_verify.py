@@ -16,9 +16,9 @@ from tasks.data.pin import Pin
 from tasks.data.plan import DataPlan, plan_data
 from tasks.data.verify import Difference, check_caches, verify_component
 from tasks.home import Home
+from trainer.base.errors import DataError
+from trainer.base.storage import digest_of_json, read_json, write_json
 from trainer.data.manifest import MANIFEST_NAME, read_manifest
-from trainer.errors import DataError
-from trainer.storage import digest_of_json, read_json, write_json
 
 NAMES = ("code", "law", "web")
 

@@ -15,11 +15,11 @@ from tasks.data.special_tokens import SpecialTokens, special_tokens
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
 from tasks.evaluation.benchmark_folder import write_benchmarks
 from tasks.evaluation.held_out import HeldOutDocument, HeldOutTokens, read_held_out_tokens
+from trainer.base.storage import digest_of_bytes, digest_of_file
 from trainer.config import ModelConfig, Rope
 from trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, write_manifest
 from trainer.model.decoder import logits
 from trainer.model.params import Params, init_params
-from trainer.storage import digest_of_bytes, digest_of_file
 
 SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ha", "ke", "li", "mo", "nu", "pa", "re", "si", "to", "vu")
 

@@ -8,7 +8,7 @@ import pytest
 from flows.recipes.benchmarks import MADE_BENCHMARKS
 from tasks.evaluation.benchmark_folder import benchmark_items, read_benchmark_folder, write_benchmarks
 from tasks.evaluation.held_out import HeldOutDocument
-from trainer.errors import DataError
+from trainer.base.errors import DataError
 
 HeldOut = Mapping[str, Sequence[HeldOutDocument]]
 

@@ -15,7 +15,7 @@ from tasks.evaluation.benchmarks import (
 )
 from tasks.evaluation.held_out import HeldOutDocument
 from tasks.evaluation.passages import cut_passages
-from trainer.errors import DataError
+from trainer.base.errors import DataError
 
 HeldOut = Mapping[str, Sequence[HeldOutDocument]]
 

@@ -16,8 +16,8 @@ from tasks.evaluation.held_out import (
     read_held_out_texts,
     read_held_out_tokens,
 )
+from trainer.base.errors import DataError
 from trainer.config import ModelConfig
-from trainer.errors import DataError
 from trainer.model.params import Params
 
 HeldOut = Mapping[str, Sequence[HeldOutDocument]]

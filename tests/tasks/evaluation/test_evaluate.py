@@ -14,8 +14,8 @@ from tasks.evaluation.benchmark_folder import read_benchmark_folder
 from tasks.evaluation.evaluate import Evaluation, evaluate_model
 from tasks.evaluation.held_out import HeldOutTokens
 from tasks.evaluation.language_model import JaxLanguageModel
+from trainer.base.errors import DataError
 from trainer.config import ModelConfig
-from trainer.errors import DataError
 from trainer.model.params import Params
 from validations.evidence.floor import measure_floor
 

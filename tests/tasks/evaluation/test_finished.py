@@ -13,9 +13,9 @@ from tasks.evaluation.benchmark_folder import write_benchmarks
 from tasks.evaluation.finished import evaluation_key, finished_evaluation, measured_components, measured_on
 from tasks.evaluation.held_out import HeldOutDocument
 from tasks.evaluation.measured import Measured
+from trainer.base.errors import DataError
+from trainer.base.storage import write_json
 from trainer.config import ModelConfig, RunConfig, added
-from trainer.errors import DataError
-from trainer.storage import write_json
 
 Key = Callable[..., str]
 BOTH = ("word_order", "next_word")

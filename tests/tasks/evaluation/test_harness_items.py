@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tasks.evaluation.harness_items import items_of_tasks
-from trainer.errors import ConfigError, DataError
+from trainer.base.errors import ConfigError, DataError
 
 Define = Callable[..., str]
 TALE = "A wren built its nest in an old boot that hung by the garden door."

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer
 
 from tasks.data.special_tokens import SpecialTokens
 from tasks.evaluation.language_model import JaxLanguageModel, before_first
+from trainer.base.errors import ConfigError, DataError
 from trainer.config import ModelConfig
-from trainer.errors import ConfigError, DataError
 from trainer.model.params import Params
 
 LogSoftmax = Callable[[Sequence[int]], np.ndarray]

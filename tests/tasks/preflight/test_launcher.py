@@ -11,7 +11,7 @@ from tasks.preflight.plan import Plan, spec_for
 from tasks.preflight.slices import find_slice
 from tests.tasks.preflight.steps import result_of
 from tests.trainer.preflight.models import LLAMA_8B, step_of
-from trainer.errors import ConfigError, TrainingError
+from trainer.base.errors import ConfigError, TrainingError
 from trainer.preflight.spec import Result, Spec
 
 SPEC = spec_for(step_of(LLAMA_8B, 1024), find_slice("2x v5e-256"), Plan(remat="full"))

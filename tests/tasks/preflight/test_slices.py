@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.preflight.slices import find_slice, read_table
+from trainer.base.errors import ConfigError
 from trainer.config import Mesh
-from trainer.errors import ConfigError
 from trainer.flops import PEAKS
 
 

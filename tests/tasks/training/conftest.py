@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from trainer.base.storage import write_json
 from trainer.config import RunConfig
 from trainer.data.manifest import read_manifest
-from trainer.storage import write_json
 
 STEPS, SAVED_EVERY = 90, 30
 MODEL = {

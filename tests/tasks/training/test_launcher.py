@@ -16,11 +16,11 @@ import pytest
 from tasks.training import launcher
 from tasks.training.launcher import MAX_RESTARTS, finished_result, last_saved_step, launch_trainer
 from tests.tasks.training.conftest import STEPS, BuildRun
+from trainer.base.errors import TrainingDiverged, TrainingError, VerdictError
+from trainer.base.storage import read_json, write_json
 from trainer.config import RunConfig
-from trainer.errors import TrainingDiverged, TrainingError, VerdictError
 from trainer.metrics import Row, read_metrics
-from trainer.stopping import STOP_VARIABLE
-from trainer.storage import read_json, write_json
+from trainer.process.stopping import STOP_VARIABLE
 
 pytestmark = pytest.mark.timeout(240)  # a guard against hanging
 

@@ -13,9 +13,9 @@ from tasks.home import Home
 from tasks.training.launcher import finished_result, is_begun
 from tasks.training.same_run import CACHES_NAME, note_caches
 from tests.tasks.training.conftest import BuildRun
+from trainer.base.storage import read_json, write_json
 from trainer.config import RunConfig
 from trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest, write_manifest
-from trainer.storage import read_json, write_json
 
 Edit = Callable[[dict[str, Any]], Any]
 

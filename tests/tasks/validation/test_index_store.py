@@ -10,7 +10,7 @@ from tasks.home import Home
 from tasks.validation import index_store
 from tasks.validation.index_store import index_of_folder, open_index
 from tasks.validation.index_store import index_store as place_of
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 from validations.evidence.leakage.index import LeakageIndex
 from validations.evidence.leakage.items import BenchmarkItem
 

@@ -17,11 +17,11 @@ from tasks.data.parts import split_of
 from tasks.data.plan import DataPlan
 from tasks.validation import judge, scan_caches
 from tasks.validation.scan_caches import test_items as items_of
+from trainer.base.errors import ConfigError, DataError, VerdictError
+from trainer.base.storage import digest_of_bytes
 from trainer.config import RunConfig
 from trainer.data.manifest import SourceFile, read_manifest
-from trainer.errors import ConfigError, DataError, VerdictError
-from trainer.permission import check_permission
-from trainer.storage import digest_of_bytes
+from trainer.process.permission import check_permission
 from validations.evidence.hand_off import hand_off_evidence
 from validations.limits import DataLimits, LeakageLimits, OrderLimits
 from validations.verdict import Verdict, read_verdict

@@ -9,7 +9,7 @@ import pytest
 from flows.validate_data import raise_unless_passed
 from tasks.validation import task
 from tests.validations.report.samples import LEAK, STALE, evidence, judged, register
-from trainer.errors import VerdictError
+from trainer.base.errors import VerdictError
 from validations.report.words import report_folder_of
 
 

@@ -14,7 +14,7 @@ import pytest
 from tasks.validation import scan_paths
 from tasks.validation.scan_files import FilePiece, Unread
 from tasks.validation.scan_paths import CachePiece, select
-from trainer.errors import ConfigError, DataError
+from trainer.base.errors import ConfigError, DataError
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainer.base.errors import DataError
 from trainer.data import cache as cache_module
 from trainer.data import shards
 from trainer.data.cache import TokenCache
 from trainer.data.manifest import Manifest, read_manifest, write_manifest
-from trainer.errors import DataError
 
 WriteCache = Callable[..., Path]
 

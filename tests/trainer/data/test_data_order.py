@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.data.test_mixture import BATCHES, CODE_HEAVY, STAGES, WEB_HEAVY, blocks_of, drawn_names, schedule, whole_shares
+from trainer.base.errors import ConfigError
 from trainer.config import MixtureShares, RunConfig, Steps, always
 from trainer.data.loader import Loader
 from trainer.data.mixture import MixtureSchedule, block_counts
-from trainer.errors import ConfigError
 
 # ── rounding ──
 

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainer.base.errors import ConfigError, DataError
 from trainer.config import RunConfig
 from trainer.data import loader as loader_module
 from trainer.data.loader import Batch, Loader
 from trainer.data.manifest import read_manifest
 from trainer.data.mixture import MixtureSchedule
 from trainer.data.permutation import PERMUTATION_VERSIONS, derive_key, permute
-from trainer.errors import ConfigError, DataError
 
 MakeRun = Callable[..., RunConfig]
 WriteCache = Callable[..., Path]

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from tests.trainer.data.test_mixture import CODE_HEAVY, WEB_HEAVY, blocks_of
 from tests.trainer.data.test_mixture_grid import order, two_stages
+from trainer.base.errors import ConfigError
 from trainer.config import MixtureShares, Steps, always
 from trainer.data.mixture import MixtureSchedule, block_counts, check_shares
-from trainer.errors import ConfigError
 
 ADVICE = re.compile(r"in steps (\d+) to (\d+) put it out; end them at step ([\d or]+),")
 

@@ -13,10 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare, combine_pvalues
 
+from trainer.base.errors import DataError
 from trainer.data import feistel
 from trainer.data.feistel import TableFeistel
 from trainer.data.permutation import PERMUTATION_VERSIONS, Kind, Permutation, RecentPermutations, derive_key, permute
-from trainer.errors import DataError
 from validations.evidence.order.measures import measure_order
 from validations.evidence.order.sample import Shuffle, take_sample
 

@@ -5,8 +5,8 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
+from trainer.base.errors import ConfigError
 from trainer.config import ModelConfig
-from trainer.errors import ConfigError
 from trainer.kernels.attention import attend, check_kernel
 
 

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from tests.validations.conftest import PROSE, CacheMaker
+from trainer.base.errors import DataError
 from trainer.data.manifest import read_manifest
-from trainer.errors import DataError
 from validations.evidence.caches import cache_evidence, names_like_tests
 
 

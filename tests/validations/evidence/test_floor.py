@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import rankdata
 
 from tests.validations.made_answers import grouped_result, guessed_result, scored_result
-from trainer.errors import DataError
+from trainer.base.errors import DataError
 from validations.evidence.floor import binomial_p_values, measure_floor, paired_p_values, place_p_value
 
 RATES = (0.01, 0.05, 0.2)

@@ -12,7 +12,7 @@ import pytest
 from tests.validations.evidence.health.simulated import LIMITS as HEALTH_LIMITS
 from tests.validations.evidence.health.simulated import Scenario, healthy_rows
 from tests.validations.test_gate import BETTER, LIMITS, PARENT
-from trainer import code_digest
+from trainer.base import code_digest
 from validations.evidence.evaluation import asked_evidence, gate_evidence
 from validations.evidence.health.evidence import health_evidence
 from validations.expectations.judging import CheckResult, judge_tables

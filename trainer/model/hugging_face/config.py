@@ -4,8 +4,8 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
+from trainer.base.errors import CheckpointError, ConfigError
 from trainer.config import Llama3RopeScaling, ModelConfig, Rope
-from trainer.errors import CheckpointError, ConfigError
 
 LLAMA, QWEN3 = "LlamaForCausalLM", "Qwen3ForCausalLM"
 MODEL_TYPES = {LLAMA: "llama", QWEN3: "qwen3"}

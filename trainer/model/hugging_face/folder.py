@@ -14,8 +14,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from trainer.base.errors import CheckpointError, ConfigError
 from trainer.config import ModelConfig
-from trainer.errors import CheckpointError, ConfigError
 from trainer.model.hugging_face.config import Computation, DTypeName, from_hugging_face, to_hugging_face
 from trainer.model.hugging_face.tensors import EMBEDDING_NAME, HEAD_NAME, Place, from_tensors, places, to_tensors
 from trainer.model.params import Params, count_parameters

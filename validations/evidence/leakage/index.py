@@ -14,9 +14,9 @@ from string import ascii_uppercase
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64, UInt8, UInt64
 
-from trainer.code_digest import code_digest
-from trainer.errors import DataError
-from trainer.storage import digest_of_json, read_json, write_json
+from trainer.base.code_digest import code_digest
+from trainer.base.errors import DataError
+from trainer.base.storage import digest_of_json, read_json, write_json
 from validations.evidence.leakage import escapes, fold, items, numerals, own, segments, word_hashes, words
 from validations.evidence.leakage.items import BenchmarkItem, without_punctuation
 from validations.evidence.leakage.own import own_grams, own_runs, shared_choices

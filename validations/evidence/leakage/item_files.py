@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from trainer.errors import DataError
+from trainer.base.errors import DataError
 from validations.evidence.leakage import item_fields as known
 from validations.evidence.leakage.item_rows import ParsedRow, as_item, first_index, parse_row
 from validations.evidence.leakage.item_values import Fields

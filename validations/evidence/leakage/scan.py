@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from trainer.config import Frozen
+from trainer.base.frozen import Frozen
 from trainer.data.cache import TokenCache
 from validations.evidence.leakage.detokenize import Detokenize
 from validations.evidence.leakage.index import LeakageIndex

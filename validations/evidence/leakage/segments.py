@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float32, Int32, Int64, UInt8, UInt64
 
-from trainer.errors import DataError
+from trainer.base.errors import DataError
 from validations.evidence.leakage.items import BenchmarkItem
 from validations.evidence.leakage.words import is_sign, split_words
 

@@ -19,7 +19,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tasks.data.formats.expansion import FREE_EXPANSION_BYTES, MAX_EXPANSION, check_expansion
 from tasks.data.formats.findings import FileFault
 from tasks.data.formats.streams import WatchedFile, open_watched, recognise, unpack
-from trainer.errors import DataError
+from trainer.base.errors import DataError
 
 Pack = Callable[[bytes], bytes]
 

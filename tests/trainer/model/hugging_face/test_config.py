@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from trainer.base.errors import CheckpointError, ConfigError
 from trainer.config import Llama3RopeScaling, ModelConfig, Rope
-from trainer.errors import CheckpointError, ConfigError
 from trainer.model.hugging_face.config import Computation, from_hugging_face, to_hugging_face
 
 LLAMA3 = Rope(

@@ -12,8 +12,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import trainer.model.hugging_face.folder as folder_module
+from trainer.base.errors import CheckpointError, ConfigError
 from trainer.config import ModelConfig
-from trainer.errors import CheckpointError, ConfigError
 from trainer.model.hugging_face import TokenizerFiles, read_folder, write_folder
 from trainer.model.hugging_face.config import Computation
 from trainer.model.params import Params, init_params

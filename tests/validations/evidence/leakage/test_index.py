@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.errors import DataError
+from trainer.base.errors import DataError
 from validations.evidence.leakage.index import OWN_GRAM, LeakageIndex, index_digest
 from validations.evidence.leakage.items import BenchmarkItem
 from validations.evidence.leakage.scan import Document, scan_documents

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.shared_data import shared_folder
-from trainer.errors import DataError
+from trainer.base.errors import DataError
 from validations.evidence.leakage.index import LeakageIndex
 from validations.evidence.leakage.item_files import read_benchmarks, read_examples, read_items
 

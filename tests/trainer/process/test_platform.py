@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer import platform
-from trainer.platform import spare_search
+from trainer.process import platform
+from trainer.process.platform import spare_search
 
 
 @pytest.fixture(autouse=True)

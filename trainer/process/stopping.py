@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 STOP_VARIABLE = "PHASEWISE_STOP_SECONDS"
 DEFAULT_STOP_SECONDS = 30.0

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trainer.storage import as_path
+from trainer.base.storage import as_path
 
 
 def checkpoint_path(run_folder: str | Path, step: int) -> Path:

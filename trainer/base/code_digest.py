@@ -10,11 +10,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trainer.storage import digest_of_bytes, digest_of_json
+from trainer.base.storage import digest_of_bytes, digest_of_json
 
 DIGITS = 8
 NOT_CODE = {"kind", "type_comment", "type_ignores"}
-HOUSE = Path(__file__).parents[1]
+HOUSE = Path(__file__).parents[2]
 ROOMS = ("deployments", "flows", "tasks", "trainer", "validations")
 
 

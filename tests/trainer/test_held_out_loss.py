@@ -9,17 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from trainer.base.errors import DataError
+from trainer.base.storage import write_json
 from trainer.config import Execution, LossEvaluation, ModelConfig, RunConfig
 from trainer.data.manifest import read_manifest, write_manifest
 from trainer.data.segments import segment_ids
-from trainer.errors import DataError
-from trainer.evaluation import as_row, build_evaluate, is_due, read_held_out
+from trainer.held_out_loss import as_row, build_evaluate, is_due, read_held_out
 from trainer.metrics import TABLE, Row, metric_of, read_metrics
 from trainer.model.decoder import logits
 from trainer.model.params import Params, init_params
 from trainer.recorder import Recorder
 from trainer.run import execute
-from trainer.storage import write_json
 
 MakeRun = Callable[..., RunConfig]
 WriteCache = Callable[..., Path]

@@ -7,7 +7,7 @@ import pytest
 
 from tests.stores.emulator import the_emulator
 from tests.stores.fixtures import FaultyStore
-from trainer.storage import PUT_CHUNK_BYTES, content_digest, digest_of_bytes, digest_of_file, remove, remove_strays, write_atomically
+from trainer.base.storage import PUT_CHUNK_BYTES, content_digest, digest_of_bytes, digest_of_file, remove, remove_strays, write_atomically
 
 
 def names_in(folder: Path) -> set[str]:

@@ -12,12 +12,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from trainer.checkpoint import Checkpoints, read_about, read_params, saved_params_digest, steps_to_keep
-from trainer.checkpoint_files import saved_steps
-from trainer.checkpoint_state import leaves_of
+from trainer.base.errors import CheckpointError
+from trainer.checkpoints.checkpointer import Checkpoints, read_about, read_params, saved_params_digest, steps_to_keep
+from trainer.checkpoints.files import saved_steps
+from trainer.checkpoints.state import leaves_of
 from trainer.config import CheckpointPolicy, RunConfig
 from trainer.data.loader import Loader
-from trainer.errors import CheckpointError
 from trainer.state import TrainState, init_state, params_digest
 
 MakeRun = Callable[..., RunConfig]
@@ -153,7 +153,7 @@ def test_a_temporary_one_waits_for_the_save_before_it(
 ):
     """What is due by minutes must not stop the loop until the disk has caught up."""
     now, go_on = 0.0, threading.Event()
-    monkeypatch.setattr("trainer.checkpoint.write_digests", lambda path: go_on.wait(20))
+    monkeypatch.setattr("trainer.checkpoints.checkpointer.write_digests", lambda path: go_on.wait(20))
     with checkpoints_of(lambda: now, every_minutes=1.0) as checkpoints:
         checkpoints.save(4, state, CONTRACT)
         now = 1000.0
@@ -200,7 +200,7 @@ def test_nothing_is_pruned_before_the_next_one_is_committed(
         assert set(saved_steps(tmp_path)) == {3, 6, 9}
         raise OSError("no space left")
 
-    monkeypatch.setattr("trainer.checkpoint.write_digests", fail)
+    monkeypatch.setattr("trainer.checkpoints.checkpointer.write_digests", fail)
     checkpoints = checkpoints_of()
     checkpoints.save(9, state, CONTRACT)
     with pytest.raises(CheckpointError, match=r"checkpoint .*9 could not be written: no space left\. The one before it is kept"):

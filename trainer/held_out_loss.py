@@ -7,10 +7,10 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from trainer.base.errors import DataError
 from trainer.config import Component, Execution, LossEvaluation, ModelConfig
 from trainer.data.cache import TokenCache
 from trainer.data.loader import Batch
-from trainer.errors import DataError
 from trainer.metrics import Row
 from trainer.model.params import Params
 from trainer.sharding import on_mesh

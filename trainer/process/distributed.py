@@ -23,8 +23,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from trainer.errors import ConfigError, PhasewiseError, TrainingError
-from trainer.exit_codes import ExitCode
+from trainer.base.errors import ConfigError, PhasewiseError, TrainingError
+from trainer.base.exit_codes import ExitCode
 
 DEFAULT_HEARTBEAT_SECONDS = 60
 START_SECONDS = 300

@@ -18,7 +18,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from trainer.checkpoint_state import (
+from trainer.base.errors import CheckpointError
+from trainer.checkpoints.state import (
     MAX_NAMED,
     LeafTypes,
     Leaves,
@@ -34,7 +35,6 @@ from trainer.checkpoint_state import (
     types_of,
 )
 from trainer.config import RunConfig, StartFrom
-from trainer.errors import CheckpointError
 from trainer.state import TrainState, init_state
 
 QK_NORM_WEIGHTS = ("query_norm", "key_norm")

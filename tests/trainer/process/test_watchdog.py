@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from trainer.exit_codes import ExitCode
-from trainer.watchdog import Watchdog, end_stalled
+from trainer.base.exit_codes import ExitCode
+from trainer.process.watchdog import Watchdog, end_stalled
 
 
 class Time:
@@ -56,7 +56,7 @@ def test_leaving_ends_the_thread():
 
 def test_a_stalled_process_says_where_it_stands_and_ends(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
     codes = list[int]()
-    monkeypatch.setattr("trainer.watchdog.os._exit", codes.append)
+    monkeypatch.setattr("trainer.process.watchdog.os._exit", codes.append)
     monkeypatch.setattr(sys, "stderr", sys.__stderr__)
     end_stalled("kestrel")(7.0)
     said = capfd.readouterr().err

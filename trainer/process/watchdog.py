@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from trainer.exit_codes import ExitCode
+from trainer.base.exit_codes import ExitCode
 
 CHECKS_A_LIMIT = 4
 

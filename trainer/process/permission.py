@@ -1,9 +1,9 @@
 """Nothing trains on bytes that nobody judged: the trainer asks for the verdict itself."""
 
+from trainer.base.errors import VerdictError
+from trainer.base.storage import read_json
 from trainer.config import RunConfig
 from trainer.data.manifest import read_manifest
-from trainer.errors import VerdictError
-from trainer.storage import read_json
 
 
 def check_permission(run: RunConfig) -> None:

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer.checkpoint import Checkpoints
-from trainer.checkpoint_path import checkpoint_path
-from trainer.checkpoint_state import leaves_of
+from trainer.base.errors import CheckpointError
+from trainer.checkpoints.checkpointer import Checkpoints
+from trainer.checkpoints.hand_off import state_to_start_from
+from trainer.checkpoints.path import checkpoint_path
+from trainer.checkpoints.state import leaves_of
 from trainer.config import RunConfig
-from trainer.errors import CheckpointError
-from trainer.hand_off import state_to_start_from
 from trainer.state import TrainState, init_state, params_digest
 
 MakeRun = Callable[..., RunConfig]

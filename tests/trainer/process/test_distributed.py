@@ -13,16 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer import distributed, recorder
-from trainer.checkpoint import read_params
-from trainer.checkpoint_path import checkpoint_path
+from trainer import recorder
+from trainer.base.errors import ConfigError
+from trainer.base.exit_codes import ExitCode
+from trainer.base.storage import read_json, write_json
+from trainer.checkpoints.checkpointer import read_params
+from trainer.checkpoints.path import checkpoint_path
 from trainer.config import RunConfig
-from trainer.distributed import Process, decided_by_first, is_first, joined, pieces_on_host, start
-from trainer.errors import ConfigError
-from trainer.exit_codes import ExitCode
 from trainer.metrics import Row, read_metrics
+from trainer.process import distributed
+from trainer.process.distributed import Process, decided_by_first, is_first, joined, pieces_on_host, start
 from trainer.state import params_digest
-from trainer.storage import read_json, write_json
 
 MakeRun = Callable[..., RunConfig]
 Processes = list["subprocess.Popen[bytes]"]

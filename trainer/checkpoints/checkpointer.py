@@ -1,7 +1,7 @@
 """The checkpoints of a run: saved in the background, committed atomically, found damaged where they are, pruned by rule.
 
-A checkpoint named N is the state after N updates. What is in it stands in `trainer.checkpoint_state`, what commits it in
-`trainer.checkpoint_files`.
+A checkpoint named N is the state after N updates. What is in it stands in `trainer.checkpoints.state`, what commits it in
+`trainer.checkpoints.files`.
 """
 
 import sys
@@ -19,7 +19,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from trainer.checkpoint_files import (
+from trainer.base.errors import CheckpointError
+from trainer.checkpoints.files import (
     UNCOMMITTED,
     find_damage,
     is_committed,
@@ -28,7 +29,7 @@ from trainer.checkpoint_files import (
     saved_steps,
     write_digests,
 )
-from trainer.checkpoint_state import (
+from trainer.checkpoints.state import (
     Leaves,
     about_of,
     check_types,
@@ -43,8 +44,7 @@ from trainer.checkpoint_state import (
 )
 from trainer.config import CheckpointPolicy, RunConfig
 from trainer.data.contract import changed_since
-from trainer.distributed import decided_by_first, is_first
-from trainer.errors import CheckpointError
+from trainer.process.distributed import decided_by_first, is_first
 from trainer.state import TrainState, init_state
 
 __all__ = ["Checkpoints", "read_about", "read_params", "saved_params_digest", "steps_to_keep"]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from trainer.base.errors import DataError, VerdictError
 from trainer.config import RunConfig
 from trainer.data.manifest import Manifest, read_manifest, write_manifest
-from trainer.errors import DataError, VerdictError
-from trainer.permission import check_permission
+from trainer.process.permission import check_permission
 
 MakeRun = Callable[..., RunConfig]
 Judge = Callable[..., None]

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from trainer.checkpoint import Checkpoints, read_params
-from trainer.checkpoint_files import saved_steps
+from trainer.base.errors import CheckpointError
+from trainer.checkpoints.checkpointer import Checkpoints, read_params
+from trainer.checkpoints.files import saved_steps
 from trainer.config import RunConfig
-from trainer.errors import CheckpointError
 from trainer.state import TrainState, init_state
 
 MakeRun = Callable[..., RunConfig]

@@ -7,8 +7,8 @@ from types import ModuleType
 import pytest
 
 from tasks.data import normalize, reading
-from trainer import code_digest as code_digest_module
-from trainer.code_digest import code_digest
+from trainer.base import code_digest as code_digest_module
+from trainer.base.code_digest import code_digest
 
 CODE = '''
 """Module."""
@@ -90,7 +90,7 @@ def test_modules_count_in_any_order():
 MOVED = """
 import re
 from tasks.data.normalize import fold
-from trainer.errors import DataError, ConfigError
+from trainer.base.errors import DataError, ConfigError
 def read(text): return fold(text) or DataError
 """
 
@@ -99,9 +99,9 @@ def read(text): return fold(text) or DataError
     ("old", "new"),
     [
         ("from tasks.data.normalize import fold", "from tasks.text.folding import fold"),
-        ("from trainer.errors import DataError, ConfigError", "from trainer.base.errors import ConfigError\nfrom trainer import DataError"),
-        ("from tasks.data.normalize import fold\nfrom trainer.errors import DataError, ConfigError",
-         "from trainer.errors import DataError, ConfigError\nfrom trainer.normalize import fold"),
+        ("from trainer.base.errors import DataError, ConfigError", "from trainer.errors import ConfigError\nfrom trainer import DataError"),
+        ("from tasks.data.normalize import fold\nfrom trainer.base.errors import DataError, ConfigError",
+         "from trainer.base.errors import DataError, ConfigError\nfrom trainer.normalize import fold"),
     ],
 )  # fmt: skip
 def test_a_file_of_ours_may_move(digest, old: str, new: str):  # pyright: ignore[reportMissingParameterType]
@@ -122,6 +122,6 @@ def test_what_is_imported_counts(digest, old: str, new: str):  # pyright: ignore
 
 
 def test_a_file_that_is_not_where_it_was_is_not_left_out():
-    assert code_digest("trainer/code_*.py") == code_digest(code_digest_module)
+    assert code_digest("trainer/base/code_*.py") == code_digest(code_digest_module)
     with pytest.raises(AssertionError, match="names no file"):
         code_digest("trainer/no_such_*.py")

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from trainer.checkpoint_files import find_damage
+from trainer.base.errors import CheckpointError
+from trainer.checkpoints.files import find_damage
 from trainer.config import ModelConfig, RunConfig
-from trainer.errors import CheckpointError
 from trainer.model.params import Params, abstract_params
 from trainer.state import params_digest
 

@@ -1,0 +1,1 @@
+"""The trainer as a process among others: platform, peers, permission, how it stops."""
