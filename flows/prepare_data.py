@@ -3,7 +3,8 @@
 from flows.door import door
 from flows.recipes.recipe import Scale
 from flows.resolved import resolve
-from tasks.data.task import build_caches, collect_stand_ins, make_tokenizer, write_benchmarks, write_documents
+from tasks.data.task import build_caches, collect_stand_ins, make_tokenizer, write_documents
+from tasks.evaluation.task import make_benchmarks
 
 
 @door(name="prepare_data", flow_run_name="prepare data of {recipe} ({scale})")
@@ -24,4 +25,4 @@ def prepare_data(recipe: str = "marin-8b", scale: Scale = "proxy", home: str | N
     write_documents(resolved.plan)
     make_tokenizer(resolved.plan, tokenizer.vocab_size, tokenizer.name)
     build_caches(resolved.plan)
-    write_benchmarks(resolved.plan)
+    make_benchmarks(resolved.plan)

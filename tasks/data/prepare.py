@@ -127,25 +127,6 @@ def _check_pins(plan: DataPlan) -> None:
         shared_special_tokens({"the tokenizer": special_tokens(load_tokenizer(plan.tokenizer), plan.tokenizer), **found})
 
 
-def write_missing_benchmarks(plan: DataPlan) -> bool:
-    """Make the benchmarks from held-out documents unless they are there; whether they were made.
-
-    Only the beginning of each component is looked at, so that it takes no longer however large they are.
-    """
-    if plan.has_benchmarks:
-        return False
-    from tasks.evaluation.benchmark_folder import write_benchmarks
-    from tasks.evaluation.held_out import read_held_out_texts
-
-    with held(plan.lock):
-        if plan.has_benchmarks:
-            return False
-        asked_of = {name: plan.components[name].held_out.folder for name in plan.benchmark_components}
-        write_benchmarks(plan.benchmarks, read_held_out_texts(asked_of, load_tokenizer(plan.tokenizer)))
-    say("made the benchmarks from held-out documents")
-    return True
-
-
 def _write_documents(missing: Sequence[ComponentPlan], digests: KnownDigests) -> list[DocumentsManifest]:
     """Read the bundles, judge what could not be read, find the copies, and finish each component."""
     if not missing:

@@ -8,10 +8,12 @@ from prefect.cache_policies import NO_CACHE
 from tasks.data.plan import DataPlan
 from tasks.evaluation.baselines import measure_baselines
 from tasks.evaluation.checkpoint import evaluate_phase
+from tasks.evaluation.made import write_missing_benchmarks
 from tasks.evaluation.measured import Measured
 from tasks.progress import say
 from trainer.config import RunConfig
 
+make_benchmarks = task(task_run_name="make benchmarks", cache_policy=NO_CACHE)(write_missing_benchmarks)
 fit_baselines = task(task_run_name="fit byte n-grams", cache_policy=NO_CACHE)(measure_baselines)
 
 

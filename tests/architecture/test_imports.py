@@ -129,6 +129,12 @@ def test_what_every_room_uses_rests_on_nothing_of_ours():
     assert {name for name in ours if not name.startswith("trainer.base.")} == set()
 
 
+def test_data_know_nothing_of_evaluation():
+    files = sorted((ROOT / "tasks/data").rglob("*.py"))
+    used = {found.module for path in files for found in imports_of(path.read_text(), path.relative_to(ROOT).as_posix())}
+    assert [name for name in used if name.startswith("tasks.evaluation")] == []
+
+
 def test_every_folder_with_modules_is_a_package():
     folders = {path.parent for path in sources()}
     assert [str(folder) for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []

@@ -15,7 +15,8 @@ from flows.plan import build_run, data_plan
 from flows.recipes.recipe import Recipe
 from flows.validate_data import raise_unless_passed
 from tasks.data.cluster import WORKERS_VARIABLE, cluster
-from tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_benchmarks, write_missing_documents
+from tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_documents
+from tasks.evaluation.made import write_missing_benchmarks
 from tasks.home import Home
 from tasks.validation.judge import judge_phase_data
 from tests.pulse.bison import MADE, MATH, REAL, TEST_FILE, Incident, pin_of, write_incident

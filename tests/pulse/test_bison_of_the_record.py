@@ -17,11 +17,11 @@ from tasks.data.prepare import (
     build_missing_caches,
     collect_stand_ins,
     make_missing_tokenizer,
-    write_missing_benchmarks,
     write_missing_documents,
 )
 from tasks.data.standins import TEST_NAME
 from tasks.data.word_problems import BENCHMARK, NUM_ITEMS
+from tasks.evaluation.made import write_missing_benchmarks
 from tasks.home import Home
 from tasks.validation.judge import judge_phase_data
 from tests.leakage_recall.views import olmes

@@ -14,8 +14,9 @@ from dask.distributed import LocalCluster
 from tasks.data import parts
 from tasks.data.cluster import SCHEDULER_VARIABLE, WORKERS
 from tasks.data.plan import DataPlan, plan_data
-from tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_benchmarks, write_missing_documents
+from tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_documents
 from tasks.data.source import Source
+from tasks.evaluation.made import write_missing_benchmarks
 from tasks.home import Home
 from tests.stores.emulator import the_emulator
 
