@@ -20,7 +20,8 @@ async def watch(home: Home, server: OwnServer) -> None:
     Raises:
         PhasewiseError: the server has ended.
     """
-    sweep, since_sweep = Sweep(home, POOL), 0.0
+    sweep = Sweep(home, POOL)
+    since_sweep = 0.0
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         for error in server.new_errors():

@@ -69,7 +69,8 @@ def train_judged(resolved: Resolved, phase: Phase) -> None:
         VerdictError: a verdict fails.
         TrainingDiverged: the loss is no number any more; the verdict on the training says where.
     """
-    recipe, home = resolved.recipe, str(resolved.home.root)
+    recipe = resolved.recipe
+    home = str(resolved.home.root)
     run = resolved.run(phase)
     accepts = accepted_in(phase.name, recipe.accepts)
     validate_data(resolved.name, phase.name, recipe.scale, home)

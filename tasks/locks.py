@@ -132,7 +132,8 @@ class _LeaseObject:
         except FileExistsError:
             pass
         try:  # where the answer to our request was lost and gcsfs asked again, it is ours
-            version, found = self.version(), self.file_system.cat_file(path)
+            version = self.version()
+            found = self.file_system.cat_file(path)
         except FileNotFoundError:
             return None
         return version.generation if version and found == content else None
@@ -175,7 +176,8 @@ class _Lease:
         """Show signs of life until the lease ends; a store that does not answer is asked again at the next one."""
         number = 0
         while not self.ended.wait(_lease_seconds() / BEATS_PER_LEASE):
-            number, now = number + 1, time.monotonic()
+            number += 1
+            now = time.monotonic()
             try:
                 self.object.beat(self.generation, number)
                 self.beaten = now
@@ -200,7 +202,8 @@ def _take(place: Path, lease: _LeaseObject, wait: bool, sighting: _Sighting) -> 
     lease_seconds = _lease_seconds()  # before anything is taken: what it refuses must not come up in the keeper's thread
     seen, since = sighting
     while True:
-        found, now = lease.version(), time.monotonic()
+        found = lease.version()
+        now = time.monotonic()
         if found is None:
             if (generation := lease.create()) is not None:
                 return _Lease(lease, generation, now)

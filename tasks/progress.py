@@ -41,7 +41,8 @@ class Milestones:
 
     def is_one(self, progress: Progress) -> bool:
         """Whether this report is; each is counted as told."""
-        tenth, now = self.TENTHS * progress.done // max(progress.total, 1), self._clock()
+        tenth = self.TENTHS * progress.done // max(progress.total, 1)
+        now = self._clock()
         before = self._told.get(progress.stage)
         if before and tenth == before[0] and now - before[1] < self.SECONDS:
             return False

@@ -56,7 +56,8 @@ def push(window: Window, value: Float[Array, ""]) -> Window:
 def limit_from(window: Window, limit: Limit) -> Float[Array, ""]:
     """mean + sigmas · max(standard deviation, `MIN_STD`) of the values that are there; infinity before `min_samples` of them are."""
     length = window.values.shape[0]
-    there, count = jnp.arange(length) < window.pushed, jnp.clip(window.pushed, 1, length)
+    there = jnp.arange(length) < window.pushed
+    count = jnp.clip(window.pushed, 1, length)
     mean = jnp.sum(window.values) / count
     std = jnp.sqrt(jnp.sum(jnp.where(there, jnp.square(window.values - mean), 0.0)) / count)
     return jnp.where(window.pushed >= limit.min_samples, mean + limit.sigmas * jnp.maximum(std, MIN_STD), jnp.inf)

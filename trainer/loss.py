@@ -139,7 +139,8 @@ def differentiate_chunk(
 
     With p the softmax: ∂/∂logits = weight · ((1 + 2 · z_loss · log_z) · p - [is the target]).
     """
-    logits, weights = project(chunk, head), chunk.weights
+    logits = project(chunk, head)
+    weights = chunk.weights
     largest = jnp.max(logits, axis=-1)
     exponentials = jnp.exp(logits - largest[..., None])
     total = jnp.sum(exponentials, axis=-1)

@@ -100,7 +100,8 @@ def build_mesh(mesh: Mesh, devices: Sequence[Device] | None = None) -> jax.shard
 
 
 def _device_grid(mesh: Mesh, devices: list[Device]) -> np.ndarray:
-    shape, slices = _shape(mesh), len({getattr(device, "slice_index", 0) for device in devices if device.platform == "tpu"})
+    shape = _shape(mesh)
+    slices = len({getattr(device, "slice_index", 0) for device in devices if device.platform == "tpu"})
     if slices <= 1:
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     if mesh.replica % slices:

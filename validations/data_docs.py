@@ -70,7 +70,9 @@ def _add_pages(pages: Pages, judge: Judge, name: str, verdict: Verdict) -> Card:
     card = Card(anchor, verdict, links, _first_particulars(tables, judged), _note(verdict, judged))
     for link in links:
         if link.evidence:
-            table, failing, accepted = tables[link.table], judged.failing_rows(link.table), judged.accepted_rows(link.table)
+            table = tables[link.table]
+            failing = judged.failing_rows(link.table)
+            accepted = judged.accepted_rows(link.table)
             pages[link.evidence] = evidence_page(card, show_table(link.table, table, failing, accepted))
         if link.judged:
             pages[link.judged] = judged_page(card, link.table, judged.tables[link.table])

@@ -127,7 +127,8 @@ def count_checks(checks: Iterable[CheckOutcome]) -> CheckCounts:
 
 def tell_verdicts(verdicts: Sequence[CheckCounts]) -> str:
     """One sentence on several verdicts: `16 of 18 verdicts passed, 1 of them with warnings, 2 failed`."""
-    passed, warned = count_passed(verdicts), sum(verdict.standing == "warned" for verdict in verdicts)
+    passed = count_passed(verdicts)
+    warned = sum(verdict.standing == "warned" for verdict in verdicts)
     with_warnings = f", {warned:,} of them with warnings" if warned else ""
     failed = f", {len(verdicts) - passed:,} failed" if passed < len(verdicts) else ""
     return f"{passed:,} of {_plural(len(verdicts), 'verdict')} passed{with_warnings}{failed}"

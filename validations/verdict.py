@@ -239,6 +239,7 @@ def outcome_of(result: CheckResult, tables: Mapping[str, pd.DataFrame]) -> Check
 
 def _finding(result: CheckResult, accepted: AcceptedRows, tables: Mapping[str, pd.DataFrame]) -> AcceptedFinding:
     """The worst of the rows that an accepted warning covers, told as it would have been if nobody had accepted it."""
-    check, rows = result.check, accepted.rows
+    check = result.check
+    rows = accepted.rows
     alone = replace(result, outcome="failed", failing_rows=told_rows(check, tables[check.table], rows), accepted=())
     return AcceptedFinding(warning=accepted.warning, rows=len(rows), worst=reasons_for(alone, tables)[0])

@@ -58,7 +58,8 @@ class KnownDigests:
         self.home, self.reads_all, self.bytes_read = home, reads_all, 0
         self._clock = clock
         self._known = {} if reads_all or home is None else _read(home.digests)
-        self._lock, self._one_at_a_time = Lock(), defaultdict[str, Lock](Lock)
+        self._lock = Lock()
+        self._one_at_a_time = defaultdict[str, Lock](Lock)
         self._to_keep: dict[str, Known] = {}
 
     def content(self, url: str | Path) -> Content:

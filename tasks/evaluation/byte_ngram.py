@@ -109,7 +109,8 @@ def _count(grams: np.ndarray) -> GramTable:
     """Count equal grams, and the contexts they share."""
     ordered = np.sort(grams)
     firsts = _first_of_each(ordered)
-    unique, counts = ordered[firsts], np.diff(firsts, append=len(ordered))
+    unique = ordered[firsts]
+    counts = np.diff(firsts, append=len(ordered))
     contexts = unique >> unique.dtype.type(8)
     starts = _first_of_each(contexts)
     totals = np.add.reduceat(counts, starts) if len(starts) else counts

@@ -80,10 +80,12 @@ def launch_trainer(run: RunConfig, on_rows: Callable[[list[Row]], None], check: 
     log_before = log.stat().st_size if log.exists() else 0
     if (saved := last_saved_step(run)) is not None:
         say(f"{run.phase}: going on from step {saved:,} of {run.stop_step:,}")
-    code, restarts = _run_or_stop(run, run_file, on_rows, check), 0
+    code = _run_or_stop(run, run_file, on_rows, check)
+    restarts = 0
     while (code < 0 or code in GOES_ON) and restarts < MAX_RESTARTS:
         say(f"{run.phase}: the trainer {_ending(code)}; going on from its last checkpoint")
-        code, restarts = _run_or_stop(run, run_file, on_rows, check), restarts + 1
+        code = _run_or_stop(run, run_file, on_rows, check)
+        restarts += 1
     if code:
         raise _failure(run, code, log, log_before)
     return read_json(Path(run.output) / "result.json")

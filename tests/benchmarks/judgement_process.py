@@ -78,7 +78,8 @@ def judge_all(home: Home, other: Home, phase_name: str) -> Judged:
     clock.watch(judge, "order_evidence", "order")
     clock.watch(judge, "judge_data", "data suite")
     recipe = load_recipe(RECIPE, "proxy")
-    phase, plan = recipe.phase(phase_name), data_plan(recipe, home)
+    phase = recipe.phase(phase_name)
+    plan = data_plan(recipe, home)
     run = _run(recipe, phase, plan, other)
     verdicts: list[Verdict] = []
 

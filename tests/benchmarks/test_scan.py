@@ -72,7 +72,8 @@ def test_a_clock_adds_up_the_calls_of_what_it_watches():
         def double(value: int) -> int:
             return 2 * value
 
-    clock, owner = Clock(), Owner()
+    clock = Clock()
+    owner = Owner()
     clock.watch(owner, "double", "doubling")
     assert [owner.double(1), owner.double(2)] == [2, 4]
     assert list(clock.steps) == ["doubling"]

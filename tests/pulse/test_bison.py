@@ -55,7 +55,8 @@ def prepare(incident: Incident, recipe: Recipe) -> None:
 
 def judged(incident: Incident, recipe: Recipe, **limits: Any) -> Verdict:
     """The verdict that the phase needs, with these limits of its own, or the recipe's."""
-    home, phase = Home.open(str(incident.home)), recipe.phase("bison")
+    home = Home.open(str(incident.home))
+    phase = recipe.phase("bison")
     plan = data_plan(recipe, home)
     allowed = DataLimits.model_validate({**phase.gates.data.model_dump(), **limits})
     run = build_run(recipe, phase, home, plan.folders("train"))

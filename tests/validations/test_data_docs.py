@@ -186,7 +186,9 @@ def test_a_report_of_nothing_says_so(tmp_path: Path):
 def test_two_builders_at_once_leave_one_whole_report(bison: Verdict, mantis: Verdict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """One waits for the other. Meanwhile every page that can be read is whole, and the index is there at any moment."""
     index = build_data_docs(tmp_path / "docs", [bison, mantis])
-    meeting, met, write_index = Barrier(2), list[str](), data_docs.index_page
+    meeting = Barrier(2)
+    met = list[str]()
+    write_index = data_docs.index_page
 
     def wait_for_another(cards: Sequence[Card]) -> str:
         with suppress(BrokenBarrierError):  # nobody comes: the other one waits outside

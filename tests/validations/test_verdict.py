@@ -103,7 +103,8 @@ def test_of_many_reasons_of_a_check_the_worst_are_told_and_the_rest_counted(data
 
 
 def test_a_list_of_leaked_items_that_does_not_agree_with_their_counts_fails(data_evidence: Build, judge: Judge):
-    leaky, clean = data_evidence(extra={"starcoderdata": [PLANTED]}), data_evidence()
+    leaky = data_evidence(extra={"starcoderdata": [PLANTED]})
+    clean = data_evidence()
     (reason,) = judge(replace(clean, leaked_items=leaky.leaked_items)).reasons
     assert reason.what == "1 leaked items are listed, which does not agree with the table leakage"
     told = judge(replace(leaky, leaked_items=clean.leaked_items)).reasons

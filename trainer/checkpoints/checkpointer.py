@@ -61,7 +61,9 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, run: RunConfig, *, clock: Callable[[], float] = time.monotonic):
-        self.folder, self._run, self._clock = folder.resolve(), run, clock
+        self.folder = folder.resolve()
+        self._run = run
+        self._clock = clock
         self._saved_at = clock()
         self._damaged: set[int] = set()
         self._writer = ocp.AsyncCheckpointer(

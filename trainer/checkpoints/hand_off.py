@@ -54,7 +54,8 @@ def state_to_start_from(run: RunConfig, shardings: TrainState | None = None) -> 
     """
     if run.start is None:
         return _from_scratch(run) if shardings is None else jax.jit(lambda: init_state(run), out_shardings=shardings)()
-    start, template = run.start, jax.eval_shape(lambda: init_state(run))
+    start = run.start
+    template = jax.eval_shape(lambda: init_state(run))
     wanted = types_of(leaves_of(template))
     found = _checked(run, start)
     origins = {name: _origin(name, start) for name in wanted}

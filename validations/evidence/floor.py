@@ -116,7 +116,8 @@ def place_p_value(units: Sequence[np.ndarray]) -> float:
         units: log-likelihoods in nats, one array a unit; those that differ by less than `TIE_NATS` share a place.
     """
     step = math.lcm(*(2 * len(ways) for ways in units))
-    distribution, observed = np.ones(1), 0
+    distribution = np.ones(1)
+    observed = 0
     for ways in units:
         rounded = np.round(ways / TIE_NATS)
         in_order = np.sort(rounded)

@@ -73,7 +73,8 @@ class Check:
 
     def missing_columns(self, tables: Mapping[str, pd.DataFrame]) -> list[str]:
         """`table.column` of what the check measures or tells and what is not there; without it the check cannot be made."""
-        here, details = tables[self.table].columns, self.details
+        here = tables[self.table].columns
+        details = self.details
         measured = [str(self.arguments[name]) for name in ("column", "column_A", "column_B") if name in self.arguments]
         measured += [*self.accept_by, *self.narrow_by]
         measured += [self.speaks_for.passes, self.speaks_for.order_by] if self.speaks_for else []

@@ -96,7 +96,8 @@ def _reasons_of_row(result: CheckResult, row: Mapping[str, Any], tables: Mapping
 
 
 def _reason(result: CheckResult, cells: Mapping[str, Any], *, what: str | None = None, where: str | None = None) -> Reason:
-    check, tell = result.check, _Telling()
+    check = result.check
+    tell = _Telling()
     return Reason(
         expectation=result.name,
         severity=check.severity,

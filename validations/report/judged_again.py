@@ -160,10 +160,12 @@ def _particulars(
     """Of every check that has failing rows and says where more stands of them."""
     found: dict[tuple[str, str], Particulars] = {}
     for check in checks:
-        details, failing = check.details, sorted(judged[check.table].failing.get(check.asks, ()))
+        details = check.details
+        failing = sorted(judged[check.table].failing.get(check.asks, ()))
         if details is None or not failing:
             continue
-        keys, table = list(details.keys), tables[details.table].reset_index(drop=True)
+        keys = list(details.keys)
+        table = tables[details.table].reset_index(drop=True)
         wanted = tables[check.table].iloc[failing][keys].drop_duplicates()
         rows = table.reset_index(names="row").merge(wanted, on=keys).sort_values(details.order_by, ascending=False, kind="stable")["row"]
         found[check.table, check.asks] = Particulars(details.table, tuple(int(row) for row in rows))

@@ -22,7 +22,8 @@ def lines_of(verdict: Verdict) -> tuple[str, ...]:
     failures = failures_of(verdict)
     if not failures:
         return (summary_of(verdict),)
-    worst, case = failures[0], failures[0].worst
+    worst = failures[0]
+    case = failures[0].worst
     where = "" if case.where in case.what else f" (in {_one_line(case.where)})"
     return (
         f"{_one_line(verdict.subject)} {verdict.counts.standing_words}: {_one_line(case.what)}{where}",

@@ -156,7 +156,8 @@ def test_memory_that_is_wrong_is_believed_until_everything_is_read(home: Home, f
 
 def test_threads_that_ask_for_one_file_read_it_once(file: Path):
     file.write_bytes(b"x" * 10_000_000)
-    known, together = KnownDigests(), threading.Barrier(8)
+    known = KnownDigests()
+    together = threading.Barrier(8)
 
     def ask(_number: int) -> str:
         together.wait()
@@ -170,7 +171,8 @@ def test_threads_that_ask_for_one_file_read_it_once(file: Path):
 def test_two_commands_at_once_keep_what_both_read(home: Home, file: Path):
     other = file.with_name("b.jsonl")
     other.write_bytes(b"other!")
-    first, second = KnownDigests(home), KnownDigests(home)
+    first = KnownDigests(home)
+    second = KnownDigests(home)
     first.content(file)
     second.content(other)
     first.keep()
@@ -250,5 +252,6 @@ def test_a_file_of_a_store_without_digests_is_known_by_its_strong_etag(home: Hom
     Server.content, Server.etag = b"before", etag
     assert digest_and_bytes_read(home, url) == (sha256(b"before"), 6)
     assert digest_and_bytes_read(home, url) == (sha256(b"before"), read_again)
-    Server.content, Server.etag = b"edited", etag and etag.replace("one", "two")
+    Server.content = b"edited"
+    Server.etag = etag and etag.replace("one", "two")
     assert digest_and_bytes_read(home, url) == (sha256(b"edited"), 6)

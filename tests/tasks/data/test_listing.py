@@ -98,7 +98,8 @@ def test_each_glob_must_select_a_file(folder: Path, include: tuple[str, ...], ex
 
 
 def test_content_tells_files_apart_that_size_and_time_do_not(folder: Path):
-    wanted, path = source(folder, "a.jsonl"), folder / "a.jsonl"
+    wanted = source(folder, "a.jsonl")
+    path = folder / "a.jsonl"
     (before,) = fingerprint(wanted).files
     status = path.stat()
     path.write_text("A.jsonl")

@@ -281,7 +281,9 @@ def test_differences_are_json(case: Case, monkeypatch: pytest.MonkeyPatch):
 
 def test_bytes_that_change_in_silence_are_found_where_everything_is_read(case: Case):
     """Nothing of the file looks changed; the memory of the home is made to agree with it."""
-    plan, home, sources = case.plan(), case.world.home, {name: case.world.source(name) for name in NAMES}
+    plan = case.plan()
+    home = case.world.home
+    sources = {name: case.world.source(name) for name in NAMES}
     before = read_json(home.digests)["files"]
     same_size_and_time(case, pytest.MonkeyPatch())
     case.plan()

@@ -50,7 +50,8 @@ class Trained:
 
 @pytest.fixture(scope="module")
 def trained(build_run: BuildRun) -> Trained:
-    run, told = build_run("plain"), list[Row]()
+    run = build_run("plain")
+    told = list[Row]()
     return Trained(run, launch_trainer(run, told.extend), told)
 
 
@@ -72,7 +73,8 @@ def test_the_same_run_is_not_trained_again(trained: Trained, monkeypatch: pytest
 def test_another_run_sets_the_folder_aside(build_run: BuildRun, trained_at: Path, caplog: pytest.LogCaptureFixture):
     """What was there is kept whole under another name."""
     caplog.set_level("INFO")
-    before, after = build_run("changing"), build_run("changing", peak=1e-3)
+    before = build_run("changing")
+    after = build_run("changing", peak=1e-3)
     write_json(trained_at / "changing" / "run.json", before.model_dump(mode="json"))
     write_json(trained_at / "changing" / "result.json", {"run_digest": before.digest})
     (trained_at / "changing" / "checkpoints" / "10").mkdir(parents=True)

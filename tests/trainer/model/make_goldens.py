@@ -66,7 +66,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def make(name: str, folder: Path) -> None:
     """One golden. The weights are rounded to float16 before anything is computed."""
-    torch, transformers = import_module("torch"), import_module("transformers")
+    torch = import_module("torch")
+    transformers = import_module("transformers")
     family, fields = MODELS[name]
     config = getattr(transformers, f"{family}Config")(**SHAPE, **fields, attn_implementation="eager")
     model = getattr(transformers, f"{family}ForCausalLM")(config)

@@ -124,7 +124,8 @@ def theirs(model: Any, tokens: np.ndarray) -> tuple[np.ndarray, dict[str, np.nda
 
 def load_theirs(folder: Path) -> Any:
     """The folder as `transformers` reads it, by its plainest attention."""
-    torch, transformers = import_module("torch"), import_module("transformers")
+    torch = import_module("torch")
+    transformers = import_module("transformers")
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
 
 

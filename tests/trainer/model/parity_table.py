@@ -13,8 +13,10 @@ def main() -> None:
     for case in cases():
         with TemporaryDirectory() as folder:
             both = [measure(case, direction, Path(folder) / direction) for direction in DIRECTIONS]
-        head, window = "tied" if case.tied else "untied", case.window or "–"
-        logits, gradients = max(one.logits for one in both), max(one.gradients for one in both)
+        head = "tied" if case.tied else "untied"
+        window = case.window or "–"
+        logits = max(one.logits for one in both)
+        gradients = max(one.gradients for one in both)
         print(f"| {case.family} | {case.group} | {case.head_dim} | {case.rope} | {head} | {window} | {logits:.1e} | {gradients:.1e} |")
 
 

@@ -146,7 +146,8 @@ def test_an_accepted_warning_names_rows_reason_and_source(fields: dict[str, Any]
 
 
 def test_phases_bound_where_it_is_expected():
-    everywhere, in_mantis = accepted(), accepted(phases=("mantis",))
+    everywhere = accepted()
+    in_mantis = accepted(phases=("mantis",))
     assert accepted_in("mantis", [everywhere, in_mantis]) == (everywhere, in_mantis)
     assert accepted_in("bison", [everywhere, in_mantis]) == (everywhere,)
 

@@ -49,7 +49,8 @@ def health_evidence(metrics: Sequence[Row], limits: HealthLimits) -> pd.DataFram
 
 
 def _non_finite(metrics: Metrics) -> Finding:
-    bad, missing = metrics.non_finite, metrics.lacks(*REQUIRED, *REQUIRED_OF_GROUPS)
+    bad = metrics.non_finite
+    missing = metrics.lacks(*REQUIRED, *REQUIRED_OF_GROUPS)
     first = bad[0] if bad else None
     detail = f"{len(bad)} values are no finite numbers, the first is {first.name}" if first else "every value is a finite number"
     if missing:
@@ -79,7 +80,8 @@ def _spiking(metrics: Metrics, measure: str, name: str, spikes: Spikes, limits: 
     if not spikes.scored:
         why = f"no value has the {MIN_WINDOW} values before it, since the run's start or its last change, that it is scored against"
         return not_measured(measure, limits.max_spike_percent, why=why)
-    rows, count = spikes.is_spike.nonzero()[0], int(spikes.is_spike.sum())
+    rows = spikes.is_spike.nonzero()[0]
+    count = int(spikes.is_spike.sum())
     detail = f"{count} of {spikes.scored} scored values (of {len(metrics.steps)})"
     if not count:
         return Finding(measure, 0.0, limits.max_spike_percent, -1, f"{detail} are spikes")
@@ -176,7 +178,8 @@ def _lm_head(metrics: Metrics, limit: float | None) -> Finding:
 
 
 def _ema_lag(metrics: Metrics) -> Finding:
-    measure, limit = Measure.EMA_LAG, MAX_RATIO_OF_AN_AVERAGE
+    measure = Measure.EMA_LAG
+    limit = MAX_RATIO_OF_AN_AVERAGE
     lag = update_over_ema_distance(metrics)
     if lag is None:
         return Finding(measure, math.nan, math.nan, -1, "the run keeps no moving average (no ema_distance)", is_measured=False)
@@ -196,7 +199,8 @@ def _gap(metrics: Metrics, limit: float | None) -> Finding:
 
 
 def _data(metrics: Metrics, limits: HealthLimits) -> Finding:
-    measure, limit = Measure.DATA_SHARE, limits.max_data_share
+    measure = Measure.DATA_SHARE
+    limit = limits.max_data_share
     if limit is None:
         return turned_off(measure)
     if missing := metrics.lacks("data_seconds", "seconds"):

@@ -116,7 +116,8 @@ def _jumps(rates: Floats) -> NDArray[np.bool_]:
     if not np.isfinite(rates).any():
         return np.zeros(len(rates), bool)
     before, after = rates[:-1], rates[1:]
-    lower, higher = np.fmin(before, after), np.fmax(before, after)
+    lower = np.fmin(before, after)
+    higher = np.fmax(before, after)
     is_jump = (higher - lower > MIN_JUMP_SHARE * np.nanmax(rates)) & (higher > MIN_JUMP_FACTOR * lower)
     return np.concatenate([[False], is_jump])
 

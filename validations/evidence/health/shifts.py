@@ -126,7 +126,8 @@ def _rise(levels: Levels, metrics: Metrics) -> Change:
 
 
 def _rise_between(levels: Levels, metrics: Metrics, low: int, tail: int) -> Change | None:
-    values, last = levels.values, len(levels.values) - tail
+    values = levels.values
+    last = len(levels.values) - tail
     if low > last:
         return None
     means = np.convolve(values[:last], np.full(low, 1 / low), mode="valid")
@@ -165,7 +166,8 @@ def _evaluation_move(losses: Floats, evaluated: NDArray[np.int64], first: int, l
 
     NaN where they aren't surrounded. All of its movement counts, so that the bend of a falling loss is not taken for a shift.
     """
-    start, stop = int(np.searchsorted(evaluated, first, side="right")) - 1, int(np.searchsorted(evaluated, last))
+    start = int(np.searchsorted(evaluated, first, side="right")) - 1
+    stop = int(np.searchsorted(evaluated, last))
     if start < 0 or stop >= len(evaluated):
         return math.nan
     return float(np.ptp(losses[evaluated[start : stop + 1]]))

@@ -86,7 +86,8 @@ def find_leads(spikes: Spikes, update_norms: Floats, *, deviations: float, windo
 
 def _lead(row: int, update_norms: Floats, deviations: float, window: int) -> Lead | None:
     first = max(0, row - LEAD_UPDATES)
-    usual, recent = update_norms[max(0, first - window) : first], update_norms[first:row]
+    usual = update_norms[max(0, first - window) : first]
+    recent = update_norms[first:row]
     usual = usual[np.isfinite(usual)]
     if len(usual) < MIN_WINDOW or not np.isfinite(recent).any():
         return None
