@@ -15,7 +15,7 @@ LOOK_SECONDS, SWEEP_SECONDS = 1.0, 10.0
 
 
 async def watch(home: Home, server: OwnServer) -> None:
-    """Say each error that the server reports; close runs that nobody is at work on.
+    """Say each error that the server reports; close runs that no process works on any more.
 
     Raises:
         PhasewiseError: the server has ended.

@@ -1,4 +1,4 @@
-"""A Prefect server of one's own: its database in the home, gone with the program that started it.
+"""The Prefect server of one home: its database in the home, gone with the program that started it.
 
 `python -m flows.server PORT` is that server; it ends when its standard input does, so that a killed run leaves none behind.
 """
@@ -39,7 +39,7 @@ QUIET = {
     "PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS": "false",
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
-    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # the terminal is ours; everything stands in the UI
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # the terminal is ours; everything is in the UI
 }
 
 

@@ -33,11 +33,12 @@ StillHeld = Callable[[], bool]
 
 @contextmanager
 def held(place: Path, *, wait: bool = True) -> Iterator[StillHeld]:
-    """Hold the lock that the file stands for.
+    """Hold the lock that this file is.
 
     On this machine the lock goes with the process, however it ends. On an object store the file is a lease: its holder changes it every
-    quarter of the lease time, from a thread; who waits looks at it four times a second, and takes it when it has not changed for the
-    lease time by his own clock. The lease time is 30 seconds, or what `PHASEWISE_LEASE_SECONDS` says; it must be the same for all.
+    quarter of the lease time, from a thread. A process that waits looks at it four times a second, and takes it when it has not
+    changed for the lease time by the waiting process's clock. The lease time is 30 seconds, or what `PHASEWISE_LEASE_SECONDS` says; it must
+    be the same for all.
 
     Without `wait` the lock is refused as soon as its holder is known to live: at once on this machine, at the next change on a store.
 

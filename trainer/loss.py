@@ -85,7 +85,7 @@ def project(chunk: Chunks, head: Float[Array, "d v"]) -> Float[Array, "b c v"]:
 
 
 def is_target(logits: Float[Array, "b c v"], chunk: Chunks) -> Bool[Array, "b c v"]:
-    """Where each token stands in the vocabulary. A comparison, where a gather would have a scatter for its gradient."""
+    """Each token's place in the vocabulary, as ones and zeros. A comparison, where a gather would have a scatter for its gradient."""
     return jnp.arange(logits.shape[-1], dtype=chunk.targets.dtype) == chunk.targets[..., None]
 
 

@@ -43,7 +43,7 @@ class Metric(NamedTuple):
 
     @property
     def pattern(self) -> str:
-        """A regular expression for the names that this one stands for."""
+        """A regular expression for the names that this one covers."""
         words = {"GROUP": "|".join(PARAM_GROUPS), "WEIGHT": "[a-z_]+", "LAYER": r"\d+", "COMPONENT": ".+"}
         parts = re.split("(GROUP|WEIGHT|LAYER|COMPONENT)", self.name)
         return "".join(f"({words[part]})" if part in words else re.escape(part) for part in parts)

@@ -103,7 +103,7 @@ class Recorder:
 
 
 def scheduled_row(run: RunConfig, step: int) -> Row:
-    """The scheduled values of update number `step` (counted from 0). What is off is left out, but for z-loss, which is 0 then."""
+    """The scheduled values of update number `step` (counted from 0). What is off is left out, except z-loss, which is 0 then."""
     stability = run.stability
     scheduled = scheduled_at(run, step)
     sequences = run.batch.at(step)
@@ -112,7 +112,7 @@ def scheduled_row(run: RunConfig, step: int) -> Row:
         "max_grad_norm": stability.max_grad_norm.at(step),
         "max_update_rms": stability.max_update_rms.at(step),
         "ema_decay": stability.ema_decay.at(step),
-        # AdamC's decay goes with the learning rate; that of the others stays, and stands in the run's file.
+        # AdamC's decay goes with the learning rate; that of the others stays, and is in the run's file.
         "weight_decay": run.optimizer.weight_decay * scheduled.decay_scale if isinstance(run.optimizer, AdamC) else None,
     }
     row |= {name: value for name, value in optional.items() if value is not None}

@@ -1,4 +1,4 @@
-"""The scheduled values of a step, computed on the host, so that nothing compiles anew when one changes."""
+"""The scheduled values of a step, computed on the host, so that nothing is compiled again when one changes."""
 
 import math
 from typing import NamedTuple, TypeVar

@@ -155,7 +155,7 @@ def check_mesh(mesh: Mesh, model: ModelConfig) -> None:
 
 
 def check_batch(mesh: Mesh, sequences: int, name: str) -> None:
-    """Refuse a number of sequences that `replica` × `fsdp` does not divide; `name` says where it stands.
+    """Refuse a number of sequences that `replica` × `fsdp` does not divide; `name` says where it is set.
 
     Raises:
         ConfigError: see above.

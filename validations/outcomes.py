@@ -24,7 +24,7 @@ KIND_WORDS: Mapping[Kind, str] = {
     "broken": "could not be made",
 }
 STANDINGS: tuple[Standing, ...] = ("failed", "warned", "passed")
-"""How a verdict stands, the one to look at first before the others."""
+"""The states of a verdict, the one to look at first before the others."""
 MARKS: Mapping[Kind, str] = {"passed": "✓", "accepted": "✓", "warned": "!", "failed": "✗", "broken": "✗"}
 """The sign beside the word, so that no colour is needed to read it."""
 

@@ -238,7 +238,7 @@ def outcome_of(result: CheckResult, tables: Mapping[str, pd.DataFrame]) -> Check
 
 
 def _finding(result: CheckResult, accepted: AcceptedRows, tables: Mapping[str, pd.DataFrame]) -> AcceptedFinding:
-    """The worst of the rows that an accepted warning covers, told as it would have been if nobody had accepted it."""
+    """The worst of the rows that an accepted warning covers, said as it would be if nobody had accepted it."""
     check = result.check
     rows = accepted.rows
     alone = replace(result, outcome="failed", failing_rows=told_rows(check, tables[check.table], rows), accepted=())

@@ -1,4 +1,4 @@
-"""What cannot be used, counted by reason and sampled: nothing is dropped in silence."""
+"""What cannot be used, counted by reason and sampled: nothing is dropped without a word."""
 
 import json
 from collections import Counter

@@ -29,7 +29,7 @@ REMEDIES = {
     "unreadable": "repair or exclude what its quarantine file names, or raise max_bad_fraction",
 }
 """What a difference says → what to do; for all others the data are to be prepared again."""
-FOLLOWS = "tokenizer changed"  # of every component, where it is trained on the text of all: told last
+FOLLOWS = "tokenizer changed"  # of every component, where it is trained on the text of all: said last
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def ngram_bits_per_byte(
 
 @dataclass(frozen=True)
 class _ByteStream:
-    """Texts end to end. `depths`: how many bytes of its own text stand before a byte, at most `max_order - 1`."""
+    """Texts end to end. `depths`: how many bytes of its own text come before a byte, at most `max_order - 1`."""
 
     data: np.ndarray
     depths: np.ndarray

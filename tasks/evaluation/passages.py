@@ -41,7 +41,7 @@ class Passage(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Both parts, as they stand in the document."""
+        """Both parts, as they are in the document."""
         return f"{self.opening} {self.following}"
 
 

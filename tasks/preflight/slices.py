@@ -57,7 +57,7 @@ class Table(Frozen):
 
 
 class Slice(Frozen):
-    """What a recipe's name stands for: `count` slices alike."""
+    """What a recipe's name means: `count` slices alike."""
 
     name: str
     count: int = Field(gt=0)

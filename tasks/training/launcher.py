@@ -154,7 +154,7 @@ def _what_is_saved(run: RunConfig) -> str:
         return "stopped before its first update"
     if saved == trained:
         return f"stopped after step {trained:,} of {run.stop_step:,}, which is saved; started again, it goes on from there"
-    kept = "nothing of it is saved" if saved is None else f"the checkpoint of step {saved:,} stands"
+    kept = "nothing of it is saved" if saved is None else f"the checkpoint of step {saved:,} is kept"
     lost = trained - (run.start_step if saved is None else saved)
     return f"stopped after step {trained:,} of {run.stop_step:,}; {kept}, and {_updates(lost)} done again"
 

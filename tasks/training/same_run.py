@@ -30,7 +30,8 @@ def read_run(folder: Path) -> RunConfig | None:
 
 
 def note_caches(run: RunConfig, written: RunConfig | None = None) -> None:
-    """Write down the content of the run's caches, before they can be deleted. One that does not read is left to who reads its tokens.
+    """Write down the content of the run's caches, before they can be deleted. One that cannot be read is passed over: the code
+    that reads its tokens reports it.
 
     Args:
         written: the run that `run.json` says, where that is the same run with caches of other names; None is the run itself.

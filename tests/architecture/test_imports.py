@@ -79,7 +79,7 @@ def problems_of(source: str, path: str) -> list[str]:
 def _breaks_an_arrow(found: Import, path: str) -> str | None:
     package = path.partition("/")[0]
     if found.top in BELOW and found.top != package and found.top not in BELOW[package]:
-        return f"{package} stands below {found.top}"
+        return f"{package} is below {found.top}"
     return "tests are no part of the house" if found.top == "tests" else None
 
 

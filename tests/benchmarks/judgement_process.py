@@ -70,7 +70,7 @@ class Clock:
 
 
 def judge_all(home: Home, other: Home, phase_name: str) -> Judged:
-    """Judge the phase as a flow does, but for Prefect."""
+    """Judge the phase as a flow does, without Prefect."""
     clock = Clock()
     clock.watch(scan_caches, "keep_items", "its list of items")
     clock.watch(scan_caches.KeptItems, "open", "its index")

@@ -35,7 +35,7 @@ MODEL = ModelConfig(
 OPTIMIZER = AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1)
 SCHEDULED = Scheduled(learning_rate=6e-4, z_loss=0.0, max_grad_norm=1.0, ema_decay=0.0)
 EXECUTION = Execution(loss_chunk_tokens=512)
-"""Logits of all tokens are 134 MB, which a CPU pages in anew at each step."""
+"""Logits of all tokens are 134 MB, which a CPU pages in again at each step."""
 SEQUENCES, WARM_UP, TIMED, TURNS = 16, 2, 5, 5
 Step = Callable[[], None]
 

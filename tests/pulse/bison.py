@@ -1,7 +1,7 @@
 """Bison's incident, rebuilt small: `python -m tests.pulse.bison FOLDER [--benchmarks DIR]`.
 
 A bundle of mathematics has GSM8K's test split, in OLMES's format, as `test.json` beside its training files. It is cached. Then the source
-is told to leave `test.json` out, and the old cache stays in use, pinned by its place, as the record did it. The command writes the bundle
+is set to leave `test.json` out, and the old cache stays in use, pinned by its place, as the record did it. The command writes the bundle
 and the recipes of this story into the folder, and runs `phasewise` on them; `docs/leakage.md` says what it answers.
 """
 

@@ -76,7 +76,7 @@ def test_a_trained_phase_is_exported_bit_for_bit(
 def test_each_change_has_done_again_what_rests_on_it_and_nothing_else(
     finished: Finished, recipe_file: Path, home: Path, tmp_path: Path
 ) -> None:
-    """On copies of the home: that they stand elsewhere changes nothing."""
+    """On copies of the home: that they are elsewhere changes nothing."""
     found: dict[str, Again] = {}
     for number, change in enumerate(CHANGES):
         with changed(change, home, recipe_file, tmp_path / str(number)) as (copied, recipe):

@@ -104,7 +104,7 @@ def test_a_store_that_never_answers_is_refused_in_a_bounded_time(
 ):
     monkeypatch.setattr("tasks.home.PROBE_SECONDS", 0.5)
     faulty_store.faults.refuse(times=1_000_000)
-    monkeypatch.setattr("gcsfs.retry.asyncio", asyncio)  # as patient as ever
+    monkeypatch.setattr("gcsfs.retry.asyncio", asyncio)  # its sleeps are real
     with pytest.raises(ConfigError, match=r"did not answer within 0\.5 seconds"):
         Home.open(str(faulty_store.root), reads_only=reads_only)
 

@@ -243,7 +243,7 @@ def test_a_lock_goes_with_a_killed_process_here_without_a_wait(tmp_path: Path, m
 
 
 def test_what_dead_holders_left_runs_out_together(gcs: Path, monkeypatch: pytest.MonkeyPatch):
-    """A build holds many locks: who comes after a killed one waits once, not once for each. By a clock that only waiting moves."""
+    """A build holds many locks: the next after a killed one waits once, not once for each. By a clock that only waiting moves."""
     places = [gcs / f"lock-{number}" for number in range(8)]
     for place in places:
         write_atomically(place, b"{}")

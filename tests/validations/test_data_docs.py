@@ -140,8 +140,8 @@ def test_rows_that_fail_are_marked_for_each_verdict_by_its_own_evidence(bison: V
     assert leakage["bison"].text.index("gsm8k") < leakage["bison"].text.index("mmlu")
     assert "✗" not in leakage["mantis"].text
     said = {path.parent.name.split("-")[3]: page.text for path, page in pages_of(index) if path.name == "leakage-expectations.html"}
-    assert "✗ fails No test item stands in the training data." in said["bison"]
-    assert "✓ passes No test item stands in the training data." in said["mantis"]
+    assert "✗ fails No test item is in the training data." in said["bison"]
+    assert "✓ passes No test item is in the training data." in said["mantis"]
 
 
 def test_of_several_verdicts_on_one_subject_the_last_counts(bison: Verdict, tmp_path: Path):

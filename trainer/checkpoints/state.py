@@ -44,12 +44,12 @@ def types_of(leaves: Mapping[str, Any]) -> LeafTypes:
 
 
 def about_of(run: RunConfig, contract: Mapping[str, Any], leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """What stands beside the state: the resolved configuration, the data order contract, and the leaves there are."""
+    """What is saved beside the state: the resolved configuration, the data order contract, and the leaves there are."""
     return {"run": run.model_dump(mode="json"), "contract": dict(contract), "leaves": types_of(leaves)}
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """What stands beside the state: `run`, `contract` and `leaves`.
+    """What is saved beside the state: `run`, `contract` and `leaves`.
 
     Raises:
         CheckpointError: there is no checkpoint, or one that does not say what it is.
@@ -133,7 +133,7 @@ def check_types(path: Path, found: LeafTypes, wanted: LeafTypes) -> None:
         more = " …" if len(differing) > MAX_NAMED else ""
         raise CheckpointError(
             f"{path} does not fit the run: {'; '.join(differing[:MAX_NAMED])}{more}. "
-            "Go on with the configuration it was trained with (its `about` holds it), or start anew in another folder."
+            "Go on with the configuration it was trained with (its `about` holds it), or start from the beginning in another folder."
         )
 
 

@@ -93,7 +93,7 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def blocks(length: int, sliding_window: int | None) -> list[Block]:
-    """The row in blocks of equal length, but for the last."""
+    """The row in blocks of equal length; the last may be shorter."""
     size = max(MIN_BLOCK, -(-length // MAX_BLOCKS))
     starts = range(0, length, size)
     firsts = [0 if sliding_window is None else max(0, start - sliding_window + 1) for start in starts]

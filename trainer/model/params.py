@@ -1,4 +1,4 @@
-"""One declaration per weight: shape, logical axes, initialiser and decay stand once and serve everything that needs them."""
+"""One declaration per weight: shape, logical axes, initialiser and decay are stated once and serve everything that needs them."""
 
 import hashlib
 import math

@@ -55,7 +55,7 @@ class Watchdog:
 
 
 def end_stalled(phase: str) -> Callable[[float], None]:
-    """Say where every thread stands, on standard error, and end the process at once: what hangs cannot be asked to stop."""
+    """Say where every thread is, on standard error, and end the process at once: a process that hangs cannot be asked to stop."""
 
     def end(limit_seconds: float) -> None:
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)

@@ -17,7 +17,7 @@ SENT_NAME = "sent.json"
 
 
 def open_wandb(run: RunConfig) -> "WandbSink":
-    """The run's counterpart, made anew or gone on with; its files are in `wandb/` of the run's folder.
+    """The run's counterpart, a new one or the one before; its files are in `wandb/` of the run's folder.
 
     Raises:
         TrainingError: Weights & Biases does not open it, as without a login.

@@ -139,7 +139,7 @@ def _accuracy_p_values(result: Mapping[str, Any], answers: Sequence[Mapping[str,
 
 
 def _units(result: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> list[tuple[np.ndarray, list[int]]]:
-    """Scores [items, choices] and the right column of each row: of an item that stands alone, or of the items of a group."""
+    """Scores [items, choices] and the right column of each row: of an item that is alone, or of the items of a group."""
     groups: defaultdict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for answer in answers:
         groups[("alone", answer["id"]) if answer["group"] is None else ("group", answer["group"])].append(answer)

@@ -45,7 +45,7 @@ class _Telling(string.Formatter):
             return one if value == 1 else several
         try:
             return str(super().format_field(value, format_spec))
-        except (TypeError, ValueError):  # a cell of another type than the words are made for is told as it is
+        except (TypeError, ValueError):  # a cell of another type than the words are made for is shown as it is
             return str(value)
 
 

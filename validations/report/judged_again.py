@@ -1,6 +1,6 @@
 """The evidence of a verdict, put before Great Expectations once more for its pages, and the rows that fail.
 
-Its own pages load styles and scripts from other hosts and write cells of data into the page as they stand. So only what they say is
+Its own pages load styles and scripts from other hosts and write cells of data into the page as they are. So only what they say is
 taken from the library, as a tree of content; `content.py` makes HTML of it.
 """
 
@@ -50,7 +50,7 @@ class JudgedAgain:
     """What came of judging once more.
 
     Attributes:
-        particulars: (table, what the check asks) → where its failing rows are told in full.
+        particulars: (table, what the check asks) → where its failing rows are named in full.
         problem: why nothing could be judged.
     """
 
@@ -157,7 +157,7 @@ def _not_made(checks: Sequence[Check]) -> dict[str, Any]:
 def _particulars(
     checks: Sequence[Check], judged: Mapping[str, JudgedTable], tables: Mapping[str, pd.DataFrame]
 ) -> dict[tuple[str, str], Particulars]:
-    """Of every check that has failing rows and says where more stands of them."""
+    """Of every check that has failing rows and says where more about them is."""
     found: dict[tuple[str, str], Particulars] = {}
     for check in checks:
         details = check.details

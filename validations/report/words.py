@@ -10,7 +10,7 @@ SHOWN_CASES = 10
 
 
 def summary_of(verdict: Verdict) -> str:
-    """One line: the subject, how it stands, and how many checks say so."""
+    """One line: the subject, its state, and how many checks say so."""
     return f"{verdict.subject} {verdict.counts.told}"
 
 
@@ -39,7 +39,7 @@ def place_of(verdict: Verdict) -> str:
 
 
 def report_folder_of(verdict: Verdict) -> str:
-    """Where the report of this one verdict stands: beside its evidence."""
+    """Where the report of this one verdict is: beside its evidence."""
     return f"{verdict.evidence.rstrip('/')}/report"
 
 
@@ -92,7 +92,7 @@ def _one_line(text: str) -> str:
 
 
 def _inline(text: str) -> str:
-    """Text that Markdown shows as it stands: what comes from data is no markup."""
+    """Text that Markdown shows as it is: what comes from data is no markup."""
     return "".join(f"\\{letter}" if letter in "\\`*_[]<>#|~&$" else letter for letter in _one_line(text))
 
 

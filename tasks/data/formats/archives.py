@@ -192,7 +192,7 @@ def _next_head(stream: io.BufferedReader) -> tarfile.TarInfo | None:
 
 
 def _check_end(stream: io.BufferedReader) -> None:
-    """Behind the end stand zeros: archives that were put one behind the other would be read to the end of the first alone."""
+    """Behind the end are zeros: archives that were put one behind the other would be read to the end of the first alone."""
     while rest := stream.read(2**16):
         if rest.strip(b"\0"):
             raise FileFault("unreadable", "there is more behind the end of the tar: unpack archives that were put together")

@@ -103,7 +103,7 @@ def test_edits_within_a_tick_of_the_clock_are_seen(home: Home, file: Path):
 
 
 def test_what_was_read_too_soon_after_its_change_is_not_kept(home: Home, file: Path):
-    """By a clock that stands still a moment after the change: that the tick is over is never seen."""
+    """By a clock that stops a moment after the change: that the tick is over is never seen."""
     changed = file.stat().st_ctime_ns
     known = KnownDigests(home, clock=lambda: changed + TICK_NS // 2)
     for _ in range(2):
@@ -144,7 +144,7 @@ def test_damaged_memory_is_no_memory(home: Home, file: Path, damage: bytes | Non
 
 
 def test_memory_that_is_wrong_is_believed_until_everything_is_read(home: Home, file: Path):
-    """A disk that changed bytes in silence: the file looks as it did."""
+    """A disk that changed bytes without a word: the file looks as it did."""
     digest_and_bytes_read(home, file)
     files = read_json(home.digests)["files"]
     files[str(file)][2] = sha256(b"edited")

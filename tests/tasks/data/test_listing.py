@@ -1,4 +1,4 @@
-"""Which files a component is made of, and how they are told apart."""
+"""Which files a component is made of, and how one is known from another."""
 
 import gzip
 import os
@@ -47,7 +47,7 @@ def source(folder: Path | str, *include: str, exclude: tuple[str, ...] = ()) -> 
     ],
 )
 def test_globs_choose_files(folder: Path, include: tuple[str, ...], exclude: tuple[str, ...], expected: str):
-    """Hidden files are read only if they are named in full, though the folder itself stands in a hidden one."""
+    """Hidden files are read only if they are named in full, though the folder itself is in a hidden one."""
     wanted = source(folder, *include, exclude=exclude)
     found = expand(wanted)
     assert all(selects(wanted, name) for name in found.files)

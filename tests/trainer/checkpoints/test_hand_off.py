@@ -1,4 +1,4 @@
-"""Every leaf of a phase's first state is carried, made anew or grafted; what is neither is refused by name."""
+"""Every leaf of a phase's first state is carried, made fresh or grafted; a leaf that is none of these is refused by name."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Make `goldens/`: tiny models drawn, computed and saved by `transformers`. Needs the extra `parity`.
 
 `python -m tests.trainer.model.make_goldens`. Each is a folder as `save_pretrained` leaves it (weights in float16, to be
-small) with `expected.npz`: tokens, logits and some gradients of the loss in float32, by their names. Make them anew only where a golden
+small) with `expected.npz`: tokens, logits and some gradients of the loss in float32, by their names. Make them again only where a golden
 itself is wrong.
 """
 

@@ -41,7 +41,7 @@ class Reference:
         return config.adam_learning_rate_scale * direction
 
     def adam(self, name: str, grad: np.ndarray, config: Any) -> np.ndarray:
-        """Kingma and Ba (2015), Algorithm 1; Dozat (2016), Algorithm 2, where the momentum of the next step stands in."""
+        """Kingma and Ba (2015), Algorithm 1; Dozat (2016), Algorithm 2, where the momentum of the next step is used."""
         assert isinstance(config, AdamW | NAdamW) or config.kind == "adamc"
         b1 = config.beta1
         b2 = config.beta2

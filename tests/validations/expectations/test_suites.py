@@ -1,4 +1,4 @@
-"""For every table of every suite: without rows nothing passes, and a table that cannot be judged is told apart from bad data."""
+"""For every table of every suite: without rows nothing passes, and a table that cannot be judged is not taken for bad data."""
 
 import shutil
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def judged(suite: str, tables: Tables, thresholds: dict[str, dict[str, Any]], ta
 
 
 def without(tables: Tables, column: str) -> Tables:
-    """The tables without the column of that name, wherever it stands: particulars may tell it in a row's place."""
+    """The tables without the column of that name, wherever it is: particulars may give it in a row's place."""
     return {name: table.drop(columns=column, errors="ignore") for name, table in tables.items()}
 
 

@@ -103,7 +103,7 @@ def _led(metrics: Metrics, spikes: Spikes, limits: HealthLimits) -> Finding:
     first = leads[0]
     detail = (
         f"the update norm rose before {len(leads)} loss spikes; before the one at step {metrics.steps[first.row]} "
-        f"it stood at {first.factor:.2g} times its usual value, {first.updates} updates earlier"
+        f"it was at {first.factor:.2g} times its usual value, {first.updates} updates earlier"
     )
     return Finding(Measure.LED_SPIKES, len(leads), 0, int(metrics.steps[first.row]), detail)
 
@@ -122,7 +122,7 @@ def _rise(metrics: Metrics, limit: float | None) -> Finding:
     if rise is None:
         return not_measured(measure, limit, why="the learning rate falls nowhere for long enough to tell a trend from noise")
     if not rise.certain:
-        return Finding(measure, 0.0, limit, -1, f"no rise stands out of the noise: up to {rise.resolution:.2g} nats could hide in it")
+        return Finding(measure, 0.0, limit, -1, f"no rise is clear of the noise: up to {rise.resolution:.2g} nats could hide in it")
     detail = f"from step {rise.step} on the loss rises by {_told(rise)} while the learning rate falls"
     return Finding(measure, rise.certain, limit, rise.step, detail)
 
@@ -138,7 +138,7 @@ def _shift(metrics: Metrics, limit: float | None) -> Finding:
     if shift is None:
         return not_measured(measure, limit, why=_why_no_shift(largest_shift(metrics, found, needs_evaluation=False)), may_lack=True)
     if not shift.certain:
-        detail = f"no shift that the evaluation does not follow stands out of the noise: up to {shift.resolution:.2g} nats could hide in it"
+        detail = f"no shift that the evaluation does not follow is clear of the noise: up to {shift.resolution:.2g} nats could hide in it"
         return Finding(measure, 0.0, limit, -1, detail)
     detail = f"at step {shift.step} the loss shifts by {_told(shift)}, while the evaluation loss moves by {shift.evaluation:.2g}"
     return Finding(measure, shift.certain, limit, shift.step, detail)

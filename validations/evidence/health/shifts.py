@@ -1,6 +1,6 @@
 """Changes of the training loss that outlast its noise: a rise while the learning rate falls, a shift that the evaluation doesn't follow.
 
-A stretch of the run is summed up by the medians of at most 64 blocks of updates, which short spikes don't move; a block that stands out
+A stretch of the run is summed up by the medians of at most 64 blocks of updates, which short spikes don't move; a block that is far off
 from both its neighbours is levelled. Their noise is taken
 from how they scatter around straight lines and from how the updates scatter within them, whichever is larger. What is reported is the
 lower end of what the change may be, `CERTAINTY` standard errors below its estimate: noise alone is no change, however short the run.
@@ -33,7 +33,7 @@ class Change(NamedTuple):
         certain: what it is at least, in nats a token; 0 where it may be noise.
         estimate: what it most likely is, with its sign.
         step: where it begins.
-        resolution: the change that just could not be told from noise.
+        resolution: the largest change that could still be noise.
         evaluation: how far the evaluation loss moved meanwhile, 0 where it was left out of account.
     """
 

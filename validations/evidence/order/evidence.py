@@ -39,7 +39,7 @@ def order_evidence(run: RunConfig, limits: OrderLimits) -> tuple[pd.DataFrame, p
       once;
     * `sure_deviations`: `shift_deviations` where chance does not explain the change at that rate, else 0.
 
-    A component without a whole row has no row here; the mixture's evidence tells of it. `shifts` is empty where nothing limits them.
+    A component without a whole row has no row here; the mixture's evidence reports it. `shifts` is empty where nothing limits them.
 
     Raises:
         DataError: a cache cannot be read.

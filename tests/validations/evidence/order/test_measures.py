@@ -130,7 +130,7 @@ def test_what_is_no_permutation_is_found(length: int):
 
 @pytest.mark.parametrize(("length", "count"), [(100, 300), (1000, 300), (10**9 + 7, 12)])
 def test_the_rate_of_false_alarms_is_what_is_asked_for(length: int, count: int):
-    """At a loose rate that can be seen: not more alarms than it says, but for chance (one in 10^6), and at short lengths not none."""
+    """At a loose rate that can be seen: no more alarms than it says, save by chance (one in 10^6), and at short lengths some."""
     rng = np.random.default_rng(length)
     rate = 0.05
     alarmed = 0
