@@ -26,7 +26,7 @@ class Replaced(NamedTuple):
 
     Attributes:
         step: the newest whole checkpoint that is there.
-        why: what is not as it was.
+        why: what changed.
         tokens, seconds: what training it again takes, at the speed of before; None where that is not known.
     """
 

@@ -28,7 +28,7 @@ POOL = "phasewise-local"
 LOG_NAME = "server.log"
 START_SECONDS, STOP_SECONDS = 120.0, 10.0
 REPORTING = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING", "PREFECT_LOGGING_COLORS": "false"}
-"""The server's own log is not the terminal: what goes wrong in it is written there."""
+"""The server's own log is not the terminal: its errors are written there."""
 PATIENT = {"PREFECT_SERVER_DATABASE_TIMEOUT": "60", "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60"}
 """A file of SQLite has one writer at a time: on a busy machine the others wait, rather than fail."""
 _ERROR = re.compile(r"\| (ERROR|CRITICAL) ")

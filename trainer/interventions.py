@@ -46,7 +46,7 @@ def empty_window(length: int) -> Window:
 
 
 def push(window: Window, value: Float[Array, ""]) -> Window:
-    """The window with one more value, the oldest let go where it is full. What is not finite does not enter."""
+    """The window with one more value, the oldest let go where it is full. A value that is not finite does not enter."""
     place = window.pushed % window.values.shape[0]
     finite = jnp.isfinite(value)
     values = window.values.at[place].set(jnp.where(finite, value, window.values[place]))

@@ -135,7 +135,7 @@ _HEAD = """\
 What `metrics.jsonl` of a run holds, an object an update; TensorBoard and Weights & Biases get the same names. Printed by
 `python -m trainer.metrics > docs/metrics.md` from the table in `trainer/metrics.py`.
 
-What is not finite is null. What is off, or not known, is left out. COMPONENT, GROUP, WEIGHT and LAYER stand for names.
+A value that is not finite is null. A value that is off, or not known, is left out. COMPONENT, GROUP, WEIGHT and LAYER stand for names.
 
 | name | unit | what | in which rows |
 |---|---|---|---|"""

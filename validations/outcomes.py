@@ -1,4 +1,4 @@
-"""What came of the checks of a verdict, and how many of them came out how.
+"""The outcomes of the checks of a verdict, and how many there are of each.
 
 Terminal, Prefect artifact, HTML report, Data Docs and JSON all take their numbers and their words from here.
 """
@@ -43,7 +43,7 @@ class AcceptedFinding(Frozen):
 
 
 class CheckOutcome(Frozen):
-    """One expectation and what came of it; `broken` could not be made, `accepted` warned only of what the recipe accepts.
+    """One expectation and its outcome; `broken` could not be made, `accepted` warned only of what the recipe accepts.
 
     `passes` is whether it found nothing. `accepted` has what the recipe accepts, also where the check warns of something else besides.
     """

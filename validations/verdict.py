@@ -1,6 +1,6 @@
 """Verdicts: what the expectations say of the evidence, with the digests that they judged.
 
-Whoever decides by a verdict reads two of its fields: `passes`, and `judged`, which says of which bytes.
+Code that decides by a verdict reads two of its fields: `passes`, and `judged`, which says of which bytes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -94,7 +94,7 @@ def _make_tokenizer(plan: DataPlan, vocab_size: int, name: str | None) -> bool:
 
 
 def build_missing_caches(plan: DataPlan) -> int:
-    """Tokenize what is not cached; how many caches that were.
+    """Tokenize what is not cached yet; how many caches that were.
 
     Raises:
         DataError: a pinned cache is not there, for what is pinned is never built; or its documents begin or end with other tokens.

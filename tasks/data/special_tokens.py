@@ -58,7 +58,7 @@ def shared_special_tokens(found: Mapping[str, SpecialTokens]) -> SpecialTokens:
     """The ids that all have.
 
     Args:
-        found: what has them, by its name; at least one.
+        found: the special tokens of each tokenizer, by its name; at least one.
 
     Raises:
         DataError: two have others.

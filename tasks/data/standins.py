@@ -1,7 +1,7 @@
 """Small stand-ins for the record's data sets, built from the text of this Python installation: real text with no download.
 
-Each is JSON lines under `sources/<component>/`. They are written once and then treated as any other source: whoever adds a file there adds
-it to the component.
+Each is JSON lines under `sources/<component>/`. They are written once and then treated as any other source: a file that somebody
+adds there is part of the component.
 """
 
 import json

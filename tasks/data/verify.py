@@ -99,7 +99,7 @@ def _verify_cache(component: ComponentPlan, split: Split, tokenizer: Path, home:
 
 
 def _why_not_built(component: ComponentPlan, split: Split, tokenizer: Path, home: Home) -> list[Difference]:
-    """The cache that must be there is not: half built, pinned to nothing, or there is another, which differs in what can be named."""
+    """The cache that must be there is not: half built, pinned to nothing, or another is there, and the difference can be named."""
     cache = component.cache(split)
     found: list[Difference] = []
     if cache.pin:

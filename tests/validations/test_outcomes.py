@@ -1,4 +1,4 @@
-"""What came of checks: counted once, said in one way."""
+"""Outcomes of checks: counted once, said in one way."""
 
 import itertools
 

@@ -222,7 +222,7 @@ def _is_mangled_in_one_request(content: bytes) -> bool:
 
 
 def _remove_damaged(file_system: AbstractFileSystem, name: str, error: Exception) -> None:
-    """Remove an object of which the store says that it is another than what was sent."""
+    """Remove an object that the store says is different from what was sent."""
     from gcsfs.retry import ChecksumError
 
     if isinstance(error, ChecksumError):

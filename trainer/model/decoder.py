@@ -48,9 +48,9 @@ def hidden_states(
     """What the head reads: the residual stream after the last block and the final norm, in `compute_dtype`.
 
     Args:
-        segment_ids: equal numbers mark tokens that see one another, of one document of the row; None is one document a row. Whoever trains
-            gives none where the model does not attend within documents; whoever scores texts always does. Positions count through the row:
-            RoPE sees only their differences, so that a document among others has the values that it has alone.
+        segment_ids: equal numbers mark tokens that see one another, of one document of the row; None is one document a row. The trainer
+            gives None where the model does not attend within documents; code that scores texts always gives them. Positions count through
+            the row: RoPE sees only their differences, so that a document among others has the values that it has alone.
         execution: its `attention` and `remat` are used here; they change time and memory, not what is computed.
     """
     rotation = rotations(config.rope, tokens.shape[1], config.head_dim)

@@ -47,7 +47,7 @@ class Particulars:
 
 @dataclass(frozen=True)
 class JudgedAgain:
-    """What came of judging once more.
+    """The result of judging once more.
 
     Attributes:
         particulars: (table, what the check asks) → where its failing rows are named in full.

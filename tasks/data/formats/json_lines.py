@@ -23,7 +23,7 @@ def read_json_lines(
     """What the lines that begin in `[start, stop)` hold. Blank lines are no documents; a line that is too long is passed over in pieces.
 
     Raises:
-        FileFault: the file has no document at all; found by whoever reads its start.
+        FileFault: the file has no document at all; found by the code that reads its start.
     """
     end = sys.maxsize if stop is None else stop
     at = _first_line(lines, start, end)
