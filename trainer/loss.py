@@ -102,7 +102,7 @@ def _objective(chunks: Chunks, head: Float[Array, "d v"], z_loss: Float[Array, "
 
 
 Gradients = tuple[Float[Array, "*n b c d"], Float[Array, "d v"], Float[Array, ""]]
-"""Of the objective, with respect to hidden states, head and the weight of z-loss."""
+"""Gradients of the objective: of hidden states, head and the weight of z-loss."""
 
 
 def _objective_forward(

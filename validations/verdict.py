@@ -188,7 +188,7 @@ def read_verdict(path: str | Path) -> Verdict:
 
 
 def accepted_by(suite: str, accepts: Sequence[AcceptedWarning]) -> tuple[AcceptedWarning, ...]:
-    """Those that are about the tables of a suite."""
+    """The accepted warnings that are about the tables of a suite."""
     return tuple(one for one in accepts if one.table in SUITES[suite].tables)
 
 

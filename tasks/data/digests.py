@@ -1,4 +1,4 @@
-"""What is known of the content of files: a file is read for its digest once, and again only when something of it has changed.
+"""What is known about the content of files: a file is read for its digest once, and again only when something of it has changed.
 
 A file of this machine is known by its size, its times of change (`mtime` and `ctime`), its inode and its device. `ctime` is the one that
 nobody can set: it moves with each write, and also when `mtime` is set back. A file of a store that gives no digest of the content is known

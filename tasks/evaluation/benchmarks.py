@@ -29,8 +29,8 @@ HeldOut = Mapping[str, Sequence[HeldOutDocument]]
 class WordOrderItem(Frozen):
     """An opening and four continuations of the same words; `choices[gold]` has them as they were.
 
-    Of the others one has two words exchanged, one has two other words exchanged, and one has both. So each choice is as like the other
-    three as any other choice is: a model that knows nothing has no reason to put the true one first, last or between.
+    Among the others one has two words exchanged, one has two other words exchanged, and one has both. So each choice is as like the other
+        three as any other choice is: a model that knows nothing has no reason to put the true one first, last or between.
     """
 
     id: str

@@ -146,7 +146,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _what_is_saved(run: RunConfig) -> str:
-    """Of a run that was stopped: its last update if that is saved, else how many are lost."""
+    """How far a stopped run is saved: its last update, or how many updates are lost."""
     saved = last_saved_step(run)
     rows = read_metrics(Path(run.output) / METRICS_NAME)
     trained = rows[-1]["step"] if rows else run.start_step

@@ -90,7 +90,7 @@ def _content_now(run: RunConfig) -> Callable[[str], str | None]:
 
 
 def _noted(written: RunConfig, run: RunConfig) -> dict[str, str]:
-    """What was written down of the caches when the run was begun; nothing where that is of another run."""
+    """What was noted about the caches when the run began; nothing where the note is another run's."""
     path = as_path(run.output) / CACHES_NAME
     noted = read_json(path) if path.exists() else {}
     return noted["contents"] if noted.get("run_digest") == written.digest else {}

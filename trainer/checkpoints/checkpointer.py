@@ -210,7 +210,7 @@ class Checkpoints:
 
 
 def steps_to_keep(whole: Collection[int], policy: CheckpointPolicy) -> set[int]:
-    """Of the whole checkpoints the newest two, and every one that the policy keeps."""
+    """The newest two whole checkpoints, and every one that the policy keeps."""
     return {*sorted(whole)[-MIN_KEPT:], *filter(policy.keeps, whole)}
 
 

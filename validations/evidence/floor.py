@@ -163,7 +163,7 @@ def _ways(scores: np.ndarray, gold: Sequence[int]) -> np.ndarray:
 
 
 def _margins(scores: np.ndarray, gold: Sequence[int]) -> list[float]:
-    """Of each item: its right choice above the mean of the others."""
+    """For each item: its right choice above the mean of the others."""
     return [float(row[at] - np.delete(row, at).mean()) if len(row) > 1 else 0.0 for row, at in zip(scores, gold, strict=True)]
 
 

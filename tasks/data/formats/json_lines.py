@@ -55,7 +55,7 @@ def read_json_lines(
 
 
 def _look_closer(line: bytes, at: int, document: object, *, text_key: str, sift: Sift) -> Finding | None:
-    """What is out of the ordinary: a byte order mark, a blank line, a key that reaches into an object, or a fault."""
+    """Everything out of the ordinary: a byte order mark, a blank line, a key that reaches into an object, or a fault."""
     where = f"byte {at}"
     if document is NOT_PARSED:
         line = line.removeprefix(BYTE_ORDER_MARK) if at == 0 else line

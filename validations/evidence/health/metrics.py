@@ -41,7 +41,7 @@ class Metrics:
         return self.columns[name] if name in self.columns else np.full(len(self.steps), np.nan)
 
     def lacks(self, *names: str) -> list[str]:
-        """Those of which no row holds a finite number."""
+        """The names that have a finite number in no row."""
         return [name for name in names if not np.isfinite(self[name]).any()]
 
 
