@@ -16,7 +16,7 @@ TRAINING_QUEUE, MAX_TRAININGS = "training", 1
 
 
 class Declared(BaseModel):
-    """A part of `prefect.yaml`; what stands there and is not known here is an error."""
+    """A part of `prefect.yaml`; a key that is not known here is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

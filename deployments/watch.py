@@ -15,12 +15,13 @@ LOOK_SECONDS, SWEEP_SECONDS = 1.0, 10.0
 
 
 async def watch(home: Home, server: OwnServer) -> None:
-    """Say each error that the server reports; close runs that nobody is at work on.
+    """Say each error that the server reports; close runs that no process works on any more.
 
     Raises:
         PhasewiseError: the server has ended.
     """
-    sweep, since_sweep = Sweep(home, POOL), 0.0
+    sweep = Sweep(home, POOL)
+    since_sweep = 0.0
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         for error in server.new_errors():

@@ -61,7 +61,8 @@ def _check_passes(resolved: Resolved, phase: Phase, ancestor: Phase, gate: str) 
 
 
 def _refusal(resolved: Resolved, phase: Phase, ancestor: Phase, why: str) -> VerdictError:
-    recipe, home = resolved.recipe, resolved.home.root
+    recipe = resolved.recipe
+    home = resolved.home.root
     command = f"phasewise run {resolved.recipe_name}/{ancestor.name} --scale {recipe.scale} --home {home}"
     return VerdictError(
         f"{recipe.run_name}/{phase.name} rests on {ancestor.name}, which is not done: {why}.\n"

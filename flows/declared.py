@@ -9,7 +9,7 @@ from trainer.base.errors import ConfigError
 
 
 def check_declared(recipe: Recipe, phases: Iterable[Phase]) -> None:
-    """Refuse phases that ask for what would not happen.
+    """Refuse phases that ask for something that would not happen.
 
     Raises:
         ConfigError: a phase names a benchmark that nothing measures.

@@ -26,7 +26,8 @@ def evaluate_checkpoint(recipe: str, phase: str, scale: Scale = "proxy", home: s
     resolved, chosen = resolve_phase(recipe, phase, scale, home)
     check_benchmarks(resolved.recipe, chosen)
     resolved.home.make_ready()
-    wanted, run = resolved.recipe, resolved.run(chosen)
+    wanted = resolved.recipe
+    run = resolved.run(chosen)
     result = finished_result(run)
     if result is None:
         raise TrainingError(f"phase {phase} of {recipe} is not trained on the data as it is now: train it first.")

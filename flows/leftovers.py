@@ -1,4 +1,4 @@
-"""Flow runs that Prefect shows as at work, and whose process is gone: nobody was there to say so.
+"""Flow runs that Prefect shows as running, and whose process is gone before it could say so.
 
 Prefect's rows do not say who is alive; the files of `flows.presence` do.
 """
@@ -14,7 +14,7 @@ MESSAGE = "Ended with the process that ran it, before it could say so. Start it 
 
 
 async def close_leftovers(home: Home, pool: str) -> int:
-    """Mark the runs of this home that nobody is at work on as crashed; how many of them were no subflows.
+    """Mark the runs of this home that no process works on any more as crashed; how many of them were no subflows.
 
     Only for a server of our own that has just come up: then a run that no process holds has none.
 

@@ -67,7 +67,8 @@ def data_plan(recipe: Recipe, home: Home, *, digests: KnownDigests | None = None
     Args:
         digests: the contents of files as this command knows them; None is what the home keeps of earlier commands.
     """
-    sources, tokenizer = sources_of(recipe, home), recipe.tokenizer
+    sources = sources_of(recipe, home)
+    tokenizer = recipe.tokenizer
     return plan_data(
         sources,
         home,

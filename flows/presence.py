@@ -25,7 +25,7 @@ def is_present(home: Home, flow_run_id: str) -> bool | None:
 
 
 def forget_all_but(kept: set[str], home: Home) -> None:
-    """Delete the files of flow runs that are over: of those that are not kept, and that nobody is at work on."""
+    """Delete the files of flow runs that are over: of those that are not kept, and that no process is working on."""
     for place in home.presence("any").parent.glob("*.lock"):
         if place.stem not in kept and holder_of(place) is None:
             place.unlink(missing_ok=True)

@@ -26,7 +26,7 @@ class Replaced(NamedTuple):
 
     Attributes:
         step: the newest whole checkpoint that is there.
-        why: what is not as it was.
+        why: what changed.
         tokens, seconds: what training it again takes, at the speed of before; None where that is not known.
     """
 
@@ -114,7 +114,8 @@ def _rests_on(resolved: Resolved, phase: str, other: str) -> bool:
 def _seconds(run: RunConfig, tokens: int) -> float | None:
     """How long the phase would train at the speed of what is in its folder; None where that has no rows."""
     rows = [row for row in read_metrics(Path(run.output) / METRICS_NAME) if row.get("step_seconds")]
-    took, trained = sum(row["step_seconds"] for row in rows), sum(row["tokens"] for row in rows)
+    took = sum(row["step_seconds"] for row in rows)
+    trained = sum(row["tokens"] for row in rows)
     return tokens * took / trained if trained else None
 
 

@@ -26,7 +26,8 @@ class RunLog(logging.Handler):
             self._api.emit(record)
         elif self._milestones.is_one(progress):
             line = copy.copy(record)
-            line.msg, line.args = progress.line, ()
+            line.msg = progress.line
+            line.args = ()
             line.name = LOGGER.name
             self._api.emit(line)
 

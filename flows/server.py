@@ -1,4 +1,4 @@
-"""A Prefect server of one's own: its database in the home, gone with the program that started it.
+"""The Prefect server of one home: its database in the home, gone with the program that started it.
 
 `python -m flows.server PORT` is that server; it ends when its standard input does, so that a killed run leaves none behind.
 """
@@ -28,7 +28,7 @@ POOL = "phasewise-local"
 LOG_NAME = "server.log"
 START_SECONDS, STOP_SECONDS = 120.0, 10.0
 REPORTING = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING", "PREFECT_LOGGING_COLORS": "false"}
-"""The server's own log is not the terminal: what goes wrong in it is written there."""
+"""The server's own log is not the terminal: its errors are written there."""
 PATIENT = {"PREFECT_SERVER_DATABASE_TIMEOUT": "60", "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60"}
 """A file of SQLite has one writer at a time: on a busy machine the others wait, rather than fail."""
 _ERROR = re.compile(r"\| (ERROR|CRITICAL) ")
@@ -39,7 +39,7 @@ QUIET = {
     "PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS": "false",
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
-    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # the terminal is ours; everything stands in the UI
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # the terminal is ours; everything is in the UI
 }
 
 

@@ -30,7 +30,9 @@ def phase_summary(record: PhaseRecord) -> dict[str, Any]:
 
     `steps` counts updates; `bits_per_byte` is the mean over components, on held-out text; `standing` is `verdict` with its warnings.
     """
-    phase, result, evaluation = record.phase, record.result or {}, record.evaluation or {}
+    phase = record.phase
+    result = record.result or {}
+    evaluation = record.evaluation or {}
     counts = sum_counts(verdict.counts for verdict in record.verdicts)
     return {
         "name": phase.name,
@@ -55,7 +57,8 @@ def phase_summary(record: PhaseRecord) -> dict[str, Any]:
 
 def run_summary(resolved: Resolved) -> dict[str, Any]:
     """The whole recipe in the shape of `phasewise run --json`."""
-    recipe, report = resolved.recipe, report_path(resolved)
+    recipe = resolved.recipe
+    report = report_path(resolved)
     records = read_records(resolved)
     verdicts = [verdict for record in records for verdict in record.verdicts]
     counts = [verdict.counts for verdict in verdicts]
@@ -116,7 +119,9 @@ def headline(records: Sequence[PhaseRecord]) -> str:
 
 
 def _phase_report(recipe: Recipe, home: Home, record: PhaseRecord) -> PhaseReport:
-    phase, result, evaluation = record.phase, record.result or {}, record.evaluation or {}
+    phase = record.phase
+    result = record.result or {}
+    evaluation = record.evaluation or {}
     rows = read_metrics(Path(record.run.output) / METRICS_NAME) if record.run and record.result else []
     data_path, health_path, model_path = (str(home.verdict(recipe.run_name, phase.name, gate)) for gate in ("data", "health", "model"))
     verdicts = (
@@ -169,7 +174,8 @@ def _verdict_report(name: str, verdict: Verdict, path: str) -> VerdictReport:
 
 
 def _facts(resolved: Resolved) -> dict[str, str]:
-    recipe, components = resolved.recipe, len(resolved.plan.components)
+    recipe = resolved.recipe
+    components = len(resolved.plan.components)
     tokenizer = recipe.tokenizer.name or f"byte-level BPE, {recipe.tokenizer.vocab_size:,} entries, trained on the training split"
     first = recipe.phases[0]
     return {

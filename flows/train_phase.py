@@ -35,8 +35,8 @@ def train_phase(recipe: str, phase: str, scale: Scale = "proxy", home: str | Non
         phase: Name of one of its phases.
         scale: `proxy` or `full`.
         home: Folder of everything; PHASEWISE_HOME if not given.
-        retrain: It may be trained again though it is trained: its data or settings changed. Without it that is refused, but for less than
-            ten minutes of training at proxy scale.
+        retrain: It may be trained again though it is trained: its data or settings changed. Without it that is refused, except for less
+            than ten minutes of training at proxy scale.
     """
     resolved, chosen = resolve_phase(recipe, phase, scale, home, local_for="training")
     resolved.check([chosen])
@@ -69,7 +69,8 @@ def train_judged(resolved: Resolved, phase: Phase) -> None:
         VerdictError: a verdict fails.
         TrainingDiverged: the loss is no number any more; the verdict on the training says where.
     """
-    recipe, home = resolved.recipe, str(resolved.home.root)
+    recipe = resolved.recipe
+    home = str(resolved.home.root)
     run = resolved.run(phase)
     accepts = accepted_in(phase.name, recipe.accepts)
     validate_data(resolved.name, phase.name, recipe.scale, home)

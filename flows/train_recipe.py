@@ -28,7 +28,7 @@ def train_recipe(
         home: Folder of everything; PHASEWISE_HOME if not given.
         up_to: Train only this phase and its ancestors. A branch is trained only where it is named here.
         retrain: Phases that may be trained again, with those that start from them, though they are trained: their data or settings
-            changed. Without it that is refused, but for less than ten minutes of training at proxy scale.
+            changed. Without it that is refused, except for less than ten minutes of training at proxy scale.
     """
     resolved, last = resolve(f"{recipe}/{up_to}" if up_to else recipe, scale, home, local_for="training")
     phases = phases_to_train(resolved.recipe, last)

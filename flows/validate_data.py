@@ -25,7 +25,8 @@ def validate_data(recipe: str, phase: str, scale: Scale = "proxy", home: str | N
     """
     resolved, chosen = resolve_phase(recipe, phase, scale, home)
     resolved.home.make_ready()
-    run, plan = resolved.run(chosen), resolved.plan
+    run = resolved.run(chosen)
+    plan = resolved.plan
     facts = hand_off_facts(resolved.recipe, chosen, run)
     hand_off = hand_off_evidence(facts.declared, facts.found)
     rests_on = decided_by(resolved, chosen, run)

@@ -1,4 +1,4 @@
-"""Who is at work: a file that one process of this machine holds, and that says which, in words for people.
+"""Which process is at work: a file that one process of this machine holds, and that says which, in words for people.
 
 The lock goes with the process, however it ends. What the file says counts only while it is held.
 """
@@ -29,7 +29,7 @@ class Holder(Frozen):
 
     Attributes:
         what: what it does, for people: `phasewise run marin-8b`.
-        url: where it is to be found, if it serves something.
+        url: its address, if it serves something.
     """
 
     what: str
@@ -55,11 +55,11 @@ def holding(place: Path, what: str, *, url: str | None = None, on_wait: Callable
 
     Args:
         what: what this process does, for those who find it held.
-        url: where this process is to be found.
+        url: the address of this process.
         on_wait: called once for each holder that is waited for; None does not wait.
 
     Raises:
-        AlreadyHeld: another process holds it, and nobody waits.
+        AlreadyHeld: another process holds it, and `on_wait` is None.
     """
     place = place.resolve()
     if place in _held_here:

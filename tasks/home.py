@@ -156,7 +156,7 @@ class Home:
         return self.root / "evidence" / kind / key[:16]
 
     def preflight(self, key: str) -> Path:
-        """What came of compiling a step for a slice."""
+        """The result of compiling a step for a slice."""
         return self.root / "preflight" / f"{key[:16]}.json"
 
     def run(self, run_name: str, phase: str) -> Path:

@@ -33,11 +33,12 @@ StillHeld = Callable[[], bool]
 
 @contextmanager
 def held(place: Path, *, wait: bool = True) -> Iterator[StillHeld]:
-    """Hold the lock that the file stands for.
+    """Hold the lock that this file is.
 
     On this machine the lock goes with the process, however it ends. On an object store the file is a lease: its holder changes it every
-    quarter of the lease time, from a thread; who waits looks at it four times a second, and takes it when it has not changed for the
-    lease time by his own clock. The lease time is 30 seconds, or what `PHASEWISE_LEASE_SECONDS` says; it must be the same for all.
+    quarter of the lease time, from a thread. A process that waits looks at it four times a second, and takes it when it has not
+    changed for the lease time by the waiting process's clock. The lease time is 30 seconds, or what `PHASEWISE_LEASE_SECONDS` says; it must
+    be the same for all.
 
     Without `wait` the lock is refused as soon as its holder is known to live: at once on this machine, at the next change on a store.
 
@@ -132,7 +133,8 @@ class _LeaseObject:
         except FileExistsError:
             pass
         try:  # where the answer to our request was lost and gcsfs asked again, it is ours
-            version, found = self.version(), self.file_system.cat_file(path)
+            version = self.version()
+            found = self.file_system.cat_file(path)
         except FileNotFoundError:
             return None
         return version.generation if version and found == content else None
@@ -175,7 +177,8 @@ class _Lease:
         """Show signs of life until the lease ends; a store that does not answer is asked again at the next one."""
         number = 0
         while not self.ended.wait(_lease_seconds() / BEATS_PER_LEASE):
-            number, now = number + 1, time.monotonic()
+            number += 1
+            now = time.monotonic()
             try:
                 self.object.beat(self.generation, number)
                 self.beaten = now
@@ -200,7 +203,8 @@ def _take(place: Path, lease: _LeaseObject, wait: bool, sighting: _Sighting) -> 
     lease_seconds = _lease_seconds()  # before anything is taken: what it refuses must not come up in the keeper's thread
     seen, since = sighting
     while True:
-        found, now = lease.version(), time.monotonic()
+        found = lease.version()
+        now = time.monotonic()
         if found is None:
             if (generation := lease.create()) is not None:
                 return _Lease(lease, generation, now)

@@ -40,8 +40,9 @@ class Milestones:
         self._told: dict[str, tuple[int, float]] = {}
 
     def is_one(self, progress: Progress) -> bool:
-        """Whether this report is; each is counted as told."""
-        tenth, now = self.TENTHS * progress.done // max(progress.total, 1), self._clock()
+        """Whether this report is due; each that is due counts as said."""
+        tenth = self.TENTHS * progress.done // max(progress.total, 1)
+        now = self._clock()
         before = self._told.get(progress.stage)
         if before and tenth == before[0] and now - before[1] < self.SECONDS:
             return False

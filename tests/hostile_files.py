@@ -53,7 +53,8 @@ def read_as_source(path: Path, file_format: str) -> tuple[Outcome, str]:
 
     text_key = _text_key(path, file_format)
     source = Source.model_validate({"url": str(path.parent), "include": (path.name,), "format": file_format, "text_key": text_key})
-    records, faults = 0, list[Fault]()
+    records = 0
+    faults = list[Fault]()
     try:
         listing = fingerprint(source)
         if listing.rejected:
@@ -169,7 +170,8 @@ def _serve(pipe: Connection, index: Path) -> None:
         try:
             outcome, said = read_as_scan(Path(file), index) if reader == "scan" else read_as_source(Path(file), reader)
         except Exception as error:  # it is what is looked for
-            outcome, said = "exception", f"{type(error).__name__}: {error}"
+            outcome = "exception"
+            said = f"{type(error).__name__}: {error}"
         pipe.send((outcome, time.perf_counter() - began, _peak_bytes(), said))
 
 
@@ -199,7 +201,8 @@ def report(found: Sequence[End]) -> str:
     for reader in dict.fromkeys(end.reader for end in found):
         of_reader = [end for end in found if end.reader == reader]
         counts = ", ".join(f"{outcome} {count}" for outcome, count in Counter(end.outcome for end in of_reader).most_common())
-        slow, large = max(of_reader, key=lambda end: end.seconds), max(of_reader, key=lambda end: end.peak_bytes)
+        slow = max(of_reader, key=lambda end: end.seconds)
+        large = max(of_reader, key=lambda end: end.peak_bytes)
         lines.append(f"{reader}: {len(of_reader)} files: {counts}")
         lines.append(f"    worst time {slow.seconds:.2f} s ({slow.file}), worst memory {large.peak_bytes / 2**20:.0f} MiB ({large.file})")
     lines += [f"BAD: {end}" for end in bad(found)]

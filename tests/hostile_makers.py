@@ -148,7 +148,8 @@ PACKERS: tuple[Callable[[bytes], bytes], ...] = (
 def mutations(folder: Path, count: int, seed: int) -> Iterator[Path]:
     """Good files, damaged; each is gone when the next is asked for."""
     folder.mkdir(parents=True, exist_ok=True)
-    good, rng = good_files(), Random(seed)
+    good = good_files()
+    rng = Random(seed)
     for number in range(count):
         name = rng.choice(list(good))
         content = mutated(good[name], rng, others=list(good.values()))
@@ -206,7 +207,8 @@ def designed(folder: Path, mib: int = 256) -> list[Path]:
 
 
 def _bombs(mib: int) -> dict[str, bytes]:
-    words, piece = b"word " * (MIB // 5), zlib_member(b"word " * (mib * MIB // 5))
+    words = b"word " * (MIB // 5)
+    piece = zlib_member(b"word " * (mib * MIB // 5))
     flat = pa.table({"text": pa.DictionaryArray.from_arrays(pa.array([0] * (mib * 4), pa.int32()), pa.array(["x" * MIB]))})
     lists = pa.ListArray.from_arrays(pa.array([0, mib * 4], pa.int32()), flat["text"].combine_chunks())
     deltas = pa.table({"text": pa.array(["x" * (MIB - 8) + f"{number:08d}" for number in range(min(mib, 128))])})
@@ -261,7 +263,8 @@ def _lies() -> dict[str, bytes]:
 
 
 def _oddities() -> dict[str, bytes]:
-    numbers, text = io.BytesIO(), io.BytesIO()
+    numbers = io.BytesIO()
+    text = io.BytesIO()
     np.save(numbers, np.zeros(100))
     np.save(text, np.array(["a text"]))
     twice = pa.table([pa.array(["one"]), pa.array(["two"])], names=["text", "text"])

@@ -27,7 +27,8 @@ class StepFlops(NamedTuple):
 
 def matrix_parameters(model: ModelConfig) -> int:
     """Parameters that every token is multiplied by: the blocks' matrices and the head, tied or not; no embedding, no gains."""
-    queries, keys = model.num_query_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    queries = model.num_query_heads * model.head_dim
+    keys = model.num_kv_heads * model.head_dim
     block = model.d_model * (2 * queries + 2 * keys + 3 * model.d_ff)
     return model.num_layers * block + model.d_model * model.vocab_size
 

@@ -54,7 +54,8 @@ def build_evaluate(evaluation: LossEvaluation, model: ModelConfig, execution: Ex
     Raises:
         DataError: as `read_held_out`.
     """
-    held_out, mean_loss = read_held_out(evaluation, model), build_mean_loss(model, execution, mesh)
+    held_out = read_held_out(evaluation, model)
+    mean_loss = build_mean_loss(model, execution, mesh)
 
     def losses(params: Params) -> dict[Component, Float[Array, ""]]:
         return {name: mean_loss(params, batch.tokens, batch.segment_ids) for name, batch in held_out.items()}

@@ -46,7 +46,7 @@ def empty_window(length: int) -> Window:
 
 
 def push(window: Window, value: Float[Array, ""]) -> Window:
-    """The window with one more value, the oldest let go where it is full. What is not finite does not enter."""
+    """The window with one more value, the oldest let go where it is full. A value that is not finite does not enter."""
     place = window.pushed % window.values.shape[0]
     finite = jnp.isfinite(value)
     values = window.values.at[place].set(jnp.where(finite, value, window.values[place]))
@@ -56,7 +56,8 @@ def push(window: Window, value: Float[Array, ""]) -> Window:
 def limit_from(window: Window, limit: Limit) -> Float[Array, ""]:
     """mean + sigmas · max(standard deviation, `MIN_STD`) of the values that are there; infinity before `min_samples` of them are."""
     length = window.values.shape[0]
-    there, count = jnp.arange(length) < window.pushed, jnp.clip(window.pushed, 1, length)
+    there = jnp.arange(length) < window.pushed
+    count = jnp.clip(window.pushed, 1, length)
     mean = jnp.sum(window.values) / count
     std = jnp.sqrt(jnp.sum(jnp.where(there, jnp.square(window.values - mean), 0.0)) / count)
     return jnp.where(window.pushed >= limit.min_samples, mean + limit.sigmas * jnp.maximum(std, MIN_STD), jnp.inf)

@@ -88,7 +88,8 @@ class Around:
 
 def _updates(run: RunConfig, state: TrainState, first_step: int, around: Around) -> TrainState:
     """All updates from `first_step` on. Each one's metrics are fetched while the next one runs."""
-    train_step, contract = build_train_step(run.model, run.optimizer, run.execution, around.mesh), around.loader.contract()
+    train_step = build_train_step(run.model, run.optimizer, run.execution, around.mesh)
+    contract = around.loader.contract()
     waiting: tuple[int, StepMetrics, Row] | None = None
 
     def record(update: tuple[int, StepMetrics, Row] | None) -> None:
@@ -101,7 +102,8 @@ def _updates(run: RunConfig, state: TrainState, first_step: int, around: Around)
         state, measured = train_step(state, *rows, scheduled_at(run, step))
         record(waiting)
         waiting = (step + 1, measured, {"data_seconds": data_seconds})
-        is_to_stop, is_due_now = around.stop_requested(step + 1), around.checkpoints.due(step + 1)
+        is_to_stop = around.stop_requested(step + 1)
+        is_due_now = around.checkpoints.due(step + 1)
         is_to_save = is_to_stop or is_due_now
         is_to_evaluate = around.evaluate is not None and is_due(run.evaluation, step + 1, run.stop_step)
         if not (is_to_save or is_to_evaluate):

@@ -85,7 +85,7 @@ def project(chunk: Chunks, head: Float[Array, "d v"]) -> Float[Array, "b c v"]:
 
 
 def is_target(logits: Float[Array, "b c v"], chunk: Chunks) -> Bool[Array, "b c v"]:
-    """Where each token stands in the vocabulary. A comparison, where a gather would have a scatter for its gradient."""
+    """Each token's place in the vocabulary, as ones and zeros. A comparison, where a gather would have a scatter for its gradient."""
     return jnp.arange(logits.shape[-1], dtype=chunk.targets.dtype) == chunk.targets[..., None]
 
 
@@ -102,7 +102,7 @@ def _objective(chunks: Chunks, head: Float[Array, "d v"], z_loss: Float[Array, "
 
 
 Gradients = tuple[Float[Array, "*n b c d"], Float[Array, "d v"], Float[Array, ""]]
-"""Of the objective, with respect to hidden states, head and the weight of z-loss."""
+"""Gradients of the objective: of hidden states, head and the weight of z-loss."""
 
 
 def _objective_forward(
@@ -139,7 +139,8 @@ def differentiate_chunk(
 
     With p the softmax: ∂/∂logits = weight · ((1 + 2 · z_loss · log_z) · p - [is the target]).
     """
-    logits, weights = project(chunk, head), chunk.weights
+    logits = project(chunk, head)
+    weights = chunk.weights
     largest = jnp.max(logits, axis=-1)
     exponentials = jnp.exp(logits - largest[..., None])
     total = jnp.sum(exponentials, axis=-1)

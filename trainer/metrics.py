@@ -43,7 +43,7 @@ class Metric(NamedTuple):
 
     @property
     def pattern(self) -> str:
-        """A regular expression for the names that this one stands for."""
+        """A regular expression for the names that this one covers."""
         words = {"GROUP": "|".join(PARAM_GROUPS), "WEIGHT": "[a-z_]+", "LAYER": r"\d+", "COMPONENT": ".+"}
         parts = re.split("(GROUP|WEIGHT|LAYER|COMPONENT)", self.name)
         return "".join(f"({words[part]})" if part in words else re.escape(part) for part in parts)
@@ -135,7 +135,7 @@ _HEAD = """\
 What `metrics.jsonl` of a run holds, an object an update; TensorBoard and Weights & Biases get the same names. Printed by
 `python -m trainer.metrics > docs/metrics.md` from the table in `trainer/metrics.py`.
 
-What is not finite is null. What is off, or not known, is left out. COMPONENT, GROUP, WEIGHT and LAYER stand for names.
+A value that is not finite is null. A value that is off, or not known, is left out. COMPONENT, GROUP, WEIGHT and LAYER stand for names.
 
 | name | unit | what | in which rows |
 |---|---|---|---|"""

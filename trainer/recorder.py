@@ -33,10 +33,8 @@ class Recorder:
         self._until: float | None = None
         self._beat = -math.inf
         device = jax.devices()[0]
-        self._peak, self._devices = (
-            peak_flops(device.device_kind, run.model.compute_dtype),
-            math.prod(run.execution.mesh.model_dump().values()),
-        )
+        self._peak = peak_flops(device.device_kind, run.model.compute_dtype)
+        self._devices = math.prod(run.execution.mesh.model_dump().values())
         self._slots = slot_names(run.model)
         self._file: MetricsFile | None = None
         self._sinks: list[Sink] = []
@@ -60,7 +58,8 @@ class Recorder:
 
     def start_clock(self) -> None:
         """The next update begins only now."""
-        self._since, self._until = self._clock(), None
+        self._since = self._clock()
+        self._until = None
 
     def write(self, step: int, measured: StepMetrics, more: Row) -> None:
         """The row of the update that made `step` updates of them, and the heartbeat.
@@ -104,14 +103,16 @@ class Recorder:
 
 
 def scheduled_row(run: RunConfig, step: int) -> Row:
-    """The scheduled values of update number `step` (counted from 0). What is off is left out, but for z-loss, which is 0 then."""
-    stability, scheduled, sequences = run.stability, scheduled_at(run, step), run.batch.at(step)
+    """The scheduled values of update number `step` (counted from 0). What is off is left out, except z-loss, which is 0 then."""
+    stability = run.stability
+    scheduled = scheduled_at(run, step)
+    sequences = run.batch.at(step)
     row: Row = {"learning_rate": scheduled.learning_rate, "z_loss": scheduled.z_loss}
     optional = {
         "max_grad_norm": stability.max_grad_norm.at(step),
         "max_update_rms": stability.max_update_rms.at(step),
         "ema_decay": stability.ema_decay.at(step),
-        # AdamC's decay goes with the learning rate; that of the others stays, and stands in the run's file.
+        # AdamC's decay goes with the learning rate; that of the others stays, and is in the run's file.
         "weight_decay": run.optimizer.weight_decay * scheduled.decay_scale if isinstance(run.optimizer, AdamC) else None,
     }
     row |= {name: value for name, value in optional.items() if value is not None}

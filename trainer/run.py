@@ -33,8 +33,8 @@ def main(arguments: list[str]) -> int:
     Several processes are one program where the environment says so (`trainer.process.distributed`). jax may notice first that another is
     gone: then it ends this process by SIGABRT.
 
-    With `--with-parent` the process ends when its standard input does: it does not outlive the program that launched it, but for the time
-    that it takes to save where it was asked to stop before (`trainer.process.stopping`).
+    With `--with-parent` the process ends when its standard input does: it does not outlive the program that launched it, except for the
+    time that it takes to save where it was asked to stop before (`trainer.process.stopping`).
     """
     paths = [argument for argument in arguments if argument != "--with-parent"]
     if len(paths) != 1 or paths[0].startswith("-"):

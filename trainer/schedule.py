@@ -1,4 +1,4 @@
-"""The scheduled values of a step, computed on the host, so that nothing compiles anew when one changes."""
+"""The scheduled values of a step, computed on the host, so that nothing is compiled again when one changes."""
 
 import math
 from typing import NamedTuple, TypeVar
@@ -39,7 +39,8 @@ class Scheduled(NamedTuple):
 
 def scheduled_at(run: RunConfig, step: int) -> Scheduled:
     """The scheduled values of update number `step` (counted from 0), with the neutral value for what is off."""
-    stability, learning_rate = run.stability, learning_rate_at(run.learning_rate, step)
+    stability = run.stability
+    learning_rate = learning_rate_at(run.learning_rate, step)
     max_update_rms = _or_infinite(stability.max_update_rms.at(step)) if ever_on(run, stability.max_update_rms) else None
     return Scheduled(
         learning_rate=learning_rate,
@@ -75,7 +76,8 @@ def learning_rate_at(segments: tuple[LearningRateSegment, ...], step: int) -> fl
 def value_in(segment: LearningRateSegment, step: int) -> float:
     """A segment's value; `inverse` moves 1/value linearly (WSD-S: Wen et al., 2024, §3)."""
     done = min(max((step - segment.start_step) / (segment.end_step - segment.start_step), 0.0), 1.0)
-    start, end = segment.start, segment.end
+    start = segment.start
+    end = segment.end
     match segment.kind:
         case "constant":
             return start

@@ -100,7 +100,8 @@ def build_mesh(mesh: Mesh, devices: Sequence[Device] | None = None) -> jax.shard
 
 
 def _device_grid(mesh: Mesh, devices: list[Device]) -> np.ndarray:
-    shape, slices = _shape(mesh), len({getattr(device, "slice_index", 0) for device in devices if device.platform == "tpu"})
+    shape = _shape(mesh)
+    slices = len({getattr(device, "slice_index", 0) for device in devices if device.platform == "tpu"})
     if slices <= 1:
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     if mesh.replica % slices:
@@ -154,7 +155,7 @@ def check_mesh(mesh: Mesh, model: ModelConfig) -> None:
 
 
 def check_batch(mesh: Mesh, sequences: int, name: str) -> None:
-    """Refuse a number of sequences that `replica` × `fsdp` does not divide; `name` says where it stands.
+    """Refuse a number of sequences that `replica` × `fsdp` does not divide; `name` says where it is set.
 
     Raises:
         ConfigError: see above.

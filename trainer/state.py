@@ -44,7 +44,8 @@ def init_rolling(run: RunConfig) -> Rolling:
         assert len(lengths) <= 1, f"a configuration refuses windows of several lengths, found {lengths}"
         return empty_window(lengths.pop()) if lengths else None
 
-    skip_step, max_update_norm = run.stability.skip_step, run.stability.max_update_norm
+    skip_step = run.stability.skip_step
+    max_update_norm = run.stability.max_update_norm
     return Rolling(losses=window(skip_step), grad_norms=window(skip_step), update_norms=window(max_update_norm))
 
 

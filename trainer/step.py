@@ -83,14 +83,18 @@ def build_train_step(
 ) -> TrainStep:
     """The compiled update, on a mesh or on one device. It takes the state's memory: the old state must not be used again."""
     execution = execution or Execution()
-    optimizer, clip, objective = build_optimizer(optimizer_config, model), build_clip(model), build_objective(model, execution)
+    optimizer = build_optimizer(optimizer_config, model)
+    clip = build_clip(model)
+    objective = build_objective(model, execution)
 
     def train_step(
         state: TrainState, tokens: Int[Array, "b t"], segment_ids: SegmentIds, scheduled: Scheduled
     ) -> tuple[TrainState, StepMetrics]:
-        rows, parts = (tokens, segment_ids), execution.microbatch_sequences
+        rows = (tokens, segment_ids)
+        parts = execution.microbatch_sequences
         sums, grads = mean_gradients(objective, state.params, rows, z_loss=scheduled.z_loss, microbatch_sequences=parts)
-        loss, grad_squares = sums.cross_entropy / sums.tokens, slot_squares(grads, model)
+        loss = sums.cross_entropy / sums.tokens
+        grad_squares = slot_squares(grads, model)
         grad_norm = total_norm(grad_squares)
         grad_clip_factor = clip_factor(grad_norm, scheduled.max_grad_norm)
         grads = optax.tree.scale(grad_clip_factor, grads)
@@ -131,7 +135,8 @@ def build_objective(model: ModelConfig, execution: Execution) -> Objective:
         seen = segment_ids if model.attend_within_documents else None
         hidden = hidden_states(params, tokens, model, segment_ids=seen, execution=execution)
         weight = None if segment_ids is None else (jnp.roll(segment_ids, -1, axis=1) != 0).astype(jnp.float32)
-        head, chunk = head_weight(params, model), execution.loss_chunk_tokens
+        head = head_weight(params, model)
+        chunk = execution.loss_chunk_tokens
         return objective_sums(hidden, head, tokens, z_loss, chunk_tokens=chunk, targets_weight=weight)
 
     return objective
@@ -146,8 +151,10 @@ def build_clip(model: ModelConfig) -> Callable[[Params, Window | None, Scheduled
         if scheduled.max_update_rms is not None:
             direction, rms_factor = clip_update_rms(direction, rules, scheduled.max_update_rms)
         if window is not None:
-            norm, max_norm = total_norm(slot_squares(direction, model)), limit_from(window, scheduled.max_update_norm)
-            factor, window = clip_factor(norm, max_norm), push(window, norm)
+            norm = total_norm(slot_squares(direction, model))
+            max_norm = limit_from(window, scheduled.max_update_norm)
+            factor = clip_factor(norm, max_norm)
+            window = push(window, norm)
         return direction, window, Clips(rms_factor, norm, max_norm, factor)
 
     return clip
@@ -157,7 +164,8 @@ def decide(rolling: Rolling, loss: Scalar, grad_norm: Scalar, limit: Limit) -> S
     """Whether the update is refused, by the windows as they were before it."""
     if rolling.losses is None or rolling.grad_norms is None:
         return Skip(None, None, None)
-    max_loss, max_grad_norm = limit_from(rolling.losses, limit), limit_from(rolling.grad_norms, limit)
+    max_loss = limit_from(rolling.losses, limit)
+    max_grad_norm = limit_from(rolling.grad_norms, limit)
     skipped = is_skipped(loss, grad_norm, max_loss=max_loss, max_grad_norm=max_grad_norm, limit=limit)
     return Skip(skipped, max_loss, max_grad_norm)
 

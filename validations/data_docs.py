@@ -1,6 +1,6 @@
 """The report of a run's verdicts: what fails and what to do, the evidence, and what Great Expectations says of it.
 
-One process builds it at a time. Every page keeps its name and is replaced whole, the index last: who reads meanwhile finds a page as it
+One process builds it at a time. Every page keeps its name and is replaced whole, the index last: a reader meanwhile finds a page as it
 was or as it is, never a part of one.
 """
 
@@ -27,7 +27,7 @@ _LOCK = ".lock"
 _NAME_CHARACTERS = 60
 
 Pages = dict[str, str]
-"""Path below the report's folder → what stands there."""
+"""Path below the report's folder → what is there."""
 
 
 def build_data_docs(folder: str | Path, verdicts: Sequence[Verdict]) -> Path:
@@ -70,7 +70,9 @@ def _add_pages(pages: Pages, judge: Judge, name: str, verdict: Verdict) -> Card:
     card = Card(anchor, verdict, links, _first_particulars(tables, judged), _note(verdict, judged))
     for link in links:
         if link.evidence:
-            table, failing, accepted = tables[link.table], judged.failing_rows(link.table), judged.accepted_rows(link.table)
+            table = tables[link.table]
+            failing = judged.failing_rows(link.table)
+            accepted = judged.accepted_rows(link.table)
             pages[link.evidence] = evidence_page(card, show_table(link.table, table, failing, accepted))
         if link.judged:
             pages[link.judged] = judged_page(card, link.table, judged.tables[link.table])

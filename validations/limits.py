@@ -13,8 +13,8 @@ class LeakageLimits(Frozen):
     Attributes:
         min_words: parts of an item with at least so many words can count alone and with changes; shorter ones count word for word only,
             and the shortest only beside another part.
-        min_score: the share of a part that must stand in the text, weighted by how rare its words are.
-        min_copy_share: of an excerpt of ordinary text, such as a held-out document, the share that must stand there in one run of words.
+        min_score: the share of a part that must be in the text, weighted by how rare its words are.
+        min_copy_share: of an excerpt of ordinary text, such as a held-out document, the share that must be there in one run of words.
         max_items: items that may be hit, for each component and benchmark.
     """
 
@@ -25,7 +25,7 @@ class LeakageLimits(Frozen):
 
 
 class OrderLimits(Frozen):
-    """How a data order is told from a true random permutation.
+    """How a data order is distinguished from a true random permutation.
 
     Attributes:
         false_alarm_rate: how often all measures together may flag a true random permutation.

@@ -1,4 +1,4 @@
-"""What came of the checks of a verdict, and how many of them came out how.
+"""The outcomes of the checks of a verdict, and how many there are of each.
 
 Terminal, Prefect artifact, HTML report, Data Docs and JSON all take their numbers and their words from here.
 """
@@ -24,7 +24,7 @@ KIND_WORDS: Mapping[Kind, str] = {
     "broken": "could not be made",
 }
 STANDINGS: tuple[Standing, ...] = ("failed", "warned", "passed")
-"""How a verdict stands, the one to look at first before the others."""
+"""The states of a verdict, the one to look at first before the others."""
 MARKS: Mapping[Kind, str] = {"passed": "✓", "accepted": "✓", "warned": "!", "failed": "✗", "broken": "✗"}
 """The sign beside the word, so that no colour is needed to read it."""
 
@@ -43,7 +43,7 @@ class AcceptedFinding(Frozen):
 
 
 class CheckOutcome(Frozen):
-    """One expectation and what came of it; `broken` could not be made, `accepted` warned only of what the recipe accepts.
+    """One expectation and its outcome; `broken` could not be made, `accepted` warned only of what the recipe accepts.
 
     `passes` is whether it found nothing. `accepted` has what the recipe accepts, also where the check warns of something else besides.
     """
@@ -127,7 +127,8 @@ def count_checks(checks: Iterable[CheckOutcome]) -> CheckCounts:
 
 def tell_verdicts(verdicts: Sequence[CheckCounts]) -> str:
     """One sentence on several verdicts: `16 of 18 verdicts passed, 1 of them with warnings, 2 failed`."""
-    passed, warned = count_passed(verdicts), sum(verdict.standing == "warned" for verdict in verdicts)
+    passed = count_passed(verdicts)
+    warned = sum(verdict.standing == "warned" for verdict in verdicts)
     with_warnings = f", {warned:,} of them with warnings" if warned else ""
     failed = f", {len(verdicts) - passed:,} failed" if passed < len(verdicts) else ""
     return f"{passed:,} of {_plural(len(verdicts), 'verdict')} passed{with_warnings}{failed}"

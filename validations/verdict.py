@@ -1,6 +1,6 @@
 """Verdicts: what the expectations say of the evidence, with the digests that they judged.
 
-Whoever decides by a verdict reads two of its fields: `passes`, and `judged`, which says of which bytes.
+Code that decides by a verdict reads two of its fields: `passes`, and `judged`, which says of which bytes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -188,7 +188,7 @@ def read_verdict(path: str | Path) -> Verdict:
 
 
 def accepted_by(suite: str, accepts: Sequence[AcceptedWarning]) -> tuple[AcceptedWarning, ...]:
-    """Those that are about the tables of a suite."""
+    """The accepted warnings that are about the tables of a suite."""
     return tuple(one for one in accepts if one.table in SUITES[suite].tables)
 
 
@@ -238,7 +238,8 @@ def outcome_of(result: CheckResult, tables: Mapping[str, pd.DataFrame]) -> Check
 
 
 def _finding(result: CheckResult, accepted: AcceptedRows, tables: Mapping[str, pd.DataFrame]) -> AcceptedFinding:
-    """The worst of the rows that an accepted warning covers, told as it would have been if nobody had accepted it."""
-    check, rows = result.check, accepted.rows
+    """The worst of the rows that an accepted warning covers, said as it would be if nobody had accepted it."""
+    check = result.check
+    rows = accepted.rows
     alone = replace(result, outcome="failed", failing_rows=told_rows(check, tables[check.table], rows), accepted=())
     return AcceptedFinding(warning=accepted.warning, rows=len(rows), worst=reasons_for(alone, tables)[0])

@@ -36,7 +36,7 @@ WORKERS = {
     "distributed.worker.profile.enabled": False,
 }
 """One arena, between which nothing is lost, and buffers that stay to be used again: Dask's own thresholds give every large one back, and
-its pages are made anew. Nobody reads the profile that a worker makes of itself."""
+its pages are mapped again. Nobody reads the profile that a worker makes of itself."""
 _client: ContextVar[Client | None] = ContextVar("client", default=None)
 
 

@@ -82,7 +82,8 @@ def join_buckets(folder: Path, buckets: int, num_parts: int) -> tuple[tuple[int,
 
 def copies_of_part(folder: Path, copies: Sequence[int], number: int) -> np.ndarray:
     """The rows of a part that repeat an earlier document, sorted, given how many copies every part holds."""
-    start, count = 4 * sum(copies[:number]), 4 * copies[number]
+    start = 4 * sum(copies[:number])
+    count = 4 * copies[number]
     return np.frombuffer(_read_range(folder / COPIES_NAME, start, start + count), "<u4") if count else np.empty(0, np.uint32)
 
 

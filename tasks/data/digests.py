@@ -1,4 +1,4 @@
-"""What is known of the content of files: a file is read for its digest once, and again only when something of it has changed.
+"""What is known about the content of files: a file is read for its digest once, and again only when something of it has changed.
 
 A file of this machine is known by its size, its times of change (`mtime` and `ctime`), its inode and its device. `ctime` is the one that
 nobody can set: it moves with each write, and also when `mtime` is set back. A file of a store that gives no digest of the content is known
@@ -58,7 +58,8 @@ class KnownDigests:
         self.home, self.reads_all, self.bytes_read = home, reads_all, 0
         self._clock = clock
         self._known = {} if reads_all or home is None else _read(home.digests)
-        self._lock, self._one_at_a_time = Lock(), defaultdict[str, Lock](Lock)
+        self._lock = Lock()
+        self._one_at_a_time = defaultdict[str, Lock](Lock)
         self._to_keep: dict[str, Known] = {}
 
     def content(self, url: str | Path) -> Content:

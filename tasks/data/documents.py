@@ -95,7 +95,8 @@ def finish_documents(
     """
     tally = tally_of(records, listing)
     every = tuple(part for record in records for part in record.parts)
-    train, held_out = sum(bucket.train for bucket in kept), sum(bucket.held_out for bucket in kept)
+    train = sum(bucket.train for bucket in kept)
+    held_out = sum(bucket.held_out for bucket in kept)
     if not (train and held_out):
         raise DataError(
             f"component {component}: {train + held_out} documents in {len(listing.files)} files leave {train} to train on and "

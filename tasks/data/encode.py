@@ -65,7 +65,8 @@ def encoding_of(tokenizer_path: Path) -> Encoding:
     """The special tokens and the smallest width that holds the vocabulary."""
     tokenizer = _tokenizer(tokenizer_path)
     width = "<u2" if tokenizer.get_vocab_size() <= 2**16 else "<u4"
-    begin, end = tokenizer.token_to_id(BEGIN_OF_TEXT), tokenizer.token_to_id(END_OF_TEXT)
+    begin = tokenizer.token_to_id(BEGIN_OF_TEXT)
+    end = tokenizer.token_to_id(END_OF_TEXT)
     if begin is None or end is None:
         raise DataError(f"the tokenizer {tokenizer_path} must have the tokens {BEGIN_OF_TEXT} and {END_OF_TEXT}: every document gets them.")
     return Encoding(begin, end, np.dtype(width))
@@ -92,7 +93,8 @@ class ShardWriter:
 
     def __init__(self, tokens: HashedFile, index: pq.ParquetWriter, tokenizer_path: Path):
         self._tokens, self._index = tokens, index
-        self._tokenizer, self._encoding = _tokenizer(tokenizer_path), encoding_of(tokenizer_path)
+        self._tokenizer = _tokenizer(tokenizer_path)
+        self._encoding = encoding_of(tokenizer_path)
         self._rows: list[pa.Table] = []
         self.num_tokens = self.num_documents = self.text_bytes = 0
 
@@ -127,7 +129,8 @@ def _shard(folder: Path, number: int, tokenizer_path: Path, done: dict[Path, Sha
     """A writer of one shard; its files appear, and its record is put into `done`, when the block ends without an error."""
     name = shard_name(number)
     with writing(folder / f"{name}.bin") as tokens_file, writing(folder / f"{name}.parquet") as index_file:
-        tokens, index = HashedFile(tokens_file), HashedFile(index_file)
+        tokens = HashedFile(tokens_file)
+        index = HashedFile(index_file)
         with pq.ParquetWriter(pa.PythonFile(index, "w"), INDEX_SCHEMA, compression="zstd") as rows:
             writer = ShardWriter(tokens, rows, tokenizer_path)
             yield writer

@@ -1,4 +1,4 @@
-"""Which documents of a source are taken: by a field, or by what the text as it stands in the file measures."""
+"""Which documents of a source are taken: by a field, or by what the text, as it is in the file, measures."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence

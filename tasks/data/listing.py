@@ -24,7 +24,7 @@ DIGEST_THREADS = 8
 
 @dataclass(frozen=True)
 class RejectedFile:
-    """A file that matches but must not be read. What cannot be printed of its name stands escaped."""
+    """A file that matches but must not be read. What cannot be printed of its name is escaped."""
 
     name: str
     reason: Reason
@@ -52,7 +52,7 @@ def expand(source: Source) -> Expanded:
     """The files that the source selects.
 
     Raises:
-        DataError: a glob selects no file (no part of a component may vanish in silence), or the files cannot be listed.
+        DataError: a glob selects no file (no part of a component may vanish unsaid), or the files cannot be listed.
     """
     try:
         file_system, root = fsspec.core.url_to_fs(source.root)

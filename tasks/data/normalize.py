@@ -1,4 +1,4 @@
-"""What is made even in every text before it is compared, split and tokenized."""
+"""How every text is normalised before it is compared, split and tokenized."""
 
 import re
 import sys

@@ -77,7 +77,8 @@ class Bundle(NamedTuple):
 
 def bundles_of(component: str, source: Source, files: tuple[SourceFile, ...]) -> tuple[Bundle, ...]:
     """The pieces of all files in order, small ones together until they fill a part."""
-    sizes, enough = {file.name: file.size_bytes for file in files}, part_bytes(files)
+    sizes = {file.name: file.size_bytes for file in files}
+    enough = part_bytes(files)
     bundles: list[list[Piece]] = []
     room = 0
     for piece in pieces_of(source, files):
@@ -168,7 +169,8 @@ def _write_part(path: Path, first: Batch, batches: Iterator[Batch], max_bytes: i
             while batch is not None:
                 parquet.write_batch(batch.documents)
                 digests += batch.digests
-                text_bytes, size = text_bytes + batch.text_bytes, size + batch.size
+                text_bytes += batch.text_bytes
+                size += batch.size
                 batch = next(batches, None) if size < max_bytes else None
     return Part(name=path.stem, documents=len(digests), text_bytes=text_bytes, digest=hashed.hexdigest()), digests
 
@@ -176,7 +178,8 @@ def _write_part(path: Path, first: Batch, batches: Iterator[Batch], max_bytes: i
 def _write_digests(path: Path, digests: list[bytes]) -> tuple[int, ...]:
     """The digests with their rows, sorted; where each of the 256 first bytes starts, and the end."""
     table = np.empty(len(digests), DIGEST)
-    table["digest"], table["row"] = digests, np.arange(len(digests))
+    table["digest"] = digests
+    table["row"] = np.arange(len(digests))
     order = np.argsort(np.array(digests, "S32") if digests else np.empty(0, "S32"), kind="stable")
     table = table[order]
     write_atomically(path, table.tobytes())

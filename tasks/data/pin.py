@@ -10,7 +10,7 @@ class Pin(Frozen):
     """The cache in this folder, whose manifest must have this digest, is the component's. It is checked like any other cache.
 
     Attributes:
-        component, split: which of the recipe's caches it stands for.
+        component, split: which of the recipe's caches it is used as.
         url: the cache's folder, local or an fsspec URL.
         digest: the digest in its manifest, as `phasewise data prepare --json` gives it.
     """

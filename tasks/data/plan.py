@@ -22,7 +22,7 @@ BENCHMARKS_VERSION = "benchmarks-3"
 
 @dataclass(frozen=True)
 class CachePlan:
-    """A cache that must be there: its key, the folder named by it, and the lock of whoever builds it."""
+    """A cache that must be there: its key, the folder named by it, and the lock for building it."""
 
     key: str
     folder: Path

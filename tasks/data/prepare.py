@@ -61,7 +61,8 @@ def write_missing_documents(plan: DataPlan) -> int:
         tally = read_documents_manifest(component.documents.folder).tally
         check_readable(component.name, component.source, tally, component.documents.folder)
     if missing:
-        train, held_out = sum(m.train for m in manifests), sum(m.held_out for m in manifests)
+        train = sum(m.train for m in manifests)
+        held_out = sum(m.held_out for m in manifests)
         say(f"{len(missing)} components: {train:,} documents to train on, {held_out:,} held out")
     return len(missing)
 
@@ -93,7 +94,7 @@ def _make_tokenizer(plan: DataPlan, vocab_size: int, name: str | None) -> bool:
 
 
 def build_missing_caches(plan: DataPlan) -> int:
-    """Tokenize what is not cached; how many caches that were.
+    """Tokenize what is not cached yet; how many caches that were.
 
     Raises:
         DataError: a pinned cache is not there, for what is pinned is never built; or its documents begin or end with other tokens.
@@ -152,7 +153,8 @@ def _check_readable(missing: Sequence[ComponentPlan], records: Mapping[str, list
     for component in missing:
         tally = tally_of(records[component.name], component.listing)
         if excluded := component.listing.excluded:
-            globs, more = ", ".join(component.source.exclude), f" and {len(excluded) - 3} more" if len(excluded) > 3 else ""
+            globs = ", ".join(component.source.exclude)
+            more = f" and {len(excluded) - 3} more" if len(excluded) > 3 else ""
             say(f"{component.name}: excluded by {globs}: {', '.join(excluded[:3])}{more}")
         quarantine = component.documents.folder / QUARANTINE_NAME
         write_quarantine(quarantine, tally.samples)

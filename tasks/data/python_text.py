@@ -120,5 +120,5 @@ VIEWS: dict[View, Callable[[str, str], Iterator[str]]] = {
 
 
 def installed() -> dict[str, str]:
-    """The installed distributions and their versions, for the record that stands beside the stand-ins."""
+    """The installed distributions and their versions, for the record that is kept beside the stand-ins."""
     return {distribution.name: distribution.version for distribution in importlib.metadata.distributions()}

@@ -1,4 +1,4 @@
-"""What cannot be used, counted by reason and sampled: nothing is dropped in silence."""
+"""What cannot be used, counted by reason and sampled: nothing is dropped without a word."""
 
 import json
 from collections import Counter
@@ -70,7 +70,7 @@ class Tally(Frozen):
 
     @property
     def unread_files(self) -> tuple[str, ...]:
-        """Those that are nothing that the source's format reads: no share of them is small enough to be passed over."""
+        """Those that the source's format cannot read at all: no share of them is small enough to be passed over."""
         return tuple(name for name, reason in self.bad_files.items() if reason == "other format")
 
     @property

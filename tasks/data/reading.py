@@ -1,7 +1,7 @@
 """A source's files as documents: split into pieces, read with bounded memory, every fault named.
 
 Memory is bounded by the longest document (32 MiB), a page of Parquet or a record batch of Arrow, and the buffers in between, whatever the
-size of the file. What cannot be used never passes in silence and never raises: it is a `Fault`, and reading goes on after it, unless the
+size of the file. What cannot be used is always reported and never raises: it is a `Fault`, and reading goes on after it, unless the
 rest of the file cannot be trusted. Only what says nothing about the data raises: a file that is gone, a store that does not answer.
 """
 
@@ -56,7 +56,7 @@ def pieces_of(source: Source, files: Iterable[SourceFile]) -> tuple[Piece, ...]:
 
 
 def read_piece(source: Source, piece: Piece) -> Iterator[Finding]:
-    """Every document of a piece, in order: its text as it stands, or why it is not taken.
+    """Every document of a piece, in order: its text as it is in the file, or why it is not taken.
 
     Raises:
         ConfigError: a filter asks for fields where a file is one document.
@@ -131,7 +131,7 @@ def _inside(member: str, finding: Finding) -> Finding:
 
 def _fault_of(piece: Piece, file: WatchedFile, error: Exception, where: str) -> Fault:
     """What ended the reading of a file or a member, unless it says nothing about the data."""
-    if isinstance(error, pa.ArrowMemoryError):  # an ArrowException, but it speaks of this machine and not of the file
+    if isinstance(error, pa.ArrowMemoryError):  # an ArrowException, but it is about this machine and not about the file
         raise error
     if file.failure is not None:
         raise_failure(piece.url, file.failure)

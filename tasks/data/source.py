@@ -1,4 +1,4 @@
-"""What a component is made of, as data: files by URL, how they are read, what is left out and what is made even."""
+"""What a component is made of, as data: files by URL, how they are read, what is left out and what is normalised."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -38,7 +38,7 @@ Filter = Annotated[FieldFilter | TextFilter, Field(discriminator="kind")]
 
 
 class Normalization(Frozen):
-    """What is made even in every text: Unicode's composed form, plain line ends, and, if wished, no spaces at the ends of lines."""
+    """What is normalised in every text: Unicode's composed form, plain line ends, and, if wished, no spaces at the ends of lines."""
 
     unicode: Literal["NFC"] | None = "NFC"
     line_ends: Literal["lf", "keep"] = "lf"

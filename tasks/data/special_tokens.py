@@ -28,7 +28,8 @@ def special_tokens(tokenizer: "Tokenizer", place: Path | str = "") -> SpecialTok
     Raises:
         DataError: it lacks one, or has one id for both.
     """
-    begin, end = tokenizer.token_to_id(BEGIN_OF_TEXT), tokenizer.token_to_id(END_OF_TEXT)
+    begin = tokenizer.token_to_id(BEGIN_OF_TEXT)
+    end = tokenizer.token_to_id(END_OF_TEXT)
     if begin is None or end is None or begin == end:
         raise DataError(
             f"the tokenizer {place} must have the tokens {BEGIN_OF_TEXT} and {END_OF_TEXT}, which begin and end every document, found the "
@@ -57,7 +58,7 @@ def shared_special_tokens(found: Mapping[str, SpecialTokens]) -> SpecialTokens:
     """The ids that all have.
 
     Args:
-        found: what has them, by its name; at least one.
+        found: the special tokens of each tokenizer, by its name; at least one.
 
     Raises:
         DataError: two have others.

@@ -1,7 +1,7 @@
 """Small stand-ins for the record's data sets, built from the text of this Python installation: real text with no download.
 
-Each is JSON lines under `sources/<component>/`. They are written once and then treated as any other source: whoever adds a file there adds
-it to the component.
+Each is JSON lines under `sources/<component>/`. They are written once and then treated as any other source: a file that somebody
+adds there is part of the component.
 """
 
 import json
@@ -76,7 +76,7 @@ class NearDuplicates:
     seen: set[int] = field(default_factory=set)
 
     def is_new(self, text: str) -> bool:
-        """Whether at most four of its 13-word shingles, and at most a quarter, stand in earlier documents; if so, remember it."""
+        """Whether at most four of its 13-word shingles, and at most a quarter, are in earlier documents; if so, remember it."""
         words = re.findall(r"\w+", text.lower())
         shingles = {hash(tuple(words[at : at + SHINGLE_WORDS])) for at in range(max(1, len(words) - SHINGLE_WORDS + 1))}
         if len(shingles & self.seen) > min(MAX_SHARED_SHINGLES, MAX_SHARED_PART * len(shingles)):

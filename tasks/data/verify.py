@@ -29,7 +29,7 @@ REMEDIES = {
     "unreadable": "repair or exclude what its quarantine file names, or raise max_bad_fraction",
 }
 """What a difference says → what to do; for all others the data are to be prepared again."""
-FOLLOWS = "tokenizer changed"  # of every component, where it is trained on the text of all: told last
+FOLLOWS = "tokenizer changed"  # of every component, where it is trained on the text of all: said last
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ def verify_component(name: str, plan: DataPlan, home: Home) -> list[Difference]:
 
 def differs_in_code_alone(component: ComponentPlan, manifest: Manifest) -> bool:
     """Whether a cache was made of the files and settings of now, by other versions of the code that reads and encodes."""
-    now, then = component.source.model_dump(mode="json"), manifest.source
+    now = component.source.model_dump(mode="json")
+    then = manifest.source
     has_same_settings = all(now[name] == then.get(name) for name in DECISIVE_SETTINGS)
     return has_same_settings and not _changed_files(component, manifest) and bool(_changed_code(manifest))
 
@@ -98,7 +99,7 @@ def _verify_cache(component: ComponentPlan, split: Split, tokenizer: Path, home:
 
 
 def _why_not_built(component: ComponentPlan, split: Split, tokenizer: Path, home: Home) -> list[Difference]:
-    """The cache that must be there is not: half built, pinned to nothing, or there is another, which differs in what can be named."""
+    """The cache that must be there is not: half built, pinned to nothing, or another is there, and the difference can be named."""
     cache = component.cache(split)
     found: list[Difference] = []
     if cache.pin:
@@ -116,7 +117,8 @@ def _why_not_built(component: ComponentPlan, split: Split, tokenizer: Path, home
 def _changed_pin(cache: CachePlan, manifest: Manifest, component: str, split: Split) -> list[Difference]:
     if cache.pin is None:
         return []
-    expected, found = f"{split} cache of {component}", f"{manifest.split} cache of {manifest.component}"
+    expected = f"{split} cache of {component}"
+    found = f"{manifest.split} cache of {manifest.component}"
     if expected != found:
         return [Difference("pinned to another cache", str(cache.folder), expected, found)]
     if cache.pin.digest != manifest.digest:
@@ -141,7 +143,8 @@ def _changes(component: ComponentPlan, manifest: Manifest, tokenizer: Path) -> l
     """What has changed since a cache was built: files, filters, settings, code, tokenizer."""
     place = f"caches of {component.name}"
     found = _changed_files(component, manifest)
-    now, then = component.source.model_dump(mode="json"), manifest.source
+    now = component.source.model_dump(mode="json")
+    then = manifest.source
     for name in DECISIVE_SETTINGS:
         if now[name] != then.get(name):
             found.append(Difference(f"{name} changed", place, str(now[name]), str(then.get(name))))
@@ -203,7 +206,8 @@ def _unreadable(component: ComponentPlan) -> list[Difference]:
     folder = component.documents.folder
     if not component.documents.is_built:
         return []
-    fraction, limit = read_documents_manifest(folder).tally.bad_fraction, component.source.max_bad_fraction
+    fraction = read_documents_manifest(folder).tally.bad_fraction
+    limit = component.source.max_bad_fraction
     return [Difference("too much is unreadable", str(folder), f"at most {limit:.4g}", f"{fraction:.4g}")] if fraction > limit else []
 
 

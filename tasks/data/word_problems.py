@@ -31,7 +31,8 @@ class WordProblem(NamedTuple):
 
 def word_problems() -> Iterator[WordProblem]:
     """`NUM_ITEMS` of them; no two ask the same."""
-    random, seen = Random(BENCHMARK), set[str]()
+    random = Random(BENCHMARK)
+    seen = set[str]()
     while len(seen) < NUM_ITEMS:
         made = _word_problem(random, f"{BENCHMARK}-{len(seen):03d}")
         if made.question not in seen:
@@ -42,7 +43,10 @@ def word_problems() -> Iterator[WordProblem]:
 def _word_problem(random: Random, identity: str) -> WordProblem:
     seller, helper = random.sample(NAMES, 2)
     thing, place, first, last = random.choice(THINGS), random.choice(PLACES), *random.sample(DAYS, 2)
-    made, broken, days, price = random.randint(23, 97), random.randint(2, 19), random.randint(3, 12), random.randint(2, 29)
+    made = random.randint(23, 97)
+    broken = random.randint(2, 19)
+    days = random.randint(3, 12)
+    price = random.randint(2, 29)
     left, total, earned = made - broken, (made - broken) * days, (made - broken) * days * price
     question = (
         f"On {first} {seller} packs {made} {thing} for {place}, but {helper} drops {broken} of them on the way. The same happens every day "

@@ -29,8 +29,8 @@ HeldOut = Mapping[str, Sequence[HeldOutDocument]]
 class WordOrderItem(Frozen):
     """An opening and four continuations of the same words; `choices[gold]` has them as they were.
 
-    Of the others one has two words exchanged, one has two other words exchanged, and one has both. So each choice is as like the other
-    three as any other choice is: a model that knows nothing has no reason to put the true one first, last or between.
+    Among the others one has two words exchanged, one has two other words exchanged, and one has both. So each choice is as like the other
+        three as any other choice is: a model that knows nothing has no reason to put the true one first, last or between.
     """
 
     id: str
@@ -42,7 +42,7 @@ class WordOrderItem(Frozen):
 
     @property
     def text(self) -> str:
-        """What must not be trained on: the passage as it stands in the document."""
+        """What must not be trained on: the passage as it is in the document."""
         return f"{self.opening} {self.choices[self.gold]}"
 
 
@@ -66,7 +66,7 @@ class NextWordItem(Frozen):
 
     @property
     def text(self) -> str:
-        """What must not be trained on: the passage as it stands in the document."""
+        """What must not be trained on: the passage as it is in the document."""
         return f"{self.opening} {self.answer}"
 
 
@@ -209,7 +209,7 @@ def _word_order_item(passage: Passage, gold: int) -> WordOrderItem:
 def _orders(passage: Passage) -> list[str]:
     """The true order, the one with two words exchanged, the one with two others exchanged, the one with both; none where there are too few.
 
-    Digests choose the words. Two that change places stand after the same space or line break, which stays: a tokenizer reads the same
+    Digests choose the words. Two that change places come after the same space or line break, which stays: a tokenizer reads the same
     words in each order.
     """
     parts = re.split(r"(\s+)", first_words(passage.following, pick(passage.key, 2, CHOICE_WORDS)))

@@ -78,7 +78,7 @@ def ngram_bits_per_byte(
 
 @dataclass(frozen=True)
 class _ByteStream:
-    """Texts end to end. `depths`: how many bytes of its own text stand before a byte, at most `max_order - 1`."""
+    """Texts end to end. `depths`: how many bytes of its own text come before a byte, at most `max_order - 1`."""
 
     data: np.ndarray
     depths: np.ndarray
@@ -109,7 +109,8 @@ def _count(grams: np.ndarray) -> GramTable:
     """Count equal grams, and the contexts they share."""
     ordered = np.sort(grams)
     firsts = _first_of_each(ordered)
-    unique, counts = ordered[firsts], np.diff(firsts, append=len(ordered))
+    unique = ordered[firsts]
+    counts = np.diff(firsts, append=len(ordered))
     contexts = unique >> unique.dtype.type(8)
     starts = _first_of_each(contexts)
     totals = np.add.reduceat(counts, starts) if len(starts) else counts

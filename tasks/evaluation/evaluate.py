@@ -50,7 +50,7 @@ class BenchmarkResult(TypedDict):
 
 
 class Evaluation(TypedDict):
-    """What is measured of a checkpoint, by which benchmarks. Where `finite` is False no other value means anything.
+    """What is measured of a checkpoint, and by which benchmarks. Where `finite` is False no other value means anything.
 
     Attributes:
         benchmarks: those that were asked for; `results` has each of them.

@@ -25,7 +25,7 @@ def evaluation_path(run: RunConfig) -> Path:
 
 
 def measured_components(run: RunConfig, plan: DataPlan) -> tuple[str, ...]:
-    """Those whose held-out text a phase is measured on: all of the main line, and the phase's own.
+    """The components on whose held-out text a phase is measured: all of the main line, and the phase's own.
 
     What is planned beside them, such as another branch's, changes nothing: a parent's evaluation is one for all of its children.
     """

@@ -46,10 +46,12 @@ def items_of_tasks(tasks: Sequence[str], include_path: Path | None, *, built_in:
     items: list[BenchmarkItem] = []
     with contextlib.redirect_stdout(sys.stderr):
         folders: list[str | Path] = [include_path] if include_path else []
-        manager, complete = TaskManager(include_path=folders, include_defaults=False), not built_in
+        manager = TaskManager(include_path=folders, include_defaults=False)
+        complete = not built_in
         for name in tasks:
             if name not in manager.all_tasks and not complete:
-                manager, complete = TaskManager(include_path=folders), True
+                manager = TaskManager(include_path=folders)
+                complete = True
             for task_name, task in _load(manager, name).items():
                 items += _items_of_task(task, benchmark=name, task_name=task_name)
     return merge_equal(items)
@@ -94,7 +96,8 @@ def _documents(task: Any) -> Iterable[dict[str, Any]]:
 def _parse_document(task: Any, document: dict[str, Any]) -> ParsedRow | None:
     """A document's parts as the task words them; passage, solutions and id as the document's own fields give them."""
     own = parse_row(document)
-    text, target = task.doc_to_text(document), task.doc_to_target(document)
+    text = task.doc_to_text(document)
+    target = task.doc_to_target(document)
     choices = task.doc_to_choice(document) if _offers_choices(task) else []
     if isinstance(text, int):  # Each choice is the beginning of a sentence, and the target its end.
         row = {"context_options": choices, "continuation": target, "gold": text}

@@ -14,7 +14,7 @@ from trainer.base.errors import DataError
 from trainer.data.cache import TokenCache
 
 MAX_HELD_OUT_CHARACTERS = 1_000_000
-"""Of a component, that the benchmarks are made from: many times what their items need."""
+"""Characters of a component from which the benchmarks are made: many times what their items need."""
 
 
 class HeldOutDocument(NamedTuple):
@@ -60,8 +60,8 @@ def read_held_out_tokens(caches: Mapping[str, Path], tokenizer: Tokenizer, *, ma
 def read_held_out_texts(caches: Mapping[str, Path], tokenizer: Tokenizer) -> dict[str, list[HeldOutDocument]]:
     """Documents of each component's held-out cache, decoded. Byte-level tokens give the text back exactly.
 
-    Of a component these are the first documents, until they have `MAX_HELD_OUT_CHARACTERS`; the one that goes beyond ends there. Caches
-    of any size are read in bounded memory and time.
+    These are the first documents of each component, until they have `MAX_HELD_OUT_CHARACTERS`; the one that goes beyond ends there. Caches
+        of any size are read in bounded memory and time.
     """
     return {component: _beginning(folder, tokenizer) for component, folder in sorted(caches.items())}
 

@@ -45,7 +45,7 @@ class JaxLanguageModel(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The token that stands before an empty context."""
+        """The token that goes before an empty context."""
         return self.begin_of_text
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **ignored: Any) -> list[int]:

@@ -41,7 +41,7 @@ class Passage(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Both parts, as they stand in the document."""
+        """Both parts, as they are in the document."""
         return f"{self.opening} {self.following}"
 
 
@@ -79,7 +79,8 @@ def _passages_of(document: HeldOutDocument, component: str, cut: Cut) -> Iterato
         earliest = start + pick(digest, 1, cut.opening_words)
         for middle in range(earliest, min(earliest + cut.max_shift_words, len(spans) - cut.following_words + 1)):
             (opening_from, _), (_, opening_to) = spans[start], spans[middle - 1]
-            (following_from, _), (_, following_to) = spans[middle], spans[middle + cut.following_words - 1]
+            following_from, _ = spans[middle]
+            _, following_to = spans[middle + cut.following_words - 1]
             following = text[following_from:following_to]
             before = text[slice(*spans[middle - 1])]
             if text[opening_to:following_from] == " " and cut.fits(before, following):

@@ -83,7 +83,8 @@ def score_windows(params: Params, config: ModelConfig, windows: Sequence[Window]
         numbers[row, offset : offset + len(window.inputs)] = number
         inputs[row, offset : offset + len(window.inputs)] = window.inputs
         targets[row, offset : offset + len(window.targets)] = window.targets
-    likelihoods, greedy = np.empty(shape, np.float32), np.empty(shape, bool)
+    likelihoods = np.empty(shape, np.float32)
+    greedy = np.empty(shape, bool)
     for rows in _batches(num_rows, rows_per_batch(config.seq_len)):
         likelihoods[rows], greedy[rows] = _score_rows(params, config, inputs[rows], targets[rows], numbers[rows])
     return [

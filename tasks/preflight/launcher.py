@@ -38,7 +38,7 @@ class MissingCompiler(PhasewiseError):
 
 
 def examine(spec: Spec, home: Home) -> Result:
-    """What came of compiling this; compiled where nobody did yet.
+    """The result of compiling this; compiled where it has not been yet.
 
     Raises:
         MissingCompiler: libtpu is not installed.

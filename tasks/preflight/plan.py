@@ -84,7 +84,7 @@ def state_bytes(step: StepShape) -> int:
 
 
 def carry_a_token(model: ModelConfig) -> int:
-    """Bytes of what goes from block to block."""
+    """Bytes of the values that go from block to block."""
     return COMPUTE_BYTES[model.compute_dtype] * model.num_layers * model.d_model
 
 

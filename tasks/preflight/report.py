@@ -71,8 +71,10 @@ def _gib(size: int | None) -> float | None:
 
 
 def _projected(stage: Stage, where: Slice, plan: Plan, result: Result) -> Report:
-    model, sequences = stage.step.model, stage.step.batch_sequences
-    flops, again = step_flops(model, sequences).total, recomputed_flops(model, sequences, plan.remat)
+    model = stage.step.model
+    sequences = stage.step.batch_sequences
+    flops = step_flops(model, sequences).total
+    again = recomputed_flops(model, sequences, plan.remat)
     links = {link: sum(each.bytes for each in result.collectives if each.link == link) for link in ("ici", "dcn")}
     work = StepWork(flops=(flops + again) / where.chips, hbm_bytes=result.hbm_bytes, ici_bytes=links["ici"], dcn_bytes=links["dcn"])
     roofline = project(work, where.chip.speeds)

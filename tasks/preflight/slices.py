@@ -57,7 +57,7 @@ class Table(Frozen):
 
 
 class Slice(Frozen):
-    """What a recipe's name stands for: `count` slices alike."""
+    """What a recipe's name means: `count` slices alike."""
 
     name: str
     count: int = Field(gt=0)
@@ -112,7 +112,8 @@ def find_slice(name: str) -> Slice:
     Raises:
         ConfigError: no slice is called so.
     """
-    table, found = read_table(), COUNTED.fullmatch(name.strip())
+    table = read_table()
+    found = COUNTED.fullmatch(name.strip())
     torus = table.slices.get(found.group(2)) if found else None
     if found is None or torus is None:
         raise ConfigError(

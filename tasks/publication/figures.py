@@ -1,4 +1,4 @@
-"""Numbers as people read them. What is missing is a dash; what is not finite says so."""
+"""Numbers as people read them. A missing one is a dash; one that is not finite says so."""
 
 import math
 from datetime import datetime

@@ -26,7 +26,7 @@ def finite(value: float | None) -> tuple[float, ...]:
 
 
 def macro_figure(report: Report, pixels: int) -> Figure:
-    """One place a phase from left to right; the names of the baselines stand at the right edge."""
+    """One place a phase from left to right; the names of the baselines are at the right edge."""
     is_wide = pixels >= WIDE_PIXELS
     height = 262 if is_wide else 300
     figure = new_figure(pixels, height)
@@ -84,7 +84,7 @@ def draw_macro(axes: Axes, report: Report) -> None:
 
 
 def draw_baselines(axes: Axes, report: Report, *, is_wide: bool) -> None:
-    """A dashed line each, named; names that would touch are moved apart, or stand inside where the falling curve leaves room."""
+    """A dashed line each, named; names that would touch are moved apart, or are inside where the falling curve leaves room."""
     low, high = axes.get_ylim()
     line_height = LINE_HEIGHT * (high - low) / axes.get_window_extent().height
     below = math.inf

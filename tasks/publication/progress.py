@@ -128,7 +128,8 @@ def gauge_of(measured: list[tuple[str, BenchmarkReport]]) -> Gauge:
     last = measured[-1][1]
     shown = [edge for _, result in measured for edge in (result.value - (result.stderr or 0), result.value + (result.stderr or 0))]
     finite = [value for value in [*shown, last.baseline] if value is not None and math.isfinite(value)]
-    bottom, largest = min([0.0, *finite]), max([0.0, *finite])
+    bottom = min([0.0, *finite])
+    largest = max([0.0, *finite])
     top = largest + 0.15 * (largest - bottom) or 1.0
     top = min(top, 1.0) if 0 < largest <= 1 else top
 

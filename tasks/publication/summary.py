@@ -12,14 +12,14 @@ MARKS = {"good": "✓", "warned": "!", "bad": "✗", "none": "–"}
 
 @dataclass(frozen=True)
 class Standing:
-    """How a phase or a verdict stands. `kind` decides colour and mark: good, warned, bad or none."""
+    """The state of a phase or a verdict. `kind` decides colour and mark: good, warned, bad or none."""
 
     kind: str
     word: str
 
     @property
     def mark(self) -> str:
-        """The sign that stands beside the word."""
+        """The sign beside the word."""
         return MARKS[self.kind]
 
 
@@ -45,7 +45,7 @@ def standing_of(phase: PhaseReport) -> Standing:
 
 
 def standing_of_counts(counts: CheckCounts) -> Standing:
-    """How a verdict stands, or several together."""
+    """The state of a verdict, or of several together."""
     kinds = {"passed": "good", "warned": "warned", "failed": "bad"}
     return Standing(kinds[counts.standing], counts.standing_words)
 

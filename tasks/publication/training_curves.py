@@ -166,7 +166,8 @@ def smoothed(values: np.ndarray, window: int) -> np.ndarray:
     """Centred moving mean over `window` points; towards the ends over those of them that exist."""
     sums = np.concatenate(([0.0], np.cumsum(values)))
     i = np.arange(len(values))
-    first, end = np.maximum(i - window // 2, 0), np.minimum(i + window // 2 + 1, len(values))
+    first = np.maximum(i - window // 2, 0)
+    end = np.minimum(i + window // 2 + 1, len(values))
     return (sums[end] - sums[first]) / (end - first)
 
 
@@ -185,7 +186,9 @@ def thinned(steps: np.ndarray, values: np.ndarray, total: int) -> Curve:
 
 def frame_loss(axes: Axes, values: np.ndarray) -> None:
     """Name the axes and frame what most steps show; the first steep steps leave the frame where they would squeeze the rest."""
-    low, high, usual = float(values.min()), float(values.max()), float(np.quantile(values, 0.94))
+    low = float(values.min())
+    high = float(values.max())
+    usual = float(np.quantile(values, 0.94))
     is_cut = high - low > 1.6 * (usual - low) > 0
     top = usual if is_cut else high
     margin = 0.06 * (top - low) or 0.5

@@ -26,7 +26,7 @@ class Difference(NamedTuple):
 def differences(run: RunConfig) -> tuple[Difference, ...]:
     """What decides a run's weights and is not as it was when the run in its folder was trained; empty where there is none, or the same.
 
-    What was written before a field was there, or can't be read any more, is compared as it is written.
+    A file from before a field existed, or one that can't be read any more, is compared as it is written.
     """
     path = Path(run.output) / "run.json"
     if not path.exists():

@@ -80,10 +80,12 @@ def launch_trainer(run: RunConfig, on_rows: Callable[[list[Row]], None], check: 
     log_before = log.stat().st_size if log.exists() else 0
     if (saved := last_saved_step(run)) is not None:
         say(f"{run.phase}: going on from step {saved:,} of {run.stop_step:,}")
-    code, restarts = _run_or_stop(run, run_file, on_rows, check), 0
+    code = _run_or_stop(run, run_file, on_rows, check)
+    restarts = 0
     while (code < 0 or code in GOES_ON) and restarts < MAX_RESTARTS:
         say(f"{run.phase}: the trainer {_ending(code)}; going on from its last checkpoint")
-        code, restarts = _run_or_stop(run, run_file, on_rows, check), restarts + 1
+        code = _run_or_stop(run, run_file, on_rows, check)
+        restarts += 1
     if code:
         raise _failure(run, code, log, log_before)
     return read_json(Path(run.output) / "result.json")
@@ -144,7 +146,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _what_is_saved(run: RunConfig) -> str:
-    """Of a run that was stopped: its last update if that is saved, else how many are lost."""
+    """How far a stopped run is saved: its last update, or how many updates are lost."""
     saved = last_saved_step(run)
     rows = read_metrics(Path(run.output) / METRICS_NAME)
     trained = rows[-1]["step"] if rows else run.start_step
@@ -152,7 +154,7 @@ def _what_is_saved(run: RunConfig) -> str:
         return "stopped before its first update"
     if saved == trained:
         return f"stopped after step {trained:,} of {run.stop_step:,}, which is saved; started again, it goes on from there"
-    kept = "nothing of it is saved" if saved is None else f"the checkpoint of step {saved:,} stands"
+    kept = "nothing of it is saved" if saved is None else f"the checkpoint of step {saved:,} is kept"
     lost = trained - (run.start_step if saved is None else saved)
     return f"stopped after step {trained:,} of {run.stop_step:,}; {kept}, and {_updates(lost)} done again"
 

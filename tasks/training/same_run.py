@@ -30,7 +30,8 @@ def read_run(folder: Path) -> RunConfig | None:
 
 
 def note_caches(run: RunConfig, written: RunConfig | None = None) -> None:
-    """Write down the content of the run's caches, before they can be deleted. One that does not read is left to who reads its tokens.
+    """Write down the content of the run's caches, before they can be deleted. One that cannot be read is passed over: the code
+    that reads its tokens reports it.
 
     Args:
         written: the run that `run.json` says, where that is the same run with caches of other names; None is the run itself.
@@ -89,7 +90,7 @@ def _content_now(run: RunConfig) -> Callable[[str], str | None]:
 
 
 def _noted(written: RunConfig, run: RunConfig) -> dict[str, str]:
-    """What was written down of the caches when the run was begun; nothing where that is of another run."""
+    """What was noted about the caches when the run began; nothing where the note is another run's."""
     path = as_path(run.output) / CACHES_NAME
     noted = read_json(path) if path.exists() else {}
     return noted["contents"] if noted.get("run_digest") == written.digest else {}

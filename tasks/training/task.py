@@ -36,7 +36,8 @@ def train(run: RunConfig) -> dict[str, Any]:
     def on_rows(rows: list[Row]) -> None:
         nonlocal reported
         recent.extend(rows)
-        last, total = rows[-1], run.stop_step - run.start_step
+        last = rows[-1]
+        total = run.stop_step - run.start_step
         done = last["step"] - run.start_step
         loss = "no number" if last["loss"] is None else f"{last['loss']:.3f}"
         advance(f"train {run.phase}", done, total, f"loss {loss}  {tokens_per_second(recent):,.0f} tokens/s")

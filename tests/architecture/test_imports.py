@@ -79,12 +79,13 @@ def problems_of(source: str, path: str) -> list[str]:
 def _breaks_an_arrow(found: Import, path: str) -> str | None:
     package = path.partition("/")[0]
     if found.top in BELOW and found.top != package and found.top not in BELOW[package]:
-        return f"{package} stands below {found.top}"
+        return f"{package} is below {found.top}"
     return "tests are no part of the house" if found.top == "tests" else None
 
 
 def _is_in_the_wrong_room(found: Import, path: str) -> str | None:
-    package, name = path.partition("/")[0], path.rpartition("/")[2]
+    package = path.partition("/")[0]
+    name = path.rpartition("/")[2]
     if found.top == "prefect" and not (package in {"flows", "deployments"} or (package == "tasks" and name == "task.py")):
         return "prefect is for flows/, deployments/ and the task.py files of tasks/"
     if found.top in {"dask", "distributed"} and package != "tasks":

@@ -32,7 +32,7 @@ def plan_build(sources: Path, home: Path) -> DataPlan:
 
 
 def write_documents_and_tokenizer(plan: DataPlan) -> None:
-    """What stands before the token caches."""
+    """What is built before the token caches."""
     write_missing_documents(plan)
     make_missing_tokenizer(plan, VOCAB_SIZE, None)
 
@@ -51,7 +51,7 @@ def texts_of(plan: DataPlan) -> list[str]:
 
 
 def num_tokens(plan: DataPlan) -> int:
-    """The tokens of all caches, without those that stand around each document."""
+    """The tokens of all caches, without those around each document."""
     manifests = [read_manifest(folder) for split in SPLITS for folder in plan.folders(split).values()]
     return sum(manifest.tokens - 2 * manifest.documents for manifest in manifests)
 

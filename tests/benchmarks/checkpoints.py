@@ -53,7 +53,9 @@ def _of_run(folder: Path, run: RunConfig, name: str, repeats: int) -> Iterator[R
 
         def stopped() -> float:
             """Until the call returns; and longer, if the update after it has to wait for memory that is being written."""
-            elapsed, first, second = seconds(save), seconds(one_update), seconds(one_update)
+            elapsed = seconds(save)
+            first = seconds(one_update)
+            second = seconds(one_update)
             checkpoints.wait()
             return elapsed + max(0.0, first - second)
 

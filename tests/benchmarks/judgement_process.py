@@ -70,7 +70,7 @@ class Clock:
 
 
 def judge_all(home: Home, other: Home, phase_name: str) -> Judged:
-    """Judge the phase as a flow does, but for Prefect."""
+    """Judge the phase as a flow does, without Prefect."""
     clock = Clock()
     clock.watch(scan_caches, "keep_items", "its list of items")
     clock.watch(scan_caches.KeptItems, "open", "its index")
@@ -78,7 +78,8 @@ def judge_all(home: Home, other: Home, phase_name: str) -> Judged:
     clock.watch(judge, "order_evidence", "order")
     clock.watch(judge, "judge_data", "data suite")
     recipe = load_recipe(RECIPE, "proxy")
-    phase, plan = recipe.phase(phase_name), data_plan(recipe, home)
+    phase = recipe.phase(phase_name)
+    plan = data_plan(recipe, home)
     run = _run(recipe, phase, plan, other)
     verdicts: list[Verdict] = []
 

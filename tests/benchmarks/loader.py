@@ -33,14 +33,16 @@ def loader_ratios() -> list[tuple[str, float]]:
 
 def _share_of_bound(home: Path, seq_len: int, dtype: str) -> float:
     """Bound and loader take turns; the medians are compared."""
-    loader, bound = Loader(_run(home, seq_len)), _bound(home, seq_len, dtype)
+    loader = Loader(_run(home, seq_len))
+    bound = _bound(home, seq_len, dtype)
     turns = [partial(_batch_of_turn, loader, turn) for turn in range(REPEATS)]
     loaded, bounded = np.array([(_seconds(turn, seq_len), _seconds(bound, seq_len)) for turn in turns]).T
     return float(np.median(bounded) / np.median(loaded))
 
 
 def _milliseconds_to_first_batch(home: Path, seq_len: int) -> float:
-    run, times = _run(home, seq_len), list[float]()
+    run = _run(home, seq_len)
+    times = list[float]()
     for repeat in range(REPEATS):
         start = time.perf_counter()
         Loader(run).batch(FAR_STEP + repeat * 10_000)  # another pass each time: no permutation is there yet
@@ -62,7 +64,8 @@ def _seconds(batch: Callable[[int], object], seq_len: int) -> float:
 
 
 def _bound(home: Path, seq_len: int, dtype: str) -> Callable[[int], np.ndarray]:
-    rng, sequences = np.random.default_rng(9), (max(BATCHES.values()) + 1) * BATCH
+    rng = np.random.default_rng(9)
+    sequences = (max(BATCHES.values()) + 1) * BATCH
     maps = [np.memmap(home / name / "shard-00000.bin", dtype, "r") for name in SHARES]
     rows = [tokens[: len(tokens) // seq_len * seq_len].reshape(-1, seq_len) for tokens in maps]
     tables = [rng.permutation(len(part)) for part in rows]
@@ -73,7 +76,8 @@ def _bound(home: Path, seq_len: int, dtype: str) -> Callable[[int], np.ndarray]:
         places[chosen] = table[np.arange(chosen.sum()) % len(table)]
 
     def batch(step: int) -> np.ndarray:
-        tokens, inside = np.empty((BATCH, seq_len), dtype), slice(step * BATCH, (step + 1) * BATCH)
+        tokens = np.empty((BATCH, seq_len), dtype)
+        inside = slice(step * BATCH, (step + 1) * BATCH)
         for row, (source, place) in enumerate(zip(sources[inside].tolist(), places[inside].tolist(), strict=True)):
             tokens[row] = rows[source][place]
         return tokens

@@ -23,7 +23,8 @@ def rows(options: Options) -> Iterator[Row]:
         yield Row("peak memory of a worker", None, note=f"needs Linux's {STATUS}, not there on {sys.platform}")
         return
     large_bytes = int(options.gigabytes * 1e9)
-    small, large = peak_bytes(SMALL_BYTES), peak_bytes(large_bytes)
+    small = peak_bytes(SMALL_BYTES)
+    large = peak_bytes(large_bytes)
     sizes = f"{large_bytes / 1e6:,.0f} MB over {SMALL_BYTES / 1e6:,.0f} MB"
     note = f"{large / 2**20:.0f} and {small / 2**20:.0f} MiB"
     yield Row(f"peak memory of a worker, {sizes}", large / small, at_least=0.9, at_most=1.1, note=note)

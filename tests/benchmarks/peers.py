@@ -93,7 +93,8 @@ def _demands() -> dict[str, float]:
 
 def _permutation(place: Place, options: Options) -> Iterator[Row]:
     """Nanoseconds an index."""
-    indices, ours = np.random.default_rng(0).integers(0, LENGTH, VECTOR), Permutation.build("feistel", length=LENGTH, key=SEED)
+    indices = np.random.default_rng(0).integers(0, LENGTH, VECTOR)
+    ours = Permutation.build("feistel", length=LENGTH, key=SEED)
     ours(indices)
     levanter = [place.measure("lev", f"b_perm_speed.py lev_feistel {LENGTH}") for _ in range(options.repeats)]
     vectorised = in_turns({"ours": lambda: seconds(lambda: ours(indices))}, 5 * options.repeats)["ours"]

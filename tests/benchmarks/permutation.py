@@ -40,7 +40,8 @@ class LevanterArithmetic:
         return int(self(np.array(index, np.uint64)))
 
     def _network(self, values: np.ndarray) -> np.ndarray:
-        left, right = values >> self._shift, values & self._mask
+        left = values >> self._shift
+        right = values & self._mask
         for key in self._keys:
             left, right = right, left ^ self._round(right, key)
         return np.asarray((left << self._shift) | right)
@@ -52,9 +53,11 @@ class LevanterArithmetic:
 def rows(options: Options) -> Iterator[Row]:
     """Time an index of `feistel` against Levanter's, vectorised and single, and against a table that is there already."""
     indices = np.random.default_rng(0).integers(0, LENGTH, VECTOR)
-    ours, levanter = Permutation.build("feistel", length=LENGTH, key=SEED), LevanterArithmetic(LENGTH, SEED)
+    ours = Permutation.build("feistel", length=LENGTH, key=SEED)
+    levanter = LevanterArithmetic(LENGTH, SEED)
     _check_same(levanter, indices)
-    table, inside = np.random.default_rng(1).permutation(VECTOR), indices % VECTOR
+    table = np.random.default_rng(1).permutation(VECTOR)
+    inside = indices % VECTOR
     sides = {
         "ours": lambda: seconds(lambda: ours(indices)),
         "levanter": lambda: seconds(lambda: levanter(indices)),

@@ -23,7 +23,8 @@ def real_texts(max_bytes: int, *folders: Path) -> Iterator[str]:
     Where there is less, its texts come again, each copy with a first line of its own: the words stay real, and exact
     deduplication keeps them.
     """
-    paths, size = _paths(folders or tuple(roots().values())), 0
+    paths = _paths(folders or tuple(roots().values()))
+    size = 0
     for copy in count():
         seen: set[bytes] = set()
         for path in paths:

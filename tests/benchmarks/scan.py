@@ -69,7 +69,9 @@ def _two_workers(place: Path, built: Built, options: Options) -> Iterator[Row]:
         sides = {"one": lambda: scan(1), "two": lambda: scan(WORKERS)}
         in_turns(sides, 1)  # maps the index and the compiled code into every process
         medians = in_turns(sides, options.repeats)
-    one, two, with_start = medians["one"], medians["two"], _with_start(pieces, place / "index")
+    one = medians["one"]
+    two = medians["two"]
+    with_start = _with_start(pieces, place / "index")
     rates = f"{size / one / 1e6:.1f} and {size / two / 1e6:.1f} MB/s, {size / 1e6:.0f} MB in {FILES} files, cluster running"
     yield Row(f"scan of files for {built.items_of}, two workers over one", one / two, at_least=MIN_SPEED_UP, note=rates)
     yield Row("the same with start and end of the cluster", one / with_start, note=f"{with_start - two:.1f} s more")

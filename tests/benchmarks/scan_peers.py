@@ -50,7 +50,9 @@ class Corpus:
     @classmethod
     def read(cls, path: Path, megabytes: int) -> "Corpus":
         """As many as the peers' scripts take."""
-        documents, planted, size = list[Document](), list[bool](), 0
+        documents = list[Document]()
+        planted = list[bool]()
+        size = 0
         with path.open("rb") as lines:
             for number, line in enumerate(lines):
                 row = orjson.loads(line)

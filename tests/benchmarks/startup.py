@@ -46,7 +46,8 @@ def rows(options: Options) -> Iterator[Row]:
 
 def seconds_to_first_update(run: RunConfig, *, stop_after: int | None = None) -> float:
     """Starts the trainer, waits for the first new row (or for `stop_after` of them), and asks it to stop, which saves."""
-    path, before = Path(run.output) / "run.json", len(read_metrics(Path(run.output) / METRICS_NAME))
+    path = Path(run.output) / "run.json"
+    before = len(read_metrics(Path(run.output) / METRICS_NAME))
     write_json(path, run.model_dump(mode="json"))
     started = time.perf_counter()
     with (

@@ -25,7 +25,8 @@ def rows(options: Options) -> Iterator[Row]:
     params = init_params(0, phase.model)
     state = TrainState(params, build_optimizer(phase.optimizer, phase.model).init(params), jax.tree.map(jnp.copy, params))
     tokens = np.random.default_rng(0).integers(1, phase.model.vocab_size, (phase.batch.at(phase.stop_step - 1), phase.model.seq_len))
-    step, scheduled = build_train_step(phase.model, phase.optimizer), Scheduled(1e-3, 1e-4, 1.0, 0.9)
+    step = build_train_step(phase.model, phase.optimizer)
+    scheduled = Scheduled(1e-3, 1e-4, 1.0, 0.9)
 
     def one_step() -> None:
         nonlocal state

@@ -18,7 +18,7 @@ from validations.evidence.leakage.scan import scan_documents
 pytestmark = pytest.mark.timeout(240)  # a guard against hanging
 
 QUESTION = "A potter fires 31 clay jugs on every rainy Thursday and sells four of them to a travelling juggler. How many are left?"
-PLAIN = "Nothing that anybody would ever ask stands in this document, which is about the weather on the coast."
+PLAIN = "Nothing that anybody would ever ask is in this document, which is about the weather on the coast."
 ROWS = (
     ("planted", f"Before. {QUESTION} After.", "gsm8k-0"),
     ("again", f"Once more: {QUESTION}", "gsm8k-0"),
@@ -72,7 +72,8 @@ def test_a_clock_adds_up_the_calls_of_what_it_watches():
         def double(value: int) -> int:
             return 2 * value
 
-    clock, owner = Clock(), Owner()
+    clock = Clock()
+    owner = Owner()
     clock.watch(owner, "double", "doubling")
     assert [owner.double(1), owner.double(2)] == [2, 4]
     assert list(clock.steps) == ["doubling"]

@@ -50,7 +50,8 @@ def _against_peers(options: Options) -> Iterator[Row]:
 def _as_rows(medians: dict[str, dict[str, float]]) -> Iterator[Row]:
     from tests.benchmarks.train_step_process import MODEL, SEQUENCES
 
-    step, flops = medians["ours"]["step_s_med"], step_flops(MODEL, SEQUENCES, causal=False).total
+    step = medians["ours"]["step_s_med"]
+    flops = step_flops(MODEL, SEQUENCES, causal=False).total
     yield Row("train step, share of the matrix-product rate", flops / step / medians["ours"]["gemm_flops"], note=f"{step:.2f} s")
     for name, at_least in (("Levanter", MIN_TIMES_LEVANTER), ("PyTorch", MIN_TIMES_TORCH)):
         theirs = medians[name]["step_s_med"] if name in medians else None

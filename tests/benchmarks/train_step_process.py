@@ -35,7 +35,7 @@ MODEL = ModelConfig(
 OPTIMIZER = AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1)
 SCHEDULED = Scheduled(learning_rate=6e-4, z_loss=0.0, max_grad_norm=1.0, ema_decay=0.0)
 EXECUTION = Execution(loss_chunk_tokens=512)
-"""Logits of all tokens are 134 MB, which a CPU pages in anew at each step."""
+"""Logits of all tokens are 134 MB, which a CPU pages in again at each step."""
 SEQUENCES, WARM_UP, TIMED, TURNS = 16, 2, 5, 5
 Step = Callable[[], None]
 
@@ -56,7 +56,9 @@ def measure_step() -> dict[str, float]:
     """Compiled once, then timed with the loss fetched; `first_step_s` compiles and runs."""
     jax.config.update("jax_compilation_cache_dir", str(Path(tempfile.gettempdir()) / "phasewise-bench-compilation-cache"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    state, step, turns = fresh_state(), build_train_step(MODEL, OPTIMIZER, EXECUTION), rotation()
+    state = fresh_state()
+    step = build_train_step(MODEL, OPTIMIZER, EXECUTION)
+    turns = rotation()
 
     def one() -> None:
         nonlocal state
@@ -68,7 +70,8 @@ def measure_step() -> dict[str, float]:
     since_start = time.time() - psutil.Process().create_time()
     times = [seconds(one) for _ in range(WARM_UP - 1 + TIMED)][WARM_UP - 1 :]
     side = np.random.default_rng(0).random((2048, 2048), np.float32)
-    product, square = jax.jit(lambda a: a @ a), jax.device_put(side)
+    product = jax.jit(lambda a: a @ a)
+    square = jax.device_put(side)
     jax.block_until_ready(product(square))
     products = [seconds(lambda: jax.block_until_ready(product(square))) for _ in range(TIMED)]
     return {
@@ -138,7 +141,8 @@ def measure_instrumentation() -> dict[str, float]:
         with Recorder(build_run(Path(folder), steps=100, instrumentation=to), restored_step=0) as recorder:
             whole = build_train_step(MODEL, OPTIMIZER, EXECUTION)
             sides = {"off": lambda: seconds(off), "on": lambda: seconds(on)}
-            off, on = build_bare(whole), build_recorded(whole, recorder)
+            off = build_bare(whole)
+            on = build_recorded(whole, recorder)
             in_turns(sides, WARM_UP)  # compiles
             medians = in_turns(sides, TURNS * TIMED)
     return {"on_s": medians["on"], "off_s": medians["off"], "on_over_off": medians["on"] / medians["off"]}
@@ -151,7 +155,9 @@ def build_bare(whole: Callable[..., tuple[TrainState, StepMetrics]]) -> Step:
         state, measured = whole(state, tokens, segments, scheduled)
         return state, measured.loss
 
-    step, state, turns = jax.jit(losses_only, donate_argnums=0), fresh_state(), rotation()
+    step = jax.jit(losses_only, donate_argnums=0)
+    state = fresh_state()
+    turns = rotation()
 
     def one() -> None:
         nonlocal state
@@ -164,11 +170,14 @@ def build_bare(whole: Callable[..., tuple[TrainState, StepMetrics]]) -> Step:
 
 def build_recorded(whole: Callable[..., tuple[TrainState, StepMetrics]], recorder: Recorder) -> Step:
     """Everything is measured and written."""
-    state, turns, number = fresh_state(), rotation(), 0
+    state = fresh_state()
+    turns = rotation()
+    number = 0
 
     def one() -> None:
         nonlocal state, number
-        batch, number = next(turns), number + 1
+        batch = next(turns)
+        number += 1
         state, measured = whole(state, batch.tokens, batch.segment_ids, SCHEDULED)
         recorder.write(number, measured, {"data_seconds": 0.0})
 

@@ -89,7 +89,7 @@ def test_a_port_in_use_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 def test_a_home_has_one_server_at_a_time(tmp_path: Path) -> None:
-    """Who comes second is told who has it."""
+    """The second to come is shown who has it."""
     home = Home(tmp_path)
     with holding(home.server_lock, "`phasewise run x`", url="http://127.0.0.1:1/api"), launch(tmp_path, free_port()) as process:
         output, errors = process.communicate(timeout=60)

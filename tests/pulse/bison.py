@@ -1,7 +1,7 @@
 """Bison's incident, rebuilt small: `python -m tests.pulse.bison FOLDER [--benchmarks DIR]`.
 
 A bundle of mathematics has GSM8K's test split, in OLMES's format, as `test.json` beside its training files. It is cached. Then the source
-is told to leave `test.json` out, and the old cache stays in use, pinned by its place, as the record did it. The command writes the bundle
+is set to leave `test.json` out, and the old cache stays in use, pinned by its place, as the record did it. The command writes the bundle
 and the recipes of this story into the folder, and runs `phasewise` on them; `docs/leakage.md` says what it answers.
 """
 
@@ -68,7 +68,8 @@ class Incident:
 def write_incident(root: Path, real: Path | None) -> Incident:
     """Write the bundle and the prose, with the items of a folder of real benchmarks, else with made ones."""
     if real is not None:
-        items, benchmarks = read_items(real / REAL), real
+        items = read_items(real / REAL)
+        benchmarks = real
         train = read_items(real / REAL / "train.jsonl")[FIRST_TRAIN_ITEM : FIRST_TRAIN_ITEM + TRAIN_ITEMS]
     else:
         items, train = ([item for item in made_items(TRAIN_ITEMS, seed) if item.benchmark == MADE] for seed in (32, 33))
@@ -128,7 +129,8 @@ class Story:
 
 def tell(incident: Incident) -> None:
     """Cached with the test file; dropped from the source, but not from the cache; built again."""
-    story, scan_for = Story(incident), ("--benchmarks", incident.benchmarks)
+    story = Story(incident)
+    scan_for = ("--benchmarks", incident.benchmarks)
     before = story.recipe("before", incident.recipe())
     prepared = json.loads(story.phasewise("data", "prepare", before, "--json", expect=0))
     cache = next(one["train"] for one in prepared["components"] if one["name"] == MATH)

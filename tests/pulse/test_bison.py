@@ -55,7 +55,8 @@ def prepare(incident: Incident, recipe: Recipe) -> None:
 
 def judged(incident: Incident, recipe: Recipe, **limits: Any) -> Verdict:
     """The verdict that the phase needs, with these limits of its own, or the recipe's."""
-    home, phase = Home.open(str(incident.home)), recipe.phase("bison")
+    home = Home.open(str(incident.home))
+    phase = recipe.phase("bison")
     plan = data_plan(recipe, home)
     allowed = DataLimits.model_validate({**phase.gates.data.model_dump(), **limits})
     run = build_run(recipe, phase, home, plan.folders("train"))
@@ -93,7 +94,7 @@ def test_bison_is_stopped_twice_over(incident: Incident, tmp_path: Path):
     prepare(incident, dropped)
     both = judged(incident, dropped)
     assert what_stops(both) == {"differences", "leakage"}
-    assert any(reason.what.startswith(f"file {TEST_FILE} stands in the cache of component {MATH}") for reason in both.reasons)
+    assert any(reason.what.startswith(f"file {TEST_FILE} is in the cache of component {MATH}") for reason in both.reasons)
     assert set(leaked(both)["item"]) == names
     assert {path for files in leaked(both)["files"] for path in files.split(", ")} >= {TEST_FILE}
     with pytest.raises(VerdictError, match=f"bison data failed: file {TEST_FILE}"):

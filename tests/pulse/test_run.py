@@ -76,7 +76,7 @@ def test_a_trained_phase_is_exported_bit_for_bit(
 def test_each_change_has_done_again_what_rests_on_it_and_nothing_else(
     finished: Finished, recipe_file: Path, home: Path, tmp_path: Path
 ) -> None:
-    """On copies of the home: that they stand elsewhere changes nothing."""
+    """On copies of the home: that they are elsewhere changes nothing."""
     found: dict[str, Again] = {}
     for number, change in enumerate(CHANGES):
         with changed(change, home, recipe_file, tmp_path / str(number)) as (copied, recipe):
@@ -145,7 +145,8 @@ def test_nothing_is_trained_again_where_other_code_prepares_the_same_bytes(
     """The caches have other names then. They are judged and the models evaluated again."""
     copied = Path(shutil.copytree(home, tmp_path / "copied"))
     command = ("run", recipe_file, "--home", copied, "--json")
-    before, caches = trained_files(copied), set(copied.glob("tokens/*/*"))
+    before = trained_files(copied)
+    caches = set(copied.glob("tokens/*/*"))
     assert digests(complete(phasewise(program=BY_OTHER_CODE, arguments=command))) == digests(finished)
     evaluations = {path for path in before if path.name == "evaluation.json"}
     changed = {path for path, when in trained_files(copied).items() if before.get(path) != when and path.is_file()}

@@ -54,7 +54,9 @@ def test_a_process_that_holds_it_may_enter_again(tmp_path: Path):
 
 
 def test_who_is_waited_for_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    place, named, looks = tmp_path / "lock", list[Holder](), list[float]()
+    place = tmp_path / "lock"
+    named = list[Holder]()
+    looks = list[float]()
     monkeypatch.setattr("tasks.holder.PATIENCE_SECONDS", 0.0)
     with hold_elsewhere(place) as process:
 

@@ -64,7 +64,8 @@ def test_a_store_without_locks_is_refused_by_its_url(url: str):
 
 def test_a_home_on_a_store_has_the_same_layout_there(gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    home, key = Home.open(f"{gcs}/"), "0123456789abcdef"
+    home = Home.open(f"{gcs}/")
+    key = "0123456789abcdef"
     assert not home.root.exists()  # the question whether it can be written leaves nothing behind
     assert str(home.tokens("web", "train", key)) == f"{gcs}/tokens/web/train-{key}"
     write_atomically(home.tokens("web", "train", key) / "manifest.json", b"{}")
@@ -103,7 +104,7 @@ def test_a_store_that_never_answers_is_refused_in_a_bounded_time(
 ):
     monkeypatch.setattr("tasks.home.PROBE_SECONDS", 0.5)
     faulty_store.faults.refuse(times=1_000_000)
-    monkeypatch.setattr("gcsfs.retry.asyncio", asyncio)  # as patient as ever
+    monkeypatch.setattr("gcsfs.retry.asyncio", asyncio)  # its sleeps are real
     with pytest.raises(ConfigError, match=r"did not answer within 0\.5 seconds"):
         Home.open(str(faulty_store.root), reads_only=reads_only)
 
@@ -123,7 +124,8 @@ def test_one_run_at_a_time_holds_the_home(store: Path, monkeypatch: pytest.Monke
 
 
 def test_every_thing_has_a_place_of_its_own(tmp_path: Path):
-    home, key = Home(tmp_path), "0123456789abcdef0123"
+    home = Home(tmp_path)
+    key = "0123456789abcdef0123"
     places = [
         home.sources,
         home.prefect,

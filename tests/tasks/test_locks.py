@@ -125,7 +125,8 @@ def test_who_waits_gets_it_when_it_is_let_go(store: Path):
         with held(store / "lock"):
             order.append("second")
 
-    waits, waiter = threading.Event(), threading.Thread(target=work)
+    waits = threading.Event()
+    waiter = threading.Thread(target=work)
     with held(store / "lock"):
         waiter.start()
         waits.wait()
@@ -144,7 +145,8 @@ def test_of_those_who_come_at_once_one_holds(store: Path):
 
     alone: list[bool] = []
     for round_number in range(3):
-        gate, inside = threading.Barrier(4), threading.Semaphore(1)
+        gate = threading.Barrier(4)
+        inside = threading.Semaphore(1)
         threads = [threading.Thread(target=work, args=(store / f"lock-{round_number}",)) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -241,7 +243,7 @@ def test_a_lock_goes_with_a_killed_process_here_without_a_wait(tmp_path: Path, m
 
 
 def test_what_dead_holders_left_runs_out_together(gcs: Path, monkeypatch: pytest.MonkeyPatch):
-    """A build holds many locks: who comes after a killed one waits once, not once for each. By a clock that only waiting moves."""
+    """A build holds many locks: the next after a killed one waits once, not once for each. By a clock that only waiting moves."""
     places = [gcs / f"lock-{number}" for number in range(8)]
     for place in places:
         write_atomically(place, b"{}")

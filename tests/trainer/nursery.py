@@ -1,4 +1,4 @@
-"""Starts trainers quickly: a process that has imported them, but uses no device yet, forks one for each run that it is told.
+"""Starts trainers quickly: a process that has imported them, but uses no device yet, forks one for each run that it is given.
 
 `python -m tests.trainer.nursery` reads paths of `run.json` on standard input. For each it says two lines on standard output: the trainer's
 process id, and, when that has ended, its exit code, or minus the signal. A trainer is killed as any process is.

@@ -103,7 +103,7 @@ def size(state: TrainState) -> int:
 
 
 def main(cases: Path, found: Path) -> None:
-    """All cases have the same run but for the mesh."""
+    """All cases have the same run, each on another mesh."""
     assert len(jax.devices()) == 8
     runs = [RunConfig.model_validate(case) for case in read_json(cases)]
     alone = train(runs[0], None)

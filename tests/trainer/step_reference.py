@@ -64,7 +64,8 @@ class StepReference:
         factor = min(1.0, scheduled.max_grad_norm / grad_norm)
         direction = self.optimizer.update({name: factor * grad for name, grad in grads.items()}, self.params, scheduled.decay_scale)
         direction, rms_factor = clip_rms(direction, scheduled.max_update_rms or math.inf)
-        direction_norm, max_norm = norm(direction), limit_from(self.update_norms, scheduled.max_update_norm)
+        direction_norm = norm(direction)
+        max_norm = limit_from(self.update_norms, scheduled.max_update_norm)
         update_factor = min(1.0, max_norm / direction_norm)
         self.update_norms.append(direction_norm)
         rate = scheduled.learning_rate * update_factor
@@ -89,5 +90,6 @@ def clip_rms(direction: Weights, max_rms: float) -> tuple[Weights, float]:
         layers = [update] if name in NOT_STACKED else list(update)
         of_layers = [min(1.0, max_rms / max(math.sqrt(float(np.mean(layer**2))), 1e-30)) for layer in layers]
         scaled = [factor * layer for factor, layer in zip(of_layers, layers, strict=True)]
-        clipped[name], factors = scaled[0] if name in NOT_STACKED else np.stack(scaled), factors + of_layers
+        clipped[name] = scaled[0] if name in NOT_STACKED else np.stack(scaled)
+        factors = factors + of_layers
     return clipped, min(factors)

@@ -32,7 +32,8 @@ def reference_loss(params: Params, documents: np.ndarray, config: ModelConfig) -
 
 
 def loss_and_gradients(config: ModelConfig, params: Params, documents: np.ndarray | None, **execution: Any) -> tuple[float, Params]:
-    objective, rows = build_objective(config, Execution(**execution)), jnp.asarray(ROWS)
+    objective = build_objective(config, Execution(**execution))
+    rows = jnp.asarray(ROWS)
 
     def mean(params: Params) -> jax.Array:
         total, sums = objective(params, rows, None if documents is None else jnp.asarray(documents), 0.0)
@@ -53,7 +54,8 @@ def test_the_loss_is_that_of_the_reference(both: tuple[ModelConfig, ModelConfig]
     """Off is the whole row in one; on is document by document, as without a word it always was."""
     within, across = both
     params = large_params(within)
-    documents, whole = reference_loss(params, DOCUMENTS, within), reference_loss(params, ONE, within)
+    documents = reference_loss(params, DOCUMENTS, within)
+    whole = reference_loss(params, ONE, within)
     assert abs(documents - whole) > 1e-3  # else the test would say nothing
     assert loss_and_gradients(within, params, DOCUMENTS)[0] == pytest.approx(documents, rel=1e-5)
     assert loss_and_gradients(across, params, DOCUMENTS)[0] == pytest.approx(whole, rel=1e-5)
@@ -64,7 +66,8 @@ def test_the_loss_is_that_of_the_reference(both: tuple[ModelConfig, ModelConfig]
 def test_the_gradients_off_are_those_of_rows_without_documents(both: tuple[ModelConfig, ModelConfig]):
     within, across = both
     params = large_params(within)
-    off, plain = loss_and_gradients(across, params, DOCUMENTS)[1], loss_and_gradients(within, params, None)[1]
+    off = loss_and_gradients(across, params, DOCUMENTS)[1]
+    plain = loss_and_gradients(within, params, None)[1]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), off, plain)
     on = loss_and_gradients(within, params, DOCUMENTS)[1]
     assert any(not np.allclose(a, b, rtol=1e-3) for a, b in zip(jax.tree.leaves(on), jax.tree.leaves(off), strict=True))

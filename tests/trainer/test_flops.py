@@ -21,8 +21,11 @@ def build_model(**changes: object) -> ModelConfig:
 
 def products(model: ModelConfig) -> list[tuple[int, int, int]]:
     """Rows, inner size and columns of every product that a row of tokens goes through; attention sees all of the row."""
-    t, d, heads = model.seq_len, model.d_model, range(model.num_query_heads)
-    queries, keys = model.num_query_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    t = model.seq_len
+    d = model.d_model
+    heads = range(model.num_query_heads)
+    queries = model.num_query_heads * model.head_dim
+    keys = model.num_kv_heads * model.head_dim
     block = [(t, d, queries), (t, d, keys), (t, d, keys), (t, queries, d), (t, d, model.d_ff), (t, d, model.d_ff), (t, model.d_ff, d)]
     block += [product for _ in heads for product in ((t, model.head_dim, t), (t, t, model.head_dim))]
     return block * model.num_layers + [(t, d, model.vocab_size)]
@@ -66,8 +69,11 @@ def test_visible_pairs_are_those_of_the_mask(length: int, window: int | None):
 
 
 def test_what_is_masked_is_not_counted():
-    model, windowed = build_model(), build_model(sliding_window=32)
-    full, causal, local = step_flops(model, 1, causal=False), step_flops(model, 1), step_flops(windowed, 1)
+    model = build_model()
+    windowed = build_model(sliding_window=32)
+    full = step_flops(model, 1, causal=False)
+    causal = step_flops(model, 1)
+    local = step_flops(windowed, 1)
     assert causal.matrices == full.matrices == local.matrices
     assert causal.attention / full.attention == pytest.approx(257 / 512)
     assert local.attention / full.attention == pytest.approx(visible_pairs(256, 32) / 256**2)

@@ -37,7 +37,8 @@ def rows() -> tuple[jax.Array, jax.Array]:
 
 @pytest.mark.parametrize("part", [None, 1, 2, 4, 8, 64])
 def test_parts_count_by_their_tokens(rows: tuple[jax.Array, jax.Array], part: int | None):
-    tokens, counted = np.asarray(rows[0], np.float64), np.asarray(rows[1])
+    tokens = np.asarray(rows[0], np.float64)
+    counted = np.asarray(rows[1])
     sums, gradients = mean_gradients(objective, {"w": jnp.float32(1.5)}, rows, z_loss=Z_LOSS, microbatch_sequences=part)
     squares = np.sum(counted * tokens**2)
     assert float(sums.tokens) == 27

@@ -36,7 +36,8 @@ def as_held_out(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def held_out(tmp_path_factory: pytest.TempPathFactory, write_cache: WriteCache) -> dict[str, str]:
     """One component of several rows, and one of less than a row."""
-    home, rng = tmp_path_factory.mktemp("held-out"), np.random.default_rng(0)
+    home = tmp_path_factory.mktemp("held-out")
+    rng = np.random.default_rng(0)
 
     def documents(lengths: list[int]) -> list[np.ndarray]:
         return [np.array([0, *rng.integers(2, 256, length - 2), 1], np.uint16) for length in lengths]
@@ -65,7 +66,8 @@ def mean_loss(params: Params, tokens: np.ndarray, model: ModelConfig) -> float:
 
 
 def test_the_loss_is_that_of_the_first_rows(held_out: dict[str, str], model: ModelConfig):
-    params, other = init_params(1, model), init_params(2, model)
+    params = init_params(1, model)
+    other = init_params(2, model)
     rows = {name: batch.tokens for name, batch in read_held_out(settings(held_out, sequences=3), model).items()}
     assert {name: tokens.shape for name, tokens in rows.items()} == {"books": (3, 32), "poems": (1, SHORT)}
     found = build_evaluate(settings(held_out, sequences=3), model, Execution())(params, other)

@@ -19,7 +19,8 @@ from trainer.schedule import NO_LIMIT, Limit
 values = st.lists(st.floats(0.125, 1024, width=32) | st.sampled_from([math.nan, math.inf]), max_size=40)
 
 
-push_compiled, limit_compiled = jax.jit(push), jax.jit(limit_from)
+push_compiled = jax.jit(push)
+limit_compiled = jax.jit(limit_from)
 
 
 def pushed(numbers: list[float], length: int) -> Window:
@@ -40,7 +41,8 @@ def test_the_limit_is_that_of_the_last_finite_values(numbers: list[float], lengt
 
 
 def test_there_is_no_limit_before_there_are_samples_enough():
-    window, found = empty_window(128), math.nan
+    window = empty_window(128)
+    found = math.nan
     for count in range(1, 131):
         window = push_compiled(window, np.float32(count % 2))
         found = float(limit_compiled(window, Limit(2.0, 64)))
@@ -86,7 +88,8 @@ def test_what_is_not_finite_does_not_enter_a_window(bad: float):
 )
 def test_an_update_is_skipped_above_a_limit_and_where_there_is_no_number(loss: float, grad_norm: float, skipped: bool):
     given_values = jnp.float32(loss), jnp.float32(grad_norm)
-    max_loss, max_grad_norm = jnp.float32(3.0), jnp.float32(4.0)
+    max_loss = jnp.float32(3.0)
+    max_grad_norm = jnp.float32(4.0)
     assert bool(is_skipped(*given_values, max_loss=max_loss, max_grad_norm=max_grad_norm, limit=Limit(6.0, 64))) == skipped
     assert not bool(is_skipped(*given_values, max_loss=max_loss, max_grad_norm=max_grad_norm, limit=NO_LIMIT))
 
@@ -99,7 +102,8 @@ def test_before_there_are_samples_only_what_is_no_number_is_skipped(loss: float,
 
 
 def test_what_is_kept_has_no_trace_of_the_other():
-    old, new = {"w": jnp.array([1.0, 2.0])}, {"w": jnp.array([math.nan, 5.0])}
+    old = {"w": jnp.array([1.0, 2.0])}
+    new = {"w": jnp.array([math.nan, 5.0])}
     np.testing.assert_array_equal(keep_if(jnp.bool_(True), old, new)["w"], [1.0, 2.0])
     np.testing.assert_array_equal(keep_if(jnp.bool_(False), old, new)["w"], [math.nan, 5.0])
 

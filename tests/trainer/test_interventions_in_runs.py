@@ -20,7 +20,8 @@ from trainer.state import TrainState
 from trainer.step import TrainStep, build_train_step
 
 WINDOW = 16
-CLIP, SKIP = Limit(sigmas=2.0, min_samples=8), Limit(sigmas=6.0, min_samples=8)
+CLIP = Limit(sigmas=2.0, min_samples=8)
+SKIP = Limit(sigmas=6.0, min_samples=8)
 STEADY = Scheduled(1e-2, z_loss=0.0, max_grad_norm=np.inf, ema_decay=0.95)
 OPTIMIZER = AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.05)
 Batches = Callable[[int], np.ndarray]
@@ -47,7 +48,8 @@ class Trainer:
 
     def run(self, updates: range, batches: Batches, schedule: Schedule, state: TrainState | None = None) -> tuple[TrainState, list[Any]]:
         """The state afterwards, and the `StepMetrics` of each update: all windows are there, so that none of their parts is None."""
-        state, measured = self.start() if state is None else state, list[Any]()
+        state = self.start() if state is None else state
+        measured = list[Any]()
         for number in updates:
             state, of_update = self.step(state, batches(number), None, schedule(number))
             measured.append(jax.device_get(of_update))
@@ -62,7 +64,8 @@ def trainer(tiny: ModelConfig) -> Trainer:
 def counting(number: int, slips: float = 0.05) -> np.ndarray:
     """Eight rows that count on by 1 to 4, with some slips: something to learn, and something that can't be."""
     rng = np.random.default_rng(number)
-    strides, firsts = rng.integers(1, 5, (8, 1)), rng.integers(1, 63, (8, 1))
+    strides = rng.integers(1, 5, (8, 1))
+    firsts = rng.integers(1, 63, (8, 1))
     tokens = 1 + (firsts + strides * np.arange(32)) % 63
     return np.where(rng.random(tokens.shape) < slips, rng.integers(1, 64, tokens.shape), tokens).astype(np.int32)
 
@@ -115,7 +118,8 @@ def test_z_loss_holds_the_head_in_a_deep_cooldown_and_without_it_the_head_grows(
         assert measured[-1].loss < measured[149].loss - 0.5  # both learn
         return heads[149], heads[-1]
 
-    (before, with_it), (same, without_it) = head_after_cooldown(1e-2), head_after_cooldown(0.0)
+    before, with_it = head_after_cooldown(1e-2)
+    same, without_it = head_after_cooldown(0.0)
     assert before == same
     assert with_it < 1.03 * before
     assert without_it > 1.15 * before

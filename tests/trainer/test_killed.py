@@ -159,7 +159,9 @@ def test_an_undisturbed_run_writes_each_step_once_and_learns(straight: dict[str,
 
 
 def test_killed_at_any_moment_it_goes_on_bit_for_bit(long_run: MakeRun, nursery: Nursery, rows_of: RowsOf, straight: dict[str, Any]):
-    run, random, torn = long_run("killed"), Random(5), 0
+    run = long_run("killed")
+    random = Random(5)
+    torn = 0
     moments = sorted(random.sample(range(1, STOP_STEP - 2 * SAVE_EVERY), KILLS))
     for number, moment in enumerate(moments):
         nursery.start(run)

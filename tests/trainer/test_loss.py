@@ -39,13 +39,15 @@ class Reference:
     """The sums position by position in float64, and their gradients with respect to hidden states and head."""
 
     def __init__(self, hidden: np.ndarray, head: np.ndarray, tokens: np.ndarray, weights: np.ndarray | None = None):
-        x, w = hidden.astype(np.float64), head.astype(np.float64)
+        x = hidden.astype(np.float64)
+        w = head.astype(np.float64)
         self.cross_entropy = self.squared_log_z = self.tokens = 0.0
         self.of_cross_entropy = np.zeros_like(x), np.zeros_like(w)
         self.of_squared_log_z = np.zeros_like(x), np.zeros_like(w)
         for row, t in np.ndindex(ROWS, LENGTH - 1):
             weight = 1.0 if weights is None else float(weights[row, t])
-            logits, target = x[row, t] @ w, int(tokens[row, t + 1])
+            logits = x[row, t] @ w
+            target = int(tokens[row, t + 1])
             log_z = np.log(np.sum(np.exp(logits)))
             softmax = np.exp(logits - log_z)
             self.cross_entropy += weight * (log_z - logits[target])
@@ -121,7 +123,8 @@ def test_sums_of_parts_add_up(hidden: Any, head: Any, tokens: Any):
 @pytest.mark.parametrize("chunk_tokens", [None, 4])
 def test_equal_logits_cost_the_logarithm_of_the_vocabulary(chunk_tokens: int | None, tokens: Any):
     """Large ones, which must not overflow."""
-    one, large = np.ones((ROWS, LENGTH, 1), np.float32), np.full((1, VOCABULARY), 1e4, np.float32)
+    one = np.ones((ROWS, LENGTH, 1), np.float32)
+    large = np.full((1, VOCABULARY), 1e4, np.float32)
     sums = sums_of(one, large, tokens, chunk_tokens=chunk_tokens)
     assert float(sums.cross_entropy / sums.tokens) == pytest.approx(np.log(VOCABULARY), abs=1e-3)
     of_hidden, of_head = jax.grad(lambda x, w: objective_sums(x, w, tokens, 0.0, chunk_tokens=chunk_tokens)[0], (0, 1))(one, large)

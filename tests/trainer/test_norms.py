@@ -27,7 +27,8 @@ def test_each_slot_is_a_weight_of_a_layer(model: ModelConfig):
 
 
 def test_totals_and_groups_are_made_of_the_slots(model: ModelConfig):
-    squares, weights = slot_squares(init_params(3, model), model), leaves(model)
+    squares = slot_squares(init_params(3, model), model)
+    weights = leaves(model)
     whole = sum(float((weight**2).sum()) for weight in weights.values())
     assert float(total_norm(squares)) == pytest.approx(whole**0.5, rel=1e-5)
     for norm, names in zip(group_norms(squares, model), PARAM_GROUPS.values(), strict=True):

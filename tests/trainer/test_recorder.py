@@ -94,7 +94,8 @@ class Time:
 
 
 def test_the_time_of_an_update_is_without_saving_and_evaluation(make_run: MakeRun):
-    run, time = make_run("timed"), Time()
+    run = make_run("timed")
+    time = Time()
     with Recorder(run, restored_step=0, clock=time) as recorder:
         time.now += 2
         recorder.write(1, measured(), {"data_seconds": 0.25})
@@ -115,7 +116,8 @@ def test_the_time_of_an_update_is_without_saving_and_evaluation(make_run: MakeRu
 
 
 def test_mfu_is_there_where_the_peak_is_known(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch):
-    run, time = make_run("known peak"), Time()
+    run = make_run("known peak")
+    time = Time()
     monkeypatch.setattr(module, "peak_flops", lambda kind, dtype: 1e9)
     with Recorder(run, restored_step=0, clock=time) as recorder:
         time.now += 0.5
@@ -148,7 +150,8 @@ def test_numbers_that_are_none_end_the_run_and_stand_as_null(make_run: MakeRun, 
 
 
 def test_an_update_that_was_skipped_may_have_no_number_but_the_weights_may_not(make_run: MakeRun):
-    run, nan = make_run("skipped"), np.float32(math.nan)
+    run = make_run("skipped")
+    nan = np.float32(math.nan)
     skipped = {"skipped": np.bool_(True), "loss": nan, "grad_norm": nan}
     with Recorder(run, restored_step=0) as recorder:
         recorder.write(1, measured(len(slot_names(run.model)), **skipped), {})

@@ -35,7 +35,7 @@ def execute(run: RunConfig) -> int:
 
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
-    """The one line on standard error; nothing may stand on standard output."""
+    """The one line on standard error; nothing may be on standard output."""
 
     def read() -> str:
         captured = capsys.readouterr()

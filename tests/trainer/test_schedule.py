@@ -66,7 +66,8 @@ rates = st.floats(1e-8, 1.0)
 @given(kind=st.sampled_from(["linear", "cosine", "inverse"]), start=rates, end=rates, steps=st.lists(st.integers(0, 1000), min_size=2))
 def test_values_move_one_way_between_their_ends(kind: str, start: float, end: float, steps: list[int]):
     values = [value_in(segment(kind, start, end, 0, 1000), step) for step in sorted(steps)]
-    low, high = min(start, end), max(start, end)
+    low = min(start, end)
+    high = max(start, end)
     assert all(low * (1 - 1e-9) <= value <= high * (1 + 1e-9) for value in values)
     in_order = sorted(values, reverse=start > end)
     assert values == pytest.approx(in_order, rel=1e-9)

@@ -122,7 +122,8 @@ def test_a_mesh_of_another_size_than_the_devices_is_refused(make_run: MakeRun):
 
 def test_one_device_has_no_mesh_and_nothing_is_done_to_what_runs_on_it(make_run: MakeRun):
     assert run_mesh(make_run("one")) is None
-    rows, x = np.zeros((4, 8), np.int32), np.ones(3)
+    rows = np.zeros((4, 8), np.int32)
+    x = np.ones(3)
     assert place_batch(rows, None) is rows
     assert constrain(x, "batch") is x
     assert on_mesh(len, None) is len
@@ -227,7 +228,8 @@ def worst(differences: dict[str, float], prefix: str = "") -> float:
 def test_every_leaf_lies_as_the_table_says_also_after_updates(case: Case):
     placed: dict[str, Any] = case.found["placed"]
     assert [name for name, leaf in placed.items() if not leaf["as_declared"]] == []
-    fsdp, tensor = case.mesh.fsdp, case.mesh.tensor
+    fsdp = case.mesh.fsdp
+    tensor = case.mesh.tensor
     for name in ("params.blocks.gate", "ema.blocks.gate", "optimizer.mu.blocks.gate", "optimizer.nu.blocks.gate"):
         assert (placed[name]["shape"], placed[name]["shard"]) == ([2, 32, 48], [2, 32 // fsdp, 48 // tensor])
         assert placed[name]["pieces"] == fsdp * tensor
@@ -244,7 +246,8 @@ def test_memory_is_divided_among_the_devices_of_a_replica(case: Case):
 def test_weights_are_gathered_and_activations_are_summed_over_tensor_alone(case: Case):
     """Of eight rows of 32 positions a device has some, with all of d_model and its part of d_ff; never all eight."""
     collectives: dict[str, list[str]] = case.found["collectives"]
-    rows, d_ff = 8 // (case.mesh.replica * case.mesh.fsdp), 48 // case.mesh.tensor
+    rows = 8 // (case.mesh.replica * case.mesh.fsdp)
+    d_ff = 48 // case.mesh.tensor
     assert f"f32[32,{d_ff}]" in collectives["all-gather"]  # a layer's gate
     exchanged = {shape for shapes in collectives.values() for shape in shapes}
     assert not exchanged & {"f32[8,32,32]", f"f32[8,32,{d_ff}]"}

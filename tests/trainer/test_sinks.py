@@ -48,7 +48,8 @@ def deliver(run: RunConfig, steps: range) -> None:
 
 class MemorySink:
     def __init__(self, last_step: int = 0) -> None:
-        self.last_step, self.steps = last_step, list[int]()
+        self.last_step = last_step
+        self.steps = list[int]()
 
     def write(self, row: Row) -> None:
         self.steps.append(row["step"])
@@ -59,7 +60,8 @@ class MemorySink:
 
 
 def test_a_sink_gets_what_it_does_not_have():
-    ahead, behind = MemorySink(4), MemorySink(1)
+    ahead = MemorySink(4)
+    behind = MemorySink(1)
     send([ahead, behind], rows(range(1, 7)))
     assert ahead.steps == [5, 6]
     assert behind.steps == [2, 3, 4, 5, 6]
@@ -97,9 +99,12 @@ def masked_crc(data: bytes) -> int:
 
 def records(path: Path) -> list[bytes]:
     """TFRecord, by its description: length and its masked CRC-32C, content and its own."""
-    content, found, at = path.read_bytes(), list[bytes](), 0
+    content = path.read_bytes()
+    found = list[bytes]()
+    at = 0
     while at < len(content):
-        (length,), (crc,) = struct.unpack_from("<Q", content, at), struct.unpack_from("<I", content, at + 8)
+        (length,) = struct.unpack_from("<Q", content, at)
+        (crc,) = struct.unpack_from("<I", content, at + 8)
         assert masked_crc(content[at : at + 8]) == crc
         record = content[at + 12 : at + 12 + length]
         assert struct.unpack_from("<I", content, at + 12 + length)[0] == masked_crc(record)
@@ -110,7 +115,8 @@ def records(path: Path) -> list[bytes]:
 
 def fields(message: bytes) -> list[tuple[int, Any]]:
     """A protocol buffer's fields by its wire format, without the library that wrote it."""
-    found, at = list[tuple[int, Any]](), 0
+    found = list[tuple[int, Any]]()
+    at = 0
 
     def varint() -> int:
         nonlocal at

@@ -22,7 +22,9 @@ def test_the_digest_is_of_the_values_wherever_they_are(model: ModelConfig):
 
 def test_the_digest_knows_one_bit_one_shape_one_name(model: ModelConfig):
     params = jax.tree.map(np.array, init_params(0, model))
-    bit, shape, name = copy.deepcopy(params), copy.deepcopy(params), copy.deepcopy(params)
+    bit = copy.deepcopy(params)
+    shape = copy.deepcopy(params)
+    name = copy.deepcopy(params)
     bit["head"].view(np.uint32)[5, 7] ^= 1
     shape["head"] = shape["head"].reshape(-1, 64)
     name["heed"] = name.pop("head")
@@ -31,7 +33,8 @@ def test_the_digest_knows_one_bit_one_shape_one_name(model: ModelConfig):
 
 def test_an_abstract_state_is_the_shape_of_a_real_one(make_run: MakeRun):
     run = make_run("abstract")
-    real, abstract = init_state(run), abstract_state(run, with_ema=True)
+    real = init_state(run)
+    abstract = abstract_state(run, with_ema=True)
     assert jax.tree.structure(real) == jax.tree.structure(abstract)
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), real) == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), abstract)
     assert abstract_state(run, with_ema=False).ema is None
@@ -52,5 +55,6 @@ def test_windows_are_there_where_the_phase_has_the_intervention_at_any_step(make
     assert rolling.update_norms.values.shape == (16,)
     assert init_rolling(skipping).losses is not None
     assert init_rolling(skipping).grad_norms is not None
-    real, abstract = init_state(skipping), abstract_state(skipping, with_ema=True)
+    real = init_state(skipping)
+    abstract = abstract_state(skipping, with_ema=True)
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), real) == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), abstract)

@@ -39,11 +39,9 @@ OPTIMIZERS: dict[str, Optimizer] = {
         adam_learning_rate_scale=0.5,
     ),
 }
-LOOSE, TIGHT, BELOW_MEAN = (
-    Limit(6.0, 2),
-    Limit(0.5, 2),
-    Limit(-0.5, 2),
-)  # the norms of updates fall: a limit above their mean would not bite
+LOOSE = Limit(6.0, 2)
+TIGHT = Limit(0.5, 2)
+BELOW_MEAN = Limit(-0.5, 2)  # the norms of updates fall: a limit above their mean would not bite
 SCHEDULES = [
     Scheduled(0.010, z_loss=0.0, max_grad_norm=math.inf, ema_decay=0.0, decay_scale=0.5, max_update_rms=math.inf),
     Scheduled(0.005, z_loss=0.1, max_grad_norm=0.05, ema_decay=0.5, decay_scale=1.0, max_update_rms=0.1),
@@ -122,7 +120,8 @@ def test_updates_are_those_of_the_reference(trainers: dict[str, Trainer], gradie
     reference = StepReference(trainer.optimizer, in_numpy(state.params), WINDOW)
     seen = dict.fromkeys(("skipped", "grad_clip_factor", "rms_clip_factor", "update_clip_factor"), 0)
     for number in range(3 * len(SCHEDULES)):
-        scheduled, tokens = SCHEDULES[number % len(SCHEDULES)], batch(number)
+        scheduled = SCHEDULES[number % len(SCHEDULES)]
+        tokens = batch(number)
         grads, means = gradients(state.params, tokens, scheduled.z_loss)
         loss = float(means.cross_entropy)
         reference.update(loss, in_numpy(grads), scheduled)
@@ -142,7 +141,8 @@ def test_updates_are_those_of_the_reference(trainers: dict[str, Trainer], gradie
 
 def assert_windows(rolling: Rolling, reference: StepReference) -> None:
     for name in ("losses", "grad_norms", "update_norms"):
-        window, expected = getattr(rolling, name), getattr(reference, name)
+        window = getattr(rolling, name)
+        expected = getattr(reference, name)
         found = np.asarray(window.values)[: int(window.pushed)]
         np.testing.assert_allclose(np.sort(found), np.sort(expected), rtol=2e-3, err_msg=name)
 
@@ -172,7 +172,8 @@ def test_the_metrics_are_those_of_the_weights_before_the_update(trainer: Trainer
 
 def test_z_loss_pulls_the_partition_function_down(trainer: Trainer):
     def after_updates(z_loss: float) -> StepMetrics:
-        state, measured = trainer.state(), None
+        state = trainer.state()
+        measured = None
         for _ in range(8):
             state, measured = trainer.update(state, batch(0), SCHEDULES[0]._replace(learning_rate=3e-3, z_loss=z_loss))
         assert measured is not None
@@ -225,7 +226,8 @@ def test_where_a_phase_has_no_interventions_nothing_is_measured_of_them(trainer:
 
 def test_without_windows_and_with_them_switched_off_the_updates_are_the_same(trainer: Trainer):
     scheduled = Scheduled(1e-2, 0.1, 1.0, 0.9)
-    plain, switched_off = trainer.state(with_windows=False), trainer.state()
+    plain = trainer.state(with_windows=False)
+    switched_off = trainer.state()
     for number in range(3):
         plain, _ = trainer.update(plain, batch(number), scheduled)
         switched_off, _ = trainer.update(switched_off, batch(number), scheduled)

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-BLOCK_BYTES, FILE_HEADER, RECORD_HEADER = 32768, 7, struct.Struct("<IHB")
+BLOCK_BYTES = 32768
+FILE_HEADER = 7
+RECORD_HEADER = struct.Struct("<IHB")
 FULL, FIRST, LAST = 1, 2, 4
 
 
@@ -23,7 +25,9 @@ def deliver(run_file: str, steps: range) -> None:
 
 def records(path: Path) -> Iterator[bytes]:
     """LevelDB's log format: blocks of 32 KiB, a record in one piece or from a first to a last one."""
-    content, at, whole = path.read_bytes(), FILE_HEADER, b""
+    content = path.read_bytes()
+    at = FILE_HEADER
+    whole = b""
     while at + RECORD_HEADER.size <= len(content):
         if BLOCK_BYTES - at % BLOCK_BYTES < RECORD_HEADER.size:
             at += BLOCK_BYTES - at % BLOCK_BYTES

@@ -106,7 +106,8 @@ class CacheMaker:
         pq.write_table(pa.table(columns), folder / "shard-00000.parquet")
 
     def _shard(self, folder: Path, tokens: int, documents: int) -> Shard:
-        digest, index_digest = digest_of_file(folder / "shard-00000.bin"), digest_of_file(folder / "shard-00000.parquet")
+        digest = digest_of_file(folder / "shard-00000.bin")
+        index_digest = digest_of_file(folder / "shard-00000.parquet")
         return Shard(name="shard-00000", tokens=tokens, documents=documents, digest=digest, index_digest=index_digest)
 
 

@@ -140,8 +140,8 @@ def test_rows_that_fail_are_marked_for_each_verdict_by_its_own_evidence(bison: V
     assert leakage["bison"].text.index("gsm8k") < leakage["bison"].text.index("mmlu")
     assert "✗" not in leakage["mantis"].text
     said = {path.parent.name.split("-")[3]: page.text for path, page in pages_of(index) if path.name == "leakage-expectations.html"}
-    assert "✗ fails No test item stands in the training data." in said["bison"]
-    assert "✓ passes No test item stands in the training data." in said["mantis"]
+    assert "✗ fails No test item is in the training data." in said["bison"]
+    assert "✓ passes No test item is in the training data." in said["mantis"]
 
 
 def test_of_several_verdicts_on_one_subject_the_last_counts(bison: Verdict, tmp_path: Path):
@@ -186,7 +186,9 @@ def test_a_report_of_nothing_says_so(tmp_path: Path):
 def test_two_builders_at_once_leave_one_whole_report(bison: Verdict, mantis: Verdict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """One waits for the other. Meanwhile every page that can be read is whole, and the index is there at any moment."""
     index = build_data_docs(tmp_path / "docs", [bison, mantis])
-    meeting, met, write_index = Barrier(2), list[str](), data_docs.index_page
+    meeting = Barrier(2)
+    met = list[str]()
+    write_index = data_docs.index_page
 
     def wait_for_another(cards: Sequence[Card]) -> str:
         with suppress(BrokenBarrierError):  # nobody comes: the other one waits outside

@@ -150,7 +150,9 @@ def test_a_benchmark_at_the_floor_is_not_made_up_for_by_another(tmp_path: Path):
 
 def test_no_more_models_at_the_floor_pass_the_whole_rule_than_it_says():
     """Of models that guess, those that both checks of a gate let pass. Answers and scores are independent: that is two full chances."""
-    rng, rate, simulations = np.random.default_rng(17), 0.2, 1000
+    rng = np.random.default_rng(17)
+    rate = 0.2
+    simulations = 1000
     passed = 0
     for _ in range(simulations):
         floor = measure_floor(scored_result(rng.standard_cauchy((24, 4)), right=rng.random(24) < 0.25))

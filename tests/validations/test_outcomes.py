@@ -1,4 +1,4 @@
-"""What came of checks: counted once, told in one way."""
+"""Outcomes of checks: counted once, said in one way."""
 
 import itertools
 
@@ -60,7 +60,9 @@ def test_no_two_counts_are_told_alike():
 
 
 def test_verdicts_are_told_together():
-    failed, warned, passed = CheckCounts(failed=1), CheckCounts(passed=1, warned=1), CheckCounts(passed=1, accepted=1)
+    failed = CheckCounts(failed=1)
+    warned = CheckCounts(passed=1, warned=1)
+    passed = CheckCounts(passed=1, accepted=1)
     assert tell_verdicts([]) == "0 of 0 verdicts passed"
     assert tell_verdicts([passed, passed]) == "2 of 2 verdicts passed"
     assert tell_verdicts([failed, warned, warned, passed]) == "3 of 4 verdicts passed, 2 of them with warnings, 1 failed"

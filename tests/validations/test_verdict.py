@@ -62,7 +62,7 @@ def test_a_planted_item_is_told_with_everything_that_finds_it(data_evidence: Bui
     (reason,) = verdict.reasons
     assert reason.expectation == "expect_leaked_items_within_limit"
     assert reason.sentence == (
-        "item mc-0012 of continuation stands in component starcoderdata, file sources/starcoderdata/part-0.jsonl, document 1 "
+        "item mc-0012 of continuation is in component starcoderdata, file sources/starcoderdata/part-0.jsonl, document 1 "
         "(question, score 1.00). Remove it from the source and run again."
     )
     assert reason.found == f"question of item mc-0012, score 1.00: {PLANTED}"
@@ -84,7 +84,7 @@ def test_a_benchmark_of_which_much_leaks_is_told_once(data_evidence: Build, judg
     verdict = judge(replace(evidence, leaked_items=leaked, leakage=leakage))
     (reason,) = verdict.reasons
     assert reason.sentence == (
-        "1,319 of 1,319 items of gsm8k stand in component starcoderdata, file test.json. Remove it from the source and run again."
+        "1,319 of 1,319 items of gsm8k are in component starcoderdata, file test.json. Remove it from the source and run again."
     )
     assert reason.found.startswith("question of item 0, score 1.00: Quiz night.")
 
@@ -103,7 +103,8 @@ def test_of_many_reasons_of_a_check_the_worst_are_told_and_the_rest_counted(data
 
 
 def test_a_list_of_leaked_items_that_does_not_agree_with_their_counts_fails(data_evidence: Build, judge: Judge):
-    leaky, clean = data_evidence(extra={"starcoderdata": [PLANTED]}), data_evidence()
+    leaky = data_evidence(extra={"starcoderdata": [PLANTED]})
+    clean = data_evidence()
     (reason,) = judge(replace(clean, leaked_items=leaky.leaked_items)).reasons
     assert reason.what == "1 leaked items are listed, which does not agree with the table leakage"
     told = judge(replace(leaky, leaked_items=clean.leaked_items)).reasons
@@ -113,7 +114,7 @@ def test_a_list_of_leaked_items_that_does_not_agree_with_their_counts_fails(data
 DIFFERENCES = {
     "file no longer selected": (
         "expect_cached_files_to_be_selected",
-        "file test.json stands in the cache of component wikipedia, and the source does not select it any more (left out by *.json). "
+        "file test.json is in the cache of component wikipedia, and the source does not select it any more (left out by *.json). "
         "Prepare the data again.",
     ),
     "shard damaged": (

@@ -1,4 +1,4 @@
-"""How the trainer's process ends. Whoever starts it goes by these numbers."""
+"""How the trainer's process ends. The code that starts it decides by these numbers."""
 
 from enum import IntEnum
 

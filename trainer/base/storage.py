@@ -41,7 +41,8 @@ def as_path(url: str | Path) -> Path:
     if protocol in ("file", "local"):
         return Path(unquote(url.split("://", 1)[1]))
     if protocol in ("gs", "gcs"):
-        protocol, url = "gs", "gs://" + url.split("://", 1)[1].rstrip("/")
+        protocol = "gs"
+        url = "gs://" + url.split("://", 1)[1].rstrip("/")
     return cast(Path, UPath(url, **STORE_OPTIONS.get(protocol, {})))
 
 
@@ -122,7 +123,9 @@ def store_entry(url: str | Path) -> StoreEntry | None:
     if store is None:
         return None
     info: Mapping[str, Any] = store[0].info(store[1])
-    size, digest, version = info.get("size"), _vouched_for(info), _version_of(info)
+    size = info.get("size")
+    digest = _vouched_for(info)
+    version = _version_of(info)
     signature = tuple(text for text in (digest, version) if text)
     return StoreEntry(None if size is None else int(size), digest, (*signature, str(size)) if signature else ())
 
@@ -138,7 +141,8 @@ def content_digest(url: str | Path) -> tuple[int, str]:
 
 def size_and_digest(file: BinaryIO) -> tuple[int, str]:
     """Size and SHA-256 of what an open file gives from here on, read in pieces."""
-    digest, size = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    size = 0
     while piece := file.read(READ_BYTES):
         digest.update(piece)
         size += len(piece)
@@ -199,7 +203,8 @@ def _put(file_system: AbstractFileSystem, name: str, staged: IO[bytes]) -> None:
 
 
 def _put_once(file_system: AbstractFileSystem, name: str, staged: IO[bytes]) -> None:
-    path, size = f"/dev/fd/{staged.fileno()}", os.fstat(staged.fileno()).st_size
+    path = f"/dev/fd/{staged.fileno()}"
+    size = os.fstat(staged.fileno()).st_size
     if "gs" not in file_system.protocol:
         file_system.put_file(path, name)
     elif size >= PUT_CHUNK_BYTES:
@@ -217,7 +222,7 @@ def _is_mangled_in_one_request(content: bytes) -> bool:
 
 
 def _remove_damaged(file_system: AbstractFileSystem, name: str, error: Exception) -> None:
-    """Remove an object of which the store says that it is another than what was sent."""
+    """Remove an object that the store says is different from what was sent."""
     from gcsfs.retry import ChecksumError
 
     if isinstance(error, ChecksumError):

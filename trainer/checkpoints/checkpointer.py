@@ -1,6 +1,6 @@
 """The checkpoints of a run: saved in the background, committed atomically, found damaged where they are, pruned by rule.
 
-A checkpoint named N is the state after N updates. What is in it stands in `trainer.checkpoints.state`, what commits it in
+A checkpoint named N is the state after N updates. Its content is described in `trainer.checkpoints.state`, what commits it in
 `trainer.checkpoints.files`.
 """
 
@@ -61,7 +61,9 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, run: RunConfig, *, clock: Callable[[], float] = time.monotonic):
-        self.folder, self._run, self._clock = folder.resolve(), run, clock
+        self.folder = folder.resolve()
+        self._run = run
+        self._clock = clock
         self._saved_at = clock()
         self._damaged: set[int] = set()
         self._writer = ocp.AsyncCheckpointer(
@@ -106,7 +108,8 @@ class Checkpoints:
         step = _agreed(self._newest_whole() if is_first() else 0)
         if step == NONE_WHOLE:
             raise CheckpointError(
-                f"no checkpoint in {self.folder} is whole. Bring one back from a copy, or move the folder away to start the phase anew."
+                f"no checkpoint in {self.folder} is whole. "
+                "Bring one back from a copy, or move the folder away to start the phase from its beginning."
             )
         return None if step == NONE_SAVED else step
 
@@ -158,7 +161,7 @@ class Checkpoints:
         if changed := changed_since(about["contract"], contract, self._run):
             raise CheckpointError(
                 f"{path} was trained on another data order: {', '.join(changed)} changed since. "
-                f"Restore what it was, or remove {self.folder} to start anew."
+                f"Restore what it was, or remove {self.folder} to start from the beginning."
             )
         wanted = jax.eval_shape(lambda: init_state(self._run))
         check_types(path, about["leaves"], types_of(leaves_of(wanted)))
@@ -207,7 +210,7 @@ class Checkpoints:
 
 
 def steps_to_keep(whole: Collection[int], policy: CheckpointPolicy) -> set[int]:
-    """Of the whole checkpoints the newest two, and every one that the policy keeps."""
+    """The newest two whole checkpoints, and every one that the policy keeps."""
     return {*sorted(whole)[-MIN_KEPT:], *filter(policy.keeps, whole)}
 
 

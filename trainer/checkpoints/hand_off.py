@@ -1,14 +1,14 @@
-"""From a parent's checkpoint to the first state of a phase: every leaf is carried, made anew or grafted, and nothing else happens to one.
+"""From a parent's checkpoint to the first state of a phase: every leaf is carried, made fresh or grafted, and nothing else happens to one.
 
 | leaf of the phase's state | where it comes from |
 |---|---|
-| part declared in `start.fresh` | made anew: zeros, ones, empty windows; the moving average is a copy of the weights |
+| part declared in `start.fresh` | fresh: zeros, ones, empty windows; the moving average is a copy of the weights |
 | part declared in `start.graft` | the other checkpoint |
 | all else | the parent's checkpoint |
 
 The parts are `ema`, `optimizer`, `rolling` (the windows of norms and losses), and `qk_norm`: QK-norm's gains with their moments and
 averages, which a model of the Llama family gets when it becomes one of the Qwen3 family. A leaf that is not where it is said to come from
-is an error, and so is a leaf of the parent that would be dropped in silence.
+is an error, and so is a leaf of the parent that would be dropped without a word.
 """
 
 from collections.abc import Iterable, Mapping
@@ -40,11 +40,11 @@ from trainer.state import TrainState, init_state
 QK_NORM_WEIGHTS = ("query_norm", "key_norm")
 DECLARABLE = ("ema", "optimizer", "rolling", "qk_norm")
 Origin = str | None
-"""The checkpoint that a leaf comes from; None is made anew."""
+"""The checkpoint that a leaf comes from; None where it is fresh."""
 
 
 def state_to_start_from(run: RunConfig, shardings: TrainState | None = None) -> TrainState:
-    """The first state of a phase: fresh weights, or the parent's state with the declared parts made anew or grafted.
+    """The first state of a phase: fresh weights, or the parent's state with the declared parts made fresh or grafted.
 
     A parent's moving average or windows that the phase does not keep are let go: that they are no longer kept is a change of `ema`,
     `max_update_norm` or `skip_step`, which the recipe must declare. Each leaf is placed where `shardings` says; None is the first device.
@@ -54,7 +54,8 @@ def state_to_start_from(run: RunConfig, shardings: TrainState | None = None) -> 
     """
     if run.start is None:
         return _from_scratch(run) if shardings is None else jax.jit(lambda: init_state(run), out_shardings=shardings)()
-    start, template = run.start, jax.eval_shape(lambda: init_state(run))
+    start = run.start
+    template = jax.eval_shape(lambda: init_state(run))
     wanted = types_of(leaves_of(template))
     found = _checked(run, start)
     origins = {name: _origin(name, start) for name in wanted}

@@ -44,12 +44,12 @@ def types_of(leaves: Mapping[str, Any]) -> LeafTypes:
 
 
 def about_of(run: RunConfig, contract: Mapping[str, Any], leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """What stands beside the state: the resolved configuration, the data order contract, and the leaves there are."""
+    """What is saved beside the state: the resolved configuration, the data order contract, and the leaves there are."""
     return {"run": run.model_dump(mode="json"), "contract": dict(contract), "leaves": types_of(leaves)}
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """What stands beside the state: `run`, `contract` and `leaves`.
+    """What is saved beside the state: `run`, `contract` and `leaves`.
 
     Raises:
         CheckpointError: there is no checkpoint, or one that does not say what it is.
@@ -81,7 +81,9 @@ def read_leaves(path: Path, names: Collection[str], place: Callable[[str], jax.s
     wanted: Leaves = {}
     arguments: dict[str, ocp.RestoreArgs] = {}
     for name in names:
-        shape, dtype, sharding = tuple(types[name]["shape"]), jnp.dtype(types[name]["dtype"]), place(name)
+        shape = tuple(types[name]["shape"])
+        dtype = jnp.dtype(types[name]["dtype"])
+        sharding = place(name)
         wanted[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
         if sharding is None:
             arguments[name] = ocp.RestoreArgs(restore_type=np.ndarray)
@@ -100,7 +102,8 @@ def read_params(path: Path, config: ModelConfig, *, ema: bool = False) -> Params
         CheckpointError: there is no whole checkpoint, no moving average in it, or the weights have other shapes than the model's.
     """
     check_whole(path)
-    field, types = "ema" if ema else "params", read_about(path)["leaves"]
+    field = "ema" if ema else "params"
+    types = read_about(path)["leaves"]
     found = {name: leaf for name, leaf in types.items() if name.startswith(f"{field}.")}
     if not found:
         raise CheckpointError(f"{path} has no moving average of the weights.")
@@ -130,7 +133,7 @@ def check_types(path: Path, found: LeafTypes, wanted: LeafTypes) -> None:
         more = " …" if len(differing) > MAX_NAMED else ""
         raise CheckpointError(
             f"{path} does not fit the run: {'; '.join(differing[:MAX_NAMED])}{more}. "
-            "Go on with the configuration it was trained with (its `about` holds it), or start anew in another folder."
+            "Go on with the configuration it was trained with (its `about` holds it), or start from the beginning in another folder."
         )
 
 
@@ -146,7 +149,8 @@ def first_device() -> jax.sharding.Sharding:
 
 def placed(shardings: Any | None) -> Callable[[str], jax.sharding.Sharding]:
     """Where a tree of shardings says that each leaf shall be; None is all on the first device. Leaves it does not name are there too."""
-    here, by_name = first_device(), {} if shardings is None else leaves_of(shardings)
+    here = first_device()
+    by_name = {} if shardings is None else leaves_of(shardings)
     return lambda name: by_name.get(name, here)
 
 

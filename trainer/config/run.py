@@ -20,7 +20,7 @@ Component = str
 Percent = Annotated[float, Field(ge=0, le=100)]
 MixtureShares = dict[Component, Percent]
 StatePart = Literal["ema", "optimizer", "rolling", "qk_norm"]
-"""What a hand-off can make anew or graft: the moving average, the optimizer's state, the windows of norms and losses, QK-norm's gains."""
+"""What a hand-off can make fresh or graft: the moving average, the optimizer's state, the windows of norms and losses, QK-norm's gains."""
 
 
 class DataOrder(Frozen):
@@ -65,7 +65,7 @@ class Graft(Frozen):
 
 
 class StartFrom(Frozen):
-    """The checkpoint a phase starts from. What is neither `fresh` (made anew) nor grafted is carried, and must be there.
+    """The checkpoint a phase starts from. What is neither `fresh` nor grafted is carried, and must be there.
 
     `params_digest` is that of the weights that must be found there.
     """

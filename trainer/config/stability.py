@@ -25,7 +25,7 @@ class RollingLimit(Frozen):
 
 
 class Stability(Frozen):
-    """What each of these does stands in `trainer.step`.
+    """`trainer.step` says what each of these does.
 
     Attributes:
         max_grad_norm: clips the global norm of the gradients.

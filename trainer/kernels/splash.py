@@ -1,4 +1,4 @@
-"""Attention by jax's Splash kernel for TPU: scores never leave the chip's fast memory, and blocks that nobody sees are not visited.
+"""Attention by jax's Splash kernel for TPU: scores never leave the chip's fast memory, and blocks that are wholly masked are not visited.
 
 Shape letters: b batch, t query position, s key position, h query head, k kv head, e head_dim.
 """

@@ -80,7 +80,8 @@ def _attend_backward(
         seen = (..., slice(block.first, block.stop))
         q, k, v = differentiate(block, (query, key, value), part, of_result[:, block.start : block.stop])
         of_query.append(from_rows(q, query.shape[2]))
-        of_key, of_value = of_key.at[seen].add(k), of_value.at[seen].add(v)
+        of_key = of_key.at[seen].add(k)
+        of_value = of_value.at[seen].add(v)
     of_key, of_value = jax.lax.optimization_barrier((of_key, of_value))
     scaled = jnp.concatenate(of_query, axis=1) * jnp.float32(query.shape[-1] ** -0.5)
     back = (x.transpose(0, 3, 1, 2).astype(key.dtype) for x in (of_key, of_value))
@@ -92,7 +93,7 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def blocks(length: int, sliding_window: int | None) -> list[Block]:
-    """The row in blocks of equal length, but for the last."""
+    """The row in blocks of equal length; the last may be shorter."""
     size = max(MIN_BLOCK, -(-length // MAX_BLOCKS))
     starts = range(0, length, size)
     firsts = [0 if sliding_window is None else max(0, start - sliding_window + 1) for start in starts]
@@ -111,7 +112,8 @@ def visible(block: Block, segment_ids: Int[Array, "b t"] | None, sliding_window:
 def mix(block: Block, operands: Operands, seen: Bool[Array, "#b 1 1 c s"]) -> Mixed:
     """softmax(scores) · values, divided by the softmax's sum at the end."""
     query, key, value = operands
-    rows, keys = to_rows(query[:, block.start : block.stop], key.shape[1]), slice(block.first, block.stop)
+    rows = to_rows(query[:, block.start : block.stop], key.shape[1])
+    keys = slice(block.first, block.stop)
     scores = jnp.einsum("bkqe,bkse->bkqs", rows, key[:, :, keys], preferred_element_type=jnp.float32)
     batch, heads, length, width = scores.shape
     scores = scores.reshape(batch, heads, -1, block.stop - block.start, width)
@@ -131,7 +133,8 @@ def differentiate(
     With p the softmax: ∂/∂scores = p · (∂/∂p - Σ p · ∂/∂p), and the sum is that of result · ∂/∂result (Dao et al., 2022, §B.4).
     """
     query, key, value = operands
-    dtype, keys = query.dtype, slice(block.first, block.stop)
+    dtype = query.dtype
+    keys = slice(block.first, block.stop)
     rows = to_rows(query[:, block.start : block.stop], key.shape[1])
     above = to_rows(of_result, key.shape[1]).astype(jnp.float32) / mixed.total
     narrow = above.astype(dtype)

@@ -48,16 +48,17 @@ def hidden_states(
     """What the head reads: the residual stream after the last block and the final norm, in `compute_dtype`.
 
     Args:
-        segment_ids: equal numbers mark tokens that see one another, of one document of the row; None is one document a row. Whoever trains
-            gives none where the model does not attend within documents; whoever scores texts always does. Positions count through the row:
-            RoPE sees only their differences, so that a document among others has the values that it has alone.
+        segment_ids: equal numbers mark tokens that see one another, of one document of the row; None is one document a row. The trainer
+            gives None where the model does not attend within documents; code that scores texts always gives them. Positions count through
+            the row: RoPE sees only their differences, so that a document among others has the values that it has alone.
         execution: its `attention` and `remat` are used here; they change time and memory, not what is computed.
     """
     rotation = rotations(config.rope, tokens.shape[1], config.head_dim)
 
     def block(x: Float[Array, "b t d"], weights: Params) -> Float[Array, "b t d"]:
         query, key, value = project_heads(weights, rms_norm(x, weights["attention_norm"], config), config)
-        query, key = rotate(query, rotation), rotate(key, rotation)
+        query = rotate(query, rotation)
+        key = rotate(key, rotation)
         if config.float32_attention:
             query, key, value = (part.astype(jnp.float32) for part in (query, key, value))
         mixed = attend(query, key, value, segment_ids, kernel=execution.attention, sliding_window=config.sliding_window)
@@ -89,7 +90,8 @@ def project_heads(
     """Queries, keys and values of every head; queries and keys normalised over the head's dimensions where the model does so."""
     query, key, value = (multiply(x, weights[name]) for name in ("query", "key", "value"))
     if config.qk_norm:
-        query, key = rms_norm(query, weights["query_norm"], config), rms_norm(key, weights["key_norm"], config)
+        query = rms_norm(query, weights["query_norm"], config)
+        key = rms_norm(key, weights["key_norm"], config)
     return query, key, value
 
 
@@ -103,7 +105,8 @@ def multiply(x: Float[Array, "*b n"], weight: Float[Array, "n *m"]) -> Array:
 
     Written as a product of two matrices: with more axes, XLA copies operands of the weight's gradient on a CPU.
     """
-    rows, columns = x.shape[:-1], weight.shape[1:]
+    rows = x.shape[:-1]
+    columns = weight.shape[1:]
     product = x.reshape(math.prod(rows), -1) @ weight.reshape(-1, math.prod(columns)).astype(x.dtype)
     return product.reshape(*rows, *columns)
 

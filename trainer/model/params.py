@@ -1,4 +1,4 @@
-"""One declaration per weight: shape, logical axes, initialiser and decay stand once and serve everything that needs them."""
+"""One declaration per weight: shape, logical axes, initialiser and decay are stated once and serve everything that needs them."""
 
 import hashlib
 import math
@@ -29,8 +29,13 @@ def param_specs(config: ModelConfig) -> dict[str, Any]:
 
     With `qk_norm` a block has gains for queries and keys, shared by its heads; with `tied_head` there is no head.
     """
-    layers, d, f = config.num_layers, config.d_model, config.d_ff
-    h, k, e, std = config.num_query_heads, config.num_kv_heads, config.head_dim, config.initializer_std
+    layers = config.num_layers
+    d = config.d_model
+    f = config.d_ff
+    h = config.num_query_heads
+    k = config.num_kv_heads
+    e = config.head_dim
+    std = config.initializer_std
 
     def gain(size: int, axis: str) -> ParamSpec:
         return ParamSpec((layers, size), ("layer", axis), None, False)

@@ -21,7 +21,8 @@ def frequencies(rope: Rope, head_dim: int) -> np.ndarray:
 def stretch(plain: np.ndarray, scaling: Llama3RopeScaling) -> np.ndarray:
     """Slow planes turn `factor` times slower, fast ones as before, and those between are interpolated (Llama 3.1)."""
     turns = scaling.original_max_positions * plain / (2 * math.pi)
-    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    low = scaling.low_frequency_factor
+    high = scaling.high_frequency_factor
     keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return plain * (keep + (1 - keep) / scaling.factor)
 

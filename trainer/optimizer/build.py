@@ -60,7 +60,7 @@ def add_decay(direction: Params, params: Params, decays: Params, scale: Any) -> 
 def moments(state: OptimizerState, model: ModelConfig) -> tuple[Params, Params]:
     """The averages of gradients (Muon's momentum) and of their squares, in trees like the weights'.
 
-    For a weight without an average of squares a zero a layer stands in the tree.
+    For a weight without an average of squares the tree has one zero a layer.
     """
     if isinstance(state, optax.ScaleByAdamState):
         return _tree(state.mu), _tree(state.nu)

@@ -45,7 +45,7 @@ def _rule(path: tuple[Any, ...], spec: ParamSpec) -> WeightRule:
 
 
 def _matrix_inputs(spec: ParamSpec) -> int:
-    """A matrix reads from d_model where that stands first, and else from all but the last axis."""
+    """A matrix reads from d_model where that comes first, and else from all but the last axis."""
     assert spec.axes[0] == "layer", f"the matrices of the blocks are stacked, found axes {spec.axes}"
     return 1 if spec.axes[1] == "d_model" else len(spec.axes) - 2
 

@@ -32,7 +32,8 @@ def scale_by_muon(config: Muon, rules: dict[str, Any]) -> optax.GradientTransfor
     and up apart, and the result is multiplied by √max(1, outputs / inputs) (KellerJordan/Muon; not the 0.2 · √max(outputs, inputs) that
     Levanter offers as an option). `optax.contrib.scale_by_muon` averages and corrects the bias instead, which differs in early updates.
     """
-    momentum, adam = optax.trace(config.momentum, config.nesterov), scale_by_adam(config.adam)
+    momentum = optax.trace(config.momentum, config.nesterov)
+    adam = scale_by_adam(config.adam)
     matrix_rules = select(rules, rules, matrices=True)
 
     def init(params: Params) -> MuonState:

@@ -48,7 +48,7 @@ def read_collectives(module: Module, mesh: Mesh, num_slices: int) -> tuple[Colle
 def find_collectives(module: Module, mesh: Mesh, num_slices: int) -> Iterator[Found]:
     """Each operation of the module once, with how often it runs.
 
-    An asynchronous one stands in several fusions that share its channel: where it starts, beside what it overlaps with, and where it ends.
+    An asynchronous one is in several fusions that share its channel: where it starts, beside what it overlaps with, and where it ends.
     """
     seen: set[tuple[str, str]] = set()
     for name, times in module.runs.items():

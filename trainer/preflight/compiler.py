@@ -89,13 +89,16 @@ def examine(spec: Spec, dump: Path) -> Result:
         ConfigError: topology, mesh, batch or model do not fit one another.
         TrainingError: the compiler failed for a reason other than memory.
     """
-    devices, run = describe_devices(spec.topology), run_of(spec.step, spec.execution)
-    limit, started = available_bytes(devices[0]), time.monotonic()
+    devices = describe_devices(spec.topology)
+    run = run_of(spec.step, spec.execution)
+    limit = available_bytes(devices[0])
+    started = time.monotonic()
     lowered = lower_step(run, devices)
     lower_seconds = time.monotonic() - started
     flops = _flops_by_xla(lowered)
     compiled = compile_into(lowered, dump, machine_code=spec.machine_code)
-    memory, module = _read_memory(dump), _read_module(dump)
+    memory = _read_memory(dump)
+    module = _read_module(dump)
     return Result(
         refusal=compiled.refusal,
         memory=memory,
@@ -124,11 +127,13 @@ def compile_into(lowered: Any, dump: Path, *, machine_code: bool) -> Compiled:
         except Exception as error:  # handed to the waiting thread
             failures.append(error)
 
-    thread, started = threading.Thread(target=run, daemon=True), time.monotonic()
+    thread = threading.Thread(target=run, daemon=True)
+    started = time.monotonic()
     thread.start()
     written: dict[str, int] = {}
     while thread.is_alive():
-        before, written = written, {path.name: path.stat().st_size for path in dump.glob("*.*")}
+        before = written
+        written = {path.name: path.stat().st_size for path in dump.glob("*.*")}
         if not machine_code and before == written and is_assigned(dump):
             break
         thread.join(POLL_SECONDS)

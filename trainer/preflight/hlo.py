@@ -73,7 +73,7 @@ class Module:
 
     @cached_property
     def fusions(self) -> Mapping[str, tuple[str, Instruction]]:
-        """Computation that a fusion is made of → the computation that the fusion stands in, and the fusion."""
+        """Computation that a fusion is made of → the computation that the fusion is in, and the fusion."""
         return {
             called: (name, instruction)
             for name, instructions in self.computations.items()

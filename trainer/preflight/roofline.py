@@ -75,7 +75,8 @@ def recomputed_flops(model: ModelConfig, sequences: int, remat: str) -> int:
 
     The head is not computed again. What the attention kernel computes again inside its backward pass is not counted.
     """
-    flops, tokens = step_flops(model, sequences), sequences * model.seq_len
+    flops = step_flops(model, sequences)
+    tokens = sequences * model.seq_len
     head = FLOPS_A_PARAMETER * model.d_model * model.vocab_size * tokens
     match remat:
         case "full" | "offload":

@@ -1,4 +1,4 @@
-"""What is compiled, and what came of it: the two files of `python -m trainer.preflight SPEC.json RESULT.json`."""
+"""What is compiled, and its result: the two files of `python -m trainer.preflight SPEC.json RESULT.json`."""
 
 from typing import Literal
 
@@ -97,7 +97,7 @@ class Collective(Frozen):
 
 
 class Result(Frozen):
-    """What came of one compilation.
+    """The result of one compilation.
 
     Attributes:
         refusal: what the compiler said where it refused the step; None where it did not.

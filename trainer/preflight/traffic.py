@@ -45,7 +45,8 @@ def _moved_by_fusion(inside: dict[str, Instruction], fusion: Instruction, shapes
 
 def _read(inside: dict[str, Instruction], parameter: Instruction, shape: str) -> int:
     """All of an operand, or the slices of it that are used."""
-    whole, users = hbm_bytes(shape), [each for each in inside.values() if parameter.name in each.operands]
+    whole = hbm_bytes(shape)
+    users = [each for each in inside.values() if parameter.name in each.operands]
     if users and all(each.opcode == "dynamic-slice" for each in users):
         return min(whole, sum(hbm_bytes(each.shape) for each in users))
     if users and all(each.opcode == "dynamic-update-slice" and each.operands[0] == parameter.name for each in users):

@@ -111,7 +111,8 @@ def decided_by_first(name: str, step: int, value: bool) -> bool:
     """
     if jax.process_count() == 1:
         return value
-    client, key = _client(), f"phasewise/{name}"
+    client = _client()
+    key = f"phasewise/{name}"
     if is_first():
         client.key_value_set(f"{key}/{step}", str(int(value)))
         client.key_value_delete(f"{key}/{step - KEPT_DECISIONS}")  # the updates between keep all processes closer together than that

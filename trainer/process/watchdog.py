@@ -23,7 +23,8 @@ class Watchdog:
         self, limit_seconds: float | None, on_stall: Callable[[float], None], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._limit, self._on_stall, self._clock = limit_seconds, on_stall, clock
-        self._beat, self._ended = clock(), threading.Event()
+        self._beat = clock()
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> "Watchdog":
@@ -54,7 +55,7 @@ class Watchdog:
 
 
 def end_stalled(phase: str) -> Callable[[float], None]:
-    """Say where every thread stands, on standard error, and end the process at once: what hangs cannot be asked to stop."""
+    """Say where every thread is, on standard error, and end the process at once: a process that hangs cannot be asked to stop."""
 
     def end(limit_seconds: float) -> None:
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)

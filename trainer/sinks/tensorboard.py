@@ -16,7 +16,8 @@ from trainer.sinks import values_to_send
 
 PREFIX = "events.out.tfevents"
 FILE_VERSION = "brain.Event:2"
-HEADER, FOOTER_BYTES = struct.Struct("<QI"), 4
+HEADER = struct.Struct("<QI")
+FOOTER_BYTES = 4
 
 
 class TensorBoardSink:

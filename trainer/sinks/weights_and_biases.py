@@ -17,14 +17,15 @@ SENT_NAME = "sent.json"
 
 
 def open_wandb(run: RunConfig) -> "WandbSink":
-    """The run's counterpart, made anew or gone on with; its files are in `wandb/` of the run's folder.
+    """The run's counterpart, a new one or the one before; its files are in `wandb/` of the run's folder.
 
     Raises:
         TrainingError: Weights & Biases does not open it, as without a login.
     """
     folder = Path(run.output) / "wandb"
     folder.mkdir(parents=True, exist_ok=True)
-    sent, is_offline = Sent(folder / SENT_NAME), run.instrumentation.wandb == "offline"
+    sent = Sent(folder / SENT_NAME)
+    is_offline = run.instrumentation.wandb == "offline"
     try:
         opened = wandb.init(
             project=run.recipe,
@@ -50,7 +51,8 @@ class Sent:
 
     def __init__(self, path: Path) -> None:
         found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"id": uuid.uuid4().hex[:12], "step": 0}
-        self.id, self.step = str(found["id"]), int(found["step"])
+        self.id = str(found["id"])
+        self.step = int(found["step"])
         self._file = open(path, "r+b" if path.exists() else "w+b", buffering=0)  # noqa: SIM115  # stays open for the run
         self.note(self.step)
 

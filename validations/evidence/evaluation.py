@@ -49,7 +49,8 @@ def asked_evidence(evaluation: Evaluation) -> pd.DataFrame:
 
 
 def _measure_benchmark(result: Mapping[str, Any], parent_values: Mapping[str, float], *, is_finite: bool) -> dict[str, object]:
-    name, value = _name(result), _number(result["value"])
+    name = _name(result)
+    value = _number(result["value"])
     baseline = _number(result.get("baseline"))
     if not math.isfinite(baseline):
         raise DataError(

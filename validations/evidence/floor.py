@@ -116,7 +116,8 @@ def place_p_value(units: Sequence[np.ndarray]) -> float:
         units: log-likelihoods in nats, one array a unit; those that differ by less than `TIE_NATS` share a place.
     """
     step = math.lcm(*(2 * len(ways) for ways in units))
-    distribution, observed = np.ones(1), 0
+    distribution = np.ones(1)
+    observed = 0
     for ways in units:
         rounded = np.round(ways / TIE_NATS)
         in_order = np.sort(rounded)
@@ -138,7 +139,7 @@ def _accuracy_p_values(result: Mapping[str, Any], answers: Sequence[Mapping[str,
 
 
 def _units(result: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> list[tuple[np.ndarray, list[int]]]:
-    """Scores [items, choices] and the right column of each row: of an item that stands alone, or of the items of a group."""
+    """Scores [items, choices] and the right column of each row: of an item that is alone, or of the items of a group."""
     groups: defaultdict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for answer in answers:
         groups[("alone", answer["id"]) if answer["group"] is None else ("group", answer["group"])].append(answer)
@@ -162,7 +163,7 @@ def _ways(scores: np.ndarray, gold: Sequence[int]) -> np.ndarray:
 
 
 def _margins(scores: np.ndarray, gold: Sequence[int]) -> list[float]:
-    """Of each item: its right choice above the mean of the others."""
+    """For each item: its right choice above the mean of the others."""
     return [float(row[at] - np.delete(row, at).mean()) if len(row) > 1 else 0.0 for row, at in zip(scores, gold, strict=True)]
 
 

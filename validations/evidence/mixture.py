@@ -74,15 +74,22 @@ def mixture_evidence(schedule: Schedule, *, start_step: int, stop_step: int, row
 def _measure_stage(
     schedule: Schedule, shares: MixtureShares, steps: tuple[int, int], rows: Mapping[Component, int], seq_len: int
 ) -> list[dict[str, object]]:
-    (start, stop), block, cut = steps, schedule.order.block_sequences, schedule.cut_at(steps[0])
-    drawn, drawn_since_0 = schedule.realised(start, stop), schedule.realised(0, stop)
-    total, counts = sum(drawn.values()), block_counts(shares, schedule.order)
+    start, stop = steps
+    block = schedule.order.block_sequences
+    cut = schedule.cut_at(steps[0])
+    drawn = schedule.realised(start, stop)
+    drawn_since_0 = schedule.realised(0, stop)
+    total = sum(drawn.values())
+    counts = block_counts(shares, schedule.order)
     names = [name for name in {**shares, **drawn} if shares.get(name, 0) > 0 or drawn.get(name, 0) > 0]
     measured: list[dict[str, object]] = []
     for name in names:
-        sequences, intended, available = drawn.get(name, 0), shares.get(name, 0.0), rows.get(name, 0)
+        sequences = drawn.get(name, 0)
+        intended = shares.get(name, 0.0)
+        available = rows.get(name, 0)
         realised_percent = 100 * sequences / total if total else 0.0
-        error_points, block_percent = abs(realised_percent - intended), 100 * counts.get(name, 0) / block
+        error_points = abs(realised_percent - intended)
+        block_percent = 100 * counts.get(name, 0) / block
         measured.append(
             {
                 "start_step": start,

@@ -89,7 +89,7 @@ def _spoken_for(check: Check, table: pd.DataFrame, failing: tuple[int, ...]) -> 
 
 
 def told_rows(check: Check, table: pd.DataFrame, rows: tuple[int, ...]) -> tuple[int, ...]:
-    """Of these rows those that are told: all, or the one that speaks for the others."""
+    """The rows that are named of these: all, or the one that speaks for the others."""
     if check.speaks_for is None or not rows:
         return rows
     order_by = check.speaks_for.order_by

@@ -1,4 +1,4 @@
-"""One expectation over one evidence table, as data, and how its failure is told to a person."""
+"""One expectation over one evidence table, as data, and how its failure is said to a person."""
 
 import re
 import string
@@ -14,9 +14,9 @@ OBSERVED = "observed"
 
 @dataclass(frozen=True)
 class Details:
-    """Where a failing row's particulars stand: the rows of `table` that agree with it in `keys`, the highest `order_by` first.
+    """Where a failing row's particulars are: the rows of `table` that agree with it in `keys`, the highest `order_by` first.
 
-    A failing row of at most `at_most` particulars is told by each of them, in the `what` and `where` given here. A row of more is told
+    A failing row of at most `at_most` particulars is named by each of them, in the `what` and `where` given here. A row of more is named
     once, in the check's own words, which may name cells of the first particular too.
     """
 
@@ -30,7 +30,7 @@ class Details:
 
 @dataclass(frozen=True)
 class SpeaksFor:
-    """The failing row speaks for every row whose cell `passes` is false; of those that nobody accepts, the lowest `order_by` is told."""
+    """The failing row speaks for every row whose cell `passes` is false; of those that nobody accepts, the lowest `order_by` is named."""
 
     passes: str
     order_by: str
@@ -44,11 +44,11 @@ class Check:
         expectation: class name, in `domain` or in Great Expectations.
         arguments: what that class is made with.
         asks: one sentence, for Data Docs.
-        what, found, limit, where, what_to_do: how a failure is told; format strings over the failing row (or its details' rows).
+        what, found, limit, where, what_to_do: how a failure is said; format strings over the failing row (or its details' rows).
             A failure of the table as a whole has no row: there only `{observed}` can be named.
         accept_by: the columns that a recipe has to name to accept a warning of this check; without any, nobody can accept one.
         narrow_by: more columns that it may name.
-        speaks_for: which rows a failing row stands for, where it is one for several.
+        speaks_for: which rows a failing row speaks for, where it is one for several.
     """
 
     table: str
@@ -73,7 +73,8 @@ class Check:
 
     def missing_columns(self, tables: Mapping[str, pd.DataFrame]) -> list[str]:
         """`table.column` of what the check measures or tells and what is not there; without it the check cannot be made."""
-        here, details = tables[self.table].columns, self.details
+        here = tables[self.table].columns
+        details = self.details
         measured = [str(self.arguments[name]) for name in ("column", "column_A", "column_B") if name in self.arguments]
         measured += [*self.accept_by, *self.narrow_by]
         measured += [self.speaks_for.passes, self.speaks_for.order_by] if self.speaks_for else []

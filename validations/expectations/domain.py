@@ -203,7 +203,7 @@ class ExpectOnlyFiniteNumbers(_WithinLimit):
 
 
 class ExpectSpikesWithinLimit(_WithinLimit):
-    """Expect no more updates than allowed to stand far above those before them."""
+    """Expect no more updates than allowed to be far above those before them."""
 
 
 class ExpectNoSpikeToBeLedByUpdates(_WithinLimit):

@@ -32,7 +32,7 @@ class AcceptedRows:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What came of one check.
+    """The result of one check.
 
     Attributes:
         name: the expectation's, in snake case.

@@ -11,7 +11,7 @@ _REMEDY = "Order the data with the permutation feistel, or shuffle the documents
 
 
 def order_checks(limits: OrderLimits, tables: Mapping[str, pd.DataFrame]) -> tuple[Check, ...]:
-    """An order that can be told from a random one warns, as the record's can; one under which the data is predicted to change stops."""
+    """One that can be distinguished from a random order warns: the record's can. One under which the data is predicted to change stops."""
     rows = len(tables["order"]) + (len(tables["shifts"]) if "shifts" in tables else 0)
     checks = [expect_rows("order", "Give the phase components with at least one whole row."), _mixes(limits.false_alarm_rate, max(rows, 1))]
     if limits.max_shift_deviations is not None:
@@ -25,9 +25,9 @@ def _mixes(rate: float, rows: int) -> Check:
         expectation="ExpectOrderToMix",
         arguments={"column": "judged_p_value", "floor": rate / rows},
         severity="warning",
-        asks="The order of the data cannot be told from a true random permutation.",
-        what="the order {permutation} can be told from a random one in {components_failing} of {components} components, most clearly in "
-        "{component}: {measure}, {value:.4g} where random permutations keep to {limit:.4g} ({detail}); see the Marin 32B "
+        asks="The order of the data cannot be distinguished from a true random permutation.",
+        what="the order {permutation} can be distinguished from a random one in {components_failing} of {components} components, "
+        "most clearly in {component}: {measure}, {value:.4g} where random permutations keep to {limit:.4g} ({detail}); see the Marin 32B "
         'retrospective, "Shuffling: Linear vs. Feistel"',
         found="{measure}: {value:.4g}",
         limit=f"{{limit:.4g}}, at {rate:g} false alarms a phase",

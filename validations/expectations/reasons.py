@@ -45,7 +45,7 @@ class _Telling(string.Formatter):
             return one if value == 1 else several
         try:
             return str(super().format_field(value, format_spec))
-        except (TypeError, ValueError):  # a cell of another type than the words are made for is told as it is
+        except (TypeError, ValueError):  # a cell of another type than the words are made for is shown as it is
             return str(value)
 
 
@@ -96,7 +96,8 @@ def _reasons_of_row(result: CheckResult, row: Mapping[str, Any], tables: Mapping
 
 
 def _reason(result: CheckResult, cells: Mapping[str, Any], *, what: str | None = None, where: str | None = None) -> Reason:
-    check, tell = result.check, _Telling()
+    check = result.check
+    tell = _Telling()
     return Reason(
         expectation=result.name,
         severity=check.severity,

@@ -1,6 +1,6 @@
 """Great Expectations' content as HTML: the same words, in tables and folds that need neither a script nor a network.
 
-The content is a tree of blocks, as the library's renderers make them. Whatever stands in it is escaped; no markup of its own is taken over.
+The content is a tree of blocks, as the library's renderers make them. Everything in it is escaped; no markup of its own is taken over.
 """
 
 import re
@@ -31,7 +31,7 @@ def as_html(block: Any) -> Markup:
 
 
 def section_as_html(section: Block) -> tuple[str, Markup]:
-    """A section of the page: its title, and what stands under it. The block at its head, which says the title once more, is left out."""
+    """A section of the page: its title, and what is under it. The block at its head, which says the title once more, is left out."""
     blocks: list[Any] = list(section["content_blocks"])
     if blocks and blocks[0].get("content_block_type") == "header":
         blocks = blocks[1:]
@@ -51,7 +51,7 @@ def _text(block: Block) -> Markup:
 
 
 def _sign(template: Mapping[str, Any], params: Mapping[str, Any]) -> Markup:
-    """An icon as a word with its sign. The overview's line, whose parameters carry the library's markup, is told by its outcome too."""
+    """An icon as a word with its sign. The overview's line, whose parameters carry the library's markup, is known by its outcome too."""
     look = str(template.get("styling")) + str(params.get("icon")) + str(params.get("html_success_icon"))
     name, word = next((sign for mark, sign in _SIGNS.items() if mark in look), ("", "–"))
     return Markup('<span class="word {}">{}</span>').format(name, word)
@@ -96,7 +96,7 @@ def _headed(block: Block, body: Markup | str = "") -> Markup:
 
 
 def _unknown(block: Block) -> Markup:
-    """A block of a kind that is not known here is shown as it stands, rather than lost."""
+    """A block of a kind that is not known here is shown as it is, rather than lost."""
     return Markup("<pre>{}</pre>").format(_TAG.sub("", str(dict(block))))
 
 

@@ -34,7 +34,7 @@ class Failure:
 
     @property
     def worst(self) -> Reason:
-        """The case that is told first."""
+        """The case that is named first."""
         return self.cases[0]
 
 
@@ -46,7 +46,7 @@ def accepted_of(verdict: Verdict) -> tuple[AcceptedFinding, ...]:
 def failures_of(verdict: Verdict) -> tuple[Failure, ...]:
     """The reasons of the verdict, a failure for each check: what stops before what warns, then in the order of the suite.
 
-    A suite goes from causes to what they lead to: a stale cache is told before the test items that are still in it.
+    A suite goes from causes to what they lead to: a stale cache is named before the test items that are still in it.
     """
     groups: dict[str, list[list[Reason]]] = defaultdict(list)
     for name, reasons in groupby(verdict.reasons, key=lambda reason: reason.expectation):
@@ -76,7 +76,7 @@ def _advice(reason: Reason) -> tuple[str, str]:
 
 
 def _checks_of(verdict: Verdict, name: str, count: int) -> list[CheckOutcome | None]:
-    """The checks of that name which did not pass, in the order of their reasons; unknown where there are not as many as told."""
+    """The checks of that name which did not pass, in the order of their reasons; unknown where there are not as many as named."""
     checks = [check for check in verdict.checks if check.name == name and check.kind not in ("passed", "accepted")]
     checks.sort(key=lambda check: check.severity != "critical" and check.outcome != "broken")
     return [*checks] if len(checks) == count else [None] * count

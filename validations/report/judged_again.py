@@ -1,6 +1,6 @@
 """The evidence of a verdict, put before Great Expectations once more for its pages, and the rows that fail.
 
-Its own pages load styles and scripts from other hosts and write cells of data into the page as they stand. So only what they say is
+Its own pages load styles and scripts from other hosts and write cells of data into the page as they are. So only what they say is
 taken from the library, as a tree of content; `content.py` makes HTML of it.
 """
 
@@ -47,10 +47,10 @@ class Particulars:
 
 @dataclass(frozen=True)
 class JudgedAgain:
-    """What came of judging once more.
+    """The result of judging once more.
 
     Attributes:
-        particulars: (table, what the check asks) → where its failing rows are told in full.
+        particulars: (table, what the check asks) → where its failing rows are named in full.
         problem: why nothing could be judged.
     """
 
@@ -157,13 +157,15 @@ def _not_made(checks: Sequence[Check]) -> dict[str, Any]:
 def _particulars(
     checks: Sequence[Check], judged: Mapping[str, JudgedTable], tables: Mapping[str, pd.DataFrame]
 ) -> dict[tuple[str, str], Particulars]:
-    """Of every check that has failing rows and says where more stands of them."""
+    """Of every check that has failing rows and says where more about them is."""
     found: dict[tuple[str, str], Particulars] = {}
     for check in checks:
-        details, failing = check.details, sorted(judged[check.table].failing.get(check.asks, ()))
+        details = check.details
+        failing = sorted(judged[check.table].failing.get(check.asks, ()))
         if details is None or not failing:
             continue
-        keys, table = list(details.keys), tables[details.table].reset_index(drop=True)
+        keys = list(details.keys)
+        table = tables[details.table].reset_index(drop=True)
         wanted = tables[check.table].iloc[failing][keys].drop_duplicates()
         rows = table.reset_index(names="row").merge(wanted, on=keys).sort_values(details.order_by, ascending=False, kind="stable")["row"]
         found[check.table, check.asks] = Particulars(details.table, tuple(int(row) for row in rows))

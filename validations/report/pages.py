@@ -135,6 +135,6 @@ def _environment() -> jinja2.Environment:
 
 
 def with_code(text: str) -> Markup:
-    """The text, with what stands between backticks as code; everything is escaped."""
+    """The text, with what is between backticks as code; everything is escaped."""
     pieces = (escape(piece) for piece in text.split("`"))
     return Markup("").join(Markup("<code>{}</code>").format(piece) if number % 2 else piece for number, piece in enumerate(pieces))

@@ -10,7 +10,7 @@ SHOWN_CASES = 10
 
 
 def summary_of(verdict: Verdict) -> str:
-    """One line: the subject, how it stands, and how many checks say so."""
+    """One line: the subject, its state, and how many checks say so."""
     return f"{verdict.subject} {verdict.counts.told}"
 
 
@@ -22,7 +22,8 @@ def lines_of(verdict: Verdict) -> tuple[str, ...]:
     failures = failures_of(verdict)
     if not failures:
         return (summary_of(verdict),)
-    worst, case = failures[0], failures[0].worst
+    worst = failures[0]
+    case = failures[0].worst
     where = "" if case.where in case.what else f" (in {_one_line(case.where)})"
     return (
         f"{_one_line(verdict.subject)} {verdict.counts.standing_words}: {_one_line(case.what)}{where}",
@@ -38,7 +39,7 @@ def place_of(verdict: Verdict) -> str:
 
 
 def report_folder_of(verdict: Verdict) -> str:
-    """Where the report of this one verdict stands: beside its evidence."""
+    """Where the report of this one verdict is: beside its evidence."""
     return f"{verdict.evidence.rstrip('/')}/report"
 
 
@@ -91,7 +92,7 @@ def _one_line(text: str) -> str:
 
 
 def _inline(text: str) -> str:
-    """Text that Markdown shows as it stands: what comes from data is no markup."""
+    """Text that Markdown shows as it is: what comes from data is no markup."""
     return "".join(f"\\{letter}" if letter in "\\`*_[]<>#|~&$" else letter for letter in _one_line(text))
 
 

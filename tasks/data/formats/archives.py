@@ -23,8 +23,12 @@ MAX_UNLISTED_BYTES = 64  # between two members of a zip: a descriptor, and what 
 MAX_NAME_BYTES = 2**20
 LOCAL_HEAD = struct.Struct("<4s22xHH")
 ENCRYPTED = 1
-FOLDER, FILES = (tarfile.DIRTYPE,), (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
-LONG_NAME, LONG_LINK, PAX, PAX_FOR_ALL = tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE
+FOLDER = (tarfile.DIRTYPE,)
+FILES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
+LONG_NAME = tarfile.GNUTYPE_LONGNAME
+LONG_LINK = tarfile.GNUTYPE_LONGLINK
+PAX = tarfile.XHDTYPE
+PAX_FOR_ALL = tarfile.XGLTYPE
 LINKS = (tarfile.LNKTYPE, tarfile.SYMTYPE)
 DEVICES = (tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)
 DAMAGE = (zipfile.BadZipFile, tarfile.HeaderError, struct.error, NotImplementedError, RuntimeError, ValueError, zlib.error, OverflowError)
@@ -188,7 +192,7 @@ def _next_head(stream: io.BufferedReader) -> tarfile.TarInfo | None:
 
 
 def _check_end(stream: io.BufferedReader) -> None:
-    """Behind the end stand zeros: archives that were put one behind the other would be read to the end of the first alone."""
+    """Behind the end are zeros: archives that were put one behind the other would be read to the end of the first alone."""
     while rest := stream.read(2**16):
         if rest.strip(b"\0"):
             raise FileFault("unreadable", "there is more behind the end of the tar: unpack archives that were put together")

@@ -128,7 +128,7 @@ def _table(raw: bytes, at: int) -> Table:
 
 
 def _field(table: Table, place: int) -> int:
-    """Where a field stands, 0 if it has its default value."""
+    """Where a field is, 0 if it has its default value."""
     raw, at = table
     (back,) = struct.unpack_from("<i", raw, at)
     (offsets_bytes,) = struct.unpack_from("<H", raw, at - back)

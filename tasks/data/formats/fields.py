@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import cast
 
 NOT_AN_OBJECT = object()
-"""What stands where a key expects an object."""
+"""What is there instead of the object that a key expects."""
 
 
 def reach(document: object, key: str) -> object:

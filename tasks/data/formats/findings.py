@@ -26,7 +26,7 @@ Reason = Literal[
 
 
 class Record(NamedTuple):
-    """A document's text as it stands in the file. `where` is `byte 1234` of JSON lines, `row 5` of a table, both from 0, or `file`."""
+    """A document's text as it is in the file. `where` is `byte 1234` of JSON lines, `row 5` of a table, both from 0, or `file`."""
 
     text: str
     where: str
@@ -50,11 +50,11 @@ class LeftOut(NamedTuple):
 
 Finding = Record | Fault | LeftOut
 Sift = Callable[[str, str, Mapping[str, object]], Record | LeftOut]
-"""Text, where it stands, and its document's fields → the record, or why it is left out."""
+"""Text, where it is, and its document's fields → the record, or why it is left out."""
 
 
 class FileFault(Exception):
-    """Reading of the file ends here; what was read before stands."""
+    """Reading of the file ends here; what was read before is kept."""
 
     def __init__(self, reason: Reason, found: str):
         super().__init__(found)

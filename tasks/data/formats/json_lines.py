@@ -23,7 +23,7 @@ def read_json_lines(
     """What the lines that begin in `[start, stop)` hold. Blank lines are no documents; a line that is too long is passed over in pieces.
 
     Raises:
-        FileFault: the file has no document at all; found by whoever reads its start.
+        FileFault: the file has no document at all; found by the code that reads its start.
     """
     end = sys.maxsize if stop is None else stop
     at = _first_line(lines, start, end)
@@ -55,7 +55,7 @@ def read_json_lines(
 
 
 def _look_closer(line: bytes, at: int, document: object, *, text_key: str, sift: Sift) -> Finding | None:
-    """What is out of the ordinary: a byte order mark, a blank line, a key that reaches into an object, or a fault."""
+    """Everything out of the ordinary: a byte order mark, a blank line, a key that reaches into an object, or a fault."""
     where = f"byte {at}"
     if document is NOT_PARSED:
         line = line.removeprefix(BYTE_ORDER_MARK) if at == 0 else line

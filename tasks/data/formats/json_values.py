@@ -27,5 +27,5 @@ def loads(raw: bytes) -> object:
 
 
 def _held_bytes(raw: bytes) -> int:
-    """What the values take at most: of objects, lists, and what stands between commas and behind colons."""
+    """What the values take at most: of objects, lists, and what is between commas and behind colons."""
     return OBJECT_BYTES * (raw.count(b"{") + raw.count(b"[")) + VALUE_BYTES * (raw.count(b",") + raw.count(b":"))

@@ -101,7 +101,8 @@ class _Members:
                 data = self._packed.read(PACKED_BYTES)
             unpacked = decoder.decompress(data, size)
             if decoder.eof:
-                self._waiting, self._decoder = decoder.unused_data, None
+                self._waiting = decoder.unused_data
+                self._decoder = None
             elif wants and not data and not unpacked:
                 raise FileFault("truncated", f"the file ends inside member {self._members} of its packing")
             if unpacked:

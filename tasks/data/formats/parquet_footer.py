@@ -27,7 +27,7 @@ class Chunk(NamedTuple):
     Attributes:
         path: its names from the outside in, with dots between.
         is_text: strings or bytes of any length.
-        has_deltas: some values are told by how much of the one before they begin with.
+        has_deltas: some values are given by how much of the one before they begin with.
         start: of its first page; the dictionary is one.
         dictionary_bytes: how far the first page of data is behind the dictionary, None without one.
     """

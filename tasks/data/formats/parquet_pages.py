@@ -48,7 +48,8 @@ def pages_of(file: io.BufferedReader, chunk: Chunk) -> Iterator[Page]:
     Raises:
         FileFault: a head is none.
     """
-    at, end = chunk.start, chunk.start + chunk.packed_bytes
+    at = chunk.start
+    end = chunk.start + chunk.packed_bytes
     if chunk.num_values and end > (size := file.seek(0, io.SEEK_END)):
         raise FileFault("truncated", f"the column {chunk.path} ends at byte {end} of a file of {size}")
     while at < end and chunk.num_values:
@@ -72,7 +73,8 @@ def _head(file: io.BufferedReader, at: int) -> tuple[int, Page]:
             continue
         except ValueError as error:
             raise FileFault("unreadable", f"the page at byte {at} has no head: {error}") from error
-        unpacked, packed = head.get(UNPACKED), head.get(PACKED)
+        unpacked = head.get(UNPACKED)
+        packed = head.get(PACKED)
         if not isinstance(unpacked, int) or not isinstance(packed, int) or min(unpacked, packed) < 0:
             raise FileFault("unreadable", f"the page at byte {at} says that it has {packed} bytes, unpacked {unpacked}")
         return head_bytes, Page(packed, unpacked)

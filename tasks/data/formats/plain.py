@@ -1,4 +1,4 @@
-"""Text and Markdown: a file is one document as it stands."""
+"""Text and Markdown: a file is one document as it is."""
 
 import io
 from collections.abc import Iterator

@@ -24,7 +24,8 @@ ENDINGS = (".gz", ".gzip", ".zst", ".zstd", ".bz2", ".xz", ".lz4", ".zip", ".tar
 
 
 class WatchedFile(io.RawIOBase):
-    """A file that remembers what its file system failed with while reading, and counts what was taken from it and what came of that."""
+    """A file that remembers what its file system failed with while reading. It counts the bytes that were read from it, and
+    the bytes that they unpacked to."""
 
     def __init__(self, file: Any):
         self._file = file

@@ -93,7 +93,7 @@ class _Rows:
     """The rows of one file, counted.
 
     Attributes:
-        text, fields: where the text and the filters' fields stand.
+        text, fields: where the text and the filters' fields are.
         row: rows that were read.
         text_bytes: of their texts.
     """
@@ -197,7 +197,7 @@ def _batch_rows(size_bytes: int, rows: int) -> int:
 
 
 def _find(schema: pa.Schema, key: str) -> tuple[ColumnPath, pa.DataType]:
-    """Where a key's column stands, by names, and its type. A column whose own name has the dots comes first."""
+    """Where a key's column is, by names, and its type. A column whose own name has the dots comes first."""
     path = (key,) if key in schema.names else tuple(key.split("."))
     level: Any = schema
     for name in path:
@@ -232,7 +232,7 @@ def _is_text(type_: pa.DataType) -> bool:
 
 
 def raw_values(column: Any) -> list[bytes | None]:
-    """Bytes as they stand: Arrow decodes a column as a whole or not at all. Values of a dictionary are not unrolled."""
+    """Bytes as they are: Arrow decodes a column as a whole or not at all. Values of a dictionary are not unrolled."""
     if isinstance(column.type, pa.DictionaryType):
         values = raw_values(column.dictionary)
         indices = pa.DictionaryArray.from_arrays(column.indices, pa.nulls(len(values)), safe=True).indices  # checked against the values

@@ -99,6 +99,6 @@ def _length(raw: bytes, at: int) -> tuple[int, int]:
 
 
 def _number(raw: bytes, at: int) -> tuple[int, int]:
-    """Zigzag: even numbers stand for positive ones."""
+    """Zigzag: even numbers mean positive ones."""
     value, at = _length(raw, at)
     return value >> 1 ^ -(value & 1), at

@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("corpus")
     parser.add_argument("--shuffle", type=int)
     chosen = parser.parse_args()
-    reading.PIECE_BYTES, parts.MIN_PART_BYTES = 1 << 19, 1  # the driver alone decides how the work is divided: workers are told
+    reading.PIECE_BYTES, parts.MIN_PART_BYTES = 1 << 19, 1  # the driver alone decides how the work is divided, and says so to the workers
     if chosen.shuffle is not None:
         shuffle_calls(chosen.shuffle)
     try:

@@ -103,7 +103,7 @@ def build_undisturbed(folder: Path, corpus: Path, workers: int = 1) -> dict[str,
 
 
 def _kill_one(draw: Random, pids: list[int], *, amid_writing: bool) -> bool:
-    """Kill one of the processes; if it is to be amid writing, only one that has a file half written."""
+    """Kill one of the processes; with `writing`, only one that has a file half written."""
     for pid in draw.sample(pids, len(pids)):
         if not amid_writing or stops_while_writing(pid):
             kill(pid)

@@ -60,7 +60,8 @@ def test_tokens_decode_back_to_the_documents(plan: DataPlan, split: Split):
 
 def test_the_manifest_says_what_is_there(plan: DataPlan):
     web = plan.components["web"]
-    folder, manifest = web.train.folder, read_manifest(web.train.folder)
+    folder = web.train.folder
+    manifest = read_manifest(web.train.folder)
     texts = list(split_texts(web.documents.folder, "train"))
     assert (manifest.key, manifest.component, manifest.split, manifest.sources) == (web.train.key, "web", "train", web.files)
     assert manifest.source == web.source.described()

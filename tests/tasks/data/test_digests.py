@@ -103,7 +103,7 @@ def test_edits_within_a_tick_of_the_clock_are_seen(home: Home, file: Path):
 
 
 def test_what_was_read_too_soon_after_its_change_is_not_kept(home: Home, file: Path):
-    """By a clock that stands still a moment after the change: that the tick is over is never seen."""
+    """By a clock that stops a moment after the change: that the tick is over is never seen."""
     changed = file.stat().st_ctime_ns
     known = KnownDigests(home, clock=lambda: changed + TICK_NS // 2)
     for _ in range(2):
@@ -144,7 +144,7 @@ def test_damaged_memory_is_no_memory(home: Home, file: Path, damage: bytes | Non
 
 
 def test_memory_that_is_wrong_is_believed_until_everything_is_read(home: Home, file: Path):
-    """A disk that changed bytes in silence: the file looks as it did."""
+    """A disk that changed bytes without a word: the file looks as it did."""
     digest_and_bytes_read(home, file)
     files = read_json(home.digests)["files"]
     files[str(file)][2] = sha256(b"edited")
@@ -156,7 +156,8 @@ def test_memory_that_is_wrong_is_believed_until_everything_is_read(home: Home, f
 
 def test_threads_that_ask_for_one_file_read_it_once(file: Path):
     file.write_bytes(b"x" * 10_000_000)
-    known, together = KnownDigests(), threading.Barrier(8)
+    known = KnownDigests()
+    together = threading.Barrier(8)
 
     def ask(_number: int) -> str:
         together.wait()
@@ -170,7 +171,8 @@ def test_threads_that_ask_for_one_file_read_it_once(file: Path):
 def test_two_commands_at_once_keep_what_both_read(home: Home, file: Path):
     other = file.with_name("b.jsonl")
     other.write_bytes(b"other!")
-    first, second = KnownDigests(home), KnownDigests(home)
+    first = KnownDigests(home)
+    second = KnownDigests(home)
     first.content(file)
     second.content(other)
     first.keep()
@@ -250,5 +252,6 @@ def test_a_file_of_a_store_without_digests_is_known_by_its_strong_etag(home: Hom
     Server.content, Server.etag = b"before", etag
     assert digest_and_bytes_read(home, url) == (sha256(b"before"), 6)
     assert digest_and_bytes_read(home, url) == (sha256(b"before"), read_again)
-    Server.content, Server.etag = b"edited", etag and etag.replace("one", "two")
+    Server.content = b"edited"
+    Server.etag = etag and etag.replace("one", "two")
     assert digest_and_bytes_read(home, url) == (sha256(b"edited"), 6)

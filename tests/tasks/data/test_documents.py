@@ -49,7 +49,8 @@ def test_the_split_is_the_digests_alone():
 def test_another_document_moves_none(tmp_path: Path):
     write_documents(component(tmp_path / "a", TEXTS), tmp_path / "before")
     write_documents(component(tmp_path / "b", ["A new one.", *reversed(TEXTS), "And one more."]), tmp_path / "after")
-    before, after = splits(tmp_path / "before"), splits(tmp_path / "after")
+    before = splits(tmp_path / "before")
+    after = splits(tmp_path / "after")
     assert len(after) == len(before) + 2
     assert {text: after[text] for text in before} == before
 

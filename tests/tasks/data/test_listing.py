@@ -1,4 +1,4 @@
-"""Which files a component is made of, and how they are told apart."""
+"""Which files a component is made of, and how one is known from another."""
 
 import gzip
 import os
@@ -47,7 +47,7 @@ def source(folder: Path | str, *include: str, exclude: tuple[str, ...] = ()) -> 
     ],
 )
 def test_globs_choose_files(folder: Path, include: tuple[str, ...], exclude: tuple[str, ...], expected: str):
-    """Hidden files are read only if they are named in full, though the folder itself stands in a hidden one."""
+    """Hidden files are read only if they are named in full, though the folder itself is in a hidden one."""
     wanted = source(folder, *include, exclude=exclude)
     found = expand(wanted)
     assert all(selects(wanted, name) for name in found.files)
@@ -98,7 +98,8 @@ def test_each_glob_must_select_a_file(folder: Path, include: tuple[str, ...], ex
 
 
 def test_content_tells_files_apart_that_size_and_time_do_not(folder: Path):
-    wanted, path = source(folder, "a.jsonl"), folder / "a.jsonl"
+    wanted = source(folder, "a.jsonl")
+    path = folder / "a.jsonl"
     (before,) = fingerprint(wanted).files
     status = path.stat()
     path.write_text("A.jsonl")

@@ -1,4 +1,4 @@
-"""What is made even, and that a second time changes nothing."""
+"""What is normalised, and that a second time changes nothing."""
 
 import unicodedata
 

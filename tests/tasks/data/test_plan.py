@@ -1,4 +1,4 @@
-"""What must be there follows from the sources as they are now: a key changes exactly when what it stands for does."""
+"""What must be there follows from the sources as they are now: a key changes exactly when what it is made of does."""
 
 import os
 import shutil

@@ -77,7 +77,8 @@ def test_tallies_add_up_in_any_order(tallies: list[Tally], rng: random.Random):
 
 def test_samples_are_the_first_of_each_reason():
     faults: list[Finding] = [Fault("broken JSON", f"byte {place}", "") for place in range(0, 3000, 30)]
-    last, first = count(faults[50:], start=1500), count(faults[:50], start=0)
+    last = count(faults[50:], start=1500)
+    first = count(faults[:50], start=0)
     assert [sample.where for sample in (last + first).samples] == [f"byte {place}" for place in range(0, 600, 30)]
 
 

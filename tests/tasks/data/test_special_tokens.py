@@ -38,7 +38,8 @@ def test_an_id_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
 
 
 def test_all_must_have_the_same_ids() -> None:
-    ours, llama = SpecialTokens(0, 1), SpecialTokens(128_000, 128_001)
+    ours = SpecialTokens(0, 1)
+    llama = SpecialTokens(128_000, 128_001)
     assert shared_special_tokens({"law": llama, "web": llama}) == llama
     with pytest.raises(DataError, match="found the ids 0 and 1 in law, 128000 and 128001 in web"):
         shared_special_tokens({"law": ours, "web": llama})

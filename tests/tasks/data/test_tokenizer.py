@@ -68,7 +68,7 @@ def test_every_text_comes_back(trained: Tokenizer, text: str):
 
 @given(before=st.text(max_size=5), after=st.text(max_size=5), name=st.sampled_from([BEGIN_OF_TEXT, END_OF_TEXT]))
 def test_text_that_names_a_special_token_is_text(trained: Tokenizer, before: str, after: str, name: str):
-    """Else a document could end itself, and what stands there would be missing where it is looked for."""
+    """Else a document could end itself, and what comes after would be missing where it is looked for."""
     ids = trained.encode(f"{before}{name}{after}", add_special_tokens=False).ids
     assert all(id >= 2 for id in ids)
     assert trained.decode(ids, skip_special_tokens=True) == f"{before}{name}{after}"

@@ -80,7 +80,7 @@ def removed(case: Case, _: pytest.MonkeyPatch) -> str:
 
 
 def excluded(case: Case, _: pytest.MonkeyPatch) -> str:
-    """Bison: the preprocessing had been told to drop the file, and the cache still held it."""
+    """Bison: the preprocessing was set to drop the file, and the cache still held it."""
     case.settings = {"exclude": ("part-1*",)}
     return "file no longer selected: part-1.jsonl (expected left out by *.jsonl without part-1*, found in the cache"
 
@@ -141,7 +141,7 @@ def edited_manifest(case: Case, _: pytest.MonkeyPatch) -> str:
 
 
 def edited_sources(case: Case, _: pytest.MonkeyPatch) -> str:
-    """As one who wants a stale cache to look fresh would do it."""
+    """As somebody would do it who wants a stale cache to look fresh."""
     path = case.cache / MANIFEST_NAME
     content = read_json(path)
     content["sources"][0]["digest"] = "sha256:" + "0" * 64
@@ -281,7 +281,9 @@ def test_differences_are_json(case: Case, monkeypatch: pytest.MonkeyPatch):
 
 def test_bytes_that_change_in_silence_are_found_where_everything_is_read(case: Case):
     """Nothing of the file looks changed; the memory of the home is made to agree with it."""
-    plan, home, sources = case.plan(), case.world.home, {name: case.world.source(name) for name in NAMES}
+    plan = case.plan()
+    home = case.world.home
+    sources = {name: case.world.source(name) for name in NAMES}
     before = read_json(home.digests)["files"]
     same_size_and_time(case, pytest.MonkeyPatch())
     case.plan()

@@ -28,7 +28,7 @@ PAIRS = [(f"qu{vowel}{end}", f"{end}{vowel}x") for vowel in "aeiou" for end in (
 
 
 def write_prose(seed: int, num_words: int) -> str:
-    """Made-up words, a line break now and then, and every few words two that always stand together: the second can be known."""
+    """Made-up words, a line break now and then, and every few words two that always come together: the second can be known."""
     rng = random.Random(seed)
     words: list[str] = []
     while len(words) < num_words:

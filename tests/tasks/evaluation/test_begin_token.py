@@ -67,7 +67,8 @@ def test_an_evaluation_is_the_same(
         held_out = read_held_out_tokens(caches, by, max_tokens=400)
         return evaluate_model(params=params, config=reading_config, tokenizer=by, benchmarks=benchmarks, names=BOTH, held_out=held_out)
 
-    expected, found = evaluated(tokenizer, reading_params), evaluated(shifted, of_shifted(reading_params))
+    expected = evaluated(tokenizer, reading_params)
+    found = evaluated(shifted, of_shifted(reading_params))
     assert [result["value"] for result in found["results"]] == [result["value"] for result in expected["results"]]
     assert max(result["value"] for result in expected["results"]) > 0
     np.testing.assert_allclose(as_floats(found), as_floats(expected), rtol=1e-5)
@@ -87,7 +88,8 @@ def test_a_model_that_looks_back_answers_the_same(
         asked = [Instance("generate_until", {}, (text, {"until": ["\n"], "max_gen_toks": 6}), 0) for text, _ in pairs]
         return [value for value, _ in likelihoods], rolling, model.generate_until(asked)
 
-    expected, found = ask(before), ask(after)
+    expected = ask(before)
+    found = ask(after)
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-5)
     assert found[2] == expected[2]

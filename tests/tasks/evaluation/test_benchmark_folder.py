@@ -29,7 +29,8 @@ def test_the_same_documents_write_the_same_files_anywhere(benchmarks: Path, tmp_
 
 
 def test_every_item_is_named_for_the_leakage_search(benchmarks: Path, held_out_texts: HeldOut) -> None:
-    manifest, items = read_benchmark_folder(benchmarks), benchmark_items(benchmarks)
+    manifest = read_benchmark_folder(benchmarks)
+    items = benchmark_items(benchmarks)
     assert [(benchmark.name, benchmark.items) for benchmark in manifest.benchmarks] == [
         (name, sum(item.benchmark == name for item in items)) for name in ("word_order", "next_word")
     ]

@@ -50,7 +50,8 @@ def test_probabilities_of_all_bytes_sum_to_one(context: str) -> None:
 
 def test_contexts_do_not_reach_into_the_text_before() -> None:
     model = ByteNgram.fit(["ab", "cd"], 2)
-    joined, apart = model.probabilities(["bc"])[1, -1], model.probabilities(["b", "c"])[1, -1]
+    joined = model.probabilities(["bc"])[1, -1]
+    apart = model.probabilities(["b", "c"])[1, -1]
     assert joined == apart == pytest.approx((1 + 4 / 256) / 8)
     assert model.probabilities(["ab"])[1, -1] == pytest.approx((1 + joined) / 2)
 

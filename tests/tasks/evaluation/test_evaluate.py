@@ -61,7 +61,8 @@ def test_only_what_is_named_is_measured(
             params=params, config=config, tokenizer=tokenizer, benchmarks=benchmarks, names=names, held_out=held_out_tokens
         )
 
-    both, one = found(*BOTH), found("next_word")
+    both = found(*BOTH)
+    one = found("next_word")
     assert (both["benchmarks"], one["benchmarks"]) == (["next_word", "word_order"], ["next_word"])
     assert one["results"] == both["results"][1:]
     assert one["bits_per_byte"] == both["bits_per_byte"]

@@ -50,7 +50,8 @@ def test_another_checkpoint_of_the_same_config_is_not_compiled_again(params: Par
     score_windows(params, config, windows)
     compiled = score._cache_size()  # pyright: ignore[reportAttributeAccessIssue]  # jit's own count of what it compiled
     same = ModelConfig.model_validate(config.model_dump())
-    before, after = score_windows(params, same, windows)[0], score_windows(init_params(7, config), same, windows)[0]
+    before = score_windows(params, same, windows)[0]
+    after = score_windows(init_params(7, config), same, windows)[0]
     assert score._cache_size() == compiled  # pyright: ignore[reportAttributeAccessIssue]  # jit's own count of what it compiled
     assert not np.allclose(before.log_likelihoods, after.log_likelihoods)
 

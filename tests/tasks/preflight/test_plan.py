@@ -41,7 +41,8 @@ def test_a_batch_is_refused_exactly_where_the_chips_do_not_divide_it(batch: int,
 
 
 def test_plans_go_from_the_least_arithmetic_to_the_least_memory() -> None:
-    where, step = find_slice("v4-2048"), step_of(LLAMA_32B, 8192)
+    where = find_slice("v4-2048")
+    step = step_of(LLAMA_32B, 8192)
     bounds = [least_bytes(step, where, plan) for plan in PLANS]
     assert bounds == sorted(bounds, reverse=True)
     assert [plan.remat for plan in PLANS[:3]] == ["dots", "full", "offload"]
@@ -51,7 +52,8 @@ def test_plans_go_from_the_least_arithmetic_to_the_least_memory() -> None:
 @given(batch=st.integers(1, 64).map(lambda times: times * 256), fsdp=st.sampled_from([64, 128, 256]))
 def test_every_plan_makes_a_run_that_the_trainer_takes(batch: int, fsdp: int) -> None:
     mesh = Mesh(replica=1, fsdp=fsdp)
-    where, step = find_slice({64: "v4-128", 128: "v6e-128", 256: "v5e-256"}[fsdp]), step_of(LLAMA_8B, batch)
+    where = find_slice({64: "v4-128", 128: "v6e-128", 256: "v5e-256"}[fsdp])
+    step = step_of(LLAMA_8B, batch)
     plans = list(plans_for(batch, mesh))
     assert plans[:3] == list(PLANS[:3])
     for plan in plans:
@@ -71,7 +73,8 @@ def test_state_and_carries_by_hand() -> None:
 
 
 def test_a_hopeless_plan_is_not_compiled_and_says_so() -> None:
-    where, step = find_slice("v4-2048"), step_of(LLAMA_32B, 8192)
+    where = find_slice("v4-2048")
+    step = step_of(LLAMA_32B, 8192)
     reason = estimate_refusal(step, where, Plan(remat="dots"))
     assert reason is not None
     assert "estimated" in reason

@@ -8,7 +8,9 @@ from tests.tasks.preflight.steps import result_of
 from tests.trainer.preflight.models import LLAMA_32B, step_of
 from trainer.preflight.spec import Result, Spec
 
-WHERE, STEP, LIMIT = find_slice("v4-2048"), step_of(LLAMA_32B, 8192), 30.75
+WHERE = find_slice("v4-2048")
+STEP = step_of(LLAMA_32B, 8192)
+LIMIT = 30.75
 
 
 def plan_of(spec: Spec) -> Plan:

@@ -52,7 +52,8 @@ def test_v4_chips_have_one_program_for_both_cores() -> None:
 
 @given(count=st.integers(1, 64), name=st.sampled_from(sorted(read_table().slices)))
 def test_several_of_any_slice(count: int, name: str) -> None:
-    one, several = find_slice(name), find_slice(f"{count}x {name}")
+    one = find_slice(name)
+    several = find_slice(f"{count}x {name}")
     assert several.chips == count * one.chips
     assert several.mesh == Mesh(replica=count, fsdp=one.chips)
 

@@ -44,7 +44,7 @@ Model = TypeVar("Model", Report, PhaseReport)
 
 
 def changed(model: Model, **fields: object) -> Model:
-    """The model with other fields, validated anew."""
+    """The model with other fields, validated again."""
     return type(model).model_validate(dict(model) | fields)
 
 

@@ -18,7 +18,7 @@ Model = TypeVar("Model", Report, PhaseReport)
 
 
 def changed(model: Model, **fields: object) -> Model:
-    """The model with other fields, validated anew."""
+    """The model with other fields, validated again."""
     return type(model).model_validate(dict(model) | fields)
 
 
@@ -106,7 +106,8 @@ def test_every_colour_follows_the_page(passed_report: Report):
     svg = "".join(re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL))
     assert svg.count("<text") > 20
     assert set(re.findall(r"#[0-9a-f]{6}\b", svg)) == set()
-    used, defined = set(re.findall(r"var\((--[\w-]+)", html)), set(re.findall(r"(--[\w-]+):", html))
+    used = set(re.findall(r"var\((--[\w-]+)", html))
+    defined = set(re.findall(r"(--[\w-]+):", html))
     assert {"--loss", "--rate", "--ink", "--line"} <= used <= defined
 
 

@@ -41,7 +41,7 @@ def ignore(rows: list[Row]) -> None:
 
 @dataclass(frozen=True)
 class Trained:
-    """A run that nothing disturbed, its result, and the rows that were told while it ran."""
+    """A run that nothing disturbed, its result, and the rows that were passed on while it ran."""
 
     run: RunConfig
     result: dict[str, Any]
@@ -50,7 +50,8 @@ class Trained:
 
 @pytest.fixture(scope="module")
 def trained(build_run: BuildRun) -> Trained:
-    run, told = build_run("plain"), list[Row]()
+    run = build_run("plain")
+    told = list[Row]()
     return Trained(run, launch_trainer(run, told.extend), told)
 
 
@@ -72,7 +73,8 @@ def test_the_same_run_is_not_trained_again(trained: Trained, monkeypatch: pytest
 def test_another_run_sets_the_folder_aside(build_run: BuildRun, trained_at: Path, caplog: pytest.LogCaptureFixture):
     """What was there is kept whole under another name."""
     caplog.set_level("INFO")
-    before, after = build_run("changing"), build_run("changing", peak=1e-3)
+    before = build_run("changing")
+    after = build_run("changing", peak=1e-3)
     write_json(trained_at / "changing" / "run.json", before.model_dump(mode="json"))
     write_json(trained_at / "changing" / "result.json", {"run_digest": before.digest})
     (trained_at / "changing" / "checkpoints" / "10").mkdir(parents=True)
@@ -188,7 +190,7 @@ signal.pause()
     with pytest.raises(Stopped):
         launch_trainer(run, ignore, stop_after(40, run))
     assert processes[0].returncode == -signal.SIGKILL
-    assert "slow: stopped after step 40 of 90; the checkpoint of step 30 stands, and 10 updates are done again" in caplog.text
+    assert "slow: stopped after step 40 of 90; the checkpoint of step 30 is kept, and 10 updates are done again" in caplog.text
 
 
 def test_a_trainer_that_is_always_killed_is_given_up(build_run: BuildRun, monkeypatch: pytest.MonkeyPatch):
@@ -289,7 +291,7 @@ def test_a_failure_has_its_kind_and_its_last_reason(build_run: BuildRun, monkeyp
 
 
 def test_the_reason_is_that_of_this_attempt(build_run: BuildRun, trained_at: Path, monkeypatch: pytest.MonkeyPatch):
-    """The log grows over all attempts; the reason of an earlier one must not be told for a crash that gave none."""
+    """The log grows over all attempts; the reason of an earlier one must not be given for a crash that gave none."""
     run = build_run("again", judged=False)
     with pytest.raises(VerdictError):
         launch_trainer(run, ignore)

@@ -244,7 +244,7 @@ def test_a_composed_object_has_a_weaker_digest(gcs: Path):
     ids=["in Git", "large"],
 )
 def test_hugging_face_vouches_for_its_files(monkeypatch: pytest.MonkeyPatch, described: dict[str, object], digest: str):
-    """As the hub's answer is told by its client; of a large file the Git blob is only the pointer's."""
+    """As the hub's client gives its answer; of a large file the Git blob is only the pointer's."""
     file = RepoFile(path="x.json", size=9, **described)
     info = {"name": "x.json", "size": file.size, "type": "file", "blob_id": file.blob_id, "lfs": file.lfs}
     monkeypatch.setattr(MemoryFileSystem, "info", lambda *_: info)

@@ -1,4 +1,4 @@
-"""What goes wrong between us and a store ends in another try or in an error, never in half an object or in silence."""
+"""What goes wrong between us and a store ends in another try or in an error, never in half an object or without a word."""
 
 import random
 from pathlib import Path

@@ -104,7 +104,9 @@ def test_what_is_saved_is_not_what_the_next_update_makes_of_it(
 ):
     """The update takes the state's memory before a line of it is written."""
     add = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)
-    training, updated, write = jax.tree.map(jnp.copy, state), threading.Event(), ocp.AsyncCheckpointer.save
+    training = jax.tree.map(jnp.copy, state)
+    updated = threading.Event()
+    write = ocp.AsyncCheckpointer.save
 
     def write_later(*arguments: Any, **named: Any) -> None:
         updated.wait(20)
@@ -152,7 +154,8 @@ def test_a_temporary_one_waits_for_the_save_before_it(
     checkpoints_of: Callable[..., Checkpoints], state: TrainState, monkeypatch: pytest.MonkeyPatch
 ):
     """What is due by minutes must not stop the loop until the disk has caught up."""
-    now, go_on = 0.0, threading.Event()
+    now = 0.0
+    go_on = threading.Event()
     monkeypatch.setattr("trainer.checkpoints.checkpointer.write_digests", lambda path: go_on.wait(20))
     with checkpoints_of(lambda: now, every_minutes=1.0) as checkpoints:
         checkpoints.save(4, state, CONTRACT)

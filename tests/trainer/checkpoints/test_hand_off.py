@@ -1,4 +1,4 @@
-"""Every leaf of a phase's first state is carried, made anew or grafted; what is neither is refused by name."""
+"""Every leaf of a phase's first state is carried, made fresh or grafted; a leaf that is none of these is refused by name."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -93,7 +93,8 @@ def leave(tmp_path_factory: pytest.TempPathFactory, build: Build) -> Callable[..
     """Saves a state in which nothing is zero, one, or equal to anything else."""
 
     def make(seed: int = 0, **kind: Any) -> Parent:
-        run, rng = build(**kind), np.random.default_rng(seed)
+        run = build(**kind)
+        rng = np.random.default_rng(seed)
         state = jax.tree.map(lambda leaf: jnp.asarray(100 * rng.normal(size=leaf.shape), leaf.dtype), init_state(run))
         folder = tmp_path_factory.mktemp("parent")
         with Checkpoints(checkpoint_path(folder, 24).parent, run) as checkpoints:
@@ -140,7 +141,8 @@ def test_from_scratch_all_is_fresh(build: Build):
 
 def test_what_is_declared_fresh_is_made_anew(build: Build, llama: Parent):
     run = build(start=llama.start("ema", "optimizer", "rolling"))
-    found, anew = state_to_start_from(run), init_state(run)
+    found = state_to_start_from(run)
+    anew = init_state(run)
     assert_equal(found, TrainState(llama.state.params, anew.optimizer, llama.state.params, anew.rolling))
     assert_owned(found)
 
@@ -148,7 +150,8 @@ def test_what_is_declared_fresh_is_made_anew(build: Build, llama: Parent):
 @pytest.mark.parametrize("part", ["ema", "optimizer", "rolling"])
 def test_one_part_is_made_anew_and_the_others_carried(build: Build, llama: Parent, part: str):
     run = build(start=llama.start(part))
-    found, anew = state_to_start_from(run), init_state(run)._replace(ema=llama.state.params)
+    found = state_to_start_from(run)
+    anew = init_state(run)._replace(ema=llama.state.params)
     assert_equal(found, llama.state._replace(**{part: getattr(anew, part)}))
 
 
@@ -185,7 +188,8 @@ def test_a_part_comes_from_another_checkpoint(build: Build, llama: Parent, leave
 
 def test_trained_gains_come_from_another_checkpoint(build: Build, llama: Parent, qwen: Parent):
     found = leaves_of(state_to_start_from(build(qk_norm=True, start=llama.start(qk_norm=qwen))))
-    of_llama, of_qwen = leaves_of(llama.state), leaves_of(qwen.state)
+    of_llama = leaves_of(llama.state)
+    of_qwen = leaves_of(qwen.state)
     for name, leaf in found.items():
         expected = of_qwen if name.endswith(("query_norm", "key_norm")) else of_llama
         assert np.array_equal(leaf, expected[name]), name
@@ -204,7 +208,8 @@ def test_a_graft_of_other_weights_than_planned_is_refused(build: Build, llama: P
 def test_gains_are_fresh_with_their_moments_and_averages_and_all_else_is_carried(build: Build, llama: Parent):
     found = state_to_start_from(build(qk_norm=True, start=llama.start("qk_norm")))
     assert_owned(found)
-    named, parent = leaves_of(found), leaves_of(llama.state)
+    named = leaves_of(found)
+    parent = leaves_of(llama.state)
     fresh = {
         f"{field}.blocks.{gain}": value
         for field, value in {"params": 1.0, "ema": 1.0, "optimizer.mu": 0.0, "optimizer.nu": 0.0}.items()

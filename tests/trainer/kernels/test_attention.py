@@ -61,8 +61,13 @@ def segments(case: Case) -> np.ndarray:
 def reference(case: Case, query: Any, key: Any, value: Any, above: Any) -> tuple[np.ndarray, ...]:
     """The result, and the gradients of Σ above · result: query by query, from the definition."""
     q, k, v, d = (np.asarray(x, np.float64) for x in (query, key, value, above))
-    result, dq, dk, dv = np.zeros_like(q), np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
-    ids, scale, group = segments(case), case.head_dim**-0.5, case.query_heads // case.kv_heads
+    result = np.zeros_like(q)
+    dq = np.zeros_like(q)
+    dk = np.zeros_like(k)
+    dv = np.zeros_like(v)
+    ids = segments(case)
+    scale = case.head_dim**-0.5
+    group = case.query_heads // case.kv_heads
     for b, t, h in np.ndindex(q.shape[:3]):
         past = range(0 if case.sliding_window is None else max(0, t + 1 - case.sliding_window), t + 1)
         seen, kv = [s for s in past if ids[b, s] == ids[b, t]], h // group

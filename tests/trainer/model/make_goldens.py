@@ -1,7 +1,7 @@
 """Make `goldens/`: tiny models drawn, computed and saved by `transformers`. Needs the extra `parity`.
 
 `python -m tests.trainer.model.make_goldens`. Each is a folder as `save_pretrained` leaves it (weights in float16, to be
-small) with `expected.npz`: tokens, logits and some gradients of the loss in float32, by their names. Make them anew only where a golden
+small) with `expected.npz`: tokens, logits and some gradients of the loss in float32, by their names. Make them again only where a golden
 itself is wrong.
 """
 
@@ -66,7 +66,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def make(name: str, folder: Path) -> None:
     """One golden. The weights are rounded to float16 before anything is computed."""
-    torch, transformers = import_module("torch"), import_module("transformers")
+    torch = import_module("torch")
+    transformers = import_module("transformers")
     family, fields = MODELS[name]
     config = getattr(transformers, f"{family}Config")(**SHAPE, **fields, attn_implementation="eager")
     model = getattr(transformers, f"{family}ForCausalLM")(config)

@@ -93,7 +93,7 @@ def random_tokens() -> np.ndarray:
 
 
 def random_params(config: ModelConfig) -> Params:
-    """Gains between 0.5 and 1.5, so that none can be left out or stand in another's place."""
+    """Gains between 0.5 and 1.5, so that none can be left out or take another's place."""
     rng = np.random.default_rng(11)
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: rng.uniform(0.5, 1.5, leaf.shape).astype(np.float32) if "norm" in str(path[-1]) else leaf, init_params(3, config)
@@ -124,7 +124,8 @@ def theirs(model: Any, tokens: np.ndarray) -> tuple[np.ndarray, dict[str, np.nda
 
 def load_theirs(folder: Path) -> Any:
     """The folder as `transformers` reads it, by its plainest attention."""
-    torch, transformers = import_module("torch"), import_module("transformers")
+    torch = import_module("torch")
+    transformers = import_module("transformers")
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
 
 

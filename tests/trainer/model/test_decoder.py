@@ -96,7 +96,8 @@ def reference_attention(weights: dict[str, np.ndarray], x: np.ndarray, documents
     out = np.zeros_like(x)
     for head in range(config.num_query_heads):
         group = head // (config.num_query_heads // config.num_kv_heads)
-        queries, keys = reference_head(weights, "query", x, head, config), reference_head(weights, "key", x, group, config)
+        queries = reference_head(weights, "query", x, head, config)
+        keys = reference_head(weights, "key", x, group, config)
         values = [v @ weights["value"][:, group] for v in x]
         for t, query in enumerate(queries):
             first = 0 if config.sliding_window is None else max(0, t - config.sliding_window + 1)
@@ -141,7 +142,8 @@ def test_without_segments_a_row_is_one_document(model: ModelConfig, rows: np.nda
 
 
 def test_bfloat16_computes_coarsely_but_gives_float32(model: ModelConfig, rows: np.ndarray):
-    config, params = changed(model, compute_dtype="bfloat16", qk_norm=True), large_params(changed(model, qk_norm=True))
+    config = changed(model, compute_dtype="bfloat16", qk_norm=True)
+    params = large_params(changed(model, qk_norm=True))
     exact = np.asarray(compiled_logits(params, rows, config=changed(model, qk_norm=True)))
     coarse = compiled_logits(params, rows, config=config)
     assert coarse.dtype == np.float32

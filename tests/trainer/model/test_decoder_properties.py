@@ -62,7 +62,8 @@ def test_a_position_sees_nothing_that_comes_after_it(config: ModelConfig, params
 def test_another_document_of_the_row_changes_nothing(config: ModelConfig, params: Params, rows: np.ndarray, segment_ids: np.ndarray):
     before = np.asarray(compiled_logits(params, rows, config=config, segment_ids=segment_ids))
     others = rows.copy()
-    others[0, :9], others[0, 20:] = other_tokens(rows[0, :9]), other_tokens(rows[0, 20:])
+    others[0, :9] = other_tokens(rows[0, :9])
+    others[0, 20:] = other_tokens(rows[0, 20:])
     after = np.asarray(compiled_logits(params, others, config=config, segment_ids=segment_ids))
     np.testing.assert_array_equal(after[0, 9:20], before[0, 9:20])
     together = np.asarray(compiled_logits(params, rows, config=config)), np.asarray(compiled_logits(params, others, config=config))
@@ -90,7 +91,8 @@ def test_the_gradients_of_a_packed_row_are_the_sum_of_those_of_its_documents(con
         return jax.grad(lambda params: jnp.sum(weights * logits(params, tokens, config, segment_ids=segment_ids)))(params)
 
     def alone(start: int, stop: int) -> Params:
-        tokens, of_document = np.zeros((1, 32), rows.dtype), np.zeros_like(weights)
+        tokens = np.zeros((1, 32), rows.dtype)
+        of_document = np.zeros_like(weights)
         tokens[0, : stop - start], of_document[0, : stop - start] = rows[0, start:stop], weights[0, start:stop]
         return gradients(tokens, np.ones_like(tokens), of_document)
 
@@ -117,7 +119,8 @@ def test_a_window_as_long_as_the_row_changes_nothing(config: ModelConfig, params
 
 
 def test_a_tied_head_s_gradients_reach_the_embedding_both_ways(model: ModelConfig, rows: np.ndarray):
-    tied, untied = changed(model, tied_head=True), model
+    tied = changed(model, tied_head=True)
+    untied = model
     params = init_params(0, tied)
     apart = {**params, "head": params["embedding"].T}
     assert "head" not in params
@@ -125,7 +128,8 @@ def test_a_tied_head_s_gradients_reach_the_embedding_both_ways(model: ModelConfi
     def loss(params: Params, config: ModelConfig) -> jax.Array:
         return jnp.mean(jnp.square(logits(params, jnp.asarray(rows), config)))
 
-    found, of_parts = jax.grad(partial(loss, config=tied))(params), jax.grad(partial(loss, config=untied))(apart)
+    found = jax.grad(partial(loss, config=tied))(params)
+    of_parts = jax.grad(partial(loss, config=untied))(apart)
     assert np.abs(of_parts["head"]).max() > 0.01 * np.abs(of_parts["embedding"]).max() > 0
     expected = of_parts["embedding"] + of_parts["head"].T
     np.testing.assert_allclose(found["embedding"], expected, rtol=0, atol=1e-6 * np.abs(expected).max())
@@ -140,7 +144,8 @@ def test_gains_of_queries_and_keys_scale_the_scores(model: ModelConfig, rows: np
     def with_block(**weights: Any) -> np.ndarray:
         return np.asarray(compiled_logits({**params, "blocks": {**params["blocks"], **weights}}, rows, config=config))
 
-    before, blocks = with_block(), params["blocks"]
+    before = with_block()
+    blocks = params["blocks"]
     np.testing.assert_allclose(with_block(query=8 * blocks["query"], key=blocks["key"] / 4), before, rtol=0, atol=1e-6)
     halved_and_doubled = with_block(query_norm=2 * blocks["query_norm"], key_norm=blocks["key_norm"] / 2)
     np.testing.assert_allclose(halved_and_doubled, before, rtol=0, atol=1e-6)

@@ -25,7 +25,8 @@ def test_the_count_is_that_of_the_drawn_weights(model: ModelConfig):
 
 
 def test_abstract_weights_have_the_shapes_and_types_of_drawn_ones(model: ModelConfig):
-    drawn, abstract = init_params(0, model), abstract_params(model)
+    drawn = init_params(0, model)
+    abstract = abstract_params(model)
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), drawn) == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), abstract)
 
 
@@ -59,7 +60,8 @@ def test_every_weight_is_drawn_independently(model: ModelConfig):
 
 
 def test_another_layer_or_width_moves_no_weight_that_keeps_its_shape(model: ModelConfig):
-    drawn, deeper = init_params(0, model), init_params(0, changed(model, num_layers=3))
+    drawn = init_params(0, model)
+    deeper = init_params(0, changed(model, num_layers=3))
     for name in ("embedding", "head"):
         np.testing.assert_array_equal(drawn[name], deeper[name])
     wider = init_params(0, changed(model, d_ff=64))
@@ -68,7 +70,8 @@ def test_another_layer_or_width_moves_no_weight_that_keeps_its_shape(model: Mode
 
 
 def test_another_weight_moves_no_other(model: ModelConfig, monkeypatch: pytest.MonkeyPatch):
-    drawn, table = init_params(0, model), param_specs(model)
+    drawn = init_params(0, model)
+    table = param_specs(model)
     more = {"a_first_one": ParamSpec((4,), ("d_model",), 1.0, True), **table}
     more["blocks"] = {**table["blocks"], "bias": ParamSpec((2, 32), ("layer", "d_model"), 1.0, False)}
     monkeypatch.setattr(params_module, "param_specs", lambda config: more)
@@ -87,17 +90,20 @@ def test_the_seed_decides(model: ModelConfig):
 
 
 def test_qk_norm_adds_a_gain_a_layer_shared_by_the_heads(model: ModelConfig):
-    table, more = param_specs(model)["blocks"], param_specs(changed(model, qk_norm=True))["blocks"]
+    table = param_specs(model)["blocks"]
+    more = param_specs(changed(model, qk_norm=True))["blocks"]
     assert more == {**table, **{name: ParamSpec((2, 8), ("layer", "head_dim"), None, False) for name in ("query_norm", "key_norm")}}
 
 
 def test_a_tied_head_is_no_weight(model: ModelConfig):
-    table, tied = param_specs(model), param_specs(changed(model, tied_head=True))
+    table = param_specs(model)
+    tied = param_specs(changed(model, tied_head=True))
     assert tied == {name: spec for name, spec in table.items() if name != "head"}
 
 
 def test_qk_norm_and_a_tied_head_move_no_other_weight(model: ModelConfig):
-    drawn, other = init_params(0, model), init_params(0, changed(model, qk_norm=True, tied_head=True))
+    drawn = init_params(0, model)
+    other = init_params(0, changed(model, qk_norm=True, tied_head=True))
     np.testing.assert_array_equal(drawn["embedding"], other["embedding"])
     for name, weight in drawn["blocks"].items():
         np.testing.assert_array_equal(weight, other["blocks"][name])

@@ -31,7 +31,8 @@ class Reference:
         return {name: self.direction(name, grads[name], params[name], decay_scale) for name in params}
 
     def direction(self, name: str, grad: np.ndarray, weight: np.ndarray, decay_scale: float) -> np.ndarray:
-        config, decays = self.config, name in DECAYING
+        config = self.config
+        decays = name in DECAYING
         if not isinstance(config, Muon):
             return self.adam(name, grad, config) + decays * decay_scale * config.weight_decay * weight
         if name in DECAYING - {"head"}:
@@ -40,9 +41,11 @@ class Reference:
         return config.adam_learning_rate_scale * direction
 
     def adam(self, name: str, grad: np.ndarray, config: Any) -> np.ndarray:
-        """Kingma and Ba (2015), Algorithm 1; Dozat (2016), Algorithm 2, where the momentum of the next step stands in."""
+        """Kingma and Ba (2015), Algorithm 1; Dozat (2016), Algorithm 2, where the momentum of the next step is used."""
         assert isinstance(config, AdamW | NAdamW) or config.kind == "adamc"
-        b1, b2, t = config.beta1, config.beta2, self.count
+        b1 = config.beta1
+        b2 = config.beta2
+        t = self.count
         self.m[name] = b1 * self.m[name] + (1 - b1) * grad
         self.v[name] = b2 * self.v[name] + (1 - b2) * grad**2
         if isinstance(config, NAdamW):

@@ -54,9 +54,11 @@ def random_like(params: Params, rng: np.random.Generator, scale: float = 1.0) ->
 
 @pytest.mark.parametrize("config", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_directions_are_those_of_the_reference(lopsided: ModelConfig, config: Optimizer):
-    optimizer, rng = build_optimizer(config, lopsided), np.random.default_rng(0)
+    optimizer = build_optimizer(config, lopsided)
+    rng = np.random.default_rng(0)
     params = random_like(init_params(0, lopsided), rng)
-    state, wanted = optimizer.init(params), Reference(config, in_numpy(params))
+    state = optimizer.init(params)
+    wanted = Reference(config, in_numpy(params))
     update = jax.jit(optimizer.update)
     for rate, decay_scale in UPDATES:
         grads = random_like(params, rng, scale=0.3)
@@ -74,8 +76,10 @@ def test_directions_are_those_of_the_reference(lopsided: ModelConfig, config: Op
 
 def directions(model: ModelConfig, grads: Any, config: Optimizer, *, updates: int) -> Any:
     """The direction of the last of so many equal updates."""
-    optimizer, params = build_optimizer(config, model), init_params(0, model)
-    state, direction = optimizer.init(params), None
+    optimizer = build_optimizer(config, model)
+    params = init_params(0, model)
+    state = optimizer.init(params)
+    direction = None
     for _ in range(updates):
         direction, state = optimizer.update(grads, state, params, 1.0)
     return direction

@@ -38,7 +38,8 @@ def test_what_is_stacked_counts_layers_first(any_model: ModelConfig):
 
 
 def test_both_parts_together_are_the_whole(any_model: ModelConfig):
-    params, rules = init_params(0, any_model), weight_rules(any_model)
+    params = init_params(0, any_model)
+    rules = weight_rules(any_model)
     matrices, others = (select(params, rules, matrices=which) for which in (True, False))
     assert len(jax.tree.leaves(matrices)) + len(jax.tree.leaves(others)) == len(jax.tree.leaves(params))
     merged = merge(matrices, others)

@@ -59,7 +59,8 @@ def test_each_layer_is_taken_by_itself_and_widened_matrices_get_more(model: Mode
         "down": (40, 8),
     }
     outputs = {"query": 36, "key": 12, "value": 12, "output": 8, "gate": 40, "up": 40, "down": 8}[name]
-    inputs, rule = np.prod(shapes[name]) // outputs, weight_rules(lopsided)["blocks"][name]
+    inputs = np.prod(shapes[name]) // outputs
+    rule = weight_rules(lopsided)["blocks"][name]
     stacked = np.random.default_rng(2).normal(size=(2, *shapes[name])).astype(np.float32)
     both = np.asarray(orthogonal_direction(jnp.asarray(stacked), rule, MUON))
     alone = [np.asarray(orthogonal_direction(jnp.asarray(layer[None]), rule, MUON))[0] for layer in stacked]

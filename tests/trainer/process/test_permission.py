@@ -39,7 +39,7 @@ def test_a_verdict_on_other_bytes_is_none(make_run: MakeRun, caches: Mapping[str
     other = Path(shutil.copytree(caches["code"], tmp_path / "code"))
     run = make_run("other bytes", caches={**{name: str(folder) for name, folder in caches.items()}, "code": str(other)})
     judged = read_manifest(other).digest
-    write_manifest(other, Manifest.model_validate({**read_manifest(other).model_dump(mode="json"), "key": "built anew"}))
+    write_manifest(other, Manifest.model_validate({**read_manifest(other).model_dump(mode="json"), "key": "built again"}))
     found = read_manifest(other).digest
     with pytest.raises(VerdictError, match=rf"other bytes of code: it names {judged[:12]}, the cache is {found[:12]}"):
         check_permission(run)

@@ -28,7 +28,8 @@ def test_only_silence_beyond_the_limit_is_a_stall():
 
 
 def test_none_is_never():
-    time, told = Time(), list[float]()
+    time = Time()
+    told = list[float]()
     with Watchdog(None, told.append, clock=time) as watchdog:
         time.now = 1e9
         assert not watchdog.is_stalled()
@@ -36,7 +37,8 @@ def test_none_is_never():
 
 
 def test_the_thread_tells_once_and_ends():
-    told, ended = list[float](), threading.Event()
+    told = list[float]()
+    ended = threading.Event()
 
     def on_stall(limit: float) -> None:
         told.append(limit)

@@ -51,7 +51,7 @@ def test_no_single_item_decides() -> None:
 
 @pytest.mark.parametrize("noise_nats", [0.0, 1e-6])
 def test_a_model_that_does_not_read_the_opening_gains_nothing(noise_nats: float) -> None:
-    """It likes some words better than others, as strongly as may be; nobody's opening matters but for a shift of all words."""
+    """It likes some words better than others, as strongly as possible; an opening does nothing except shift all words."""
     rng = np.random.default_rng(5)
     liking = rng.standard_cauchy((32, 1, 4)) * 10
     scores = liking + rng.normal(size=(32, 4, 1)) + noise_nats * rng.uniform(-1, 1, size=(32, 4, 4))

@@ -20,7 +20,8 @@ class Drawn:
     order: DataOrder = ORDER
 
     def realised(self, start_step: int, stop_step: int) -> dict[str, int]:
-        web_only, mixed = max(0, min(stop_step, 10) - start_step), max(0, stop_step - max(start_step, 10))
+        web_only = max(0, min(stop_step, 10) - start_step)
+        mixed = max(0, stop_step - max(start_step, 10))
         return {"web": 10 * web_only + 8 * mixed, "code": 2 * mixed}
 
     def cut_at(self, step: int) -> int:

@@ -75,7 +75,7 @@ def test_another_permutation_component_measure_check_or_column_is_not_covered(ot
 
 
 def test_a_component_that_nobody_accepts_warns_also_where_another_one_is_judged_for_it():
-    """The least likely row is web's, and accepted. What it spoke for is told now."""
+    """The least likely row is web's, and accepted. What it spoke for is named now."""
     result, told = judge(BOTH_FAIL, accepted({"permutation": "linear", "component": "web"}))
     assert result.outcome == "failed"
     assert told == ["component code, 300 rows"]
@@ -146,7 +146,8 @@ def test_an_accepted_warning_names_rows_reason_and_source(fields: dict[str, Any]
 
 
 def test_phases_bound_where_it_is_expected():
-    everywhere, in_mantis = accepted(), accepted(phases=("mantis",))
+    everywhere = accepted()
+    in_mantis = accepted(phases=("mantis",))
     assert accepted_in("mantis", [everywhere, in_mantis]) == (everywhere, in_mantis)
     assert accepted_in("bison", [everywhere, in_mantis]) == (everywhere,)
 

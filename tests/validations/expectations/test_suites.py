@@ -1,4 +1,4 @@
-"""For every table of every suite: without rows nothing passes, and a table that cannot be judged is told apart from bad data."""
+"""For every table of every suite: without rows nothing passes, and a table that cannot be judged is not taken for bad data."""
 
 import shutil
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def judged(suite: str, tables: Tables, thresholds: dict[str, dict[str, Any]], ta
 
 
 def without(tables: Tables, column: str) -> Tables:
-    """The tables without the column of that name, wherever it stands: particulars may tell it in a row's place."""
+    """The tables without the column of that name, wherever it is: particulars may give it in a row's place."""
     return {name: table.drop(columns=column, errors="ignore") for name, table in tables.items()}
 
 
@@ -89,7 +89,8 @@ def test_an_empty_table_never_passes_and_is_told_as_empty(
 @pytest.mark.parametrize(("suite", "table"), EVERY_TABLE)
 def test_no_check_goes_away_with_its_column(tables_of: Callable[[str], Tables], thresholds: dict[str, Any], suite: str, table: str):
     tables = tables_of(suite)
-    asked, needed = len(SUITES[suite].checks(thresholds[suite], tables)), list[str]()
+    asked = len(SUITES[suite].checks(thresholds[suite], tables))
+    needed = list[str]()
     for column in map(str, tables[table].columns):
         fewer = without(tables, column)
         checks = SUITES[suite].checks(thresholds[suite], fewer)

@@ -19,7 +19,7 @@ from validations.verdict import Verdict, outcome_of
 
 TABLES = ("caches", "leakage", "leaked_items")
 STALE = "the cache of component math is stale: GSM8K/test.json is no source of it any more"
-LEAK = "1,319 of 1,319 items of gsm8k stand in component math"
+LEAK = "1,319 of 1,319 items of gsm8k are in component math"
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>&\"'`|*_\nsecond line"
 
 _WARNS = Check(
@@ -52,8 +52,8 @@ _HAS_NO_LEAK = Check(
     expectation="ExpectLeakedItemsWithinLimit",
     arguments={"column": "items_hit", "limit": 0},
     severity="critical",
-    asks="No test item stands in the training data.",
-    what="{items_hit:,} of 1,319 items of {benchmark} stand in component {component}",
+    asks="No test item is in the training data.",
+    what="{items_hit:,} of 1,319 items of {benchmark} are in component {component}",
     found="item {item}: {excerpt}",
     limit="at most 0 items",
     where="{files}",
@@ -63,7 +63,7 @@ _HAS_NO_LEAK = Check(
         keys=("component", "benchmark"),
         order_by="score",
         at_most=5,
-        what="item {item} of {benchmark} stands in component {component}",
+        what="item {item} of {benchmark} is in component {component}",
         where="{files}",
     ),
 )

@@ -60,6 +60,6 @@ def test_no_block_lets_markup_through(block: Any):
 def test_a_section_says_its_title_once():
     section = {
         "section_name": "items_hit",
-        "content_blocks": [{"content_block_type": "header", "header": text("items_hit")}, text("what stands under it")],
+        "content_blocks": [{"content_block_type": "header", "header": text("items_hit")}, text("what is under it")],
     }
-    assert section_as_html(section) == ("items_hit", "what stands under it")
+    assert section_as_html(section) == ("items_hit", "what is under it")

@@ -38,7 +38,7 @@ def test_what_stops_is_told_before_what_warns_in_the_suite_s_order(bison: Verdic
     told = [(failure.severity, failure.table, failure.asks, failure.total) for failure in failures_of(bison)]
     assert told == [
         ("critical", "caches", "The sources are still what the cache was made of.", 1),
-        ("critical", "leakage", "No test item stands in the training data.", 1),
+        ("critical", "leakage", "No test item is in the training data.", 1),
         ("warning", "caches", "No file is named like a test split.", 1),
     ]
     assert failures_of(bison)[1].worst.what == LEAK

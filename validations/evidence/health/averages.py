@@ -88,7 +88,8 @@ def ema_gap(metrics: Metrics) -> Figure | None:
 
 def data_share(metrics: Metrics) -> Figure | None:
     """The share of the time that was spent waiting for batches, without the first update of each process."""
-    waits, durations = metrics["data_seconds"], np.diff(metrics["seconds"], prepend=np.nan)
+    waits = metrics["data_seconds"]
+    durations = np.diff(metrics["seconds"], prepend=np.nan)
     rows = np.flatnonzero((waits >= 0) & (durations > 0) & np.isfinite(durations))
     if not len(rows):
         return None

@@ -49,7 +49,8 @@ def health_evidence(metrics: Sequence[Row], limits: HealthLimits) -> pd.DataFram
 
 
 def _non_finite(metrics: Metrics) -> Finding:
-    bad, missing = metrics.non_finite, metrics.lacks(*REQUIRED, *REQUIRED_OF_GROUPS)
+    bad = metrics.non_finite
+    missing = metrics.lacks(*REQUIRED, *REQUIRED_OF_GROUPS)
     first = bad[0] if bad else None
     detail = f"{len(bad)} values are no finite numbers, the first is {first.name}" if first else "every value is a finite number"
     if missing:
@@ -79,7 +80,8 @@ def _spiking(metrics: Metrics, measure: str, name: str, spikes: Spikes, limits: 
     if not spikes.scored:
         why = f"no value has the {MIN_WINDOW} values before it, since the run's start or its last change, that it is scored against"
         return not_measured(measure, limits.max_spike_percent, why=why)
-    rows, count = spikes.is_spike.nonzero()[0], int(spikes.is_spike.sum())
+    rows = spikes.is_spike.nonzero()[0]
+    count = int(spikes.is_spike.sum())
     detail = f"{count} of {spikes.scored} scored values (of {len(metrics.steps)})"
     if not count:
         return Finding(measure, 0.0, limits.max_spike_percent, -1, f"{detail} are spikes")
@@ -101,7 +103,7 @@ def _led(metrics: Metrics, spikes: Spikes, limits: HealthLimits) -> Finding:
     first = leads[0]
     detail = (
         f"the update norm rose before {len(leads)} loss spikes; before the one at step {metrics.steps[first.row]} "
-        f"it stood at {first.factor:.2g} times its usual value, {first.updates} updates earlier"
+        f"it was at {first.factor:.2g} times its usual value, {first.updates} updates earlier"
     )
     return Finding(Measure.LED_SPIKES, len(leads), 0, int(metrics.steps[first.row]), detail)
 
@@ -120,7 +122,7 @@ def _rise(metrics: Metrics, limit: float | None) -> Finding:
     if rise is None:
         return not_measured(measure, limit, why="the learning rate falls nowhere for long enough to tell a trend from noise")
     if not rise.certain:
-        return Finding(measure, 0.0, limit, -1, f"no rise stands out of the noise: up to {rise.resolution:.2g} nats could hide in it")
+        return Finding(measure, 0.0, limit, -1, f"no rise is clear of the noise: up to {rise.resolution:.2g} nats could hide in it")
     detail = f"from step {rise.step} on the loss rises by {_told(rise)} while the learning rate falls"
     return Finding(measure, rise.certain, limit, rise.step, detail)
 
@@ -136,7 +138,7 @@ def _shift(metrics: Metrics, limit: float | None) -> Finding:
     if shift is None:
         return not_measured(measure, limit, why=_why_no_shift(largest_shift(metrics, found, needs_evaluation=False)), may_lack=True)
     if not shift.certain:
-        detail = f"no shift that the evaluation does not follow stands out of the noise: up to {shift.resolution:.2g} nats could hide in it"
+        detail = f"no shift that the evaluation does not follow is clear of the noise: up to {shift.resolution:.2g} nats could hide in it"
         return Finding(measure, 0.0, limit, -1, detail)
     detail = f"at step {shift.step} the loss shifts by {_told(shift)}, while the evaluation loss moves by {shift.evaluation:.2g}"
     return Finding(measure, shift.certain, limit, shift.step, detail)
@@ -176,7 +178,8 @@ def _lm_head(metrics: Metrics, limit: float | None) -> Finding:
 
 
 def _ema_lag(metrics: Metrics) -> Finding:
-    measure, limit = Measure.EMA_LAG, MAX_RATIO_OF_AN_AVERAGE
+    measure = Measure.EMA_LAG
+    limit = MAX_RATIO_OF_AN_AVERAGE
     lag = update_over_ema_distance(metrics)
     if lag is None:
         return Finding(measure, math.nan, math.nan, -1, "the run keeps no moving average (no ema_distance)", is_measured=False)
@@ -196,7 +199,8 @@ def _gap(metrics: Metrics, limit: float | None) -> Finding:
 
 
 def _data(metrics: Metrics, limits: HealthLimits) -> Finding:
-    measure, limit = Measure.DATA_SHARE, limits.max_data_share
+    measure = Measure.DATA_SHARE
+    limit = limits.max_data_share
     if limit is None:
         return turned_off(measure)
     if missing := metrics.lacks("data_seconds", "seconds"):

@@ -41,7 +41,7 @@ class Metrics:
         return self.columns[name] if name in self.columns else np.full(len(self.steps), np.nan)
 
     def lacks(self, *names: str) -> list[str]:
-        """Those of which no row holds a finite number."""
+        """The names that have a finite number in no row."""
         return [name for name in names if not np.isfinite(self[name]).any()]
 
 
@@ -116,7 +116,8 @@ def _jumps(rates: Floats) -> NDArray[np.bool_]:
     if not np.isfinite(rates).any():
         return np.zeros(len(rates), bool)
     before, after = rates[:-1], rates[1:]
-    lower, higher = np.fmin(before, after), np.fmax(before, after)
+    lower = np.fmin(before, after)
+    higher = np.fmax(before, after)
     is_jump = (higher - lower > MIN_JUMP_SHARE * np.nanmax(rates)) & (higher > MIN_JUMP_FACTOR * lower)
     return np.concatenate([[False], is_jump])
 

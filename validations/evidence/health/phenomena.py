@@ -27,7 +27,7 @@ class Measure(StrEnum):
 
 @dataclass(frozen=True)
 class Phenomenon:
-    """A thing that happened to a run, in a word or two, and where the record tells of it."""
+    """A thing that happened to a run, in a word or two, and where the record describes it."""
 
     name: str
     described_in: str

@@ -1,6 +1,6 @@
 """Changes of the training loss that outlast its noise: a rise while the learning rate falls, a shift that the evaluation doesn't follow.
 
-A stretch of the run is summed up by the medians of at most 64 blocks of updates, which short spikes don't move; a block that stands out
+A stretch of the run is summed up by the medians of at most 64 blocks of updates, which short spikes don't move; a block that is far off
 from both its neighbours is levelled. Their noise is taken
 from how they scatter around straight lines and from how the updates scatter within them, whichever is larger. What is reported is the
 lower end of what the change may be, `CERTAINTY` standard errors below its estimate: noise alone is no change, however short the run.
@@ -33,7 +33,7 @@ class Change(NamedTuple):
         certain: what it is at least, in nats a token; 0 where it may be noise.
         estimate: what it most likely is, with its sign.
         step: where it begins.
-        resolution: the change that just could not be told from noise.
+        resolution: the largest change that could still be noise.
         evaluation: how far the evaluation loss moved meanwhile, 0 where it was left out of account.
     """
 
@@ -126,7 +126,8 @@ def _rise(levels: Levels, metrics: Metrics) -> Change:
 
 
 def _rise_between(levels: Levels, metrics: Metrics, low: int, tail: int) -> Change | None:
-    values, last = levels.values, len(levels.values) - tail
+    values = levels.values
+    last = len(levels.values) - tail
     if low > last:
         return None
     means = np.convolve(values[:last], np.full(low, 1 / low), mode="valid")
@@ -165,7 +166,8 @@ def _evaluation_move(losses: Floats, evaluated: NDArray[np.int64], first: int, l
 
     NaN where they aren't surrounded. All of its movement counts, so that the bend of a falling loss is not taken for a shift.
     """
-    start, stop = int(np.searchsorted(evaluated, first, side="right")) - 1, int(np.searchsorted(evaluated, last))
+    start = int(np.searchsorted(evaluated, first, side="right")) - 1
+    stop = int(np.searchsorted(evaluated, last))
     if start < 0 or stop >= len(evaluated):
         return math.nan
     return float(np.ptp(losses[evaluated[start : stop + 1]]))

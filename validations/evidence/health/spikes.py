@@ -54,7 +54,7 @@ def find_spikes(
     """Score each value against mean and standard deviation of the `window` values before it in its regime.
 
     Until there are so many, the window is the later half of those there are, at least `MIN_WINDOW`: at a run's start the loss falls so far
-    that no spike would stand out of all of it. The first `MIN_WINDOW` values of a regime are not scored. A spike is a rise: a healthy loss
+    that no spike would be clear of all of it. The first `MIN_WINDOW` values of a regime are not scored. A spike is a rise: a healthy loss
     falls, often and fast. What isn't finite is in no window. Spikes stay in the windows of the values after them, as in the original.
 
     Args:
@@ -72,7 +72,7 @@ def find_spikes(
 def find_leads(spikes: Spikes, update_norms: Floats, *, deviations: float, window: int) -> list[Lead]:
     """The loss spikes before which the update norm rose.
 
-    It rose where it stood, within `LEAD_UPDATES` updates before the spike, `deviations` (robust) standard deviations above its median over
+    It rose where it was, within `LEAD_UPDATES` updates before the spike, `deviations` (robust) standard deviations above its median over
     the window before these, and `MIN_LEAD_RISE` times as high.
 
     Args:
@@ -86,7 +86,8 @@ def find_leads(spikes: Spikes, update_norms: Floats, *, deviations: float, windo
 
 def _lead(row: int, update_norms: Floats, deviations: float, window: int) -> Lead | None:
     first = max(0, row - LEAD_UPDATES)
-    usual, recent = update_norms[max(0, first - window) : first], update_norms[first:row]
+    usual = update_norms[max(0, first - window) : first]
+    recent = update_norms[first:row]
     usual = usual[np.isfinite(usual)]
     if len(usual) < MIN_WINDOW or not np.isfinite(recent).any():
         return None

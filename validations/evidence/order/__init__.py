@@ -1,1 +1,1 @@
-"""Evidence about the data order: can a permutation be told from a true random one, and will the data change along the training order?"""
+"""Evidence about the data order: whether a permutation differs from true random ones, and whether the data changes along the training."""

@@ -88,7 +88,8 @@ def _with_any(sample: Sample, name: str) -> Measure:
 
 def walsh_hadamard(values: np.ndarray) -> np.ndarray:
     """Along the last axis, entry m is the sum over x of values[x] · (-1)^(number of common bits of m and x)."""
-    size, step = values.shape[-1], 1
+    size = values.shape[-1]
+    step = 1
     while step < size:
         pairs = values.reshape(-1, 2, step)
         values = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1)

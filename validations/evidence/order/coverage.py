@@ -18,7 +18,8 @@ BATCHES_A_PAIR = 8
 
 def coverage_measures(sample: Sample) -> list[Measure]:
     """Windows of the order against data that is sorted in blocks, and against data that is interleaved; each too uneven and too even."""
-    length, classes = sample.length, most_classes(len(sample.stretch))
+    length = sample.length
+    classes = most_classes(len(sample.stretch))
     tables = {"sorted data": [_blocks(sample.stretch, length)], "interleaved data": []}
     if not sample.is_whole:
         tables["sorted data"].append(_blocks(sample.places, length))
@@ -32,11 +33,13 @@ def batch_measures(sample: Sample) -> list[Measure]:
     Places are taken as on a circle. Whether one pair is close then says nothing of another that shares one place with it, and the number
     of close pairs is near a Poisson draw while there are few.
     """
-    length, size = sample.length, min(MAX_BATCH, len(sample.stretch) // 8)
+    length = sample.length
+    size = min(MAX_BATCH, len(sample.stretch) // 8)
     batches = len(sample.stretch) // size
     distance = max(1, round(length / (2 * size * BATCHES_A_PAIR)))
     places = np.sort(sample.stretch[: batches * size].reshape(batches, size), axis=1)
-    around, pairs = np.hstack([places, places + length]), 0
+    around = np.hstack([places, places + length])
+    pairs = 0
     for apart in range(1, size):
         close = int((around[:, apart : apart + size] - places <= distance).sum())
         pairs += close
@@ -79,10 +82,12 @@ def _chi_square(classed: np.ndarray, sizes: np.ndarray, length: int) -> tuple[fl
     counts = np.bincount(numbered, minlength=windows * classes).reshape(windows, classes)
     shares = sizes / length
     expected = window * shares
-    total, rows = float(((counts - expected) ** 2 / expected).sum()), windows - 1
+    total = float(((counts - expected) ** 2 / expected).sum())
+    rows = windows - 1
     if left := length - windows * window:
         missing = counts.sum(axis=0) - windows * expected  # what the windows have too much of a class, the rest has too little
-        total, rows = total + float((missing**2 / (left * shares)).sum()), windows
+        total += float((missing**2 / (left * shares)).sum())
+        rows = windows
     return total * (length - 1) / length, rows * (classes - 1), 4 / float(expected.min())
 
 

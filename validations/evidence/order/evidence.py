@@ -39,7 +39,7 @@ def order_evidence(run: RunConfig, limits: OrderLimits) -> tuple[pd.DataFrame, p
       once;
     * `sure_deviations`: `shift_deviations` where chance does not explain the change at that rate, else 0.
 
-    A component without a whole row has no row here; the mixture's evidence tells of it. `shifts` is empty where nothing limits them.
+    A component without a whole row has no row here; the mixture's evidence reports it. `shifts` is empty where nothing limits them.
 
     Raises:
         DataError: a cache cannot be read.
@@ -60,7 +60,8 @@ class _Drawn:
     def __init__(self, name: Component, cache: TokenCache, rows: int, steps: np.ndarray, positions: np.ndarray):
         self.name, self.cache, self.rows = name, cache, rows
         self._steps, self._positions = steps, positions
-        self.first, self.stop = int(positions[0]), int(positions[-1])
+        self.first = int(positions[0])
+        self.stop = int(positions[-1])
 
     @property
     def epochs(self) -> range:
@@ -91,7 +92,8 @@ def _drawn_components(run: RunConfig) -> list[_Drawn]:
     changes = {step for values in (run.mixture, run.batch) for step, _ in values.root if run.start_step < step < run.stop_step}
     steps = np.array(sorted({run.start_step, run.stop_step, *changes}))
     before = [schedule.realised(0, int(step)) for step in steps]
-    maps, drawn = build_maps(), list[_Drawn]()
+    maps = build_maps()
+    drawn = list[_Drawn]()
     for name in schedule.realised(run.start_step, run.stop_step):
         cache = TokenCache.open(run.caches[name], maps)
         if rows := cache.num_rows(run.model.seq_len):
@@ -129,7 +131,8 @@ def _order_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
     components, failing = {row["component"] for row in rows}, {row["component"] for row in rows if not row["passes"]}
     for number, row in enumerate(rows):
         row["judged_p_value"] = row["p_value"] if number == worst else 1.0
-        row["components"], row["components_failing"] = len(components), len(failing)
+        row["components"] = len(components)
+        row["components_failing"] = len(failing)
     return pd.DataFrame(rows, columns=list(ORDER_COLUMNS))
 
 
@@ -145,7 +148,8 @@ def _shift_rows(run: RunConfig, drawn: _Drawn) -> list[dict[str, Any]]:
     signals = (of_rows.source_file[which], of_rows.document_length[which], token_mix(drawn.cache, different, seq_len)[again])
     rows: list[dict[str, Any]] = []
     for name, signal in zip(SIGNALS, signals, strict=True):
-        shift, places = find_shift(signal), positions if len(signal) == len(positions) else positions[few]
+        shift = find_shift(signal)
+        places = positions if len(signal) == len(positions) else positions[few]
         rows.append(
             {
                 "component": drawn.name,

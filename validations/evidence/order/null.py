@@ -32,7 +32,7 @@ class Null:
 
 @dataclass(frozen=True)
 class Measure:
-    """One number about a permutation. `tries` says how many such numbers it is the most surprising of; `detail` says where it stood."""
+    """One number about a permutation. `tries` says how many such numbers it is the most surprising of; `detail` says where it was found."""
 
     name: str
     value: float
@@ -51,7 +51,7 @@ class Measure:
 
 
 def most_surprising(measures: Iterable[Measure]) -> Measure:
-    """The least likely of some measures of one name, told as the worst of all their tries."""
+    """The least likely of some measures of one name, reported as the worst of all their tries."""
     found = list(measures)
     worst = min(found, key=lambda measure: measure.null.chance(measure.value))
     return Measure(worst.name, worst.value, worst.null, sum(measure.tries for measure in found), worst.detail)
@@ -63,7 +63,7 @@ def nothing() -> Null:
 
 
 def normal_size(deviation: float, *, step: float = 0.0) -> Null:
-    """The size of a normal draw around 0; of one in steps, where a value stands for all that are less than half a step further in."""
+    """The size of a normal draw around 0; of one in steps, where a value counts for all that are less than half a step further in."""
     return Null(
         "max",
         lambda value: float(2 * ndtr(-max(value - step / 2, 0.0) / deviation)),
@@ -79,7 +79,7 @@ def chi_square_most(degrees: int) -> Null:
 def chi_square_least(degrees: int, *, step: float) -> Null:
     """A chi-square per degree of freedom that may be too small.
 
-    Counts are whole numbers: a value stands for all up to the next one, `step` above.
+    Counts are whole numbers: a value counts for all up to the next one, `step` above.
     """
     return Null(
         "min",

@@ -1,4 +1,4 @@
-"""What is looked at of a permutation: a stretch of indices in a row, and indices from all over."""
+"""The part of a permutation that is looked at: a stretch of indices in a row, and indices from all over."""
 
 from dataclasses import dataclass
 from typing import Protocol

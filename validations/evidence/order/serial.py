@@ -34,7 +34,8 @@ def cusum(values: np.ndarray) -> tuple[int, float]:
 def _correlation(sample: Sample) -> Measure:
     """With the next place, with those powers of two away, and with the one a root of the length away, where Feistel networks repeat."""
     places = sample.stretch - sample.stretch.mean()
-    count, variance = len(places), float(places @ places)
+    count = len(places)
+    variance = float(places @ places)
     measures: list[Measure] = []
     for lag in _lags(sample, powers=MAX_LAG_POWER):
         pairs = count - lag
@@ -50,7 +51,8 @@ def _steps(sample: Sample) -> Measure:
         steps = np.sort((sample.stretch[lag:] - sample.stretch[:-lag]) % sample.length)
         ends = np.flatnonzero(np.diff(steps, append=-1))
         runs = np.diff(ends, prepend=-1)
-        most, null = int(runs.argmax()), commonest(sample.length - 1, len(steps))
+        most = int(runs.argmax())
+        null = commonest(sample.length - 1, len(steps))
         told = f"a step of {steps[ends[most]]:,}, {lag} apart"
         measures.append(Measure("commonest step", int(runs[most]), null, detail=told))
     return most_surprising(measures)
@@ -65,7 +67,8 @@ def _parity(places: np.ndarray) -> list[Measure]:
     """How often even and odd places change (Wald and Wolfowitz's runs), and the longest run of one of them."""
     parity = places & 1
     changes = np.flatnonzero(np.diff(parity))
-    count, odd = len(parity), int(parity.sum())
+    count = len(parity)
+    odd = int(parity.sum())
     mean = 2 * odd * (count - odd) / count
     deviation = math.sqrt(max(mean * (mean - 1) / (count - 1), 0.0)) or 1.0
     longest = int(np.diff(changes, prepend=-1, append=count - 1).max())

@@ -38,7 +38,8 @@ def find_shift(signal: np.ndarray) -> Shift:
         mean = float(signal.mean()) if signal.size else 0.0
         return Shift(len(signal), mean, mean, 0.0, 1.0)
     at, distance = cusum(middle_ranks(signal))
-    before, after = float(signal[:at].mean()), float(signal[at:].mean())
+    before = float(signal[:at].mean())
+    after = float(signal[at:].mean())
     return Shift(at, before, after, abs(after - before) / deviation, brownian_bridge().chance(distance))
 
 

@@ -89,7 +89,7 @@ def spread(numbers: np.ndarray, count: int) -> np.ndarray:
 
 
 def _read_index(cache: TokenCache, shards: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of the documents of some shards: the token of the cache at which each ends, its tokens, and the ordinal of its file."""
+    """The documents of some shards: the token of the cache at which each ends, its tokens, and the ordinal of its file."""
     ends: list[np.ndarray] = []
     lengths: list[np.ndarray] = []
     files: list[np.ndarray] = []

@@ -102,7 +102,8 @@ def test_absurd_sizes_of_pax_are_faults(read: Read, record: bytes, said: str):
 
 def test_a_name_that_does_not_end_is_refused(read: Read):
     info = tarfile.TarInfo("x")
-    info.type, info.size = tarfile.GNUTYPE_LONGNAME, 2**33
+    info.type = tarfile.GNUTYPE_LONGNAME
+    info.size = 2**33
     with pytest.raises(FileFault, match="a name of 8589934592 bytes"):
         read(info.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
 

@@ -1,4 +1,4 @@
-"""Sizes of record batches, told before they are read."""
+"""Sizes of record batches, known before they are read."""
 
 import struct
 from collections.abc import Callable

@@ -193,7 +193,8 @@ def test_rows_before_a_cut_stand(tmp_path: Path, read: Read):
 @every_format
 def test_damage_is_a_fault_and_no_crash(tmp_path: Path, read: Read, write: Write):
     table = pa.table({"text": [f"Document {number}." for number in range(100)], "lang": pa.array(["en", "de"] * 50).dictionary_encode()})
-    path, rng = write(tmp_path, table), random.Random(0)
+    path = write(tmp_path, table)
+    rng = random.Random(0)
     content = path.read_bytes()
     for _ in range(150):
         damaged = bytearray(content)
@@ -222,7 +223,8 @@ def read_and_measure(path: Path) -> tuple[int, int]:
     """The characters of all records, none of them kept, and the most bytes that Arrow and Python hold meanwhile."""
     source = Source.model_validate({"url": str(path.parent), "include": ("*",), "format": path.suffix[1:]})
     findings = read_piece(source, Piece(name=path.name, url=str(path)))
-    before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    before = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(pa.default_memory_pool())
     pa.set_memory_pool(pool)
     tracemalloc.start()
     try:

@@ -66,7 +66,8 @@ def test_weights_and_model_survive_the_way_there_and_back(tmp_path: Path, model:
 
 def test_every_element_is_where_they_look_for_it(exported: Path, params: Params, model: ModelConfig):
     """By the words of their modules: rows of a projection are outputs, and head h has the rows from h · head_dim."""
-    tensors, blocks = load_file(exported / "model.safetensors"), params["blocks"]
+    tensors = load_file(exported / "model.safetensors")
+    blocks = params["blocks"]
     prefix = "model.layers.1."
     assert tensors[prefix + "self_attn.q_proj.weight"][2 * model.head_dim + 3, 7] == blocks["query"][1, 7, 2, 3]
     assert tensors[prefix + "self_attn.k_proj.weight"][1 * model.head_dim + 5, 30] == blocks["key"][1, 30, 1, 5]

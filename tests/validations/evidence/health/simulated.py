@@ -74,7 +74,8 @@ def learning_rates(schedule: str, updates: int) -> np.ndarray:
 
 def healthy_rows(scenario: Scenario) -> list[Row]:
     """The rows of a run in which nothing is wrong."""
-    rng, n = np.random.default_rng(scenario.seed), scenario.updates
+    rng = np.random.default_rng(scenario.seed)
+    n = scenario.updates
     rates = learning_rates(scenario.schedule, n)
     trend = _trend(scenario, rates)
     stage = np.searchsorted(np.array(scenario.changes), np.arange(n), side="right")
@@ -105,7 +106,8 @@ def _trend(scenario: Scenario, rates: np.ndarray) -> np.ndarray:
     n = len(rates)
     learned = np.cumsum(rates) / 1e-3
     river = 2 + 6 / np.sqrt(1 + learned / max(3, n / 100)) if scenario.first_step == 1 else 2.5 - 0.1 * learned / n
-    hill, lag = np.empty(n), max(2, n / 50)
+    hill = np.empty(n)
+    lag = max(2, n / 50)
     height = 0.15 * rates[0] / 1e-3
     for row in range(n):
         height += (0.15 * rates[row] / 1e-3 - height) / lag
@@ -125,7 +127,8 @@ def _noise(rng: np.random.Generator, n: int, correlation: float) -> np.ndarray:
 
 
 def _norms(rng: np.random.Generator, rates: np.ndarray, *, from_scratch: bool) -> dict[str, np.ndarray]:
-    n, grown = len(rates), np.cumsum(rates) / 1e-3 / len(rates)
+    n = len(rates)
+    grown = np.cumsum(rates) / 1e-3 / len(rates)
     columns: dict[str, np.ndarray] = {}
     for name in ("", *(f"/{group}" for group in PARAM_GROUPS)):
         columns[f"grad_norm{name}"] = 0.3 * (1 + 0.5 * np.exp(-np.arange(n) / (n / 10))) * np.exp(rng.normal(0, 0.1, n))

@@ -42,7 +42,8 @@ def test_a_fall_is_no_spike_and_a_rise_from_a_constant_is_one():
 
 def test_a_rise_of_the_update_norm_leads_only_the_spikes_that_follow_it_soon():
     rng = np.random.default_rng(0)
-    losses, updates = 2 + 0.01 * rng.normal(size=600), 400 * np.exp(0.02 * rng.normal(size=600))
+    losses = 2 + 0.01 * rng.normal(size=600)
+    updates = 400 * np.exp(0.02 * rng.normal(size=600))
     losses[[300, 301, 500]] += 1
     updates[293:299] *= 2
     spikes = find_spikes(losses, [(0, 600)], deviations=7, window=1000)

@@ -29,7 +29,8 @@ HEALTHY = Run(cosine, counting)
 
 def partly_noise(step: int, rng: np.random.Generator) -> np.ndarray:
     """From update 220 on a third of the tokens mean nothing: other data, in order."""
-    tokens, meaningless = counting(step, rng), noise(step, rng)
+    tokens = counting(step, rng)
+    meaningless = noise(step, rng)
     return np.where(rng.random(tokens.shape) < 0.3, meaningless, tokens) if step >= 220 else tokens
 
 

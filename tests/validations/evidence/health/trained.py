@@ -60,7 +60,8 @@ class Run:
 
 def counting(_: int, rng: np.random.Generator) -> np.ndarray:
     """Eight sequences, each of which counts on by 1 to 4 with a few slips: something to learn, and something that can't be."""
-    strides, firsts = rng.integers(1, 5, (8, 1)), rng.integers(1, 255, (8, 1))
+    strides = rng.integers(1, 5, (8, 1))
+    firsts = rng.integers(1, 255, (8, 1))
     tokens = 1 + (firsts + strides * np.arange(32)) % 255
     return np.where(rng.random(tokens.shape) < 0.05, rng.integers(1, 256, tokens.shape), tokens).astype(np.int32)
 
@@ -80,10 +81,12 @@ def train(run: Run) -> list[Row]:
     train_step, evaluate = _compiled()
     params = init_params(0, MODEL)
     state = TrainState(params, build_optimizer(OPTIMIZER, MODEL).init(params), jax.tree.map(lambda leaf: leaf.copy(), params))
-    rng, held_out = np.random.default_rng(1), counting(0, np.random.default_rng(2))
+    rng = np.random.default_rng(1)
+    held_out = counting(0, np.random.default_rng(2))
     rows: list[Row] = []
     for step in range(run.updates):
-        rate, z_loss = run.learning_rate(step), run.z_loss(step)
+        rate = run.learning_rate(step)
+        z_loss = run.z_loss(step)
         state, measured = train_step(state, run.batch(step, rng), None, Scheduled(rate, z_loss, run.max_grad_norm, run.ema_decay))
         row = {"step": step + 1, **values_of(measured), "learning_rate": rate, "z_loss": z_loss, "tokens": 8 * 32}
         rows.append({**row, "mixture_since": 0, "data_seconds": 0.0, "seconds": float(step)})

@@ -131,14 +131,16 @@ def test_bison_s_stride_shifts_sorted_data_where_the_batches_do(caches: dict[str
     assert {which for which, row in found.items() if row["sure_deviations"] > 0.5} == {("code", "source file"), ("code", "token mix")}
     source = found["code", "source file"]
     change = int(source["change_at_step"])
-    before, after = files_drawn(run, 10, change), files_drawn(run, change, STEPS)
+    before = files_drawn(run, 10, change)
+    after = files_drawn(run, change, STEPS)
     assert np.mean(before) == pytest.approx(source["before"], abs=0.3)
     assert np.mean(after) == pytest.approx(source["after"], abs=0.3)
 
 
 def files_drawn(run: RunConfig, start: int, stop: int) -> list[int]:
     """The file of each sequence of the larger component that the loader gives, by the tokens at its middle."""
-    loader, schedule = Loader(run), Loader(run)._schedule  # pyright: ignore[reportPrivateUsage]  # which component a sequence is of
+    loader = Loader(run)
+    schedule = loader._schedule  # pyright: ignore[reportPrivateUsage]  # which component a sequence is of
     drawn: list[int] = []
     for step in range(start, stop):
         middle = loader.batch(step).tokens[:, SEQ_LEN // 2 : SEQ_LEN // 2 + 2].max(axis=1)

@@ -130,8 +130,9 @@ def test_what_is_no_permutation_is_found(length: int):
 
 @pytest.mark.parametrize(("length", "count"), [(100, 300), (1000, 300), (10**9 + 7, 12)])
 def test_the_rate_of_false_alarms_is_what_is_asked_for(length: int, count: int):
-    """At a loose rate that can be seen: not more alarms than it says, but for chance (one in 10^6), and at short lengths not none."""
-    rng, rate = np.random.default_rng(length), 0.05
+    """At a loose rate that can be seen: no more alarms than it says, save by chance (one in 10^6), and at short lengths some."""
+    rng = np.random.default_rng(length)
+    rate = 0.05
     alarmed = 0
     for _ in range(count):
         measures = measure_order(random_sample(rng, length))
@@ -142,7 +143,8 @@ def test_the_rate_of_false_alarms_is_what_is_asked_for(length: int, count: int):
 
 def test_every_measure_s_tail_is_as_far_out_as_it_says():
     """A p-value below a rate comes no more often than that: at each measure of 2,000 random permutations."""
-    rng, count = np.random.default_rng(5), 2000
+    rng = np.random.default_rng(5)
+    count = 2000
     p_values: dict[str, list[float]] = {}
     for _ in range(count):
         for one in measure_order(random_sample(rng, 64)):
@@ -158,13 +160,15 @@ def test_the_limit_is_where_the_p_value_crosses_the_rate(length: int):
     for one in measure_order(random_sample(np.random.default_rng(2), length))[1:]:
         limit = one.limit(1e-4)
         outward = 1 if one.null.bound == "max" else -1
-        beyond, within = limit + outward * (1e-3 * abs(limit) + 1), limit - outward * 1e-6 * abs(limit)
+        beyond = limit + outward * (1e-3 * abs(limit) + 1)
+        within = limit - outward * 1e-6 * abs(limit)
         assert one.tries * one.null.chance(beyond) < 1e-4, one.name
         assert one.tries * one.null.chance(within) >= 1e-4 * 0.999, one.name
 
 
 def test_the_transform_holds_every_correlation():
     signs = np.random.default_rng(3).choice([-1.0, 1.0], (2, 64))
-    masks, inputs = np.arange(64)[:, None], np.arange(64)[None, :]
+    masks = np.arange(64)[:, None]
+    inputs = np.arange(64)[None, :]
     characters = 1 - 2 * (np.bitwise_count(masks & inputs) & 1).astype(float)
     np.testing.assert_allclose(walsh_hadamard(signs), signs @ characters.T)

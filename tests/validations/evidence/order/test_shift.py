@@ -29,7 +29,8 @@ def test_a_step_is_found_where_it_is(at: int):
     ids=["even", "rare", "heavy tail", "few"],
 )
 def test_chance_is_seldom_taken_for_a_change(values: np.ndarray):
-    rng, count = np.random.default_rng(7), 2000
+    rng = np.random.default_rng(7)
+    count = 2000
     found = np.array([find_shift(rng.permutation(values)).p_value for _ in range(count)])
     for rate in (0.05, 0.005):
         assert binomtest(int((found <= rate).sum()), count, rate, alternative="greater").pvalue > 1e-6
