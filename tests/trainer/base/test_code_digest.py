@@ -90,7 +90,7 @@ def test_modules_count_in_any_order():
 MOVED = """
 import re
 from tasks.data.normalize import fold
-from trainer.base.errors import DataError, ConfigError
+from tasks.made_up import DataError, ConfigError
 def read(text): return fold(text) or DataError
 """
 
@@ -99,9 +99,9 @@ def read(text): return fold(text) or DataError
     ("old", "new"),
     [
         ("from tasks.data.normalize import fold", "from tasks.text.folding import fold"),
-        ("from trainer.base.errors import DataError, ConfigError", "from trainer.errors import ConfigError\nfrom trainer import DataError"),
-        ("from tasks.data.normalize import fold\nfrom trainer.base.errors import DataError, ConfigError",
-         "from trainer.base.errors import DataError, ConfigError\nfrom trainer.normalize import fold"),
+        ("from tasks.made_up import DataError, ConfigError", "from tasks.up import ConfigError\nfrom trainer import DataError"),
+        ("from tasks.data.normalize import fold\nfrom tasks.made_up import DataError, ConfigError",
+         "from tasks.made_up import DataError, ConfigError\nfrom trainer.normalize import fold"),
     ],
 )  # fmt: skip
 def test_a_file_of_ours_may_move(digest, old: str, new: str):  # pyright: ignore[reportMissingParameterType]
