@@ -82,12 +82,17 @@ def status(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
 @click.option("--at", "step", type=click.IntRange(min=0), metavar="STEP", help="What is in force after so many updates.")
 @click.option("--branches", is_flag=True, help="The table with its branches.")
 @click.option("--notes", is_flag=True, help="Where the record's code and its reports differ, and what they do not state.")
+@click.option("--diff", nargs=2, metavar="PHASE OTHER", help="What two phases differ in; either may be of another recipe (RECIPE/PHASE).")
+@click.option("--component", metavar="NAME", help="Where a component's text is: files, revision, filters, and its share of each phase.")
 @home_option
 @json_option
 def show(target: str, scale: Scale, home: str | None, as_json: bool, **options: Any) -> None:
     """Show a recipe as a table of phases, or everything of one phase."""
     from flows.commands.show import Asked, describe_asked
 
+    given = [name for name, value in options.items() if value not in (None, False)]
+    if len(given) > 1:
+        raise click.UsageError(f"one question at a time: {', '.join('--' + name.replace('step', 'at') for name in given)} were given.")
     description, print_answer = describe_asked(target, scale, Asked(**options), home)
     if as_json:
         _print_json_if(True, description)

@@ -8,7 +8,9 @@ from rich.console import Console
 
 from flows.recipes import split_target
 from flows.recipes.recipe import Scale
+from flows.show.components import describe_component, print_component
 from flows.show.describing import describe
+from flows.show.differing import describe_difference, print_difference
 from flows.show.notes import print_notes
 from flows.show.page import print_page, print_step
 from flows.show.table import print_accepted, print_table, title_of
@@ -24,11 +26,15 @@ class Asked:
         step: what is in force after so many updates.
         branches: the table has the branches, too.
         notes: where the record's code and its reports differ.
+        diff: two phases that are compared.
+        component: a component that is asked about.
     """
 
     step: int | None = None
     branches: bool = False
     notes: bool = False
+    diff: tuple[str, str] | None = None
+    component: str | None = None
 
 
 def describe_asked(target: str, scale: Scale, asked: Asked, home: str | None) -> tuple[dict[str, Any], Callable[[dict[str, Any]], None]]:
@@ -37,6 +43,10 @@ def describe_asked(target: str, scale: Scale, asked: Asked, home: str | None) ->
     Raises:
         ConfigError: as `flows.show.describing.describe`.
     """
+    if asked.diff:
+        return describe_difference(target, scale, asked.diff), print_difference
+    if asked.component:
+        return describe_component(target, scale, asked.component), print_component
     description = describe(target, scale, asked.step, home=home)
     if asked.notes:
         return description, print_all_notes
