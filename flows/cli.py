@@ -90,7 +90,7 @@ def show(target: str, scale: Scale, home: str | None, as_json: bool, **options: 
     """Show a recipe as a table of phases, or everything of one phase."""
     from flows.commands.show import Asked, describe_asked
 
-    given = [name for name, value in options.items() if value not in (None, False)]
+    given = [name for name, value in options.items() if value not in (None, False) and name != "branches"]
     if len(given) > 1:
         raise click.UsageError(f"one question at a time: {', '.join('--' + name.replace('step', 'at') for name in given)} were given.")
     description, print_answer = describe_asked(target, scale, Asked(**options), home)

@@ -49,7 +49,8 @@ def describe_asked(target: str, scale: Scale, asked: Asked, home: str | None) ->
         return describe_component(target, scale, asked.component), print_component
     description = describe(target, scale, asked.step, home=home)
     if asked.notes:
-        return description, print_all_notes
+        named = split_target(target)[1] is not None
+        return description, lambda found: print_all_notes(found, branches=named or asked.branches)
     page = split_target(target)[1] is not None
     return description, lambda found: print_description(found, page=page, branches=asked.branches)
 
@@ -71,10 +72,11 @@ def print_description(description: dict[str, Any], *, page: bool = True, branche
             print_page(phase, description["tokenizer"], console)
 
 
-def print_all_notes(description: dict[str, Any]) -> None:
-    """For people: the discrepancies and notes of every phase, and the warnings that the recipe accepts."""
+def print_all_notes(description: dict[str, Any], *, branches: bool) -> None:
+    """For people: the discrepancies and notes of the main line, or with `branches` of every phase, and the accepted warnings."""
     console = Console(highlight=False)
     console.print(title_of(description), markup=False)
     print_accepted(console, description["accepts"])
     for phase in description["phases"]:
-        print_notes(phase, console)
+        if branches or not phase["branch"]:
+            print_notes(phase, console)

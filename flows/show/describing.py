@@ -95,6 +95,7 @@ def describe_phase(recipe: Recipe, phase: Phase) -> dict[str, Any]:
         "start": describe_start(phase),
         "changes": describe_changes(recipe, phase),
         "discrepancies": [discrepancy.model_dump(mode="json") for discrepancy in phase.discrepancies],
+        "notes": [note.model_dump(mode="json") for note in phase.notes],
     }
 
 

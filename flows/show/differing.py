@@ -32,8 +32,15 @@ def describe_difference(target: str, scale: Scale, names: tuple[str, str]) -> di
         described.append(describe_phase(recipe, recipe.phase(phase or "")))
     first, second = (fields_of(one) for one in aligned(described[0], described[1]))
     differing = [field for field in {**first, **second} if first.get(field, ABSENT) != second.get(field, ABSENT)]
+    groups = list(dict.fromkeys(_group(field) for field in differing))
+    differing.sort(key=lambda field: groups.index(_group(field)))
     fields = [{"field": field, "values": [first.get(field), second.get(field)]} for field in differing]
     return {"recipe": recipe_name, "scale": scale, "phases": list(names), "fields": fields}
+
+
+def _group(field: str) -> str:
+    """What is shown together: one stage of one setting."""
+    return field.partition(".")[0].removesuffix(" from step")
 
 
 def aligned(first: Any, second: Any) -> tuple[Any, Any]:
@@ -42,8 +49,8 @@ def aligned(first: Any, second: Any) -> tuple[Any, Any]:
         pairs = {name: aligned(first[name], second[name]) for name in first if name in second}
         return {**first, **{name: pair[0] for name, pair in pairs.items()}}, {**second, **{name: pair[1] for name, pair in pairs.items()}}
     if _is_by_steps(first) and _is_by_steps(second):
-        length = max(len(first), len(second))
-        return _lengthened(first, length), _lengthened(second, length)
+        length = max(len(cast(list[Any], first)), len(cast(list[Any], second)))
+        return _lengthened(cast(list[Any], first), length), _lengthened(cast(list[Any], second), length)
     return first, second
 
 
@@ -89,7 +96,7 @@ def print_difference(description: dict[str, Any]) -> None:
     console.print(f"{first} and {second} of {description['recipe']} at {description['scale']} scale", style="bold", markup=False)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for title in ("field", first, second):
-        table.add_column(title, overflow="fold")
+        table.add_column(title, overflow="fold", no_wrap=title == "field")
     for row in description["fields"]:
         table.add_row(Text(row["field"]), *(Text(_short(value, row["field"])) for value in row["values"]))
     console.print(table)

@@ -249,7 +249,7 @@ def test_show_has_the_shape_that_scripts_read(phasewise: Run, scale: Any):
         assert all(sum(shares.values()) == pytest.approx(100) for _, shares in phase["mixture"])
         assert {"parent", "step", "fresh", "graft", "declares"} <= set(phase["start"])
         assert phase["start"]["parent"] == expected.parent
-        assert all({"field", "code", "retrospective", "source"} == set(found) for found in phase["discrepancies"])
+        assert all({"field", "severity", "code", "retrospective", "source", "place"} == set(found) for found in phase["discrepancies"])
         assert {"optimizer", "stability", "order"} <= set(phase)
         assert phase["optimizer"]["weight_decay"] == 0.05 or phase["branch"]
     assert shown["phases"][0]["parameters"] == (8_030_261_248 if scale == "full" else 1_475_200)
@@ -339,7 +339,7 @@ def test_up_becomes_the_local_deployment(phasewise: Run, monkeypatch: pytest.Mon
 def test_as_a_program_of_its_own(tmp_path: Path):
     """The streams are the real ones here: nothing but JSON on one, and no traceback on the other."""
     shown = subprocess.run([sys.executable, "-m", "flows.cli", "show", "marin-8b", "--json"], capture_output=True, text=True, check=True)
-    assert len(json.loads(shown.stdout)["phases"]) == 26
+    assert len(json.loads(shown.stdout)["phases"]) == 36
     assert shown.stderr == ""
     command = [Path(sys.executable).with_name("phasewise"), "run", "marin-7b", "--home", tmp_path, "--json"]
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
