@@ -13,6 +13,7 @@ from flows.show.describing import describe
 from flows.show.differing import describe_difference, print_difference
 from flows.show.notes import print_notes
 from flows.show.page import print_page, print_step
+from flows.show.results import print_results
 from flows.show.table import print_accepted, print_table, title_of
 
 __all__ = ["Asked", "describe", "describe_asked", "print_description"]
@@ -28,6 +29,7 @@ class Asked:
         notes: where the record's code and its reports differ.
         diff: two phases that are compared.
         component: a component that is asked about.
+        results: what the record reported.
     """
 
     step: int | None = None
@@ -35,6 +37,7 @@ class Asked:
     notes: bool = False
     diff: tuple[str, str] | None = None
     component: str | None = None
+    results: bool = False
 
 
 def describe_asked(target: str, scale: Scale, asked: Asked, home: str | None) -> tuple[dict[str, Any], Callable[[dict[str, Any]], None]]:
@@ -48,6 +51,8 @@ def describe_asked(target: str, scale: Scale, asked: Asked, home: str | None) ->
     if asked.component:
         return describe_component(target, scale, asked.component), print_component
     description = describe(target, scale, asked.step, home=home)
+    if asked.results:
+        return description, print_results
     if asked.notes:
         named = split_target(target)[1] is not None
         return description, lambda found: print_all_notes(found, branches=named or asked.branches)

@@ -8,6 +8,7 @@ from flows.recipes import load_record, load_written, split_target
 from flows.recipes.accepting import accepted_among
 from flows.recipes.phase import HandOff, Phase
 from flows.recipes.recipe import Recipe, Scale
+from flows.recipes.reported import Reported, results_of
 from flows.show.hand_off import describe_changes
 from flows.show.verdicts import verdict_here
 from flows.show.words import rounded
@@ -42,13 +43,19 @@ def describe(target: str, scale: Scale, step: int | None, *, home: str | None = 
     described = describe_recipe(recipe) | {"full": load_written(split_target(target)[0]).scale == "full"}
     described["accepts"] = [one.model_dump(mode="json") for one in accepted_among([phase.name for phase in phases], recipe.accepts)]
     if step is None:
-        place = Home.at(home, reads_only=True)
-        return {**described, "phases": [describe_phase(recipe, one) | {"verdict": verdict_here(recipe, one, place)} for one in phases]}
+        place, reported = Home.at(home, reads_only=True), results_of(recipe)
+        return {**described, "phases": [_with_what_is_known(recipe, one, place, reported) for one in phases]}
     at_step = phases_at(phases if chosen else recipe.main_line, step)
     if not at_step:
         spans = ", ".join(f"{one.name} {one.start_step} → {one.stop_step}" for one in (phases if chosen else recipe.main_line))
         raise ConfigError(f"no phase of {target} trains at step {step}; there are {spans}. Name a branch to ask about its steps.")
     return {**described, "step": step, "phases": [describe_step(recipe, one, step) for one in at_step]}
+
+
+def _with_what_is_known(recipe: Recipe, phase: Phase, home: Home, reported: dict[str, tuple[Reported, ...]]) -> dict[str, Any]:
+    """The phase, what this home has found, and what the record reported."""
+    rows = [one.model_dump(mode="json") for one in reported.get(phase.name, ())]
+    return describe_phase(recipe, phase) | {"verdict": verdict_here(recipe, phase, home), "reported": rows}
 
 
 def phases_at(phases: tuple[Phase, ...], step: int) -> list[Phase]:
