@@ -83,6 +83,7 @@ def status(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
 @click.option("--branches", is_flag=True, help="The table with its branches.")
 @click.option("--notes", is_flag=True, help="Where the record's code and its reports differ, and what they do not state.")
 @click.option("--results", is_flag=True, help="What the record reported: scores, losses, gaps, counts, dates, hardware.")
+@click.option("--sources", is_flag=True, help="Where each value comes from: the record's code, a default, a report, this project.")
 @click.option("--diff", nargs=2, metavar="PHASE OTHER", help="What two phases differ in; either may be of another recipe (RECIPE/PHASE).")
 @click.option("--component", metavar="NAME", help="Where a component's text is: files, revision, filters, and its share of each phase.")
 @home_option

@@ -14,6 +14,7 @@ from flows.show.differing import describe_difference, print_difference
 from flows.show.notes import print_notes
 from flows.show.page import print_page, print_step
 from flows.show.results import print_results
+from flows.show.sources import print_sources
 from flows.show.table import print_accepted, print_table, title_of
 
 __all__ = ["Asked", "describe", "describe_asked", "print_description"]
@@ -30,6 +31,7 @@ class Asked:
         diff: two phases that are compared.
         component: a component that is asked about.
         results: what the record reported.
+        sources: where each value comes from.
     """
 
     step: int | None = None
@@ -38,6 +40,7 @@ class Asked:
     diff: tuple[str, str] | None = None
     component: str | None = None
     results: bool = False
+    sources: bool = False
 
 
 def describe_asked(target: str, scale: Scale, asked: Asked, home: str | None) -> tuple[dict[str, Any], Callable[[dict[str, Any]], None]]:
@@ -53,6 +56,8 @@ def describe_asked(target: str, scale: Scale, asked: Asked, home: str | None) ->
     description = describe(target, scale, asked.step, home=home)
     if asked.results:
         return description, print_results
+    if asked.sources:
+        return description, print_sources
     if asked.notes:
         named = split_target(target)[1] is not None
         return description, lambda found: print_all_notes(found, branches=named or asked.branches)

@@ -7,6 +7,7 @@ from pydantic import BaseModel
 from flows.recipes import load_record, load_written, split_target
 from flows.recipes.accepting import accepted_among
 from flows.recipes.phase import HandOff, Phase
+from flows.recipes.provenance import sources_of
 from flows.recipes.recipe import Recipe, Scale
 from flows.recipes.reported import Reported, results_of
 from flows.show.hand_off import describe_changes
@@ -53,9 +54,11 @@ def describe(target: str, scale: Scale, step: int | None, *, home: str | None = 
 
 
 def _with_what_is_known(recipe: Recipe, phase: Phase, home: Home, reported: dict[str, tuple[Reported, ...]]) -> dict[str, Any]:
-    """The phase, what this home has found, and what the record reported."""
+    """The phase, what this home has found, what the record reported, and where each value comes from."""
     rows = [one.model_dump(mode="json") for one in reported.get(phase.name, ())]
-    return describe_phase(recipe, phase) | {"verdict": verdict_here(recipe, phase, home), "reported": rows}
+    sources = {field: one.model_dump(mode="json") for field, one in sources_of(recipe, phase).items()}
+    known = {"verdict": verdict_here(recipe, phase, home), "reported": rows, "sources": sources}
+    return describe_phase(recipe, phase) | known
 
 
 def phases_at(phases: tuple[Phase, ...], step: int) -> list[Phase]:
