@@ -74,7 +74,8 @@ def print_description(description: dict[str, Any], *, page: bool = True, branche
     console.print(title_of(description), markup=False)
     if "step" in description:
         console.print(f"after {description['step']:,} updates")
-    print_accepted(console, description["accepts"])
+    else:
+        print_accepted(console, description["accepts"])
     for phase in description["phases"]:
         if "step" in description:
             print_step(phase, console)

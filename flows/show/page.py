@@ -11,6 +11,7 @@ from flows.show.hand_off import change_in_words
 from flows.show.words import by_steps, in_words, number, rate_ends, shares, tokens
 
 MAX_SEGMENTS = 5
+LABEL_WIDTH = 44
 Values = dict[str, str]
 
 
@@ -73,8 +74,8 @@ def print_values(console: Console, group: str | None, values: Values) -> None:
     if group:
         console.print(Text(group), style="italic")
     table = Table(box=rich.box.SIMPLE, show_header=False, padding=(0, 2, 0, 0), show_edge=False)
-    table.add_column(no_wrap=False, max_width=38)
-    table.add_column(no_wrap=False)
+    table.add_column(max_width=LABEL_WIDTH, overflow="fold")
+    table.add_column(overflow="fold")
     for name, value in values.items():
         table.add_row(Text(name), Text(value))
     console.print(table)

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from flows.show.page import print_values
 from flows.show.table import title_of
-from flows.show.words import in_words
+from flows.show.words import in_words, mixture_in_a_word
 
 KINDS = {
     "code": "the record's code",
@@ -35,6 +35,8 @@ def print_sources(description: dict[str, Any]) -> None:
 
 def _value(phase: dict[str, Any], field: str) -> str:
     """The value in few words; what is long is on the page of the phase."""
+    if field == "mixture":
+        return mixture_in_a_word(phase["mixture"])
     texts = list(dict.fromkeys(in_words(value) for value in _values(phase, field.split("."))))
     text = "; ".join(texts[:3]) + ("; …" if len(texts) > 3 else "")
     return text if len(text) <= 60 else f"{text[:57]}…"
