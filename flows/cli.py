@@ -80,24 +80,34 @@ def status(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
 @click.argument("target", metavar="RECIPE[/PHASE]")
 @click.option("--scale", type=SCALES, default="full", show_default=True)
 @click.option("--at", "step", type=click.IntRange(min=0), metavar="STEP", help="What is in force after so many updates.")
+@click.option("--branches", is_flag=True, help="The table with its branches.")
+@click.option("--notes", is_flag=True, help="Where the record's code and its reports differ, and what they do not state.")
+@click.option("--results", is_flag=True, help="What the record reported: scores, losses, gaps, counts, dates, hardware.")
+@click.option("--sources", is_flag=True, help="Where each value comes from: the record's code, a default, a report, this project.")
+@click.option("--diff", nargs=2, metavar="PHASE OTHER", help="What two phases differ in; either may be of another recipe (RECIPE/PHASE).")
+@click.option("--component", metavar="NAME", help="Where a component's text is: files, revision, filters, and its share of each phase.")
+@home_option
 @json_option
-def show(target: str, scale: Scale, step: int | None, as_json: bool) -> None:
-    """Show every resolved number."""
-    from flows.commands.show import describe, print_description
+def show(target: str, scale: Scale, home: str | None, as_json: bool, **options: Any) -> None:
+    """Show a recipe as a table of phases, or everything of one phase."""
+    from flows.commands.show import Asked, describe_asked
 
-    description = describe(target, scale, step)
+    given = [name for name, value in options.items() if value not in (None, False) and name != "branches"]
+    if len(given) > 1:
+        raise click.UsageError(f"one question at a time: {', '.join('--' + name.replace('step', 'at') for name in given)} were given.")
+    description, print_answer = describe_asked(target, scale, Asked(**options), home)
     if as_json:
         _print_json_if(True, description)
     else:
-        print_description(description)
+        print_answer(description)
 
 
 @main.command()
-@click.argument("target", metavar="RECIPE")
+@click.argument("target", metavar="RECIPE[/PHASE]")
 @click.option("--scale", type=SCALES, default="full", show_default=True)
 @json_option
 def lineage(target: str, scale: Scale, as_json: bool) -> None:
-    """Show the phases, their parents, and what each hand-off changes and declares."""
+    """Show the phases, their parents, and what each hand-off changes and declares; of a phase, all that it rests on."""
     from flows.commands.lineage import describe, print_description
 
     description = describe(target, scale)

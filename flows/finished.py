@@ -70,7 +70,7 @@ def _why_no_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> str:
 def _told_of(record: PhaseRecord) -> list[Any]:
     verdicts = [verdict.model_dump(mode="json", exclude={"evidence"}) for verdict in record.verdicts]
     found = [{name: value for name, value in (one or {}).items() if name != "checkpoint"} for one in (record.result, record.evaluation)]
-    return [record.state, record.phase.model_dump(mode="json", exclude={"instrumentation"}), verdicts, *found]
+    return [record.state, record.phase.model_dump(mode="json", exclude={"instrumentation", "discrepancies", "notes"}), verdicts, *found]
 
 
 @cache

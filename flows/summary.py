@@ -10,11 +10,12 @@ from typing import Any
 from flows.finished import PACKAGES, keys_path, report_keys, report_path
 from flows.recipes.phase import HandOff, Phase
 from flows.recipes.recipe import Recipe
+from flows.recipes.reported import results_of
 from flows.record import PhaseRecord, read_records
 from flows.resolved import Resolved
 from tasks.evaluation.baselines import baselines_path
 from tasks.home import Home
-from tasks.publication.contents import BenchmarkReport, PhaseReport, Report, VerdictReport
+from tasks.publication.contents import BenchmarkReport, PhaseReport, RecordReport, Report, VerdictReport
 from trainer.base.storage import read_json, write_json
 from trainer.data.mixture import MixtureSchedule
 from trainer.metrics import METRICS_NAME, read_metrics
@@ -150,7 +151,15 @@ def _phase_report(recipe: Recipe, home: Home, record: PhaseRecord) -> PhaseRepor
         verdicts=tuple(_verdict_report(name, verdict, path) for name, verdict, path in verdicts if verdict),
         state=record.state,
         params_digest=result.get("params_digest"),
+        reported=reported_by_the_record(recipe, phase.name),
     )
+
+
+def reported_by_the_record(recipe: Recipe, phase: str) -> tuple[RecordReport, ...]:
+    """What the record reported of a phase. Only a run at full scale can be put beside it."""
+    if recipe.scale != "full":
+        return ()
+    return tuple(RecordReport(what=one.what, value=one.in_words, source=one.source) for one in results_of(recipe).get(phase, ()))
 
 
 def _realised_mixture(recipe: Recipe, phase: Phase) -> tuple[tuple[int, dict[str, float]], ...]:

@@ -1,20 +1,28 @@
 """Marin 32B: phase 1 → QK-norm → Bison, and Mantis in its place; beside them what was tried in phase 2, and a flat end of Bison.
 
 The values are those of the experiment code (exp1295, 1380, 1388, 1390, 1395, 1529) as it was run; where the retrospective says otherwise,
-`discrepancies` has both. Tokens of what counts: 2.679 T + 2.684 T + 1.074 T = 6.437 T.
+`discrepancies` has both, and what it does not say is in `notes`. Tokens of what counts: 2.679 T + 2.684 T + 1.074 T = 6.437 T.
 """
 
 from flows.recipes.marin.accepted import accepted_orders_32b, accepted_without_cooldown
 from flows.recipes.marin.mixtures import BISON_MIXTURE, MANTIS_MIXTURE, MANTIS_MIXTURE_WITH_CODE, PRETRAINING_MIXTURE
 from flows.recipes.marin.notes_32b import (
+    MUON_DIFFERENCES,
+    MUON_NOTES,
+    NADAMW_DIFFERENCES,
+    NADAMW_NOTES,
+    NECROMANCY_DIFFERENCES,
+    PHASE_1_DIFFERENCES,
+    PHASE_1_NOTES,
+    QK_NORM_DIFFERENCES,
+    QK_NORM_NOTES,
+)
+from flows.recipes.marin.notes_cooldowns_32b import (
+    BISON_DIFFERENCES,
     BISON_FLAT_NOTES,
     BISON_NOTES,
+    MANTIS_DIFFERENCES,
     MANTIS_NOTES,
-    MUON_NOTES,
-    NADAMW_NOTES,
-    NECROMANCY_NOTES,
-    PHASE_1_NOTES,
-    QK_NORM_NOTES,
 )
 from flows.recipes.marin.settings import ADAMW, ORDER, TOKENIZER, constant, evaluated, gates, linear, llama, stability
 from flows.recipes.phase import FromScratch, GraftFrom, Phase, continued
@@ -72,7 +80,8 @@ PHASE_1 = Phase(
     evaluation=evaluated(loss_every_steps=1_000),
     gates=gates(max_increase_bits_per_byte=0.0, max_epochs=2),
     instrumentation=Instrumentation(layer_norms_every=1),
-    discrepancies=PHASE_1_NOTES,
+    discrepancies=PHASE_1_DIFFERENCES,
+    notes=PHASE_1_NOTES,
 )
 
 NECROMANCY = continued(
@@ -86,7 +95,7 @@ NECROMANCY = continued(
     learning_rate=(constant(80_000, 82_000, PEAK),),
     stability=STEADY,
     gates=gates(max_increase_bits_per_byte=0.05, max_epochs=2),
-    discrepancies=NECROMANCY_NOTES,
+    discrepancies=NECROMANCY_DIFFERENCES,
 )
 
 MUON = continued(
@@ -111,7 +120,8 @@ MUON = continued(
     learning_rate=(constant(LAST_GOOD_STEP, 86_000, 2e-3),),
     stability=stability(z_loss=1e-4, ema=0.995, max_grad_norm=always(0.2)),
     gates=gates(max_increase_bits_per_byte=0.5, max_epochs=2),
-    discrepancies=MUON_NOTES,
+    discrepancies=MUON_DIFFERENCES,
+    notes=MUON_NOTES,
 )
 
 NADAMW = continued(
@@ -127,7 +137,8 @@ NADAMW = continued(
     learning_rate=(LearningRateSegment(kind="cosine", start_step=NOMINAL_STEPS // 100, end_step=NOMINAL_STEPS, start=PEAK, end=FLOOR),),
     stability=stability(z_loss=1e-4, ema=0.995, skip_step=SKIP_STEP_LIMIT),
     gates=gates(max_increase_bits_per_byte=0.5, max_epochs=2),
-    discrepancies=NADAMW_NOTES,
+    discrepancies=NADAMW_DIFFERENCES,
+    notes=NADAMW_NOTES,
 )
 
 QK_NORM = continued(
@@ -140,7 +151,8 @@ QK_NORM = continued(
     learning_rate=(linear(80_000, 81_000, FLOOR, PEAK), constant(81_000, 160_000, PEAK)),
     stability=STEADY,
     gates=gates(max_increase_bits_per_byte=0.0, max_epochs=2),
-    discrepancies=QK_NORM_NOTES,
+    discrepancies=QK_NORM_DIFFERENCES,
+    notes=QK_NORM_NOTES,
 )
 
 BISON = continued(
@@ -151,7 +163,8 @@ BISON = continued(
     optimizer=ADAMC,
     learning_rate=(linear(160_000, 192_000, PEAK, FLOOR),),
     mixture=always(BISON_MIXTURE),
-    discrepancies=BISON_NOTES,
+    discrepancies=BISON_DIFFERENCES,
+    notes=BISON_NOTES,
 )
 
 BISON_FLAT = continued(
@@ -162,7 +175,7 @@ BISON_FLAT = continued(
     declares=("schedule",),
     branch=True,
     learning_rate=(constant(190_000, 192_000, 1.09375e-4),),
-    discrepancies=BISON_FLAT_NOTES,
+    notes=BISON_FLAT_NOTES,
 )
 
 MANTIS = continued(
@@ -174,7 +187,8 @@ MANTIS = continued(
     learning_rate=(linear(160_000, 192_000, PEAK, FLOOR),),
     mixture=Steps(((160_000, MANTIS_MIXTURE), (174_000, MANTIS_MIXTURE_WITH_CODE))),
     order=DataOrder.model_validate(QK_NORM.order.model_dump() | {"permutation": "feistel_levanter"}),
-    discrepancies=MANTIS_NOTES,
+    discrepancies=MANTIS_DIFFERENCES,
+    notes=MANTIS_NOTES,
 )
 
 PHASES = (PHASE_1, QK_NORM, BISON, MANTIS, NECROMANCY, MUON, NADAMW, BISON_FLAT)

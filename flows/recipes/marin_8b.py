@@ -1,7 +1,7 @@
 """Marin 8B, "Tootsie": Kestrel → Ocelot → Jellyfish → Phoenix → Starling → Deeper Starling, and the branches beside this line.
 
 The values are those of the experiment code (exp600 and the experiments it names) as it was run; where the retrospective says otherwise,
-`discrepancies` has both.
+`discrepancies` has both, and what it does not say is in `notes`.
 """
 
 from flows.recipes.benchmarks import WITH_MMLU
@@ -12,11 +12,14 @@ from flows.recipes.marin.desserts import desserts
 from flows.recipes.marin.instruction import instruction
 from flows.recipes.marin.mixtures import JELLYFISH_MIXTURE, KESTREL_MIXTURE, PHOENIX_BRIDGE, PHOENIX_MIXTURE, STARLING_MIXTURE
 from flows.recipes.marin.notes_8b import (
-    DEEPER_STARLING_NOTES,
-    JELLYFISH_NOTES,
+    DEEPER_STARLING_DIFFERENCES,
+    JELLYFISH_DIFFERENCES,
+    KESTREL_DIFFERENCES,
     KESTREL_NOTES,
+    OCELOT_DIFFERENCES,
     OCELOT_NOTES,
-    PHOENIX_NOTES,
+    PHOENIX_DIFFERENCES,
+    STARLING_DIFFERENCES,
     STARLING_NOTES,
 )
 from flows.recipes.marin.settings import (
@@ -58,7 +61,8 @@ KESTREL = Phase(
     checkpoints=CheckpointPolicy(every_steps=20_000, every_minutes=10, keep_all=True),
     evaluation=evaluated(loss_every_steps=10_000),
     gates=gates(max_increase_bits_per_byte=0.0, max_epochs=2),
-    discrepancies=KESTREL_NOTES,
+    discrepancies=KESTREL_DIFFERENCES,
+    notes=KESTREL_NOTES,
 )
 
 OCELOT = continued(
@@ -73,7 +77,8 @@ OCELOT = continued(
     slice=always("v4-2048"),
     evaluation=evaluated(loss_every_steps=1_000),
     gates=gates(max_increase_bits_per_byte=0.3, max_epochs=2),
-    discrepancies=OCELOT_NOTES,
+    discrepancies=OCELOT_DIFFERENCES,
+    notes=OCELOT_NOTES,
 )
 
 JELLYFISH = continued(
@@ -84,7 +89,7 @@ JELLYFISH = continued(
     learning_rate=(linear(740_500, 820_000, 1.7e-3, 1.7e-4),),
     mixture=always(JELLYFISH_MIXTURE),
     gates=gates(max_increase_bits_per_byte=0.0, max_epochs=2),
-    discrepancies=JELLYFISH_NOTES,
+    discrepancies=JELLYFISH_DIFFERENCES,
 )
 
 PHOENIX = continued(
@@ -96,7 +101,7 @@ PHOENIX = continued(
     mixture=Steps(((820_000, PHOENIX_BRIDGE), (822_000, PHOENIX_MIXTURE))),
     evaluation=evaluated(loss_every_steps=1_000, benchmarks=WITH_MMLU),
     gates=gates(max_increase_bits_per_byte=0.3, max_epochs=2),
-    discrepancies=PHOENIX_NOTES,
+    discrepancies=PHOENIX_DIFFERENCES,
 )
 
 STARLING = continued(
@@ -108,7 +113,8 @@ STARLING = continued(
     mixture=always(STARLING_MIXTURE),
     stability=stability(z_loss=1e-4, ema=0.995),
     gates=gates(max_increase_bits_per_byte=0.0, max_epochs=5),
-    discrepancies=STARLING_NOTES,
+    discrepancies=STARLING_DIFFERENCES,
+    notes=STARLING_NOTES,
 )
 
 DEEPER_STARLING = continued(
@@ -118,7 +124,7 @@ DEEPER_STARLING = continued(
     declares=("schedule",),
     learning_rate=(constant(1_400_000, 1_420_000, 1.7e-5),),
     gates=gates(max_increase_bits_per_byte=0.02, max_epochs=5),
-    discrepancies=DEEPER_STARLING_NOTES,
+    discrepancies=DEEPER_STARLING_DIFFERENCES,
 )
 
 DEEP_COOLDOWNS = deep_cooldowns(JELLYFISH)

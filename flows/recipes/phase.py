@@ -35,12 +35,28 @@ Change = Literal[
 
 
 class Discrepancy(Frozen):
-    """Where the record's code and its retrospective differ. The recipe follows the code."""
+    """Where the record's code and its retrospective differ. The recipe follows the code.
+
+    Attributes:
+        severity: high changes what who repeats the run would do, medium is of lineage or documentation, low is of wording.
+        place: where both are to be found: file and line, issue, section.
+    """
 
     field: str
+    severity: Literal["high", "medium", "low"]
     code: str
     retrospective: str
     source: str
+    place: str
+
+
+class Note(Frozen):
+    """What no report of the record states, and what its code or this project has to say of it."""
+
+    field: str
+    text: str
+    source: str
+    place: str
 
 
 class FromScratch(Frozen):
@@ -126,6 +142,7 @@ class Phase(Frozen):
     gates: Gates
     instrumentation: Instrumentation = Instrumentation()
     discrepancies: tuple[Discrepancy, ...] = ()
+    notes: tuple[Note, ...] = ()
     branch: bool = False
     abandoned: bool = False
 
@@ -193,11 +210,11 @@ class Phase(Frozen):
 def continued(parent: Phase, *, name: str, stop_step: int, declares: Sequence[Change], **settings: Any) -> Phase:
     """The phase that starts from another one's end and keeps its settings, but for those that are named.
 
-    `step`, `fresh` and `graft` are the hand-off's; every other setting is a field of the phase. Discrepancies, steps whose checkpoints
-    are kept for others, and that it was abandoned are each phase's own.
+    `step`, `fresh` and `graft` are the hand-off's; every other setting is a field of the phase. Discrepancies, notes, steps whose
+    checkpoints are kept for others, and that it was abandoned are each phase's own.
     """
     start: dict[str, Any] = {"parent": parent.name, "step": parent.stop_step, "fresh": (), "declares": declares}
     start |= {part: settings.pop(part) for part in ("step", "fresh", "graft") if part in settings}
-    kept = {field: getattr(parent, field) for field in Phase.model_fields if field not in ("discrepancies", "abandoned")}
+    kept = {field: getattr(parent, field) for field in Phase.model_fields if field not in ("discrepancies", "notes", "abandoned")}
     kept["checkpoints"] = parent.checkpoints.model_dump() | {"at_steps": ()}
     return Phase.model_validate({**kept, "name": name, "start": start, "stop_step": stop_step, **settings})

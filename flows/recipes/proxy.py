@@ -112,6 +112,7 @@ def proxy_phase(phase: Phase, keep_steps: tuple[int, ...] = (), *, max_window: i
         gates=_gates(phase),
         instrumentation=phase.instrumentation,
         discrepancies=phase.discrepancies,
+        notes=phase.notes,
         branch=phase.branch,
         abandoned=phase.abandoned,
     )

@@ -48,6 +48,14 @@ class BenchmarkReport(Recorded):
     stderr: float | None
 
 
+class RecordReport(Recorded):
+    """Something that the record of this phase reported, in words, and where it is printed."""
+
+    what: str
+    value: str
+    source: str
+
+
 class PhaseReport(Recorded):
     """One phase of the recipe. What was not measured is `None` or empty.
 
@@ -57,6 +65,7 @@ class PhaseReport(Recorded):
         bits_per_byte: component → held-out bits per byte at the end of the phase; the two macro values are means over components.
         declares: what the hand-off declares to change.
         parent: the name of the phase that this one starts from.
+        reported: what the record reported of the phase; empty where the run is smaller than the record.
     """
 
     name: str
@@ -79,6 +88,7 @@ class PhaseReport(Recorded):
     verdicts: tuple[VerdictReport, ...] = ()
     state: Literal["done", "refused", "not reached"]
     params_digest: str | None = None
+    reported: tuple[RecordReport, ...] = ()
 
     @property
     def counts(self) -> CheckCounts:

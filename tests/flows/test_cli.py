@@ -18,7 +18,7 @@ from trainer.base.storage import digest_of_json, read_json, write_json
 
 COMMANDS = {"run", "show", "lineage", "data prepare", "data verify", "evaluate", "export", "up", "scan", "order", "preflight", "status"}
 WITH_RECIPE = ["run", "show", "lineage", "data prepare", "data verify", "evaluate", "status"]
-WITH_PHASE = ["run", "show", "data prepare", "data verify", "evaluate", "status"]
+WITH_PHASE = ["run", "show", "lineage", "data prepare", "data verify", "evaluate", "status"]
 WITH_HOME = ["run", "data prepare", "data verify", "evaluate", "status"]
 PHASES = ["kestrel", "ocelot", "jellyfish", "phoenix", "starling", "deeper-starling"]
 Run = Callable[..., Result]
@@ -249,7 +249,7 @@ def test_show_has_the_shape_that_scripts_read(phasewise: Run, scale: Any):
         assert all(sum(shares.values()) == pytest.approx(100) for _, shares in phase["mixture"])
         assert {"parent", "step", "fresh", "graft", "declares"} <= set(phase["start"])
         assert phase["start"]["parent"] == expected.parent
-        assert all({"field", "code", "retrospective", "source"} == set(found) for found in phase["discrepancies"])
+        assert all({"field", "severity", "code", "retrospective", "source", "place"} == set(found) for found in phase["discrepancies"])
         assert {"optimizer", "stability", "order"} <= set(phase)
         assert phase["optimizer"]["weight_decay"] == 0.05 or phase["branch"]
     assert shown["phases"][0]["parameters"] == (8_030_261_248 if scale == "full" else 1_475_200)
@@ -261,7 +261,7 @@ def test_show_at_proxy_scale_counts_a_thousandth(phasewise: Run):
 
 
 def test_show_of_one_phase(phasewise: Run):
-    (phase,) = read(phasewise("show", "marin-8b/phoenix", "--json"))["phases"]
+    (phase,) = read(phasewise("show", "marin-8b/phoenix", "--scale", "full", "--json"))["phases"]
     assert phase["name"] == "phoenix"
     assert [step for step, _ in phase["mixture"]] == [820_000, 822_000]
     assert phase["batch"] == [[820_000, 3072]]
@@ -280,15 +280,15 @@ def test_show_of_one_phase(phasewise: Run):
     ],
 )
 def test_show_at_a_step(phasewise: Run, step: int, name: str, rate: float, batch: int, tokens: int):
-    shown = read(phasewise("show", "marin-8b", "--at", step, "--json"))
+    shown = read(phasewise("show", "marin-8b", "--scale", "full", "--at", step, "--json"))
     (phase,) = shown["phases"]
     assert (shown["step"], phase["name"], phase["batch"], phase["phase_tokens_before"]) == (step, name, batch, tokens)
     assert phase["learning_rate"] == pytest.approx(rate)
 
 
-@pytest.mark.parametrize(("target", "step"), [("marin-8b", 1_420_000), ("marin-8b/kestrel", 660_000), ("marin-8b/ocelot", 0)])
+@pytest.mark.parametrize(("target", "step"), [("marin-8b", 1_420_001), ("marin-8b/kestrel", 660_001), ("marin-8b/ocelot", 0)])
 def test_show_at_a_step_that_is_not_trained_is_refused(phasewise: Run, target: str, step: int):
-    assert_refused(phasewise("show", target, "--at", step), 2, f"no phase of {target} trains at step {step}; there are")
+    assert_refused(phasewise("show", target, "--scale", "full", "--at", step), 2, f"no phase of {target} trains at step {step}; there are")
 
 
 @pytest.mark.parametrize("scale", ["full", "proxy"])
@@ -315,7 +315,7 @@ def test_people_read_the_same(phasewise: Run, command: str, scale: str):
 
 
 def test_people_read_what_is_in_force_at_a_step(phasewise: Run):
-    result = phasewise("show", "marin-8b", "--at", 821_000)
+    result = phasewise("show", "marin-8b", "--scale", "full", "--at", 821_000)
     assert result.exit_code == 0
     assert "phoenix" in result.stdout
     assert "dclm_baseline 25.65 %" in " ".join(result.stdout.split())
@@ -339,7 +339,7 @@ def test_up_becomes_the_local_deployment(phasewise: Run, monkeypatch: pytest.Mon
 def test_as_a_program_of_its_own(tmp_path: Path):
     """The streams are the real ones here: nothing but JSON on one, and no traceback on the other."""
     shown = subprocess.run([sys.executable, "-m", "flows.cli", "show", "marin-8b", "--json"], capture_output=True, text=True, check=True)
-    assert len(json.loads(shown.stdout)["phases"]) == 26
+    assert len(json.loads(shown.stdout)["phases"]) == 36
     assert shown.stderr == ""
     command = [Path(sys.executable).with_name("phasewise"), "run", "marin-7b", "--home", tmp_path, "--json"]
     refused = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -22,7 +22,7 @@ DOLMINO_MATH_AS_CACHED = Source(
     exclude=(),
     format="jsonl",
 )
-"""All of the bundle, with GSM8K's test split: the cache `all_math-9d507c` was pinned by its path, and outlived the filter that drops it."""
+"""All of the bundle, with GSM8K's test split, as the cache `all_math-9d507c` had it. That one was pinned by its path."""
 
 MATHEMATICS: dict[str, ComponentData] = {
     "proofpile_2": ComponentData(

@@ -5,7 +5,7 @@ Only what the recipe prescribes stands here. What a run is too short for at prox
 
 from collections.abc import Sequence
 
-from flows.recipes.marin.notes_32b import R32
+from flows.recipes.marin.notes import R32
 from flows.recipes.phase import Phase
 from validations.accepted import AcceptedWarning
 

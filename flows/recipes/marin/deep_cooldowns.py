@@ -4,8 +4,9 @@ from typing import Any
 
 from flows.recipes.marin.desserts import FROM_CHECKPOINT
 from flows.recipes.marin.mixtures import JELLYFISH_HIGH_QUALITY, JELLYFISH_WEB, percent
+from flows.recipes.marin.notes import R8, differs, unstated
 from flows.recipes.marin.settings import ADAMW, gates, linear, stability
-from flows.recipes.phase import Change, Discrepancy, Phase, continued
+from flows.recipes.phase import Change, Phase, continued
 from trainer.config import AdamW, CheckpointPolicy, Instrumentation, LearningRateSegment, ModelConfig, always
 
 START, MIDDLE, END = 820_000, 830_000, 840_000
@@ -29,7 +30,7 @@ def deep_cooldowns(jellyfish: Phase) -> tuple[Phase, ...]:
         "soft-raccoon",
         declares=(),
         learning_rate=(linear(START, MIDDLE, 1.7e-4, 1.7e-5),),
-        discrepancies=(FROM_CHECKPOINT, _tokens("125.8 B tokens (10,000 steps of 12 Mi)", "about 100 B tokens")),
+        discrepancies=(FROM_CHECKPOINT, RACCOON_TOKENS),
     )
     spoonbill = _from_jellyfish(
         jellyfish,
@@ -37,7 +38,7 @@ def deep_cooldowns(jellyfish: Phase) -> tuple[Phase, ...]:
         declares=("mixture",),
         learning_rate=(SPOONBILL_RATE,),
         mixture=always(SPOONBILL_MIXTURE),
-        discrepancies=(FROM_CHECKPOINT, *SPOONBILL_NOTES),
+        discrepancies=(FROM_CHECKPOINT, *SPOONBILL_DIFFERENCES),
     )
     norms = _from_jellyfish(
         jellyfish,
@@ -55,28 +56,31 @@ def deep_cooldowns(jellyfish: Phase) -> tuple[Phase, ...]:
 def _softer(soft: Phase) -> tuple[Phase, ...]:
     """Cooled to 1e-6; without weight decay; with the optimizer's moments deleted from the checkpoint."""
     rate = (linear(MIDDLE, END, 1.7e-5, 1e-6),)
-    start = Discrepancy(
-        field="start",
-        code="the checkpoint after step 829,992",
-        retrospective="not reported to 1e-6",
+    start = unstated(
+        "start",
+        "the checkpoint after step 829,992, cooled to 1e-6: no report names a run to 1e-6",
         source="Marin experiment code, issue 898",
+        place="issue 898",
     )
-    fresh = Discrepancy(
-        field="optimizer_state",
+    fresh = differs(
+        "optimizer_state",
+        "medium",
         code="mu and nu of AdamW deleted from the checkpoint by hand, which is then loaded in part",
         retrospective="resetting the optimizer state",
         source="Marin experiment code, issue 898; Marin 8B retrospective, Raccoon",
+        place=f"issue 898; {R8}, Raccoon",
     )
     return (
-        _further(soft, "softer-raccoon", learning_rate=rate, discrepancies=(start,)),
-        _further(soft, "softer-raccoon-no-decay", ("optimizer",), learning_rate=rate, optimizer=NO_DECAY, discrepancies=(start,)),
+        _further(soft, "softer-raccoon", learning_rate=rate, notes=(start,)),
+        _further(soft, "softer-raccoon-no-decay", ("optimizer",), learning_rate=rate, optimizer=NO_DECAY, notes=(start,)),
         _further(
             soft,
             "softer-raccoon-fresh-moments",
             ("optimizer_state",),
             learning_rate=rate,
             fresh=("optimizer",),
-            discrepancies=(start, fresh),
+            discrepancies=(fresh,),
+            notes=(start,),
         ),
     )
 
@@ -85,11 +89,13 @@ def _focused(norms: Phase) -> tuple[Phase, ...]:
     """From the middle of Spoonbill with attention in float32, with and without the z-loss; and on from the latter."""
     model = ModelConfig.model_validate(norms.model.model_dump() | {"float32_attention": True})
     z_loss = stability(z_loss=1e-4, ema=0.995)
-    two_changes = Discrepancy(
-        field="z_loss",
+    two_changes = differs(
+        "z_loss",
+        "high",
         code="the z-loss of 1e-4 came with attention in float32 and a restart at step 824,524; a control without the z-loss exists",
         retrospective="fixed by adding a z-loss penalty of 1e-4",
         source="Marin experiment code, issue 916; Marin 8B retrospective, Spoonbill",
+        place=f"issue 916; {R8}, Spoonbill",
     )
     control = continued(
         norms, name="spoonbill-float32", step=RESTART, stop_step=MIDDLE, declares=("architecture",), model=model, gates=GATES
@@ -106,10 +112,8 @@ def _focused(norms: Phase) -> tuple[Phase, ...]:
         gates=GATES,
         discrepancies=(two_changes,),
     )
-    start = Discrepancy(
-        field="start", code="the checkpoint after step 829,947", retrospective="not stated", source="Marin experiment code, issue 916"
-    )
-    deeper = _further(focused, "deeper-spoonbill", learning_rate=(linear(MIDDLE, END, 2.75e-5, 2.75e-6),), discrepancies=(start,))
+    start = unstated("start", "the checkpoint after step 829,947", source="Marin experiment code, issue 916", place="issue 916")
+    deeper = _further(focused, "deeper-spoonbill", learning_rate=(linear(MIDDLE, END, 2.75e-5, 2.75e-6),), notes=(start,))
     return control, focused, deeper
 
 
@@ -138,30 +142,46 @@ def _keeping(policy: CheckpointPolicy, step: int) -> CheckpointPolicy:
     return CheckpointPolicy.model_validate(policy.model_dump() | {"at_steps": (step,)})
 
 
-def _tokens(code: str, retrospective: str) -> Discrepancy:
-    return Discrepancy(
-        field="tokens", code=code, retrospective=retrospective, source="Marin experiment code; Marin 8B retrospective, Raccoon"
-    )
-
-
-HISTOGRAMS = Discrepancy(
-    field="instrumentation",
+TOKENS = "125.8 B tokens (10,000 steps of 12 Mi)"
+RACCOON_TOKENS = differs(
+    "tokens",
+    "low",
+    code=TOKENS,
+    retrospective="about 100 B tokens",
+    source="Marin experiment code; Marin 8B retrospective, Raccoon",
+    place=f"issue 898; {R8}, Raccoon",
+)
+HISTOGRAMS = differs(
+    "instrumentation",
+    "low",
     code="norms of gradients, weights, optimizer state and updates every 10 steps, with histograms; here norms only",
     retrospective="extensive norm tracking",
     source="Marin experiment code, norms-2; Marin 8B retrospective, Spoonbill",
+    place=f"issue 916; {R8}, Spoonbill",
 )
-SPOONBILL_NOTES = (
-    Discrepancy(
-        field="learning_rate",
+SPOONBILL_DIFFERENCES = (
+    differs(
+        "learning_rate",
+        "high",
         code="1.7e-4 → 2.75e-5",
         retrospective="3e-5, OLMo 2's final rate",
         source="Marin experiment code; Marin 8B retrospective, Spoonbill; issue 916",
+        place=f"issue 916; {R8}, Spoonbill",
     ),
-    Discrepancy(
-        field="mixture",
+    differs(
+        "mixture",
+        "high",
         code="FLAN 2.9 %, Tulu 3 0.1 %",
         retrospective="FLAN 1 %, Tulu 3 0.3 %",
         source="Marin experiment code; Marin 8B retrospective, Spoonbill; issue 916",
+        place=f"issue 916; {R8}, Spoonbill",
     ),
-    _tokens("125.8 B tokens (10,000 steps of 12 Mi)", "200 B tokens (issue 916)"),
+    differs(
+        "tokens",
+        "high",
+        code=TOKENS,
+        retrospective="200 B tokens, says issue 916; the retrospective has no number",
+        source="Marin experiment code; issue 916",
+        place="issue 916",
+    ),
 )

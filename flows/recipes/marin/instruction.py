@@ -4,8 +4,9 @@ The record trains on conversations with a loss on the answers alone; here they a
 of instruction. Its steps start from 0; here they go on from the parent's.
 """
 
+from flows.recipes.marin.notes import PAPER, R8, differs, unstated
 from flows.recipes.marin.settings import ADAMW, evaluated, gates, linear, stability
-from flows.recipes.phase import Discrepancy, Phase, continued
+from flows.recipes.phase import Discrepancy, Note, Phase, continued
 from trainer.config import AdamW, DataOrder, LearningRateSegment, MixtureShares, always
 
 NO_DECAY = AdamW.model_validate(ADAMW.model_dump() | {"weight_decay": 0.0})
@@ -36,24 +37,31 @@ def instruction(deeper_starling: Phase, deeper_spoonbill: Phase) -> tuple[Phase,
             steps=RELEASE_STEPS,
             rate=1e-4,
             mixture=release,
-            notes=(
-                Discrepancy(
-                    field="learning_rate",
+            notes=(),
+            differences=(
+                differs(
+                    "learning_rate",
+                    "high",
                     code="1e-4, warm-up over 3 %, then linear to 0",
                     retrospective="1.7e-4, in the paper too",
                     source="Marin experiment code, exp1237; Marin 8B retrospective, SFT; Marin paper",
+                    place=f"exp1237; {R8}, SFT; {PAPER}, section 4.3",
                 ),
-                Discrepancy(
-                    field="stop_step",
+                differs(
+                    "stop_step",
+                    "low",
                     code="10,228 steps of 128 sequences",
                     retrospective="10,227 steps",
                     source="Marin experiment code, exp1237; Marin 8B retrospective, SFT",
+                    place=f"exp1237; {R8}, SFT",
                 ),
-                Discrepancy(
-                    field="mixture",
+                differs(
+                    "mixture",
+                    "high",
                     code="nine data sets, without tuenguyen/dolphin_r1_reasoning",
                     retrospective="lists tuenguyen/dolphin_r1_reasoning, too",
                     source="Marin experiment code, exp1237; Marin 8B retrospective, SFT",
+                    place=f"exp1237; {R8}, SFT",
                 ),
             ),
         ),
@@ -63,19 +71,29 @@ def instruction(deeper_starling: Phase, deeper_spoonbill: Phase) -> tuple[Phase,
             steps=SPOONBILL_STEPS,
             rate=5e-6,
             mixture={"tulu_3_sft_mixture": 100.0},
+            differences=(),
             notes=(
-                Discrepancy(
-                    field="stop_step",
-                    code="3,834 steps: three epochs by the formula",
-                    retrospective="two epochs, says a comment of the code",
+                unstated(
+                    "stop_step",
+                    "3,834 steps: three epochs by the formula. A comment of the code itself says two epochs",
                     source="Marin experiment code, SFT of Spoonbill",
+                    place="Marin experiment code, SFT of Spoonbill",
                 ),
             ),
         ),
     )
 
 
-def _tuned(parent: Phase, name: str, *, steps: int, rate: float, mixture: MixtureShares, notes: tuple[Discrepancy, ...]) -> Phase:
+def _tuned(
+    parent: Phase,
+    name: str,
+    *,
+    steps: int,
+    rate: float,
+    mixture: MixtureShares,
+    differences: tuple[Discrepancy, ...],
+    notes: tuple[Note, ...],
+) -> Phase:
     again = bool(mixture.keys() & set(parent.components))  # Spoonbill had a little of Tulu 3
     start, stop = parent.stop_step, parent.stop_step + steps
     return continued(
@@ -99,7 +117,8 @@ def _tuned(parent: Phase, name: str, *, steps: int, rate: float, mixture: Mixtur
         slice=always("v4-128"),
         evaluation=evaluated(loss_every_steps=1_000),
         gates=gates(max_increase_bits_per_byte=0.5, max_epochs=None),
-        discrepancies=notes,
+        discrepancies=differences,
+        notes=notes,
     )
 
 

@@ -1,34 +1,56 @@
-"""How a difference between the code as it was run and the retrospectives is written down."""
+"""How differences between the code as it was run and the reports of the runs are written down, and where each is to be found.
 
-from flows.recipes.phase import Discrepancy
+Line numbers are those of the versions that the retrospectives link: exp600 at 852c53f, exp1295 at 5e88b52, exp1380, exp1390 and exp1395 at
+fe373c2. Where no line is known, the place is a file, an issue or a section.
+"""
+
+from typing import Literal
+
+from flows.recipes.phase import Discrepancy, Note
+
+R8, R32, PAPER = "Marin 8B retrospective", "Marin 32B retrospective", "Marin paper"
+EXP600 = "experiments/tootsie/exp600_tootsie.py"
+EXP1295 = "experiments/tootsie/exp1295_32b.py"
+EXP1380 = "experiments/tootsie/exp1380_muon32b.py"
+EXP1388 = "exp1388"
+EXP1390 = "experiments/tootsie/exp1390_32b_necro.py"
+EXP1395 = "experiments/tootsie/exp1395_qwen3_32b.py"
+BISON_FILE = "experiments/tootsie/exp1529_32b_bison_cooldown.py"
+MANTIS_FILE = "experiments/tootsie/exp1529_32b_mantis_cooldown.py"
+Severity = Literal["high", "medium", "low"]
 
 
-def note(field: str, *, code: str, retrospective: str, source: str) -> Discrepancy:
+def differs(field: str, severity: Severity, *, code: str, retrospective: str, source: str, place: str) -> Discrepancy:
     """A row of a phase's `discrepancies`."""
-    return Discrepancy(field=field, code=code, retrospective=retrospective, source=source)
+    return Discrepancy(field=field, severity=severity, code=code, retrospective=retrospective, source=source, place=place)
 
 
-ALL_MATH_CACHE = note(
+def unstated(field: str, text: str, *, source: str, place: str) -> Note:
+    """A row of a phase's `notes`: what no report of the run says."""
+    return Note(field=field, text=text, source=source, place=place)
+
+
+ALL_MATH_CACHE = differs(
     "mixture",
+    "high",
     code="all_math reads the cache all_math-9d507c, the one that held GSM8K test items in Bison; here its test split is left out",
     retrospective="names contamination for the 32B's Bison only",
     source="exp600; exp1529; Marin 32B retrospective",
+    place=f"{EXP600}; {R32}, Contamination anomaly",
 )
 
 
-def rounded_down(*, delivered: str, source: str) -> Discrepancy:
+def rounded_down(*, delivered: str, source: str, place: str) -> Note:
     """Shares that the record's blocks lost by rounding down; here they are rounded by largest remainder."""
-    return note(
-        "mixture",
-        code=f"shares rounded down in blocks of 2,048: {delivered}; here by largest remainder",
-        retrospective="the intended shares",
-        source=source,
+    return unstated(
+        "mixture", f"shares rounded down in blocks of 2,048: {delivered}; here by largest remainder", source=source, place=place
     )
 
 
-ALL_MATH_SIZE = note(
+ALL_MATH_SIZE = unstated(
     "mixture",
-    code="the glob of all_math takes tinyGSM-MIND in, so its size, 4.22 B tokens, and its epochs are underestimated",
-    retrospective="not mentioned; a comment of the code says that GSM-MIND is excluded",
+    "the glob of all_math takes tinyGSM-MIND in, so its size, 4.22 B tokens, and its epochs are underestimated. A comment of the code "
+    "says that GSM-MIND is excluded",
     source="exp600; exp1529",
+    place=EXP600,
 )

@@ -1,194 +1,164 @@
-"""Marin 32B: where the code as it was run and the retrospective differ."""
+"""Marin 32B up to the QK-norm phase: where the code as it was run and its reports differ, and what they do not state."""
 
-from flows.recipes.marin.notes import ALL_MATH_SIZE, note, rounded_down
+from flows.recipes.marin.notes import EXP600, EXP1295, EXP1380, EXP1388, EXP1390, EXP1395, R32, differs, unstated
 
-R32 = "Marin 32B retrospective"
-
-
-SKIP_STEP = note(
+SKIP_STEP = differs(
     "skip_step",
-    code="True, which the library takes for sigma 6.0 over 128 updates, of the loss or of the raw gradient norm; since which step is "
-    "not recorded",
-    retrospective="sigma 2.0 over 128 updates, of the update norm",
+    "high",
+    code="True, which the library takes for sigma 6.0 over 128 updates, of the loss or of the raw gradient norm. In the "
+    "recipe it is on from "
+    "the phase's first step; since which step it was on in the run is not recorded. Levanter has it since 2025-05-27",
+    retrospective="sigma 2.0 over 128 updates, of the update norm; one of those that were switched on during the run",
     source=f"exp1295; {R32}, Optimizer & Schedule",
+    place=f"{EXP1295}; Levanter src/levanter/optim/skipstep.py, line 65; {R32}, Skipping Bad Steps",
 )
 
-PHASE_1_NOTES = (
+NO_INLINE_EVALUATION = unstated(
+    "evaluation",
+    "the 32B's inline evaluation was off: its models were measured afterwards. Which benchmarks the recipe measures at "
+    "a phase's end is this "
+    "project's choice, the ones of the 8B",
+    source="exp1295, exp1395, exp1529",
+    place=EXP1295,
+)
+
+PHASE_1_DIFFERENCES = (
     SKIP_STEP,
-    note(
+    differs(
         "learning_rate",
+        "high",
         code="warm-up 1 % and decay 40 % of a nominal 1,000,000 steps: warm-up to step 10,000, and a decay from 600,000 never reached",
         retrospective="warm-up 1 %, decay 40 % of steps",
         source=f"exp1295; {R32}, Optimizer & Schedule",
+        place=f"{EXP1295}; {R32}, Optimizer & Schedule",
     ),
-    note(
-        "max_update_rms",
-        code="updates clipped at a root mean square of 1.0 in steps 67,522 to 72,233",
-        retrospective="not mentioned",
-        source=f"comments of exp1295; {R32}, Phase 1",
-    ),
-    note(
+    differs(
         "mixture",
+        "high",
         code="Proof-Pile 2 has 0.50 %",
         retrospective="the same recipe as Phoenix, whose mixture had no Proof-Pile 2",
         source=f"exp600; exp1295; {R32}, Data Mix",
+        place=f"{EXP1295}; {EXP600}, lines 465 to 522; {R32}, Data Mix & Batch Schedule",
     ),
-    note(
+    differs(
         "stop_step",
+        "low",
         code="the run went on to step 80,654; what follows starts at 80,000",
         retrospective="80,000",
         source="index of public runs; exp1295",
+        place=EXP1295,
     ),
 )
+PHASE_1_NOTES = (
+    unstated(
+        "max_update_rms",
+        "updates clipped at a root mean square of 1.0 in steps 67,522 to 72,233",
+        source=f"comments of exp1295; {R32}, Phase 1",
+        place=EXP1295,
+    ),
+    NO_INLINE_EVALUATION,
+)
 
-NECROMANCY_NOTES = (
-    note(
+NECROMANCY_DIFFERENCES = (
+    differs(
         "outcome",
+        "medium",
         code='issue 1390 is closed with "didn\'t work"',
         retrospective="stabilised for a few thousand steps, then relapsed",
         source=f"issue 1390; {R32}, Necromancy Restart",
+        place=f"issue 1390; {EXP1390}",
     ),
-    note(
+    differs(
         "stop_step",
+        "low",
         code="not recorded; abandoned",
         retrospective="about 82,000",
         source=f"exp1390; {R32}, Training Phase Overview",
+        place=f"{EXP1390}; {R32}, Training Phase Overview",
+    ),
+    differs(
+        "tokens",
+        "low",
+        code="2,000 steps of 8,192 sequences of 4,096 tokens are 0.067 T",
+        retrospective="about 0.02 T for steps 80,000 to 82,000",
+        source=f"{R32}, Training Phase Overview, and arithmetic",
+        place=f"{R32}, Training Phase Overview",
     ),
 )
 
-MUON_NOTES = (
-    note("start", code="step 77,096", retrospective="about 80,000", source=f"exp1380; {R32}, Phase 2"),
-    note(
+MUON_DIFFERENCES = (
+    differs(
+        "start",
+        "medium",
+        code="step 77,096",
+        retrospective="about 80,000",
+        source=f"exp1380; {R32}, Phase 2",
+        place=f"{EXP1380}; {R32}, Alternative Optimizers",
+    ),
+    differs(
         "learning_rate",
+        "medium",
         code="2e-3 for Muon, 7e-4 for its group of AdamW, with no warm-up at the restart; the decay of 40 % was never reached",
         retrospective="the loss was lower because Adam was still warming up",
         source=f"exp1380; {R32}, Alternative Optimizers",
-    ),
-    note(
-        "stability",
-        code="no skip-step and no clip of the update norm in Muon's configuration",
-        retrospective="not mentioned",
-        source="exp1380",
+        place=f"{EXP1380}; {R32}, Alternative Optimizers",
     ),
 )
+MUON_NOTES = (
+    unstated("stability", "no skip-step and no clip of the update norm in Muon's configuration", source="exp1380", place=EXP1380),
+)
 
+NADAMW_DIFFERENCES = (
+    differs(
+        "start",
+        "medium",
+        code="step 77,096",
+        retrospective="about 80,000",
+        source=f"exp1388; {R32}, Phase 2",
+        place=f"{EXP1388}; {R32}, Alternative Optimizers",
+    ),
+)
 NADAMW_NOTES = (
-    note("start", code="step 77,096", retrospective="about 80,000", source=f"exp1388; {R32}, Phase 2"),
-    note(
+    unstated(
         "stability",
-        code="the clip of gradients at 0.2 and that of update norms fell away with the new configuration: 1.0 and none",
-        retrospective="results never reported",
+        "the clip of gradients at 0.2 and that of update norms fell away with the new configuration: 1.0 and none. Results were never "
+        "reported",
         source="exp1388",
+        place=EXP1388,
     ),
-    note(
+    unstated(
         "learning_rate",
-        code="cosine, the library's default, over 1,000,000 steps: the schedule's fields were not set",
-        retrospective="not mentioned",
+        "cosine, the library's default, over 1,000,000 steps: the schedule's fields were not set",
         source="exp1388",
+        place=EXP1388,
     ),
 )
 
-QK_NORM_NOTES = (
+QK_NORM_DIFFERENCES = (
     SKIP_STEP,
-    note(
+    differs(
         "learning_rate",
+        "high",
         code="the ramp of 1,000 steps starts at 7e-5, because the first cycle is declared to end at step 80,000",
         retrospective="re-warm-up of 1,000 steps",
         source=f"exp1395; {R32}, Phase 3",
+        place=f"{EXP1395}; {R32}, Phase 3",
     ),
-    note(
+    differs(
         "stop_step",
+        "medium",
         code="the run went on to about step 170,000; what follows starts at 160,000",
         retrospective="80k → 160k",
         source="index of public runs; exp1395",
+        place=EXP1395,
     ),
-    note(
+)
+QK_NORM_NOTES = (
+    unstated(
         "slice",
-        code="a copy of the run was trained on v5p-2048 (marin-32b-v5p-qwen-2)",
-        retrospective="unreported",
+        "a copy of the run was trained on v5p-2048 (marin-32b-v5p-qwen-2), which no report names",
         source="Marin experiment code",
+        place="Marin experiment code",
     ),
-)
-
-FLOOR = note(
-    "learning_rate",
-    code="ends at 7e-5, a tenth of the peak: the library's default floor",
-    retrospective="the floor is not stated; Starling, whose recipe it is said to be, ended at 1 % of its peak",
-    source=f"exp1529; {R32}, Phase 4",
-)
-
-BISON_NOTES = (
-    FLOOR,
-    note(
-        "mixture",
-        code="FLAN and the mathematics twice (0.017 × 2, 0.00422 × 2), everything else once; StarCoder and Proof-Pile 2 stand in the 70 %",
-        retrospective="FLAN 10 times, the same as Starling, where they stand in the 30 %",
-        source=f"exp1529; {R32}, Attempt 1",
-    ),
-    note(
-        "mixture",
-        code="all_math is the cache all_math-9d507c, pinned by its path: its files hold GSM8K's test split, which the filter had been told "
-        "to drop. The check of names saw the configured path only (2025-05-27) and the expanded files from 2026-01-19 on",
-        retrospective="a cached bundle; checks were put in place",
-        source=f"exp1529; issues 1357 and 2381; {R32}, Bison",
-    ),
-    ALL_MATH_SIZE,
-    rounded_down(delivered="each Wikipedia 0.439 % of 0.465 %", source="exp1529 by block quantisation"),
-    note(
-        "stop_step",
-        code="a first draft ended at 200,000 and kept num_train_steps at 1,000,000: its decay of 20 % would have begun at 800,000",
-        retrospective="not mentioned",
-        source="exp1529, first draft",
-    ),
-)
-
-BISON_FLAT_NOTES = (
-    note(
-        "phase",
-        code="from step 190,000 at a constant 1.09375e-4, to see whether the spike goes: it did not. The last step is not recorded",
-        retrospective="unreported",
-        source="Marin experiment code, bison-flat",
-    ),
-)
-
-MANTIS_NOTES = (
-    FLOOR,
-    note(
-        "batch",
-        code="one batch of 1,024 at step 159,999 puts the sequence offset back on the grid of 2,048, and 7,168 places are used twice; here "
-        "the block that the 7,680s cut is carried, and no place is used twice",
-        retrospective="not mentioned",
-        source="exp1529; the offset at 160,000 is 1,024 modulo 2,048",
-    ),
-    note(
-        "order",
-        code="the permutation changes to Feistel's from step 0 on, for components that were nearly seen through, at their positions; "
-        "some rows come again, others never",
-        retrospective="a Feistel shuffle; the switch is not discussed",
-        source=f"exp1529; {R32}, Attempt 2",
-    ),
-    note(
-        "mixture",
-        code="from step 174,000 on with 1.10 % of Python from Stack v2 Edu",
-        retrospective="not tabulated",
-        source="exp1529",
-    ),
-    note(
-        "mixture",
-        code="shares rounded down: medu_science_qa has one sequence in a block of 2,048, 0.049 % in place of 0.094 %; here it has two",
-        retrospective="0.09 %",
-        source="exp1529 by block quantisation",
-    ),
-    note(
-        "tokens",
-        code="16.7 % of the steps",
-        retrospective="16.7 %; a comment of the code says 20 %",
-        source=f"exp1529; {R32}",
-    ),
-    note(
-        "phase",
-        code="a redo from step 160,000",
-        retrospective="filed as a re-warm-up with 450 B hot and 500 B cooled tokens",
-        source="issue 1681; exp1529",
-    ),
+    NO_INLINE_EVALUATION,
 )

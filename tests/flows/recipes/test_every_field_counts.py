@@ -86,7 +86,9 @@ class World:
         phase["batch"] = [[0, 16]]
         phase["checkpoints"]["at_steps"] = []
         phase["evaluation"]["benchmarks"] = ["word_order", "next_word"]
-        phase["discrepancies"] = [{"field": "x", "code": "x", "retrospective": "x", "source": "x"}]
+        said = {"field": "x", "source": "x", "place": "x"}
+        phase["discrepancies"] = [said | {"severity": "high", "code": "x", "retrospective": "x"}]
+        phase["notes"] = [said | {"text": "x"}]
         for name in ("max_update_norm", "skip_step"):
             phase["stability"][name] = [[0, {"window": 16, "min_samples": 8, "sigmas": 6.0}]]
         adam = phase["optimizer"]

@@ -29,10 +29,23 @@ SIZES = {
 }  # fmt: skip
 MICROANNEALING = (
     "microannealing-control", "microannealing-70-30", "microannealing-flan", "microannealing-all-hq", "microannealing-all-hq-flan-5",
+    "microannealing-flan-70-30",
 )  # fmt: skip
+PER_SOURCE = {
+    "microannealing-flan-algebraic-stack": "algebraic_stack",
+    "microannealing-flan-dolma-arxiv": "dolma_arxiv",
+    "microannealing-flan-megawika": "megawika",
+    "microannealing-flan-open-web-math": "open_web_math",
+    "microannealing-flan-dolma-pes2o": "dolma_pes2o",
+    "microannealing-flan-dolma-stackexchange": "dolma_stackexchange",
+    "microannealing-flan-dolma-wiki": "dolma_wiki",
+    "microannealing-flan-arxiv-markdownified": "arxiv_markdownified",
+    "microannealing-flan-stackexchange-custom": "stackexchange_custom",
+}
+"""70 / 15 FLAN / 15 of one source, for each that the record compared; FineMath has the arm of no name."""
 # parent, start, stop, slice; steps that the record's checkpoints were short of a phase's end are the end here
 BRANCHES: dict[str, tuple[str, int, int, str]] = {
-    **dict.fromkeys(MICROANNEALING, ("kestrel", 660_000, 671_921, "2x v4-128")),
+    **dict.fromkeys((*MICROANNEALING, *PER_SOURCE), ("kestrel", 660_000, 671_921, "2x v4-128")),
     "dessert-v1": ("jellyfish", 820_000, 837_000, "4x v4-128"),
     "dessert-v3": ("jellyfish", 820_000, 837_000, "4x v4-128"),
     "cooldown-take-2": ("ocelot", 740_500, 820_000, "v4-2048"),
@@ -159,7 +172,7 @@ def test_branches_keep_batch_average_and_clip_of_the_main_line(phases: dict[str,
 # ── microannealing ──
 
 
-@pytest.mark.parametrize("name", [*MICROANNEALING, "microannealing-small"])
+@pytest.mark.parametrize("name", [*MICROANNEALING, *PER_SOURCE, "microannealing-small"])
 def test_microannealing_begins_its_data_anew_with_the_other_rope(phases: dict[str, Described], name: str):
     phase = phases[name]
     assert phase["order"]["first_step"] == 660_000
@@ -175,6 +188,7 @@ def test_microannealing_begins_its_data_anew_with_the_other_rope(phases: dict[st
     [
         ("microannealing-70-30", 0, 1),
         ("microannealing-flan", 15, 1),
+        ("microannealing-flan-70-30", 30, 0),
         ("microannealing-all-hq", 15, 8),
         ("microannealing-all-hq-flan-5", 5, 8),
     ],
@@ -187,6 +201,14 @@ def test_microannealing_mixtures(phases: dict[str, Described], name: str, flan: 
     assert rest <= JELLYFISH_HIGH_QUALITY
     assert len(rest) == candidates
     assert part(shares, *rest) == pytest.approx(30 - flan)
+
+
+@pytest.mark.parametrize(("name", "source"), PER_SOURCE.items())
+def test_microannealing_of_one_source(phases: dict[str, Described], name: str, source: str):
+    shares = shares_of(phases, name)
+    assert part(shares, *DCLM) == pytest.approx(70)
+    assert (shares["dolma_flan"], shares[source]) == (pytest.approx(15), pytest.approx(15))
+    assert set(shares) <= DCLM | {"dolma_flan", source}
 
 
 def test_the_control_is_the_pretraining_mixture(phases: dict[str, Described]):

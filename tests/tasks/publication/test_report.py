@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import pytest
 
+from tasks.publication.contents import RecordReport
 from tasks.publication.report import BenchmarkReport, PhaseReport, Report, VerdictReport, render, write_report
 from validations.outcomes import CheckCounts
 
@@ -211,3 +212,13 @@ def test_the_page_of_a_long_run_stays_small(tmp_path: Path, passed_report: Repor
     report = changed(passed_report, phases=(long, *(changed(p, start_step=100_000, stop_step=100_001) for p in passed_report.phases[1:])))
     size = write_report(tmp_path / "report.html", report).stat().st_size
     assert size < 1_500_000
+
+
+def test_what_the_record_reported_is_beside_our_own_numbers(passed_report: Report):
+    first, *others = passed_report.phases
+    row = RecordReport(what="MMLU <5-shot>", value="65.3 %", source="the record's table")
+    assert "What the record reported" not in render(passed_report)
+    page = render(changed(passed_report, phases=(changed(first, reported=(row,)), *others)))
+    assert "What the record reported" in page
+    assert "MMLU &lt;5-shot&gt;" in page
+    assert "65.3 %" in page

@@ -1,0 +1,152 @@
+"""A recipe and its phases as data: what `show --json` prints. Every number is resolved."""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from flows.recipes import load_record, load_written, split_target
+from flows.recipes.accepting import accepted_among
+from flows.recipes.phase import HandOff, Phase
+from flows.recipes.provenance import sources_of
+from flows.recipes.recipe import Recipe, Scale
+from flows.recipes.reported import Reported, results_of
+from flows.show.hand_off import describe_changes
+from flows.show.verdicts import verdict_here
+from flows.show.words import rounded
+from tasks.home import Home
+from trainer.base.errors import ConfigError
+from trainer.config import Steps, sequences_between
+from trainer.data.mixture import block_counts
+from trainer.schedule import learning_rate_at
+
+
+def load_shown(target: str, scale: Scale) -> tuple[Recipe, tuple[Phase, ...], bool]:
+    """The recipe, the phases that are meant, and whether one was named.
+
+    Raises:
+        ConfigError: no such recipe or phase.
+    """
+    name, chosen = split_target(target)
+    recipe = load_record(name, scale)
+    return recipe, (recipe.phase(chosen),) if chosen else recipe.phases, chosen is not None
+
+
+def describe(target: str, scale: Scale, step: int | None, *, home: str | None = None) -> dict[str, Any]:
+    """The recipe, or one phase of it; with `step`, what is in force after so many updates, on the main line or in the phase.
+
+    Args:
+        home: whose verdicts are shown, as `Home.at` takes it. Nothing is made there.
+
+    Raises:
+        ConfigError: no such recipe or phase, none of its phases has the step, or the home cannot be read.
+    """
+    recipe, phases, chosen = load_shown(target, scale)
+    described = describe_recipe(recipe) | {"full": load_written(split_target(target)[0]).scale == "full"}
+    described["accepts"] = [one.model_dump(mode="json") for one in accepted_among([phase.name for phase in phases], recipe.accepts)]
+    if step is None:
+        place, reported = Home.at(home, reads_only=True), results_of(recipe)
+        return {**described, "phases": [_with_what_is_known(recipe, one, place, reported) for one in phases]}
+    at_step = phases_at(phases if chosen else recipe.main_line, step)
+    if not at_step:
+        spans = ", ".join(f"{one.name} {one.start_step} → {one.stop_step}" for one in (phases if chosen else recipe.main_line))
+        raise ConfigError(f"no phase of {target} trains at step {step}; there are {spans}. Name a branch to ask about its steps.")
+    return {**described, "step": step, "phases": [describe_step(recipe, one, step) for one in at_step]}
+
+
+def _with_what_is_known(recipe: Recipe, phase: Phase, home: Home, reported: dict[str, tuple[Reported, ...]]) -> dict[str, Any]:
+    """The phase, what this home has found, what the record reported, and where each value comes from."""
+    rows = [one.model_dump(mode="json") for one in reported.get(phase.name, ())]
+    sources = {field: one.model_dump(mode="json") for field, one in sources_of(recipe, phase).items()}
+    known = {"verdict": verdict_here(recipe, phase, home), "reported": rows, "sources": sources}
+    return describe_phase(recipe, phase) | known
+
+
+def phases_at(phases: tuple[Phase, ...], step: int) -> list[Phase]:
+    """Those that train the update after so many others; where none does, those that end with this step."""
+    return [one for one in phases if one.start_step <= step < one.stop_step] or [one for one in phases if one.stop_step == step]
+
+
+def describe_recipe(recipe: Recipe) -> dict[str, Any]:
+    """Name, scale and tokenizer; the sources and pins that the recipe itself brings, where it brings any."""
+    sources = {name: source.model_dump(mode="json") for name, source in recipe.sources.items()}
+    pins = [pin.model_dump(mode="json") for pin in recipe.pins]
+    named = {"recipe": recipe.name, "scale": recipe.scale, "tokenizer": recipe.tokenizer.model_dump(mode="json")}
+    return {**named, **({"sources": sources} if sources else {}), **({"pins": pins} if pins else {})}
+
+
+def describe_phase(recipe: Recipe, phase: Phase) -> dict[str, Any]:
+    """Every number of a phase. `parameters` counts weights; shares are percent; batch is in sequences of `model.seq_len` tokens."""
+    from trainer.model.params import count_parameters
+
+    def entries(values: Steps[Any]) -> list[list[Any]]:
+        return [list(entry) for entry in values.within(phase.start_step, phase.stop_step)]
+
+    return {
+        "name": phase.name,
+        "start_step": phase.start_step,
+        "stop_step": phase.stop_step,
+        "branch": phase.branch,
+        "abandoned": phase.abandoned,
+        "tokens": phase.tokens,
+        "lineage_tokens": recipe.tokens_before(phase, phase.stop_step),
+        "parameters": count_parameters(phase.model),
+        "model": phase.model.model_dump(mode="json"),
+        "learning_rate": [segment.model_dump(mode="json") for segment in phase.learning_rate],
+        "batch": entries(phase.batch),
+        "mixture": entries(phase.mixture),
+        "optimizer": phase.optimizer.model_dump(mode="json"),
+        "stability": {name: [[step, plain(value)] for step, value in entries(values)] for name, values in phase.stability},
+        "order": phase.order.model_dump(mode="json"),
+        "slice": entries(phase.slice),
+        "checkpoints": phase.checkpoints.model_dump(mode="json"),
+        "evaluation": phase.evaluation.model_dump(mode="json"),
+        "gates": phase.gates.model_dump(mode="json"),
+        "instrumentation": phase.instrumentation.model_dump(mode="json"),
+        "start": describe_start(phase),
+        "changes": describe_changes(recipe, phase),
+        "discrepancies": [discrepancy.model_dump(mode="json") for discrepancy in phase.discrepancies],
+        "notes": [note.model_dump(mode="json") for note in phase.notes],
+    }
+
+
+def describe_start(phase: Phase) -> dict[str, Any]:
+    """Where a phase starts from; `seed` only where it starts from scratch."""
+    if isinstance(phase.start, HandOff):
+        start = phase.start
+        return {
+            "parent": start.parent,
+            "step": start.step,
+            "fresh": list(start.fresh),
+            "graft": [graft.model_dump(mode="json") for graft in start.graft],
+            "declares": list(start.declares),
+        }
+    return {"parent": None, "step": 0, "fresh": ["params", "optimizer"], "graft": [], "declares": [], "seed": phase.start.seed}
+
+
+def describe_step(recipe: Recipe, phase: Phase, step: int) -> dict[str, Any]:
+    """What is in force for the update that follows `step` others; `mixture_sequences` are those of each component in a block.
+
+    After a phase's last step no update follows in it: `ended` is true, the learning rate is the one that its schedule ends at, and
+    everything else is what its last update had.
+    """
+    last = min(step, phase.stop_step - 1)
+    return {
+        "name": phase.name,
+        "ended": step == phase.stop_step,
+        "learning_rate": rounded(learning_rate_at(phase.learning_rate, step)),
+        "batch": phase.batch.at(last),
+        "mixture": phase.mixture.at(last),
+        "mixture_sequences": block_counts(phase.mixture.at(last), phase.order),
+        **{name: plain(values.at(last)) for name, values in phase.stability},
+        "slice": phase.slice.at(last),
+        "model": phase.model.model_dump(mode="json"),
+        "optimizer": phase.optimizer.model_dump(mode="json"),
+        "order": phase.order.model_dump(mode="json"),
+        "phase_tokens_before": phase.model.seq_len * sequences_between(phase.batch, phase.start_step, step),
+        "lineage_tokens_before": recipe.tokens_before(phase, step),
+    }
+
+
+def plain(value: Any) -> Any:
+    """A setting as JSON has it."""
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else value

@@ -1,0 +1,57 @@
+"""What a home says of a phase, at a glance: read from the few files that say it, with no plan and no heavy library.
+
+`phasewise status` asks more: whether every result still holds for the sources, the code and the settings as they are now.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from flows.recipes.phase import Phase
+from flows.recipes.recipe import Recipe
+from tasks.home import Home
+from trainer.base.storage import read_json
+
+GATES = ("data", "health", "model")
+COMPARED = ("start_step", "stop_step", "model", "optimizer", "learning_rate", "stability", "order")
+"""What `run.json` has of the phase itself, as the phase has it."""
+
+
+def verdict_here(recipe: Recipe, phase: Phase, home: Home) -> dict[str, Any]:
+    """`state` is "passed", "refused", "out of date" or None where the phase is not finished here; `why` says more."""
+    verdicts = {gate: _read(home.verdict(recipe.run_name, phase.name, gate)) for gate in GATES}
+    limits = {"data": phase.gates.data, "health": phase.gates.health, "model": phase.gates.model}
+    for gate, verdict in verdicts.items():
+        if verdict is None:
+            continue
+        if verdict.get("thresholds") != limits[gate].model_dump(mode="json"):
+            return {"state": "out of date", "why": f"its verdict on {gate} was given within other limits"}
+        if verdict.get("passes") is not True:
+            reasons = verdict.get("reasons") or [{"what": f"see verdicts/{recipe.run_name}/{phase.name}/{gate}.json"}]
+            return {"state": "refused", "why": reasons[0]["what"]}
+    run = _read(home.run(recipe.run_name, phase.name) / "run.json")
+    if run and (changed := _changed(run, phase)):
+        return {"state": "out of date", "why": f"it was trained with other values of {', '.join(changed)}"}
+    return {"state": "passed" if all(verdicts.values()) else None, "why": ""}
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """None also where the file cannot be read: then nothing is known."""
+    try:
+        found = read_json(path) if path.exists() else None
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _changed(run: dict[str, Any], phase: Phase) -> list[str]:
+    dumped: dict[str, Any] = {"start_step": phase.start_step, "stop_step": phase.stop_step}
+    dumped |= {name: getattr(phase, name).model_dump(mode="json") for name in ("model", "optimizer", "stability", "order")}
+    dumped["learning_rate"] = [segment.model_dump(mode="json") for segment in phase.learning_rate]
+    return [name for name in COMPARED if _without_defaults(run.get(name)) != _without_defaults(dumped[name])]
+
+
+def _without_defaults(value: Any) -> Any:
+    """Without fields that came later and have the value of before: a run of before has none of them."""
+    from trainer.config import without_added
+
+    return without_added(value)

@@ -1,0 +1,87 @@
+"""Numbers and settings as a person reads them."""
+
+from typing import Any
+
+SIGNIFICANT = 12
+"""Digits of a learning rate. More only shows how the number is computed: 0.0016999999999999999."""
+
+
+def rounded(value: float) -> float:
+    """A float with as many digits as it was written with."""
+    return float(f"{value:.{SIGNIFICANT}g}")
+
+
+def number(value: float) -> str:
+    """0.0017, 1.7e-05, 12,000: never with a tail of nines."""
+    return f"{value:,.0f}" if value == int(value) and abs(value) >= 1 else f"{value:.6g}"
+
+
+def tokens(count: int) -> str:
+    """2.768 T, 125.8 B, 3.41 M: four digits, and the unit."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if count >= size:
+            return f"{count / size:.4g} {unit}" if count / size >= 1000 else f"{count / size:#.4g} {unit}"
+    return f"{count:,}"
+
+
+def in_words(value: Any) -> str:
+    """A value in words. Of settings, what is off is left out."""
+    if value is None:
+        return "off"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return number(value)
+    if isinstance(value, dict):
+        parts = [(name, part) for name, part in value.items() if part is not None and part is not False and part != []]
+        return ", ".join(
+            f"{name.replace('_', ' ')} {in_words(part)}" if part is not True else name.replace("_", " ") for name, part in parts
+        )
+    if isinstance(value, list | tuple):
+        return ", ".join(in_words(part) for part in value) or "none"
+    return str(value)
+
+
+def by_steps(entries: list[list[Any]]) -> str:
+    """A value that changes at steps: `1 from 0, 0.2 from 56,400`."""
+    if len(entries) == 1:
+        return in_words(entries[0][1])
+    return ", ".join(f"{in_words(value)} from {step:,}" for step, value in entries)
+
+
+def arrows(entries: list[list[Any]]) -> str:
+    """The same without the steps: `8,192 → 7,680 → 8,192`."""
+    return " → ".join(in_words(value) for _, value in entries)
+
+
+def rate_ends(segments: list[dict[str, Any]], start_step: int, stop_step: int) -> str:
+    """A learning rate from → to in four digits, with the highest between where it rises above both."""
+    from trainer.config import LearningRateSegment
+    from trainer.schedule import value_in
+
+    parts = [LearningRateSegment.model_validate(segment) for segment in segments if segment["start_step"] < stop_step]
+    first, last = value_in(parts[0], start_step), value_in(parts[-1], stop_step)
+    top = max(value_in(part, step) for part in parts for step in (max(part.start_step, start_step), min(part.end_step, stop_step)))
+    shown = [first, top, last] if top > max(first, last) else [first] if first == last else [first, last]
+    return " → ".join(f"{rate:.4g}" for rate in shown)
+
+
+def shares(mixture: dict[str, float]) -> str:
+    """Every share, the largest first."""
+    return ", ".join(f"{name} {share:.2f} %" for name, share in sorted(mixture.items(), key=lambda item: -item[1]))
+
+
+def mixture_in_a_word(entries: list[list[Any]]) -> str:
+    """The family with the most text, such as all of `nemotron_…`, and its share; where that changes, from stage to stage."""
+    found: list[tuple[str, int]] = []
+    for _, mixture in entries:
+        families: dict[str, float] = {}
+        for name, share in mixture.items():
+            family = name.partition("_")[0]
+            families[family] = families.get(family, 0.0) + share
+        largest = max(families, key=lambda family: families[family])
+        if (largest, round(families[largest])) not in found[-1:]:
+            found.append((largest, round(families[largest])))
+    if len({family for family, _ in found}) == 1:
+        return f"{found[0][0]} {' → '.join(str(share) for _, share in found)} %"
+    return " → ".join(f"{family} {share} %" for family, share in found)

@@ -1,0 +1,109 @@
+"""Where values come from: every field of every phase has a source, and no source names what does not exist."""
+
+import pytest
+
+from flows.recipes import load_record
+from flows.recipes.marin.sources_8b import SOURCES_8B
+from flows.recipes.marin.sources_32b import SOURCES_32B
+from flows.recipes.phase import Phase
+from flows.recipes.provenance import RecordSources, fits, leaves_of, sources_of
+from flows.recipes.recipe import Recipe
+from flows.show.describing import describe
+
+WRITTEN = {"marin-8b": SOURCES_8B, "marin-32b": SOURCES_32B}
+PHASES = [(name, phase.name) for name in WRITTEN for phase in load_record(name, "full").phases]
+
+
+def kind(recipe: str, phase: str, field: str, scale: str = "full") -> str:
+    record = load_record(recipe, scale)  # pyright: ignore[reportArgumentType]  # a scale
+    return sources_of(record, record.phase(phase))[field].kind
+
+
+@pytest.mark.parametrize("scale", ["full", "proxy"])
+@pytest.mark.parametrize(("recipe", "name"), PHASES)
+def test_every_field_has_a_source(recipe: str, name: str, scale: str):
+    record = load_record(recipe, scale)  # pyright: ignore[reportArgumentType]  # a scale
+    phase = record.phase(name)
+    found = sources_of(record, phase)
+    assert set(found) == set(leaves_of(phase))
+    assert all(one.place.strip() for one in found.values())
+
+
+def unused(written: RecordSources, record: Recipe) -> list[str]:
+    """Sources of fields, or of phases, that do not exist."""
+    leaves = {phase.name: set(leaves_of(phase)) for phase in record.phases}
+    every = set[str]().union(*leaves.values())
+    found = [prefix for prefix in written.common if not any(fits(prefix, field) for field in every)]
+    found += [name for name in written.by_phase if name not in leaves]
+    return found + [
+        f"{name}: {prefix}"
+        for name, sources in written.by_phase.items()
+        for prefix in sources
+        if not any(fits(prefix, field) for field in leaves.get(name, ()))
+    ]
+
+
+@pytest.mark.parametrize("recipe", WRITTEN)
+def test_no_source_names_what_does_not_exist(recipe: str):
+    assert unused(WRITTEN[recipe], load_record(recipe, "full")) == []
+
+
+def test_a_source_of_nothing_is_found():
+    some = next(iter(SOURCES_8B.common.values()))
+    wrong = RecordSources({**SOURCES_8B.common, "optimiser": some}, {"kestrel": {"model.theta": some}, "kestral": {}})
+    assert unused(wrong, load_record("marin-8b", "full")) == ["optimiser", "kestral", "kestrel: model.theta"]
+
+
+def test_the_leaves_are_the_whole_phase():
+    """Of each model's fields none is passed over, whatever is nested in it."""
+    phase = load_record("marin-32b", "full").phase("phase-1")
+    fields = leaves_of(phase)
+    assert {field.partition(".")[0] for field in fields} == set(Phase.model_fields) - {"discrepancies", "notes"}
+    for field in (
+        "model.rope.scaling.factor",
+        "stability.skip_step.sigmas",
+        "learning_rate.end",
+        "gates.data.order.false_alarm_rate",
+        "mixture",
+    ):
+        assert field in fields
+    assert fields["learning_rate.end"] == [7e-4, 7e-4]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "phase", "field", "expected"),
+    [
+        ("marin-32b", "phase-1", "stability.skip_step.sigmas", "default"),
+        ("marin-32b", "phase-1", "stability.max_update_norm.sigmas", "prose"),
+        ("marin-32b", "bison", "learning_rate.end", "default"),
+        ("marin-32b", "bison", "learning_rate.start", "code"),
+        ("marin-32b", "bison", "order.permutation", "default"),
+        ("marin-32b", "mantis", "order.permutation", "code"),
+        ("marin-32b", "nadamw", "learning_rate.kind", "default"),
+        ("marin-32b", "phase-1", "evaluation.benchmarks", "ours"),
+        ("marin-8b", "kestrel", "evaluation.benchmarks", "code"),
+        ("marin-8b", "kestrel", "optimizer.beta2", "default"),
+        ("marin-8b", "kestrel", "optimizer.weight_decay", "code"),
+        ("marin-8b", "kestrel", "gates.model.max_increase_bits_per_byte", "ours"),
+        ("marin-8b", "microannealing-flan-70-30", "mixture", "prose"),
+    ],
+)
+def test_kinds(recipe: str, phase: str, field: str, expected: str):
+    assert kind(recipe, phase, field) == expected
+
+
+def test_what_the_proxy_scale_computes_is_ours():
+    assert kind("marin-8b", "kestrel", "order.block_sequences") == "code"
+    assert kind("marin-8b", "kestrel", "order.block_sequences", "proxy") == "ours"
+    assert kind("marin-8b", "kestrel", "optimizer.weight_decay", "proxy") == "code"
+
+
+def test_a_recipe_that_is_no_record_has_none():
+    record = load_record("marin-8b", "proxy")
+    mine = Recipe.model_validate(record.model_dump() | {"name": "mine"})
+    assert sources_of(mine, mine.phases[0]) == {}
+
+
+def test_json_has_them_beside_the_values():
+    (phase,) = describe("marin-32b/bison", "full", None)["phases"]
+    assert phase["sources"]["learning_rate.end"] == {"kind": "default", "place": "Levanter: min_lr_ratio 0.1, so 7e-5"}

@@ -1,0 +1,114 @@
+"""The page of a phase, what is in force at a step, and the lineage of one phase: as people read them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from flows import cli
+from flows.show.describing import describe
+from flows.show.words import number, rounded, tokens
+
+
+@pytest.fixture
+def phasewise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """What a command prints, with its white space made single."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*arguments: object) -> str:
+        result = CliRunner().invoke(cli.main, [*map(str, arguments), "--scale", "full"])
+        assert (result.exit_code, result.stderr) == (0, "")
+        return " ".join(result.stdout.split())
+
+    return run
+
+
+def leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict | list):
+        return [leaf for part in (value.values() if isinstance(value, dict) else value) for leaf in leaves(part)]
+    return [value]
+
+
+def test_a_page_has_every_group(phasewise: Callable[..., str]):
+    shown = phasewise("show", "marin-8b/ocelot")
+    for words in (
+        "step 660,000 of kestrel", "fresh ema", "theta 500,000, Llama 3's scaling: factor 8", "1.013 T", "held out tokens all",
+        "entries 128,256",
+        "adamw", "0.0017", "from 660,001 3,072 sequences of 4,096 tokens", "dclm_baseline 92.57 %", "QK-norm no", "compute bfloat16",
+        "permutation linear", "block sequences 2,048", "every steps 20,000", "arc_easy", "max increase bits per byte 0.3",
+        "v4-2048", "changed against kestrel", "2x v5e-256 → v4-2048", "theta 10000, scaling none → theta 500000",
+    ):  # fmt: skip
+        assert words in shown, words
+
+
+@pytest.mark.parametrize("target", ["marin-8b/kestrel", "marin-32b/phase-1", "marin-32b/muon", "marin-8b/sft"])
+def test_every_number_of_a_phase_is_on_its_page(phasewise: Callable[..., str], target: str):
+    """But for the segments that are summed up, the shares that are rounded, and what stands in other words."""
+    (phase,) = describe(target, "full", None)["phases"]
+    shown = phasewise("show", target)
+    parts = [phase[name] for name in ("model", "optimizer", "stability", "order", "slice", "checkpoints", "evaluation", "gates", "batch")]
+    for leaf in leaves(parts):
+        if isinstance(leaf, int | float) and not isinstance(leaf, bool):
+            assert number(leaf) in shown, leaf
+        elif isinstance(leaf, str):
+            assert leaf in shown, leaf
+
+
+def test_a_step_is_read_in_short_numbers(phasewise: Callable[..., str]):
+    shown = phasewise("show", "marin-8b", "--at", 700_000)
+    assert "learning rate 0.0017 " in shown
+    for words in ("32 layers, d_model 4,096", "kind adamw", "permutation linear", "theta 500,000"):
+        assert words in shown
+    assert describe("marin-32b/qk-norm", "full", 80_500)["phases"][0]["learning_rate"] == 3.85e-4
+
+
+@pytest.mark.parametrize(
+    ("target", "step", "name", "rate", "batch", "ended"),
+    [
+        ("marin-8b/starling", 1_400_000, "starling", 1.7e-5, 4096, True),
+        ("marin-8b", 1_400_000, "deeper-starling", 1.7e-5, 4096, False),
+        ("marin-8b", 1_420_000, "deeper-starling", 1.7e-5, 4096, True),
+        ("marin-8b/kestrel", 660_000, "kestrel", 1e-4, 1024, True),
+        ("marin-8b", 660_000, "ocelot", 1.7e-3, 1024, False),
+        ("marin-8b/soft-raccoon", 825_000, "soft-raccoon", 9.35e-5, 3072, False),
+        ("marin-8b/sft", 1_430_228, "sft", 0.0, 128, True),
+    ],
+)
+def test_the_last_step_of_a_phase_and_branches(target: str, step: int, name: str, rate: float, batch: int, ended: bool):
+    (phase,) = describe(target, "full", step)["phases"]
+    assert (phase["name"], phase["learning_rate"], phase["batch"], phase["ended"]) == (name, rate, batch, ended)
+
+
+def test_after_its_last_update_a_phase_has_trained_on_all_its_tokens():
+    (ended,), (whole,) = describe("marin-8b/starling", "full", 1_400_000)["phases"], describe("marin-8b/starling", "full", None)["phases"]
+    assert (ended["phase_tokens_before"], ended["lineage_tokens_before"]) == (whole["tokens"], whole["lineage_tokens"])
+
+
+def test_the_lineage_of_a_phase_is_what_it_rests_on(phasewise: Callable[..., str]):
+    shown = json.loads(phasewise("lineage", "marin-32b/bison-flat", "--json"))
+    assert [phase["name"] for phase in shown["phases"]] == ["phase-1", "qk-norm", "bison", "bison-flat"]
+    assert [phase["name"] for phase in json.loads(phasewise("lineage", "marin-32b/necromancy", "--json"))["phases"]] == [
+        "phase-1",
+        "necromancy",
+    ]
+    assert "mantis" not in phasewise("lineage", "marin-32b/bison")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(0.0017, "0.0017"), (1.7e-5, "1.7e-05"), (1.7e-3 + 1e-12, "0.0017"), (12_000, "12,000"), (10_000.0, "10,000")],
+)
+def test_numbers(value: float, words: str):
+    assert number(value) == words
+    assert rounded(1.7e-3 + 2e-16) == 0.0017
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(2_768_240_640_000, "2.768 T"), (335_544_320_000, "335.5 B"), (999, "999"), (1_000_000_000_000, "1.000 T")]
+)
+def test_tokens(count: int, words: str):
+    assert tokens(count) == words

@@ -1,0 +1,103 @@
+"""The table of phases: it fits, cuts no number, and says what this home has found."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from flows import cli
+from flows.recipes import load_record
+from flows.show.verdicts import verdict_here
+from tasks.home import Home
+from trainer.base.storage import write_json
+
+Show = Callable[..., str]
+
+
+@pytest.fixture
+def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Show:
+    """What `show` prints at a width, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PHASEWISE_HOME", raising=False)
+
+    def run(*arguments: object, width: int = 120) -> str:
+        monkeypatch.setenv("COLUMNS", str(width))
+        result = CliRunner().invoke(cli.main, ["show", *map(str, arguments)])
+        assert (result.exit_code, result.stderr) == (0, "")
+        return result.stdout
+
+    return run
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("recipe", ["marin-8b", "marin-32b"])
+def test_the_table_fits_a_screen(show: Show, recipe: str, width: int):
+    lines = show(recipe, "--scale", "full", width=width).splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= width
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("recipe", ["marin-8b", "marin-32b"])
+def test_no_number_is_cut(show: Show, recipe: str, width: int):
+    words = set(show(recipe, "--branches", "--scale", "full", width=width).replace(";", " ").replace(",\n", " ").split())
+    for phase in load_record(recipe, "full").phases:
+        sizes = {f"{size:,}" for _, size in phase.batch.within(phase.start_step, phase.stop_step)}
+        assert {phase.name, f"{phase.start_step:,}", f"{phase.stop_step:,}", *sizes} <= words, phase.name
+    assert not [word for word in words if word.endswith("…")]
+    assert {"0.0017", "1.7e-05"} <= words or recipe == "marin-32b"
+
+
+def test_branches_are_shown_where_they_are_asked_for(show: Show):
+    assert "sft" not in show("marin-8b", "--scale", "full").split()
+    assert "sft" in show("marin-8b", "--scale", "full", "--branches").split()
+
+
+def test_the_first_line_says_the_scale_and_where_the_record_s_numbers_are(show: Show):
+    assert show("marin-8b", "--scale", "proxy").splitlines()[0] == "marin-8b at proxy scale; --scale full has the record's own numbers"
+    assert show("marin-8b", "--scale", "full").splitlines()[0] == "marin-8b at full scale"
+
+
+def verdict(passes: bool, limits: Any) -> dict[str, Any]:
+    reasons = [] if passes else [{"what": "9 items of a benchmark are in it"}]
+    return {"passes": passes, "thresholds": limits.model_dump(mode="json"), "reasons": reasons}
+
+
+def test_it_says_what_this_home_has_found(show: Show, tmp_path: Path):
+    recipe = load_record("marin-8b", "proxy")
+    home = Home(tmp_path / "home")
+    kestrel, ocelot = recipe.phase("kestrel"), recipe.phase("ocelot")
+    for gate in ("data", "health", "model"):
+        write_json(home.verdict("marin-8b-proxy", "kestrel", gate), verdict(True, getattr(kestrel.gates, gate)))
+    write_json(home.verdict("marin-8b-proxy", "ocelot", "data"), verdict(False, ocelot.gates.data))
+    shown = json.loads(show("marin-8b", "--scale", "proxy", "--home", home.root, "--json"))
+    states = {phase["name"]: phase["verdict"] for phase in shown["phases"]}
+    assert states["kestrel"] == {"state": "passed", "why": ""}
+    assert states["ocelot"] == {"state": "refused", "why": "9 items of a benchmark are in it"}
+    assert states["phoenix"]["state"] is None
+    assert "ocelot refused here: 9 items of a benchmark are in it" in show("marin-8b", "--scale", "proxy", "--home", home.root)
+    assert json.loads(show("marin-8b", "--scale", "full", "--home", home.root, "--json"))["phases"][0]["verdict"]["state"] is None
+
+
+def test_a_verdict_within_other_limits_or_on_another_run_does_not_pass(tmp_path: Path):
+    recipe, home = load_record("marin-8b", "proxy"), Home(tmp_path / "home")
+    kestrel = recipe.phase("kestrel")
+    for gate in ("data", "health", "model"):
+        write_json(home.verdict("marin-8b-proxy", "kestrel", gate), verdict(True, getattr(kestrel.gates, gate)))
+    run = {name: part for name, part in kestrel.model_dump(mode="json").items() if name != "start"} | {"start_step": 0}
+    write_json(home.run("marin-8b-proxy", "kestrel") / "run.json", run)
+    assert verdict_here(recipe, kestrel, home)["state"] == "passed"
+    write_json(home.run("marin-8b-proxy", "kestrel") / "run.json", run | {"stop_step": 659})
+    assert "stop_step" in verdict_here(recipe, kestrel, home)["why"]
+    write_json(home.run("marin-8b-proxy", "kestrel") / "run.json", run)
+    loose = verdict(True, kestrel.gates.model) | {"thresholds": {}}
+    write_json(home.verdict("marin-8b-proxy", "kestrel", "model"), loose)
+    assert verdict_here(recipe, kestrel, home) == {"state": "out of date", "why": "its verdict on model was given within other limits"}
+
+
+def test_nothing_is_made_in_a_home_that_is_not_there(show: Show, tmp_path: Path):
+    show("marin-8b", "--scale", "proxy", "--home", tmp_path / "none")
+    assert list(tmp_path.iterdir()) == []
