@@ -16,7 +16,8 @@ from trainer.errors import ConfigError
 from validations.accepted import AcceptedWarning
 
 T = TypeVar("T")
-Scale = Literal["proxy", "full"]
+Scale = Literal["proxy", "full", "own"]
+"""`full` is what the record trained, `proxy` is computed from it, and a recipe of its `own` sizes is run as it is written."""
 WHOLE_FILES = ("text", "markdown")
 """Formats in which a file is one document."""
 
@@ -28,7 +29,7 @@ class Tokenizer(Frozen):
         components: those that it is trained on; None is all that the recipe draws from.
     """
 
-    name: str | None
+    name: str | None = None
     vocab_size: int = Field(gt=0)
     components: tuple[str, ...] | None = None
 
@@ -54,7 +55,7 @@ class Recipe(Frozen):
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
-    scale: Scale
+    scale: Scale = "own"
     tokenizer: Tokenizer
     phases: tuple[Phase, ...] = Field(min_length=1)
     sources: dict[str, Source] = Field(default={})
