@@ -30,7 +30,7 @@ def prepare(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
     with resolved.home.held(what), shown_on_terminal(), server_for(resolved.home, what):
         from flows.prepare_data import prepare_data
 
-        prepare_data(target, scale, str(resolved.home.root))
+        prepare_data(target, scale, str(resolved.home.root), resolved.settings)
     return {
         "recipe": resolved.recipe.name,
         "scale": resolved.recipe.scale,

@@ -10,7 +10,7 @@ from rich.table import Table
 from flows.recipes import load_record, split_target
 from flows.recipes.accepting import accepted_among
 from flows.recipes.phase import HandOff, Phase
-from flows.recipes.recipe import Recipe, Scale
+from flows.recipes.recipe import Recipe, Scale, scale_in_words
 from trainer.config import Steps, sequences_between
 from trainer.data.mixture import block_counts
 from trainer.errors import ConfigError
@@ -116,7 +116,7 @@ def _plain(value: Any) -> Any:
 def print_description(description: dict[str, Any]) -> None:
     """The same for people: a block a phase."""
     console = Console(highlight=False)
-    console.print(f"{description['recipe']} at {description['scale']} scale")
+    console.print(f"{description['recipe']} {scale_in_words(description['scale'])}")
     own = {f"source of {name}": source["url"] for name, source in description.get("sources", {}).items()}
     own |= {f"pin of {pin['component']} ({pin['split']})": f"{pin['digest'][:16]} at {pin['url']}" for pin in description.get("pins", [])}
     if own:
