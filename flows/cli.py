@@ -254,6 +254,25 @@ def export(target: str, out: str, scale: Scale, home: str | None, as_json: bool,
 
 
 @main.command()
+@click.argument("file", metavar="FILE")
+@click.option("--from", "origin", metavar="RECIPE", help="With the phases of this recipe in short; a FILE.json is a whole copy of it.")
+@click.option("--text", default="text", show_default=True, metavar="FOLDER", help="Your text: text, Markdown or JSON lines, as it is.")
+def new(file: str, origin: str | None, text: str) -> None:
+    """Write a recipe of your own to FILE.py: two phases over a folder of text, which train in minutes on this machine."""
+    from flows.commands.new import write_new
+
+    click.echo("\n".join(write_new(file, origin, text)))
+
+
+@main.command()
+def schema() -> None:
+    """Print the JSON schema of a recipe in a .json file."""
+    from flows.commands.new import schema as schema_of_recipe
+
+    _print_json_if(True, schema_of_recipe())
+
+
+@main.command()
 @home_option
 @click.option("--port", type=click.IntRange(1, 65_535), default=4200, show_default=True)
 def up(home: str | None, port: int) -> None:

@@ -49,6 +49,7 @@ HEALTH = HealthLimits(
     spike_deviations=7.0, spike_window=1000, max_spike_percent=1.0, max_lm_head_growth=4.0, max_loss_rise=0.02, max_loss_shift=0.02,
     max_ema_gap=0.2, max_data_share=0.1,
 )  # fmt: skip
+WITHOUT_AVERAGE = HealthLimits.model_validate({**HEALTH.model_dump(), "max_ema_gap": None})
 FLOOR_ERROR_RATE = 0.01
 """One in a hundred models that know nothing of what a benchmark asks may pass it."""
 
@@ -197,7 +198,7 @@ def gates(
     max_share_error_points: float = 1.0,
     max_share_error_percent: float | None = None,
     must_beat_baseline: bool = True,
-    health: HealthLimits = HEALTH,
+    health: HealthLimits = WITHOUT_AVERAGE,
 ) -> Gates:
     """What a phase must keep to: shares of its mixture, epochs, no leaked test items, a healthy loss, and a model that got no worse.
 
@@ -208,6 +209,7 @@ def gates(
         max_share_error_points: how far the share of a component may be off over a stretch of steps, in percentage points.
         max_share_error_percent: how far it may be off in a block, in percent of itself; None is any.
         must_beat_baseline: each benchmark must show that the model is better than a dumb baseline.
+        health: what the metrics of the training must keep to; those of `HEALTH`, without the gap to a moving average, where not given.
     """
     return Gates(
         data=DataLimits(
