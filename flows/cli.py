@@ -90,6 +90,8 @@ def show(target: str, scale: Scale, step: int | None, as_json: bool) -> None:
     if as_json:
         _print_json_if(True, description)
     else:
+        if scale == "proxy":
+            click.echo("At proxy scale, which is computed from the recipe; the record's own numbers are at --scale full.")
         print_description(description)
 
 

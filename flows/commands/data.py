@@ -15,6 +15,7 @@ from flows.terminal import shown_on_terminal
 from tasks.data.digests import KnownDigests
 from tasks.data.listing import expand
 from tasks.data.plan import ComponentPlan
+from tasks.data.standins import missing_stand_ins
 from tasks.data.verify import Difference, verify_component
 from trainer.data.manifest import read_manifest
 from trainer.errors import DataError
@@ -74,7 +75,11 @@ def print_verification(verification: dict[str, Any]) -> None:
 def _unlisted(resolved: Resolved) -> dict[str, Difference]:
     """Components whose files cannot be listed. Without them nothing can be said of the others: the tokenizer may be made of all."""
     found: dict[str, Difference] = {}
+    to_collect = missing_stand_ins(resolved.stand_ins, resolved.home.sources)
     for name, source in sources_of(resolved.recipe, resolved.home).items():
+        if name in to_collect:
+            found[name] = Difference("text not collected", source.root, "text of this installation", "nothing")
+            continue
         try:
             expand(source)
         except DataError as error:
