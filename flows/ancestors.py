@@ -62,8 +62,7 @@ def _check_passes(resolved: Resolved, phase: Phase, ancestor: Phase, gate: str) 
 
 def _refusal(resolved: Resolved, phase: Phase, ancestor: Phase, why: str) -> VerdictError:
     recipe = resolved.recipe
-    home = resolved.home.root
-    command = f"phasewise run {resolved.recipe_name}/{ancestor.name} --scale {recipe.scale} --home {home}"
+    command = f"phasewise run {resolved.recipe_name}/{ancestor.name} {resolved.options}"
     return VerdictError(
         f"{recipe.run_name}/{phase.name} rests on {ancestor.name}, which is not done: {why}.\n"
         f"  to do: `{command}` does what is missing of it and judges it again."

@@ -4,18 +4,13 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
+from flows.options import Scale, home_option, json_option, scale_option, set_option
 from trainer.base.errors import PhasewiseError
 from trainer.process.platform import spare_search
-
-Scale = Literal["proxy", "full"]
-
-SCALES = click.Choice(["proxy", "full"])
-home_option = click.option("--home", metavar="URL", help="Folder of everything [default: PHASEWISE_HOME, else ./.phasewise].")
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output, and nothing else there.")
 
 
 class Commands(click.Group):
@@ -23,8 +18,11 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
+        from flows.recipes.python_file import allow_code
+
         try:
-            return super().invoke(ctx)
+            with allow_code():
+                return super().invoke(ctx)
         except PhasewiseError as error:
             click.echo(f"phasewise: {error}", err=True)
             ctx.exit(error.exit_code)
@@ -38,14 +36,15 @@ class Commands(click.Group):
 def main() -> None:
     """Train language models phase by phase, on data that was judged, through gates that were passed.
 
-    RECIPE is a name (marin-8b) or a .json file; RECIPE/PHASE is one of its phases.
+    RECIPE is a name (marin-8b), a .py file (FILE.py:NAME where it has several) or a .json file; RECIPE/PHASE is one of its phases.
     """
     spare_search()
 
 
 @main.command()
 @click.argument("target", metavar="RECIPE[/PHASE]")
-@click.option("--scale", type=SCALES, default="proxy", show_default=True)
+@scale_option
+@set_option
 @click.option("--retrain", multiple=True, metavar="PHASE", help="May be trained again, with what starts from it; may be repeated.")
 @home_option
 @json_option
@@ -61,7 +60,8 @@ def run(target: str, scale: Scale, home: str | None, as_json: bool, retrain: tup
 
 @main.command()
 @click.argument("target", metavar="RECIPE[/PHASE]")
-@click.option("--scale", type=SCALES, default="proxy", show_default=True)
+@scale_option
+@set_option
 @home_option
 @json_option
 def status(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
@@ -78,7 +78,8 @@ def status(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
 
 @main.command()
 @click.argument("target", metavar="RECIPE[/PHASE]")
-@click.option("--scale", type=SCALES, default="full", show_default=True)
+@scale_option
+@set_option
 @click.option("--at", "step", type=click.IntRange(min=0), metavar="STEP", help="What is in force after so many updates.")
 @click.option("--branches", is_flag=True, help="The table with its branches.")
 @click.option("--notes", is_flag=True, help="Where the record's code and its reports differ, and what they do not state.")
@@ -104,7 +105,8 @@ def show(target: str, scale: Scale, home: str | None, as_json: bool, **options: 
 
 @main.command()
 @click.argument("target", metavar="RECIPE[/PHASE]")
-@click.option("--scale", type=SCALES, default="full", show_default=True)
+@scale_option
+@set_option
 @json_option
 def lineage(target: str, scale: Scale, as_json: bool) -> None:
     """Show the phases, their parents, and what each hand-off changes and declares; of a phase, all that it rests on."""
@@ -120,6 +122,7 @@ def lineage(target: str, scale: Scale, as_json: bool) -> None:
 @main.command()
 @click.argument("target", metavar="RECIPE[/PHASE]")
 @click.option("--slice", "slice_name", metavar="S", help="This slice in place of the recipe's, such as v4-2048 or '2x v5e-256'.")
+@set_option
 @click.option("--machine-code", is_flag=True, help="Go on until the machine code is there: minutes a stage, and the same figures.")
 @home_option
 @json_option
@@ -144,7 +147,8 @@ def data() -> None:
 
 @data.command()
 @click.argument("target", metavar="RECIPE[/PHASE]")
-@click.option("--scale", type=SCALES, default="proxy", show_default=True)
+@scale_option
+@set_option
 @home_option
 @json_option
 def prepare(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
@@ -156,7 +160,8 @@ def prepare(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
 
 @data.command()
 @click.argument("target", metavar="RECIPE[/PHASE]")
-@click.option("--scale", type=SCALES, default="proxy", show_default=True)
+@scale_option
+@set_option
 @click.option("--full", is_flag=True, help="Read every source again, also those that look as they did when they were last read.")
 @home_option
 @json_option
@@ -223,7 +228,8 @@ def order(kind: str, length: int, seed: int, as_json: bool) -> None:
 
 @main.command()
 @click.argument("target", metavar="RECIPE/PHASE")
-@click.option("--scale", type=SCALES, default="proxy", show_default=True)
+@scale_option
+@set_option
 @home_option
 @json_option
 def evaluate(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
@@ -240,7 +246,8 @@ def evaluate(target: str, scale: Scale, home: str | None, as_json: bool) -> None
 @main.command()
 @click.argument("target", metavar="RECIPE/PHASE")
 @click.argument("out", metavar="OUT")
-@click.option("--scale", type=SCALES, default="proxy", show_default=True)
+@scale_option
+@set_option
 @click.option("--weights", type=click.Choice(["last", "ema"]), default="last", show_default=True, help="The last, or their moving average.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True, help="Type of what is written.")
 @home_option
@@ -254,6 +261,25 @@ def export(target: str, out: str, scale: Scale, home: str | None, as_json: bool,
         _print_json_if(True, exported)
     else:
         print_export(exported)
+
+
+@main.command()
+@click.argument("file", metavar="FILE")
+@click.option("--from", "origin", metavar="RECIPE", help="With the phases of this recipe in short; a FILE.json is a whole copy of it.")
+@click.option("--text", default="text", show_default=True, metavar="FOLDER", help="Your text: text, Markdown or JSON lines, as it is.")
+def new(file: str, origin: str | None, text: str) -> None:
+    """Write a recipe of your own to FILE.py: two phases over a folder of text, which train in minutes on this machine."""
+    from flows.commands.new import write_new
+
+    click.echo("\n".join(write_new(file, origin, text)))
+
+
+@main.command()
+def schema() -> None:
+    """Print the JSON schema of a recipe in a .json file."""
+    from flows.commands.new import schema as schema_of_recipe
+
+    _print_json_if(True, schema_of_recipe())
 
 
 @main.command()

@@ -5,14 +5,14 @@ from collections.abc import Iterable
 from flows.recipes.benchmarks import MADE_BENCHMARKS, unmeasured
 from flows.recipes.phase import Phase
 from flows.recipes.recipe import Recipe
-from trainer.base.errors import ConfigError
+from trainer.base.errors import RecipeError
 
 
 def check_declared(recipe: Recipe, phases: Iterable[Phase]) -> None:
     """Refuse phases that ask for something that would not happen.
 
     Raises:
-        ConfigError: a phase names a benchmark that nothing measures.
+        RecipeError: a phase names a benchmark that nothing measures.
     """
     for phase in phases:
         check_benchmarks(recipe, phase)
@@ -22,10 +22,11 @@ def check_benchmarks(recipe: Recipe, phase: Phase) -> None:
     """Refuse a phase whose gate would have to do without a benchmark that it names.
 
     Raises:
-        ConfigError: it names a benchmark that nothing measures.
+        RecipeError: it names a benchmark that nothing measures.
     """
     if names := unmeasured(phase.evaluation.benchmarks):
-        raise ConfigError(
+        instead = "" if recipe.scale == "own" else ", or use --scale proxy"
+        raise RecipeError(
             f"phase {phase.name} of {recipe.run_name} names the benchmarks {', '.join(names)}, which are lm-eval's and are not measured "
-            f"yet: name {' or '.join(MADE_BENCHMARKS)} in its evaluation.benchmarks, or use --scale proxy."
+            f"yet: name {' or '.join(MADE_BENCHMARKS)} in its evaluation.benchmarks{instead}."
         )

@@ -5,13 +5,14 @@ Within it, and the flows that it calls, the same names resolve once.
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from prefect import Flow, flow
 from prefect.runtime import flow_run as current
 
 from flows.presence import stay_present
+from flows.recipes.assignments import setting
 from flows.resolved import resolving_once
 from flows.run_log import show_in_ui
 from tasks.holder import Holder
@@ -23,7 +24,7 @@ R = TypeVar("R")
 
 
 def door(*, name: str, flow_run_name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
-    """A Prefect flow over a function that has a parameter `home`."""
+    """A Prefect flow over a function that has the parameters `home` and `settings`, those of `--set`."""
     show_in_ui()
 
     def decorate(work: Callable[P, R]) -> Flow[P, R]:
@@ -31,10 +32,12 @@ def door(*, name: str, flow_run_name: str) -> Callable[[Callable[P, R]], Flow[P,
 
         @functools.wraps(work)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            given = signature.bind(*args, **kwargs).arguments
             if run_id := current.id:
-                home: str | None = signature.bind(*args, **kwargs).arguments.get("home")
+                home: str | None = given.get("home")
                 stay_present(Home.open(home), run_id, str(current.name))
-            with resolving_once():
+            settings: Sequence[str] = given.get("settings", ())
+            with setting(settings), resolving_once():
                 return work(*args, **kwargs)
 
         return flow(name=name, flow_run_name=flow_run_name)(run)

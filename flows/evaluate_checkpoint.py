@@ -2,6 +2,7 @@
 
 from flows.declared import check_benchmarks
 from flows.door import door
+from flows.recipes.assignments import Settings
 from flows.recipes.recipe import Scale
 from flows.record import parent_evaluation
 from flows.resolved import resolve_phase
@@ -14,14 +15,15 @@ from validations.accepted import accepted_in
 
 
 @door(name="evaluate_checkpoint", flow_run_name="evaluate {recipe}/{phase} ({scale})")
-def evaluate_checkpoint(recipe: str, phase: str, scale: Scale = "proxy", home: str | None = None) -> None:
+def evaluate_checkpoint(recipe: str, phase: str, scale: Scale = "proxy", home: str | None = None, settings: Settings = ()) -> None:
     """Evaluate the checkpoint at a phase's end and judge it against its parent. Fails where the gate does.
 
     Args:
-        recipe: Name of a recipe, or path of a recipe's JSON file.
+        recipe: Name of a recipe, or path of a recipe's JSON file. Code is refused here: a Python file runs from the command line alone.
         phase: Name of one of its phases, trained.
-        scale: `proxy` or `full`.
+        scale: `proxy`, `full`, or `own` for a recipe that is run as it is written.
         home: Folder of everything; PHASEWISE_HOME if not given.
+        settings: Changes of the recipe for a trial, each PHASE.FIELD=VALUE: what `--set` takes.
     """
     resolved, chosen = resolve_phase(recipe, phase, scale, home)
     check_benchmarks(resolved.recipe, chosen)
@@ -34,7 +36,10 @@ def evaluate_checkpoint(recipe: str, phase: str, scale: Scale = "proxy", home: s
     evaluation = evaluate(run, result, resolved.plan, chosen.evaluation.measured)
     parent = parent_evaluation(resolved, chosen)
     if chosen.parent and parent is None:
-        raise TrainingError(f"{chosen.parent}, which {phase} starts from, is not evaluated: run `phasewise run {recipe}/{chosen.parent}`.")
+        raise TrainingError(
+            f"{chosen.parent}, which {phase} starts from, is not evaluated: run "
+            f"`phasewise run {resolved.recipe_name}/{chosen.parent} {resolved.options}`."
+        )
     path = resolved.home.verdict(wanted.run_name, phase, "model")
     accepts = accepted_in(phase, wanted.accepts)
     raise_unless_passed(model_gate(run, evaluation, parent, chosen.gates.model, path, accepts=accepts))

@@ -68,7 +68,7 @@ def hand_off_key(recipe: Recipe, phase: Phase, run: RunConfig) -> str | None:
 
 def _declared(recipe: Recipe, start: HandOff) -> tuple[str, ...]:
     """At proxy scale every phase is trained on this machine: a change of slice that the recipe declares is not made there."""
-    return tuple(name for name in start.declares if recipe.scale == "full" or name != "slice")
+    return tuple(name for name in start.declares if recipe.scale != "proxy" or name != "slice")
 
 
 def _as_trained(parent: Phase, run_file: Path) -> Phase:

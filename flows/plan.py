@@ -11,7 +11,7 @@ from tasks.data.plan import DataPlan, plan_data
 from tasks.data.source import Source
 from tasks.data.standins import StandIn, stand_in_source
 from tasks.home import Home
-from trainer.base.errors import ConfigError, TrainingError
+from trainer.base.errors import RecipeError, TrainingError
 from trainer.base.storage import read_json
 from trainer.checkpoints.path import checkpoint_path
 from trainer.config import Execution, Graft, LossEvaluation, Mesh, RunConfig, StartFrom
@@ -24,11 +24,11 @@ def sources_of(recipe: Recipe, home: Home) -> dict[str, Source]:
     """Each component's source: the recipe's own if it has one, else the stand-in at proxy scale and the real data set at full scale.
 
     Raises:
-        ConfigError: a component has no source, or at full scale one that only a chat template makes text of.
+        RecipeError: a component has no source, or at full scale one that only a chat template makes text of.
     """
     _check_components(recipe)
     others = {name: CATALOGUE[name].source for name in recipe.components if name not in recipe.sources}
-    if recipe.scale == "proxy":
+    if recipe.scale != "full":
         others = {name: stand_in_source(stand_in, home.sources / name) for name, stand_in in stand_ins_of(recipe).items()}
     return {**others, **recipe.sources}
 
@@ -44,18 +44,18 @@ def stand_ins_of(recipe: Recipe) -> dict[str, StandIn]:
 def _check_components(recipe: Recipe) -> None:
     without_own = [name for name in recipe.components if name not in recipe.sources]
     if unknown := [name for name in without_own if name not in CATALOGUE]:
-        raise ConfigError(
+        raise RecipeError(
             f"{recipe.name} draws from {', '.join(unknown)}, which flows/recipes/catalogue does not name: give each a source of its own "
             'under `sources` in the recipe\'s file, such as {"url": "gs://bucket/folder", "include": ["*.jsonl.gz"], "format": "jsonl"}.'
         )
-    if recipe.scale == "proxy" and (missing := [name for name in without_own if CATALOGUE[name].stand_in is None]):
-        raise ConfigError(
+    if recipe.scale != "full" and (missing := [name for name in without_own if CATALOGUE[name].stand_in is None]):
+        raise RecipeError(
             f"{recipe.name} draws from {', '.join(missing)}, which have no small stand-in: give each a source of its own under `sources` "
             "in the recipe's file."
         )
     conversations = [name for name in without_own if CATALOGUE[name].columns]
     if recipe.scale == "full" and conversations:
-        raise ConfigError(
+        raise RecipeError(
             f"{recipe.name} draws from {', '.join(conversations)}, which are conversations: without a chat template they are no text. "
             "Give each a source of plain text under `sources` in the recipe's file, or use --scale proxy."
         )

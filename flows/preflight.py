@@ -4,6 +4,7 @@ from prefect.artifacts import create_table_artifact
 
 from flows.door import door
 from flows.recipes import split_target
+from flows.recipes.assignments import Settings
 from flows.recipes.recipe import Scale
 from flows.resolved import resolve
 from flows.stages import stages_of
@@ -17,14 +18,16 @@ class DoesNotFit(PhasewiseError):
 
 
 @door(name="preflight", flow_run_name="preflight {recipe} ({scale})")
-def preflight(recipe: str, phase: str | None = None, scale: Scale = "full", home: str | None = None) -> None:
+def preflight(recipe: str, phase: str | None = None, scale: Scale = "full", home: str | None = None, settings: Settings = ()) -> None:
     """Compile the step of every stage for its slice: memory, arithmetic, networks, projected time. Fails where a stage does not fit.
 
     Args:
-        recipe: Name of a recipe, or path of a recipe's JSON file.
+        recipe: Name of a recipe, or path of a recipe's JSON file. Code is refused here: a Python file runs from the command line alone.
         phase: Name of one of its phases; all of them if not given.
-        scale: `proxy` or `full`. At proxy scale every phase is on this machine, and there is nothing to compile.
+        scale: `proxy`, `full`, or `own` for a recipe that is run as it is written.
+            At proxy scale every phase is on this machine, and there is nothing to compile.
         home: Folder of everything; PHASEWISE_HOME if not given.
+        settings: Changes of the recipe for a trial, each PHASE.FIELD=VALUE: what `--set` takes.
     """
     name = f"{split_target(recipe)[0]}/{phase}" if phase else recipe
     resolved, chosen = resolve(name, scale, home)

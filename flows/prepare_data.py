@@ -1,6 +1,7 @@
 """Sources → documents → tokenizer → token caches → benchmarks."""
 
 from flows.door import door
+from flows.recipes.assignments import Settings
 from flows.recipes.recipe import Scale
 from flows.resolved import resolve
 from tasks.data.task import build_caches, collect_stand_ins, make_tokenizer, write_documents
@@ -8,13 +9,14 @@ from tasks.evaluation.task import make_benchmarks
 
 
 @door(name="prepare_data", flow_run_name="prepare data of {recipe} ({scale})")
-def prepare_data(recipe: str = "marin-8b", scale: Scale = "proxy", home: str | None = None) -> None:
+def prepare_data(recipe: str = "marin-8b", scale: Scale = "proxy", home: str | None = None, settings: Settings = ()) -> None:
     """Build every token cache that the recipe needs and that is not there yet.
 
     Args:
-        recipe: Name of a recipe, or path of a recipe's JSON file.
-        scale: `proxy` runs on this machine in minutes; `full` reads the real data sets.
+        recipe: Name of a recipe, or path of a recipe's JSON file. Code is refused here: a Python file runs from the command line alone.
+        scale: `proxy` runs on this machine in minutes; `own` is for a recipe that is run as it is written; `full` reads the real data sets.
         home: Folder of everything; PHASEWISE_HOME if not given.
+        settings: Changes of the recipe for a trial, each PHASE.FIELD=VALUE: what `--set` takes.
     """
     resolved, _ = resolve(recipe, scale, home)
     resolved.check_sources()

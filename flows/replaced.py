@@ -14,7 +14,7 @@ from trainer.config import RunConfig
 from trainer.metrics import METRICS_NAME, read_metrics
 
 MAX_SECONDS_UNASKED = 600.0
-"""At proxy scale less training than this is done again without being asked for."""
+"""At any scale but full, less training than this is done again without being asked for."""
 
 
 class WouldReplace(PhasewiseError):
@@ -83,12 +83,12 @@ def check_replaced(resolved: Resolved, found: Collection[Replaced], retrain: Col
         WouldReplace: work would be set aside.
     """
     seconds = [one.seconds for one in found]
-    is_little = resolved.recipe.scale == "proxy" and sum(second or 0.0 for second in seconds) < MAX_SECONDS_UNASKED and None not in seconds
+    is_little = resolved.recipe.scale != "full" and sum(second or 0.0 for second in seconds) < MAX_SECONDS_UNASKED and None not in seconds
     unasked = [one for one in found if not _is_named(resolved, one.phase, retrain)]
     if not unasked or is_little:
         return
     first = [one.phase for one in unasked if not any(_rests_on(resolved, one.phase, other.phase) for other in unasked)]
-    command = f"phasewise run {resolved.name} --scale {resolved.recipe.scale} --home {resolved.home.root}"
+    command = f"phasewise run {resolved.name} {resolved.options}"
     lines = "\n".join(f"  {one}" for one in unasked)
     raise WouldReplace(
         f"{resolved.recipe.run_name} is not what was trained here, and to train it would set work aside:\n{lines}\n"

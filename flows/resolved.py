@@ -3,6 +3,7 @@
 Flows call each other by names, because Prefect keeps those as a run's parameters. Within one process the same names are the same value.
 """
 
+import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,6 +14,7 @@ from flows.checks import check_mixtures, check_slices, check_sources
 from flows.declared import check_declared
 from flows.plan import build_run, data_plan, stand_ins_of, start_of
 from flows.recipes import at_scale, load_written, split_target
+from flows.recipes.assignments import assigned, settings_in_force
 from flows.recipes.phase import Phase
 from flows.recipes.recipe import Recipe, Scale
 from tasks.data.digests import KnownDigests
@@ -32,6 +34,7 @@ class Resolved:
         name: `RECIPE`, or `RECIPE/PHASE` where the phase is a branch: by this name every flow finds the same.
         recipe: the main line, and of the branches those that lead to the phase.
         full: the same at full scale; None where the recipe is written at proxy scale.
+        settings: what `--set` changes in it.
         digests: the contents of source files as this command knows them.
     """
 
@@ -40,6 +43,7 @@ class Resolved:
     full: Recipe | None
     home: Home
     digests: KnownDigests = field(repr=False, compare=False)
+    settings: tuple[str, ...] = ()
     _runs: dict[tuple[str, StartFrom | None], RunConfig] = field(default_factory=dict, repr=False, compare=False)
     _items: dict[tuple[str, ...], str] = field(default_factory=dict, repr=False, compare=False)
     _checked: set[str] = field(default_factory=set, repr=False, compare=False)
@@ -48,6 +52,12 @@ class Resolved:
     def recipe_name(self) -> str:
         """What it was asked for by, without a phase."""
         return split_target(self.name)[0]
+
+    @property
+    def options(self) -> str:
+        """What a command line needs to find the same again."""
+        given = "".join(f" --set {shlex.quote(one)}" for one in self.settings)
+        return f"--scale {self.recipe.scale} --home {self.home.root}{given}"
 
     @cached_property
     def stand_ins(self) -> dict[str, StandIn]:
@@ -139,28 +149,28 @@ class _Found:
     """What was loaded and resolved so far."""
 
     written: dict[str, Recipe] = field(default_factory=dict)
-    scaled: dict[tuple[str, Scale], Recipe] = field(default_factory=dict)
+    scaled: dict[tuple[str, Scale, tuple[str, ...]], Recipe] = field(default_factory=dict)
     digests: dict[str, KnownDigests] = field(default_factory=dict)
-    resolved: dict[tuple[str, Scale, str], Resolved] = field(default_factory=dict)
+    resolved: dict[tuple[str, Scale, str, tuple[str, ...]], Resolved] = field(default_factory=dict)
 
     def resolve(self, target: str, scale: Scale, place: Home) -> tuple[Resolved, Phase | None]:
         name, wanted = split_target(target)
         if name not in self.written:
             self.written[name] = load_written(name)
-        written = self.written[name]
-        if (name, scale) not in self.scaled:
-            self.scaled[name, scale] = at_scale(written, scale, name)
-        record = self.scaled[name, scale]
+        written, settings = self.written[name], settings_in_force()
+        if (name, scale, settings) not in self.scaled:
+            self.scaled[name, scale, settings] = assigned(at_scale(written, scale, name))
+        record = self.scaled[name, scale, settings]
         phase = record.phase(wanted) if wanted else None
         branch = wanted if phase and any(one.branch for one in (phase, *record.ancestors(phase))) else None
         named = f"{name}/{branch}" if branch else name
         root = str(place.root)
-        key = (named, scale, root)
+        key = (named, scale, root, settings)
         if key not in self.resolved:
             full = written.with_branch(branch) if written.scale == "full" else None
             if root not in self.digests:
                 self.digests[root] = KnownDigests(place)
-            self.resolved[key] = Resolved(named, record.with_branch(branch), full, place, self.digests[root])
+            self.resolved[key] = Resolved(named, record.with_branch(branch), full, place, self.digests[root], settings)
         return self.resolved[key], phase
 
 

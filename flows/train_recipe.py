@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable
 from flows.ancestors import phases_to_train
 from flows.door import door, say_waiting, this_run
 from flows.prepare_data import prepare_data
+from flows.recipes.assignments import Settings
 from flows.recipes.phase import Phase
 from flows.recipes.recipe import Scale
 from flows.replaced import check_replaced, check_retrain, find_replaced, say_replaced
@@ -18,14 +19,20 @@ from trainer.base.errors import PhasewiseError
 
 @door(name="train_recipe", flow_run_name="train {recipe} ({scale})")
 def train_recipe(
-    recipe: str = "marin-8b", scale: Scale = "proxy", home: str | None = None, up_to: str | None = None, retrain: tuple[str, ...] = ()
+    recipe: str = "marin-8b",
+    scale: Scale = "proxy",
+    home: str | None = None,
+    up_to: str | None = None,
+    retrain: tuple[str, ...] = (),
+    settings: Settings = (),
 ) -> None:
     """Train every phase of a recipe in order. A phase that is refused stops its descendants, not its siblings.
 
     Args:
-        recipe: Name of a recipe, or path of a recipe's JSON file.
-        scale: `proxy` runs on this machine in minutes; `full` is the real thing.
+        recipe: Name of a recipe, or path of a recipe's JSON file. Code is refused here: a Python file runs from the command line alone.
+        scale: `proxy` runs on this machine in minutes; `own` is for a recipe that is run as it is written; `full` is the real thing.
         home: Folder of everything; PHASEWISE_HOME if not given.
+        settings: Changes of the recipe for a trial, each PHASE.FIELD=VALUE: what `--set` takes.
         up_to: Train only this phase and its ancestors. A branch is trained only where it is named here.
         retrain: Phases that may be trained again, with those that start from them, though they are trained: their data or settings
             changed. Without it that is refused, except for less than ten minutes of training at proxy scale.
@@ -36,7 +43,7 @@ def train_recipe(
     resolved.check(phases)
     resolved.home.make_ready()
     with resolved.home.held(this_run(), on_wait=say_waiting):
-        prepare_data(resolved.name, scale, home)
+        prepare_data(resolved.name, scale, home, resolved.settings)
         replaced = find_replaced(resolved, phases)
         check_replaced(resolved, replaced, retrain)
         say_replaced(replaced)
@@ -58,7 +65,7 @@ def train_phases(resolved: Resolved, phases: Iterable[Phase], home: str | None, 
             say(f"{phase.name}: not trained, because {missing[-1]} is not there to start from")
             continue
         try:
-            train_phase(resolved.name, phase.name, recipe.scale, home, retrain=phase.name in retrain)
+            train_phase(resolved.name, phase.name, recipe.scale, home, retrain=phase.name in retrain, settings=resolved.settings)
         except REFUSALS as refusal:
             refusals[phase.name] = refusal
             unreachable.add(phase.name)

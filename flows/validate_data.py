@@ -3,6 +3,7 @@
 from flows.decided_by import decided_by
 from flows.door import door
 from flows.hand_off import hand_off_facts
+from flows.recipes.assignments import Settings
 from flows.recipes.recipe import Scale
 from flows.resolved import resolve_phase
 from tasks.validation.task import data_gate
@@ -14,14 +15,15 @@ from validations.verdict import Verdict
 
 
 @door(name="validate_data", flow_run_name="validate data of {recipe}/{phase} ({scale})")
-def validate_data(recipe: str, phase: str, scale: Scale = "proxy", home: str | None = None) -> None:
+def validate_data(recipe: str, phase: str, scale: Scale = "proxy", home: str | None = None, settings: Settings = ()) -> None:
     """Judge the caches, the mixture, the order, the leakage and the hand-off of a phase. Fails where the verdict does.
 
     Args:
-        recipe: Name of a recipe, or path of a recipe's JSON file.
+        recipe: Name of a recipe, or path of a recipe's JSON file. Code is refused here: a Python file runs from the command line alone.
         phase: Name of one of its phases.
-        scale: `proxy` or `full`.
+        scale: `proxy`, `full`, or `own` for a recipe that is run as it is written.
         home: Folder of everything; PHASEWISE_HOME if not given.
+        settings: Changes of the recipe for a trial, each PHASE.FIELD=VALUE: what `--set` takes.
     """
     resolved, chosen = resolve_phase(recipe, phase, scale, home)
     resolved.home.make_ready()

@@ -15,6 +15,7 @@ from flows.terminal import shown_on_terminal
 from tasks.data.digests import KnownDigests
 from tasks.data.listing import expand
 from tasks.data.plan import ComponentPlan
+from tasks.data.standins import missing_stand_ins
 from tasks.data.verify import Difference, verify_component
 from trainer.base.errors import DataError
 from trainer.data.manifest import read_manifest
@@ -30,7 +31,7 @@ def prepare(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
     with resolved.home.held(what), shown_on_terminal(), server_for(resolved.home, what):
         from flows.prepare_data import prepare_data
 
-        prepare_data(target, scale, str(resolved.home.root))
+        prepare_data(target, scale, str(resolved.home.root), resolved.settings)
     return {
         "recipe": resolved.recipe.name,
         "scale": resolved.recipe.scale,
@@ -74,7 +75,11 @@ def print_verification(verification: dict[str, Any]) -> None:
 def _unlisted(resolved: Resolved) -> dict[str, Difference]:
     """Components whose files cannot be listed. Without them nothing can be said of the others: the tokenizer may be made of all."""
     found: dict[str, Difference] = {}
+    to_collect = missing_stand_ins(resolved.stand_ins, resolved.home.sources)
     for name, source in sources_of(resolved.recipe, resolved.home).items():
+        if name in to_collect:
+            found[name] = Difference("text not collected", source.root, "text of this installation", "nothing")
+            continue
         try:
             expand(source)
         except DataError as error:

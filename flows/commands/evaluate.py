@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console
 
 from flows.declared import check_benchmarks
-from flows.recipes.recipe import Scale
+from flows.recipes.recipe import Scale, scale_in_words
 from flows.resolved import resolve
 from tasks.training.launcher import finished_result
 from trainer.base.errors import ConfigError, TrainingError
@@ -29,7 +29,10 @@ def evaluate_target(target: str, scale: Scale, home: str | None) -> dict[str, An
     run = resolved.run(phase)
     result = finished_result(run)
     if result is None:
-        raise TrainingError(f"{target} is not trained at {scale} scale under {resolved.home.root}: run `phasewise run {target}` first.")
+        raise TrainingError(
+            f"{target} is not trained {scale_in_words(scale)} under {resolved.home.root}: "
+            f"run `phasewise run {target} {resolved.options}` first."
+        )
     from tasks.evaluation.checkpoint import evaluate_phase
 
     return evaluate_phase(run, result, resolved.plan, phase.evaluation.measured)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from flows.recipes.recipe import Scale
+from flows.recipes.recipe import Scale, scale_in_words
 from flows.resolved import resolve
 from tasks.training.launcher import finished_result
 from trainer.base.errors import ConfigError, TrainingError
@@ -32,7 +32,10 @@ def export_target(target: str, out: str, scale: Scale, home: str | None, *, weig
     run = resolved.run(phase)
     result = finished_result(run)
     if result is None:
-        raise TrainingError(f"{target} is not trained at {scale} scale under {resolved.home.root}: run `phasewise run {target}` first.")
+        raise TrainingError(
+            f"{target} is not trained {scale_in_words(scale)} under {resolved.home.root}: "
+            f"run `phasewise run {target} {resolved.options}` first."
+        )
     from tasks.publication.export import export_phase
 
     exported = export_phase(run, result, resolved.plan.tokenizer, Path(out), weights=weights, dtype=dtype)

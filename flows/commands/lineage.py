@@ -7,7 +7,7 @@ from rich.tree import Tree
 
 from flows.recipes import load_record, split_target
 from flows.recipes.phase import HandOff, Phase
-from flows.recipes.recipe import Recipe, Scale
+from flows.recipes.recipe import Recipe, Scale, scale_in_words
 from flows.show.hand_off import change_in_words, describe_changes
 
 
@@ -25,7 +25,7 @@ def describe(target: str, scale: Scale) -> dict[str, Any]:
 
 def print_description(description: dict[str, Any]) -> None:
     """The tree for people."""
-    branches: dict[str | None, Tree] = {None: Tree(f"{description['recipe']} at {description['scale']} scale")}
+    branches: dict[str | None, Tree] = {None: Tree(f"{description['recipe']} {scale_in_words(description['scale'])}")}
     for phase in description["phases"]:
         parent = branches[phase["parent"]]
         kind = ", ".join(word for word in ("branch", "abandoned") if phase[word])

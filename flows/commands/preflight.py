@@ -6,7 +6,7 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
-from flows.recipes import load_target
+from flows.recipes import load_target, load_written, split_target
 from flows.stages import stages_of
 from tasks.home import Home
 from tasks.preflight.launcher import versions
@@ -20,12 +20,13 @@ MIN_WIDTH = 120
 
 
 def preflight_target(target: str, slice_name: str | None, home: str | None, *, machine_code: bool = False) -> Report:
-    """Every stage of the target at full scale, in the shape of `--json`.
+    """Every stage of the target at full scale, or as it is written where its sizes are its own, in the shape of `--json`.
 
     Raises:
         PhasewiseError: no such recipe or slice, no compiler, or the compiler failed.
     """
-    recipe, phase = load_target(target, "full")
+    written = load_written(split_target(target)[0])
+    recipe, phase = load_target(target, "own" if written.scale == "own" else "full")
     phases = [phase] if phase else list(recipe.phases)
     stages = stages_of(phases, slice_name)
     for stage in stages:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from flows.ancestors import phases_to_train
 from flows.finished import is_done, report_path
-from flows.recipes.recipe import Scale
+from flows.recipes.recipe import Scale, scale_in_words
 from flows.replaced import check_replaced, check_retrain, find_replaced
 from flows.resolved import Resolved, resolve, resolving_once
 from flows.server import server_for
@@ -36,14 +36,16 @@ def run_recipe(target: str, scale: Scale, home: str | None, *, retrain: tuple[st
     with resolved.home.held(what), shown_on_terminal():
         try:
             if is_done(resolved, phases):
-                say(f"{target} at {scale} scale: everything is done already; nothing was run")
+                say(f"{target} {scale_in_words(scale)}: everything is done already; nothing was run")
             else:
                 if resolved.is_prepared:
                     check_replaced(resolved, find_replaced(resolved, phases), retrain)
                 with server_for(resolved.home, what):
                     from flows.train_recipe import train_recipe
 
-                    train_recipe(resolved.recipe_name, scale, str(resolved.home.root), phase.name if phase else None, retrain)
+                    train_recipe(
+                        resolved.recipe_name, scale, str(resolved.home.root), phase.name if phase else None, retrain, resolved.settings
+                    )
         finally:
             if not as_json and report_path(resolved).exists():
                 print_outcome(resolved)

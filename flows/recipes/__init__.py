@@ -1,50 +1,94 @@
 """The recipes by name, or from a file."""
 
+import re
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from flows.recipes.assignments import assigned
 from flows.recipes.phase import Phase
-from flows.recipes.proxy import to_proxy
+from flows.recipes.problems import near, problems
+from flows.recipes.proxy import STEPS, steps, to_proxy
+from flows.recipes.python_file import load_python
 from flows.recipes.recipe import Recipe, Scale
-from trainer.base.errors import ConfigError
+from trainer.base.errors import ConfigError, RecipeError
 from trainer.base.storage import read_json
 
 NAMES = ("marin-8b", "marin-32b")
+FILE = re.compile(r"(?P<path>.*\.(?:py|json))(?P<of_file>:[^/]*)?(?:/(?P<phase>.*))?", re.DOTALL)
+OTHER_FILES = (".yaml", ".yml", ".toml", ".jsonl", ".txt", ".md", ".ipynb")
 
 
 def load_written(name: str) -> Recipe:
-    """A recipe with all its branches as it is written, by its name or from a JSON file (`docs/recipes.md` says how to write one).
+    """A recipe with all its branches as it is written: by its name, or from a file (`docs/own-recipe.md` says how to write one).
 
     Raises:
-        ConfigError: no such recipe, or the file is not one; the message names the field.
+        ConfigError: no such recipe.
+        RecipeError: the file is no recipe; the message names the field, or the line.
     """
-    return _from_file(Path(name)) if name.endswith(".json") else _by_name(name)
+    file = FILE.fullmatch(name)
+    if file is None:
+        return _by_name(name)
+    path = Path(file["path"])
+    wanted = file["of_file"][1:] if file["of_file"] else None
+    if path.is_dir():
+        raise _no_recipe(name)
+    if path.suffix == ".json" and wanted is not None:
+        raise ConfigError(f"{name}: a .json file is one recipe, and has no names within it: leave out {file['of_file']}.")
+    recipe = load_python(path, wanted) if path.suffix == ".py" else _from_json(path)
+    if recipe.name in NAMES:
+        raise RecipeError(
+            f"{name} calls its recipe {recipe.name}, and that is a recipe of this project: they would share their folders. Give it another "
+            "`name`."
+        )
+    return recipe
+
+
+def default_scale(written: Recipe) -> Scale:
+    """The scale that a recipe is run at where none is asked for: its own sizes if it has some, else proxy scale."""
+    return "own" if written.scale == "own" else "proxy"
+
+
+def scale_of(target: str, scale: Scale | None) -> Scale:
+    """The scale that is asked for, else the default one of `RECIPE[/PHASE]`.
+
+    Raises:
+        ConfigError: as `load_written`.
+    """
+    return scale or default_scale(load_written(split_target(target)[0]))
 
 
 def at_scale(written: Recipe, scale: Scale, name: str) -> Recipe:
     """A recipe at a scale; `name` is what it was asked for by.
 
     Raises:
-        ConfigError: it has no such scale.
+        RecipeError: it has no such scale.
     """
     if written.scale == scale:
         return written
-    if scale == "full":
-        raise ConfigError(f"{name} is written at proxy scale: it has no full scale.")
+    if written.scale == "own":
+        raise RecipeError(f"{name} has sizes of its own and is run as it is written: it has no {scale} scale. Leave out --scale.")
+    if scale != "proxy":
+        raise RecipeError(f"{name} is written at {written.scale} scale: it has no {scale} scale.")
+    if short := [phase for phase in written.phases if steps(phase.stop_step) <= steps(phase.start_step)]:
+        first = short[0]
+        raise RecipeError(
+            f"{name} has no proxy scale: that has one step for {STEPS:,}, and phase {first.name} is {first.stop_step - first.start_step:,} "
+            'steps long. Write it with scale="own" to run it as it is.'
+        )
     try:
         return to_proxy(written)
     except ValidationError as error:
-        raise ConfigError(f"{name} has no proxy scale: {_problems(error)}.") from None
+        raise RecipeError(f"{name} has no proxy scale: {problems(error)}.") from None
 
 
 def load_record(name: str, scale: Scale) -> Recipe:
-    """A recipe with all its branches at a scale.
+    """A recipe with all its branches at a scale, with what `--set` changes.
 
     Raises:
-        ConfigError: as `load_written` and `at_scale`.
+        ConfigError: as `load_written`, `at_scale` and `assigned`.
     """
-    return at_scale(load_written(name), scale, name)
+    return assigned(at_scale(load_written(name), scale, name))
 
 
 def load_recipe(name: str, scale: Scale) -> Recipe:
@@ -57,11 +101,12 @@ def load_recipe(name: str, scale: Scale) -> Recipe:
 
 
 def split_target(target: str) -> tuple[str, str | None]:
-    """`RECIPE[/PHASE]` in its two parts; a path to a JSON file may have slashes of its own."""
-    head, separator, tail = target.rpartition(".json")
-    if separator:
-        return head + separator, tail.strip("/") or None
+    """`RECIPE[/PHASE]` in its two parts; a path to a file may have slashes of its own, and `FILE.py:NAME` is a recipe of the file."""
+    if file := FILE.fullmatch(target):
+        return file["path"] + (file["of_file"] or ""), (file["phase"] or "").strip("/") or None
     recipe, _, phase = target.partition("/")
+    if recipe not in NAMES and _is_path(target, recipe):
+        return target, None
     return recipe, phase or None
 
 
@@ -70,6 +115,13 @@ def load_target(target: str, scale: Scale) -> tuple[Recipe, Phase | None]:
     name, phase = split_target(target)
     recipe = load_record(name, scale).with_branch(phase)
     return recipe, recipe.phase(phase) if phase else None
+
+
+def _is_path(target: str, first: str) -> bool:
+    """Whether somebody meant a file or a folder, though it is no recipe."""
+    return (
+        first in ("", ".", "..") or first.startswith("~") or target.endswith(OTHER_FILES) or Path(target).exists() or Path(first).exists()
+    )
 
 
 def _by_name(name: str) -> Recipe:
@@ -83,24 +135,36 @@ def _by_name(name: str) -> Recipe:
 
             return MARIN_32B
         case _:
-            raise ConfigError(f"no recipe is called {name!r}; there are {', '.join(NAMES)}, and any recipe in a .json file.")
+            raise _no_recipe(name)
 
 
-def _from_file(path: Path) -> Recipe:
+def _no_recipe(name: str) -> ConfigError:
+    """Why there is no recipe of that name, and what could be meant."""
+    path = Path(name)
+    if name and path.is_dir():
+        files = sorted(str(file) for file in path.iterdir() if file.suffix in (".py", ".json"))
+        there = f" In it are {', '.join(files)}." if files else ""
+        return ConfigError(f"{name} is a folder, and a recipe is a .py or a .json file.{there}")
+    if (name and path.exists()) or name.endswith(OTHER_FILES):
+        found = "" if path.exists() else ", and there is no such file"
+        return ConfigError(
+            f"{name} is no recipe: a recipe is a .py or a .json file{found}. `phasewise new my_recipe.py` writes one to start from."
+        )
+    if "/" in name or name.startswith("~"):
+        return ConfigError(f"no such file: {name}. A recipe is a .py or a .json file, or one of {', '.join(NAMES)}.")
+    return ConfigError(
+        f"no recipe is called {name!r}; there are {', '.join(NAMES)}, and any recipe in a .py or .json file. {near(name, NAMES)}".rstrip()
+    )
+
+
+def _from_json(path: Path) -> Recipe:
     try:
         return Recipe.model_validate(read_json(path))
     except FileNotFoundError:
         raise ConfigError(f"no such file: {path}") from None
     except ValidationError as error:
-        raise ConfigError(f"{path} is not a recipe: {_problems(error)}.") from None
+        raise RecipeError(f"{path} is not a recipe: {problems(error)}.") from None
     except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}.") from None
+        raise RecipeError(f"{path} is not JSON: {error}.") from None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-
-
-def _problems(error: ValidationError) -> str:
-    """The first three, each with its field."""
-    problems = [f"{'.'.join(map(str, item['loc'])) or 'recipe'}: {item['msg'].removeprefix('Value error, ')}" for item in error.errors()]
-    more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-    return "; ".join(problems[:3]) + more
+        raise RecipeError(f"{path} cannot be read: {error.strerror}.") from None

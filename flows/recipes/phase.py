@@ -1,9 +1,9 @@
 """What a phase is, and where it starts from: as data, every value absolute and resolved."""
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from flows.recipes.benchmarks import check_names
 from tasks.evaluation.measured import Measured
@@ -83,6 +83,16 @@ class HandOff(Frozen):
     declares: tuple[Change, ...]
 
 
+def _start_kind(start: Any) -> str:
+    """Which of the two a start is: one without a parent and all that goes with it is from scratch."""
+    names = set(start) if isinstance(start, Mapping) else set(type(start).model_fields) if isinstance(start, Frozen) else set[str]()
+    return HAND_OFF if names & (set(HandOff.model_fields) - set(FromScratch.model_fields)) else SCRATCH
+
+
+HAND_OFF, SCRATCH = "hand_off", "from_scratch"
+Start = Annotated[Annotated[FromScratch, Tag(SCRATCH)] | Annotated[HandOff, Tag(HAND_OFF)], Discriminator(_start_kind)]
+
+
 class Evaluation(Frozen):
     """What is measured at a phase's end, and the loss on held-out text while it trains.
 
@@ -127,7 +137,7 @@ class Phase(Frozen):
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
-    start: FromScratch | HandOff
+    start: Start
     stop_step: int = Field(gt=0)
     model: ModelConfig
     optimizer: Optimizer

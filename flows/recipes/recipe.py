@@ -7,19 +7,23 @@ from typing import Literal, TypeVar
 from pydantic import Field, model_validator
 
 from flows.recipes.accepting import accepted_among, check_accepts
-from flows.recipes.changes import undeclared_changes
+from flows.recipes.changes import changes_between, undeclared_changes
 from flows.recipes.phase import HandOff, Phase
 from tasks.data.pin import Pin
-from tasks.data.source import Source
+from tasks.data.source import WITHOUT_FIELDS, Source
 from trainer.base.errors import ConfigError
 from trainer.base.frozen import Frozen
 from trainer.config import MixtureShares, Steps, sequences_between
 from validations.accepted import AcceptedWarning
 
 T = TypeVar("T")
-Scale = Literal["proxy", "full"]
-WHOLE_FILES = ("text", "markdown")
-"""Formats in which a file is one document."""
+Scale = Literal["proxy", "full", "own"]
+"""`full` is what the record trained, `proxy` is computed from it, and a recipe of its `own` sizes is run as it is written."""
+
+
+def scale_in_words(scale: Scale) -> str:
+    """How a recipe is run, to follow its name."""
+    return "as it is written" if scale == "own" else f"at {scale} scale"
 
 
 class Tokenizer(Frozen):
@@ -29,7 +33,7 @@ class Tokenizer(Frozen):
         components: those that it is trained on; None is all that the recipe draws from.
     """
 
-    name: str | None
+    name: str | None = None
     vocab_size: int = Field(gt=0)
     components: tuple[str, ...] | None = None
 
@@ -55,7 +59,7 @@ class Recipe(Frozen):
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
-    scale: Scale
+    scale: Scale = "own"
     tokenizer: Tokenizer
     phases: tuple[Phase, ...] = Field(min_length=1)
     sources: dict[str, Source] = Field(default={})
@@ -175,6 +179,21 @@ class Recipe(Frozen):
                 f"the order of phase {phase.name} must begin where its parent's does, at step {parent.order.first_step}, or anew at step "
                 f"{start.step}; found order.first_step {phase.order.first_step}"
             )
+        if parent.model.qk_norm < phase.model.qk_norm and "qk_norm" not in (*start.fresh, *(graft.part for graft in start.graft)):
+            raise ValueError(
+                f"the hand-off {parent.name} → {phase.name} switches QK-norm on, and {parent.name} has no weights of it: name qk_norm in "
+                "`fresh`"
+            )
+        self._check_declared(parent, phase, start)
+
+    def _check_declared(self, parent: Phase, phase: Phase, start: HandOff) -> None:
+        """Refuse a change that is not declared, and a declared one that is none; at proxy scale all phases are on this machine."""
+        made = changes_between(parent, phase, drawn=self.drawn_before(phase))
+        if needless := [name for name in start.declares if name not in made and (name != "slice" or self.scale != "proxy")]:
+            raise ValueError(
+                f"the hand-off {parent.name} → {phase.name} declares {', '.join(needless)}, and changes no such thing: take "
+                f"{'it' if len(needless) == 1 else 'them'} out of `declares`, or make the change"
+            )
         if undeclared := undeclared_changes(parent, phase, start, self.drawn_before(phase)):
             changes = "; ".join(f"{name}: {words}" for name, words in undeclared.items())
             raise ValueError(
@@ -202,10 +221,10 @@ class Recipe(Frozen):
     @model_validator(mode="after")
     def _sources_have_the_keys_that_are_read(self) -> "Recipe":
         for name, source in self.sources.items():
-            if source.format in WHOLE_FILES and source.text_key != Source.model_fields["text_key"].default:
+            if source.format in WITHOUT_FIELDS and source.text_key != Source.model_fields["text_key"].default:
                 raise ValueError(
                     f"the source of {name} names the text_key {source.text_key!r}, and a file of the format {source.format} has no keys: "
-                    "it is one document. Take the text_key out"
+                    "it is text alone. Take the text_key out"
                 )
         return self
 

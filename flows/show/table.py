@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from flows.recipes.recipe import scale_in_words
 from flows.show.words import arrows, mixture_in_a_word, rate_ends, tokens
 from validations.accepted import AcceptedWarning
 
@@ -38,7 +39,7 @@ def print_table(description: dict[str, Any], console: Console, *, branches: bool
 def title_of(description: dict[str, Any]) -> str:
     """Recipe and scale, and where the record's own numbers are."""
     more = "; --scale full has the record's own numbers" if description["scale"] == "proxy" and description.get("full") else ""
-    return f"{description['recipe']} at {description['scale']} scale{more}"
+    return f"{description['recipe']} {scale_in_words(description['scale'])}{more}"
 
 
 def print_accepted(console: Console, accepts: list[dict[str, Any]]) -> None:

@@ -26,6 +26,7 @@ from tasks.data.formats import (
     json_values,
     kinds,
     packings,
+    paragraphs,
     parquet_footer,
     parquet_pages,
     plain,
@@ -36,10 +37,11 @@ from tasks.data.formats import (
 from tasks.data.formats.archives import MAX_LAYERS, members
 from tasks.data.formats.findings import Fault, FileFault, Finding, LeftOut, Reason, Record, sample_of
 from tasks.data.formats.json_lines import read_json_lines
+from tasks.data.formats.paragraphs import read_paragraphs
 from tasks.data.formats.plain import read_plain
 from tasks.data.formats.streams import Recognised, WatchedFile, is_packed, open_watched, raise_failure, recognise, unpack
 from tasks.data.formats.tables import read_arrow, read_parquet
-from tasks.data.source import Piece, Source
+from tasks.data.source import WITHOUT_FIELDS, Piece, Source
 from trainer.base.code_digest import code_digest
 from trainer.base.errors import ConfigError, DataError
 from trainer.data.manifest import SourceFile
@@ -64,10 +66,10 @@ def read_piece(source: Source, piece: Piece) -> Iterator[Finding]:
         OSError: the file system fails; trying again may help.
         MemoryError: this worker is short of memory.
     """
-    if source.format in ("text", "markdown") and field_keys(source.filters):
+    if source.format in WITHOUT_FIELDS and field_keys(source.filters):
         raise ConfigError(
-            f"{source.url}: filters by {', '.join(field_keys(source.filters))} need documents with fields, but a file of format "
-            f"{source.format} is one document without any. Remove these filters."
+            f"{source.url}: filters by {', '.join(field_keys(source.filters))} need documents with fields, but those of format "
+            f"{source.format} have none. Remove these filters."
         )
     with open_watched(piece.url) as file:
         try:
@@ -118,6 +120,8 @@ def _findings(source: Source, piece: Piece, file: WatchedFile, *, layer: Recogni
             yield from read_json_lines(stream, text_key=source.text_key, sift=sift, start=piece.start or 0, stop=piece.stop)
         case "text" | "markdown":
             yield from read_plain(stream, sift)
+        case "paragraphs":
+            yield from read_paragraphs(stream, sift)
         case "parquet" | "arrow":
             read = read_parquet if source.format == "parquet" else read_arrow
             with file.spooled(stream) as table:
@@ -168,6 +172,7 @@ _FORMATS = (
     json_values,
     kinds,
     packings,
+    paragraphs,
     parquet_footer,
     parquet_pages,
     plain,

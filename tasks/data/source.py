@@ -8,7 +8,9 @@ from pydantic import Field, model_validator
 from trainer.base.frozen import Frozen
 from trainer.base.storage import as_path
 
-Format = Literal["jsonl", "parquet", "arrow", "text", "markdown"]
+Format = Literal["jsonl", "parquet", "arrow", "text", "markdown", "paragraphs"]
+WITHOUT_FIELDS = ("text", "markdown", "paragraphs")
+"""Formats whose documents are text alone."""
 
 
 class FieldFilter(Frozen):
@@ -53,8 +55,9 @@ class Source(Frozen):
         revision: commit or tag of a Hugging Face data set.
         listing: URL of a text file (also packed) with a path relative to `url` on each line, for a server that lists nothing itself.
         include, exclude: globs over paths relative to `url`; a file is read if it matches one of the first and none of the second.
-        format: `jsonl`, `parquet`, `arrow`; or `text` and `markdown`, where a file is one document. Each also packed (gzip, Zstandard, xz,
-            bzip2, LZ4) and in zip and tar, whatever it is called; a file of another format fails the stage.
+        format: `jsonl`, `parquet`, `arrow`; or `text` and `markdown`, where a file is one document, and `paragraphs`, where it is cut at
+            blank lines into documents of about 2,000 characters. Each also packed (gzip, Zstandard,
+            xz, bzip2, LZ4) and in zip and tar, whatever it is called; a file of another format fails the stage.
         text_key: the field that holds a document's text; a dot reaches into an object.
         filters: a document must pass each of them.
         max_bad_fraction: the share of documents, and of files, that may be unreadable before the component is refused.

@@ -25,6 +25,7 @@ REMEDIES = {
     "damaged": "delete its folder and prepare the data again",
     "edited": "delete its folder and prepare the data again",
     "turned away": "take it away, or exclude it",
+    "not collected": "prepare the data: `phasewise data prepare` collects it",
     "files gone": "put the files back, or correct the source",
     "unreadable": "repair or exclude what its quarantine file names, or raise max_bad_fraction",
 }

@@ -16,7 +16,22 @@ from flows.recipes import load_recipe, load_record
 from tasks.data.standins import RECORD_NAME
 from trainer.base.storage import digest_of_json, read_json, write_json
 
-COMMANDS = {"run", "show", "lineage", "data prepare", "data verify", "evaluate", "export", "up", "scan", "order", "preflight", "status"}
+COMMANDS = {
+    "run",
+    "show",
+    "lineage",
+    "data prepare",
+    "data verify",
+    "evaluate",
+    "export",
+    "up",
+    "scan",
+    "order",
+    "preflight",
+    "status",
+    "new",
+    "schema",
+}
 WITH_RECIPE = ["run", "show", "lineage", "data prepare", "data verify", "evaluate", "status"]
 WITH_PHASE = ["run", "show", "lineage", "data prepare", "data verify", "evaluate", "status"]
 WITH_HOME = ["run", "data prepare", "data verify", "evaluate", "status"]
@@ -135,7 +150,7 @@ def test_a_recipe_with_a_mistake_is_refused(phasewise: Run, tmp_path: Path, comm
     raw = load_recipe("marin-8b", "full").model_dump(mode="json")
     edit(raw["phases"][0])
     write_json(tmp_path / "mine.json", raw)
-    assert_refused(phasewise(command, "mine.json"), 2, "mine.json is not a recipe", said)
+    assert_refused(phasewise(command, "mine.json"), 1, "mine.json is not a recipe", said)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.json"]
 
 
@@ -154,14 +169,14 @@ def test_a_component_without_files_is_refused_before_work_starts(phasewise: Run,
 @pytest.mark.parametrize("command", ["run", "data prepare"])
 def test_a_component_that_nobody_knows_is_refused_before_work_starts(phasewise: Run, tmp_path: Path, command: str):
     raw = load_recipe("marin-8b", "proxy").model_dump(mode="json")
-    write_json(tmp_path / "mine.json", {**raw, "phases": [{**raw["phases"][0], "mixture": [[0, {"webtext": 100}]]}]})
-    assert_refused(phasewise(command, "mine.json", "--home", tmp_path / "home"), 2, "marin-8b draws from webtext, which")
+    write_json(tmp_path / "mine.json", {**raw, "name": "mine", "phases": [{**raw["phases"][0], "mixture": [[0, {"webtext": 100}]]}]})
+    assert_refused(phasewise(command, "mine.json", "--home", tmp_path / "home"), 1, "mine draws from webtext, which")
     assert not (tmp_path / "home" / "prefect").exists()
 
 
 @pytest.mark.parametrize("target", ["marin-8b", "marin-8b/starling"])
 def test_full_scale_is_not_run_on_this_machine(phasewise: Run, tmp_path: Path, target: str):
-    assert_refused(phasewise("run", target, "--scale", "full"), 2, "needs the slice 2x v5e-256", "use --scale proxy")
+    assert_refused(phasewise("run", target, "--scale", "full"), 1, "needs the slice 2x v5e-256", "use --scale proxy")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -173,7 +188,9 @@ def test_what_is_not_trained_is_not_evaluated(phasewise: Run, tmp_path: Path):
 def test_a_home_without_caches_does_not_verify(phasewise: Run, tmp_path: Path):
     home = tmp_path / "home"
     raw = load_recipe("marin-8b", "proxy").model_dump(mode="json")
-    write_json(tmp_path / "mine.json", {**raw, "phases": [{**raw["phases"][0], "mixture": [[0, {"flan": 60, "all_math": 40}]]}]})
+    write_json(
+        tmp_path / "mine.json", {**raw, "name": "mine", "phases": [{**raw["phases"][0], "mixture": [[0, {"flan": 60, "all_math": 40}]]}]}
+    )
     for name in ("flan", "all_math"):
         (home / "sources" / name).mkdir(parents=True)
         (home / "sources" / name / "stand-in.jsonl").write_text('{"text": "x"}\n')
@@ -193,7 +210,9 @@ def test_a_home_without_caches_does_not_verify(phasewise: Run, tmp_path: Path):
 def test_verify_in_full_reads_what_looks_as_it_did(phasewise: Run, tmp_path: Path):
     """The memory of the home is made to say of an edited file what it said before, as if a disk had changed bytes in silence."""
     home, raw = tmp_path / "home", load_recipe("marin-8b", "proxy").model_dump(mode="json")
-    write_json(tmp_path / "mine.json", {**raw, "phases": [{**raw["phases"][0], "mixture": [[0, {"flan": 60, "all_math": 40}]]}]})
+    write_json(
+        tmp_path / "mine.json", {**raw, "name": "mine", "phases": [{**raw["phases"][0], "mixture": [[0, {"flan": 60, "all_math": 40}]]}]}
+    )
     for name in ("flan", "all_math"):
         (home / "sources" / name).mkdir(parents=True)
         (home / "sources" / name / "stand-in.jsonl").write_text('{"text": "x"}\n')
@@ -216,7 +235,9 @@ def test_verify_in_full_reads_what_looks_as_it_did(phasewise: Run, tmp_path: Pat
 
 def test_files_that_are_gone_do_not_verify(phasewise: Run, tmp_path: Path):
     raw = load_recipe("marin-8b", "proxy").model_dump(mode="json")
-    write_json(tmp_path / "mine.json", {**raw, "phases": [{**raw["phases"][0], "mixture": [[0, {"flan": 60, "all_math": 40}]]}]})
+    write_json(
+        tmp_path / "mine.json", {**raw, "name": "mine", "phases": [{**raw["phases"][0], "mixture": [[0, {"flan": 60, "all_math": 40}]]}]}
+    )
     for name in ("flan", "all_math"):
         (tmp_path / "home" / "sources" / name).mkdir(parents=True)
     (tmp_path / "home" / "sources" / "flan" / "stand-in.jsonl").write_text('{"text": "x"}\n')

@@ -22,7 +22,7 @@ def written(folder: Path, *benchmarks: str) -> str:
     recipe = tiny_recipe().model_dump(mode="json")
     recipe["phases"][0]["evaluation"]["benchmarks"] = benchmarks
     path = folder / "mine.json"
-    path.write_text(json.dumps(recipe))
+    path.write_text(json.dumps(recipe | {"name": "mine"}))
     return str(path)
 
 

@@ -29,7 +29,8 @@ def train(monkeypatch: pytest.MonkeyPatch) -> Train:
     def train_all(recipe: Recipe, *refused: str, error: type[Exception] = VerdictError) -> list[str]:
         tried: list[str] = []
 
-        def train_phase(_recipe: str, phase: str, _scale: str, _home: str | None, *, retrain: bool) -> None:
+        def train_phase(_recipe: str, phase: str, _scale: str, _home: str | None, *, retrain: bool, settings: tuple[str, ...]) -> None:
+            assert settings == ()
             assert retrain == (phase == recipe.phases[0].name)
             tried.append(phase)
             if phase in refused:

@@ -32,7 +32,7 @@ def tiny_recipe() -> Recipe:
         phase["checkpoints"]["every_steps"] = 5
         phase["gates"]["data"] |= {"max_share_error_points": 5.0, "max_epochs": 50}
         phase["gates"]["model"] = {"max_increase_bits_per_byte": 5.0, "must_beat_baseline": False, "floor_error_rate": None}
-    second["start"]["step"] = 40
+    second["start"] |= {"step": 40, "declares": [change for change in second["start"]["declares"] if change != "schedule"]}
     return Recipe.model_validate({**proxy, "name": "tiny", "phases": [first, second]})
 
 

@@ -17,6 +17,12 @@ class ConfigError(PhasewiseError):
     exit_code = 2
 
 
+class RecipeError(ConfigError):
+    """A recipe was found and is refused for what is written in it, or cannot be run as it was asked for."""
+
+    exit_code = 1
+
+
 class DataError(PhasewiseError):
     """A source, a cache or a manifest is not what it claims to be."""
 

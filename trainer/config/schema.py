@@ -1,7 +1,7 @@
 """Values that change at given steps."""
 
 from itertools import pairwise
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import ConfigDict, RootModel, model_validator
 
@@ -11,10 +11,15 @@ T = TypeVar("T")
 class Steps(RootModel[tuple[tuple[int, T], ...]], Generic[T]):
     """A value that changes at given steps: `((0, 8192), (18_500, 7680))` is 8192 until step 18,500 and 7680 from there on.
 
-    The first entry holds before its own step too.
+    The first entry holds before its own step too. A value without steps is that value at every step.
     """
 
     model_config = ConfigDict(frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_one_value_or_many(cls, value: Any) -> Any:
+        return value if isinstance(value, list | tuple | RootModel) else ((0, value),)
 
     @model_validator(mode="after")
     def _steps_increase(self) -> "Steps[T]":

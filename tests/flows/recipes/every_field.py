@@ -103,6 +103,16 @@ def _stop_earlier(raw: Raw) -> None:
     phase["learning_rate"][-1]["end_step"] -= 1
 
 
+def _average_afresh(raw: Raw) -> None:
+    raw["phases"][0]["start"] |= {"fresh": ["ema"], "declares": ["optimizer_state", "ema"]}
+
+
+def _average_grafted(raw: Raw) -> None:
+    start = raw["phases"][0]["start"]
+    start["graft"][0]["part"] = "ema"
+    start["declares"] = ["ema"]
+
+
 FLIP: Edit = lambda before: not before  # noqa: E731  # one of the edits, which all are functions
 WATCHED = "it says how training is watched, and training does the same"
 EXPLAINS = "it explains the recipe, which follows the code"
@@ -218,11 +228,11 @@ PHASE: dict[str, Row] = {
 HAND_OFF: dict[str, Row] = {
     "parent": Row(to("third"), RUN),
     "step": Row(to(50), RUN),
-    "fresh": Row(to(["ema"]), RUN),
-    "graft.part": Row(to("ema"), RUN),
+    "fresh": Row(_average_afresh, RUN, whole=True),
+    "graft.part": Row(_average_grafted, RUN, whole=True),
     "graft.phase": Row(to("second"), RUN),
     "graft.step": Row(to(50), RUN),
-    "declares": Row(lambda before: [*before, "z_loss"], "hand-off"),
+    "declares": Row(lambda before: [*before, "z_loss"], "refused", "declares z_loss, and changes no such thing"),
 }
 SOURCE: dict[str, Row] = {
     "url": Row(lambda before: before + "-2", CACHES),

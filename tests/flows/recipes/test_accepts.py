@@ -114,7 +114,7 @@ def test_show_prints_what_is_accepted_and_why(capsys: pytest.CaptureFixture[str]
 
 def test_a_recipe_file_may_accept_warnings(tmp_path: Path):
     path = tmp_path / "mine.json"
-    path.write_text(with_accepts(ORDER).model_dump_json())
+    path.write_text(json.dumps(with_accepts(ORDER).model_dump(mode="json") | {"name": "mine"}))
     assert load_recipe(str(path), "proxy").accepts == with_accepts(ORDER).accepts
 
 

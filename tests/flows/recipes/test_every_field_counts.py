@@ -107,7 +107,7 @@ class World:
         second = first | {"name": "second", "start": start, "stop_step": 60, "checkpoints": kept | {"at_steps": [50]}}
         third = second | {"name": "third"}
         graft = {"part": "rolling", "phase": "third", "step": 60}
-        last = start | {"parent": "second", "step": 60, "graft": [graft], "declares": ["optimizer_state", "ema"]}
+        last = start | {"parent": "second", "step": 60, "graft": [graft], "declares": ["optimizer_state"]}
         fourth = second | {"name": "last", "start": last, "stop_step": 80, "checkpoints": kept | {"at_steps": []}}
         return raw | {"phases": [fourth, first, second, third]}
 

@@ -20,11 +20,16 @@ def write(tmp_path: Path) -> Callable[..., str]:
 
     def write_recipe(edit: Edit = dict, scale: Any = "full") -> str:
         raw = load_recipe("marin-8b", scale).model_dump(mode="json")
+        raw["name"] = "mine"
         edit(raw)
         (tmp_path / "mine.json").write_text(json.dumps(raw))
         return str(tmp_path / "mine.json")
 
     return write_recipe
+
+
+def renamed(recipe: Recipe) -> Recipe:
+    return Recipe.model_validate(recipe.model_dump() | {"name": "mine"})
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -38,15 +43,15 @@ def test_every_recipe_is_there_at_both_scales(name: str, scale: Any):
 
 def test_a_recipe_from_a_file_is_that_recipe(write: Callable[..., str]):
     path = write()
-    assert load_recipe(path, "full") == load_recipe("marin-8b", "full")
-    assert load_recipe(path, "proxy") == load_recipe("marin-8b", "proxy")
+    assert load_recipe(path, "full") == renamed(load_recipe("marin-8b", "full"))
+    assert load_recipe(path, "proxy") == renamed(load_recipe("marin-8b", "proxy"))
     recipe, phase = load_target(f"{path}/kestrel", "full")
     assert phase == recipe.phase("kestrel")
 
 
 def test_a_recipe_at_proxy_scale_has_no_full_scale(write: Callable[..., str]):
     path = write(scale="proxy")
-    assert load_recipe(path, "proxy") == load_recipe("marin-8b", "proxy")
+    assert load_recipe(path, "proxy") == renamed(load_recipe("marin-8b", "proxy"))
     with pytest.raises(ConfigError, match=r"mine\.json is written at proxy scale: it has no full scale"):
         load_recipe(path, "full")
 
@@ -92,7 +97,7 @@ def make_short(raw: dict[str, Any]) -> None:
             "the hand-off to ocelot declares twice where its ema comes from: make it fresh, or graft it once",
         ),
         (lambda raw: raw.update(phases=[]), "phases: Tuple should have at least 1 item"),
-        (lambda raw: [phase.update(x=1) for phase in raw["phases"]], r"phases.2.x: .* \(and \d more\)\.$"),
+        (lambda raw: [phase.update(x=1) for phase in raw["phases"]], r"phases.0.x: .*; phases.3.x: .*; phases.5.x: "),
     ],
 )
 def test_a_mistake_is_named_by_its_field(write: Callable[..., str], edit: Edit, said: str):
@@ -106,7 +111,9 @@ def test_a_mistake_is_named_by_its_field(write: Callable[..., str], edit: Edit, 
 def test_a_recipe_that_is_too_short_for_proxy_scale_is_refused(write: Callable[..., str]):
     path = write(make_short)
     assert load_recipe(path, "full").phases[0].stop_step == 300
-    with pytest.raises(ConfigError, match=r"mine\.json has no proxy scale: .*stop_step"):
+    with pytest.raises(
+        ConfigError, match=r"mine\.json has no proxy scale: that has one step for 1,000, and phase kestrel is 300 steps long."
+    ):
         load_recipe(path, "proxy")
 
 
@@ -136,9 +143,9 @@ def test_a_folder_is_no_recipe(tmp_path: Path):
         load_recipe(str(tmp_path / "mine.json"), "proxy")
 
 
-@pytest.mark.parametrize("name", ["marin-8B", "marin", "", "marin-8b.yaml"])
+@pytest.mark.parametrize("name", ["marin-8B", "marin", ""])
 def test_an_unknown_name_is_refused_with_those_there_are(name: str):
-    with pytest.raises(ConfigError, match=f"no recipe is called '{name}'; there are marin-8b, marin-32b, and any recipe in a .json file"):
+    with pytest.raises(ConfigError, match=f"no recipe is called '{name}'; there are marin-8b, marin-32b, and any recipe in a .py or .json"):
         load_recipe(name, "proxy")
 
 

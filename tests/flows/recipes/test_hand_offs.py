@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import ValidationError
 
-from flows.recipes import load_recipe
+from flows.recipes import load_recipe, load_record
 from flows.recipes.changes import changes_between
 from flows.recipes.phase import Change, HandOff, Phase
 from flows.recipes.proxy import to_proxy
@@ -171,10 +171,29 @@ def test_a_jump_is_more_than_one_percent(factor: float, jumps: bool):
         PROXY,
         "deeper-starling",
         learning_rate=[{"kind": "constant", "start_step": 1400, "end_step": 1420, "start": rate, "end": rate}],
-        start__declares=["schedule", "learning_rate"],
+        start__declares=["schedule", *(["learning_rate"] if jumps else [])],
     )
     recipe = Recipe.model_validate(raw)
     assert ("learning_rate" in changes_between(recipe.phase("starling"), recipe.phase("deeper-starling"))) == jumps
+
+
+@pytest.mark.parametrize("needless", ["learning_rate", "architecture", "slice"])
+def test_a_declared_change_that_is_none_is_refused(needless: Change):
+    declares = [*FULL.phase("jellyfish").start.model_dump()["declares"], needless]
+    with pytest.raises(
+        ValidationError, match=f"ocelot → jellyfish declares {needless}, and changes no such thing: take it out of `declares`"
+    ):
+        Recipe.model_validate(edited(FULL, "jellyfish", start__declares=declares))
+
+
+def test_qk_norm_is_not_switched_on_without_its_weights():
+    """As Marin 32B did it: the gains are fresh. Without a word the trainer would look for them in the parent's checkpoint."""
+    full = load_record("marin-32b", "full")
+    assert full.phase("qk-norm").start.model_dump()["fresh"] == ("qk_norm",)
+    with pytest.raises(
+        ValidationError, match="phase-1 → qk-norm switches QK-norm on, and phase-1 has no weights of it: name qk_norm in `fresh`"
+    ):
+        Recipe.model_validate(edited(full, "qk-norm", start__fresh=[]))
 
 
 def test_changes_say_before_and_after():

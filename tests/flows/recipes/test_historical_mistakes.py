@@ -141,6 +141,6 @@ def test_a_checkpoint_that_the_parent_does_not_keep():
 
 def test_the_terminal_says_it_in_one_line_before_anything_is_made(tmp_path: Path):
     refused = CliRunner().invoke(cli.main, ["run", "marin-8b/dessert-v1", "--home", str(tmp_path / "home")])
-    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert (refused.exit_code, refused.stdout) == (1, "")
     assert refused.stderr.startswith("phasewise: the mixture from step 820000 must have a sequence of every component in every block")
     assert not (tmp_path / "home").exists()

@@ -24,7 +24,7 @@ def write(tmp_path: Path) -> Callable[..., str]:
 
     def write_recipe(scale: Any = "full", **fields: Any) -> str:
         raw = load_recipe("marin-8b", scale).model_dump(mode="json")
-        (tmp_path / "mine.json").write_text(json.dumps({**raw, **fields}))
+        (tmp_path / "mine.json").write_text(json.dumps({**raw, "name": "mine", **fields}))
         return str(tmp_path / "mine.json")
 
     return write_recipe

@@ -1,0 +1,274 @@
+"""The words that a recipe is written with: everything that a recipe's file imports.
+
+`docs/own-recipe.md` shows a whole file. What a word leaves to a default is printed by `phasewise show` like any other value.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flows.recipes.benchmarks import MADE_BENCHMARKS
+from flows.recipes.phase import LOCAL_SLICE, Evaluation, FromScratch, Gates, GraftFrom, HandOff, Phase, continued
+from flows.recipes.rates import constant, cooldown, cosine, inverse, linear, wsd, wsd_s
+from flows.recipes.recipe import Recipe, Tokenizer
+from tasks.data.pin import Pin
+from tasks.data.source import FieldFilter, Filter, Source, TextFilter
+from trainer.config import (
+    AdamC,
+    AdamW,
+    CheckpointPolicy,
+    DataOrder,
+    Instrumentation,
+    LearningRateSegment,
+    Llama3RopeScaling,
+    MixtureShares,
+    ModelConfig,
+    Muon,
+    NAdamW,
+    Optimizer,
+    RollingLimit,
+    Rope,
+    Stability,
+    Steps,
+    always,
+)
+from validations.accepted import AcceptedWarning
+from validations.limits import DataLimits, GateLimits, HealthLimits, LeakageLimits, OrderLimits
+
+__all__ = [
+    "AcceptedWarning", "AdamC", "AdamW", "CheckpointPolicy", "DataLimits", "DataOrder", "Evaluation", "FieldFilter", "Filter",
+    "FromScratch", "GateLimits", "Gates", "GraftFrom", "HandOff", "HealthLimits", "Instrumentation", "LeakageLimits",
+    "LearningRateSegment", "Llama3RopeScaling", "MixtureShares", "ModelConfig", "Muon", "NAdamW", "Optimizer", "OrderLimits",
+    "Phase", "Pin", "Recipe", "RollingLimit", "Rope", "Source", "Stability", "Steps", "TextFilter", "Tokenizer", "adamc", "adamw",
+    "always", "checkpoints", "constant", "continued", "cooldown", "cosine", "evaluated", "from_scratch", "gates", "inverse",
+    "linear", "llama", "muon", "nadamw", "order", "qwen", "stability", "text", "wsd", "wsd_s",
+]  # fmt: skip
+
+LEAKAGE = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)
+MIXING = OrderLimits(false_alarm_rate=1e-6, max_shift_deviations=0.5)
+HEALTH = HealthLimits(
+    spike_deviations=7.0, spike_window=1000, max_spike_percent=1.0, max_lm_head_growth=4.0, max_loss_rise=0.02, max_loss_shift=0.02,
+    max_ema_gap=0.2, max_data_share=0.1,
+)  # fmt: skip
+WITHOUT_AVERAGE = HealthLimits.model_validate({**HEALTH.model_dump(), "max_ema_gap": None})
+FLOOR_ERROR_RATE = 0.01
+"""One in a hundred models that know nothing of what a benchmark asks may pass it."""
+
+
+def text(url: str, *include: str, **fields: Any) -> Source:
+    """The text files below a folder as a component: `text("notes", "*.md", "*.txt")`.
+
+    Args:
+        url: the folder, or an fsspec URL of one.
+        include: globs over paths below it, in which `*` crosses slashes; all files where none is given.
+        fields: other fields of `Source`, such as `format="jsonl"`, `text_key`, `exclude`, `filters`.
+    """
+    return Source.model_validate({"url": url, "include": include or ("*",), "format": "text", **fields})
+
+
+def llama(
+    *,
+    num_layers: int,
+    d_model: int,
+    seq_len: int = 256,
+    vocab_size: int = 4096,
+    num_query_heads: int | None = None,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    d_ff: int | None = None,
+    rope: Rope | None = None,
+    compute_dtype: str = "float32",
+    **fields: Any,
+) -> ModelConfig:
+    """A model of Llama 3's family by its shape.
+
+    Args:
+        vocab_size: at least the tokenizer's.
+        num_query_heads: as many as `d_model` has room for where only `head_dim` is given; 4 where neither is.
+        num_kv_heads: as many as there are query heads, where none is given.
+        head_dim: `d_model` divided by the number of query heads, where none is given.
+        d_ff: 3.5 times `d_model`, as in Llama 3 8B, where none is given.
+        rope: theta 10,000 without a stretch, where none is given.
+        fields: other fields of `ModelConfig`, such as `qk_norm`, `tied_head`, `sliding_window`.
+    """
+    heads = num_query_heads or (d_model // head_dim if head_dim else 4)
+    shape: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "seq_len": seq_len,
+        "num_layers": num_layers,
+        "d_model": d_model,
+        "d_ff": d_ff or round(3.5 * d_model),
+        "num_query_heads": heads,
+        "num_kv_heads": num_kv_heads or heads,
+        "head_dim": head_dim or d_model // heads,
+        "rope": rope or Rope(theta=10_000, scaling=None),
+        "compute_dtype": compute_dtype,
+    }
+    others = {
+        "rms_norm_epsilon": 1e-5,
+        "initializer_std": 0.02,
+        "qk_norm": False,
+        "tied_head": False,
+        "sliding_window": None,
+        "float32_attention": False,
+    }
+    return ModelConfig.model_validate({**others, **shape, **fields})
+
+
+def qwen(*, num_layers: int, d_model: int, **fields: Any) -> ModelConfig:
+    """A model of Qwen 3's family: `llama` with norms on queries and keys. Takes what `llama` takes."""
+    return llama(num_layers=num_layers, d_model=d_model, qk_norm=True, **fields)
+
+
+def adamw(*, weight_decay: float = 0.1, beta1: float = 0.9, beta2: float = 0.95, epsilon: float = 1e-8) -> AdamW:
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019)."""
+    return AdamW(kind="adamw", beta1=beta1, beta2=beta2, epsilon=epsilon, weight_decay=weight_decay)
+
+
+def adamc(*, peak_learning_rate: float, weight_decay: float = 0.1, beta1: float = 0.9, beta2: float = 0.95, epsilon: float = 1e-8) -> AdamC:
+    """AdamW whose decay falls with the learning rate (Defazio, 2025); `peak_learning_rate` is that of the whole schedule."""
+    adam = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon, "weight_decay": weight_decay}
+    return AdamC(kind="adamc", peak_learning_rate=peak_learning_rate, **adam)
+
+
+def nadamw(*, weight_decay: float = 0.1, beta1: float = 0.9, beta2: float = 0.95, epsilon: float = 1e-8) -> NAdamW:
+    """AdamW with Nesterov's momentum (Dozat, 2016)."""
+    return NAdamW(kind="nadamw", beta1=beta1, beta2=beta2, epsilon=epsilon, weight_decay=weight_decay)
+
+
+def muon(*, adam_learning_rate_scale: float, adam: AdamW | None = None, weight_decay: float = 0.1, momentum: float = 0.95) -> Muon:
+    """Muon for the matrices of the blocks, AdamW for the rest at the run's rate times `adam_learning_rate_scale` (Jordan et al., 2024)."""
+    return Muon(
+        kind="muon",
+        momentum=momentum,
+        nesterov=True,
+        newton_schulz_steps=5,
+        epsilon=1e-8,
+        weight_decay=weight_decay,
+        adam=adam or adamw(),
+        adam_learning_rate_scale=adam_learning_rate_scale,
+    )
+
+
+def stability(
+    *,
+    z_loss: float | None = None,
+    ema: float | None = None,
+    max_grad_norm: Steps[float | None] | None = None,
+    max_update_rms: Steps[float | None] | None = None,
+    max_update_norm: Steps[RollingLimit | None] | None = None,
+    skip_step: RollingLimit | None = None,
+) -> Stability:
+    """What keeps a run steady: gradients clipped at 1.0 where nothing else is said, and all else off.
+
+    Args:
+        ema: decay of the moving average of the weights.
+    """
+    return Stability(
+        max_grad_norm=max_grad_norm or always(1.0),
+        max_update_rms=max_update_rms or always(None),
+        max_update_norm=max_update_norm or always(None),
+        skip_step=always(skip_step),
+        z_loss=always(z_loss),
+        ema_decay=always(ema),
+    )
+
+
+def evaluated(
+    *,
+    loss_every_steps: int | None = 50,
+    benchmarks: Sequence[str] = MADE_BENCHMARKS,
+    held_out_tokens: int | None = 2048,
+    loss_sequences: int = 4,
+) -> Evaluation:
+    """Benchmarks and held-out bits per byte at a phase's end; the loss on `loss_sequences` held-out rows a component while it trains.
+
+    Args:
+        held_out_tokens: how much text of each component bits per byte are measured on; None is all that is held out.
+    """
+    return Evaluation(
+        benchmarks=tuple(benchmarks), held_out_tokens=held_out_tokens, loss_every_steps=loss_every_steps, loss_sequences=loss_sequences
+    )
+
+
+def gates(
+    *,
+    max_increase_bits_per_byte: float = 0.0,
+    max_epochs: float | None = 4.0,
+    max_items: int = 0,
+    max_share_error_points: float = 1.0,
+    max_share_error_percent: float | None = None,
+    must_beat_baseline: bool = True,
+    health: HealthLimits = WITHOUT_AVERAGE,
+) -> Gates:
+    """What a phase must keep to: shares of its mixture, epochs, no leaked test items, a healthy loss, and a model that got no worse.
+
+    Args:
+        max_increase_bits_per_byte: how far held-out bits per byte may lie above the parent's.
+        max_epochs: how often each row of a component may be seen since step 0; None is unlimited.
+        max_items: test items that may be found in the data of a component.
+        max_share_error_points: how far the share of a component may be off over a stretch of steps, in percentage points.
+        max_share_error_percent: how far it may be off in a block, in percent of itself; None is any.
+        must_beat_baseline: each benchmark must show that the model is better than a dumb baseline.
+        health: what the metrics of the training must keep to; those of `HEALTH`, without the gap to a moving average, where not given.
+    """
+    return Gates(
+        data=DataLimits(
+            max_share_error_points=max_share_error_points,
+            max_share_error_percent=max_share_error_percent,
+            max_epochs=max_epochs,
+            leakage=LeakageLimits.model_validate({**LEAKAGE.model_dump(), "max_items": max_items}),
+            order=MIXING,
+        ),
+        health=health,
+        model=GateLimits(
+            max_increase_bits_per_byte=max_increase_bits_per_byte, must_beat_baseline=must_beat_baseline, floor_error_rate=FLOOR_ERROR_RATE
+        ),
+    )
+
+
+def order(*, seed: int = 0, permutation: str = "feistel", block_sequences: int = 32, **fields: Any) -> DataOrder:
+    """How sequences are drawn: one permutation a component; the counts of a mixture are exact in each block of `block_sequences`.
+
+    A mixture may start inside a block, which is then cut short.
+    """
+    given = {"seed": seed, "permutation": permutation, "block_sequences": block_sequences, "cut_blocks": True, **fields}
+    return DataOrder.model_validate(given)
+
+
+def checkpoints(
+    *, every_steps: int = 100, every_minutes: float | None = None, keep_all: bool = False, at_steps: Sequence[int] = ()
+) -> CheckpointPolicy:
+    """One every `every_steps`, of which the last is kept, and those after `at_steps` and at the phase's end for ever."""
+    return CheckpointPolicy(every_steps=every_steps, every_minutes=every_minutes, keep_all=keep_all, at_steps=tuple(at_steps))
+
+
+def from_scratch(
+    *,
+    name: str,
+    stop_step: int,
+    model: ModelConfig,
+    learning_rate: Sequence[LearningRateSegment],
+    batch: int | Steps[int],
+    mixture: Mapping[str, float] | Steps[MixtureShares],
+    seed: int = 0,
+    **fields: Any,
+) -> Phase:
+    """The first phase: fresh weights from a seed. Later ones are `continued` from it.
+
+    Args:
+        batch: sequences a step, of `model.seq_len` tokens each.
+        mixture: component → its share in percent; they sum to 100.
+        fields: any other field of `Phase`; `optimizer`, `order`, `stability`, `slice` (this machine), `checkpoints`, `evaluation` and
+            `gates` are those of the words of the same name where they are not given.
+    """
+    others: dict[str, Any] = {
+        "optimizer": adamw(),
+        "order": order(),
+        "stability": stability(),
+        "slice": LOCAL_SLICE,
+        "checkpoints": checkpoints(),
+        "evaluation": evaluated(),
+        "gates": gates(),
+    }
+    given = {"name": name, "stop_step": stop_step, "model": model, "learning_rate": learning_rate, "batch": batch, "mixture": mixture}
+    return Phase.model_validate({**others, **given, "start": FromScratch(seed=seed), **fields})

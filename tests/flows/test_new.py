@@ -1,0 +1,143 @@
+"""`phasewise new` and `schema`: what is written runs as far as it can be told without training."""
+
+import ast
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from flows import cli
+from flows.recipes import load_record
+from flows.recipes.looked_at import look_at
+from flows.recipes.python_file import allow_code
+from flows.recipes.recipe import Recipe
+from trainer.config import LearningRateSegment
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def phasewise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PHASEWISE_HOME", raising=False)
+    return lambda *arguments: CliRunner().invoke(cli.main, list(map(str, arguments)))
+
+
+def written(path: str) -> Recipe:
+    with allow_code():
+        return load_record(path, "own")
+
+
+def write(folder: Path, **files: str) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("_", ".")).write_text(text)
+
+
+@pytest.mark.parametrize("origin", [None, "marin-8b", "marin-32b"])
+def test_what_is_written_is_a_short_recipe(phasewise: Run, tmp_path: Path, origin: str | None):
+    write(tmp_path / "text", a_txt="Some words.\n\n" * 2000, b_md="# More\n\n" * 900)
+    done = phasewise("new", "my_recipe.py", *(["--from", origin] if origin else []))
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "phasewise run my_recipe.py" in done.stdout
+    source = (tmp_path / "my_recipe.py").read_text()
+    assert len(source.splitlines()) <= 60
+    assert max(map(len, source.splitlines())) <= 140
+    ast.parse(source)
+    recipe = written("my_recipe.py")
+    assert (recipe.name, recipe.scale, sorted(recipe.sources)) == ("my-recipe", "own", ["all", "best"])
+    assert recipe.sources["all"].include == ("*.md", "*.txt")
+    shown = phasewise("show", "my_recipe.py", "--json")
+    assert shown.exit_code == 0
+    assert json.loads(shown.stdout)["scale"] == "own"
+
+
+@pytest.mark.parametrize("origin", ["marin-8b", "marin-32b"])
+def test_the_main_line_of_a_recipe_keeps_its_steps_and_rates(phasewise: Run, origin: str):
+    assert phasewise("new", "mine.py", "--from", origin).exit_code == 0
+    mine, proxy = written("mine.py"), load_record(origin, "proxy")
+
+    def rates(recipe: Recipe) -> list[tuple[str, int, int, tuple[LearningRateSegment, ...]]]:
+        return [(phase.name, phase.start_step, phase.stop_step, phase.learning_rate) for phase in recipe.main_line]
+
+    assert rates(mine) == rates(proxy)
+    for phase in mine.phases:
+        of_proxy, last = proxy.phase(phase.name), phase.stop_step - 1
+        assert phase.batch.at(last) == of_proxy.batch.at(last)
+        assert phase.stability.ema_decay.at(last) == pytest.approx(of_proxy.stability.ema_decay.at(last))
+        assert phase.stability.z_loss.at(last) == of_proxy.stability.z_loss.at(last)
+        assert phase.model.qk_norm == of_proxy.model.qk_norm
+        assert phase.optimizer.kind == of_proxy.optimizer.kind
+
+
+def test_nothing_is_written_over(phasewise: Run, tmp_path: Path):
+    (tmp_path / "mine.py").write_text("mine")
+    done = phasewise("new", "mine.py")
+    assert done.exit_code == 2
+    assert "is there already, and is not written over" in done.stderr
+    assert (tmp_path / "mine.py").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere/mine.py"], "there is no folder nowhere"),
+        (["mine.yaml"], "a new recipe is a .py file"),
+        (["mine.json"], "say of which one with --from"),
+        (["mine.py", "--from", "marin-9b"], "no recipe is called 'marin-9b'"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(phasewise: Run, tmp_path: Path, arguments: list[str], said: str):
+    done = phasewise("new", *arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_text_the_run_is_refused_before_work_starts(phasewise: Run, tmp_path: Path):
+    done = phasewise("new", "mine.py")
+    assert "There is no text in text yet" in done.stdout
+    for make in (lambda: None, (tmp_path / "text").mkdir):
+        make()
+        refused = phasewise("run", "mine.py", "--home", tmp_path / "home")
+        assert (refused.exit_code, refused.stdout) == (1, "")
+        assert len(refused.stderr.splitlines()) == 1
+        assert str(tmp_path / "text") in refused.stderr
+        assert not (tmp_path / "home").exists()
+
+
+def test_a_recipe_as_data_is_the_same_recipe(phasewise: Run):
+    assert phasewise("new", "mine.py").exit_code == 0
+    assert phasewise("new", "mine.json", "--from", "mine.py").exit_code == 0
+    assert written("mine.json") == written("mine.py")
+    assert phasewise("new", "other.json", "--from", "marin-32b").exit_code == 0
+    assert json.loads(Path("other.json").read_text())["name"] == "other"
+    assert phasewise("show", "other.json").exit_code == 0
+
+
+def test_json_lines_are_read_by_their_longest_field_and_the_rest_is_named(phasewise: Run, tmp_path: Path):
+    lines = "".join(json.dumps({"id": f"x{number}", "body": "word " * (number + 1)}) + "\n" for number in range(100))
+    write(tmp_path / "text", a_jsonl=lines, b_txt="few words", c_bin="\0\1")
+    found = look_at(tmp_path / "text")
+    assert (found.include, found.text_key, found.left_out, found.documents) == (("*.jsonl",), "body", (".txt",), 100)
+    assert found.median_characters == 252
+    done = phasewise("new", "mine.py")
+    assert "It reads *.jsonl; files that end in .txt are left out." in done.stdout
+    best = written("mine.py").sources["best"]
+    assert (best.format, best.text_key, best.filters[0].model_dump()["min"]) == ("jsonl", "body", 252)
+
+
+def test_a_folder_of_any_name_is_written_as_it_is(phasewise: Run, tmp_path: Path):
+    folder = tmp_path / 'my "text" {x} \\n ü'
+    write(folder, a_txt="Some words.\n\n" * 300)
+    assert phasewise("new", "Mein Text.py", "--text", folder).exit_code == 0
+    recipe = written("Mein Text.py")
+    assert (recipe.name, recipe.sources["all"].url) == ("mein-text", str(folder))
+
+
+def test_the_schema_is_of_a_recipe(phasewise: Run):
+    schema = json.loads(phasewise("schema").stdout)
+    assert schema["properties"].keys() == Recipe.model_fields.keys()
+    assert schema["$defs"]["HandOff"]["properties"].keys() >= {"parent", "declares"}
