@@ -6,6 +6,7 @@ is believed, its digest must be the one that the manifest names.
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,6 +74,8 @@ class DocumentIndex:
         first_shard, last_shard = np.searchsorted(starts, first, "right") - 1, np.searchsorted(starts, stop - 1, "right") - 1
         pieces: list[Piece] = []
         for shard in sorted({*first_shard.tolist(), *last_shard.tolist(), *_between(first_shard, last_shard)}):
+            if starts[shard] == starts[shard + 1]:
+                continue
             which = np.flatnonzero((first_shard <= shard) & (shard <= last_shard))
             begin, end = np.maximum(first[which], starts[shard]), np.minimum(stop[which], starts[shard + 1])
             pieces += self._in_shard(shard, which, begin - starts[shard], end - starts[shard])
@@ -170,7 +173,7 @@ class DocumentIndex:
                 return pq.ParquetFile(str(path), memory_map=True)
             return pq.ParquetFile(path.open("rb"), buffer_size=INDEX_BUFFER_BYTES, pre_buffer=False)
         except FileNotFoundError:
-            raise DataError(f"the index of a shard is gone: {path}. Delete its folder and run `phasewise data prepare`.") from None
+            raise _gone(path) from None
         except pa.ArrowInvalid as error:
             raise DataError(f"{path} does not read as Parquet: {error}. Delete its folder and run `phasewise data prepare`.") from None
 
@@ -180,12 +183,20 @@ class DocumentIndex:
             return
         written = self.cache.manifest.shards[shard]
         path = self.cache.folder / f"{written.name}.parquet"
-        if (found := digest_of_file(path)) != written.index_digest:
+        try:
+            found = digest_of_file(path)
+        except FileNotFoundError:
+            raise _gone(path) from None
+        if found != written.index_digest:
             raise DataError(
                 f"{path} must have the digest {written.index_digest[:16]} that the manifest names, found {found[:16]}. Delete its folder "
                 "and run `phasewise data prepare`."
             )
         self._checked.add(shard)
+
+
+def _gone(path: Path) -> DataError:
+    return DataError(f"the index of a shard is gone: {path}. Delete its folder and run `phasewise data prepare`.")
 
 
 def _between(first: np.ndarray, last: np.ndarray) -> set[int]:

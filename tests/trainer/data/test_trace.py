@@ -41,7 +41,9 @@ def all_backward(order: TracedOrder) -> Counter[tuple[int, ...]]:
 CHANGES = {
     "a switch of mixture and batch": {},
     "linear": {"order": {"seed": 3, "permutation": "linear", "block_sequences": 10, "cut_blocks": True}},
-    "as Levanter": {"order": {"seed": 3, "permutation": "feistel_levanter", "block_sequences": 10, "rounding": "floor", "cut_blocks": True}},
+    "as Levanter": {
+        "order": {"seed": 3, "permutation": "feistel_levanter", "block_sequences": 10, "rounding": "floor", "cut_blocks": True}
+    },
     "a later phase": {"start_step": 12},
     "an order that begins anew": {
         "start_step": 12,
@@ -89,9 +91,7 @@ def test_both_ways_agree_whatever_the_schedules(batch, mixture, steps, start, ki
     """Stages of any length, blocks cut, caches shorter than a batch, many passes, phases that begin anywhere."""
     sizes = Steps[int](tuple((number * steps[0], size) for number, size in enumerate(batch)))
     shares = Steps[dict[str, float]](tuple((number * steps[1], share) for number, share in enumerate(mixture)))
-    order = DataOrder(
-        seed=steps[2], permutation=kind, block_sequences=10, first_step=start if begins_anew else 0, cut_blocks=True
-    )
+    order = DataOrder(seed=steps[2], permutation=kind, block_sequences=10, first_step=start if begins_anew else 0, cut_blocks=True)
     schedule = MixtureSchedule(batch=sizes, mixture=shares, order=order)
     traced_order = TracedOrder(schedule, sizes, start, start + steps[3], dict(zip("abcd", rows, strict=True)))
     forward = all_forward(traced_order)
