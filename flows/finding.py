@@ -10,7 +10,7 @@ from flows.tracing import Asked, whole
 from tasks.data.find_documents import ids_of_text, normalized, shards_with
 from trainer.config import Component
 from trainer.data.document_index import DocumentIndex, Located
-from trainer.data.manifest import SPLITS, Manifest, Split
+from trainer.data.manifest import SPLITS, Split
 from trainer.errors import ConfigError, DataError
 
 MIN_PREFIX = 8
@@ -72,7 +72,7 @@ def find_by_file(traced: Traced, path: str) -> Search:
     Raises:
         DataError: no cache has a document of it.
     """
-    found = _each(traced, lambda component, index: index.of_file(_name_in(index.cache.manifest, path)))
+    found = _each(traced, lambda component, index: index.of_file(_name_in(traced, component, path)))
     try:
         return _search(traced, found, f"document of a file {path}")
     except DataError as error:
@@ -158,28 +158,27 @@ def _holding(traced: Traced, text: str) -> Iterator[Found]:
                         yield Found(component, split, Asked(located, located.first + begin, located.first + end))
 
 
-def _name_in(manifest: Manifest, path: str) -> str:
-    """A file as the index names it: relative to the root of its source."""
-    root = str(manifest.source.get("url", "")).rstrip("/")
-    for prefix in (f"{root}/", f"{root.removeprefix('file://')}/"):
-        if len(prefix) > 1 and path.startswith(prefix):
-            return path.removeprefix(prefix)
-    here = str(Path(path).absolute())
-    local = f"{root.removeprefix('file://')}/"
-    return here.removeprefix(local) if len(local) > 1 and here.startswith(local) else path
+def _name_in(traced: Traced, component: Component, path: str) -> str:
+    """A file as the index names it: relative to the root of its source, where the path leads there."""
+    source = traced.plan and traced.plan.components[component].source
+    roots = [source.root, source.url] if source else [str(traced.indices["train"][component].cache.manifest.source.get("url", ""))]
+    places = [path] if "://" in path else [path, str(Path(path).absolute())]
+    for root in filter(None, roots):
+        for place in places:
+            if place.startswith(f"{root.rstrip('/')}/"):
+                return place[len(root.rstrip("/")) + 1 :]
+    return path
 
 
 def _about_file(traced: Traced, path: str) -> str:
     """Why a file has no document: it was read and all were left out, or another one was meant."""
-    manifests = [traced.indices["train"][component].cache.manifest for component in traced.components]
-    for manifest in manifests:
-        if any(file.name == _name_in(manifest, path) for file in manifest.sources):
+    manifests = {component: traced.indices["train"][component].cache.manifest for component in traced.components}
+    for component, manifest in manifests.items():
+        if any(file.name == _name_in(traced, component, path) for file in manifest.sources):
             left_out = ", ".join(f"{count} {reason}" for reason, count in manifest.left_out.items() if count)
-            return (
-                f"{manifest.component} read the file, and left all of it out; of the whole component were left out: {left_out or 'none'}."
-            )
+            return f"{component} read the file, and left all of it out; of the whole component were left out: {left_out or 'none'}."
     last = path.rpartition("/")[2]
-    meant = [f"{m.component}: {file.name}" for m in manifests for file in m.sources if file.name.rpartition("/")[2] == last][:3]
+    meant = [f"{m.component}: {file.name}" for m in manifests.values() for file in m.sources if file.name.rpartition("/")[2] == last][:3]
     return f"Was {' or '.join(meant)} meant? Name it as it is here." if meant else "No component was read from such a file."
 
 

@@ -38,15 +38,17 @@ def all_backward(order: TracedOrder) -> Counter[tuple[int, ...]]:
     return sum((as_set(order.of_rows(name, np.arange(count))) for name, count in order.rows.items()), Counter())
 
 
-CHANGES = {
+LATER = [{"kind": "constant", "start_step": 12, "end_step": 24, "start": 1e-3, "end": 1e-3}]
+CHANGES: dict[str, dict[str, object]] = {
     "a switch of mixture and batch": {},
     "linear": {"order": {"seed": 3, "permutation": "linear", "block_sequences": 10, "cut_blocks": True}},
     "as Levanter": {
         "order": {"seed": 3, "permutation": "feistel_levanter", "block_sequences": 10, "rounding": "floor", "cut_blocks": True}
     },
-    "a later phase": {"start_step": 12},
+    "a later phase": {"start_step": 12, "learning_rate": LATER},
     "an order that begins anew": {
         "start_step": 12,
+        "learning_rate": LATER,
         "order": {"seed": 4, "permutation": "feistel", "block_sequences": 16, "first_step": 12, "cut_blocks": True},
     },
 }
@@ -54,10 +56,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_forward_names_the_rows_that_the_loader_reads(name: str, make_run: MakeRun, caches: Mapping[str, Path]):
-    changes = dict(CHANGES[name])
-    if "start_step" in changes:
-        changes["learning_rate"] = [{"kind": "constant", "start_step": 12, "end_step": 24, "start": 1e-3, "end": 1e-3}]
-    run = make_run(f"traced {name}", **changes)
+    run = make_run(f"traced {name}", **CHANGES[name])
     order, loader = traced(run), Loader(run)
     for update in range(run.start_step, run.stop_step):
         draws, tokens = order.of_update(update), loader.batch(update).tokens
@@ -70,10 +69,7 @@ def test_forward_names_the_rows_that_the_loader_reads(name: str, make_run: MakeR
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_backward_finds_what_forward_names_and_nothing_else(name: str, make_run: MakeRun):
-    changes = dict(CHANGES[name])
-    if "start_step" in changes:
-        changes["learning_rate"] = [{"kind": "constant", "start_step": 12, "end_step": 24, "start": 1e-3, "end": 1e-3}]
-    order = traced(make_run(f"traced {name}", **changes))
+    order = traced(make_run(f"traced {name}", **CHANGES[name]))
     assert all_backward(order) == all_forward(order)
 
 
