@@ -14,6 +14,8 @@ from trainer.data.manifest import SPLITS, Split
 from trainer.errors import ConfigError, DataError
 
 MIN_PREFIX = 8
+MAX_SEARCHED_DOCUMENTS = 2_000_000
+"""Indices of so many documents in all are read whole and checked, which takes about a second; of more, what may hold the answer."""
 MAX_TOKENS_INSIDE = 20_000_000
 """Documents are searched for a passage without being asked where all caches together have no more tokens: a few seconds."""
 
@@ -72,7 +74,7 @@ def find_by_file(traced: Traced, path: str) -> Search:
     Raises:
         DataError: no cache has a document of it.
     """
-    found = _each(traced, lambda component, index: index.of_file(_name_in(traced, component, path)))
+    found = _each(traced, lambda component, index: index.of_file(_name_in(traced, component, path), checks_all=_is_small(traced)))
     try:
         return _search(traced, found, f"document of a file {path}")
     except DataError as error:
@@ -130,7 +132,7 @@ def _named(traced: Traced, component: Component, index: DocumentIndex, prefixes:
     """A small index is searched whole; of a large one the shards that the digests of the component's documents name."""
     manifest, plan = index.cache.manifest, traced.plan and traced.plan.components[component]
     has_digests = plan and plan.documents.is_built and manifest.key == plan.cache(manifest.split).key
-    if index.is_small or not (plan and has_digests):
+    if _is_small(traced) or not (plan and has_digests):
         return index.named(prefixes)
     shards = {shard for prefix in prefixes for shard in shards_with(plan.documents.folder, prefix, manifest)}
     return index.named(prefixes, sorted(shards))
@@ -194,6 +196,10 @@ def _nothing(traced: Traced, what: str) -> str:
         f"there is no {what} in the caches of {phases}: searched were {_documents(traced):,} documents of "
         f"{len(traced.components)} components, those held out among them."
     )
+
+
+def _is_small(traced: Traced) -> bool:
+    return _documents(traced) <= MAX_SEARCHED_DOCUMENTS
 
 
 def _documents(traced: Traced) -> int:

@@ -21,8 +21,6 @@ from trainer.storage import digest_of_file
 
 COLUMNS = ["id", "source_file", "offset", "length"]
 INDICES_OPEN = 256
-MAX_SEARCHED_DOCUMENTS = 2_000_000
-"""A cache of so many documents is searched whole, and every index checked first: half a second on one core."""
 
 
 class Located(NamedTuple):
@@ -63,11 +61,6 @@ class DocumentIndex:
         self._group_firsts = lru_cache(maxsize=INDICES_OPEN)(self._read_group_firsts)
         self._checked: set[int] = set()
 
-    @property
-    def is_small(self) -> bool:
-        """Whether the whole index can be searched."""
-        return self.cache.manifest.documents <= MAX_SEARCHED_DOCUMENTS
-
     def covering(self, first: Int[np.ndarray, " n"], stop: Int[np.ndarray, " n"]) -> list[Piece]:
         """The pieces that ranges `[first, stop)` of the cache's tokens consist of, range by range and in order."""
         starts = self.cache.starts
@@ -93,14 +86,15 @@ class DocumentIndex:
                     found += [one for one in self._documents(shard, group) if one.id.startswith(prefixes)]
         return found
 
-    def of_file(self, name: str) -> list[Located]:
+    def of_file(self, name: str, *, checks_all: bool = True) -> list[Located]:
         """The documents of a source file, in order.
 
-        In a cache of more than `MAX_SEARCHED_DOCUMENTS` only the indices are checked whose footers say that they may name the file.
+        Args:
+            checks_all: every index is checked first; else only those whose footers say that they may name the file.
         """
         found: list[Located] = []
         for shard in range(len(self.cache.manifest.shards)):
-            if self.is_small:
+            if checks_all:
                 self._check(shard)
             for group in range(self._open_once(shard).metadata.num_row_groups):
                 if self._may_have_file(shard, group, name):

@@ -73,7 +73,7 @@ def test_backward_finds_what_forward_names_and_nothing_else(name: str, make_run:
     assert all_backward(order) == all_forward(order)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     batch=st.lists(st.integers(1, 9), min_size=1, max_size=3),
     mixture=st.lists(SHARES, min_size=1, max_size=3),
