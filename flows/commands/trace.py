@@ -12,9 +12,10 @@ from flows.finding import Found, Search, find_by_file, find_by_id, find_by_text
 from flows.recipes.recipe import Scale
 from flows.traced import Traced, open_traced
 from flows.tracing import Trained, excerpts, tokens_trained, trained_at, trains_at
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, DataError
 
 SHOWN_ROWS = 40
+MAX_ROWS = 200_000
 ID_SHOWN = 16
 TRAINED_WORDS = {"as traced": "trained on this", "otherwise": "trained on OTHER data", "not here": "not trained here"}
 
@@ -64,9 +65,14 @@ def print_answer(answer: dict[str, Any], *, most: int = SHOWN_ROWS) -> None:
     console = Console(highlight=False, soft_wrap=True)
     phases = ", ".join(f"{one['name']} ({TRAINED_WORDS[one['trained']]})" for one in answer["phases"])
     console.print(f"{answer['recipe']} at {answer['scale']} scale: {phases}", markup=False)
-    for document in answer.get("documents", ()):
+    documents = answer.get("documents", [])
+    for document in documents[: most or None]:
         told = f"document {document['document'][:ID_SHOWN]} of {document['component']}, {document['file']}: {document['told']}"
         console.print(_plain(told), markup=False)
+    if most and len(documents) > most:
+        times = Counter("held out" if one["split"] == "held_out" else "trained" if one["rows"] else "not drawn" for one in documents)
+        told = ", ".join(f"{count:,} {word}" for word, count in times.items())
+        console.print(f"… in all {len(documents):,} documents: {told}", markup=False)
     if "searched" in answer:
         searched = answer["searched"]
         inside = {True: ", also inside documents", False: ", as whole documents", None: ""}[searched["inside"]]
@@ -112,11 +118,24 @@ def _places(traced: Traced, search: Search) -> list[list[Trained]]:
     for number, one in enumerate(search.found):
         if one.split == "train":
             by_component.setdefault(one.component, []).append(number)
+    _check_rows(traced, [search.found[number] for numbers in by_component.values() for number in numbers])
     for component, numbers in by_component.items():
         of_asked = {search.found[number].asked: number for number in numbers}
         for asked, trained in trains_at(traced, component, list(of_asked)):
             places[of_asked[asked]].append(trained)
     return places
+
+
+def _check_rows(traced: Traced, found: Sequence[Found]) -> None:
+    """Refuse what would be listed for minutes."""
+    seq_len = min(phase.seq_len for phase in traced.phases)
+    rows = sum(1 + (one.asked.stop - one.asked.first) // seq_len for one in found)
+    if rows > MAX_ROWS:
+        example = found[0].document.id[:ID_SHOWN]
+        raise DataError(
+            f"at most {MAX_ROWS:,} rows of caches are listed, and these {len(found):,} documents have about {rows:,}: ask for one, such as "
+            f"--document {example}."
+        )
 
 
 def _about(traced: Traced) -> dict[str, Any]:

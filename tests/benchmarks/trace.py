@@ -70,7 +70,9 @@ def write_component(component: ComponentPlan, tokens: int, documents: int, token
         table = np.empty(len(raw), DIGEST)
         table["digest"], table["row"] = np.sort(raw), np.arange(len(raw))
         write_atomically(folder / f"part-{number:05d}-0000.digests", table.tobytes())
-    named = tuple(Part(name=f"part-{number:05d}-0000", documents=len(raw), text_bytes=0, digest="") for number, (_, raw) in enumerate(parts))
+    named = tuple(
+        Part(name=f"part-{number:05d}-0000", documents=len(raw), text_bytes=0, digest="") for number, (_, raw) in enumerate(parts)
+    )
     manifest = DocumentsManifest(
         key=component.documents.key,
         source={},
@@ -89,8 +91,9 @@ def write_component(component: ComponentPlan, tokens: int, documents: int, token
 def write_shard(folder: Path, number: int, tokens: int, documents: int) -> tuple[Shard, np.ndarray]:
     """A shard of zeros that takes no room, with an index of documents of all lengths, and their digests."""
     name, draw = shard_name(number), np.random.default_rng(number)
-    cuts = np.sort(draw.choice(tokens // 2, documents - 1, replace=False)) * 2 + 2
+    cuts = np.unique(draw.integers(1, tokens // 2, documents - 1)) * 2
     offsets = np.concatenate([[0], cuts])
+    documents = len(offsets)
     raw = np.frombuffer(os.urandom(32 * documents), "S32")
     text = np.frombuffer(raw.tobytes().hex().encode(), np.uint8)
     ids = pa.StringArray.from_buffers(documents, pa.py_buffer(np.arange(0, 64 * documents + 1, 64, dtype=np.int32)), pa.py_buffer(text))
@@ -156,7 +159,9 @@ def main() -> None:
             ("/kestrel", {"step": 600_000}),
         ):
             answer, clock, processor = ask(recipe, target, **question)
-            print(f"{target or 'all phases'} {question}: {len(answer['rows']):,} pieces, {clock:.2f} s ({processor:.2f} s of the processor)")
+            print(
+                f"{target or 'all phases'} {question}: {len(answer['rows']):,} pieces, {clock:.2f} s ({processor:.2f} s of the processor)"
+            )
     print(f"memory at its highest: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
 
 

@@ -16,8 +16,22 @@ from flows.recipes import load_recipe, load_record
 from tasks.data.standins import RECORD_NAME
 from trainer.storage import digest_of_json, read_json, write_json
 
-COMMANDS = {"run", "show", "lineage", "data prepare", "data verify", "evaluate", "export", "up", "scan", "order", "preflight", "status"}
-WITH_RECIPE = ["run", "show", "lineage", "data prepare", "data verify", "evaluate", "status"]
+COMMANDS = {
+    "run",
+    "show",
+    "lineage",
+    "data prepare",
+    "data verify",
+    "evaluate",
+    "export",
+    "up",
+    "scan",
+    "order",
+    "preflight",
+    "status",
+    "trace",
+}
+WITH_RECIPE = ["run", "show", "lineage", "data prepare", "data verify", "evaluate", "status", "trace"]
 WITH_PHASE = ["run", "show", "data prepare", "data verify", "evaluate", "status"]
 WITH_HOME = ["run", "data prepare", "data verify", "evaluate", "status"]
 PHASES = ["kestrel", "ocelot", "jellyfish", "phoenix", "starling", "deeper-starling"]

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from flows import finding
 from flows.cli import main
 from flows.commands import trace as command
 from flows.commands.trace import Question, trace
+from flows.summary import what_trained_there
 from tasks.data.plan import DataPlan
 from tasks.home import Home
 from tests.flows.trace_world import prepare, run_of, traced_recipe, write_sources, write_world
@@ -21,6 +23,7 @@ from trainer.config import RunConfig
 from trainer.data.cache import TokenCache
 from trainer.data.loader import Loader
 from trainer.storage import write_json
+from validations.expectations.reasons import Reason
 
 PHASES = {"kestrel": (0, 40), "ocelot": (40, 52), "third": (52, 60)}
 Piece = tuple[Any, ...]
@@ -369,3 +372,60 @@ class TestTrained:
         (flan,) = (copied.home.root / "tokens/flan").glob("train-*")
         shutil.copytree(flan, flan.with_name("train-0123456789abcdef"))
         assert "has none of flan" in gone.invoke("/ocelot", "--step", "41")[2]
+
+
+@pytest.mark.parametrize(
+    ("expectation", "where", "said"),
+    [
+        ("ExpectSpikesWithinLimit", "step 850", " What trained there: phasewise trace marin-8b/phoenix --step 850"),
+        ("ExpectOnlyFiniteNumbers", "step 3", " What trained there: phasewise trace marin-8b/phoenix --step 3"),
+        ("ExpectSpikesWithinLimit", "step -1", ""),
+        ("ExpectSpikesWithinLimit", "table health", ""),
+        ("ExpectEmaGapWithinLimit", "step 850", ""),
+    ],
+)
+def test_a_spike_in_a_report_names_the_command_that_shows_its_batch(expectation: str, where: str, said: str):
+    reason = Reason(expectation=expectation, severity="warning", what="", found="", limit="", where=where, what_to_do="")
+    assert what_trained_there(reason, "phasewise trace marin-8b/phoenix") == said
+
+
+def test_what_has_too_many_rows_is_refused_before_they_are_listed(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(command, "MAX_ROWS", 20)
+    code, out, err = world.invoke("", "--source-file", "one/text.jsonl")
+    assert (code, out) == (1, "")
+    assert "at most 20 rows of caches are listed" in err
+    assert world.ask(document=err.rpartition("--document ")[2].rstrip(".\n"))["documents"]
+
+
+def test_of_more_documents_than_are_read_the_digests_name_the_shards(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    one = [*world.documents("flan")][2]
+    before = world.ask(document=one)
+    (tmp_path / "text").write_text(texts(world, "medu_science_qa")[7])
+    as_text = world.ask(text=str(tmp_path / "text"))
+    monkeypatch.setattr(finding, "MAX_SEARCHED_DOCUMENTS", 0)
+    monkeypatch.setattr(finding, "MAX_TOKENS_INSIDE", 0)
+    assert world.ask(document=one) == before == world.ask(document=one[:9])
+    answer = world.ask(text=str(tmp_path / "text"))
+    assert (answer["rows"], answer["searched"]["inside"]) == (as_text["rows"], False)
+    assert "--inside reads them all" in answer["remarks"][-1]
+    assert world.ask(text=str(tmp_path / "text"), inside=True) == as_text
+    assert world.ask(source_file="two/text.jsonl")["rows"]
+    (tmp_path / "text").write_text("number")
+    assert world.invoke("", "--text", str(tmp_path / "text"))[0] == 1
+    assert "there is no document 00000000ffff" in world.invoke("", "--document", "00000000ffff")[2]
+
+
+def test_damaged_digests_are_refused(copied: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(finding, "MAX_SEARCHED_DOCUMENTS", 0)
+    path = next((copied.home.root / "documents/flan").glob("*/*.digests"))
+    path.write_bytes(path.read_bytes()[:-36])
+    assert "prepare the data again" in copied.invoke("", "--document", "00000000ffff")[2]
+
+
+def test_tokens_that_are_not_those_of_the_index_are_refused(copied: World):
+    for path in (copied.home.root / "tokens").glob("*/train-*/*.bin"):
+        tokens = np.fromfile(path, "<u2")
+        np.roll(tokens, 1).tofile(path)
+    code, out, err = copied.invoke("/ocelot", "--step", "41")
+    assert (code, out) == (1, "")
+    assert "index and tokens do not belong together" in err
