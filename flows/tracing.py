@@ -9,6 +9,7 @@ import numpy as np
 
 from flows.traced import Traced, TracedPhase
 from trainer.config import Component
+from trainer.data.cache import TokenCache
 from trainer.data.document_index import Located, Piece
 from trainer.data.trace import Draws
 from trainer.errors import ConfigError, DataError
@@ -118,13 +119,20 @@ def excerpts(traced: Traced, found: Sequence[Trained]) -> list[str | None]:
         tokens = cache.rows(rows, seq_len)
         for (number, one), at in zip(members, which.tolist(), strict=True):
             piece = tokens[at, one.at : one.at + one.tokens]
-            if one.offset == 0 and piece[0] != cache.manifest.begin_of_text:
-                raise DataError(
-                    f"{cache.folder}: document {one.document.id[:16]} must begin with token {cache.manifest.begin_of_text}, found "
-                    f"{piece[0]}: index and tokens do not belong together. Delete the folder and run `phasewise data prepare`."
-                )
+            check_begins(cache, one, piece)
             texts[number] = text and _shortened(text.excerpt(piece[:EXCERPT_TOKENS]), is_whole=one.tokens <= EXCERPT_TOKENS)
     return texts
+
+
+def check_begins(cache: TokenCache, one: Trained, tokens: np.ndarray) -> None:
+    """A document's first token is the one that begins documents, and no other of its tokens is."""
+    begins, expected = np.flatnonzero(tokens == cache.manifest.begin_of_text).tolist(), [0] if one.offset == 0 else []
+    if begins != expected:
+        raise DataError(
+            f"{cache.folder}: document {one.document.id[:16]} must have token {cache.manifest.begin_of_text} where it begins and nowhere else, "
+            f"found it at {begins or 'no place'} of its {len(tokens)} tokens from {one.offset} on: index and tokens do not belong together. "
+            "Delete the folder and run `phasewise data prepare`."
+        )
 
 
 def tokens_trained(found: Iterable[Trained]) -> int:
