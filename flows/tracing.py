@@ -129,9 +129,9 @@ def check_begins(cache: TokenCache, one: Trained, tokens: np.ndarray) -> None:
     begins, expected = np.flatnonzero(tokens == cache.manifest.begin_of_text).tolist(), [0] if one.offset == 0 else []
     if begins != expected:
         raise DataError(
-            f"{cache.folder}: document {one.document.id[:16]} must have token {cache.manifest.begin_of_text} where it begins and nowhere else, "
-            f"found it at {begins or 'no place'} of its {len(tokens)} tokens from {one.offset} on: index and tokens do not belong together. "
-            "Delete the folder and run `phasewise data prepare`."
+            f"{cache.folder}: document {one.document.id[:16]} must have token {cache.manifest.begin_of_text} where it begins and nowhere "
+            f"else, found it at {begins or 'no place'} of its {len(tokens)} tokens from {one.offset} on: index and tokens do not belong "
+            "together. Delete the folder and run `phasewise data prepare`."
         )
 
 

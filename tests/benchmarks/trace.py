@@ -36,6 +36,8 @@ ROWS = 10**9
 SHARDS = 4
 """Of each component."""
 FILES_A_SHARD = 5
+SHORT_DOCUMENTS, SHORT_TOKENS = 10, 5_000
+"""The first documents of each shard; all others have any length."""
 
 
 def write_world(root: Path, *, documents: int, rows: int = ROWS) -> tuple[Path, dict[str, list[str]]]:
@@ -88,18 +90,20 @@ def write_component(component: ComponentPlan, tokens: int, documents: int, token
         held_out=10,
     )
     write_json(folder / MANIFEST_NAME, manifest.model_dump(mode="json"))
-    return [bytes(digest).ljust(32, b"\0").hex() for _, raw in parts for digest in (raw[0], raw[-1])]
+    return [bytes(digest).ljust(32, b"\0").hex() for _, raw in parts for digest in raw[:SHORT_DOCUMENTS]]
 
 
 def write_shard(folder: Path, number: int, tokens: int, documents: int) -> tuple[Shard, np.ndarray]:
     """A shard of zeros that takes no room, with an index of documents of all lengths, and their digests."""
     name, draw = shard_name(number), np.random.default_rng(number)
-    cuts = np.unique(draw.integers(1, tokens // 2, documents - 1)) * 2
-    offsets = np.concatenate([[0], cuts])
+    short = np.arange(min(SHORT_DOCUMENTS, documents)) * SHORT_TOKENS
+    offsets = np.unique(
+        np.concatenate([short, draw.integers(SHORT_DOCUMENTS * SHORT_TOKENS // 2, tokens // 2, documents - len(short)) * 2])
+    )
     documents = len(offsets)
     raw = np.frombuffer(os.urandom(32 * documents), "S32")
-    text = np.frombuffer(raw.tobytes().hex().encode(), np.uint8)
-    ids = pa.StringArray.from_buffers(documents, pa.py_buffer(np.arange(0, 64 * documents + 1, 64, dtype=np.int32)), pa.py_buffer(text))
+    text, ends = raw.tobytes().hex().encode(), np.arange(0, 64 * documents + 1, 64, dtype=np.int32)
+    ids = pa.StringArray.from_buffers(documents, pa.py_buffer(ends.tobytes()), pa.py_buffer(text))
     files = [f"folder/file-{number:05d}-{at * FILES_A_SHARD // documents:05d}.jsonl.gz" for at in range(documents)]
     lengths = np.diff(offsets, append=tokens)
     table = pa.table([ids, pa.array(files), pa.array(offsets), pa.array(lengths)], schema=INDEX_SCHEMA)

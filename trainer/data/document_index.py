@@ -82,8 +82,8 @@ class DocumentIndex:
         for shard in range(len(self.cache.manifest.shards)) if shards is None else shards:
             for group in range(self._open_once(shard).metadata.num_row_groups):
                 ids = self._read(shard, group, ["id"])["id"]
-                if any(pc.any(pc.starts_with(ids, prefix)).as_py() for prefix in prefixes):
-                    found += [one for one in self._documents(shard, group) if one.id.startswith(prefixes)]
+                numbers = [at for prefix in prefixes for at in _numbers(pc.starts_with(ids, prefix))]
+                found += self._documents(shard, group, sorted(set(numbers)))
         return found
 
     def of_file(self, name: str, *, checks_all: bool = True) -> list[Located]:
@@ -98,7 +98,8 @@ class DocumentIndex:
                 self._check(shard)
             for group in range(self._open_once(shard).metadata.num_row_groups):
                 if self._may_have_file(shard, group, name):
-                    found += [one for one in self._documents(shard, group) if one.file == name]
+                    files = self._read(shard, group, ["source_file"])["source_file"]
+                    found += self._documents(shard, group, _numbers(pc.equal(files, name)))
         return found
 
     def _may_have_file(self, shard: int, group: int, name: str) -> bool:
@@ -134,9 +135,13 @@ class DocumentIndex:
                 f"{covered[number]} of these {stop[number] - first[number]} tokens. Delete the folder and prepare the data again."
             )
 
-    def _documents(self, shard: int, group: int) -> list[Located]:
-        table = self._read(shard, group, COLUMNS)
-        return [self._located(shard, table, at) for at in range(len(table))]
+    def _documents(self, shard: int, group: int, numbers: Sequence[int]) -> list[Located]:
+        """Those of a row group with these numbers."""
+        if not numbers:
+            return []
+        rows = self._read(shard, group, COLUMNS).take(pa.array(numbers)).to_pylist()
+        start = int(self.cache.starts[shard])
+        return [Located(row["id"], row["source_file"], start + row["offset"], row["length"], shard) for row in rows]
 
     def _located(self, shard: int, table: pa.Table, at: int) -> Located:
         first = int(self.cache.starts[shard]) + int(table["offset"][at].as_py())
@@ -187,6 +192,10 @@ class DocumentIndex:
                 "and run `phasewise data prepare`."
             )
         self._checked.add(shard)
+
+
+def _numbers(mask: pa.ChunkedArray) -> list[int]:
+    return np.flatnonzero(mask.to_numpy()).tolist()
 
 
 def _gone(path: Path) -> DataError:

@@ -128,10 +128,12 @@ class TracedOrder:
             inside = positions >= stretch.used
             if number + 1 < len(stretches):
                 inside &= positions < stretches[number + 1].used
-            blocks = (positions - stretch.used) // stretch.per_block
-            for block in np.unique(blocks[inside]):
-                of_block = np.flatnonzero(inside & (blocks == block))
-                sequences[of_block] = self._in_block(component, stretch, int(block), positions[of_block])
+            mine = np.flatnonzero(inside)
+            mine = mine[np.argsort(positions[mine], kind="stable")]
+            blocks = (positions[mine] - stretch.used) // stretch.per_block
+            for of_block in np.split(mine, np.flatnonzero(np.diff(blocks)) + 1) if mine.size else ():
+                block = int(positions[of_block[0]] - stretch.used) // stretch.per_block
+                sequences[of_block] = self._in_block(component, stretch, block, positions[of_block])
         assert (sequences >= 0).all(), f"positions of {component} that no stage of the mixture draws"
         return sequences
 
