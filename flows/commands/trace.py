@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from flows.finding import Found, Search, find_by_file, find_by_id, find_by_text
+from flows.recipes import split_target
 from flows.recipes.recipe import Scale
 from flows.traced import Traced, open_traced
 from flows.tracing import Trained, excerpts, tokens_trained, trained_at, trains_at
@@ -95,7 +96,7 @@ def _check(target: str, question: Question) -> None:
     asked = [question.step, question.text, question.document, question.source_file]
     if sum(one is not None for one in asked) != 1:
         raise ConfigError("ask one thing: --step N (of RECIPE/PHASE), --text FILE, --document ID or --source-file PATH.")
-    if question.step is not None and "/" not in target.rpartition(".json")[2].rpartition(".py")[2]:
+    if question.step is not None and split_target(target)[1] is None:
         raise ConfigError(f"a step is one of a phase: `phasewise trace {target}/PHASE --step {question.step}`.")
     if question.row is not None and question.step is None:
         raise ConfigError("--row is a row of a step: give --step, too.")

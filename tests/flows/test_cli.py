@@ -31,7 +31,7 @@ COMMANDS = {
     "status",
     "trace",
 }
-WITH_RECIPE = ["run", "show", "lineage", "data prepare", "data verify", "evaluate", "status", "trace"]
+WITH_RECIPE = ["run", "show", "lineage", "data prepare", "data verify", "evaluate", "status"]
 WITH_PHASE = ["run", "show", "data prepare", "data verify", "evaluate", "status"]
 WITH_HOME = ["run", "data prepare", "data verify", "evaluate", "status"]
 PHASES = ["kestrel", "ocelot", "jellyfish", "phoenix", "starling", "deeper-starling"]

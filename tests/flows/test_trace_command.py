@@ -250,6 +250,11 @@ def test_a_step_of_another_phase_says_which_has_it(world: World, phase: str, ste
     assert world.invoke(f"/{phase}", "--step", str(step))[::2] == (2, f"phasewise: {said}\n")
 
 
+def test_an_unknown_phase_or_recipe_is_refused(world: World):
+    assert "tiny has no phase 'nowhere'; it has kestrel" in world.invoke("/nowhere", "--step", "1")[2]
+    assert world.invoke("x", "--step", "1")[0] == 2
+
+
 def test_a_row_beyond_the_batch_is_refused(world: World):
     assert "step 41 of ocelot has a batch of 6 rows, 0 to 5; found row 6." in world.invoke("/ocelot", "--step", "41", "--row", "6")[2]
 
