@@ -283,6 +283,36 @@ def schema() -> None:
 
 
 @main.command()
+@click.argument("target", metavar="RECIPE[/PHASE]")
+@click.option("--step", type=click.IntRange(min=0), metavar="N", help="What the update trained on that made step N, as metrics count.")
+@click.option("--row", type=click.IntRange(min=0), metavar="R", help="Only this row of the batch.")
+@click.option("--text", metavar="FILE", help="Where the text of this file trains, as a document or inside one.")
+@click.option("--document", metavar="ID", help="Where the document with this id trains, or those whose id begins so.")
+@click.option("--source-file", metavar="PATH", help="Where the documents of this source file train.")
+@click.option("--inside", is_flag=True, help="With --text: search inside every document, however many there are.")
+@click.option("--rows", "most", type=click.IntRange(min=0), default=40, show_default=True, metavar="N", help="Rows to show; 0 is all.")
+@scale_option
+@set_option
+@home_option
+@json_option
+def trace(target: str, scale: Scale, home: str | None, as_json: bool, most: int, **question: Any) -> None:
+    """Say what trained at a step of a phase, or where a text, a document or a file trains; no run is needed.
+
+    Exit 1 where it is in no cache, and where a phase was trained on other data than the recipe gives now.
+    """
+    from flows.commands.trace import Question, is_as_trained, print_answer, print_remarks
+    from flows.commands.trace import trace as trace_command
+
+    answer = trace_command(target, scale, home, Question(**question))
+    if as_json:
+        _print_json_if(True, answer)
+    else:
+        print_answer(answer, most=most)
+    print_remarks(answer)
+    sys.exit(0 if is_as_trained(answer) else 1)
+
+
+@main.command()
 @home_option
 @click.option("--port", type=click.IntRange(1, 65_535), default=4200, show_default=True)
 def up(home: str | None, port: int) -> None:

@@ -82,13 +82,20 @@ def data_plan(recipe: Recipe, home: Home, *, digests: KnownDigests | None = None
 
 
 def build_run(
-    recipe: Recipe, phase: Phase, home: Home, caches: Mapping[str, Path], *, held_out: Mapping[str, Path] | None = None
+    recipe: Recipe,
+    phase: Phase,
+    home: Home,
+    caches: Mapping[str, Path],
+    *,
+    held_out: Mapping[str, Path] | None = None,
+    needs_parent: bool = True,
 ) -> RunConfig:
     """The phase as the trainer wants it, with the schedules of its whole lineage.
 
     Args:
         caches: component → folder of its training cache.
         held_out: component → folder of its held-out cache; None measures no loss on held-out text while the phase trains.
+        needs_parent: without it the run says nothing of the weights that it starts from, and can be read, but not trained.
 
     Raises:
         TrainingError: its parent is not trained yet.
@@ -110,7 +117,7 @@ def build_run(
         mixture=recipe.mixture_of_lineage(phase),
         order=phase.order,
         checkpoints=phase.checkpoints,
-        start=start_of(recipe, phase, home),
+        start=start_of(recipe, phase, home) if needs_parent else None,
         caches={name: str(caches[name]) for name in phase.components},
         cache_digests={pin.component: pin.digest for pin in recipe.pins if pin.split == "train" and pin.component in phase.components},
         verdict=str(home.verdict(recipe.run_name, phase.name, "data")),

@@ -1,6 +1,7 @@
 """A recipe's record as people and scripts read it: the JSON of `phasewise run`, the table at its end, the report."""
 
 import platform
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -20,9 +21,18 @@ from trainer.base.storage import read_json, write_json
 from trainer.data.mixture import MixtureSchedule
 from trainer.metrics import METRICS_NAME, read_metrics
 from trainer.schedule import learning_rate_at
+from tasks.publication.contents import BenchmarkReport, PhaseReport, Report, VerdictReport
+from trainer.data.mixture import MixtureSchedule
+from trainer.metrics import METRICS_NAME, read_metrics
+from trainer.schedule import learning_rate_at
+from trainer.storage import read_json, write_json
+from validations.expectations.reasons import Reason
 from validations.outcomes import sum_counts, tell_verdicts
 from validations.verdict import Verdict, unused_of
 
+AT_A_BATCH = {"ExpectOnlyFiniteNumbers", "ExpectSpikesWithinLimit", "ExpectNoSpikeToBeLedByUpdates"}
+"""What may come from the batch of one step."""
+AT_STEP = re.compile(r"step (\d+)")
 VERDICT_WORDS = {"done": "passed", "refused": "failed", "not reached": None}
 
 
@@ -92,7 +102,7 @@ def build_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> Report:
         status="passed" if passed else "stopped",
         headline=headline(records),
         parameters=_count_parameters(recipe.phases[-1]),
-        phases=tuple(_phase_report(recipe, resolved.home, record) for record in records),
+        phases=tuple(_phase_report(resolved, record) for record in records),
         baselines=read_baselines(resolved),
         unused=tuple(warning.words for warning in unused_of(verdict for record in records for verdict in record.verdicts)),
         facts=_facts(resolved),
@@ -119,7 +129,10 @@ def headline(records: Sequence[PhaseRecord]) -> str:
     return f"{len(done)} of {len(records)} phases are done."
 
 
-def _phase_report(recipe: Recipe, home: Home, record: PhaseRecord) -> PhaseReport:
+def _phase_report(resolved: Resolved, record: PhaseRecord) -> PhaseReport:
+    recipe = resolved.recipe
+    home = resolved.home
+    trace = f"phasewise trace {resolved.recipe_name}/{record.phase.name} {resolved.options}"
     phase = record.phase
     result = record.result or {}
     evaluation = record.evaluation or {}
@@ -148,7 +161,7 @@ def _phase_report(recipe: Recipe, home: Home, record: PhaseRecord) -> PhaseRepor
         benchmarks=tuple(_benchmark_report(found) for found in evaluation.get("results", [])),
         declares=phase.start.declares if isinstance(phase.start, HandOff) else (),
         parent=phase.parent,
-        verdicts=tuple(_verdict_report(name, verdict, path) for name, verdict, path in verdicts if verdict),
+        verdicts=tuple(_verdict_report(name, verdict, path, trace) for name, verdict, path in verdicts if verdict),
         state=record.state,
         params_digest=result.get("params_digest"),
         reported=reported_by_the_record(recipe, phase.name),
@@ -176,10 +189,16 @@ def _benchmark_report(found: dict[str, Any]) -> BenchmarkReport:
     return BenchmarkReport(**{name: found[name] for name in ("benchmark", "metric", "value", "baseline", "stderr")})
 
 
-def _verdict_report(name: str, verdict: Verdict, path: str) -> VerdictReport:
-    reasons = tuple(reason.sentence for reason in verdict.reasons)
+def _verdict_report(name: str, verdict: Verdict, path: str, trace: str) -> VerdictReport:
+    reasons = tuple(f"{reason.sentence}{what_trained_there(reason, trace)}" for reason in verdict.reasons)
     accepted = tuple(finding.sentence for check in verdict.checks for finding in check.accepted)
     return VerdictReport.model_validate({"name": name, "counts": verdict.counts, "reasons": reasons, "accepted": accepted, "path": path})
+
+
+def what_trained_there(reason: Reason, trace: str) -> str:
+    """For a spike: the command that shows the batch of its worst step."""
+    step = AT_STEP.fullmatch(reason.where) if reason.expectation in AT_A_BATCH else None
+    return f" What trained there: {trace} --step {step[1]}" if step else ""
 
 
 def _facts(resolved: Resolved) -> dict[str, str]:

@@ -31,6 +31,7 @@ COMMANDS = {
     "status",
     "new",
     "schema",
+    "trace",
 }
 WITH_RECIPE = ["run", "show", "lineage", "data prepare", "data verify", "evaluate", "status"]
 WITH_PHASE = ["run", "show", "lineage", "data prepare", "data verify", "evaluate", "status"]

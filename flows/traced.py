@@ -1,0 +1,201 @@
+"""What `phasewise trace` asks: the phases with their order, and the caches with their indices. Nothing is made, and no run is needed."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from flows.plan import build_run
+from flows.recipes.phase import Phase
+from flows.recipes.recipe import Recipe, Scale
+from flows.resolved import Resolved, resolve
+from flows.trained_order import TrainedOrder, compare_with_trained
+from tasks.data.plan import DataPlan
+from tasks.data.token_text import TokenText
+from tasks.training.same_run import read_run
+from trainer.config import Component
+from trainer.data.cache import TokenCache
+from trainer.data.document_index import DocumentIndex
+from trainer.data.manifest import MANIFEST_NAME, SPLITS, Split
+from trainer.data.mixture import MixtureSchedule
+from trainer.data.shards import build_maps
+from trainer.data.trace import TracedOrder
+from trainer.errors import DataError, PhasewiseError
+from trainer.storage import as_path, digest_of_file
+
+Folders = dict[Split, dict[Component, Path]]
+Indices = dict[Split, dict[Component, DocumentIndex]]
+
+
+@dataclass(frozen=True)
+class TracedPhase:
+    """A phase, and where each of its sequences is. `stop_step` is before the phase's own where the lineage leaves it earlier."""
+
+    phase: Phase
+    stop_step: int
+    order: TracedOrder
+    trained: TrainedOrder
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of a row."""
+        return self.phase.model.seq_len
+
+
+@dataclass(frozen=True)
+class Traced:
+    """Phases that are asked, oldest first, and the caches that they draw from.
+
+    Attributes:
+        plan: the caches as sources, settings and code demand them now; None where the sources cannot be read.
+        remarks: what a reader must know to believe the answer.
+    """
+
+    resolved: Resolved
+    phases: tuple[TracedPhase, ...]
+    indices: Mapping[Split, Mapping[Component, DocumentIndex]]
+    plan: DataPlan | None
+    remarks: tuple[str, ...]
+    _texts: dict[str, TokenText | None] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        """What the phases draw from, sorted."""
+        return tuple(sorted(self.indices["train"]))
+
+    def text_of(self, component: Component) -> TokenText | None:
+        """What makes text of a component's tokens; None where their tokenizer is not in the home."""
+        manifest = self.indices["train"][component].cache.manifest
+        wanted = manifest.tokenizer_digest
+        if wanted not in self._texts:
+            places = [self.plan.tokenizer] if self.plan else []
+            places += sorted((self.resolved.home.root / "tokenizers").glob("*/tokenizer.json"))
+            path = next((path for path in places if path.exists() and digest_of_file(path) == wanted), None)
+            self._texts[wanted] = TokenText(path, manifest) if path else None
+        return self._texts[wanted]
+
+
+def open_traced(target: str, scale: Scale, home: str | None, *, only_phase: bool) -> Traced:
+    """The phase that the target names, alone or with its lineage; every phase of the main line where it names none.
+
+    Raises:
+        ConfigError: no such recipe or phase.
+        DataError: a cache is not there, or not whole.
+    """
+    resolved, phase = resolve(target, scale, home, reads_only=True)
+    recipe = resolved.recipe
+    if phase is None:
+        parts = [(one, one.stop_step) for one in recipe.phases]
+    elif only_phase:
+        parts = [(phase, phase.stop_step)]
+    else:
+        lineage = recipe.lineage(phase)
+        parts = [*((one, child.start_step) for one, child in pairwise(lineage)), (phase, phase.stop_step)]
+    names = sorted({name for part, stop in parts for name in part.drawn_in(part.start_step, stop)})
+    folders, plan, remarks = _find_caches(resolved, names, target)
+    maps = build_maps()
+    indices: Indices = {
+        split: {name: DocumentIndex(TokenCache.open(folder, maps)) for name, folder in folders[split].items()} for split in SPLITS
+    }
+    phases = tuple(_traced(resolved, part, stop, indices["train"]) for part, stop in parts)
+    return Traced(resolved, phases, indices, plan, (*remarks, *_scale_remarks(resolved, phases)))
+
+
+def _traced(resolved: Resolved, phase: Phase, stop_step: int, indices: Mapping[Component, DocumentIndex]) -> TracedPhase:
+    recipe = resolved.recipe
+    batch = recipe.batch_of_lineage(phase)
+    schedule = MixtureSchedule(batch=batch, mixture=recipe.mixture_of_lineage(phase), order=phase.order)
+    rows = {name: indices[name].cache.num_rows(phase.model.seq_len) for name in schedule.realised(phase.start_step, stop_step)}
+    for name, count in rows.items():
+        if not count:
+            tokens = indices[name].cache.manifest.tokens
+            raise DataError(
+                f"component {name} must have a row of {phase.model.seq_len} tokens, found {tokens} tokens in all: nothing trains."
+            )
+    order = TracedOrder(schedule, batch, phase.start_step, stop_step, rows)
+    return TracedPhase(phase, stop_step, order, _trained(recipe, phase, resolved, indices))
+
+
+def _trained(recipe: Recipe, phase: Phase, resolved: Resolved, indices: Mapping[Component, DocumentIndex]) -> TrainedOrder:
+    if not (resolved.home.run(recipe.run_name, phase.name) / "run.json").exists():
+        return TrainedOrder("not here")
+    if missing := sorted(set(phase.components) - set(indices)):
+        return TrainedOrder("otherwise", tuple(f"the cache of {name}" for name in missing))
+    folders = {name: indices[name].cache.folder for name in phase.components}
+    return compare_with_trained(build_run(recipe, phase, resolved.home, folders, needs_parent=False))
+
+
+def _find_caches(resolved: Resolved, names: Iterable[str], target: str) -> tuple[Folders, DataPlan | None, list[str]]:
+    """Both caches of each component, as the plan names them; else the only ones that the home has of it."""
+    try:
+        plan, why = resolved.plan, ""
+    except PhasewiseError as error:
+        plan, why = None, str(error)
+    folders: Folders = {split: {} for split in SPLITS}
+    others: list[str] = []
+    missing: list[str] = []
+    for name in names:
+        found: dict[Split, Path | None] = {split: _built(plan, name, split) for split in SPLITS}
+        if not all(found.values()):
+            found = {split: _only_cache(resolved, name, split) for split in SPLITS}
+            others.append(name)
+        train = found["train"]
+        if not (train and found["held_out"] and (name not in others or plan is None or _was_trained_on(resolved, name, train))):
+            missing.append(name)
+        for split, folder in found.items():
+            if folder:
+                folders[split][name] = folder
+    if missing:
+        raise DataError(_refusal(resolved, missing, target, why))
+    return folders, plan, [_remark(others, why)] if others else []
+
+
+def _built(plan: DataPlan | None, name: Component, split: Split) -> Path | None:
+    cache = plan.components[name].cache(split) if plan else None
+    return cache.folder if cache and cache.is_built else None
+
+
+def _was_trained_on(resolved: Resolved, name: Component, folder: Path) -> bool:
+    """Whether a run of the recipe names this cache: then it is what trained, whatever sources and code are now."""
+    runs = (read_run(resolved.home.run(resolved.recipe.run_name, phase.name)) for phase in resolved.recipe.phases)
+    return any(run.caches.get(name, "").rstrip("/").endswith(f"/{folder.name}") for run in runs if run)
+
+
+def _only_cache(resolved: Resolved, name: Component, split: Split) -> Path | None:
+    """A component's finished cache where it is pinned, or where the home has just one."""
+    for pin in resolved.recipe.pins:
+        if (pin.component, pin.split) == (name, split):
+            return as_path(pin.url) if (as_path(pin.url) / MANIFEST_NAME).exists() else None
+    found = sorted((resolved.home.root / "tokens" / name).glob(f"{split}-*/{MANIFEST_NAME}"))
+    return found[0].parent if len(found) == 1 else None
+
+
+def _refusal(resolved: Resolved, missing: list[str], target: str, why: str) -> str:
+    command = f"phasewise data prepare {target} --scale {resolved.recipe.scale} --home {resolved.home.root}"
+    because = f" ({why})" if why else ""
+    named = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+    return (
+        f"what trains is read from the token caches, and {resolved.home.root} has none of {named} as sources, settings and code are "
+        f"now{because}. `{command}` builds them."
+    )
+
+
+def _remark(names: list[str], why: str) -> str:
+    reason = f"the sources cannot be read ({why})" if why else "sources, settings or code have changed since"
+    return f"The caches of {', '.join(names)} are the only ones in this home, and nobody can say that they are those of now: {reason}."
+
+
+def _scale_remarks(resolved: Resolved, phases: Iterable[TracedPhase]) -> list[str]:
+    """Where a phase is not trained at this scale, but at the other one."""
+    recipe = resolved.recipe
+    other = "full" if recipe.scale == "proxy" else "proxy"
+    names = [
+        one.phase.name
+        for one in phases
+        if one.trained.trained == "not here" and (resolved.home.run(f"{recipe.name}-{other}", one.phase.name) / "run.json").exists()
+    ]
+    if not names:
+        return []
+    return [
+        f"This home has {', '.join(names)} trained at {other} scale, and this is {recipe.scale} scale: --scale {other} traces that run."
+    ]

@@ -1,0 +1,197 @@
+"""The answers of `phasewise trace`: what an update trained on, and where documents train."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flows.traced import Traced, TracedPhase
+from trainer.config import Component
+from trainer.data.cache import TokenCache
+from trainer.data.document_index import Located, Piece
+from trainer.data.trace import Draws
+from trainer.errors import ConfigError, DataError
+
+MAX_TEXTS = 1000
+"""So many pieces get an excerpt; an answer with more names the others without."""
+EXCERPT_TOKENS, EXCERPT_CHARACTERS = 64, 200
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Tokens of one document in one row of one update.
+
+    Attributes:
+        step: as metrics and verdicts count: after this update so many were applied.
+        row: the row in the batch, before the batch is cut into parts and shared by hosts.
+        epoch: passes over the component that were completed before.
+        cache_row: which row of the component's cache it is.
+        at: where in the row its tokens begin.
+        offset: where in the document they begin, in tokens; the token that begins the document is number 0.
+        tokens: how many there are.
+    """
+
+    phase: str
+    step: int
+    row: int
+    component: Component
+    document: Located
+    epoch: int
+    cache_row: int
+    at: int
+    offset: int
+    tokens: int
+
+    def as_json(self, text: str | None) -> dict[str, Any]:
+        """In the shape of `phasewise trace --json`."""
+        return {
+            "phase": self.phase,
+            "step": self.step,
+            "row": self.row,
+            "component": self.component,
+            "document": self.document.id,
+            "file": self.document.file,
+            "offset": self.offset,
+            "tokens": self.tokens,
+            "document_tokens": self.document.length,
+            "at": self.at,
+            "epoch": self.epoch,
+            "cache_row": self.cache_row,
+            "text": text,
+        }
+
+
+class Asked(NamedTuple):
+    """A document of a training cache, and the tokens `[first, stop)` of the cache that are asked for: all of it, or a passage."""
+
+    document: Located
+    first: int
+    stop: int
+
+
+def whole(document: Located) -> Asked:
+    """All tokens of a document."""
+    return Asked(document, document.first, document.first + document.length)
+
+
+def trained_at(traced: Traced, phase: TracedPhase, step: int, row: int | None) -> list[Trained]:
+    """What the update that makes `step` trains on, row by row; one row where that is given.
+
+    Raises:
+        ConfigError: the phase has no such step, or the batch no such row.
+    """
+    _check_step(traced, phase, step)
+    size = phase.order.batch.at(step - 1)
+    if row is not None and row >= size:
+        raise ConfigError(f"step {step} of {phase.phase.name} has a batch of {size} rows, 0 to {size - 1}; found row {row}.")
+    draws = phase.order.of_update(step - 1, row)
+    found: list[Trained] = []
+    for number in np.unique(draws.component).tolist():
+        mine = draws.chosen(draws.component == number)
+        name = phase.order.names[number]
+        first = mine.row * phase.seq_len
+        pieces = traced.indices["train"][name].covering(first, first + phase.seq_len)
+        found += [_trained(phase, name, mine, piece.of, piece) for piece in pieces]
+    return sorted(found, key=_place)
+
+
+def trains_at(traced: Traced, component: Component, asked: Sequence[Asked]) -> Iterator[tuple[Asked, Trained]]:
+    """Where these documents of a component train, phase by phase."""
+    for phase in traced.phases:
+        yield from _in_phase(phase, component, asked)
+
+
+def excerpts(traced: Traced, found: Sequence[Trained]) -> list[str | None]:
+    """The text of each piece's first tokens, for the first `MAX_TEXTS` of them; None where there is no tokenizer.
+
+    Raises:
+        DataError: the tokens are not those of the documents that the index names.
+    """
+    texts: list[str | None] = [None] * len(found)
+    seq_lens = {phase.phase.name: phase.seq_len for phase in traced.phases}
+    numbered = sorted(enumerate(found[:MAX_TEXTS]), key=lambda one: (one[1].component, seq_lens[one[1].phase]))
+    for (component, seq_len), group in groupby(numbered, key=lambda one: (one[1].component, seq_lens[one[1].phase])):
+        members = list(group)
+        cache, text = traced.indices["train"][component].cache, traced.text_of(component)
+        rows, which = np.unique([one.cache_row for _, one in members], return_inverse=True)
+        tokens = cache.rows(rows, seq_len)
+        for (number, one), at in zip(members, which.tolist(), strict=True):
+            piece = tokens[at, one.at : one.at + one.tokens]
+            check_begins(cache, one, piece)
+            texts[number] = text and _shortened(text.excerpt(piece[:EXCERPT_TOKENS]), is_whole=one.tokens <= EXCERPT_TOKENS)
+    return texts
+
+
+def check_begins(cache: TokenCache, one: Trained, tokens: np.ndarray) -> None:
+    """A document's first token is the one that begins documents, and no other of its tokens is."""
+    begins, expected = np.flatnonzero(tokens == cache.manifest.begin_of_text).tolist(), [0] if one.offset == 0 else []
+    if begins != expected:
+        raise DataError(
+            f"{cache.folder}: document {one.document.id[:16]} must have token {cache.manifest.begin_of_text} where it begins and nowhere "
+            f"else, found it at {begins or 'no place'} of its {len(tokens)} tokens from {one.offset} on: index and tokens do not belong "
+            "together. Delete the folder and run `phasewise data prepare`."
+        )
+
+
+def tokens_trained(found: Iterable[Trained]) -> int:
+    """How many different tokens of one document these pieces hold."""
+    last = count = 0
+    for one in sorted(found, key=lambda one: one.offset):
+        stop = one.offset + one.tokens
+        count += max(0, stop - max(last, one.offset))
+        last = max(last, stop)
+    return count
+
+
+def _in_phase(phase: TracedPhase, component: Component, asked: Sequence[Asked]) -> Iterator[tuple[Asked, Trained]]:
+    if not phase.order.drawn.get(component) or not asked:
+        return
+    seq_len, whole_rows = phase.seq_len, phase.order.rows[component]
+    spans = [(one.first // seq_len, min(-(-one.stop // seq_len), whole_rows)) for one in asked]
+    wanted = np.unique(np.concatenate([np.arange(first, max(first, stop)) for first, stop in spans]))
+    if not wanted.size:
+        return
+    draws = phase.order.of_rows(component, wanted)
+    by_row = np.argsort(draws.row, kind="stable")
+    rows = draws.row[by_row]
+    for one, (first, stop) in zip(asked, spans, strict=True):
+        for number in by_row[np.searchsorted(rows, first) : np.searchsorted(rows, stop)].tolist():
+            row = int(draws.row[number])
+            piece = Piece(0, one.document, max(one.first, row * seq_len), min(one.stop, (row + 1) * seq_len))
+            yield one, _trained(phase, component, draws, number, piece)
+
+
+def _trained(phase: TracedPhase, component: Component, draws: Draws, number: int, piece: Piece) -> Trained:
+    return Trained(
+        phase=phase.phase.name,
+        step=int(draws.update[number]) + 1,
+        row=int(draws.place[number]),
+        component=component,
+        document=piece.document,
+        epoch=int(draws.epoch[number]),
+        cache_row=int(draws.row[number]),
+        at=piece.first - int(draws.row[number]) * phase.seq_len,
+        offset=piece.first - piece.document.first,
+        tokens=piece.stop - piece.first,
+    )
+
+
+def _place(one: Trained) -> tuple[int, int, int]:
+    return one.step, one.row, one.at
+
+
+def _check_step(traced: Traced, phase: TracedPhase, step: int) -> None:
+    first, last = phase.phase.start_step + 1, phase.stop_step
+    if first <= step <= last:
+        return
+    recipe = traced.resolved.recipe
+    others = [one.name for one in recipe.phases if one.start_step < step <= one.stop_step]
+    hint = f"; {' and '.join(others)} {'has' if len(others) == 1 else 'have'} step {step}" if others else ""
+    raise ConfigError(f"{phase.phase.name} trains steps {first} to {last} at {recipe.scale} scale, found step {step}{hint}.")
+
+
+def _shortened(text: str, *, is_whole: bool) -> str:
+    cut = text[:EXCERPT_CHARACTERS]
+    return cut if is_whole and cut == text else f"{cut}…"

@@ -1,0 +1,115 @@
+"""A recipe of four phases over text of its own, and a home in which its caches are prepared; nothing is trained."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from flows.plan import build_run, data_plan
+from flows.recipes import at_scale
+from flows.recipes.recipe import Recipe
+from tasks.data.caches import finish_cache
+from tasks.data.documents import split_texts
+from tasks.data.encode import encode_part
+from tasks.data.plan import DataPlan
+from tasks.data.source import Source
+from tasks.data.tokenizer import train_tokenizer
+from tasks.home import Home
+from tests.pulse.runs import COMPONENTS, tiny_recipe
+from tests.tasks.data.builds import write_documents
+from trainer.config import RunConfig
+from trainer.data.manifest import SPLITS
+
+WORDS = ("river", "mountain", "garden", "window", "lantern", "harbour", "carpenter", "mirror", "orchard", "bridge", "letter", "engine")
+VOCAB_SIZE = 300
+OTHER_MIXTURE = {"medu_science_qa": 20.0, "flan": 80.0}
+
+
+def prose(seed: int) -> str:
+    """A document of 4 to 123 words, some of them beyond ASCII, that no other seed has."""
+    draw = random.Random(seed)
+    return f"Document {seed}: " + " ".join(draw.choice([*WORDS, "Žluťoučký", "kůň"]) for _ in range(draw.randint(1, 120))) + "."
+
+
+def rate(start: int, stop: int) -> list[dict[str, Any]]:
+    return [{"kind": "constant", "start_step": start, "end_step": stop, "start": 1e-3, "end": 1e-3}]
+
+
+def traced_recipe(sources: Path) -> Recipe:
+    """Two batches; a switch of the mixture within a block; an order that begins anew, with another permutation; a branch beside them."""
+    raw: dict[str, Any] = tiny_recipe().model_dump(mode="json")
+    first, second = raw["phases"]
+    second["mixture"] = [[0, COMPONENTS], [47, OTHER_MIXTURE]]
+    third: dict[str, Any] = {
+        **second,
+        "name": "third",
+        "start": {"parent": "ocelot", "step": 52, "fresh": [], "graft": [], "declares": ["order", "coverage", "batch", "learning_rate"]},
+        "stop_step": 60,
+        "learning_rate": rate(52, 60),
+        "batch": [[0, 2], [40, 6], [52, 3], [56, 5]],
+        "mixture": [[0, OTHER_MIXTURE], [55, COMPONENTS]],
+        "order": {**second["order"], "first_step": 52, "seed": 9, "permutation": "feistel"},
+    }
+    branch: dict[str, Any] = {
+        **second,
+        "name": "side",
+        "start": {"parent": "ocelot", "step": 45, "fresh": [], "graft": [], "declares": ["mixture", "learning_rate"]},
+        "stop_step": 50,
+        "learning_rate": rate(45, 50),
+        "mixture": [[0, {"flan": 100.0}]],
+        "branch": True,
+    }
+    for phase in (second, third, branch):
+        phase["order"] = dict(phase["order"]) | {"cut_blocks": True}
+    second["checkpoints"] = {**second["checkpoints"], "at_steps": [45]}
+    first["order"]["cut_blocks"] = True
+    named = {name: Source(url=(sources / name).as_uri(), include=("**/*.jsonl",), format="jsonl") for name in COMPONENTS}
+    raw["sources"] = {name: source.model_dump(mode="json") for name, source in named.items()}
+    raw["tokenizer"] = {"name": None, "vocab_size": VOCAB_SIZE, "components": None}
+    return Recipe.model_validate({**raw, "phases": [first, second, third, branch]})
+
+
+def write_sources(folder: Path) -> None:
+    """Two files a component; the second one of `flan`, of which phases draw more than it has, is all copies."""
+    for place, name in enumerate(sorted(COMPONENTS)):
+        texts = [prose(1000 * place + number) for number in range(20 if name == "flan" else 90)]
+        for part, chosen in (("one", texts[:50]), ("two", texts[50:])):
+            copied = texts[:10] if (name, part) == ("flan", "two") else chosen
+            path = folder / name / part / "text.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(json.dumps({"text": text}) + "\n" for text in copied), encoding="utf-8")
+
+
+def prepare(recipe: Recipe, home: Home) -> DataPlan:
+    """Documents, tokenizer and caches, stage by stage and without Dask."""
+    plan = data_plan(recipe, home)
+    for component in plan.components.values():
+        write_documents(component.source, component.documents.folder, max_part_bytes=1 << 13)
+    texts = (split_texts(plan.components[name].documents.folder, "train") for name in plan.tokenizer_components)
+    train_tokenizer(texts, VOCAB_SIZE, plan.tokenizer)
+    for component in plan.components.values():
+        documents = component.documents.folder
+        parts = len(list(documents.glob("part-*.parquet")))
+        for split in SPLITS:
+            cache = component.cache(split)
+            for number in range(parts):
+                encode_part(documents, number, plan.tokenizer, {split: cache.folder})
+            finish_cache(component.name, split, documents, plan.tokenizer, cache.key, cache.folder)
+    return plan
+
+
+def write_world(root: Path) -> tuple[Path, Home]:
+    """The recipe's file, and a prepared home."""
+    write_sources(root / "text")
+    path = root / "traced.json"
+    path.write_text(traced_recipe(root / "text").model_dump_json())
+    home = Home.open(str(root / "home"))
+    prepare(Recipe.model_validate_json(path.read_text()), home)
+    return path, home
+
+
+def run_of(recipe_file: Path, home: Home, phase: str) -> RunConfig:
+    """A phase as the trainer reads its data."""
+    recipe = at_scale(Recipe.model_validate_json(recipe_file.read_text()), "proxy", str(recipe_file))
+    plan = data_plan(recipe, home)
+    return build_run(recipe, recipe.phase(phase), home, plan.folders("train"), needs_parent=False)

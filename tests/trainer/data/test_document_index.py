@@ -1,0 +1,137 @@
+"""Documents of token ranges, against every document of the cache in turn; and indices that are not as they were written."""
+
+import io
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.data.cache import TokenCache
+from trainer.data.document_index import DocumentIndex, Located
+from trainer.data.manifest import Manifest, read_manifest, write_manifest
+from trainer.errors import DataError
+from trainer.storage import digest_of_bytes
+
+WriteCache = Callable[..., Path]
+
+
+def located(cache: TokenCache) -> list[Located]:
+    """Every document, by going through the cache."""
+    found: list[Located] = []
+    for shard in range(len(cache.manifest.shards)):
+        first = int(cache.starts[shard])
+        for document in cache.documents([shard]):
+            found.append(Located(document.id, document.source_file, first, len(document.tokens), shard))
+            first += len(document.tokens)
+    return found
+
+
+def write_index(folder: Path, number: int, table: pa.Table, **how: object) -> None:
+    """Another index for a shard, which the manifest names."""
+    content = io.BytesIO()
+    pq.write_table(table, content, **how)  # pyright: ignore[reportArgumentType]
+    manifest = read_manifest(folder)
+    shards = [shard.model_dump() for shard in manifest.shards]
+    shards[number]["index_digest"] = digest_of_bytes(content.getvalue())
+    (folder / f"{manifest.shards[number].name}.parquet").write_bytes(content.getvalue())
+    write_manifest(folder, Manifest.model_validate({**manifest.model_dump(), "shards": shards}))
+
+
+@pytest.fixture(scope="module")
+def groups_of_three(caches: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`books` with row groups of three documents, one shard without statistics, and a file name for every seven documents."""
+    folder = Path(shutil.copytree(caches["books"], tmp_path_factory.mktemp("grouped") / "books"))
+    for number, shard in enumerate(read_manifest(folder).shards):
+        table = pq.read_table(folder / f"{shard.name}.parquet")
+        names = pa.array([f"file-{row // 7}" for row in range(len(table))], pa.string())
+        table = table.set_column(1, "source_file", names)
+        write_index(folder, number, table, row_group_size=3, write_statistics=number == 0)
+    return folder
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_ranges_are_covered_by_the_documents_that_are_there(groups_of_three: Path, data: st.DataObject):
+    cache = TokenCache.open(groups_of_three)
+    total = cache.manifest.tokens
+    ends = st.tuples(st.integers(0, total - 1), st.integers(1, 300)).map(lambda one: (one[0], min(total, one[0] + one[1])))
+    ranges = data.draw(st.lists(ends, min_size=1, max_size=5))
+    first, stop = np.array([one[0] for one in ranges]), np.array([one[1] for one in ranges])
+    expected = [
+        (number, document, max(document.first, begin), min(document.first + document.length, end))
+        for number, (begin, end) in enumerate(ranges)
+        for document in located(cache)
+        if document.first < end and document.first + document.length > begin
+    ]
+    assert [tuple(piece) for piece in DocumentIndex(cache).covering(first, stop)] == expected
+
+
+def test_documents_are_found_by_id_and_by_file(groups_of_three: Path):
+    cache = TokenCache.open(groups_of_three)
+    index, every = DocumentIndex(cache), located(cache)
+    assert index.named(("shard-00001 1",)) == [one for one in every if one.id.startswith("shard-00001 1")]
+    assert index.named(("shard-00000 7", "shard-00001 7"), [1]) == [one for one in every if one.id == "shard-00001 7"]
+    assert index.of_file("file-2") == [one for one in every if one.file == "file-2"]
+    assert index.of_file("file-22") == []
+
+
+def test_documents_without_tokens_are_in_no_range(tmp_path: Path, write_cache: WriteCache):
+    cache = TokenCache.open(write_cache(tmp_path / "web", [[np.arange(5), np.arange(0), np.arange(3)], [], [np.arange(4)]]))
+    pieces = DocumentIndex(cache).covering(np.array([0]), np.array([12]))
+    assert [(piece.document.id, piece.first, piece.stop) for piece in pieces] == [
+        ("shard-00000 0", 0, 5),
+        ("shard-00000 2", 5, 8),
+        ("shard-00002 0", 8, 12),
+    ]
+
+
+def asked_all_ways(folder: Path) -> list[str]:
+    """What each question says of a damaged cache."""
+    said: list[str] = []
+    cache = TokenCache.open(folder)
+    for ask in (
+        lambda index: index.covering(np.array([0]), np.array([cache.manifest.tokens])),
+        lambda index: index.named(("shard",)),
+        lambda index: index.of_file("nothing that is there"),
+    ):
+        with pytest.raises(DataError) as refused:
+            ask(DocumentIndex(cache))
+        said.append(str(refused.value))
+    return said
+
+
+def test_an_index_that_was_changed_or_is_gone_is_refused_by_every_question(caches: Mapping[str, Path], tmp_path: Path):
+    folder = Path(shutil.copytree(caches["web"], tmp_path / "web"))
+    path = folder / "shard-00001.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(1, "source_file", pa.array(["elsewhere"] * len(table), pa.string())), path)
+    assert all("shard-00001.parquet must have the digest" in one for one in asked_all_ways(folder))
+    path.write_bytes(b"PAR1 and nothing else")
+    assert all("shard-00001.parquet" in one for one in asked_all_ways(folder))
+    path.unlink()
+    assert all("the index of a shard is gone" in one for one in asked_all_ways(folder))
+
+
+def test_an_index_that_leaves_out_a_document_is_refused(caches: Mapping[str, Path], tmp_path: Path):
+    """Its digest is the manifest's: it was written so."""
+    folder = Path(shutil.copytree(caches["web"], tmp_path / "web"))
+    table = pq.read_table(folder / "shard-00000.parquet")
+    write_index(folder, 0, pa.concat_tables([table.slice(0, 4), table.slice(5)]))
+    cache = TokenCache.open(folder)
+    with pytest.raises(DataError, match="the index must name the documents of tokens 0 to 400, found documents for"):
+        DocumentIndex(cache).covering(np.array([0]), np.array([400]))
+
+
+def test_a_large_index_is_checked_where_its_footer_says_that_it_may_name_the_file(groups_of_three: Path, tmp_path: Path):
+    folder = Path(shutil.copytree(groups_of_three, tmp_path / "books"))
+    path = folder / "shard-00000.parquet"
+    path.write_bytes(path.read_bytes().replace(b"file-0", b"file-x"))
+    index = DocumentIndex(TokenCache.open(folder))
+    with pytest.raises(DataError, match=r"shard-00000\.parquet must have the digest"):
+        index.of_file("file-1", checks_all=False)
