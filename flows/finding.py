@@ -8,10 +8,10 @@ from typing import NamedTuple
 from flows.traced import Traced
 from flows.tracing import Asked, whole
 from tasks.data.find_documents import ids_of_text, normalized, shards_with
+from trainer.base.errors import ConfigError, DataError
 from trainer.config import Component
 from trainer.data.document_index import DocumentIndex, Located
 from trainer.data.manifest import SPLITS, Split
-from trainer.errors import ConfigError, DataError
 
 MIN_PREFIX = 8
 MAX_SEARCHED_DOCUMENTS = 2_000_000

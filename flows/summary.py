@@ -15,17 +15,11 @@ from flows.recipes.reported import results_of
 from flows.record import PhaseRecord, read_records
 from flows.resolved import Resolved
 from tasks.evaluation.baselines import baselines_path
-from tasks.home import Home
 from tasks.publication.contents import BenchmarkReport, PhaseReport, RecordReport, Report, VerdictReport
 from trainer.base.storage import read_json, write_json
 from trainer.data.mixture import MixtureSchedule
 from trainer.metrics import METRICS_NAME, read_metrics
 from trainer.schedule import learning_rate_at
-from tasks.publication.contents import BenchmarkReport, PhaseReport, Report, VerdictReport
-from trainer.data.mixture import MixtureSchedule
-from trainer.metrics import METRICS_NAME, read_metrics
-from trainer.schedule import learning_rate_at
-from trainer.storage import read_json, write_json
 from validations.expectations.reasons import Reason
 from validations.outcomes import sum_counts, tell_verdicts
 from validations.verdict import Verdict, unused_of

@@ -13,6 +13,8 @@ from flows.trained_order import TrainedOrder, compare_with_trained
 from tasks.data.plan import DataPlan
 from tasks.data.token_text import TokenText
 from tasks.training.same_run import read_run
+from trainer.base.errors import DataError, PhasewiseError
+from trainer.base.storage import as_path, digest_of_file
 from trainer.config import Component
 from trainer.data.cache import TokenCache
 from trainer.data.document_index import DocumentIndex
@@ -20,8 +22,6 @@ from trainer.data.manifest import MANIFEST_NAME, SPLITS, Split
 from trainer.data.mixture import MixtureSchedule
 from trainer.data.shards import build_maps
 from trainer.data.trace import TracedOrder
-from trainer.errors import DataError, PhasewiseError
-from trainer.storage import as_path, digest_of_file
 
 Folders = dict[Split, dict[Component, Path]]
 Indices = dict[Split, dict[Component, DocumentIndex]]

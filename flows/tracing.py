@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flows.traced import Traced, TracedPhase
+from trainer.base.errors import ConfigError, DataError
 from trainer.config import Component
 from trainer.data.cache import TokenCache
 from trainer.data.document_index import Located, Piece
 from trainer.data.trace import Draws
-from trainer.errors import ConfigError, DataError
 
 MAX_TEXTS = 1000
 """So many pieces get an excerpt; an answer with more names the others without."""

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from tasks.training.same_run import CACHES_NAME, read_run
-from trainer.checkpoint_files import is_committed, saved_steps
+from trainer.base.storage import as_path, read_json
+from trainer.checkpoints.files import is_committed, saved_steps
 from trainer.config import RunConfig
 from trainer.data.contract import changed_since, told_apart_by
 from trainer.data.loader import Loader
-from trainer.storage import as_path, read_json
 
 Trained = Literal["as traced", "otherwise", "not here"]
 

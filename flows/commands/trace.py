@@ -13,7 +13,7 @@ from flows.recipes import split_target
 from flows.recipes.recipe import Scale
 from flows.traced import Traced, open_traced
 from flows.tracing import Trained, excerpts, tokens_trained, trained_at, trains_at
-from trainer.errors import ConfigError, DataError
+from trainer.base.errors import ConfigError, DataError
 
 SHOWN_ROWS = 40
 MAX_ROWS = 200_000

@@ -8,9 +8,9 @@ from tasks.data.encode import shard_name
 from tasks.data.normalize import normalize
 from tasks.data.parts import DIGEST
 from tasks.data.source import Normalization
+from trainer.base.errors import DataError
+from trainer.base.storage import digest_of_bytes
 from trainer.data.manifest import Manifest
-from trainer.errors import DataError
-from trainer.storage import digest_of_bytes
 
 DIGEST_BYTES = 32
 

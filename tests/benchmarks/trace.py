@@ -28,9 +28,9 @@ from tasks.data.plan import ComponentPlan
 from tasks.data.quarantine import Tally
 from tasks.data.tokenizer import tokenizer_digest, train_tokenizer
 from tasks.home import Home
+from trainer.base.errors import DataError
+from trainer.base.storage import digest_of_bytes, write_atomically, write_json
 from trainer.data.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, Shard, write_manifest
-from trainer.errors import DataError
-from trainer.storage import digest_of_bytes, write_atomically, write_json
 
 ROWS = 10**9
 SHARDS = 4

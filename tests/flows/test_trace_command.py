@@ -19,10 +19,10 @@ from flows.summary import what_trained_there
 from tasks.data.plan import DataPlan
 from tasks.home import Home
 from tests.flows.trace_world import prepare, run_of, traced_recipe, write_sources, write_world
+from trainer.base.storage import write_json
 from trainer.config import RunConfig
 from trainer.data.cache import TokenCache
 from trainer.data.loader import Loader
-from trainer.storage import write_json
 from validations.expectations.reasons import Reason
 
 PHASES = {"kestrel": (0, 40), "ocelot": (40, 52), "third": (52, 60)}

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainer.base.errors import DataError
+from trainer.base.storage import digest_of_bytes
 from trainer.data.cache import TokenCache
 from trainer.data.document_index import DocumentIndex, Located
 from trainer.data.manifest import Manifest, read_manifest, write_manifest
-from trainer.errors import DataError
-from trainer.storage import digest_of_bytes
 
 WriteCache = Callable[..., Path]
 
