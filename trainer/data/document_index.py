@@ -99,7 +99,7 @@ class DocumentIndex:
             for group in range(self._open_once(shard).metadata.num_row_groups):
                 if self._may_have_file(shard, group, name):
                     files = self._read(shard, group, ["source_file"])["source_file"]
-                    found += self._documents(shard, group, _numbers(pc.equal(files, name)))
+                    found += self._documents(shard, group, _numbers(pc.equal(files, pa.scalar(name))))
         return found
 
     def _may_have_file(self, shard: int, group: int, name: str) -> bool:
@@ -194,8 +194,8 @@ class DocumentIndex:
         self._checked.add(shard)
 
 
-def _numbers(mask: pa.ChunkedArray) -> list[int]:
-    return np.flatnonzero(mask.to_numpy()).tolist()
+def _numbers(mask: pa.BooleanArray) -> list[int]:
+    return np.flatnonzero(mask.to_numpy(zero_copy_only=False)).tolist()
 
 
 def _gone(path: Path) -> DataError:
