@@ -10,7 +10,8 @@ from trainer.base.frozen import Frozen
 Kind = Literal["code", "default", "prose", "ours"]
 EXPLAINING = ("discrepancies", "notes")
 """Fields that say where values come from, and have none themselves."""
-SCALED = "rules of the proxy scale (docs/recipes.md)"
+SCALED = "computed by the rules of the proxy scale (docs/recipes.md), or set for this run"
+CHANGED = "not the record's value: set for this run"
 
 
 class Provenance(Frozen):
@@ -40,17 +41,17 @@ class RecordSources(NamedTuple):
 def sources_of(recipe: Recipe, phase: Phase) -> dict[str, Provenance]:
     """Field → where its value comes from, for every field of a phase of a record; nothing for any other recipe.
 
-    What the proxy scale computes is this project's, wherever the value that it was computed from comes from.
+    What the proxy scale computes is this project's, wherever the value that it was computed from comes from. So is what is not as the
+    record has it.
     """
     written = _written(recipe.name)
     if written is None:
         return {}
     sources, at_full = written
-    found = {field: provenance_of(field, sources, phase.name) for field in leaves_of(phase)}
-    if recipe.scale == "full" or phase.name not in {one.name for one in at_full.phases}:
-        return found
-    full, here = leaves_of(at_full.phase(phase.name)), leaves_of(phase)
-    return {field: one if full.get(field) == here[field] else Provenance(kind="ours", place=SCALED) for field, one in found.items()}
+    full = leaves_of(at_full.phase(phase.name)) if phase.name in {one.name for one in at_full.phases} else {}
+    other = Provenance(kind="ours", place=CHANGED if recipe.scale == "full" else SCALED)
+    here = leaves_of(phase)
+    return {field: provenance_of(field, sources, phase.name) if full.get(field) == values else other for field, values in here.items()}
 
 
 def provenance_of(field: str, sources: RecordSources, phase: str) -> Provenance:

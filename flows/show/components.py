@@ -51,7 +51,7 @@ def print_component(description: dict[str, Any]) -> None:
     print_values(console, "its source" if description["own_source"] else "its data set, which full scale reads", values)
     if description["stand_in"] and not description["own_source"]:
         stand_in = {name.replace("_", " "): in_words(value) for name, value in description["stand_in"].items()}
-        print_values(console, "what stands in at proxy scale", stand_in)
+        print_values(console, "its stand-in at proxy scale", stand_in)
     phases = {
         phase["name"]: ", ".join(f"{share:.2f} % from {step:,}" for step, share in phase["shares"]) for phase in description["phases"]
     }

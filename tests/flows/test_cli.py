@@ -126,6 +126,8 @@ def test_a_bucket_that_is_not_there_is_refused(phasewise: Run, gcs: Path, comman
         *((command, ("marin-8b", "another")) for command in WITH_RECIPE),
         ("show", ("marin-8b", "--at", "-1")),
         ("show", ("marin-8b", "--at", "soon")),
+        ("show", ("marin-8b", "--at", "1", "--results")),
+        ("show", ("marin-8b", "--diff", "kestrel")),
         ("up", ("--port", "0")),
         ("up", ("--port", "70000")),
         ("trian", ("marin-8b",)),

@@ -19,7 +19,7 @@ class ComponentData(Frozen):
     """Where a component's text comes from at either scale.
 
     Attributes:
-        stand_in: None where no phase that can be trained at proxy scale draws from it.
+        stand_in: None where no phase draws from it.
         columns: for conversations, the fields that a chat template has to join. Their text alone is no document.
     """
 

@@ -15,6 +15,15 @@ DOLMINO_MATH = {
     "dolmino_tiny_gsm_mind": "data/math/tinyGSM-MIND/*.jsonl.gz",
     "dolmino_tulu_math": "data/math/tulu_math/*.jsonl",
 }
+DOLMINO_STAND_INS = {
+    "dolmino_codesearchnet": stand_in("code", *site("upath", "pathspec"), kilobytes=200),
+    "dolmino_math_synth": stand_in("code", *site("httpx2", "httpcore2"), kilobytes=300),
+    "dolmino_gsm8k": stand_in("questions", *site("ruamel", "simplejson", "pyasn1"), kilobytes=200),
+    "dolmino_mathcoder2": stand_in("docstrings", *site("beartype"), kilobytes=400),
+    "dolmino_metamath": stand_in("code", *site("uvicorn", "yaml"), kilobytes=300),
+    "dolmino_tulu_math": stand_in("code", *site("pytablewriter", "sortedcontainers", "zict"), kilobytes=300),
+}
+"""Of the sets that a phase draws from one by one: the first dessert. It is refused for its counts of zero, and for nothing else."""
 DOLMINO_MATH_AS_CACHED = Source(
     url="hf://datasets/allenai/dolmino-mix-1124",
     revision="bb54cab",
@@ -41,7 +50,7 @@ MATHEMATICS: dict[str, ComponentData] = {
     "all_math_9d507c": ComponentData(
         source=DOLMINO_MATH_AS_CACHED, stand_in=stand_in("docstrings", *site("numba", "llvmlite"), kilobytes=300, test_items=True)
     ),
-    **{name: ComponentData(source=hub(DOLMINO, files), stand_in=None) for name, files in DOLMINO_MATH.items()},
+    **{name: ComponentData(source=hub(DOLMINO, files), stand_in=DOLMINO_STAND_INS.get(name)) for name, files in DOLMINO_MATH.items()},
     "megamath_web": ComponentData(
         source=hub(MEGAMATH, "megamath-web/*/*.parquet", max_bad_fraction=CRAWL_BAD_FRACTION),
         stand_in=stand_in("docstrings", *site("pyparsing", "opt_einsum", "absl", "etils", "mpl_toolkits"), kilobytes=350),

@@ -11,12 +11,14 @@ from packaging.requirements import Requirement
 from flows.recipes import load_record
 from flows.recipes.catalogue import CATALOGUE
 from flows.recipes.catalogue.instruction import INSTRUCTION
-from flows.recipes.catalogue.mathematics import MATHEMATICS
+from flows.recipes.catalogue.mathematics import DOLMINO_STAND_INS, MATHEMATICS
+from flows.resolved import resolve
 from tasks.data.standins import NearDuplicates, StandIn, collect
+from trainer.errors import ConfigError
 
 STAND_INS = {name: data.stand_in for name, data in CATALOGUE.items() if data.stand_in}
 MATHEMATICS_32B = {name for name in MATHEMATICS if name.startswith("megamath_")} | {"all_math_9d507c"}
-LATER_THAN_MARIN_8B = sorted({*INSTRUCTION, *MATHEMATICS_32B, "stackv2_edu_python", "dolma_flan"})
+LATER_THAN_MARIN_8B = sorted({*INSTRUCTION, *MATHEMATICS_32B, "stackv2_edu_python", "dolma_flan", *DOLMINO_STAND_INS})
 A_LITTLE = 20_000
 PROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
@@ -86,8 +88,17 @@ def a_little(stand_in: StandIn) -> StandIn:
     return StandIn.model_validate({**stand_in.model_dump(), "max_bytes": A_LITTLE})
 
 
-def test_only_sets_of_a_mixture_that_is_refused_have_none():
+def test_only_a_set_that_no_phase_draws_from_has_none():
     without = set(CATALOGUE) - set(STAND_INS)
-    assert without == {name for name in MATHEMATICS if name.startswith("dolmino_")}
-    drawn = {phase.name for phase in load_record("marin-8b", "full").phases if without & set(phase.components)}
-    assert drawn == {"dessert-v1"}
+    assert without == {"dolmino_tiny_gsm_mind"}
+    for recipe in ("marin-8b", "marin-32b"):
+        assert not [phase.name for phase in load_record(recipe, "full").phases if without & set(phase.components)]
+
+
+def test_the_first_dessert_is_refused_for_its_counts_alone(tmp_path: Path):
+    resolved, phase = resolve("marin-8b/dessert-v1", "proxy", str(tmp_path))
+    assert phase is not None
+    assert set(phase.components) <= set(resolved.stand_ins)
+    resolved.check_sources()
+    with pytest.raises(ConfigError, match=r"dolmino_(codesearchnet|gsm8k)"):
+        resolved.check([phase])

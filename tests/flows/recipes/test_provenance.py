@@ -98,6 +98,17 @@ def test_what_the_proxy_scale_computes_is_ours():
     assert kind("marin-8b", "kestrel", "optimizer.weight_decay", "proxy") == "code"
 
 
+def test_a_value_that_is_not_the_record_s_is_not_said_to_be():
+    record = load_record("marin-8b", "full")
+    raw = record.model_dump(mode="json")
+    raw["phases"][0]["checkpoints"]["every_steps"] = 10_000
+    changed = Recipe.model_validate(raw)
+    found = sources_of(changed, changed.phases[0])
+    assert found["checkpoints.every_steps"].kind == "ours"
+    assert "set for this run" in found["checkpoints.every_steps"].place
+    assert found["checkpoints.keep_all"].kind == "code"
+
+
 def test_a_recipe_that_is_no_record_has_none():
     record = load_record("marin-8b", "proxy")
     mine = Recipe.model_validate(record.model_dump() | {"name": "mine"})

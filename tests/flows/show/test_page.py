@@ -47,7 +47,7 @@ def test_a_page_has_every_group(phasewise: Callable[..., str]):
 
 @pytest.mark.parametrize("target", ["marin-8b/kestrel", "marin-32b/phase-1", "marin-32b/muon", "marin-8b/sft"])
 def test_every_number_of_a_phase_is_on_its_page(phasewise: Callable[..., str], target: str):
-    """But for the segments that are summed up, the shares that are rounded, and what stands in other words."""
+    """But for the segments that are summed up, the shares that are rounded, and what is said in other words."""
     (phase,) = describe(target, "full", None)["phases"]
     shown = phasewise("show", target)
     parts = [phase[name] for name in ("model", "optimizer", "stability", "order", "slice", "checkpoints", "evaluation", "gates", "batch")]
@@ -83,6 +83,13 @@ def test_the_last_step_of_a_phase_and_branches(target: str, step: int, name: str
     assert (phase["name"], phase["learning_rate"], phase["batch"], phase["ended"]) == (name, rate, batch, ended)
 
 
+def test_after_its_last_update_a_phase_has_what_that_update_had():
+    """At proxy scale the next batch size begins with the very step at which Kestrel ends."""
+    (kestrel,) = describe("marin-8b/kestrel", "proxy", 660)["phases"]
+    (ocelot,) = describe("marin-8b", "proxy", 660)["phases"]
+    assert (kestrel["batch"], kestrel["ended"], ocelot["name"], ocelot["batch"]) == (2, True, "ocelot", 6)
+
+
 def test_after_its_last_update_a_phase_has_trained_on_all_its_tokens():
     (ended,), (whole,) = describe("marin-8b/starling", "full", 1_400_000)["phases"], describe("marin-8b/starling", "full", None)["phases"]
     assert (ended["phase_tokens_before"], ended["lineage_tokens_before"]) == (whole["tokens"], whole["lineage_tokens"])
@@ -112,3 +119,29 @@ def test_numbers(value: float, words: str):
 )
 def test_tokens(count: int, words: str):
     assert tokens(count) == words
+
+
+def test_notes_are_those_of_the_main_line_or_of_the_phase(phasewise: Callable[..., str]):
+    shown = phasewise("show", "marin-32b", "--notes")
+    assert "bison, learning_rate: differs, high" in shown
+    assert "mantis, batch: not stated in the reports" in shown
+    assert "muon, start" not in shown
+    assert "muon, start: differs, medium" in phasewise("show", "marin-32b/muon", "--notes")
+    assert "muon, start: differs, medium" in phasewise("show", "marin-32b", "--notes", "--branches")
+
+
+def test_notes_are_kept_at_proxy_scale():
+    for scale in ("full", "proxy"):
+        (mantis,) = describe("marin-32b/mantis", scale, None)["phases"]  # pyright: ignore[reportArgumentType]  # a scale
+        assert len(mantis["notes"]) == 4
+        assert len(mantis["discrepancies"]) == 6
+
+
+def test_sources_are_printed_by_kind(phasewise: Callable[..., str]):
+    shown = phasewise("show", "marin-32b/phase-1", "--sources")
+    for words in (
+        "phase-1: a library's default",
+        "stability.skip_step.sigmas 6 (Levanter's skip-step",
+        "gates.health.max_ema_gap 0.2 (limits of",
+    ):
+        assert words in shown, words

@@ -73,10 +73,12 @@ def test_it_says_what_this_home_has_found(show: Show, tmp_path: Path):
     for gate in ("data", "health", "model"):
         write_json(home.verdict("marin-8b-proxy", "kestrel", gate), verdict(True, getattr(kestrel.gates, gate)))
     write_json(home.verdict("marin-8b-proxy", "ocelot", "data"), verdict(False, ocelot.gates.data))
+    write_json(home.verdict("marin-8b-proxy", "jellyfish", "data"), verdict(True, recipe.phase("jellyfish").gates.data))
     shown = json.loads(show("marin-8b", "--scale", "proxy", "--home", home.root, "--json"))
     states = {phase["name"]: phase["verdict"] for phase in shown["phases"]}
     assert states["kestrel"] == {"state": "passed", "why": ""}
     assert states["ocelot"] == {"state": "refused", "why": "9 items of a benchmark are in it"}
+    assert states["jellyfish"]["state"] is None
     assert states["phoenix"]["state"] is None
     assert "ocelot refused here: 9 items of a benchmark are in it" in show("marin-8b", "--scale", "proxy", "--home", home.root)
     assert json.loads(show("marin-8b", "--scale", "full", "--home", home.root, "--json"))["phases"][0]["verdict"]["state"] is None
