@@ -127,7 +127,8 @@ def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path):
     ],
 )
 def test_what_is_no_recipe_says_what_is_one(write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, said: str):
-    write(), write("x", "notes.txt")
+    write()
+    write("x", "notes.txt")
     monkeypatch.chdir(tmp_path)
     assert said in refusal(name, ConfigError)
     assert split_target(name)[0] == name
