@@ -75,7 +75,7 @@ def phasewise_export(home: Home, run: RunConfig, state: TrainState, tokenizer: P
     monkeypatch.setattr(export, "resolve", lambda *_, **__: (resolved, recipe.phases[0]))
 
     def call(*arguments: object) -> Result:
-        return CliRunner().invoke(cli.main, ["export", "tiny/kestrel", *map(str, arguments), "--home", str(home.root)])
+        return CliRunner().invoke(cli.main, ["export", "tiny/kestrel", *map(str, arguments), "--scale", "proxy", "--home", str(home.root)])
 
     return call
 
