@@ -77,7 +77,7 @@ def _unlisted(resolved: Resolved) -> dict[str, Difference]:
     found: dict[str, Difference] = {}
     to_collect = missing_stand_ins(resolved.stand_ins, resolved.home.sources)
     for name, source in sources_of(resolved.recipe, resolved.home).items():
-        if name in to_collect:
+        if name in to_collect and not (resolved.home.sources / name).exists():
             found[name] = Difference("text not collected", source.root, "text of this installation", "nothing")
             continue
         try:

@@ -79,7 +79,7 @@ def at_scale(written: Recipe, scale: Scale, name: str) -> Recipe:
     try:
         return to_proxy(written)
     except ValidationError as error:
-        raise RecipeError(f"{name} has no proxy scale: {problems(error)}.") from None
+        raise RecipeError(f"{name} has no proxy scale: {problems(error)}") from None
 
 
 def load_record(name: str, scale: Scale) -> Recipe:
@@ -152,9 +152,9 @@ def _no_recipe(name: str) -> ConfigError:
         )
     if "/" in name or name.startswith("~"):
         return ConfigError(f"no such file: {name}. A recipe is a .py or a .json file, or one of {', '.join(NAMES)}.")
-    return ConfigError(
-        f"no recipe is called {name!r}; there are {', '.join(NAMES)}, and any recipe in a .py or .json file. {near(name, NAMES)}".rstrip()
-    )
+    hint = near(name, NAMES)
+    alike = f" {hint.capitalize()}" if hint.endswith("?") else ""
+    return ConfigError(f"no recipe is called {name!r}; there are {', '.join(NAMES)}, and any recipe in a .py or .json file.{alike}")
 
 
 def _from_json(path: Path) -> Recipe:
@@ -163,7 +163,7 @@ def _from_json(path: Path) -> Recipe:
     except FileNotFoundError:
         raise ConfigError(f"no such file: {path}") from None
     except ValidationError as error:
-        raise RecipeError(f"{path} is not a recipe: {problems(error)}.") from None
+        raise RecipeError(f"{path} is not a recipe: {problems(error)}") from None
     except ValueError as error:
         raise RecipeError(f"{path} is not JSON: {error}.") from None
     except OSError as error:

@@ -56,7 +56,7 @@ def assigned(recipe: Recipe) -> Recipe:
         return Recipe.model_validate(raw)
     except ValidationError as error:
         told = " ".join(f"--set {one}" for one in settings)
-        raise RecipeError(f"{recipe.name} is refused with {told}: {problems(error)}.") from None
+        raise RecipeError(f"{recipe.name} is refused with {told}: {problems(error)}") from None
 
 
 def _assign(raw: Raw, setting: str) -> None:
@@ -78,7 +78,7 @@ def _assign(raw: Raw, setting: str) -> None:
 def _phase(raw: Raw, name: str, setting: str) -> Raw:
     found = {phase["name"]: phase for phase in raw["phases"]}
     if name not in found:
-        raise RecipeError(f"--set {setting}: {raw['name']} has no phase {name!r}; {near(name, [*found, OF_RECIPE])}.")
+        raise RecipeError(f"--set {setting}: {raw['name']} has no phase {name!r}; {near(name, [*found, OF_RECIPE])}")
     return found[name]
 
 
@@ -93,7 +93,7 @@ def _key(holder: Any, part: str, place: str, setting: str) -> str | int:
     if isinstance(holder, list) and part.isdigit() and int(part) < len(holder):
         return int(part)
     if isinstance(holder, dict):
-        raise RecipeError(f"--set {setting}: {place} has no field {part!r}; {near(part, list(holder))}.")
+        raise RecipeError(f"--set {setting}: {place} has no field {part!r}; {near(part, list(holder))}")
     if isinstance(holder, list):
         raise RecipeError(f"--set {setting}: {place} is a list of {len(holder)}: take a number from 0 on, or set {place} as a whole.")
     raise RecipeError(f"--set {setting}: {place} is {json.dumps(holder)}, and has no fields: set {place} as a whole.")

@@ -14,15 +14,15 @@ WORDS: Mapping[str, tuple[str, ...]] = {"declares": get_args(Change), "fresh": g
 
 
 def problems(error: ValidationError) -> str:
-    """All of them in one line."""
-    found = [_problem(item) for item in error.errors()]
-    return "; ".join(dict.fromkeys(found))
+    """All of them in one line, with its stop."""
+    found = "; ".join(dict.fromkeys(_problem(item) for item in error.errors()))
+    return found if found.endswith("?") else f"{found}."
 
 
 def near(name: str, known: "list[str] | tuple[str, ...]") -> str:
-    """Which known names are like this one, else which there are."""
+    """Which known names are like this one, else which there are; with its stop."""
     alike = get_close_matches(name, known, n=3)
-    return f"did you mean {' or '.join(alike)}?" if alike else f"there are {', '.join(known)}"
+    return f"did you mean {' or '.join(alike)}?" if alike else f"there are {', '.join(known)}."
 
 
 def _problem(item: ErrorDetails) -> str:
@@ -35,5 +35,5 @@ def _said(item: ErrorDetails) -> str:
     names = [part for part in item["loc"] if isinstance(part, str)]
     known = WORDS.get(names[-1]) if names else None
     if item["type"] == "literal_error" and known and isinstance(value, str):
-        return f"{value!r} is none of its words; {near(value, known)}"
+        return f"{value!r} is none of its words; {near(value, known).removesuffix('.')}"
     return item["msg"].removeprefix("Value error, ").replace("\n", " ")

@@ -125,7 +125,7 @@ def _refusal(path: Path, error: BaseException) -> RecipeError:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     where = f"{path}, line {lines[-1]}" if lines else str(path)
     if isinstance(error, ValidationError):
-        return RecipeError(f"{where}: {error.title} is refused: {problems(error)}.")
+        return RecipeError(f"{where}: {error.title} is refused: {problems(error)}")
     if isinstance(error, PhasewiseError):
         return RecipeError(f"{where}: {error}")
     if isinstance(error, OSError) and not lines:

@@ -236,6 +236,14 @@ def test_verify_in_full_reads_what_looks_as_it_did(phasewise: Run, tmp_path: Pat
     assert keys()["flan"] != before["flan"]
 
 
+def test_a_fresh_home_is_told_to_prepare(phasewise: Run, tmp_path: Path):
+    """Nothing was ever collected there: there are no files that could be put back."""
+    result = phasewise("data verify", "marin-8b", "--home", tmp_path / "home")
+    assert result.exit_code == 1
+    assert "prepare the data: `phasewise data prepare` collects it" in result.stdout
+    assert "put the files back" not in result.stdout
+
+
 def test_files_that_are_gone_do_not_verify(phasewise: Run, tmp_path: Path):
     raw = load_recipe("marin-8b", "proxy").model_dump(mode="json")
     write_json(

@@ -71,11 +71,12 @@ def state(run: RunConfig) -> TrainState:
 def phasewise_export(home: Home, run: RunConfig, state: TrainState, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Export:
     """The command on that home: its data were never prepared, so the plan is given."""
     recipe = tiny_recipe()
-    resolved = SimpleNamespace(recipe=recipe, home=home, plan=SimpleNamespace(tokenizer=tokenizer), run=lambda phase: run)
+    plan = SimpleNamespace(tokenizer=tokenizer)
+    resolved = SimpleNamespace(recipe=recipe, home=home, plan=plan, run=lambda phase: run, options="--scale proxy")
     monkeypatch.setattr(export, "resolve", lambda *_, **__: (resolved, recipe.phases[0]))
 
     def call(*arguments: object) -> Result:
-        return CliRunner().invoke(cli.main, ["export", "tiny/kestrel", *map(str, arguments), "--home", str(home.root)])
+        return CliRunner().invoke(cli.main, ["export", "tiny/kestrel", *map(str, arguments), "--scale", "proxy", "--home", str(home.root)])
 
     return call
 

@@ -1,5 +1,6 @@
 """A recipe from a Python file: what runs, what does not, and that a mistake is one line with its place."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -121,7 +122,7 @@ def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path):
         ("/nowhere/mine", "no such file: /nowhere/mine. A recipe is a .py or a .json file"),
         (
             "marin-8",
-            "no recipe is called 'marin-8'; there are marin-8b, marin-32b, and any recipe in a .py or .json file. did you mean marin-8b",
+            "no recipe is called 'marin-8'; there are marin-8b, marin-32b, and any recipe in a .py or .json file. Did you mean marin-8b",
         ),
         ("mine.json:MINE", "a .json file is one recipe"),
     ],
@@ -183,9 +184,13 @@ def test_a_flow_that_is_started_elsewhere_refuses_code(write: Write, tmp_path: P
     touched = tmp_path / "touched"
     path = write(MINE + f"open({str(touched)!r}, 'w').close()\n")
     script = "import sys; from flows.prepare_data import prepare_data; prepare_data(sys.argv[1], 'own', sys.argv[2])"
-    done = subprocess.run(
-        [sys.executable, "-c", script, path, str(tmp_path / "home")], capture_output=True, text=True, timeout=110, check=False,
-    )  # fmt: skip
+    environment = os.environ | {
+        "PREFECT_HOME": str(tmp_path / "prefect"),
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "100",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    }
+    command = [sys.executable, "-c", script, path, str(tmp_path / "home")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, env=environment)
     assert done.returncode == 1
     assert "code runs only where" in done.stderr
     assert not touched.exists()
