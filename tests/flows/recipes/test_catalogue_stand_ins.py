@@ -14,7 +14,7 @@ from flows.recipes.catalogue.instruction import INSTRUCTION
 from flows.recipes.catalogue.mathematics import DOLMINO_STAND_INS, MATHEMATICS
 from flows.resolved import resolve
 from tasks.data.standins import NearDuplicates, StandIn, collect
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 STAND_INS = {name: data.stand_in for name, data in CATALOGUE.items() if data.stand_in}
 MATHEMATICS_32B = {name for name in MATHEMATICS if name.startswith("megamath_")} | {"all_math_9d507c"}
