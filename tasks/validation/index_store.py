@@ -2,8 +2,11 @@
 
 import os
 import shutil
+import subprocess
+import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,11 +16,14 @@ from tasks.locks import held
 from trainer.base.code_digest import code_digest
 from trainer.base.errors import ConfigError, DataError
 from trainer.base.storage import as_path, content_digest, digest_of_json, read_json
+from validations.evidence import leakage
+from validations.evidence.leakage.compiled import is_cold
 from validations.evidence.leakage.index import LeakageIndex
 from validations.evidence.leakage.item_files import read_benchmarks
 from validations.evidence.leakage.items import BenchmarkItem
 
 CACHE_VARIABLE = "XDG_CACHE_HOME"
+AHEAD = f"{leakage.__name__}.ahead"
 
 
 @cache
@@ -77,8 +83,29 @@ def keep_index(key: str, read: Callable[[], Sequence[BenchmarkItem]], store: Pat
     if not folder.exists():
         with held(store / f"{name}.lock"):
             if not folder.exists():
-                _save(LeakageIndex.build(read()), folder)
+                with _compiling_ahead():
+                    _save(LeakageIndex.build(read()), folder)
     return folder
+
+
+@contextmanager
+def _compiling_ahead() -> Iterator[None]:
+    """Where nothing is compiled yet, have another process compile the loops of the scan while this one builds the index.
+
+    It is no fault if that fails: whoever scans first compiles what is missing.
+    """
+    if not is_cold() or (os.cpu_count() or 1) == 1:
+        yield
+        return
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-m", AHEAD]
+    nothing = subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, env=environment) as process:
+        try:
+            yield
+        except BaseException:
+            process.kill()
+            raise
 
 
 @lru_cache(maxsize=2)

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -213,12 +214,13 @@ def _is_cache(folder: Path, names: Iterable[str]) -> bool:
 
 
 def _file_pieces(file: _File, exclude: tuple[str, ...]) -> list[FilePiece]:
-    """A large plain file of JSON lines by ranges, all else whole."""
+    """A large plain file of JSON lines by ranges of one size, so that no worker waits long for another; all else whole."""
     whole = FilePiece(file.name, file.url, file.below, file.size_bytes, exclude=exclude)
     if file.size_bytes <= PIECE_BYTES or not _has_plain_lines(file):
         return [whole]
-    starts = range(0, file.size_bytes, PIECE_BYTES)
-    ranges = [(start, min(start + PIECE_BYTES, file.size_bytes)) for start in starts]
+    count = -(-file.size_bytes // PIECE_BYTES)
+    cuts = [file.size_bytes * cut // count for cut in range(count + 1)]
+    ranges = list(pairwise(cuts))
     return [whole._replace(size_bytes=stop - start, start=start, stop=stop) for start, stop in ranges]
 
 

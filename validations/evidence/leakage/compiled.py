@@ -37,6 +37,11 @@ def inner() -> Callable[[Function], Function]:
     return compiled(no_cpython_wrapper=True)
 
 
+def is_cold() -> bool:
+    """Whether nothing was compiled on this machine for this code."""
+    return next(_folder().rglob("*.nbc"), None) is None
+
+
 def _folder() -> Path:
     sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
     name = f"compiled-{digest_of_bytes(sources)[:16]}"

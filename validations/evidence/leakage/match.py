@@ -5,7 +5,7 @@ item and window share marks its words as found, in whatever order the runs come.
 What is decided by the scores stands in `rules`.
 
 A document that is short has one table for all items. What of an item stands anywhere in it bounds what any window can have, so most
-candidates are done with after one look: nothing that counts grows when fewer words are found.
+candidates are done with before the first look (`foresight`) or after it: nothing that counts grows when fewer words are found.
 """
 
 # pyright: basic
@@ -16,6 +16,19 @@ from typing import NamedTuple
 import numpy as np
 
 from validations.evidence.leakage.compiled import compiled, inlined, inner
+from validations.evidence.leakage.foresight import (
+    ALONE,
+    CANDIDATE,
+    JOINED,
+    MAX_TABLE_WORDS,
+    MIN_HELD_SHARE,
+    OPEN,
+    SLACK_WORDS,
+    WANTED,
+    WINDOW_PER_ITEM,
+    build_sketch,
+    foresee,
+)
 from validations.evidence.leakage.marking import FOUND, Noted, build_noted, mark, note
 from validations.evidence.leakage.pairs import (
     BEFORE,
@@ -23,7 +36,7 @@ from validations.evidence.leakage.pairs import (
     FIRST,
     IS_HELD,
     ITEM,
-    NEXT,
+    MAY,
     OFFSET,
     STOP,
     has_seeds,
@@ -36,12 +49,9 @@ from validations.evidence.leakage.scoring import COUNTS, count_words, decide, ma
 from validations.evidence.leakage.segments import NUM_KINDS, SOLUTION
 from validations.evidence.leakage.window import HIGH, LOW, Table, build_table, fill_table
 
-SLACK_WORDS, WINDOW_PER_ITEM = 16, 1.3
 SAME_LINE_WORDS = 4
-MIN_HELD_SHARE, MIN_COMPLEMENT = 0.2, 0.1
-"""Share of a part that must stand in a document to be held for the next one, and share of what both have that only one of them may have."""
-MAX_TABLE_WORDS = 1024
-"""A longer document is looked at window by window."""
+MIN_COMPLEMENT = 0.1
+"""Share of what two documents have of a part together that each of them alone must have."""
 
 
 class IndexWords(NamedTuple):
@@ -68,6 +78,7 @@ class Scratch(NamedTuple):
     founds: np.ndarray
     parts: np.ndarray
     counted: np.ndarray
+    sketch: np.ndarray
 
 
 def build_scratch(max_words: int, max_segments: int) -> Scratch:
@@ -82,6 +93,7 @@ def build_scratch(max_words: int, max_segments: int) -> Scratch:
         founds=np.zeros((NUM_KINDS + 1, COUNTS)),
         parts=np.zeros(4),
         counted=np.zeros((NUM_KINDS, 4), np.int64),
+        sketch=build_sketch(),
     )
 
 
@@ -99,6 +111,7 @@ def score_candidates(num_pairs, pairs, seeds, text, index, rules, scratch, held,
         out: item, part, score, place of the seed, first place, last place.
     """
     scratch.table.state[HIGH] = -1
+    foresee(num_pairs, pairs, seeds, text, index, rules, scratch, held)
     count = np.int64(0)
     for number in range(num_pairs):
         count = _score_item(number, pairs, seeds, text, index, rules, scratch, held, out, count)
@@ -250,13 +263,18 @@ def _score_item(number, pairs, seeds, text, index, rules, scratch, held, out, co
     The best find that is not yet the item is held for the next document: with the rest, which may stand there, it may be.
     """
     words, pair, item = text[0], pairs[number], pairs[number, ITEM]
+    may_be, has_runs = pair[MAY], rules.has_runs[item]
+    if may_be == 0 or (may_be == CANDIDATE and not has_runs):
+        return count
     segments = (index.item_segments[item], index.item_segments[item + 1])
     size = index.segment_starts[segments[1]] - index.segment_starts[segments[0]]
     reach = np.int64(size * WINDOW_PER_ITEM) + SLACK_WORDS
     of_before, best = _of_before(pairs, number, size, held), held[pair[DOCUMENT] % 2, pair[OFFSET] : pair[OFFSET] + size]
-    is_kept, has_runs = is_next_to(pairs, number, pair[NEXT]), rules.has_runs[item]
-    has_beside = has_seeds_beside(pairs, number, rules.seeds[item])
-    best_share, most, is_ready, is_alone, may_join, low, high = 0.0, 0.0, False, False, False, np.int64(0), np.int64(0)
+    is_kept, has_beside = may_be & WANTED != 0, has_seeds_beside(pairs, number, rules.seeds[item])
+    best_share, most, is_ready, is_alone, may_join = 0.0, 0.0, False, False, False
+    low, high = text[1][pair[DOCUMENT]], text[1][pair[DOCUMENT] + 1]
+    if may_be & OPEN != 0:
+        low, high = _bounds(text, pair[DOCUMENT], index, segments)
     line, until, explained = np.int64(-(10**9)), np.int64(-1), np.int64(-1)
     for at in range(pair[FIRST], pair[STOP]):
         word, place = np.int64(seeds[0][at]), np.int64(seeds[1][at])
@@ -265,22 +283,21 @@ def _score_item(number, pairs, seeds, text, index, rules, scratch, held, out, co
         if not has_beside and not has_seeds(seeds[1], (at, pair[STOP]), rules.seeds[item], place + reach):
             continue
         line, until = place - word, place + size
-        if not is_ready:
-            low, high = _bounds(text, pair[DOCUMENT], index, segments)
+        segment = _segment_of(word, index.segment_starts, segments)
+        start, stop = index.segment_starts[segment], index.segment_starts[segment + 1]
+        run = (np.int64(index.segment_kinds[segment]), _run(words, place, index.hashes, word, start, stop))
+        is_run = run[1] >= rules.runs[item, run[0]]
+        if not is_run and may_be & (ALONE | JOINED | WANTED) == 0:
+            continue
         window_low, window_high = max(low, place - reach), min(high, place + reach)
         if _lay_out(words, (low, high), (window_low, window_high), scratch.table) or not is_ready:
             note(index, segments, scratch.table, scratch.noted)
             most, is_alone, may_join = _may_count(of_before, index, segments, rules, item, scratch)
             is_ready = True
-        if not is_alone and not may_join and not has_runs and (not is_kept or best_share >= most):
-            if high - low <= MAX_TABLE_WORDS:  # no other place of this document has more
-                break
-            continue
-        segment = _segment_of(word, index.segment_starts, segments)
-        start, stop = index.segment_starts[segment], index.segment_starts[segment + 1]
-        run = (np.int64(index.segment_kinds[segment]), _run(words, place, index.hashes, word, start, stop))
-        may = (most, is_alone or run[1] >= rules.runs[item, run[0]], may_join)
+        may = (most, is_alone or is_run, may_join)
         if not may[1] and not may_join and (not is_kept or best_share >= most):
+            if not has_runs and high - low <= MAX_TABLE_WORDS:  # no other place of this document has more
+                break
             continue
         is_in_line = rules.in_line[item] > 0 and in_line(seeds, pairs, number, at, segments[1] - segments[0]) >= rules.in_line[item]
         window = (window_low, segment, place - word + (start + stop) // 2, window_high)

@@ -6,10 +6,10 @@
 from validations.evidence.leakage.compiled import compiled, inlined
 from validations.evidence.leakage.index import SEED_WORDS
 
-ITEM, DOCUMENT, FIRST, STOP, BEFORE, NEXT, PLACES, OFFSET, IS_HELD, PAIR_COLUMNS = range(10)
+ITEM, DOCUMENT, FIRST, STOP, BEFORE, NEXT, PLACES, OFFSET, IS_HELD, MAY, PAIR_COLUMNS = range(11)
 """Of an item in a document: which; its seeds, from the first to before the stop; the pairs before and behind of the same item, minus one
 where there is none; at how many places its seeds stand; where its words begin among those of all items of its document; whether what was
-found of it is held for the next document.
+found of it is held for the next document; what may become of it (see `foresight`).
 """
 
 
@@ -36,7 +36,7 @@ def group_seeds(seeds, documents, index, last_pair, pairs, grouped):
         if number < first_of_document:
             pair = pairs[count]
             pair[ITEM], pair[DOCUMENT], pair[FIRST], pair[STOP], pair[BEFORE], pair[NEXT] = item, document, -1, 0, number, -1
-            pair[PLACES], pair[OFFSET], pair[IS_HELD] = 0, offset, 0
+            pair[PLACES], pair[OFFSET], pair[IS_HELD], pair[MAY] = 0, offset, 0, 0
             if number >= 0:
                 pairs[number, NEXT] = count
             number = last_pair[item] = count

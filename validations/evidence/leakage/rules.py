@@ -19,7 +19,7 @@ most of its telling numbers are others. What none of this covers is out of reach
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int32, Int64, UInt8
+from jaxtyping import Bool, Float32, Int32, Int64, UInt8
 
 from validations.evidence.leakage.index import MIN_DISTINCT_CHOICES, OWN_GRAM, OWN_RUN, SEED_WORDS, LeakageIndex
 from validations.evidence.leakage.own import COMMON_CHOICES, MIN_OWN_GRAMS, SAME_CHOICES
@@ -59,7 +59,7 @@ class Rules(NamedTuple):
     together_scores: Float32[np.ndarray, "i 5"]
     seeds: UInt8[np.ndarray, "i"]
     """Rare runs that must stand near one another before an item is looked for; no more than it has."""
-    runs: Float64[np.ndarray, "i 5"]
+    runs: Float32[np.ndarray, "i 5"]
     """The share of a segment of each kind that counts where it is one run."""
     has_runs: Bool[np.ndarray, "i"]
     """Whether some run counts."""

@@ -137,11 +137,12 @@ def count_words(flags, marks, starts, kinds, segments, counted):
         while segment < segments[1] and kinds[segment] == kind and kind != SOLUTION:
             segment += 1
         found = own = all_own = 0
-        for word in range(start, starts[segment]):
-            flag, is_own = flags[word - first_word], marks[word] & OWN_GRAM
-            found += flag & FOUND
+        of_part, marked = flags[start - first_word : starts[segment] - first_word], marks[start : starts[segment]]
+        for word in range(len(marked)):
+            is_own = marked[word] & OWN_GRAM
+            found += of_part[word] & FOUND
             all_own += is_own
-            own += is_own & (flag >> _GRAM_BIT)
+            own += is_own & (of_part[word] >> _GRAM_BIT)
         if kind == SOLUTION:
             share, own, all_own = found / (starts[segment] - start), 0, 0
             if counted[kind, 1] > 0 and share <= counted[kind, 0] / counted[kind, 1]:
