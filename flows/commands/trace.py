@@ -10,7 +10,7 @@ from rich.console import Console
 
 from flows.finding import Found, Search, find_by_file, find_by_id, find_by_text
 from flows.recipes import split_target
-from flows.recipes.recipe import Scale
+from flows.recipes.recipe import Scale, scale_in_words
 from flows.traced import Traced, open_traced
 from flows.tracing import Trained, excerpts, tokens_trained, trained_at, trains_at
 from trainer.base.errors import ConfigError, DataError
@@ -65,7 +65,7 @@ def print_answer(answer: dict[str, Any], *, most: int = SHOWN_ROWS) -> None:
     """Lines for people: documents first, where they were asked for, then row by row; `most` rows, 0 for all."""
     console = Console(highlight=False, soft_wrap=True)
     phases = ", ".join(f"{one['name']} ({TRAINED_WORDS[one['trained']]})" for one in answer["phases"])
-    console.print(f"{answer['recipe']} at {answer['scale']} scale: {phases}", markup=False)
+    console.print(f"{answer['recipe']} {scale_in_words(answer['scale'])}: {phases}", markup=False)
     documents = answer.get("documents", [])
     for document in documents[: most or None]:
         told = f"document {document['document'][:ID_SHOWN]} of {document['component']}, {document['file']}: {document['told']}"

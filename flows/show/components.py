@@ -6,7 +6,7 @@ from rich.console import Console
 
 from flows.recipes import load_record, split_target
 from flows.recipes.catalogue import CATALOGUE
-from flows.recipes.recipe import Recipe, Scale
+from flows.recipes.recipe import Recipe, Scale, scale_in_words
 from flows.show.page import print_values
 from flows.show.words import in_words
 from trainer.base.errors import ConfigError
@@ -41,7 +41,9 @@ def describe_component(target: str, scale: Scale, name: str) -> dict[str, Any]:
 def print_component(description: dict[str, Any]) -> None:
     """For people."""
     console = Console(highlight=False)
-    console.print(f"{description['component']} of {description['recipe']} at {description['scale']} scale", style="bold", markup=False)
+    console.print(
+        f"{description['component']} of {description['recipe']} {scale_in_words(description['scale'])}", style="bold", markup=False
+    )
     source = description["source"]
     values = {name.replace("_", " "): in_words(value) for name, value in source.items() if value not in (None, [], 0.0)} if source else {}
     if source and source.get("revision") is None:

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.recipes import load_record, split_target
-from flows.recipes.recipe import Scale
+from flows.recipes.recipe import Scale, scale_in_words
 from flows.show.describing import describe_phase
 from flows.show.words import in_words, number
 
@@ -93,7 +93,7 @@ def print_difference(description: dict[str, Any]) -> None:
     """For people: a line a field."""
     console = Console(highlight=False)
     first, second = description["phases"]
-    console.print(f"{first} and {second} of {description['recipe']} at {description['scale']} scale", style="bold", markup=False)
+    console.print(f"{first} and {second} of {description['recipe']} {scale_in_words(description['scale'])}", style="bold", markup=False)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for title in ("field", first, second):
         table.add_column(title, overflow="fold", no_wrap=title == "field")

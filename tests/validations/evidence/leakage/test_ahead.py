@@ -1,5 +1,7 @@
 """Compiling ahead is for the very types that a scan has: else it would be work for nothing."""
 
+from typing import Any
+
 from validations.evidence.leakage.ahead import compile_ahead
 from validations.evidence.leakage.index import LeakageIndex
 from validations.evidence.leakage.items import BenchmarkItem
@@ -16,7 +18,7 @@ QUESTION = "Ann has 12 apples in a basket and gives Bob 5 of them before supper.
 def test_it_compiles_nothing_that_a_scan_has_not():
     index = LeakageIndex.build([BenchmarkItem(benchmark="made", task="made", id="1", question=QUESTION)])
     assert scan_documents([Document("a", 0, "", QUESTION.encode())], index, LIMITS).hits
-    loops = (find_seeds, group_seeds, score_candidates)
+    loops: tuple[Any, ...] = (find_seeds, group_seeds, score_candidates)
     scanned = [len(loop.signatures) for loop in loops]
     compile_ahead()
     assert [len(loop.signatures) for loop in loops] == scanned

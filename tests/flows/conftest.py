@@ -1,0 +1,21 @@
+"""The command line in this process."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from flows import cli
+from tests.flows.commands import Run
+
+
+@pytest.fixture
+def phasewise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a command in this process, in an empty folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PHASEWISE_HOME", raising=False)
+
+    def run(command: str, *arguments: object) -> Result:
+        return CliRunner().invoke(cli.main, [*command.split(), *map(str, arguments)])
+
+    return run

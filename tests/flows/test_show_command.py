@@ -1,0 +1,97 @@
+"""`phasewise show` and `lineage` as scripts and people read them."""
+
+from typing import Any
+
+import pytest
+
+from flows.recipes import load_record
+from tests.flows.commands import PHASES, Run, assert_refused, read
+
+
+@pytest.mark.parametrize("scale", ["full", "proxy"])
+def test_show_has_the_shape_that_scripts_read(phasewise: Run, scale: Any):
+    shown = read(phasewise("show", "marin-8b", "--scale", scale, "--json"))
+    assert (shown["recipe"], shown["scale"]) == ("marin-8b", scale)
+    assert [phase["name"] for phase in shown["phases"] if not phase["branch"]] == PHASES
+    recipe = load_record("marin-8b", scale)
+    for phase in shown["phases"]:
+        expected = recipe.phase(phase["name"])
+        assert (phase["start_step"], phase["stop_step"], phase["tokens"]) == (expected.start_step, expected.stop_step, expected.tokens)
+        assert isinstance(phase["parameters"], int)
+        assert all({"kind", "start_step", "end_step", "start", "end"} == set(segment) for segment in phase["learning_rate"])
+        for values in (phase["batch"], phase["mixture"], phase["slice"]):
+            assert values[0][0] == phase["start_step"]
+            assert all(len(entry) == 2 for entry in values)
+        assert all(sum(shares.values()) == pytest.approx(100) for _, shares in phase["mixture"])
+        assert {"parent", "step", "fresh", "graft", "declares"} <= set(phase["start"])
+        assert phase["start"]["parent"] == expected.parent
+        assert all({"field", "severity", "code", "retrospective", "source", "place"} == set(found) for found in phase["discrepancies"])
+        assert {"optimizer", "stability", "order"} <= set(phase)
+        assert phase["optimizer"]["weight_decay"] == 0.05 or phase["branch"]
+    assert shown["phases"][0]["parameters"] == (8_030_261_248 if scale == "full" else 1_475_200)
+
+
+def test_show_at_proxy_scale_counts_a_thousandth(phasewise: Run):
+    shown = read(phasewise("show", "marin-8b", "--scale", "proxy", "--json"))
+    assert [phase["stop_step"] for phase in shown["phases"] if not phase["branch"]] == [660, 740, 820, 1320, 1400, 1420]
+
+
+def test_show_of_one_phase(phasewise: Run):
+    (phase,) = read(phasewise("show", "marin-8b/phoenix", "--scale", "full", "--json"))["phases"]
+    assert phase["name"] == "phoenix"
+    assert [step for step, _ in phase["mixture"]] == [820_000, 822_000]
+    assert phase["batch"] == [[820_000, 3072]]
+    assert phase["stability"]["z_loss"] == [[820_000, None]]
+
+
+@pytest.mark.parametrize(
+    ("step", "name", "rate", "batch", "tokens"),
+    [
+        (0, "kestrel", 0.0, 1024, 0),
+        (659_999, "kestrel", 1 / (1 / 1e-4 - 9 / 1), 1024, 659_999 * 1024 * 4096),
+        (660_000, "ocelot", 1.7e-3, 1024, 0),
+        (660_001, "ocelot", 1.7e-3, 3072, 1024 * 4096),
+        (821_000, "phoenix", 9.35e-4, 3072, 1000 * 3072 * 4096),
+        (1_419_999, "deeper-starling", 1.7e-5, 4096, 19_999 * 4096 * 4096),
+    ],
+)
+def test_show_at_a_step(phasewise: Run, step: int, name: str, rate: float, batch: int, tokens: int):
+    shown = read(phasewise("show", "marin-8b", "--scale", "full", "--at", step, "--json"))
+    (phase,) = shown["phases"]
+    assert (shown["step"], phase["name"], phase["batch"], phase["phase_tokens_before"]) == (step, name, batch, tokens)
+    assert phase["learning_rate"] == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(("target", "step"), [("marin-8b", 1_420_001), ("marin-8b/kestrel", 660_001), ("marin-8b/ocelot", 0)])
+def test_show_at_a_step_that_is_not_trained_is_refused(phasewise: Run, target: str, step: int):
+    assert_refused(phasewise("show", target, "--scale", "full", "--at", step), 2, f"no phase of {target} trains at step {step}; there are")
+
+
+@pytest.mark.parametrize("scale", ["full", "proxy"])
+def test_lineage_says_what_changes(phasewise: Run, scale: str):
+    shown = read(phasewise("lineage", "marin-8b", "--scale", scale, "--json"))
+    assert (shown["recipe"], shown["scale"]) == ("marin-8b", scale)
+    main_line = [(phase["name"], phase["parent"]) for phase in shown["phases"] if not phase["branch"]]
+    assert main_line == list(zip(PHASES, [None, *PHASES[:-1]], strict=True))
+    for phase in shown["phases"]:
+        assert all(change["declared"] and change["before"] != change["after"] for change in phase["changes"])
+        assert {change["what"] for change in phase["changes"]} <= set(phase["declares"])
+    ocelot = {change["what"]: (change["before"], change["after"]) for change in shown["phases"][1]["changes"]}
+    assert ocelot["ema"] == (None, 0.995 if scale == "full" else 0.875)
+    assert shown["phases"][1]["fresh"] == ["ema"]
+
+
+@pytest.mark.parametrize("command", ["show", "lineage"])
+@pytest.mark.parametrize("scale", ["full", "proxy"])
+def test_people_read_the_same(phasewise: Run, command: str, scale: str):
+    result = phasewise(command, "marin-8b", "--scale", scale)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert f"marin-8b at {scale} scale" in result.stdout
+    assert all(name in result.stdout for name in PHASES)
+
+
+def test_people_read_what_is_in_force_at_a_step(phasewise: Run):
+    result = phasewise("show", "marin-8b", "--scale", "full", "--at", 821_000)
+    assert result.exit_code == 0
+    assert "phoenix" in result.stdout
+    assert "dclm_baseline 25.65 %" in " ".join(result.stdout.split())
