@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def run(target: str, scale: Scale, home: str | None, as_json: bool, retrain: tup
     """
     from flows.commands.run import run_recipe
 
-    _print_json_if(as_json, run_recipe(target, scale, home, retrain=retrain, as_json=as_json))
+    _print(run_recipe(target, scale, home, retrain=retrain, as_json=as_json), _nothing, as_json=as_json)
 
 
 @main.command()
@@ -69,10 +70,7 @@ def status(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
     from flows.commands.status import describe, is_done, print_description
 
     description = describe(target, scale, home)
-    if as_json:
-        _print_json_if(True, description)
-    else:
-        print_description(description)
+    _print(description, print_description, as_json=as_json)
     sys.exit(0 if is_done(description) else 1)
 
 
@@ -97,10 +95,7 @@ def show(target: str, scale: Scale, home: str | None, as_json: bool, **options: 
     if len(given) > 1:
         raise click.UsageError(f"one question at a time: {', '.join('--' + name.replace('step', 'at') for name in given)} were given.")
     description, print_answer = describe_asked(target, scale, Asked(**options), home)
-    if as_json:
-        _print_json_if(True, description)
-    else:
-        print_answer(description)
+    _print(description, print_answer, as_json=as_json)
 
 
 @main.command()
@@ -113,10 +108,7 @@ def lineage(target: str, scale: Scale, as_json: bool) -> None:
     from flows.commands.lineage import describe, print_description
 
     description = describe(target, scale)
-    if as_json:
-        _print_json_if(True, description)
-    else:
-        print_description(description)
+    _print(description, print_description, as_json=as_json)
 
 
 @main.command()
@@ -133,10 +125,7 @@ def preflight(target: str, slice_name: str | None, home: str | None, as_json: bo
 
     with shown_on_terminal():
         report = preflight_target(target, slice_name, home, machine_code=machine_code)
-    if as_json:
-        _print_json_if(True, report)
-    else:
-        print_preflight(report)
+    _print(report, print_preflight, as_json=as_json)
     sys.exit(0 if all(stage["fits"] for stage in report["phases"]) else 1)
 
 
@@ -155,7 +144,7 @@ def prepare(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
     """Build every cache that is not there yet."""
     from flows.commands.data import prepare as prepare_command
 
-    _print_json_if(as_json, prepare_command(target, scale, home))
+    _print(prepare_command(target, scale, home), _nothing, as_json=as_json)
 
 
 @data.command()
@@ -171,10 +160,7 @@ def verify(target: str, scale: Scale, home: str | None, full: bool, as_json: boo
     from flows.commands.data import verify as verify_command
 
     verification = verify_command(target, scale, home, full=full)
-    if as_json:
-        _print_json_if(True, verification)
-    else:
-        print_verification(verification)
+    _print(verification, print_verification, as_json=as_json)
     sys.exit(0 if verification["passes"] else 1)
 
 
@@ -202,10 +188,7 @@ def scan(paths: tuple[str, ...], benchmarks: str, as_json: bool, **options: Any)
     from flows.commands.scan import ScanOptions, passes, print_report, scan_paths
 
     report = scan_paths(paths, benchmarks, ScanOptions(**options))
-    if as_json:
-        _print_json_if(True, report)
-    else:
-        print_report(report)
+    _print(report, print_report, as_json=as_json)
     sys.exit(0 if passes(report) else 1)
 
 
@@ -219,10 +202,7 @@ def order(kind: str, length: int, seed: int, as_json: bool) -> None:
     from flows.commands.order import judge_order, print_judgement
 
     judgement = judge_order(kind, length, seed)
-    if as_json:
-        _print_json_if(True, judgement)
-    else:
-        print_judgement(judgement)
+    _print(judgement, print_judgement, as_json=as_json)
     sys.exit(0 if judgement["passes"] else 1)
 
 
@@ -237,10 +217,7 @@ def evaluate(target: str, scale: Scale, home: str | None, as_json: bool) -> None
     from flows.commands.evaluate import evaluate_target, print_evaluation
 
     evaluation = evaluate_target(target, scale, home)
-    if as_json:
-        _print_json_if(True, evaluation)
-    else:
-        print_evaluation(evaluation)
+    _print(evaluation, print_evaluation, as_json=as_json)
 
 
 @main.command()
@@ -257,10 +234,7 @@ def export(target: str, out: str, scale: Scale, home: str | None, as_json: bool,
     from flows.commands.export import export_target, print_export
 
     exported = export_target(target, out, scale, home, **options)
-    if as_json:
-        _print_json_if(True, exported)
-    else:
-        print_export(exported)
+    _print(exported, print_export, as_json=as_json)
 
 
 @main.command()
@@ -279,7 +253,7 @@ def schema() -> None:
     """Print the JSON schema of a recipe in a .json file."""
     from flows.commands.new import schema as schema_of_recipe
 
-    _print_json_if(True, schema_of_recipe())
+    _print(schema_of_recipe(), _nothing, as_json=True)
 
 
 @main.command()
@@ -304,10 +278,7 @@ def trace(target: str, scale: Scale, home: str | None, as_json: bool, most: int,
     from flows.commands.trace import trace as trace_command
 
     answer = trace_command(target, scale, home, Question(**question))
-    if as_json:
-        _print_json_if(True, answer)
-    else:
-        print_answer(answer, most=most)
+    _print(answer, lambda found: print_answer(found, most=most), as_json=as_json)
     print_remarks(answer)
     sys.exit(0 if is_as_trained(answer) else 1)
 
@@ -321,9 +292,16 @@ def up(home: str | None, port: int) -> None:
     os.execv(sys.executable, command + (["--home", home] if home else []))
 
 
-def _print_json_if(as_json: bool, value: Any) -> None:
+def _print(value: Any, for_people: Callable[[Any], None], *, as_json: bool) -> None:
+    """What came out, as one JSON object or for people."""
     if as_json:
         click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=_plain))
+    else:
+        for_people(value)
+
+
+def _nothing(_value: Any) -> None:
+    """People were shown it on the way."""
 
 
 def _plain(value: Any) -> str:

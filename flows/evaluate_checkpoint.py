@@ -6,9 +6,9 @@ from flows.recipes.assignments import Settings
 from flows.recipes.recipe import Scale
 from flows.record import parent_evaluation
 from flows.resolved import resolve_phase
+from flows.trained import trained_run
 from flows.validate_data import raise_unless_passed
 from tasks.evaluation.task import evaluate
-from tasks.training.launcher import finished_result
 from tasks.validation.task import model_gate
 from trainer.base.errors import TrainingError
 from validations.accepted import accepted_in
@@ -27,12 +27,8 @@ def evaluate_checkpoint(recipe: str, phase: str, scale: Scale = "proxy", home: s
     """
     resolved, chosen = resolve_phase(recipe, phase, scale, home)
     check_benchmarks(resolved.recipe, chosen)
-    resolved.home.make_ready()
     wanted = resolved.recipe
-    run = resolved.run(chosen)
-    result = finished_result(run)
-    if result is None:
-        raise TrainingError(f"phase {phase} of {recipe} is not trained on the data as it is now: train it first.")
+    run, result = trained_run(resolved, chosen)
     evaluation = evaluate(run, result, resolved.plan, chosen.evaluation.measured)
     parent = parent_evaluation(resolved, chosen)
     if chosen.parent and parent is None:

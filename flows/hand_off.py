@@ -77,7 +77,7 @@ def _as_trained(parent: Phase, run_file: Path) -> Phase:
         return parent
     trained = read_json(run_file)
     try:
-        return Phase.model_validate({**parent.model_dump(mode="json"), **{name: trained[name] for name in TRAINED_AS}})
+        return parent.but(**{name: trained[name] for name in TRAINED_AS})
     except (KeyError, ValidationError) as error:
         raise TrainingError(
             f"{run_file} must say as what phase {parent.name} was trained, and does not read so ({error}): train {parent.name} again."

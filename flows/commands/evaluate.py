@@ -5,10 +5,9 @@ from typing import Any
 from rich.console import Console
 
 from flows.declared import check_benchmarks
-from flows.recipes.recipe import Scale, scale_in_words
+from flows.recipes.recipe import Scale
 from flows.resolved import resolve
-from tasks.training.launcher import finished_result
-from trainer.base.errors import ConfigError, TrainingError
+from flows.trained import named_phase, trained_run
 from validations.evidence.floor import Floor, measure_floor
 
 
@@ -19,20 +18,10 @@ def evaluate_target(target: str, scale: Scale, home: str | None) -> dict[str, An
         ConfigError: no phase is named, or it names a benchmark that nothing measures.
         TrainingError: the phase is not trained.
     """
-    resolved, phase = resolve(target, scale, home, local_for="evaluation")
-    recipe = resolved.recipe
-    if phase is None:
-        names = ", ".join(f"{recipe.name}/{one.name}" for one in recipe.phases)
-        raise ConfigError(f"evaluate needs a phase, found the recipe {target}; there are {names}.")
-    check_benchmarks(recipe, phase)
-    resolved.home.make_ready()
-    run = resolved.run(phase)
-    result = finished_result(run)
-    if result is None:
-        raise TrainingError(
-            f"{target} is not trained {scale_in_words(scale)} under {resolved.home.root}: "
-            f"run `phasewise run {target} {resolved.options}` first."
-        )
+    resolved, found = resolve(target, scale, home, local_for="evaluation")
+    phase = named_phase(resolved, found, "evaluate")
+    check_benchmarks(resolved.recipe, phase)
+    run, result = trained_run(resolved, phase)
     from tasks.evaluation.checkpoint import evaluate_phase
 
     return evaluate_phase(run, result, resolved.plan, phase.evaluation.measured)

@@ -5,10 +5,10 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from flows.recipes.recipe import Scale, scale_in_words
+from flows.recipes.recipe import Scale
 from flows.resolved import resolve
-from tasks.training.launcher import finished_result
-from trainer.base.errors import ConfigError, TrainingError
+from flows.trained import named_phase, trained_run
+from trainer.base.errors import ConfigError
 
 Weights = Literal["last", "ema"]
 DType = Literal["float32", "bfloat16"]
@@ -21,24 +21,15 @@ def export_target(target: str, out: str, scale: Scale, home: str | None, *, weig
         ConfigError: no phase is named, or the folder is no new or empty one on this machine.
         TrainingError: the phase is not trained.
     """
-    resolved, phase = resolve(target, scale, home, local_for="export")
-    recipe = resolved.recipe
-    if phase is None:
-        names = ", ".join(f"{recipe.name}/{one.name}" for one in recipe.phases)
-        raise ConfigError(f"export needs a phase, found the recipe {target}; there are {names}.")
+    resolved, found = resolve(target, scale, home, local_for="export")
+    phase = named_phase(resolved, found, "export")
     if "://" in out:
         raise ConfigError(f"the folder to export to must be on this machine, found {out}.")
-    resolved.home.make_ready()
-    run = resolved.run(phase)
-    result = finished_result(run)
-    if result is None:
-        raise TrainingError(
-            f"{target} is not trained {scale_in_words(scale)} under {resolved.home.root}: "
-            f"run `phasewise run {target} {resolved.options}` first."
-        )
+    run, result = trained_run(resolved, phase)
     from tasks.publication.export import export_phase
 
     exported = export_phase(run, result, resolved.plan.tokenizer, Path(out), weights=weights, dtype=dtype)
+    recipe = resolved.recipe
     return {"recipe": recipe.name, "scale": recipe.scale, "phase": phase.name, "step": phase.stop_step, **exported}
 
 

@@ -18,7 +18,7 @@ def accepted_among(phases: Iterable[str], accepts: Iterable[AcceptedWarning]) ->
     for one in accepts:
         left = None if one.phases is None else tuple(name for name in one.phases if name in there)
         if left is None or left:
-            kept.append(AcceptedWarning.model_validate({**one.model_dump(), "phases": left}))
+            kept.append(one.but(phases=left))
     return tuple(kept)
 
 

@@ -30,7 +30,6 @@ from flows.recipes.recipe import Recipe
 from trainer.config import (
     AdamC,
     CheckpointPolicy,
-    DataOrder,
     Instrumentation,
     LearningRateSegment,
     ModelConfig,
@@ -66,7 +65,7 @@ PHASE_1 = Phase(
     learning_rate=(linear(0, NOMINAL_STEPS // 100, 0.0, PEAK), constant(NOMINAL_STEPS // 100, 80_000, PEAK)),
     batch=Steps[int](((0, 8192), (18_500, 7680), (21_010, 8192))),
     mixture=always(PRETRAINING_MIXTURE),
-    order=DataOrder.model_validate(ORDER.model_dump() | {"cut_blocks": True}),
+    order=ORDER.but(cut_blocks=True),
     stability=stability(
         z_loss=1e-4,
         ema=0.995,
@@ -186,7 +185,7 @@ MANTIS = continued(
     optimizer=ADAMC,
     learning_rate=(linear(160_000, 192_000, PEAK, FLOOR),),
     mixture=Steps(((160_000, MANTIS_MIXTURE), (174_000, MANTIS_MIXTURE_WITH_CODE))),
-    order=DataOrder.model_validate(QK_NORM.order.model_dump() | {"permutation": "feistel_levanter"}),
+    order=QK_NORM.order.but(permutation="feistel_levanter"),
     discrepancies=MANTIS_DIFFERENCES,
     notes=MANTIS_NOTES,
 )

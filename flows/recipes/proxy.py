@@ -42,7 +42,6 @@ from trainer.config import (
     Steps,
     always,
 )
-from validations.limits import DataLimits, HealthLimits
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -158,13 +157,13 @@ def proxy_model(model: ModelConfig) -> ModelConfig:
         "compute_dtype": "float32",
         "sliding_window": None if model.sliding_window is None else max(1, model.sliding_window // LENGTH),
     }
-    return ModelConfig.model_validate(model.model_dump() | small)
+    return model.but(**small)
 
 
 def proxy_order(order: DataOrder) -> DataOrder:
     """The same order in small blocks, which the ends of stages may cut."""
     fields = {"block_sequences": BLOCK_SEQUENCES, "first_step": steps(order.first_step), "cut_blocks": True}
-    return DataOrder.model_validate(order.model_dump() | fields)
+    return order.but(**fields)
 
 
 def proxy_checkpoints(policy: CheckpointPolicy, keep_steps: tuple[int, ...]) -> CheckpointPolicy:
@@ -226,7 +225,7 @@ def _gates(phase: Phase) -> Gates:
     shortest = min(max(1, after - before) for before, after in pairwise([*starts, steps(phase.stop_step)]))
     sequences = shortest * max(1, round(phase.batch.at(phase.stop_step - 1) / BATCH))
     limit = max(phase.gates.data.max_share_error_points, 100 * MAX_SHARE_ERROR_SEQUENCES / sequences)
-    data = DataLimits.model_validate({**phase.gates.data.model_dump(), "max_share_error_points": limit, "max_share_error_percent": None})
+    data = phase.gates.data.but(max_share_error_points=limit, max_share_error_percent=None)
     percent = max(phase.gates.health.max_spike_percent, MAX_SPIKE_PERCENT)
-    health = HealthLimits.model_validate({**phase.gates.health.model_dump(), "max_spike_percent": percent})
+    health = phase.gates.health.but(max_spike_percent=percent)
     return Gates(data=data, health=health, model=phase.gates.model)

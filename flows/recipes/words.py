@@ -49,7 +49,7 @@ HEALTH = HealthLimits(
     spike_deviations=7.0, spike_window=1000, max_spike_percent=1.0, max_lm_head_growth=4.0, max_loss_rise=0.02, max_loss_shift=0.02,
     max_ema_gap=0.2, max_data_share=0.1,
 )  # fmt: skip
-WITHOUT_AVERAGE = HealthLimits.model_validate({**HEALTH.model_dump(), "max_ema_gap": None})
+WITHOUT_AVERAGE = HEALTH.but(max_ema_gap=None)
 FLOOR_ERROR_RATE = 0.01
 """One in a hundred models that know nothing of what a benchmark asks may pass it."""
 
@@ -216,7 +216,7 @@ def gates(
             max_share_error_points=max_share_error_points,
             max_share_error_percent=max_share_error_percent,
             max_epochs=max_epochs,
-            leakage=LeakageLimits.model_validate({**LEAKAGE.model_dump(), "max_items": max_items}),
+            leakage=LEAKAGE.but(max_items=max_items),
             order=MIXING,
         ),
         health=health,

@@ -4,7 +4,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from tasks.data.tokenizer import load_tokenizer, tokenizer_digest
-from validations.evidence.leakage.detokenize import Detokenize, build_detokenizer
+from validations.evidence.leakage.words.detokenize import Detokenize, build_detokenizer
 
 
 def open_detokenizer(path: Path) -> Detokenize:

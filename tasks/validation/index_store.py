@@ -19,17 +19,18 @@ from trainer.base.storage import as_path, content_digest, digest_of_json, read_j
 from validations.evidence import leakage
 from validations.evidence.leakage.compiled import is_cold
 from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.item_files import read_benchmarks
-from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.items.files import read_benchmarks
+from validations.evidence.leakage.items.item import BenchmarkItem
 
 CACHE_VARIABLE = "XDG_CACHE_HOME"
+LEAKAGE = "validations/evidence/leakage"
 AHEAD = f"{leakage.__name__}.ahead"
 
 
 @cache
 def leakage_version() -> str:
     """Changes with the code that reads items, makes an index of them, and decides what a scan finds."""
-    return code_digest("validations/evidence/leakage/**/*.py")
+    return code_digest(*(f"{LEAKAGE}/{name}.py" for name in ("*/*", "index", "own", "scan", "segments")))
 
 
 def index_store(home: Home | None) -> Path:

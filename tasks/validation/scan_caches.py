@@ -18,10 +18,10 @@ from trainer.base.errors import ConfigError, DataError
 from trainer.base.storage import as_path, digest_of_file, digest_of_json, read_json, write_json
 from trainer.data.manifest import Shard, read_manifest
 from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.item_files import read_benchmarks
-from validations.evidence.leakage.items import HELD_OUT, BenchmarkItem
+from validations.evidence.leakage.items.files import read_benchmarks
+from validations.evidence.leakage.items.item import HELD_OUT, BenchmarkItem
 from validations.evidence.leakage.scan import Scan, cache_documents, merge_scans, scan_documents
-from validations.evidence.leakage.words import split_words
+from validations.evidence.leakage.words.words import split_words
 from validations.limits import LeakageLimits
 
 BENCHMARKS_VARIABLE = "PHASEWISE_BENCHMARKS"

@@ -16,7 +16,7 @@ from tests.benchmarks.measure import Options, Row, in_turns, seconds
 from tests.benchmarks.peers import Place
 from tests.benchmarks.scan_process import LIMITS
 from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.items.item import BenchmarkItem
 from validations.evidence.leakage.scan import Document, Scan, scan_documents
 
 MEGABYTES_VARIABLE = "PEERS_MB"

@@ -16,7 +16,7 @@ from tasks.validation.scan_pieces import scan_pieces
 from tests.benchmarks.memory import peak_of_this_process
 from tests.leakage_recall.made_items import made_items
 from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.item_files import read_benchmarks
+from validations.evidence.leakage.items.files import read_benchmarks
 from validations.limits import LeakageLimits
 
 LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)

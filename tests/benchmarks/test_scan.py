@@ -12,7 +12,7 @@ from tests.benchmarks.real_text import write_json_lines
 from tests.benchmarks.scan_peers import Corpus, read_peer_items
 from tests.benchmarks.scan_process import LIMITS
 from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.items.item import BenchmarkItem
 from validations.evidence.leakage.scan import scan_documents
 
 pytestmark = pytest.mark.timeout(240)  # a guard against hanging

@@ -122,7 +122,7 @@ def test_a_component_that_nobody_knows_is_refused(home: Home):
 
 
 def with_sources(recipe: Recipe, **sources: Source) -> Recipe:
-    return Recipe.model_validate({**recipe.model_dump(mode="json"), "sources": sources})
+    return recipe.but(sources=sources)
 
 
 @pytest.mark.parametrize("scale", ["proxy", "full"])
@@ -153,7 +153,7 @@ def test_conversations_are_refused_at_full_scale(home: Home):
     """Their text key alone would train on half of each."""
     recipe = with_mixture({"smoltalk": 50, "acecode_89k": 25, "flan": 25})
     assert set(sources_of(recipe, home)) == {"smoltalk", "acecode_89k", "flan"}
-    full = Recipe.model_validate({**recipe.model_dump(mode="json"), "scale": "full"})
+    full = recipe.but(scale="full")
     with pytest.raises(ConfigError, match="marin-8b draws from acecode_89k, smoltalk, which are conversations"):
         sources_of(full, home)
     own = Source(url="gs://bucket/chat", include=("*.jsonl",), format="jsonl")
@@ -166,7 +166,7 @@ def test_pins_reach_the_plan(home: Home, tmp_path: Path):
         (home.sources / name).mkdir(parents=True)
         (home.sources / name / "stand-in.jsonl").write_text("{}\n")
     pin = Pin(component="flan", split="train", url=str(tmp_path / "pinned"), digest="0" * 64)
-    plan = data_plan(Recipe.model_validate({**recipe.model_dump(mode="json"), "pins": [pin]}), home)
+    plan = data_plan(recipe.but(pins=[pin]), home)
     assert plan.components["flan"].train.folder == tmp_path / "pinned"
     assert plan.components["flan"].train.key == data_plan(recipe, home).components["flan"].train.key
     assert plan.components["flan"].held_out.folder != tmp_path / "pinned"

@@ -11,7 +11,7 @@ from trainer.base.frozen import Frozen
 from trainer.base.storage import read_json, write_json
 from validations.accepted import AcceptedWarning
 from validations.expectations.suites import version_of
-from validations.verdict import Verdict, read_verdict, write_verdict
+from validations.verdict import read_verdict, write_verdict
 
 
 class Limits(Frozen):
@@ -25,7 +25,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A verdict that passes with one accepted warning."""
     register(monkeypatch)
     verdict = judged("bison data", evidence(like_tests=1), tmp_path / "evidence", known_test_file())
-    verdict = Verdict.model_validate({**verdict.model_dump(), "suite_version": version_of(SAMPLE_SUITE)})
+    verdict = verdict.but(suite_version=version_of(SAMPLE_SUITE))
     write_verdict(tmp_path / "data.json", verdict)
     return tmp_path / "data.json"
 

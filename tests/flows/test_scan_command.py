@@ -16,7 +16,7 @@ from tests.hostile_makers import zipped
 from tests.leakage_recall.made_items import made_items
 from tests.leakage_recall.views import olmes
 from validations.evidence.leakage import compiled
-from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.items.item import BenchmarkItem
 
 pytestmark = pytest.mark.timeout(240)  # a guard against hanging
 

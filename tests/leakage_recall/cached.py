@@ -12,8 +12,8 @@ from tests.leakage_recall.formats import FORMATS
 from tests.leakage_recall.material import Material
 from tests.leakage_recall.measure import RecallRow, measure_recall, plant, sample
 from tests.validations.conftest import CacheMaker
-from validations.evidence.leakage.detokenize import build_detokenizer
 from validations.evidence.leakage.scan import Document, cache_documents
+from validations.evidence.leakage.words.detokenize import build_detokenizer
 
 CACHED_FORMAT = replace(FORMATS["OLMES's format"], name="dropped from the source, still in the cache")
 TRAIN_FILE, DROPPED_FILE = "train.jsonl", "test.json"

@@ -12,7 +12,7 @@ import orjson
 from tasks.data.python_text import plain_text, roots, topics
 from tests.benchmarks.real_text import real_texts
 from tests.shared_data import ROOT
-from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.items.item import BenchmarkItem
 from validations.evidence.leakage.scan import Document
 
 MIN_BYTES, MAX_BYTES, MIN_LONG_BYTES = 200, 4_000, 50_000

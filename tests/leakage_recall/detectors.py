@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from flows.recipes.marin.settings import LEAKAGE
 from tests.leakage_recall.views import part_text
 from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.items.item import BenchmarkItem
 from validations.evidence.leakage.scan import Document, scan_documents
 
 ItemKey = tuple[str, str]

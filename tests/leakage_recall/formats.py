@@ -9,7 +9,7 @@ from typing import Literal
 from tests.leakage_recall import edits, escapes, lines, plants, unicode_games
 from tests.leakage_recall.plants import Layout
 from tests.leakage_recall.views import MIN_WORDS, PART, QUESTION, VIEWS, WHOLE, WITH_NUMERALS, View
-from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.items.item import BenchmarkItem
 
 Kind = Literal["reformatting", "edits", "short", "beyond"]
 Dress = Callable[[str, Random], str]

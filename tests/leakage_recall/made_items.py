@@ -3,7 +3,7 @@
 from random import Random
 
 from tests.leakage_recall.made_words import ACTIONS, ADJECTIVES, FIELDS, NAMES, SUBSTANCES, THINGS, VERBS, Writer
-from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.items.item import BenchmarkItem
 
 
 def made_items(per_benchmark: int, seed: int) -> list[BenchmarkItem]:

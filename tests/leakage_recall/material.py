@@ -31,8 +31,8 @@ from tests.leakage_recall.plants import Hosts
 from tests.leakage_recall.report import Table
 from tests.leakage_recall.shared_sentences import alone_in_prose, joined_in_prose
 from tests.shared_data import shared_folder
-from validations.evidence.leakage.item_files import read_benchmarks
-from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.items.files import read_benchmarks
+from validations.evidence.leakage.items.item import BenchmarkItem
 from validations.evidence.leakage.scan import Document
 
 SHARES_PASSAGES = "MMLU dev"

@@ -12,7 +12,7 @@ from tests.leakage_recall.detectors import Detect, Found, ItemKey
 from tests.leakage_recall.formats import Format
 from tests.leakage_recall.plants import Hosts
 from tests.leakage_recall.views import PartAlone, part_text, words
-from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.items.item import BenchmarkItem
 from validations.evidence.leakage.scan import Document
 
 NORMAL_95 = 1.959964

@@ -15,11 +15,11 @@ from tests.leakage_recall.detectors import Detect, Detector, Found, ours
 from tests.leakage_recall.formats import FORMATS
 from tests.leakage_recall.material import Material
 from tests.leakage_recall.measure import RecallRow
-from validations.evidence.leakage import words
-from validations.evidence.leakage.fold import DIGIT, KIND_SHIFT, LETTER, MAX_EXPANSION, TABLE_SIZE, Fold
-from validations.evidence.leakage.items import BenchmarkItem
-from validations.evidence.leakage.numerals import NONE, numeral_table
+from validations.evidence.leakage.items.item import BenchmarkItem
 from validations.evidence.leakage.scan import Document
+from validations.evidence.leakage.words import words
+from validations.evidence.leakage.words.fold import DIGIT, KIND_SHIFT, LETTER, MAX_EXPANSION, TABLE_SIZE, Fold
+from validations.evidence.leakage.words.numerals import NONE, numeral_table
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from random import Random
 
 from tests.leakage_recall.plants import Hosts, among_paragraphs, inside_a_sentence
 from tests.leakage_recall.views import words
-from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.items.item import BenchmarkItem
 from validations.evidence.leakage.scan import Document
 
 MIN_ITEMS, MIN_SENTENCE_WORDS = 10, 4

@@ -14,7 +14,7 @@ from tests.leakage_recall.made_items import made_items
 from tests.leakage_recall.measure import plant, sample
 from tests.leakage_recall.plants import Hosts
 from tests.leakage_recall.views import MIN_WORDS, part_text, words
-from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.items.item import BenchmarkItem
 
 TEXT = (
     'He paid "1200" francs, i.e. 3 per fish & net.\nThe others – all five of them – waited in the\n\nrain until 1,000,000 drops had fallen.'

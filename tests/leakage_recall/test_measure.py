@@ -3,7 +3,7 @@
 import pytest
 
 from tests.leakage_recall.measure import Alarm, AlarmRow, RecallRow, Share, twin_proof
-from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.items.item import BenchmarkItem
 from validations.evidence.leakage.scan import Document
 
 ITEM = BenchmarkItem(

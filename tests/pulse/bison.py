@@ -25,8 +25,8 @@ from tests.leakage_recall.made_items import made_items
 from tests.leakage_recall.views import olmes
 from tests.pulse.runs import tiny_recipe
 from trainer.base.storage import digest_of_bytes, write_json
-from validations.evidence.leakage.item_files import read_items
-from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.items.files import read_items
+from validations.evidence.leakage.items.item import BenchmarkItem
 
 MATH, PROSE = "all_math", "prose"
 TEST_FILE = "test.json"

@@ -26,7 +26,6 @@ from trainer.base.storage import write_json
 from trainer.data.manifest import read_manifest
 from trainer.process.permission import check_permission
 from validations.evidence.hand_off import hand_off_evidence
-from validations.limits import DataLimits
 from validations.verdict import Verdict
 
 pytestmark = pytest.mark.timeout(600)  # a guard against hanging
@@ -58,7 +57,7 @@ def judged(incident: Incident, recipe: Recipe, **limits: Any) -> Verdict:
     home = Home.open(str(incident.home))
     phase = recipe.phase("bison")
     plan = data_plan(recipe, home)
-    allowed = DataLimits.model_validate({**phase.gates.data.model_dump(), **limits})
+    allowed = phase.gates.data.but(**limits)
     run = build_run(recipe, phase, home, plan.folders("train"))
     verdict = judge_phase_data(run, plan, allowed, home, hand_off=hand_off_evidence(None, {}))
     with nullcontext() if verdict.passes else pytest.raises(VerdictError):

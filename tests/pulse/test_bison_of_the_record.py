@@ -30,7 +30,7 @@ from tests.shared_data import shared_folder
 from trainer.base.errors import VerdictError
 from trainer.process.permission import check_permission
 from validations.evidence.hand_off import hand_off_evidence
-from validations.evidence.leakage.item_files import read_items
+from validations.evidence.leakage.items.files import read_items
 from validations.verdict import Verdict
 
 pytestmark = pytest.mark.timeout(600)  # a guard against hanging
@@ -46,7 +46,7 @@ def bison_alone(component: str) -> Recipe:
     mixture = [[0, {component: 60.0, "flan": 40.0}]]
     bison |= {"start": {"seed": 0}, "learning_rate": [flat, *bison["learning_rate"]], "mixture": mixture}
     bison["gates"]["data"]["max_epochs"] = None  # the two have too little text for so many steps
-    return Recipe.model_validate(recipe.model_dump(mode="json") | {"phases": [bison], "tokenizer": {"name": None, "vocab_size": 1024}})
+    return recipe.but(phases=[bison], tokenizer={"name": None, "vocab_size": 1024})
 
 
 def judged(recipe: Recipe, home: Home, bundle: Callable[[Path], object]) -> Verdict:

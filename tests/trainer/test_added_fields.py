@@ -30,7 +30,7 @@ def models_in(kind: Any) -> Iterator[type[BaseModel]]:
 
 
 def off(model: ModelConfig) -> ModelConfig:
-    return ModelConfig.model_validate(model.model_dump() | {"attend_within_documents": False})
+    return model.but(attend_within_documents=False)
 
 
 def test_a_name_in_the_table_is_one_field_that_has_that_value_by_default():

@@ -29,7 +29,7 @@ ROWS, SHORT = 5, 20
 def as_held_out(folder: Path) -> Path:
     """The cache, said to be of the other split."""
     manifest = read_manifest(folder)
-    write_manifest(folder, type(manifest).model_validate({**manifest.model_dump(), "split": "held_out"}))
+    write_manifest(folder, manifest.but(split="held_out"))
     return folder
 
 

@@ -31,7 +31,7 @@ Schedule = Callable[[int], Scheduled]
 @pytest.fixture(scope="module")
 def tiny(model: ModelConfig) -> ModelConfig:
     smaller = {"vocab_size": 64, "num_layers": 1, "d_model": 16, "d_ff": 24, "num_query_heads": 2, "num_kv_heads": 1}
-    return ModelConfig.model_validate({**model.model_dump(), **smaller})
+    return model.but(**smaller)
 
 
 @dataclass

@@ -169,8 +169,8 @@ def test_evidence_that_is_gone_or_changed_is_said_to_be_so(bison: Verdict, manti
 
 
 def test_a_verdict_of_another_time_still_has_its_report(bison: Verdict, tmp_path: Path):
-    older = Verdict.model_validate({**bison.model_dump(), "thresholds": {"min_containment": 0.5}})
-    unknown = Verdict.model_validate({**bison.model_dump(), "suite": "forgotten"})
+    older = bison.but(thresholds={"min_containment": 0.5})
+    unknown = bison.but(suite="forgotten")
     index = build_data_docs(tmp_path / "docs", [older, unknown])
     text = Page(index).text
     assert text.count(STALE) == 2

@@ -8,7 +8,6 @@ from pydantic import ValidationError
 from tests.validations.report.samples import evidence, judged, known_test_file
 from validations.expectations.judging import Outcome
 from validations.outcomes import KIND_WORDS, CheckCounts, CheckOutcome, count_checks, sum_counts, tell_verdicts
-from validations.verdict import Verdict
 
 
 def outcome(severity: str, result: Outcome) -> CheckOutcome:
@@ -76,4 +75,4 @@ def test_a_verdict_that_says_something_else_than_its_checks_is_refused(like_test
     failing = judged("bison data", evidence(stale=1), folder)
     for verdict in (passing, failing):
         with pytest.raises(ValidationError, match="it must pass where no check failed or could not be made"):
-            Verdict.model_validate({**verdict.model_dump(), "passes": not verdict.passes})
+            verdict.but(passes=not verdict.passes)

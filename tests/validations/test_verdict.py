@@ -70,7 +70,7 @@ def test_a_planted_item_is_told_with_everything_that_finds_it(data_evidence: Bui
 
 
 def test_as_many_items_as_allowed_may_leak(data_evidence: Build, limits: DataLimits, tmp_path: Path):
-    allowed = DataLimits.model_validate({**limits.model_dump(), "leakage": {**limits.leakage.model_dump(), "max_items": 1}})
+    allowed = limits.but(leakage={**limits.leakage.model_dump(), "max_items": 1})
     assert judge_data("s", data_evidence(extra={"starcoderdata": [PLANTED]}), limits=allowed, folder=tmp_path / "evidence").passes
     assert not judge_data("s", data_evidence(extra={"starcoderdata": [PLANTED] * 2}), limits=allowed, folder=tmp_path / "evidence").passes
 

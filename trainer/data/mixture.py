@@ -60,7 +60,7 @@ def check_shares(
             continue
         found = 100 * counts[worst] / block
         remedies = [f"a share of {found:.4g} %"]
-        carried = DataOrder.model_validate(order.model_dump() | {"rounding": "largest_remainder"})
+        carried = order.but(rounding="largest_remainder")
         if order.rounding == "floor" and max(_errors(shares, carried)[unit].values()) <= limit:
             remedies.append("rounding by largest_remainder")
         elif limit:

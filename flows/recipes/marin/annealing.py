@@ -5,7 +5,7 @@ from flows.recipes.marin.mixtures import DCLM, JELLYFISH_HIGH_QUALITY, Weights, 
 from flows.recipes.marin.notes import R8, unstated
 from flows.recipes.marin.settings import ORDER, evaluated, gates, linear
 from flows.recipes.phase import Change, Phase, continued
-from trainer.config import DataOrder, MixtureShares, ModelConfig, always
+from trainer.config import MixtureShares, ModelConfig, always
 
 START_STEP = 660_000
 SEQ_LEN = 4096
@@ -91,7 +91,7 @@ def _arm(kestrel: Phase, model: ModelConfig, name: str, mixture: MixtureShares, 
         learning_rate=(linear(START_STEP, stop_step, 1e-3, 0.0),),
         batch=always(batch),
         mixture=always(mixture),
-        order=DataOrder.model_validate(ORDER.model_dump() | {"first_step": START_STEP, "cut_blocks": True}),
+        order=ORDER.but(first_step=START_STEP, cut_blocks=True),
         slice=always("2x v4-128"),
         evaluation=evaluated(loss_every_steps=1_000, benchmarks=WITH_MMLU),
         gates=gates(max_increase_bits_per_byte=0.3, max_epochs=SMALL_EPOCHS + 0.1),

@@ -7,7 +7,7 @@ from flows.recipes.marin.mixtures import JELLYFISH_HIGH_QUALITY, JELLYFISH_WEB, 
 from flows.recipes.marin.notes import R8, differs, unstated
 from flows.recipes.marin.settings import ADAMW, gates, linear, stability
 from flows.recipes.phase import Change, Phase, continued
-from trainer.config import AdamW, CheckpointPolicy, Instrumentation, LearningRateSegment, ModelConfig, always
+from trainer.config import CheckpointPolicy, Instrumentation, LearningRateSegment, always
 
 START, MIDDLE, END = 820_000, 830_000, 840_000
 RESTART = 824_524
@@ -19,7 +19,7 @@ SPOONBILL_MIXTURE = (
     | percent({"tulu_3_sft_mixture": 1.0}, 0.1)
 )
 GATES = gates(max_increase_bits_per_byte=0.02, max_epochs=2)
-NO_DECAY = AdamW.model_validate(ADAMW.model_dump() | {"weight_decay": 0.0})
+NO_DECAY = ADAMW.but(weight_decay=0.0)
 SPOONBILL_RATE = linear(START, MIDDLE, 1.7e-4, 2.75e-5)
 
 
@@ -87,7 +87,7 @@ def _softer(soft: Phase) -> tuple[Phase, ...]:
 
 def _focused(norms: Phase) -> tuple[Phase, ...]:
     """From the middle of Spoonbill with attention in float32, with and without the z-loss; and on from the latter."""
-    model = ModelConfig.model_validate(norms.model.model_dump() | {"float32_attention": True})
+    model = norms.model.but(float32_attention=True)
     z_loss = stability(z_loss=1e-4, ema=0.995)
     two_changes = differs(
         "z_loss",
@@ -139,7 +139,7 @@ def _further(parent: Phase, name: str, declares: tuple[Change, ...] = (), **sett
 
 
 def _keeping(policy: CheckpointPolicy, step: int) -> CheckpointPolicy:
-    return CheckpointPolicy.model_validate(policy.model_dump() | {"at_steps": (step,)})
+    return policy.but(at_steps=(step,))
 
 
 TOKENS = "125.8 B tokens (10,000 steps of 12 Mi)"

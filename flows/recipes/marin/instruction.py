@@ -7,9 +7,9 @@ of instruction. Its steps start from 0; here they go on from the parent's.
 from flows.recipes.marin.notes import PAPER, R8, differs, unstated
 from flows.recipes.marin.settings import ADAMW, evaluated, gates, linear, stability
 from flows.recipes.phase import Discrepancy, Note, Phase, continued
-from trainer.config import AdamW, DataOrder, LearningRateSegment, MixtureShares, always
+from trainer.config import LearningRateSegment, MixtureShares, always
 
-NO_DECAY = AdamW.model_validate(ADAMW.model_dump() | {"weight_decay": 0.0})
+NO_DECAY = ADAMW.but(weight_decay=0.0)
 WARMUP = 0.03
 # Percent, by the number of documents.
 RELEASE_WEIGHTS = {
@@ -107,12 +107,12 @@ def _tuned(
             *(("coverage",) if again else ()),
         ),
         branch=True,
-        model=parent.model.model_validate(parent.model.model_dump() | {"float32_attention": False}),
+        model=parent.model.but(float32_attention=False),
         optimizer=NO_DECAY,
         learning_rate=_warmed_up(start, stop, rate),
         batch=always(128),
         mixture=always(mixture),
-        order=DataOrder.model_validate(parent.order.model_dump() | {"first_step": start}),
+        order=parent.order.but(first_step=start),
         stability=stability(z_loss=None, ema=None),
         slice=always("v4-128"),
         evaluation=evaluated(loss_every_steps=1_000),

@@ -6,7 +6,6 @@ from flows.recipes.phase import Evaluation, Gates
 from flows.recipes.recipe import Tokenizer
 from flows.recipes.words import LEAKAGE, constant, linear, stability, wsd_s
 from trainer.config import AdamW, DataOrder, Llama3RopeScaling, ModelConfig, Rope
-from validations.limits import HealthLimits
 
 __all__ = [
     "ADAMW", "LEAKAGE", "LLAMA3_ROPE", "OLD_ROPE", "ORDER", "TOKENIZER", "constant", "evaluated", "gates", "linear", "llama",
@@ -24,7 +23,7 @@ ORDER = DataOrder(seed=0, permutation="linear", block_sequences=2048)
 
 LOSS_SEQUENCES = 64
 """Rows of each component; the record's cadence, on this project's held-out split in place of its 16 and more outside sets."""
-HEALTH = HealthLimits.model_validate({**words.HEALTH.model_dump(), "max_spike_percent": 0.1})
+HEALTH = words.HEALTH.but(max_spike_percent=0.1)
 
 
 def llama(

@@ -26,7 +26,7 @@ ORDER: dict[str, Any] = {
 
 def with_accepts(*accepts: dict[str, Any]) -> Recipe:
     """Marin 8B with these in place of its own."""
-    return Recipe.model_validate({**load_recipe("marin-8b", "proxy").model_dump(mode="json"), "accepts": accepts})
+    return load_recipe("marin-8b", "proxy").but(accepts=accepts)
 
 
 def of_table(recipe: Recipe, phase: str, table: str) -> list[AcceptedWarning]:

@@ -85,7 +85,7 @@ def test_later_stand_ins_have_text_and_it_is_their_own():
 
 def a_little(stand_in: StandIn) -> StandIn:
     """The same text, ended early."""
-    return StandIn.model_validate({**stand_in.model_dump(), "max_bytes": A_LITTLE})
+    return stand_in.but(max_bytes=A_LITTLE)
 
 
 def test_only_a_set_that_no_phase_draws_from_has_none():

@@ -29,7 +29,7 @@ def write(tmp_path: Path) -> Callable[..., str]:
 
 
 def renamed(recipe: Recipe) -> Recipe:
-    return Recipe.model_validate(recipe.model_dump() | {"name": "mine"})
+    return recipe.but(name="mine")
 
 
 @pytest.mark.parametrize("name", NAMES)

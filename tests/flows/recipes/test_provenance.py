@@ -111,7 +111,7 @@ def test_a_value_that_is_not_the_record_s_is_not_said_to_be():
 
 def test_a_recipe_that_is_no_record_has_none():
     record = load_record("marin-8b", "proxy")
-    mine = Recipe.model_validate(record.model_dump() | {"name": "mine"})
+    mine = record.but(name="mine")
     assert sources_of(mine, mine.phases[0]) == {}
 
 

@@ -12,7 +12,7 @@ from tasks.data.prepare import build_missing_caches, make_missing_tokenizer, wri
 from tasks.data.verify import verify_component
 from tests.tasks.conftest import VOCAB_SIZE
 from trainer.base.errors import DataError
-from trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest, write_manifest
+from trainer.data.manifest import MANIFEST_NAME, read_manifest, write_manifest
 
 
 def left_in(folder: Path) -> set[str]:
@@ -65,7 +65,7 @@ def test_no_cache_is_built_with_an_edited_tokenizer(world: Any):
 def test_a_pinned_cache_with_another_begin_token_is_refused_before_anything_is_tokenized(world: Any):
     plan = world.prepare()
     cache = plan.components["web"].train
-    theirs = Manifest.model_validate(read_manifest(cache.folder).model_dump() | {"begin_of_text": 300})
+    theirs = read_manifest(cache.folder).but(begin_of_text=300)
     write_manifest(cache.folder, theirs)
     pin = Pin(component="web", split="train", url=str(cache.folder), digest=theirs.digest)
     sources = {name: component.source for name, component in plan.components.items()}

@@ -127,5 +127,5 @@ def test_a_file_of_another_format_is_refused_by_name_whatever_the_limit(tmp_path
         check_readable("web", source, tally_of(records, listing), tmp_path / "out")
     assert QUARANTINE_NAME in str(refusal.value)
     assert (source.exclude, listing.excluded) == ((), ())
-    without = Source.model_validate({**source.model_dump(), "exclude": ("wrong",)})
+    without = source.but(exclude=("wrong",))
     assert fingerprint(without).excluded == ("wrong",)

@@ -195,7 +195,7 @@ def held_out_tokens(caches: Mapping[str, Path], tokenizer: Tokenizer) -> dict[st
 @pytest.fixture(scope="session")
 def reading_config(config: ModelConfig) -> ModelConfig:
     """A model as wide as its vocabulary, so that weights can be written by hand."""
-    return ModelConfig.model_validate(config.model_dump() | {"d_model": config.vocab_size})
+    return config.but(d_model=config.vocab_size)
 
 
 def _write_weights(config: ModelConfig, following: np.ndarray) -> Params:

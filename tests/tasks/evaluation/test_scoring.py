@@ -39,7 +39,7 @@ def test_windows_that_share_rows_score_as_they_do_alone(params: Params, config: 
 
 def test_windows_stay_apart_also_where_training_does_not_keep_documents_apart(params: Params, config: ModelConfig) -> None:
     """Each is a text of its own, whatever the rows of training were."""
-    across = ModelConfig.model_validate(config.model_dump() | {"attend_within_documents": False})
+    across = config.but(attend_within_documents=False)
     windows = [window for seed in range(5) for window in cut_windows(random_tokens(seed, 20, config), config.seq_len, 0)]
     for on, off in zip(score_windows(params, config, windows), score_windows(params, across, windows), strict=True):
         np.testing.assert_array_equal(on.log_likelihoods, off.log_likelihoods)

@@ -48,5 +48,5 @@ def test_room_for_code_and_runtime_stays_free() -> None:
 
 
 def test_a_refusal_without_an_account_tells_the_compilers_words() -> None:
-    result = Result.model_validate({**result_of(31, refused=True).model_dump(), "memory": None})
+    result = result_of(31, refused=True).but(memory=None)
     assert refusal(result) == "the compiler refused it: RESOURCE_EXHAUSTED: as it says"

@@ -252,7 +252,7 @@ def test_a_run_that_is_carried_out_otherwise_goes_on_in_its_folder(build_run: Bu
         "execution": {"mesh": {"fsdp": 2}, "remat": "full", "microbatch_sequences": 1},
         "instrumentation": {"layer_norms_every": 5, "tensorboard": True},
     }
-    after = RunConfig.model_validate({**before.model_dump(mode="json"), **changes})
+    after = before.but(**changes)
     found: list[RunConfig] = []
 
     def look(run_file: Path, *_: object) -> int:

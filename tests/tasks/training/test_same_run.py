@@ -40,7 +40,7 @@ class Case:
             fields = read_manifest(folder).model_dump(mode="json")
             write_manifest(copy, Manifest.model_validate({**fields, "key": key, "reader": f"reader {number}", **changes}))
             caches[name] = str(copy)
-        return RunConfig.model_validate({**self.run.model_dump(mode="json"), "caches": caches})
+        return self.run.but(caches=caches)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def case(prepared: Any, build_run: BuildRun, tmp_path: Path) -> Case:
     world = type(prepared)(Home.open(str(tmp_path / "home")), tmp_path / "home" / "sources")
     caches = {name: str(folder) for name, folder in world.plan().folders("train").items()}
     output = str(world.home.run("tiny", "phase"))
-    run = RunConfig.model_validate({**build_run("phase").model_dump(mode="json"), "caches": caches, "output": output})
+    run = build_run("phase").but(caches=caches, output=output)
     note_caches(run)
     write_json(Path(output) / "run.json", run.model_dump(mode="json"))
     write_json(Path(output) / "result.json", {"run_digest": run.digest})
@@ -80,12 +80,12 @@ def test_other_content_under_another_name_is_another_run(case: Case, changes: di
 
 
 def test_other_settings_are_another_run(case: Case):
-    assert not holds(RunConfig.model_validate({**case.again().model_dump(mode="json"), "seed": 1}))
+    assert not holds(case.again().but(seed=1))
 
 
 def test_another_component_is_another_run(case: Case):
     caches = {**case.again().caches, "more": case.run.caches["web"]}
-    assert not holds(RunConfig.model_validate({**case.run.model_dump(mode="json"), "caches": caches}))
+    assert not holds(case.run.but(caches=caches))
 
 
 def without_notes(case: Case) -> None:
@@ -125,13 +125,13 @@ def test_a_run_of_a_home_that_was_moved_holds(case: Case, tmp_path: Path):
     moved = (tmp_path / "home").rename(tmp_path / "moved")
     places = {name: str(folder).replace(str(tmp_path / "home"), str(moved)) for name, folder in again.caches.items()}
     output = again.output.replace(str(tmp_path / "home"), str(moved))
-    assert holds(RunConfig.model_validate({**again.model_dump(mode="json"), "caches": places, "output": output}))
+    assert holds(again.but(caches=places, output=output))
 
 
 def test_a_pinned_cache_is_told_by_its_content_too(case: Case):
     again = case.again()
     digests = {name: read_manifest(folder).digest for name, folder in again.caches.items()}
-    assert holds(RunConfig.model_validate({**again.model_dump(mode="json"), "cache_digests": digests}))
+    assert holds(again.but(cache_digests=digests))
 
 
 def test_caches_that_lack_for_their_code_alone_do_not_speak_against_a_result(case: Case, monkeypatch: pytest.MonkeyPatch):
@@ -139,9 +139,7 @@ def test_caches_that_lack_for_their_code_alone_do_not_speak_against_a_result(cas
     monkeypatch.setattr("tasks.data.documents.READER", "another reader")
     monkeypatch.setattr("tasks.data.verify.READ_BY", "another reader")
     plan = case.plan()
-    run = RunConfig.model_validate(
-        {**case.run.model_dump(mode="json"), "caches": {name: str(folder) for name, folder in plan.folders("train").items()}}
-    )
+    run = case.run.but(caches={name: str(folder) for name, folder in plan.folders("train").items()})
     assert not plan.is_built
     assert finished_result(run) is None
     assert finished_result(run, plan) is not None
@@ -159,7 +157,7 @@ def test_caches_that_lack_for_a_file_or_a_setting_speak_against_it(case: Case, m
         (case.world.sources / "web" / "part-2.jsonl").write_text('{"text": "more"}\n')
     plan = case.world.plan(**({"normalization": {"line_ends": "keep"}} if what == "setting" else {}))
     caches = {name: str(folder) for name, folder in plan.folders("train").items()}
-    run = RunConfig.model_validate({**case.run.model_dump(mode="json"), "caches": caches})
+    run = case.run.but(caches=caches)
     assert finished_result(run, plan) is None
 
 
@@ -168,7 +166,7 @@ def test_a_manifest_s_content_is_of_its_tokens_in_order(case: Case):
     assert len(manifest.shards) > 1
 
     def content(**changes: Any) -> str:
-        return Manifest.model_validate({**manifest.model_dump(mode="json"), **changes}).content
+        return manifest.but(**changes).content
 
     shards = [shard.model_dump(mode="json") for shard in manifest.shards]
     same = [{"key": "k"}, {"reader": "r"}, {"normalizer": "n"}, {"encoder": "e"}, {"source": {}}, {"sources": []}, {"component": "c"}]

@@ -7,7 +7,7 @@ import pytest
 
 from tasks.validation.index_store import index_of_folder
 from tests.leakage_recall.made_items import made_items
-from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.items.item import BenchmarkItem
 
 BENCHMARK = "made-math"
 

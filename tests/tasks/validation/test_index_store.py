@@ -12,7 +12,7 @@ from tasks.validation.index_store import index_of_folder, open_index
 from tasks.validation.index_store import index_store as place_of
 from trainer.base.errors import ConfigError
 from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.items.item import BenchmarkItem
 
 
 @pytest.fixture

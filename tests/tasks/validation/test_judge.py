@@ -112,7 +112,7 @@ def test_a_scan_of_the_same_bytes_is_not_made_again(copied: Any, scans: list[lis
     second = judged(copied)
     fewer = judged(copied, mixture={"law": 50, "web": 50})
     loose = LeakageLimits(min_words=13, min_score=0.9, min_copy_share=0.8, max_items=0)
-    looser = judged(copied, DataLimits.model_validate({**LIMITS.model_dump(), "leakage": loose}))
+    looser = judged(copied, LIMITS.but(leakage=loose))
     assert second == first
     assert set(fewer.judged) == {"law", "web"}
     assert looser.passes

@@ -12,7 +12,7 @@ from tasks.validation.scan_paths import select
 from tasks.validation.scan_pieces import Scanned, scan_pieces
 from tests.leakage_recall.views import olmes
 from tests.tasks.conftest import write_prose
-from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.items.item import BenchmarkItem
 from validations.limits import LeakageLimits
 
 LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)

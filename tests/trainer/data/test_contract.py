@@ -29,7 +29,7 @@ def prepared_again(run: RunConfig, **changes: Any) -> RunConfig:
         fields = read_manifest(folder).model_dump(mode="json")
         write_manifest(copy, Manifest.model_validate({**fields, "reader": "another", **changes}))
         caches[name] = str(copy)
-    return RunConfig.model_validate({**run.model_dump(mode="json"), "caches": caches})
+    return run.but(caches=caches)
 
 
 def of_before(contract: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from trainer.base.errors import DataError
 from trainer.base.storage import digest_of_bytes
 from trainer.data.cache import TokenCache
 from trainer.data.document_index import DocumentIndex, Located
-from trainer.data.manifest import Manifest, read_manifest, write_manifest
+from trainer.data.manifest import read_manifest, write_manifest
 
 WriteCache = Callable[..., Path]
 
@@ -40,7 +40,7 @@ def write_index(folder: Path, number: int, table: pa.Table, **how: object) -> No
     shards = [shard.model_dump() for shard in manifest.shards]
     shards[number]["index_digest"] = digest_of_bytes(content.getvalue())
     (folder / f"{manifest.shards[number].name}.parquet").write_bytes(content.getvalue())
-    write_manifest(folder, Manifest.model_validate({**manifest.model_dump(), "shards": shards}))
+    write_manifest(folder, manifest.but(shards=shards))
 
 
 @pytest.fixture(scope="module")

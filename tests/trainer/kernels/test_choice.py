@@ -11,7 +11,7 @@ from trainer.kernels.attention import attend, check_kernel
 
 
 def changed(model: ModelConfig, **changes: Any) -> ModelConfig:
-    return ModelConfig.model_validate({**model.model_dump(), **changes})
+    return model.but(**changes)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ compiled_logits = jax.jit(logits, static_argnames="config")
 
 
 def changed(model: ModelConfig, **fields: Any) -> ModelConfig:
-    return ModelConfig.model_validate({**model.model_dump(), **fields})
+    return model.but(**fields)
 
 
 def large_params(config: ModelConfig) -> Params:

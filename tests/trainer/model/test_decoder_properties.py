@@ -42,7 +42,7 @@ def segment_ids() -> np.ndarray:
 
 
 def changed(model: ModelConfig, **fields: Any) -> ModelConfig:
-    return ModelConfig.model_validate({**model.model_dump(), **fields})
+    return model.but(**fields)
 
 
 def other_tokens(rows: np.ndarray) -> np.ndarray:

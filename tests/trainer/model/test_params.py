@@ -12,7 +12,7 @@ from trainer.model.params import ParamSpec, abstract_params, count_parameters, i
 
 
 def changed(model: ModelConfig, **fields: object) -> ModelConfig:
-    return ModelConfig.model_validate({**model.model_dump(), **fields})
+    return model.but(**fields)
 
 
 def test_marin_8b_has_llama_3_8b_s_parameters():

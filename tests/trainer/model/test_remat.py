@@ -18,7 +18,7 @@ POLICIES: tuple[Remat, ...] = get_args(Remat)
 
 @pytest.fixture(scope="module")
 def config(model: ModelConfig) -> ModelConfig:
-    return ModelConfig.model_validate({**model.model_dump(), "qk_norm": True, "num_layers": 3, "initializer_std": 0.1})
+    return model.but(qk_norm=True, num_layers=3, initializer_std=0.1)
 
 
 @pytest.fixture(scope="module")

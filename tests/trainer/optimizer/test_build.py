@@ -45,7 +45,7 @@ UPDATES = [(0.02, 1.0), (0.01, 0.5), (0.05, 2.5), (0.0, 0.0), (0.02, 1.0)]
 @pytest.fixture(scope="module")
 def lopsided(model: ModelConfig) -> ModelConfig:
     """No two sides of its matrices are alike, so that none can be taken for another."""
-    return ModelConfig.model_validate({**model.model_dump(), "d_model": 20, "d_ff": 44, "num_query_heads": 6, "head_dim": 6})
+    return model.but(d_model=20, d_ff=44, num_query_heads=6, head_dim=6)
 
 
 def random_like(params: Params, rng: np.random.Generator, scale: float = 1.0) -> Params:
@@ -99,7 +99,7 @@ def test_without_gradients_what_is_left_is_the_decay_of_what_decays(model: Model
 
 
 def test_gains_of_queries_and_keys_do_not_decay_and_a_tied_head_has_no_decay_of_its_own(model: ModelConfig):
-    other = ModelConfig.model_validate({**model.model_dump(), "qk_norm": True, "tied_head": True})
+    other = model.but(qk_norm=True, tied_head=True)
     decays = weight_decays(ADAMW, other)
     assert decays["blocks"]["query_norm"] == decays["blocks"]["key_norm"] == decays["embedding"] == 0
     assert "head" not in decays
@@ -128,6 +128,6 @@ def test_the_kinds_of_adam_can_go_on_from_one_another_s_state(model: ModelConfig
 
 @pytest.mark.parametrize("config", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_the_state_is_float32_whatever_the_model_computes_in(model: ModelConfig, config: Optimizer):
-    bfloat16 = ModelConfig.model_validate({**model.model_dump(), "compute_dtype": "bfloat16"})
+    bfloat16 = model.but(compute_dtype="bfloat16")
     state = jax.eval_shape(build_optimizer(config, bfloat16).init, init_params(0, bfloat16))
     assert {leaf.dtype.name for leaf in jax.tree.leaves(state) if leaf.ndim} == {"float32"}

@@ -16,7 +16,7 @@ MATRICES = {"query": 1, "key": 1, "value": 1, "output": 2, "gate": 1, "up": 1, "
 @pytest.fixture(params=[(False, False), (True, False), (False, True), (True, True)], ids=["llama", "qk-norm", "tied", "both"])
 def any_model(model: ModelConfig, request: pytest.FixtureRequest) -> ModelConfig:
     qk_norm, tied_head = request.param
-    return ModelConfig.model_validate({**model.model_dump(), "qk_norm": qk_norm, "tied_head": tied_head})
+    return model.but(qk_norm=qk_norm, tied_head=tied_head)
 
 
 def test_each_weight_is_in_exactly_one_group(any_model: ModelConfig):

@@ -48,7 +48,7 @@ def test_a_matrix_of_zeros_stays_so():
 
 @pytest.mark.parametrize("name", ["query", "key", "value", "output", "gate", "up", "down"])
 def test_each_layer_is_taken_by_itself_and_widened_matrices_get_more(model: ModelConfig, name: str):
-    lopsided = ModelConfig.model_validate({**model.model_dump(), "d_model": 8, "d_ff": 40, "num_query_heads": 6, "head_dim": 6})
+    lopsided = model.but(d_model=8, d_ff=40, num_query_heads=6, head_dim=6)
     shapes = {
         "query": (8, 6, 6),
         "key": (8, 2, 6),

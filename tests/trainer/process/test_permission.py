@@ -9,7 +9,7 @@ import pytest
 
 from trainer.base.errors import DataError, VerdictError
 from trainer.config import RunConfig
-from trainer.data.manifest import Manifest, read_manifest, write_manifest
+from trainer.data.manifest import read_manifest, write_manifest
 from trainer.process.permission import check_permission
 
 MakeRun = Callable[..., RunConfig]
@@ -39,7 +39,7 @@ def test_a_verdict_on_other_bytes_is_none(make_run: MakeRun, caches: Mapping[str
     other = Path(shutil.copytree(caches["code"], tmp_path / "code"))
     run = make_run("other bytes", caches={**{name: str(folder) for name, folder in caches.items()}, "code": str(other)})
     judged = read_manifest(other).digest
-    write_manifest(other, Manifest.model_validate({**read_manifest(other).model_dump(mode="json"), "key": "built again"}))
+    write_manifest(other, read_manifest(other).but(key="built again"))
     found = read_manifest(other).digest
     with pytest.raises(VerdictError, match=rf"other bytes of code: it names {judged[:12]}, the cache is {found[:12]}"):
         check_permission(run)
@@ -54,7 +54,7 @@ def test_a_verdict_that_leaves_a_cache_out_is_none(make_run: MakeRun, judge: Jud
 
 def test_a_cache_without_a_manifest_is_no_cache(make_run: MakeRun, tmp_path: Path):
     run = make_run("no cache")
-    run = RunConfig.model_validate({**run.model_dump(), "caches": {**run.caches, "web": str(tmp_path)}})
+    run = run.but(caches={**run.caches, "web": str(tmp_path)})
     with pytest.raises(DataError, match=r"is not a finished token cache"):
         check_permission(run)
 

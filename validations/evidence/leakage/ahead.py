@@ -6,10 +6,10 @@ and builds the index.
 
 import numpy as np
 
-from validations.evidence.leakage.match import IndexWords, build_scratch, score_candidates
-from validations.evidence.leakage.pairs import PAIR_COLUMNS, group_seeds
-from validations.evidence.leakage.rules import Rules
-from validations.evidence.leakage.seeds import find_seeds
+from validations.evidence.leakage.matching.match import IndexWords, build_scratch, score_candidates
+from validations.evidence.leakage.matching.pairs import PAIR_COLUMNS, group_seeds
+from validations.evidence.leakage.matching.rules import Rules
+from validations.evidence.leakage.matching.seeds import find_seeds
 from validations.evidence.leakage.segments import NUM_KINDS
 
 _INDEX_TYPES = (np.uint64, np.uint64, np.uint8, np.float32, np.int32, np.uint8, np.int32)

@@ -43,7 +43,7 @@ def is_cold() -> bool:
 
 
 def _folder() -> Path:
-    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py")))
     name = f"compiled-{digest_of_bytes(sources)[:16]}"
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "phasewise"
     try:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from validations.evidence.caches import name_some
 from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.rules import build_rules
+from validations.evidence.leakage.matching.rules import build_rules
 from validations.evidence.leakage.scan import Hit, Scan
 from validations.limits import LeakageLimits
 

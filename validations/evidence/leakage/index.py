@@ -17,11 +17,14 @@ from jaxtyping import Bool, Float32, Int32, Int64, UInt8, UInt64
 from trainer.base.code_digest import code_digest
 from trainer.base.errors import DataError
 from trainer.base.storage import digest_of_json, read_json, write_json
-from validations.evidence.leakage import escapes, fold, items, numerals, own, segments, word_hashes, words
-from validations.evidence.leakage.items import BenchmarkItem, without_punctuation
+from validations.evidence.leakage import own, segments
+from validations.evidence.leakage.items import item as items
+from validations.evidence.leakage.items.item import BenchmarkItem, without_punctuation
 from validations.evidence.leakage.own import own_grams, own_runs, shared_choices
 from validations.evidence.leakage.segments import CHOICE, GRAM_FACTOR, PASSAGE, Segments, distinct, part_sizes, word_weights
-from validations.evidence.leakage.words import is_number, split_words
+from validations.evidence.leakage.words import escapes, fold, numerals, words
+from validations.evidence.leakage.words import hashes as word_hashes
+from validations.evidence.leakage.words.words import is_number, split_words
 
 SEED_WORDS, GRAM_WORDS = 4, 2
 COMMON_SEED_ITEMS, MIN_HALF_SEEDS, MIN_JOINED_SEEDS = 8, 4, 16

@@ -11,14 +11,14 @@ from pydantic import Field
 
 from trainer.base.frozen import Frozen
 from trainer.data.cache import TokenCache
-from validations.evidence.leakage.detokenize import Detokenize
 from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.match import IndexWords, build_scratch, score_candidates
-from validations.evidence.leakage.overshadowed import Places, without_overshadowed
-from validations.evidence.leakage.pairs import PAIR_COLUMNS, group_seeds
-from validations.evidence.leakage.rules import PARTS, Rules, build_rules
-from validations.evidence.leakage.seeds import find_seeds
-from validations.evidence.leakage.words import room_for, split_words
+from validations.evidence.leakage.matching.match import IndexWords, build_scratch, score_candidates
+from validations.evidence.leakage.matching.overshadowed import Places, without_overshadowed
+from validations.evidence.leakage.matching.pairs import PAIR_COLUMNS, group_seeds
+from validations.evidence.leakage.matching.rules import PARTS, Rules, build_rules
+from validations.evidence.leakage.matching.seeds import find_seeds
+from validations.evidence.leakage.words.detokenize import Detokenize
+from validations.evidence.leakage.words.words import room_for, split_words
 from validations.limits import LeakageLimits
 
 BATCH_BYTES, CARRIED_BYTES = 2**21, 2**16

@@ -47,7 +47,7 @@ LLAMA_3_8B: dict[str, Any] = {
 
 
 def changed(model: ModelConfig, **fields: Any) -> ModelConfig:
-    return ModelConfig.model_validate({**model.model_dump(), **fields})
+    return model.but(**fields)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

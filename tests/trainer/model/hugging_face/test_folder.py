@@ -27,7 +27,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def changed(model: ModelConfig, **fields: Any) -> ModelConfig:
-    return ModelConfig.model_validate({**model.model_dump(), **fields})
+    return model.but(**fields)
 
 
 def random_params(config: ModelConfig) -> Params:

@@ -4,11 +4,11 @@ from typing import Any
 
 from validations.evidence.leakage.ahead import compile_ahead
 from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.items import BenchmarkItem
-from validations.evidence.leakage.match import score_candidates
-from validations.evidence.leakage.pairs import group_seeds
+from validations.evidence.leakage.items.item import BenchmarkItem
+from validations.evidence.leakage.matching.match import score_candidates
+from validations.evidence.leakage.matching.pairs import group_seeds
+from validations.evidence.leakage.matching.seeds import find_seeds
 from validations.evidence.leakage.scan import Document, scan_documents
-from validations.evidence.leakage.seeds import find_seeds
 from validations.limits import LeakageLimits
 
 LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)

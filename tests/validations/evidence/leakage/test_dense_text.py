@@ -5,7 +5,7 @@ import pytest
 from tests.leakage_recall.made_items import made_items
 from validations.evidence.leakage import scan as scan_module
 from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.items.item import BenchmarkItem
 from validations.evidence.leakage.scan import Document, Hit, scan_documents
 from validations.limits import LeakageLimits
 

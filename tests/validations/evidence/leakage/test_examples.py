@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.items.item import BenchmarkItem
 from validations.evidence.leakage.scan import Document, scan_documents
 from validations.limits import LeakageLimits
 

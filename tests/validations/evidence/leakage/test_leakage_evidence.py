@@ -1,6 +1,6 @@
 from validations.evidence.leakage.evidence import LEAKED_ITEM_COLUMNS, TABLE_COLUMNS, leakage_evidence, leaked_items
 from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.items.item import BenchmarkItem
 from validations.evidence.leakage.scan import Hit, Scan
 from validations.limits import LeakageLimits
 

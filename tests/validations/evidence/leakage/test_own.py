@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from validations.evidence.leakage.index import OWN_GRAM, OWN_RUN, LeakageIndex
-from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.items.item import BenchmarkItem
+from validations.evidence.leakage.matching.rules import ALIKE, ALL, NEVER, build_rules
 from validations.evidence.leakage.own import COMMON_CHOICES, MAX_OWN_ITEMS, SAME_CHOICES, own_grams, own_runs, shared_choices
-from validations.evidence.leakage.rules import ALIKE, ALL, NEVER, build_rules
 from validations.evidence.leakage.scan import Document, scan_documents
 from validations.evidence.leakage.segments import CHOICE, QUESTION, Segments
 from validations.limits import LeakageLimits

@@ -6,7 +6,7 @@ import pytest
 
 from validations.evidence.leakage import scan as scan_module
 from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.items.item import BenchmarkItem
 from validations.evidence.leakage.scan import Document, Hit, Scan, merge_scans, scan_documents
 from validations.limits import LeakageLimits
 

@@ -6,8 +6,8 @@
 import numpy as np
 
 from validations.evidence.leakage.compiled import compiled, inlined
-from validations.evidence.leakage.escapes import HASH_FACTOR, HASH_START
-from validations.evidence.leakage.fold import DIGIT, LETTER
+from validations.evidence.leakage.words.escapes import HASH_FACTOR, HASH_START
+from validations.evidence.leakage.words.fold import DIGIT, LETTER
 
 MIX = np.uint64(0x9E3779B97F4A7C15)
 SIGN_MARK, NUMBER_MARK = np.uint64(1), np.uint64(2)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from trainer.base.errors import DataError
-from validations.evidence.leakage import item_fields as known
-from validations.evidence.leakage.item_rows import ParsedRow, as_item, first_index, parse_row
-from validations.evidence.leakage.item_values import Fields
-from validations.evidence.leakage.items import BenchmarkItem, merge_equal
+from validations.evidence.leakage.items import fields as known
+from validations.evidence.leakage.items.item import BenchmarkItem, merge_equal
+from validations.evidence.leakage.items.rows import ParsedRow, as_item, first_index, parse_row
+from validations.evidence.leakage.items.values import Fields
 
 LINES, LIST = (".jsonl", ".jsonl.gz"), (".json", ".json.gz")
 TEST, VALIDATION = {"test", "tests"}, {"validation", "valid", "val"}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.items import BenchmarkItem
-from validations.evidence.leakage.rules import (
+from validations.evidence.leakage.items.item import BenchmarkItem
+from validations.evidence.leakage.matching.rules import (
     ALIKE,
     COMPLETE,
     LITTLE_WEIGHT,

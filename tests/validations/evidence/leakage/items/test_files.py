@@ -9,7 +9,7 @@ import pytest
 from tests.shared_data import shared_folder
 from trainer.base.errors import DataError
 from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.item_files import read_benchmarks, read_examples, read_items
+from validations.evidence.leakage.items.files import read_benchmarks, read_examples, read_items
 
 # Items after equal ones are merged: lines of the test files less the questions that stand there twice.
 SHARED_COUNTS = {

@@ -2,9 +2,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from validations.evidence.leakage.item_rows import as_item, first_index, parse_row
-from validations.evidence.leakage.item_values import Fields
-from validations.evidence.leakage.items import BenchmarkItem
+from validations.evidence.leakage.items.item import BenchmarkItem
+from validations.evidence.leakage.items.rows import as_item, first_index, parse_row
+from validations.evidence.leakage.items.values import Fields
 
 TALE = "A wren built its nest in an old boot that hung by the garden door."
 LONG_TALE = " ".join([TALE] * 20)

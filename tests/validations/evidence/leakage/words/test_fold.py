@@ -4,8 +4,18 @@ import unicodedata
 
 import pytest
 
-from validations.evidence.leakage.fold import BYTE_LEVEL_SPACES, DIGIT, DROPPED, KIND_SHIFT, LETTER, SEPARATOR, TABLE_SIZE, WORD, fold_table
-from validations.evidence.leakage.words import room_for
+from validations.evidence.leakage.words.fold import (
+    BYTE_LEVEL_SPACES,
+    DIGIT,
+    DROPPED,
+    KIND_SHIFT,
+    LETTER,
+    SEPARATOR,
+    TABLE_SIZE,
+    WORD,
+    fold_table,
+)
+from validations.evidence.leakage.words.words import room_for
 
 
 def codes_of(character: str) -> list[int]:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int32, UInt8, UInt64
 
 from validations.evidence.leakage.compiled import compiled, inlined
-from validations.evidence.leakage.escapes import (
+from validations.evidence.leakage.words.escapes import (
     BACKSLASH,
     BRACKET,
     FORUM_TAGS,
@@ -28,9 +28,19 @@ from validations.evidence.leakage.escapes import (
     skip_tag,
     skip_thousands,
 )  # fmt: skip
-from validations.evidence.leakage.fold import DIGIT, DROPPED, KIND_SHIFT, LETTER, MAX_EXPANSION, SEPARATOR, TABLE_SIZE, WORD, fold_table
-from validations.evidence.leakage.numerals import join_numerals, numeral_table
-from validations.evidence.leakage.word_hashes import NUMBER_MARK, SIGN_MARK, finish, letters_hash
+from validations.evidence.leakage.words.fold import (
+    DIGIT,
+    DROPPED,
+    KIND_SHIFT,
+    LETTER,
+    MAX_EXPANSION,
+    SEPARATOR,
+    TABLE_SIZE,
+    WORD,
+    fold_table,
+)
+from validations.evidence.leakage.words.hashes import NUMBER_MARK, SIGN_MARK, finish, letters_hash
+from validations.evidence.leakage.words.numerals import join_numerals, numeral_table
 
 FULLWIDTH_BACKSLASH = 0xFF3C
 LETTER_N, LETTER_T, LETTER_R = (LETTER << KIND_SHIFT | ord(letter) for letter in "ntr")

@@ -10,8 +10,8 @@ what a look costs. What a document has of an item is wanted by the next only whe
 import numpy as np
 
 from validations.evidence.leakage.compiled import inlined, inner
-from validations.evidence.leakage.marking import FOUND, GRAM_FOUND
-from validations.evidence.leakage.pairs import (
+from validations.evidence.leakage.matching.marking import FOUND, GRAM_FOUND
+from validations.evidence.leakage.matching.pairs import (
     BEFORE,
     DOCUMENT,
     FIRST,
@@ -25,10 +25,10 @@ from validations.evidence.leakage.pairs import (
     has_seeds_beside,
     is_next_to,
 )
-from validations.evidence.leakage.rules import JOINED_EXTRA
-from validations.evidence.leakage.scoring import count_words, may_decide
+from validations.evidence.leakage.matching.rules import JOINED_EXTRA
+from validations.evidence.leakage.matching.scoring import count_words, may_decide
+from validations.evidence.leakage.matching.window import SKETCH_SHIFT, SKETCH_SIZE
 from validations.evidence.leakage.segments import GRAM_FACTOR as _FACTOR
-from validations.evidence.leakage.window import SKETCH_SHIFT, SKETCH_SIZE
 
 ALONE, JOINED, WANTED, OPEN, CANDIDATE = 1, 2, 4, 8, 16
 """What may become of an item in a document: it counts there; it counts with what the document before has; a document behind wants what is

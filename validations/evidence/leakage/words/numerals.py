@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int64, UInt64
 
 from validations.evidence.leakage.compiled import compiled, inlined
-from validations.evidence.leakage.word_hashes import number_hash, word_hash
+from validations.evidence.leakage.words.hashes import number_hash, word_hash
 
 _UNITS = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen",

@@ -1,14 +1,13 @@
-"""Rows of benchmark files, whatever their fields are called, read as items. The names are data: `item_fields.py`."""
+"""Rows of benchmark files, whatever their fields are called, read as items. The names are data: `fields.py`."""
 
 import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, cast
 
-from validations.evidence.leakage import item_fields as known
-from validations.evidence.leakage.item_options import Options, options_of
-from validations.evidence.leakage.item_values import Fields, named_fields, texts_of
-from validations.evidence.leakage.items import BenchmarkItem
-from validations.evidence.leakage.prompts import (
+from validations.evidence.leakage.items import fields as known
+from validations.evidence.leakage.items.item import BenchmarkItem
+from validations.evidence.leakage.items.options import Options, options_of
+from validations.evidence.leakage.items.prompts import (
     are_letters,
     distinct_parts,
     letter_index,
@@ -17,6 +16,7 @@ from validations.evidence.leakage.prompts import (
     strip_frame,
     without_options,
 )
+from validations.evidence.leakage.items.values import Fields, named_fields, texts_of
 
 MIN_SOURCE_WORDS = 200  # A longer text beside a question with choices was published; the logic puzzles of exams stay below.
 MAX_ANSWER_WORDS = 20  # A longer answer is a worked solution.

@@ -1,4 +1,4 @@
-"""`python -m flows.commands.preflight_document [--home URL]`: compile every stage of the record; write their tables."""
+"""`python -m flows.preflight_document [--home URL]`: compile every stage of the record; write their tables."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ from tasks.preflight.preflight import preflight_stage
 from tasks.preflight.slices import read_table
 from tasks.preflight.stage import Stage
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "measurements" / "preflight-tables.md"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "measurements" / "preflight-tables.md"
 Report = dict[str, Any]
 GIGA = 1e9
 

@@ -1,0 +1,42 @@
+"""A phase that is trained, for what begins where its training ended: evaluation and export."""
+
+from typing import Any
+
+from flows.recipes.phase import Phase
+from flows.recipes.recipe import scale_in_words
+from flows.resolved import Resolved
+from tasks.training.launcher import finished_result
+from trainer.base.errors import ConfigError, TrainingError
+from trainer.config import RunConfig
+
+
+def named_phase(resolved: Resolved, phase: Phase | None, needed_by: str) -> Phase:
+    """The phase that was named.
+
+    Raises:
+        ConfigError: none was.
+    """
+    if phase is None:
+        recipe = resolved.recipe
+        names = ", ".join(f"{recipe.name}/{one.name}" for one in recipe.phases)
+        raise ConfigError(f"{needed_by} needs a phase, found the recipe {resolved.name}; there are {names}.")
+    return phase
+
+
+def trained_run(resolved: Resolved, phase: Phase) -> tuple[RunConfig, dict[str, Any]]:
+    """The run of a phase and its result. The home is made ready to be written to.
+
+    Raises:
+        ConfigError: as `Resolved.run`.
+        TrainingError: it is not trained on what the recipe gives now.
+    """
+    resolved.home.make_ready()
+    run = resolved.run(phase)
+    result = finished_result(run)
+    if result is None:
+        recipe = resolved.recipe
+        raise TrainingError(
+            f"{resolved.recipe_name}/{phase.name} is not trained {scale_in_words(recipe.scale)} under {resolved.home.root}: "
+            f"run `phasewise run {resolved.recipe_name}/{phase.name} {resolved.options}` first."
+        )
+    return run, result

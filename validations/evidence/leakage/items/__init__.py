@@ -1,0 +1,1 @@
+"""Benchmark items, read from rows of any shape."""

@@ -1,0 +1,1 @@
+"""The words by which texts and items are compared."""
