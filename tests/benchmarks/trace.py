@@ -49,7 +49,7 @@ def write_world(root: Path, *, documents: int, rows: int = ROWS) -> tuple[Path, 
     for name in components:
         write_atomically(root / "text" / name / "a.jsonl", b'{"text": "made up"}\n')
         sources[name] = {"url": (root / "text" / name).as_uri(), "include": ["*.jsonl"], "format": "jsonl"}
-    raw = written | {"phases": main_line, "sources": sources, "accepts": [], "pins": []}
+    raw = written | {"name": "made-8b", "phases": main_line, "sources": sources, "accepts": [], "pins": []}
     raw["tokenizer"] = {"name": "made-up/tokenizer", "vocab_size": written["tokenizer"]["vocab_size"], "components": None}
     recipe = Recipe.model_validate(raw)
     (root / "recipe.json").write_text(recipe.model_dump_json())

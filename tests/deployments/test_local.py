@@ -41,7 +41,7 @@ def test_it_comes_up_runs_what_is_asked_and_leaves_nothing(up: Up) -> None:
     deployment = ask(up, "deployments/name/prepare_data/marin-8b")["id"]
     with pytest.raises(urllib.error.HTTPError) as refused:
         ask(up, f"deployments/{deployment}/create_flow_run", {"parameters": {"scale": "huge"}})
-    assert "not one of ['proxy', 'full']" in refused.value.read().decode()
+    assert "not one of ['proxy', 'full', 'own']" in refused.value.read().decode()
     run = ask(up, f"deployments/{deployment}/create_flow_run", {"parameters": {"recipe": "marin-9b"}})
     assert "ConfigError: no recipe is called 'marin-9b'" in final_state(up, run["id"])["message"]
     check_that_leftovers_are_closed(up, run["id"])

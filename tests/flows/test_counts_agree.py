@@ -79,7 +79,9 @@ def told(records: list[PhaseRecord], monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
     monkeypatch.setattr(summary, "read_records", lambda _resolved: records)
     monkeypatch.setattr(summary, "read_baselines", lambda *_: {})
-    found = SimpleNamespace(recipe=RECIPE, recipe_name=RECIPE.name, home=Home.open(str(tmp_path)), plan=SimpleNamespace(components={}))
+    found = SimpleNamespace(
+        recipe=RECIPE, recipe_name=RECIPE.name, options="--scale proxy", home=Home.open(str(tmp_path)), plan=SimpleNamespace(components={})
+    )
     resolved = cast(Resolved, found)
     return summary.run_summary(resolved), summary.build_report(resolved, records)
 

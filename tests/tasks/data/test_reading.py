@@ -21,7 +21,7 @@ from tasks.data.source import Piece, Source
 from trainer.base.errors import ConfigError, DataError
 from trainer.data.manifest import SourceFile
 
-TEXTS = ["One line.", 'Two lines\nand a "quote".', "Grüße, 日本語, 🌳", "cafe\u0301\r\nnot normalised"]
+TEXTS = ["One line.", 'Two lines\nand a "quote".', "Grüße, 日本語, 🌳", "cafe\u0301\r\nnot yet normalised"]
 LINES = "".join(json.dumps({"text": text, "lang": "en"}) + "\n" for text in TEXTS).encode()
 PACKINGS: dict[str, Callable[[bytes], bytes]] = {
     "a.jsonl": bytes,
