@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from tokenizers import Tokenizer
 
-from flows import cli
+from flows import cli, trained
 from flows.commands import export
 from flows.plan import build_run
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, train_tokenizer
@@ -72,7 +72,7 @@ def phasewise_export(home: Home, run: RunConfig, state: TrainState, tokenizer: P
     """The command on that home: its data were never prepared, so the plan is given."""
     recipe = tiny_recipe()
     plan = SimpleNamespace(tokenizer=tokenizer)
-    resolved = SimpleNamespace(recipe=recipe, home=home, plan=plan, run=lambda phase: run, options="--scale proxy")
+    resolved = SimpleNamespace(recipe=recipe, recipe_name="tiny", home=home, plan=plan, run=lambda phase: run, options="--scale proxy")
     monkeypatch.setattr(export, "resolve", lambda *_, **__: (resolved, recipe.phases[0]))
 
     def call(*arguments: object) -> Result:
@@ -146,7 +146,7 @@ def test_other_weights_than_the_result_names_are_refused(phasewise_export: Expor
 
 
 def test_what_is_not_trained_is_not_exported(phasewise_export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(export, "finished_result", lambda run: None)
+    monkeypatch.setattr(trained, "finished_result", lambda run: None)
     result = phasewise_export(tmp_path / "out")
     assert result.exit_code == 1
     assert "is not trained at proxy scale" in as_written(result)
