@@ -71,7 +71,7 @@ def test_the_digest_holds_no_place_and_every_content(make_run: MakeRun):
         start = {"checkpoint": f"{root}/runs/a/5", "params_digest": parent, "fresh": [], "graft": [graft]}
         caches = {**run.caches, "books": f"{root}/tokens/books/train-{key}", "web": "gs://bucket/web"}
         places = {"output": f"{root}/runs/x", "verdict": f"{root}/verdicts/x.json", "caches": caches, "start": start}
-        return run.but(**places, **changes).digest
+        return run.but(**(places | changes)).digest
 
     here = digest("/here")
     assert digest("gs://elsewhere") == here
