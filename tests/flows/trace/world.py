@@ -2,9 +2,15 @@
 
 import json
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from click.testing import CliRunner
+
+from flows.cli import main
+from flows.commands.trace import Question, trace
 from flows.plan import build_run, data_plan
 from flows.recipes import at_scale
 from flows.recipes.recipe import Recipe
@@ -18,6 +24,7 @@ from tasks.home import Home
 from tests.pulse.runs import COMPONENTS, tiny_recipe
 from tests.tasks.data.builds import write_documents
 from trainer.config import RunConfig
+from trainer.data.cache import TokenCache
 from trainer.data.manifest import SPLITS
 
 WORDS = ("river", "mountain", "garden", "window", "lantern", "harbour", "carpenter", "mirror", "orchard", "bridge", "letter", "engine")
@@ -36,7 +43,7 @@ def rate(start: int, stop: int) -> list[dict[str, Any]]:
 
 
 def traced_recipe(sources: Path) -> Recipe:
-    """Two batches; a switch of the mixture within a block; an order that begins anew, with another permutation; a branch beside them."""
+    """Two batches; a switch of the mixture within a block; a new order with another permutation; a branch beside them."""
     raw: dict[str, Any] = tiny_recipe().model_dump(mode="json")
     first, second = raw["phases"]
     second["mixture"] = [[0, COMPONENTS], [47, OTHER_MIXTURE]]
@@ -113,3 +120,33 @@ def run_of(recipe_file: Path, home: Home, phase: str) -> RunConfig:
     recipe = at_scale(Recipe.model_validate_json(recipe_file.read_text()), "proxy", str(recipe_file))
     plan = data_plan(recipe, home)
     return build_run(recipe, recipe.phase(phase), home, plan.folders("train"), needs_parent=False)
+
+
+PHASES = {"kestrel": (0, 40), "ocelot": (40, 52), "third": (52, 60)}
+Piece = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class World:
+    """A recipe's file and a prepared home: to be read, not changed."""
+
+    recipe: Path
+    home: Home
+
+    def ask(self, target: str = "", **question: Any) -> dict[str, Any]:
+        return trace(f"{self.recipe}{target}", "proxy", str(self.home.root), Question(**question))
+
+    def invoke(self, target: str, *arguments: str) -> tuple[int, str, str]:
+        command_line = ["trace", f"{self.recipe}{target}", "--home", str(self.home.root), *arguments]
+        result = CliRunner().invoke(main, command_line)
+        return result.exit_code, result.stdout, result.stderr
+
+    def documents(self, component: str, split: str = "train") -> dict[str, np.ndarray]:
+        (folder,) = (self.home.root / "tokens" / component).glob(f"{split}-*")
+        return {document.id: document.tokens for document in TokenCache.open(folder).documents()}
+
+
+def key(row: dict[str, Any]) -> Piece:
+    return tuple(
+        row[name] for name in ("phase", "step", "row", "component", "document", "file", "offset", "tokens", "at", "epoch", "cache_row")
+    )

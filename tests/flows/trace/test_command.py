@@ -1,0 +1,85 @@
+"""What `phasewise trace` refuses, and what people read."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.commands import trace as command
+from flows.summary import what_trained_there
+from tasks.home import Home
+from tests.flows.trace.world import World
+from validations.expectations.reasons import Reason
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "said"),
+    [
+        ("ocelot", 40, "ocelot trains steps 41 to 52 at proxy scale, found step 40; kestrel has step 40."),
+        ("kestrel", 0, "kestrel trains steps 1 to 40 at proxy scale, found step 0."),
+        ("third", 61, "third trains steps 53 to 60 at proxy scale, found step 61."),
+    ],
+)
+def test_a_step_of_another_phase_says_which_has_it(world: World, phase: str, step: int, said: str):
+    assert world.invoke(f"/{phase}", "--step", str(step))[::2] == (2, f"phasewise: {said}\n")
+
+
+def test_an_unknown_phase_or_recipe_is_refused(world: World):
+    assert "tiny has no phase 'nowhere'; it has kestrel" in world.invoke("/nowhere", "--step", "1")[2]
+    assert world.invoke("x", "--step", "1")[0] == 2
+
+
+def test_a_row_beyond_the_batch_is_refused(world: World):
+    assert "step 41 of ocelot has a batch of 6 rows, 0 to 5; found row 6." in world.invoke("/ocelot", "--step", "41", "--row", "6")[2]
+
+
+def test_without_caches_it_says_how_to_make_them(world: World, tmp_path: Path, copied: World):
+    nowhere = World(world.recipe, Home(tmp_path / "nowhere"))
+    for question in (["--step", "41"], ["--document", "0123456789"]):
+        code, out, err = nowhere.invoke("/ocelot", *question)
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert f"`phasewise data prepare {world.recipe}/ocelot --scale proxy --home {tmp_path}/nowhere` builds them." in err
+    assert not (tmp_path / "nowhere").exists()
+    (manifest,) = (copied.home.root / "tokens/flan").glob("held_out-*/manifest.json")
+    manifest.unlink()
+    assert "has none of flan" in copied.invoke("/ocelot", "--step", "41")[2]
+
+
+def test_to_ask_makes_nothing(copied: World):
+    before = {path: path.lstat().st_mtime_ns for path in copied.home.root.rglob("*")}
+    copied.ask("/third", step=55)
+    copied.ask(document=next(iter(copied.documents("flan"))))
+    assert {path: path.lstat().st_mtime_ns for path in copied.home.root.rglob("*")} == before
+
+
+def test_lines_for_people(world: World):
+    code, out, err = world.invoke("/ocelot", "--step", "41", "--rows", "2")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "tiny at proxy scale: ocelot (not trained here)"
+    assert lines[1].startswith("ocelot step 41 row 0: ")
+    assert lines[-1] == "… and 4 rows more: --rows 0 shows all, --json has all"
+    assert world.invoke("/ocelot", "--step", "41", "--rows", "0")[1].count("ocelot step 41 row") == 6
+
+
+def test_what_a_terminal_would_obey_is_not_printed(capsys: pytest.CaptureFixture[str], world: World):
+    answer = world.ask("/ocelot", step=41)
+    answer["rows"][0]["text"] = "\x1b[2Jgone\u202e [red]markup[/red]"
+    command.print_answer(answer)
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "�[2Jgone� [red]markup[/red]" in shown
+
+
+@pytest.mark.parametrize(
+    ("expectation", "where", "said"),
+    [
+        ("ExpectSpikesWithinLimit", "step 850", " What trained there: phasewise trace marin-8b/phoenix --step 850"),
+        ("ExpectOnlyFiniteNumbers", "step 3", " What trained there: phasewise trace marin-8b/phoenix --step 3"),
+        ("ExpectSpikesWithinLimit", "step -1", ""),
+        ("ExpectSpikesWithinLimit", "table health", ""),
+        ("ExpectEmaGapWithinLimit", "step 850", ""),
+    ],
+)
+def test_a_spike_in_a_report_names_the_command_that_shows_its_batch(expectation: str, where: str, said: str):
+    reason = Reason(expectation=expectation, severity="warning", what="", found="", limit="", where=where, what_to_do="")
+    assert what_trained_there(reason, "phasewise trace marin-8b/phoenix") == said

@@ -1,0 +1,151 @@
+"""Where a text, a document or a file trains, and what must not be answered with a straight face."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flows import finding
+from flows.commands import trace as command
+from tests.flows.trace.world import World
+
+
+def texts(world: World, component: str, part: str = "one") -> list[str]:
+    lines = (world.recipe.parent / "text" / component / part / "text.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["text"] for line in lines]
+
+
+@pytest.mark.parametrize("ending", ["", "\n", "\r\n", "  \n\n"])
+def test_a_text_is_found_as_the_document_that_it_is(world: World, tmp_path: Path, ending: str):
+    (tmp_path / "text").write_bytes((texts(world, "flan")[3] + ending).encode())
+    answer = world.ask(text=str(tmp_path / "text"))
+    (document,) = answer["documents"]
+    assert document["is_whole"]
+    assert answer["rows"] == world.ask(document=document["document"])["rows"]
+    assert answer["searched"]["inside"] is True
+
+
+def test_a_passage_is_found_inside_a_document_with_the_tokens_that_hold_it(world: World, tmp_path: Path):
+    whole = next(text for text in texts(world, "medu_science_qa") if "Žluťoučký" in text and len(text) > 700)
+    passage = whole[300:360]
+    (tmp_path / "text").write_text(passage, encoding="utf-8")
+    answer = world.ask(text=str(tmp_path / "text"))
+    (document,) = answer["documents"]
+    assert not document["is_whole"]
+    tokens = {**world.documents("medu_science_qa"), **world.documents("medu_science_qa", "held_out")}[document["document"]]
+    assert 2 < document["tokens_asked"] < len(passage.encode()) + 1 < len(tokens)
+    rows = world.ask(document=document["document"])["rows"]
+    span = range(document["offset"], document["offset"] + document["tokens_asked"])
+    holding = [row for row in rows if range(max(span.start, row["offset"]), min(span.stop, row["offset"] + row["tokens"]))]
+    assert [(row["step"], row["row"]) for row in answer["rows"]] == [(row["step"], row["row"]) for row in holding]
+    assert all(row["text"].rstrip("…") in whole for row in answer["rows"])
+
+
+def test_what_is_held_out_says_so_and_is_no_refusal(world: World, tmp_path: Path):
+    one = next(iter(world.documents("dolmino_stackexchange", "held_out")))
+    code, out, _ = world.invoke("", "--document", one)
+    assert code == 0
+    assert "held out, never trains" in out
+    answer = world.ask(document=one)
+    assert answer["rows"] == []
+    assert [document["split"] for document in answer["documents"]] == ["held_out"]
+
+
+def test_what_no_phase_draws_says_so(world: World):
+    """Documents of a component that was not drawn to its end, and those in the rest that fills no row."""
+    told = {one: world.ask(document=one)["documents"][0] for one in world.documents("dolmino_stackexchange")}
+    silent = [document for document in told.values() if not document["rows"]]
+    assert silent
+    assert all("do not train: " in document["told"] for document in silent)
+    partly = [document for document in told.values() if 0 < document["tokens_trained"] < document["tokens"]]
+    assert partly
+    assert all("tokens never do" in document["told"] for document in partly)
+
+
+def test_the_rest_that_fills_no_row_is_said_to_train_nowhere(world: World):
+    """`flan` is drawn to its end, so that nothing else is left."""
+    flan = world.documents("flan")
+    told = [world.ask(document=one)["documents"][0] for one in flan]
+    assert sum(document["tokens"] - document["tokens_trained"] for document in told) == sum(map(len, flan.values())) % 128
+    assert told[-1]["rows"] == 0
+    assert told[-1]["told"].endswith("do not train: they are in the rest of the cache that fills no row")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--text", "{never}"], 1, "there is no text of"),
+        (
+            ["--document", "0123456789abcdef"],
+            1,
+            "there is no document 0123456789abcdef in the caches of kestrel, ocelot, third: searched were 200",
+        ),
+        (["--source-file", "three/text.jsonl"], 1, "Was dolmino_stackexchange: one/text.jsonl or"),
+        (["--source-file", "nothing.parquet"], 1, "No component was read from such a file."),
+        (["--document", "0123"], 2, "at least the first 8 characters"),
+        (["--text", "{nowhere}"], 2, "cannot be read"),
+        (["--text", "{empty}"], 2, "has no text to look for"),
+        (["--text", "{bytes}"], 2, "must be text in UTF-8"),
+        ([], 2, "ask one thing"),
+        (["--step", "3", "--document", "0123456789"], 2, "ask one thing"),
+        (["--step", "3"], 2, "a step is one of a phase"),
+        (["--row", "3", "--document", "0123456789"], 2, "--row is a row of a step"),
+        (["--inside", "--document", "0123456789"], 2, "--inside looks for a text"),
+    ],
+)
+def test_nothing_found_is_a_refusal_that_counts_what_was_searched(world: World, tmp_path: Path, arguments: list[str], code: int, said: str):
+    (tmp_path / "never").write_text("Nobody wrote this.")
+    (tmp_path / "empty").write_text(" \n")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    places = {name: str(tmp_path / name) for name in ("never", "nowhere", "empty", "bytes")}
+    found = world.invoke("", *(argument.format(**places) for argument in arguments))
+    assert (found[0], found[1]) == (code, "")
+    assert said in found[2]
+
+
+def test_a_file_whose_documents_are_all_copies_says_so(world: World):
+    code, out, err = world.invoke("", "--source-file", str(world.recipe.parent / "text/flan/two/text.jsonl"))
+    assert (code, out) == (1, "")
+    assert "flan read the file, and left all of it out; of the whole component were left out: 10 copy" in err
+
+
+def test_what_has_too_many_rows_is_refused_before_they_are_listed(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(command, "MAX_ROWS", 20)
+    code, out, err = world.invoke("", "--source-file", "one/text.jsonl")
+    assert (code, out) == (1, "")
+    assert "at most 20 rows of caches are listed" in err
+    assert world.ask(document=err.rpartition("--document ")[2].rstrip(".\n"))["documents"]
+
+
+def test_of_more_documents_than_are_read_the_digests_name_the_shards(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    one = [*world.documents("flan")][2]
+    before = world.ask(document=one)
+    (tmp_path / "text").write_text(texts(world, "medu_science_qa")[7])
+    as_text = world.ask(text=str(tmp_path / "text"))
+    monkeypatch.setattr(finding, "MAX_SEARCHED_DOCUMENTS", 0)
+    monkeypatch.setattr(finding, "MAX_TOKENS_INSIDE", 0)
+    assert world.ask(document=one) == before == world.ask(document=one[:9])
+    answer = world.ask(text=str(tmp_path / "text"))
+    assert (answer["rows"], answer["searched"]["inside"]) == (as_text["rows"], False)
+    assert "--inside reads them all" in answer["remarks"][-1]
+    assert world.ask(text=str(tmp_path / "text"), inside=True) == as_text
+    assert world.ask(source_file="two/text.jsonl")["rows"]
+    (tmp_path / "text").write_text("number")
+    assert world.invoke("", "--text", str(tmp_path / "text"))[0] == 1
+    assert "there is no document 00000000ffff" in world.invoke("", "--document", "00000000ffff")[2]
+
+
+def test_damaged_digests_are_refused(copied: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(finding, "MAX_SEARCHED_DOCUMENTS", 0)
+    path = next((copied.home.root / "documents/flan").glob("*/*.digests"))
+    path.write_bytes(path.read_bytes()[:-36])
+    assert "prepare the data again" in copied.invoke("", "--document", "00000000ffff")[2]
+
+
+def test_tokens_that_are_not_those_of_the_index_are_refused(copied: World):
+    for path in (copied.home.root / "tokens").glob("*/train-*/*.bin"):
+        np.zeros_like(np.fromfile(path, "<u2")).tofile(path)  # a document's first token at every place
+    code, out, err = copied.invoke("/ocelot", "--step", "41")
+    assert (code, out) == (1, "")
+    assert "index and tokens do not belong together" in err
