@@ -36,7 +36,7 @@ def print_page(phase: dict[str, Any], tokenizer: dict[str, Any], console: Consol
         "gates": {f"{gate}: {name}": value for gate, limits in phase["gates"].items() for name, value in _settings(limits).items()},
         "slice": {f"from {step:,}": name for step, name in phase["slice"]},
         f"changed against {phase['start']['parent'] or 'nothing'}": _changes(phase["changes"]),
-        "verdict of this home": {"": f"{phase['verdict']['state'] or '–'} {phase['verdict']['why']}".strip()},
+        "last verdict of this home": {"": f"{phase['verdict']['state'] or '–'} {phase['verdict']['why']}".strip()},
     }
     for name, values in groups.items():
         print_values(console, name, values)

@@ -29,6 +29,10 @@ def print_table(description: dict[str, Any], console: Console, *, branches: bool
     for phase in shown:
         if phase["verdict"]["why"]:
             console.print(f"{phase['name']} {phase['verdict']['state']} here: {phase['verdict']['why']}", markup=False)
+    if any(phase["verdict"]["state"] for phase in shown):
+        console.print(
+            f"Verdicts as they were last given. Whether they hold for what is there now: status {description['recipe']}", style="dim"
+        )
     hidden = len(description["phases"]) - len(shown)
     beside = f"{hidden} branches beside it: --branches. " if hidden else ""
     console.print(

@@ -82,6 +82,11 @@ def test_it_says_what_this_home_has_found(show: Show, tmp_path: Path):
     assert states["phoenix"]["state"] is None
     assert "ocelot refused here: 9 items of a benchmark are in it" in show("marin-8b", "--scale", "proxy", "--home", home.root)
     assert json.loads(show("marin-8b", "--scale", "full", "--home", home.root, "--json"))["phases"][0]["verdict"]["state"] is None
+    last = "Verdicts as they were last given."
+    assert (last in show("marin-8b", "--home", home.root), last in show("marin-8b", "--scale", "full", "--home", home.root)) == (
+        True,
+        False,
+    )
 
 
 def test_a_verdict_within_other_limits_or_on_another_run_does_not_pass(tmp_path: Path):
