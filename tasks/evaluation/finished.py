@@ -12,9 +12,12 @@ from trainer.base.storage import as_path, digest_of_json, read_json
 from trainer.config import RunConfig, without_added
 
 EVALUATION_NAME = "evaluation.json"
-MEASURING = tuple(
-    f"tasks/evaluation/{name}.py"
-    for name in ("answers", "bits_per_byte", "checkpoint", "evaluate", "held_out", "language_model", "scoring")
+MEASURING = (
+    "tasks/data/special_tokens.py",
+    *(
+        f"tasks/evaluation/{name}.py"
+        for name in ("answers", "bits_per_byte", "checkpoint", "evaluate", "held_out", "language_model", "scoring")
+    ),
 )
 """The files that decide what is measured. The model's own code, which is the trainer's, is left out on purpose."""
 

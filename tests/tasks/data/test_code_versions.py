@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tasks.data import caches, documents, encode, hashed_file, normalize, reading, tokenizer
+from tasks.evaluation import finished
 from trainer.base import code_digest
 
 DECIDES_NOTHING = {
@@ -26,6 +27,26 @@ def modules_used_by(module: ModuleType) -> set[str]:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {name for name in names if name in sys.modules} or {node.module}
     return found
+
+
+DECIDES_NO_MEASURE = {
+    "tasks.data.plan": "names caches, whose contents are in the key",
+    "tasks.data.tokenizer": "the tokenizer's digest is in the keys of the caches",
+    "tasks.evaluation.benchmark_folder": "reads benchmarks, whose bytes are in the key",
+    "tasks.evaluation.finished": "makes the key",
+    "tasks.evaluation.measured": "settings, which are in the key themselves",
+}
+
+
+def test_every_module_that_decides_what_is_measured_is_in_a_version():
+    digested = {path.relative_to(code_digest.HOUSE).as_posix() for path in code_digest.files_of(*finished.MEASURING)}
+    used: set[str] = set()
+    for path in digested:
+        tree = ast.parse((code_digest.HOUSE / path).read_text())
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and str(node.module).startswith("tasks.")]
+        used |= {str(node.module) for node in imports}
+    modules = {path.removesuffix(".py").replace("/", ".") for path in digested}
+    assert used - modules == set(DECIDES_NO_MEASURE)
 
 
 def test_every_module_that_decides_bytes_is_in_a_version():
