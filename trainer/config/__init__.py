@@ -6,6 +6,7 @@ decides anything. `None` is off.
 
 from trainer.config.added import without_added
 from trainer.config.execution import Execution, Instrumentation, Mesh
+from trainer.config.experts import Balancing, Experts, SignBalancing, Smebu
 from trainer.config.model import Llama3RopeScaling, ModelConfig, Rope
 from trainer.config.optimizer import AdamC, AdamW, Muon, NAdamW, Optimizer
 from trainer.config.run import (
@@ -28,10 +29,12 @@ from trainer.config.stability import RollingLimit, Stability
 __all__ = [
     "AdamC",
     "AdamW",
+    "Balancing",
     "CheckpointPolicy",
     "Component",
     "DataOrder",
     "Execution",
+    "Experts",
     "Graft",
     "Instrumentation",
     "LearningRateSegment",
@@ -46,6 +49,8 @@ __all__ = [
     "RollingLimit",
     "Rope",
     "RunConfig",
+    "SignBalancing",
+    "Smebu",
     "Stability",
     "StartFrom",
     "StatePart",
