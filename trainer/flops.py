@@ -5,9 +5,14 @@ attention the products of queries with keys and of weights with values. Not coun
 look-up, and what is computed again to save memory – so the share of the peak is one of *model* FLOPs (MFU).
 """
 
+import math
 from typing import NamedTuple
 
+import jax
+
 from trainer.config import ModelConfig
+from trainer.model.layers import layer_kinds
+from trainer.model.params import active_share, param_specs
 
 FLOPS_A_PARAMETER = 6
 """Two forward (multiply and add), four backward (with respect to input and to weight)."""
@@ -26,25 +31,24 @@ class StepFlops(NamedTuple):
 
 
 def matrix_parameters(model: ModelConfig) -> int:
-    """Parameters that every token is multiplied by: the blocks' matrices and the head, tied or not; no embedding, no gains."""
-    queries = model.num_query_heads * model.head_dim
-    keys = model.num_kv_heads * model.head_dim
-    block = model.d_model * (2 * queries + 2 * keys + 3 * model.d_ff)
-    return model.num_layers * block + model.d_model * model.vocab_size
+    """Parameters that a token is multiplied by: matrices of the layers, of the experts those that it is routed to, and the head."""
+    specs = jax.tree.leaves(param_specs(model))
+    matrices = sum(round(active_share(spec, model) * math.prod(spec.shape)) for spec in specs if spec.inputs is not None)
+    return matrices + (model.d_model * model.vocab_size if model.tied_head else 0)
 
 
 def step_flops(model: ModelConfig, sequences: int, *, causal: bool = True) -> StepFlops:
     """FLOPs of one update on `sequences` rows.
 
     Args:
-        causal: count only the pairs (position, what it sees), sliding window included; else all t² of a row, as PaLM does. Documents within
-            a row count as one: what their mask saves is not known from the shape.
+        causal: count only the pairs (position, what it sees), windows included; else all t² of a row, as PaLM does. Documents within a row
+            count as one: what their mask saves is not known from the shape.
     """
     tokens = sequences * model.seq_len
-    pairs = sequences * (visible_pairs(model.seq_len, model.sliding_window) if causal else model.seq_len**2)
     width = model.num_query_heads * model.head_dim
+    pairs = sum(visible_pairs(model.seq_len, kind.window) if causal else model.seq_len**2 for kind in layer_kinds(model))
     # Two products, of two FLOPs a pair and dimension, once forward and twice backward.
-    return StepFlops(FLOPS_A_PARAMETER * matrix_parameters(model) * tokens, 2 * 2 * 3 * model.num_layers * width * pairs)
+    return StepFlops(FLOPS_A_PARAMETER * matrix_parameters(model) * tokens, 2 * 2 * 3 * width * sequences * pairs)
 
 
 def visible_pairs(length: int, window: int | None) -> int:

@@ -43,9 +43,10 @@ def mean_gradients(
         if microbatch_sequences is None or len(rows[0]) <= microbatch_sequences:
             summed, sums = gradients(rows)
         else:
-            nothing = jnp.zeros(())
-            start = optax.tree.zeros_like(params), LossSums(nothing, nothing, nothing)
-            (summed, sums), _ = jax.lax.scan(add, start, microbatches(rows, microbatch_sequences))
+            parts = microbatches(rows, microbatch_sequences)
+            one = jax.eval_shape(gradients, jax.tree.map(lambda part: part[0], parts))
+            start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), one)
+            (summed, sums), _ = jax.lax.scan(add, start, parts)
     return sums, optax.tree.scale(1.0 / jnp.maximum(sums.tokens, 1.0), summed)
 
 

@@ -9,13 +9,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from trainer.model.experts import Routing
+
 
 class LossSums(NamedTuple):
-    """Sums over tokens, in nats: parts of a batch add up, and the division comes once at the end."""
+    """Sums over tokens, in nats: parts of a batch add up, and the division comes once at the end.
+
+    Attributes:
+        tokens: how many were predicted.
+        routing: what the routers did; None where there are no experts, and from the loss alone.
+    """
 
     cross_entropy: Float[Array, ""]
     squared_log_z: Float[Array, ""]
     tokens: Float[Array, ""]
+    routing: Routing | None = None
 
 
 class Chunks(NamedTuple):

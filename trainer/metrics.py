@@ -16,21 +16,17 @@ METRICS_NAME = "metrics.jsonl"
 Row = dict[str, Any]
 """One update; `TABLE` says what it holds."""
 
-PARAM_GROUPS: dict[str, tuple[str, ...]] = {
-    "embedding": ("embedding",),
-    "attention": ("query", "key", "value", "output"),
-    "mlp": ("gate", "up", "down"),
-    "norms": ("attention_norm", "mlp_norm", "query_norm", "key_norm", "final_norm"),
-    "lm_head": ("head",),
-}
-"""Group → the names of its weights in `trainer.model.params.param_specs`; each weight is in exactly one."""
+PARAM_GROUPS = ("embedding", "attention", "mlp", "norms", "lm_head")
+"""The groups of weights that norms are of; `trainer.model.params.param_specs` says which group a weight is in."""
+SPARSE_GROUPS = ("experts", "router")
+"""More groups, of models with experts."""
 
 
 class Metric(NamedTuple):
     """One name of a row.
 
     Attributes:
-        name: words in capitals stand for a group of `PARAM_GROUPS`, a weight of `param_specs`, the number of a layer or a component.
+        name: words in capitals stand for a group of `PARAM_GROUPS`, a weight of `param_specs`, a layer, an expert or a component.
         when: which rows hold it; empty is all.
         of_the_clock: it is measured in time, and differs between two runs of the same.
     """
@@ -44,8 +40,14 @@ class Metric(NamedTuple):
     @property
     def pattern(self) -> str:
         """A regular expression for the names that this one covers."""
-        words = {"GROUP": "|".join(PARAM_GROUPS), "WEIGHT": "[a-z_]+", "LAYER": r"\d+", "COMPONENT": ".+"}
-        parts = re.split("(GROUP|WEIGHT|LAYER|COMPONENT)", self.name)
+        words = {
+            "GROUP": "|".join((*PARAM_GROUPS, *SPARSE_GROUPS)),
+            "WEIGHT": "[a-z_]+",
+            "LAYER": r"\d+",
+            "EXPERT": r"\d+",
+            "COMPONENT": ".+",
+        }
+        parts = re.split("(GROUP|WEIGHT|LAYER|EXPERT|COMPONENT)", self.name)
         return "".join(f"({words[part]})" if part in words else re.escape(part) for part in parts)
 
 
@@ -59,6 +61,8 @@ NORMS = {
 """Each is written of all weights, of each group, and at some steps of each weight and layer."""
 _WHEN_MOMENTS = {"second_moment_norm": "where the optimizer keeps such averages"}
 _AT_LAYER_NORMS = "each `instrumentation.layer_norms_every` steps"
+_WITH_EXPERTS = "of models with experts"
+_AT_LAYER_EXPERTS = "each `instrumentation.layer_norms_every` steps, of models with experts"
 _WHILE_ON = "while it is on"
 _IN_PHASE = "in a phase that has it at any step"
 _AT_EVALUATIONS = "at evaluations: each `evaluation.every_steps` and at the phase's end"
@@ -92,6 +96,15 @@ TABLE: tuple[Metric, ...] = (
     Metric("max_loss", "nats a token", "an update with a loss above it is skipped", "once the window of skip-step has enough"),
     Metric("max_skip_grad_norm", "", "an update with a gradient norm above it is skipped", "once the window of skip-step has enough"),
     Metric("skipped", "0 or 1", "1 where the update was not applied", _IN_PHASE),
+    Metric("max_violation", "share", "how far the busiest expert is above the mean, in the worst layer (MaxVio)", _WITH_EXPERTS),
+    Metric("max_violation/LAYER", "share", "the same of one layer; at most num_experts / num_active - 1", _AT_LAYER_EXPERTS),
+    Metric("dead_experts", "experts", "without any token of this batch, over all layers", _WITH_EXPERTS),
+    Metric("dead_experts/LAYER", "experts", "the same of one layer", _AT_LAYER_EXPERTS),
+    Metric("router_entropy", "share", "mean over tokens and layers of the entropy of their scores, over log(num_experts)", _WITH_EXPERTS),
+    Metric("router_entropy/LAYER", "share", "the same of one layer", _AT_LAYER_EXPERTS),
+    Metric("sequence_loss", "", "mean over tokens and layers of their row's balance loss, without its weight; 1 at balance", _WITH_EXPERTS),
+    Metric("expert_load/LAYER/EXPERT", "share", "of a layer's assignments that an expert has", _AT_LAYER_EXPERTS),
+    Metric("overflowed", "share", "of assignments that took a further block of their expert; none is dropped", _WITH_EXPERTS),
     Metric("tokens", "tokens", "in this update's batch"),
     Metric("sequences", "sequences", "in this update's batch"),
     Metric("mixture_since", "step", "from which the mixture of this update holds: the run's schedule of mixtures, not its start"),
@@ -125,8 +138,39 @@ def of_the_clock(name: str) -> bool:
 def as_markdown() -> str:
     """`docs/metrics.md`."""
     lines = [f"| `{metric.name}` | {metric.unit} | {metric.what} | {metric.when} |" for metric in TABLE]
-    groups = [f"| {group} | {', '.join(f'`{name}`' for name in names)} |" for group, names in PARAM_GROUPS.items()]
-    return "\n".join([_HEAD, *lines, _GROUPS_HEAD, *groups, ""])
+    members = [f"| {group} | {', '.join(f'`{name}`' for name in names)} |" for group, names in _weights_of_groups().items()]
+    return "\n".join([_HEAD, *lines, _GROUPS_HEAD, *members, ""])
+
+
+def _weights_of_groups() -> dict[str, list[str]]:
+    """Group → the names of the weights that a model with every part has in it."""
+    import jax  # for the page alone: whoever reads rows needs neither jax nor the model
+
+    from trainer.config import Experts, ModelConfig, Rope
+    from trainer.model.params import param_specs
+
+    experts = Experts(
+        num_experts=2, num_active=1, num_shared=1, d_expert=1, route_scale=1.0, num_dense_layers=1, balancing=None, sequence_loss=0.0
+    )
+    sizes = {
+        "vocab_size": 1,
+        "seq_len": 2,
+        "num_layers": 2,
+        "d_model": 1,
+        "d_ff": 1,
+        "num_query_heads": 1,
+        "num_kv_heads": 1,
+        "head_dim": 2,
+    }
+    parts = {"qk_norm": True, "attention_gate": True, "post_norms": True, "experts": experts, "tied_head": False, "sliding_window": None}
+    rope = Rope(theta=1.0, scaling=None)
+    types = {"compute_dtype": "float32", "float32_attention": False}
+    model = ModelConfig.model_validate({**sizes, **parts, **types, "rope": rope, "rms_norm_epsilon": 1.0, "initializer_std": 1.0})
+    members: dict[str, list[str]] = {group: [] for group in (*PARAM_GROUPS, *SPARSE_GROUPS)}
+    for path, spec in jax.tree_util.tree_leaves_with_path(param_specs(model)):
+        if path[-1].key not in members[spec.group]:
+            members[spec.group].append(path[-1].key)
+    return members
 
 
 _HEAD = """\
@@ -135,7 +179,8 @@ _HEAD = """\
 What `metrics.jsonl` of a run holds, an object an update; TensorBoard and Weights & Biases get the same names. Printed by
 `python -m trainer.metrics > docs/metrics.md` from the table in `trainer/metrics.py`.
 
-A value that is not finite is null. A value that is off, or not known, is left out. COMPONENT, GROUP, WEIGHT and LAYER stand for names.
+A value that is not finite is null. A value that is off, or not known, is left out. COMPONENT, GROUP, WEIGHT,
+LAYER and EXPERT are names or numbers.
 
 | name | unit | what | in which rows |
 |---|---|---|---|"""

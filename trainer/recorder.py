@@ -14,8 +14,10 @@ from trainer.base.errors import TrainingDiverged
 from trainer.config import AdamC, RunConfig
 from trainer.flops import mfu, peak_flops, step_flops
 from trainer.metrics import METRICS_NAME, PARAM_GROUPS, MetricsFile, Row
-from trainer.norms import slot_names
+from trainer.model.layers import expert_layers
+from trainer.norms import groups, slot_names
 from trainer.process.distributed import is_first
+from trainer.routing import RoutingMetrics
 from trainer.schedule import scheduled_at
 from trainer.sinks import Sink, open_sinks, send
 from trainer.step import StepMetrics
@@ -35,7 +37,9 @@ class Recorder:
         device = jax.devices()[0]
         self._peak = peak_flops(device.device_kind, run.model.compute_dtype)
         self._devices = math.prod(run.execution.mesh.model_dump().values())
+        self._groups = groups(run.model)
         self._slots = slot_names(run.model)
+        self._expert_layers = expert_layers(run.model)
         self._file: MetricsFile | None = None
         self._sinks: list[Sink] = []
         if is_first():  # of several processes; all have the same values, and all stop where they are no numbers
@@ -68,7 +72,10 @@ class Recorder:
             TrainingDiverged: the loss, the gradients' norm or the weights' norm is no number.
                 Of an update that was skipped only the last counts.
         """
-        values = values_of(measured, self._slots if self._layers_are_due(step) else ())
+        is_due = self._layers_are_due(step)
+        values = values_of(measured, self._slots if is_due else (), groups=self._groups)
+        if measured.routing is not None:
+            values |= routing_values(measured.routing, self._expert_layers, of_layers=is_due)
         if self._file is not None:
             finite = {name: value if math.isfinite(value) else None for name, value in {**values, **more}.items()}
             row = {"step": step, **finite, **scheduled_row(self._run, step - 1)}
@@ -129,18 +136,19 @@ def mixture_since(run: RunConfig, step: int) -> int:
     return max([start for start in starts if start <= step], default=starts[0])
 
 
-def values_of(measured: StepMetrics, slots: Sequence[str] = ()) -> dict[str, float]:
+def values_of(measured: StepMetrics, slots: Sequence[str] = (), *, groups: Sequence[str] = PARAM_GROUPS) -> dict[str, float]:
     """The measurements under their names in `metrics.jsonl`, fetched in one go.
 
-    `X_norms` holds a norm of each group of weights, `X_slots` one for each name of `slots`; without names the latter stay where they are.
+    `X_norms` holds a norm of each of `groups` of weights, `X_slots` one for each name of `slots`; without names the latter stay there.
     What is None is left out, and so is a limit that is infinite: it is none.
     """
-    wanted = {name: value for name, value in measured._asdict().items() if value is not None and (slots or not name.endswith("_slots"))}
+    numbers = {name: value for name, value in measured._asdict().items() if value is not None and name != "routing"}
+    wanted = {name: value for name, value in numbers.items() if slots or not name.endswith("_slots")}
     fetched: list[Any] = jax.device_get(list(wanted.values()))
     values: dict[str, float] = {}
     for name, value in zip(wanted, fetched, strict=True):
         if name.endswith("_norms"):
-            values |= _named(name.removesuffix("s"), PARAM_GROUPS, value)
+            values |= _named(name.removesuffix("s"), groups, value)
         elif name.endswith("_slots"):
             values |= _named(f"{name.removesuffix('_slots')}_norm", slots, value)
         elif not (name.startswith("max_") and np.isposinf(value)):
@@ -148,5 +156,24 @@ def values_of(measured: StepMetrics, slots: Sequence[str] = ()) -> dict[str, flo
     return values
 
 
-def _named(kind: str, names: Iterable[str], norms: np.ndarray) -> dict[str, float]:
+def routing_values(measured: RoutingMetrics, layers: Sequence[int], *, of_layers: bool) -> dict[str, float]:
+    """What the routers of these layers did, under the names in `metrics.jsonl`; `of_layers` adds that of each layer and expert."""
+    found: RoutingMetrics = jax.device_get(measured)
+    values = {
+        "max_violation": float(np.max(found.max_violations)),
+        "dead_experts": float(np.sum(found.dead_experts)),
+        "router_entropy": float(np.mean(found.router_entropies)),
+        "sequence_loss": float(np.mean(found.sequence_losses)),
+        "overflowed": float(found.overflowed),
+    }
+    if of_layers:
+        of_each = {"max_violation": found.max_violations, "dead_experts": found.dead_experts, "router_entropy": found.router_entropies}
+        for name, numbers in of_each.items():
+            values |= _named(name, layers, np.asarray(numbers))
+        for layer, loads in zip(layers, found.expert_loads, strict=True):
+            values |= _named(f"expert_load/{layer}", range(len(loads)), np.asarray(loads))
+    return values
+
+
+def _named(kind: str, names: Iterable[object], norms: np.ndarray) -> dict[str, float]:
     return {f"{kind}/{name}": float(norm) for name, norm in zip(names, norms, strict=True)}

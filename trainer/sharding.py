@@ -16,7 +16,8 @@ from jaxtyping import Int
 
 from trainer.base.errors import ConfigError
 from trainer.config import Mesh, ModelConfig, RunConfig
-from trainer.model.params import ParamSpec, param_specs
+from trainer.model.params import param_specs
+from trainer.model.specs import ParamSpec
 
 T = TypeVar("T")
 Device = Any

@@ -12,6 +12,7 @@ from trainer.interventions import Rolling, Window, empty_window
 from trainer.model.params import Params, abstract_params, init_params
 from trainer.optimizer import OptimizerState, build_optimizer
 from trainer.process.distributed import pieces_on_host
+from trainer.routing import Momentum, init_momentum
 
 
 class TrainState(NamedTuple):
@@ -20,12 +21,14 @@ class TrainState(NamedTuple):
     Attributes:
         ema: exponential moving average of `params`, or None where it is off.
         rolling: the windows of the interventions that the phase has at any step.
+        balancing: momentum of the routers' biases, where they have one. The biases are among `params`.
     """
 
     params: Params
     optimizer: OptimizerState
     ema: Params | None
     rolling: Rolling = Rolling()
+    balancing: Momentum | None = None
 
 
 def init_state(run: RunConfig) -> TrainState:
@@ -33,7 +36,7 @@ def init_state(run: RunConfig) -> TrainState:
     params = init_params(run.seed, run.model)
     optimizer = build_optimizer(run.optimizer, run.model).init(params)
     ema = jax.tree.map(jnp.copy, params) if run.keeps_average else None
-    return TrainState(params, optimizer, ema, init_rolling(run))
+    return TrainState(params, optimizer, ema, init_rolling(run), init_momentum(run.model))
 
 
 def init_rolling(run: RunConfig) -> Rolling:
@@ -53,7 +56,8 @@ def abstract_state(run: RunConfig, *, with_ema: bool) -> TrainState:
     """Shapes and types of a state, without values."""
     params = abstract_params(run.model)
     optimizer = jax.eval_shape(build_optimizer(run.optimizer, run.model).init, params)
-    return TrainState(params, optimizer, params if with_ema else None, jax.eval_shape(lambda: init_rolling(run)))
+    small = jax.eval_shape(lambda: (init_rolling(run), init_momentum(run.model)))
+    return TrainState(params, optimizer, params if with_ema else None, *small)
 
 
 def params_digest(params: Params) -> str:

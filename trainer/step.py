@@ -13,10 +13,12 @@ from trainer.config import Execution, ModelConfig, Optimizer
 from trainer.gradients import Objective, SegmentIds, mean_gradients
 from trainer.interventions import Rolling, Window, clip_factor, clip_update_rms, is_skipped, keep_if, limit_from, moving_average, push
 from trainer.loss import LossSums, objective_sums
-from trainer.model.decoder import head_weight, hidden_states
+from trainer.model.decoder import head_weight, run_layers
+from trainer.model.experts import Routing
 from trainer.model.params import Params
 from trainer.norms import group_norms, slot_squares, total_norm
 from trainer.optimizer import build_optimizer, moments, weight_rules
+from trainer.routing import RoutingMetrics, measure_routing, move_biases
 from trainer.schedule import Limit, Scheduled
 from trainer.sharding import compile_step, constrain_params
 from trainer.state import TrainState
@@ -76,6 +78,7 @@ class StepMetrics(NamedTuple):
     max_skip_grad_norm: Scalar | None
     skipped: Bool[Array, ""] | None
     ema_distance: Scalar | None
+    routing: RoutingMetrics | None
 
 
 def build_train_step(
@@ -102,8 +105,11 @@ def build_train_step(
         direction, update_norms, clips = clip(direction, state.rolling.update_norms, scheduled)
         rate = scheduled.learning_rate * (1.0 if clips.update_clip_factor is None else clips.update_clip_factor)
         params = jax.tree.map(lambda weight, d: weight - rate * d, state.params, direction)
+        momentum = state.balancing
+        if sums.routing is not None:
+            params, momentum = move_biases(params, momentum, sums.routing, model)
         ema = None if state.ema is None else moving_average(state.ema, params, scheduled.ema_decay)
-        after = TrainState(params, optimizer_state, ema, state.rolling._replace(update_norms=update_norms))
+        after = TrainState(params, optimizer_state, ema, state.rolling._replace(update_norms=update_norms), momentum)
         update_squares = rate**2 * slot_squares(direction, model)
         skip = decide(state.rolling, loss, grad_norm, scheduled.skip_step)
         if skip.skipped is not None:
@@ -116,6 +122,7 @@ def build_train_step(
             log_z_squared=sums.squared_log_z / sums.tokens,
             grad_clip_factor=grad_clip_factor,
             ema_distance=None if after.ema is None else ema_distance(after.params, after.ema),
+            routing=None if sums.routing is None else measure_routing(sums.routing, model),
             **named_norms(measured, model),
             **clips._asdict(),
             **skip._asdict(),
@@ -125,7 +132,7 @@ def build_train_step(
 
 
 def build_objective(model: ModelConfig, execution: Execution) -> Objective:
-    """What is differentiated. Where documents are named, padding (document 0) is not predicted.
+    """What is differentiated. Where documents are named, padding (document 0) is not predicted and moves no balance of experts.
 
     A model that does not attend within documents attends as if its row were one; padding comes last, so nothing sees it.
     """
@@ -133,13 +140,23 @@ def build_objective(model: ModelConfig, execution: Execution) -> Objective:
     def objective(params: Params, tokens: Int[Array, "b t"], segment_ids: SegmentIds, z_loss: float | Array) -> tuple[Scalar, LossSums]:
         params = constrain_params(params, model)
         seen = segment_ids if model.attend_within_documents else None
-        hidden = hidden_states(params, tokens, model, segment_ids=seen, execution=execution)
+        counted = None if segment_ids is None else segment_ids != 0
+        hidden, routing = run_layers(params, tokens, model, segment_ids=seen, counted=counted, execution=execution)
         weight = None if segment_ids is None else (jnp.roll(segment_ids, -1, axis=1) != 0).astype(jnp.float32)
         head = head_weight(params, model)
         chunk = execution.loss_chunk_tokens
-        return objective_sums(hidden, head, tokens, z_loss, chunk_tokens=chunk, targets_weight=weight)
+        loss, sums = objective_sums(hidden, head, tokens, z_loss, chunk_tokens=chunk, targets_weight=weight)
+        if routing is None or model.experts is None:
+            return loss, sums
+        loss = loss + model.experts.sequence_loss * mean_sequence_loss(routing) * sums.tokens
+        return loss, sums._replace(routing=jax.lax.stop_gradient(routing))
 
     return objective
+
+
+def mean_sequence_loss(routing: Routing) -> Scalar:
+    """Mean over tokens of the balance loss of their row, summed over the layers (Trinity report, eqs 29–32); without its weight."""
+    return jnp.sum(routing.sequence_loss / jnp.maximum(routing.load.tokens, 1).astype(jnp.float32))
 
 
 def build_clip(model: ModelConfig) -> Callable[[Params, Window | None, Scheduled], tuple[Params, Window | None, Clips]]:

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
+from tests.trainer.model.members import MEMBERS
 from trainer.config import ModelConfig
-from trainer.metrics import PARAM_GROUPS
 from trainer.model.params import init_params
 from trainer.norms import group_norms, slot_names, slot_squares, slots, total_norm
 
@@ -31,6 +31,6 @@ def test_totals_and_groups_are_made_of_the_slots(model: ModelConfig):
     weights = leaves(model)
     whole = sum(float((weight**2).sum()) for weight in weights.values())
     assert float(total_norm(squares)) == pytest.approx(whole**0.5, rel=1e-5)
-    for norm, names in zip(group_norms(squares, model), PARAM_GROUPS.values(), strict=True):
+    for norm, names in zip(group_norms(squares, model), MEMBERS.values(), strict=True):
         expected = sum(float((weights[name] ** 2).sum()) for name in names if name in weights)
         assert float(norm) == pytest.approx(expected**0.5, rel=1e-5)

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.trainer.model.members import MEMBERS
 from tests.trainer.optimizer.reference import in_numpy
 from tests.trainer.step_reference import StepReference, norm
 from trainer.config import AdamC, AdamW, Execution, ModelConfig, Muon, Optimizer, RunConfig
 from trainer.interventions import Rolling, empty_window
-from trainer.metrics import PARAM_GROUPS
 from trainer.model.decoder import logits
 from trainer.model.params import Params, init_params
 from trainer.norms import slot_names
@@ -157,7 +157,7 @@ def test_norms_of_the_whole_of_groups_and_of_slots_are_of_one_another(trainer: T
     for kind in ("grad", "update", "param", "first_moment", "second_moment"):
         by_slot = np.asarray(getattr(measured, f"{kind}_slots"), np.float64)
         assert float(getattr(measured, f"{kind}_norm")) == pytest.approx(np.linalg.norm(by_slot), rel=1e-5)
-        for members, found in zip(PARAM_GROUPS.values(), getattr(measured, f"{kind}_norms"), strict=True):
+        for members, found in zip(MEMBERS.values(), getattr(measured, f"{kind}_norms"), strict=True):
             of_group = by_slot[[name in members for name in slots]]
             assert float(found) == pytest.approx(np.linalg.norm(of_group), rel=1e-5)
 

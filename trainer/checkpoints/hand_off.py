@@ -6,7 +6,8 @@
 | part declared in `start.graft` | the other checkpoint |
 | all else | the parent's checkpoint |
 
-The parts are `ema`, `optimizer`, `rolling` (the windows of norms and losses), and `qk_norm`: QK-norm's gains with their moments and
+The parts are `ema`, `optimizer`, `rolling` (the windows of norms and losses), `balancing` (the momentum of the routers' biases; the biases
+are weights), and `qk_norm`: QK-norm's gains with their moments and
 averages, which a model of the Llama family gets when it becomes one of the Qwen3 family. A leaf that is not where it is said to come from
 is an error, and so is a leaf of the parent that would be dropped without a word.
 """
@@ -38,7 +39,7 @@ from trainer.config import RunConfig, StartFrom
 from trainer.state import TrainState, init_state
 
 QK_NORM_WEIGHTS = ("query_norm", "key_norm")
-DECLARABLE = ("ema", "optimizer", "rolling", "qk_norm")
+DECLARABLE = ("ema", "optimizer", "rolling", "balancing", "qk_norm")
 Origin = str | None
 """The checkpoint that a leaf comes from; None where it is fresh."""
 

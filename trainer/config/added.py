@@ -6,7 +6,17 @@ digest, like all the others. A field is named in the table by the commit that ad
 
 from typing import Any
 
-ADDED_LATER: dict[str, bool | int | float | str | None] = {"attend_within_documents": True}
+ADDED_LATER: dict[str, bool | int | float | str | None] = {
+    "attend_within_documents": True,
+    "global_attention_every": None,
+    "attention_gate": False,
+    "post_norms": False,
+    "embedding_scale": 1.0,
+    "initializer_cutoff": None,
+    "experts": None,
+    "expert_kernel": "auto",
+    "expert": 1,
+}
 """Field → what all runs of before had. The name must be that of one field in the whole configuration, and no component's."""
 
 

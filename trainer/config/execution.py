@@ -8,11 +8,15 @@ from trainer.base.frozen import Frozen
 
 
 class Mesh(Frozen):
-    """Devices along each axis; their product is the number of devices. `replica` holds copies, `fsdp` cuts weights, `tensor` cuts heads."""
+    """Devices along each axis; their product is the number of devices.
+
+    `replica` holds copies, `fsdp` cuts weights, `tensor` cuts heads, `expert` deals out experts; all but `tensor` cut the batch.
+    """
 
     replica: int = Field(default=1, gt=0)
     fsdp: int = Field(default=1, gt=0)
     tensor: int = Field(default=1, gt=0)
+    expert: int = Field(default=1, gt=0)
 
 
 class Execution(Frozen):
@@ -22,6 +26,8 @@ class Execution(Frozen):
         remat: what the backward pass computes again: nothing, all but the products with weights, or all of a block; `offload` computes
             all again and keeps what goes from block to block in the host's memory.
         attention: the kernel; "auto" takes Splash on a TPU, cuDNN on a GPU where the types fit, XLA elsewhere.
+        expert_kernel: how experts are computed: in blocks of a fixed size, or by `jax.lax.ragged_dot`; "auto" takes what the platform is
+            quicker with.
         microbatch_sequences: gradients are summed over parts of the batch of so many sequences; None is the whole batch at once.
         loss_chunk_tokens: logits of so many tokens exist at a time; None is all.
         stall_seconds: a process that applies no update for so long is ended; None is never. The first update compiles, too.
@@ -30,6 +36,7 @@ class Execution(Frozen):
     mesh: Mesh = Mesh()
     remat: Literal["none", "dots", "full", "offload"] = "none"
     attention: Literal["auto", "xla", "splash", "cudnn"] = "auto"
+    expert_kernel: Literal["auto", "padded", "ragged"] = "auto"
     microbatch_sequences: int | None = Field(default=None, gt=0)
     loss_chunk_tokens: int | None = Field(default=None, gt=0)
     stall_seconds: float | None = Field(default=1800.0, gt=0)

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from trainer.base.frozen import Frozen
+from trainer.config.experts import Experts
 
 
 class Llama3RopeScaling(Frozen):
@@ -24,7 +25,7 @@ class Rope(Frozen):
 
 
 class ModelConfig(Frozen):
-    """A decoder of the Llama 3 family, or with `qk_norm` of the Qwen3 family. The same words as the field.
+    """A decoder of the Llama 3 family, with `qk_norm` of the Qwen3 family, with every part of the AFMoE family, in the words of the field.
 
     Attributes:
         qk_norm: RMS norms, each with its gain, on the queries and keys of every head, before RoPE (Qwen3).
@@ -33,6 +34,13 @@ class ModelConfig(Frozen):
         attend_within_documents: a position sees what comes before it in its own document. Where it is False it sees all that comes before
             it in its row, the documents that were packed in front of its own included. Positions count through the row either way, and the
             first token of a document is predicted from the document before it either way.
+        global_attention_every: each so-manieth layer sees all that comes before and has no RoPE; the others have `sliding_window` and RoPE.
+            None is RoPE and `sliding_window` in every layer.
+        attention_gate: what the heads give is multiplied, element by element, by a sigmoid of a product of the attention's input.
+        post_norms: a norm behind attention and one behind the MLP, before each is added; their gains begin at 1 / √num_layers.
+        embedding_scale: what a token's embedding is multiplied by.
+        initializer_cutoff: weights are drawn from a normal distribution cut off at so many standard deviations; None is not cut off.
+        experts: experts in place of the MLP; None is an MLP in every layer.
         float32_attention: queries, keys, values and their products are float32 (what the record calls upcast attention); softmax always is.
     """
 
@@ -53,9 +61,20 @@ class ModelConfig(Frozen):
     sliding_window: int | None = Field(gt=0)
     float32_attention: bool
     attend_within_documents: bool = True
+    global_attention_every: int | None = Field(default=None, gt=1)
+    attention_gate: bool = False
+    post_norms: bool = False
+    embedding_scale: float = Field(default=1.0, gt=0)
+    initializer_cutoff: float | None = Field(default=None, gt=0)
+    experts: Experts | None = None
 
     @model_validator(mode="after")
-    def _heads_group(self) -> "ModelConfig":
+    def _fits_together(self) -> "ModelConfig":
         if self.num_query_heads % self.num_kv_heads:
             raise ValueError(f"num_query_heads must be a multiple of num_kv_heads, found {self.num_query_heads} and {self.num_kv_heads}")
+        if self.global_attention_every is not None and self.sliding_window is None:
+            raise ValueError("global_attention_every needs a sliding_window for the layers between, found None")
+        if self.experts is not None and self.experts.num_dense_layers >= self.num_layers:
+            found = f"{self.experts.num_dense_layers} of {self.num_layers}"
+            raise ValueError(f"experts.num_dense_layers must leave layers for the experts, found {found}")
         return self

@@ -19,8 +19,9 @@ from trainer.config.stability import Stability
 Component = str
 Percent = Annotated[float, Field(ge=0, le=100)]
 MixtureShares = dict[Component, Percent]
-StatePart = Literal["ema", "optimizer", "rolling", "qk_norm"]
-"""What a hand-off can make fresh or graft: the moving average, the optimizer's state, the windows of norms and losses, QK-norm's gains."""
+StatePart = Literal["ema", "optimizer", "rolling", "balancing", "qk_norm"]
+"""What a hand-off can make fresh or graft: the moving average, the optimizer's state, the windows of norms and losses, the momentum of the
+routers' biases, QK-norm's gains."""
 
 
 class DataOrder(Frozen):

@@ -1,20 +1,23 @@
-"""The decoder of Llama 3 and, with norms on queries and keys, of Qwen3: the whole forward pass.
+"""The decoder of Llama 3, with norms on queries and keys of Qwen3, and with all its parts of AFMoE: the whole forward pass.
 
 Shape letters: b batch, t query position, s key position, d d_model, h query head, k kv head, e head_dim, f d_ff, v vocab.
 Weights are float32 and are cast where they are used: products run in `compute_dtype`; norms, RoPE, softmax and logits are float32.
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from trainer.config import Execution, ModelConfig
 from trainer.kernels.attention import attend
+from trainer.model.experts import Routing, in_layer_order, mix_experts
+from trainer.model.layers import Cycle, LayerKind, Stack, cycles
 from trainer.model.params import Params
-from trainer.model.remat import remat
-from trainer.model.rope import rotate, rotations
+from trainer.model.remat import Block, remat
+from trainer.model.rope import Rotation, rotate, rotations
 from trainer.sharding import constrain, constrain_activation
 
 PLAIN = Execution()
@@ -36,7 +39,6 @@ def logits(
     return project(params, hidden_states(params, tokens, config, segment_ids=segment_ids, execution=execution), config)
 
 
-@strictly_typed
 def hidden_states(
     params: Params,
     tokens: Int[Array, "b t"],
@@ -51,26 +53,78 @@ def hidden_states(
         segment_ids: equal numbers mark tokens that see one another, of one document of the row; None is one document a row. The trainer
             gives None where the model does not attend within documents; code that scores texts always gives them. Positions count through
             the row: RoPE sees only their differences, so that a document among others has the values that it has alone.
-        execution: its `attention` and `remat` are used here; they change time and memory, not what is computed.
+        execution: its kernels and `remat` are used here; they change time and memory, not what is computed.
+    """
+    return run_layers(params, tokens, config, segment_ids=segment_ids, execution=execution)[0]
+
+
+@strictly_typed
+def run_layers(
+    params: Params,
+    tokens: Int[Array, "b t"],
+    config: ModelConfig,
+    *,
+    segment_ids: Int[Array, "b t"] | None = None,
+    counted: Bool[Array, "b t"] | None = None,
+    execution: Execution = PLAIN,
+) -> tuple[Float[Array, "b t d"], Routing | None]:
+    """`hidden_states`, and what the routers did: of each layer with experts, in the order of the layers; None where there are no experts.
+
+    Args:
+        counted: False for padding, which moves no balance; None counts all tokens.
     """
     rotation = rotations(config.rope, tokens.shape[1], config.head_dim)
 
-    def block(x: Float[Array, "b t d"], weights: Params) -> Float[Array, "b t d"]:
-        query, key, value = project_heads(weights, rms_norm(x, weights["attention_norm"], config), config)
-        query = rotate(query, rotation)
-        key = rotate(key, rotation)
-        if config.float32_attention:
-            query, key, value = (part.astype(jnp.float32) for part in (query, key, value))
-        mixed = attend(query, key, value, segment_ids, kernel=execution.attention, sliding_window=config.sliding_window)
-        x = x + multiply(mixed.reshape(*x.shape[:2], -1).astype(x.dtype), weights["output"].reshape(-1, config.d_model))
-        return x + mlp(weights, rms_norm(x, weights["mlp_norm"], config))
+    def run_layer(kind: LayerKind) -> Block:
+        def layer(x: Float[Array, "b t d"], weights: Params) -> tuple[Float[Array, "b t d"], Routing | None]:
+            x = x + attention(x, weights, kind, config, rotation=rotation, segment_ids=segment_ids, kernel=execution.attention)
+            added, routing = mlp(x, weights, kind, config, counted=counted, kernel=execution.expert_kernel)
+            return x + added, routing
 
-    layer = remat(block, execution.remat)
-    looked_up = constrain(params["embedding"][tokens].astype(config.compute_dtype), "looked_up_batch", "position", "d_model")
+        return remat(layer, execution.remat)
+
+    looked_up = params["embedding"][tokens]
+    if config.embedding_scale != 1.0:
+        looked_up = config.embedding_scale * looked_up
+    looked_up = constrain(looked_up.astype(config.compute_dtype), "looked_up_batch", "position", "d_model")
     x = constrain_activation(looked_up, "btd")
-    unroll = config.num_layers <= MAX_UNROLLED_LAYERS
-    x, _ = jax.lax.scan(lambda x, weights: (layer(x, weights), None), x, params["blocks"], unroll=unroll)
-    return rms_norm(x, params["final_norm"], config)
+    routings: dict[tuple[int, ...], Routing] = {}
+    for cycle in cycles(config):
+        x, of_cycle = run_cycle(x, cycle, params, run_layer)
+        routings |= of_cycle
+    return rms_norm(x, params["final_norm"], config), in_layer_order(routings)
+
+
+def run_cycle(
+    x: Float[Array, "b t d"], cycle: Cycle, params: Params, run_layer: Callable[[LayerKind], Block]
+) -> tuple[Float[Array, "b t d"], dict[tuple[int, ...], Routing]]:
+    """The layers of a cycle, one after the other: a row of layers of one kind is a loop, a period of several rows a loop around them.
+
+    Beside the residual stream: the layers of each stack that has experts, and what their routers did.
+    """
+
+    def run_row(x: Float[Array, "b t d"], stack: Stack, weights: Params) -> tuple[Float[Array, "b t d"], Routing | None]:
+        return jax.lax.scan(run_layer(stack.kind), x, weights, unroll=len(stack.layers) <= MAX_UNROLLED_LAYERS)
+
+    def run_period(x: Float[Array, "b t d"], weights: tuple[Params, ...]) -> tuple[Float[Array, "b t d"], tuple[Routing | None, ...]]:
+        routings: list[Routing | None] = []
+        for (stack, _), of_stack in zip(cycle.runs, weights, strict=True):
+            x, routing = run_row(x, stack, of_stack)
+            routings.append(routing)
+        return x, tuple(routings)
+
+    if len(cycle.runs) == 1:
+        [(stack, _)] = cycle.runs
+        x, routing = run_row(x, stack, params[stack.name])
+        return x, {} if routing is None else {stack.layers: routing}
+    x, routings = jax.lax.scan(run_period, x, tuple(in_periods(params[stack.name], cycle.repeats) for stack, _ in cycle.runs))
+    of_stacks = {stack.layers: routing for (stack, _), routing in zip(cycle.runs, routings, strict=True) if routing is not None}
+    return x, {layers: jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), routing) for layers, routing in of_stacks.items()}
+
+
+def in_periods(weights: Params, repeats: int) -> Params:
+    """Stacked weights with a further axis before that of the layers, of so many periods."""
+    return jax.tree.map(lambda leaf: leaf.reshape(repeats, -1, *leaf.shape[1:]), weights)
 
 
 @strictly_typed
@@ -84,20 +138,61 @@ def head_weight(params: Params, config: ModelConfig) -> Float[Array, "d v"]:
     return params["embedding"].T if config.tied_head else params["head"]
 
 
+def attention(
+    x: Float[Array, "b t d"],
+    weights: Params,
+    kind: LayerKind,
+    config: ModelConfig,
+    *,
+    rotation: Rotation,
+    segment_ids: Int[Array, "b t"] | None,
+    kernel: str,
+) -> Float[Array, "b t d"]:
+    """What attention adds to the residual stream, its norms included."""
+    x = rms_norm(x, weights["attention_norm"], config)
+    query, key, value = project_heads(weights, x, kind, config)
+    if kind.has_rope:
+        query = rotate(query, rotation)
+        key = rotate(key, rotation)
+    if config.float32_attention:
+        query, key, value = (part.astype(jnp.float32) for part in (query, key, value))
+    mixed = attend(query, key, value, segment_ids, kernel=kernel, sliding_window=kind.window).astype(x.dtype)
+    if kind.has_attention_gate:
+        mixed = mixed * jax.nn.sigmoid(multiply(x, weights["attention_gate"]))
+    added = multiply(mixed.reshape(*x.shape[:2], -1), weights["output"].reshape(-1, config.d_model))
+    return rms_norm(added, weights["attention_post_norm"], config) if kind.has_post_norms else added
+
+
 def project_heads(
-    weights: Params, x: Float[Array, "b t d"], config: ModelConfig
+    weights: Params, x: Float[Array, "b t d"], kind: LayerKind, config: ModelConfig
 ) -> tuple[Float[Array, "b t h e"], Float[Array, "b t k e"], Float[Array, "b t k e"]]:
     """Queries, keys and values of every head; queries and keys normalised over the head's dimensions where the model does so."""
     query, key, value = (multiply(x, weights[name]) for name in ("query", "key", "value"))
-    if config.qk_norm:
+    if kind.has_qk_norm:
         query = rms_norm(query, weights["query_norm"], config)
         key = rms_norm(key, weights["key_norm"], config)
     return query, key, value
 
 
-def mlp(weights: Params, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-    """SwiGLU: down(silu(gate(x)) · up(x)) (Shazeer, 2020, eq. 6)."""
-    return multiply(jax.nn.silu(multiply(x, weights["gate"])) * multiply(x, weights["up"]), weights["down"])
+def mlp(
+    x: Float[Array, "b t d"], weights: Params, kind: LayerKind, config: ModelConfig, *, counted: Bool[Array, "b t"] | None, kernel: str
+) -> tuple[Float[Array, "b t d"], Routing | None]:
+    """What the MLP or the experts add to the residual stream, their norms included; and what the router did, where there is one."""
+    x = rms_norm(x, weights["mlp_norm"], config)
+    routing = None
+    if kind.has_experts:
+        assert config.experts is not None
+        added, routing = mix_experts(x, weights, config.experts, counted=counted, kernel=kernel)
+        if config.experts.num_shared:
+            added = added + swiglu(x, weights["shared_gate"], weights["shared_up"], weights["shared_down"])
+    else:
+        added = swiglu(x, weights["gate"], weights["up"], weights["down"])
+    return rms_norm(added, weights["mlp_post_norm"], config) if kind.has_post_norms else added, routing
+
+
+def swiglu(x: Float[Array, "*b d"], gate: Float[Array, "d f"], up: Float[Array, "d f"], down: Float[Array, "f d"]) -> Float[Array, "*b d"]:
+    """down(silu(gate(x)) · up(x)) (Shazeer, 2020, eq. 6)."""
+    return multiply(jax.nn.silu(multiply(x, gate)) * multiply(x, up), down)
 
 
 def multiply(x: Float[Array, "*b n"], weight: Float[Array, "n *m"]) -> Array:

@@ -1,7 +1,7 @@
 """What the backward pass computes again instead of keeping: time for memory, and no change to what is computed."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
@@ -10,8 +10,8 @@ from jaxtyping import Array
 from trainer.model.params import Params
 
 Remat = Literal["none", "dots", "full", "offload"]
-Block = Callable[[Array, Params], Array]
-"""From the residual stream and one layer's weights to the residual stream after it."""
+Block = Callable[[Array, Params], tuple[Array, Any]]
+"""From the residual stream and one layer's weights to the residual stream after it, and what was measured in the layer."""
 
 BLOCK_INPUT = "block_input"
 

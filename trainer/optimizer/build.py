@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import optax
 
 from trainer.config import ModelConfig, Muon, Optimizer
-from trainer.model.params import Params, ParamSpec, param_specs
+from trainer.model.params import Params, param_specs
+from trainer.model.specs import ParamSpec
 from trainer.optimizer.adam import scale_by_adam
 from trainer.optimizer.groups import merge, weight_rules
 from trainer.optimizer.muon import MuonState, scale_by_muon
@@ -66,7 +67,7 @@ def moments(state: OptimizerState, model: ModelConfig) -> tuple[Params, Params]:
         return _tree(state.mu), _tree(state.nu)
 
     def nothing(spec: ParamSpec) -> jax.Array:
-        return jnp.zeros(spec.shape[:1] if spec.axes[0] == "layer" else ())
+        return jnp.zeros(spec.shape[:1] if spec.layers else ())
 
     blanks = jax.tree.map(nothing, param_specs(model))
     return merge(_tree(state.momentum.trace), _tree(state.adam.mu)), _fill(blanks, _tree(state.adam.nu))

@@ -1,17 +1,13 @@
-"""How each weight is updated: one table, read from the declarations of the weights."""
+"""How each weight is updated, read from the declarations of the weights."""
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 
 from trainer.config import ModelConfig
-from trainer.metrics import PARAM_GROUPS
-from trainer.model.params import ParamSpec, param_specs
-
-T = TypeVar("T")
-MATRIX_GROUPS = ("attention", "mlp")
-"""The groups of `PARAM_GROUPS` that are matrices of the blocks: Muon's where the optimizer is Muon. Every other weight is Adam's."""
+from trainer.model.params import param_specs
+from trainer.model.specs import ParamSpec
 
 
 @dataclass(frozen=True)
@@ -19,35 +15,28 @@ class WeightRule:
     """How one weight is updated.
 
     Attributes:
-        group: the one of `PARAM_GROUPS` that names the weight.
         stacked: the first axis counts layers.
-        matrix_inputs: for a matrix of the blocks, how many axes behind that of the layers it reads from; the others it writes to.
+        stacking_axes: how many leading axes count layers and experts; behind them is one matrix each.
+        matrix_inputs: for what is Muon's where the optimizer is Muon, how many axes of the matrix it reads from; the others it writes to.
+            None is Adam's.
         decays: whether weight decay applies.
     """
 
-    group: str
     stacked: bool
+    stacking_axes: int
     matrix_inputs: int | None
     decays: bool
 
 
 def weight_rules(model: ModelConfig) -> dict[str, Any]:
     """The table: a tree like the weights'."""
-    return jax.tree_util.tree_map_with_path(_rule, param_specs(model))
+    return jax.tree.map(_rule, param_specs(model))
 
 
-def _rule(path: tuple[Any, ...], spec: ParamSpec) -> WeightRule:
-    name = path[-1].key
-    groups = [group for group, names in PARAM_GROUPS.items() if name in names]
-    assert len(groups) == 1, f"{name} must be in one group of PARAM_GROUPS, found {groups}"
-    is_matrix = groups[0] in MATRIX_GROUPS
-    return WeightRule(groups[0], spec.axes[0] == "layer", _matrix_inputs(spec) if is_matrix else None, spec.decays)
-
-
-def _matrix_inputs(spec: ParamSpec) -> int:
-    """A matrix reads from d_model where that comes first, and else from all but the last axis."""
-    assert spec.axes[0] == "layer", f"the matrices of the blocks are stacked, found axes {spec.axes}"
-    return 1 if spec.axes[1] == "d_model" else len(spec.axes) - 2
+def _rule(spec: ParamSpec) -> WeightRule:
+    is_muons = spec.updated_by == "muon"
+    assert not is_muons or (spec.layers and spec.inputs is not None), f"Muon takes stacked matrices, found {spec}"
+    return WeightRule(bool(spec.layers), spec.num_stacking_axes, spec.inputs if is_muons else None, spec.decays)
 
 
 def select(tree: dict[str, Any], rules: dict[str, Any], *, matrices: bool) -> dict[str, Any]:

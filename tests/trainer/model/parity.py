@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.config import Llama3RopeScaling, ModelConfig, Rope
+from trainer.config import Experts, Llama3RopeScaling, ModelConfig, Rope
 from trainer.model.decoder import logits
 from trainer.model.hugging_face import read_folder, write_folder
 from trainer.model.hugging_face.tensors import from_tensors
@@ -30,6 +30,9 @@ ROPES = {
     ),
 }
 DIRECTIONS = ("export", "import")
+EXPERTS = Experts(
+    num_experts=8, num_active=2, num_shared=1, d_expert=48, route_scale=2.826, num_dense_layers=2, balancing=None, sequence_loss=0.0
+)
 
 
 @dataclass(frozen=True)
@@ -42,15 +45,27 @@ class Case:
     rope: str
     tied: bool
     window: int | None = None
+    experts: Experts | None = None
 
     def __str__(self) -> str:
         head = "tied" if self.tied else "untied"
         window = "" if self.window is None else f", window {self.window}"
+        window += "" if self.experts is None else f", {self.experts.num_active} of {self.experts.num_experts} experts"
         return f"{self.family}, {self.group} query heads a kv head, head_dim {self.head_dim}, {self.rope}, {head}{window}"
 
     @property
     def config(self) -> ModelConfig:
-        """Two layers, d_model 128: a head_dim of 16 makes heads as wide as the stream, the others wider."""
+        """Two layers, d_model 128: a head_dim of 16 makes heads as wide as the stream, the others wider. AFMoE has nine layers."""
+        model = self._dense
+        if self.family != "afmoe":
+            return model
+        assert self.experts is not None
+        return model.but(
+            num_layers=9, global_attention_every=4, attention_gate=True, post_norms=True, embedding_scale=128**0.5, experts=self.experts
+        )
+
+    @property
+    def _dense(self) -> ModelConfig:
         return ModelConfig(
             vocab_size=97,
             seq_len=64,
@@ -64,7 +79,7 @@ class Case:
             rms_norm_epsilon=1e-5,
             initializer_std=0.1,
             compute_dtype="float32",
-            qk_norm=self.family == "qwen3",
+            qk_norm=self.family != "llama",
             tied_head=self.tied,
             sliding_window=self.window,
             float32_attention=False,
@@ -76,6 +91,8 @@ def cases() -> Iterator[Case]:
     for family, (number, (group, head_dim)) in product(("llama", "qwen3"), enumerate(product((1, 2, 4, 8), (16, 64, 128)))):
         yield Case(family, group, head_dim, ("plain", "llama3")[number % 2], tied=number % 4 >= 2)
     yield Case("qwen3", 2, 16, "plain", tied=False, window=7)
+    yield Case("afmoe", 2, 16, "plain", tied=False, window=7, experts=EXPERTS)
+    yield Case("afmoe", 8, 64, "plain", tied=False, window=7, experts=EXPERTS.but(num_active=3, num_shared=2, num_dense_layers=0))
 
 
 @dataclass(frozen=True)
@@ -93,11 +110,14 @@ def random_tokens() -> np.ndarray:
 
 
 def random_params(config: ModelConfig) -> Params:
-    """Gains between 0.5 and 1.5, so that none can be left out or take another's place."""
+    """Gains between 0.5 and 1.5 and biases of the router, so that none can be left out or take another's place."""
     rng = np.random.default_rng(11)
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: rng.uniform(0.5, 1.5, leaf.shape).astype(np.float32) if "norm" in str(path[-1]) else leaf, init_params(3, config)
-    )
+
+    def drawn(path: Any, leaf: Any) -> Any:
+        low, high = (0.5, 1.5) if "norm" in str(path[-1]) else (-0.2, 0.2)
+        return rng.uniform(low, high, leaf.shape).astype(np.float32) if {"norm", "bias"} & set(str(path[-1].key).split("_")) else leaf
+
+    return jax.tree_util.tree_map_with_path(drawn, init_params(3, config))
 
 
 @partial(jax.jit, static_argnames="config")
@@ -119,7 +139,25 @@ def theirs(model: Any, tokens: np.ndarray) -> tuple[np.ndarray, dict[str, np.nda
     inputs = torch.from_numpy(tokens)
     found = model(input_ids=inputs, use_cache=False).logits
     torch.nn.functional.cross_entropy(found[:, :-1].flatten(0, 1), inputs[:, 1:].flatten()).backward()
-    return found.detach().numpy(), {name: weight.grad.numpy() for name, weight in model.named_parameters()}
+    gradients = {
+        name: np.zeros(tuple(weight.shape)) if weight.grad is None else weight.grad.numpy() for name, weight in model.named_parameters()
+    }
+    return found.detach().numpy(), as_stored(gradients)
+
+
+def as_stored(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """By the names in a folder, where each expert has tensors of its own; in memory they are stacked, gate and up in one."""
+    stored: dict[str, np.ndarray] = {}
+    for name, weight in weights.items():
+        stem, _, last = name.rpartition(".")
+        if last == "gate_up_proj":
+            for expert, (gate, up) in enumerate(np.split(both, 2) for both in weight):
+                stored |= {f"{stem}.{expert}.gate_proj.weight": gate, f"{stem}.{expert}.up_proj.weight": up}
+        elif last == "down_proj":
+            stored |= {f"{stem}.{expert}.down_proj.weight": down for expert, down in enumerate(weight)}
+        else:
+            stored[name] = weight
+    return stored
 
 
 def load_theirs(folder: Path) -> Any:
@@ -142,7 +180,7 @@ def imported(case: Case, folder: Path) -> tuple[Params, Any]:
     _, model = exported(case, folder / "shape")
     torch.manual_seed(23)
     for name, weight in model.named_parameters():
-        torch.nn.init.uniform_(weight, 0.5, 1.5) if "norm" in name else torch.nn.init.normal_(weight, std=0.1)
+        torch.nn.init.uniform_(weight, 0.5, 1.5) if "norm" in name else torch.nn.init.normal_(weight.data, std=0.1)
     model.save_pretrained(folder / "theirs")
     params, config = read_folder(folder / "theirs")
     assert config == case.config
@@ -156,5 +194,5 @@ def measure(case: Case, direction: str, folder: Path) -> Measured:
     found, found_gradients = ours(params, jnp.asarray(tokens), case.config)
     expected, expected_gradients = theirs(model, tokens)
     by_our_names = from_tensors(expected_gradients.__getitem__, case.config)
-    ratios = jax.tree.map(lambda a, b: float(np.abs(a - b).max() / np.abs(b).max()), found_gradients, by_our_names)
+    ratios = jax.tree.map(lambda a, b: float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-30)), found_gradients, by_our_names)
     return Measured(float(np.abs(found - expected).max()), max(jax.tree.leaves(ratios)), float(expected.std()))

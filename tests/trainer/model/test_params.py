@@ -1,14 +1,17 @@
 """The table of weights: what it declares, and how fresh weights are drawn from it."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
 
 import trainer.model.params as params_module
 from flows.recipes import load_recipe
+from tests.trainer.model.members import MEMBERS
 from trainer.config import ModelConfig
-from trainer.metrics import PARAM_GROUPS
-from trainer.model.params import ParamSpec, abstract_params, count_parameters, init_params, param_specs
+from trainer.model.params import abstract_params, count_parameters, init_params, param_specs
+from trainer.model.specs import Constant
 
 
 def changed(model: ModelConfig, **fields: object) -> ModelConfig:
@@ -72,16 +75,28 @@ def test_another_layer_or_width_moves_no_weight_that_keeps_its_shape(model: Mode
 def test_another_weight_moves_no_other(model: ModelConfig, monkeypatch: pytest.MonkeyPatch):
     drawn = init_params(0, model)
     table = param_specs(model)
-    more = {"a_first_one": ParamSpec((4,), ("d_model",), 1.0, True), **table}
-    more["blocks"] = {**table["blocks"], "bias": ParamSpec((2, 32), ("layer", "d_model"), 1.0, False)}
+    extra = replace(table["head"], drawn_as=("extra",))
+    more = {"a_first_one": extra, **table, "blocks": {**table["blocks"], "more": replace(extra, drawn_as=("more",))}}
     monkeypatch.setattr(params_module, "param_specs", lambda config: more)
     again = init_params(0, model)
-    assert "a_first_one" in again
-    assert "bias" in again["blocks"]
+    assert not np.array_equal(again["a_first_one"], again["blocks"]["more"])
     for name in ("embedding", "head"):
         np.testing.assert_array_equal(drawn[name], again[name])
     for name in table["blocks"]:
         np.testing.assert_array_equal(drawn["blocks"][name], again["blocks"][name])
+
+
+def test_a_weight_that_moves_in_the_tree_keeps_its_values(model: ModelConfig, monkeypatch: pytest.MonkeyPatch):
+    drawn = init_params(0, model)
+    moved = {"elsewhere": {"deep": param_specs(model)["head"]}}
+    monkeypatch.setattr(params_module, "param_specs", lambda config: moved)
+    np.testing.assert_array_equal(init_params(0, model)["elsewhere"]["deep"], drawn["head"])
+
+
+def test_the_names_that_weights_are_drawn_by_are_those_of_every_model_trained_so_far(model: ModelConfig):
+    """They were the paths in the tree: with other names, a seed would mean another model."""
+    for path, spec in jax.tree_util.tree_leaves_with_path(param_specs(model)):
+        assert spec.drawn_as == (jax.tree_util.keystr(path),)
 
 
 def test_the_seed_decides(model: ModelConfig):
@@ -92,7 +107,11 @@ def test_the_seed_decides(model: ModelConfig):
 def test_qk_norm_adds_a_gain_a_layer_shared_by_the_heads(model: ModelConfig):
     table = param_specs(model)["blocks"]
     more = param_specs(changed(model, qk_norm=True))["blocks"]
-    assert more == {**table, **{name: ParamSpec((2, 8), ("layer", "head_dim"), None, False) for name in ("query_norm", "key_norm")}}
+    added = {name: more.pop(name) for name in ("query_norm", "key_norm")}
+    assert more == table
+    assert {(spec.shape, spec.axes, spec.init, spec.group) for spec in added.values()} == {
+        ((2, 8), ("layer", "head_dim"), Constant(1.0), "norms")
+    }
 
 
 def test_a_tied_head_is_no_weight(model: ModelConfig):
@@ -110,6 +129,6 @@ def test_qk_norm_and_a_tied_head_move_no_other_weight(model: ModelConfig):
 
 
 @pytest.mark.parametrize("fields", [{}, {"qk_norm": True}, {"tied_head": True}, {"qk_norm": True, "tied_head": True}], ids=str)
-def test_each_weight_is_in_exactly_one_group(model: ModelConfig, fields: dict[str, bool]):
-    for path, _ in jax.tree_util.tree_leaves_with_path(param_specs(changed(model, **fields))):
-        assert sum(path[-1].key in names for names in PARAM_GROUPS.values()) == 1, path
+def test_each_weight_is_in_its_group(model: ModelConfig, fields: dict[str, bool]):
+    for path, spec in jax.tree_util.tree_leaves_with_path(param_specs(changed(model, **fields))):
+        assert path[-1].key in MEMBERS[spec.group]

@@ -1,12 +1,13 @@
 """Every weight has one rule, in every kind of model."""
 
+from dataclasses import replace
+
 import jax
 import pytest
 
 from trainer.config import ModelConfig
-from trainer.metrics import PARAM_GROUPS
 from trainer.model.params import init_params, param_specs
-from trainer.optimizer import weight_rules
+from trainer.optimizer import groups, weight_rules
 from trainer.optimizer.groups import merge, select
 
 MATRICES = {"query": 1, "key": 1, "value": 1, "output": 2, "gate": 1, "up": 1, "down": 1}
@@ -17,13 +18,6 @@ MATRICES = {"query": 1, "key": 1, "value": 1, "output": 2, "gate": 1, "up": 1, "
 def any_model(model: ModelConfig, request: pytest.FixtureRequest) -> ModelConfig:
     qk_norm, tied_head = request.param
     return model.but(qk_norm=qk_norm, tied_head=tied_head)
-
-
-def test_each_weight_is_in_exactly_one_group(any_model: ModelConfig):
-    names = [path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(param_specs(any_model))]
-    assert len(names) == len(set(names))
-    for name in names:
-        assert sum(name in members for members in PARAM_GROUPS.values()) == 1, name
 
 
 def test_matrices_of_the_blocks_are_muon_s_and_nothing_else_is(any_model: ModelConfig):
@@ -47,7 +41,8 @@ def test_both_parts_together_are_the_whole(any_model: ModelConfig):
     assert all(a is b for a, b in zip(jax.tree.leaves(merged), jax.tree.leaves(params), strict=True))
 
 
-def test_a_weight_of_no_group_is_refused(model: ModelConfig, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(PARAM_GROUPS, "mlp", ("gate", "up"))
-    with pytest.raises(AssertionError, match="down must be in one group"):
+def test_muon_takes_no_weight_that_is_no_stacked_matrix(model: ModelConfig, monkeypatch: pytest.MonkeyPatch):
+    table = param_specs(model)
+    monkeypatch.setattr(groups, "param_specs", lambda config: {"head": replace(table["head"], updated_by="muon")})
+    with pytest.raises(AssertionError, match="Muon takes stacked matrices"):
         weight_rules(model)

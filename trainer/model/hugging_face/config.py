@@ -1,4 +1,4 @@
-"""Our `ModelConfig` as the `config.json` of `LlamaForCausalLM` and `Qwen3ForCausalLM`, both ways."""
+"""Our `ModelConfig` as the `config.json` of `LlamaForCausalLM`, `Qwen3ForCausalLM` and `AfmoeForCausalLM`, both ways."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -6,9 +6,10 @@ from pydantic import ValidationError
 
 from trainer.base.errors import CheckpointError, ConfigError
 from trainer.config import Llama3RopeScaling, ModelConfig, Rope
+from trainer.model.hugging_face.afmoe import AFMOE, from_afmoe, to_afmoe
 
 LLAMA, QWEN3 = "LlamaForCausalLM", "Qwen3ForCausalLM"
-MODEL_TYPES = {LLAMA: "llama", QWEN3: "qwen3"}
+MODEL_TYPES = {LLAMA: "llama", QWEN3: "qwen3", AFMOE: "afmoe"}
 DTypeName = Literal["float32", "bfloat16"]
 
 FIELDS = {
@@ -48,9 +49,7 @@ def to_hugging_face(config: ModelConfig, dtype: DTypeName) -> dict[str, Any]:
     Raises:
         ConfigError: their classes cannot do what the model does.
     """
-    architecture = QWEN3 if config.qk_norm else LLAMA
-    if architecture == LLAMA:
-        _check_llama(config)
+    architecture = _class_of(config)
     scaling = {}
     if (found := config.rope.scaling) is not None:
         scaling = {"rope_type": "llama3", **{theirs: getattr(found, ours) for ours, theirs in ROPE_SCALING.items()}}
@@ -67,10 +66,34 @@ def to_hugging_face(config: ModelConfig, dtype: DTypeName) -> dict[str, Any]:
         "hidden_act": "silu",
         "attention_bias": False,
         "attention_dropout": 0.0,
-        **(_sliding_window(config) if architecture == QWEN3 else {"mlp_bias": False}),
+        **_only_of(architecture, config),
         "use_cache": True,
         "torch_dtype": dtype,
     }
+
+
+def _class_of(config: ModelConfig) -> str:
+    """Their class for such a model."""
+    if config.experts is not None:
+        return AFMOE
+    theirs_alone = {"global_attention_every": None, "attention_gate": False, "post_norms": False, "embedding_scale": 1.0}
+    if found := [name for name, value in theirs_alone.items() if getattr(config, name) != value]:
+        raise ConfigError(f"only {AFMOE}, which has experts, has {', '.join(found)}: a model without experts cannot be exported with it.")
+    if config.qk_norm:
+        return QWEN3
+    _check_llama(config)
+    return LLAMA
+
+
+def _only_of(architecture: str, config: ModelConfig) -> dict[str, Any]:
+    """The fields that one family has and the others have not."""
+    match architecture:
+        case "LlamaForCausalLM":
+            return {"mlp_bias": False}
+        case "Qwen3ForCausalLM":
+            return _sliding_window(config)
+        case _:
+            return to_afmoe(config)
 
 
 def _check_llama(config: ModelConfig) -> None:
@@ -117,9 +140,9 @@ def from_hugging_face(found: dict[str, Any], computation: Computation) -> ModelC
             num_kv_heads=found.get("num_key_value_heads") or heads,
             head_dim=found.get("head_dim") or found["hidden_size"] // heads,
             rope=_rope(found),
-            qk_norm=architecture == QWEN3,
+            qk_norm=architecture != LLAMA,
             tied_head=found.get("tie_word_embeddings", False),
-            sliding_window=_window(found) if architecture == QWEN3 else None,
+            **(from_afmoe(found) if architecture == AFMOE else {"sliding_window": _window(found) if architecture == QWEN3 else None}),
             **computation._asdict(),
         )
     except ValidationError as error:
@@ -134,7 +157,7 @@ def _architecture(found: dict[str, Any]) -> str:
     named: list[str] = found.get("architectures") or [by_type.get(kind, kind)]
     if len(named) != 1 or named[0] not in MODEL_TYPES:
         raise CheckpointError(
-            f"the architecture must be {LLAMA} or {QWEN3}, found {', '.join(named)} in config.json: this decoder has no other."
+            f"the architecture must be {LLAMA}, {QWEN3} or {AFMOE}, found {', '.join(named)} in config.json: this decoder has no other."
         )
     return named[0]
 

@@ -1,56 +1,39 @@
-"""Each weight's name and layout in a Hugging Face folder: one table, read both ways.
+"""Each weight's place and layout in a Hugging Face folder, read from the table of weights, both ways.
 
-Their matrices are [outputs, inputs], layer by layer; ours are [inputs, outputs], with the layers stacked and the heads apart.
+Their matrices are [outputs, inputs], layer by layer and expert by expert; ours are [inputs, outputs], stacked and with the heads apart.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from trainer.config import ModelConfig
-from trainer.model.params import Params, ParamSpec, param_specs
+from trainer.model.params import Params, param_specs
+from trainer.model.specs import EXPERT, LAYER, ParamSpec
 
-
-@dataclass(frozen=True)
-class Stored:
-    """A weight in the folder. `inputs` counts the leading axes that are a matrix's inputs; None is a weight that is stored as it is."""
-
-    name: str
-    inputs: int | None
-
-
-OUTSIDE = {
-    "embedding": Stored("model.embed_tokens.weight", None),
-    "final_norm": Stored("model.norm.weight", None),
-    "head": Stored("lm_head.weight", 1),
-}
-BLOCK = {
-    "attention_norm": Stored("input_layernorm.weight", None),
-    "query": Stored("self_attn.q_proj.weight", 1),
-    "key": Stored("self_attn.k_proj.weight", 1),
-    "value": Stored("self_attn.v_proj.weight", 1),
-    "query_norm": Stored("self_attn.q_norm.weight", None),
-    "key_norm": Stored("self_attn.k_norm.weight", None),
-    "output": Stored("self_attn.o_proj.weight", 2),
-    "mlp_norm": Stored("post_attention_layernorm.weight", None),
-    "gate": Stored("mlp.gate_proj.weight", 1),
-    "up": Stored("mlp.up_proj.weight", 1),
-    "down": Stored("mlp.down_proj.weight", 1),
-}
-HEAD_NAME = OUTSIDE["head"].name
-EMBEDDING_NAME = OUTSIDE["embedding"].name
+EMBEDDING_NAME, HEAD_NAME = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @dataclass(frozen=True)
 class Place:
-    """One tensor of the folder and where it is in our tree; `layer` None is outside the blocks. `shape` is ours, without the layers."""
+    """One tensor of the folder and where it is in our tree.
+
+    Attributes:
+        path: the keys of our weight in the tree.
+        index: where the tensor is along the weight's stacking axes.
+        inputs: how many axes it reads from; None is stored as it is.
+        shape: ours, without the stacking axes.
+    """
 
     tensor: str
-    weight: str
-    layer: int | None
+    path: tuple[str, ...]
+    index: tuple[int, ...]
     inputs: int | None
     shape: tuple[int, ...]
 
@@ -72,35 +55,53 @@ class Place:
 
 def places(config: ModelConfig) -> list[Place]:
     """Every tensor of such a model, in their order: the embedding, layer by layer, the last norm, the head."""
-    specs = param_specs(config)
-    blocks: dict[str, ParamSpec] = specs["blocks"]
-    outside = {name: Place(stored.name, name, None, stored.inputs, specs[name].shape) for name, stored in OUTSIDE.items() if name in specs}
-    layered = [
-        Place(f"model.layers.{layer}.{stored.name}", name, layer, stored.inputs, blocks[name].shape[1:])
-        for layer in range(config.num_layers)
-        for name, stored in BLOCK.items()
-        if name in blocks
-    ]
-    return [outside.pop("embedding"), *layered, *outside.values()]
+    layered: dict[int, list[Place]] = {layer: [] for layer in range(config.num_layers)}
+    outside: list[Place] = []
+    for path, spec in _named_specs(param_specs(config)):
+        for place, layer in _places_of(path, spec):
+            (outside if layer is None else layered[layer]).append(place)
+    embedding, *rest = outside
+    return [embedding, *itertools.chain.from_iterable(layered.values()), *rest]
+
+
+def _named_specs(specs: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], ParamSpec]]:
+    """In the table's order, which jax's trees do not keep."""
+    for name, spec in specs.items():
+        if isinstance(spec, dict):
+            yield from _named_specs(spec, (*path, name))
+        else:
+            yield (*path, name), spec
+
+
+def _places_of(path: tuple[str, ...], spec: ParamSpec) -> Iterator[tuple[Place, int | None]]:
+    """A tensor for each layer and expert that the weight is stacked of, and its layer."""
+    stacking = spec.num_stacking_axes
+    shape = spec.shape[stacking:]
+    for index in itertools.product(*(range(size) for size in spec.shape[:stacking])):
+        at = dict(zip(spec.axes, index, strict=False))
+        layer = spec.layers[at[LAYER]] if spec.layers else None
+        tensor = spec.tensor.format(layer=layer, expert=at.get(EXPERT))
+        yield Place(tensor, path, index, spec.inputs, shape), layer
 
 
 def to_tensors(params: Params, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
     """Each tensor with its name, float32, made when it is asked for."""
     for place in places(config):
-        weight = params[place.weight] if place.layer is None else params["blocks"][place.weight]
-        array: np.ndarray = np.asarray(weight)
-        yield place.tensor, place.to_stored(array if place.layer is None else array[place.layer])
+        array: np.ndarray = np.asarray(_at(params, place.path))
+        yield place.tensor, place.to_stored(array[place.index])
 
 
 def from_tensors(read: Callable[[str], np.ndarray], config: ModelConfig) -> Params:
     """Our tree of float32 weights; `read` gives a tensor by its name, in its stored shape."""
-    specs = param_specs(config)
-    blocks = {name: np.empty(spec.shape, np.float32) for name, spec in specs["blocks"].items()}
-    outside: dict[str, np.ndarray] = {}
+    params = jax.tree.map(lambda spec: np.empty(spec.shape, np.float32), param_specs(config))
     for place in places(config):
-        weight = place.from_stored(read(place.tensor))
-        if place.layer is None:
-            outside[place.weight] = weight.astype(np.float32)
-        else:
-            blocks[place.weight][place.layer] = weight
-    return {name: jnp.asarray(outside[name]) for name in outside} | {"blocks": {name: jnp.asarray(blocks[name]) for name in blocks}}
+        _at(params, place.path)[place.index] = place.from_stored(read(place.tensor))
+    return jax.tree.map(jnp.asarray, params)
+
+
+def _at(tree: dict[str, Any], path: tuple[str, ...]) -> Any:
+    """The leaf at the end of a path of keys."""
+    leaf: Any = tree
+    for key in path:
+        leaf = leaf[key]
+    return leaf
