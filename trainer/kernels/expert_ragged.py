@@ -7,16 +7,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from trainer.kernels.expert_blocks import Weights
+from trainer.kernels.expert_blocks import Matrices
 from trainer.kernels.expert_order import Order, collect, sorted_gates, spread
 
 
-def apply_ragged(x: Float[Array, "n d"], gates: Float[Array, "n k"], weights: Weights, ordered: Order) -> Float[Array, "n d"]:
+def apply_ragged(x: Float[Array, "n d"], gates: Float[Array, "n k"], matrices: Matrices, ordered: Order) -> Float[Array, "n d"]:
     """As `trainer.kernels.experts.apply_experts`, by `jax.lax.ragged_dot`."""
 
-    def product(rows: Float[Array, "m i"], matrices: Float[Array, "x i o"]) -> Float[Array, "m o"]:
-        return jax.lax.ragged_dot(rows, matrices.astype(x.dtype), ordered.counts, preferred_element_type=jnp.float32)
+    def product(rows: Float[Array, "m i"], stacked: Float[Array, "x i o"]) -> Float[Array, "m o"]:
+        return jax.lax.ragged_dot(rows, stacked.astype(x.dtype), ordered.counts, preferred_element_type=jnp.float32)
 
     rows = spread(x, ordered)
-    hidden = jax.nn.silu(product(rows, weights[0])) * product(rows, weights[1]) * sorted_gates(gates, ordered)[:, None]
-    return collect(product(hidden.astype(x.dtype), weights[2]).astype(x.dtype), ordered)
+    hidden = jax.nn.silu(product(rows, matrices.gate)) * product(rows, matrices.up) * sorted_gates(gates, ordered)[:, None]
+    return collect(product(hidden.astype(x.dtype), matrices.down).astype(x.dtype), ordered)

@@ -7,7 +7,7 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from trainer.base.errors import ConfigError
-from trainer.kernels.expert_blocks import apply_blocks, block_rows, count_overflowed
+from trainer.kernels.expert_blocks import Matrices, apply_blocks, block_rows, count_overflowed
 from trainer.kernels.expert_order import sort_by_expert
 from trainer.kernels.expert_ragged import apply_ragged
 from trainer.model.router import Routed
@@ -32,25 +32,25 @@ def apply_experts(
     to `routed.gates`.
 
     Args:
-        kernel: "padded" are blocks of a fixed size, "ragged" is `jax.lax.ragged_dot`; "auto" chooses for the platform of this process. To
-            compile for another one, name it.
+        kernel: "padded" are blocks of a fixed number of rows, "ragged" is `jax.lax.ragged_dot`. "auto" chooses for the platform of this
+            process: to compile for another one, name it.
 
     Returns:
-        The result, and how many assignments the first block of their expert had no room for (`Load.overflowed`). It says the same of
-        every kernel, though only "padded" has blocks.
+        The result, and how many assignments are beyond 1.25 times the mean load, each expert's by itself (`Load.overflowed`). None of them
+        is dropped, whatever the kernel: the number says how much later the slowest device of an even split would be.
 
     Raises:
         ConfigError: there is no such kernel.
     """
     assert routed.scores.shape[1] == len(gate), f"the router has {routed.scores.shape[1]} experts, there are weights of {len(gate)}"
     ordered = sort_by_expert(routed.chosen, len(gate))
-    size = block_rows(routed.chosen.size, len(gate))
-    weights = (gate, up, down)
+    assignments = routed.chosen.size
+    matrices = Matrices(gate, up, down)
     if choose(kernel, jax.default_backend()) == "ragged":
-        result = apply_ragged(x, routed.gates, weights, ordered)
+        result = apply_ragged(x, routed.gates, matrices, ordered)
     else:
-        result = apply_blocks(x, routed.gates, weights, ordered, size)
-    return result, count_overflowed(ordered.counts, size)
+        result = apply_blocks(x, routed.gates, matrices, ordered, block_rows(assignments, len(gate)))
+    return result, count_overflowed(ordered.counts, assignments)
 
 
 def choose(kernel: str, platform: str) -> str:

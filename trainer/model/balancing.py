@@ -33,8 +33,8 @@ def next_bias(bias: Bias, momentum: Bias | None, counts: Int[Array, "*layer x"],
             assert momentum is not None, "SMEBU needs its momentum"
             clamped = jnp.tanh(jnp.float32(balancing.sharpness) * lack(counts) / mean_count(counts))
             beta = jnp.float32(balancing.momentum)
-            momentum = beta * momentum + (1 - beta) * centred(jnp.float32(balancing.rate) * clamped)
-            return bias + momentum, momentum
+            averaged = beta * momentum + (1 - beta) * centred(jnp.float32(balancing.rate) * clamped)
+            return bias + averaged, averaged
 
 
 def lack(counts: Int[Array, "*layer x"]) -> Bias:

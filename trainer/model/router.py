@@ -37,7 +37,8 @@ class Load(NamedTuple):
         counts: tokens that have each expert. A token counts `num_active` times, once an expert.
         entropy: Σ over tokens of the entropy, in nats, of the token's scores divided by their sum. At most tokens · log(num_experts).
         tokens: how many there were.
-        overflowed: assignments that found the first block of their expert full and were computed in a later one. None was dropped.
+        overflowed: assignments beyond 1.25 times the mean load of an expert, in the parts of the batch that were computed at once. None of
+            them was dropped.
     """
 
     counts: Int[Array, " x"]
@@ -80,7 +81,7 @@ def measure_load(routed: Routed, overflowed: Int[Array, ""], counted: Bool[Array
 
 
 def sequence_loss(routed: Routed, rows: int, counted: Bool[Array, " n"] | None = None) -> Float[Array, ""]:
-    """Σ over rows of tokens · Σᵢ fᵢ Pᵢ. Sums of the parts of a batch add up; divided by all its tokens, they are the mean of the rows' losses.
+    """Σ over rows of tokens · Σᵢ fᵢ Pᵢ. Parts of a batch add up; divided by all tokens, it is the mean of the rows' losses.
 
     Of one row: P is the mean over its tokens of their scores divided by their sum, f the share of its tokens that have expert i, times
     num_experts / num_active (DeepSeek-V3, eqs 17–20; Trinity report, eqs 29–32). f is not differentiated. Where the load is even, a row's

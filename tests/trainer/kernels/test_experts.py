@@ -1,0 +1,174 @@
+"""The experts by each kernel against a loop over tokens in NumPy, and their gradients against a plain sum over all experts."""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxtyping import Array
+
+from tests.trainer.model import expert_reference as reference
+from trainer.base.errors import ConfigError
+from trainer.kernels.expert_blocks import Matrices, apply_blocks, block_rows, cut_blocks
+from trainer.kernels.expert_order import sort_by_expert
+from trainer.kernels.experts import KERNELS, apply_experts, choose
+from trainer.model.router import Routed
+
+D_MODEL, D_EXPERT, NUM_EXPERTS, NUM_ACTIVE = 16, 12, 6, 2
+LOADS: dict[str, Callable[[int], np.ndarray]] = {
+    "even": lambda tokens: np.stack([(token + np.array([0, 3])) % NUM_EXPERTS for token in range(tokens)]),
+    "uneven": lambda tokens: np.stack([np.random.default_rng(token).permutation(NUM_EXPERTS)[:NUM_ACTIVE] for token in range(tokens)]),
+    "all to the same": lambda tokens: np.tile([4, 1], (tokens, 1)),
+    "one without tokens": lambda tokens: np.stack([np.array([0, 1, 3, 4, 5])[(token + np.array([0, 2])) % 5] for token in range(tokens)]),
+}
+"""The experts of each token."""
+
+
+jitted_sort = jax.jit(sort_by_expert, static_argnums=1)
+
+
+def some(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+MATRICES = tuple(0.3 * some(seed, *shape) for seed, shape in enumerate([(6, 16, 12), (6, 16, 12), (6, 12, 16)]))
+
+
+def routed(load: str, tokens: int) -> Routed:
+    """As the load says, with gates and scores of no meaning."""
+    chosen = jnp.asarray(LOADS[load](tokens), jnp.int32)
+    return Routed(chosen, jnp.asarray(some(9, tokens, NUM_ACTIVE)), jnp.zeros((tokens, NUM_EXPERTS)))
+
+
+def plain(x: Array, gates: Array, matrices: Matrices, chosen: Array) -> Array:
+    """Every expert on every token, and most weigh nothing."""
+    hidden = jax.nn.silu(jnp.einsum("nd,xdf->nxf", x, matrices.gate)) * jnp.einsum("nd,xdf->nxf", x, matrices.up)
+    weights = jnp.sum(jnp.where(chosen[..., None] == jnp.arange(NUM_EXPERTS), gates[..., None], 0), axis=1)
+    return jnp.einsum("nxf,xfd,nx->nd", hidden, matrices.down, weights)
+
+
+def by_kernel(x: Array, gates: Array, matrices: Matrices, chosen: Array, *, kernel: str) -> Array:
+    decided = Routed(chosen, gates, jnp.zeros((len(x), NUM_EXPERTS)))
+    with jax.numpy_dtype_promotion("strict"):
+        return apply_experts(x, decided, *matrices, kernel=kernel)[0]
+
+
+def by_small_blocks(x: Array, gates: Array, matrices: Matrices, chosen: Array, *, size: int) -> Array:
+    """Of a few rows, so that an expert needs many; those of a kernel hold at least 64."""
+    return apply_blocks(x, gates, matrices, sort_by_expert(chosen, NUM_EXPERTS), size)
+
+
+FORMS: dict[str, Callable[..., Array]] = {
+    "ragged": partial(by_kernel, kernel="ragged"),
+    "padded": partial(by_kernel, kernel="padded"),
+    "blocks of 1": partial(by_small_blocks, size=1),
+    "blocks of 5": partial(by_small_blocks, size=5),
+}
+
+
+@lru_cache
+def value_and_gradients(form: str) -> Callable[..., Any]:
+    """Of Σ sin(result), compiled once for all loads."""
+    function = FORMS.get(form, plain)
+
+    def total(*arguments: Any) -> tuple[Array, Array]:
+        result = function(*arguments)
+        return jnp.sum(jnp.sin(result.astype(jnp.float32))), result
+
+    return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("load", LOADS)
+def test_values_and_gradients(form: str, load: str):
+    x = some(7, 24, D_MODEL)
+    decided = routed(load, 24)
+    arguments = (jnp.asarray(x), decided.gates, Matrices(*map(jnp.asarray, MATRICES)), decided.chosen)
+    (_, found), gradients = value_and_gradients(form)(*arguments)
+    as_read = reference.Decision(*(np.asarray(part) for part in decided))
+    np.testing.assert_allclose(found, reference.apply_experts(x, as_read, *MATRICES), atol=1e-5)
+    expected = value_and_gradients("plain")(*arguments)[1]
+    jax.tree.map(partial(np.testing.assert_allclose, atol=2e-5), gradients, expected)
+    idle = np.setdiff1d(np.arange(NUM_EXPERTS), np.asarray(decided.chosen))
+    for matrix in gradients[2]:
+        np.testing.assert_array_equal(matrix[idle], 0)
+        assert np.all(np.abs(np.delete(matrix, idle, axis=0)).max((1, 2)) > 1e-3)
+
+
+@pytest.mark.parametrize("form", ["padded", "ragged"])
+def test_one_token(form: str):
+    decided = routed("even", 1)
+    arguments = (jnp.asarray(some(7, 1, D_MODEL)), decided.gates, Matrices(*map(jnp.asarray, MATRICES)), decided.chosen)
+    (_, found), gradients = value_and_gradients(form)(*arguments)
+    (_, value), expected = value_and_gradients("plain")(*arguments)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=2e-5), (found, gradients), (value, expected))
+
+
+@pytest.mark.parametrize("form", ["padded", "ragged", "blocks of 5"])
+def test_narrow_tokens_have_narrow_results_and_the_weights_full_gradients(form: str):
+    """bfloat16 has 8 bits: against the same values in float32, results and gradients differ by at most 3 % of their largest."""
+    x = jnp.asarray(some(7, 24, D_MODEL), jnp.bfloat16)
+    decided = routed("uneven", 24)
+    wide = Matrices(*(jnp.asarray(matrix, jnp.bfloat16).astype(jnp.float32) for matrix in MATRICES))
+    (_, found), gradients = value_and_gradients(form)(x, decided.gates, wide, decided.chosen)
+    (_, value), expected = value_and_gradients("plain")(x.astype(jnp.float32), decided.gates, wide, decided.chosen)
+    assert found.dtype == gradients[0].dtype == jnp.bfloat16
+    assert all(part.dtype == jnp.float32 for part in jax.tree.leaves(gradients[1:]))
+    for one, other in zip(jax.tree.leaves((found, gradients)), jax.tree.leaves((value, expected)), strict=True):
+        np.testing.assert_allclose(np.asarray(one, np.float32), other, atol=0.03 * float(jnp.abs(other).max()))
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_each_assignment_has_one_place_and_experts_follow_one_another(load: str):
+    decided = routed(load, 24)
+    ordered = jitted_sort(decided.chosen, NUM_EXPERTS)
+    place = np.asarray(ordered.place)
+    np.testing.assert_array_equal(np.sort(place.ravel()), np.arange(48))
+    np.testing.assert_array_equal(np.asarray(ordered.token)[place], np.repeat(np.arange(24)[:, None], 2, axis=1))
+    by_place = np.empty(48, np.int32)
+    by_place[place.ravel()] = np.asarray(decided.chosen).ravel()
+    np.testing.assert_array_equal(by_place, np.sort(by_place))
+    np.testing.assert_array_equal(ordered.counts, np.bincount(by_place, minlength=NUM_EXPERTS))
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("size", [1, 5, 48])
+def test_an_expert_has_the_blocks_that_it_needs_and_no_more(load: str, size: int):
+    decided = routed(load, 24)
+    ordered = jitted_sort(decided.chosen, NUM_EXPERTS)
+    blocks = jax.jit(cut_blocks, static_argnums=2)(decided.gates, ordered, size)
+    number = int(blocks.number)
+    assert number == int(np.sum(-(-np.asarray(ordered.counts) // size)))
+    rows = [np.arange(start, min(start + size, end)) for start, end in zip(blocks.start[:number], blocks.end[:number], strict=True)]
+    np.testing.assert_array_equal(np.concatenate(rows), np.arange(48))
+    owners = np.repeat(np.arange(NUM_EXPERTS), np.asarray(ordered.counts))
+    assert all(np.all(owners[part] == expert) for part, expert in zip(rows, blocks.expert[:number], strict=True))
+
+
+def test_what_is_beyond_the_capacity_is_counted_by_every_kernel():
+    x = jnp.asarray(some(7, 24, D_MODEL))
+    for load, expected in {"even": 0, "all to the same": 2 * (24 - 10), "one without tokens": 0}.items():
+        for kernel in KERNELS:
+            overflowed = jax.jit(partial(apply_experts, kernel=kernel))(x, routed(load, 24), *map(jnp.asarray, MATRICES))[1]
+            assert int(overflowed) == expected
+
+
+def test_blocks_are_a_quarter_of_the_mean_but_not_tiny():
+    assert block_rows(16_384, 32) == 128
+    assert block_rows(16_385, 32) == 129
+    assert block_rows(1024, 32) == 64
+    assert block_rows(4, 32) == 4
+
+
+@pytest.mark.parametrize(("platform", "expected"), [("cpu", "padded"), ("gpu", "padded"), ("tpu", "ragged")])
+def test_auto_takes_the_quicker_of_the_platform(platform: str, expected: str):
+    assert choose("auto", platform) == expected
+    assert [choose(kernel, platform) for kernel in KERNELS] == list(KERNELS)
+
+
+def test_a_kernel_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match="one of auto, ragged, padded, found gmm"):
+        apply_experts(jnp.ones((1, D_MODEL)), routed("even", 1), *map(jnp.asarray, MATRICES), kernel="gmm")
