@@ -115,7 +115,7 @@ def lineage(target: str, scale: Scale, as_json: bool) -> None:
 @click.argument("target", metavar="RECIPE[/PHASE]")
 @click.option("--slice", "slice_name", metavar="S", help="This slice in place of the recipe's, such as v4-2048 or '2x v5e-256'.")
 @set_option
-@click.option("--machine-code", is_flag=True, help="Go on until the machine code is there: minutes a stage, and the same figures.")
+@click.option("--machine-code", is_flag=True, help="Go on until the machine code is there: minutes a setup, and the same figures.")
 @home_option
 @json_option
 def preflight(target: str, slice_name: str | None, home: str | None, as_json: bool, machine_code: bool) -> None:
@@ -126,7 +126,7 @@ def preflight(target: str, slice_name: str | None, home: str | None, as_json: bo
     with shown_on_terminal():
         report = preflight_target(target, slice_name, home, machine_code=machine_code)
     _print(report, print_preflight, as_json=as_json)
-    sys.exit(0 if all(stage["fits"] for stage in report["phases"]) else 1)
+    sys.exit(0 if all(setup["fits"] for setup in report["phases"]) else 1)
 
 
 @main.group()

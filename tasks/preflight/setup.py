@@ -4,7 +4,7 @@ from trainer.base.frozen import Frozen
 from trainer.preflight.spec import StepShape
 
 
-class Stage(Frozen):
+class Setup(Frozen):
     """Attributes:
     stretches: start and stop step of each, where the phase comes back to the same slice and batch.
     """
