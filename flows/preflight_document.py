@@ -12,8 +12,8 @@ from flows.setups import setups_of
 from tasks.home import Home
 from tasks.preflight.launcher import versions
 from tasks.preflight.preflight import preflight_setup
-from tasks.preflight.slices import read_table
 from tasks.preflight.setup import Setup
+from tasks.preflight.slices import read_table
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "measurements" / "preflight-tables.md"
 Report = dict[str, Any]

@@ -7,8 +7,8 @@ from tasks.preflight.launcher import examine
 from tasks.preflight.plan import batch_refusal
 from tasks.preflight.report import Report, refused_report, report_of
 from tasks.preflight.search import find_plan
-from tasks.preflight.slices import find_slice
 from tasks.preflight.setup import Setup
+from tasks.preflight.slices import find_slice
 
 
 def preflight_setup(setup: Setup, home: Home, *, machine_code: bool = False) -> Report:

@@ -4,8 +4,8 @@ from typing import Any
 
 from tasks.preflight.plan import GIB, Plan
 from tasks.preflight.search import Found
-from tasks.preflight.slices import Slice
 from tasks.preflight.setup import Setup
+from tasks.preflight.slices import Slice
 from trainer.flops import step_flops
 from trainer.preflight.roofline import UTILISATION, Roofline, StepWork, project, recomputed_flops
 from trainer.preflight.spec import Result

@@ -1,4 +1,4 @@
-"""A stretch of a phase whose compiled step is one: the same slice and the same batch."""
+"""One slice with one batch, and the steps of a phase that use them: what has one compiled step."""
 
 from trainer.base.frozen import Frozen
 from trainer.preflight.spec import StepShape

@@ -3,8 +3,8 @@ import pytest
 from tasks.preflight.plan import Plan, batch_refusal
 from tasks.preflight.report import refused_report, report_of
 from tasks.preflight.search import Found, Tried
-from tasks.preflight.slices import find_slice
 from tasks.preflight.setup import Setup
+from tasks.preflight.slices import find_slice
 from tests.tasks.preflight.steps import result_of
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, step_of
 
