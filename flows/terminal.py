@@ -1,4 +1,4 @@
-"""What people see on the terminal while a recipe runs: lines, and a bar for the stage at work. Everything goes to standard error."""
+"""What people see on the terminal while a recipe runs: lines, and a bar for what is under way. Everything goes to standard error."""
 
 import logging
 from collections.abc import Iterator
@@ -33,11 +33,11 @@ class TerminalHandler(logging.Handler):
             self._print_milestone(progress)
 
     def _draw(self, progress: Any) -> None:
-        if progress.stage not in self._tasks:
-            self._tasks[progress.stage] = self._bars.add_task(progress.stage, total=progress.total, note="")
-        self._bars.update(self._tasks[progress.stage], completed=progress.done, total=progress.total, note=progress.note)
+        if progress.work not in self._tasks:
+            self._tasks[progress.work] = self._bars.add_task(progress.work, total=progress.total, note="")
+        self._bars.update(self._tasks[progress.work], completed=progress.done, total=progress.total, note=progress.note)
         if progress.done >= progress.total:
-            self._bars.remove_task(self._tasks.pop(progress.stage))
+            self._bars.remove_task(self._tasks.pop(progress.work))
             self._console.print(progress.line, highlight=False, markup=False)
 
     def _print_milestone(self, progress: Any) -> None:

@@ -1,4 +1,4 @@
-"""The stages of data preparation. Each does what is missing, and nothing where nothing is."""
+"""Data preparation, task by task. Each does what is missing, and nothing where nothing is."""
 
 from collections.abc import Mapping, Sequence
 from itertools import islice

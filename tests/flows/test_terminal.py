@@ -58,7 +58,7 @@ def test_without_a_terminal_a_bar_is_a_line_every_tenth(lines: io.StringIO):
     assert shown == [f"train kestrel: {done} of 200 loss 4.5" for done in (1, *range(20, 201, 20))]
 
 
-def test_every_stage_has_its_own_tenths(lines: io.StringIO):
+def test_every_work_has_its_own_tenths(lines: io.StringIO):
     advance("documents", 1, 1)
     advance("token caches", 1, 2)
     advance("token caches", 2, 2)

@@ -83,9 +83,9 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     made: list[list[str]] = []
     run_all = scan_caches.run_all
 
-    def note(stage: str, function: Any, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def note(work: str, function: Any, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
         made.append(sorted({shard.folder.parent.name for shard, *_ in calls}))
-        return run_all(stage, function, calls)
+        return run_all(work, function, calls)
 
     monkeypatch.setattr(scan_caches, "run_all", note)
     monkeypatch.setattr(scan_caches, "MIN_CLUSTER_BYTES", 0)
