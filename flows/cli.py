@@ -89,12 +89,12 @@ def status(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
 @json_option
 def show(target: str, scale: Scale, home: str | None, as_json: bool, **options: Any) -> None:
     """Show a recipe as a table of phases, or everything of one phase."""
-    from flows.commands.show import Asked, describe_asked
+    from flows.commands.show import ShowOptions, describe_asked
 
     given = [name for name, value in options.items() if value not in (None, False) and name != "branches"]
     if len(given) > 1:
         raise click.UsageError(f"one question at a time: {', '.join('--' + name.replace('step', 'at') for name in given)} were given.")
-    description, print_answer = describe_asked(target, scale, Asked(**options), home)
+    description, print_answer = describe_asked(target, scale, ShowOptions(**options), home)
     _print(description, print_answer, as_json=as_json)
 
 

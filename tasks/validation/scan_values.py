@@ -7,6 +7,7 @@ from typing import NamedTuple, cast
 import orjson
 
 from tasks.data.formats.findings import FileFault
+from tasks.data.formats.json_lines import BYTE_ORDER_MARK
 from tasks.data.formats.json_values import loads
 from tasks.data.formats.kinds import is_text
 
@@ -14,7 +15,6 @@ TEXT_KEY, ID_KEY = "text", "id"
 PEEK_BYTES = 2**14
 MIN_WORDS_OF_KEY = 4
 MAX_TEXT_CHARACTERS = 2**24  # of a row: with four bytes each 64 MiB
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Text(NamedTuple):
