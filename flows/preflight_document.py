@@ -48,7 +48,7 @@ def main_lines(home: Home) -> str:
 
 
 def branches(home: Home) -> str:
-    """Every step of the branches that no other has; the phases that share it stand together."""
+    """Every step of the branches that no other has; with the phases that share it."""
     shared: dict[tuple[str, str], list[Setup]] = {}
     for name in NAMES:
         known = {phase.name for phase in load_recipe(name, "full").phases}
@@ -109,7 +109,7 @@ def slices() -> str:
 
 
 def markdown(rows: list[list[str]], *, left: int) -> str:
-    """A table; all columns but the first ones, and those of words, stand to the right."""
+    """A table; all columns but the first ones, and those of words, are to the right."""
     rule = ["---" if number < left or any(len(row[number]) > 20 for row in rows) else "---:" for number in range(len(rows[0]))]
     return "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], rule, *rows[1:]])
 

@@ -46,7 +46,7 @@ class ScanOptions:
 
 
 def scan_paths(paths: tuple[str, ...], benchmarks: str, options: ScanOptions) -> dict[str, Any]:
-    """What of the benchmarks stands in the files and caches, in the shape of `--json`.
+    """What of the benchmarks is in the files and caches, in the shape of `--json`.
 
     Raises:
         ConfigError: a path names nothing, or the benchmarks have no items.

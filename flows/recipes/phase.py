@@ -132,7 +132,7 @@ class Phase(Frozen):
     """From its start to `stop_step`. Every schedule counts the steps of the lineage.
 
     Attributes:
-        branch: it stands beside the main line, and is trained where it is named.
+        branch: it is not of the main line, and is trained where it is named.
         abandoned: it was stopped before the end of its schedule, which may go on after `stop_step`.
     """
 

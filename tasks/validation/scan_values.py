@@ -23,7 +23,7 @@ class Text(NamedTuple):
     Attributes:
         id: its own, if it has one.
         text: UTF-8.
-        readable: whether it is text; what is not is scanned as it stands, and told.
+        readable: whether it is text; what is not is scanned as it is, and named.
     """
 
     id: str
@@ -32,7 +32,7 @@ class Text(NamedTuple):
 
 
 def text_of_line(line: bytes) -> Text:
-    """A line of JSON; one that does not parse, or would take too much memory, as it stands."""
+    """A line of JSON; one that does not parse, or would take too much memory, as it is."""
     try:
         return text_of_value(loads(line.removeprefix(BYTE_ORDER_MARK)))
     except (orjson.JSONDecodeError, FileFault):

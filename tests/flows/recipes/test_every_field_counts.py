@@ -185,7 +185,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def ordered(raw: Raw) -> Recipe:
-    """Parents first; the phase whose field is changed stood first."""
+    """Parents first; the phase whose field is changed came first."""
     return Recipe.model_validate(raw | {"phases": [*raw["phases"][1:], raw["phases"][0]]})
 
 
