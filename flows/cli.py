@@ -89,12 +89,12 @@ def status(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
 @json_option
 def show(target: str, scale: Scale, home: str | None, as_json: bool, **options: Any) -> None:
     """Show a recipe as a table of phases, or everything of one phase."""
-    from flows.commands.show import Asked, describe_asked
+    from flows.commands.show import ShowOptions, describe_asked
 
     given = [name for name, value in options.items() if value not in (None, False) and name != "branches"]
     if len(given) > 1:
         raise click.UsageError(f"one question at a time: {', '.join('--' + name.replace('step', 'at') for name in given)} were given.")
-    description, print_answer = describe_asked(target, scale, Asked(**options), home)
+    description, print_answer = describe_asked(target, scale, ShowOptions(**options), home)
     _print(description, print_answer, as_json=as_json)
 
 
@@ -115,7 +115,7 @@ def lineage(target: str, scale: Scale, as_json: bool) -> None:
 @click.argument("target", metavar="RECIPE[/PHASE]")
 @click.option("--slice", "slice_name", metavar="S", help="This slice in place of the recipe's, such as v4-2048 or '2x v5e-256'.")
 @set_option
-@click.option("--machine-code", is_flag=True, help="Go on until the machine code is there: minutes a stage, and the same figures.")
+@click.option("--machine-code", is_flag=True, help="Go on until the machine code is there: minutes a setup, and the same figures.")
 @home_option
 @json_option
 def preflight(target: str, slice_name: str | None, home: str | None, as_json: bool, machine_code: bool) -> None:
@@ -126,7 +126,7 @@ def preflight(target: str, slice_name: str | None, home: str | None, as_json: bo
     with shown_on_terminal():
         report = preflight_target(target, slice_name, home, machine_code=machine_code)
     _print(report, print_preflight, as_json=as_json)
-    sys.exit(0 if all(stage["fits"] for stage in report["phases"]) else 1)
+    sys.exit(0 if all(setup["fits"] for setup in report["phases"]) else 1)
 
 
 @main.group()

@@ -20,7 +20,7 @@ MAX_TOKENS_INSIDE = 20_000_000
 """Documents are searched for a passage without being asked where all caches together have no more tokens: a few seconds."""
 
 
-class Found(NamedTuple):
+class FoundDocument(NamedTuple):
     """A document, and the tokens that are asked for."""
 
     component: Component
@@ -48,7 +48,7 @@ class Search:
         remarks: what was not searched, and what else a reader must know.
     """
 
-    found: tuple[Found, ...]
+    found: tuple[FoundDocument, ...]
     components: int
     documents: int
     inside: bool | None = None
@@ -119,9 +119,9 @@ def _read_text(path: Path) -> str:
     return text
 
 
-def _each(traced: Traced, find: Callable[[Component, DocumentIndex], list[Located]]) -> list[Found]:
+def _each(traced: Traced, find: Callable[[Component, DocumentIndex], list[Located]]) -> list[FoundDocument]:
     return [
-        Found(component, split, whole(document))
+        FoundDocument(component, split, whole(document))
         for component in traced.components
         for split in SPLITS
         for document in find(component, traced.indices[split][component])
@@ -138,7 +138,7 @@ def _named(traced: Traced, component: Component, index: DocumentIndex, prefixes:
     return index.named(prefixes, sorted(shards))
 
 
-def _holding(traced: Traced, text: str) -> Iterator[Found]:
+def _holding(traced: Traced, text: str) -> Iterator[FoundDocument]:
     """Documents that hold the text, with the tokens that hold it; one for each place."""
     for component in traced.components:
         for split in SPLITS:
@@ -157,7 +157,7 @@ def _holding(traced: Traced, text: str) -> Iterator[Found]:
                     located = Located(document.id, document.source_file, first, len(document.tokens), shard)
                     first += len(document.tokens)
                     for begin, end in decoder.find(wanted, document.tokens.tolist()):
-                        yield Found(component, split, Asked(located, located.first + begin, located.first + end))
+                        yield FoundDocument(component, split, Asked(located, located.first + begin, located.first + end))
 
 
 def _name_in(traced: Traced, component: Component, path: str) -> str:
@@ -184,7 +184,7 @@ def _about_file(traced: Traced, path: str) -> str:
     return f"Was {' or '.join(meant)} meant? Name it as it is here." if meant else "No component was read from such a file."
 
 
-def _search(traced: Traced, found: list[Found], what: str, *, inside: bool | None = None, remarks: tuple[str, ...] = ()) -> Search:
+def _search(traced: Traced, found: list[FoundDocument], what: str, *, inside: bool | None = None, remarks: tuple[str, ...] = ()) -> Search:
     if not found:
         raise DataError(_nothing(traced, what))
     return Search(tuple(found), len(traced.components), _documents(traced), inside, remarks)

@@ -7,7 +7,7 @@ from flows.recipes import split_target
 from flows.recipes.assignments import Settings
 from flows.recipes.recipe import Scale
 from flows.resolved import resolve
-from flows.stages import stages_of
+from flows.setups import setups_of
 from tasks.preflight.task import preflight as preflight_task
 from tasks.progress import say
 from trainer.base.errors import PhasewiseError
@@ -19,7 +19,7 @@ class DoesNotFit(PhasewiseError):
 
 @door(name="preflight", flow_run_name="preflight {recipe} ({scale})")
 def preflight(recipe: str, phase: str | None = None, scale: Scale = "full", home: str | None = None, settings: Settings = ()) -> None:
-    """Compile the step of every stage for its slice: memory, arithmetic, networks, projected time. Fails where a stage does not fit.
+    """Compile the step of every setup for its slice: memory, arithmetic, networks, projected time. Fails where a setup does not fit.
 
     Args:
         recipe: Name of a recipe, or path of a recipe's JSON file. Code is refused here: a Python file runs from the command line alone.
@@ -32,12 +32,12 @@ def preflight(recipe: str, phase: str | None = None, scale: Scale = "full", home
     name = f"{split_target(recipe)[0]}/{phase}" if phase else recipe
     resolved, chosen = resolve(name, scale, home)
     wanted = resolved.recipe
-    stages = stages_of([chosen] if chosen else wanted.phases)
-    if not stages:
+    setups = setups_of([chosen] if chosen else wanted.phases)
+    if not setups:
         say(f"{name}: on this machine; there is nothing to compile")
         return
     resolved.home.make_ready()
-    reports = [preflight_task(stage, resolved.home) for stage in stages]
+    reports = [preflight_task(setup, resolved.home) for setup in setups]
     rows = [{what: str(value) for what, value in report.items() if not isinstance(value, dict | list)} for report in reports]
     create_table_artifact(rows, key=f"{wanted.name}-preflight", description=f"Preflight of {name}")
     if refused := [f"{report['phase']} on {report['slice']}: {report['reason']}" for report in reports if not report["fits"]]:

@@ -1,4 +1,4 @@
-"""`python -m flows.preflight_document [--home URL]`: compile every stage of the record; write their tables."""
+"""`python -m flows.preflight_document [--home URL]`: compile every setup of the record; write their tables."""
 
 import re
 from pathlib import Path
@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from flows.commands.preflight import HEADINGS, cells, told
+from flows.commands.preflight import HEADINGS, cells, what_it_took
 from flows.recipes import NAMES, load_recipe, load_record
-from flows.stages import stages_of
+from flows.setups import setups_of
 from tasks.home import Home
 from tasks.preflight.launcher import versions
-from tasks.preflight.preflight import preflight_stage
+from tasks.preflight.preflight import preflight_setup
+from tasks.preflight.setup import Setup
 from tasks.preflight.slices import read_table
-from tasks.preflight.stage import Stage
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "measurements" / "preflight-tables.md"
 Report = dict[str, Any]
@@ -40,29 +40,29 @@ def put(text: str, name: str, table: str) -> str:
 
 
 def main_lines(home: Home) -> str:
-    """Every stage of both main lines, and what it took to fit."""
-    reports = [preflight_stage(stage, home) for name in NAMES for stage in stages_of(load_recipe(name, "full").phases)]
+    """Every setup of both main lines, and what it took to fit."""
+    reports = [preflight_setup(setup, home) for name in NAMES for setup in setups_of(load_recipe(name, "full").phases)]
     used = ", ".join(f"{name} {number}" for name, number in versions().items())
-    lines = "\n".join(f"* {told(report)}." for report in reports)
-    return f"{stage_table(reports)}\n\n{network_table(reports)}\n\nWhat each took to fit:\n\n{lines}\n\nMade with {used}."
+    lines = "\n".join(f"* {what_it_took(report)}." for report in reports)
+    return f"{setup_table(reports)}\n\n{network_table(reports)}\n\nWhat each took to fit:\n\n{lines}\n\nMade with {used}."
 
 
 def branches(home: Home) -> str:
-    """Every step of the branches that no other has; the phases that share it stand together."""
-    shared: dict[tuple[str, str], list[Stage]] = {}
+    """Every step of the branches that no other has; with the phases that share it."""
+    shared: dict[tuple[str, str], list[Setup]] = {}
     for name in NAMES:
         known = {phase.name for phase in load_recipe(name, "full").phases}
-        for stage in stages_of(phase for phase in load_record(name, "full").phases if phase.name not in known):
-            shared.setdefault((stage.slice, stage.step.model_dump_json()), []).append(stage)
+        for setup in setups_of(phase for phase in load_record(name, "full").phases if phase.name not in known):
+            shared.setdefault((setup.slice, setup.step.model_dump_json()), []).append(setup)
     reports: list[Report] = []
-    for stages in shared.values():
-        report = preflight_stage(stages[0], home)
-        reports.append(report | {"phase": ", ".join(stage.phase for stage in stages)})
-    unfit = "".join(f"\n\n{told(report)}." for report in reports if not report["fits"])
-    return f"{stage_table(reports)}\n\nDays and chip-hours are those of the first phase that is named.{unfit}"
+    for setups in shared.values():
+        report = preflight_setup(setups[0], home)
+        reports.append(report | {"phase": ", ".join(setup.phase for setup in setups)})
+    unfit = "".join(f"\n\n{what_it_took(report)}." for report in reports if not report["fits"])
+    return f"{setup_table(reports)}\n\nDays and chip-hours are those of the first phase that is named.{unfit}"
 
 
-def stage_table(reports: list[Report]) -> str:
+def setup_table(reports: list[Report]) -> str:
     """Phase, slice and the figures of the command's table."""
     rows = [["phase", "slice", *HEADINGS, "plan"]]
     rows += [[report["phase"], report["slice"], *cells(report), report["plan"] or "–"] for report in reports]
@@ -70,7 +70,7 @@ def stage_table(reports: list[Report]) -> str:
 
 
 def network_table(reports: list[Report]) -> str:
-    """The roofline's terms and what they are made of, for each stage that fits."""
+    """The roofline's terms and what they are made of, for each setup that fits."""
     headings = [
         "phase",
         "slice",
@@ -109,7 +109,7 @@ def slices() -> str:
 
 
 def markdown(rows: list[list[str]], *, left: int) -> str:
-    """A table; all columns but the first ones, and those of words, stand to the right."""
+    """A table; all columns but the first ones, and those of words, are to the right."""
     rule = ["---" if number < left or any(len(row[number]) > 20 for row in rows) else "---:" for number in range(len(rows[0]))]
     return "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], rule, *rows[1:]])
 

@@ -10,7 +10,7 @@ from flows.recipes.phase import Phase
 from flows.resolved import Resolved
 from tasks.data.plan import DataPlan
 from tasks.evaluation.finished import EVALUATION_NAME, evaluation_key, finished_evaluation
-from tasks.training.differences import differences, in_words
+from tasks.training.differences import differences, name_differences
 from tasks.training.launcher import finished_result, is_begun
 from trainer.base.errors import CheckpointError, DataError, PhasewiseError, TrainingError, VerdictError
 from trainer.base.frozen import Frozen
@@ -112,7 +112,7 @@ def read_record(resolved: Resolved, phase: Phase) -> PhaseRecord:
 
 def _why_not_trained(run: RunConfig) -> str:
     found = differences(run)
-    return f"it was trained as something else: {in_words(found)}" if found else "it is not trained to its end"
+    return f"it was trained as something else: {name_differences(found)}" if found else "it is not trained to its end"
 
 
 def _are_built(phase: Phase, plan: DataPlan) -> bool:

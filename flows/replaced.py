@@ -7,9 +7,10 @@ from typing import NamedTuple
 from flows.recipes.phase import Phase
 from flows.resolved import Resolved
 from tasks.progress import say
-from tasks.training.differences import differences, in_words
+from tasks.training.differences import differences, name_differences
 from tasks.training.launcher import finished_result, is_begun, last_saved_step
 from trainer.base.errors import ConfigError, PhasewiseError, TrainingError
+from trainer.base.wording import about
 from trainer.config import RunConfig
 from trainer.metrics import METRICS_NAME, read_metrics
 
@@ -57,7 +58,7 @@ def find_replaced(resolved: Resolved, phases: Iterable[Phase]) -> tuple[Replaced
         elif finished_result(run) or is_begun(run):
             continue
         else:
-            why = in_words(differences(run)) or "its folder does not say as what it was trained"
+            why = name_differences(differences(run)) or "its folder does not say as what it was trained"
         found[phase.name] = Replaced(phase.name, step, why, phase.tokens, _seconds(run, phase.tokens))
     return tuple(found.values())
 
@@ -120,8 +121,4 @@ def _seconds(run: RunConfig, tokens: int) -> float | None:
 
 
 def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return "nobody measured how long"
-    if seconds < 120:
-        return f"about {seconds:.0f} s"
-    return f"about {seconds / 60:.0f} min" if seconds < 7200 else f"about {seconds / 3600:,.0f} h"
+    return "nobody measured how long" if seconds is None else about(seconds)

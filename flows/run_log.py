@@ -10,7 +10,7 @@ from tasks.progress import LOGGER, PROGRESS_LOGGER, Milestones
 
 
 class RunLog(logging.Handler):
-    """Hands what is said within a flow run to Prefect; of a stage's progress only the milestones."""
+    """Hands what is said within a flow run to Prefect; of the progress of work only the milestones."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)

@@ -1,4 +1,4 @@
-"""What people see on the terminal while a recipe runs: lines, and a bar for the stage at work. Everything goes to standard error."""
+"""What people see on the terminal while a recipe runs: lines, and a bar for what is under way. Everything goes to standard error."""
 
 import logging
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from tasks.progress import LOGGER, PROGRESS_LOGGER, Milestones
+from trainer.base import wording
 
 
 class TerminalHandler(logging.Handler):
@@ -33,11 +34,11 @@ class TerminalHandler(logging.Handler):
             self._print_milestone(progress)
 
     def _draw(self, progress: Any) -> None:
-        if progress.stage not in self._tasks:
-            self._tasks[progress.stage] = self._bars.add_task(progress.stage, total=progress.total, note="")
-        self._bars.update(self._tasks[progress.stage], completed=progress.done, total=progress.total, note=progress.note)
+        if progress.work not in self._tasks:
+            self._tasks[progress.work] = self._bars.add_task(progress.work, total=progress.total, note="")
+        self._bars.update(self._tasks[progress.work], completed=progress.done, total=progress.total, note=progress.note)
         if progress.done >= progress.total:
-            self._bars.remove_task(self._tasks.pop(progress.stage))
+            self._bars.remove_task(self._tasks.pop(progress.work))
             self._console.print(progress.line, highlight=False, markup=False)
 
     def _print_milestone(self, progress: Any) -> None:
@@ -77,9 +78,9 @@ def print_summary(console: Console, summary: dict[str, Any]) -> None:
             phase["name"],
             f"{phase['steps']:,}",
             f"{phase['tokens']:,}",
-            f"{_rate(rate['from'])} → {_rate(rate['to'])}",
-            _number(phase["final_loss"]),
-            _number(phase["bits_per_byte"]),
+            f"{wording.rate(rate['from'])} → {wording.rate(rate['to'])}",
+            wording.decimal(phase["final_loss"], places=3),
+            wording.decimal(phase["bits_per_byte"], places=3),
             phase["standing"] or "not reached",
         )
     console.print(table)
@@ -89,13 +90,3 @@ def print_summary(console: Console, summary: dict[str, Any]) -> None:
     baselines = ", ".join(f"{name} {value:.3f}" for name, value in summary["baselines"].items())
     if baselines:
         console.print(f"For comparison, held-out bits per byte of {baselines}.", highlight=False)
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
-def _rate(value: float) -> str:
-    """1.7e-3, not 0.0017 or 1.7e-03."""
-    mantissa, _, exponent = f"{value:.1e}".partition("e")
-    return f"{mantissa}e{int(exponent)}" if value else "0"

@@ -15,6 +15,7 @@ from tasks.data.token_text import TokenText
 from tasks.training.same_run import read_run
 from trainer.base.errors import DataError, PhasewiseError
 from trainer.base.storage import as_path, digest_of_file
+from trainer.base.wording import name_some
 from trainer.config import Component
 from trainer.data.cache import TokenCache
 from trainer.data.document_index import DocumentIndex
@@ -173,10 +174,9 @@ def _only_cache(resolved: Resolved, name: Component, split: Split) -> Path | Non
 def _refusal(resolved: Resolved, missing: list[str], target: str, why: str) -> str:
     command = f"phasewise data prepare {target} --scale {resolved.recipe.scale} --home {resolved.home.root}"
     because = f" ({why})" if why else ""
-    named = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
     return (
-        f"what trains is read from the token caches, and {resolved.home.root} has none of {named} as sources, settings and code are "
-        f"now{because}. `{command}` builds them."
+        f"what trains is read from the token caches, and {resolved.home.root} has none of {name_some(missing, 5)} as sources, settings "
+        f"and code are now{because}. `{command}` builds them."
     )
 
 

@@ -53,7 +53,7 @@ class Home:
             return cls(root, reads_only)
         if local_for:
             raise ConfigError(
-                f"{local_for} needs a home that is a local folder, found {root}. Only the data stages work on a store so far: "
+                f"{local_for} needs a home that is a local folder, found {root}. Only data preparation works on a store so far: "
                 "choose a folder with --home or PHASEWISE_HOME."
             )
         if reads_only:

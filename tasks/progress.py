@@ -17,9 +17,9 @@ PROGRESS_LOGGER.setLevel(logging.INFO)
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a stage is; `note` is what is worth seeing beside the bar."""
+    """How far a piece of work is; `note` is what is worth seeing beside the bar."""
 
-    stage: str
+    work: str
     done: int
     total: int
     note: str
@@ -27,26 +27,26 @@ class Progress:
     @property
     def line(self) -> str:
         """The same in words."""
-        return f"{self.stage}: {self.done:,} of {self.total:,} {self.note}".rstrip()
+        return f"{self.work}: {self.done:,} of {self.total:,} {self.note}".rstrip()
 
 
 class Milestones:
-    """Which reports of progress are worth a line: the first, a new tenth of a stage, the end, and one where half a minute has passed."""
+    """Which reports of progress are worth a line: the first, a new tenth of the work, the end, and one where half a minute has passed."""
 
     TENTHS, SECONDS = 10, 30.0
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._told: dict[str, tuple[int, float]] = {}
+        self._said: dict[str, tuple[int, float]] = {}
 
     def is_one(self, progress: Progress) -> bool:
         """Whether this report is due; each that is due counts as said."""
         tenth = self.TENTHS * progress.done // max(progress.total, 1)
         now = self._clock()
-        before = self._told.get(progress.stage)
+        before = self._said.get(progress.work)
         if before and tenth == before[0] and now - before[1] < self.SECONDS:
             return False
-        self._told[progress.stage] = (tenth, now)
+        self._said[progress.work] = (tenth, now)
         return True
 
 
@@ -55,6 +55,6 @@ def say(text: str) -> None:
     LOGGER.info(text)
 
 
-def advance(stage: str, done: int, total: int, note: str = "") -> None:
-    """A stage has come so far."""
-    PROGRESS_LOGGER.info("%s: %d of %d %s", stage, done, total, note, extra={"progress": Progress(stage, done, total, note)})
+def advance(work: str, done: int, total: int, note: str = "") -> None:
+    """The work has come so far."""
+    PROGRESS_LOGGER.info("%s: %d of %d %s", work, done, total, note, extra={"progress": Progress(work, done, total, note)})

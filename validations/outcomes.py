@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from trainer.base.frozen import Frozen
+from trainer.base.wording import plural
 from validations.accepted import AcceptedWarning
 from validations.expectations.check import Severity
 from validations.expectations.judging import Outcome
@@ -92,19 +93,19 @@ class CheckCounts(Frozen):
     @property
     def standing_words(self) -> str:
         """`failed`, `passed with 2 warnings` or `passed`."""
-        return f"passed with {_plural(self.warned, 'warning')}" if self.standing == "warned" else self.standing
+        return f"passed with {plural(self.warned, 'warning')}" if self.standing == "warned" else self.standing
 
     @property
     def shares(self) -> str:
         """`15 of 18 checks passed, 1 failed, 1 warning, 1 warning accepted by the recipe`."""
-        return f"{self.passed:,} of {_plural(self.total, 'check')} passed{self._others()}"
+        return f"{self.passed:,} of {plural(self.total, 'check')} passed{self._others()}"
 
     @property
     def told(self) -> str:
         """The standing and all counts: `passed: 17 of 18 checks, 1 warning accepted by the recipe`."""
         if not self.passes:
             return f"failed: {self.shares}"
-        return f"{self.standing_words}: {self.passed:,} of {_plural(self.total, 'check')}{self._accepted()}"
+        return f"{self.standing_words}: {self.passed:,} of {plural(self.total, 'check')}{self._accepted()}"
 
     def __add__(self, other: "CheckCounts") -> "CheckCounts":
         return CheckCounts(**{name: getattr(self, name) + getattr(other, name) for name in CheckCounts.model_fields})
@@ -112,11 +113,11 @@ class CheckCounts(Frozen):
     def _others(self) -> str:
         failed = f", {self.failed:,} failed" if self.failed else ""
         broken = f", {self.broken:,} could not be made" if self.broken else ""
-        warned = f", {_plural(self.warned, 'warning')}" if self.warned else ""
+        warned = f", {plural(self.warned, 'warning')}" if self.warned else ""
         return f"{failed}{broken}{warned}{self._accepted()}"
 
     def _accepted(self) -> str:
-        return f", {_plural(self.accepted, 'warning')} accepted by the recipe" if self.accepted else ""
+        return f", {plural(self.accepted, 'warning')} accepted by the recipe" if self.accepted else ""
 
 
 def count_checks(checks: Iterable[CheckOutcome]) -> CheckCounts:
@@ -131,7 +132,7 @@ def tell_verdicts(verdicts: Sequence[CheckCounts]) -> str:
     warned = sum(verdict.standing == "warned" for verdict in verdicts)
     with_warnings = f", {warned:,} of them with warnings" if warned else ""
     failed = f", {len(verdicts) - passed:,} failed" if passed < len(verdicts) else ""
-    return f"{passed:,} of {_plural(len(verdicts), 'verdict')} passed{with_warnings}{failed}"
+    return f"{passed:,} of {plural(len(verdicts), 'verdict')} passed{with_warnings}{failed}"
 
 
 def count_passed(verdicts: Sequence[CheckCounts]) -> int:
@@ -142,7 +143,3 @@ def count_passed(verdicts: Sequence[CheckCounts]) -> int:
 def sum_counts(verdicts: Iterable[CheckCounts]) -> CheckCounts:
     """The checks of several verdicts together."""
     return sum(verdicts, CheckCounts())
-
-
-def _plural(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"

@@ -9,6 +9,7 @@ from flows.recipes.recipe import Scale
 from flows.resolved import resolve
 from flows.trained import named_phase, trained_run
 from trainer.base.errors import ConfigError
+from trainer.base.wording import megabytes
 
 Weights = Literal["last", "ema"]
 DType = Literal["float32", "bfloat16"]
@@ -36,9 +37,7 @@ def export_target(target: str, out: str, scale: Scale, home: str | None, *, weig
 def print_export(exported: dict[str, Any]) -> None:
     """The same for people."""
     console = Console(highlight=False)
-    console.print(
-        f"{exported['folder']}: {exported['architecture']}, {exported['dtype']}, {exported['bytes'] / 1e6:,.1f} MB", soft_wrap=True
-    )
+    console.print(f"{exported['folder']}: {exported['architecture']}, {exported['dtype']}, {megabytes(exported['bytes'])}", soft_wrap=True)
     console.print(
         f"  {exported['phase']} at step {exported['step']:,}, weights {exported['weights']}, from {exported['checkpoint']}", soft_wrap=True
     )

@@ -20,6 +20,7 @@ from tasks.validation.scan_files import Unread
 from tasks.validation.scan_paths import select
 from tasks.validation.scan_pieces import Scanned, scan_pieces
 from trainer.base.errors import ConfigError, DataError, PhasewiseError
+from trainer.base.wording import megabytes, name_some
 from validations.evidence.caches import names_like_tests
 from validations.limits import LeakageLimits
 
@@ -45,7 +46,7 @@ class ScanOptions:
 
 
 def scan_paths(paths: tuple[str, ...], benchmarks: str, options: ScanOptions) -> dict[str, Any]:
-    """What of the benchmarks stands in the files and caches, in the shape of `--json`.
+    """What of the benchmarks is in the files and caches, in the shape of `--json`.
 
     Raises:
         ConfigError: a path names nothing, or the benchmarks have no items.
@@ -59,8 +60,7 @@ def scan_paths(paths: tuple[str, ...], benchmarks: str, options: ScanOptions) ->
         selection = select(paths, tokenizer=tokenizer, homes=homes, exclude=options.exclude)
         names = names_like_tests(selection.names)
         if names:
-            more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
-            say(f"names that say test, dev or validation: {', '.join(names[:SHOWN_NAMES])}{more}")
+            say(f"names that say test, dev or validation: {name_some(names, SHOWN_NAMES)}")
         began = time.perf_counter()
         store = index_store(home)
         index = index_of_folder(benchmarks, store)
@@ -110,7 +110,7 @@ def print_report(report: dict[str, Any]) -> None:
     found = len({(hit["benchmark"], hit["item"]) for hit in report["hits"]})
     console.print(
         f"{found:,} of {items:,} items of {benchmarks} benchmarks found in {report['documents']:,} documents "
-        f"({report['bytes'] / 1e6:,.1f} MB, {report['seconds']:.1f} s)."
+        f"({megabytes(report['bytes'])}, {report['seconds']:.1f} s)."
     )
     if faults := sum(found["is_fault"] for found in report["unread"]):
         what = "file or member of an archive was" if faults == 1 else "files or members of archives were"

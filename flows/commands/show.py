@@ -17,11 +17,11 @@ from flows.show.results import print_results
 from flows.show.sources import print_sources
 from flows.show.table import print_accepted, print_table, title_of
 
-__all__ = ["Asked", "describe", "describe_asked", "print_description"]
+__all__ = ["ShowOptions", "describe", "describe_asked", "print_description"]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ShowOptions:
     """What is asked of a recipe or a phase; at most one of these.
 
     Attributes:
@@ -43,7 +43,9 @@ class Asked:
     sources: bool = False
 
 
-def describe_asked(target: str, scale: Scale, asked: Asked, home: str | None) -> tuple[dict[str, Any], Callable[[dict[str, Any]], None]]:
+def describe_asked(
+    target: str, scale: Scale, asked: ShowOptions, home: str | None
+) -> tuple[dict[str, Any], Callable[[dict[str, Any]], None]]:
     """The answer as data, and what prints it for people.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from flows.finding import Found, Search, find_by_file, find_by_id, find_by_text
+from flows.finding import FoundDocument, Search, find_by_file, find_by_id, find_by_text
 from flows.recipes import split_target
 from flows.recipes.recipe import Scale, scale_in_words
 from flows.traced import Traced, open_traced
@@ -127,7 +127,7 @@ def _places(traced: Traced, search: Search) -> list[list[Trained]]:
     return places
 
 
-def _check_rows(traced: Traced, found: Sequence[Found]) -> None:
+def _check_rows(traced: Traced, found: Sequence[FoundDocument]) -> None:
     """Refuse what would be listed for minutes."""
     seq_len = min(phase.seq_len for phase in traced.phases)
     rows = sum(1 + (one.asked.stop - one.asked.first) // seq_len for one in found)
@@ -179,7 +179,7 @@ def _in_order(traced: Traced) -> Any:
     return lambda one: (phases[one.phase], one.step, one.row, one.at)
 
 
-def _document(traced: Traced, one: Found, trained: Sequence[Trained]) -> dict[str, Any]:
+def _document(traced: Traced, one: FoundDocument, trained: Sequence[Trained]) -> dict[str, Any]:
     asked = one.asked.stop - one.asked.first
     count = tokens_trained(trained)
     return {
@@ -197,7 +197,7 @@ def _document(traced: Traced, one: Found, trained: Sequence[Trained]) -> dict[st
     }
 
 
-def _told(traced: Traced, one: Found, trained: Sequence[Trained], count: int, asked: int) -> str:
+def _told(traced: Traced, one: FoundDocument, trained: Sequence[Trained], count: int, asked: int) -> str:
     if one.split == "held_out":
         return "held out, never trains"
     what = f"{asked:,} tokens" if one.is_whole else f"{asked:,} of its {one.document.length:,} tokens hold the text, which"
@@ -209,7 +209,7 @@ def _told(traced: Traced, one: Found, trained: Sequence[Trained], count: int, as
     return f"{what} train in {named}{some}"
 
 
-def _why_not(traced: Traced, one: Found) -> str:
+def _why_not(traced: Traced, one: FoundDocument) -> str:
     """A document of the training cache that no phase draws: not taken so far, or in the rest that fills no row."""
     drawing = [phase for phase in traced.phases if phase.order.drawn.get(one.component)]
     if all(one.asked.first >= phase.order.rows[one.component] * phase.seq_len for phase in drawing):

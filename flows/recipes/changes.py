@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from flows.recipes.phase import Change, FromScratch, HandOff, Phase
+from trainer.base.wording import name_some
 from trainer.config import LearningRateSegment, StatePart
 from trainer.schedule import value_in
 
@@ -79,8 +80,7 @@ def _coverage(parent: Phase, phase: Phase, drawn: Collection[str]) -> tuple[obje
     again = [name for name in phase.components if name in drawn]
     if places[0] == places[1] or not again:
         return whole, whole
-    named = ", ".join(again[:MAX_NAMED]) + (f" and {len(again) - MAX_NAMED} more" if len(again) > MAX_NAMED else "")
-    return whole, f"rows of {named} come again within their epoch, and others not at all"
+    return whole, f"rows of {name_some(again, MAX_NAMED)} come again within their epoch, and others not at all"
 
 
 def _described(name: Change, before: object, after: object) -> str:
@@ -107,8 +107,7 @@ def _shape(segment: LearningRateSegment) -> str:
 
 
 def _named(value: Mapping[Any, Any], names: Collection[Any]) -> str:
-    words = [f"{name} {_in_words(value.get(name))}" for name in list(names)[:MAX_NAMED]]
-    return ", ".join(words) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
+    return name_some((f"{name} {_in_words(value.get(name))}" for name in names), MAX_NAMED)
 
 
 def _plain(value: object) -> Any:

@@ -93,7 +93,7 @@ HAND_OFF, SCRATCH = "hand_off", "from_scratch"
 Start = Annotated[Annotated[FromScratch, Tag(SCRATCH)] | Annotated[HandOff, Tag(HAND_OFF)], Discriminator(_start_kind)]
 
 
-class Evaluation(Frozen):
+class EvaluationSettings(Frozen):
     """What is measured at a phase's end, and the loss on held-out text while it trains.
 
     Attributes:
@@ -132,7 +132,7 @@ class Phase(Frozen):
     """From its start to `stop_step`. Every schedule counts the steps of the lineage.
 
     Attributes:
-        branch: it stands beside the main line, and is trained where it is named.
+        branch: it is not of the main line, and is trained where it is named.
         abandoned: it was stopped before the end of its schedule, which may go on after `stop_step`.
     """
 
@@ -148,7 +148,7 @@ class Phase(Frozen):
     stability: Stability
     slice: Steps[str]
     checkpoints: CheckpointPolicy
-    evaluation: Evaluation
+    evaluation: EvaluationSettings
     gates: Gates
     instrumentation: Instrumentation = Instrumentation()
     discrepancies: tuple[Discrepancy, ...] = ()

@@ -28,7 +28,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from flows.recipes.benchmarks import MADE_BENCHMARKS, unmeasured
-from flows.recipes.phase import LOCAL_SLICE, Evaluation, FromScratch, Gates, GraftFrom, HandOff, Phase
+from flows.recipes.phase import LOCAL_SLICE, EvaluationSettings, FromScratch, Gates, GraftFrom, HandOff, Phase
 from flows.recipes.recipe import Recipe, Tokenizer
 from trainer.config import (
     CheckpointPolicy,
@@ -117,7 +117,7 @@ def proxy_phase(phase: Phase, keep_steps: tuple[int, ...] = (), *, max_window: i
     )
 
 
-def proxy_evaluation(phase: Phase) -> Evaluation:
+def proxy_evaluation(phase: Phase) -> EvaluationSettings:
     """Benchmarks that are made here, and the loss on held-out text as often as costs little."""
     every = phase.evaluation.loss_every_steps
     if every is not None:
@@ -126,7 +126,7 @@ def proxy_evaluation(phase: Phase) -> Evaluation:
         has_average = any(decay is not None for _, decay in phase.stability.ema_decay.within(phase.start_step, phase.stop_step))
         cost_sequences = FORWARD_SHARE * LOSS_SEQUENCES * len(phase.components) * (2 if has_average else 1)
         every = max(1, steps(every), math.ceil(cost_sequences / (MAX_EVALUATION_SHARE * fewest)))
-    return Evaluation(
+    return EvaluationSettings(
         benchmarks=MADE_BENCHMARKS if unmeasured(phase.evaluation.benchmarks) else phase.evaluation.benchmarks,
         held_out_tokens=HELD_OUT_TOKENS,
         loss_every_steps=every,

@@ -1,4 +1,4 @@
-"""What a recipe is: phases and their lineage, as data. A phase itself stands in `phase.py`."""
+"""What a recipe is: phases and their lineage, as data. A phase itself is in `phase.py`."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -176,7 +176,7 @@ class Recipe(Frozen):
             _having(known, graft.phase, graft.step, f"phase {phase.name} grafts {graft.part} from")
         if phase.order.first_step not in (parent.order.first_step, start.step):
             raise ValueError(
-                f"the order of phase {phase.name} must begin where its parent's does, at step {parent.order.first_step}, or anew at step "
+                f"the order of phase {phase.name} must begin where its parent's does, at step {parent.order.first_step}, or again at step "
                 f"{start.step}; found order.first_step {phase.order.first_step}"
             )
         if parent.model.qk_norm < phase.model.qk_norm and "qk_norm" not in (*start.fresh, *(graft.part for graft in start.graft)):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flows.recipes.benchmarks import MADE_BENCHMARKS
-from flows.recipes.phase import LOCAL_SLICE, Evaluation, FromScratch, Gates, GraftFrom, HandOff, Phase, continued
+from flows.recipes.phase import LOCAL_SLICE, EvaluationSettings, FromScratch, Gates, GraftFrom, HandOff, Phase, continued
 from flows.recipes.rates import constant, cooldown, cosine, inverse, linear, wsd, wsd_s
 from flows.recipes.recipe import Recipe, Tokenizer
 from tasks.data.pin import Pin
@@ -35,7 +35,7 @@ from validations.accepted import AcceptedWarning
 from validations.limits import DataLimits, GateLimits, HealthLimits, LeakageLimits, OrderLimits
 
 __all__ = [
-    "AcceptedWarning", "AdamC", "AdamW", "CheckpointPolicy", "DataLimits", "DataOrder", "Evaluation", "FieldFilter", "Filter",
+    "AcceptedWarning", "AdamC", "AdamW", "CheckpointPolicy", "DataLimits", "DataOrder", "EvaluationSettings", "FieldFilter", "Filter",
     "FromScratch", "GateLimits", "Gates", "GraftFrom", "HandOff", "HealthLimits", "Instrumentation", "LeakageLimits",
     "LearningRateSegment", "Llama3RopeScaling", "MixtureShares", "ModelConfig", "Muon", "NAdamW", "Optimizer", "OrderLimits",
     "Phase", "Pin", "Recipe", "RollingLimit", "Rope", "Source", "Stability", "Steps", "TextFilter", "Tokenizer", "adamc", "adamw",
@@ -179,13 +179,13 @@ def evaluated(
     benchmarks: Sequence[str] = MADE_BENCHMARKS,
     held_out_tokens: int | None = 2048,
     loss_sequences: int = 4,
-) -> Evaluation:
+) -> EvaluationSettings:
     """Benchmarks and held-out bits per byte at a phase's end; the loss on `loss_sequences` held-out rows a component while it trains.
 
     Args:
         held_out_tokens: how much text of each component bits per byte are measured on; None is all that is held out.
     """
-    return Evaluation(
+    return EvaluationSettings(
         benchmarks=tuple(benchmarks), held_out_tokens=held_out_tokens, loss_every_steps=loss_every_steps, loss_sequences=loss_sequences
     )
 

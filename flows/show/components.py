@@ -8,8 +8,8 @@ from flows.recipes import load_record, split_target
 from flows.recipes.catalogue import CATALOGUE
 from flows.recipes.recipe import Recipe, Scale, scale_in_words
 from flows.show.page import print_values
-from flows.show.words import in_words
 from trainer.base.errors import ConfigError
+from trainer.base.wording import in_words
 
 
 def describe_component(target: str, scale: Scale, name: str) -> dict[str, Any]:

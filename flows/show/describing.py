@@ -12,9 +12,9 @@ from flows.recipes.recipe import Recipe, Scale
 from flows.recipes.reported import Reported, results_of
 from flows.show.hand_off import describe_changes
 from flows.show.verdicts import verdict_here
-from flows.show.words import rounded
 from tasks.home import Home
 from trainer.base.errors import ConfigError
+from trainer.base.wording import rounded
 from trainer.config import Steps, sequences_between
 from trainer.data.mixture import block_counts
 from trainer.schedule import learning_rate_at

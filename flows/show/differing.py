@@ -9,7 +9,7 @@ from rich.text import Text
 from flows.recipes import load_record, split_target
 from flows.recipes.recipe import Scale, scale_in_words
 from flows.show.describing import describe_phase
-from flows.show.words import in_words, number
+from trainer.base.wording import in_words, number
 
 NOT_COMPARED = ("name", "discrepancies", "notes", "changes")
 ABSENT = "not there"

@@ -8,7 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.show.hand_off import change_in_words
-from flows.show.words import by_steps, in_words, number, rate_ends, shares, tokens
+from flows.show.words import by_steps, rate_ends, shares
+from trainer.base.wording import in_words, number, tokens
 
 MAX_SEGMENTS = 5
 LABEL_WIDTH = 44

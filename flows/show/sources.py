@@ -6,7 +6,8 @@ from rich.console import Console
 
 from flows.show.page import print_values
 from flows.show.table import title_of
-from flows.show.words import in_words, mixture_in_a_word
+from flows.show.words import mixture_in_a_word
+from trainer.base.wording import in_words
 
 KINDS = {
     "code": "the record's code",

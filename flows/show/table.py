@@ -8,7 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.recipes.recipe import scale_in_words
-from flows.show.words import arrows, mixture_in_a_word, rate_ends, tokens
+from flows.show.words import arrows, mixture_in_a_word, rate_ends
+from trainer.base.wording import tokens
 from validations.accepted import AcceptedWarning
 
 COLUMNS = ("phase", "steps", "tokens", "batch", "rate", "mixture", "slice", "model", "verdict")

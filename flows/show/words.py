@@ -1,45 +1,8 @@
-"""Numbers and settings as a person reads them."""
+"""Settings of a phase as a person reads them. How a single value is written is in `trainer/base/wording.py`."""
 
 from typing import Any
 
-SIGNIFICANT = 12
-"""Digits of a learning rate. More only shows how the number is computed: 0.0016999999999999999."""
-
-
-def rounded(value: float) -> float:
-    """A float with as many digits as it was written with."""
-    return float(f"{value:.{SIGNIFICANT}g}")
-
-
-def number(value: float) -> str:
-    """0.0017, 1.7e-05, 12,000: never with a tail of nines."""
-    return f"{value:,.0f}" if value == int(value) and abs(value) >= 1 else f"{value:.6g}"
-
-
-def tokens(count: int) -> str:
-    """2.768 T, 125.8 B, 3.41 M: four digits, and the unit."""
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
-        if count >= size:
-            return f"{count / size:.4g} {unit}" if count / size >= 1000 else f"{count / size:#.4g} {unit}"
-    return f"{count:,}"
-
-
-def in_words(value: Any) -> str:
-    """A value in words. Of settings, what is off is left out."""
-    if value is None:
-        return "off"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int | float):
-        return number(value)
-    if isinstance(value, dict):
-        parts = [(name, part) for name, part in value.items() if part is not None and part is not False and part != []]
-        return ", ".join(
-            f"{name.replace('_', ' ')} {in_words(part)}" if part is not True else name.replace("_", " ") for name, part in parts
-        )
-    if isinstance(value, list | tuple):
-        return ", ".join(in_words(part) for part in value) or "none"
-    return str(value)
+from trainer.base.wording import in_words
 
 
 def by_steps(entries: list[list[Any]]) -> str:

@@ -1,4 +1,4 @@
-"""Dask inside one stage: a local cluster, or a scheduler by address."""
+"""Dask for one piece of work: a local cluster, or a scheduler by address."""
 
 import logging
 import os
@@ -99,8 +99,8 @@ def _remove_scratch_of_the_dead() -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_all(stage: str, function: Callable[..., Result], calls: Sequence[tuple[object, ...]]) -> list[Result]:
-    """Call the function with each tuple of arguments, side by side; results in the order of the calls. The first error ends the stage.
+def run_all(work: str, function: Callable[..., Result], calls: Sequence[tuple[object, ...]]) -> list[Result]:
+    """Call the function with each tuple of arguments, side by side; results in the order of the calls. The first error ends the work.
 
     What is called must leave its work in a store and be harmless when repeated: a lost worker's calls are made again.
 
@@ -111,14 +111,14 @@ def run_all(stage: str, function: Callable[..., Result], calls: Sequence[tuple[o
         return []
     with cluster() as client:
         try:
-            return _run(client, stage, function, calls)
+            return _run(client, work, function, calls)
         except (CommClosedError, FutureCancelledError, ClosedClientError) as error:
-            raise DataError(f"{stage}: the Dask scheduler went away. Start it and run again: what is finished is kept.") from error
+            raise DataError(f"{work}: the Dask scheduler went away. Start it and run again: what is finished is kept.") from error
         except KilledWorker as error:
-            raise DataError(f"{stage}: a worker died {RETRIES + 1} times at the same work. It may need more memory: {error}") from error
+            raise DataError(f"{work}: a worker died {RETRIES + 1} times at the same work. It may need more memory: {error}") from error
 
 
-def _run(client: Client, stage: str, function: Callable[..., Result], calls: Sequence[tuple[object, ...]]) -> list[Result]:
+def _run(client: Client, work: str, function: Callable[..., Result], calls: Sequence[tuple[object, ...]]) -> list[Result]:
     """Keep a bounded number of calls at the scheduler."""
     results: dict[int, Result] = {}
     numbers: dict[Future, int] = {}
@@ -139,7 +139,7 @@ def _run(client: Client, stage: str, function: Callable[..., Result], calls: Seq
             raise outcome
         results[numbers.pop(future)] = outcome
         finished.update(submit(1))
-        advance(stage, len(results), len(calls))
+        advance(work, len(results), len(calls))
     return [results[number] for number in range(len(calls))]
 
 

@@ -1,4 +1,4 @@
-"""The stages of data preparation. Each does what is missing, and nothing where nothing is."""
+"""Data preparation, task by task. Each does what is missing, and nothing where nothing is."""
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -29,6 +29,7 @@ from tasks.locks import held, held_all
 from tasks.progress import say
 from trainer.base.errors import DataError
 from trainer.base.storage import remove_strays
+from trainer.base.wording import name_some
 from trainer.data.manifest import SPLITS, Split, read_manifest
 
 
@@ -154,8 +155,7 @@ def _check_readable(missing: Sequence[ComponentPlan], records: Mapping[str, list
         tally = tally_of(records[component.name], component.listing)
         if excluded := component.listing.excluded:
             globs = ", ".join(component.source.exclude)
-            more = f" and {len(excluded) - 3} more" if len(excluded) > 3 else ""
-            say(f"{component.name}: excluded by {globs}: {', '.join(excluded[:3])}{more}")
+            say(f"{component.name}: excluded by {globs}: {name_some(excluded, 3)}")
         quarantine = component.documents.folder / QUARANTINE_NAME
         write_quarantine(quarantine, tally.samples)
         try:

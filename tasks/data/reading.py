@@ -3,6 +3,8 @@
 Memory is bounded by the longest document (32 MiB), a page of Parquet or a record batch of Arrow, and the buffers in between, whatever the
 size of the file. What cannot be used is always reported and never raises: it is a `Fault`, and reading goes on after it, unless the
 rest of the file cannot be trusted. Only what says nothing about the data raises: a file that is gone, a store that does not answer.
+
+The leakage scan has a reader of its own (`tasks/validation/scan_files.py`): it takes every string of a row, and what is damaged as well.
 """
 
 import lzma

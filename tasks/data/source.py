@@ -57,7 +57,7 @@ class Source(Frozen):
         include, exclude: globs over paths relative to `url`; a file is read if it matches one of the first and none of the second.
         format: `jsonl`, `parquet`, `arrow`; or `text` and `markdown`, where a file is one document, and `paragraphs`, where it is cut at
             blank lines into documents of about 2,000 characters. Each also packed (gzip, Zstandard,
-            xz, bzip2, LZ4) and in zip and tar, whatever it is called; a file of another format fails the stage.
+            xz, bzip2, LZ4) and in zip and tar, whatever it is called; a file of another format fails the preparation.
         text_key: the field that holds a document's text; a dot reaches into an object.
         filters: a document must pass each of them.
         max_bad_fraction: the share of documents, and of files, that may be unreadable before the component is refused.

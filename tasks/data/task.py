@@ -1,4 +1,4 @@
-"""The data stages as Prefect tasks."""
+"""Data preparation as Prefect tasks."""
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE

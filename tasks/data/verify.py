@@ -15,6 +15,7 @@ from tasks.data.tokenizer import check_tokenizer
 from tasks.home import Home
 from trainer.base.errors import DataError
 from trainer.base.storage import digest_of_file
+from trainer.base.wording import name_some
 from trainer.data.manifest import MANIFEST_NAME, SPLITS, Manifest, SourceFile, Split, read_manifest
 
 DIGEST_THREADS = 8
@@ -81,8 +82,7 @@ def check_caches(names: Iterable[str], plan: DataPlan, home: Home) -> None:
     differences.sort(key=lambda one: one[1].what == FOLLOWS)
     found = [f"{name}: {difference}" for name, difference in differences]
     if found:
-        more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
-        raise DataError(f"the token caches are not what is configured: {'; '.join(found[:3])}{more}.")
+        raise DataError(f"the token caches are not what is configured: {name_some(found, 3, '; ')}.")
 
 
 def _verify_cache(component: ComponentPlan, split: Split, tokenizer: Path, home: Home) -> list[Difference]:

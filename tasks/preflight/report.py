@@ -1,11 +1,11 @@
-"""What preflight says of a stage: the shape that scripts read."""
+"""What preflight says of a setup: the shape that scripts read."""
 
 from typing import Any
 
 from tasks.preflight.plan import GIB, Plan
 from tasks.preflight.search import Found
+from tasks.preflight.setup import Setup
 from tasks.preflight.slices import Slice
-from tasks.preflight.stage import Stage
 from trainer.flops import step_flops
 from trainer.preflight.roofline import UTILISATION, Roofline, StepWork, project, recomputed_flops
 from trainer.preflight.spec import Result
@@ -14,12 +14,12 @@ DAY_SECONDS, HOUR_SECONDS = 86_400, 3_600
 Report = dict[str, Any]
 
 
-def report_of(stage: Stage, where: Slice, found: Found) -> Report:
-    """A stage that was compiled. Where no plan fits, what follows from a plan is null."""
-    report = _about(stage, where) | {
+def report_of(setup: Setup, where: Slice, found: Found) -> Report:
+    """A setup that was compiled. Where no plan fits, what follows from a plan is null."""
+    report = _about(setup, where) | {
         "fits": found.plan is not None,
         "remat": found.plan.remat if found.plan else None,
-        "microbatch_sequences": _part(stage, found.plan),
+        "microbatch_sequences": _part(setup, found.plan),
         "plan": found.plan.words if found.plan else None,
         "tried": [{"plan": tried.plan.words, "reason": tried.reason} for tried in found.tried],
         "reason": None if found.plan else f"no plan fits: {'; '.join(f'{tried.plan.words} {tried.reason}' for tried in found.tried)}",
@@ -27,31 +27,31 @@ def report_of(stage: Stage, where: Slice, found: Found) -> Report:
         "compile_seconds": round(found.compile_seconds, 1),
         "compiler_host_gib": round(found.result.host_bytes / GIB, 2) if found.result else None,
     }
-    return report | (_projected(stage, where, found.plan, found.result) if found.plan and found.result else _unprojected())
+    return report | (_projected(setup, where, found.plan, found.result) if found.plan and found.result else _unprojected())
 
 
-def refused_report(stage: Stage, where: Slice, reason: str) -> Report:
-    """A stage that there is nothing to compile for."""
+def refused_report(setup: Setup, where: Slice, reason: str) -> Report:
+    """A setup that there is nothing to compile for."""
     refused: Report = {"fits": False, "remat": None, "microbatch_sequences": None, "plan": None, "tried": [], "reason": reason}
     nothing = {"gib_per_chip": _memory(where, None), "compile_seconds": 0.0, "compiler_host_gib": None}
-    return _about(stage, where) | refused | nothing | _unprojected()
+    return _about(setup, where) | refused | nothing | _unprojected()
 
 
-def _about(stage: Stage, where: Slice) -> Report:
+def _about(setup: Setup, where: Slice) -> Report:
     return {
-        "phase": stage.phase,
+        "phase": setup.phase,
         "slice": where.name,
         "chips": where.chips,
         "hosts": where.hosts,
         "mesh": where.mesh.model_dump(),
-        "batch_sequences": stage.step.batch_sequences,
-        "steps": stage.steps,
-        "stretches": [list(stretch) for stretch in stage.stretches],
+        "batch_sequences": setup.step.batch_sequences,
+        "steps": setup.steps,
+        "stretches": [list(stretch) for stretch in setup.stretches],
     }
 
 
-def _part(stage: Stage, plan: Plan | None) -> int | None:
-    return None if plan is None or plan.parts == 1 else stage.step.batch_sequences // plan.parts
+def _part(setup: Setup, plan: Plan | None) -> int | None:
+    return None if plan is None or plan.parts == 1 else setup.step.batch_sequences // plan.parts
 
 
 def _memory(where: Slice, result: Result | None) -> Report:
@@ -70,9 +70,9 @@ def _gib(size: int | None) -> float | None:
     return None if size is None else round(size / GIB, 2)
 
 
-def _projected(stage: Stage, where: Slice, plan: Plan, result: Result) -> Report:
-    model = stage.step.model
-    sequences = stage.step.batch_sequences
+def _projected(setup: Setup, where: Slice, plan: Plan, result: Result) -> Report:
+    model = setup.step.model
+    sequences = setup.step.batch_sequences
     flops = step_flops(model, sequences).total
     again = recomputed_flops(model, sequences, plan.remat)
     links = {link: sum(each.bytes for each in result.collectives if each.link == link) for link in ("ici", "dcn")}
@@ -91,8 +91,8 @@ def _projected(stage: Stage, where: Slice, plan: Plan, result: Result) -> Report
         "step_seconds": round(seconds, 3),
         "mfu": round(flops / where.chips / seconds / where.chip.speeds.flops, 3),
         "tokens_per_day": round(sequences * model.seq_len * DAY_SECONDS / seconds),
-        "days": round(stage.steps * seconds / DAY_SECONDS, 2),
-        "chip_hours": round(stage.steps * seconds * where.chips / HOUR_SECONDS),
+        "days": round(setup.steps * seconds / DAY_SECONDS, 2),
+        "chip_hours": round(setup.steps * seconds * where.chips / HOUR_SECONDS),
     }
 
 

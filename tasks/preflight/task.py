@@ -4,12 +4,12 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.home import Home
-from tasks.preflight.preflight import preflight_stage
+from tasks.preflight.preflight import preflight_setup
 from tasks.preflight.report import Report
-from tasks.preflight.stage import Stage
+from tasks.preflight.setup import Setup
 
 
-@task(task_run_name="preflight {stage.words}", cache_policy=NO_CACHE)
-def preflight(stage: Stage, home: Home) -> Report:
-    """Compile a stage's step for its slice and report what it needs; what was compiled before is read."""
-    return preflight_stage(stage, home)
+@task(task_run_name="preflight {setup.words}", cache_policy=NO_CACHE)
+def preflight(setup: Setup, home: Home) -> Report:
+    """Compile a setup's step for its slice and report what it needs; what was compiled before is read."""
+    return preflight_setup(setup, home)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from tasks.publication.contents import Report
 from tasks.publication.drawing import BASELINE, CARD, INK, LOSS, WIDE_PIXELS, in_both_widths, new_figure
-from tasks.publication.figures import decimal
+from trainer.base.wording import decimal
 
 LINE_HEIGHT = 15
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
-from tasks.publication import figures
 from tasks.publication.contents import BenchmarkReport, PhaseReport, Report, VerdictReport
 from tasks.publication.mixture import legend_of, spans_of
 from tasks.publication.progress import component_rows, evaluated_phases, gauges_of, macro_row
 from tasks.publication.summary import batch_of, failures_of, headline_of, passes_of, standing_of, standing_of_counts, tiles_of
+from trainer.base import wording
 from trainer.base.storage import write_atomically
 from validations.outcomes import sum_counts
 
@@ -63,7 +63,7 @@ def page() -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update({name: getattr(figures, name) for name in ("count", "decimal", "moment", "percent", "rate", "signed")})
+    environment.filters.update({name: getattr(wording, name) for name in ("count", "decimal", "moment", "percent", "rate", "signed")})
     environment.filters["breakable"] = breakable
     return environment.get_template("report.html")
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from tasks.publication.contents import PhaseReport, Report, VerdictReport
-from tasks.publication.figures import MISSING, count, decimal
+from trainer.base.wording import MISSING, count, decimal
 from validations.outcomes import CheckCounts, count_passed, sum_counts, tell_verdicts
 
 MARKS = {"good": "✓", "warned": "!", "bad": "✗", "none": "–"}

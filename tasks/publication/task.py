@@ -11,6 +11,7 @@ from tasks.progress import say
 from tasks.publication.contents import Report
 from tasks.publication.report import write_report
 from tasks.publication.summary import standing_of
+from trainer.base.wording import decimal
 from validations.data_docs import build_data_docs
 from validations.outcomes import sum_counts, tell_verdicts
 from validations.verdict import Verdict
@@ -32,14 +33,10 @@ def as_markdown(report: Report, path: Path, docs: Path) -> str:
     lines = [f"**{report.headline}**", "", f"{tell_verdicts(judged)}: {sum_counts(judged).shares}.", ""]
     lines += ["| phase | state | final loss | bits per byte | verdict | checks |", "|---|---|---|---|---|---|"]
     lines += [
-        f"| {phase.name} | {phase.state} | {_number(phase.final_loss)} | {_number(phase.macro_bits_per_byte)} "
+        f"| {phase.name} | {phase.state} | {decimal(phase.final_loss, places=3)} | {decimal(phase.macro_bits_per_byte, places=3)} "
         f"| {standing_of(phase).word} | {phase.counts.shares if phase.verdicts else '–'} |"
         for phase in report.phases
     ]
     if report.unused:
         lines += ["", "Accepted by the recipe, and not found: " + "; ".join(report.unused) + "."]
     return "\n".join([*lines, "", f"Report: `{path}`. Data Docs: `{docs}`."])
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"

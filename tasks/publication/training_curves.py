@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from tasks.publication.contents import PhaseReport, Report
 from tasks.publication.drawing import BAND, INK, LINE, LOSS, MUTED, RATE, WIDE_PIXELS, in_both_widths, new_figure, say, text_pixels
-from tasks.publication.figures import count, decimal, rate
+from trainer.base.wording import count, decimal, rate
 
 LEFT_PIXELS, RIGHT_PIXELS = 50, 8
 MAX_POINTS = 1500

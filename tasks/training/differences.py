@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer.base.storage import read_json
+from trainer.base.wording import name_some
 from trainer.config import RunConfig
 
 MAX_CHARACTERS = 60
@@ -39,10 +40,9 @@ def differences(run: RunConfig) -> tuple[Difference, ...]:
     return tuple(_between(before, run.decisive, ""))
 
 
-def in_words(found: tuple[Difference, ...], *, most: int = 3) -> str:
+def name_differences(found: tuple[Difference, ...], *, most: int = 3) -> str:
     """The first few, in one line."""
-    more = f"; and {len(found) - most} more" if len(found) > most else ""
-    return "; ".join(map(str, found[:most])) + more
+    return name_some(found, most, "; ")
 
 
 def _between(before: Any, now: Any, field: str) -> Iterator[Difference]:

@@ -1,8 +1,11 @@
 """Files as documents to be scanned: what their first bytes say that they are is read, whatever they are called.
 
 A document is a line of JSON lines, an element of a JSON list, a row of a table, a record of a WARC, or a whole text; packed files and
-archives are looked into. Its text is every string of the line or row. What does not parse is scanned as it stands, so that a damaged line
+archives are looked into. Its text is every string of the line or row. What does not parse is scanned as it is, so that a damaged line
 hides nothing; what was not read is named.
+
+This is a second reader of files, beside `tasks/data/reading.py`: training takes one key of a row and refuses what is damaged, the scan
+takes every string and leaves nothing out. Kinds, packings, archives, footers and bounds are the same code (`tasks/data/formats`).
 """
 
 import io

@@ -9,13 +9,13 @@ from typing import cast
 import orjson
 
 from tasks.data.formats.findings import MAX_DOCUMENT_BYTES, FileFault
+from tasks.data.formats.json_lines import BYTE_ORDER_MARK, SKIP_BYTES
 from tasks.data.formats.json_values import loads
 from tasks.data.formats.kinds import is_text
-from tasks.validation.scan_values import BYTE_ORDER_MARK, Text, as_utf8, text_of_line, text_of_value
+from tasks.validation.scan_values import Text, as_utf8, text_of_line, text_of_value
 
 MAX_JSON_BYTES = MAX_DOCUMENT_BYTES
 PEEK_BYTES = 2**16
-SKIP_BYTES = 2**20
 
 
 def begins_with_json(start: bytes) -> bool:

@@ -7,6 +7,7 @@ from typing import NamedTuple, cast
 import orjson
 
 from tasks.data.formats.findings import FileFault
+from tasks.data.formats.json_lines import BYTE_ORDER_MARK
 from tasks.data.formats.json_values import loads
 from tasks.data.formats.kinds import is_text
 
@@ -14,7 +15,6 @@ TEXT_KEY, ID_KEY = "text", "id"
 PEEK_BYTES = 2**14
 MIN_WORDS_OF_KEY = 4
 MAX_TEXT_CHARACTERS = 2**24  # of a row: with four bytes each 64 MiB
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Text(NamedTuple):
@@ -23,7 +23,7 @@ class Text(NamedTuple):
     Attributes:
         id: its own, if it has one.
         text: UTF-8.
-        readable: whether it is text; what is not is scanned as it stands, and told.
+        readable: whether it is text; what is not is scanned as it is, and named.
     """
 
     id: str
@@ -32,7 +32,7 @@ class Text(NamedTuple):
 
 
 def text_of_line(line: bytes) -> Text:
-    """A line of JSON; one that does not parse, or would take too much memory, as it stands."""
+    """A line of JSON; one that does not parse, or would take too much memory, as it is."""
     try:
         return text_of_value(loads(line.removeprefix(BYTE_ORDER_MARK)))
     except (orjson.JSONDecodeError, FileFault):

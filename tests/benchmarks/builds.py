@@ -1,4 +1,4 @@
-"""Builds of token caches by the project's own stages, as the benchmarks time them."""
+"""Builds of token caches by the project's own tasks, as the benchmarks time them."""
 
 import os
 import shutil

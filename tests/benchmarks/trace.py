@@ -66,7 +66,7 @@ def write_world(root: Path, *, documents: int, rows: int = ROWS) -> tuple[Path, 
 
 
 def write_component(component: ComponentPlan, tokens: int, documents: int, tokenizer: str) -> list[str]:
-    """Both caches, and the sorted digests that the data stage leaves beside the documents. Some ids of the training cache."""
+    """Both caches, and the sorted digests that data preparation leaves beside the documents. Some ids of the training cache."""
     parts = [write_shard(component.train.folder, number, tokens // SHARDS, documents // SHARDS) for number in range(SHARDS)]
     write_cache(component, "train", [shard for shard, _ in parts], tokenizer)
     held_out, _ = write_shard(component.held_out.folder, 0, 10**5, 10)

@@ -32,10 +32,10 @@ def test_json_is_alone_on_standard_output(run: Run) -> None:
     report = json.loads(done.stdout)
     assert report["recipe"] == "marin-32b"
     assert report["local"] == []
-    assert {stage["phase"] for stage in report["phases"]} == {"mantis"}
-    stage = report["phases"][0]
-    assert (stage["slice"], stage["chips"], stage["hosts"], stage["remat"]) == ("v4-2048", 1024, 256, "offload")
-    assert stage["fits"]
+    assert {setup["phase"] for setup in report["phases"]} == {"mantis"}
+    setup = report["phases"][0]
+    assert (setup["slice"], setup["chips"], setup["hosts"], setup["remat"]) == ("v4-2048", 1024, 256, "offload")
+    assert setup["fits"]
 
 
 def test_the_table_and_what_was_changed(run: Run) -> None:
@@ -92,10 +92,10 @@ def test_the_flow_has_nothing_to_compile_at_proxy_scale(monkeypatch: pytest.Monk
     assert said == ["marin-8b/kestrel: on this machine; there is nothing to compile"]
 
 
-def test_the_flow_fails_where_a_stage_does_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_flow_fails_where_a_setup_does_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from flows import preflight as module
 
-    def unfit(stage: object, _home: object) -> dict[str, object]:
+    def unfit(setup: object, _home: object) -> dict[str, object]:
         return {"phase": "kestrel", "slice": "2x v5e-256", "fits": False, "reason": "needs too much"}
 
     monkeypatch.setattr(module, "preflight_task", unfit)

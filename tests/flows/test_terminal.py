@@ -58,7 +58,7 @@ def test_without_a_terminal_a_bar_is_a_line_every_tenth(lines: io.StringIO):
     assert shown == [f"train kestrel: {done} of 200 loss 4.5" for done in (1, *range(20, 201, 20))]
 
 
-def test_every_stage_has_its_own_tenths(lines: io.StringIO):
+def test_every_work_has_its_own_tenths(lines: io.StringIO):
     advance("documents", 1, 1)
     advance("token caches", 1, 2)
     advance("token caches", 2, 2)
@@ -86,7 +86,7 @@ def test_the_table_has_a_row_a_phase():
     out = io.StringIO()
     print_summary(Console(file=out, width=120), SUMMARY)
     rows = {line.split()[0]: line.split() for line in out.getvalue().splitlines() if line.strip()}
-    assert rows["kestrel"] == ["kestrel", "660", "168,960", "0", "→", "1.0e-4", "4.568", "2.346", "passed", "with", "2", "warnings"]
+    assert rows["kestrel"] == ["kestrel", "660", "168,960", "0", "→", "1e-4", "4.568", "2.346", "passed", "with", "2", "warnings"]
     assert rows["ocelot"] == ["ocelot", "80", "61,440", "1.7e-3", "→", "1.7e-3", "–", "–", "not", "reached"]
     assert "bits per byte of byte 3-gram 3.123" in out.getvalue()
 

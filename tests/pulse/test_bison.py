@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(600)  # a guard against hanging
 
 @pytest.fixture(params=["made", "real"])
 def incident(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Incident]:
-    """The bundle is cached with its test file; every stage runs in one cluster."""
+    """The bundle is cached with its test file; every task runs in one cluster."""
     written = write_incident(tmp_path, shared_folder("benchmarks") if request.param == "real" else None)
     gsm8k = written.benchmarks / "gsm8k"
     monkeypatch.setenv("PHASEWISE_BENCHMARKS", str(gsm8k if request.param == "real" else written.benchmarks))

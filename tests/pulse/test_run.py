@@ -265,7 +265,7 @@ def killed_in_evaluation(killed_in_training: Path, phasewise: Start, recipe_file
     return killed_in_training
 
 
-def test_killed_in_the_data_stage_it_has_trained_nothing(killed_in_data: Path) -> None:
+def test_killed_in_the_data_preparation_it_has_trained_nothing(killed_in_data: Path) -> None:
     assert not any((killed_in_data / "runs").glob("*/*/result.json"))
 
 

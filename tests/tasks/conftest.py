@@ -125,7 +125,7 @@ def scheduler() -> Iterator[str]:
 
 @pytest.fixture
 def on_scheduler(scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stages run on the shared cluster."""
+    """Tasks run on the shared cluster."""
     monkeypatch.setenv(SCHEDULER_VARIABLE, scheduler)
 
 

@@ -90,7 +90,7 @@ def write_documents(seed: int, count: int) -> list[np.ndarray]:
 
 @pytest.fixture(scope="session")
 def write_cache() -> WriteCache:
-    """Writes a cache as the data stage does: shards, their index, the manifest last."""
+    """Writes a cache as data preparation does: shards, their index, the manifest last."""
 
     def write(folder: Path, shards: Sequence[Sequence[np.ndarray]], *, dtype: str = "uint16", begin_of_text: int = BEGIN) -> Path:
         written = [_write_shard(folder, f"shard-{number:05d}", documents, dtype) for number, documents in enumerate(shards)]

@@ -55,7 +55,7 @@ def tokenizer() -> Tokenizer:
 
 @dataclass(frozen=True)
 class CacheMaker:
-    """Writes caches as the data stage does: shards, their index, the manifest last."""
+    """Writes caches as data preparation does: shards, their index, the manifest last."""
 
     root: Path
     tokenizer: Tokenizer

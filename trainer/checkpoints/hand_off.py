@@ -20,19 +20,20 @@ import jax
 import jax.numpy as jnp
 
 from trainer.base.errors import CheckpointError
+from trainer.base.wording import name_some
 from trainer.checkpoints.state import (
     MAX_NAMED,
     LeafTypes,
     Leaves,
     check_whole,
     first_device,
-    in_words,
     leaves_of,
     placed,
     read_about,
     read_leaves,
     saved_params_digest,
     tree_like,
+    type_in_words,
     types_of,
 )
 from trainer.config import RunConfig, StartFrom
@@ -62,8 +63,7 @@ def state_to_start_from(run: RunConfig, shardings: TrainState | None = None) -> 
     origins = {name: _origin(name, start) for name in wanted}
     problems = [*_idle(start, wanted), *_missing(wanted, origins, found), *_dropped(wanted, start, found[start.checkpoint])]
     if problems:
-        more = f" (and {len(problems) - MAX_NAMED} more)" if len(problems) > MAX_NAMED else ""
-        raise CheckpointError(f"phase {run.phase} cannot start from {start.checkpoint}: {'; '.join(problems[:MAX_NAMED])}{more}.")
+        raise CheckpointError(f"phase {run.phase} cannot start from {start.checkpoint}: {name_some(problems, MAX_NAMED, '; ')}.")
     return tree_like(template, _gathered(run, origins, shardings))
 
 
@@ -118,7 +118,7 @@ def _missing(wanted: LeafTypes, origins: Mapping[str, Origin], found: Mapping[st
         if origin is None or (there := found[origin].get(name)) == wanted[name]:
             continue
         part = next((part for part in _parts(name) if part in DECLARABLE), None)
-        what = f"{name} is {in_words(there)} in {origin}, not {in_words(wanted[name])}"
+        what = f"{name} is {type_in_words(there)} in {origin}, not {type_in_words(wanted[name])}"
         todo = f"declare {part!r} in the hand-off's `fresh`, or graft it" if part else "the model must have the parent's weights"
         problems.append(f"{what}: {todo}")
     return problems

@@ -14,6 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from trainer.base.errors import CheckpointError
+from trainer.base.wording import name_some
 from trainer.checkpoints.files import find_damage
 from trainer.config import ModelConfig, RunConfig
 from trainer.model.params import Params, abstract_params
@@ -125,19 +126,18 @@ def check_types(path: Path, found: LeafTypes, wanted: LeafTypes) -> None:
         CheckpointError: names the first three.
     """
     differing = [
-        f"{name} is {in_words(found.get(name))}, not {in_words(wanted.get(name))}"
+        f"{name} is {type_in_words(found.get(name))}, not {type_in_words(wanted.get(name))}"
         for name in wanted | found
         if found.get(name) != wanted.get(name)
     ]
     if differing:
-        more = " …" if len(differing) > MAX_NAMED else ""
         raise CheckpointError(
-            f"{path} does not fit the run: {'; '.join(differing[:MAX_NAMED])}{more}. "
+            f"{path} does not fit the run: {name_some(differing, MAX_NAMED, '; ')}. "
             "Go on with the configuration it was trained with (its `about` holds it), or start from the beginning in another folder."
         )
 
 
-def in_words(leaf: Mapping[str, Any] | None) -> str:
+def type_in_words(leaf: Mapping[str, Any] | None) -> str:
     """A leaf's type in words."""
     return f"{leaf['dtype']}{leaf['shape']}" if leaf else "nothing"
 

@@ -3,7 +3,7 @@
 A *stage* is a stretch with one mixture. Blocks are counted from the stage's first sequence; within a block the components have exact
 counts (largest remainder) and are spread evenly, each from a keyed random start: any stretch of a block, and so the last block of a
 stage, which may be cut short, has every component's share to within about a sequence. Nothing is kept but the number of a sequence: a
-component's position goes on from stage to stage and from phase to phase. What a schedule must keep to stands in
+component's position goes on from stage to stage and from phase to phase. What a schedule must keep to is in
 docs/decisions/0020-mixture-grid.md.
 """
 

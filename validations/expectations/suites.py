@@ -16,7 +16,7 @@ from validations.limits import DataLimits, GateLimits, HealthLimits
 
 @dataclass(frozen=True)
 class Suite:
-    """One stage's expectations.
+    """One judgement's expectations.
 
     Attributes:
         number: raised where the suite asks for something else than before; for people, see `version_of`.

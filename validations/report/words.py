@@ -1,6 +1,7 @@
 """A verdict in plain words: three lines for the terminal, Markdown for the Prefect UI."""
 
 from trainer.base.storage import as_path
+from trainer.base.wording import plural
 from validations.outcomes import KIND_WORDS, MARKS, AcceptedFinding
 from validations.report.failures import Failure, accepted_of, failures_of
 from validations.verdict import Verdict
@@ -82,7 +83,7 @@ def _accepted(finding: AcceptedFinding) -> str:
 
 def _rest(worst: Failure) -> str:
     more = worst.total - 1
-    return f"And {more:,} more case{'' if more == 1 else 's'}. " if more else ""
+    return f"And {plural(more, 'more case')}. " if more else ""
 
 
 def _one_line(text: str) -> str:

@@ -1,6 +1,6 @@
 """Every component by name: the real data set, and the stand-in that takes its place at proxy scale.
 
-Data-set ids and revisions are the record's (Marin experiment code); `docs/recipes.md` says of each what was confirmed elsewhere.
+Data-set ids and revisions are the record's (Marin experiment code); `docs/marin.md` says of each what was confirmed elsewhere.
 """
 
 from flows.recipes.catalogue.code import CODE

@@ -1,6 +1,6 @@
 """The warnings that the record's own choices give, and that the recipes of Marin accept.
 
-Only what the recipe prescribes stands here. What a run is too short for at proxy scale, or what went wrong in it, warns.
+Only what the recipe prescribes is here. What a run is too short for at proxy scale, or what went wrong in it, warns.
 """
 
 from collections.abc import Sequence

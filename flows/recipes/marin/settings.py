@@ -2,7 +2,7 @@
 
 from flows.recipes import words
 from flows.recipes.benchmarks import CORE_BENCHMARKS
-from flows.recipes.phase import Evaluation, Gates
+from flows.recipes.phase import EvaluationSettings, Gates
 from flows.recipes.recipe import Tokenizer
 from flows.recipes.words import LEAKAGE, constant, linear, stability, wsd_s
 from trainer.config import AdamW, DataOrder, Llama3RopeScaling, ModelConfig, Rope
@@ -45,7 +45,7 @@ def llama(
     )
 
 
-def evaluated(*, loss_every_steps: int, benchmarks: tuple[str, ...] = CORE_BENCHMARKS) -> Evaluation:
+def evaluated(*, loss_every_steps: int, benchmarks: tuple[str, ...] = CORE_BENCHMARKS) -> EvaluationSettings:
     """The loss on held-out text so often, and these benchmarks at the end."""
     return words.evaluated(loss_every_steps=loss_every_steps, benchmarks=benchmarks, held_out_tokens=None, loss_sequences=LOSS_SEQUENCES)
 

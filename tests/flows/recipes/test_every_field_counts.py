@@ -17,7 +17,7 @@ from flows.recipes import load_record
 from flows.recipes.changes import changes_between
 from flows.recipes.phase import HandOff, Phase
 from flows.recipes.recipe import Recipe
-from flows.stages import stages_of
+from flows.setups import setups_of
 from tasks.data.plan import DataPlan
 from tasks.data.source import Source
 from tasks.evaluation.benchmark_folder import write_benchmarks
@@ -136,7 +136,7 @@ class World:
         return {
             "run": run.digest,
             "evaluation": evaluation_key(run, run.digest, plan, phase.evaluation.measured),
-            "preflight": digest_of_json(without_added([stage.model_dump(mode="json") for stage in stages_of([phase])])),
+            "preflight": digest_of_json(without_added([setup.model_dump(mode="json") for setup in setups_of([phase])])),
             "hand-off": digest_of_json(repr(_hand_off(recipe, phase))),
             **{f"{name} verdict": _verdict_key(recipe, phase, suite, limits) for name, suite, limits in _judgements(phase)},
         } | {"data verdict": digest_of_json([_verdict_key(recipe, phase, "data", phase.gates.data), unreadable_key(phase, plan)])}
@@ -185,7 +185,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def ordered(raw: Raw) -> Recipe:
-    """Parents first; the phase whose field is changed stood first."""
+    """Parents first; the phase whose field is changed came first."""
     return Recipe.model_validate(raw | {"phases": [*raw["phases"][1:], raw["phases"][0]]})
 
 

@@ -1,4 +1,4 @@
-"""Where the code as it was run and what was written of it differ: each of the 29 known rows stands in a phase's `discrepancies`.
+"""Where the code as it was run and what was written of it differ: each of the 29 known rows is in a phase's `discrepancies`.
 
 A row is found by its field and by a telling value on either side. What says nothing of a value of a recipe is listed with the reason.
 """

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from flows import cli
 from flows.show.describing import describe
-from flows.show.words import number, rounded, tokens
+from trainer.base.wording import number, rounded, tokens
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ def write_sources(folder: Path) -> None:
 
 
 def prepare(recipe: Recipe, home: Home) -> DataPlan:
-    """Documents, tokenizer and caches, stage by stage and without Dask."""
+    """Documents, tokenizer and caches, task by task and without Dask."""
     plan = data_plan(recipe, home)
     for component in plan.components.values():
         write_documents(component.source, component.documents.folder, max_part_bytes=1 << 13)

@@ -38,9 +38,9 @@ def main() -> int:
 
 
 def build(home: str, corpus: str) -> dict[str, int]:
-    """All stages; what each of them did."""
+    """Every task; what each of them did."""
     plan = plan_data(corpus_sources(corpus), Home.open(home), vocab_size=VOCAB_SIZE)
-    with cluster():  # one for all stages: starting processes takes longer than these stages
+    with cluster():  # one for all tasks: starting processes takes longer than these tasks
         return {
             "documents": write_missing_documents(plan),
             "tokenizers": int(make_missing_tokenizer(plan, VOCAB_SIZE, None)),

@@ -43,7 +43,7 @@ def test_four_workers_in_another_order(started: Processes, undisturbed: Undistur
 def test_two_builders_of_the_same_caches(started: Processes, undisturbed: Undisturbed, corpus: Path, tmp_path: Path):
     drivers = [started.driver(tmp_path / "home", corpus, workers=1) for _ in range(2)]
     first, second = (json.loads(driver.succeeded()) for driver in drivers)
-    assert [{first[stage], second[stage]} for stage in EVERYTHING] == [{0, done} for done in EVERYTHING.values()]
+    assert [{first[task], second[task]} for task in EVERYTHING] == [{0, done} for done in EVERYTHING.values()]
     assert differences(undisturbed.contents, contents(tmp_path / "home")) == []
 
 

@@ -1,4 +1,4 @@
-"""A component's documents and caches without Dask, one stage after another."""
+"""A component's documents and caches without Dask, one task after another."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Dask inside a stage: order, errors, and the same bytes however many workers there are."""
+"""Dask for one piece of work: order, errors, and the same bytes however many workers there are."""
 
 import logging
 import operator
@@ -91,7 +91,7 @@ def test_calls_beyond_the_window_are_made_too(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.usefixtures("on_scheduler")
-def test_stages_inside_share_a_client():
+def test_work_inside_shares_a_client():
     with cluster.cluster() as around, cluster.cluster() as inside:
         assert around is inside
     with cluster.cluster() as another:

@@ -1,4 +1,4 @@
-"""The stages of preparation: what they refuse, and what is left then."""
+"""Data preparation, task by task: what they refuse, and what is left then."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def test_files_that_change_while_they_are_read_are_refused_and_what_was_read_of_
 
 
 @pytest.mark.usefixtures("on_scheduler")
-def test_too_much_that_is_unreadable_stops_the_stage_and_leaves_the_samples(world: Any):
+def test_too_much_that_is_unreadable_stops_the_preparation_and_leaves_the_samples(world: Any):
     (world.sources / "web" / "part-2.jsonl").write_bytes(b"{\n")
     plan = world.plan()
     with pytest.raises(DataError, match=r"component web: .*broken JSON: 1 document"):

@@ -119,7 +119,7 @@ def test_the_record_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_files_that_the_user_adds_are_kept_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def in_this_process(_stage: str, function: Any, calls: list[tuple[Any, ...]]) -> list[Any]:
+    def in_this_process(_work: str, function: Any, calls: list[tuple[Any, ...]]) -> list[Any]:
         return [function(*call) for call in calls]
 
     monkeypatch.setattr(prepare, "run_all", in_this_process)

@@ -3,12 +3,12 @@ import pytest
 from tasks.preflight.plan import Plan, batch_refusal
 from tasks.preflight.report import refused_report, report_of
 from tasks.preflight.search import Found, Tried
+from tasks.preflight.setup import Setup
 from tasks.preflight.slices import find_slice
-from tasks.preflight.stage import Stage
 from tests.tasks.preflight.steps import result_of
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, step_of
 
-KESTREL = Stage(phase="kestrel", slice="2x v5e-256", stretches=((0, 660_000),), step=step_of(LLAMA_8B, 1024, keeps_average=False))
+KESTREL = Setup(phase="kestrel", slice="2x v5e-256", stretches=((0, 660_000),), step=step_of(LLAMA_8B, 1024, keeps_average=False))
 PROMISED = {
     "phase", "slice", "chips", "hosts", "mesh", "fits", "remat", "gib_per_chip", "flops_per_step", "collective_bytes", "step_seconds",
     "tokens_per_day", "days", "chip_hours", "compile_seconds",
@@ -44,10 +44,10 @@ def test_time_follows_from_steps_and_the_largest_term() -> None:
 
 def test_two_reports_have_the_same_fields_whether_or_not_they_fit() -> None:
     where = find_slice("3x v5p-512")
-    stage = Stage(phase="phase-1", slice="3x v5p-512", stretches=((18_500, 21_010),), step=step_of(LLAMA_32B, 8192, window=128))
+    setup = Setup(phase="phase-1", slice="3x v5p-512", stretches=((18_500, 21_010),), step=step_of(LLAMA_32B, 8192, window=128))
     reason = batch_refusal(8192, where)
     assert reason is not None
-    refused = refused_report(stage, where, reason)
+    refused = refused_report(setup, where, reason)
     nothing = report_of(KESTREL, find_slice("2x v5e-256"), Found(plan=None, result=None, tried=(), compile_seconds=0.0))
     assert set(refused) == set(nothing) == set(report_of(KESTREL, find_slice("2x v5e-256"), fitting()))
     assert not refused["fits"]

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from tasks.publication import figures
 from tasks.publication.mixture import families_of, spans_of
 from tasks.publication.progress import component_rows, evaluated_phases, gauges_of
 from tasks.publication.report import BenchmarkReport, PhaseReport, Report, VerdictReport
@@ -19,15 +18,6 @@ def build_phase(name: str, **fields: object) -> PhaseReport:
 
 def build_report(*phases: PhaseReport) -> Report:
     return Report(recipe="r", scale="proxy", created="now", status="passed", headline="h", parameters=1, phases=phases)
-
-
-def test_numbers_read_well():
-    assert [figures.count(n) for n in (0, 999, 1000, 2_361_600, 6_230_000_000_000)] == ["0", "999", "1 k", "2.36 M", "6.23 T"]
-    assert [figures.rate(v) for v in (5.7e-3, 1e-3, 0.0, None, float("nan"))] == ["5.7e-3", "1e-3", "0", "–", "not finite"]
-    assert [figures.signed(v, places=2) for v in (0.25, -0.25, -0.001)] == ["+0.25", "−0.25", "±0.00"]
-    assert [figures.percent(v) for v in (92.57, 0.327, 0.001)] == ["92.6", "0.33", "<0.01"]
-    assert figures.moment("2025-11-20T13:06:41+00:00") == "2025-11-20 13:06 UTC"
-    assert figures.moment("yesterday") == "yesterday"
 
 
 def test_components_that_begin_alike_are_a_family():

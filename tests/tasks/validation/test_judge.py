@@ -83,9 +83,9 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     made: list[list[str]] = []
     run_all = scan_caches.run_all
 
-    def note(stage: str, function: Any, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def note(work: str, function: Any, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
         made.append(sorted({shard.folder.parent.name for shard, *_ in calls}))
-        return run_all(stage, function, calls)
+        return run_all(work, function, calls)
 
     monkeypatch.setattr(scan_caches, "run_all", note)
     monkeypatch.setattr(scan_caches, "MIN_CLUSTER_BYTES", 0)
@@ -130,7 +130,7 @@ def plant(world: Any) -> tuple[str, str]:
 
 @pytest.mark.usefixtures("on_scheduler")
 def test_a_held_out_document_in_another_source_stops_the_phase(prepared: Any, tmp_path: Path):
-    """It is named with its file and in how many documents it stands, and the trainer refuses too."""
+    """It is named with its file and in how many documents it is, and the trainer refuses too."""
     world = type(prepared)(type(prepared.home).open(str(tmp_path)), tmp_path / "sources")
     shutil.copytree(prepared.sources, world.sources)
     world.prepare()
@@ -154,7 +154,7 @@ def leaked(verdict: Verdict) -> pd.DataFrame:
 
 @pytest.mark.usefixtures("on_scheduler")
 def test_a_benchmark_item_in_a_source_stops_the_phase(prepared: Any, tmp_path: Path):
-    """What stands in a training document by less than the limit is no leak; above it, every item is named."""
+    """What is in a training document by less than the limit is no leak; above it, every item is named."""
     world = type(prepared)(type(prepared.home).open(str(tmp_path)), tmp_path / "sources")
     shutil.copytree(prepared.sources, world.sources)
     plan = world.prepare()

@@ -1,4 +1,4 @@
-"""Whatever a file looks like, what stands in it is scanned, or it is said that it was not."""
+"""Whatever a file looks like, what is in it is scanned, or it is said that it was not."""
 
 import bz2
 import gzip

@@ -1,4 +1,4 @@
-"""What of a row is its text: every string, sentences that stand where names are expected among them; and rows too long to be held."""
+"""What of a row is its text: every string, sentences where names are expected among them; and rows too long to be held."""
 
 from tasks.validation.scan_values import Text, text_of_line, text_of_value, texts_of
 

@@ -163,7 +163,7 @@ def test_what_a_parent_lacks_may_be_made_anew(build: Build, leave: Callable[...,
     with pytest.raises(
         CheckpointError,
         match=r"phase child cannot start from .*24: ema\.\S+ is nothing in .*24, not float32\[.*\]: declare 'ema' in the hand-off's "
-        r"`fresh`, or graft it; .* \(and \d+ more\)\.",
+        r"`fresh`, or graft it; .* and \d+ more\.",
     ):
         state_to_start_from(build(start=bare.start("rolling")))
     with pytest.raises(CheckpointError, match=r"rolling\.losses\.values is nothing in .*declare 'rolling'"):

@@ -22,7 +22,7 @@ WriteCache = Callable[..., Path]
 
 
 def numbered(*lengths: int, start: int = 0) -> list[np.ndarray]:
-    """Documents whose tokens count on, so that every token says where it stands."""
+    """Documents whose tokens count on, so that every token says where it is."""
     ends = np.cumsum([start, *lengths])
     return [np.arange(begin, end) for begin, end in pairwise(ends)]
 

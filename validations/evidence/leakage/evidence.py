@@ -1,4 +1,4 @@
-"""Evidence about leakage: which test items stand in the token caches that the trainer will read.
+"""Evidence about leakage: which test items are in the token caches that the trainer will read.
 
 The caches are turned back into text and scanned, not the sources: what was filtered from a source may still be in a cache.
 """
@@ -72,7 +72,7 @@ def leakage_evidence(
 
 
 def leaked_items(scans: Mapping[str, Scan]) -> pd.DataFrame:
-    """One row for each component × item that was hit: its clearest hit, and the documents and files in which it stands, in words."""
+    """One row for each component × item that was hit: its clearest hit, and the documents and files in which it is, in words."""
     rows: list[dict[str, object]] = []
     for component, scan in scans.items():
         groups: dict[tuple[str, str], list[Hit]] = {}

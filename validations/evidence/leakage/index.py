@@ -29,7 +29,7 @@ from validations.evidence.leakage.words.words import is_number, split_words
 SEED_WORDS, GRAM_WORDS = 4, 2
 COMMON_SEED_ITEMS, MIN_HALF_SEEDS, MIN_JOINED_SEEDS = 8, 4, 16
 """Up to so many items a run is rare. Where all are common, so many of the rarest are taken: of each half of a segment, so that a half which
-stands alone is seen, and of the ends of choices.
+is alone is seen, and of the ends of choices.
 """
 MAX_COUNTED = 1000
 MIN_DISTINCT_CHOICES = 8
@@ -207,7 +207,7 @@ def _marks(segments: Segments, grams: UInt64[np.ndarray, "w"], tasks: Sequence[s
 
 
 def _telling_numbers(segments: Segments) -> Bool[np.ndarray, "w"]:
-    """Where a segment says a number for the first time, but for those that stand everywhere."""
+    """Where a segment says a number for the first time, but for those that are everywhere."""
     in_segment = segments.segment_of_word.astype(np.int64) * (int(segments.vocabulary.max()) + 1) + segments.vocabulary
     is_first = np.zeros(len(in_segment), bool)
     is_first[np.unique(in_segment, return_index=True)[1]] = True
@@ -274,7 +274,7 @@ def _runs_over(
 
 
 def _counts_on(hashes: UInt64[np.ndarray, "w"], count: int) -> Bool[np.ndarray, "n"]:
-    """Runs of numbers with equal differences, such as 2 4 6 8: they stand in every table."""
+    """Runs of numbers with equal differences, such as 2 4 6 8: they are in every table."""
     numbers = np.array([split_words(str(number).encode()).hashes[0] for number in range(MAX_COUNTED)])
     order = np.argsort(numbers)
     found = np.minimum(np.searchsorted(numbers[order], hashes), MAX_COUNTED - 1)

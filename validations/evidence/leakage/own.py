@@ -1,4 +1,4 @@
-"""What an item says that other items don't: only that is evidence of it. What many items share finds none of them, wherever it stands."""
+"""What an item says that other items don't: only that is evidence of it. What many items share finds none of them, wherever it is."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ MIN_OWN_GRAMS = 3
 
 
 def own_grams(segments: Segments, grams: UInt64[np.ndarray, "w"], tasks: Sequence[str], groups: Sequence[str]) -> Bool[np.ndarray, "w"]:
-    """Which grams are an item's own, by the word from which on they stand.
+    """Which grams are an item's own, by the word that they begin at.
 
     Args:
         tasks: of each item, the group that shares a template.

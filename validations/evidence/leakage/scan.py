@@ -46,7 +46,7 @@ class Hit:
         tokens: of the whole document, where it is from a token cache.
         part: `question`, `choices` or `answer` (or solution) alone, or `item`: the question with another part.
         score: share of the part that was found, by weight.
-        start, end: bytes of the document's text between which it stands.
+        start, end: bytes of the document's text between which it is.
     """
 
     file: str
@@ -136,7 +136,7 @@ def _append(batch: list[_Chunk], chunk: _Chunk) -> None:
 
 
 def _carried(batch: Sequence[_Chunk]) -> list[_Chunk]:
-    """The end of a batch, with which the next one starts: what stands across the seam is seen whole once."""
+    """The end of a batch, with which the next one starts: what is across the seam is seen whole once."""
     carried: list[_Chunk] = []
     room = CARRIED_BYTES
     for chunk in reversed(batch):
@@ -295,7 +295,7 @@ def _out(room: int) -> tuple[np.ndarray, ...]:
 
 
 def _owners(documents: np.ndarray, anchor: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """The document of each part: where its seed stands, or, where that stands beside another part, the nearest that the part is in."""
+    """The document of each part: where its seed is, or, where that is beside another part, the nearest that the part is in."""
     return np.clip(documents[anchor], documents[first], documents[last])
 
 

@@ -1,4 +1,4 @@
-"""Items of other splits tell which of two problems by one template stands in a text."""
+"""Items of other splits tell which of two problems by one template is in a text."""
 
 from collections.abc import Sequence
 

@@ -127,7 +127,7 @@ SOLUTIONS = (
 )
 IDS = ("id", "taskid", "questionid", "problemid", "uniqueid", "exampleid", "qid", "uid", "guid", "key", "idx", "index", "ind")
 
-# The row itself may stand inside such a field.
+# The row itself may be inside such a field.
 NESTED = ("raw", "row", "doc")
 # What to take of a value that is itself a row.
 INNER_TEXTS = ("text", "texts", "value", "content", "spans", "number", "stem", "choices", "contexts")

@@ -32,7 +32,7 @@ class ItemFile(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A parsed row, and where it stands: `line` counts from 1, in a JSON list by members."""
+    """A parsed row, and where it is: `line` counts from 1, in a JSON list by members."""
 
     line: int
     parsed: ParsedRow

@@ -27,7 +27,7 @@ MAX_CUE_CHARACTERS = 120
 
 
 class SplitPrompt(NamedTuple):
-    """A question and the options that stood behind it. `labelled`: a word such as "Options:" announced them."""
+    """A question and the options that followed it. `labelled`: a word such as "Options:" announced them."""
 
     question: str
     options: tuple[str, ...]
@@ -79,7 +79,7 @@ def without_options(text: str, options: Sequence[str]) -> str:
 
 
 def split_background(text: str) -> tuple[str, str]:
-    """What stands before a last "Q:", and the question after it."""
+    """What is before a last "Q:", and the question after it."""
     background, mark, question = text.rpartition(" Q: ")
     return (background.strip(), question.strip()) if mark else ("", text)
 
@@ -87,7 +87,7 @@ def split_background(text: str) -> tuple[str, str]:
 def strip_letters(options: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Options without their letters, and the letters: `(A)yes (B)no` gives (yes, no) and (A, B). Where not all are lettered: no letters.
 
-    The letters may stand in any order, but they are the first ones of the alphabet.
+    The letters may be in any order, but they are the first ones of the alphabet.
     """
     found = [LETTERED.match(option) for option in options]
     letters = tuple((match[1] or match[2] or match[3]).upper() for match in found if match)

@@ -28,7 +28,7 @@ QUESTION_SHAPES = tuple((names, frozenset(names)) for names in known.QUESTIONS)
 class ParsedRow(NamedTuple):
     """A row before its right choice is known: whether a file counts choices from 0 or from 1 only the whole file tells.
 
-    `completions`: the question as it reads with each choice filled in, where the choices stand inside it.
+    `completions`: the question as it reads with each choice filled in, where the choices are inside it.
     """
 
     question: str
@@ -124,7 +124,7 @@ def _parse_completions(fields: Fields) -> ParsedRow:
 
 
 def _unframe(text: str, options: Options, gold: object) -> tuple[str, str, Options]:
-    """The question, the background that stood before it in the same text, and the options, wherever they were."""
+    """The question, the background that was before it in the same text, and the options, wherever they were."""
     text = strip_frame(text)
     if options.texts and not are_letters(options.texts):
         cut = without_options(text, options.texts)

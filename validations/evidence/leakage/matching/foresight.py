@@ -36,7 +36,7 @@ found of it; it may go on beyond the document, or that is long: nothing is known
 """
 SLACK_WORDS, WINDOW_PER_ITEM = 16, 1.3
 MIN_HELD_SHARE = 0.2
-"""Share of a part that must stand in a document to be held for the next one."""
+"""Share of a part that must be in a document to be held for the next one."""
 MAX_TABLE_WORDS = 1024
 """A longer document is looked at window by window."""
 _ALL = FOUND | GRAM_FOUND
@@ -86,7 +86,7 @@ def _fill_sketch(words, low, high, sketch):
 
 @inlined()
 def _is_candidate(number, pairs, seeds, needed, reach):
-    """Whether so many rare runs of the item stand near one another anywhere in the document, or in it and its neighbours."""
+    """Whether so many rare runs of the item are near one another anywhere in the document, or in it and its neighbours."""
     if has_seeds_beside(pairs, number, needed):
         return True
     first, stop = pairs[number, FIRST], pairs[number, STOP]
@@ -131,7 +131,7 @@ def _foresee_item(number, pairs, seeds, document_words, seams, index, rules, scr
 
 @inner()
 def _bound(index, segments, seams, sketch, most):
-    """Flag the item's words that may stand in the document beside their neighbour. Gives whether a pair of it stands over a seam."""
+    """Flag the item's words that may be in the document beside their neighbour. Gives whether a pair of it is over a seam."""
     grams, starts = index.grams, index.segment_starts
     first_word, is_over = starts[segments[0]], False
     for segment in range(segments[0], segments[1]):

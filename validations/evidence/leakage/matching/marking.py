@@ -1,4 +1,4 @@
-"""Which words of an item stand in a window of a text beside the same neighbour: compiled."""
+"""Which words of an item are in a window of a text beside the same neighbour: compiled."""
 
 # pyright: basic
 # Compiled functions take their types from their arguments.
@@ -14,7 +14,7 @@ from validations.evidence.leakage.own import RUN_WORDS
 from validations.evidence.leakage.words.hashes import NUMBER_MARK
 
 FOUND, NUMBER_THERE, GRAM_FOUND, RUN_FOUND = np.uint8(1), np.uint8(2), np.uint8(4), np.uint8(8)
-"""Of a word of an item: it stands in the window beside its neighbour; it is a number, and stands there anywhere; its gram stands there,
+"""Of a word of an item: it is in the window beside its neighbour; it is a number, and is there anywhere; its gram is there,
 and so does the own run that begins with it."""
 NEAR_WORDS = 4
 _NOTHING = np.uint8(0)
@@ -80,8 +80,8 @@ def _are_equal(hashes, first, other):
 def mark(bounds, hashes, segment_starts, segments, table, noted, flags, spans, exactly):
     """Flag the item's words that are in the window. Gives whether these are all that the whole table has.
 
-    `bounds`: of the window; the segment of which a rare run was found, and where its middle would stand. Of that segment, and of one
-    that says the same, as the answer says a choice, counts what stands no further from there than it is long. `exactly`: also note for
+    `bounds`: of the window; the segment of which a rare run was found, and where its middle would be. Of that segment, and of one
+    that says the same, as the answer says a choice, counts what is no further from there than it is long. `exactly`: also note for
     each segment the first and last place of what was found of it.
     """
     low, own_segment, anchor, high = bounds

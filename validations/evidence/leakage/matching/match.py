@@ -1,10 +1,10 @@
-"""Which items stand in a sequence of words: the inner loops, compiled.
+"""Which items are in a sequence of words: the inner loops, compiled.
 
 A rare run of four words makes an item a candidate. It is then looked for in a window around that place: every pair of words that
 item and window share marks its words as found, in whatever order the runs come. A part's score is the weight of its words found.
-What is decided by the scores stands in `rules`.
+What is decided by the scores is in `rules`.
 
-A document that is short has one table for all items. What of an item stands anywhere in it bounds what any window can have, so most
+A document that is short has one table for all items. What of an item is anywhere in it bounds what any window can have, so most
 candidates are done with before the first look (`foresight`) or after it: nothing that counts grows when fewer words are found.
 """
 
@@ -128,7 +128,7 @@ def _segment_of(word, segment_starts, segments):
 
 @inlined()
 def _run(words, place, hashes, word, start, end):
-    """The share of a segment that stands in the text word for word around `place`, in one run."""
+    """The share of a segment that is in the text word for word around `place`, in one run."""
     before = after = 0
     while word - before > start and place - before > 0 and words[place - before - 1] == hashes[word - before - 1]:
         before += 1
@@ -169,7 +169,7 @@ def _goes_on(words, seam, hashes, segment_starts, segments):
 
 @inlined()
 def _bounds(text, document, index, segments):
-    """The words in which an item of a document may stand: the document's, or all up to that end where the item goes on beyond it."""
+    """The words in which an item of a document may be: the document's, or all up to that end where the item goes on beyond it."""
     words, low, high = text[0], text[1][document], text[1][document + 1]
     is_open = _goes_on(words, low, index.hashes, index.segment_starts, segments)
     goes_on = _goes_on(words, high, index.hashes, index.segment_starts, segments)
@@ -260,7 +260,7 @@ def _look(window, item, segments, run, may, is_in_line, of_before, index, rules,
 def _score_item(number, pairs, seeds, text, index, rules, scratch, held, out, count):
     """Look for one item in one document, around each of its seeds in the order of the text. Gives how many was found so far.
 
-    The best find that is not yet the item is held for the next document: with the rest, which may stand there, it may be.
+    The best find that is not yet the item is held for the next document: with the rest, which may be there, it may be.
     """
     words, pair, item = text[0], pairs[number], pairs[number, ITEM]
     may_be, has_runs = pair[MAY], rules.has_runs[item]

@@ -1,4 +1,4 @@
-"""Which finds in a document are of another item than they are named for: a clearer one stands at the same place."""
+"""Which finds in a document are of another item than they are named for: a clearer one is at the same place."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ _MAX_PAIRS = 2**20
 
 
 class Places(NamedTuple):
-    """Finds: the document and the item of each, the number of the item's benchmark, score, and the bytes between which it stands."""
+    """Finds: the document and the item of each, the number of the item's benchmark, score, and the bytes between which it is."""
 
     documents: Int32[np.ndarray, "n"]
     items: Int32[np.ndarray, "n"]
@@ -50,7 +50,7 @@ def without_overshadowed(found: Places, is_example: Bool[np.ndarray, "n"]) -> li
 
 
 def _whole(found: Places) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"], Float64[np.ndarray, "n"]]:
-    """Of the item of each find in its document: first and last byte, where all its finds stand close to one another, and their length."""
+    """Of the item of each find in its document: first and last byte, where all its finds are close to one another, and their length."""
     of_item = found.documents.astype(np.int64) * (int(found.items.max(initial=0)) + 1) + found.items
     group = np.unique(of_item, return_inverse=True)[1]
     first, last = np.full(len(group), np.iinfo(np.int64).max), np.zeros(len(group), np.int64)

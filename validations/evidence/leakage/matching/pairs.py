@@ -1,4 +1,4 @@
-"""The rare runs that were found in a text, put together by document and item, and whether enough of them stand together: compiled."""
+"""The rare runs that were found in a text, put together by document and item, and whether enough of them are together: compiled."""
 
 # pyright: basic
 # Compiled functions take their types from their arguments.
@@ -8,7 +8,7 @@ from validations.evidence.leakage.index import SEED_WORDS
 
 ITEM, DOCUMENT, FIRST, STOP, BEFORE, NEXT, PLACES, OFFSET, IS_HELD, MAY, PAIR_COLUMNS = range(11)
 """Of an item in a document: which; its seeds, from the first to before the stop; the pairs before and behind of the same item, minus one
-where there is none; at how many places its seeds stand; where its words begin among those of all items of its document; whether what was
+where there is none; at how many places its seeds are; where its words begin among those of all items of its document; whether what was
 found of it is held for the next document; what may become of it (see `foresight`).
 """
 
@@ -60,7 +60,7 @@ def group_seeds(seeds, documents, index, last_pair, pairs, grouped):
 
 @inlined()
 def has_seeds(found_places, bounds, needed, until):
-    """Whether so many seeds stand one after the other from the first of these on, none beyond `until`."""
+    """Whether so many seeds follow one another from the first of these on, none beyond `until`."""
     count, last = 1, found_places[bounds[0]]
     for at in range(bounds[0] + 1, bounds[1]):
         if count >= needed or found_places[at] > until:
@@ -89,7 +89,7 @@ def has_seeds_beside(pairs, number, needed):
 
 @inlined()
 def in_line(seeds, pairs, number, at, drift):
-    """How many seeds of one item follow one another from this one on; letters before choices may stand between, and a document's end."""
+    """How many seeds of one item follow one another from this one on; letters before choices may come between, and a document's end."""
     words, places = seeds
     first, last, count = places[at] - words[at], places[at], 1
     stop, goes_on = pairs[number, STOP], True

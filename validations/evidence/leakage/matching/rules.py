@@ -1,6 +1,6 @@
 """What counts as finding an item: which of its parts alone, which beside its question, alike or word for word.
 
-| what stands in the text | words | of these distinct, and no signs | must be |
+| what is in the text | words | of these distinct, and no signs | must be |
 |---|---|---|---|
 | the question, a solution, a long answer | 13 or more | 5 or more | alike |
 | the choices together | 13 or more | 8 or more | alike |
@@ -41,7 +41,7 @@ MIN_SEEDS_IN_LINE, MAX_SEEDS_IN_LINE = 6, 10
 """Rare runs, one after the other, that show choices to be in their order: one for every three words, within these bounds."""
 MIN_NUMBERS, MIN_NUMBERS_SHARE = 2, 0.5
 OTHER_NUMBERS_EXTRA = 0.1
-"""What a part must say more where no more than half of its telling numbers stand there."""
+"""What a part must say more where no more than half of its telling numbers are there."""
 MIN_OWN_SHARE, MIN_OWN_RUNS_SHARE, MIN_OWN_FOUND = 0.5, 0.05, 2.0
 """Shares of a part's own grams, and of the own runs of a part with hardly a gram of its own, that must be there; of these never fewer."""
 WORDS_PER_SEED, MIN_SEEDS, MAX_SEEDS = 8, 2, 6
@@ -58,7 +58,7 @@ class Rules(NamedTuple):
     alone_scores: Float32[np.ndarray, "i 5"]
     together_scores: Float32[np.ndarray, "i 5"]
     seeds: UInt8[np.ndarray, "i"]
-    """Rare runs that must stand near one another before an item is looked for; no more than it has."""
+    """Rare runs that must be near one another before an item is looked for; no more than it has."""
     runs: Float32[np.ndarray, "i 5"]
     """The share of a segment of each kind that counts where it is one run."""
     has_runs: Bool[np.ndarray, "i"]

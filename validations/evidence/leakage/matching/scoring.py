@@ -185,7 +185,7 @@ def may_decide(counted, rules, item, extra):
 
 @inlined()
 def _is_alone(found, score, rule, needed, run_share, is_in_line):
-    """Whether a part counts by its rule; `run_share` is zero where no run of it stands there."""
+    """Whether a part counts by its rule; `run_share` is zero where no run of it is there."""
     if rule == VERBATIM:
         return run_share > 0 and run_share >= needed
     if rule == ALL:
@@ -199,7 +199,7 @@ def _is_alone(found, score, rule, needed, run_share, is_in_line):
 def decide(scores, founds, rules, item, extra, run, is_in_line, parts):
     """Which parts count as found, with their scores: question, choices, answer or solution, the item as a whole. Gives whether any does.
 
-    `run` is a kind of part, and the share of one of its segments that stands there in one run. `is_in_line` says that the choices stand
+    `run` is a kind of part, and the share of one of its segments that is there in one run. `is_in_line` says that the choices are
     there in their order.
     """
     alone, together, alone_scores, together_scores = rules.alone, rules.together, rules.alone_scores, rules.together_scores

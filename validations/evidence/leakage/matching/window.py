@@ -1,4 +1,4 @@
-"""Where the pairs, words and runs of a stretch of text stand: a hash table, compiled. One serves all items that are looked for there."""
+"""Where the pairs, words and runs of a stretch of text are: a hash table, compiled. One serves all items that are looked for there."""
 
 # pyright: basic
 # Compiled functions take their types from their arguments.
@@ -60,7 +60,7 @@ def run_of(words, place):
 
 @inlined()
 def _slot(key, keys, stamps, stamp, last_slot):
-    """Where a key stands, or the free slot that it would take."""
+    """Where a key is, or the free slot that it would take."""
     at = np.int64(key ^ (key >> np.uint64(31))) & last_slot
     while stamps[at] == stamp and keys[at] != key:
         at = (at + 1) & last_slot

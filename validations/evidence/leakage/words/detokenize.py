@@ -27,7 +27,7 @@ def _is_byte_level(decoder: dict[str, Any] | None) -> bool:
 
 
 def _by_table(tokenizer: Tokenizer, definition: dict[str, Any]) -> Detokenize:
-    """Each token's bytes one after the other in one array; tokens that are added to the vocabulary stand there as they are written."""
+    """Each token's bytes one after the other in one array; tokens that are added to the vocabulary are there as they are written."""
     byte_of = {character: byte for byte, character in _byte_alphabet().items()}
     added = {token["id"]: b"" if token["special"] else token["content"].encode() for token in definition.get("added_tokens", ())}
     written = {id: token for token, id in tokenizer.get_vocab(with_added_tokens=True).items()}

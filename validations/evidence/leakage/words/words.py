@@ -78,7 +78,7 @@ def room_for(num_bytes: int) -> Words:
 
 
 def is_sign(hashes: UInt64[np.ndarray, "w"]) -> np.ndarray:
-    """Which words are numbers or single letters, such as stand in any formula."""
+    """Which words are numbers or single letters, as in any formula."""
     return (hashes & SIGN_MARK).astype(bool)
 
 
@@ -96,7 +96,7 @@ def _split(text, codes, expansions, tag_hashes, forum_tag_hashes, hashes, starts
     size = len(text)
     count, at = np.int64(0), np.int64(0)
     kind, value, first, last, letters = 0, HASH_START, 0, 0, 0  # of the word being read; kind 0 is none
-    escapes = False  # whether a backslash stands before
+    escapes = False  # whether a backslash comes before
     while at < size:
         begin = at
         point, at = next_point(text, at)

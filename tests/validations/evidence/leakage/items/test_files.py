@@ -11,7 +11,7 @@ from trainer.base.errors import DataError
 from validations.evidence.leakage.index import LeakageIndex
 from validations.evidence.leakage.items.files import read_benchmarks, read_examples, read_items
 
-# Items after equal ones are merged: lines of the test files less the questions that stand there twice.
+# Items after equal ones are merged: lines of the test files less the questions that are there twice.
 SHARED_COUNTS = {
     "agieval": 2339, "arc_challenge": 1172, "arc_easy": 2376, "bbh": 6506, "boolq": 3270, "commonsense_qa": 1221, "copa": 100,
     "gsm8k": 1319,

@@ -88,7 +88,7 @@ def parts_of(item: int, index: LeakageIndex) -> list[Part]:
 
 
 def count(part: Part, text: list[str]) -> Found:
-    """Slowly: a word is found where it stands in the text beside a neighbour that it has in the part, before or behind."""
+    """Slowly: a word is found where it is in the text beside a neighbour that it has in the part, before or behind."""
     pairs = {frozenset(pair) if len(set(pair)) > 1 else pair for pair in pairwise(text)}
     is_found = [len(part.words) == 1 and part.words[0] in text] * len(part.words)
     for at, pair in enumerate(pairwise(part.words)):
@@ -213,7 +213,7 @@ def test_more_finds_than_there_is_room_for_are_counted(index: LeakageIndex):
     ],
 )
 def test_each_part_is_found_in_the_document_in_which_it_stands(texts: tuple[str, str], places: dict[str, int], index: LeakageIndex):
-    """And not in the neighbour in which another part of the item stands, by which it was looked for."""
+    """And not in the neighbour in which another part of the item is, by which it was looked for."""
     documents = [Document("f", number, str(number), text.encode()) for number, text in enumerate(texts)]
     hits = scan_documents(documents, index, LIMITS).hits
     assert {hit.part: hit.document for hit in hits} == places

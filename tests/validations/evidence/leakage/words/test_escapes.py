@@ -17,7 +17,7 @@ def hashes(text: str) -> list[int]:
 
 
 def written(text: bytes) -> list[str]:
-    """The words as they stand in the text."""
+    """The words as they are in the text."""
     words = split_words(text)
     return [text[start:end].decode() for start, end in zip(words.starts.tolist(), words.ends.tolist(), strict=True)]
 

@@ -20,7 +20,7 @@ def hashes(text: str) -> list[int]:
 
 
 def in_words(number: int, conjunction: str = " ") -> str:
-    """A number below a thousand million, as it is said; `conjunction` stands behind hundreds."""
+    """A number below a thousand million, as it is said; `conjunction` follows hundreds."""
     if number < 20:
         return ONES[number]
     if number < 100:

@@ -22,7 +22,7 @@ def same(first: str, second: str) -> bool:
 
 
 def written(text: str | bytes) -> list[str]:
-    """The words as they stand in the text."""
+    """The words as they are in the text."""
     content = text.encode() if isinstance(text, str) else text
     found = split_words(content)
     return [content[start:end].decode(errors="replace") for start, end in zip(found.starts, found.ends, strict=True)]

@@ -1,46 +1,46 @@
 from itertools import pairwise
 
 from flows.recipes import load_recipe
-from flows.stages import stages_of, step_shape
+from flows.setups import setups_of, step_shape
 from tasks.preflight.plan import Plan, spec_for
 from tasks.preflight.slices import find_slice
 
 
 def test_the_main_line_of_the_8b_has_two_slices_and_three_batches() -> None:
-    stages = stages_of(load_recipe("marin-8b", "full").phases)
-    shown = [(stage.phase, stage.slice, stage.step.batch_sequences, stage.steps) for stage in stages]
+    setups = setups_of(load_recipe("marin-8b", "full").phases)
+    shown = [(setup.phase, setup.slice, setup.step.batch_sequences, setup.steps) for setup in setups]
     assert ("kestrel", "2x v5e-256", 1024, 660_000) in shown
     assert ("phoenix", "v4-2048", 3072, 500_000 - 1) in shown or ("phoenix", "v4-2048", 3072, 500_000) in shown
-    assert {stage.slice for stage in stages} == {"2x v5e-256", "v4-2048"}
+    assert {setup.slice for setup in setups} == {"2x v5e-256", "v4-2048"}
 
 
 def test_phase_1_of_the_32b_moves_from_slice_to_slice() -> None:
-    stages = stages_of([load_recipe("marin-32b", "full").phases[0]])
-    shown = {(stage.slice, stage.step.batch_sequences): stage.stretches for stage in stages}
+    setups = setups_of([load_recipe("marin-32b", "full").phases[0]])
+    shown = {(setup.slice, setup.step.batch_sequences): setup.stretches for setup in setups}
     assert shown[("4x v5p-512", 8192)] == ((0, 18_500),)
     assert shown[("3x v5p-512", 7680)] == ((18_500, 21_010),)
     assert shown[("v4-2048", 8192)][0][0] == 21_010
 
 
-def test_every_step_of_every_phase_is_in_one_stage() -> None:
+def test_every_step_of_every_phase_is_in_one_setup() -> None:
     for name in ("marin-8b", "marin-32b"):
         for phase in load_recipe(name, "full").phases:
-            covered = sorted(stretch for stage in stages_of([phase]) for stretch in stage.stretches)
+            covered = sorted(stretch for setup in setups_of([phase]) for stretch in setup.stretches)
             assert covered[0][0] == phase.start_step
             assert covered[-1][1] == phase.stop_step
             assert all(before[1] == after[0] for before, after in pairwise(covered))
 
 
 def test_another_slice_joins_what_it_makes_equal() -> None:
-    stages = stages_of([load_recipe("marin-32b", "full").phases[0]], "v5p-2048")
-    assert {stage.slice for stage in stages} == {"v5p-2048"}
-    of_8192 = next(stage for stage in stages if stage.step.batch_sequences == 8192)
+    setups = setups_of([load_recipe("marin-32b", "full").phases[0]], "v5p-2048")
+    assert {setup.slice for setup in setups} == {"v5p-2048"}
+    of_8192 = next(setup for setup in setups if setup.step.batch_sequences == 8192)
     assert of_8192.stretches[0] == (0, 18_500)
     assert of_8192.stretches[1][0] == 21_010
 
 
 def test_at_proxy_scale_everything_is_here() -> None:
-    assert stages_of(load_recipe("marin-8b", "proxy").phases) == []
+    assert setups_of(load_recipe("marin-8b", "proxy").phases) == []
 
 
 def test_phases_whose_steps_are_equal_share_a_compilation() -> None:

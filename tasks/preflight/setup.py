@@ -1,10 +1,10 @@
-"""A stretch of a phase whose compiled step is one: the same slice and the same batch."""
+"""One slice with one batch, and the steps of a phase that use them: what has one compiled step."""
 
 from trainer.base.frozen import Frozen
 from trainer.preflight.spec import StepShape
 
 
-class Stage(Frozen):
+class Setup(Frozen):
     """Attributes:
     stretches: start and stop step of each, where the phase comes back to the same slice and batch.
     """

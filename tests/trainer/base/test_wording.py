@@ -1,0 +1,44 @@
+"""Each kind of value at its edges: where the unit changes, where one is many, where a list is cut."""
+
+import pytest
+
+from trainer.base import wording
+
+
+def test_numbers_read_well():
+    assert [wording.count(n) for n in (0, 999, 1000, 2_361_600, 6_230_000_000_000)] == ["0", "999", "1 k", "2.36 M", "6.23 T"]
+    assert [wording.rate(v) for v in (5.7e-3, 1e-3, 0.0, None, float("nan"))] == ["5.7e-3", "1e-3", "0", "–", "not finite"]
+    assert [wording.signed(v, places=2) for v in (0.25, -0.25, -0.001)] == ["+0.25", "−0.25", "±0.00"]
+    assert [wording.percent(v) for v in (92.57, 0.327, 0.001)] == ["92.6", "0.33", "<0.01"]
+    assert wording.moment("2025-11-20T13:06:41+00:00") == "2025-11-20 13:06 UTC"
+    assert wording.moment("yesterday") == "yesterday"
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(0, "0 checks"), (1, "1 check"), (2, "2 checks"), (1000, "1,000 checks")], ids=["none", "one", "two", "many"]
+)
+def test_one_is_not_many(count: int, words: str):
+    assert wording.plural(count, "check") == words
+
+
+def test_a_list_is_cut_where_it_is_longer_than_asked_for():
+    assert wording.name_some([], 2) == ""
+    assert wording.name_some("ab", 2) == "a, b"
+    assert wording.name_some(iter("abc"), 2) == "a, b and 1 more"
+    assert wording.name_some(range(1, 2003), 2, "; ") == "1; 2; and 2,000 more"
+
+
+def test_time_is_in_the_unit_that_people_would_say():
+    assert [wording.about(seconds) for seconds in (0, 119, 120, 7199, 7200, 3_600_000)] == [
+        "about 0 s", "about 119 s", "about 2 min", "about 120 min", "about 2 h", "about 1,000 h",
+    ]  # fmt: skip
+
+
+def test_a_setting_says_what_is_on():
+    assert wording.in_words({"a_b": True, "off": None, "no": False, "c": [1, 0.5]}) == "a b, c 1, 0.5"
+    values = (None, True, False, (), 12_000, 1.7e-05)
+    assert [wording.in_words(value) for value in values] == ["off", "yes", "no", "none", "12,000", "1.7e-05"]
+
+
+def test_bytes_are_millions():
+    assert wording.megabytes(1_234_560_000) == "1,234.6 MB"
