@@ -15,7 +15,7 @@ def closed(view: str, *packages: str, kilobytes: int) -> ComponentData:
 TRINITY: dict[str, ComponentData] = {
     "web_trinity": closed("docstrings", "sqlalchemy", "altair", kilobytes=1800),
     "web_trinity_synthetic": closed("questions", "pandas", "great_expectations", kilobytes=1800),
-    "multilingual_trinity_synthetic": closed("code", "dateparser", kilobytes=700),
+    "multilingual_trinity_synthetic": closed("code", "dateparser/data", kilobytes=700),
     "code_trinity": closed("code", "dask", "distributed", kilobytes=1200),
     "code_trinity_synthetic": closed("code", "prefect", kilobytes=800),
     "mathematics_trinity": closed("doctests", "scipy", kilobytes=1000),
