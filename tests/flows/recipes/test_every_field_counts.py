@@ -99,7 +99,7 @@ class World:
         for name in ("max_update_norm", "skip_step"):
             phase["stability"][name] = [[0, {"window": 16, "min_samples": 8, "sigmas": 6.0}]]
         if ".experts" in path:
-            phase["model"]["experts"] = EXPERTS | {"balancing": BALANCING["Smebu" if "<Smebu>" in path else "SignBalancing"]}
+            phase["model"]["experts"] = EXPERTS | {"balancing": dict(BALANCING["Smebu" if "<Smebu>" in path else "SignBalancing"])}
         if path.endswith("global_attention_every"):
             phase["model"]["sliding_window"] = 16
         adam = phase["optimizer"]

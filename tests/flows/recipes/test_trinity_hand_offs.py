@@ -113,5 +113,5 @@ def test_a_schedule_may_go_on_in_the_next_phase_where_that_is_said():
 
 
 def test_a_schedule_that_ends_is_not_said_to_go_on():
-    with pytest.raises(ValidationError, match="says schedule_goes_on, so its last segment must begin before step 40 .* found 0 → 40"):
+    with pytest.raises(ValidationError, match=r"says schedule_goes_on, so its last segment must begin before step 40 .* found 0 → 40"):
         going_on(end=40, schedule_goes_on=True)
