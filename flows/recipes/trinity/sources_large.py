@@ -9,6 +9,7 @@ SEVERAL = "high: several agree"
 
 LARGE: Sources = {
     **COMMON,
+    "model.compute_dtype": prose("§6: BF16 in place of MXFP8"),
     "model.rope": ours("not stated: theta 10,000, as Nano's and Mini's"),
     "model.experts.balancing": notes(f"{REVIEWS}: sharpness 2, momentum 0.5", SEVERAL),
     "model.experts.balancing.rate": notes(f"{REVIEWS}: 5e-4", ONE),
@@ -17,7 +18,7 @@ LARGE: Sources = {
     "optimizer.adam_learning_rate_scale": notes(f"{REVIEWS}: 8e-4 and 2e-4", ONE),
     "learning_rate": notes(f"{REVIEWS}: peaks 8e-4 and 2e-4, a tenth of them at the end; {BLANK}", ONE),
     "learning_rate.start_step": notes(f"{REVIEWS}: 2,000 steps of warm-up", ONE),
-    "learning_rate.end_step": notes(f"{REVIEWS}: 2,000 steps of warm-up", ONE),
+    "learning_rate.end_step": notes(f"{REVIEWS}: 2,000 steps of warm-up, then to the phase's end", ONE),
     "batch": notes(f"{REVIEWS}: 12,288 sequences, 16,384 after 4.9 T tokens", ONE),
     "stability.z_loss": notes(f"{REVIEWS}: 1e-6, switched on at a step that is not stated", ONE),
     "slice": ours(f"2,048 B300 in the report ({REPORT}, §3.3); TPU slices of as many chips"),
