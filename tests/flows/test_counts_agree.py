@@ -187,7 +187,7 @@ def test_what_is_accepted_and_never_found_is_said_everywhere(
         assert "where component = math" not in text.split("Accepted by the recipe, and not found")[1]
 
 
-def test_why_something_is_accepted_stands_wherever_it_is_told(
+def test_why_something_is_accepted_is_wherever_it_is_reported(
     told: tuple[dict[str, Any], Report], verdicts: dict[str, Verdict], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     register(monkeypatch)

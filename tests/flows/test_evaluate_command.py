@@ -6,7 +6,7 @@ from flows.commands.evaluate import print_evaluation
 from tests.validations.made_answers import guessed_result
 
 
-def test_each_value_is_told_with_its_error_and_what_a_model_at_the_floor_would_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_value_is_reported_with_its_error_and_what_a_model_at_the_floor_would_do(capsys: pytest.CaptureFixture[str]) -> None:
     evaluation: dict[str, Any] = {
         "phase": "kestrel",
         "weights": "last",

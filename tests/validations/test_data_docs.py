@@ -230,7 +230,7 @@ def accepting(tmp_path: Path, *accepted: str) -> tuple[Verdict, dict[str, Page],
 
 def test_rows_that_the_recipe_accepts_are_marked_so_and_fail_nothing(tmp_path: Path):
     verdict, pages, text = accepting(tmp_path, "math", "web-1")
-    assert verdict.counts.told == "passed: 4 of 5 checks, 1 warning accepted by the recipe"
+    assert verdict.counts.words == "passed: 4 of 5 checks, 1 warning accepted by the recipe"
     assert "Accepted by the recipe 2 files of component math are named like a test split. The record reads them" in text
     assert "caches 2 0 2 rows" in text, "of two rows none fails and two are accepted"
     assert "none is marked as failing; ✓ 2 accepted by the recipe" in pages["caches.html"].text
@@ -242,7 +242,7 @@ def test_rows_that_the_recipe_accepts_are_marked_so_and_fail_nothing(tmp_path: P
 
 def test_what_nobody_accepts_is_marked_beside_what_the_recipe_accepts(tmp_path: Path):
     verdict, pages, text = accepting(tmp_path, "math")
-    assert verdict.counts.told == "passed with 1 warning: 4 of 5 checks"
+    assert verdict.counts.words == "passed with 1 warning: 4 of 5 checks"
     assert "caches 2 1 1 rows" in text
     shown = pages["caches.html"].text
     assert shown.index("✗ fails 1 web-1") < shown.index("✓ accepted 0 math")

@@ -147,7 +147,7 @@ def test_nothing_to_do_starts_no_cluster(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.usefixtures("on_scheduler")
-def test_progress_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_progress_is_reported(monkeypatch: pytest.MonkeyPatch):
     told: list[tuple[object, ...]] = []
     monkeypatch.setattr(cluster, "advance", lambda *progress: told.append(progress))
     run_all("multiply", operator.mul, [(1, 1), (2, 2)])

@@ -134,7 +134,7 @@ def test_too_little_text_is_refused_with_what_was_found() -> None:
         build_next_word(held_out)
 
 
-def test_what_is_missed_is_told_of_each_benchmark_apart() -> None:
+def test_what_is_missed_is_reported_of_each_benchmark_apart() -> None:
     """Enough words for passages, and none of them ever comes again."""
     held_out = {"code": [HeldOutDocument("a", " ".join(f"w{chr(97 + number // 26)}{chr(97 + number % 26)}" for number in range(400)))]}
     assert len(build_word_order(held_out)) == 5

@@ -55,7 +55,7 @@ def test_two_reports_have_the_same_fields_whether_or_not_they_fit() -> None:
     assert refused["step_seconds"] is None
 
 
-def test_where_no_plan_fits_every_reason_is_told() -> None:
+def test_where_no_plan_fits_every_reason_is_reported() -> None:
     tried = (Tried(plan=Plan(remat="full"), reason="needs 40.0 GiB of 30.75"), Tried(plan=Plan(remat="offload"), reason="needs 31.0 GiB"))
     report = report_of(KESTREL, find_slice("v4-2048"), Found(plan=None, result=result_of(31), tried=tried, compile_seconds=9.0))
     assert report["reason"].startswith("no plan fits: blocks computed again needs 40.0 GiB")

@@ -18,7 +18,7 @@ def test_kinds_axes_links_and_loops() -> None:
     }
 
 
-def test_an_asynchronous_one_is_counted_once_though_it_stands_in_three_fusions() -> None:
+def test_an_asynchronous_one_is_counted_once_though_it_is_in_three_fusions() -> None:
     gathers = [each for each in find_collectives(Module(LOOP), MESH, 2) if each.kind == "all-gather"]
     assert len(gathers) == 1
 

@@ -56,12 +56,12 @@ def test_leaving_ends_the_thread():
     assert "watchdog" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_stalled_process_says_where_it_stands_and_ends(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+def test_a_stalled_process_says_where_it_is_and_ends(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
     codes = list[int]()
     monkeypatch.setattr("trainer.process.watchdog.os._exit", codes.append)
     monkeypatch.setattr(sys, "stderr", sys.__stderr__)
     end_stalled("kestrel")(7.0)
     said = capfd.readouterr().err
     assert codes == [ExitCode.STALLED]
-    assert "test_a_stalled_process_says_where_it_stands_and_ends" in said
+    assert "test_a_stalled_process_says_where_it_is_and_ends" in said
     assert said.splitlines()[-1].startswith("trainer: phase kestrel stalled: no update for 7 seconds")

@@ -98,7 +98,7 @@ def test_likelihood_tells_what_accuracy_can_not() -> None:
     assert np.mean(told) >= 0.9
 
 
-def test_what_is_told_of_a_result() -> None:
+def test_what_is_reported_of_a_result() -> None:
     floor = measure_floor(guessed_result(right=80, first=100))
     assert (floor.items, floor.right, floor.accuracy_test, floor.decided_by) == (200, 80, "exact binomial", "accuracy")
     assert floor.accuracy_p_value == binomial_p_values(80, 200, 0.25)[0]

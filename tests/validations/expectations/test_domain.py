@@ -60,5 +60,5 @@ def test_nothing_and_nan_never_pass(expectation: str, arguments: dict[str, Any])
 
 
 @pytest.mark.parametrize(("expectation", "arguments"), NUMBERS)
-def test_words_where_numbers_must_stand_break_the_check(expectation: str, arguments: dict[str, Any]):
+def test_words_where_numbers_must_be_break_the_check(expectation: str, arguments: dict[str, Any]):
     assert outcome(expectation, ["many", 1], object, **arguments) == ("broken", ())
