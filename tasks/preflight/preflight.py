@@ -12,7 +12,7 @@ from tasks.preflight.slices import find_slice
 
 
 def preflight_setup(setup: Setup, home: Home, *, machine_code: bool = False) -> Report:
-    """Find the first plan that fits the setup on its slice, and project what it takes.
+    """Find the fastest plan that fits the setup on its slice, and project what it takes.
 
     Raises:
         ConfigError: no slice is called so, or the model does not fit the mesh.

@@ -1,6 +1,6 @@
-"""What a step moves between a chip and its memory, read from the compiled module."""
+"""What a step moves between a chip and its memory, and between a chip and its host, read from the compiled module."""
 
-from trainer.preflight.hlo import Instruction, Module, hbm_bytes
+from trainer.preflight.hlo import HOST, Instruction, Module, arrays, hbm_bytes, total_bytes
 
 NO_TRAFFIC = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all", "partition-id"}
 """They name bytes, or run other computations, which are counted themselves."""
@@ -17,6 +17,40 @@ def traffic_bytes(module: Module) -> int:
             here = module.computations.get(name, {})
             total += times * sum(_moved(module, here, instruction) for instruction in here.values())
     return total
+
+
+def host_traffic_bytes(module: Module) -> int:
+    """Bytes that a chip sends to its host's memory and reads from it in a step, loops multiplied in: of a slice only the slice."""
+    total = 0
+    for name, times in module.runs.items():
+        here = module.computations.get(name, {})
+        total += times * sum(_sent_to_host(here, instruction) for instruction in here.values())
+    return total
+
+
+def _sent_to_host(here: dict[str, Instruction], instruction: Instruction) -> int:
+    shapes = [here[name].shape for name in instruction.operands if name in here]
+    if not shapes:
+        return 0
+    match instruction.opcode:
+        case "dynamic-update-slice" if len(shapes) > 1 and _is_on_host(instruction.shape):
+            return total_bytes(shapes[1])
+        case "dynamic-slice" if _is_on_host(shapes[0]):
+            return total_bytes(instruction.shape)
+        case "copy" | "copy-start" if _is_on_host(shapes[0]) != _is_on_host(instruction.shape) or _crosses(instruction):
+            return total_bytes(shapes[0])
+        case _:
+            return 0
+
+
+def _is_on_host(shape: str) -> bool:
+    return all(array.space == HOST for array in arrays(shape))
+
+
+def _crosses(instruction: Instruction) -> bool:
+    """A copy that starts has both ends in its shape."""
+    spaces = {array.space == HOST for array in arrays(instruction.shape)[:2]}
+    return instruction.opcode == "copy-start" and len(spaces) > 1
 
 
 def _moved(module: Module, here: dict[str, Instruction], instruction: Instruction) -> int:
