@@ -18,7 +18,7 @@ RESERVED_BYTES = GIB // 2
 MAX_COMPILED = 10
 """Plans that are compiled for a setup, so that it takes no more than four minutes on two cores. A number of plans and not a time, so that
 the same plan is found on every machine."""
-MIN_GAIN = 0.005
+MIN_GAIN = 0.01
 """A plan is compiled only where it is estimated to be faster by so much than the best so far."""
 HOST_SHARE = 0.5
 """Of a host's memory that may be taken for what is offloaded; the rest is the loader's, the checkpoints', the system's."""
