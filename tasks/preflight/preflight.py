@@ -3,6 +3,7 @@
 from functools import partial
 
 from tasks.home import Home
+from tasks.preflight.candidates import settings_for
 from tasks.preflight.launcher import examine
 from tasks.preflight.plan import batch_refusal
 from tasks.preflight.report import Report, refused_report, report_of
@@ -19,6 +20,7 @@ def preflight_setup(setup: Setup, home: Home, *, machine_code: bool = False) -> 
         TrainingError: the compiler failed.
     """
     where = find_slice(setup.slice)
-    if reason := batch_refusal(setup.step.batch_sequences, where):
+    reason = batch_refusal(setup.step.batch_sequences, where)
+    if reason and not settings_for(setup.step, where):
         return refused_report(setup, where, reason)
     return report_of(setup, where, find_plan(setup.step, where, partial(examine, home=home), machine_code=machine_code))

@@ -18,12 +18,13 @@ Report = dict[str, Any]
 def report_of(setup: Setup, where: Slice, found: Found) -> Report:
     """A setup that was compiled. Where no plan fits, what follows from a plan is null."""
     plan, result = found.plan, found.result
+    execution = spec_for(setup.step, where, plan).execution.model_dump(mode="json") if plan else None
     report = _about(setup, where) | {
         "fits": plan is not None,
         "mesh": plan.mesh_on(where).model_dump() if plan else where.mesh.model_dump(),
-        "remat": plan.model_dump()["remat"] if plan else None,
+        "remat": execution["remat"] if execution else None,
         "microbatch_sequences": _part(setup, plan),
-        "execution": spec_for(setup.step, where, plan).execution.model_dump(mode="json") if plan else None,
+        "execution": execution,
         "plan": plan.words if plan else None,
         "why": found.why,
         "considered": found.considered,

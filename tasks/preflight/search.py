@@ -10,7 +10,7 @@ from tasks.preflight.plan import GIB, Plan, spec_for
 from tasks.preflight.projection import roofline_of
 from tasks.preflight.slices import Slice
 from trainer.base.frozen import Frozen
-from trainer.preflight.roofline import Roofline
+from trainer.preflight.roofline import EXPOSED, Roofline
 from trainer.preflight.spec import Result, Spec, StepShape
 
 RESERVED_BYTES = GIB // 2
@@ -132,9 +132,7 @@ def _tried(each: Compiled, best: Compiled | None) -> Tried:
         return Tried(plan=each.plan, reason=each.refusal or "not taken", gib=gib, roofline=each.roofline)
     own, taken = each.roofline, best.roofline
     more = own.ranking_seconds / taken.ranking_seconds - 1
-    reason = f"fits, {own.step_seconds:.2f} s a step, {100 * more:.1f} % slower by compute and {own.binds}"
-    if own.binds == "compute":
-        reason = f"fits, {own.step_seconds:.2f} s a step, {100 * more:.1f} % slower with a tenth of its traffic counted"
+    reason = f"fits, {own.step_seconds:.2f} s a step; {100 * more:.1f} % slower where {EXPOSED:.0%} of what it moves does not overlap"
     return Tried(plan=each.plan, reason=reason, gib=gib, roofline=own)
 
 

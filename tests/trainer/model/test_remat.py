@@ -12,6 +12,7 @@ from trainer.base.errors import ConfigError
 from trainer.config import ATTENTION, BLOCK_INPUT, Execution, Kept, ModelConfig, Remat
 from trainer.model.decoder import logits
 from trainer.model.params import Params, abstract_params, init_params
+from trainer.preflight.roofline import kept_names, products
 
 POLICIES: tuple[Literal["none", "dots", "full", "offload"], ...] = get_args(get_args(Remat)[0])
 NAMED: tuple[Kept, ...] = (
@@ -115,3 +116,37 @@ def test_a_product_is_kept_in_one_place():
 def test_a_policy_comes_back_from_a_file():
     execution = Execution(remat=NAMED[1])
     assert Execution.model_validate_json(execution.model_dump_json()) == execution
+
+
+def products_of(config: ModelConfig, rows: np.ndarray, policy: Remat) -> int:
+    """Products without batch dimensions in the backward pass of a block: gradients of inputs and weights, and what is computed again."""
+    jaxpr = jax.make_jaxpr(loss_and_gradients(config, rows, policy))(abstract_params(config))
+    scans = [equation for equation in all_equations(jaxpr.jaxpr) if equation.primitive.name == "scan"]
+    return max(_plain_products(scan) for scan in scans)
+
+
+def _plain_products(scan: Any) -> int:
+    found = [equation for equation in every_equation(scan.params["jaxpr"].jaxpr) if equation.primitive.name == "dot_general"]
+    return sum(not equation.params["dimension_numbers"][1][0] for equation in found)
+
+
+def every_equation(jaxpr: Any) -> Iterator[Any]:
+    """Also of what is computed again, whose equations are given without constants."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in equation.params.values():
+            if hasattr(inner, "jaxpr") or hasattr(inner, "eqns"):
+                yield from every_equation(getattr(inner, "jaxpr", inner))
+
+
+@pytest.mark.parametrize(
+    ("policy", "again"),
+    [("none", 0), ("dots", 0), ("full", 6), ("offload", 6), (NAMED[0], 4), (NAMED[1], 2), (NAMED[2], 0), (NAMED[3], 6)],
+    ids=str,
+)
+def test_the_products_that_are_computed_again_are_those_that_preflight_counts(
+    config: ModelConfig, rows: np.ndarray, policy: Remat, again: int
+):
+    """Six, not seven: nothing in the backward pass needs the last one."""
+    assert products_of(config, rows, policy) == 2 * 7 + again
+    assert len(set(products(config)) - kept_names(policy)) == again
