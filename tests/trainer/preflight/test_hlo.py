@@ -1,6 +1,6 @@
 import pytest
 
-from tests.trainer.preflight.snippets import NESTED, LOOP, UPDATE
+from tests.trainer.preflight.snippets import LOOP, NESTED, UPDATE
 from trainer.preflight.hlo import Module, arrays, hbm_bytes, total_bytes, type_bytes
 from trainer.preflight.traffic import host_traffic_bytes, traffic_bytes
 
