@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from trainer.config import Execution, ModelConfig
+from trainer.config import Execution, Kept, ModelConfig
 from trainer.kernels.attention import attend
 from trainer.model.experts import Routing, in_layer_order, mix_experts
-from trainer.model.layers import Cycle, LayerKind, Stack, cycles
+from trainer.model.layers import Cycle, LayerKind, Stack, cycles, stacks
 from trainer.model.params import Params
-from trainer.model.remat import Block, remat
+from trainer.model.remat import Block, check_names, remat
 from trainer.model.rope import Rotation, rotate, rotations
 from trainer.sharding import constrain, constrain_activation
 
@@ -74,6 +74,8 @@ def run_layers(
         counted: False for padding, which moves no balance; None counts all tokens.
     """
     rotation = rotations(config.rope, tokens.shape[1], config.head_dim)
+    if isinstance(execution.remat, Kept):
+        check_names(execution.remat, {stack.name: params[stack.name] for stack in stacks(config)})
 
     def run_layer(kind: LayerKind) -> Block:
         def layer(x: Float[Array, "b t d"], weights: Params) -> tuple[Float[Array, "b t d"], Routing | None]:
