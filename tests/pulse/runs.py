@@ -11,6 +11,7 @@ import psutil
 
 from flows.recipes import load_recipe
 from flows.recipes.recipe import Recipe
+from tests.pulse.in_turn import Ended
 
 Start = Callable[..., subprocess.Popen[str]]
 Finished = dict[str, Any]
@@ -36,7 +37,7 @@ def tiny_recipe() -> Recipe:
     return Recipe.model_validate({**proxy, "name": "tiny", "phases": [first, second]})
 
 
-def complete(process: subprocess.Popen[str]) -> Finished:
+def complete(process: subprocess.Popen[str] | Ended) -> Finished:
     """The JSON of a run that must succeed."""
     out, err = process.communicate()
     assert process.returncode == 0, err[-3000:]
