@@ -10,7 +10,7 @@ import pytest
 from flows.commands.status import describe
 from tests.pulse.changes import CHANGES, Again, changed, what_must_be_done_again
 from tests.pulse.in_turn import InTurn
-from tests.pulse.runs import Finished, Start, complete, kill_when
+from tests.pulse.runs import Finished, Start, complete, kill_when, trained_files, with_limits
 from trainer.base.storage import write_atomically
 from trainer.model.hugging_face import read_folder
 from trainer.state import params_digest
@@ -147,18 +147,6 @@ def test_nothing_is_trained_again_where_other_code_prepares_the_same_bytes(
     assert "everything is done already" in process.communicate()[1]
 
 
-def with_limits(recipe_file: Path, path: Path, phase: int, gate: str, **limits: Any) -> Path:
-    """The same recipe with other limits at a gate of a phase."""
-    raw = json.loads(recipe_file.read_text())
-    raw["phases"][phase]["gates"][gate] |= limits
-    path.write_text(json.dumps(raw))
-    return path
-
-
-def trained_files(home: Path) -> dict[Path, int]:
-    return {path: path.stat().st_mtime_ns for path in (home / "runs").rglob("*")}
-
-
 def test_a_gate_that_was_made_stricter_is_asked_and_nothing_is_trained(
     finished: Finished, in_turn: InTurn, recipe_file: Path, home: Path, tmp_path: Path
 ) -> None:
@@ -186,6 +174,18 @@ def test_a_phase_asks_whether_its_parent_s_verdicts_hold(
     assert f"VerdictError: {refusal} other limits (spike_window)." in ended.errors
     assert f"`phasewise run {changed}/kestrel --scale proxy --home {home}`" in ended.errors
     assert trained_files(home) == before
+
+
+def test_a_flow_that_a_worker_opens_refuses_code(in_turn: InTurn, tmp_path: Path) -> None:
+    """Also in a process in which the command line was allowed to run some."""
+    path, touched = tmp_path / "mine.py", tmp_path / "touched"
+    path.write_text(f"open({str(touched)!r}, 'w').close()\n")
+    assert in_turn("status", path).returncode == 1
+    touched.unlink()
+    ended = in_turn.train_phase(path, "ocelot", tmp_path / "home")
+    assert ended.returncode == 1
+    assert "code runs only where `phasewise` is given the file on the command line" in ended.errors
+    assert not touched.exists()
 
 
 def test_the_report_is_written_again_when_one_phase_was_refused_or_trained(
