@@ -15,7 +15,7 @@ from tasks.preflight.plan import Plan
 from tasks.preflight.projection import executed_flops, ici_speed
 from tasks.preflight.slices import Slice
 from trainer.config import ATTENTION, BLOCK_INPUT, Kept, ModelConfig, Muon, Remat
-from trainer.flops import matrix_parameters
+from trainer.model.params import count_parameters
 from trainer.preflight.roofline import EXPOSED, UTILISATION, Roofline, kept_names, products
 from trainer.preflight.spec import Result, StepShape
 
@@ -64,7 +64,7 @@ def estimate(step: StepShape, where: Slice, setting: Setting, policies: Policies
     model, mesh = step.model, setting.mesh
     ones = np.ones_like(policies.flops)
     tokens = step.batch_sequences // setting.parts * model.seq_len // (mesh.replica * mesh.fsdp)
-    gradients = FLOAT32_BYTES * parameters(model) * (2 if setting.parts > 1 else 1)
+    gradients = FLOAT32_BYTES * count_parameters(model) * (2 if setting.parts > 1 else 1)
     known = (state_bytes(step) + gradients) / (mesh.fsdp * mesh.tensor) / GIB
     logits = FLOAT32_BYTES * min(setting.loss_tokens_a_chip * mesh.tensor, tokens) * model.vocab_size / mesh.tensor / GIB
     block = tokens * block_a_token(model, mesh.tensor) / GIB
@@ -79,7 +79,7 @@ def _terms(step: StepShape, where: Slice, setting: Setting, policies: Policies, 
     model, mesh, parts = step.model, setting.mesh, setting.parts
     speeds, ones = where.chip.speeds, np.ones_like(policies.flops)
     width = COMPUTE_BYTES[model.compute_dtype]
-    weights = width * parameters(model) / mesh.tensor
+    weights = width * count_parameters(model) / mesh.tensor
     block = tokens * block_a_token(model, mesh.tensor) * model.num_layers
     hbm = HBM_PASSES * block + 3 * parts * weights + 3 * state_bytes(step) / mesh.fsdp
     across = parts * 2 * weights / where.chips_of_each * (where.count - 1) / where.count
@@ -96,7 +96,7 @@ def _terms(step: StepShape, where: Slice, setting: Setting, policies: Policies, 
 def _ici_seconds(step: StepShape, where: Slice, setting: Setting, tokens: int) -> float:
     """Weights gathered twice and their gradients scattered, for each part; the head's gradient for each chunk; sums over copies."""
     model, mesh, parts = step.model, setting.mesh, setting.parts
-    weights = COMPUTE_BYTES[model.compute_dtype] * parameters(model) / mesh.tensor
+    weights = COMPUTE_BYTES[model.compute_dtype] * count_parameters(model) / mesh.tensor
     times = 3 if (model.d_model // mesh.fsdp) % TILE_ROWS == 0 else 6
     chunks = max(tokens // mesh.tensor // setting.loss_tokens_a_chip, parts)
     head = 2 * FLOAT32_BYTES * model.vocab_size * model.d_model / mesh.tensor
@@ -161,14 +161,9 @@ class Table:
 
 
 def state_bytes(step: StepShape) -> int:
-    """Weights, moments and average, without gains."""
+    """Weights, moments and average."""
     copies = 1 + (1 if isinstance(step.optimizer, Muon) else 2) + step.keeps_average
-    return FLOAT32_BYTES * copies * parameters(step.model)
-
-
-def parameters(model: ModelConfig) -> int:
-    """All matrices, the embedding with them."""
-    return matrix_parameters(model) + (0 if model.tied_head else model.vocab_size * model.d_model)
+    return FLOAT32_BYTES * copies * count_parameters(step.model)
 
 
 def kept_a_token(model: ModelConfig, remat: Remat, tensor: int = 1) -> tuple[float, float]:

@@ -3,6 +3,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
@@ -10,9 +11,11 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.validations.report.samples import HOSTILE, LEAK, STALE, evidence, judged, known_test_file, register
+from tests.validations.report.samples import HOSTILE, LEAK, SAMPLE_SUITE, STALE, evidence, judged, known_test_file, register
 from validations import data_docs
 from validations.data_docs import build_data_docs
+from validations.report import judged_again
+from validations.report.judged_again import Judge
 from validations.report.pages import Card
 from validations.verdict import Verdict
 
@@ -50,6 +53,8 @@ class Page(HTMLParser):
 
 @pytest.fixture(autouse=True)
 def sample_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier test had judged is forgotten."""
+    monkeypatch.setattr(judged_again, "_judged", {})
     register(monkeypatch)
 
 
@@ -166,6 +171,19 @@ def test_evidence_that_is_gone_or_changed_is_said_to_be_so(bison: Verdict, manti
     assert "the evidence cannot be judged again (KeyError: 'leakage')" in text
     assert "has changed since the verdict was given" in text
     assert broken_links(index) == []
+
+
+def test_the_same_evidence_is_put_before_the_library_once_and_any_other_again():
+    """One cell, one setting of a check, another subject: nothing is taken for what it is not."""
+    checks = SAMPLE_SUITE.checks({"max_items": 0}, tables := evidence(leaked=1))
+    fresh = replace(checks[-1], arguments={**checks[-1].arguments, "limit": 1})
+    judge = Judge.open()
+    judged_once = judge.judge("s", tables["leakage"], [checks[-1]])
+    assert judge.judge("s", tables["leakage"].copy(), [checks[-1]]) is judged_once
+    assert not judged_once.passes
+    assert judge.judge("s", tables["leakage"], [fresh]).passes
+    assert judge.judge("s", evidence(leaked=0)["leakage"], [checks[-1]]).passes
+    assert judge.judge("of another", tables["leakage"], [checks[-1]]) is not judged_once
 
 
 def test_a_verdict_of_another_time_still_has_its_report(bison: Verdict, tmp_path: Path):
