@@ -289,11 +289,11 @@ def test_a_planted_item_stops_the_run_before_training(
     process = in_turn("run", recipe_file, "--home", tmp_path, "--json")
     out, err = process.communicate()
     assert (process.returncode, out) == (1, "")
-    told = err[err.rindex("phasewise: tiny/proxy/kestrel data failed: ") :].strip().splitlines()
-    assert len(told) == 3
+    shown = err[err.rindex("phasewise: tiny/proxy/kestrel data failed: ") :].strip().splitlines()
+    assert len(shown) == 3
     for named in (item["id"], "word_order", "flan", "planted.jsonl"):
-        assert named in told[0]
-    assert told[2].startswith("  to do: Remove it from the source and run again.")
+        assert named in shown[0]
+    assert shown[2].startswith("  to do: Remove it from the source and run again.")
     assert "Traceback" not in err
     assert not (tmp_path / "runs").exists()
     verdict = json.loads((tmp_path / "verdicts" / "tiny-proxy" / "kestrel" / "data.json").read_text())

@@ -76,8 +76,8 @@ def test_a_mixture_is_reported_where_it_begins_to_hold(make_run: MakeRun):
     run = make_run(
         "mixtures", start_step=2, learning_rate=[{"kind": "constant", "start_step": 2, "end_step": 24, "start": 1e-3, "end": 1e-3}]
     )
-    told = {step: {name: share for name, share in scheduled_row(run, step).items() if name.startswith("mixture/")} for step in range(2, 24)}
-    assert {step: shares for step, shares in told.items() if shares} == {
+    said = {step: {name: share for name, share in scheduled_row(run, step).items() if name.startswith("mixture/")} for step in range(2, 24)}
+    assert {step: shares for step, shares in said.items() if shares} == {
         2: {"mixture/books": 60, "mixture/code": 40},
         14: {"mixture/books": 30, "mixture/code": 30, "mixture/web": 40},
     }

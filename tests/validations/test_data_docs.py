@@ -87,7 +87,7 @@ def broken_links(index: Path) -> list[str]:
 def test_the_index_says_first_what_failed_where_and_what_to_do(bison: Verdict, mantis: Verdict, tmp_path: Path):
     index = build_data_docs(tmp_path / "docs", [mantis, bison])
     text = Page(index).text
-    told = [
+    reported = [
         "1 of 2 verdicts passed, 1 failed: 7 of 10 checks passed, 2 failed, 1 warning.",
         "bison data",
         STALE,
@@ -96,7 +96,7 @@ def test_the_index_says_first_what_failed_where_and_what_to_do(bison: Verdict, m
         "tokens/math/",
         "Run phasewise data prepare again.",
     ]
-    places = [text.index(part) for part in told]
+    places = [text.index(part) for part in reported]
     assert places == sorted(places)
     assert (
         text.index(LEAK) < text.index("are named like a test split") < text.index("1 verdict passed") < text.index("✓ passed mantis data")

@@ -11,8 +11,8 @@ from validations.outcomes import KIND_WORDS, CheckCounts, CheckOutcome, count_ch
 
 
 def outcome(severity: str, result: Outcome) -> CheckOutcome:
-    told = {"name": "expect_x", "table": "t", "asks": "X.", "observed": "", "passes": result == "passed"}
-    return CheckOutcome.model_validate({**told, "severity": severity, "outcome": result})
+    said = {"name": "expect_x", "table": "t", "asks": "X.", "observed": "", "passes": result == "passed"}
+    return CheckOutcome.model_validate({**said, "severity": severity, "outcome": result})
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_each_check_counts_once(severity: str, result: Outcome, kind: str):
 
 
 @pytest.mark.parametrize(
-    ("counts", "told"),
+    ("counts", "said"),
     [
         (CheckCounts(passed=18), "passed: 18 of 18 checks"),
         (CheckCounts(passed=17, accepted=1), "passed: 17 of 18 checks, 1 warning accepted by the recipe"),
@@ -48,8 +48,8 @@ def test_each_check_counts_once(severity: str, result: Outcome, kind: str):
         (CheckCounts(), "failed: 0 of 0 checks passed"),
     ],
 )
-def test_counts_are_reported_with_every_number(counts: CheckCounts, told: str):
-    assert counts.words == told
+def test_counts_are_reported_with_every_number(counts: CheckCounts, said: str):
+    assert counts.words == said
 
 
 def test_no_two_counts_are_reported_alike():

@@ -107,8 +107,8 @@ def test_a_list_of_leaked_items_that_does_not_agree_with_their_counts_fails(data
     clean = data_evidence()
     (reason,) = judge(replace(clean, leaked_items=leaky.leaked_items)).reasons
     assert reason.what == "1 leaked items are listed, which does not agree with the table leakage"
-    told = judge(replace(leaky, leaked_items=clean.leaked_items)).reasons
-    assert [reason.what[:26] for reason in told] == ["1 of 20 items of continuat", "0 leaked items are listed,"]
+    said = judge(replace(leaky, leaked_items=clean.leaked_items)).reasons
+    assert [reason.what[:26] for reason in said] == ["1 of 20 items of continuat", "0 leaked items are listed,"]
 
 
 DIFFERENCES = {
@@ -177,7 +177,7 @@ def test_a_hand_off_without_silent_changes_passes(
 
 
 @pytest.mark.parametrize(
-    ("table", "column", "value", "expectation", "told"),
+    ("table", "column", "value", "expectation", "said"),
     [
         ("caches", "split", "held_out", "expect_training_split", "must not be trained on"),
         ("caches", "split", None, "expect_training_split", "must not be trained on"),
@@ -199,11 +199,11 @@ def test_a_hand_off_without_silent_changes_passes(
     ],
 )
 def test_one_thing_broken_fails_with_its_reason(
-    data_evidence: Build, limits: DataLimits, table: str, column: str, value: object, expectation: str, told: str
+    data_evidence: Build, limits: DataLimits, table: str, column: str, value: object, expectation: str, said: str
 ):
     evidence = data_evidence()
     reasons = judge_alone(replace(evidence, **{table: change(getattr(evidence, table), column, value)}), table, limits)
-    assert [(reason.expectation, told in reason.what) for reason in reasons] == [(expectation, True)]
+    assert [(reason.expectation, said in reason.what) for reason in reasons] == [(expectation, True)]
     assert reasons[0].severity == "critical"
 
 

@@ -173,10 +173,10 @@ def test_nothing_to_do_starts_no_cluster(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.usefixtures("on_scheduler")
 def test_progress_is_reported(monkeypatch: pytest.MonkeyPatch):
-    told: list[tuple[object, ...]] = []
-    monkeypatch.setattr(cluster, "advance", lambda *progress: told.append(progress))
+    said: list[tuple[object, ...]] = []
+    monkeypatch.setattr(cluster, "advance", lambda *progress: said.append(progress))
     run_all("multiply", operator.mul, [(1, 1), (2, 2)])
-    assert told == [("multiply", 1, 2), ("multiply", 2, 2)]
+    assert said == [("multiply", 1, 2), ("multiply", 2, 2)]
 
 
 def test_one_worker_and_two_give_the_same_bytes(prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -94,8 +94,8 @@ def test_a_choice_is_scored_as_one_word_after_the_opening(
             scores = model.loglikelihood([Instance("loglikelihood", {}, pair, number) for number, pair in enumerate(pairs)])
             assert (answer["id"], answer["group"], answer["gold"]) == (item["id"], item.get("group"), item["gold"])
             assert answer["log_likelihoods"] == pytest.approx([score for score, _ in scores], rel=1e-4)
-    told = [answer["baseline_right"] for answer in found["results"][1]["answers"]]
-    assert sum(map(bool, told)) / len(told) == found["results"][1]["baseline"]
+    said = [answer["baseline_right"] for answer in found["results"][1]["answers"]]
+    assert sum(map(bool, said)) / len(said) == found["results"][1]["baseline"]
     assert {answer["baseline_right"] for answer in found["results"][0]["answers"]} == {None}
 
 

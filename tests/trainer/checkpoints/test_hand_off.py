@@ -142,8 +142,8 @@ def test_from_scratch_all_is_fresh(build: Build):
 def test_what_is_declared_fresh_is_made_again(build: Build, llama: Parent):
     run = build(start=llama.start("ema", "optimizer", "rolling"))
     found = state_to_start_from(run)
-    anew = init_state(run)
-    assert_equal(found, TrainState(llama.state.params, anew.optimizer, llama.state.params, anew.rolling))
+    initial = init_state(run)
+    assert_equal(found, TrainState(llama.state.params, initial.optimizer, llama.state.params, initial.rolling))
     assert_owned(found)
 
 
@@ -151,8 +151,8 @@ def test_what_is_declared_fresh_is_made_again(build: Build, llama: Parent):
 def test_one_part_is_made_again_and_the_others_carried(build: Build, llama: Parent, part: str):
     run = build(start=llama.start(part))
     found = state_to_start_from(run)
-    anew = init_state(run)._replace(ema=llama.state.params)
-    assert_equal(found, llama.state._replace(**{part: getattr(anew, part)}))
+    initial = init_state(run)._replace(ema=llama.state.params)
+    assert_equal(found, llama.state._replace(**{part: getattr(initial, part)}))
 
 
 def test_what_a_parent_lacks_may_be_made_again(build: Build, leave: Callable[..., Parent]):

@@ -67,7 +67,7 @@ def test_a_first_mixture_after_the_orders_first_step_is_one_stage():
     """It holds before its own step, too."""
     mixture = Steps[MixtureShares](((9, WEB_HEAVY), (21, CODE_HEAVY)))
     late = MixtureSchedule(batch=always(16), mixture=mixture, order=blocks_of(64, first_step=5))
-    anew = MixtureSchedule(batch=always(16), mixture=Steps(((0, WEB_HEAVY), (16, CODE_HEAVY))), order=blocks_of(64))
+    fresh = MixtureSchedule(batch=always(16), mixture=Steps(((0, WEB_HEAVY), (16, CODE_HEAVY))), order=blocks_of(64))
     for step in range(30):
-        for found, expected in zip(late.batch(5 + step), anew.batch(step), strict=True):
+        for found, expected in zip(late.batch(5 + step), fresh.batch(step), strict=True):
             assert (found == expected).all()

@@ -1,4 +1,4 @@
-"""Bijections at every length, exact arithmetic, keys that matter, and orders that cannot be told from random ones."""
+"""Bijections at every length, exact arithmetic, keys that matter, and orders that look like random ones."""
 
 import itertools
 import pickle

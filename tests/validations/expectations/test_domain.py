@@ -16,8 +16,8 @@ def kinds_of(base: str) -> list[str]:
 
 
 def outcome(expectation: str, values: list[Any], dtype: Any, **arguments: Any) -> tuple[str, tuple[int, ...]]:
-    told = dict.fromkeys(("asks", "what", "found", "limit", "where", "what_to_do"), "")
-    check = Check(table="t", expectation=expectation, arguments={"column": "x", **arguments}, severity="critical", **told)
+    said = dict.fromkeys(("asks", "what", "found", "limit", "where", "what_to_do"), "")
+    check = Check(table="t", expectation=expectation, arguments={"column": "x", **arguments}, severity="critical", **said)
     (result,) = judge_tables({"t": pd.DataFrame({"x": pd.Series(values, dtype=dtype)})}, [check])
     return result.outcome, result.failing_rows
 

@@ -35,8 +35,8 @@ def test_the_last_line_names_the_report_once_it_is_there(tmp_path: Path):
 
 
 def test_what_stops_is_reported_before_what_warns_in_the_suite_s_order(bison: Verdict):
-    told = [(failure.severity, failure.table, failure.asks, failure.total) for failure in failures_of(bison)]
-    assert told == [
+    said = [(failure.severity, failure.table, failure.asks, failure.total) for failure in failures_of(bison)]
+    assert said == [
         ("critical", "caches", "The sources are still what the cache was made of.", 1),
         ("critical", "leakage", "No test item is in the training data.", 1),
         ("warning", "caches", "No file is named like a test split.", 1),

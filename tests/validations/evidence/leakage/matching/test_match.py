@@ -79,9 +79,9 @@ def rules(index: LeakageIndex) -> Rules:
 
 
 def parts_of(item: int, index: LeakageIndex) -> list[Part]:
-    told = ITEMS[item]
-    texts = [(QUESTION, told.question), *((CHOICE, text) for text in told.choices), (ANSWER, told.answer)]
-    texts += [*((SOLUTION, text) for text in told.solutions), (PASSAGE, told.passage)]
+    said = ITEMS[item]
+    texts = [(QUESTION, said.question), *((CHOICE, text) for text in said.choices), (ANSWER, said.answer)]
+    texts += [*((SOLUTION, text) for text in said.solutions), (PASSAGE, said.passage)]
     weights = iter(index.weights[index.item_of_word == item].tolist())
     words = [(kind, [word for word in text.split() if word.isalnum()]) for kind, text in texts]
     return [Part(kind, part, [next(weights) for _ in part]) for kind, part in words if part]
