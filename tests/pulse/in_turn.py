@@ -1,7 +1,8 @@
 """One process that runs one command after the other: what takes seconds to import is imported once.
 
-`python -m tests.pulse.in_turn [--another-reader]` reads a JSON list a line, the words behind `phasewise`, or `train_phase` with a
-recipe, a phase and a home. It answers with a line: exit code, standard output, standard error. For tests to which it does not matter that a process is new.
+`python -m tests.pulse.in_turn [--another-reader]` reads a JSON list a line: the words behind `phasewise`, or `train_phase` with a recipe,
+a phase and a home. It answers with a line: exit code, standard output, standard error. It is for tests to which it does not matter that a
+process is new. After a flow was called without the command line, Prefect writes its own log on standard error too.
 """
 
 import json
