@@ -1,7 +1,8 @@
 """One process that runs one command after the other: what takes seconds to import is imported once.
 
-`python -m tests.pulse.in_turn [--another-reader]` reads a JSON list a line, the words behind `phasewise`, or `train_phase` and its
-arguments. It answers with a line: exit code, standard output, standard error. For tests to which it does not matter that a process is new.
+`python -m tests.pulse.in_turn [--another-reader]` reads a JSON list a line: the words behind `phasewise`, or `train_phase` with a recipe,
+a phase and a home. It answers with a line: exit code, standard output, standard error. It is for tests to which it does not matter that a
+process is new. After a flow was called without the command line, Prefect writes its own log on standard error too.
 """
 
 import json
@@ -43,7 +44,7 @@ class InTurn:
 
     def train_phase(self, recipe: object, phase: str, home: object) -> Ended:
         """The flow `train_phase`, as a worker opens it."""
-        return self(TRAIN_PHASE, recipe, phase, "proxy", home)
+        return self(TRAIN_PHASE, recipe, phase, home)
 
 
 @contextmanager
@@ -91,7 +92,8 @@ def call(words: list[str]) -> int:
         if words[0] == TRAIN_PHASE:
             from flows.train_phase import train_phase
 
-            train_phase(*words[1:])
+            recipe, phase, home = words[1:]
+            train_phase(recipe, phase, "proxy", home)
         else:
             from flows.cli import main as phasewise
 

@@ -279,14 +279,14 @@ def test_killed_three_times_it_ends_as_if_nothing_had_been(
 
 
 def test_a_planted_item_stops_the_run_before_training(
-    finished: Finished, in_turn: InTurn, recipe_file: Path, home: Path, tmp_path: Path
+    finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(home / "sources", tmp_path / "sources")
     items = next((home / "benchmarks").glob("*/word_order.jsonl")).read_text().splitlines()
     item = json.loads(items[3])
     planted = [{"text": f"{item['opening']} {item['choices'][item['gold']]}\n\nA copy for number {number}."} for number in range(3)]
     (tmp_path / "sources" / "flan" / "planted.jsonl").write_text("".join(json.dumps(row) + "\n" for row in planted))
-    process = in_turn("run", recipe_file, "--home", tmp_path, "--json")
+    process = phasewise("run", recipe_file, "--home", tmp_path, "--json")
     out, err = process.communicate()
     assert (process.returncode, out) == (1, "")
     shown = err[err.rindex("phasewise: tiny/proxy/kestrel data failed: ") :].strip().splitlines()

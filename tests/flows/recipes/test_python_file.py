@@ -1,5 +1,6 @@
 """A recipe from a Python file: what runs, what does not, and that a mistake is one line with its place."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
