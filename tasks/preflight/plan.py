@@ -5,6 +5,7 @@ from pydantic import Field
 from tasks.preflight.slices import Slice
 from trainer.base.frozen import Frozen
 from trainer.config import BLOCK_INPUT, Execution, Kept, Mesh, Remat
+from trainer.preflight.roofline import kept_names
 from trainer.preflight.spec import Spec, StepShape
 
 LOSS_TOKENS_A_CHIP = 2048
@@ -55,7 +56,9 @@ class Plan(Frozen):
                 return "blocks computed again, carries offloaded"
             case Kept():
                 on_host = ["carries" if name == BLOCK_INPUT else name for name in self.remat.on_host]
-                words = [f"{' '.join(self.remat.on_device)} kept"] if self.remat.on_device else []
+                all_of_them = set(self.remat.on_device) >= kept_names("none")
+                on_device = "products and attention" if all_of_them else " ".join(self.remat.on_device)
+                words = [f"{on_device} kept"] if on_device else []
                 return ", ".join([*words, f"{' '.join(on_host)} offloaded"] if on_host else words) or "blocks computed again"
 
 

@@ -73,6 +73,10 @@ def test_policies_are_different_and_begin_with_those_of_the_rule() -> None:
 
 def test_words() -> None:
     assert Plan(remat="full").words == "blocks computed again"
+    everything = (ATTENTION, "query", "key", "value", "output", "gate", "up")
+    assert Plan(remat=Kept(on_device=everything)).words == "products and attention kept"
+    assert Plan(remat=Kept(on_device=everything[1:])).words == "query key value output gate up kept"
+    assert Plan(remat=Kept(on_device=everything, on_host=(BLOCK_INPUT,))).words == "products and attention kept, carries offloaded"
     kept = Plan(
         remat=Kept(on_device=("query", "gate"), on_host=(BLOCK_INPUT, "up")),
         parts=4,
