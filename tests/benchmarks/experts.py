@@ -49,10 +49,10 @@ def build_dense() -> Callable[[], object]:
     import jax
     import jax.numpy as jnp
 
-    from trainer.model.decoder import mlp
+    from trainer.model.decoder import swiglu
 
     def loss(x: Any, weights: dict[str, Any]) -> Any:
-        return jnp.sum(mlp(weights, x) ** 2)
+        return jnp.sum(swiglu(x, weights["gate"], weights["up"], weights["down"]) ** 2)
 
     weights = {"gate": some(1, D_MODEL, D_FF), "up": some(2, D_MODEL, D_FF), "down": some(3, D_FF, D_MODEL)}
     gradients = jax.jit(jax.grad(loss, argnums=(0, 1)))

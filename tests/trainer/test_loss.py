@@ -78,7 +78,9 @@ def test_sums_are_those_of_the_reference(chunk_tokens: int | None, hidden: Any, 
     np.testing.assert_allclose(sums[:3], expected.sums, rtol=1e-6)
     assert float(objective) == pytest.approx(expected.cross_entropy + 0.25 * expected.squared_log_z, rel=1e-6)
     weighed = Reference(hidden, head, tokens, weights)
-    np.testing.assert_allclose(sums_of(hidden, head, tokens, chunk_tokens=chunk_tokens, targets_weight=weights), weighed.sums, rtol=1e-6)
+    np.testing.assert_allclose(
+        sums_of(hidden, head, tokens, chunk_tokens=chunk_tokens, targets_weight=weights)[:3], weighed.sums, rtol=1e-6
+    )
 
 
 @in_chunks
@@ -116,7 +118,7 @@ def test_the_last_position_and_the_first_token_do_not_count(chunk_tokens: int | 
 
 
 def test_sums_of_parts_add_up(hidden: Any, head: Any, tokens: Any):
-    parts = [sums_of(hidden[i : i + 1], head, tokens[i : i + 1], chunk_tokens=4) for i in range(ROWS)]
+    parts = [sums_of(hidden[i : i + 1], head, tokens[i : i + 1], chunk_tokens=4)[:3] for i in range(ROWS)]
     np.testing.assert_allclose(np.sum(parts, axis=0), sums_of(hidden, head, tokens)[:3], rtol=1e-6)
 
 
