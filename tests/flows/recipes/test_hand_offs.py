@@ -93,7 +93,8 @@ def undeclared(parent: str, phase: str, change: str) -> str:
 
 
 def test_every_kind_of_change_is_tried():
-    assert set(CHANGES) == set(get_args(Change))
+    """Balancing is tried where there are experts: test_trinity_hand_offs.py."""
+    assert {*CHANGES, "balancing"} == set(get_args(Change))
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -120,7 +120,8 @@ def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path):
         ("/nowhere/mine", "no such file: /nowhere/mine. A recipe is a .py or a .json file"),
         (
             "marin-8",
-            "no recipe is called 'marin-8'; there are marin-8b, marin-32b, and any recipe in a .py or .json file. Did you mean marin-8b",
+            "no recipe is called 'marin-8'; there are marin-8b, marin-32b, trinity-nano, trinity-mini, trinity-large, and any recipe in "
+            "a .py or .json file. Did you mean marin-8b",
         ),
         ("mine.json:MINE", "a .json file is one recipe"),
     ],
