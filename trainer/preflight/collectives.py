@@ -13,7 +13,7 @@ from trainer.preflight.hlo import Instruction, Module, arrays, total_bytes
 from trainer.preflight.spec import Collective, Link
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-AXES = ("replica", "fsdp", "tensor")
+AXES = ("replica", "fsdp", "expert", "tensor")
 BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 
 
@@ -110,7 +110,7 @@ def first_group(text: str, mesh: Mesh) -> list[int]:
         places = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
         along = set(re.findall(r"'([^']+)'", named.group(2)))
         return [int(device) for device in places[tuple(slice(None) if axis in along else 0 for axis in sizes)].ravel()]
-    return list(range(mesh.replica * mesh.fsdp * mesh.tensor))
+    return list(range(math.prod(_shape(mesh))))
 
 
 def _tiled(shape: str, dimensions: str, order: str | None) -> list[int]:
@@ -125,5 +125,9 @@ def _tiled(shape: str, dimensions: str, order: str | None) -> list[int]:
 
 def axes_of(group: list[int], mesh: Mesh) -> tuple[str, ...]:
     """The axes of the mesh along which the places of these devices differ; devices are numbered along the last axis first."""
-    places = np.unravel_index(np.asarray(group), (mesh.replica, mesh.fsdp, mesh.tensor))
+    places = np.unravel_index(np.asarray(group), _shape(mesh))
     return tuple(axis for axis, along in zip(AXES, places, strict=True) if len(set(along.tolist())) > 1)
+
+
+def _shape(mesh: Mesh) -> tuple[int, ...]:
+    return mesh.replica, mesh.fsdp, mesh.expert, mesh.tensor
