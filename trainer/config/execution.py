@@ -26,8 +26,8 @@ class Execution(Frozen):
         remat: what the backward pass computes again: nothing, all but the products with weights, or all of a block; `offload` computes
             all again and keeps what goes from block to block in the host's memory.
         attention: the kernel; "auto" takes Splash on a TPU, cuDNN on a GPU where the types fit, XLA elsewhere.
-        expert_kernel: how experts are computed: in blocks of a fixed size, or by `jax.lax.ragged_dot`; "auto" takes what the platform is
-            quicker with.
+        expert_kernel: how experts are computed: in blocks of a fixed size, by `jax.lax.ragged_dot`, or by jax's kernel for TPUs, with which
+            rows also travel between devices by the exchange that only TPUs have; "auto" takes what the platform is quickest with.
         microbatch_sequences: gradients are summed over parts of the batch of so many sequences; None is the whole batch at once.
         loss_chunk_tokens: logits of so many tokens exist at a time; None is all.
         stall_seconds: a process that applies no update for so long is ended; None is never. The first update compiles, too.
@@ -36,7 +36,7 @@ class Execution(Frozen):
     mesh: Mesh = Mesh()
     remat: Literal["none", "dots", "full", "offload"] = "none"
     attention: Literal["auto", "xla", "splash", "cudnn"] = "auto"
-    expert_kernel: Literal["auto", "padded", "ragged"] = "auto"
+    expert_kernel: Literal["auto", "padded", "ragged", "megablox"] = "auto"
     microbatch_sequences: int | None = Field(default=None, gt=0)
     loss_chunk_tokens: int | None = Field(default=None, gt=0)
     stall_seconds: float | None = Field(default=1800.0, gt=0)

@@ -22,6 +22,9 @@ from trainer.kernels.experts import apply_experts, apply_sorted, choose
 from trainer.model.router import Routed
 from trainer.sharding import BATCH_AXES, EXPERT_AXIS, TENSOR_AXIS, constrain
 
+FURTHER_ROUNDS = "further_rounds"
+"""The name, in a compiled program, of what a balanced load does not do; preflight does not count it."""
+
 
 def apply_on_mesh(x: Float[Array, "n d"], routed: Routed, matrices: Matrices, *, kernel: str) -> tuple[Float[Array, "n d"], Int[Array, ""]]:
     """As `trainer.kernels.experts.apply_experts`, on the mesh in sight; without one it is that function.
@@ -108,7 +111,8 @@ def _exchange_forward(
     def add(number: Int[Array, ""], results: Float[Array, "m d"]) -> Float[Array, "m d"]:
         return results + _round(passage, kernel, counts, number, rows, gates, matrices)
 
-    results = jax.lax.fori_loop(1, _rounds(counts, passage), add, results)
+    with jax.named_scope(FURTHER_ROUNDS):
+        results = jax.lax.fori_loop(1, _rounds(counts, passage), add, results)
     return results, (backward, rows, gates, matrices, counts)
 
 
@@ -119,7 +123,10 @@ def _exchange_backward(passage: Passage, kernel: str, saved: tuple[Any, ...], of
         _, again = jax.vjp(partial(_round, passage, kernel, counts, number), rows, gates, matrices)
         return jax.tree.map(jnp.add, gradients, again(of_results))
 
-    return *jax.lax.fori_loop(1, _rounds(counts, passage), add, backward(of_results)), None
+    gradients = backward(of_results)
+    with jax.named_scope(FURTHER_ROUNDS):
+        gradients = jax.lax.fori_loop(1, _rounds(counts, passage), add, gradients)
+    return *gradients, None
 
 
 _exchange.defvjp(_exchange_forward, _exchange_backward)
