@@ -1,8 +1,5 @@
 """The rules table and what it refuses, here; what happens on eight devices, in processes that have eight (`on_eight_devices.py`)."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,6 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from tests.trainer.eight_devices import run_on_eight_devices
 from trainer.base.errors import ConfigError
 from trainer.base.storage import read_json, write_json
 from trainer.config import Mesh, ModelConfig, RunConfig
@@ -160,19 +158,10 @@ def test_weights_cut_over_slices_are_refused():
         build_mesh(Mesh(fsdp=8), [device(number, slice_index=number // 4) for number in range(8)])
 
 
-def on_eight_devices(runs: list[RunConfig], folder: Path) -> list[dict[str, Any]]:
+def train_on_eight_devices(runs: list[RunConfig], folder: Path) -> list[dict[str, Any]]:
     """What `on_eight_devices.py` finds of each run."""
     write_json(folder / "cases.json", [run.model_dump(mode="json") for run in runs])
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        "PYTHONPATH": str(WORKER.parents[2]),
-    }
-    command = [sys.executable, str(WORKER), str(folder / "cases.json"), str(folder / "found.json")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_on_eight_devices(WORKER, folder / "cases.json", folder / "found.json")
     return read_json(folder / "found.json")
 
 
@@ -197,7 +186,7 @@ def train_family(make_run: MakeRun, model: ModelConfig, tmp_path_factory: pytest
         }
         meshes = [mesh for of, mesh in CASES if of == family]
         runs = [make_run(f"{family} {mesh}", **changes, execution={"mesh": MESHES[mesh], "microbatch_sequences": 8}) for mesh in meshes]
-        return dict(zip(meshes, on_eight_devices(runs, tmp_path_factory.mktemp(family)), strict=True))
+        return dict(zip(meshes, train_on_eight_devices(runs, tmp_path_factory.mktemp(family)), strict=True))
 
     return train
 

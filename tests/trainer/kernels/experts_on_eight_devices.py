@@ -16,13 +16,14 @@ import numpy as np
 from jaxtyping import Array
 
 from trainer.base.storage import write_json
-from trainer.config import Mesh
+from trainer.config import Experts, Mesh
 from trainer.kernels import expert_parallel
 from trainer.kernels.expert_blocks import Matrices
-from trainer.kernels.expert_exchange import Passage, plan_passage
+from trainer.kernels.expert_exchange import Passage, count_rounds, plan_passage
 from trainer.kernels.expert_parallel import apply_on_mesh
+from trainer.model.experts import mix_experts
 from trainer.model.router import Routed
-from trainer.sharding import build_mesh, on_mesh, replicated
+from trainer.sharding import batch_sharding, build_mesh, on_mesh, replicated
 
 TOKENS, D_MODEL, D_EXPERT, NUM_EXPERTS, NUM_ACTIVE = 128, 16, 8, 16, 2
 RNG = np.random.default_rng(7)
@@ -102,6 +103,33 @@ def measure(alone: Any, together: Any) -> dict[str, Any]:
     }
 
 
+def rounds_of(chosen: np.ndarray, mesh: Mesh, passage: Passage) -> int:
+    """How many rounds the fullest row of the mesh along `expert` needs."""
+    parts = chosen.reshape(mesh.replica * mesh.fsdp, mesh.expert, -1)
+    counts = [[np.bincount(part, minlength=NUM_EXPERTS).reshape(mesh.expert, -1) for part in row] for row in parts]
+    return max(int(count_rounds(jnp.asarray(row, jnp.int32), passage)) for row in counts)
+
+
+def choose_with_ties(mesh: Mesh | None) -> tuple[np.ndarray, list[int]]:
+    """Results, and tokens of each expert, of a router whose experts are four times the same four, on tokens of which half are zero."""
+    devices = None if mesh is None else build_mesh(mesh)
+    experts = Experts(
+        num_experts=16, num_active=3, num_shared=0, d_expert=8, route_scale=1.0, num_dense_layers=0, balancing=None, sequence_loss=0.0
+    )
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(8, 16, 256)).astype(np.float32) * (np.arange(16) % 2)[:, None].astype(np.float32)
+    router = np.tile(rng.normal(size=(256, 4)), 4).astype(np.float32)
+    shapes = {"expert_gate": (16, 256, 8), "expert_up": (16, 256, 8), "expert_down": (16, 8, 256)}
+    weights = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    weights |= {"router": router, "router_bias": np.zeros(16, np.float32)}
+    function = jax.jit(on_mesh(lambda x, weights: mix_experts(x, weights, experts, counted=None, kernel="padded"), devices))
+    if devices is not None:
+        x = jax.device_put(x, batch_sharding(devices))
+        weights = jax.device_put(weights, replicated(devices))
+    mixed, routing = jax.device_get(function(x, weights))
+    return mixed, routing.load.counts.tolist()
+
+
 def main(found: Path) -> None:
     assert len(jax.devices()) == 8
     jax.lax.ragged_all_to_all = ragged_exchange  # pyright: ignore[reportAttributeAccessIssue]
@@ -115,8 +143,15 @@ def main(found: Path) -> None:
 
         expert_parallel.plan_passage = plan
         function = build(mesh)
-        found_here = {load: function(chosen) for load, chosen in LOADS.items()}
-        results[f"{way}: {name}"] = {load: measure(expected[load], found_here[load]) for load in LOADS}
+        passage = plan("", TOKENS * NUM_ACTIVE * mesh.tensor // 8, mesh.expert)
+        results[f"{way}: {name}"] = {
+            load: {**measure(expected[load], function(chosen)), "rounds": rounds_of(chosen, mesh, passage)}
+            for load, chosen in LOADS.items()
+        }
+    mixed, counts = choose_with_ties(None)
+    for name, mesh, _ in CASES[:3]:
+        mixed_here, counts_here = choose_with_ties(mesh)
+        results[f"ties: {name}"] = {"same_bits": mixed.tobytes() == mixed_here.tobytes(), "counts": [counts, counts_here]}
     write_json(found, results)
 
 
