@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from trainer.base.errors import ConfigError
 from trainer.kernels.expert_blocks import Matrices, apply_blocks, block_rows, count_overflowed
-from trainer.kernels.expert_order import sort_by_expert
+from trainer.kernels.expert_order import Order, sort_by_expert
 from trainer.kernels.expert_ragged import apply_ragged
 from trainer.model.router import Routed
 
@@ -45,18 +45,27 @@ def apply_experts(
     """
     assert routed.scores.shape[1] == len(gate), f"the router has {routed.scores.shape[1]} experts, there are weights of {len(gate)}"
     ordered = sort_by_expert(routed.chosen, len(gate))
-    assignments = routed.chosen.size
-    matrices = Matrices(gate, up, down)
+    result = apply_sorted(x, routed.gates, Matrices(gate, up, down), ordered, kernel)
+    return result, count_overflowed(ordered.counts, routed.chosen.size)
+
+
+def apply_sorted(
+    x: Float[Array, "n d"], gates: Float[Array, "n k"], matrices: Matrices, ordered: Order, kernel: str
+) -> Float[Array, "n d"]:
+    """The result of `apply_experts` for sorted assignments. Those behind the last expert's are not computed: their results may be anything.
+
+    Raises:
+        ConfigError: there is no such kernel.
+    """
     match choose(kernel, "tpu" if kernel == "megablox" else jax.default_backend()):
         case "ragged":
-            result = apply_ragged(x, routed.gates, matrices, ordered)
+            return apply_ragged(x, gates, matrices, ordered)
         case "megablox":
             from trainer.kernels.expert_megablox import apply_megablox  # half a second, for those who need it
 
-            result = apply_megablox(x, routed.gates, matrices, ordered)
+            return apply_megablox(x, gates, matrices, ordered)
         case _:
-            result = apply_blocks(x, routed.gates, matrices, ordered, block_rows(assignments, len(gate)))
-    return result, count_overflowed(ordered.counts, assignments)
+            return apply_blocks(x, gates, matrices, ordered, block_rows(gates.size, len(matrices.gate)))
 
 
 def choose(kernel: str, platform: str) -> str:
