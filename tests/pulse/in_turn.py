@@ -93,7 +93,7 @@ def call(words: list[str]) -> int:
             from flows.train_phase import train_phase
 
             recipe, phase, home = words[1:]
-            train_phase(recipe, phase, "proxy", home)
+            train_phase(recipe, phase, home=home)
         else:
             from flows.cli import main as phasewise
 

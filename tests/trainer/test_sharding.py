@@ -187,16 +187,11 @@ def train_family(make_run: MakeRun, model: ModelConfig, tmp_path_factory: pytest
             },
         }
         meshes = [mesh for of, mesh in CASES if of == family]
-<<<<<<< HEAD
         parts = {"microbatch_sequences": 8}
         remats = [REMATS.get((family, mesh), "none") for mesh in meshes]
         executions = [{**parts, "mesh": MESHES[mesh], "remat": remat} for mesh, remat in zip(meshes, remats, strict=True)]
         runs = [make_run(f"{family} {mesh}", **changes, execution=each) for mesh, each in zip(meshes, executions, strict=True)]
-        return dict(zip(meshes, on_eight_devices(runs, tmp_path_factory.mktemp(family)), strict=True))
-=======
-        runs = [make_run(f"{family} {mesh}", **changes, execution={"mesh": MESHES[mesh], "microbatch_sequences": 8}) for mesh in meshes]
         return dict(zip(meshes, train_on_eight_devices(runs, tmp_path_factory.mktemp(family)), strict=True))
->>>>>>> mesh
 
     return train
 

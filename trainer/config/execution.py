@@ -54,13 +54,8 @@ class Execution(Frozen):
         remat: what the backward pass computes again: nothing, all but the products with weights, or all of a block; `offload` computes
             all again and keeps what goes from block to block in the host's memory. Or what is kept, and where, by name.
         attention: the kernel; "auto" takes Splash on a TPU, cuDNN on a GPU where the types fit, XLA elsewhere.
-<<<<<<< HEAD
-        expert_kernel: how experts are computed: in blocks, by `jax.lax.ragged_dot`, or on TPUs by Megablox; "auto" takes what the
-            platform is quicker with.
-=======
-        expert_kernel: how experts are computed: in blocks of a fixed size, by `jax.lax.ragged_dot`, or by jax's kernel for TPUs, with which
-            rows also travel between devices by the exchange that only TPUs have; "auto" takes what the platform is quickest with.
->>>>>>> mesh
+        expert_kernel: how experts are computed: in blocks, by `jax.lax.ragged_dot`, or on TPUs by Megablox, with which rows also travel
+            between devices by the exchange that only TPUs have; "auto" takes what the platform is quickest with.
         microbatch_sequences: gradients are summed over parts of the batch of so many sequences; None is the whole batch at once.
         loss_chunk_tokens: logits of so many tokens exist at a time; None is all.
         stall_seconds: a process that applies no update for so long is ended; None is never. The first update compiles, too.
