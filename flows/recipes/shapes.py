@@ -89,5 +89,5 @@ def afmoe(
         "initializer_std": 0.5 / math.sqrt(d_model),
         "initializer_cutoff": 3.0,
     }
-    window = {"sliding_window": sliding_window or seq_len // 2, "global_attention_every": global_attention_every}
-    return llama(num_layers=num_layers, d_model=d_model, seq_len=seq_len, experts=experts, **{**family, **window, **fields})
+    family |= {"sliding_window": sliding_window or seq_len // 2, "global_attention_every": global_attention_every}
+    return llama(num_layers=num_layers, d_model=d_model, seq_len=seq_len, experts=experts, **(family | fields))

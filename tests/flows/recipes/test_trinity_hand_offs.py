@@ -65,7 +65,8 @@ def test_balancing_that_does_not_change_is_not_declared():
 
 @pytest.mark.parametrize("field", ["route_scale", "num_active"])
 def test_what_else_changes_of_experts_is_architecture(field: str):
-    second = recipe(phase(), declares=("architecture",), **{field: 3}).phase("second")
+    changed: dict[str, Any] = {field: 3}
+    second = recipe(phase(), declares=("architecture",), **changed).phase("second")
     assert set(changes_between(phase(), second)) == {"architecture"}
 
 
@@ -82,9 +83,10 @@ def test_fresh_momentum_is_refused_where_there_is_none():
 @pytest.mark.parametrize(("field", "value"), [("num_dense_layers", 2), ("num_experts", 16), ("d_expert", 64), ("num_shared", 2)])
 def test_experts_of_another_shape_are_a_new_run(field: str, value: int):
     """Large's three dense layers became six: its weights could not be carried."""
+    changed: dict[str, Any] = {field: value}
     said = rf"must keep the experts' weights, found .*{field} .* before it and .*{field} {value}.*scratch"
     with pytest.raises(ValidationError, match=said):
-        recipe(phase(), declares=("architecture",), **{field: value})
+        recipe(phase(), declares=("architecture",), **changed)
 
 
 def test_a_dense_model_does_not_become_a_sparse_one():

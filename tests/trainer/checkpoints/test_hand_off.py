@@ -132,6 +132,27 @@ def test_a_hand_off_carries_everything(build: Build, llama: Parent):
     assert_equal(state_to_start_from(build(start=llama.start())), llama.state)
 
 
+def experts(kind: str) -> dict[str, Any]:
+    """A model with experts, balanced by SMEBU, which keeps momentum, or by sign updates, which keep none."""
+    rules = {"smebu": {"kind": "smebu", "rate": 5e-4, "sharpness": 2.0, "momentum": 0.5}, "sign": {"kind": "sign", "rate": 1e-3}}
+    shape = {"num_experts": 4, "num_active": 2, "num_shared": 1, "d_expert": 8, "route_scale": 1.0, "num_dense_layers": 1}
+    return {"experts": {**shape, "balancing": rules[kind], "sequence_loss": 0.0}}
+
+
+def test_momentum_of_balancing_is_carried_let_go_or_declared_fresh(build: Build, leave: Callable[..., Parent]):
+    """Weights are the parent's in each case, the routers' biases among them."""
+    smebu, sign = leave(2, **experts("smebu")), leave(3, **experts("sign"))
+    assert jax.tree.leaves(smebu.state.balancing)
+    assert_equal(state_to_start_from(build(start=smebu.start(), **experts("smebu"))), smebu.state)
+    without = state_to_start_from(build(start=smebu.start(), **experts("sign")))
+    assert_equal((without.params, without.balancing), (smebu.state.params, None))
+    with pytest.raises(CheckpointError, match=r"declare 'balancing' in the hand-off's `fresh`"):
+        state_to_start_from(build(start=sign.start(), **experts("smebu")))
+    begun = state_to_start_from(build(start=sign.start("balancing"), **experts("smebu")))
+    assert_equal(begun.params, sign.state.params)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(begun.balancing))
+
+
 def test_from_scratch_all_is_fresh(build: Build):
     run = build()
     found = state_to_start_from(run)
