@@ -1,7 +1,8 @@
 """Which dimension of which array is cut over which devices: one table of rules, and everything that reads it.
 
-`replica` holds copies (over slices, where there are several), `fsdp` cuts weights and optimizer state, `tensor` cuts heads, d_ff and the
-vocabulary. A batch is cut over `replica` and `fsdp`. On one device there is no mesh (`None`), and nothing here does anything.
+`replica` holds copies (over slices, where there are several), `fsdp` cuts weights and optimizer state, `expert` deals out the experts of a
+layer and is a part of `fsdp` for all other weights, `tensor` cuts heads, d_ff and the vocabulary. A batch is cut over `replica`, `fsdp`
+and `expert`. On one device there is no mesh (`None`), and nothing here does anything.
 """
 
 import math
@@ -22,24 +23,31 @@ from trainer.model.specs import ParamSpec
 T = TypeVar("T")
 Device = Any
 """A `jax.Device`; jax gives it no type."""
-MESH_AXES: tuple[str, ...] = ("replica", "fsdp", "tensor", "expert", "context")
-"""The axes of every mesh. The last two keep their names for models that need them; they have one device each."""
-BATCH_AXES: tuple[str, ...] = ("replica", "fsdp")
+MESH_AXES: tuple[str, ...] = ("replica", "fsdp", "expert", "tensor", "context")
+"""The axes of every mesh, those that cut a batch first. `context` keeps its name for models that need it; it has one device."""
+BATCH_AXES: tuple[str, ...] = ("replica", "fsdp", "expert")
+EXPERT_AXIS = "expert"
+TENSOR_AXIS = "tensor"
 
 RULES: Mapping[str, str | tuple[str, ...] | None] = {
     "batch": BATCH_AXES,
     "looked_up_batch": "replica",
     "position": "context",
     "layer": None,
-    "d_model": "fsdp",
+    "d_model": ("fsdp", "expert"),
     "query_heads": "tensor",
     "kv_heads": "tensor",
     "head_dim": None,
     "d_ff": "tensor",
     "vocab": "tensor",
-    "expert": "expert",
+    "expert": EXPERT_AXIS,
+    "expert_d_model": "fsdp",
+    "router_expert": None,
 }
 """Logical axis → the mesh axes that cut it; None is whole on every device.
+
+d_model of a weight that is no expert's is cut over `expert` too: whole along that axis, the dense weights and moments of a large sparse
+model would be several times as large on a device (16 bytes a weight), and gathering them costs the same either way.
 
 `looked_up_batch` is the batch of rows that were just looked up in the embedding, which is cut along d_model: the devices of a replica first
 look up their part of d_model for all rows of the replica, then exchange parts.
@@ -116,11 +124,11 @@ def _device_grid(mesh: Mesh, devices: list[Device]) -> np.ndarray:
 
 
 def _shape(mesh: Mesh) -> tuple[int, ...]:
-    return mesh.replica, mesh.fsdp, mesh.tensor, 1, 1
+    return mesh.replica, mesh.fsdp, mesh.expert, mesh.tensor, 1
 
 
 def _said(mesh: Mesh) -> str:
-    return f"replica {mesh.replica} × fsdp {mesh.fsdp} × tensor {mesh.tensor}"
+    return f"replica {mesh.replica} × fsdp {mesh.fsdp} × expert {mesh.expert} × tensor {mesh.tensor}"
 
 
 def run_mesh(run: RunConfig) -> jax.sharding.Mesh | None:
@@ -139,32 +147,37 @@ def run_mesh(run: RunConfig) -> jax.sharding.Mesh | None:
 
 
 def check_mesh(mesh: Mesh, model: ModelConfig) -> None:
-    """Refuse a mesh that does not cut every dimension of every weight into equal parts.
+    """Refuse a mesh that does not cut every dimension of every weight into equal parts, or deals out experts that are not there.
 
     Raises:
         ConfigError: see above.
     """
+    if mesh.expert > 1 and model.experts is None:
+        raise ConfigError(
+            f"expert of execution.mesh needs a model with experts, found {_said(mesh)} for a model without: take fsdp in its place."
+        )
     sizes: dict[str, int] = dict(zip(MESH_AXES, _shape(mesh), strict=True))
     for path, spec in jax.tree_util.tree_leaves_with_path(param_specs(model)):
         partition_spec(spec.axes)
         for axis, length in zip(spec.axes, spec.shape, strict=True):
-            if length % (parts := math.prod(sizes[name] for name in _mesh_axes(axis))):
+            names = [name for name in _mesh_axes(axis) if sizes[name] > 1]
+            if length % (parts := math.prod(sizes[name] for name in names)):
                 raise ConfigError(
-                    f"{' × '.join(_mesh_axes(axis))} of execution.mesh must divide {axis}, found {parts} for {length} in the weight "
-                    f"{jax.tree_util.keystr(path)}: take a mesh whose {' × '.join(_mesh_axes(axis))} divides {length}."
+                    f"{' × '.join(names)} of execution.mesh must divide {axis}, found {parts} for {length} in the weight "
+                    f"{jax.tree_util.keystr(path)}: take a mesh whose {' × '.join(names)} divides {length}."
                 )
 
 
 def check_batch(mesh: Mesh, sequences: int, name: str) -> None:
-    """Refuse a number of sequences that `replica` × `fsdp` does not divide; `name` says where it is set.
+    """Refuse a number of sequences that `replica` × `fsdp` × `expert` does not divide; `name` says where it is set.
 
     Raises:
         ConfigError: see above.
     """
-    if sequences % (parts := mesh.replica * mesh.fsdp):
+    if sequences % (parts := mesh.replica * mesh.fsdp * mesh.expert):
         raise ConfigError(
-            f"replica × fsdp of execution.mesh must divide {name}, found {mesh.replica} × {mesh.fsdp} = {parts} for {sequences} sequences: "
-            f"take a mesh whose replica × fsdp divides {sequences}, or another batch."
+            f"replica × fsdp × expert of execution.mesh must divide {name}, found {mesh.replica} × {mesh.fsdp} × {mesh.expert} = {parts} "
+            f"for {sequences} sequences: take a mesh whose replica × fsdp × expert divides {sequences}, or another batch."
         )
 
 
@@ -205,7 +218,7 @@ def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
 
 
 def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
-    """Rows over `replica` and `fsdp`; what belongs to a row stays together."""
+    """Rows over `replica`, `fsdp` and `expert`; what belongs to a row stays together."""
     return NamedSharding(mesh, partition_spec(("batch",)))
 
 

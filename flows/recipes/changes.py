@@ -1,4 +1,4 @@
-"""What a hand-off changes between two phases, and how that is told."""
+"""What a hand-off changes between two phases, and how that is put in words."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -69,7 +69,7 @@ def segment_at(phase: Phase, step: int) -> LearningRateSegment:
     return next((segment for segment in phase.learning_rate if segment.start_step <= step < segment.end_step), phase.learning_rate[-1])
 
 
-def told(before: object, after: object) -> Pair:
+def both_in_words(before: object, after: object) -> Pair:
     """Both values in words, of large ones only where they differ."""
     was, now = _plain(before), _plain(after)
     if not (isinstance(was, dict) and isinstance(now, dict)):
@@ -108,7 +108,7 @@ def _balancing(parent: Phase, phase: Phase) -> tuple[object, object]:
 
 
 def _described(name: Change, before: object, after: object) -> str:
-    was, now = told(before, after)
+    was, now = both_in_words(before, after)
     factor = ""
     if name == "learning_rate" and isinstance(before, float) and isinstance(after, float) and min(before, after) > 0:
         factor = f", {max(before, after) / min(before, after):.3g} times {'higher' if after > before else 'lower'} in one step"

@@ -27,8 +27,9 @@ COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "coll
 
 
 class Trained(NamedTuple):
-    """What each update measured, the state after the first and after the last, and the compiled program."""
+    """The tokens and documents of each update, what it measured, the state after the first and after the last, and the compiled program."""
 
+    batches: list[tuple[np.ndarray, np.ndarray]]
     measured: list[StepMetrics]
     first: TrainState
     last: TrainState
@@ -38,6 +39,7 @@ class Trained(NamedTuple):
 def compare(run: RunConfig, alone: Trained, together: Trained, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     """The differences between the run on its mesh and on one device, and where everything lies on the mesh."""
     return {
+        "same_batches": all(map(np.array_equal, alone.batches, together.batches)),
         "losses": [[float(one.loss), float(other.loss)] for one, other in zip(alone.measured, together.measured, strict=True)],
         "measured": differences(alone.measured, together.measured),
         "first": differences(alone.first, together.first),
@@ -60,16 +62,17 @@ def train(run: RunConfig, mesh: jax.sharding.Mesh | None) -> Trained:
     build = build_train_step(run.model, run.optimizer, run.execution, mesh)
     shardings = None if mesh is None else state_shardings(jax.eval_shape(lambda: init_state(run)), run.model, mesh)
     state = state_to_start_from(run, shardings)
-    step, first, measured = None, None, []
+    step, first, measured, batches = None, None, [], []
     for number, batch in enumerate(loader.batches(run.start_step, run.stop_step)):
         rows = place_batch(batch.tokens, mesh), place_batch(batch.segment_ids, mesh)
         step = step or cast(Any, build).lower(state, *rows, scheduled_at(run, number)).compile()
         state, values = step(state, *rows, scheduled_at(run, number))
         measured.append(jax.device_get(values))
+        batches.append(jax.device_get(rows))
         first = first or cast(TrainState, jax.tree.map(np.array, state))
     assert first is not None
     assert step is not None
-    return Trained(measured, first, state, step.as_text())
+    return Trained(batches, measured, first, state, step.as_text())
 
 
 def differences(alone: Any, together: Any) -> dict[str, float]:

@@ -1,8 +1,5 @@
 """The rules table and what it refuses, here; what happens on eight devices, in processes that have eight (`on_eight_devices.py`)."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,9 +11,10 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from tests.trainer.eight_devices import run_on_eight_devices
 from trainer.base.errors import ConfigError
 from trainer.base.storage import read_json, write_json
-from trainer.config import Mesh, ModelConfig, RunConfig
+from trainer.config import Kept, Mesh, ModelConfig, RunConfig
 from trainer.model.params import param_specs
 from trainer.sharding import (
     MESH_AXES,
@@ -40,6 +38,8 @@ pytestmark = pytest.mark.timeout(600)
 
 MESHES = {"8": Mesh(fsdp=8), "2x4": Mesh(replica=2, fsdp=4), "1x4x2": Mesh(fsdp=4, tensor=2), "2x2x2": Mesh(replica=2, fsdp=2, tensor=2)}
 FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, "qwen": {"qk_norm": True, "tied_head": True}}
+REMATS = {("qwen", "2x2x2"): Kept(on_device=("query", "value", "gate"))}
+"""What is kept by name on a mesh; the run on one device keeps everything."""
 CASES = [*(("llama", mesh) for mesh in MESHES), ("qwen", "2x4"), ("qwen", "2x2x2")]
 
 
@@ -53,12 +53,14 @@ def test_each_logical_axis_of_a_weight_has_a_rule_and_each_rule_names_axes_of_th
 @pytest.mark.parametrize(
     ("axes", "spec"),
     [
-        (("layer", "d_model", "query_heads", "head_dim"), (None, "fsdp", "tensor", None)),
-        (("layer", "d_model", "kv_heads", "head_dim"), (None, "fsdp", "tensor", None)),
-        (("layer", "query_heads", "head_dim", "d_model"), (None, "tensor", None, "fsdp")),
-        (("layer", "d_ff", "d_model"), (None, "tensor", "fsdp")),
-        (("vocab", "d_model"), ("tensor", "fsdp")),
-        (("batch", "position", None), (("replica", "fsdp"), "context", None)),
+        (("layer", "d_model", "query_heads", "head_dim"), (None, ("fsdp", "expert"), "tensor", None)),
+        (("layer", "d_model", "kv_heads", "head_dim"), (None, ("fsdp", "expert"), "tensor", None)),
+        (("layer", "query_heads", "head_dim", "d_model"), (None, "tensor", None, ("fsdp", "expert"))),
+        (("layer", "d_ff", "d_model"), (None, "tensor", ("fsdp", "expert"))),
+        (("vocab", "d_model"), ("tensor", ("fsdp", "expert"))),
+        (("layer", "expert", "expert_d_model", "d_ff"), (None, "expert", "fsdp", "tensor")),
+        (("layer", "d_model", "router_expert"), (None, ("fsdp", "expert"), None)),
+        (("batch", "position", None), (("replica", "fsdp", "expert"), "context", None)),
         ((), ()),
     ],
 )
@@ -98,7 +100,7 @@ def test_a_mesh_that_divides_every_weight_is_taken(model: ModelConfig):
 
 def test_a_batch_of_8192_over_3_is_refused():
     with pytest.raises(
-        ConfigError, match=r"replica × fsdp of execution.mesh must divide the batch, found 1 × 3 = 3 for 8192 sequences: take"
+        ConfigError, match=r"replica × fsdp × expert of execution.mesh must divide the batch, found 1 × 3 × 1 = 3 for 8192 sequences: take"
     ):
         check_batch(Mesh(fsdp=3), 8192, "the batch")
     check_batch(Mesh(replica=2, fsdp=4, tensor=3), 8192, "the batch")
@@ -106,16 +108,16 @@ def test_a_batch_of_8192_over_3_is_refused():
 
 def test_a_run_is_refused_at_the_batch_that_its_mesh_does_not_divide(make_run: MakeRun):
     run = make_run("over eight", batch=[[0, 8], [10, 12]], execution={"mesh": {"fsdp": 8}})
-    with pytest.raises(ConfigError, match="must divide the batch from step 10, found 1 × 8 = 8 for 12 sequences"):
+    with pytest.raises(ConfigError, match="must divide the batch from step 10, found 1 × 8 × 1 = 8 for 12 sequences"):
         run_mesh(run)
     run = make_run("over eight", batch=[[0, 8]], execution={"mesh": {"fsdp": 8}, "microbatch_sequences": 4})
-    with pytest.raises(ConfigError, match=r"must divide execution.microbatch_sequences, found 1 × 8 = 8 for 4 sequences"):
+    with pytest.raises(ConfigError, match=r"must divide execution.microbatch_sequences, found 1 × 8 × 1 = 8 for 4 sequences"):
         run_mesh(run)
 
 
 def test_a_mesh_of_another_size_than_the_devices_is_refused(make_run: MakeRun):
     with pytest.raises(
-        ConfigError, match=r"found replica 2 × fsdp 2 × tensor 1 = 4 places for 1 devices: change the mesh, or start on other"
+        ConfigError, match=r"found replica 2 × fsdp 2 × expert 1 × tensor 1 = 4 places for 1 devices: change the mesh, or start on other"
     ):
         run_mesh(make_run("four", execution={"mesh": {"replica": 2, "fsdp": 2}}))
 
@@ -152,23 +154,16 @@ def test_replicas_go_over_the_slices_and_fsdp_stays_within_one(monkeypatch: pyte
 
 
 def test_weights_cut_over_slices_are_refused():
-    with pytest.raises(ConfigError, match="replica must be a multiple of the number of slices, found replica 1 × fsdp 8 × tensor 1 for 2"):
+    with pytest.raises(
+        ConfigError, match="replica must be a multiple of the number of slices, found replica 1 × fsdp 8 × expert 1 × tensor 1 for 2"
+    ):
         build_mesh(Mesh(fsdp=8), [device(number, slice_index=number // 4) for number in range(8)])
 
 
-def on_eight_devices(runs: list[RunConfig], folder: Path) -> list[dict[str, Any]]:
+def train_on_eight_devices(runs: list[RunConfig], folder: Path) -> list[dict[str, Any]]:
     """What `on_eight_devices.py` finds of each run."""
     write_json(folder / "cases.json", [run.model_dump(mode="json") for run in runs])
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        "PYTHONPATH": str(WORKER.parents[2]),
-    }
-    command = [sys.executable, str(WORKER), str(folder / "cases.json"), str(folder / "found.json")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_on_eight_devices(WORKER, folder / "cases.json", folder / "found.json")
     return read_json(folder / "found.json")
 
 
@@ -192,8 +187,11 @@ def train_family(make_run: MakeRun, model: ModelConfig, tmp_path_factory: pytest
             },
         }
         meshes = [mesh for of, mesh in CASES if of == family]
-        runs = [make_run(f"{family} {mesh}", **changes, execution={"mesh": MESHES[mesh], "microbatch_sequences": 8}) for mesh in meshes]
-        return dict(zip(meshes, on_eight_devices(runs, tmp_path_factory.mktemp(family)), strict=True))
+        parts = {"microbatch_sequences": 8}
+        remats = [REMATS.get((family, mesh), "none") for mesh in meshes]
+        executions = [{**parts, "mesh": MESHES[mesh], "remat": remat} for mesh, remat in zip(meshes, remats, strict=True)]
+        runs = [make_run(f"{family} {mesh}", **changes, execution=each) for mesh, each in zip(meshes, executions, strict=True)]
+        return dict(zip(meshes, train_on_eight_devices(runs, tmp_path_factory.mktemp(family)), strict=True))
 
     return train
 

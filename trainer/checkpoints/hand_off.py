@@ -152,12 +152,12 @@ def _gathered(run: RunConfig, origins: Mapping[str, Origin], shardings: TrainSta
     for checkpoint in sorted({origin for origin in origins.values() if origin is not None}):
         leaves |= read_leaves(Path(checkpoint), [name for name, origin in origins.items() if origin == checkpoint], place)
     fresh = [name for name, origin in origins.items() if origin is None]
-    leaves |= _made_anew(run, [name for name in fresh if not name.startswith("ema.")], place)
+    leaves |= _made_again(run, [name for name in fresh if not name.startswith("ema.")], place)
     averages = {name: leaves["params." + name.removeprefix("ema.")] for name in fresh if name.startswith("ema.")}
     return leaves | {name: jnp.copy(weight) for name, weight in averages.items()}  # a step takes the memory of both
 
 
-def _made_anew(run: RunConfig, names: list[str], place: Any) -> Leaves:
+def _made_again(run: RunConfig, names: list[str], place: Any) -> Leaves:
     """These leaves as they are at step 0; the others are not computed."""
 
     def make() -> Leaves:

@@ -10,9 +10,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from trainer.config import Experts
-from trainer.kernels.experts import apply_experts
+from trainer.kernels.expert_blocks import Matrices
+from trainer.kernels.expert_parallel import apply_on_mesh
 from trainer.model.params import Params
 from trainer.model.router import Load, measure_load, route, sequence_loss
+from trainer.sharding import constrain
 
 
 class Routing(NamedTuple):
@@ -38,8 +40,10 @@ def mix_experts(
     rows = x.shape[0]
     flat = x.reshape(-1, x.shape[-1])
     is_counted = None if counted is None else counted.reshape(-1)
-    routed = route(flat, weights["router"], weights["router_bias"], experts)
-    mixed, overflowed = apply_experts(flat, routed, weights["expert_gate"], weights["expert_up"], weights["expert_down"], kernel=kernel)
+    router = constrain(weights["router"], None, None)  # whole everywhere: a token's logits are summed on its own device
+    routed = route(flat, router, weights["router_bias"], experts)
+    matrices = Matrices(weights["expert_gate"], weights["expert_up"], weights["expert_down"])
+    mixed, overflowed = apply_on_mesh(flat, routed, matrices, kernel=kernel)
     routing = Routing(measure_load(routed, overflowed, is_counted), sequence_loss(routed, rows, is_counted))
     return mixed.reshape(x.shape), routing
 

@@ -51,18 +51,36 @@ def scale_by_muon(config: Muon, rules: dict[str, Any]) -> optax.GradientTransfor
 
 
 def orthogonal_direction(momentum: Float[Array, "layer *matrix"], rule: WeightRule, config: Muon) -> Float[Array, "layer *matrix"]:
-    """Each layer's matrix with its singular values near √max(1, outputs / inputs).
-
-    One layer at a time: the products need it whole on every device, and all layers of a weight together are more than one holds.
-    """
+    """Each layer's matrix as a direction: see `orthogonal_directions`."""
     assert rule.matrix_inputs is not None
-    inputs = math.prod(momentum.shape[1 : 1 + rule.matrix_inputs])
-    scale = max(1.0, math.prod(momentum.shape[1 + rule.matrix_inputs :]) / inputs) ** 0.5
+    return orthogonal_directions(momentum, config, batch_axes=0, input_axes=rule.matrix_inputs)
 
-    def of_layer(layer: Float[Array, "*matrix"]) -> Float[Array, "*matrix"]:
-        return (scale * orthogonalise(layer.reshape(inputs, -1), config.newton_schulz_steps, config.epsilon)).reshape(layer.shape)
 
-    return jax.lax.map(of_layer, momentum)
+def orthogonal_directions(
+    momentum: Float[Array, "layer *matrices"], config: Muon, *, batch_axes: int, input_axes: int
+) -> Float[Array, "layer *matrices"]:
+    """Each matrix with its singular values near √max(1, outputs / inputs).
+
+    One layer at a time: the products need it whole on every device, and all layers of a weight together are more than one holds. What
+    a layer has several of, such as experts, are matrices each by itself, taken at once.
+
+    Args:
+        batch_axes: so many axes behind that of the layers number the matrices of a layer.
+        input_axes: so many behind those are what a matrix reads from; the others it writes to.
+    """
+    batch = momentum.shape[1 : 1 + batch_axes]
+    inputs = math.prod(momentum.shape[1 + batch_axes : 1 + batch_axes + input_axes])
+    outputs = math.prod(momentum.shape[1 + batch_axes + input_axes :])
+    assert min(input_axes, momentum.ndim - 1 - batch_axes - input_axes) > 0, f"{momentum.shape}: no axis is left for a side of the matrix"
+    scale = max(1.0, outputs / inputs) ** 0.5
+
+    def of_matrix(matrix: Float[Array, "r c"]) -> Float[Array, "r c"]:
+        return scale * orthogonalise(matrix, config.newton_schulz_steps, config.epsilon)
+
+    of_layer = of_matrix
+    for _ in range(batch_axes):
+        of_layer = jax.vmap(of_layer)
+    return jax.lax.map(lambda layer: of_layer(layer.reshape(*batch, inputs, outputs)).reshape(layer.shape), momentum)
 
 
 def orthogonalise(matrix: Float[Array, "r c"], steps: int, epsilon: float) -> Float[Array, "r c"]:

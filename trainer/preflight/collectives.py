@@ -12,8 +12,10 @@ from trainer.config import Mesh
 from trainer.preflight.hlo import Instruction, Module, arrays, total_bytes
 from trainer.preflight.spec import Collective, Link
 
+RAGGED = "ragged-all-to-all"
+"""Between rows and the room for them, which is larger: what goes is the rows. Counted as an all-to-all."""
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-AXES = ("replica", "fsdp", "tensor")
+AXES = ("replica", "fsdp", "expert", "tensor")
 BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 
 
@@ -53,19 +55,22 @@ def find_collectives(module: Module, mesh: Mesh, num_slices: int) -> Iterator[Fo
     seen: set[tuple[str, str]] = set()
     for name, times in module.runs.items():
         outer = module.fusions.get(name)
-        for instruction in module.computations.get(name, {}).values():
+        instructions = module.computations.get(name, {})
+        for instruction in instructions.values():
             channel = re.search(r"channel_id=(\d+)", instruction.rest)
             if outer and channel:
                 if (place := (outer[0], channel.group(1))) in seen:
                     continue
                 seen.add(place)
             found = _found(instruction, name if outer is None else f"{name} {outer[1].name}", mesh, num_slices)
+            if found and instruction.opcode == RAGGED:
+                found = found._replace(payload=min(found.payload, total_bytes(instructions[instruction.operands[0]].shape)))
             if found:
                 yield found._replace(times=times)
 
 
 def _found(instruction: Instruction, place: str, mesh: Mesh, num_slices: int) -> Found | None:
-    kind = instruction.opcode.removesuffix("-start")
+    kind = "all-to-all" if instruction.opcode == RAGGED else instruction.opcode.removesuffix("-start")
     if kind in KINDS:
         return _on_links(instruction, kind, place, mesh, num_slices)
     between = BETWEEN_SLICES.search(instruction.rest) if instruction.opcode == "send" else None
@@ -87,9 +92,13 @@ def _on_links(instruction: Instruction, kind: str, place: str, mesh: Mesh, num_s
         payload *= len(group)
     if kind == "all-reduce" and "reduce-scatter" in place:
         kind = "reduce-scatter"
-    axes = axes_of(group, mesh)
-    link: Link = "dcn" if num_slices > 1 and "replica" in axes else "ici"
-    return Found(kind, "×".join(axes), link, payload, len(group), 1)
+    return Found(kind, "×".join(axes_of(group, mesh)), link_of(group, mesh, num_slices), payload, len(group), 1)
+
+
+def link_of(group: list[int], mesh: Mesh, num_slices: int) -> Link:
+    """The network that these devices need. The first part of `replica` goes over the slices: their devices have numbers that follow."""
+    of_each = mesh.replica * mesh.fsdp * mesh.tensor // num_slices
+    return "dcn" if len({device // of_each for device in group}) > 1 else "ici"
 
 
 def first_pair(text: str) -> list[int]:
@@ -110,7 +119,7 @@ def first_group(text: str, mesh: Mesh) -> list[int]:
         places = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
         along = set(re.findall(r"'([^']+)'", named.group(2)))
         return [int(device) for device in places[tuple(slice(None) if axis in along else 0 for axis in sizes)].ravel()]
-    return list(range(mesh.replica * mesh.fsdp * mesh.tensor))
+    return list(range(math.prod(_shape(mesh))))
 
 
 def _tiled(shape: str, dimensions: str, order: str | None) -> list[int]:
@@ -125,5 +134,9 @@ def _tiled(shape: str, dimensions: str, order: str | None) -> list[int]:
 
 def axes_of(group: list[int], mesh: Mesh) -> tuple[str, ...]:
     """The axes of the mesh along which the places of these devices differ; devices are numbered along the last axis first."""
-    places = np.unravel_index(np.asarray(group), (mesh.replica, mesh.fsdp, mesh.tensor))
+    places = np.unravel_index(np.asarray(group), _shape(mesh))
     return tuple(axis for axis, along in zip(AXES, places, strict=True) if len(set(along.tolist())) > 1)
+
+
+def _shape(mesh: Mesh) -> tuple[int, ...]:
+    return mesh.replica, mesh.fsdp, mesh.expert, mesh.tensor

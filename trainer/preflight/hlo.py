@@ -7,11 +7,14 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
+from trainer.kernels.expert_parallel import FURTHER_ROUNDS
+
 COMPUTATION = re.compile(r"^(ENTRY )?%([\w.\-]+) \(.*\{$")
 INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (.+?) ([a-z][a-z0-9\-]*)\((.*)$")
 ARRAY = re.compile(r"([a-z]+[a-z0-9]*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
 NAME = re.compile(r"%([\w.\-]+)")
 SPACE = re.compile(r"S\((\d+)\)")
+FURTHER = re.compile(rf'op_name="[^"]*{FURTHER_ROUNDS}/while"')
 TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 HBM, HOST = 0, 5
 """Memory spaces of a layout, `S(n)`; the chip's own memory is not written. The others are small and fast, on the chip."""
@@ -97,7 +100,12 @@ class Module:
                 yield called, 1
 
     def trip_count(self, computation: str, loop: Instruction) -> int:
-        """How often a loop's body runs: from where its counter starts to the constant it is compared with; 1 where that is not seen."""
+        """How often a loop's body runs: from where its counter starts to the constant it is compared with; 1 where that is not seen.
+
+        Further rounds of experts' rows are for loads that are not balanced: none.
+        """
+        if FURTHER.search(loop.rest):
+            return 0
         if known := TRIP_COUNT.search(loop.rest):
             return int(known.group(1))
         condition = self.computations.get(loop.attribute("condition") or "", {})

@@ -236,7 +236,7 @@ def test_the_rows_are_of_fields_that_change(world: World):
         assert edited(world.recipe(path, "proxy"), path, row) != raw, path
 
 
-def test_a_field_without_a_row_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_a_field_without_a_row_is_reported(monkeypatch: pytest.MonkeyPatch):
     row: Row = FIELDS["phases.model.qk_norm"]
     assert row.moves == "run"
     monkeypatch.delitem(FIELDS, "phases.model.qk_norm")

@@ -160,23 +160,23 @@ def test_from_scratch_all_is_fresh(build: Build):
     assert_owned(found)
 
 
-def test_what_is_declared_fresh_is_made_anew(build: Build, llama: Parent):
+def test_what_is_declared_fresh_is_made_again(build: Build, llama: Parent):
     run = build(start=llama.start("ema", "optimizer", "rolling"))
     found = state_to_start_from(run)
-    anew = init_state(run)
-    assert_equal(found, TrainState(llama.state.params, anew.optimizer, llama.state.params, anew.rolling))
+    initial = init_state(run)
+    assert_equal(found, TrainState(llama.state.params, initial.optimizer, llama.state.params, initial.rolling))
     assert_owned(found)
 
 
 @pytest.mark.parametrize("part", ["ema", "optimizer", "rolling"])
-def test_one_part_is_made_anew_and_the_others_carried(build: Build, llama: Parent, part: str):
+def test_one_part_is_made_again_and_the_others_carried(build: Build, llama: Parent, part: str):
     run = build(start=llama.start(part))
     found = state_to_start_from(run)
-    anew = init_state(run)._replace(ema=llama.state.params)
-    assert_equal(found, llama.state._replace(**{part: getattr(anew, part)}))
+    initial = init_state(run)._replace(ema=llama.state.params)
+    assert_equal(found, llama.state._replace(**{part: getattr(initial, part)}))
 
 
-def test_what_a_parent_lacks_may_be_made_anew(build: Build, leave: Callable[..., Parent]):
+def test_what_a_parent_lacks_may_be_made_again(build: Build, leave: Callable[..., Parent]):
     bare = leave(ema_decay=None, windows=False)
     run = build(start=bare.start("ema", "rolling"))
     expected = init_state(run)._replace(params=bare.state.params, optimizer=bare.state.optimizer, ema=bare.state.params)

@@ -6,7 +6,7 @@ import pytest
 
 from trainer.config import AdamW, ModelConfig, Muon
 from trainer.optimizer import weight_rules
-from trainer.optimizer.muon import orthogonal_direction, orthogonalise
+from trainer.optimizer.muon import orthogonal_direction, orthogonal_directions, orthogonalise
 
 MUON = Muon(
     kind="muon",
@@ -67,3 +67,35 @@ def test_each_layer_is_taken_by_itself_and_widened_matrices_get_more(model: Mode
     np.testing.assert_allclose(both, alone, atol=1e-6)
     singular = np.linalg.svd(both[0].reshape(inputs, outputs), compute_uv=False)
     assert 0.65 < singular.min() / max(1, outputs / inputs) ** 0.5 < singular.max() / max(1, outputs / inputs) ** 0.5 < 1.25
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(6, 10), (10, 6)])
+def test_each_expert_is_a_matrix_of_its_own(inputs: int, outputs: int):
+    momentum = np.random.default_rng(3).normal(size=(2, 3, inputs, outputs)).astype(np.float32)
+    momentum *= np.array([1, 100, 0.01], np.float32)[:, None, None]  # flattened, the second would leave nothing to the others
+    found = np.asarray(orthogonal_directions(jnp.asarray(momentum), MUON, batch_axes=1, input_axes=1))
+    for layer, expert in np.ndindex(2, 3):
+        alone = orthogonal_directions(jnp.asarray(momentum[layer, expert][None]), MUON, batch_axes=0, input_axes=1)[0]
+        np.testing.assert_allclose(found[layer, expert], alone, atol=1e-5)
+    singular = np.linalg.svd(found, compute_uv=False) / max(1, outputs / inputs) ** 0.5
+    assert 0.6 < singular.min() < singular.max() < 1.25
+
+
+def test_heads_of_an_expert_are_one_dimension_of_its_matrix():
+    momentum = np.random.default_rng(4).normal(size=(2, 3, 6, 2, 4)).astype(np.float32)
+    found = orthogonal_directions(jnp.asarray(momentum), MUON, batch_axes=1, input_axes=1)
+    flat = orthogonal_directions(jnp.asarray(momentum.reshape(2, 3, 6, 8)), MUON, batch_axes=1, input_axes=1)
+    np.testing.assert_array_equal(np.asarray(found).reshape(2, 3, 6, 8), flat)
+
+
+def test_without_a_batch_it_is_the_direction_of_a_layer(model: ModelConfig):
+    rule = weight_rules(model)["blocks"]["up"]
+    momentum = jnp.asarray(np.random.default_rng(5).normal(size=(2, 32, 48)), jnp.float32)
+    found = orthogonal_directions(momentum, MUON, batch_axes=0, input_axes=1)
+    np.testing.assert_array_equal(orthogonal_direction(momentum, rule, MUON), found)
+
+
+@pytest.mark.parametrize(("batch_axes", "input_axes"), [(1, 2), (2, 1), (0, 3)])
+def test_a_matrix_has_two_sides(batch_axes: int, input_axes: int):
+    with pytest.raises(AssertionError, match="no axis is left for a side"):
+        orthogonal_directions(jnp.ones((2, 3, 4, 5)), MUON, batch_axes=batch_axes, input_axes=input_axes)

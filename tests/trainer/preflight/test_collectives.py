@@ -2,7 +2,7 @@ import pytest
 
 from tests.trainer.preflight.snippets import LOOP
 from trainer.config import Mesh
-from trainer.preflight.collectives import Found, axes_of, find_collectives, first_group, first_pair, read_collectives
+from trainer.preflight.collectives import Found, axes_of, find_collectives, first_group, first_pair, link_of, read_collectives
 from trainer.preflight.hlo import Module
 
 MESH = Mesh(replica=2, fsdp=4)
@@ -18,7 +18,7 @@ def test_kinds_axes_links_and_loops() -> None:
     }
 
 
-def test_an_asynchronous_one_is_counted_once_though_it_stands_in_three_fusions() -> None:
+def test_an_asynchronous_one_is_counted_once_though_it_is_in_three_fusions() -> None:
     gathers = [each for each in find_collectives(Module(LOOP), MESH, 2) if each.kind == "all-gather"]
     assert len(gathers) == 1
 
@@ -89,3 +89,13 @@ def test_a_reduction_whose_result_is_cut_is_a_reduce_scatter_of_what_goes_in() -
 """
     (found,) = read_collectives(Module(text), MESH, 2)
     assert (found.kind, found.bytes) == ("reduce-scatter", 8 * 4 * 4 * 3 // 4)
+
+
+def test_copies_within_a_slice_do_not_use_the_network_between_slices() -> None:
+    """Four copies over two slices of four chips: the first two copies are in one slice."""
+    mesh = Mesh(replica=4, fsdp=2)
+    assert axes_of([0, 2], mesh) == axes_of([0, 4], mesh) == ("replica",)
+    assert link_of([0, 2], mesh, 2) == "ici"
+    assert link_of([0, 4], mesh, 2) == "dcn"
+    assert link_of([0, 2, 4, 6], mesh, 2) == "dcn"
+    assert link_of([0, 2, 4, 6], mesh, 1) == "ici"

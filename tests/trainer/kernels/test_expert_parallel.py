@@ -1,0 +1,61 @@
+"""Experts on meshes of eight devices against one device, in a process that has eight."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.eight_devices import run_on_eight_devices
+from trainer.base.storage import read_json
+
+WORKER = Path(__file__).with_name("experts_on_eight_devices.py")
+pytestmark = pytest.mark.timeout(600)  # a dozen small programs are compiled; a busy machine may need minutes
+
+LOADS = ("even", "uneven", "all to the same", "from one device")
+DENSE = ("fsdp 8", "expert 8", "expert 4 fsdp 2", "expert 2 fsdp 2 replica 2", "expert 2 tensor 2 fsdp 2")
+CASES = [f"dense: {mesh}" for mesh in DENSE] + ["ragged: expert 8", "ragged: expert 4 fsdp 2"]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    """Way and mesh → load → what differs."""
+    path = tmp_path_factory.mktemp("experts") / "found.json"
+    run_on_eight_devices(WORKER, path)
+    return read_json(path)
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("case", CASES)
+def test_results_and_gradients_are_those_of_one_device(found: Mapping[str, Any], case: str, load: str):
+    """Bit for bit, but where `tensor` sums parts of d_expert; gradients of matrices are sums of up to 10 over devices."""
+    measured = found[case][load]
+    of_x, of_gates, *of_matrices = measured["gradients"]
+    if "tensor" in case:
+        assert measured["results"] < 1e-5
+        assert max(of_x, of_gates) < 2e-5
+    else:
+        assert measured["same_bits"]
+        assert (of_x, of_gates) == (0, 0)
+    assert max(of_matrices) < 5e-5
+    alone, together = measured["overflowed"]
+    assert alone == together
+
+
+def test_loads_that_overflow_the_first_round_need_as_many_as_the_fullest_device_has(found: Mapping[str, Any]):
+    """Of 32 rows a device, 5 go to each of 8 in a round by the dense way; 40 rows of all have room on a device by the ragged one."""
+    rounds = {case: [found[case][load]["rounds"] for load in LOADS] for case in CASES[1:]}
+    assert rounds["dense: expert 8"] == [1, 2, 7, 4]
+    assert rounds["ragged: expert 8"][0] == 1
+    assert rounds["ragged: expert 8"][2] == 7
+    assert all(of_case[2] > 1 for of_case in rounds.values())
+
+
+@pytest.mark.parametrize("mesh", DENSE[:3])
+def test_ties_are_broken_as_on_one_device(found: Mapping[str, Any], mesh: str):
+    """Tokens of zeros choose by nothing else: the first three experts."""
+    alone, together = found[f"ties: {mesh}"]["counts"]
+    assert together == alone
+    assert min(alone[:3]) >= 64
+    assert sum(alone) == 3 * 128
+    assert found[f"ties: {mesh}"]["same_bits"]
