@@ -198,7 +198,7 @@ def scan(paths: tuple[str, ...], benchmarks: str, as_json: bool, **options: Any)
 @click.option("--seed", type=int, default=0, show_default=True)
 @json_option
 def order(kind: str, length: int, seed: int, as_json: bool) -> None:
-    """Judge how a permutation mixes: feistel, feistel_levanter or linear. Exit 1 where it can be told from a random one."""
+    """Judge how a permutation mixes: feistel, feistel_levanter or linear. Exit 1 where it differs from a random one."""
     from flows.commands.order import judge_order, print_judgement
 
     judgement = judge_order(kind, length, seed)

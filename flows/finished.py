@@ -35,7 +35,7 @@ def report_keys(resolved: Resolved, records: Iterable[PhaseRecord]) -> dict[str,
     """Phase → digest of everything that the report says of it, and of the code that says it."""
     tokenizer = resolved.recipe.tokenizer
     makers = [tokenizer.name, tokenizer.vocab_size, _code(), {name: version(name) for name in PACKAGES}]
-    return {record.phase.name: digest_of_json([*makers, *_told_of(record)]) for record in records}
+    return {record.phase.name: digest_of_json([*makers, *_shown_of(record)]) for record in records}
 
 
 def is_done(resolved: Resolved, phases: Iterable[Phase]) -> bool:
@@ -67,7 +67,7 @@ def _why_no_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> str:
     return f"the report is out of date: {', '.join(others)} came out otherwise since, or what makes it has changed" if others else ""
 
 
-def _told_of(record: PhaseRecord) -> list[Any]:
+def _shown_of(record: PhaseRecord) -> list[Any]:
     verdicts = [verdict.model_dump(mode="json", exclude={"evidence"}) for verdict in record.verdicts]
     found = [{name: value for name, value in (one or {}).items() if name != "checkpoint"} for one in (record.result, record.evaluation)]
     return [record.state, record.phase.model_dump(mode="json", exclude={"instrumentation", "discrepancies", "notes"}), verdicts, *found]

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from flows.recipes.changes import Pair, changes_between, told
+from flows.recipes.changes import Pair, both_in_words, changes_between
 from flows.recipes.phase import HandOff, Phase
 from flows.recipes.recipe import Recipe
 from trainer.base.errors import TrainingError
 from trainer.base.storage import as_path, digest_of_json, read_json
 from trainer.config import MixtureShares, RunConfig, Steps
-from trainer.data.contract import told_apart_by, with_contents
+from trainer.data.contract import compared_by, with_contents
 from trainer.data.loader import Loader
 
 TRAINED_AS = ("model", "optimizer", "learning_rate", "stability", "batch", "mixture", "order")
@@ -44,7 +44,9 @@ def hand_off_facts(recipe: Recipe, phase: Phase, run: RunConfig) -> HandOffFacts
 
     checkpoint = Path(run.start.checkpoint)
     parent = _as_trained(recipe.phase(phase.start.parent), checkpoint.parents[1] / "run.json")
-    found: dict[str, Pair] = {name: told(*pair) for name, pair in changes_between(parent, phase, drawn=recipe.drawn_before(phase)).items()}
+    found: dict[str, Pair] = {
+        name: both_in_words(*pair) for name, pair in changes_between(parent, phase, drawn=recipe.drawn_before(phase)).items()
+    }
     contract = with_contents(read_about(checkpoint)["contract"], run)
     return HandOffFacts(_declared(recipe, phase.start), {**changes_of_contract(contract, Loader(run).contract(), run.start_step), **found})
 
@@ -96,14 +98,14 @@ def changes_of_contract(before: Mapping[str, Any], after: Mapping[str, Any], sta
     mixture = (Steps[MixtureShares].model_validate(contract["mixture"]).within(0, start_step) for contract in (before, after))
     for name, (was, now) in (("batches so far", batch), ("mixtures so far", mixture)):
         if was != now:
-            found[name] = told(dict(was), dict(now))
+            found[name] = both_in_words(dict(was), dict(now))
     for component in sorted(before["components"].keys() & after["components"].keys()):
         caches = [contract["components"][component] for contract in (before, after)]
-        was, now = (cache[told_apart_by(*caches)] for cache in caches)
+        was, now = (cache[compared_by(*caches)] for cache in caches)
         if was != now:
-            found[f"data of {component}"] = told(was, now)
+            found[f"data of {component}"] = both_in_words(was, now)
     others = [name for name in {**before, **after} if name not in COMPARED_OTHERWISE]
     order = [{name: contract.get(name) for name in others} for contract in (before, after)]
     if order[0] != order[1]:
-        found["order"] = told(*order)
+        found["order"] = both_in_words(*order)
     return found

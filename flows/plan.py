@@ -24,10 +24,11 @@ def sources_of(recipe: Recipe, home: Home) -> dict[str, Source]:
     """Each component's source: the recipe's own if it has one, else the stand-in at proxy scale and the real data set at full scale.
 
     Raises:
-        RecipeError: a component has no source, or at full scale one that only a chat template makes text of.
+        RecipeError: a component has no source; or at full scale its data are not public, or only a chat template makes text of them.
     """
     _check_components(recipe)
-    others = {name: CATALOGUE[name].source for name in recipe.components if name not in recipe.sources}
+    found = {name: CATALOGUE[name].source for name in recipe.components if name not in recipe.sources}
+    others = {name: source for name, source in found.items() if source is not None}
     if recipe.scale != "full":
         others = {name: stand_in_source(stand_in, home.sources / name) for name, stand_in in stand_ins_of(recipe).items()}
     return {**others, **recipe.sources}
@@ -52,6 +53,11 @@ def _check_components(recipe: Recipe) -> None:
         raise RecipeError(
             f"{recipe.name} draws from {', '.join(missing)}, which have no small stand-in: give each a source of its own under `sources` "
             "in the recipe's file."
+        )
+    if recipe.scale == "full" and (closed := [name for name in without_own if CATALOGUE[name].source is None]):
+        raise RecipeError(
+            f"{recipe.name} at full scale draws from {', '.join(closed)}, whose data are not public: there is nothing to read. Give "
+            "each a source of its own under `sources` in a recipe's file, or use --scale proxy, which has small stand-ins."
         )
     conversations = [name for name in without_own if CATALOGUE[name].columns]
     if recipe.scale == "full" and conversations:

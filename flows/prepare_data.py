@@ -4,6 +4,7 @@ from flows.door import door
 from flows.recipes.assignments import Settings
 from flows.recipes.recipe import Scale
 from flows.resolved import resolve
+from tasks.data.cluster import one_cluster
 from tasks.data.task import build_caches, collect_stand_ins, make_tokenizer, write_documents
 from tasks.evaluation.task import make_benchmarks
 
@@ -21,10 +22,11 @@ def prepare_data(recipe: str = "marin-8b", scale: Scale = "proxy", home: str | N
     resolved, _ = resolve(recipe, scale, home)
     resolved.check_sources()
     resolved.home.make_ready()
-    if collect_stand_ins(resolved.stand_ins, resolved.home.sources):
-        resolved.look_again()
-    tokenizer = resolved.recipe.tokenizer
-    write_documents(resolved.plan)
-    make_tokenizer(resolved.plan, tokenizer.vocab_size, tokenizer.name)
-    build_caches(resolved.plan)
+    with one_cluster():
+        if collect_stand_ins(resolved.stand_ins, resolved.home.sources):
+            resolved.look_again()
+        tokenizer = resolved.recipe.tokenizer
+        write_documents(resolved.plan)
+        make_tokenizer(resolved.plan, tokenizer.vocab_size, tokenizer.name)
+        build_caches(resolved.plan)
     make_benchmarks(resolved.plan)

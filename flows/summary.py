@@ -17,11 +17,12 @@ from flows.resolved import Resolved
 from tasks.evaluation.baselines import baselines_path
 from tasks.publication.contents import BenchmarkReport, PhaseReport, RecordReport, Report, VerdictReport
 from trainer.base.storage import read_json, write_json
+from trainer.base.wording import plural
 from trainer.data.mixture import MixtureSchedule
 from trainer.metrics import METRICS_NAME, read_metrics
 from trainer.schedule import learning_rate_at
 from validations.expectations.reasons import Reason
-from validations.outcomes import sum_counts, tell_verdicts
+from validations.outcomes import sum_counts, verdicts_in_words
 from validations.verdict import Verdict, unused_of
 
 AT_A_BATCH = {"ExpectOnlyFiniteNumbers", "ExpectSpikesWithinLimit", "ExpectNoSpikeToBeLedByUpdates"}
@@ -53,7 +54,7 @@ def phase_summary(record: PhaseRecord) -> dict[str, Any]:
         "standing": counts.standing_words if record.state == "done" else VERDICT_WORDS[record.state],
         "checks": counts.model_dump(),
         "verdicts": [
-            {"subject": verdict.subject, "told": verdict.counts.told, **verdict.counts.model_dump()} for verdict in record.verdicts
+            {"subject": verdict.subject, "told": verdict.counts.words, **verdict.counts.model_dump()} for verdict in record.verdicts
         ],
         "checkpoint": result.get("checkpoint"),
         "params_digest": result.get("params_digest"),
@@ -71,7 +72,7 @@ def run_summary(resolved: Resolved) -> dict[str, Any]:
         "recipe": recipe.name,
         "scale": recipe.scale,
         "phases": [phase_summary(record) for record in records],
-        "told": f"{tell_verdicts(counts)}: {sum_counts(counts).shares}",
+        "told": f"{verdicts_in_words(counts)}: {sum_counts(counts).shares}",
         "checks": sum_counts(counts).model_dump(),
         "unused": [warning.words for warning in unused_of(verdicts)],
         "baselines": read_baselines(resolved),
@@ -117,7 +118,8 @@ def headline(records: Sequence[PhaseRecord]) -> str:
     """What happened, in a sentence."""
     done = [record for record in records if record.state == "done"]
     if len(done) == len(records):
-        return f"All {len(records)} phases trained on judged data and passed their gates."
+        every = {1: "The phase", 2: "Both phases"}.get(len(records), f"All {len(records)} phases")
+        return f"{every} trained on judged data and passed {'its gate' if len(records) == 1 else 'their gates'}."
     if refused := [record.phase.name for record in records if record.state == "refused"]:
         return f"{len(done)} of {len(records)} phases passed; refused: {', '.join(refused)}."
     return f"{len(done)} of {len(records)} phases are done."
@@ -203,11 +205,17 @@ def _facts(resolved: Resolved) -> dict[str, str]:
     return {
         "tokenizer": tokenizer,
         "data order": f"{first.order.permutation} permutation, seed {first.order.seed}, blocks of {first.order.block_sequences} sequences",
-        "held-out text": f"{first.evaluation.held_out_tokens or 'all'} tokens of each of {components} components at the most",
+        "held-out text": _held_out(first, components),
         "home": str(resolved.home.root),
         "python": platform.python_version(),
         **{package: version(package) for package in PACKAGES},
     }
+
+
+def _held_out(phase: Phase, components: int) -> str:
+    """How much text of each component is measured on."""
+    limit = phase.evaluation.held_out_tokens
+    return f"{f'at most {limit:,}' if limit else 'all'} tokens of each of {plural(components, 'component')}"
 
 
 def _count_parameters(phase: Phase) -> int:

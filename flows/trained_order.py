@@ -8,7 +8,7 @@ from tasks.training.same_run import CACHES_NAME, read_run
 from trainer.base.storage import as_path, read_json
 from trainer.checkpoints.files import is_committed, saved_steps
 from trainer.config import RunConfig
-from trainer.data.contract import changed_since, told_apart_by
+from trainer.data.contract import changed_since, compared_by
 from trainer.data.loader import Loader
 
 Trained = Literal["as traced", "otherwise", "not here"]
@@ -47,7 +47,7 @@ def _words(name: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> list[st
 def _is_other(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> bool:
     if was is None or now is None:
         return was is not now
-    by = told_apart_by(was, now)
+    by = compared_by(was, now)
     return (was[by], was["rows"]) != (now[by], now["rows"])
 
 

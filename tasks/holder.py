@@ -92,7 +92,7 @@ def holder_of(place: Path) -> Holder | None:
 
 
 def _lock(place: Path, file: IO[str], on_wait: Callable[[Holder], None] | None) -> None:
-    told: Holder | None = None
+    said: Holder | None = None
     started = time.monotonic()
     while not try_lock(file):
         if time.monotonic() - started < PATIENCE_SECONDS:
@@ -101,9 +101,9 @@ def _lock(place: Path, file: IO[str], on_wait: Callable[[Holder], None] | None) 
         holder = _read(file)
         if on_wait is None:
             raise AlreadyHeld(place, holder)
-        if holder != told:
+        if holder != said:
             on_wait(holder)
-            told = holder
+            said = holder
         time.sleep(POLL_SECONDS)
 
 

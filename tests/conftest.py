@@ -12,6 +12,7 @@ TESTS = Path(__file__).parent
 LONGEST = (
     "deployments/test_operations.py",
     "pulse/test_run.py",
+    "pulse/test_own_text.py",
     "pulse/data/test_killed.py",
     "deployments/test_local.py",
     "pulse/test_bison.py",

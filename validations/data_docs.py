@@ -116,18 +116,18 @@ def _note(verdict: Verdict, judged: JudgedAgain) -> str:
     """Where the pages cannot say what the verdict says, the reader must know."""
     if judged.problem:
         return f"Great Expectations' pages are missing, and no row is marked: the evidence cannot be judged again ({judged.problem})."
-    if _told(verdict.checks) != {name: (table.passes, table.is_settled) for name, table in judged.tables.items()}:
+    if _by_table(verdict.checks) != {name: (table.passes, table.is_settled) for name, table in judged.tables.items()}:
         return "The suite or the evidence has changed since the verdict was given: the tables do not say the same as the verdict."
     return ""
 
 
-def _told(checks: Sequence[CheckOutcome]) -> dict[str, tuple[bool, bool]]:
+def _by_table(checks: Sequence[CheckOutcome]) -> dict[str, tuple[bool, bool]]:
     """Table → whether all its checks passed, and whether they did or found only what the recipe accepts."""
-    told: dict[str, tuple[bool, bool]] = {}
+    found: dict[str, tuple[bool, bool]] = {}
     for check in checks:
-        passes, is_settled = told.get(check.table, (True, True))
-        told[check.table] = (passes and check.kind == "passed", is_settled and check.kind in ("passed", "accepted"))
-    return told
+        passes, is_settled = found.get(check.table, (True, True))
+        found[check.table] = (passes and check.kind == "passed", is_settled and check.kind in ("passed", "accepted"))
+    return found
 
 
 def _remove_others(folder: Path, pages: Pages) -> None:

@@ -101,7 +101,7 @@ class CheckCounts(Frozen):
         return f"{self.passed:,} of {plural(self.total, 'check')} passed{self._others()}"
 
     @property
-    def told(self) -> str:
+    def words(self) -> str:
         """The standing and all counts: `passed: 17 of 18 checks, 1 warning accepted by the recipe`."""
         if not self.passes:
             return f"failed: {self.shares}"
@@ -126,7 +126,7 @@ def count_checks(checks: Iterable[CheckOutcome]) -> CheckCounts:
     return CheckCounts(**{kind: kinds.count(kind) for kind in KIND_WORDS})
 
 
-def tell_verdicts(verdicts: Sequence[CheckCounts]) -> str:
+def verdicts_in_words(verdicts: Sequence[CheckCounts]) -> str:
     """One sentence on several verdicts: `16 of 18 verdicts passed, 1 of them with warnings, 2 failed`."""
     passed = count_passed(verdicts)
     warned = sum(verdict.standing == "warned" for verdict in verdicts)

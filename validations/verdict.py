@@ -66,7 +66,7 @@ class Verdict(Frozen):
     @model_validator(mode="after")
     def _says_what_its_checks_say(self) -> "Verdict":
         if self.checks and self.passes != self.counts.passes:
-            raise ValueError(f"it must pass where no check failed or could not be made; found passes {self.passes} and {self.counts.told}")
+            raise ValueError(f"it must pass where no check failed or could not be made; found passes {self.passes} and {self.counts.words}")
         return self
 
 

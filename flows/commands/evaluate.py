@@ -34,13 +34,13 @@ def print_evaluation(evaluation: dict[str, Any]) -> None:
     for found in evaluation["results"]:
         error = f" ± {found['stderr']:.3f}" if found["stderr"] is not None else ""
         console.print(f"  {found['benchmark']} {found['metric']} {found['value']:.3f}{error} (dumb baseline {found['baseline']:.3f})")
-        console.print(f"    {_told_from_floor(measure_floor(found))}", soft_wrap=True)
+        console.print(f"    {_beside_floor(measure_floor(found))}", soft_wrap=True)
     for name, value in sorted(evaluation["bits_per_byte"].items()):
         console.print(f"  {name} {value:.3f} bits per byte")
     console.print(f"  macro {evaluation['macro_bits_per_byte']:.3f} bits per byte")
 
 
-def _told_from_floor(floor: Floor) -> str:
+def _beside_floor(floor: Floor) -> str:
     """How often a model that knows nothing would do as well, by each test and by both."""
     return (
         f"{floor.right} of {floor.items} right, p = {floor.accuracy_p_value:.2g} ({floor.accuracy_test}); right answers "

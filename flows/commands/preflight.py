@@ -90,6 +90,6 @@ def what_it_took(setup: Report) -> str:
     if not setup["fits"]:
         return f"{who}: {setup['reason']}"
     cost = 100 * setup["flops_recomputed"] / setup["flops_per_step"]
-    text = f"{who}: {setup['plan']}; {cost:.0f} % more FLOPs than the model's"
+    text = f"{who}: {setup['plan']}; {cost:.0f} % more FLOPs than the model's; {setup['why']}"
     tried = "; ".join(f"{one['plan']}: {one['reason']}" for one in setup["tried"])
     return f"{text} ({tried})" if tried else text

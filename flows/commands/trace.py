@@ -68,12 +68,12 @@ def print_answer(answer: dict[str, Any], *, most: int = SHOWN_ROWS) -> None:
     console.print(f"{answer['recipe']} {scale_in_words(answer['scale'])}: {phases}", markup=False)
     documents = answer.get("documents", [])
     for document in documents[: most or None]:
-        told = f"document {document['document'][:ID_SHOWN]} of {document['component']}, {document['file']}: {document['told']}"
-        console.print(_plain(told), markup=False)
+        line = f"document {document['document'][:ID_SHOWN]} of {document['component']}, {document['file']}: {document['told']}"
+        console.print(_plain(line), markup=False)
     if most and len(documents) > most:
         times = Counter("held out" if one["split"] == "held_out" else "trained" if one["rows"] else "not drawn" for one in documents)
-        told = ", ".join(f"{count:,} {word}" for word, count in times.items())
-        console.print(f"… in all {len(documents):,} documents: {told}", markup=False)
+        line = ", ".join(f"{count:,} {word}" for word, count in times.items())
+        console.print(f"… in all {len(documents):,} documents: {line}", markup=False)
     if "searched" in answer:
         searched = answer["searched"]
         inside = {True: ", also inside documents", False: ", as whole documents", None: ""}[searched["inside"]]
@@ -193,11 +193,11 @@ def _document(traced: Traced, one: FoundDocument, trained: Sequence[Trained]) ->
         "tokens_trained": count,
         "is_whole": one.is_whole,
         "rows": len(trained),
-        "told": _told(traced, one, trained, count, asked),
+        "told": _how_it_trains(traced, one, trained, count, asked),
     }
 
 
-def _told(traced: Traced, one: FoundDocument, trained: Sequence[Trained], count: int, asked: int) -> str:
+def _how_it_trains(traced: Traced, one: FoundDocument, trained: Sequence[Trained], count: int, asked: int) -> str:
     if one.split == "held_out":
         return "held out, never trains"
     what = f"{asked:,} tokens" if one.is_whole else f"{asked:,} of its {one.document.length:,} tokens hold the text, which"

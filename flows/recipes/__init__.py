@@ -14,7 +14,7 @@ from flows.recipes.recipe import Recipe, Scale
 from trainer.base.errors import ConfigError, RecipeError
 from trainer.base.storage import read_json
 
-NAMES = ("marin-8b", "marin-32b")
+NAMES = ("marin-8b", "marin-32b", "trinity-nano", "trinity-mini", "trinity-large")
 FILE = re.compile(r"(?P<path>.*\.(?:py|json))(?P<of_file>:[^/]*)?(?:/(?P<phase>.*))?", re.DOTALL)
 OTHER_FILES = (".yaml", ".yml", ".toml", ".jsonl", ".txt", ".md", ".ipynb")
 
@@ -134,6 +134,18 @@ def _by_name(name: str) -> Recipe:
             from flows.recipes.marin_32b import MARIN_32B
 
             return MARIN_32B
+        case "trinity-nano":
+            from flows.recipes.trinity_nano import TRINITY_NANO
+
+            return TRINITY_NANO
+        case "trinity-mini":
+            from flows.recipes.trinity_mini import TRINITY_MINI
+
+            return TRINITY_MINI
+        case "trinity-large":
+            from flows.recipes.trinity_large import TRINITY_LARGE
+
+            return TRINITY_LARGE
         case _:
             raise _no_recipe(name)
 

@@ -55,8 +55,8 @@ def assigned(recipe: Recipe) -> Recipe:
     try:
         return Recipe.model_validate(raw)
     except ValidationError as error:
-        told = " ".join(f"--set {one}" for one in settings)
-        raise RecipeError(f"{recipe.name} is refused with {told}: {problems(error)}") from None
+        given = " ".join(f"--set {one}" for one in settings)
+        raise RecipeError(f"{recipe.name} is refused with {given}: {problems(error)}") from None
 
 
 def _assign(raw: Raw, setting: str) -> None:

@@ -1,4 +1,4 @@
-"""What a hand-off changes between two phases, and how that is told."""
+"""What a hand-off changes between two phases, and how that is put in words."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -7,11 +7,13 @@ from pydantic import BaseModel
 
 from flows.recipes.phase import Change, FromScratch, HandOff, Phase
 from trainer.base.wording import name_some
-from trainer.config import LearningRateSegment, StatePart
+from trainer.config import LearningRateSegment, ModelConfig, StatePart
 from trainer.schedule import value_in
 
 CARRIED = "carried"
 MAX_NAMED = 4
+BALANCING = {"balancing", "sequence_loss"}
+"""The fields of `Experts` that change no weight's shape."""
 Pair = tuple[str, str]
 
 
@@ -19,8 +21,9 @@ def changes_between(parent: Phase, phase: Phase, *, drawn: Collection[str] = ())
     """What the hand-off changes: name → (before, after).
 
     A learning rate counts as changed where it jumps by more than 1 %. The state of the optimizer is its own and that of the rolling
-    windows; fresh gains of QK-norm come with a change of architecture. The coverage changes where components that were drawn from go on in
-    another order: a place in it then means another row.
+    windows; fresh gains of QK-norm come with a change of architecture. How the load on experts is balanced is no part of the architecture:
+    the rule, the weight of the sequence-wise loss, and where the rule's momentum comes from are `balancing`. The coverage changes where
+    components that were drawn from go on in another order: a place in it then means another row.
 
     Args:
         drawn: the components that the lineage drew from before this phase, by the order of its parent.
@@ -31,7 +34,7 @@ def changes_between(parent: Phase, phase: Phase, *, drawn: Collection[str] = ())
     ema_before, ema_after = parent.stability.ema_decay.at(before), phase.stability.ema_decay.at(after)
     ema_state, optimizer_state, windows = (_origin(phase.start, part) for part in ("ema", "optimizer", "rolling"))
     compared: dict[Change, tuple[object, object]] = {
-        "architecture": (parent.model.model_copy(update={"rope": None}), phase.model.model_copy(update={"rope": None})),
+        "architecture": (_architecture(parent.model), _architecture(phase.model)),
         "rope": (parent.model.rope, phase.model.rope),
         "batch": ((parent.batch.at(before),), batches_after),
         "schedule": (_shape(segment_at(parent, before)), _shape(segment_at(phase, after))),
@@ -47,6 +50,7 @@ def changes_between(parent: Phase, phase: Phase, *, drawn: Collection[str] = ())
         "max_update_norm": (parent.stability.max_update_norm.at(before), phase.stability.max_update_norm.at(after)),
         "skip_step": (parent.stability.skip_step.at(before), phase.stability.skip_step.at(after)),
         "slice": (parent.slice.at(before), phase.slice.at(after)),
+        "balancing": _balancing(parent, phase),
     }
     found: dict[Change, tuple[object, object]] = {name: pair for name, pair in compared.items() if pair[0] != pair[1]}
     if abs(rate_after - rate_before) > 0.01 * max(rate_before, rate_after):
@@ -65,7 +69,7 @@ def segment_at(phase: Phase, step: int) -> LearningRateSegment:
     return next((segment for segment in phase.learning_rate if segment.start_step <= step < segment.end_step), phase.learning_rate[-1])
 
 
-def told(before: object, after: object) -> Pair:
+def both_in_words(before: object, after: object) -> Pair:
     """Both values in words, of large ones only where they differ."""
     was, now = _plain(before), _plain(after)
     if not (isinstance(was, dict) and isinstance(now, dict)):
@@ -83,8 +87,28 @@ def _coverage(parent: Phase, phase: Phase, drawn: Collection[str]) -> tuple[obje
     return whole, f"rows of {name_some(again, MAX_NAMED)} come again within their epoch, and others not at all"
 
 
+def _architecture(model: ModelConfig) -> dict[str, Any]:
+    """The model without what is compared under a name of its own."""
+    found = model.model_dump(mode="json", exclude={"rope"})
+    if found["experts"] is not None:
+        found["experts"] = {name: value for name, value in found["experts"].items() if name not in BALANCING}
+    return found
+
+
+def _balancing(parent: Phase, phase: Phase) -> tuple[object, object]:
+    """How the load on experts is balanced; where both do it alike, where the momentum of the rule comes from.
+
+    A model that gets experts, or loses them, is another architecture, and nothing else.
+    """
+    before, after = parent.model.experts, phase.model.experts
+    if before is None or after is None:
+        return None, None
+    was, now = before.model_dump(mode="json", include=BALANCING), after.model_dump(mode="json", include=BALANCING)
+    return (CARRIED, _origin(phase.start, "balancing")) if was == now else (was, now)
+
+
 def _described(name: Change, before: object, after: object) -> str:
-    was, now = told(before, after)
+    was, now = both_in_words(before, after)
     factor = ""
     if name == "learning_rate" and isinstance(before, float) and isinstance(after, float) and min(before, after) > 0:
         factor = f", {max(before, after) / min(before, after):.3g} times {'higher' if after > before else 'lower'} in one step"

@@ -16,6 +16,7 @@ from trainer.config import (
     MixtureShares,
     ModelConfig,
     Optimizer,
+    Smebu,
     Stability,
     StatePart,
     Steps,
@@ -30,7 +31,7 @@ LOCAL_SLICE = "local"
 """The slice that is this machine."""
 Change = Literal[
     "architecture", "rope", "batch", "learning_rate", "schedule", "optimizer", "optimizer_state", "mixture", "order", "coverage",
-    "ema", "z_loss", "max_grad_norm", "max_update_rms", "max_update_norm", "skip_step", "slice",
+    "ema", "z_loss", "max_grad_norm", "max_update_rms", "max_update_norm", "skip_step", "slice", "balancing",
 ]  # fmt: skip
 
 
@@ -134,6 +135,7 @@ class Phase(Frozen):
     Attributes:
         branch: it is not of the main line, and is trained where it is named.
         abandoned: it was stopped before the end of its schedule, which may go on after `stop_step`.
+        schedule_goes_on: its last segment goes on after `stop_step`, for the phase that starts from its end: one cosine over two phases.
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
@@ -155,6 +157,7 @@ class Phase(Frozen):
     notes: tuple[Note, ...] = ()
     branch: bool = False
     abandoned: bool = False
+    schedule_goes_on: bool = False
 
     @property
     def start_step(self) -> int:
@@ -187,8 +190,7 @@ class Phase(Frozen):
         for step, shares in self.mixture.root:
             check_mixture(step, shares)
         check_segments(self.learning_rate, self.start_step, self.stop_step)
-        if not self.abandoned:
-            check_segments_end(self.learning_rate, self.stop_step)
+        self._schedule_ends_as_it_says()
         self._has_what_it_declares()
         if late := [step for step in self.checkpoints.at_steps if not self.start_step < step <= self.stop_step]:
             raise ValueError(
@@ -196,6 +198,17 @@ class Phase(Frozen):
                 f"{self.start_step + 1} to {self.stop_step}"
             )
         return self
+
+    def _schedule_ends_as_it_says(self) -> None:
+        """Refuse a schedule that goes on after the last step where nothing says so, and one that is said to and does not."""
+        last = self.learning_rate[-1]
+        if not (self.abandoned or self.schedule_goes_on):
+            check_segments_end(self.learning_rate, self.stop_step)
+        if self.schedule_goes_on and not last.start_step < self.stop_step < last.end_step:
+            raise ValueError(
+                f"phase {self.name} says schedule_goes_on, so its last segment must begin before step {self.stop_step} and end after "
+                f"it; found {last.start_step} → {last.end_step}. Let the segment go on, or take schedule_goes_on out"
+            )
 
     def _has_what_it_declares(self) -> None:
         """Refuse a part of the state that is declared and that no step of the phase has."""
@@ -208,6 +221,7 @@ class Phase(Frozen):
             "ema": any(decay is not None for _, decay in stability.ema_decay.within(*steps)),
             "rolling": any(limit is not None for _, limit in windows),
             "qk_norm": self.model.qk_norm,
+            "balancing": self.model.experts is not None and isinstance(self.model.experts.balancing, Smebu),
         }
         declared = (*self.start.fresh, *(graft.part for graft in self.start.graft))
         for part in declared:
@@ -217,14 +231,18 @@ class Phase(Frozen):
                 raise ValueError(f"the hand-off to {self.name} declares where its {part} comes from, and the phase has none: take it out")
 
 
+OWN = ("discrepancies", "notes", "abandoned", "schedule_goes_on")
+"""What a phase never has from the one before it."""
+
+
 def continued(parent: Phase, *, name: str, stop_step: int, declares: Sequence[Change], **settings: Any) -> Phase:
     """The phase that starts from another one's end and keeps its settings, but for those that are named.
 
     `step`, `fresh` and `graft` are the hand-off's; every other setting is a field of the phase. Discrepancies, notes, steps whose
-    checkpoints are kept for others, and that it was abandoned are each phase's own.
+    checkpoints are kept for others, that it was abandoned and that its schedule goes on are each phase's own.
     """
     start: dict[str, Any] = {"parent": parent.name, "step": parent.stop_step, "fresh": (), "declares": declares}
     start |= {part: settings.pop(part) for part in ("step", "fresh", "graft") if part in settings}
-    kept = {field: getattr(parent, field) for field in Phase.model_fields if field not in ("discrepancies", "notes", "abandoned")}
+    kept = {field: getattr(parent, field) for field in Phase.model_fields if field not in OWN}
     kept["checkpoints"] = parent.checkpoints.model_dump() | {"at_steps": ()}
     return Phase.model_validate({**kept, "name": name, "start": start, "stop_step": stop_step, **settings})

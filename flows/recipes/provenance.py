@@ -1,4 +1,4 @@
-"""Where each value of a phase comes from: the record's code, a library's default, a report's prose, or this project."""
+"""Where each value of a phase comes from: the record's code, a library's default, a report's prose, public notes, or this project."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
@@ -7,7 +7,7 @@ from flows.recipes.phase import Phase
 from flows.recipes.recipe import Recipe
 from trainer.base.frozen import Frozen
 
-Kind = Literal["code", "default", "prose", "ours"]
+Kind = Literal["code", "default", "prose", "notes", "ours"]
 EXPLAINING = ("discrepancies", "notes")
 """Fields that say where values come from, and have none themselves."""
 SCALED = "computed by the rules of the proxy scale (docs/recipes-reference.md), or set for this run"
@@ -19,7 +19,7 @@ class Provenance(Frozen):
 
     Attributes:
         kind: the record's experiment code, a library's default that this code left as it is, a report's prose where no stored code has the
-            value, or this project's own choice.
+            value, public notes of lesser authority than the report, or this project's own choice.
         place: file and lines, issue, section, or what was chosen for.
     """
 
@@ -117,5 +117,20 @@ def _written(name: str) -> tuple[RecordSources, Recipe] | None:
             from flows.recipes.marin_32b import MARIN_32B
 
             return SOURCES_32B, MARIN_32B
+        case "trinity-nano":
+            from flows.recipes.trinity.sources import SOURCES_NANO
+            from flows.recipes.trinity_nano import TRINITY_NANO
+
+            return SOURCES_NANO, TRINITY_NANO
+        case "trinity-mini":
+            from flows.recipes.trinity.sources import SOURCES_MINI
+            from flows.recipes.trinity_mini import TRINITY_MINI
+
+            return SOURCES_MINI, TRINITY_MINI
+        case "trinity-large":
+            from flows.recipes.trinity.sources_large import SOURCES_LARGE
+            from flows.recipes.trinity_large import TRINITY_LARGE
+
+            return SOURCES_LARGE, TRINITY_LARGE
         case _:
             return None

@@ -3,6 +3,11 @@
 * steps ÷ 1000, rounded; a warm-up or a decay takes at least two, so that it has a middle;
 * batch ÷ 512 sequences of 1/32 the length, so that the batch ratios stay;
 * a model of two layers, 128 wide, with the recipe's ratio of query to kv heads and of d_ff to d_model, in float32;
+* a sparse model keeps its structure in eight layers: one dense layer where the recipe has some, then experts; its pattern of local and
+  global layers, so with one global in four two such groups, and windows of 1/32; eight experts, two of them active, as many shared ones as
+  the recipe has, each the recipe's share of d_model wide and at least 32; gates, norms, route scale and balancing as they are;
+* a sparse model's initial standard deviation grows by √(d_model / 128) and what its embeddings are multiplied by falls by as much: 0.5 /
+  √d and √d stay what they are;
 * learning rates as they are;
 * the EMA averages over a thousandth of the steps, at least 8;
 * the windows of skip-step and of the clip of the update's norm hold half as many steps as the shortest phase of the main line that uses one
@@ -47,6 +52,7 @@ T = TypeVar("T")
 S = TypeVar("S")
 STEPS, BATCH, LENGTH = 1000, 512, 32
 D_MODEL, NUM_LAYERS, NUM_QUERY_HEADS, VOCAB_SIZE = 128, 2, 4, 4096
+SPARSE_LAYERS, NUM_EXPERTS, NUM_ACTIVE, MIN_D_EXPERT = 8, 8, 2, 32
 BLOCK_SEQUENCES, MIN_EMA_STEPS, MIN_SEGMENT_STEPS, HELD_OUT_TOKENS = 160, 8, 2, 2048
 LOSS_SEQUENCES, MAX_EVALUATION_SHARE, FORWARD_SHARE = 1, 1 / 20, 1 / 3
 MAX_SHARE_ERROR_SEQUENCES = 1.5
@@ -114,6 +120,7 @@ def proxy_phase(phase: Phase, keep_steps: tuple[int, ...] = (), *, max_window: i
         notes=phase.notes,
         branch=phase.branch,
         abandoned=phase.abandoned,
+        schedule_goes_on=phase.schedule_goes_on,
     )
 
 
@@ -157,7 +164,26 @@ def proxy_model(model: ModelConfig) -> ModelConfig:
         "compute_dtype": "float32",
         "sliding_window": None if model.sliding_window is None else max(1, model.sliding_window // LENGTH),
     }
-    return model.but(**small)
+    return model.but(**{**small, **_proxy_sparse(model)})
+
+
+def _proxy_sparse(model: ModelConfig) -> dict[str, object]:
+    """What a model with experts has instead or besides."""
+    if model.experts is None:
+        return {}
+    wider = math.sqrt(model.d_model / D_MODEL)
+    experts = model.experts.but(
+        num_experts=min(NUM_EXPERTS, model.experts.num_experts),
+        num_active=min(NUM_ACTIVE, model.experts.num_active),
+        d_expert=max(MIN_D_EXPERT, round(D_MODEL * model.experts.d_expert / model.d_model)),
+        num_dense_layers=min(1, model.experts.num_dense_layers),
+    )
+    return {
+        "num_layers": SPARSE_LAYERS,
+        "initializer_std": model.initializer_std * wider,
+        "embedding_scale": 1.0 if model.embedding_scale == 1 else model.embedding_scale / wider,
+        "experts": experts,
+    }
 
 
 def proxy_order(order: DataOrder) -> DataOrder:

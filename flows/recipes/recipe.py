@@ -13,7 +13,7 @@ from tasks.data.pin import Pin
 from tasks.data.source import WITHOUT_FIELDS, Source
 from trainer.base.errors import ConfigError
 from trainer.base.frozen import Frozen
-from trainer.config import MixtureShares, Steps, sequences_between
+from trainer.config import MixtureShares, Smebu, Steps, sequences_between
 from validations.accepted import AcceptedWarning
 
 T = TypeVar("T")
@@ -179,11 +179,7 @@ class Recipe(Frozen):
                 f"the order of phase {phase.name} must begin where its parent's does, at step {parent.order.first_step}, or again at step "
                 f"{start.step}; found order.first_step {phase.order.first_step}"
             )
-        if parent.model.qk_norm < phase.model.qk_norm and "qk_norm" not in (*start.fresh, *(graft.part for graft in start.graft)):
-            raise ValueError(
-                f"the hand-off {parent.name} → {phase.name} switches QK-norm on, and {parent.name} has no weights of it: name qk_norm in "
-                "`fresh`"
-            )
+        _check_new_parts(parent, phase, start)
         self._check_declared(parent, phase, start)
 
     def _check_declared(self, parent: Phase, phase: Phase, start: HandOff) -> None:
@@ -242,6 +238,41 @@ class Recipe(Frozen):
     def _accepts_what_can_only_warn(self) -> "Recipe":
         check_accepts(self.accepts, self.phases)
         return self
+
+
+def _check_new_parts(parent: Phase, phase: Phase, start: HandOff) -> None:
+    """Refuse a phase that begins with what its parent has not, where the hand-off does not say what it begins with."""
+    named = (*start.fresh, *(graft.part for graft in start.graft))
+    if parent.model.qk_norm < phase.model.qk_norm and "qk_norm" not in named:
+        raise ValueError(
+            f"the hand-off {parent.name} → {phase.name} switches QK-norm on, and {parent.name} has no weights of it: name qk_norm in "
+            "`fresh`"
+        )
+    if not _has_momentum(parent) and _has_momentum(phase) and "balancing" not in named:
+        raise ValueError(
+            f"the hand-off {parent.name} → {phase.name} switches SMEBU on, and {parent.name} has no momentum of the routers' biases: name "
+            "balancing in `fresh`. The biases themselves are carried"
+        )
+    before, after = _expert_shapes(parent), _expert_shapes(phase)
+    if before != after:
+        raise ValueError(
+            f"the hand-off {parent.name} → {phase.name} must keep the experts' weights, found {_shapes_in_words(before)} before it and "
+            f"{_shapes_in_words(after)} after it: no weight of the parent has such a shape. Start the phase from scratch"
+        )
+
+
+def _has_momentum(phase: Phase) -> bool:
+    return phase.model.experts is not None and isinstance(phase.model.experts.balancing, Smebu)
+
+
+def _expert_shapes(phase: Phase) -> dict[str, int] | None:
+    """What decides the shapes of the experts' weights."""
+    fields = {"num_dense_layers", "num_experts", "num_shared", "d_expert"}
+    return phase.model.experts.model_dump(include=fields) if phase.model.experts else None
+
+
+def _shapes_in_words(shapes: dict[str, int] | None) -> str:
+    return ", ".join(f"{name} {value:,}" for name, value in sorted(shapes.items())) if shapes else "no experts"
 
 
 def _having(known: dict[str, Phase], name: str, step: int, takes_from: str) -> Phase:

@@ -46,6 +46,10 @@ def results_of(recipe: Recipe) -> dict[str, tuple[Reported, ...]]:
             from flows.recipes.marin.results_32b import RESULTS_32B
 
             found = RESULTS_32B
+        case "trinity-nano" | "trinity-mini" | "trinity-large":
+            from flows.recipes.trinity.results import RESULTS
+
+            found = RESULTS[recipe.name]
         case _:
             found = {}
     return {phase.name: found[phase.name] for phase in recipe.phases if phase.name in found}

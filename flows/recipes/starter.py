@@ -85,8 +85,13 @@ def starter_from(file: Path, folder: Path, found: LookedAt, proxy: Recipe) -> st
     """The main line of a recipe at proxy scale in short: its steps, batches, rates, EMA and z-loss, on the text of a folder.
 
     Raises:
-        RecipeError: it does not fit into 60 lines.
+        RecipeError: it has experts, or it does not fit into 60 lines.
     """
+    if proxy.main_line[0].model.experts is not None:
+        raise RecipeError(
+            f"{proxy.name} has experts, and a file in short has a dense model only: write all of it as data with a FILE that ends in "
+            ".json, or write its model with the word afmoe."
+        )
     parts: list[str] = []
     short: dict[str, Phase] = {}
     for phase in proxy.main_line:

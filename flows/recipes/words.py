@@ -10,6 +10,7 @@ from flows.recipes.benchmarks import MADE_BENCHMARKS
 from flows.recipes.phase import LOCAL_SLICE, EvaluationSettings, FromScratch, Gates, GraftFrom, HandOff, Phase, continued
 from flows.recipes.rates import constant, cooldown, cosine, inverse, linear, wsd, wsd_s
 from flows.recipes.recipe import Recipe, Tokenizer
+from flows.recipes.shapes import afmoe, llama, qwen
 from tasks.data.pin import Pin
 from tasks.data.source import FieldFilter, Filter, Source, TextFilter
 from trainer.config import (
@@ -17,6 +18,7 @@ from trainer.config import (
     AdamW,
     CheckpointPolicy,
     DataOrder,
+    Experts,
     Instrumentation,
     LearningRateSegment,
     Llama3RopeScaling,
@@ -27,6 +29,8 @@ from trainer.config import (
     Optimizer,
     RollingLimit,
     Rope,
+    SignBalancing,
+    Smebu,
     Stability,
     Steps,
     always,
@@ -35,12 +39,12 @@ from validations.accepted import AcceptedWarning
 from validations.limits import DataLimits, GateLimits, HealthLimits, LeakageLimits, OrderLimits
 
 __all__ = [
-    "AcceptedWarning", "AdamC", "AdamW", "CheckpointPolicy", "DataLimits", "DataOrder", "EvaluationSettings", "FieldFilter", "Filter",
-    "FromScratch", "GateLimits", "Gates", "GraftFrom", "HandOff", "HealthLimits", "Instrumentation", "LeakageLimits",
-    "LearningRateSegment", "Llama3RopeScaling", "MixtureShares", "ModelConfig", "Muon", "NAdamW", "Optimizer", "OrderLimits",
-    "Phase", "Pin", "Recipe", "RollingLimit", "Rope", "Source", "Stability", "Steps", "TextFilter", "Tokenizer", "adamc", "adamw",
-    "always", "checkpoints", "constant", "continued", "cooldown", "cosine", "evaluated", "from_scratch", "gates", "inverse",
-    "linear", "llama", "muon", "nadamw", "order", "qwen", "stability", "text", "wsd", "wsd_s",
+    "AcceptedWarning", "AdamC", "AdamW", "CheckpointPolicy", "DataLimits", "DataOrder", "EvaluationSettings", "Experts", "FieldFilter",
+    "Filter", "FromScratch", "GateLimits", "Gates", "GraftFrom", "HandOff", "HealthLimits", "Instrumentation", "LeakageLimits",
+    "LearningRateSegment", "Llama3RopeScaling", "MixtureShares", "ModelConfig", "Muon", "NAdamW", "Optimizer", "OrderLimits", "Phase",
+    "Pin", "Recipe", "RollingLimit", "Rope", "SignBalancing", "Smebu", "Source", "Stability", "Steps", "TextFilter", "Tokenizer", "adamc",
+    "adamw", "afmoe", "always", "checkpoints", "constant", "continued", "cooldown", "cosine", "evaluated", "from_scratch", "gates",
+    "inverse", "linear", "llama", "muon", "nadamw", "order", "qwen", "stability", "text", "wsd", "wsd_s",
 ]  # fmt: skip
 
 LEAKAGE = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)
@@ -63,60 +67,6 @@ def text(url: str, *include: str, **fields: Any) -> Source:
         fields: other fields of `Source`, such as `format="jsonl"`, `text_key`, `exclude`, `filters`.
     """
     return Source.model_validate({"url": url, "include": include or ("*",), "format": "text", **fields})
-
-
-def llama(
-    *,
-    num_layers: int,
-    d_model: int,
-    seq_len: int = 256,
-    vocab_size: int = 4096,
-    num_query_heads: int | None = None,
-    num_kv_heads: int | None = None,
-    head_dim: int | None = None,
-    d_ff: int | None = None,
-    rope: Rope | None = None,
-    compute_dtype: str = "float32",
-    **fields: Any,
-) -> ModelConfig:
-    """A model of Llama 3's family by its shape.
-
-    Args:
-        vocab_size: at least the tokenizer's.
-        num_query_heads: as many as `d_model` has room for where only `head_dim` is given; 4 where neither is.
-        num_kv_heads: as many as there are query heads, where none is given.
-        head_dim: `d_model` divided by the number of query heads, where none is given.
-        d_ff: 3.5 times `d_model`, as in Llama 3 8B, where none is given.
-        rope: theta 10,000 without a stretch, where none is given.
-        fields: other fields of `ModelConfig`, such as `qk_norm`, `tied_head`, `sliding_window`.
-    """
-    heads = num_query_heads or (d_model // head_dim if head_dim else 4)
-    shape: dict[str, Any] = {
-        "vocab_size": vocab_size,
-        "seq_len": seq_len,
-        "num_layers": num_layers,
-        "d_model": d_model,
-        "d_ff": d_ff or round(3.5 * d_model),
-        "num_query_heads": heads,
-        "num_kv_heads": num_kv_heads or heads,
-        "head_dim": head_dim or d_model // heads,
-        "rope": rope or Rope(theta=10_000, scaling=None),
-        "compute_dtype": compute_dtype,
-    }
-    others = {
-        "rms_norm_epsilon": 1e-5,
-        "initializer_std": 0.02,
-        "qk_norm": False,
-        "tied_head": False,
-        "sliding_window": None,
-        "float32_attention": False,
-    }
-    return ModelConfig.model_validate({**others, **shape, **fields})
-
-
-def qwen(*, num_layers: int, d_model: int, **fields: Any) -> ModelConfig:
-    """A model of Qwen 3's family: `llama` with norms on queries and keys. Takes what `llama` takes."""
-    return llama(num_layers=num_layers, d_model=d_model, qk_norm=True, **fields)
 
 
 def adamw(*, weight_decay: float = 0.1, beta1: float = 0.9, beta2: float = 0.95, epsilon: float = 1e-8) -> AdamW:

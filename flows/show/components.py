@@ -32,6 +32,7 @@ def describe_component(target: str, scale: Scale, name: str) -> dict[str, Any]:
         "component": name,
         "source": source.model_dump(mode="json") if source else None,
         "own_source": own is not None,
+        "is_public": bool(source) or entry is None,
         "stand_in": entry.stand_in.model_dump(mode="json") if entry and entry.stand_in else None,
         "columns": list(entry.columns) if entry else [],
         "phases": _shares(recipe, name),
@@ -50,6 +51,8 @@ def print_component(description: dict[str, Any]) -> None:
         values["revision"] = "none is known: it is read as it is now"
     if description["columns"]:
         values["columns that a chat template joins"] = in_words(description["columns"])
+    if not description["is_public"]:
+        values["none"] = "its data are not public: at full scale a recipe of one's own must give it a source"
     print_values(console, "its source" if description["own_source"] else "its data set, which full scale reads", values)
     if description["stand_in"] and not description["own_source"]:
         stand_in = {name.replace("_", " "): in_words(value) for name, value in description["stand_in"].items()}

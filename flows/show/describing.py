@@ -75,8 +75,11 @@ def describe_recipe(recipe: Recipe) -> dict[str, Any]:
 
 
 def describe_phase(recipe: Recipe, phase: Phase) -> dict[str, Any]:
-    """Every number of a phase. `parameters` counts weights; shares are percent; batch is in sequences of `model.seq_len` tokens."""
-    from trainer.model.params import count_parameters
+    """Every number of a phase. `parameters` counts weights, `active_parameters` those that a token meets.
+
+    Shares are percent; batch is in sequences of `model.seq_len` tokens.
+    """
+    from trainer.model.params import count_active_parameters, count_parameters
 
     def entries(values: Steps[Any]) -> list[list[Any]]:
         return [list(entry) for entry in values.within(phase.start_step, phase.stop_step)]
@@ -87,9 +90,11 @@ def describe_phase(recipe: Recipe, phase: Phase) -> dict[str, Any]:
         "stop_step": phase.stop_step,
         "branch": phase.branch,
         "abandoned": phase.abandoned,
+        "schedule_goes_on": phase.schedule_goes_on,
         "tokens": phase.tokens,
         "lineage_tokens": recipe.tokens_before(phase, phase.stop_step),
         "parameters": count_parameters(phase.model),
+        "active_parameters": count_active_parameters(phase.model),
         "model": phase.model.model_dump(mode="json"),
         "learning_rate": [segment.model_dump(mode="json") for segment in phase.learning_rate],
         "batch": entries(phase.batch),

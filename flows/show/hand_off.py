@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from flows.recipes.changes import changes_between, told
+from flows.recipes.changes import both_in_words, changes_between
 from flows.recipes.phase import HandOff, Phase
 from flows.recipes.recipe import Recipe
 
@@ -21,7 +21,7 @@ def describe_changes(recipe: Recipe, phase: Phase) -> list[dict[str, Any]]:
 def change_in_words(before: Any, after: Any) -> str:
     """Both values. Of settings, only those that differ."""
     if isinstance(before, dict) and isinstance(after, dict) and not (_is_mixture(before) or _is_mixture(after)):
-        return " → ".join(told(before, after))
+        return " → ".join(both_in_words(before, after))
     return f"{_short(before)} → {_short(after)}"
 
 

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.show.hand_off import change_in_words
+from flows.show.model import describe_model, model_in_words, rope_in_words
 from flows.show.words import by_steps, rate_ends, shares
 from trainer.base.wording import in_words, number, tokens
 
@@ -23,7 +24,7 @@ def print_page(phase: dict[str, Any], tokenizer: dict[str, Any], console: Consol
     groups: dict[str, Values] = {
         "start": _start(phase["start"]),
         "steps and tokens": _steps(phase),
-        "model": _model(phase),
+        "model": describe_model(phase),
         "tokenizer": _tokenizer(tokenizer),
         "optimizer": _settings(phase["optimizer"]),
         "learning rate": _rate(phase),
@@ -88,19 +89,6 @@ def kind_of(phase: dict[str, Any]) -> str:
     return f" ({', '.join(words)})" if words else ""
 
 
-def model_in_words(model: dict[str, Any]) -> str:
-    """The shape in one line."""
-    norms = f"RMS norms of epsilon {number(model['rms_norm_epsilon'])}{', QK-norm' if model['qk_norm'] else ''}"
-    heads = f"{model['num_query_heads']} query and {model['num_kv_heads']} kv heads of {model['head_dim']}"
-    return f"{model['num_layers']} layers, d_model {model['d_model']:,}, d_ff {model['d_ff']:,}, {heads}, {norms}"
-
-
-def rope_in_words(rope: dict[str, Any]) -> str:
-    """Its base and its stretch."""
-    stretch = f"Llama 3's scaling: {in_words(rope['scaling'])}" if rope["scaling"] else "no scaling"
-    return f"theta {number(rope['theta'])}, {stretch}"
-
-
 def _start(start: dict[str, Any]) -> Values:
     if not start["parent"]:
         return {"from": f"scratch, seed {start['seed']}"}
@@ -118,23 +106,6 @@ def _steps(phase: dict[str, Any]) -> Values:
         "steps": f"{phase['start_step']:,} → {phase['stop_step']:,}",
         "tokens": f"{phase['tokens']:,} ({tokens(phase['tokens'])})",
         "tokens with its lineage": f"{phase['lineage_tokens']:,} ({tokens(phase['lineage_tokens'])})",
-    }
-
-
-def _model(phase: dict[str, Any]) -> Values:
-    model = phase["model"]
-    reach = "within documents" if model["attend_within_documents"] else "over the whole row, whatever documents are in it"
-    return {
-        "parameters": f"{phase['parameters']:,}",
-        "shape": f"{model['num_layers']} layers, d_model {model['d_model']:,}, d_ff {model['d_ff']:,}",
-        "heads": f"{model['num_query_heads']} query, {model['num_kv_heads']} kv, head_dim {model['head_dim']}",
-        "vocabulary, sequence": f"{model['vocab_size']:,} tokens, {model['seq_len']:,} positions",
-        "RoPE": rope_in_words(model["rope"]),
-        "norms": f"RMS, epsilon {number(model['rms_norm_epsilon'])}; QK-norm {in_words(model['qk_norm'])}",
-        "precision": f"weights float32, compute {model['compute_dtype']}; attention in float32 {in_words(model['float32_attention'])}",
-        "attention": reach if model["sliding_window"] is None else f"{reach}, {model['sliding_window']:,} positions back",
-        "initial standard deviation": number(model["initializer_std"]),
-        "head tied to the embedding": in_words(model["tied_head"]),
     }
 
 

@@ -13,6 +13,7 @@ KINDS = {
     "code": "the record's code",
     "default": "a library's default",
     "prose": "a report's prose, where no stored code has it",
+    "notes": "public notes, of lesser authority than the report",
     "ours": "this project",
 }
 

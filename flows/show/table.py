@@ -64,9 +64,16 @@ def _row(phase: dict[str, Any]) -> dict[str, str]:
         "rate": rate_ends(phase["learning_rate"], phase["start_step"], phase["stop_step"]),
         "mixture": mixture_in_a_word(phase["mixture"]),
         "slice": arrows(phase["slice"]),
-        "model": f"{tokens(phase['parameters'])}{', QK-norm' if phase['model']['qk_norm'] else ''}",
+        "model": _model(phase),
         "verdict": "–" if state is None else f"{state} here" if state == "refused" else state,
     }
+
+
+def _model(phase: dict[str, Any]) -> str:
+    """Its weights, and of a sparse model those that a token meets."""
+    if phase["model"]["experts"]:
+        return f"{tokens(phase['parameters'])}, {tokens(phase['active_parameters'])} active"
+    return f"{tokens(phase['parameters'])}{', QK-norm' if phase['model']['qk_norm'] else ''}"
 
 
 def _needed_width(shown: list[dict[str, Any]]) -> int:

@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from itertools import islice
 from pathlib import Path
@@ -37,21 +37,43 @@ WORKERS = {
 }
 """One arena, between which nothing is lost, and buffers that stay to be used again: Dask's own thresholds give every large one back, and
 its pages are mapped again. Nobody reads the profile that a worker makes of itself."""
-_client: ContextVar[Client | None] = ContextVar("client", default=None)
+_shared: ContextVar["_Shared | None"] = ContextVar("shared", default=None)
+
+
+class _Shared:
+    """The client of everything within one context: none is there before the first call needs it."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._client: Client | None = None
+
+    def client(self) -> Client:
+        if self._client is None:
+            self._client = self._stack.enter_context(_new_client())
+        return self._client
+
+
+@contextmanager
+def one_cluster() -> Iterator[None]:
+    """All stages within share one cluster. It is started for the first that has work, so where there is none nothing is started."""
+    if _shared.get() is not None:
+        yield
+        return
+    with ExitStack() as stack:
+        token = _shared.set(_Shared(stack))
+        try:
+            yield
+        finally:
+            _shared.reset(token)
 
 
 @contextmanager
 def cluster() -> Iterator[Client]:
     """The client in use around this call; else one of the scheduler that `PHASEWISE_DASK_SCHEDULER` names, or of a cluster of its own."""
-    if (around := _client.get()) is not None:
-        yield around
-        return
-    with _new_client() as client:
-        token = _client.set(client)
-        try:
-            yield client
-        finally:
-            _client.reset(token)
+    with one_cluster():
+        shared = _shared.get()
+        assert shared is not None
+        yield shared.client()
 
 
 @contextmanager

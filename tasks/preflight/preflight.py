@@ -3,6 +3,7 @@
 from functools import partial
 
 from tasks.home import Home
+from tasks.preflight.candidates import settings_for
 from tasks.preflight.launcher import examine
 from tasks.preflight.plan import batch_refusal
 from tasks.preflight.report import Report, refused_report, report_of
@@ -12,13 +13,14 @@ from tasks.preflight.slices import find_slice
 
 
 def preflight_setup(setup: Setup, home: Home, *, machine_code: bool = False) -> Report:
-    """Find the first plan that fits the setup on its slice, and project what it takes.
+    """Find the fastest plan that fits the setup on its slice, and project what it takes.
 
     Raises:
         ConfigError: no slice is called so, or the model does not fit the mesh.
         TrainingError: the compiler failed.
     """
     where = find_slice(setup.slice)
-    if reason := batch_refusal(setup.step.batch_sequences, where):
+    reason = batch_refusal(setup.step.batch_sequences, where)
+    if reason and not settings_for(setup.step, where):
         return refused_report(setup, where, reason)
     return report_of(setup, where, find_plan(setup.step, where, partial(examine, home=home), machine_code=machine_code))

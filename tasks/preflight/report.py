@@ -2,12 +2,13 @@
 
 from typing import Any
 
-from tasks.preflight.plan import GIB, Plan
-from tasks.preflight.search import Found
+from tasks.preflight.plan import GIB, Plan, spec_for
+from tasks.preflight.projection import roofline_of
+from tasks.preflight.search import Found, Tried
 from tasks.preflight.setup import Setup
 from tasks.preflight.slices import Slice
 from trainer.flops import step_flops
-from trainer.preflight.roofline import UTILISATION, Roofline, StepWork, project, recomputed_flops
+from trainer.preflight.roofline import UTILISATION, Roofline, recomputed_flops
 from trainer.preflight.spec import Result
 
 DAY_SECONDS, HOUR_SECONDS = 86_400, 3_600
@@ -16,23 +17,43 @@ Report = dict[str, Any]
 
 def report_of(setup: Setup, where: Slice, found: Found) -> Report:
     """A setup that was compiled. Where no plan fits, what follows from a plan is null."""
+    plan, result = found.plan, found.result
+    execution = spec_for(setup.step, where, plan).execution.model_dump(mode="json") if plan else None
     report = _about(setup, where) | {
-        "fits": found.plan is not None,
-        "remat": found.plan.remat if found.plan else None,
-        "microbatch_sequences": _part(setup, found.plan),
-        "plan": found.plan.words if found.plan else None,
-        "tried": [{"plan": tried.plan.words, "reason": tried.reason} for tried in found.tried],
-        "reason": None if found.plan else f"no plan fits: {'; '.join(f'{tried.plan.words} {tried.reason}' for tried in found.tried)}",
-        "gib_per_chip": _memory(where, found.result),
+        "fits": plan is not None,
+        "mesh": plan.mesh_on(where).model_dump() if plan else where.mesh.model_dump(),
+        "remat": execution["remat"] if execution else None,
+        "microbatch_sequences": _part(setup, plan),
+        "execution": execution,
+        "plan": plan.words if plan else None,
+        "why": found.why,
+        "considered": found.considered,
+        "tried": [_tried(tried) for tried in found.tried],
+        "reason": None if plan else f"no plan fits: {'; '.join(f'{tried.plan.words} {tried.reason}' for tried in found.tried)}",
+        "gib_per_chip": _memory(where, result),
         "compile_seconds": round(found.compile_seconds, 1),
-        "compiler_host_gib": round(found.result.host_bytes / GIB, 2) if found.result else None,
+        "compiler_host_gib": round(result.host_bytes / GIB, 2) if result else None,
     }
-    return report | (_projected(setup, where, found.plan, found.result) if found.plan and found.result else _unprojected())
+    return report | (_projected(setup, where, plan, result) if plan and result else _unprojected())
+
+
+def _tried(tried: Tried) -> Report:
+    roofline = tried.roofline
+    return {
+        "plan": tried.plan.words,
+        "reason": tried.reason,
+        "fits": roofline is not None,
+        "gib": None if tried.gib is None else round(tried.gib, 2),
+        "step_seconds": None if roofline is None else round(roofline.step_seconds, 3),
+        "ranking_seconds": None if roofline is None else round(roofline.ranking_seconds, 3),
+        "binds": None if roofline is None else roofline.binds,
+    }
 
 
 def refused_report(setup: Setup, where: Slice, reason: str) -> Report:
     """A setup that there is nothing to compile for."""
-    refused: Report = {"fits": False, "remat": None, "microbatch_sequences": None, "plan": None, "tried": [], "reason": reason}
+    refused: Report = {"fits": False, "remat": None, "microbatch_sequences": None, "execution": None, "plan": None}
+    refused |= {"why": None, "considered": 0, "tried": [], "reason": reason}
     nothing = {"gib_per_chip": _memory(where, None), "compile_seconds": 0.0, "compiler_host_gib": None}
     return _about(setup, where) | refused | nothing | _unprojected()
 
@@ -75,17 +96,20 @@ def _projected(setup: Setup, where: Slice, plan: Plan, result: Result) -> Report
     sequences = setup.step.batch_sequences
     flops = step_flops(model, sequences).total
     again = recomputed_flops(model, sequences, plan.remat)
-    links = {link: sum(each.bytes for each in result.collectives if each.link == link) for link in ("ici", "dcn")}
-    work = StepWork(flops=(flops + again) / where.chips, hbm_bytes=result.hbm_bytes, ici_bytes=links["ici"], dcn_bytes=links["dcn"])
-    roofline = project(work, where.chip.speeds)
+    roofline = roofline_of(setup.step, where, plan, result)
     seconds = roofline.step_seconds
     return {
         "flops_per_step": flops,
         "flops_recomputed": again,
-        "flops_per_step_per_chip": {"analytic": flops / where.chips, "executed": work.flops, "xla": _each(result.flops_by_xla, where)},
+        "flops_per_step_per_chip": {
+            "analytic": flops / where.chips,
+            "executed": (flops + again) / where.chips,
+            "xla": _each(result.flops_by_xla, where),
+        },
         "collective_bytes": _by_kind(result),
         "collectives": [each.model_dump() for each in result.collectives],
         "hbm_bytes": result.hbm_bytes,
+        "host_traffic_bytes": result.host_traffic_bytes,
         "roofline_seconds": _terms(roofline),
         "assumed_utilisation": UTILISATION,
         "step_seconds": round(seconds, 3),
@@ -98,8 +122,8 @@ def _projected(setup: Setup, where: Slice, plan: Plan, result: Result) -> Report
 
 def _unprojected() -> Report:
     names = (
-        "flops_per_step", "flops_recomputed", "flops_per_step_per_chip", "collective_bytes", "collectives", "hbm_bytes", "roofline_seconds",
-        "assumed_utilisation", "step_seconds", "mfu", "tokens_per_day", "days", "chip_hours",
+        "flops_per_step", "flops_recomputed", "flops_per_step_per_chip", "collective_bytes", "collectives", "hbm_bytes",
+        "host_traffic_bytes", "roofline_seconds", "assumed_utilisation", "step_seconds", "mfu", "tokens_per_day", "days", "chip_hours",
     )  # fmt: skip
     return dict.fromkeys(names)
 

@@ -1,49 +1,142 @@
-"""The first plan that fits."""
+"""The fastest plan that fits: estimated for all, compiled for the best few."""
 
 from collections.abc import Callable
 
-from tasks.preflight.plan import GIB, Plan, estimate_refusal, plans_for, spec_for
+import numpy as np
+
+from tasks.preflight.candidates import policies_for, settings_for
+from tasks.preflight.estimate import Table
+from tasks.preflight.plan import GIB, Plan, spec_for
+from tasks.preflight.projection import roofline_of
 from tasks.preflight.slices import Slice
 from trainer.base.frozen import Frozen
+from trainer.preflight.roofline import EXPOSED, Roofline
 from trainer.preflight.spec import Result, Spec, StepShape
 
 RESERVED_BYTES = GIB // 2
 """Kept free for the program's code and the runtime, which have their place after the buffers: 0.1 to 0.4 GiB, as far as was measured."""
+MAX_COMPILED = 10
+"""Plans that are compiled for a setup, so that it takes no more than four minutes on two cores. A number of plans and not a time, so that
+the same plan is found on every machine."""
+MIN_GAIN = 0.01
+"""A plan is compiled only where it is estimated to be faster by so much than the best so far."""
+HOST_SHARE = 0.5
+"""Of a host's memory that may be taken for what is offloaded; the rest is the loader's, the checkpoints', the system's."""
 
 
 class Tried(Frozen):
-    """A plan that was not taken, and why."""
+    """A plan that was compiled.
+
+    Attributes:
+        reason: why it is not the one that is taken.
+        gib: its memory on a chip; None where the compiler gave no account.
+        roofline: None where it does not fit.
+    """
 
     plan: Plan
     reason: str
+    gib: float | None
+    roofline: Roofline | None
 
 
 class Found(Frozen):
-    """What the search ended with; no plan where none fits. `result` is that of the last plan that was compiled."""
+    """What the search ended with; no plan where none fits. `result` is the plan's, or that of the last that was compiled.
+
+    Attributes:
+        considered: how many plans were estimated.
+        tried: those compiled and not taken, in the order of the search; the first is the rule's.
+        why: why the plan is taken, and why the search ended there.
+    """
 
     plan: Plan | None
     result: Result | None
     tried: tuple[Tried, ...]
     compile_seconds: float
+    considered: int
+    why: str
+
+
+class Compiled(Frozen):
+    """A plan with what the compiler said; `roofline` is None where it does not fit."""
+
+    plan: Plan
+    result: Result
+    refusal: str | None
+    roofline: Roofline | None
 
 
 def find_plan(step: StepShape, where: Slice, attempt: Callable[[Spec], Result], *, machine_code: bool = False) -> Found:
-    """Try the plans in order. Each costs more time in training than the one before it, and less memory."""
-    tried: list[Tried] = []
-    result, seconds = None, 0.0
-    for plan in plans_for(step.batch_sequences, where.mesh):
-        reason = estimate_refusal(step, where, plan)
-        if reason is None:
-            result = attempt(spec_for(step, where, plan, machine_code=machine_code))
-            seconds += result.lower_seconds + result.compile_seconds
-            reason = refusal(result)
-            if reason is None:
-                return Found(plan=plan, result=result, tried=tuple(tried), compile_seconds=seconds)
-        tried.append(Tried(plan=plan, reason=reason))
-    return Found(plan=None, result=result, tried=tuple(tried), compile_seconds=seconds)
+    """Compile the plan of the rule, then those that promise most, until none promises more than the best that fits.
+
+    Where none fits yet, the estimates go down to plans that need less, and last to the one that needs least: only when that is refused, no
+    plan fits.
+    """
+    table = Table(step, where, settings_for(step, where), list(policies_for()))
+    done: dict[int, Compiled] = {}
+    while len(done) < MAX_COMPILED:
+        number = next_plan(table, where, done)
+        if number is None:
+            break
+        plan = table.plan(number)
+        result = attempt(spec_for(step, where, plan, machine_code=machine_code))
+        reason = refusal(result, where)
+        roofline = roofline_of(step, where, plan, result) if result.memory is not None and reason is None else None
+        done[number] = Compiled(plan=plan, result=result, refusal=reason, roofline=roofline)
+        table.learn(number, result, roofline)
+    return conclude(list(done.values()), len(table))
 
 
-def refusal(result: Result) -> str | None:
+def next_plan(table: Table, where: Slice, done: dict[int, Compiled]) -> int | None:
+    """The number of the candidate to compile next; None where none is worth it."""
+    limits = [each.result.limit_bytes / GIB for each in done.values()]
+    room = (limits[-1] if limits else where.chip.memory_gib) - RESERVED_BYTES / GIB
+    gib, seconds = table.gib(), table.seconds()
+    possible = (gib <= room) & (table.host <= host_gib(where))
+    possible[list(done)] = False
+    if not done:  # the rule's: "full", else "offload", which are the first two of the table
+        return 0 if possible[0] else 1
+    best = min((each.roofline.ranking_seconds for each in done.values() if each.roofline), default=None)
+    if best is not None:
+        possible &= seconds < best * (1 - MIN_GAIN)
+        return int(np.argmin(np.where(possible, seconds, np.inf))) if possible.any() else None
+    if possible.any() and len(done) < MAX_COMPILED - 1:
+        return int(np.argmin(np.where(possible, seconds, np.inf)))
+    least = int(np.argmin(np.where(table.host <= host_gib(where), gib, np.inf)))
+    return None if least in done else least
+
+
+def host_gib(where: Slice) -> float:
+    """Memory of a host that is there for each of its chips."""
+    return where.chip.host_memory_gib / where.chip.chips_per_host * HOST_SHARE
+
+
+def conclude(done: list[Compiled], considered: int) -> Found:
+    """The fastest of what was compiled and fits."""
+    seconds = sum(each.result.lower_seconds + each.result.compile_seconds for each in done)
+    fitting = [each for each in done if each.roofline is not None]
+    best = min(fitting, key=lambda each: each.roofline.ranking_seconds, default=None) if fitting else None  # type: ignore[union-attr]
+    tried = tuple(_tried(each, best) for each in done if each is not best)
+    ended = (
+        "the most that are compiled" if len(done) >= MAX_COMPILED else f"no other is estimated to be {100 * MIN_GAIN:g} % faster and to fit"
+    )
+    why = f"the fastest of {len(fitting)} that fit, of {len(done)} compiled, of {considered:,} estimated; {ended}"
+    if best is None:
+        last = done[-1].result if done else None
+        return Found(plan=None, result=last, tried=tried, compile_seconds=seconds, considered=considered, why="none fits")
+    return Found(plan=best.plan, result=best.result, tried=tried, compile_seconds=seconds, considered=considered, why=why)
+
+
+def _tried(each: Compiled, best: Compiled | None) -> Tried:
+    gib = each.result.memory.peak / GIB if each.result.memory else None
+    if each.refusal is not None or each.roofline is None or best is None or best.roofline is None:
+        return Tried(plan=each.plan, reason=each.refusal or "not taken", gib=gib, roofline=each.roofline)
+    own, taken = each.roofline, best.roofline
+    more = own.ranking_seconds / taken.ranking_seconds - 1
+    reason = f"fits, {own.step_seconds:.2f} s a step; {100 * more:.1f} % slower where {EXPOSED:.0%} of what it moves does not overlap"
+    return Tried(plan=each.plan, reason=reason, gib=gib, roofline=own)
+
+
+def refusal(result: Result, where: Slice) -> str | None:
     """Why what was compiled does not fit; None where it does."""
     limit = result.limit_bytes / GIB
     if result.memory is None:
@@ -53,4 +146,6 @@ def refusal(result: Result) -> str | None:
         return f"{needs} of {limit:.2f}: the compiler refused it"
     if result.memory.peak + RESERVED_BYTES > result.limit_bytes:
         return f"{needs} of {limit:.2f}, of which {RESERVED_BYTES / GIB:g} stay free for code and runtime"
+    if result.memory.host / GIB > host_gib(where):
+        return f"needs {result.memory.host / GIB:.1f} GiB of its host's memory, of which {host_gib(where):.1f} are there for a chip"
     return None

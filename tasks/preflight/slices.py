@@ -21,7 +21,7 @@ GIGA = 1e9
 
 
 class Chip(Frozen):
-    """A kind of chip. Bandwidths in gigabytes a second and chip, networks in one direction."""
+    """A kind of chip. Bandwidths in gigabytes a second and chip, networks and the way to the host in one direction."""
 
     device_kind: str
     chips_per_host: int = Field(gt=0)
@@ -29,6 +29,8 @@ class Chip(Frozen):
     hbm_gbps: float = Field(gt=0)
     ici_gbps: float = Field(gt=0)
     dcn_gbps: float = Field(gt=0)
+    host_gbps: float = Field(gt=0)
+    host_memory_gib: float = Field(gt=0)
     topology: str
     chip_config: str | None = None
     host_bounds: tuple[int, int, int] | None = None
@@ -39,7 +41,13 @@ class Chip(Frozen):
         """For the roofline."""
         peak = peak_flops(self.device_kind, "bfloat16")
         assert peak is not None, f"trainer/flops.py names no peak of {self.device_kind}"
-        return Speeds(flops=peak, hbm_bytes=self.hbm_gbps * GIGA, ici_bytes=self.ici_gbps * GIGA, dcn_bytes=self.dcn_gbps * GIGA)
+        return Speeds(
+            flops=peak,
+            hbm_bytes=self.hbm_gbps * GIGA,
+            ici_bytes=self.ici_gbps * GIGA,
+            dcn_bytes=self.dcn_gbps * GIGA,
+            host_bytes=self.host_gbps * GIGA,
+        )
 
 
 class Torus(Frozen):

@@ -39,7 +39,7 @@ class VerdictReport(Recorded):
 
 
 class BenchmarkReport(Recorded):
-    """One benchmark's metric after a phase. `baseline` is what guessing scores; `stderr` is the standard error of `value`."""
+    """One benchmark's metric after a phase. `baseline` is what the best dumb answer scores; `stderr` is the standard error of `value`."""
 
     benchmark: str
     metric: str

@@ -1,4 +1,4 @@
-"""What each phase changed: held-out bits per byte against the parent, and benchmarks against guessing."""
+"""What each phase changed: held-out bits per byte against the parent, and benchmarks against their baselines."""
 
 import math
 from collections.abc import Callable

@@ -5,7 +5,7 @@ from itertools import groupby
 
 from tasks.publication.contents import PhaseReport, Report, VerdictReport
 from trainer.base.wording import MISSING, count, decimal
-from validations.outcomes import CheckCounts, count_passed, sum_counts, tell_verdicts
+from validations.outcomes import CheckCounts, count_passed, sum_counts, verdicts_in_words
 
 MARKS = {"good": "✓", "warned": "!", "bad": "✗", "none": "–"}
 
@@ -78,13 +78,12 @@ def tiles_of(report: Report) -> list[Tile]:
     """Phases, tokens, parameters, held-out bits per byte and verdicts."""
     done = [phase for phase in report.phases if phase.state == "done"]
     verdicts = [verdict.counts for phase in report.phases for verdict in phase.verdicts]
+    words = f"{verdicts_in_words(verdicts)}: {sum_counts(verdicts).shares}"
     return [
         Tile("phases trained", f"{len(done)} of {len(report.phases)}", f"to step {done[-1].stop_step:,}" if done else "none yet"),
         Tile("tokens trained on", count(sum(phase.tokens for phase in done)), f"{count(report.parameters)} parameters"),
         held_out_tile(report),
-        Tile(
-            "verdicts passed", f"{count_passed(verdicts)} of {len(verdicts)}", f"{tell_verdicts(verdicts)}: {sum_counts(verdicts).shares}"
-        ),
+        Tile("verdicts passed", f"{count_passed(verdicts)} of {len(verdicts)}", words),
     ]
 
 

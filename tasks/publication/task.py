@@ -13,7 +13,7 @@ from tasks.publication.report import write_report
 from tasks.publication.summary import standing_of
 from trainer.base.wording import decimal
 from validations.data_docs import build_data_docs
-from validations.outcomes import sum_counts, tell_verdicts
+from validations.outcomes import sum_counts, verdicts_in_words
 from validations.verdict import Verdict
 
 
@@ -30,7 +30,7 @@ def publish_report(report: Report, folder: Path, verdicts: Sequence[Verdict]) ->
 def as_markdown(report: Report, path: Path, docs: Path) -> str:
     """The page in the Prefect UI: what happened, a row a phase, where to read on."""
     judged = [verdict.counts for phase in report.phases for verdict in phase.verdicts]
-    lines = [f"**{report.headline}**", "", f"{tell_verdicts(judged)}: {sum_counts(judged).shares}.", ""]
+    lines = [f"**{report.headline}**", "", f"{verdicts_in_words(judged)}: {sum_counts(judged).shares}.", ""]
     lines += ["| phase | state | final loss | bits per byte | verdict | checks |", "|---|---|---|---|---|---|"]
     lines += [
         f"| {phase.name} | {phase.state} | {decimal(phase.final_loss, places=3)} | {decimal(phase.macro_bits_per_byte, places=3)} "

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.data.cluster import run_all
 from tasks.data.plan import DataPlan
 from tasks.data.word_problems import BENCHMARK, word_problems
 from tasks.evaluation.benchmark_folder import benchmark_items
@@ -68,14 +67,22 @@ def scan_caches(caches: Mapping[str, Path], plan: DataPlan, limits: LeakageLimit
         say(f"scanning {len(missing)} token caches for {asked:,} test items: what is held out, {benchmarks}")
     shards = [shard for of_cache in missing.values() for shard in of_cache]
     calls = [(shard, items, limits) for shard in shards]
-    is_here = sum(shard.size_bytes for shard in shards) < MIN_CLUSTER_BYTES  # less than the start of a cluster takes
-    made = iter([scan_shard(*call) for call in calls] if is_here else run_all(STAGE, scan_shard, calls))
+    made = iter(_scan_all(calls, sum(shard.size_bytes for shard in shards)))
     for name, of_cache in missing.items():
         scan = merge_scans([next(made) for _ in of_cache])
         write_json(kept[name], {"component": name, "key": keys[name], "scan": scan.model_dump(mode="json")})
     records = {name: read_json(path) for name, path in kept.items()}
     scans = {name: Scan.model_validate(record["scan"]) for name, record in records.items()}
     return CacheScans(index, scans, {name: str(record["key"]) for name, record in records.items()})
+
+
+def _scan_all(calls: list[tuple[CachePiece, KeptItems, LeakageLimits]], size_bytes: int) -> list[Scan]:
+    """The scans in the order of the calls; here, where they are done before a cluster is up."""
+    if size_bytes < MIN_CLUSTER_BYTES:
+        return [scan_shard(*call) for call in calls]
+    from tasks.data.cluster import run_all  # a second is spent on Dask's import: who only asks what is there does without
+
+    return run_all(STAGE, scan_shard, calls)
 
 
 def scan_key(manifest_digest: str, index: LeakageIndex, limits: LeakageLimits) -> str:

@@ -22,7 +22,7 @@ from validations.report.words import as_markdown, lines_of, report_folder_of, su
 from validations.verdict import Verdict, judge_gate, write_verdict
 
 Accepts = Sequence[AcceptedWarning]
-"""What the recipe accepts in the phase; none of the three judges goes without being told."""
+"""What the recipe accepts in the phase; each of the three judges is given it."""
 
 
 @task(task_run_name="judge data of {run.phase}", cache_policy=NO_CACHE)

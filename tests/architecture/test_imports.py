@@ -144,7 +144,7 @@ def test_every_folder_with_modules_is_a_package():
 @pytest.mark.parametrize(
     "path", ["trainer/loop.py", "validations/verdict.py", "tasks/data/plan.py", "flows/plan.py", "deployments/local.py"]
 )
-def test_nothing_imports_what_stands_above_it(path: str):
+def test_nothing_imports_what_is_above_it(path: str):
     package = path.partition("/")[0]
     for other in PACKAGES:
         expected = other == package or other in BELOW[package]

@@ -35,7 +35,7 @@ def test_files_and_functions_are_short():
     assert not found, "\n".join(found)
 
 
-def test_a_long_function_is_found_wherever_it_stands():
+def test_a_long_function_is_found_wherever_it_is():
     body = "        x = 1\n" * MAX_FUNCTION_LINES
     assert long_functions(f"class A:\n    async def f():\n{body}") == ["f"]
     assert long_functions(f"class A:\n    def f():\n{body.removesuffix('        x = 1' + chr(10))}") == []

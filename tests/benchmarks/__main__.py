@@ -8,7 +8,20 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.benchmarks import checkpoints, end_to_end, judgement, memory, peers, permutation, scan, startup, step, tokenization, train_step
+from tests.benchmarks import (
+    checkpoints,
+    end_to_end,
+    experts,
+    judgement,
+    memory,
+    peers,
+    permutation,
+    scan,
+    startup,
+    step,
+    tokenization,
+    train_step,
+)
 from tests.benchmarks.loader import loader_ratios
 from tests.benchmarks.measure import Options, Row, on_cores
 
@@ -28,6 +41,7 @@ def loader(_options: Options) -> Iterator[Row]:
 SUBJECTS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "step": step.rows,
     "train_step": train_step.rows,
+    "experts": experts.rows,
     "startup": startup.rows,
     "checkpoints": checkpoints.rows,
     "permutation": permutation.rows,

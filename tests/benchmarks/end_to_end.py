@@ -26,7 +26,7 @@ def rows(options: Options) -> Iterator[Row]:
         texts = texts_of(plan)
         sides = {
             "bare": lambda: encode_bare(plan, texts),
-            "prepare": lambda: prepare_anew(place / "sources", place / "home", plan.tokenizer),
+            "prepare": lambda: prepare_again(place / "sources", place / "home", plan.tokenizer),
         }
         medians = in_turns(sides, options.repeats)
     megabytes = sum(len(text.encode()) for text in texts) / 1e6
@@ -34,7 +34,7 @@ def rows(options: Options) -> Iterator[Row]:
     yield Row("files → token cache, share of bare encode_batch", medians["bare"] / medians["prepare"], note=rates)
 
 
-def prepare_anew(sources: Path, home: Path, tokenizer: Path) -> float:
+def prepare_again(sources: Path, home: Path, tokenizer: Path) -> float:
     """The seconds from files to caches in a home where nothing is but the tokenizer."""
     shutil.rmtree(home, ignore_errors=True)
 

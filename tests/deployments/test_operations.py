@@ -104,11 +104,11 @@ def training(up: Up, recipe: Path) -> str:
 
 
 def test_the_log_of_a_run_says_what_happens(up: Up, training: str) -> None:
-    def told() -> list[str] | None:
+    def said() -> list[str] | None:
         lines = logs_of(up, training)
         return lines if any(line.startswith("train kestrel: ") for line in lines) else None
 
-    lines = wait_for(up, "a line about the loss", told)
+    lines = wait_for(up, "a line about the loss", said)
     assert any(line.startswith("kestrel: going on from step ") for line in lines)
     assert any(" loss " in line and "tokens/s" in line for line in lines if line.startswith("train kestrel: "))
     assert any(line.startswith("long/proxy/kestrel data ") for line in lines)

@@ -213,7 +213,7 @@ def test_verify_in_full_reads_what_looks_as_it_did(phasewise: Run, tmp_path: Pat
     assert keys()["flan"] != before["flan"]
 
 
-def test_a_fresh_home_is_told_to_prepare(phasewise: Run, tmp_path: Path):
+def test_a_fresh_home_is_asked_to_prepare(phasewise: Run, tmp_path: Path):
     """Nothing was ever collected there: there are no files that could be put back."""
     result = phasewise("data verify", "marin-8b", "--home", tmp_path / "home")
     assert result.exit_code == 1

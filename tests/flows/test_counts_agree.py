@@ -74,7 +74,7 @@ def records(verdicts: dict[str, Verdict]) -> list[PhaseRecord]:
 
 
 @pytest.fixture
-def told(records: list[PhaseRecord], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[dict[str, Any], Report]:
+def said(records: list[PhaseRecord], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[dict[str, Any], Report]:
     """The JSON of the run and the contents of its report."""
 
     monkeypatch.setattr(summary, "read_records", lambda _resolved: records)
@@ -135,8 +135,8 @@ def test_the_data_docs_count_alike(verdicts: dict[str, Verdict], monkeypatch: py
         assert f" {expected.standing_words} " in plain(card), name
 
 
-def test_the_report_counts_alike(told: tuple[dict[str, Any], Report]):
-    page = plain(render(told[1]))
+def test_the_report_counts_alike(said: tuple[dict[str, Any], Report]):
+    page = plain(render(said[1]))
     assert VERDICTS_TOLD in page
     counts = Counter(counts_in(page))
     passed = EXPECTED["phase-1 data"] + EXPECTED["phase-1 training"] + EXPECTED["phase-1 model"]
@@ -145,8 +145,8 @@ def test_the_report_counts_alike(told: tuple[dict[str, Any], Report]):
     assert page.count("✗ data failed") == 2
 
 
-def test_the_json_and_the_table_of_a_run_count_alike(told: tuple[dict[str, Any], Report]):
-    run, report = told
+def test_the_json_and_the_table_of_a_run_count_alike(said: tuple[dict[str, Any], Report]):
+    run, report = said
     assert CheckCounts.model_validate(run["checks"]) == ALL
     assert [CheckCounts.model_validate(phase["checks"]) for phase in run["phases"]] == [
         EXPECTED["phase-1 data"] + EXPECTED["phase-1 training"] + EXPECTED["phase-1 model"],
@@ -172,10 +172,10 @@ def test_the_json_and_the_table_of_a_run_count_alike(told: tuple[dict[str, Any],
 
 
 def test_what_is_accepted_and_never_found_is_said_everywhere(
-    told: tuple[dict[str, Any], Report], verdicts: dict[str, Verdict], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    said: tuple[dict[str, Any], Report], verdicts: dict[str, Verdict], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     register(monkeypatch)
-    run, report = told
+    run, report = said
     out = io.StringIO()
     print_summary(Console(file=out, width=120), run)
     docs = build_data_docs(tmp_path / "docs", list(verdicts.values())).read_text()
@@ -187,12 +187,12 @@ def test_what_is_accepted_and_never_found_is_said_everywhere(
         assert "where component = math" not in text.split("Accepted by the recipe, and not found")[1]
 
 
-def test_why_something_is_accepted_stands_wherever_it_is_told(
-    told: tuple[dict[str, Any], Report], verdicts: dict[str, Verdict], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_why_something_is_accepted_is_wherever_it_is_reported(
+    said: tuple[dict[str, Any], Report], verdicts: dict[str, Verdict], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     register(monkeypatch)
     docs = build_data_docs(tmp_path / "docs", [verdicts["phase-1 data"]]).read_text()
-    for text in (plain(docs), plain(render(told[1])), as_markdown(verdicts["phase-1 data"])):
+    for text in (plain(docs), plain(render(said[1])), as_markdown(verdicts["phase-1 data"])):
         assert "2 files of component math are named like a test split" in text
         assert "The record reads them" in text
         assert "its code" in text

@@ -27,7 +27,7 @@ def written(folder: Path, *benchmarks: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("benchmarks", "told"),
+    ("benchmarks", "said"),
     [
         (("bananas",), r"benchmarks: nothing knows the benchmark 'bananas'; known are word_order, next_word, .* piqa:10"),
         (("next_word", "piqa:7"), "nothing knows the benchmark 'piqa:7'"),
@@ -35,8 +35,8 @@ def written(folder: Path, *benchmarks: str) -> str:
         (("next_word", "next_word"), "must be named once, found next_word, next_word"),
     ],
 )
-def test_names_are_refused_on_load(tmp_path: Path, benchmarks: tuple[str, ...], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_names_are_refused_on_load(tmp_path: Path, benchmarks: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
         load_recipe(written(tmp_path, *benchmarks), "proxy")
 
 

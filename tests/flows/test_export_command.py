@@ -116,7 +116,7 @@ def test_the_tokenizer_begins_documents_by_itself_and_otherwise_is_the_same(phas
     assert read_json(tmp_path / "out/config.json")["eos_token_id"] == ours.token_to_id(END_OF_TEXT)
 
 
-def test_people_are_told_what_is_where(phasewise_export: Export, tmp_path: Path):
+def test_people_are_shown_what_is_where(phasewise_export: Export, tmp_path: Path):
     said = " ".join(phasewise_export(tmp_path / "out").stdout.split())
     assert f"{tmp_path}/out: LlamaForCausalLM, float32, " in said
     assert "kestrel at step 40, weights last, from " in said

@@ -10,9 +10,10 @@ import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax
 
-from flows.hand_off import changes_of_contract, hand_off_facts, told
+from flows.hand_off import changes_of_contract, hand_off_facts
 from flows.plan import build_run
 from flows.recipes import load_recipe
+from flows.recipes.changes import both_in_words
 from flows.recipes.phase import Phase
 from tasks.home import Home
 from tests.validations.conftest import CacheMaker, build_tokenizer
@@ -144,9 +145,9 @@ def test_caches_are_compared_by_content_where_both_contracts_name_it():
     assert changes_of_contract(of_before, after, 100) == {"data of web": ("a" * 16, "b" * 16)}
 
 
-def test_large_values_are_told_where_they_differ():
+def test_large_values_are_reported_where_they_differ():
     shares = {f"c{number}": 10.0 for number in range(10)}
-    assert told(shares, {**shares, "c3": 12.5}) == ("c3 10", "c3 12.5")
-    assert told(shares, {}) == ("c0 10, c1 10, c2 10, c3 10 and 6 more", "c0 none, c1 none, c2 none, c3 none and 6 more")
-    assert told(None, 0.995) == ("none", "0.995")
-    assert told((1024,), (1024, 3072)) == ("1024", "1024, 3072")
+    assert both_in_words(shares, {**shares, "c3": 12.5}) == ("c3 10", "c3 12.5")
+    assert both_in_words(shares, {}) == ("c0 10, c1 10, c2 10, c3 10 and 6 more", "c0 none, c1 none, c2 none, c3 none and 6 more")
+    assert both_in_words(None, 0.995) == ("none", "0.995")
+    assert both_in_words((1024,), (1024, 3072)) == ("1024", "1024, 3072")

@@ -1,4 +1,4 @@
-"""`phasewise new` and `schema`: what is written runs as far as it can be told without training."""
+"""`phasewise new` and `schema`: what is written runs, as far as that shows without training."""
 
 import ast
 import json

@@ -2,12 +2,15 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from flows.cli import main
 from tasks.preflight import launcher
-from tests.tasks.preflight.steps import result_of
+from tasks.preflight.slices import find_slice
+from tests.tasks.preflight.steps import compiler_of
+from trainer.config import Execution, Kept
 from trainer.preflight.spec import Result as Compiled
 from trainer.preflight.spec import Spec
 
@@ -16,10 +19,10 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The command, with a compiler that finds that offloaded carries fit and nothing else does."""
+    """The command, with a compiler whose memory is somewhat more than what is estimated."""
 
     def compile_it(spec: Spec) -> Compiled:
-        return result_of(18.2 if spec.execution.remat == "offload" else 31.1, refused=spec.execution.remat != "offload")
+        return compiler_of(spec.step, find_slice("v4-2048"), 30.75, np.array([1.0, 1.2, 1.2, 1.2]))[0](spec)
 
     monkeypatch.setattr(launcher, "run_compiler", compile_it)
     monkeypatch.setattr(launcher, "version", lambda name: f"{name} 1")
@@ -34,16 +37,18 @@ def test_json_is_alone_on_standard_output(run: Run) -> None:
     assert report["local"] == []
     assert {setup["phase"] for setup in report["phases"]} == {"mantis"}
     setup = report["phases"][0]
-    assert (setup["slice"], setup["chips"], setup["hosts"], setup["remat"]) == ("v4-2048", 1024, 256, "offload")
+    assert (setup["slice"], setup["chips"], setup["hosts"]) == ("v4-2048", 1024, 256)
     assert setup["fits"]
+    assert Execution.model_validate(setup["execution"]).remat == Kept.model_validate(setup["remat"])
 
 
 def test_the_table_and_what_was_changed(run: Run) -> None:
     done = run("marin-32b/mantis")
     assert done.exit_code == 0
-    assert "18.2 of 30.75" in done.stdout
-    assert "carries offloaded" in done.stdout
-    assert "blocks computed again: needs 31.1 GiB of 30.75: the compiler refused it" in done.stdout
+    assert "of 30.75" in done.stdout
+    assert "kept, gradients over" in done.stdout
+    assert "the fastest of" in done.stdout
+    assert "blocks computed again: needs 33.1 GiB of 30.75: the compiler refused it" in done.stdout
 
 
 def test_a_phase_that_does_not_fit_ends_with_1_and_the_reason(run: Run) -> None:

@@ -16,11 +16,11 @@ def test_a_document_without_marks_is_not_written() -> None:
 
 def test_the_document_has_all_marks_and_the_table_of_slices_as_it_is() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
-    for name in ("main lines", "branches"):
+    for name in ("main lines", "gains", "branches"):
         put(text, name, "")
     assert put(text, "slices", slices()) == text
 
 
-def test_figures_stand_to_the_right_and_words_to_the_left() -> None:
+def test_figures_are_to_the_right_and_words_to_the_left() -> None:
     table = markdown([["phase", "GiB", "plan"], ["kestrel", "6.7", "blocks computed again, carries offloaded"]], left=1)
     assert table.splitlines()[1] == "| --- | ---: | --- |"

@@ -65,6 +65,6 @@ def test_a_verdict_of_before_reads_and_is_judged_again(path: Path):
         del check["accepted"]
         check["outcome"] = "failed" if check["outcome"] == "accepted" else check["outcome"]
     write_json(path, raw)
-    assert read_verdict(path).counts.told == "passed with 1 warning: 4 of 5 checks"
+    assert read_verdict(path).counts.words == "passed with 1 warning: 4 of 5 checks"
     assert held(path, [known_test_file()]) == (False, ["the verdict on its data is out of date: the recipe accepted other warnings then"])
     assert held(path, []) == (True, [])

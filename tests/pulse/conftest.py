@@ -4,13 +4,14 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from flows.server import own_server
 from tasks.home import Home
+from tests.pulse.in_turn import ANOTHER_READER, InTurn, in_turn_process
 from tests.pulse.runs import Finished, Start, complete, tiny_recipe
 
 
@@ -32,16 +33,35 @@ def api_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def phasewise(api_url: str) -> Start:
-    """Starts `phasewise …`, or a program, against that server. What XLA compiles runs for milliseconds: it need not be optimised."""
+def environment(api_url: str) -> dict[str, str]:
+    """What XLA compiles runs for milliseconds: it need not be optimised."""
     settings = {"PREFECT_API_URL": api_url, "PHASEWISE_DASK_WORKERS": "2", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    return {**os.environ, **settings}
 
-    def start(*command_line: object, program: str | None = None, arguments: Sequence[object] = ()) -> subprocess.Popen[str]:
-        called = ["-c", program, *arguments] if program else ["-m", "flows.cli", *command_line]
-        command = [sys.executable, *map(str, called)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **settings})
+
+@pytest.fixture(scope="module")
+def phasewise(environment: dict[str, str]) -> Start:
+    """Starts `phasewise …` against that server."""
+
+    def start(*words: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "flows.cli", *map(str, words)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
     return start
+
+
+@pytest.fixture(scope="module")
+def in_turn(environment: dict[str, str]) -> Iterator[InTurn]:
+    """Runs `phasewise …` in one process after the other commands of the file."""
+    with in_turn_process(environment) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def by_other_code(environment: dict[str, str]) -> Iterator[InTurn]:
+    """The same, where the reader has another version, and makes the same bytes."""
+    with in_turn_process(environment, ANOTHER_READER) as process:
+        yield process
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from flows.recipes import load_recipe
 from flows.recipes.recipe import Recipe
+from tests.pulse.in_turn import Ended
 
 Start = Callable[..., subprocess.Popen[str]]
 Finished = dict[str, Any]
@@ -36,7 +38,7 @@ def tiny_recipe() -> Recipe:
     return Recipe.model_validate({**proxy, "name": "tiny", "phases": [first, second]})
 
 
-def complete(process: subprocess.Popen[str]) -> Finished:
+def complete(process: subprocess.Popen[str] | Ended) -> Finished:
     """The JSON of a run that must succeed."""
     out, err = process.communicate()
     assert process.returncode == 0, err[-3000:]
@@ -53,3 +55,15 @@ def kill_when(process: subprocess.Popen[str], reached: Callable[[], bool]) -> No
     process.communicate()
     _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive, f"left behind: {[child.cmdline() for child in alive]}"
+
+
+def with_limits(recipe_file: Path, path: Path, phase: int, gate: str, **limits: Any) -> Path:
+    """The same recipe with other limits at a gate of a phase."""
+    raw = json.loads(recipe_file.read_text())
+    raw["phases"][phase]["gates"][gate] |= limits
+    path.write_text(json.dumps(raw))
+    return path
+
+
+def trained_files(home: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in (home / "runs").rglob("*")}

@@ -1,6 +1,7 @@
 """The record's incident, replayed: a test file that was dropped from a source and stayed in its cache."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -34,13 +35,20 @@ pytestmark = pytest.mark.timeout(600)  # a guard against hanging
 @pytest.fixture(params=["made", "real"])
 def incident(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Incident]:
     """The bundle is cached with its test file; every task runs in one cluster."""
-    written = write_incident(tmp_path, shared_folder("benchmarks") if request.param == "real" else None)
+    written = write_incident(tmp_path, some_of_the_real(tmp_path / "real") if request.param == "real" else None)
     gsm8k = written.benchmarks / "gsm8k"
     monkeypatch.setenv("PHASEWISE_BENCHMARKS", str(gsm8k if request.param == "real" else written.benchmarks))
     monkeypatch.setenv(WORKERS_VARIABLE, "2")
     with cluster():
         prepare(written, written.recipe())
         yield written
+
+
+def some_of_the_real(folder: Path) -> Path:
+    """GSM8K among others, of mathematics and of prose: an index of all 22 takes most of a minute, and `leakage_recall` is about them."""
+    for name in (REAL, "hendrycks_math", "boolq"):
+        shutil.copytree(shared_folder("benchmarks") / name, folder / name)
+    return folder
 
 
 def prepare(incident: Incident, recipe: Recipe) -> None:

@@ -2,7 +2,6 @@ import asyncio
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,8 @@ import pytest
 
 from flows.commands.status import describe
 from tests.pulse.changes import CHANGES, Again, changed, what_must_be_done_again
-from tests.pulse.runs import Finished, Start, complete, kill_when
+from tests.pulse.in_turn import InTurn
+from tests.pulse.runs import Finished, Start, complete, kill_when, trained_files, with_limits
 from trainer.base.storage import write_atomically
 from trainer.model.hugging_face import read_folder
 from trainer.state import params_digest
@@ -65,9 +65,9 @@ async def what_the_server_has(api_url: str) -> tuple[set[str], set[str], set[str
 
 
 def test_a_trained_phase_is_exported_bit_for_bit(
-    finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path: Path
+    finished: Finished, in_turn: InTurn, recipe_file: Path, home: Path, tmp_path: Path
 ) -> None:
-    said = complete(phasewise("export", f"{recipe_file}/ocelot", tmp_path / "out", "--home", home, "--json"))
+    said = complete(in_turn("export", f"{recipe_file}/ocelot", tmp_path / "out", "--home", home, "--json"))
     params, _ = read_folder(tmp_path / "out")
     assert params_digest(params) == said["params_digest"] == finished["phases"][1]["params_digest"]
     assert (said["phase"], said["step"]) == ("ocelot", 52)
@@ -84,9 +84,9 @@ def test_each_change_has_done_again_what_rests_on_it_and_nothing_else(
     assert found == {change.name: change.again for change in CHANGES}
 
 
-def test_a_home_that_was_moved_is_done_already(finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path: Path) -> None:
+def test_a_home_that_was_moved_is_done_already(finished: Finished, in_turn: InTurn, recipe_file: Path, home: Path, tmp_path: Path) -> None:
     moved = Path(shutil.copytree(home, tmp_path / "moved"))
-    process = phasewise("run", recipe_file, "--home", moved, "--json")
+    process = in_turn("run", recipe_file, "--home", moved, "--json")
     out, err = process.communicate()
     assert (process.returncode, "everything is done already" in err) == (0, True)
     summary = json.loads(out)
@@ -130,94 +130,77 @@ def test_to_ask_for_the_status_makes_nothing(finished: Finished, recipe_file: Pa
     assert not list(gcs.parent.glob(f"{gcs.name}/**"))
 
 
-BY_OTHER_CODE = """
-import tasks.data.reading as reading
-reading.READER += "+another"
-from flows.cli import main
-main()
-"""
-"""The command line, where the reader has another version, and makes the same bytes."""
-
-
 def test_nothing_is_trained_again_where_other_code_prepares_the_same_bytes(
-    finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path: Path
+    finished: Finished, by_other_code: InTurn, recipe_file: Path, home: Path, tmp_path: Path
 ) -> None:
     """The caches have other names then. They are judged and the models evaluated again."""
     copied = Path(shutil.copytree(home, tmp_path / "copied"))
     command = ("run", recipe_file, "--home", copied, "--json")
     before = trained_files(copied)
     caches = set(copied.glob("tokens/*/*"))
-    assert digests(complete(phasewise(program=BY_OTHER_CODE, arguments=command))) == digests(finished)
+    assert digests(complete(by_other_code(*command))) == digests(finished)
     evaluations = {path for path in before if path.name == "evaluation.json"}
     changed = {path for path, when in trained_files(copied).items() if before.get(path) != when and path.is_file()}
     assert changed == evaluations
     assert len(set(copied.glob("tokens/*/*"))) == 2 * len(caches)
-    process = phasewise(program=BY_OTHER_CODE, arguments=command)
+    process = by_other_code(*command)
     assert "everything is done already" in process.communicate()[1]
 
 
-def with_limits(recipe_file: Path, path: Path, phase: int, gate: str, **limits: Any) -> Path:
-    """The same recipe with other limits at a gate of a phase."""
-    raw = json.loads(recipe_file.read_text())
-    raw["phases"][phase]["gates"][gate] |= limits
-    path.write_text(json.dumps(raw))
-    return path
-
-
-def trained_files(home: Path) -> dict[Path, int]:
-    return {path: path.stat().st_mtime_ns for path in (home / "runs").rglob("*")}
-
-
 def test_a_gate_that_was_made_stricter_is_asked_and_nothing_is_trained(
-    finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path: Path
+    finished: Finished, in_turn: InTurn, recipe_file: Path, home: Path, tmp_path: Path
 ) -> None:
     stricter = with_limits(recipe_file, tmp_path / "stricter.json", 1, "model", max_increase_bits_per_byte=-5.0)
     before = trained_files(home)
-    process = phasewise("run", stricter, "--home", home, "--json")
+    process = in_turn("run", stricter, "--home", home, "--json")
     out, err = process.communicate()
     assert (process.returncode, out) == (1, "")
     assert "tiny/proxy/ocelot model failed: macro bits per byte went from the parent's" in err
     assert "limit: at most -5 bits per byte" in err
     assert trained_files(home) == before
-    assert digests(complete(phasewise("run", recipe_file, "--home", home, "--json"))) == digests(finished)
+    assert digests(complete(in_turn("run", recipe_file, "--home", home, "--json"))) == digests(finished)
     assert trained_files(home) == before
 
 
-def train_phase_alone(phasewise: Start, recipe: Path, phase: str, home: Path) -> subprocess.CompletedProcess[str]:
-    """The flow `train_phase`, as a worker opens it."""
-    program = "import sys; from flows.train_phase import train_phase; train_phase(sys.argv[1], sys.argv[2], 'proxy', sys.argv[3])"
-    with phasewise(program=program, arguments=(recipe, phase, home)) as process:
-        out, err = process.communicate()
-    return subprocess.CompletedProcess([], process.returncode, out, err)
-
-
 def test_a_phase_asks_whether_its_parent_s_verdicts_hold(
-    finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path: Path
+    finished: Finished, in_turn: InTurn, recipe_file: Path, home: Path, tmp_path: Path
 ) -> None:
     """They were given within other limits: the parent must be judged again before anything of the phase is touched."""
     changed = with_limits(recipe_file, tmp_path / "changed.json", 0, "health", spike_window=99)
     before = trained_files(home)
-    ended = train_phase_alone(phasewise, changed, "ocelot", home)
+    ended = in_turn.train_phase(changed, "ocelot", home)
     assert ended.returncode == 1
     refusal = "tiny-proxy/ocelot rests on kestrel, which is not done: the verdict on its training is out of date: it was measured against"
-    assert f"VerdictError: {refusal} other limits (spike_window)." in ended.stderr
-    assert f"`phasewise run {changed}/kestrel --scale proxy --home {home}`" in ended.stderr
+    assert f"VerdictError: {refusal} other limits (spike_window)." in ended.errors
+    assert f"`phasewise run {changed}/kestrel --scale proxy --home {home}`" in ended.errors
     assert trained_files(home) == before
 
 
+def test_a_flow_that_a_worker_opens_refuses_code(in_turn: InTurn, tmp_path: Path) -> None:
+    """Also in a process in which the command line was allowed to run some."""
+    path, touched = tmp_path / "mine.py", tmp_path / "touched"
+    path.write_text(f"open({str(touched)!r}, 'w').close()\n")
+    assert in_turn("status", path).returncode == 1
+    touched.unlink()
+    ended = in_turn.train_phase(path, "ocelot", tmp_path / "home")
+    assert ended.returncode == 1
+    assert "code runs only where `phasewise` is given the file on the command line" in ended.errors
+    assert not touched.exists()
+
+
 def test_the_report_is_written_again_when_one_phase_was_refused_or_trained(
-    finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path: Path
+    finished: Finished, in_turn: InTurn, recipe_file: Path, home: Path, tmp_path: Path
 ) -> None:
     report = Path(finished["report"])
     stricter = with_limits(recipe_file, tmp_path / "stricter.json", 1, "model", max_increase_bits_per_byte=-5.0)
-    assert train_phase_alone(phasewise, stricter, "ocelot", home).returncode == 1
+    assert in_turn.train_phase(stricter, "ocelot", home).returncode == 1
     assert "1 of 2 phases passed; refused: ocelot." in report.read_text()
-    assert train_phase_alone(phasewise, recipe_file, "ocelot", home).returncode == 0
-    assert "All 2 phases trained on judged data and passed their gates." in report.read_text()
+    assert in_turn.train_phase(recipe_file, "ocelot", home).returncode == 0
+    assert "Both phases trained on judged data and passed their gates." in report.read_text()
 
 
 def test_work_is_not_set_aside_unless_somebody_says_so(
-    finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path: Path
+    finished: Finished, in_turn: InTurn, recipe_file: Path, home: Path, tmp_path: Path
 ) -> None:
     """A setting of Ocelot changes, on a machine on which Ocelot took a day."""
     copied = Path(shutil.copytree(home, tmp_path / "home", ignore=shutil.ignore_patterns("prefect")))
@@ -228,12 +211,12 @@ def test_work_is_not_set_aside_unless_somebody_says_so(
     raw["phases"][1]["checkpoints"]["every_steps"] = 6
     (tmp_path / "changed.json").write_text(json.dumps(raw))
     before = trained_files(copied)
-    out, err = (process := phasewise("run", tmp_path / "changed.json", "--home", copied, "--json")).communicate()
+    out, err = (process := in_turn("run", tmp_path / "changed.json", "--home", copied, "--json")).communicate()
     assert (process.returncode, out) == (1, "")
     assert "ocelot, trained to step 52: checkpoints.every_steps: 5 → 6 (9,216 tokens, about 24 h)" in err
     assert f"--home {copied} --retrain ocelot`" in err
     assert trained_files(copied) == before
-    done = complete(phasewise("run", tmp_path / "changed.json", "--home", copied, "--retrain", "ocelot", "--json"))
+    done = complete(in_turn("run", tmp_path / "changed.json", "--home", copied, "--retrain", "ocelot", "--json"))
     assert digests(done) == digests(finished)  # how often it is saved changes no weight
     assert [path.name.rpartition("-")[0] for path in ocelot.parent.glob("ocelot.*")] == ["ocelot.superseded"]
 
@@ -276,10 +259,10 @@ def test_killed_while_training_it_goes_on_from_its_caches(killed_in_training: Pa
 
 
 def test_killed_while_training_it_goes_on_with_caches_of_the_same_bytes(
-    finished: Finished, killed_in_training: Path, phasewise: Start, recipe_file: Path, tmp_path: Path
+    finished: Finished, killed_in_training: Path, by_other_code: InTurn, recipe_file: Path, tmp_path: Path
 ) -> None:
     copied = Path(shutil.copytree(killed_in_training, tmp_path / "copied"))
-    process = phasewise(program=BY_OTHER_CODE, arguments=("run", f"{recipe_file}/kestrel", "--home", copied, "--json"))
+    process = by_other_code("run", f"{recipe_file}/kestrel", "--home", copied, "--json")
     out, err = process.communicate()
     assert process.returncode == 0, err[-3000:]
     assert re.search(r"kestrel: going on from step \d+ of 40", err)
@@ -306,11 +289,11 @@ def test_a_planted_item_stops_the_run_before_training(
     process = phasewise("run", recipe_file, "--home", tmp_path, "--json")
     out, err = process.communicate()
     assert (process.returncode, out) == (1, "")
-    told = err[err.rindex("phasewise: tiny/proxy/kestrel data failed: ") :].strip().splitlines()
-    assert len(told) == 3
+    shown = err[err.rindex("phasewise: tiny/proxy/kestrel data failed: ") :].strip().splitlines()
+    assert len(shown) == 3
     for named in (item["id"], "word_order", "flan", "planted.jsonl"):
-        assert named in told[0]
-    assert told[2].startswith("  to do: Remove it from the source and run again.")
+        assert named in shown[0]
+    assert shown[2].startswith("  to do: Remove it from the source and run again.")
     assert "Traceback" not in err
     assert not (tmp_path / "runs").exists()
     verdict = json.loads((tmp_path / "verdicts" / "tiny-proxy" / "kestrel" / "data.json").read_text())

@@ -73,12 +73,14 @@ def sums_of(hidden: Any, head: Any, tokens: Any, **options: Any) -> LossSums:
 @in_chunks
 def test_sums_are_those_of_the_reference(chunk_tokens: int | None, hidden: Any, head: Any, tokens: Any, weights: Any):
     expected = Reference(hidden, head, tokens)
-    np.testing.assert_allclose(sums_of(hidden, head, tokens, chunk_tokens=chunk_tokens), expected.sums, rtol=1e-6)
+    np.testing.assert_allclose(sums_of(hidden, head, tokens, chunk_tokens=chunk_tokens)[:3], expected.sums, rtol=1e-6)
     objective, sums = objective_sums(hidden, head, tokens, 0.25, chunk_tokens=chunk_tokens)
-    np.testing.assert_allclose(sums, expected.sums, rtol=1e-6)
+    np.testing.assert_allclose(sums[:3], expected.sums, rtol=1e-6)
     assert float(objective) == pytest.approx(expected.cross_entropy + 0.25 * expected.squared_log_z, rel=1e-6)
     weighed = Reference(hidden, head, tokens, weights)
-    np.testing.assert_allclose(sums_of(hidden, head, tokens, chunk_tokens=chunk_tokens, targets_weight=weights), weighed.sums, rtol=1e-6)
+    np.testing.assert_allclose(
+        sums_of(hidden, head, tokens, chunk_tokens=chunk_tokens, targets_weight=weights)[:3], weighed.sums, rtol=1e-6
+    )
 
 
 @in_chunks
@@ -116,8 +118,8 @@ def test_the_last_position_and_the_first_token_do_not_count(chunk_tokens: int | 
 
 
 def test_sums_of_parts_add_up(hidden: Any, head: Any, tokens: Any):
-    parts = [sums_of(hidden[i : i + 1], head, tokens[i : i + 1], chunk_tokens=4) for i in range(ROWS)]
-    np.testing.assert_allclose(np.sum(parts, axis=0), sums_of(hidden, head, tokens), rtol=1e-6)
+    parts = [sums_of(hidden[i : i + 1], head, tokens[i : i + 1], chunk_tokens=4)[:3] for i in range(ROWS)]
+    np.testing.assert_allclose(np.sum(parts, axis=0), sums_of(hidden, head, tokens)[:3], rtol=1e-6)
 
 
 @pytest.mark.parametrize("chunk_tokens", [None, 4])
@@ -138,8 +140,8 @@ def test_bfloat16_products_are_summed_in_float32(chunk_tokens: int | None, hidde
     rounded = [np.asarray(jnp.asarray(x, jnp.bfloat16), np.float32) for x in (hidden, head)]
     reference = Reference(rounded[0], rounded[1], tokens)
     sums = sums_of(narrow, head, tokens, chunk_tokens=chunk_tokens)
-    assert {value.dtype for value in sums} == {np.dtype("float32")}
-    np.testing.assert_allclose(sums, reference.sums, rtol=1e-5)
+    assert {value.dtype for value in sums[:3]} == {np.dtype("float32")}
+    np.testing.assert_allclose(sums[:3], reference.sums, rtol=1e-5)
     with jax.numpy_dtype_promotion("strict"):
         gradients = jax.grad(lambda x, w: objective_sums(x, w, tokens, 0.25, chunk_tokens=chunk_tokens)[0], (0, 1))(narrow, head)
     assert (gradients[0].dtype, gradients[1].dtype) == (jnp.bfloat16, jnp.float32)

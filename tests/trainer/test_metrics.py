@@ -46,7 +46,7 @@ def test_going_on_forgets_what_will_be_trained_again(path: Path):
     assert [each.name for each in path.parent.iterdir()] == ["metrics.jsonl"]
 
 
-def test_starting_anew_forgets_everything(path: Path):
+def test_starting_again_forgets_everything(path: Path):
     append(path, range(1, 8), restored_step=0)
     append(path, range(1, 3), restored_step=0)
     assert read_metrics(path) == rows(range(1, 3))
@@ -67,7 +67,7 @@ def test_the_page_is_printed_from_the_table():
     assert page.read_text() == as_markdown(), "run: python -m trainer.metrics > docs/metrics.md"
 
 
-def test_each_name_stands_once_and_says_what_it_is():
+def test_each_name_is_there_once_and_says_what_it_is():
     names = [metric.name for metric in TABLE]
     assert len(names) == len(set(names))
     assert all(metric.what for metric in TABLE)

@@ -54,7 +54,7 @@ def test_what_clips_and_skips_decided_has_names_too_and_limits_once_they_hold():
     assert values.keys().isdisjoint({"rms_clip_factor", "max_update_norm", "max_skip_grad_norm"})
 
 
-def test_every_scheduled_value_stands_in_its_row(make_run: MakeRun):
+def test_every_scheduled_value_is_in_its_row(make_run: MakeRun):
     on = {
         **OFF,
         "max_grad_norm": [[0, None], [5, 0.5]],
@@ -72,12 +72,12 @@ def test_every_scheduled_value_stands_in_its_row(make_run: MakeRun):
     assert scheduled_row(make_run("bare", stability=OFF), 3).keys() == {"learning_rate", "z_loss", "sequences", "tokens", "mixture_since"}
 
 
-def test_a_mixture_is_told_where_it_begins_to_hold(make_run: MakeRun):
+def test_a_mixture_is_reported_where_it_begins_to_hold(make_run: MakeRun):
     run = make_run(
         "mixtures", start_step=2, learning_rate=[{"kind": "constant", "start_step": 2, "end_step": 24, "start": 1e-3, "end": 1e-3}]
     )
-    told = {step: {name: share for name, share in scheduled_row(run, step).items() if name.startswith("mixture/")} for step in range(2, 24)}
-    assert {step: shares for step, shares in told.items() if shares} == {
+    said = {step: {name: share for name, share in scheduled_row(run, step).items() if name.startswith("mixture/")} for step in range(2, 24)}
+    assert {step: shares for step, shares in said.items() if shares} == {
         2: {"mixture/books": 60, "mixture/code": 40},
         14: {"mixture/books": 30, "mixture/code": 30, "mixture/web": 40},
     }
@@ -140,7 +140,7 @@ def test_layers_are_written_at_their_steps(make_run: MakeRun, every: int | None)
 
 
 @pytest.mark.parametrize("name", ["loss", "grad_norm", "param_norm"])
-def test_numbers_that_are_none_end_the_run_and_stand_as_null(make_run: MakeRun, name: str):
+def test_numbers_that_are_none_end_the_run_and_are_written_as_null(make_run: MakeRun, name: str):
     run = make_run(f"not finite {name}")
     with Recorder(run, restored_step=0) as recorder, pytest.raises(TrainingDiverged, match=f"{name} is nan at step 4"):
         recorder.write(4, measured(len(slot_names(run.model)), **{name: np.float32(math.nan)}), {"eval_loss": math.nan})

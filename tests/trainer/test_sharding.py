@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from tests.trainer.eight_devices import run_on_eight_devices
 from trainer.base.errors import ConfigError
 from trainer.base.storage import read_json, write_json
-from trainer.config import Mesh, ModelConfig, RunConfig
+from trainer.config import Kept, Mesh, ModelConfig, RunConfig
 from trainer.model.params import param_specs
 from trainer.sharding import (
     MESH_AXES,
@@ -38,6 +38,8 @@ pytestmark = pytest.mark.timeout(600)
 
 MESHES = {"8": Mesh(fsdp=8), "2x4": Mesh(replica=2, fsdp=4), "1x4x2": Mesh(fsdp=4, tensor=2), "2x2x2": Mesh(replica=2, fsdp=2, tensor=2)}
 FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, "qwen": {"qk_norm": True, "tied_head": True}}
+REMATS = {("qwen", "2x2x2"): Kept(on_device=("query", "value", "gate"))}
+"""What is kept by name on a mesh; the run on one device keeps everything."""
 CASES = [*(("llama", mesh) for mesh in MESHES), ("qwen", "2x4"), ("qwen", "2x2x2")]
 
 
@@ -185,7 +187,10 @@ def train_family(make_run: MakeRun, model: ModelConfig, tmp_path_factory: pytest
             },
         }
         meshes = [mesh for of, mesh in CASES if of == family]
-        runs = [make_run(f"{family} {mesh}", **changes, execution={"mesh": MESHES[mesh], "microbatch_sequences": 8}) for mesh in meshes]
+        parts = {"microbatch_sequences": 8}
+        remats = [REMATS.get((family, mesh), "none") for mesh in meshes]
+        executions = [{**parts, "mesh": MESHES[mesh], "remat": remat} for mesh, remat in zip(meshes, remats, strict=True)]
+        runs = [make_run(f"{family} {mesh}", **changes, execution=each) for mesh, each in zip(meshes, executions, strict=True)]
         return dict(zip(meshes, train_on_eight_devices(runs, tmp_path_factory.mktemp(family)), strict=True))
 
     return train

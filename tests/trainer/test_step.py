@@ -182,7 +182,7 @@ def test_z_loss_pulls_the_partition_function_down(trainer: Trainer):
     assert float(after_updates(1.0).log_z_squared) < float(after_updates(0.0).log_z_squared) - 1.0
 
 
-def test_a_switch_compiles_nothing_anew(trainer: Trainer):
+def test_a_switch_compiles_nothing_again(trainer: Trainer):
     state, _ = trainer.update(trainer.state(), batch(0), SCHEDULES[0])
     compiled = trainer.step._cache_size()  # pyright: ignore[reportFunctionMemberAccess]  # what jit returns has it
     for scheduled in SCHEDULES:

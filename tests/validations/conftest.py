@@ -221,7 +221,7 @@ def _mixture(drawn: dict[str, int]) -> pd.DataFrame:
 
 def _order() -> pd.DataFrame:
     """One row a component × measure, of an order that mixes."""
-    told = {
+    said = {
         "permutation": "feistel",
         "measure": "serial correlation",
         "value": 0.01,
@@ -231,7 +231,7 @@ def _order() -> pd.DataFrame:
         "detail": "",
     }
     numbers = {"rows": 300, "drawn": 200, "p_value": 0.5, "judged_p_value": 0.5, "components": 2, "components_failing": 0}
-    return pd.DataFrame([{"component": name, **told, **numbers} for name in PROSE])
+    return pd.DataFrame([{"component": name, **said, **numbers} for name in PROSE])
 
 
 def _shifts() -> pd.DataFrame:

@@ -3,6 +3,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
@@ -10,9 +11,11 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.validations.report.samples import HOSTILE, LEAK, STALE, evidence, judged, known_test_file, register
+from tests.validations.report.samples import HOSTILE, LEAK, SAMPLE_SUITE, STALE, evidence, judged, known_test_file, register
 from validations import data_docs
 from validations.data_docs import build_data_docs
+from validations.report import judged_again
+from validations.report.judged_again import Judge
 from validations.report.pages import Card
 from validations.verdict import Verdict
 
@@ -50,6 +53,8 @@ class Page(HTMLParser):
 
 @pytest.fixture(autouse=True)
 def sample_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier test had judged is forgotten."""
+    monkeypatch.setattr(judged_again, "_judged", {})
     register(monkeypatch)
 
 
@@ -82,7 +87,7 @@ def broken_links(index: Path) -> list[str]:
 def test_the_index_says_first_what_failed_where_and_what_to_do(bison: Verdict, mantis: Verdict, tmp_path: Path):
     index = build_data_docs(tmp_path / "docs", [mantis, bison])
     text = Page(index).text
-    told = [
+    reported = [
         "1 of 2 verdicts passed, 1 failed: 7 of 10 checks passed, 2 failed, 1 warning.",
         "bison data",
         STALE,
@@ -91,7 +96,7 @@ def test_the_index_says_first_what_failed_where_and_what_to_do(bison: Verdict, m
         "tokens/math/",
         "Run phasewise data prepare again.",
     ]
-    places = [text.index(part) for part in told]
+    places = [text.index(part) for part in reported]
     assert places == sorted(places)
     assert (
         text.index(LEAK) < text.index("are named like a test split") < text.index("1 verdict passed") < text.index("✓ passed mantis data")
@@ -168,6 +173,19 @@ def test_evidence_that_is_gone_or_changed_is_said_to_be_so(bison: Verdict, manti
     assert broken_links(index) == []
 
 
+def test_the_same_evidence_is_put_before_the_library_once_and_any_other_again():
+    """One cell, one setting of a check, another subject: nothing is taken for what it is not."""
+    checks = SAMPLE_SUITE.checks({"max_items": 0}, tables := evidence(leaked=1))
+    fresh = replace(checks[-1], arguments={**checks[-1].arguments, "limit": 1})
+    judge = Judge.open()
+    judged_once = judge.judge("s", tables["leakage"], [checks[-1]])
+    assert judge.judge("s", tables["leakage"].copy(), [checks[-1]]) is judged_once
+    assert not judged_once.passes
+    assert judge.judge("s", tables["leakage"], [fresh]).passes
+    assert judge.judge("s", evidence(leaked=0)["leakage"], [checks[-1]]).passes
+    assert judge.judge("of another", tables["leakage"], [checks[-1]]) is not judged_once
+
+
 def test_a_verdict_of_another_time_still_has_its_report(bison: Verdict, tmp_path: Path):
     older = bison.but(thresholds={"min_containment": 0.5})
     unknown = bison.but(suite="forgotten")
@@ -230,7 +248,7 @@ def accepting(tmp_path: Path, *accepted: str) -> tuple[Verdict, dict[str, Page],
 
 def test_rows_that_the_recipe_accepts_are_marked_so_and_fail_nothing(tmp_path: Path):
     verdict, pages, text = accepting(tmp_path, "math", "web-1")
-    assert verdict.counts.told == "passed: 4 of 5 checks, 1 warning accepted by the recipe"
+    assert verdict.counts.words == "passed: 4 of 5 checks, 1 warning accepted by the recipe"
     assert "Accepted by the recipe 2 files of component math are named like a test split. The record reads them" in text
     assert "caches 2 0 2 rows" in text, "of two rows none fails and two are accepted"
     assert "none is marked as failing; ✓ 2 accepted by the recipe" in pages["caches.html"].text
@@ -242,7 +260,7 @@ def test_rows_that_the_recipe_accepts_are_marked_so_and_fail_nothing(tmp_path: P
 
 def test_what_nobody_accepts_is_marked_beside_what_the_recipe_accepts(tmp_path: Path):
     verdict, pages, text = accepting(tmp_path, "math")
-    assert verdict.counts.told == "passed with 1 warning: 4 of 5 checks"
+    assert verdict.counts.words == "passed with 1 warning: 4 of 5 checks"
     assert "caches 2 1 1 rows" in text
     shown = pages["caches.html"].text
     assert shown.index("✗ fails 1 web-1") < shown.index("✓ accepted 0 math")

@@ -58,7 +58,7 @@ def test_a_better_model_passes(tmp_path: Path, parent: dict[str, Any] | None):
 
 
 @pytest.mark.parametrize(
-    ("evaluation", "expectation", "told"),
+    ("evaluation", "expectation", "said"),
     [
         (BETTER | {"finite": False}, "expect_column_values_to_be_in_set", "continuation acc rests on responses"),
         (BETTER | {"macro_bits_per_byte": math.nan}, "expect_column_values_to_be_in_set", "macro bits per byte rests on responses"),
@@ -103,11 +103,11 @@ def test_a_better_model_passes(tmp_path: Path, parent: dict[str, Any] | None):
         ),
     ],
 )
-def test_a_model_that_must_not_go_on_fails(tmp_path: Path, evaluation: dict[str, Any], expectation: str, told: str):
+def test_a_model_that_must_not_go_on_fails(tmp_path: Path, evaluation: dict[str, Any], expectation: str, said: str):
     verdict = judge_gate("ocelot gate", evaluation, parent_evaluation=PARENT, limits=LIMITS, folder=tmp_path)
     assert not verdict.passes
     assert verdict.reasons[0].expectation == expectation
-    assert told in verdict.reasons[0].what
+    assert said in verdict.reasons[0].what
 
 
 def test_a_rise_within_the_limit_passes(tmp_path: Path):

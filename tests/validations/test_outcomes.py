@@ -7,12 +7,12 @@ from pydantic import ValidationError
 
 from tests.validations.report.samples import evidence, judged, known_test_file
 from validations.expectations.judging import Outcome
-from validations.outcomes import KIND_WORDS, CheckCounts, CheckOutcome, count_checks, sum_counts, tell_verdicts
+from validations.outcomes import KIND_WORDS, CheckCounts, CheckOutcome, count_checks, sum_counts, verdicts_in_words
 
 
 def outcome(severity: str, result: Outcome) -> CheckOutcome:
-    told = {"name": "expect_x", "table": "t", "asks": "X.", "observed": "", "passes": result == "passed"}
-    return CheckOutcome.model_validate({**told, "severity": severity, "outcome": result})
+    said = {"name": "expect_x", "table": "t", "asks": "X.", "observed": "", "passes": result == "passed"}
+    return CheckOutcome.model_validate({**said, "severity": severity, "outcome": result})
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_each_check_counts_once(severity: str, result: Outcome, kind: str):
 
 
 @pytest.mark.parametrize(
-    ("counts", "told"),
+    ("counts", "said"),
     [
         (CheckCounts(passed=18), "passed: 18 of 18 checks"),
         (CheckCounts(passed=17, accepted=1), "passed: 17 of 18 checks, 1 warning accepted by the recipe"),
@@ -48,23 +48,23 @@ def test_each_check_counts_once(severity: str, result: Outcome, kind: str):
         (CheckCounts(), "failed: 0 of 0 checks passed"),
     ],
 )
-def test_counts_are_told_with_every_number(counts: CheckCounts, told: str):
-    assert counts.told == told
+def test_counts_are_reported_with_every_number(counts: CheckCounts, said: str):
+    assert counts.words == said
 
 
-def test_no_two_counts_are_told_alike():
+def test_no_two_counts_are_reported_alike():
     """A number that changes and is not seen would be a wrong answer with a straight face."""
     every = [CheckCounts(**dict(zip(KIND_WORDS, numbers, strict=True))) for numbers in itertools.product((0, 1, 2), repeat=5)]
-    assert len({counts.told for counts in every}) == len({counts.shares for counts in every}) == len(every)
+    assert len({counts.words for counts in every}) == len({counts.shares for counts in every}) == len(every)
 
 
-def test_verdicts_are_told_together():
+def test_verdicts_are_reported_together():
     failed = CheckCounts(failed=1)
     warned = CheckCounts(passed=1, warned=1)
     passed = CheckCounts(passed=1, accepted=1)
-    assert tell_verdicts([]) == "0 of 0 verdicts passed"
-    assert tell_verdicts([passed, passed]) == "2 of 2 verdicts passed"
-    assert tell_verdicts([failed, warned, warned, passed]) == "3 of 4 verdicts passed, 2 of them with warnings, 1 failed"
+    assert verdicts_in_words([]) == "0 of 0 verdicts passed"
+    assert verdicts_in_words([passed, passed]) == "2 of 2 verdicts passed"
+    assert verdicts_in_words([failed, warned, warned, passed]) == "3 of 4 verdicts passed, 2 of them with warnings, 1 failed"
     assert sum_counts([failed, warned, passed]) == CheckCounts(passed=2, warned=1, accepted=1, failed=1)
 
 

@@ -56,7 +56,7 @@ def test_data_in_order_pass_with_every_check_made(data_evidence: Build, judge: J
     assert verdict.judged == dict(zip(evidence.caches["component"], evidence.caches["manifest_digest"], strict=True))
 
 
-def test_a_planted_item_is_told_with_everything_that_finds_it(data_evidence: Build, judge: Judge):
+def test_a_planted_item_is_reported_with_everything_that_finds_it(data_evidence: Build, judge: Judge):
     verdict = judge(data_evidence(extra={"starcoderdata": [PLANTED]}))
     assert not verdict.passes
     (reason,) = verdict.reasons
@@ -75,7 +75,7 @@ def test_as_many_items_as_allowed_may_leak(data_evidence: Build, limits: DataLim
     assert not judge_data("s", data_evidence(extra={"starcoderdata": [PLANTED] * 2}), limits=allowed, folder=tmp_path / "evidence").passes
 
 
-def test_a_benchmark_of_which_much_leaks_is_told_once(data_evidence: Build, judge: Judge):
+def test_a_benchmark_of_which_much_leaks_is_reported_once(data_evidence: Build, judge: Judge):
     """All 1,319 of GSM8K, in one file: one reason, and the list stays in the table."""
     evidence = data_evidence(extra={"starcoderdata": [PLANTED]})
     leaked = pd.concat([evidence.leaked_items.assign(benchmark="gsm8k", item=str(number), files="test.json") for number in range(1319)])
@@ -89,7 +89,7 @@ def test_a_benchmark_of_which_much_leaks_is_told_once(data_evidence: Build, judg
     assert reason.found.startswith("question of item 0, score 1.00: Quiz night.")
 
 
-def test_of_many_reasons_of_a_check_the_worst_are_told_and_the_rest_counted(data_evidence: Build, judge: Judge):
+def test_of_many_reasons_of_a_check_the_worst_are_reported_and_the_rest_counted(data_evidence: Build, judge: Judge):
     evidence = data_evidence()
     row = evidence.leakage.iloc[0]
     rows = [{**row, "benchmark": f"b{number}", "items": 100, "items_hit": number} for number in range(25)]
@@ -107,8 +107,8 @@ def test_a_list_of_leaked_items_that_does_not_agree_with_their_counts_fails(data
     clean = data_evidence()
     (reason,) = judge(replace(clean, leaked_items=leaky.leaked_items)).reasons
     assert reason.what == "1 leaked items are listed, which does not agree with the table leakage"
-    told = judge(replace(leaky, leaked_items=clean.leaked_items)).reasons
-    assert [reason.what[:26] for reason in told] == ["1 of 20 items of continuat", "0 leaked items are listed,"]
+    said = judge(replace(leaky, leaked_items=clean.leaked_items)).reasons
+    assert [reason.what[:26] for reason in said] == ["1 of 20 items of continuat", "0 leaked items are listed,"]
 
 
 DIFFERENCES = {
@@ -135,7 +135,7 @@ DIFFERENCES = {
 
 
 @pytest.mark.parametrize("what", DIFFERENCES)
-def test_every_kind_of_difference_is_told(data_evidence: Build, limits: DataLimits, what: str):
+def test_every_kind_of_difference_is_reported(data_evidence: Build, limits: DataLimits, what: str):
     """As in the record: the filter drops the file of test items, the cache keeps it."""
     evidence = data_evidence()
     found = {
@@ -177,7 +177,7 @@ def test_a_hand_off_without_silent_changes_passes(
 
 
 @pytest.mark.parametrize(
-    ("table", "column", "value", "expectation", "told"),
+    ("table", "column", "value", "expectation", "said"),
     [
         ("caches", "split", "held_out", "expect_training_split", "must not be trained on"),
         ("caches", "split", None, "expect_training_split", "must not be trained on"),
@@ -199,11 +199,11 @@ def test_a_hand_off_without_silent_changes_passes(
     ],
 )
 def test_one_thing_broken_fails_with_its_reason(
-    data_evidence: Build, limits: DataLimits, table: str, column: str, value: object, expectation: str, told: str
+    data_evidence: Build, limits: DataLimits, table: str, column: str, value: object, expectation: str, said: str
 ):
     evidence = data_evidence()
     reasons = judge_alone(replace(evidence, **{table: change(getattr(evidence, table), column, value)}), table, limits)
-    assert [(reason.expectation, told in reason.what) for reason in reasons] == [(expectation, True)]
+    assert [(reason.expectation, said in reason.what) for reason in reasons] == [(expectation, True)]
     assert reasons[0].severity == "critical"
 
 
@@ -309,7 +309,7 @@ def run_over(caches: dict[str, str], folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_the_trainer_refuses_a_cache_that_was_built_anew_after_its_verdict(
+def test_the_trainer_refuses_a_cache_that_was_built_again_after_its_verdict(
     data_evidence: Build, judge: Judge, caches: CacheMaker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     evidence = data_evidence()

@@ -48,8 +48,9 @@ Origin = str | None
 def state_to_start_from(run: RunConfig, shardings: TrainState | None = None) -> TrainState:
     """The first state of a phase: fresh weights, or the parent's state with the declared parts made fresh or grafted.
 
-    A parent's moving average or windows that the phase does not keep are let go: that they are no longer kept is a change of `ema`,
-    `max_update_norm` or `skip_step`, which the recipe must declare. Each leaf is placed where `shardings` says; None is the first device.
+    A parent's moving average, windows or momentum of balancing that the phase does not keep are let go: that they are no longer kept is a
+    change of `ema`, `max_update_norm`, `skip_step` or `balancing`, which the recipe must declare. Each leaf is placed where `shardings`
+    says; None is the first device.
 
     Raises:
         CheckpointError: a checkpoint is missing or damaged or holds other weights than planned; a leaf is neither carried nor declared.
@@ -131,7 +132,7 @@ def _dropped(wanted: LeafTypes, start: StartFrom, parent: LeafTypes) -> list[str
     problems: list[str] = []
     for name in parent.keys() - wanted.keys():
         field = name.split(".", 1)[0]
-        let_go = field in ("ema", "rolling") and _group(name) not in kept
+        let_go = field in ("ema", "rolling", "balancing") and _group(name) not in kept
         if not let_go and field not in declared:
             part = next((part for part in _parts(name) if part in DECLARABLE and part != "qk_norm"), None)
             todo = f"declare {part!r} in the hand-off's `fresh`" if part else "a phase cannot leave out weights"
@@ -151,12 +152,12 @@ def _gathered(run: RunConfig, origins: Mapping[str, Origin], shardings: TrainSta
     for checkpoint in sorted({origin for origin in origins.values() if origin is not None}):
         leaves |= read_leaves(Path(checkpoint), [name for name, origin in origins.items() if origin == checkpoint], place)
     fresh = [name for name, origin in origins.items() if origin is None]
-    leaves |= _made_anew(run, [name for name in fresh if not name.startswith("ema.")], place)
+    leaves |= _made_again(run, [name for name in fresh if not name.startswith("ema.")], place)
     averages = {name: leaves["params." + name.removeprefix("ema.")] for name in fresh if name.startswith("ema.")}
     return leaves | {name: jnp.copy(weight) for name, weight in averages.items()}  # a step takes the memory of both
 
 
-def _made_anew(run: RunConfig, names: list[str], place: Any) -> Leaves:
+def _made_again(run: RunConfig, names: list[str], place: Any) -> Leaves:
     """These leaves as they are at step 0; the others are not computed."""
 
     def make() -> Leaves:

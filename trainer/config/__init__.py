@@ -5,7 +5,7 @@ decides anything. `None` is off.
 """
 
 from trainer.config.added import without_added
-from trainer.config.execution import Execution, Instrumentation, Mesh
+from trainer.config.execution import ATTENTION, BLOCK_INPUT, Execution, Instrumentation, Kept, Mesh, Remat
 from trainer.config.experts import Balancing, Experts, SignBalancing, Smebu
 from trainer.config.model import Llama3RopeScaling, ModelConfig, Rope
 from trainer.config.optimizer import AdamC, AdamW, Muon, NAdamW, Optimizer
@@ -27,6 +27,8 @@ from trainer.config.schema import Steps, always
 from trainer.config.stability import RollingLimit, Stability
 
 __all__ = [
+    "ATTENTION",
+    "BLOCK_INPUT",
     "AdamC",
     "AdamW",
     "Balancing",
@@ -37,6 +39,7 @@ __all__ = [
     "Experts",
     "Graft",
     "Instrumentation",
+    "Kept",
     "LearningRateSegment",
     "Llama3RopeScaling",
     "LossEvaluation",
@@ -46,6 +49,7 @@ __all__ = [
     "Muon",
     "NAdamW",
     "Optimizer",
+    "Remat",
     "RollingLimit",
     "Rope",
     "RunConfig",

@@ -1,8 +1,8 @@
 """How a run is carried out: nothing here changes which batches it sees or what it is meant to compute."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trainer.base.frozen import Frozen
 
@@ -19,22 +19,50 @@ class Mesh(Frozen):
     expert: int = Field(default=1, gt=0)
 
 
+BLOCK_INPUT, ATTENTION = "block_input", "attention"
+"""What a policy can name beside the products of a block, which have the names of their weights: what goes from block to block, and what
+attention's kernel needs in its backward pass."""
+
+
+class Kept(Frozen):
+    """What a block's backward pass finds again by name; everything else of the block is computed again.
+
+    Attributes:
+        on_device, on_host: names of products (`query`, `gate`: as their weights), `block_input`, or `attention`. What goes from block to
+            block is kept on the device where `on_host` does not name it. `attention` is kept where the kernel is Splash; the others
+            do not name what they need.
+    """
+
+    on_device: tuple[str, ...] = ()
+    on_host: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _once(self) -> Self:
+        names = (*self.on_device, *self.on_host)
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"each product can be kept in one place, found {', '.join(twice)} twice in execution.remat: leave one.")
+        return self
+
+
+Remat = Literal["none", "dots", "full", "offload"] | Kept
+
+
 class Execution(Frozen):
     """Mesh, memory and kernels. The defaults are one device without savings.
 
     Attributes:
         remat: what the backward pass computes again: nothing, all but the products with weights, or all of a block; `offload` computes
-            all again and keeps what goes from block to block in the host's memory.
+            all again and keeps what goes from block to block in the host's memory. Or what is kept, and where, by name.
         attention: the kernel; "auto" takes Splash on a TPU, cuDNN on a GPU where the types fit, XLA elsewhere.
-        expert_kernel: how experts are computed: in blocks of a fixed size, by `jax.lax.ragged_dot`, or by jax's kernel for TPUs, with which
-            rows also travel between devices by the exchange that only TPUs have; "auto" takes what the platform is quickest with.
+        expert_kernel: how experts are computed: in blocks, by `jax.lax.ragged_dot`, or on TPUs by Megablox, with which rows also travel
+            between devices by the exchange that only TPUs have; "auto" takes what the platform is quickest with.
         microbatch_sequences: gradients are summed over parts of the batch of so many sequences; None is the whole batch at once.
         loss_chunk_tokens: logits of so many tokens exist at a time; None is all.
         stall_seconds: a process that applies no update for so long is ended; None is never. The first update compiles, too.
     """
 
     mesh: Mesh = Mesh()
-    remat: Literal["none", "dots", "full", "offload"] = "none"
+    remat: Remat = "none"
     attention: Literal["auto", "xla", "splash", "cudnn"] = "auto"
     expert_kernel: Literal["auto", "padded", "ragged", "megablox"] = "auto"
     microbatch_sequences: int | None = Field(default=None, gt=0)

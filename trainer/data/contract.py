@@ -26,7 +26,7 @@ def with_contents(contract: Contract, run: RunConfig) -> dict[str, Any]:
     return {**contract, "components": components}
 
 
-def told_apart_by(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def compared_by(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """By which name two contracts' accounts of a cache are compared."""
     return "content" if "content" in was and "content" in now else "manifest"
 
@@ -36,16 +36,15 @@ def changed_since(was: Contract, now: Contract, run: RunConfig) -> list[str]:
     if was == now:
         return []
     was = with_contents(was, run)
-    return sorted(name for name in {*was, *now} if _told(was, now, name) != _told(now, was, name))
+    return sorted(name for name in {*was, *now} if _as_compared(was, now, name) != _as_compared(now, was, name))
 
 
-def _told(contract: Contract, other: Contract, name: str) -> Any:
+def _as_compared(contract: Contract, other: Contract, name: str) -> Any:
     """A part of a contract as it is compared with that of another."""
     if name != "components" or name not in contract or name not in other:
         return contract.get(name)
     return {
-        component: (cache[told_apart_by(cache, other[name].get(component, {}))], cache["rows"])
-        for component, cache in contract[name].items()
+        component: (cache[compared_by(cache, other[name].get(component, {}))], cache["rows"]) for component, cache in contract[name].items()
     }
 
 

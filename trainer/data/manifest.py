@@ -78,7 +78,7 @@ class Manifest(Frozen):
 
 
 def write_manifest(folder: str | Path, manifest: Manifest) -> None:
-    """Write a cache's manifest with its own digest beside its fields: one that was edited later is told apart."""
+    """Write a cache's manifest with its own digest beside its fields: one that was edited later is found out."""
     write_json(as_path(folder) / MANIFEST_NAME, {**manifest.model_dump(mode="json"), "digest": manifest.digest})
 
 

@@ -48,7 +48,7 @@ class Permutation:
 
     Attributes:
         kind: `linear` is (a · index + b) mod length with a prime to the length (the Marin paper's Equation 1), exact at every length;
-            `feistel` cannot be told from a true random permutation by its statistics; `feistel_levanter` is the record's.
+            `feistel` has the statistics of a true random permutation; `feistel_levanter` is the record's.
         length: from 1 to 2^40.
         key: from 0 up to, not including, 2^64. `feistel_levanter` takes it as the seed that Levanter draws from its own key.
     """

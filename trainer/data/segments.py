@@ -9,7 +9,7 @@ from trainer.data.packing import Packed
 def segment_ids(tokens: Int[np.ndarray, "b t"], begin_of_text: int) -> Int[np.ndarray, "b t"]:
     """1, 2, … along each row: a segment starts at each begin-of-text token and at the row's start, where a document may go on. int32.
 
-    Rows are full of tokens here. For rows with padding, which tokens alone do not tell, use `packed_segment_ids`.
+    Rows are full of tokens here. For rows with padding, which tokens alone do not show, use `packed_segment_ids`.
     """
     begins = tokens == begin_of_text
     ids = np.cumsum(begins, axis=1, dtype=np.int32)

@@ -77,7 +77,7 @@ def choose(kernel: str, platform: str) -> str:
     if kernel == "auto":
         return "megablox" if platform == "tpu" else "padded"
     if kernel not in KERNELS:
-        raise ConfigError(f"execution.experts must be one of auto, {', '.join(KERNELS)}, found {kernel}.")
+        raise ConfigError(f"execution.expert_kernel must be one of auto, {', '.join(KERNELS)}, found {kernel}.")
     if kernel == "megablox" and platform != "tpu":
-        raise ConfigError(f"execution.experts = megablox needs a TPU, found {platform}. Take another kernel, or auto.")
+        raise ConfigError(f"execution.expert_kernel = megablox needs a TPU, found {platform}. Take another kernel, or auto.")
     return kernel

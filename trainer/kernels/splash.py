@@ -19,6 +19,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 from jaxtyping import Array, Float, Int
 
+from trainer.config import ATTENTION
+
 LANES = 128
 """Blocks are made of so many positions. A row is filled up at its end to a multiple of it, where no position that is kept can see."""
 MAX_BLOCK, MAX_FUSED_BLOCKS = 512, 8
@@ -56,11 +58,15 @@ def build_kernel(heads: int, length: int, sliding_window: int | None, *, interpr
     """The kernel for rows of `length` positions, a multiple of 128. What its mask says of the blocks are NumPy arrays, made once.
 
     They belong to no device and no trace, so that one kernel serves every mesh, and a compiler for chips that aren't here.
+
+    What its backward pass needs has a name, by which `execution.remat` may keep it.
     """
     shape = (length, length)
     mask = CausalMask(shape) if sliding_window is None else LocalMask(shape, (sliding_window - 1, 0), 0)
     with jax.ensure_compile_time_eval():
-        kernel = make_splash_mha_single_device(MultiHeadMask([mask] * heads), block_sizes=block_sizes(length), interpret=interpret)
+        kernel = make_splash_mha_single_device(
+            MultiHeadMask([mask] * heads), block_sizes=block_sizes(length), interpret=interpret, residual_checkpoint_name=ATTENTION
+        )
     return jax.tree.map(np.asarray, kernel)
 
 

@@ -11,18 +11,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from trainer.config import Execution, ModelConfig
+from trainer.config import Execution, Kept, ModelConfig
 from trainer.kernels.attention import attend
 from trainer.model.experts import Routing, in_layer_order, mix_experts
-from trainer.model.layers import Cycle, LayerKind, Stack, cycles
+from trainer.model.layers import Cycle, LayerKind, Stack, cycles, stacks
 from trainer.model.params import Params
-from trainer.model.remat import Block, remat
+from trainer.model.remat import Block, check_names, remat
 from trainer.model.rope import Rotation, rotate, rotations
 from trainer.sharding import constrain, constrain_activation
 
 PLAIN = Execution()
 MAX_UNROLLED_LAYERS = 4
-"""So few layers are compiled one by one: no slower to compile, and nothing is stacked for the backward pass."""
+"""A model of so few layers is compiled layer by layer: no slower to compile, and nothing is stacked for the backward pass."""
 strictly_typed = jax.numpy_dtype_promotion("strict")
 """No type is widened without a word: where two meet, one of them was cast."""
 
@@ -74,6 +74,8 @@ def run_layers(
         counted: False for padding, which moves no balance; None counts all tokens.
     """
     rotation = rotations(config.rope, tokens.shape[1], config.head_dim)
+    if isinstance(execution.remat, Kept):
+        check_names(execution.remat, {stack.name: params[stack.name] for stack in stacks(config)})
 
     def run_layer(kind: LayerKind) -> Block:
         def layer(x: Float[Array, "b t d"], weights: Params) -> tuple[Float[Array, "b t d"], Routing | None]:
@@ -90,13 +92,13 @@ def run_layers(
     x = constrain_activation(looked_up, "btd")
     routings: dict[tuple[int, ...], Routing] = {}
     for cycle in cycles(config):
-        x, of_cycle = run_cycle(x, cycle, params, run_layer)
+        x, of_cycle = run_cycle(x, cycle, params, run_layer, unroll=config.num_layers <= MAX_UNROLLED_LAYERS)
         routings |= of_cycle
     return rms_norm(x, params["final_norm"], config), in_layer_order(routings)
 
 
 def run_cycle(
-    x: Float[Array, "b t d"], cycle: Cycle, params: Params, run_layer: Callable[[LayerKind], Block]
+    x: Float[Array, "b t d"], cycle: Cycle, params: Params, run_layer: Callable[[LayerKind], Block], *, unroll: bool
 ) -> tuple[Float[Array, "b t d"], dict[tuple[int, ...], Routing]]:
     """The layers of a cycle, one after the other: a row of layers of one kind is a loop, a period of several rows a loop around them.
 
@@ -104,7 +106,7 @@ def run_cycle(
     """
 
     def run_row(x: Float[Array, "b t d"], stack: Stack, weights: Params) -> tuple[Float[Array, "b t d"], Routing | None]:
-        return jax.lax.scan(run_layer(stack.kind), x, weights, unroll=len(stack.layers) <= MAX_UNROLLED_LAYERS)
+        return jax.lax.scan(run_layer(stack.kind), x, weights, unroll=unroll)
 
     def run_period(x: Float[Array, "b t d"], weights: tuple[Params, ...]) -> tuple[Float[Array, "b t d"], tuple[Routing | None, ...]]:
         routings: list[Routing | None] = []

@@ -1,19 +1,19 @@
 """What the backward pass computes again instead of keeping: time for memory, and no change to what is computed."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
+from trainer.base.errors import ConfigError
+from trainer.config import ATTENTION, BLOCK_INPUT, Kept, Remat
 from trainer.model.params import Params
+from trainer.model.products import name_products
 
-Remat = Literal["none", "dots", "full", "offload"]
 Block = Callable[[Array, Params], tuple[Array, Any]]
 """From the residual stream and one layer's weights to the residual stream after it, and what was measured in the layer."""
-
-BLOCK_INPUT = "block_input"
 
 
 def remat(block: Block, policy: Remat) -> Block:
@@ -23,6 +23,7 @@ def remat(block: Block, policy: Remat) -> Block:
     * dots: products with weights are kept; what lies between them, and attention, is computed again.
     * full: only what goes from block to block is kept.
     * offload: as full, and that is kept in the host's memory (Marin's carries on v4-2048).
+    * names (`Kept`): these products are kept, on the device or in the host's memory; the others are computed again.
     """
     policies = jax.checkpoint_policies
     match policy:
@@ -33,15 +34,40 @@ def remat(block: Block, policy: Remat) -> Block:
         case "full":
             return _checkpoint(block, policies.nothing_saveable)
         case "offload":
-            offload = policies.save_and_offload_only_these_names(
-                names_which_can_be_saved=[],
-                names_which_can_be_offloaded=[BLOCK_INPUT],
-                offload_src="device",
-                offload_dst="pinned_host",
-            )
-            return _checkpoint(lambda x, weights: block(checkpoint_name(x, BLOCK_INPUT), weights), offload)
+            return _keep(block, Kept(on_host=(BLOCK_INPUT,)))
+        case Kept():
+            return _keep(block, policy)
 
 
-def _checkpoint(block: Block, policy: Callable[..., bool]) -> Block:
+def _keep(block: Block, kept: Kept) -> Block:
+    named = name_products(block) if set(kept.on_device + kept.on_host) - {BLOCK_INPUT, ATTENTION} else block
+    policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=list(kept.on_device),
+        names_which_can_be_offloaded=list(kept.on_host),
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+
+    def block_with_names(x: Array, weights: Params) -> tuple[Array, Any]:
+        return named(checkpoint_name(x, BLOCK_INPUT) if BLOCK_INPUT in kept.on_host else x, weights)
+
+    return _checkpoint(block_with_names, policy)
+
+
+def check_names(kept: Kept, weights: Params) -> None:
+    """Refuse a name that nothing in any of the layers has: it would keep nothing, without a word.
+
+    Raises:
+        ConfigError: see above.
+    """
+    matrices = (str(path[-1].key) for path, weight in jax.tree_util.tree_leaves_with_path(weights) if weight.ndim > 1)
+    there = {BLOCK_INPUT, ATTENTION, *matrices}
+    if unknown := sorted({*kept.on_device, *kept.on_host} - there):
+        raise ConfigError(
+            f"execution.remat must name what a block computes, found {', '.join(unknown)}: take of {', '.join(sorted(there))}."
+        )
+
+
+def _checkpoint(block: Block, policy: Callable[..., Any]) -> Block:
     """A scan keeps its steps apart by itself, so that nothing must prevent the compiler from merging a block's two passes."""
     return jax.checkpoint(block, policy=policy, prevent_cse=False)

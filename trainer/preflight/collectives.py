@@ -92,9 +92,13 @@ def _on_links(instruction: Instruction, kind: str, place: str, mesh: Mesh, num_s
         payload *= len(group)
     if kind == "all-reduce" and "reduce-scatter" in place:
         kind = "reduce-scatter"
-    axes = axes_of(group, mesh)
-    link: Link = "dcn" if num_slices > 1 and "replica" in axes else "ici"
-    return Found(kind, "×".join(axes), link, payload, len(group), 1)
+    return Found(kind, "×".join(axes_of(group, mesh)), link_of(group, mesh, num_slices), payload, len(group), 1)
+
+
+def link_of(group: list[int], mesh: Mesh, num_slices: int) -> Link:
+    """The network that these devices need. The first part of `replica` goes over the slices: their devices have numbers that follow."""
+    of_each = mesh.replica * mesh.fsdp * mesh.tensor // num_slices
+    return "dcn" if len({device // of_each for device in group}) > 1 else "ici"
 
 
 def first_pair(text: str) -> list[int]:

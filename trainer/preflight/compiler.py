@@ -16,7 +16,7 @@ from trainer.preflight.collectives import read_collectives
 from trainer.preflight.hlo import Module
 from trainer.preflight.memory import first_line, read_memory, read_refusal
 from trainer.preflight.spec import Memory, Result, Spec, Topology, run_of
-from trainer.preflight.traffic import traffic_bytes
+from trainer.preflight.traffic import host_traffic_bytes, traffic_bytes
 from trainer.schedule import scheduled_at
 from trainer.sharding import batch_sharding, build_mesh, state_shardings
 from trainer.state import abstract_state
@@ -105,6 +105,7 @@ def examine(spec: Spec, dump: Path) -> Result:
         limit_bytes=limit,
         collectives=read_collectives(module, spec.execution.mesh, spec.topology.num_slices) if module else (),
         hbm_bytes=traffic_bytes(module) if module else 0,
+        host_traffic_bytes=host_traffic_bytes(module) if module else 0,
         flops_by_xla=flops,
         lower_seconds=lower_seconds,
         compile_seconds=compiled.seconds,

@@ -104,6 +104,7 @@ class Result(Frozen):
         memory: None where the compiler did not get as far.
         limit_bytes: the chip's memory that a program may use, as the compiler has it.
         hbm_bytes: what a chip reads from and writes to its memory in a step, each operation's operands and results once.
+        host_traffic_bytes: what it sends to its host's memory and reads from it.
         flops_by_xla: XLA's own count, before the step was cut into parts, for the whole batch; it counts the body of a loop once.
         lower_seconds, compile_seconds: tracing, and the compiler up to where it was left.
         host_bytes: the most memory that the compiling process held.
@@ -114,6 +115,7 @@ class Result(Frozen):
     limit_bytes: int
     collectives: tuple[Collective, ...]
     hbm_bytes: int
+    host_traffic_bytes: int
     flops_by_xla: float | None
     lower_seconds: float
     compile_seconds: float

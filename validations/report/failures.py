@@ -1,4 +1,4 @@
-"""What a verdict has to tell, in the order in which a person needs it. Page, artifact and terminal all tell these same failures."""
+"""What a verdict reports, in the order in which a person needs it. Page, artifact and terminal all show these same failures."""
 
 import re
 from collections import defaultdict
@@ -51,12 +51,12 @@ def failures_of(verdict: Verdict) -> tuple[Failure, ...]:
     groups: dict[str, list[list[Reason]]] = defaultdict(list)
     for name, reasons in groupby(verdict.reasons, key=lambda reason: reason.expectation):
         groups[name] += _of_one_check(list(reasons))
-    told = [
+    placed_failures = [
         (verdict.reasons.index(reasons[0]), _failure(reasons, check))
         for name, of_name in groups.items()
         for reasons, check in zip(of_name, _checks_of(verdict, name, len(of_name)), strict=True)
     ]
-    in_order = sorted(told, key=lambda placed: (placed[1].severity != "critical", placed[0]))
+    in_order = sorted(placed_failures, key=lambda placed: (placed[1].severity != "critical", placed[0]))
     return tuple(failure for _, failure in in_order)
 
 

@@ -4,12 +4,14 @@ Its own pages load styles and scripts from other hosts and write cells of data i
 taken from the library, as a tree of content; `content.py` makes HTML of it.
 """
 
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
 
+from trainer.base.storage import digest_of_bytes
 from validations.accepted import AcceptedWarning
 from validations.expectations.accepting import accept
 from validations.expectations.check import Check
@@ -35,6 +37,11 @@ class JudgedTable:
     failing: Mapping[str, frozenset[int]]
     accepted: frozenset[int] = frozenset()
     is_settled: bool = False
+
+
+MAX_KEPT = 1000
+_judged: dict[str, JudgedTable] = {}
+"""What this process has judged, by the digest of the table, its checks and the suite's name."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,18 @@ class Judge:
         return cls(library, source.add_dataframe_asset("table").add_batch_definition_whole_dataframe("all rows"))
 
     def judge(self, name: str, table: pd.DataFrame, checks: Sequence[Check]) -> JudgedTable:
-        """Put one table before these checks, which are all on it. `name` is the suite's."""
+        """Put one table before these checks, which are all on it. `name` is the suite's.
+
+        The report of a recipe is written after every phase: what this process has judged already, to the last cell, is not judged again.
+        """
+        key = digest_of_bytes(pickle.dumps((name, table, tuple(checks))))
+        if key not in _judged:
+            if len(_judged) == MAX_KEPT:
+                _judged.clear()
+            _judged[key] = self._judge(name, table, checks)
+        return _judged[key]
+
+    def _judge(self, name: str, table: pd.DataFrame, checks: Sequence[Check]) -> JudgedTable:
         batch = self.any_table.get_batch(batch_parameters={"dataframe": table.reset_index(drop=True)})
         suite = build_suite(self.library, name, checks[0].table, checks) if checks else self.library.gx.ExpectationSuite(name=name)
         return self._read(batch.validate(suite, result_format="COMPLETE"))

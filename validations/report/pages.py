@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from validations.outcomes import KIND_WORDS, MARKS, STANDINGS, AcceptedFinding, CheckCounts, sum_counts, tell_verdicts
+from validations.outcomes import KIND_WORDS, MARKS, STANDINGS, AcceptedFinding, CheckCounts, sum_counts, verdicts_in_words
 from validations.report.content import section_as_html
 from validations.report.evidence import ShownTable
 from validations.report.failures import Failure, accepted_of, failures_of
@@ -88,7 +88,7 @@ def index_page(cards: Sequence[Card]) -> str:
         cards=in_order,
         passing=[card for card in in_order if card.counts.standing == "passed"],
         worst=in_order[0].counts.standing if in_order else None,
-        told=tell_verdicts(counts),
+        words=verdicts_in_words(counts),
         shares=sum_counts(counts).shares,
         run=_run_of(cards),
         unused=unused_of([card.verdict for card in cards]),

@@ -12,7 +12,7 @@ SHOWN_CASES = 10
 
 def summary_of(verdict: Verdict) -> str:
     """One line: the subject, its state, and how many checks say so."""
-    return f"{verdict.subject} {verdict.counts.told}"
+    return f"{verdict.subject} {verdict.counts.words}"
 
 
 def lines_of(verdict: Verdict) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Every component by name: the real data set, and the stand-in that takes its place at proxy scale.
 
 Data-set ids and revisions are the record's (Marin experiment code); `docs/marin.md` says of each what was confirmed elsewhere.
+Trinity's data are not public: they have stand-ins only.
 """
 
 from flows.recipes.catalogue.code import CODE
@@ -10,8 +11,9 @@ from flows.recipes.catalogue.mathematics import MATHEMATICS
 from flows.recipes.catalogue.papers import PAPERS
 from flows.recipes.catalogue.questions import QUESTIONS
 from flows.recipes.catalogue.reference import REFERENCE
+from flows.recipes.catalogue.trinity import TRINITY
 from flows.recipes.catalogue.web import WEB
 
 __all__ = ["CATALOGUE", "ComponentData"]
 
-CATALOGUE: dict[str, ComponentData] = {**WEB, **CODE, **MATHEMATICS, **PAPERS, **REFERENCE, **QUESTIONS, **INSTRUCTION}
+CATALOGUE: dict[str, ComponentData] = {**WEB, **CODE, **MATHEMATICS, **PAPERS, **REFERENCE, **QUESTIONS, **INSTRUCTION, **TRINITY}

@@ -19,11 +19,12 @@ class ComponentData(Frozen):
     """Where a component's text comes from at either scale.
 
     Attributes:
+        source: None where the data are not public: only a source of the recipe's own can take their place at full scale.
         stand_in: None where no phase draws from it.
         columns: for conversations, the fields that a chat template has to join. Their text alone is no document.
     """
 
-    source: Source
+    source: Source | None
     stand_in: StandIn | None
     columns: tuple[str, ...] = ()
 

@@ -14,7 +14,7 @@ IS_JUDGED = "expect_column_values_to_be_in_set"
 
 
 def accepted_order(permutation: str, *, phases: tuple[str, ...] | None, reason: str, source: str) -> AcceptedWarning:
-    """The record's order can be told from a random one. That the data changes on the way is another check, which stops."""
+    """The record's order differs from a random one. That the data changes on the way is another check, which stops."""
     where: dict[str, bool | int | float | str] = {"permutation": permutation}
     return AcceptedWarning(table="order", check="expect_order_to_mix", where=where, phases=phases, reason=reason, source=source)
 

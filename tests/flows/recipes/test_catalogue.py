@@ -1,4 +1,5 @@
-"""Every component has a real data set with its revision, globs that take its training files only, and a stand-in of its own."""
+"""Every component whose data are public has a real data set with its revision, globs that take its training files only, and a stand-in "
+"of its own."""
 
 import pytest
 
@@ -8,6 +9,9 @@ from flows.recipes.catalogue.component import CRAWL_BAD_FRACTION
 from tasks.data.listing import selects
 from tasks.data.source import FieldFilter, TextFilter
 from validations.evidence.caches import names_like_tests
+
+PUBLIC = {name: data.source for name, data in CATALOGUE.items() if data.source is not None}
+TRINITY = set(CATALOGUE) - set(PUBLIC)
 
 DATASETS = {
     "mlfoundations/dclm-baseline-1.0@a3b142c": {"dclm_baseline"},
@@ -171,19 +175,24 @@ FILES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def test_it_has_every_component_of_the_recipes_and_those_of_later_ones():
     of_recipes = {name for recipe in NAMES for name in load_record(recipe, "full").components}
     assert set(CATALOGUE) == of_recipes | UNUSED
-    assert [len(load_recipe(recipe, "full").components) for recipe in NAMES] == [28, 25]
-    assert (len(CATALOGUE), len(NEMOTRON), len(INSTRUCTION)) == (52, 7, 9)
+    assert [len(load_recipe(recipe, "full").components) for recipe in NAMES] == [28, 25, 7, 7, 8]
+    assert (len(CATALOGUE), len(NEMOTRON), len(INSTRUCTION), len(TRINITY)) == (60, 7, 9, 8)
+
+
+def test_only_the_data_of_trinity_are_not_public():
+    assert set(load_record("trinity-large", "full").components) == TRINITY
+    assert all(CATALOGUE[name].stand_in for name in TRINITY)
 
 
 def test_every_source_is_where_the_record_has_it_at_its_revision():
-    hub = {name: data.source.root.removeprefix("hf://datasets/") for name, data in CATALOGUE.items() if data.source.url.startswith("hf:")}
+    hub = {name: source.root.removeprefix("hf://datasets/") for name, source in PUBLIC.items() if source.url.startswith("hf:")}
     assert {dataset: {name for name in hub if hub[name] == dataset} for dataset in hub.values()} == DATASETS
-    others = {name: data.source.url for name, data in CATALOGUE.items() if name not in hub}
+    others = {name: source.url for name, source in PUBLIC.items() if name not in hub}
     assert {name for name, url in others.items() if url == "https://olmo-data.org/dolma-v1_7"} == DOLMA
     assert set(others) == DOLMA | NEMOTRON
     assert {others[name] for name in NEMOTRON} == {"https://data.commoncrawl.org"}
     root = "contrib/Nemotron/Nemotron-CC/data-jsonl/"
-    globs = [glob for name in NEMOTRON for glob in CATALOGUE[name].source.include]
+    globs = [glob for name in NEMOTRON for glob in PUBLIC[name].include]
     assert sorted(glob.removeprefix(root).removesuffix("/*CC-MAIN-*.jsonl.zstd") for glob in globs) == [
         "quality=high/kind=actual",
         "quality=high/kind=synthetic",
@@ -196,14 +205,14 @@ def test_every_source_is_where_the_record_has_it_at_its_revision():
 
 
 def test_a_set_without_a_revision_is_one_that_the_record_names_none_for():
-    without = {name for name, data in CATALOGUE.items() if data.source.url.startswith("hf:") and data.source.revision is None}
+    without = {name for name, source in PUBLIC.items() if source.url.startswith("hf:") and source.revision is None}
     assert without == {"arxiv_markdownified", "wikipedia_markdown", "stackexchange_custom", "medu_science_qa"}
 
 
-@pytest.mark.parametrize("name", sorted(CATALOGUE))
+@pytest.mark.parametrize("name", sorted(PUBLIC))
 def test_its_globs_take_the_training_files_and_nothing_else(name: str):
     """Judged on names as the data set has them, and on one at least that says test, dev or validation."""
-    source = CATALOGUE[name].source
+    source = PUBLIC[name]
     folder = source.include[0].rpartition("/")[0] + "/" if source.listing else ""
     taken, left = ([folder + file for file in files] for files in FILES[name])
     assert names_like_tests(left)
@@ -213,7 +222,7 @@ def test_its_globs_take_the_training_files_and_nothing_else(name: str):
 
 def test_dolma_names_every_file():
     """Its server lists nothing: a file that is not named is not read."""
-    counts = {name: len(CATALOGUE[name].source.include) for name in DOLMA}
+    counts = {name: len(PUBLIC[name].include) for name in DOLMA}
     assert counts == {
         "algebraic_stack": 16, "open_web_math": 13, "dolma_pes2o": 26, "dolma_arxiv": 100, "dolma_stackexchange": 26, "dolma_wiki": 2,
         "megawika": 262, "dolma_flan": 66,
@@ -221,9 +230,9 @@ def test_dolma_names_every_file():
 
 
 def test_text_keys_and_filters_are_the_records():
-    keys = {name: data.source.text_key for name, data in CATALOGUE.items() if data.source.text_key != "text" and not data.columns}
+    keys = {name: source.text_key for name, source in PUBLIC.items() if source.text_key != "text" and not CATALOGUE[name].columns}
     assert keys == {"starcoderdata": "content"}
-    filters = {name: data.source.filters for name, data in CATALOGUE.items() if data.source.filters}
+    filters = {name: source.filters for name, source in PUBLIC.items() if source.filters}
     assert set(filters) == {"stackv2_edu_python", "wikipedia_markdown"}
     (extension,) = filters["stackv2_edu_python"]
     assert isinstance(extension, FieldFilter)
@@ -235,23 +244,23 @@ def test_text_keys_and_filters_are_the_records():
 
 
 def test_only_crawled_text_may_have_bad_lines():
-    assert {name for name, data in CATALOGUE.items() if data.source.max_bad_fraction} == {
+    assert {name for name, source in PUBLIC.items() if source.max_bad_fraction} == {
         "dclm_baseline", "dolmino_dclm", "open_web_math", "finemath_3_plus", "megamath_web", "megamath_web_pro", *NEMOTRON,
     }  # fmt: skip
-    assert {data.source.max_bad_fraction for data in CATALOGUE.values()} == {0, CRAWL_BAD_FRACTION}
+    assert {source.max_bad_fraction for source in PUBLIC.values()} == {0, CRAWL_BAD_FRACTION}
 
 
 def test_conversations_name_what_a_chat_template_joins():
     assert {name for name, data in CATALOGUE.items() if data.columns} == INSTRUCTION
-    assert all(CATALOGUE[name].columns[0] == CATALOGUE[name].source.text_key for name in INSTRUCTION)
+    assert all(CATALOGUE[name].columns[0] == PUBLIC[name].text_key for name in INSTRUCTION)
 
 
 def test_no_two_components_read_the_same_files():
-    read = [(data.source.root, data.source.include) for data in CATALOGUE.values()]
+    read = [(source.root, source.include) for source in PUBLIC.values()]
     assert len(set(read)) == len(read)
 
 
 def test_the_bundle_as_it_was_cached_has_the_test_split_that_the_clean_one_leaves_out():
     held = "data/math/gsm8k/main/test/0.jsonl.zst"
-    assert [selects(CATALOGUE[name].source, held) for name in ("all_math", "all_math_9d507c", "dolmino_gsm8k")] == [False, True, False]
+    assert [selects(PUBLIC[name], held) for name in ("all_math", "all_math_9d507c", "dolmino_gsm8k")] == [False, True, False]
     assert names_like_tests([held])

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from flows.recipes import load_record
+from flows.recipes import NAMES, load_record
 from flows.recipes.catalogue import CATALOGUE
 from flows.recipes.catalogue.instruction import INSTRUCTION
 from flows.recipes.catalogue.mathematics import DOLMINO_STAND_INS, MATHEMATICS
+from flows.recipes.catalogue.trinity import TRINITY
 from flows.resolved import resolve
 from tasks.data.standins import NearDuplicates, StandIn, collect
 from trainer.base.errors import ConfigError
@@ -50,7 +51,17 @@ def test_later_stand_ins_share_no_package_with_any_other(name: str):
     stand_in = STAND_INS[name]
     assert all(re.fullmatch(r"site:\w+/\*\*/\*\.py", pattern) for pattern in stand_in.where)
     for other, another in STAND_INS.items():
-        assert other == name or not packages(stand_in) & packages(another), other
+        assert other == name or other in TRINITY or not packages(stand_in) & packages(another), other
+
+
+def test_trinity_s_stand_ins_share_no_package_with_each_other():
+    """Its data come with no others in a recipe of this project. The views of packages that others use too are other views."""
+    seen: set[str] = set()
+    for name in TRINITY:
+        found = packages(STAND_INS[name])
+        assert found, name
+        assert not found & seen, name
+        seen |= found
 
 
 def test_every_package_comes_with_the_program():
@@ -91,7 +102,7 @@ def a_little(stand_in: StandIn) -> StandIn:
 def test_only_a_set_that_no_phase_draws_from_has_none():
     without = set(CATALOGUE) - set(STAND_INS)
     assert without == {"dolmino_tiny_gsm_mind"}
-    for recipe in ("marin-8b", "marin-32b"):
+    for recipe in NAMES:
         assert not [phase.name for phase in load_record(recipe, "full").phases if without & set(phase.components)]
 
 

@@ -44,6 +44,13 @@ OPTIMIZERS: dict[str, Raw] = {
     "NAdamW": {"kind": "nadamw"},
     "Muon": {"kind": "muon", "momentum": 0.9, "nesterov": True, "newton_schulz_steps": 5, "epsilon": 1e-8, "weight_decay": 0.05},
 }
+EXPERTS: Raw = {
+    "num_experts": 8, "num_active": 2, "num_shared": 1, "d_expert": 32, "route_scale": 1.0, "num_dense_layers": 1, "sequence_loss": 0.1,
+}  # fmt: skip
+BALANCING: dict[str, Raw] = {
+    "SignBalancing": {"kind": "sign", "rate": 0.001},
+    "Smebu": {"kind": "smebu", "rate": 0.001, "sharpness": 2.0, "momentum": 0.5},
+}
 
 
 class World:
@@ -91,6 +98,10 @@ class World:
         phase["notes"] = [said | {"text": "x"}]
         for name in ("max_update_norm", "skip_step"):
             phase["stability"][name] = [[0, {"window": 16, "min_samples": 8, "sigmas": 6.0}]]
+        if ".experts" in path:
+            phase["model"]["experts"] = EXPERTS | {"balancing": dict(BALANCING["Smebu" if "<Smebu>" in path else "SignBalancing"])}
+        if path.endswith("global_attention_every"):
+            phase["model"]["sliding_window"] = 16
         adam = phase["optimizer"]
         for kind, fields in OPTIMIZERS.items():
             if f"<{kind}>" in path:
@@ -225,7 +236,7 @@ def test_the_rows_are_of_fields_that_change(world: World):
         assert edited(world.recipe(path, "proxy"), path, row) != raw, path
 
 
-def test_a_field_without_a_row_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_a_field_without_a_row_is_reported(monkeypatch: pytest.MonkeyPatch):
     row: Row = FIELDS["phases.model.qk_norm"]
     assert row.moves == "run"
     monkeypatch.delitem(FIELDS, "phases.model.qk_norm")

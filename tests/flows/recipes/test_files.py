@@ -145,7 +145,7 @@ def test_a_folder_is_no_recipe(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["marin-8B", "marin", ""])
 def test_an_unknown_name_is_refused_with_those_there_are(name: str):
-    with pytest.raises(ConfigError, match=f"no recipe is called '{name}'; there are marin-8b, marin-32b, and any recipe in a .py or .json"):
+    with pytest.raises(ConfigError, match=f"no recipe is called '{name}'; there are {', '.join(NAMES)}, and any recipe in a .py or .json"):
         load_recipe(name, "proxy")
 
 

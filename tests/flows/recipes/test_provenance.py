@@ -8,9 +8,17 @@ from flows.recipes.marin.sources_32b import SOURCES_32B
 from flows.recipes.phase import Phase
 from flows.recipes.provenance import RecordSources, fits, leaves_of, sources_of
 from flows.recipes.recipe import Recipe
+from flows.recipes.trinity.sources import SOURCES_MINI, SOURCES_NANO
+from flows.recipes.trinity.sources_large import SOURCES_LARGE
 from flows.show.describing import describe
 
-WRITTEN = {"marin-8b": SOURCES_8B, "marin-32b": SOURCES_32B}
+WRITTEN = {
+    "marin-8b": SOURCES_8B,
+    "marin-32b": SOURCES_32B,
+    "trinity-nano": SOURCES_NANO,
+    "trinity-mini": SOURCES_MINI,
+    "trinity-large": SOURCES_LARGE,
+}
 PHASES = [(name, phase.name) for name in WRITTEN for phase in load_record(name, "full").phases]
 
 
@@ -86,6 +94,18 @@ def test_the_leaves_are_the_whole_phase():
         ("marin-8b", "kestrel", "optimizer.weight_decay", "code"),
         ("marin-8b", "kestrel", "gates.model.max_increase_bits_per_byte", "ours"),
         ("marin-8b", "microannealing-flan-70-30", "mixture", "prose"),
+        ("trinity-nano", "phase-1", "learning_rate.end", "ours"),
+        ("trinity-mini", "phase-1", "learning_rate.end", "notes"),
+        ("trinity-nano", "phase-3", "learning_rate.start_step", "ours"),
+        ("trinity-mini", "phase-3", "learning_rate.start_step", "notes"),
+        ("trinity-mini", "phase-1", "batch", "ours"),
+        ("trinity-large", "phase-1", "batch", "notes"),
+        ("trinity-large", "phase-1", "mixture", "ours"),
+        ("trinity-large", "phase-1", "model.experts.num_dense_layers", "prose"),
+        ("trinity-large", "phase-1", "model.experts.balancing.sharpness", "notes"),
+        ("trinity-large", "phase-1", "model.vocab_size", "code"),
+        ("trinity-large", "phase-2", "learning_rate.start_step", "ours"),
+        ("trinity-large", "first-runs", "model.experts.balancing.kind", "ours"),
     ],
 )
 def test_kinds(recipe: str, phase: str, field: str, expected: str):

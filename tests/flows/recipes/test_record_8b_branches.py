@@ -173,7 +173,7 @@ def test_branches_keep_batch_average_and_clip_of_the_main_line(phases: dict[str,
 
 
 @pytest.mark.parametrize("name", [*MICROANNEALING, *PER_SOURCE, "microannealing-small"])
-def test_microannealing_begins_its_data_anew_with_the_other_rope(phases: dict[str, Described], name: str):
+def test_microannealing_begins_its_data_again_with_the_other_rope(phases: dict[str, Described], name: str):
     phase = phases[name]
     assert phase["order"]["first_step"] == 660_000
     assert phases["kestrel"]["model"]["rope"]["theta"] == 10_000

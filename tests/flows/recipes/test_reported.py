@@ -10,6 +10,7 @@ from flows.recipes import load_record
 from flows.recipes.marin.results_32b import BASE_MODELS, BENCHMARKS, PRINTED_AVERAGES, PRINTED_RANKS
 from flows.recipes.ranking import ranks_of
 from flows.recipes.reported import Reported, results_of
+from flows.recipes.trinity.results import RESULTS
 from flows.summary import reported_by_the_record
 
 
@@ -75,6 +76,17 @@ def test_results_are_of_phases_that_exist_and_have_sources(recipe: str):
     assert set(written) == set(results_of(record)) <= {phase.name for phase in record.phases}
     assert {phase.name for phase in record.main_line} <= set(written)
     assert all(one.source.strip() and one.what.strip() for rows in written.values() for one in rows)
+
+
+def test_trinity_s_results_are_of_phases_that_exist():
+    assert {name: set(rows) for name, rows in RESULTS.items()} == {
+        "trinity-nano": {"phase-1"},
+        "trinity-mini": {"phase-1"},
+        "trinity-large": {"phase-1", "phase-3", "first-runs"},
+    }
+    for name, rows in RESULTS.items():
+        assert results_of(load_record(name, "full")) == rows
+    assert value("trinity-large", "phase-3", "GPQA Diamond (5-shot)") == 43.94
 
 
 def test_the_report_has_them_at_full_scale_only():

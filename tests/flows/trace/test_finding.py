@@ -54,11 +54,11 @@ def test_what_is_held_out_says_so_and_is_no_refusal(world: World, tmp_path: Path
 
 def test_what_no_phase_draws_says_so(world: World):
     """Documents of a component that was not drawn to its end, and those in the rest that fills no row."""
-    told = {one: world.ask(document=one)["documents"][0] for one in world.documents("dolmino_stackexchange")}
-    silent = [document for document in told.values() if not document["rows"]]
+    shown = {one: world.ask(document=one)["documents"][0] for one in world.documents("dolmino_stackexchange")}
+    silent = [document for document in shown.values() if not document["rows"]]
     assert silent
     assert all("do not train: " in document["told"] for document in silent)
-    partly = [document for document in told.values() if 0 < document["tokens_trained"] < document["tokens"]]
+    partly = [document for document in shown.values() if 0 < document["tokens_trained"] < document["tokens"]]
     assert partly
     assert all("tokens never do" in document["told"] for document in partly)
 
@@ -66,10 +66,10 @@ def test_what_no_phase_draws_says_so(world: World):
 def test_the_rest_that_fills_no_row_is_said_to_train_nowhere(world: World):
     """`flan` is drawn to its end, so that nothing else is left."""
     flan = world.documents("flan")
-    told = [world.ask(document=one)["documents"][0] for one in flan]
-    assert sum(document["tokens"] - document["tokens_trained"] for document in told) == sum(map(len, flan.values())) % 128
-    assert told[-1]["rows"] == 0
-    assert told[-1]["told"].endswith("do not train: they are in the rest of the cache that fills no row")
+    shown = [world.ask(document=one)["documents"][0] for one in flan]
+    assert sum(document["tokens"] - document["tokens_trained"] for document in shown) == sum(map(len, flan.values())) % 128
+    assert shown[-1]["rows"] == 0
+    assert shown[-1]["told"].endswith("do not train: they are in the rest of the cache that fills no row")
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ import pickle
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dask.distributed import LocalCluster
+from dask.distributed import Client, LocalCluster
 
 from tasks.data import cluster
 from tasks.data.cluster import SCHEDULER_VARIABLE, WORKERS_VARIABLE, run_all
@@ -98,6 +100,29 @@ def test_work_inside_shares_a_client():
         assert another is not around
 
 
+@pytest.mark.usefixtures("on_scheduler")
+def test_what_shares_a_cluster_starts_it_when_it_is_needed_and_once(monkeypatch: pytest.MonkeyPatch):
+    started: list[Client] = []
+    new_client = cluster._new_client  # pyright: ignore[reportPrivateUsage]  # how often it is called is what is held
+
+    @contextmanager
+    def counted() -> Iterator[Client]:
+        with new_client() as client:
+            started.append(client)
+            yield client
+
+    monkeypatch.setattr(cluster, "_new_client", counted)
+    with cluster.one_cluster():
+        assert run_all("nothing", operator.mul, []) == []
+        assert started == []
+        assert [run_all("multiply", operator.mul, [(2, number)]) for number in (3, 4)] == [[6], [8]]
+        assert len(started) == 1
+        assert started[0].status == "running"
+    assert started[0].status == "closed"
+    run_all("multiply", operator.mul, [(1, 1)])
+    assert len(started) == 2
+
+
 def test_scratch_of_killed_processes_is_cleared_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     dead = subprocess.Popen([sys.executable, "-c", ""])
@@ -147,11 +172,11 @@ def test_nothing_to_do_starts_no_cluster(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.usefixtures("on_scheduler")
-def test_progress_is_told(monkeypatch: pytest.MonkeyPatch):
-    told: list[tuple[object, ...]] = []
-    monkeypatch.setattr(cluster, "advance", lambda *progress: told.append(progress))
+def test_progress_is_reported(monkeypatch: pytest.MonkeyPatch):
+    said: list[tuple[object, ...]] = []
+    monkeypatch.setattr(cluster, "advance", lambda *progress: said.append(progress))
     run_all("multiply", operator.mul, [(1, 1), (2, 2)])
-    assert told == [("multiply", 1, 2), ("multiply", 2, 2)]
+    assert said == [("multiply", 1, 2), ("multiply", 2, 2)]
 
 
 def test_one_worker_and_two_give_the_same_bytes(prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

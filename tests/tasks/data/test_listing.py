@@ -140,7 +140,7 @@ def test_names_with_spaces_and_escapes_are_read(tmp_path: Path):
         ("hf://datasets/owner/name/folder/sub", "hf://datasets/owner/name@abc/folder/sub"),
     ],
 )
-def test_a_revision_stands_after_the_name_of_the_data_set(url: str, root: str):
+def test_a_revision_comes_after_the_name_of_the_data_set(url: str, root: str):
     assert source(url, "*").model_copy(update={"revision": "abc"}).root == root
 
 
@@ -223,7 +223,7 @@ def test_names_that_no_url_can_give_are_turned_away(folder: Path):
     assert all(name.encode() for name in found)
 
 
-def test_a_folder_that_cannot_be_listed_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_that_cannot_be_listed_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch):
     """The refusal is made here: permissions do not hold for every user."""
     scan = os.scandir
 

@@ -66,8 +66,8 @@ def test_an_answer_is_one_plain_word(held_out_texts: HeldOut) -> None:
 
 def test_baselines_are_what_a_dumb_answer_scores(held_out_texts: HeldOut) -> None:
     items = build_word_order(held_out_texts)
-    told = [item.model_copy(update={"gold": 2}) for item in items]
-    assert (word_order_baseline(told).value, word_order_baseline(told).rule) == (1.0, "always position 2")
+    said = [item.model_copy(update={"gold": 2}) for item in items]
+    assert (word_order_baseline(said).value, word_order_baseline(said).rule) == (1.0, "always position 2")
     assert 0.25 <= word_order_baseline(items).value <= 0.25 + 1 / len(items)
     words = build_next_word(held_out_texts)
     best = next_word_baseline(words)
@@ -134,7 +134,7 @@ def test_too_little_text_is_refused_with_what_was_found() -> None:
         build_next_word(held_out)
 
 
-def test_what_is_missed_is_told_of_each_benchmark_apart() -> None:
+def test_what_is_missed_is_reported_of_each_benchmark_apart() -> None:
     """Enough words for passages, and none of them ever comes again."""
     held_out = {"code": [HeldOutDocument("a", " ".join(f"w{chr(97 + number // 26)}{chr(97 + number % 26)}" for number in range(400)))]}
     assert len(build_word_order(held_out)) == 5

@@ -71,7 +71,7 @@ def test_only_what_is_named_is_measured(
         found("bananas")
 
 
-def test_a_broken_model_is_told_from_a_bad_one(
+def test_a_broken_model_is_distinguished_from_a_bad_one(
     broken_params: Params, config: ModelConfig, tokenizer: Tokenizer, benchmarks: Path, held_out_tokens: Mapping[str, HeldOutTokens]
 ) -> None:
     found = evaluate_model(
@@ -94,12 +94,12 @@ def test_a_choice_is_scored_as_one_word_after_the_opening(
             scores = model.loglikelihood([Instance("loglikelihood", {}, pair, number) for number, pair in enumerate(pairs)])
             assert (answer["id"], answer["group"], answer["gold"]) == (item["id"], item.get("group"), item["gold"])
             assert answer["log_likelihoods"] == pytest.approx([score for score, _ in scores], rel=1e-4)
-    told = [answer["baseline_right"] for answer in found["results"][1]["answers"]]
-    assert sum(map(bool, told)) / len(told) == found["results"][1]["baseline"]
+    said = [answer["baseline_right"] for answer in found["results"][1]["answers"]]
+    assert sum(map(bool, said)) / len(said) == found["results"][1]["baseline"]
     assert {answer["baseline_right"] for answer in found["results"][0]["answers"]} == {None}
 
 
-def test_a_model_that_reads_is_told_from_one_that_does_not(
+def test_a_model_that_reads_is_distinguished_from_one_that_does_not(
     reading_params: Params,
     blind_params: Params,
     reading_config: ModelConfig,

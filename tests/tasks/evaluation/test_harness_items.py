@@ -98,7 +98,7 @@ def test_a_group_is_one_benchmark_with_several_tasks(define: Define, tmp_path: P
     assert [(item.benchmark, item.task) for item in items_of_tasks(["birds"], tmp_path)] == [("birds", "wrens"), ("birds", "owls")]
 
 
-def test_rows_changed_within_the_same_instant_are_read_anew(define: Define, tmp_path: Path) -> None:
+def test_rows_changed_within_the_same_instant_are_read_again(define: Define, tmp_path: Path) -> None:
     name = define("birds", [{"bird": "wren"}], output_type="generate_until", doc_to_text="Count the {{bird}}.", doc_to_target="bird")
     assert [item.question for item in items_of_tasks([name], tmp_path)] == ["Count the wren."]
     path = tmp_path / "birds.jsonl"

@@ -2,23 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.preflight.plan import (
-    GIB,
-    PLANS,
-    Plan,
-    batch_refusal,
-    carry_a_token,
-    estimate_refusal,
-    kept_a_token,
-    least_bytes,
-    plans_for,
-    spec_for,
-    state_bytes,
-)
+from tasks.preflight.candidates import meshes_for, parts_for, policies_for, settings_for
+from tasks.preflight.plan import Plan, batch_refusal, spec_for
 from tasks.preflight.slices import find_slice
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, step_of
-from trainer.config import Mesh
+from trainer.config import ATTENTION, BLOCK_INPUT, Kept, Mesh
 from trainer.preflight.spec import run_of
+from trainer.sharding import check_batch, check_mesh
 
 
 def test_why_the_record_took_7680_sequences_on_three_slices() -> None:
@@ -29,6 +19,7 @@ def test_why_the_record_took_7680_sequences_on_three_slices() -> None:
     assert "7,680" in reason
     assert batch_refusal(7680, find_slice("3x v5p-512")) is None
     assert batch_refusal(8192, find_slice("4x v5p-512")) is None
+    assert settings_for(step_of(LLAMA_32B, 8192), find_slice("3x v5p-512")) == []
 
 
 @given(batch=st.integers(1, 20_000), name=st.sampled_from(["3x v5p-512", "2x v5e-256", "v4-2048", "v6e-128"]))
@@ -40,46 +31,59 @@ def test_a_batch_is_refused_exactly_where_the_chips_do_not_divide_it(batch: int,
         assert f"{batch // where.chips * where.chips:,} or" in reason
 
 
-def test_plans_go_from_the_least_arithmetic_to_the_least_memory() -> None:
-    where = find_slice("v4-2048")
-    step = step_of(LLAMA_32B, 8192)
-    bounds = [least_bytes(step, where, plan) for plan in PLANS]
-    assert bounds == sorted(bounds, reverse=True)
-    assert [plan.remat for plan in PLANS[:3]] == ["dots", "full", "offload"]
-    assert all(plan.parts > 1 for plan in PLANS[3:])
-
-
-@given(batch=st.integers(1, 64).map(lambda times: times * 256), fsdp=st.sampled_from([64, 128, 256]))
-def test_every_plan_makes_a_run_that_the_trainer_takes(batch: int, fsdp: int) -> None:
-    mesh = Mesh(replica=1, fsdp=fsdp)
-    where = find_slice({64: "v4-128", 128: "v6e-128", 256: "v5e-256"}[fsdp])
-    step = step_of(LLAMA_8B, batch)
-    plans = list(plans_for(batch, mesh))
-    assert plans[:3] == list(PLANS[:3])
-    for plan in plans:
-        spec = spec_for(step, where, plan)
+@pytest.mark.parametrize("name", ["v4-2048", "4x v5p-512", "2x v5e-256", "v5e-4", "v6e-128"])
+@pytest.mark.parametrize(("model", "batch"), [(LLAMA_8B, 1024), (LLAMA_32B, 8192)], ids=["8b", "32b"])
+def test_every_setting_is_one_that_the_trainer_takes(name: str, model: object, batch: int) -> None:
+    where = find_slice(name)
+    step = step_of(model, batch)  # type: ignore[arg-type]
+    found = settings_for(step, where)
+    assert (found[0].mesh, found[0].parts) == (where.mesh, 1)
+    assert len(set(found)) == len(found)
+    for setting in found:
+        mesh = setting.mesh
+        assert mesh.replica * mesh.fsdp * mesh.tensor == where.chips
+        assert mesh.replica % where.count == 0
+        check_mesh(mesh, step.model)
+        spec = spec_for(step, where, setting.plan("full", where))
         run_of(spec.step, spec.execution)
-        part = spec.execution.microbatch_sequences or batch
-        assert part * plan.parts == batch
-        assert part % (mesh.replica * mesh.fsdp) == 0
+        check_batch(mesh, spec.execution.microbatch_sequences or batch, "a part")
+        assert (spec.execution.microbatch_sequences or batch) * setting.parts == batch
 
 
-def test_state_and_carries_by_hand() -> None:
-    """8.03 B parameters, four copies of 4 bytes, and 4,096 × 2 bytes a layer and token."""
-    assert 16 * 8.029e9 < state_bytes(step_of(LLAMA_8B, 1024)) < 16 * 8.031e9
-    assert state_bytes(step_of(LLAMA_8B, 1024, keeps_average=False)) * 4 == state_bytes(step_of(LLAMA_8B, 1024)) * 3
-    assert carry_a_token(LLAMA_8B) == 32 * 4096 * 2
-    assert kept_a_token(LLAMA_8B) == 32 * 2 * (4096 + 6144 + 2 * 4096 + 2 * 14_336)
+def test_heads_are_cut_only_where_every_head_is_whole() -> None:
+    """Llama's 8 kv heads: over 8 at most. A model with 3 of them is not cut."""
+    where = find_slice("v5e-256")
+    assert {mesh.tensor for mesh in meshes_for(LLAMA_8B, where)} == {1, 2, 4, 8}
+    assert {mesh.tensor for mesh in meshes_for(LLAMA_8B.but(num_query_heads=24, num_kv_heads=3), where)} == {1}
 
 
-def test_a_hopeless_plan_is_not_compiled_and_says_so() -> None:
-    where = find_slice("v4-2048")
-    step = step_of(LLAMA_32B, 8192)
-    reason = estimate_refusal(step, where, Plan(remat="dots"))
-    assert reason is not None
-    assert "estimated" in reason
-    assert estimate_refusal(step, where, Plan(remat="full")) is None
-    assert least_bytes(step, where, Plan(remat="full")) > 20 * GIB
+@given(batch=st.integers(1, 4096), rows=st.sampled_from([1, 4, 256]))
+def test_parts_are_equal_and_cut_over_the_rows(batch: int, rows: int) -> None:
+    for parts in parts_for(batch, rows):
+        assert batch % (parts * rows) == 0
+    assert (1 in parts_for(batch, rows)) == (batch % rows == 0)
+
+
+def test_policies_are_different_and_begin_with_those_of_the_rule() -> None:
+    found = list(policies_for())
+    assert found[:2] == ["full", "offload"]
+    assert len(set(found)) == len(found)
+    assert Kept(on_device=(ATTENTION, "query", "key", "value", "output", "gate", "up")) in found
+
+
+def test_words() -> None:
+    assert Plan(remat="full").words == "blocks computed again"
+    everything = (ATTENTION, "query", "key", "value", "output", "gate", "up")
+    assert Plan(remat=Kept(on_device=everything)).words == "products and attention kept"
+    assert Plan(remat=Kept(on_device=everything[1:])).words == "query key value output gate up kept"
+    assert Plan(remat=Kept(on_device=everything, on_host=(BLOCK_INPUT,))).words == "products and attention kept, carries offloaded"
+    kept = Plan(
+        remat=Kept(on_device=("query", "gate"), on_host=(BLOCK_INPUT, "up")),
+        parts=4,
+        mesh=Mesh(replica=8, fsdp=64, tensor=2),
+        loss_tokens_a_chip=8192,
+    )
+    assert kept.words == ("query gate kept, carries up offloaded, gradients over 4 parts, mesh 8 × 64 × 2, loss of 8,192 tokens at a time")
 
 
 @pytest.mark.parametrize(("batch", "chunk"), [(1024, 2048 * 512), (512, 2048 * 512)])

@@ -1,12 +1,15 @@
 import pytest
 
-from tasks.preflight.plan import Plan, batch_refusal
+from tasks.preflight.plan import Plan, batch_refusal, spec_for
+from tasks.preflight.projection import roofline_of
 from tasks.preflight.report import refused_report, report_of
 from tasks.preflight.search import Found, Tried
 from tasks.preflight.setup import Setup
 from tasks.preflight.slices import find_slice
 from tests.tasks.preflight.steps import result_of
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, step_of
+from trainer.config import Execution, Kept, Mesh
+from trainer.preflight.spec import Result
 
 KESTREL = Setup(phase="kestrel", slice="2x v5e-256", stretches=((0, 660_000),), step=step_of(LLAMA_8B, 1024, keeps_average=False))
 PROMISED = {
@@ -16,8 +19,18 @@ PROMISED = {
 
 
 def fitting(remat: str = "full") -> Found:
-    tried = (Tried(plan=Plan(remat="dots"), reason="needs at least 23.4 GiB of 16"),)
-    return Found(plan=Plan.model_validate({"remat": remat}), result=result_of(6.7, limit_gib=15.75), tried=tried, compile_seconds=5.0)
+    tried = (Tried(plan=Plan(remat="dots"), reason="needs 23.4 GiB of 15.75: the compiler refused it", gib=23.4, roofline=None),)
+    result = result_of(6.7, limit_gib=15.75)
+    plan = Plan.model_validate({"remat": remat})
+    return Found(plan=plan, result=result, tried=tried, compile_seconds=5.0, considered=900, why="the fastest of 1 that fit")
+
+
+def nothing_found(*tried: Tried, result: Result | None = None) -> Found:
+    return Found(plan=None, result=result, tried=tried, compile_seconds=9.0, considered=900, why="none fits")
+
+
+def unfit(remat: str, reason: str) -> Tried:
+    return Tried(plan=Plan.model_validate({"remat": remat}), reason=reason, gib=40.0, roofline=None)
 
 
 def test_what_scripts_read_is_there() -> None:
@@ -33,7 +46,7 @@ def test_what_scripts_read_is_there() -> None:
 def test_time_follows_from_steps_and_the_largest_term() -> None:
     report = report_of(KESTREL, find_slice("2x v5e-256"), fitting())
     seconds = report["roofline_seconds"]["compute"]
-    assert report["step_seconds"] == seconds == max(report["roofline_seconds"][term] for term in ("compute", "hbm", "ici", "dcn"))
+    assert report["step_seconds"] == seconds == max(report["roofline_seconds"][term] for term in ("compute", "hbm", "ici", "dcn", "host"))
     assert report["days"] == pytest.approx(660_000 * seconds / 86_400, rel=1e-3)
     assert report["chip_hours"] == pytest.approx(660_000 * seconds * 512 / 3600, rel=1e-3)
     assert report["tokens_per_day"] == pytest.approx(1024 * 4096 * 86_400 / seconds, rel=1e-3)
@@ -48,16 +61,42 @@ def test_two_reports_have_the_same_fields_whether_or_not_they_fit() -> None:
     reason = batch_refusal(8192, where)
     assert reason is not None
     refused = refused_report(setup, where, reason)
-    nothing = report_of(KESTREL, find_slice("2x v5e-256"), Found(plan=None, result=None, tried=(), compile_seconds=0.0))
+    nothing = report_of(KESTREL, find_slice("2x v5e-256"), nothing_found())
     assert set(refused) == set(nothing) == set(report_of(KESTREL, find_slice("2x v5e-256"), fitting()))
     assert not refused["fits"]
     assert "7,680" in refused["reason"]
     assert refused["step_seconds"] is None
 
 
-def test_where_no_plan_fits_every_reason_is_told() -> None:
-    tried = (Tried(plan=Plan(remat="full"), reason="needs 40.0 GiB of 30.75"), Tried(plan=Plan(remat="offload"), reason="needs 31.0 GiB"))
-    report = report_of(KESTREL, find_slice("v4-2048"), Found(plan=None, result=result_of(31), tried=tried, compile_seconds=9.0))
+def test_where_no_plan_fits_every_reason_is_reported() -> None:
+    tried = (unfit("full", "needs 40.0 GiB of 30.75"), unfit("offload", "needs 31.0 GiB"))
+    report = report_of(KESTREL, find_slice("v4-2048"), nothing_found(*tried, result=result_of(31)))
     assert report["reason"].startswith("no plan fits: blocks computed again needs 40.0 GiB")
     assert "offloaded needs 31.0 GiB" in report["reason"]
     assert report["gib_per_chip"]["peak"] == 31.0
+
+
+def test_the_plan_is_there_as_the_trainer_takes_it() -> None:
+    """What was compiled, whole: mesh, names of what is kept, parts, chunk, kernel."""
+    where = find_slice("2x v5e-256")
+    plan = Plan(remat=Kept(on_device=("gate",)), parts=2, mesh=Mesh(replica=4, fsdp=128), loss_tokens_a_chip=4096)
+    report = report_of(KESTREL, where, fitting().but(plan=plan))
+    assert Execution.model_validate(report["execution"]) == spec_for(KESTREL.step, where, plan).execution
+    assert report["mesh"] == report["execution"]["mesh"] == {"replica": 4, "fsdp": 128, "tensor": 1}
+    assert report["remat"] == report["execution"]["remat"]
+    assert report["microbatch_sequences"] == 512
+
+
+def test_each_plan_that_was_compiled_is_there_with_its_cost() -> None:
+    where = find_slice("2x v5e-256")
+    slower = Tried(
+        plan=Plan(remat="full"),
+        reason="fits, 4.13 s a step",
+        gib=6.66,
+        roofline=roofline_of(KESTREL.step, where, Plan(remat="full"), result_of(6)),
+    )
+    report = report_of(KESTREL, where, fitting().but(tried=(slower, unfit("none", "needs 40.0 GiB"))))
+    first, second = report["tried"]
+    assert (first["fits"], first["gib"], first["binds"]) == (True, 6.66, "compute")
+    assert first["ranking_seconds"] > first["step_seconds"] > 4
+    assert (second["fits"], second["step_seconds"]) == (False, None)

@@ -45,14 +45,14 @@ class Trained:
 
     run: RunConfig
     result: dict[str, Any]
-    told: list[Row]
+    said: list[Row]
 
 
 @pytest.fixture(scope="module")
 def trained(build_run: BuildRun) -> Trained:
     run = build_run("plain")
-    told = list[Row]()
-    return Trained(run, launch_trainer(run, told.extend), told)
+    said = list[Row]()
+    return Trained(run, launch_trainer(run, said.extend), said)
 
 
 def test_a_run_ends_with_its_result(trained: Trained):
@@ -60,9 +60,9 @@ def test_a_run_ends_with_its_result(trained: Trained):
     assert trained.result == read_json(output / "result.json") == finished_result(trained.run)
     assert trained.result["run_digest"] == trained.run.digest
     assert Path(trained.result["checkpoint"]).is_dir()
-    assert [row["step"] for row in trained.told] == list(range(1, STEPS + 1))
-    assert trained.told == read_metrics(output / "metrics.jsonl")
-    assert trained.told[-1]["loss"] < trained.told[0]["loss"] - 0.5
+    assert [row["step"] for row in trained.said] == list(range(1, STEPS + 1))
+    assert trained.said == read_metrics(output / "metrics.jsonl")
+    assert trained.said[-1]["loss"] < trained.said[0]["loss"] - 0.5
 
 
 def test_the_same_run_is_not_trained_again(trained: Trained, monkeypatch: pytest.MonkeyPatch):

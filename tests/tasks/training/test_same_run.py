@@ -128,7 +128,7 @@ def test_a_run_of_a_home_that_was_moved_holds(case: Case, tmp_path: Path):
     assert holds(again.but(caches=places, output=output))
 
 
-def test_a_pinned_cache_is_told_by_its_content_too(case: Case):
+def test_a_pinned_cache_is_known_by_its_content_too(case: Case):
     again = case.again()
     digests = {name: read_manifest(folder).digest for name, folder in again.caches.items()}
     assert holds(again.but(cache_digests=digests))

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from flows.recipes.marin_8b import MARIN_8B
+from tasks.data import cluster
 from tasks.data.documents import split_texts
 from tasks.data.listing import Listing
 from tasks.data.parts import split_of
@@ -81,13 +82,13 @@ def copied(prepared: Any, tmp_path: Path) -> Any:
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The components of every scan that is made from now on."""
     made: list[list[str]] = []
-    run_all = scan_caches.run_all
+    run_all = cluster.run_all
 
     def note(work: str, function: Any, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
         made.append(sorted({shard.folder.parent.name for shard, *_ in calls}))
         return run_all(work, function, calls)
 
-    monkeypatch.setattr(scan_caches, "run_all", note)
+    monkeypatch.setattr(cluster, "run_all", note)
     monkeypatch.setattr(scan_caches, "MIN_CLUSTER_BYTES", 0)
     return made
 

@@ -22,7 +22,7 @@ def artifacts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return sent
 
 
-def test_the_same_failures_stand_on_terminal_artifact_and_report(
+def test_the_same_failures_are_on_terminal_artifact_and_report(
     tmp_path: Path, artifacts: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
 ):
     verdict = judged("marin-32b/proxy/bison data", evidence(leaked=1319, stale=1), tmp_path)

@@ -76,7 +76,7 @@ def test_the_field_called_text_comes_first(tmp_path: Path):
     assert read(path)[0] == ["Long ago.\nweb", "T\na\nb"]
 
 
-def test_what_does_not_parse_is_scanned_as_it_stands(tmp_path: Path):
+def test_what_does_not_parse_is_scanned_as_it_is(tmp_path: Path):
     path = written(tmp_path, "a.jsonl", b'{"text": "fine"}\n{"text": "cut of\n\xff\xfe bytes\n')
     assert read(path) == (["fine", '{"text": "cut of\n', "�� bytes\n"], [])
     assert read(written(tmp_path, "b.json", b'{"text": "one"}\n{"text": "two"\n'))[0] == ["one", '{"text": "two"\n']

@@ -83,7 +83,7 @@ def array(of: object) -> bytes:
     ],
 )
 @pytest.mark.parametrize("pack", [bytes, lambda content: tar({"m": content}), lambda content: lz4(zipped({"m": content}))])
-def test_what_was_not_read_is_told_wherever_it_stands(
+def test_what_was_not_read_is_reported_wherever_it_is(
     tmp_path: Path, content: bytes, said: str, is_fault: bool, pack: Callable[[bytes], bytes]
 ):  # fmt: skip
     (unread,) = read(pack(content), tmp_path)[1]
@@ -101,7 +101,7 @@ def test_a_damaged_member_costs_no_other(tmp_path: Path):
 
 
 @pytest.mark.parametrize("content", [b"Words, " * 2000, JSON_LINES, json.dumps(rows()).encode()])
-def test_what_stands_before_a_cut_is_scanned(tmp_path: Path, content: bytes):
+def test_what_is_before_a_cut_is_scanned(tmp_path: Path, content: bytes):
     found, unread = read(tar({"m": content})[: 512 + len(content) - 100], tmp_path)
     together = found["x!/m"]
     assert together.startswith(("Words, ", TEXT, "["))
@@ -110,14 +110,14 @@ def test_what_stands_before_a_cut_is_scanned(tmp_path: Path, content: bytes):
     assert all("the file ends" in one.reason and one.is_fault for one in unread)
 
 
-def test_what_is_excluded_is_told_with_its_glob_and_not_opened(tmp_path: Path):
+def test_what_is_excluded_is_reported_with_its_glob_and_not_opened(tmp_path: Path):
     members = {"a/b.pdf": b"%PDF-1.4", "c.jsonl": JSON_LINES, "d.zip": zipped({"e.pdf": b"%PDF-1.4"})}
     found, unread = read(tar(members), tmp_path, exclude=("*.png", "*.pdf"))
     assert list(found) == ["x!/c.jsonl"]
     assert unread == [Unread(f"x!/{name}", "excluded by *.pdf", False, "*.pdf") for name in ("a/b.pdf", "d.zip!/e.pdf")]
 
 
-def test_links_out_of_an_archive_are_told_and_not_followed(tmp_path: Path):
+def test_links_out_of_an_archive_are_reported_and_not_followed(tmp_path: Path):
     (tmp_path / "secret").write_text(TEXT)
     found, unread = read(tar({"to": b""}, type=tarfile.SYMTYPE, linkname=str(tmp_path / "secret")), tmp_path)
     assert (found, unread) == ({}, [Unread("x!/to", "a link within its archive", is_fault=False)])
@@ -131,7 +131,7 @@ def test_an_endless_list_of_complaints_is_summed_up(tmp_path: Path, monkeypatch:
     assert last == Unread("x", "7 more of its members", is_fault=True)
 
 
-def test_a_bomb_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_bomb_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tasks.data.formats.expansion.FREE_EXPANSION_BYTES", 10_000)
     many = [{"words": "all the same"}] * 50_000
     for number, content in enumerate(
@@ -201,6 +201,6 @@ def test_what_a_server_sent_is_unwrapped(tmp_path: Path, heads: bytes, body: byt
         (lambda raw: raw.replace(b"Content-Length: 4", b"Content-Length: 99999999999999999999999"), "before the end of this record"),
     ],
 )
-def test_a_damaged_warc_is_told(tmp_path: Path, change: Callable[[bytes], bytes], said: str):
+def test_a_damaged_warc_is_reported(tmp_path: Path, change: Callable[[bytes], bytes], said: str):
     unread = read(change(warc({"http://a": b"some words"})), tmp_path)[1]
     assert {one.is_fault for one in unread if said in one.reason} == {True}

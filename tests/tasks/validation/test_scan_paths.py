@@ -85,7 +85,7 @@ def test_the_first_bytes_say_which_file_is_cut_into_ranges(files: Path, monkeypa
     assert counts == {"b10b": 5, "a.jsonl": 1, "b.jsonl": 1, "c.md": 1, "d.json": 5}
 
 
-def test_what_is_no_file_is_told_and_never_opened(files: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_no_file_is_reported_and_never_opened(files: Path, monkeypatch: pytest.MonkeyPatch):
     os.mkfifo(files / "data" / "pipe.jsonl")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind("data/socket")
@@ -100,7 +100,7 @@ def test_what_is_no_file_is_told_and_never_opened(files: Path, monkeypatch: pyte
     assert [unread.file for unread in select(["data/pipe.jsonl"]).unread] == ["data/pipe.jsonl"]
 
 
-def test_hidden_files_are_told(files: Path):
+def test_hidden_files_are_reported(files: Path):
     hidden = [unread for unread in select(["data"]).unread if not unread.is_fault]
     reason = "hidden: name it to have it scanned"
     assert hidden == [Unread("data/.git", reason, is_fault=False), Unread("data/sub/.hidden", reason, is_fault=False)]
@@ -121,7 +121,7 @@ def test_a_folder_that_may_not_be_listed_fails_by_name(files: Path, monkeypatch:
 
 
 @pytest.mark.usefixtures("files")
-def test_excluded_files_are_told_with_their_glob():
+def test_excluded_files_are_reported_with_their_glob():
     selection = select(["data", "other.txt"], exclude=("*.jsonl", "sub/*"))
     assert [piece.name for piece in selection.pieces if isinstance(piece, FilePiece)] == ["data/read me.md", "other.txt"]
     assert {unread.file: unread.excluded_by for unread in selection.unread if unread.excluded_by} == {

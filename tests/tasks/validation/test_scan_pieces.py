@@ -81,7 +81,7 @@ def test_each_cache_is_a_scan_of_its_own(prepared: Any, index: Path):
     assert all(scan.documents > 50 and not scan.hits for scan in scanned.scans.values())
 
 
-def test_what_was_not_read_is_told(planted: Path, index: Path):
+def test_what_was_not_read_is_reported(planted: Path, index: Path):
     (planted / "image.png").write_bytes(b"\x89PNG\0")
     scanned = scan_pieces(select([str(planted)]).pieces, index, LIMITS)
     assert [(Path(one.file).name, one.is_fault) for one in scanned.unread] == [("image.png", False)]

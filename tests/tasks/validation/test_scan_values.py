@@ -18,7 +18,7 @@ def test_the_text_is_first_and_may_be_anything():
     assert text_of_line(b"[" * 1000 + b'"deep"' + b"]" * 1000).text == b"deep"
 
 
-def test_what_does_not_parse_stands_as_it_is_and_is_told_where_it_is_no_text():
+def test_what_does_not_parse_is_as_it_is_and_is_reported_where_it_is_no_text():
     assert text_of_line(b'{"text": "cut of') == Text("", b'{"text": "cut of')
     assert text_of_line(b"caf\xe9") == Text("", "caf�".encode())
     assert not text_of_line(bytes(40)).readable

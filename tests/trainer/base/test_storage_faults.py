@@ -54,7 +54,7 @@ def test_an_object_that_is_not_what_was_sent_is_removed(faulty_store: FaultyStor
     assert not (faulty_store.root / "file").exists()
 
 
-def test_a_missing_bucket_is_told_at_once(faulty_store: FaultyStore):
+def test_a_missing_bucket_is_reported_at_once(faulty_store: FaultyStore):
     with pytest.raises(FileNotFoundError):
         write_atomically("gs://no-such-bucket/file", b"content")
     assert len([request for request in faulty_store.faults.requests if "no-such-bucket" in request]) == 1

@@ -237,7 +237,7 @@ def test_no_checkpoint_is_no_step(checkpoints_of: Callable[..., Checkpoints]):
         assert checkpoints.latest_step() is None
 
 
-def test_one_that_was_being_written_does_not_count_and_is_written_anew(
+def test_one_that_was_being_written_does_not_count_and_is_written_again(
     checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, state: TrainState
 ):
     save(checkpoints_of(), state, 3)
@@ -250,7 +250,7 @@ def test_one_that_was_being_written_does_not_count_and_is_written_anew(
     assert not (tmp_path / "6" / "left over").exists()
 
 
-def test_killed_in_its_first_save_a_run_starts_anew_and_says_so(
+def test_killed_in_its_first_save_a_run_starts_again_and_says_so(
     checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, state: TrainState, capsys: pytest.CaptureFixture[str]
 ):
     save(checkpoints_of(), state, 3)

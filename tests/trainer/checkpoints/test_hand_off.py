@@ -132,6 +132,27 @@ def test_a_hand_off_carries_everything(build: Build, llama: Parent):
     assert_equal(state_to_start_from(build(start=llama.start())), llama.state)
 
 
+def experts(kind: str) -> dict[str, Any]:
+    """A model with experts, balanced by SMEBU, which keeps momentum, or by sign updates, which keep none."""
+    rules = {"smebu": {"kind": "smebu", "rate": 5e-4, "sharpness": 2.0, "momentum": 0.5}, "sign": {"kind": "sign", "rate": 1e-3}}
+    shape = {"num_experts": 4, "num_active": 2, "num_shared": 1, "d_expert": 8, "route_scale": 1.0, "num_dense_layers": 1}
+    return {"experts": {**shape, "balancing": rules[kind], "sequence_loss": 0.0}}
+
+
+def test_momentum_of_balancing_is_carried_let_go_or_declared_fresh(build: Build, leave: Callable[..., Parent]):
+    """Weights are the parent's in each case, the routers' biases among them."""
+    smebu, sign = leave(2, **experts("smebu")), leave(3, **experts("sign"))
+    assert jax.tree.leaves(smebu.state.balancing)
+    assert_equal(state_to_start_from(build(start=smebu.start(), **experts("smebu"))), smebu.state)
+    without = state_to_start_from(build(start=smebu.start(), **experts("sign")))
+    assert_equal((without.params, without.balancing), (smebu.state.params, None))
+    with pytest.raises(CheckpointError, match=r"declare 'balancing' in the hand-off's `fresh`"):
+        state_to_start_from(build(start=sign.start(), **experts("smebu")))
+    begun = state_to_start_from(build(start=sign.start("balancing"), **experts("smebu")))
+    assert_equal(begun.params, sign.state.params)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(begun.balancing))
+
+
 def test_from_scratch_all_is_fresh(build: Build):
     run = build()
     found = state_to_start_from(run)
@@ -139,23 +160,23 @@ def test_from_scratch_all_is_fresh(build: Build):
     assert_owned(found)
 
 
-def test_what_is_declared_fresh_is_made_anew(build: Build, llama: Parent):
+def test_what_is_declared_fresh_is_made_again(build: Build, llama: Parent):
     run = build(start=llama.start("ema", "optimizer", "rolling"))
     found = state_to_start_from(run)
-    anew = init_state(run)
-    assert_equal(found, TrainState(llama.state.params, anew.optimizer, llama.state.params, anew.rolling))
+    initial = init_state(run)
+    assert_equal(found, TrainState(llama.state.params, initial.optimizer, llama.state.params, initial.rolling))
     assert_owned(found)
 
 
 @pytest.mark.parametrize("part", ["ema", "optimizer", "rolling"])
-def test_one_part_is_made_anew_and_the_others_carried(build: Build, llama: Parent, part: str):
+def test_one_part_is_made_again_and_the_others_carried(build: Build, llama: Parent, part: str):
     run = build(start=llama.start(part))
     found = state_to_start_from(run)
-    anew = init_state(run)._replace(ema=llama.state.params)
-    assert_equal(found, llama.state._replace(**{part: getattr(anew, part)}))
+    initial = init_state(run)._replace(ema=llama.state.params)
+    assert_equal(found, llama.state._replace(**{part: getattr(initial, part)}))
 
 
-def test_what_a_parent_lacks_may_be_made_anew(build: Build, leave: Callable[..., Parent]):
+def test_what_a_parent_lacks_may_be_made_again(build: Build, leave: Callable[..., Parent]):
     bare = leave(ema_decay=None, windows=False)
     run = build(start=bare.start("ema", "rolling"))
     expected = init_state(run)._replace(params=bare.state.params, optimizer=bare.state.optimizer, ema=bare.state.params)

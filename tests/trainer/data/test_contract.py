@@ -9,7 +9,7 @@ import pytest
 
 from tests.trainer.conftest import MakeRun
 from trainer.config import RunConfig
-from trainer.data.contract import changed_since, told_apart_by, with_contents
+from trainer.data.contract import changed_since, compared_by, with_contents
 from trainer.data.loader import Loader
 from trainer.data.manifest import Manifest, read_manifest, write_manifest
 
@@ -57,7 +57,7 @@ def test_a_component_more_or_less_is_a_change(run: RunConfig):
     assert changed_since(contract, fewer, run) == changed_since(fewer, contract, run) == ["components"]
 
 
-def test_a_contract_of_before_is_told_by_the_manifest_it_names(run: RunConfig):
+def test_a_contract_of_before_is_known_by_the_manifest_it_names(run: RunConfig):
     was, again = of_before(Loader(run).contract()), prepared_again(run)
     now = Loader(again).contract()
     assert changed_since(was, Loader(run).contract(), run) == []
@@ -65,7 +65,7 @@ def test_a_contract_of_before_is_told_by_the_manifest_it_names(run: RunConfig):
     assert changed_since(was, now, again) == []
     shutil.rmtree(run.caches["web"])
     assert changed_since(was, now, again) == ["components"]
-    assert told_apart_by(with_contents(was, again)["components"]["web"], now["components"]["web"]) == "manifest"
+    assert compared_by(with_contents(was, again)["components"]["web"], now["components"]["web"]) == "manifest"
 
 
 def test_a_contract_of_before_of_other_content_is_a_change(run: RunConfig):

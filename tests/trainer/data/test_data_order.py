@@ -80,15 +80,15 @@ def late_orders(draw: st.DrawFn) -> tuple[MixtureSchedule, MixtureSchedule, int]
 def test_an_order_that_begins_at_a_step_is_a_new_one_whose_step_0_it_is(
     drawn: tuple[MixtureSchedule, MixtureSchedule, int], data: st.DataObject
 ):
-    late, anew, first = drawn
+    late, fresh, first = drawn
     for step in data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=6)):
-        assert late.sequences_before(first + step) == anew.sequences_before(step)
-        assert late.cut_at(first + step) == anew.cut_at(step)
+        assert late.sequences_before(first + step) == fresh.sequences_before(step)
+        assert late.cut_at(first + step) == fresh.cut_at(step)
         components, positions = late.batch(first + step)
-        assert [late.components()[number] for number in components] == drawn_names(anew, range(step, step + 1))
-        np.testing.assert_array_equal(positions, anew.batch(step)[1])
+        assert [late.components()[number] for number in components] == drawn_names(fresh, range(step, step + 1))
+        np.testing.assert_array_equal(positions, fresh.batch(step)[1])
     start, stop = sorted(data.draw(st.tuples(st.integers(0, 40), st.integers(0, 40))))
-    assert late.realised(first + start, first + stop) == anew.realised(start, stop)
+    assert late.realised(first + start, first + stop) == fresh.realised(start, stop)
 
 
 def test_what_was_drawn_before_an_order_begins_is_drawn_again():
@@ -126,9 +126,9 @@ def test_a_run_whose_order_begins_where_it_starts_reads_what_a_new_run_reads(mak
     order = {"seed": 11, "permutation": "feistel", "block_sequences": 16, "cut_blocks": True}
     late = Loader(make_run("late", start_step=12, learning_rate=rate, order={**order, "first_step": 12}))
     mixture = [[0, {"books": 60, "code": 40}], [2, {"books": 30, "code": 30, "web": 40}]]
-    anew = Loader(make_run("anew", stop_step=12, learning_rate=rate, order=order, batch=[[0, 8]], mixture=mixture))
+    fresh = Loader(make_run("anew", stop_step=12, learning_rate=rate, order=order, batch=[[0, 8]], mixture=mixture))
     going_on = Loader(make_run("going-on", start_step=12, learning_rate=rate, order=order))
     for step in range(12):
-        np.testing.assert_array_equal(late.batch(12 + step).tokens, anew.batch(step).tokens)
+        np.testing.assert_array_equal(late.batch(12 + step).tokens, fresh.batch(step).tokens)
         assert not np.array_equal(late.batch(12 + step).tokens, going_on.batch(12 + step).tokens)
     assert (late.contract()["first_step"], going_on.contract()["first_step"]) == (12, 0)

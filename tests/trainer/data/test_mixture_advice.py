@@ -36,7 +36,7 @@ def test_batches_that_end_where_it_is_said_put_the_grid_out_no_more(batch: list[
             assert said_of(moved, step, block) == ""
 
 
-def test_the_32bs_boundary_right_after_the_7680s_is_told_the_one_end_that_helps():
+def test_the_32bs_boundary_right_after_the_7680s_is_shown_the_one_end_that_helps():
     batch = Steps[int](((0, 8192), (18_500, 7680), (21_010, 8192)))
     assert "end them at step 21008, or let" in said_of(batch, 21_011, 2048)
 
@@ -67,7 +67,7 @@ def test_a_first_mixture_after_the_orders_first_step_is_one_stage():
     """It holds before its own step, too."""
     mixture = Steps[MixtureShares](((9, WEB_HEAVY), (21, CODE_HEAVY)))
     late = MixtureSchedule(batch=always(16), mixture=mixture, order=blocks_of(64, first_step=5))
-    anew = MixtureSchedule(batch=always(16), mixture=Steps(((0, WEB_HEAVY), (16, CODE_HEAVY))), order=blocks_of(64))
+    fresh = MixtureSchedule(batch=always(16), mixture=Steps(((0, WEB_HEAVY), (16, CODE_HEAVY))), order=blocks_of(64))
     for step in range(30):
-        for found, expected in zip(late.batch(5 + step), anew.batch(step), strict=True):
+        for found, expected in zip(late.batch(5 + step), fresh.batch(step), strict=True):
             assert (found == expected).all()

@@ -78,7 +78,7 @@ def test_no_sequence_is_left_out_or_used_again_at_a_cut():
         (18_501, 1536, "start it at step 18500 or 18504,"),
     ],
 )
-def test_where_the_record_had_a_choice_it_would_have_been_told(step: int, found: int, advice: str):
+def test_where_the_record_had_a_choice_it_would_have_been_shown(step: int, found: int, advice: str):
     with pytest.raises(ConfigError) as refusal:
         two_stages(BATCH_32B, step, 2048)
     assert str(refusal.value) == (
@@ -88,7 +88,7 @@ def test_where_the_record_had_a_choice_it_would_have_been_told(step: int, found:
 
 
 @pytest.mark.parametrize("step", [21_013, 160_000, 174_000])
-def test_where_it_had_none_it_would_have_been_told_which_batches_moved_the_grid(step: int):
+def test_where_it_had_none_it_would_have_been_shown_which_batches_moved_the_grid(step: int):
     """Half a block of 2,048, for good: every later batch is four whole blocks."""
     with pytest.raises(ConfigError) as refusal:
         two_stages(BATCH_32B, step, 2048)
@@ -101,7 +101,7 @@ def test_where_it_had_none_it_would_have_been_told_which_batches_moved_the_grid(
 
 
 @pytest.mark.parametrize("end", [21_008, 21_012])
-def test_ended_where_it_is_told_the_stretch_moves_the_grid_no_more(end: int):
+def test_ended_where_it_is_shown_the_stretch_moves_the_grid_no_more(end: int):
     batch = Steps[int](((0, 8192), (18_500, 7680), (end, 8192)))
     assert [two_stages(batch, step, 2048).cut_at(step) for step in (end, 160_000, 174_000)] == [0, 0, 0]
 

@@ -1,4 +1,4 @@
-"""Bijections at every length, exact arithmetic, keys that matter, and orders that cannot be told from random ones."""
+"""Bijections at every length, exact arithmetic, keys that matter, and orders that look like random ones."""
 
 import itertools
 import pickle
@@ -216,7 +216,7 @@ def under_keys(kind: Kind, length: int) -> list[Permutation]:
 
 
 @pytest.mark.parametrize("length", PROBED_LENGTHS)
-def test_feistel_cannot_be_told_from_random(length: int):
+def test_feistel_cannot_be_distinguished_from_random(length: int):
     """Nor by many keys together, each of which is only a little unlikely (Fisher's combined test)."""
     for name, found in p_values(under_keys("feistel", length)).items():
         _, together = np.asarray(combine_pvalues(found, method="fisher"))
@@ -247,7 +247,7 @@ class Network:
         return self.network.backward(places)
 
 
-def test_too_few_rounds_can_be_told_from_random(monkeypatch: pytest.MonkeyPatch):
+def test_too_few_rounds_can_be_distinguished_from_random(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(feistel, "ROUNDS", 2)
     networks = [Network(786_432, TableFeistel(786_432, derive_key("few", number))) for number in range(NUM_KEYS)]
     assert max(min(found) for found in zip(*p_values(networks).values(), strict=True)) < ALPHA

@@ -46,7 +46,7 @@ CHANGES: dict[str, dict[str, object]] = {
         "order": {"seed": 3, "permutation": "feistel_levanter", "block_sequences": 10, "rounding": "floor", "cut_blocks": True}
     },
     "a later phase": {"start_step": 12, "learning_rate": LATER},
-    "an order that begins anew": {
+    "an order that begins again": {
         "start_step": 12,
         "learning_rate": LATER,
         "order": {"seed": 4, "permutation": "feistel", "block_sequences": 16, "first_step": 12, "cut_blocks": True},

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.trainer.model.families import FAMILIES
 from trainer.config import Execution, ModelConfig
 from trainer.model.decoder import head_weight, hidden_states, logits
 from trainer.model.params import Params, init_params
 
 compiled_logits = jax.jit(logits, static_argnames=("config", "execution"))
-FAMILIES = {"llama": {}, "qwen": {"qk_norm": True, "tied_head": True}}
 
 
 @pytest.fixture(params=FAMILIES)

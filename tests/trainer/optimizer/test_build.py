@@ -114,7 +114,7 @@ def test_equal_gradients_give_a_direction_of_one_from_the_first_update_on(model:
             np.testing.assert_allclose(leaf, -1.0, rtol=1e-4)
 
 
-def test_epsilon_stands_outside_of_the_root(model: ModelConfig):
+def test_epsilon_is_outside_of_the_root(model: ModelConfig):
     grads = jax.tree.map(lambda leaf: jnp.full_like(leaf, 1e-3), init_params(0, model))
     found = directions(model, grads, AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=3e-3, weight_decay=0.0), updates=1)
     np.testing.assert_allclose(found["final_norm"], 1e-3 / (1e-3 + 3e-3), rtol=1e-4)

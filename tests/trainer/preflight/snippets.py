@@ -122,3 +122,61 @@ See https://openxla.org/xla/errors/error_1000 for more details."""  # noqa: E501
 OLDER_REFUSAL = (
     "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 39.30G of 30.75G hbm. Exceeded"
 )
+
+NESTED = """HloModule jit_traced
+
+%inner.read (param_0.1: bf16[64,8,128], param_1.1: s32[]) -> bf16[8,128] {
+  %param_0.1 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)} parameter(0)
+  %param_1.1 = s32[]{:T(128)} parameter(1)
+  %bitcast.1 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)} bitcast(%param_0.1)
+  %dynamic-slice.1 = bf16[1,8,128]{2,1,0:T(8,128)(2,1)} dynamic-slice(%bitcast.1, %param_1.1, %param_1.1, %param_1.1)
+  ROOT %bitcast.2 = bf16[8,128]{1,0:T(8,128)(2,1)} bitcast(%dynamic-slice.1)
+}
+
+%outer.read (param_0.2: bf16[64,8,128], param_1.2: s32[]) -> bf16[8,128] {
+  %param_0.2 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)} parameter(0)
+  %param_1.2 = s32[]{:T(128)} parameter(1)
+  ROOT %fusion.1 = bf16[8,128]{1,0:T(8,128)(2,1)} fusion(%param_0.2, %param_1.2), kind=kLoop, calls=%inner.read
+}
+
+%inner.write (param_0.3: bf16[64,8,128], param_1.3: bf16[1,8,128], param_2.3: s32[]) -> bf16[64,8,128] {
+  %param_0.3 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)} parameter(0)
+  %param_1.3 = bf16[1,8,128]{2,1,0:T(8,128)(2,1)} parameter(1)
+  %param_2.3 = s32[]{:T(128)} parameter(2)
+  ROOT %dynamic-update-slice.1 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)} dynamic-update-slice(%param_0.3, %param_1.3, %param_2.3)
+}
+
+%outer.write (param_0.4: bf16[64,8,128], param_1.4: bf16[1,8,128], param_2.4: s32[]) -> bf16[64,8,128] {
+  %param_0.4 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)} parameter(0)
+  %param_1.4 = bf16[1,8,128]{2,1,0:T(8,128)(2,1)} parameter(1)
+  %param_2.4 = s32[]{:T(128)} parameter(2)
+  ROOT %fusion.2 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)} fusion(%param_0.4, %param_1.4, %param_2.4), kind=kLoop, calls=%inner.write
+}
+
+%async.slice (param_0.5: bf16[64,8,128]) -> bf16[1,8,128] {
+  %param_0.5 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)} parameter(0)
+  ROOT %slice.1 = bf16[1,8,128]{2,1,0:T(8,128)(2,1)S(1)} slice(%param_0.5), slice={[0:1], [0:8], [0:128]}
+}
+
+%async.out (param_0.6: bf16[64,8,128], param_1.6: bf16[1,8,128], param_2.6: s32[]) -> bf16[64,8,128] {
+  %param_0.6 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)S(5)} parameter(0)
+  %param_1.6 = bf16[1,8,128]{2,1,0:T(8,128)(2,1)} parameter(1)
+  %param_2.6 = s32[]{:T(128)} parameter(2)
+  ROOT %dynamic-update-slice.2 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)S(5)} dynamic-update-slice(%param_0.6, %param_1.6, %param_2.6)
+}
+
+%async.in (param_0.7: bf16[64,8,128], param_1.7: s32[]) -> bf16[1,8,128] {
+  %param_0.7 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)S(5)} parameter(0)
+  %param_1.7 = s32[]{:T(128)} parameter(1)
+  ROOT %dynamic-slice.2 = bf16[1,8,128]{2,1,0:T(8,128)(2,1)} dynamic-slice(%param_0.7, %param_1.7, %param_1.7, %param_1.7)
+}
+
+ENTRY %main (param.1: bf16[64,8,128], param.2: bf16[1,8,128], param.3: s32[], param.4: bf16[64,8,128]) -> bf16[64,8,128] {
+  %param.1 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)} parameter(0)
+  %param.2 = bf16[1,8,128]{2,1,0:T(8,128)(2,1)} parameter(1)
+  %param.3 = s32[]{:T(128)} parameter(2)
+  %param.4 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)S(5)} parameter(3)
+  READ
+  ROOT %tuple.1 = (bf16[64,8,128]{2,1,0:T(8,128)(2,1)}) tuple(%param.1)
+}
+"""

@@ -2,7 +2,7 @@ import pytest
 
 from tests.trainer.preflight.snippets import LOOP
 from trainer.config import Mesh
-from trainer.preflight.collectives import Found, axes_of, find_collectives, first_group, first_pair, read_collectives
+from trainer.preflight.collectives import Found, axes_of, find_collectives, first_group, first_pair, link_of, read_collectives
 from trainer.preflight.hlo import Module
 
 MESH = Mesh(replica=2, fsdp=4)
@@ -18,7 +18,7 @@ def test_kinds_axes_links_and_loops() -> None:
     }
 
 
-def test_an_asynchronous_one_is_counted_once_though_it_stands_in_three_fusions() -> None:
+def test_an_asynchronous_one_is_counted_once_though_it_is_in_three_fusions() -> None:
     gathers = [each for each in find_collectives(Module(LOOP), MESH, 2) if each.kind == "all-gather"]
     assert len(gathers) == 1
 
@@ -125,3 +125,13 @@ def test_the_axes_of_a_mesh_of_four() -> None:
     assert [axes_of(group, mesh) for group in ([0, 1], [0, 2], [0, 4], [0, 8])] == [("tensor",), ("expert",), ("fsdp",), ("replica",)]
     assert axes_of([0, 2, 4, 6], mesh) == ("fsdp", "expert")
     assert first_group("to_apply=%add", mesh) == list(range(16))
+
+
+def test_copies_within_a_slice_do_not_use_the_network_between_slices() -> None:
+    """Four copies over two slices of four chips: the first two copies are in one slice."""
+    mesh = Mesh(replica=4, fsdp=2)
+    assert axes_of([0, 2], mesh) == axes_of([0, 4], mesh) == ("replica",)
+    assert link_of([0, 2], mesh, 2) == "ici"
+    assert link_of([0, 4], mesh, 2) == "dcn"
+    assert link_of([0, 2, 4, 6], mesh, 2) == "dcn"
+    assert link_of([0, 2, 4, 6], mesh, 1) == "ici"

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 import jax
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from tests.trainer.preflight.models import SMALL, step_of
 from tests.trainer.preflight.snippets import LOOP
 from trainer import loop
-from trainer.config import Execution, Experts, Mesh, ModelConfig
+from trainer.config import ATTENTION, BLOCK_INPUT, Execution, Experts, Kept, Mesh, ModelConfig, Remat
 from trainer.preflight import compiler
 from trainer.preflight.spec import Result, Spec, Topology, run_of
 from trainer.state import abstract_state, init_state
@@ -26,10 +25,10 @@ ROWS = 16
 
 
 def small_spec(
-    *, replica: int = 1, fsdp: int = 4, batch: int = ROWS, topology: str = "v5e:2x2", remat: Literal["full", "offload"] = "full"
+    *, replica: int = 1, fsdp: int = 4, batch: int = ROWS, topology: str = "v5e:2x2", remat: Remat = "full", model: ModelConfig = SMALL
 ) -> Spec:
     execution = Execution(mesh=Mesh(replica=replica, fsdp=fsdp), remat=remat, attention="splash")
-    return Spec(step=step_of(SMALL, batch, window=128), execution=execution, topology=Topology(name=topology, num_slices=replica))
+    return Spec(step=step_of(model, batch, window=128), execution=execution, topology=Topology(name=topology, num_slices=replica))
 
 
 def run_preflight(folder: Path, spec: Spec) -> "subprocess.CompletedProcess[str]":
@@ -114,6 +113,30 @@ def test_carries_in_the_hosts_memory(compiled: Callable[[Spec], Result]) -> None
     result = compiled(small_spec(remat="offload"))
     assert result.memory is not None
     assert result.memory.host >= SMALL.num_layers * (ROWS // 4) * SMALL.seq_len * SMALL.d_model * 2
+    assert result.host_traffic_bytes == 2 * result.memory.host
+
+
+@needs_libtpu
+def test_what_is_kept_by_name_is_kept_where_it_says(compiled: Callable[[Spec], Result]) -> None:
+    """Beside the carries on the host, `up`; the step with attention, queries and `gate` on the device compiles."""
+    tokens = SMALL.num_layers * (ROWS // 4) * SMALL.seq_len
+    names = Kept(on_device=(ATTENTION, "query", "gate"), on_host=("up", BLOCK_INPUT))
+    result = compiled(small_spec(remat=names))
+    assert result.memory is not None
+    assert result.memory.host == tokens * 2 * (SMALL.d_ff + SMALL.d_model)
+    assert result.host_traffic_bytes == 2 * result.memory.host
+
+
+@needs_libtpu
+def test_a_chips_part_must_be_whole_tiles_to_be_gathered_and_scattered(compiled: Callable[[Spec], Result]) -> None:
+    """64 rows of d_model a chip: gradients are scattered. 4 rows are no tile: the compiler sums them over all chips, and sends twice."""
+    whole, torn = (compiled(small_spec(model=SMALL.but(d_model=size))) for size in (256, 16))
+    gradients = 2 * SMALL.num_layers * (2 * 2 * 128 + 2 * 128 + 3 * SMALL.d_ff) * 3 // 4
+    sent = [{each.kind: each.bytes for each in result.collectives} for result in (whole, torn)]
+    assert sent[0]["reduce-scatter"] > 0.9 * 256 * gradients
+    assert sent[0]["all-reduce"] < 0.1 * 256 * gradients
+    assert "reduce-scatter" not in sent[1]
+    assert sent[1]["all-reduce"] > 1.8 * 16 * gradients
 
 
 @needs_libtpu

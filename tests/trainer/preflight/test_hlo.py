@@ -1,8 +1,8 @@
 import pytest
 
-from tests.trainer.preflight.snippets import LOOP, UPDATE
+from tests.trainer.preflight.snippets import LOOP, NESTED, UPDATE
 from trainer.preflight.hlo import Module, arrays, hbm_bytes, total_bytes, type_bytes
-from trainer.preflight.traffic import traffic_bytes
+from trainer.preflight.traffic import host_traffic_bytes, traffic_bytes
 
 
 def test_a_loop_runs_from_where_its_counter_starts_to_its_limit() -> None:
@@ -46,3 +46,39 @@ def test_traffic_counts_slices_as_slices_and_leaves_the_fast_memory_out() -> Non
     """One layer of 32 read and one written, a row read twice into the fast memory, and a row read and written on its way to the host."""
     layer, row = 16 * 128 * 4, 16 * 128 * 4
     assert traffic_bytes(Module(UPDATE)) == 2 * layer + 2 * row + 2 * row
+
+
+LAYER = 8 * 128 * 2
+STACKED, UPDATE_OF, INDEX, ON_HOST = "%param.1", "%param.2", "%param.3", "%param.4"
+
+
+@pytest.mark.parametrize(
+    ("line", "moved", "to_host"),
+    [
+        (f"%f.1 = bf16[8,128]{{1,0}} fusion({STACKED}, {INDEX}), kind=kLoop, calls=%outer.read", 2 * LAYER + 4, 0),
+        (f"%f.2 = bf16[64,8,128]{{2,1,0}} fusion({STACKED}, {UPDATE_OF}, {INDEX}), kind=kLoop, calls=%outer.write", 2 * LAYER + 4, 0),
+        (f"%a.1 = ((bf16[64,8,128]), bf16[1,8,128]{{2,1,0:S(1)}}, s32[]) async-start({STACKED}), calls=%async.slice", 0, 0),
+        (
+            f"%a.2 = ((bf16[64,8,128]{{2,1,0:S(5)}}), s32[]) async-start({ON_HOST}, {UPDATE_OF}, {INDEX}), calls=%async.out",
+            2 * LAYER,
+            LAYER,
+        ),
+        (f"%a.3 = ((bf16[64,8,128]{{2,1,0:S(5)}}), s32[]) async-start({ON_HOST}, {INDEX}), calls=%async.in", 2 * LAYER, LAYER),
+        (f"%c.1 = (bf16[64,8,128]{{2,1,0:S(5)}}, bf16[64,8,128]{{2,1,0}}, u32[]) copy-start({STACKED})", 2 * 64 * LAYER, 64 * LAYER),
+        (f"%c.2 = bf16[64,8,128]{{2,1,0}} copy({STACKED})", 2 * 64 * LAYER, 0),
+    ],
+    ids=[
+        "read in a fusion in a fusion",
+        "written in one",
+        "slice begun",
+        "to the host",
+        "from the host",
+        "copied to the host",
+        "copied here",
+    ],
+)
+def test_one_layer_of_a_stack_is_one_layer_however_it_is_taken(line: str, moved: int, to_host: int) -> None:
+    """Of 64 layers, of which all but one stay where they are."""
+    module = Module(NESTED.replace("READ", line))
+    assert traffic_bytes(module) == moved
+    assert host_traffic_bytes(module) == to_host

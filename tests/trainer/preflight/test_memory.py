@@ -22,6 +22,6 @@ def test_another_failure_is_no_refusal_for_memory() -> None:
     assert read_refusal("INTERNAL: Mosaic failed to compile TPU kernel") is None
 
 
-def test_the_first_line_alone_is_told() -> None:
+def test_the_first_line_alone_is_reported() -> None:
     assert first_line(REFUSAL).endswith("HLO module: jit_traced.")
     assert first_line("") == "no reason given"

@@ -23,7 +23,7 @@ def pci(root: Path, vendor: str) -> None:
     (folder / "vendor").write_text(f"{vendor}\n")
 
 
-def test_without_an_accelerator_jax_is_told_to_use_the_cpu(tmp_path: Path) -> None:
+def test_without_an_accelerator_jax_is_asked_to_use_the_cpu(tmp_path: Path) -> None:
     pci(tmp_path, "0x1af4")
     assert chosen(tmp_path) == "cpu"
 

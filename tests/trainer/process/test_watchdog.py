@@ -29,25 +29,25 @@ def test_only_silence_beyond_the_limit_is_a_stall():
 
 def test_none_is_never():
     time = Time()
-    told = list[float]()
-    with Watchdog(None, told.append, clock=time) as watchdog:
+    shown = list[float]()
+    with Watchdog(None, shown.append, clock=time) as watchdog:
         time.now = 1e9
         assert not watchdog.is_stalled()
-    assert not told
+    assert not shown
 
 
 def test_the_thread_tells_once_and_ends():
-    told = list[float]()
+    shown = list[float]()
     ended = threading.Event()
 
     def on_stall(limit: float) -> None:
-        told.append(limit)
+        shown.append(limit)
         ended.set()
 
     with Watchdog(0.001, on_stall) as watchdog:
         assert ended.wait(30)
         watchdog.beat()
-    assert told == [0.001]
+    assert shown == [0.001]
 
 
 def test_leaving_ends_the_thread():
@@ -56,12 +56,12 @@ def test_leaving_ends_the_thread():
     assert "watchdog" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_stalled_process_says_where_it_stands_and_ends(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+def test_a_stalled_process_says_where_it_is_and_ends(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
     codes = list[int]()
     monkeypatch.setattr("trainer.process.watchdog.os._exit", codes.append)
     monkeypatch.setattr(sys, "stderr", sys.__stderr__)
     end_stalled("kestrel")(7.0)
     said = capfd.readouterr().err
     assert codes == [ExitCode.STALLED]
-    assert "test_a_stalled_process_says_where_it_stands_and_ends" in said
+    assert "test_a_stalled_process_says_where_it_is_and_ends" in said
     assert said.splitlines()[-1].startswith("trainer: phase kestrel stalled: no update for 7 seconds")

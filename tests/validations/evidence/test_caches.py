@@ -8,7 +8,7 @@ from trainer.data.manifest import read_manifest
 from validations.evidence.caches import cache_evidence, names_like_tests
 
 
-def test_a_cache_is_told_by_its_manifest(caches: CacheMaker):
+def test_a_cache_is_known_by_its_manifest(caches: CacheMaker):
     folder = caches.write("wikipedia", [PROSE["wikipedia"]] * 3)
     row = cache_evidence({"wiki": folder}).iloc[0]
     assert (row.component, row.manifest_component, row.split, row.documents, row.shards) == ("wiki", "wikipedia", "train", 3, 1)

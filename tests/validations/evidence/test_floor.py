@@ -27,10 +27,10 @@ def test_the_binomial_counts_every_outcome_that_is_as_far_out() -> None:
 
 @pytest.mark.parametrize(("model_alone", "baseline_alone"), [(0, 0), (3, 0), (0, 8), (5, 2)])
 def test_paired_items_are_tosses_of_a_coin(model_alone: int, baseline_alone: int) -> None:
-    told = [(True, True)] * 4 + [(False, False)] * 9 + [(True, False)] * model_alone + [(False, True)] * baseline_alone
+    said = [(True, True)] * 4 + [(False, False)] * 9 + [(True, False)] * model_alone + [(False, True)] * baseline_alone
     tosses = [sum(toss) for toss in product((0, 1), repeat=model_alone + baseline_alone)]
     expected = [np.mean([toss >= model_alone for toss in tosses]), np.mean([toss <= model_alone for toss in tosses])]
-    assert paired_p_values(*zip(*told, strict=True)) == pytest.approx(expected)
+    assert paired_p_values(*zip(*said, strict=True)) == pytest.approx(expected)
 
 
 def test_the_sum_of_places_has_the_chance_that_enumeration_gives() -> None:
@@ -86,7 +86,7 @@ def test_models_that_know_nothing_pass_no_oftener_than_they_may(tails: str) -> N
 def test_likelihood_tells_what_accuracy_can_not() -> None:
     """A model with a little knowledge, no oftener right than the baseline: its right answers are likelier by half a deviation."""
     rng = np.random.default_rng(11)
-    told: list[bool] = []
+    said: list[bool] = []
     for _ in range(50):
         scores = rng.normal(size=(32, 4, 4)) + 0.5 * np.eye(4)
         answered = np.zeros((32, 4), bool)
@@ -94,11 +94,11 @@ def test_likelihood_tells_what_accuracy_can_not() -> None:
         floor = measure_floor(grouped_result(scores, right=answered, baseline_right=answered))
         assert floor.accuracy_p_value == 1
         assert floor.decided_by == "likelihood"
-        told.append(floor.p_value <= 0.01)
-    assert np.mean(told) >= 0.9
+        said.append(floor.p_value <= 0.01)
+    assert np.mean(said) >= 0.9
 
 
-def test_what_is_told_of_a_result() -> None:
+def test_what_is_reported_of_a_result() -> None:
     floor = measure_floor(guessed_result(right=80, first=100))
     assert (floor.items, floor.right, floor.accuracy_test, floor.decided_by) == (200, 80, "exact binomial", "accuracy")
     assert floor.accuracy_p_value == binomial_p_values(80, 200, 0.25)[0]

@@ -68,7 +68,7 @@ def test_what_is_intended_but_never_drawn_is_marked():
     assert evidence.set_index("component")["is_drawn"].to_dict() == {"web": True, "code": False}
 
 
-def test_the_sequences_of_the_block_that_the_record_cuts_are_told():
+def test_the_sequences_of_the_block_that_the_record_cuts_are_reported():
     """Marin 32B: 2,510 steps of 7,680 sequences leave half a block before Mantis, and no later step of 8,192 makes it whole."""
     mixture = Steps[MixtureShares](((0, {"web": 70.0, "maths": 30.0}), (160_000, {"web": 50.0, "maths": 50.0})))
     order = DataOrder(seed=0, permutation="linear", block_sequences=2048, cut_blocks=True)

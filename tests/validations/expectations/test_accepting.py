@@ -21,8 +21,8 @@ LIMITS = OrderLimits(false_alarm_rate=1e-3, max_shift_deviations=None)
 
 
 def accepted(where: dict[str, Any] | None = None, **fields: Any) -> AcceptedWarning:
-    told = {"table": "order", "check": "expect_order_to_mix", "phases": None, "reason": "the record's", "source": "its code"}
-    return AcceptedWarning.model_validate({**told, "where": where or {"permutation": "linear"}, **fields})
+    said = {"table": "order", "check": "expect_order_to_mix", "phases": None, "reason": "the record's", "source": "its code"}
+    return AcceptedWarning.model_validate({**said, "where": where or {"permutation": "linear"}, **fields})
 
 
 def order_table(*p_values: tuple[str, float], permutation: str = "linear") -> pd.DataFrame:
@@ -51,8 +51,8 @@ BOTH_FAIL = order_table(("web", 1e-9), ("code", 1e-7))
 
 
 def test_what_the_recipe_prescribes_is_accepted_with_all_that_the_row_speaks_for():
-    result, told = judge(BOTH_FAIL, accepted())
-    assert (result.outcome, result.failing_rows, told) == ("accepted", (), [])
+    result, said = judge(BOTH_FAIL, accepted())
+    assert (result.outcome, result.failing_rows, said) == ("accepted", (), [])
     assert [(found.warning.reason, found.rows) for found in result.accepted] == [("the record's", (0, 1))]
 
 
@@ -69,28 +69,28 @@ def test_what_the_recipe_prescribes_is_accepted_with_all_that_the_row_speaks_for
     ],
 )
 def test_another_permutation_component_measure_check_or_column_is_not_covered(other: AcceptedWarning):
-    result, told = judge(BOTH_FAIL, other)
+    result, said = judge(BOTH_FAIL, other)
     assert (result.outcome, result.accepted) == ("failed", ())
-    assert told == ["component web, 300 rows"]
+    assert said == ["component web, 300 rows"]
 
 
 def test_a_component_that_nobody_accepts_warns_also_where_another_one_is_judged_for_it():
     """The least likely row is web's, and accepted. What it spoke for is named now."""
-    result, told = judge(BOTH_FAIL, accepted({"permutation": "linear", "component": "web"}))
+    result, said = judge(BOTH_FAIL, accepted({"permutation": "linear", "component": "web"}))
     assert result.outcome == "failed"
-    assert told == ["component code, 300 rows"]
+    assert said == ["component code, 300 rows"]
     assert [found.rows for found in result.accepted] == [(0,)]
 
 
 def test_two_accepted_warnings_share_the_rows():
-    result, told = judge(BOTH_FAIL, *(accepted({"permutation": "linear", "component": name}) for name in ("code", "web")))
-    assert (result.outcome, told) == ("accepted", [])
+    result, said = judge(BOTH_FAIL, *(accepted({"permutation": "linear", "component": name}) for name in ("code", "web")))
+    assert (result.outcome, said) == ("accepted", [])
     assert [(found.warning.where["component"], found.rows) for found in result.accepted] == [("code", (1,)), ("web", (0,))]
 
 
 def test_what_passes_stays_passed():
-    result, told = judge(order_table(("web", 0.5), ("code", 0.6)), accepted())
-    assert (result.outcome, result.accepted, told) == ("passed", (), [])
+    result, said = judge(order_table(("web", 0.5), ("code", 0.6)), accepted())
+    assert (result.outcome, result.accepted, said) == ("passed", (), [])
 
 
 def test_a_check_that_could_not_be_made_is_never_accepted():

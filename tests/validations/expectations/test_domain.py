@@ -16,8 +16,8 @@ def kinds_of(base: str) -> list[str]:
 
 
 def outcome(expectation: str, values: list[Any], dtype: Any, **arguments: Any) -> tuple[str, tuple[int, ...]]:
-    told = dict.fromkeys(("asks", "what", "found", "limit", "where", "what_to_do"), "")
-    check = Check(table="t", expectation=expectation, arguments={"column": "x", **arguments}, severity="critical", **told)
+    said = dict.fromkeys(("asks", "what", "found", "limit", "where", "what_to_do"), "")
+    check = Check(table="t", expectation=expectation, arguments={"column": "x", **arguments}, severity="critical", **said)
     (result,) = judge_tables({"t": pd.DataFrame({"x": pd.Series(values, dtype=dtype)})}, [check])
     return result.outcome, result.failing_rows
 
@@ -60,5 +60,5 @@ def test_nothing_and_nan_never_pass(expectation: str, arguments: dict[str, Any])
 
 
 @pytest.mark.parametrize(("expectation", "arguments"), NUMBERS)
-def test_words_where_numbers_must_stand_break_the_check(expectation: str, arguments: dict[str, Any]):
+def test_words_where_numbers_must_be_break_the_check(expectation: str, arguments: dict[str, Any]):
     assert outcome(expectation, ["many", 1], object, **arguments) == ("broken", ())

@@ -71,7 +71,7 @@ def test_tables_in_order_pass(tables_of: Callable[[str], Tables], thresholds: di
 
 
 @pytest.mark.parametrize(("suite", "table"), EVERY_TABLE)
-def test_an_empty_table_never_passes_and_is_told_as_empty(
+def test_an_empty_table_never_passes_and_is_reported_as_empty(
     tables_of: Callable[[str], Tables], thresholds: dict[str, Any], suite: str, table: str
 ):
     tables = tables_of(suite)

@@ -110,8 +110,8 @@ def evidence(
 
 def known_test_file(component: str = "math", **fields: Any) -> AcceptedWarning:
     """The recipe knows that files of this component are named like tests."""
-    told = {"reason": "The record reads them", "source": "its code", "phases": None, "where": {"component": component}}
-    return AcceptedWarning.model_validate({"table": "caches", "check": "expect_column_values_to_be_in_set", **told, **fields})
+    said = {"reason": "The record reads them", "source": "its code", "phases": None, "where": {"component": component}}
+    return AcceptedWarning.model_validate({"table": "caches", "check": "expect_column_values_to_be_in_set", **said, **fields})
 
 
 def judged(subject: str, tables: dict[str, Any], folder: Path, *accepts: AcceptedWarning) -> Verdict:

@@ -39,5 +39,5 @@ def test_only_numbers_are_set_as_numbers():
         ("x" * 999, "x" * (MAX_CELL_CHARACTERS - 1) + "…"),
     ],
 )
-def test_a_cell_is_told_as_short_as_it_can_be(value: object, text: str):
+def test_a_cell_is_said_as_short_as_it_can_be(value: object, text: str):
     assert as_text(value) == text

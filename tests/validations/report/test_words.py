@@ -17,7 +17,7 @@ def bison(tmp_path_factory: pytest.TempPathFactory) -> Verdict:
     return judged("marin-32b/proxy/bison data", evidence(leaked=1319, stale=1, like_tests=2), tmp_path_factory.mktemp("bison"))
 
 
-def test_a_failing_verdict_is_told_in_three_lines(bison: Verdict):
+def test_a_failing_verdict_is_reported_in_three_lines(bison: Verdict):
     what, found, to_do = lines_of(bison)
     assert what.startswith(f"marin-32b/proxy/bison data failed: {STALE} (in tokens/math/long-")
     assert what.endswith("folder)")
@@ -25,7 +25,7 @@ def test_a_failing_verdict_is_told_in_three_lines(bison: Verdict):
     assert to_do == f"  to do: Run `phasewise data prepare` again. In all, 2 of 5 checks passed, 2 failed, 1 warning. See {bison.evidence}"
 
 
-def test_the_last_line_names_the_report_once_it_stands(tmp_path: Path):
+def test_the_last_line_names_the_report_once_it_is_there(tmp_path: Path):
     verdict = judged("bison data", evidence(stale=1), tmp_path)
     report = Path(report_folder_of(verdict)) / "index.html"
     report.parent.mkdir()
@@ -34,9 +34,9 @@ def test_the_last_line_names_the_report_once_it_stands(tmp_path: Path):
     assert str(report) in as_markdown(verdict)
 
 
-def test_what_stops_is_told_before_what_warns_in_the_suite_s_order(bison: Verdict):
-    told = [(failure.severity, failure.table, failure.asks, failure.total) for failure in failures_of(bison)]
-    assert told == [
+def test_what_stops_is_reported_before_what_warns_in_the_suite_s_order(bison: Verdict):
+    said = [(failure.severity, failure.table, failure.asks, failure.total) for failure in failures_of(bison)]
+    assert said == [
         ("critical", "caches", "The sources are still what the cache was made of.", 1),
         ("critical", "leakage", "No test item is in the training data.", 1),
         ("warning", "caches", "No file is named like a test split.", 1),
@@ -53,7 +53,7 @@ def test_many_cases_of_one_check_are_one_failure_that_counts_them(tmp_path: Path
     assert "40 such cases" in as_markdown(verdict)
 
 
-def test_a_check_that_could_not_be_made_is_told_as_that(tmp_path: Path):
+def test_a_check_that_could_not_be_made_is_reported_as_that(tmp_path: Path):
     tables = evidence()
     verdict = judged("bison data", tables | {"caches": tables["caches"].drop(columns="stale_files")}, tmp_path)
     (failure,) = failures_of(verdict)
@@ -101,7 +101,7 @@ def test_text_of_the_data_is_never_markup_nor_a_new_line(tmp_path: Path):
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {5}
 
 
-def test_reasons_that_belong_to_no_known_check_are_still_told(bison: Verdict):
+def test_reasons_that_belong_to_no_known_check_are_still_reported(bison: Verdict):
     """Verdicts of an older suite name checks that may not be found."""
     older = bison.but(checks=())
     assert [failure.table for failure in failures_of(older)] == ["", "", ""]

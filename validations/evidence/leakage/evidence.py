@@ -46,7 +46,7 @@ def leakage_evidence(
 ) -> pd.DataFrame:
     """One row for each component × benchmark, with its hits or with none.
 
-    `tokens_hit` are the tokens of the documents that were hit; `items_out_of_reach` can't be told from ordinary text.
+    `tokens_hit` are the tokens of the documents that were hit; `items_out_of_reach` can't be distinguished from ordinary text.
 
     Args:
         scans: component → its scan. A component without one has rows in which nothing was scanned.

@@ -33,7 +33,7 @@ is alone is seen, and of the ends of choices.
 """
 MAX_COUNTED = 1000
 MIN_DISTINCT_CHOICES = 8
-"""Distinct words, without signs, by which choices are told in any order."""
+"""Distinct words, without signs, by which choices are known in any order."""
 OWN_GRAM, TELLING_NUMBER, OWN_RUN = np.uint8(1), np.uint8(2), np.uint8(4)
 COMMON_NUMBERS = b"0 1 2"
 BUCKET_BITS, FILTER_BITS = 20, 27
@@ -242,7 +242,7 @@ def _joined_choices(
 ) -> tuple[UInt64[np.ndarray, "n"], Int32[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
     """Runs of four words that go over from one choice to the next, with and without letters before the choices, items, first words.
 
-    Only of items whose choices are too short to have such runs within, or say too little to be told by them.
+    Only of items whose choices are too short to have such runs within, or say too little to be known by them.
     """
     of_choices = segments.kinds == CHOICE
     item_of_segment = segments.item_of_word[segments.starts[:-1]]

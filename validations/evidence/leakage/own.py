@@ -15,10 +15,10 @@ SHARED_WORDS, MAX_SHARED_ITEMS, MAX_CHOICE_ITEMS = 4, 9, 4
 """A run of so many words that more items hold, of whatever benchmarks, is no evidence, and neither are the pairs in it; nor is a choice of
 fewer words that more than `MAX_CHOICE_ITEMS` have."""
 RUN_WORDS, MAX_RUN_ITEMS = 8, 6
-"""Length of the runs by which poor parts are told, and how many items may hold one: a few ask several times about one paragraph."""
+"""Length of the runs by which poor parts are known, and how many items may hold one: a few ask several times about one paragraph."""
 COMMON_CHOICES, SAME_CHOICES = np.uint8(1), np.uint8(2)
 MIN_OWN_GRAMS = 3
-"""A part with fewer pairs of its own is told by longer runs: a puzzle that is made of the same few sentences as its neighbours."""
+"""A part with fewer pairs of its own is known by longer runs: a puzzle that is made of the same few sentences as its neighbours."""
 
 
 def own_grams(segments: Segments, grams: UInt64[np.ndarray, "w"], tasks: Sequence[str], groups: Sequence[str]) -> Bool[np.ndarray, "w"]:

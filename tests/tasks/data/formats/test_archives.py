@@ -112,14 +112,14 @@ def test_names_are_printable(read: Read):
     assert read(tar({"a\nb\x1b": b"x"}))[0][0] == r"a\nb\x1b"
 
 
-def test_an_encrypted_member_is_told_and_the_others_are_read(read: Read):
+def test_an_encrypted_member_is_reported_and_the_others_are_read(read: Read):
     content = bytearray(zipped(FILES))
     content[content.index(b"PK\3\4") + 6] |= 1
     content[content.index(b"PK\1\2") + 8] |= 1
     assert [said for _, said in read(bytes(content))] == ["other format: it is encrypted", "two", "three"]
 
 
-def test_a_member_whose_bytes_are_not_those_that_were_packed_is_told(read: Read):
+def test_a_member_whose_bytes_are_not_those_that_were_packed_is_reported(read: Read):
     content = bytearray(zipped(FILES, zipfile.ZIP_STORED))
     content[content.index(b"two.txt") + len("two.txt")] ^= 1
     assert read(bytes(content))[1][1].startswith("unreadable: Bad CRC-32")

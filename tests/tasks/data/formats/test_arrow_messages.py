@@ -27,13 +27,13 @@ def test_sizes_are_those_that_arrow_reads(tmp_path: Path, compression: str | Non
     path = write(tmp_path / "a.arrow", compression)
     with path.open("rb") as file:
         stream = pa.ipc.open_stream(pa.PythonFile(file, "r"))
-        told: list[int] = []
+        said: list[int] = []
         read: list[int] = []
         while (size := check_next_batch(file, path.stat().st_size)) != NO_MORE:
-            told.append(size)
+            said.append(size)
             read.append(stream.read_next_batch().get_total_buffer_size())
-    assert len(told) == 3
-    assert all(abs(size - here) < 256 for size, here in zip(told, read, strict=True)), "padding and the two words apart"
+    assert len(said) == 3
+    assert all(abs(size - here) < 256 for size, here in zip(said, read, strict=True)), "padding and the two words apart"
 
 
 @pytest.mark.parametrize("name", ["MAX_BATCH_BYTES", "MAX_HEAD_BYTES"])

@@ -36,10 +36,10 @@ def test_the_footer_says_what_pyarrow_says(options: dict[str, Any]):
     groups = read_footer(stream(content), len(content))
     assert len(groups) == expected.num_row_groups
     for number, group in enumerate(groups):
-        told = expected.row_group(number)
-        assert (group.num_rows, len(group.chunks)) == (told.num_rows, told.num_columns)
+        shown = expected.row_group(number)
+        assert (group.num_rows, len(group.chunks)) == (shown.num_rows, shown.num_columns)
         for place, chunk in enumerate(group.chunks):
-            other = told.column(place)
+            other = shown.column(place)
             assert chunk.path == other.path_in_schema
             assert (chunk.num_values, chunk.unpacked_bytes) == (other.num_values, other.total_uncompressed_size)
             assert (chunk.packed_bytes, chunk.is_text) == (other.total_compressed_size, other.physical_type == "BYTE_ARRAY")

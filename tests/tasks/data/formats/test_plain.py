@@ -12,7 +12,7 @@ Read = Callable[..., list[Finding]]
 
 
 @pytest.mark.parametrize("file_format", ["text", "markdown"])
-def test_a_file_is_a_document_as_it_stands(tmp_path: Path, read: Read, file_format: str):
+def test_a_file_is_a_document_as_it_is(tmp_path: Path, read: Read, file_format: str):
     text = "# Grüße\r\n\r\n日本語 🌳  \n\n"
     (tmp_path / "a.md").write_bytes(text.encode())
     (tmp_path / "b.md.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + text.encode()))

@@ -141,7 +141,7 @@ def test_what_the_rows_lack_is_no_silent_pass(missing: tuple[str, ...], measure:
     assert health_evidence(HEALTHY, LIMITS)["has_required_numbers"].all()
 
 
-def test_a_shift_without_evaluations_is_told_of():
+def test_a_shift_without_evaluations_is_reported():
     rows = [{name: value for name, value in row.items() if name != "eval_loss"} for row in with_loss(HEALTHY, 0.3 * (LATE >= 0.5))]
     detail = row_of(health_evidence(rows, LIMITS), Measure.LOSS_SHIFT)["detail"]
     assert "the training loss shifts by +0.3" in detail

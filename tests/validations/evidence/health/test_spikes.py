@@ -25,7 +25,7 @@ def test_scores_are_those_of_a_plain_loop(window: int):
     assert found.percent == pytest.approx(100 * 2 / (400 - MIN_WINDOW))
 
 
-def test_windows_begin_anew_with_each_regime_and_leave_out_what_is_no_number():
+def test_windows_begin_again_with_each_regime_and_leave_out_what_is_no_number():
     values = np.concatenate([np.random.default_rng(0).normal(0, 0.1, 100), np.random.default_rng(1).normal(9, 0.1, 100)])
     values[150] = np.nan
     assert find_spikes(values, [(0, 200)], deviations=7, window=50).is_spike.sum() > 0

@@ -46,12 +46,12 @@ def test_test_items_are_found_beside_examples_edited_or_not() -> None:
     assert found([TEST, OTHER, TRAIN], text_of(TEST), edited, text_of(TRAIN)) == [(0, "test:1"), (1, "test:1")]
 
 
-def test_a_test_item_that_stands_in_the_train_split_too_is_found() -> None:
+def test_a_test_item_that_is_in_the_train_split_too_is_found() -> None:
     copy = TEST._replace(id="train:2", is_example=True)
     assert found([TEST, OTHER, copy], text_of(TEST), TEST.question) == [(0, "test:1"), (1, "test:1")]
 
 
-def test_a_question_of_both_splits_is_the_one_whose_solution_stands_there() -> None:
+def test_a_question_of_both_splits_is_the_one_whose_solution_is_there() -> None:
     alike = TRAIN._replace(question=TEST.question)
     assert found([TEST, OTHER, alike], text_of(alike), text_of(TEST), TEST.question) == [(1, "test:1"), (2, "test:1")]
 

@@ -98,7 +98,7 @@ ROMAN = ("I only", "I and II only", "II and III only", "I and II and III")
         (("a long choice that others have as well", "another"), 0),
     ],
 )
-def test_choices_of_others_are_told(choices: tuple[str, ...], expected: int):
+def test_choices_of_others_are_reported(choices: tuple[str, ...], expected: int):
     others = [item(str(number), f"which {name}", choices=ROMAN) for number, name in enumerate(NAMES)]
     others += [
         item(f"n{number}", name, choices=("12", "15", "a long choice that others have as well", name)) for number, name in enumerate(NAMES)

@@ -269,7 +269,7 @@ def test_a_scan_keeps_so_many_hits_of_an_item(monkeypatch: pytest.MonkeyPatch) -
     assert result.documents == 41
 
 
-def test_only_the_sibling_that_stands_there_is_found() -> None:
+def test_only_the_sibling_that_is_there_is_found() -> None:
     names = ("heron", "magpie", "osprey", "plover", "curlew", "dunnock", "fulmar", "gannet", "kestrel", "linnet", "merlin", "pipit")
     foods = ("barley", "snails", "minnows", "acorns", "beetles", "cherries", "thistles", "mussels", "voles", "clover", "midges", "rye")
     siblings = [

@@ -158,7 +158,7 @@ def test_the_same_data_in_random_order_passes(caches: dict[str, str], seed: int)
     assert len(tables["shifts"]) == 6
 
 
-def test_levanter_s_order_is_told_but_predicts_no_shift(caches: dict[str, str]):
+def test_levanter_s_order_is_recognised_but_predicts_no_shift(caches: dict[str, str]):
     _, reasons = failing(make_run(caches, "feistel_levanter", 1))
     assert set(reasons) == {"expect_order_to_mix"}
 

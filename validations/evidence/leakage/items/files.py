@@ -189,7 +189,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Fields]]:
             yield from enumerate(_members(json.loads(text), path), start=1)
             return
         except json.JSONDecodeError:
-            pass  # Lines of JSON often go by the name of .json; a broken line is told below.
+            pass  # Lines of JSON often go by the name of .json; a broken line is named below.
     for line, content in enumerate(text.split("\n"), start=1):
         if content.strip():
             yield line, _row(content, path, line)

@@ -35,7 +35,7 @@ LITTLE_SOLUTION_WEIGHT, MUCH_SOLUTION_WEIGHT, MAX_SOLUTION_NEEDED = 15.0, 50.0, 
 """Weight of a part, in average words, up to which nearly all of it must be there, and from which on `min_score` is enough. Of solutions,
 programs above all, it takes more: they are made of the same few phrases."""
 MIN_OWN_OF_CHOICES = 0.25
-"""Grams of their own, for each word, that choices need to be told in any order: `I and II only` has none, whatever the others say."""
+"""Grams of their own, for each word, that choices need to be known in any order: `I and II only` has none, whatever the others say."""
 MIN_CHOICES_NEEDED, MIN_EACH, MIN_ALL, MIN_VERBATIM_SCORE = 0.8, 0.4, 0.97, 0.999
 MIN_SEEDS_IN_LINE, MAX_SEEDS_IN_LINE = 6, 10
 """Rare runs, one after the other, that show choices to be in their order: one for every three words, within these bounds."""
@@ -70,7 +70,7 @@ class Rules(NamedTuple):
 
     @property
     def out_of_reach(self) -> Bool[np.ndarray, "i"]:
-        """Items that can't be told from ordinary text."""
+        """Items that can't be distinguished from ordinary text."""
         return (self.alone == NEVER).all(axis=1) & (self.together == NEVER).all(axis=1)
 
 

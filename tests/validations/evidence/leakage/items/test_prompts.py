@@ -85,12 +85,12 @@ def test_letters_are_counted() -> None:
     assert not are_letters(("A", "C"))
 
 
-def test_what_differs_is_told() -> None:
+def test_what_differs_is_reported() -> None:
     assert distinct_parts(("It broke because the cup", "It broke because the big plate")) == ("cup", "big plate")
     assert distinct_parts(("the cup fell", "the plate fell")) == ("cup", "plate")
     assert distinct_parts(("same", "same")) == ("same", "same")
 
 
-def test_background_is_told_from_the_question() -> None:
+def test_background_is_distinguished_from_the_question() -> None:
     assert split_background("A wren is small. Q: Where does it nest?") == ("A wren is small.", "Where does it nest?")
     assert split_background("Where?") == ("", "Where?")

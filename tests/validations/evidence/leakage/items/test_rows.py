@@ -81,7 +81,7 @@ FREE_ROWS: Sequence[tuple[Fields, tuple[str, str, tuple[str, ...]]]] = [
 
 
 @pytest.mark.parametrize(("row", "expected"), FREE_ROWS, ids=lambda value: "-".join(value) if isinstance(value, dict) else "")
-def test_free_answers_and_worked_solutions_are_told_apart(row: Fields, expected: tuple[str, str, tuple[str, ...]]) -> None:
+def test_free_answers_and_worked_solutions_are_kept_apart(row: Fields, expected: tuple[str, str, tuple[str, ...]]) -> None:
     [item] = read(row)
     assert (item.question, item.answer, item.solutions) == expected
     assert item.choices == ()
@@ -122,7 +122,7 @@ def test_beginnings_with_one_end_are_one_sentence_and_what_differs() -> None:
     assert [parts(item) for item in read(row)] == [("The wren left since the boot was cold.", ("wren", "boot"), "boot")]
 
 
-def test_whether_choices_count_from_0_or_1_is_told_by_the_whole_file() -> None:
+def test_whether_choices_count_from_0_or_1_is_known_by_the_whole_file() -> None:
     rows = [{"question": ASKED, "answerA": "a hat", "answerB": "a boot", "answerC": "a pot", "label": label} for label in ("1", "2", "3")]
     assert [item.answer for item in read(*rows)] == ["a hat", "a boot", "a pot"]
     rows = [{"goal": ASKED, "sol1": "a hat", "sol2": "a boot", "label": label} for label in (1, 0)]

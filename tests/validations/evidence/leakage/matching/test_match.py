@@ -79,9 +79,9 @@ def rules(index: LeakageIndex) -> Rules:
 
 
 def parts_of(item: int, index: LeakageIndex) -> list[Part]:
-    told = ITEMS[item]
-    texts = [(QUESTION, told.question), *((CHOICE, text) for text in told.choices), (ANSWER, told.answer)]
-    texts += [*((SOLUTION, text) for text in told.solutions), (PASSAGE, told.passage)]
+    said = ITEMS[item]
+    texts = [(QUESTION, said.question), *((CHOICE, text) for text in said.choices), (ANSWER, said.answer)]
+    texts += [*((SOLUTION, text) for text in said.solutions), (PASSAGE, said.passage)]
     weights = iter(index.weights[index.item_of_word == item].tolist())
     words = [(kind, [word for word in text.split() if word.isalnum()]) for kind, text in texts]
     return [Part(kind, part, [next(weights) for _ in part]) for kind, part in words if part]
@@ -176,7 +176,7 @@ def test_the_reference_says_what_is_meant(text: str, expected_part: str | None, 
 
 @settings(deadline=None, max_examples=80)
 @given(pieces_of(KEEPER))
-def test_every_rare_run_is_found_where_it_stands(index: LeakageIndex, words: list[str]):
+def test_every_rare_run_is_found_where_it_is(index: LeakageIndex, words: list[str]):
     words = [*words, *ITEMS[-1].question.split()]
     of_items = [(word, run) for item in range(len(ITEMS)) for word, run in seeds_of(item, index)]
     wanted = sorted((place, word) for place, run in enumerate(runs_of(words)) for word, of_item in of_items if run == of_item)
@@ -212,7 +212,7 @@ def test_more_finds_than_there_is_room_for_are_counted(index: LeakageIndex):
         ((" ".join(KEEPER.choices), KEEPER.question), {"question": 1, "choices": 0}),
     ],
 )
-def test_each_part_is_found_in_the_document_in_which_it_stands(texts: tuple[str, str], places: dict[str, int], index: LeakageIndex):
+def test_each_part_is_found_in_the_document_in_which_it_is(texts: tuple[str, str], places: dict[str, int], index: LeakageIndex):
     """And not in the neighbour in which another part of the item is, by which it was looked for."""
     documents = [Document("f", number, str(number), text.encode()) for number, text in enumerate(texts)]
     hits = scan_documents(documents, index, LIMITS).hits

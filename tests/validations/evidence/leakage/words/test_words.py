@@ -188,7 +188,7 @@ def test_signs_are_numbers_and_single_letters() -> None:
     ]
 
 
-def test_numbers_are_told_from_each_other_and_from_words() -> None:
+def test_numbers_are_distinguished_from_each_other_and_from_words() -> None:
     assert len(set(words(" ".join(map(str, range(5000)))).hashes.tolist())) == 5000
 
 

@@ -1,0 +1,24 @@
+"""The data of Trinity, by kind. They were curated by DatologyAI and are not public, so there are stand-ins and nothing to read at full
+scale.
+
+The kinds are those that the report names (§3.1). Files are of packages that no other component here sees in the same way.
+"""
+
+from flows.recipes.catalogue.component import ComponentData, site, stand_in
+
+
+def closed(view: str, *packages: str, kilobytes: int) -> ComponentData:
+    """Data that are not public, with a view of these packages in their place."""
+    return ComponentData(source=None, stand_in=stand_in(view, *site(*packages), kilobytes=kilobytes))
+
+
+TRINITY: dict[str, ComponentData] = {
+    "web_trinity": closed("docstrings", "sqlalchemy", "altair", kilobytes=1800),
+    "web_trinity_synthetic": closed("questions", "pandas", "great_expectations", kilobytes=1800),
+    "multilingual_trinity_synthetic": closed("code", "dateparser/data", kilobytes=700),
+    "code_trinity": closed("code", "dask", "distributed", kilobytes=1200),
+    "code_trinity_synthetic": closed("code", "prefect", kilobytes=800),
+    "mathematics_trinity": closed("doctests", "scipy", kilobytes=1000),
+    "stem_trinity": closed("questions", "sklearn", kilobytes=1000),
+    "stem_trinity_synthetic": closed("questions", "matplotlib", kilobytes=700),
+}

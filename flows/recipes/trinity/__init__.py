@@ -1,0 +1,1 @@
+"""What the three recipes of Trinity share: settings, mixtures, notes, sources and reported results."""

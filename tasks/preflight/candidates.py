@@ -1,0 +1,81 @@
+"""What the search chooses from: every setting (mesh, parts of the batch, chunks of the loss) with every policy of what is kept."""
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tasks.preflight.plan import LOSS_TOKENS_A_CHIP, Plan
+from tasks.preflight.slices import Slice
+from trainer.config import ATTENTION, BLOCK_INPUT, Kept, Mesh, ModelConfig, Remat
+from trainer.preflight.spec import StepShape
+
+MAX_TENSOR, MAX_PARTS, MIN_FSDP = 8, 32, 8
+LOSS_TOKENS = (LOSS_TOKENS_A_CHIP, 4 * LOSS_TOKENS_A_CHIP)
+OFFLOADED = ("gate", "up")
+"""The widest products: the only ones that are worth the way to the host."""
+
+
+class Setting(NamedTuple):
+    """All of a plan but what is kept."""
+
+    mesh: Mesh
+    parts: int
+    loss_tokens_a_chip: int
+
+    def plan(self, remat: Remat, where: Slice) -> Plan:
+        """The plan that keeps this."""
+        mesh = None if self.mesh == where.mesh else self.mesh
+        return Plan(remat=remat, parts=self.parts, mesh=mesh, loss_tokens_a_chip=self.loss_tokens_a_chip)
+
+
+def settings_for(step: StepShape, where: Slice) -> list[Setting]:
+    """Every setting that mesh, model and batch allow, the rule's first, in an order that does not change. Whether it fits is not asked."""
+    found: list[Setting] = []
+    for mesh in meshes_for(step.model, where):
+        for parts in parts_for(step.batch_sequences, mesh.replica * mesh.fsdp):
+            tokens = step.batch_sequences // parts * step.model.seq_len // where.chips
+            found += [
+                Setting(mesh, parts, size) for number, size in enumerate(LOSS_TOKENS) if number == 0 or tokens > LOSS_TOKENS[number - 1]
+            ]
+    return found
+
+
+def meshes_for(model: ModelConfig, where: Slice) -> list[Mesh]:
+    """The rule's mesh first; then fewer chips that cut the weights, with copies within the slice, and heads cut over `tensor`."""
+    found = [where.mesh]
+    for tensor in _powers(MAX_TENSOR):
+        if any(size % tensor for size in (model.num_query_heads, model.num_kv_heads, model.d_ff, model.vocab_size)):
+            continue
+        for copies in _powers(where.chips_of_each):
+            fsdp, left = divmod(where.chips_of_each, tensor * copies)
+            if left or fsdp < min(MIN_FSDP, where.chips_of_each) or model.d_model % fsdp:
+                continue
+            mesh = Mesh(replica=where.count * copies, fsdp=fsdp, tensor=tensor)
+            found += [mesh] if mesh != where.mesh else []
+    return found
+
+
+def parts_for(batch_sequences: int, rows: int) -> list[int]:
+    """The parts of the batch that replica × fsdp divides."""
+    return [parts for parts in _powers(MAX_PARTS) if batch_sequences % parts == 0 and (batch_sequences // parts) % rows == 0]
+
+
+def policies_for() -> Iterator[Remat]:
+    """Every choice of what is kept, on the device or on the host. Keys and values, both small, go together."""
+    yield "full"
+    yield "offload"
+    places = itertools.product((False, True), repeat=5)
+    wide = list(itertools.product(("again", "device", "host"), repeat=len(OFFLOADED)))
+    for (attention, query, keys, output, carries), of_wide in itertools.product(places, wide):
+        device = [ATTENTION] * attention + ["query"] * query + ["key", "value"] * keys + ["output"] * output
+        device += [name for name, place in zip(OFFLOADED, of_wide, strict=True) if place == "device"]
+        host = [BLOCK_INPUT] * carries + [name for name, place in zip(OFFLOADED, of_wide, strict=True) if place == "host"]
+        if device or set(host) - {BLOCK_INPUT}:
+            yield Kept(on_device=tuple(device), on_host=tuple(host))
+
+
+def _powers(limit: int) -> Iterator[int]:
+    value = 1
+    while value <= limit:
+        yield value
+        value *= 2

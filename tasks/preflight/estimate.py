@@ -1,0 +1,188 @@
+"""What a plan needs and how long it takes, before it is compiled: by the sizes of what it keeps and moves, corrected by what was compiled.
+
+Memory is a linear model: known bytes (the state) plus four amounts, each times a weight. The weights begin at a guess and move to what the
+compiled plans of this setup say, by ridge regression. Times are sums of what is known to move, each term scaled to what was compiled.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from tasks.preflight.candidates import Setting
+from tasks.preflight.plan import Plan
+from tasks.preflight.projection import executed_flops, ici_speed
+from tasks.preflight.slices import Slice
+from trainer.config import ATTENTION, BLOCK_INPUT, Kept, ModelConfig, Muon, Remat
+from trainer.model.params import count_parameters
+from trainer.preflight.roofline import EXPOSED, UTILISATION, Roofline, kept_names, products
+from trainer.preflight.spec import Result, StepShape
+
+FLOAT32_BYTES, COMPUTE_BYTES = 4, {"float32": 4, "bfloat16": 2}
+TILE_ROWS = 8
+"""Where a chip's part of d_model is not whole tiles of so many rows, the compiler gathers and scatters by sums over all chips."""
+HBM_PASSES = 16
+"""How often what a block computes for a token is read or written, forward and backward."""
+FIRST_WEIGHTS = np.array([0.5, 1.0, 1.0, 2.0])
+"""GiB that every plan needs; of what is kept; of what a block needs while it is at work; of a chunk's logits."""
+CAUTION = 0.03
+"""How firmly the first weights are held to: as a plan that was compiled, with amounts of so many GiB² each."""
+GIB = 2**30
+Column = Float[np.ndarray, " p"]
+
+
+class Policies(NamedTuple):
+    """What each policy keeps and computes again where `tensor` is cut alike: bytes a token on device and host, FLOPs of a chip and step."""
+
+    on_device: Column
+    on_host: Column
+    flops: Column
+    computes_output_again: Column
+
+
+class Estimates(NamedTuple):
+    """Of all policies in one setting. `amounts` are in GiB and multiply the model's weights; `known` is what needs none; terms as in
+    `Roofline`, in seconds."""
+
+    known: Column
+    amounts: Float[np.ndarray, "p a"]
+    host: Column
+    terms: Float[np.ndarray, "p t"]
+
+
+def measure_policies(step: StepShape, where: Slice, policies: Sequence[Remat], tensor: int) -> Policies:
+    """The sizes of each policy."""
+    kept = np.array([kept_a_token(step.model, remat, tensor) for remat in policies])
+    flops = np.array([executed_flops(step, remat) / where.chips for remat in policies], float)
+    output = np.array(["output" not in kept_names(remat) for remat in policies], float)
+    return Policies(kept[:, 0], kept[:, 1], flops, output)
+
+
+def estimate(step: StepShape, where: Slice, setting: Setting, policies: Policies) -> Estimates:
+    """What can be said from sizes."""
+    model, mesh = step.model, setting.mesh
+    ones = np.ones_like(policies.flops)
+    tokens = step.batch_sequences // setting.parts * model.seq_len // (mesh.replica * mesh.fsdp)
+    gradients = FLOAT32_BYTES * count_parameters(model) * (2 if setting.parts > 1 else 1)
+    known = (state_bytes(step) + gradients) / (mesh.fsdp * mesh.tensor) / GIB
+    logits = FLOAT32_BYTES * min(setting.loss_tokens_a_chip * mesh.tensor, tokens) * model.vocab_size / mesh.tensor / GIB
+    block = tokens * block_a_token(model, mesh.tensor) / GIB
+    amounts = np.stack([ones, tokens * policies.on_device / GIB, block * ones, logits * ones], axis=1)
+    host = tokens * policies.on_host
+    terms = np.stack(_terms(step, where, setting, policies, tokens * setting.parts), axis=1)
+    return Estimates(known * ones, amounts, host / GIB, terms)
+
+
+def _terms(step: StepShape, where: Slice, setting: Setting, policies: Policies, tokens: int) -> list[Column]:
+    """Seconds of each term; `tokens` are those of a chip in a whole step."""
+    model, mesh, parts = step.model, setting.mesh, setting.parts
+    speeds, ones = where.chip.speeds, np.ones_like(policies.flops)
+    width = COMPUTE_BYTES[model.compute_dtype]
+    weights = width * count_parameters(model) / mesh.tensor
+    block = tokens * block_a_token(model, mesh.tensor) * model.num_layers
+    hbm = HBM_PASSES * block + 3 * parts * weights + 3 * state_bytes(step) / mesh.fsdp
+    across = parts * 2 * weights / where.chips_of_each * (where.count - 1) / where.count
+    passed = width * tokens * model.d_model * model.num_layers * 2 * (mesh.tensor - 1) / mesh.tensor
+    return [
+        policies.flops / (speeds.flops * UTILISATION),
+        hbm / speeds.hbm_bytes * ones,
+        _ici_seconds(step, where, setting, tokens) + (4 + policies.computes_output_again) * passed / ici_speed("tensor", mesh, where),
+        across / speeds.dcn_bytes * ones,
+        2 * tokens * policies.on_host / speeds.host_bytes,
+    ]
+
+
+def _ici_seconds(step: StepShape, where: Slice, setting: Setting, tokens: int) -> float:
+    """Weights gathered twice and their gradients scattered, for each part; the head's gradient for each chunk; sums over copies."""
+    model, mesh, parts = step.model, setting.mesh, setting.parts
+    weights = COMPUTE_BYTES[model.compute_dtype] * count_parameters(model) / mesh.tensor
+    times = 3 if (model.d_model // mesh.fsdp) % TILE_ROWS == 0 else 6
+    chunks = max(tokens // mesh.tensor // setting.loss_tokens_a_chip, parts)
+    head = 2 * FLOAT32_BYTES * model.vocab_size * model.d_model / mesh.tensor
+    copies = mesh.replica // where.count
+    between = parts * 2 * weights / mesh.fsdp * (copies - 1) / copies
+    return (parts * times * weights + chunks * head) / ici_speed("fsdp", mesh, where) + between / ici_speed("replica", mesh, where)
+
+
+class Table:
+    """Every setting with every policy, and what is estimated of it, as arrays; `learn` moves the estimates to what was compiled."""
+
+    def __init__(self, step: StepShape, where: Slice, settings: Sequence[Setting], policies: Sequence[Remat]) -> None:
+        measured = {tensor: measure_policies(step, where, policies, tensor) for tensor in {each.mesh.tensor for each in settings}}
+        parts = [estimate(step, where, setting, measured[setting.mesh.tensor]) for setting in settings]
+        self._where, self._settings, self._policies = where, settings, policies
+        self.known, self.amounts, self.host, self.terms = (np.concatenate(column) for column in zip(*parts, strict=True))
+        self.compiled: list[tuple[int, float]] = []
+        self.seen: list[tuple[int, Roofline]] = []
+
+    def __len__(self) -> int:
+        return len(self.known)
+
+    def plan(self, number: int) -> Plan:
+        """The plan of a row."""
+        setting, policy = divmod(number, len(self._policies))
+        return self._settings[setting].plan(self._policies[policy], self._where)
+
+    def learn(self, number: int, result: Result, roofline: Roofline | None) -> None:
+        """Take into account what the compiler said of a candidate."""
+        if result.memory is not None:
+            self.compiled.append((number, result.memory.peak / GIB))
+        if roofline is not None:
+            self.seen.append((number, roofline))
+
+    def gib(self) -> Float[np.ndarray, " n"]:
+        """Estimated memory of a chip."""
+        return self.known + self.amounts @ self._weights()
+
+    def _weights(self) -> Float[np.ndarray, " a"]:
+        if not self.compiled:
+            return FIRST_WEIGHTS
+        numbers = [number for number, _ in self.compiled]
+        peaks = np.array([peak for _, peak in self.compiled])
+        rows = self.amounts[numbers]
+        missing = peaks - self.known[numbers] - rows @ FIRST_WEIGHTS
+        moved = np.linalg.solve(rows.T @ rows + CAUTION * np.eye(rows.shape[1]), rows.T @ missing)
+        return np.maximum(FIRST_WEIGHTS + moved, 0.0)
+
+    def seconds(self) -> Float[np.ndarray, " n"]:
+        """Estimated seconds that plans are compared by, as `Roofline.ranking_seconds`."""
+        terms = self.terms * self._scales()
+        longest = terms.max(axis=1)
+        return longest + EXPOSED * (terms.sum(axis=1) - longest)
+
+    def _scales(self) -> Float[np.ndarray, " t"]:
+        scales = np.ones(self.terms.shape[1])
+        if self.seen:
+            expected = sum(self.terms[number] for number, _ in self.seen)
+            found: Any = sum(np.array(list(roofline.model_dump().values())) for _, roofline in self.seen)
+            scales = np.where((expected > 0) & (found > 0), found / np.maximum(expected, 1e-30), 1.0)
+        return scales
+
+
+def state_bytes(step: StepShape) -> int:
+    """Weights, moments and average."""
+    copies = 1 + (1 if isinstance(step.optimizer, Muon) else 2) + step.keeps_average
+    return FLOAT32_BYTES * copies * count_parameters(step.model)
+
+
+def kept_a_token(model: ModelConfig, remat: Remat, tensor: int = 1) -> tuple[float, float]:
+    """Bytes that all layers keep of a token: on the device, and on the host. Heads and d_ff are cut over `tensor`."""
+    sizes = sizes_a_token(model, tensor)
+    on_host = remat.on_host if isinstance(remat, Kept) else (BLOCK_INPUT,) if remat == "offload" else ()
+    on_device = (kept_names(remat) | {BLOCK_INPUT}) - set(on_host)
+    return tuple(model.num_layers * sum(sizes.get(name, 0) for name in names) for names in (on_device, on_host))  # type: ignore[return-value]
+
+
+def sizes_a_token(model: ModelConfig, tensor: int) -> dict[str, float]:
+    """Bytes of each product of one block for one token; attention's is its result and, in float32, a sum for each head."""
+    width = COMPUTE_BYTES[model.compute_dtype]
+    sizes: dict[str, float] = {name: width * columns / tensor for name, (_, columns) in products(model).items()}
+    mixed = FLOAT32_BYTES if model.float32_attention else width
+    heads = model.num_query_heads * (mixed * model.head_dim + FLOAT32_BYTES) / tensor
+    return sizes | {"output": width * model.d_model, BLOCK_INPUT: width * model.d_model, ATTENTION: heads}
+
+
+def block_a_token(model: ModelConfig, tensor: int) -> float:
+    """Bytes of everything that one block computes for a token."""
+    return sum(sizes_a_token(model, tensor).values())

@@ -1,0 +1,189 @@
+"""Routers in whole updates: what moves their biases, what is measured of them, and that nothing else does either."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.trainer.model.families import AFMOE, SMEBU, SPARSE
+from trainer.config import Execution, ModelConfig, RunConfig
+from trainer.metrics import metric_of
+from trainer.model.experts import Routing
+from trainer.model.layers import expert_layers, stacks
+from trainer.model.params import init_params, param_specs
+from trainer.model.router import Load
+from trainer.recorder import routing_values
+from trainer.routing import BIAS, move_biases
+from trainer.schedule import scheduled_at
+from trainer.state import TrainState, init_state
+from trainer.step import StepMetrics, build_objective, build_train_step
+
+MakeRun = Callable[..., RunConfig]
+ROWS = np.random.default_rng(5).integers(2, 256, (4, 32)).astype(np.int32)
+ONE = np.ones_like(ROWS)
+
+
+@pytest.fixture(scope="module")
+def sparse(model: ModelConfig) -> ModelConfig:
+    return model.but(**SPARSE)
+
+
+@pytest.fixture(scope="module")
+def run(make_run: MakeRun, sparse: ModelConfig) -> RunConfig:
+    return make_run("routing", model=sparse)
+
+
+def updated(run: RunConfig, *, steps: int = 1, **execution: Any) -> tuple[TrainState, TrainState, StepMetrics]:
+    """The state before, after so many updates on the same rows, and what the last one measured."""
+    before = init_state(run)
+    step = build_train_step(run.model, run.optimizer, Execution(**execution))
+    state = init_state(run)
+    measured = None
+    for number in range(steps):
+        state, measured = step(state, ROWS, ONE, scheduled_at(run, number + 1))
+    assert measured is not None
+    return before, state, measured
+
+
+def biases(state: TrainState, model: ModelConfig) -> dict[int, np.ndarray]:
+    return {
+        layer: np.asarray(state.params[stack.name][BIAS][number])
+        for stack in stacks(model)
+        if stack.kind.has_experts
+        for number, layer in enumerate(stack.layers)
+    }
+
+
+@pytest.fixture(scope="module")
+def one(run: RunConfig) -> tuple[TrainState, TrainState, StepMetrics]:
+    return updated(run)
+
+
+def test_each_layer_s_bias_moves_by_its_own_counts(one: tuple[TrainState, TrainState, StepMetrics], sparse: ModelConfig):
+    """Sign balancing, worked out again from the loads that the step reports."""
+    before, after, measured = one
+    assert measured.routing is not None
+    loads = np.asarray(measured.routing.expert_loads)
+    for number, (layer, bias) in enumerate(sorted(biases(after, sparse).items())):
+        step = 1e-3 * np.sign(1 / 4 - np.round(loads[number] * 256) / 256)
+        expected = biases(before, sparse)[layer] + step - step.mean()
+        np.testing.assert_allclose(bias, expected, atol=1e-9)
+    moved = {tuple(bias) for bias in biases(after, sparse).values()}
+    assert len(moved) > 1, "layers with other loads must move otherwise"
+
+
+def test_parts_of_a_batch_give_the_counts_of_the_whole(run: RunConfig, one: tuple[TrainState, TrainState, StepMetrics]):
+    _, whole, measured = one
+    _, parted, in_parts = updated(run, microbatch_sequences=2)
+    assert measured.routing is not None
+    assert in_parts.routing is not None
+    np.testing.assert_array_equal(np.asarray(measured.routing.expert_loads), np.asarray(in_parts.routing.expert_loads))
+    for layer, bias in biases(whole, run.model).items():
+        np.testing.assert_array_equal(bias, biases(parted, run.model)[layer])
+
+
+def test_no_optimizer_and_no_decay_moves_a_bias(run: RunConfig, sparse: ModelConfig):
+    """Without balancing it stays where it is, while every weight of the router moves."""
+    assert sparse.experts is not None
+    still = sparse.but(experts=sparse.experts.but(balancing=None))
+    before, after, _ = updated(run.but(model=still), steps=2)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(after.params):
+        was = dict(jax.tree_util.tree_leaves_with_path(before.params))[path]
+        assert np.array_equal(leaf, was) == (path[-1].key == BIAS), path
+
+
+def test_smebu_keeps_its_momentum_in_the_state(run: RunConfig, sparse: ModelConfig):
+    assert sparse.experts is not None
+    smooth = run.but(model=sparse.but(experts=sparse.experts.but(balancing=SMEBU)))
+    assert init_state(run).balancing is None
+    _, after, _ = updated(smooth, steps=2)
+    assert after.balancing is not None
+    for stack in stacks(sparse):
+        if stack.kind.has_experts:
+            momentum = np.asarray(after.balancing[stack.name][BIAS])
+            assert momentum.shape == param_specs(sparse)[stack.name][BIAS].shape
+            assert np.abs(momentum).max() > 0
+            np.testing.assert_allclose(momentum.sum(axis=-1), 0, atol=1e-9)
+
+
+def test_an_update_that_is_skipped_moves_no_bias(run: RunConfig):
+    """Skip-step refuses the update of a loss above its limit: then the biases and their momentum stay as well."""
+    limit = {"window": 4, "min_samples": 2, "sigmas": 0.01}
+    stability = run.stability.model_dump() | {"skip_step": [[0, limit]]}
+    guarded = RunConfig.model_validate({**run.model_dump(), "stability": stability})
+    step = build_train_step(run.model, run.optimizer)
+    state = init_state(guarded)
+    scheduled = scheduled_at(guarded, 3)
+    for _ in range(2):
+        state, _ = step(state, ROWS, ONE, scheduled)
+    before = biases(jax.tree.map(jnp.copy, state), run.model)
+    state, measured = step(state, ROWS[::-1] % 7 + 100, ONE, scheduled)
+    assert measured.skipped is not None
+    assert bool(measured.skipped)
+    for layer, bias in biases(state, run.model).items():
+        np.testing.assert_array_equal(bias, before[layer])
+
+
+def test_padding_moves_no_balance(run: RunConfig):
+    """Rows whose second half is padding count half of their tokens, whatever stands there."""
+    step = build_train_step(run.model, run.optimizer)
+    documents = ONE.copy()
+    documents[:, 16:] = 0
+    measured = [step(init_state(run), rows, documents, scheduled_at(run, 1))[1] for rows in (ROWS, np.where(documents, ROWS, 9))]
+    loads = [np.asarray(found.routing.expert_loads) for found in measured if found.routing is not None]
+    np.testing.assert_array_equal(loads[0], loads[1])
+    np.testing.assert_allclose(loads[0].sum(axis=-1), 1, rtol=1e-6)
+
+
+def test_the_sequence_loss_is_added_with_its_weight(sparse: ModelConfig, run: RunConfig):
+    """The objective grows by weight · Σ over layers of the mean row's loss · predicted tokens; its measure has no weight."""
+    params = init_state(run).params
+    assert sparse.experts is not None
+    weighed = sparse.but(experts=sparse.experts.but(sequence_loss=0.5))
+    plain, sums = jax.jit(build_objective(sparse, Execution()))(params, jnp.asarray(ROWS), jnp.asarray(ONE), 0.0)
+    added, more = jax.jit(build_objective(weighed, Execution()))(params, jnp.asarray(ROWS), jnp.asarray(ONE), 0.0)
+    assert sums.routing is not None
+    of_layers = np.asarray(sums.routing.sequence_loss) / ROWS.size
+    assert (of_layers >= 0.99).all()
+    assert float(added - plain) == pytest.approx(0.5 * of_layers.sum() * float(sums.tokens), rel=1e-4)
+    assert float(more.cross_entropy) == float(sums.cross_entropy)
+
+
+def test_what_is_measured_has_names_of_the_table(one: tuple[TrainState, TrainState, StepMetrics], sparse: ModelConfig):
+    measured = one[2].routing
+    assert measured is not None
+    layers = expert_layers(sparse)
+    assert layers == (0, 1)
+    values = routing_values(measured, layers, of_layers=True)
+    assert all(metric_of(name) is not None for name in values)
+    assert values["max_violation"] == max(values[f"max_violation/{layer}"] for layer in layers)
+    assert {f"expert_load/1/{expert}" for expert in range(4)} <= values.keys()
+    assert sum(values[f"expert_load/1/{expert}"] for expert in range(4)) == pytest.approx(1, rel=1e-6)
+    assert 0 < values["router_entropy"] <= 1
+    assert set(routing_values(measured, layers, of_layers=False)) == {
+        "max_violation", "dead_experts", "router_entropy", "sequence_loss", "overflowed",
+    }  # fmt: skip
+
+
+def test_a_model_without_experts_measures_no_routing(make_run: MakeRun):
+    _, after, measured = updated(make_run("no-routing"))
+    assert (after.balancing, measured.routing) == (None, None)
+
+
+def test_biases_of_a_stack_are_those_of_its_layers(model: ModelConfig):
+    """Counts of one layer alone move the bias of that layer, in whatever stack it lies."""
+    pattern = model.but(**AFMOE)
+    layers = expert_layers(pattern)
+    params = init_params(0, pattern)
+    nothing = jnp.zeros(len(layers), jnp.int32)
+    for moved in layers:
+        counts = jnp.asarray([[8, 0, 0, 0] if layer == moved else [2, 2, 2, 2] for layer in layers], jnp.int32)
+        routing = Routing(Load(counts, nothing.astype(jnp.float32), nothing, nothing), nothing.astype(jnp.float32))
+        after, momentum = move_biases(params, None, routing, pattern)
+        assert momentum is None
+        for stack in stacks(pattern):
+            for number, layer in enumerate(stack.layers):
+                assert bool(np.any(after[stack.name][BIAS][number])) == (layer == moved)
