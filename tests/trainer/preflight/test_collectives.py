@@ -135,3 +135,4 @@ def test_copies_within_a_slice_do_not_use_the_network_between_slices() -> None:
     assert link_of([0, 4], mesh, 2) == "dcn"
     assert link_of([0, 2, 4, 6], mesh, 2) == "dcn"
     assert link_of([0, 2, 4, 6], mesh, 1) == "ici"
+    assert link_of([0, 1, 2, 3], Mesh(replica=2, expert=4), 2) == "ici"
