@@ -32,7 +32,7 @@ def settings_for(step: StepShape, where: Slice) -> list[Setting]:
     """Every setting that mesh, model and batch allow, the rule's first, in an order that does not change. Whether it fits is not asked."""
     found: list[Setting] = []
     for mesh in meshes_for(step.model, where):
-        for parts in parts_for(step.batch_sequences, mesh.replica * mesh.fsdp):
+        for parts in parts_for(step.batch_sequences, mesh.replica * mesh.fsdp * mesh.expert):
             tokens = step.batch_sequences // parts * step.model.seq_len // where.chips
             found += [
                 Setting(mesh, parts, size) for number, size in enumerate(LOSS_TOKENS) if number == 0 or tokens > LOSS_TOKENS[number - 1]

@@ -97,7 +97,7 @@ def _on_links(instruction: Instruction, kind: str, place: str, mesh: Mesh, num_s
 
 def link_of(group: list[int], mesh: Mesh, num_slices: int) -> Link:
     """The network that these devices need. The first part of `replica` goes over the slices: their devices have numbers that follow."""
-    of_each = mesh.replica * mesh.fsdp * mesh.tensor // num_slices
+    of_each = math.prod(_shape(mesh)) // num_slices
     return "dcn" if len({device // of_each for device in group}) > 1 else "ici"
 
 

@@ -15,7 +15,7 @@ from trainer.base.errors import ConfigError
 from trainer.kernels.expert_blocks import Matrices, apply_blocks, block_rows, cut_blocks
 from trainer.kernels.expert_megablox import apply_megablox
 from trainer.kernels.expert_order import sort_by_expert
-from trainer.kernels.experts import apply_experts, choose
+from trainer.kernels.experts import apply_experts, apply_sorted, choose
 from trainer.model.router import Routed
 
 D_MODEL, D_EXPERT, NUM_EXPERTS, NUM_ACTIVE = 16, 12, 6, 2
@@ -175,6 +175,35 @@ def test_blocks_are_a_quarter_of_the_mean_but_not_tiny():
 def test_auto_takes_the_quickest_of_the_platform(platform: str, expected: str):
     assert choose("auto", platform) == expected
     assert [choose(kernel, platform) for kernel in ("padded", "ragged", expected)] == ["padded", "ragged", expected]
+
+
+@pytest.mark.parametrize("form", ["padded", "ragged", "megablox"])
+def test_rows_that_no_expert_has_move_nothing(form: str):
+    """As where rows come from other devices: what has no expert is sorted behind the last one's, and what is computed of it is not read."""
+    chosen = np.random.default_rng(3).integers(0, NUM_EXPERTS + 1, (600, 1))
+    x = np.where(chosen < NUM_EXPERTS, some(7, 600, D_MODEL), 0).astype(np.float32)
+    gates = np.where(chosen < NUM_EXPERTS, some(8, 600, 1), 0).astype(np.float32)
+
+    def total(apply: Callable[..., Array], x: Array, gates: Array, matrices: Matrices) -> Array:
+        return jnp.sum(jnp.where(jnp.asarray(chosen) < NUM_EXPERTS, jnp.sin(apply(x, gates, matrices)), 0))
+
+    def by_form(x: Array, gates: Array, matrices: Matrices) -> Array:
+        ordered = sort_by_expert(jnp.asarray(chosen), NUM_EXPERTS + 1)
+        ordered = ordered._replace(counts=ordered.counts[:-1])
+        if form == "megablox":
+            return apply_megablox(x, gates, matrices, ordered, interpret=True)
+        return apply_sorted(x, gates, matrices, ordered, form)
+
+    def by_all(x: Array, gates: Array, matrices: Matrices) -> Array:
+        return plain(x, gates, matrices, jnp.asarray(chosen))
+
+    arguments = (jnp.asarray(x), jnp.asarray(gates), Matrices(*map(jnp.asarray, MATRICES)))
+    found, expected = (jax.jit(jax.value_and_grad(partial(total, apply), argnums=(0, 1, 2)))(*arguments) for apply in (by_form, by_all))
+    is_there = chosen[:, 0] < NUM_EXPERTS
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-4)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=2e-4), found[1][2], expected[1][2])
+    for own, other in zip(found[1][:2], expected[1][:2], strict=True):
+        np.testing.assert_allclose(own[is_there], other[is_there], atol=2e-5)
 
 
 def test_a_kernel_that_cannot_run_is_refused():

@@ -91,6 +91,42 @@ def test_a_reduction_whose_result_is_cut_is_a_reduce_scatter_of_what_goes_in() -
     assert (found.kind, found.bytes) == ("reduce-scatter", 8 * 4 * 4 * 3 // 4)
 
 
+EXPERT_ROWS = """
+%body (arg: (bf16[2048,256], s32[])) -> (bf16[2048,256], s32[]) {
+  %inner.1 = bf16[2048,256]{1,0} parameter(0)
+  %inner.2 = bf16[2560,256]{1,0} parameter(1)
+  ROOT %inner.3 = bf16[2560,256]{1,0} ragged-all-to-all(%inner.1, %inner.2), channel_id=2, replica_groups={{0,1},{2,3}}
+}
+
+%condition (arg: (bf16[2048,256], s32[])) -> pred[] {
+  ROOT %constant.1 = pred[] constant(true)
+}
+
+ENTRY %main (rows: bf16[2048,256], room: bf16[2560,256]) -> bf16[2560,256] {
+  %rows = bf16[2048,256]{1,0} parameter(0)
+  %room = bf16[2560,256]{1,0} parameter(1)
+  %while.1 = (bf16[2048,256], s32[]) while(%tuple.1), condition=%condition, body=%body, metadata={op_name="jit(step)/SCOPE/while"}
+  %sent = bf16[2560,256]{1,0} ragged-all-to-all(%rows, %room), channel_id=1, replica_groups={{0,1},{2,3}}
+  ROOT %back = bf16[2048,256]{1,0} ragged-all-to-all(%sent, %rows), channel_id=3, replica_groups={{0,1},{2,3}}
+}
+"""
+
+
+@pytest.mark.parametrize(("scope", "count"), [("further_rounds", 2), ("other", 3)])
+def test_rows_of_experts_count_without_the_room_for_more_and_without_further_rounds(scope: str, count: int) -> None:
+    """2,048 rows have room for 2,560; half of them stay."""
+    [found] = read_collectives(Module(EXPERT_ROWS.replace("SCOPE", scope)), Mesh(fsdp=2, expert=2), 1)
+    assert (found.kind, found.axis, found.link) == ("all-to-all", "expert", "ici")
+    assert (found.count, found.bytes) == (count, count * 2048 * 256 * 2 // 2)
+
+
+def test_the_axes_of_a_mesh_of_four() -> None:
+    mesh = Mesh(replica=2, fsdp=2, expert=2, tensor=2)
+    assert [axes_of(group, mesh) for group in ([0, 1], [0, 2], [0, 4], [0, 8])] == [("tensor",), ("expert",), ("fsdp",), ("replica",)]
+    assert axes_of([0, 2, 4, 6], mesh) == ("fsdp", "expert")
+    assert first_group("to_apply=%add", mesh) == list(range(16))
+
+
 def test_copies_within_a_slice_do_not_use_the_network_between_slices() -> None:
     """Four copies over two slices of four chips: the first two copies are in one slice."""
     mesh = Mesh(replica=4, fsdp=2)
@@ -99,3 +135,4 @@ def test_copies_within_a_slice_do_not_use_the_network_between_slices() -> None:
     assert link_of([0, 4], mesh, 2) == "dcn"
     assert link_of([0, 2, 4, 6], mesh, 2) == "dcn"
     assert link_of([0, 2, 4, 6], mesh, 1) == "ici"
+    assert link_of([0, 1, 2, 3], Mesh(replica=2, expert=4), 2) == "ici"

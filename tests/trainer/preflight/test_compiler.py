@@ -14,7 +14,7 @@ import pytest
 from tests.trainer.preflight.models import SMALL, step_of
 from tests.trainer.preflight.snippets import LOOP
 from trainer import loop
-from trainer.config import ATTENTION, BLOCK_INPUT, Execution, Kept, Mesh, ModelConfig, Remat
+from trainer.config import ATTENTION, BLOCK_INPUT, Execution, Experts, Kept, Mesh, ModelConfig, Remat
 from trainer.preflight import compiler
 from trainer.preflight.spec import Result, Spec, Topology, run_of
 from trainer.state import abstract_state, init_state
@@ -169,3 +169,23 @@ def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert main(["one.json"]) == 2
     assert "usage:" in capsys.readouterr().err
+
+
+@needs_libtpu
+def test_rows_of_experts_go_along_their_axis_by_the_exchange_of_tpus(compiled: Callable[[Spec], Result]) -> None:
+    """Half of a device's rows leave it five times: there and back, there again when the block is computed again, and both gradients.
+
+    Gates go three times, each in a row of 128 numbers: here as wide as a token.
+    """
+    experts = Experts(
+        num_experts=8, num_active=2, num_shared=1, d_expert=256, route_scale=2.0, num_dense_layers=0, balancing=None, sequence_loss=0.0
+    )
+    model = ModelConfig.model_validate({**SMALL.model_dump(), "experts": experts})
+    execution = Execution(mesh=Mesh(fsdp=2, expert=2), remat="full", attention="splash", expert_kernel="megablox")
+    result = compiled(Spec(step=step_of(model, ROWS), execution=execution, topology=Topology(name="v5e:2x2", num_slices=1)))
+    assert result.refusal is None
+    rows = ROWS // 4 * SMALL.seq_len * experts.num_active
+    once = rows * SMALL.d_model * 2 // 2
+    exchanged = sum(each.bytes for each in result.collectives if (each.kind, each.axis) == ("all-to-all", "expert"))
+    gates = rows * 128 * 4 // 2
+    assert exchanged == (5 * once + 3 * gates) * SMALL.num_layers
