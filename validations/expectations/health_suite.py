@@ -1,8 +1,9 @@
 """What is expected of a phase's training run, by its metrics: table `health`.
 
 What stops: numbers that are not finite, loss spikes beyond the limit, experts that collapse, and rows without what every run measures.
-What only warns: all that a person has to look at first. Gradient norm spikes are among these, because clipping bounds what they do to the weights: where they
-do harm, the loss spikes too. A measure that the recipe limits and that could not be made (no evaluation, a run too short) warns as well.
+What only warns: all that a person has to look at first. Gradient norm spikes are among these, because clipping bounds what they do to the
+weights: where they do harm, the loss spikes too. A measure that the recipe limits and that could not be made (no evaluation, a run too
+short) warns as well.
 """
 
 from collections.abc import Mapping
