@@ -1,12 +1,17 @@
+from pathlib import Path
+
 import pytest
 
+from tasks.home import Home
 from tasks.preflight.plan import Plan, batch_refusal, spec_for
+from tasks.preflight.preflight import preflight_setup
 from tasks.preflight.projection import roofline_of
 from tasks.preflight.report import refused_report, report_of
 from tasks.preflight.search import Found, Tried
 from tasks.preflight.setup import Setup
 from tasks.preflight.slices import find_slice
 from tests.tasks.preflight.steps import result_of
+from tests.trainer.model.families import EXPERTS
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, step_of
 from trainer.config import Execution, Kept, Mesh
 from trainer.preflight.spec import Result
@@ -100,3 +105,12 @@ def test_each_plan_that_was_compiled_is_there_with_its_cost() -> None:
     assert (first["fits"], first["gib"], first["binds"]) == (True, 6.66, "compute")
     assert first["ranking_seconds"] > first["step_seconds"] > 4
     assert (second["fits"], second["step_seconds"]) == (False, None)
+
+
+def test_a_model_with_experts_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:
+    """Its plan and time would be worked out as if it were dense, and nobody would see it."""
+    sparse = KESTREL.but(step=KESTREL.step.but(model=KESTREL.step.model.but(experts=EXPERTS)))
+    report = preflight_setup(sparse, Home.open(str(tmp_path)))
+    assert not report["fits"]
+    assert "does not yet count what experts compute" in report["reason"]
+    assert report["step_seconds"] is None
