@@ -162,8 +162,7 @@ def _why_out_of_date(
         changed = sorted(name for name in {*rests_on, *verdict.decided_by} if rests_on.get(name) != verdict.decided_by.get(name))
         return f"what it rests on has changed ({', '.join(changed)})"
     now = limits.model_dump(mode="json")
-    if verdict.thresholds != now:
-        changed = sorted(name for name in {*now, *verdict.thresholds} if now.get(name) != verdict.thresholds.get(name))
+    if changed := sorted(name for name in {*now, *verdict.thresholds} if now.get(name) != verdict.thresholds.get(name)):  # None is off
         return f"it was measured against other limits ({', '.join(changed)})"
     if expected(verdict.accepts) != expected(accepted_by(verdict.suite, accepts)):
         return "the recipe accepted other warnings then"
