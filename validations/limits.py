@@ -1,4 +1,4 @@
-"""What a recipe allows: the numbers that verdicts are measured against. None has a default."""
+"""What a recipe allows: the numbers that verdicts are measured against. None has a default, but for what came later, which is off."""
 
 from typing import Self
 
@@ -49,6 +49,7 @@ class HealthLimits(Frozen):
         max_loss_shift: shift of the training loss, in nats a token, that the evaluation loss does not follow.
         max_ema_gap: evaluation loss of the weights above that of their moving average, in nats a token.
         max_data_share: share of the time of an update spent waiting for data.
+        max_violation: how far the busiest expert may lastingly be above the mean, as a share of it (MaxVio); for models with experts.
     """
 
     spike_deviations: float = Field(gt=0)
@@ -59,6 +60,7 @@ class HealthLimits(Frozen):
     max_loss_shift: float | None = Field(gt=0)
     max_ema_gap: float | None = Field(gt=0)
     max_data_share: float | None = Field(gt=0, le=1)
+    max_violation: float | None = Field(default=None, gt=0)
 
 
 class DataLimits(Frozen):

@@ -191,6 +191,11 @@ class Phase(Frozen):
             check_mixture(step, shares)
         check_segments(self.learning_rate, self.start_step, self.stop_step)
         self._schedule_ends_as_it_says()
+        if self.gates.health.max_violation is not None and self.model.experts is None:
+            raise ValueError(
+                f"phase {self.name} limits how far its experts may be off their balance (gates.health.max_violation), and its model has "
+                "none: take the limit out"
+            )
         self._has_what_it_declares()
         if late := [step for step in self.checkpoints.at_steps if not self.start_step < step <= self.stop_step]:
             raise ValueError(

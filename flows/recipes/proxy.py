@@ -22,6 +22,7 @@
   of the training's arithmetic (a forward pass is a third of an update's; where there is an EMA, it takes two); and once at the end;
 * the tokenizer is trained on the stand-ins; RoPE's stretch starts at 1/32 of the positions;
 * the checkpoints that other phases start from or take a part of are kept, and else the last ones;
+* the limit on the imbalance of experts is at most 0.7 of the most that there can be with so few;
 * the tokenizer is trained on the components of the main line, so that a branch changes none of its caches;
 * the warnings that the recipe accepts stay, and no others are accepted;
 * sources of the recipe's own stay; pins do not: another tokenizer makes other caches, and a pinned one cannot be among them.
@@ -57,6 +58,8 @@ BLOCK_SEQUENCES, MIN_EMA_STEPS, MIN_SEGMENT_STEPS, HELD_OUT_TOKENS = 160, 8, 2, 
 LOSS_SEQUENCES, MAX_EVALUATION_SHARE, FORWARD_SHARE = 1, 1 / 20, 1 / 3
 MAX_SHARE_ERROR_SEQUENCES = 1.5
 MAX_SPIKE_PERCENT = 1.0
+COLLAPSED_SHARE = 0.7
+"""Of the most that MaxVio can be, where all tokens have the same experts."""
 MIN_WINDOW_STEPS, MIN_WINDOW_SAMPLES = 8, 2
 
 
@@ -245,6 +248,15 @@ def _hand_off(start: HandOff) -> HandOff:
     return HandOff(parent=start.parent, step=steps(start.step), fresh=start.fresh, graft=grafts, declares=start.declares)
 
 
+def _max_violation(phase: Phase) -> float | None:
+    """The recipe's limit, or what says that the proxy's few experts collapse where that is less."""
+    limit = phase.gates.health.max_violation
+    experts = proxy_model(phase.model).experts
+    if limit is None or experts is None:
+        return limit
+    return min(limit, COLLAPSED_SHARE * (experts.num_experts / experts.num_active - 1))
+
+
 def _gates(phase: Phase) -> Gates:
     """The recipe's limits; a share cannot be met more closely than to a sequence of the shortest stage, and of few updates one is more."""
     starts = [steps(step) for step, _ in phase.mixture.within(phase.start_step, phase.stop_step)]
@@ -253,5 +265,5 @@ def _gates(phase: Phase) -> Gates:
     limit = max(phase.gates.data.max_share_error_points, 100 * MAX_SHARE_ERROR_SEQUENCES / sequences)
     data = phase.gates.data.but(max_share_error_points=limit, max_share_error_percent=None)
     percent = max(phase.gates.health.max_spike_percent, MAX_SPIKE_PERCENT)
-    health = phase.gates.health.but(max_spike_percent=percent)
+    health = phase.gates.health.but(max_spike_percent=percent, max_violation=_max_violation(phase))
     return Gates(data=data, health=health, model=phase.gates.model)

@@ -11,6 +11,11 @@ from tasks.preflight.search import find_plan
 from tasks.preflight.setup import Setup
 from tasks.preflight.slices import find_slice
 
+WITH_EXPERTS = (
+    "preflight does not yet count what experts compute, keep and exchange: its plan and its projected time would be those of another "
+    "model. Nothing was compiled"
+)
+
 
 def preflight_setup(setup: Setup, home: Home, *, machine_code: bool = False) -> Report:
     """Find the fastest plan that fits the setup on its slice, and project what it takes.
@@ -20,6 +25,8 @@ def preflight_setup(setup: Setup, home: Home, *, machine_code: bool = False) -> 
         TrainingError: the compiler failed.
     """
     where = find_slice(setup.slice)
+    if setup.step.model.experts is not None:
+        return refused_report(setup, where, WITH_EXPERTS)
     reason = batch_refusal(setup.step.batch_sequences, where)
     if reason and not settings_for(setup.step, where):
         return refused_report(setup, where, reason)

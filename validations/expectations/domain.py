@@ -230,6 +230,10 @@ class ExpectEmaGapWithinLimit(_WithinLimit):
     """Expect the weights to evaluate not much worse than their moving average."""
 
 
+class ExpectExpertsToKeepTheirBalance(_WithinLimit):
+    """Expect no expert of any layer to have lastingly many more tokens than the mean."""
+
+
 class ExpectDataInTime(_WithinLimit):
     """Expect little of the training time to be spent waiting for batches."""
 

@@ -1,8 +1,9 @@
 """What is expected of a phase's training run, by its metrics: table `health`.
 
-What stops: numbers that are not finite, loss spikes beyond the limit, and rows without what every run measures. What only warns: all
-that a person has to look at first. Gradient norm spikes are among these, because clipping bounds what they do to the weights: where they
-do harm, the loss spikes too. A measure that the recipe limits and that could not be made (no evaluation, a run too short) warns as well.
+What stops: numbers that are not finite, loss spikes beyond the limit, experts that collapse, and rows without what every run measures.
+What only warns: all that a person has to look at first. Gradient norm spikes are among these, because clipping bounds what they do to the
+weights: where they do harm, the loss spikes too. A measure that the recipe limits and that could not be made (no evaluation, a run too
+short) warns as well.
 """
 
 from collections.abc import Mapping
@@ -122,6 +123,13 @@ def _asked(limits: HealthLimits) -> dict[str, _Asked]:
         ),
         Measure.EMA_GAP: _Asked(
             "ExpectEmaGapWithinLimit", "warning", limits.max_ema_gap, " nats", "Cool down, or evaluate the moving average."
+        ),
+        Measure.MAX_VIOLATION: _Asked(
+            "ExpectExpertsToKeepTheirBalance",
+            "critical",
+            limits.max_violation,
+            " of the mean",
+            "Go back to a checkpoint before that step; balance with SMEBU, or with a smaller rate and the sequence-wise loss.",
         ),
         Measure.DATA_SHARE: _Asked(
             "ExpectDataInTime", "warning", limits.max_data_share, " of the time", "Give the loader more threads, or put the caches nearer."

@@ -98,6 +98,10 @@ def evaluated(*, loss_every_steps: int = 1_000) -> EvaluationSettings:
     return words.evaluated(loss_every_steps=loss_every_steps, benchmarks=WITH_MMLU, held_out_tokens=None, loss_sequences=LOSS_SEQUENCES)
 
 
+MAX_VIOLATION = 5.0
+"""MaxVio that is still tolerable, by public notes on the report: healthy runs are below 1, the run that failed rose to 7 to 10."""
+
+
 def gates(*, max_increase_bits_per_byte: float = 0.0) -> Gates:
     """Shares within one point of what was intended, and within a quarter of themselves; no item leaks; benchmarks above the floor."""
     return words.gates(
@@ -106,5 +110,5 @@ def gates(*, max_increase_bits_per_byte: float = 0.0) -> Gates:
         max_share_error_points=1.0,
         max_share_error_percent=25.0,
         must_beat_baseline=True,
-        health=words.WITHOUT_AVERAGE.but(max_spike_percent=0.1),
+        health=words.WITHOUT_AVERAGE.but(max_spike_percent=0.1, max_violation=MAX_VIOLATION),
     )

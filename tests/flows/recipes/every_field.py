@@ -196,6 +196,7 @@ GATES: dict[str, Row] = {
     "health.max_loss_shift": Row(to(None), TRAINING),
     "health.max_ema_gap": Row(to(None), TRAINING),
     "health.max_data_share": Row(to(None), TRAINING),
+    "health.max_violation": Row(plus(1), TRAINING),
     "model.max_increase_bits_per_byte": Row(plus(0.5), GATE),
     "model.must_beat_baseline": Row(FLIP, GATE),
     "model.floor_error_rate": Row(times(0.5), GATE),

@@ -100,6 +100,9 @@ class World:
             phase["stability"][name] = [[0, {"window": 16, "min_samples": 8, "sigmas": 6.0}]]
         if ".experts" in path:
             phase["model"]["experts"] = EXPERTS | {"balancing": dict(BALANCING["Smebu" if "<Smebu>" in path else "SignBalancing"])}
+        if path.endswith("health.max_violation"):
+            phase["model"]["experts"] = EXPERTS | {"balancing": dict(BALANCING["SignBalancing"])}
+            phase["gates"]["health"]["max_violation"] = 1.0
         if path.endswith("global_attention_every"):
             phase["model"]["sliding_window"] = 16
         adam = phase["optimizer"]

@@ -1,12 +1,17 @@
+from pathlib import Path
+
 import pytest
 
+from tasks.home import Home
 from tasks.preflight.plan import Plan, batch_refusal, spec_for
+from tasks.preflight.preflight import preflight_setup
 from tasks.preflight.projection import roofline_of
 from tasks.preflight.report import refused_report, report_of
 from tasks.preflight.search import Found, Tried
 from tasks.preflight.setup import Setup
 from tasks.preflight.slices import find_slice
 from tests.tasks.preflight.steps import result_of
+from tests.trainer.model.families import EXPERTS
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, step_of
 from trainer.config import Execution, Kept, Mesh
 from trainer.preflight.spec import Result
@@ -82,7 +87,7 @@ def test_the_plan_is_there_as_the_trainer_takes_it() -> None:
     plan = Plan(remat=Kept(on_device=("gate",)), parts=2, mesh=Mesh(replica=4, fsdp=128), loss_tokens_a_chip=4096)
     report = report_of(KESTREL, where, fitting().but(plan=plan))
     assert Execution.model_validate(report["execution"]) == spec_for(KESTREL.step, where, plan).execution
-    assert report["mesh"] == report["execution"]["mesh"] == {"replica": 4, "fsdp": 128, "tensor": 1}
+    assert report["mesh"] == report["execution"]["mesh"] == {"replica": 4, "fsdp": 128, "tensor": 1, "expert": 1}
     assert report["remat"] == report["execution"]["remat"]
     assert report["microbatch_sequences"] == 512
 
@@ -100,3 +105,12 @@ def test_each_plan_that_was_compiled_is_there_with_its_cost() -> None:
     assert (first["fits"], first["gib"], first["binds"]) == (True, 6.66, "compute")
     assert first["ranking_seconds"] > first["step_seconds"] > 4
     assert (second["fits"], second["step_seconds"]) == (False, None)
+
+
+def test_a_model_with_experts_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:
+    """Its plan and time would be worked out as if it were dense, and nobody would see it."""
+    sparse = KESTREL.but(step=KESTREL.step.but(model=KESTREL.step.model.but(experts=EXPERTS)))
+    report = preflight_setup(sparse, Home.open(str(tmp_path)))
+    assert not report["fits"]
+    assert "does not yet count what experts compute" in report["reason"]
+    assert report["step_seconds"] is None

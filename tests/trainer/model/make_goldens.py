@@ -1,10 +1,11 @@
 """Make `goldens/`: tiny models drawn, computed and saved by `transformers`. Needs the extra `parity`.
 
-`python -m tests.trainer.model.make_goldens`. Each is a folder as `save_pretrained` leaves it (weights in float16, to be
+`python -m tests.trainer.model.make_goldens [NAME …]`. Each is a folder as `save_pretrained` leaves it (weights in float16, to be
 small) with `expected.npz`: tokens, logits and some gradients of the loss in float32, by their names. Make them again only where a golden
 itself is wrong.
 """
 
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,12 @@ GRADIENTS = (
     "model.layers.1.self_attn.v_proj.weight",
     "model.layers.1.mlp.down_proj.weight",
     "model.norm.weight",
+    "model.layers.0.mlp.down_proj.weight",
+    "model.layers.2.mlp.router.gate.weight",
+    "model.layers.2.mlp.experts.1.up_proj.weight",
+    "model.layers.3.self_attn.gate_proj.weight",
+    "model.layers.4.mlp.experts.3.down_proj.weight",
+    "model.layers.5.post_mlp_layernorm.weight",
 )
 """Which are kept, where the model has them."""
 LLAMA3 = {
@@ -61,6 +68,26 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "max_window_layers": 0,
         },
     ),
+    "afmoe": (
+        "Afmoe",
+        {
+            "hidden_size": 16,
+            "num_hidden_layers": 7,
+            "num_key_value_heads": 2,
+            "head_dim": 6,
+            "rope_parameters": PLAIN,
+            "tie_word_embeddings": False,
+            "num_dense_layers": 1,
+            "global_attn_every_n_layers": 2,
+            "sliding_window": 5,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 1,
+            "moe_intermediate_size": 12,
+            "route_scale": 1.7,
+            "mup_enabled": True,
+        },
+    ),
 }
 
 
@@ -69,7 +96,7 @@ def make(name: str, folder: Path) -> None:
     torch = import_module("torch")
     transformers = import_module("transformers")
     family, fields = MODELS[name]
-    config = getattr(transformers, f"{family}Config")(**SHAPE, **fields, attn_implementation="eager")
+    config = getattr(transformers, f"{family}Config")(**{**SHAPE, **fields}, attn_implementation="eager")
     model = getattr(transformers, f"{family}ForCausalLM")(config)
     torch.manual_seed(sum(name.encode()))
     for weight_name, weight in model.named_parameters():
@@ -86,4 +113,5 @@ def make(name: str, folder: Path) -> None:
 
 if __name__ == "__main__":
     for golden in MODELS:
-        make(golden, GOLDENS)
+        if golden in sys.argv[1:] or len(sys.argv) == 1:
+            make(golden, GOLDENS)

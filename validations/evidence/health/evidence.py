@@ -15,6 +15,7 @@ from validations.evidence.health.averages import (
     relative_growth,
     update_over_ema_distance,
 )
+from validations.evidence.health.balance import MIN_UPDATES, lasting_violation
 from validations.evidence.health.finding import COLUMNS, Finding, not_measured, turned_off
 from validations.evidence.health.metrics import Floats, Metrics, read_columns, regimes, stretches
 from validations.evidence.health.phenomena import Measure, grad_norm_spikes_of, param_norm_jumps_of
@@ -45,6 +46,7 @@ def health_evidence(metrics: Sequence[Row], limits: HealthLimits) -> pd.DataFram
         return pd.DataFrame(columns=list(COLUMNS))
     found = read_columns(metrics)
     findings = [_non_finite(found), *_spikes(found, limits), *_changes(found, limits), *_averages(found, limits)]
+    findings.append(_balance(found, limits.max_violation))
     return pd.DataFrame([finding.row() for finding in findings], columns=list(COLUMNS))
 
 
@@ -185,6 +187,19 @@ def _ema_lag(metrics: Metrics) -> Finding:
         return Finding(measure, math.nan, math.nan, -1, "the run keeps no moving average (no ema_distance)", is_measured=False)
     detail = f"an update moves the weights by {lag.value:.2g} times their distance from the moving average"
     return Finding(measure, lag.value, limit, lag.step, detail)
+
+
+def _balance(metrics: Metrics, limit: float | None) -> Finding:
+    measure = Measure.MAX_VIOLATION
+    if limit is None:
+        return turned_off(measure)
+    if missing := metrics.lacks("max_violation"):
+        return not_measured(measure, limit, missing)
+    found = lasting_violation(metrics)
+    if found is None:
+        return not_measured(measure, limit, why=f"fewer than {MIN_UPDATES} updates", may_lack=True)
+    detail = f"in the worst layer the busiest expert has lastingly {1 + found.value:.3g} times the tokens of the mean"
+    return Finding(measure, found.value, limit, found.step, detail)
 
 
 def _gap(metrics: Metrics, limit: float | None) -> Finding:

@@ -23,6 +23,7 @@ class Measure(StrEnum):
     EMA_LAG = "update_over_ema_distance"
     EMA_GAP = "ema_gap"
     DATA_SHARE = "data_share"
+    MAX_VIOLATION = "max_violation"
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ PHENOMENA: dict[str, Phenomenon] = {
     Measure.EMA_LAG: Phenomenon("moving average the wrong way round (Ocelot)", _marin_8b("Adjusted Hyperparameters")),
     Measure.EMA_GAP: Phenomenon("EMA gap", _marin_8b("The EMA Gap")),
     Measure.DATA_SHARE: Phenomenon("training waits for data", f'{TRINITY_LARGE}, section "3.2 Data Preparation"'),
+    Measure.MAX_VIOLATION: Phenomenon("experts collapse", f'{TRINITY_LARGE}, section "6 Discussion"'),
     **{grad_norm_spikes_of(group): GRADIENT_OF_GROUP for group in PARAM_GROUPS},
     **{param_norm_jumps_of(group): NORM_OF_GROUP for group in PARAM_GROUPS},
 }

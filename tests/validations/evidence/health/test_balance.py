@@ -1,0 +1,72 @@
+"""Experts that collapse, in rows of runs as they are and as they must not be."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.validations.evidence.health.simulated import LIMITS, Scenario, healthy_rows
+from trainer.metrics import Row
+from validations.evidence.health import health_evidence
+from validations.evidence.health.phenomena import Measure
+from validations.expectations.health_suite import health_checks
+
+LIMITED = LIMITS.but(max_violation=5.0)
+UPDATES = 200
+
+
+def rows_with(violations: np.ndarray) -> list[Row]:
+    rows = healthy_rows(Scenario(updates=len(violations)))
+    return [{**row, "max_violation": float(violation)} for row, violation in zip(rows, violations, strict=True)]
+
+
+def found(rows: list[Row], limits: Any = LIMITED) -> Any:
+    table = health_evidence(rows, limits)
+    return table[table["measure"] == Measure.MAX_VIOLATION].iloc[0]
+
+
+def noise(level: float) -> np.ndarray:
+    return level + np.random.default_rng(0).normal(0, 0.1, UPDATES)
+
+
+def test_balanced_experts_are_far_below_the_limit():
+    assert found(rows_with(noise(0.6))).value == pytest.approx(0.6, abs=0.1)
+
+
+def test_a_run_that_loses_its_balance_is_found_where_it_is_worst():
+    """As the report tells of Trinity Large's failed run: balanced at first, then 7 to 10."""
+    rising = noise(0.8) + np.where(np.arange(UPDATES) > 120, (np.arange(UPDATES) - 120) / 10, 0)
+    row = found(rows_with(rising))
+    assert row.value > 5.0
+    assert row.at_step == healthy_rows(Scenario(updates=UPDATES))[-1]["step"]
+    assert "times the tokens of the mean" in row.detail
+
+
+def test_single_batches_on_few_experts_are_no_collapse():
+    spiky = noise(0.8)
+    spiky[::4] = 30.0
+    assert found(rows_with(spiky)).value < 5.0
+
+
+def test_what_a_recipe_limits_and_no_row_holds_stops():
+    row = found(healthy_rows(Scenario(updates=UPDATES)))
+    assert not row.has_required_numbers
+    assert row.is_unjudged
+
+
+def test_too_few_updates_are_said_to_be_unjudged():
+    row = found(rows_with(noise(0.8)[:5]))
+    assert row.is_unjudged
+    assert row.has_required_numbers
+    assert "fewer than 8 updates" in row.detail
+
+
+def test_the_check_stops_and_is_asked_only_where_there_is_a_limit():
+    def asked(limits: Any) -> list[str]:
+        table = pd.DataFrame(health_evidence(rows_with(noise(0.8)), limits))
+        checks = [check for check in health_checks(limits, {"health": table}) if check.expectation == "ExpectExpertsToKeepTheirBalance"]
+        return [check.severity for check in checks]
+
+    assert asked(LIMITED) == ["critical"]
+    assert asked(LIMITS) == []
