@@ -80,7 +80,7 @@ def cut_window(counts: Counts, number: Int[Array, ""] | int, passage: Passage) -
         queue = jnp.cumsum(totals, axis=0) - totals
         low = jnp.clip(number * room - queue, 0, totals)
         high = jnp.clip((number + 1) * room - queue, 0, totals)
-        place = jnp.clip(queue + low - number * room, 0, room)
+        place = jnp.clip(queue - number * room, 0, room)
     begin = jnp.cumsum(totals, axis=1) - totals + low
     here = jax.lax.axis_index(EXPERT_AXIS)
     first, size = low[:, here], high[:, here] - low[:, here]
