@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from trainer.config import Execution, Kept, ModelConfig
 from trainer.kernels.attention import attend
 from trainer.model.experts import Routing, in_layer_order, mix_experts
-from trainer.model.layers import Cycle, LayerKind, Stack, cycles, stacks
+from trainer.model.layers import Cycle, LayerKind, Stack, cycles
 from trainer.model.params import Params
 from trainer.model.remat import Block, check_names, remat
 from trainer.model.rope import Rotation, rotate, rotations
@@ -75,7 +75,7 @@ def run_layers(
     """
     rotation = rotations(config.rope, tokens.shape[1], config.head_dim)
     if isinstance(execution.remat, Kept):
-        check_names(execution.remat, {stack.name: params[stack.name] for stack in stacks(config)})
+        check_names(execution.remat, config)
 
     def run_layer(kind: LayerKind) -> Block:
         def layer(x: Float[Array, "b t d"], weights: Params) -> tuple[Float[Array, "b t d"], Routing | None]:

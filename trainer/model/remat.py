@@ -8,9 +8,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
 from trainer.base.errors import ConfigError
-from trainer.config import ATTENTION, BLOCK_INPUT, Kept, Remat
-from trainer.model.params import Params
+from trainer.config import ATTENTION, BLOCK_INPUT, Kept, ModelConfig, Remat
+from trainer.model.params import Params, param_specs
 from trainer.model.products import name_products
+from trainer.model.specs import EXPERT
 
 Block = Callable[[Array, Params], tuple[Array, Any]]
 """From the residual stream and one layer's weights to the residual stream after it, and what was measured in the layer."""
@@ -54,14 +55,15 @@ def _keep(block: Block, kept: Kept) -> Block:
     return _checkpoint(block_with_names, policy)
 
 
-def check_names(kept: Kept, weights: Params) -> None:
-    """Refuse a name that nothing in any of the layers has: it would keep nothing, without a word.
+def check_names(kept: Kept, config: ModelConfig) -> None:
+    """Refuse a name that no product of any layer has: it would keep nothing, without a word. Products of experts are in loops of their own.
 
     Raises:
         ConfigError: see above.
     """
-    matrices = (str(path[-1].key) for path, weight in jax.tree_util.tree_leaves_with_path(weights) if weight.ndim > 1)
-    there = {BLOCK_INPUT, ATTENTION, *matrices}
+    specs = jax.tree_util.tree_leaves_with_path(param_specs(config))
+    products = (str(path[-1].key) for path, spec in specs if spec.layers and spec.inputs is not None and EXPERT not in spec.axes)
+    there = {BLOCK_INPUT, ATTENTION, *products}
     if unknown := sorted({*kept.on_device, *kept.on_host} - there):
         raise ConfigError(
             f"execution.remat must name what a block computes, found {', '.join(unknown)}: take of {', '.join(sorted(there))}."

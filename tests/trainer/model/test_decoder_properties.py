@@ -13,6 +13,8 @@ from trainer.config import Execution, ModelConfig
 from trainer.model.decoder import head_weight, hidden_states, logits
 from trainer.model.params import Params, init_params
 
+of_dense_models = pytest.mark.parametrize("config", ["llama", "qwen"], indirect=True)
+"""For what is of one window, or of types so small that a router chooses otherwise for them."""
 compiled_logits = jax.jit(logits, static_argnames=("config", "execution"))
 
 
@@ -101,6 +103,7 @@ def test_the_gradients_of_a_packed_row_are_the_sum_of_those_of_its_documents(con
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
 
 
+@of_dense_models
 def test_a_sliding_window_sees_so_many_positions_and_no_more(config: ModelConfig, params: Params, rows: np.ndarray):
     """A layer each: of two layers, position t depends on the 2 · (window - 1) before it."""
     narrow = changed(config, sliding_window=4)
@@ -113,6 +116,7 @@ def test_a_sliding_window_sees_so_many_positions_and_no_more(config: ModelConfig
     assert not differs[:, :10].any()
 
 
+@of_dense_models
 def test_a_window_as_long_as_the_row_changes_nothing(config: ModelConfig, params: Params, rows: np.ndarray):
     wide = compiled_logits(params, rows, config=changed(config, sliding_window=32))
     np.testing.assert_array_equal(wide, compiled_logits(params, rows, config=config))
@@ -167,6 +171,7 @@ def test_types_are_as_declared(config: ModelConfig, params: Params, rows: np.nda
     assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype(jnp.float32)}
 
 
+@of_dense_models
 def test_attention_in_float32_is_nearer_to_the_exact_one(config: ModelConfig, params: Params, rows: np.ndarray):
     exact = np.asarray(compiled_logits(params, rows, config=config))
     coarse, finer = (
