@@ -33,7 +33,6 @@ EXPERTS = {
 MESHES = {
     "expert 8": Mesh(expert=8),
     "expert 2 × fsdp 2 × replica 2": Mesh(expert=2, fsdp=2, replica=2),
-    "expert 4 × fsdp 2": Mesh(expert=4, fsdp=2),
     "expert 2 × tensor 2 × fsdp 2": Mesh(expert=2, tensor=2, fsdp=2),
 }
 

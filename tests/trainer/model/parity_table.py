@@ -11,12 +11,12 @@ ABOVE = """\
 
 Printed by `python -m tests.trainer.model.parity_table > docs/measurements/parity.md`, which needs `pip install -e '.[parity]'`.
 
-The decoder beside `transformers` 5.23 (`LlamaForCausalLM`, `Qwen3ForCausalLM`, `AfmoeForCausalLM`, PyTorch 2.13 on a CPU, eager attention): float32, random
-weights, gains of all norms between 0.5 and 1.5, logits that spread by more than 0.5, two layers (AFMoE: nine, 2 or 3 of 8 experts, biases of the
-router up to 0.2), d_model 128, 8 query heads, so that
-only a head_dim of 16 makes the heads as wide as the stream. Each row is the larger of both ways through a folder: exported by us and loaded
-by them, saved by them and imported by us. Demanded are 1e-4 (logits, absolute) and 1e-3 (gradients of the mean cross-entropy, the largest
-difference over the largest gradient, in the worst weight).
+The decoder beside `transformers` 5.23 (`LlamaForCausalLM`, `Qwen3ForCausalLM`, `AfmoeForCausalLM`, PyTorch 2.13 on a CPU, eager attention):
+float32, random weights, gains of all norms between 0.5 and 1.5, logits that spread by more than 0.5, two layers (AFMoE: nine, with 2 or 3
+of 8 experts and biases of the router up to 0.2), d_model 128, 8 query heads, so that only a head_dim of 16 makes the heads as wide as the
+stream. Each row is the larger of both ways through a folder: exported by us and loaded by them, saved by them and imported by us. Demanded
+are 1e-4 (logits, absolute) and 1e-3 (gradients of the mean cross-entropy, the largest difference over the largest gradient, in the worst
+weight).
 
 | family | query heads a kv head | head_dim | RoPE | head | window | logits, largest difference | gradients, relative |
 |---|---|---|---|---|---|---|---|"""
