@@ -49,7 +49,8 @@ class HealthLimits(Frozen):
         max_loss_shift: shift of the training loss, in nats a token, that the evaluation loss does not follow.
         max_ema_gap: evaluation loss of the weights above that of their moving average, in nats a token.
         max_data_share: share of the time of an update spent waiting for data.
-        max_violation: how far the busiest expert may lastingly be above the mean, as a share of it (MaxVio); for models with experts.
+        max_violation: how far the busiest expert may lastingly be above the mean in the second half of a phase, as a share of it (MaxVio);
+            for models with experts.
     """
 
     spike_deviations: float = Field(gt=0)

@@ -5,12 +5,15 @@ import numpy as np
 from validations.evidence.health.averages import Figure
 from validations.evidence.health.metrics import Metrics
 
-WINDOW, MIN_UPDATES = 32, 8
-"""Updates whose median counts: one batch that falls on few experts is no collapse. A shorter run is one window, of at least the second."""
+WINDOW, MIN_UPDATES = 32, 16
+"""Updates whose median counts: one batch that falls on few experts is no collapse. A run of fewer than the second is not judged."""
 
 
 def lasting_violation(metrics: Metrics) -> Figure | None:
-    """The largest median of `max_violation` over `WINDOW` updates in a row, and the last of them; None where there are too few.
+    """The largest median of `max_violation` over `WINDOW` updates in a row of the run's second half, and the last of them.
+
+    The first half is not looked at: a fresh router has to find its balance first. What is lost and not found again is in the second.
+    None where there are too few updates.
 
     MaxVio (Wang et al., 2024): how far the busiest expert of the worst layer is above the mean; num_experts / num_active − 1 where all
     tokens have the same experts.
@@ -19,6 +22,7 @@ def lasting_violation(metrics: Metrics) -> Figure | None:
     rows = np.flatnonzero(np.isfinite(values))
     if len(rows) < MIN_UPDATES:
         return None
+    rows = rows[len(rows) // 2 :]
     length = min(WINDOW, len(rows))
     medians = np.median(np.lib.stride_tricks.sliding_window_view(values[rows], length), axis=1)
     worst = int(np.argmax(medians))
