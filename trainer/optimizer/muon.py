@@ -51,9 +51,9 @@ def scale_by_muon(config: Muon, rules: dict[str, Any]) -> optax.GradientTransfor
 
 
 def orthogonal_direction(momentum: Float[Array, "layer *matrix"], rule: WeightRule, config: Muon) -> Float[Array, "layer *matrix"]:
-    """Each layer's matrix as a direction: see `orthogonal_directions`."""
+    """Each matrix of each layer as a direction, each expert's by itself: see `orthogonal_directions`."""
     assert rule.matrix_inputs is not None
-    return orthogonal_directions(momentum, config, batch_axes=0, input_axes=rule.matrix_inputs)
+    return orthogonal_directions(momentum, config, batch_axes=rule.stacking_axes - 1, input_axes=rule.matrix_inputs)
 
 
 def orthogonal_directions(

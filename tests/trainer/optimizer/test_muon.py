@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.trainer.model.families import SPARSE
 from trainer.config import AdamW, ModelConfig, Muon
 from trainer.optimizer import weight_rules
 from trainer.optimizer.muon import orthogonal_direction, orthogonal_directions, orthogonalise
@@ -99,3 +100,13 @@ def test_without_a_batch_it_is_the_direction_of_a_layer(model: ModelConfig):
 def test_a_matrix_has_two_sides(batch_axes: int, input_axes: int):
     with pytest.raises(AssertionError, match="no axis is left for a side"):
         orthogonal_directions(jnp.ones((2, 3, 4, 5)), MUON, batch_axes=batch_axes, input_axes=input_axes)
+
+
+def test_the_rule_of_a_weight_takes_each_expert_by_itself(model: ModelConfig):
+    """From the table of weights on: what the optimizer does with a sparse model's experts is what it does with each alone."""
+    rules = weight_rules(model.but(**SPARSE))["blocks"]
+    for name, shape in {"expert_gate": (2, 4, 6, 8), "expert_down": (2, 4, 8, 6)}.items():
+        momentum = jnp.asarray(np.random.default_rng(3).normal(size=shape), jnp.float32)
+        found = np.asarray(orthogonal_direction(momentum, rules[name], MUON))
+        alone = orthogonal_directions(momentum[1, 2][None], MUON, batch_axes=0, input_axes=1)[0]
+        np.testing.assert_allclose(found[1, 2], alone, atol=1e-5)
