@@ -1,5 +1,6 @@
 """What is declared of a weight before it has values."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +13,16 @@ UpdatedBy = Literal["muon", "adam", "balancing"]
 LAYER, EXPERT = "layer", "expert"
 STACKING_AXES = (LAYER, EXPERT)
 """Axes that count matrices; the matrix itself is behind them."""
+MIN_DRAWN, LARGE = 2**12, 2**20
+"""Weights between them are drawn in lengths that are powers of two."""
+
+
+def round_up(size: int) -> int:
+    """How many numbers are drawn for a weight of `size`: small weights share a few lengths, and so a few compiled draws.
+
+    Value i of a draw depends on the key and on i alone (`jax_threefry_partitionable`), so that those drawn in vain change nothing.
+    """
+    return size if size > LARGE else max(MIN_DRAWN, 1 << (size - 1).bit_length())
 
 
 @dataclass(frozen=True)
@@ -23,9 +34,13 @@ class Normal:
 
     def draw(self, key: jax.Array, shape: tuple[int, ...]) -> Float[Array, "..."]:
         """Fresh values."""
+        size = math.prod(shape)
+        return self._flat(key, round_up(size))[:size].reshape(shape)
+
+    def _flat(self, key: jax.Array, size: int) -> Float[Array, " size"]:
         if self.cutoff is None:
-            return self.std * jax.random.normal(key, shape, jnp.float32)
-        return self.std * jax.random.truncated_normal(key, -self.cutoff, self.cutoff, shape, jnp.float32)
+            return self.std * jax.random.normal(key, (size,), jnp.float32)
+        return self.std * jax.random.truncated_normal(key, -self.cutoff, self.cutoff, (size,), jnp.float32)
 
 
 @dataclass(frozen=True)

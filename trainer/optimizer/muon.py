@@ -88,8 +88,9 @@ def orthogonalise(matrix: Float[Array, "r c"], steps: int, epsilon: float) -> Fl
     if matrix.shape[0] > matrix.shape[1]:
         return orthogonalise(matrix.mT, steps, epsilon).mT
     a, b, c = NEWTON_SCHULZ
-    x = matrix / (jnp.linalg.norm(matrix) + epsilon)
-    for _ in range(steps):
+
+    def step(_: int, x: Float[Array, "r c"]) -> Float[Array, "r c"]:
         gram = x @ x.mT
-        x = a * x + (b * gram + c * (gram @ gram)) @ x
-    return x
+        return a * x + (b * gram + c * (gram @ gram)) @ x
+
+    return jax.lax.fori_loop(0, steps, step, matrix / (jnp.linalg.norm(matrix) + epsilon))

@@ -1,6 +1,8 @@
 """The table of weights: what it declares, and how fresh weights are drawn from it."""
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,7 +13,7 @@ from flows.recipes import load_recipe
 from tests.trainer.model.members import MEMBERS
 from trainer.config import ModelConfig
 from trainer.model.params import abstract_params, count_parameters, init_params, param_specs
-from trainer.model.specs import Constant
+from trainer.model.specs import LARGE, Constant, Normal, round_up
 
 
 def changed(model: ModelConfig, **fields: object) -> ModelConfig:
@@ -60,6 +62,21 @@ def test_every_weight_is_drawn_independently(model: ModelConfig):
         correlation = np.corrcoef(blocks[one].ravel(), blocks[other].ravel())[0, 1]
         assert abs(correlation) < 0.1
     assert not np.array_equal(blocks["gate"][0], blocks["gate"][1])
+
+
+@pytest.mark.parametrize(
+    ("cutoff", "plain"), [(None, jax.random.normal), (2.0, partial(jax.random.truncated_normal, lower=-2.0, upper=2.0))]
+)
+@pytest.mark.parametrize("shape", [(3,), (64, 64), (4097,), (3, LARGE + 1)])
+def test_a_weight_is_drawn_alone_whatever_length_it_shares_with_others(cutoff: float | None, plain: Any, shape: tuple[int, ...]):
+    key = jax.random.key(5)
+    np.testing.assert_array_equal(Normal(0.25, cutoff).draw(key, shape), 0.25 * plain(key, shape=shape))
+
+
+def test_small_weights_share_few_lengths():
+    assert {round_up(size) for size in range(1, 2**14)} == {2**12, 2**13, 2**14}
+    assert round_up(2**20) == 2**20
+    assert round_up(2**20 + 1) == 2**20 + 1
 
 
 def test_another_layer_or_width_moves_no_weight_that_keeps_its_shape(model: ModelConfig):
