@@ -12,7 +12,7 @@ from flows.recipes.phase import FromScratch, HandOff, Phase, continued
 from flows.recipes.rates import wsd_s
 from flows.recipes.recipe import Recipe
 from trainer.base.errors import RecipeError
-from trainer.config import AdamC, LearningRateSegment
+from trainer.config import AdamC, Experts, LearningRateSegment, ModelConfig, Muon
 
 MAX_LINES = 60
 WARM_UP_STEPS, STEPS, WARM_UP_TO = 100, 150, 10
@@ -82,16 +82,11 @@ def starter(file: Path, folder: Path, found: LookedAt) -> str:
 
 
 def starter_from(file: Path, folder: Path, found: LookedAt, proxy: Recipe) -> str:
-    """The main line of a recipe at proxy scale in short: its steps, batches, rates, EMA and z-loss, on the text of a folder.
+    """The main line of a recipe at proxy scale in short: its steps, batches, rates, EMA, z-loss and experts, on the text of a folder.
 
     Raises:
-        RecipeError: it has experts, or it does not fit into 60 lines.
+        RecipeError: it does not fit into 60 lines.
     """
-    if proxy.main_line[0].model.experts is not None:
-        raise RecipeError(
-            f"{proxy.name} has experts, and a file in short has a dense model only: write all of it as data with a FILE that ends in "
-            ".json, or write its model with the word afmoe."
-        )
     parts: list[str] = []
     short: dict[str, Phase] = {}
     for phase in proxy.main_line:
@@ -100,10 +95,11 @@ def starter_from(file: Path, folder: Path, found: LookedAt, proxy: Recipe) -> st
         parts.append(text)
     names = _tuple(_constant(name) for name in short)
     model = proxy.main_line[0].model
-    shape = f"num_layers={model.num_layers}, d_model={model.d_model}, seq_len={model.seq_len}, vocab_size={model.vocab_size}"
+    shape = _arguments(_shape(model))
     body = (
-        f"SHAPE = dict({shape})\n"
-        "GATES = gates(max_increase_bits_per_byte=0.5, max_epochs=None, must_beat_baseline=False)\n\n"
+        f"SHAPE = dict({shape if len(shape) < 100 else _wrapped(shape).strip('()')})\n"
+        + ("" if model.experts is None else f"EXPERTS = {_experts(model.experts)}\n")
+        + f"GATES = gates({_arguments(_gates(proxy.main_line[0]))})\n\n"
         + "\n".join(parts)
         + f'\nRECIPE = Recipe(\n    name="{name_for(file)}", tokenizer=Tokenizer(vocab_size={model.vocab_size}), sources=SOURCES,\n'
         f"    phases={names},\n)\n"
@@ -141,8 +137,12 @@ def _head(file: Path, folder: Path, found: LookedAt, imports: str, title: str, p
 
 
 def _wrapped(imports: str) -> str:
-    half = imports.rindex(", ", 0, len(imports) // 2 + 10) + 2
-    return f"(\n    {imports[:half].rstrip()}\n    {imports[half:]},\n)"
+    return f"(\n    {_in_two_lines(imports)},\n)"
+
+
+def _in_two_lines(listed: str) -> str:
+    half = listed.rindex(", ", 0, len(listed) // 2 + 10) + 2
+    return f"{listed[:half].rstrip()}\n    {listed[half:]}"
 
 
 def _quoted(text: str) -> str:
@@ -158,11 +158,13 @@ def _in_short(phase: Phase, proxy: Recipe, short: dict[str, Phase]) -> tuple[Pha
     values: Values = {"learning_rate": _rates(phase.learning_rate)}
     if isinstance(phase.start, FromScratch):
         values |= _batch(phase) | _steady(phase) | {"mixture": ('{"all": 100}', ALL)}
-        shape: dict[str, Any] = phase.model.model_dump(include={"num_layers", "d_model", "seq_len", "vocab_size"})
-        gates = words.gates(max_increase_bits_per_byte=0.5, max_epochs=None, must_beat_baseline=False)
+        if isinstance(phase.optimizer, Muon):
+            scale = phase.optimizer.adam_learning_rate_scale
+            values["optimizer"] = (f"muon(adam_learning_rate_scale={scale:g})", words.muon(adam_learning_rate_scale=scale))
+        model, written = _model(phase.model)
         given = {name: value for name, (_, value) in values.items()}
-        made = words.from_scratch(name=phase.name, stop_step=phase.stop_step, model=words.llama(**shape), gates=gates, **given)
-        named = f'name="{phase.name}", stop_step={phase.stop_step}, model=llama(**SHAPE), gates=GATES'
+        made = words.from_scratch(name=phase.name, stop_step=phase.stop_step, model=model, gates=words.gates(**_gates(phase)), **given)
+        named = f'name="{phase.name}", stop_step={phase.stop_step}, model={written}, gates=GATES'
         return made, f"{_constant(phase.name)} = from_scratch(\n    {named},\n{_settings(values)}"
     return _continued(phase, proxy.phase(phase.start.parent), short[phase.start.parent], phase.start, values)
 
@@ -176,11 +178,12 @@ def _continued(phase: Phase, before: Phase, parent: Phase, start: HandOff, value
         given = {"peak_learning_rate": phase.optimizer.peak_learning_rate, "weight_decay": phase.optimizer.weight_decay}
         values["optimizer"] = (f"adamc({', '.join(f'{name}={value:g}' for name, value in given.items())})", words.adamc(**given))
     if phase.model.qk_norm != before.model.qk_norm:
-        shape: dict[str, Any] = phase.model.model_dump(include={"num_layers", "d_model", "seq_len", "vocab_size"})
-        values["model"] = ("qwen(**SHAPE)", words.qwen(**shape))
+        values["model"] = ("qwen(**SHAPE)", words.qwen(**_shape(phase.model)))
     if phase.mixture.within(start.step, phase.stop_step) != ((start.step, before.mixture.at(start.step - 1)),):
         falls = phase.learning_rate[-1].end < phase.learning_rate[-1].start
         values["mixture"] = ('{"all": 50, "best": 50}', BETTER) if falls else ('{"all": 100}', ALL)
+    if phase.schedule_goes_on:
+        values["schedule_goes_on"] = ("True", True)
     fresh = tuple(part for part in start.fresh if part in ("ema", "qk_norm", "optimizer"))
     given = {name: value for name, (_, value) in values.items()}
     made = continued(parent, name=phase.name, stop_step=phase.stop_step, declares=(), fresh=fresh, **given)
@@ -189,6 +192,40 @@ def _continued(phase: Phase, before: Phase, parent: Phase, start: HandOff, value
     origin = f", fresh={_tuple(map(_quoted, fresh))}" if fresh else ""
     head = f'{_constant(phase.name)} = continued(\n    {_constant(parent.name)}, name="{phase.name}", stop_step={phase.stop_step}{origin},'
     return made, f"{head} declares={_tuple(map(_quoted, declares))},\n{_settings(values)}"
+
+
+def _model(model: ModelConfig) -> tuple[ModelConfig, str]:
+    """A model of the same kind and shape in words, and as it is written."""
+    if model.experts is None:
+        return words.llama(**_shape(model)), "llama(**SHAPE)"
+    return words.afmoe(**_shape(model), experts=model.experts), "afmoe(**SHAPE, experts=EXPERTS)"
+
+
+def _shape(model: ModelConfig) -> dict[str, Any]:
+    """What decides its size; of a sparse model also how far its layers see, and within what."""
+    sparse = ("d_ff", "num_query_heads", "num_kv_heads", "sliding_window", "global_attention_every", "attend_within_documents")
+    names = ("num_layers", "d_model", "seq_len", "vocab_size", *(sparse if model.experts else ()))
+    return {name: getattr(model, name) for name in names}
+
+
+def _experts(experts: Experts) -> str:
+    written = {name: getattr(experts, name) for name in type(experts).model_fields}
+    if experts.balancing is not None:
+        fields = _arguments(experts.balancing.model_dump())
+        written["balancing"] = f"{type(experts.balancing).__name__}({fields})"
+    arguments = ", ".join(f"{name}={value if name == 'balancing' else repr(value)}" for name, value in written.items())
+    return f"Experts(\n    {_in_two_lines(arguments)},\n)"
+
+
+def _gates(phase: Phase) -> dict[str, Any]:
+    """Gates that a short run on any text can pass; of the recipe's own, the limit on the imbalance of experts."""
+    limit = phase.gates.health.max_violation
+    others: dict[str, Any] = {} if limit is None else {"max_violation": round(limit, 3)}
+    return {"max_increase_bits_per_byte": 0.5, "max_epochs": None, "must_beat_baseline": False, **others}
+
+
+def _arguments(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={_quoted(value) if isinstance(value, str) else repr(value)}" for name, value in values.items())
 
 
 def _settings(values: Values) -> str:

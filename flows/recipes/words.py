@@ -148,6 +148,7 @@ def gates(
     max_share_error_points: float = 1.0,
     max_share_error_percent: float | None = None,
     must_beat_baseline: bool = True,
+    max_violation: float | None = None,
     health: HealthLimits = WITHOUT_AVERAGE,
 ) -> Gates:
     """What a phase must keep to: shares of its mixture, epochs, no leaked test items, a healthy loss, and a model that got no worse.
@@ -159,6 +160,8 @@ def gates(
         max_share_error_points: how far the share of a component may be off over a stretch of steps, in percentage points.
         max_share_error_percent: how far it may be off in a block, in percent of itself; None is any.
         must_beat_baseline: each benchmark must show that the model is better than a dumb baseline.
+        max_violation: how far the busiest expert may lastingly be above the mean load, as a share of it; for models with experts. None is
+            what `health` says.
         health: what the metrics of the training must keep to; those of `HEALTH`, without the gap to a moving average, where not given.
     """
     return Gates(
@@ -169,7 +172,7 @@ def gates(
             leakage=LEAKAGE.but(max_items=max_items),
             order=MIXING,
         ),
-        health=health,
+        health=health if max_violation is None else health.but(max_violation=max_violation),
         model=GateLimits(
             max_increase_bits_per_byte=max_increase_bits_per_byte, must_beat_baseline=must_beat_baseline, floor_error_rate=FLOOR_ERROR_RATE
         ),

@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from flows import cli
-from flows.recipes import load_record
+from flows.recipes import NAMES, load_record
 from flows.recipes.looked_at import look_at
 from flows.recipes.python_file import allow_code
 from flows.recipes.recipe import Recipe
-from trainer.config import LearningRateSegment
+from trainer.config import LearningRateSegment, Muon
 
 Run = Callable[..., Result]
 
@@ -36,7 +36,7 @@ def write(folder: Path, **files: str) -> None:
         (folder / name.replace("_", ".")).write_text(text)
 
 
-@pytest.mark.parametrize("origin", [None, "marin-8b", "marin-32b"])
+@pytest.mark.parametrize("origin", [None, *NAMES])
 def test_what_is_written_is_a_short_recipe(phasewise: Run, tmp_path: Path, origin: str | None):
     write(tmp_path / "text", a_txt="Some words.\n\n" * 2000, b_md="# More\n\n" * 900)
     done = phasewise("new", "my_recipe.py", *(["--from", origin] if origin else []))
@@ -54,7 +54,7 @@ def test_what_is_written_is_a_short_recipe(phasewise: Run, tmp_path: Path, origi
     assert json.loads(shown.stdout)["scale"] == "own"
 
 
-@pytest.mark.parametrize("origin", ["marin-8b", "marin-32b"])
+@pytest.mark.parametrize("origin", NAMES)
 def test_the_main_line_of_a_recipe_keeps_its_steps_and_rates(phasewise: Run, origin: str):
     assert phasewise("new", "mine.py", "--from", origin).exit_code == 0
     mine, proxy = written("mine.py"), load_record(origin, "proxy")
@@ -70,6 +70,13 @@ def test_the_main_line_of_a_recipe_keeps_its_steps_and_rates(phasewise: Run, ori
         assert phase.stability.z_loss.at(last) == of_proxy.stability.z_loss.at(last)
         assert phase.model.qk_norm == of_proxy.model.qk_norm
         assert phase.optimizer.kind == of_proxy.optimizer.kind
+        assert phase.model.experts == of_proxy.model.experts
+        assert phase.gates.health.max_violation == pytest.approx(of_proxy.gates.health.max_violation)
+        if isinstance(phase.optimizer, Muon) and isinstance(of_proxy.optimizer, Muon):
+            rounded = {"initializer_std": of_proxy.model.initializer_std, "embedding_scale": of_proxy.model.embedding_scale}
+            assert {name: getattr(phase.model, name) for name in rounded} == pytest.approx(rounded, rel=1e-12)
+            assert phase.model.but(**rounded) == of_proxy.model
+            assert phase.optimizer.adam_learning_rate_scale == of_proxy.optimizer.adam_learning_rate_scale
 
 
 def test_nothing_is_written_over(phasewise: Run, tmp_path: Path):
