@@ -4,29 +4,13 @@ The values are those of the Trinity Large report, where it prints them. What the
 project's choice: `phasewise show trinity-mini --notes` lists it, and `--sources` says of each value where it comes from.
 """
 
-from flows.recipes.phase import FromScratch, Phase, continued
 from flows.recipes.recipe import Recipe
 from flows.recipes.trinity.accepted import accepted_without_cooldown
-from flows.recipes.trinity.mixtures import SMALL_MIXTURES
 from flows.recipes.trinity.notes import MINI_NOTES, MINI_PHASE_2_NOTES, MINI_PHASE_3_NOTES
-from flows.recipes.trinity.settings import (
-    ORDER,
-    SMALL_PEAK,
-    SMALL_STEPS,
-    STEP_UP,
-    TOKENIZER,
-    WARMUP_STEPS,
-    constant,
-    evaluated,
-    gates,
-    linear,
-    muon,
-    small,
-    stability,
-)
-from trainer.config import CheckpointPolicy, Experts, SignBalancing, always
+from flows.recipes.trinity.settings import TOKENIZER, small
+from flows.recipes.trinity.small import three_phases
+from trainer.config import Experts, SignBalancing
 
-END_1, END_2, END_3 = SMALL_STEPS
 MODEL = small(
     num_layers=32,
     d_model=2048,
@@ -45,45 +29,6 @@ MODEL = small(
     ),
 )
 
-PHASE_1 = Phase(
-    name="phase-1",
-    start=FromScratch(seed=0),
-    stop_step=END_1,
-    model=MODEL,
-    optimizer=muon(adam_learning_rate_scale=0.2),
-    learning_rate=(linear(0, WARMUP_STEPS, 0.0, SMALL_PEAK), constant(WARMUP_STEPS, END_1, SMALL_PEAK)),
-    batch=always(STEP_UP[0]),
-    mixture=always(SMALL_MIXTURES[0]),
-    order=ORDER,
-    stability=stability(z_loss=1e-4),
-    slice=always("v5p-1024"),
-    checkpoints=CheckpointPolicy(every_steps=20_000, every_minutes=10, keep_all=True),
-    evaluation=evaluated(),
-    gates=gates(),
-    notes=MINI_NOTES,
-)
-
-PHASE_2 = continued(
-    PHASE_1,
-    name="phase-2",
-    stop_step=END_2,
-    declares=("batch", "mixture"),
-    learning_rate=(constant(END_1, END_2, SMALL_PEAK),),
-    batch=always(STEP_UP[1]),
-    mixture=always(SMALL_MIXTURES[1]),
-    notes=MINI_PHASE_2_NOTES,
-)
-
-PHASE_3 = continued(
-    PHASE_2,
-    name="phase-3",
-    stop_step=END_3,
-    declares=("schedule", "mixture"),
-    learning_rate=(linear(END_2, END_3, SMALL_PEAK, 0.0),),
-    mixture=always(SMALL_MIXTURES[2]),
-    notes=MINI_PHASE_3_NOTES,
-)
-
-PHASES = (PHASE_1, PHASE_2, PHASE_3)
+PHASES = three_phases(MODEL, (MINI_NOTES, MINI_PHASE_2_NOTES, MINI_PHASE_3_NOTES))
 
 TRINITY_MINI = Recipe(name="trinity-mini", scale="full", tokenizer=TOKENIZER, phases=PHASES, accepts=(accepted_without_cooldown(PHASES),))
