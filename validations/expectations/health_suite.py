@@ -129,7 +129,7 @@ def _asked(limits: HealthLimits) -> dict[str, _Asked]:
             "critical",
             limits.max_violation,
             " of the mean",
-            "Go back to a checkpoint before that step; balance with SMEBU, or with a smaller rate and the sequence-wise loss.",
+            "Go back to a checkpoint before that step; balance with SMEBU or at another rate, or add the sequence-wise loss.",
         ),
         Measure.EARLY_VIOLATION: _Asked(
             "ExpectExpertsToKeepTheirBalance",
