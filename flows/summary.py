@@ -16,6 +16,7 @@ from flows.record import PhaseRecord, read_records
 from flows.resolved import Resolved
 from tasks.evaluation.baselines import baselines_path
 from tasks.publication.contents import BenchmarkReport, PhaseReport, RecordReport, Report, VerdictReport
+from tasks.publication.routing import routing_of
 from trainer.base.storage import read_json, write_json
 from trainer.base.wording import plural
 from trainer.data.mixture import MixtureSchedule
@@ -25,7 +26,7 @@ from validations.expectations.reasons import Reason
 from validations.outcomes import sum_counts, verdicts_in_words
 from validations.verdict import Verdict, unused_of
 
-AT_A_BATCH = {"ExpectOnlyFiniteNumbers", "ExpectSpikesWithinLimit", "ExpectNoSpikeToBeLedByUpdates"}
+AT_A_BATCH = {"expect_only_finite_numbers", "expect_spikes_within_limit", "expect_no_spike_to_be_led_by_updates"}
 """What may come from the batch of one step."""
 AT_STEP = re.compile(r"step (\d+)")
 VERDICT_WORDS = {"done": "passed", "refused": "failed", "not reached": None}
@@ -149,6 +150,7 @@ def _phase_report(resolved: Resolved, record: PhaseRecord) -> PhaseReport:
         learning_rate_to=phase.learning_rate[-1].end,
         learning_rate=tuple((row["step"], row["learning_rate"]) for row in rows),
         loss=tuple((row["step"], row["loss"]) for row in rows if row["loss"] is not None),
+        routing=routing_of(rows, phase.gates.health.max_violation),
         final_loss=result.get("final_loss"),
         mixture=_realised_mixture(recipe, phase),
         bits_per_byte=evaluation.get("bits_per_byte", {}),

@@ -20,13 +20,15 @@ PARAM_GROUPS = ("embedding", "attention", "mlp", "norms", "lm_head")
 """The groups of weights that norms are of; `trainer.model.params.param_specs` says which group a weight is in."""
 SPARSE_GROUPS = ("experts", "router")
 """More groups, of models with experts."""
+ALL_GROUPS = (*PARAM_GROUPS, *SPARSE_GROUPS)
+"""Every group that a weight can be in."""
 
 
 class Metric(NamedTuple):
     """One name of a row.
 
     Attributes:
-        name: words in capitals stand for a group of `PARAM_GROUPS`, a weight of `param_specs`, a layer, an expert or a component.
+        name: words in capitals stand for a group of `ALL_GROUPS`, a weight of `param_specs`, a layer, an expert or a component.
         when: which rows hold it; empty is all.
         of_the_clock: it is measured in time, and differs between two runs of the same.
     """
@@ -41,7 +43,7 @@ class Metric(NamedTuple):
     def pattern(self) -> str:
         """A regular expression for the names that this one covers."""
         words = {
-            "GROUP": "|".join((*PARAM_GROUPS, *SPARSE_GROUPS)),
+            "GROUP": "|".join(ALL_GROUPS),
             "WEIGHT": "[a-z_]+",
             "LAYER": r"\d+",
             "EXPERT": r"\d+",
@@ -62,7 +64,7 @@ NORMS = {
 _WHEN_MOMENTS = {"second_moment_norm": "where the optimizer keeps such averages"}
 _AT_LAYER_NORMS = "each `instrumentation.layer_norms_every` steps"
 _WITH_EXPERTS = "of models with experts"
-_AT_LAYER_EXPERTS = "each `instrumentation.layer_norms_every` steps, of models with experts"
+_AT_LAYER_EXPERTS = "each `instrumentation.layer_norms_every` steps and at the phase's end, of models with experts"
 _WHILE_ON = "while it is on"
 _IN_PHASE = "in a phase that has it at any step"
 _AT_EVALUATIONS = "at evaluations: each `evaluation.every_steps` and at the phase's end"
@@ -166,7 +168,7 @@ def _weights_of_groups() -> dict[str, list[str]]:
     rope = Rope(theta=1.0, scaling=None)
     types = {"compute_dtype": "float32", "float32_attention": False}
     model = ModelConfig.model_validate({**sizes, **parts, **types, "rope": rope, "rms_norm_epsilon": 1.0, "initializer_std": 1.0})
-    members: dict[str, list[str]] = {group: [] for group in (*PARAM_GROUPS, *SPARSE_GROUPS)}
+    members: dict[str, list[str]] = {group: [] for group in ALL_GROUPS}
     for path, spec in jax.tree_util.tree_leaves_with_path(param_specs(model)):
         if path[-1].key not in members[spec.group]:
             members[spec.group].append(path[-1].key)

@@ -75,7 +75,7 @@ class Recorder:
         is_due = self._layers_are_due(step)
         values = values_of(measured, self._slots if is_due else (), groups=self._groups)
         if measured.routing is not None:
-            values |= routing_values(measured.routing, self._expert_layers, of_layers=is_due)
+            values |= routing_values(measured.routing, self._expert_layers, of_layers=is_due or step == self._run.stop_step)
         if self._file is not None:
             finite = {name: value if math.isfinite(value) else None for name, value in {**values, **more}.items()}
             row = {"step": step, **finite, **scheduled_row(self._run, step - 1)}

@@ -49,7 +49,7 @@ class Skip(NamedTuple):
 class StepMetrics(NamedTuple):
     """What one update measured; `trainer.metrics` says what each is. What the phase does not have is None; limits may be infinite.
 
-    `_norms` are of the groups of `trainer.metrics.PARAM_GROUPS`, `_slots` of each weight and layer (`trainer.norms.slots`).
+    `_norms` are of the groups of `trainer.norms.groups`, `_slots` of each weight and layer (`trainer.norms.slots`).
     """
 
     loss: Scalar

@@ -50,7 +50,7 @@ class HealthLimits(Frozen):
         max_ema_gap: evaluation loss of the weights above that of their moving average, in nats a token.
         max_data_share: share of the time of an update spent waiting for data.
         max_violation: how far the busiest expert may lastingly be above the mean in the second half of a phase, as a share of it (MaxVio);
-            for models with experts.
+            for models with experts. What is above it in the first half alone warns.
     """
 
     spike_deviations: float = Field(gt=0)

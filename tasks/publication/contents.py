@@ -56,6 +56,31 @@ class RecordReport(Recorded):
     source: str
 
 
+Points = tuple[tuple[int, float], ...]
+"""Step and value."""
+
+
+class RoutingReport(Recorded):
+    """What the routers of a sparse model did in a phase.
+
+    Attributes:
+        max_violation: how far the busiest expert is above the mean, in the worst layer.
+        dead_experts: without any token of a batch, over all layers.
+        router_entropy: of the scores, as a share of the most that it can be.
+        limit: on `max_violation`; None is none.
+        layers: the numbers of the layers with experts; empty where the load was not recorded.
+        loads: of each of them, the load on each expert after `loads_step`, as a share of the mean.
+    """
+
+    max_violation: Points
+    dead_experts: Points
+    router_entropy: Points
+    limit: float | None
+    layers: tuple[int, ...] = ()
+    loads: tuple[tuple[float, ...], ...] = ()
+    loads_step: int | None = None
+
+
 class PhaseReport(Recorded):
     """One phase of the recipe. What was not measured is `None` or empty.
 
@@ -65,6 +90,7 @@ class PhaseReport(Recorded):
         bits_per_byte: component → held-out bits per byte at the end of the phase; the two macro values are means over components.
         declares: what the hand-off declares to change.
         parent: the name of the phase that this one starts from.
+        routing: what its routers did; None for dense models.
         reported: what the record reported of the phase; empty where the run is smaller than the record.
     """
 
@@ -75,8 +101,9 @@ class PhaseReport(Recorded):
     batch_sequences: tuple[tuple[int, int], ...]
     learning_rate_from: float | None
     learning_rate_to: float | None
-    learning_rate: tuple[tuple[int, float], ...] = ()
-    loss: tuple[tuple[int, float], ...] = ()
+    learning_rate: Points = ()
+    loss: Points = ()
+    routing: RoutingReport | None = None
     final_loss: float | None = None
     mixture: tuple[tuple[int, dict[Component, float]], ...] = ()
     bits_per_byte: dict[Component, float] = Field(default_factory=dict)

@@ -1,7 +1,7 @@
 """How pictures are drawn with matplotlib: inline SVG whose text and colours are the page's.
 
 Colours are drawn as numbered stand-ins and become CSS variables afterwards, so that one picture serves light, dark and print.
-Each picture is drawn twice, wide and narrow, and the page shows the one that fits.
+A picture as wide as the page is drawn twice, wide and narrow, and the page shows the one that fits.
 """
 
 import io
@@ -54,13 +54,17 @@ WIDE_PIXELS, NARROW_PIXELS = 1000, 400
 
 def in_both_widths(name: str, draw: Callable[[int], Figure]) -> Markup:
     """The picture, wide and narrow. It is safe in a page: matplotlib escapes the text that it is given."""
-    pictures: list[str] = []
-    for width, pixels in (("wide", WIDE_PIXELS), ("narrow", NARROW_PIXELS)):
-        with matplotlib.rc_context({**STYLE, "svg.hashsalt": f"{name}-{width}"}), warnings.catch_warnings():
-            # The browser draws the text, so what matplotlib's own font lacks does not matter.
-            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-            pictures.append(f'<div class="{width}">{svg_of(draw(pixels), f"{name}-{width}")}</div>')
-    return Markup("".join(pictures))
+    wide = in_one_width(f"{name}-wide", lambda: draw(WIDE_PIXELS))
+    narrow = in_one_width(f"{name}-narrow", lambda: draw(NARROW_PIXELS))
+    return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(wide, narrow)
+
+
+def in_one_width(name: str, draw: Callable[[], Figure]) -> Markup:
+    """The picture alone, for where it is as wide on every screen; `name` begins its ids."""
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
+        # The browser draws the text, so what matplotlib's own font lacks does not matter.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        return Markup(svg_of(draw(), name))  # matplotlib escapes the text that it is given
 
 
 def svg_of(figure: Figure, prefix: str) -> str:

@@ -26,6 +26,7 @@ def render(report: Report) -> str:
     """The page as text. Everything that comes from the run is escaped."""
     # matplotlib takes most of a second to import, and only this function needs it.
     from tasks.publication.macro_curve import macro_picture
+    from tasks.publication.routing_cards import levels, routing_cards
     from tasks.publication.training_curves import training_picture
 
     spans = spans_of(report)
@@ -38,6 +39,8 @@ def render(report: Report) -> str:
         standings={phase.name: standing_of(phase) for phase in report.phases},
         batches={phase.name: batch_of(phase) for phase in report.phases},
         training=training_picture(report),
+        routing=routing_cards(report),
+        levels=levels(),
         spans=spans,
         components=sorted({name for span in spans for name in span.shares}),
         legend=legend_of(spans),

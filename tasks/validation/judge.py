@@ -76,11 +76,13 @@ def judge_phase_data(
 
 def judge_phase_health(run: RunConfig, limits: HealthLimits, home: Home, *, accepts: Sequence[AcceptedWarning] = ()) -> Verdict:
     """Judge how a phase trained, by its metrics; the verdict is kept beside those of its data and its model. `accepts` as for its data."""
+    from trainer.norms import groups  # it imports jax
+
     metrics = Path(run.output) / METRICS_NAME
     path = home.verdict(f"{run.recipe}-{run.scale}", run.phase, "health")
     verdict = judge_health(
         f"{run.recipe}/{run.scale}/{run.phase} training",
-        health_evidence(read_metrics(metrics), limits),
+        health_evidence(read_metrics(metrics), limits, groups=groups(run.model)),
         limits=limits,
         judged={str(metrics): digest_of_file(metrics)},
         folder=path.with_suffix(""),

@@ -1,10 +1,9 @@
 """A small world for the trainer: token caches written by hand, a tiny model, a run over them, and the trainer as a process."""
 
-import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,19 +12,16 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax
 
 import jax
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import settings
 
-from trainer.base.storage import digest_of_bytes, write_atomically, write_json
+from tests.trainer.token_caches import BEGIN, END, write_passing_verdict, write_token_cache
+from trainer.base.storage import write_json
 from trainer.config import ModelConfig, Rope, RunConfig
-from trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, read_manifest, write_manifest
 from trainer.metrics import Row, of_the_clock, read_metrics
 
 VOCAB_SIZE = 256
 SEQ_LEN = 32
-BEGIN, END = 0, 1
 
 settings.register_profile("trainer", derandomize=True, deadline=None, database=None)
 settings.load_profile("trainer")
@@ -90,58 +86,8 @@ def write_documents(seed: int, count: int) -> list[np.ndarray]:
 
 @pytest.fixture(scope="session")
 def write_cache() -> WriteCache:
-    """Writes a cache as data preparation does: shards, their index, the manifest last."""
-
-    def write(folder: Path, shards: Sequence[Sequence[np.ndarray]], *, dtype: str = "uint16", begin_of_text: int = BEGIN) -> Path:
-        written = [_write_shard(folder, f"shard-{number:05d}", documents, dtype) for number, documents in enumerate(shards)]
-        manifest = Manifest.model_validate(
-            {
-                "format_version": FORMAT_VERSION,
-                "component": folder.name,
-                "split": "train",
-                "key": f"key of {folder.name}",
-                "source": {},
-                "sources": (),
-                "reader": "by hand",
-                "normalizer": "none",
-                "encoder": "none",
-                "tokenizer_digest": "none",
-                "begin_of_text": begin_of_text,
-                "end_of_text": END,
-                "dtype": dtype,
-                "shards": written,
-                "documents": sum(shard.documents for shard in written),
-                "tokens": sum(shard.tokens for shard in written),
-                "text_bytes": 0,
-                "left_out": {},
-            }
-        )
-        write_manifest(folder, manifest)
-        return folder
-
-    return write
-
-
-def _write_shard(folder: Path, name: str, documents: Sequence[np.ndarray], dtype: str) -> Shard:
-    lengths = np.array([len(document) for document in documents], np.int64)
-    tokens = np.concatenate([np.empty(0, np.uint16), *documents]).astype(dtype)
-    columns = {
-        "id": pa.array([f"{name} {number}" for number in range(len(documents))], pa.string()),
-        "source_file": pa.array(["by hand"] * len(documents), pa.string()),
-        "offset": pa.array(np.cumsum(lengths) - lengths, pa.int64()),
-        "length": pa.array(lengths, pa.int64()),
-    }
-    index = io.BytesIO()
-    pq.write_table(pa.table(columns), index)
-    write_atomically(folder / f"{name}.bin", tokens.tobytes())
-    write_atomically(folder / f"{name}.parquet", index.getvalue())
-    return Shard(
-        name=name,
-        tokens=len(tokens),
-        documents=len(documents),
-        digest=digest_of_bytes(tokens.tobytes()),
-        index_digest=digest_of_bytes(index.getvalue()),
-    )
+    """Writes a cache as data preparation does."""
+    return write_token_cache
 
 
 @pytest.fixture(scope="session")
@@ -163,12 +109,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def judge() -> Judge:
     """Writes the verdict that a run asks for: it passes, unless a change says otherwise."""
-
-    def write(run: RunConfig, **changes: Any) -> None:
-        judged = {name: read_manifest(folder).digest for name, folder in run.caches.items()}
-        write_json(run.verdict, {"passes": True, "judged": judged, **changes})
-
-    return write
+    return write_passing_verdict
 
 
 @pytest.fixture(scope="session")

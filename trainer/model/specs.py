@@ -64,7 +64,7 @@ class ParamSpec:
         drawn_as: what their keys are made of: one name for all of it, or one for each layer. A name stays when the weight moves in the
             tree, so that a seed goes on to mean the same model.
         tensor: its name in a Hugging Face folder, with `{layer}` and `{expert}` where each has a tensor of its own.
-        group: the one of `trainer.metrics.PARAM_GROUPS` that its norms are counted in.
+        group: the one of `trainer.metrics.ALL_GROUPS` that its norms are counted in.
         inputs: for a matrix that tokens are multiplied by, how many axes behind `STACKING_AXES` it reads from; it writes to the others.
             None is no matrix.
         decays: whether weight decay applies.

@@ -1,9 +1,9 @@
 """What is expected of a phase's training run, by its metrics: table `health`.
 
 What stops: numbers that are not finite, loss spikes beyond the limit, experts that collapse, and rows without what every run measures.
-What only warns: all that a person has to look at first. Gradient norm spikes are among these, because clipping bounds what they do to the
-weights: where they do harm, the loss spikes too. A measure that the recipe limits and that could not be made (no evaluation, a run too
-short) warns as well.
+What only warns: all that a person has to look at first, such as a balance of experts that was lost and found again. Gradient norm spikes
+are among these, because clipping bounds what they do to the weights: where they do harm, the loss spikes too. A measure that the recipe
+limits and that could not be made (no evaluation, a run too short) warns as well.
 """
 
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from trainer.metrics import PARAM_GROUPS
+from trainer.metrics import ALL_GROUPS
 from validations.evidence.health.phenomena import PHENOMENA, Measure, grad_norm_spikes_of, param_norm_jumps_of
 from validations.expectations.check import Check, Severity, expect_rows
 from validations.limits import HealthLimits
 
 HEALTH_SUITE = "health"
 TABLE = "health"
-OF_GROUPS = {name(group) for name in (grad_norm_spikes_of, param_norm_jumps_of) for group in PARAM_GROUPS}
+OF_GROUPS = {name(group) for name in (grad_norm_spikes_of, param_norm_jumps_of) for group in ALL_GROUPS}
 _WHERE = "step {at_step}"
 _PERCENT = " % of the updates"
 
@@ -129,7 +129,14 @@ def _asked(limits: HealthLimits) -> dict[str, _Asked]:
             "critical",
             limits.max_violation,
             " of the mean",
-            "Go back to a checkpoint before that step; balance with SMEBU, or with a smaller rate and the sequence-wise loss.",
+            "Go back to a checkpoint before that step; balance with SMEBU or at another rate, or add the sequence-wise loss.",
+        ),
+        Measure.EARLY_VIOLATION: _Asked(
+            "ExpectExpertsToKeepTheirBalance",
+            "warning",
+            limits.max_violation,
+            " of the mean",
+            "Compare the load on the experts and the loss before, in and after these steps; a larger balancing rate ends it earlier.",
         ),
         Measure.DATA_SHARE: _Asked(
             "ExpectDataInTime", "warning", limits.max_data_share, " of the time", "Give the loader more threads, or put the caches nearer."

@@ -5,10 +5,13 @@ from pathlib import Path
 import pytest
 
 from flows.commands import trace as command
-from flows.summary import what_trained_there
+from flows.summary import AT_A_BATCH, what_trained_there
 from tasks.home import Home
 from tests.flows.trace.world import World
+from tests.validations.evidence.health.simulated import LIMITS
+from validations.expectations.health_suite import HEALTH_SUITE
 from validations.expectations.reasons import Reason
+from validations.expectations.suites import checks_of
 
 
 @pytest.mark.parametrize(
@@ -73,13 +76,17 @@ def test_what_a_terminal_would_obey_is_not_printed(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("expectation", "where", "said"),
     [
-        ("ExpectSpikesWithinLimit", "step 850", " What trained there: phasewise trace marin-8b/phoenix --step 850"),
-        ("ExpectOnlyFiniteNumbers", "step 3", " What trained there: phasewise trace marin-8b/phoenix --step 3"),
-        ("ExpectSpikesWithinLimit", "step -1", ""),
-        ("ExpectSpikesWithinLimit", "table health", ""),
-        ("ExpectEmaGapWithinLimit", "step 850", ""),
+        ("expect_spikes_within_limit", "step 850", " What trained there: phasewise trace marin-8b/phoenix --step 850"),
+        ("expect_only_finite_numbers", "step 3", " What trained there: phasewise trace marin-8b/phoenix --step 3"),
+        ("expect_spikes_within_limit", "step -1", ""),
+        ("expect_spikes_within_limit", "table health", ""),
+        ("expect_ema_gap_within_limit", "step 850", ""),
     ],
 )
 def test_a_spike_in_a_report_names_the_command_that_shows_its_batch(expectation: str, where: str, said: str):
     reason = Reason(expectation=expectation, severity="warning", what="", found="", limit="", where=where, what_to_do="")
     assert what_trained_there(reason, "phasewise trace marin-8b/phoenix") == said
+
+
+def test_the_checks_that_a_batch_may_fail_are_named_as_verdicts_name_them():
+    assert {check.name for check in checks_of(HEALTH_SUITE, LIMITS.model_dump(mode="json"))} >= AT_A_BATCH

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tasks.publication.report import BenchmarkReport, PhaseReport, Report, VerdictReport
+from tasks.publication.routing import routing_of
 from validations.outcomes import CheckCounts
 
 NEMOTRON = {"medium": 30.85, "hq_synth": 24.82, "medium_low": 14.06, "hq_actual": 8.34, "medium_high": 7.53, "low_actual": 6.4}
@@ -151,6 +152,21 @@ def build_phases(number: int) -> tuple[PhaseReport, ...]:
 def passed_report() -> Report:
     """Six phases, all done."""
     return build_report(build_phases(6))
+
+
+@pytest.fixture
+def sparse_report() -> Report:
+    """Three phases of a sparse model: one that lost its balance, one that kept it, one whose load by layer was not recorded."""
+    first, second, third = build_phases(3)
+    steps = range(first.start_step + 1, first.stop_step + 1)
+    lost = [{"step": step, "max_violation": 3.0, "dead_experts": 2.0, "router_entropy": 0.9} for step in steps]
+    lost[-1] |= {f"expert_load/1/{expert}": load for expert, load in enumerate((0.5, 0.3, 0.2, 0.0))}
+    lost[-1] |= {f"expert_load/2/{expert}": 0.25 for expert in range(4)}
+    kept = [{"step": row["step"], "max_violation": 0.4, "dead_experts": 0.0, "router_entropy": 0.97} for row in lost[:-1]]
+    kept.append({**lost[-1], "max_violation": 0.4, **{f"expert_load/1/{expert}": 0.25 for expert in range(4)}})
+    rows = (lost, kept, kept[:-1])
+    phases = ((phase, routing_of(of_phase, 2.1)) for phase, of_phase in zip((first, second, third), rows, strict=True))
+    return build_report(tuple(changed(phase, routing=routing) for phase, routing in phases))
 
 
 @pytest.fixture

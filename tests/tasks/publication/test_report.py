@@ -11,6 +11,7 @@ import pytest
 
 from tasks.publication.contents import RecordReport
 from tasks.publication.report import BenchmarkReport, PhaseReport, Report, VerdictReport, render, write_report
+from tasks.publication.routing import routing_of
 from validations.outcomes import CheckCounts
 
 VOID = {"meta", "br", "wbr", "use"}
@@ -69,6 +70,7 @@ def hostile_report(passed_report: Report) -> Report:
             VerdictReport(name="gate", counts=CheckCounts(warned=1), reasons=(HOSTILE,), accepted=(HOSTILE,), path=HOSTILE),
         ),
         benchmarks=(BenchmarkReport(benchmark=HOSTILE, metric=HOSTILE, value=0.5, baseline=0.25, stderr=0.1),),
+        routing=routing_of([{"step": 661, "max_violation": 1.0, "expert_load/0/0": 1.0, "expert_load/0/1": 0.0}], None),
     )
     texts = {
         "recipe": HOSTILE,
@@ -81,7 +83,7 @@ def hostile_report(passed_report: Report) -> Report:
     return changed(passed_report, phases=(passed_report.phases[0], phase), baselines={HOSTILE: 2.6}, **texts)
 
 
-@pytest.mark.parametrize("name", ["passed_report", "stopped_report", "hostile_report"])
+@pytest.mark.parametrize("name", ["passed_report", "stopped_report", "hostile_report", "sparse_report"])
 def test_page_needs_nothing_beside_it(name: str, request: pytest.FixtureRequest):
     html = render(request.getfixturevalue(name))
     page = Page(html)
@@ -95,15 +97,16 @@ def test_page_needs_nothing_beside_it(name: str, request: pytest.FixtureRequest)
     assert used <= set(identifiers)
 
 
-@pytest.mark.parametrize("name", ["passed_report", "stopped_report", "hostile_report"])
+@pytest.mark.parametrize("name", ["passed_report", "stopped_report", "hostile_report", "sparse_report"])
 def test_tags_nest(name: str, request: pytest.FixtureRequest):
     page = Page(render(request.getfixturevalue(name)))
     assert page.broken == []
     assert page.open == []
 
 
-def test_every_colour_follows_the_page(passed_report: Report):
-    html = render(passed_report)
+@pytest.mark.parametrize("name", ["passed_report", "sparse_report"])
+def test_every_colour_follows_the_page(name: str, request: pytest.FixtureRequest):
+    html = render(request.getfixturevalue(name))
     svg = "".join(re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL))
     assert svg.count("<text") > 20
     assert set(re.findall(r"#[0-9a-f]{6}\b", svg)) == set()

@@ -6,8 +6,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.validations.evidence.health.simulated import LIMITS, Scenario, healthy_rows
-from validations.evidence.health import health_evidence
+from tests.validations.evidence.health.simulated import LIMITS, Scenario, evidence, healthy_rows
 from validations.evidence.health.phenomena import Measure
 from validations.expectations.health_suite import health_checks
 from validations.expectations.judging import judge_tables
@@ -33,7 +32,7 @@ ABOVE_LIMIT = {
 
 @pytest.fixture(scope="module")
 def healthy() -> pd.DataFrame:
-    return health_evidence(healthy_rows(Scenario(updates=400)), LIMITS)
+    return evidence(healthy_rows(Scenario(updates=400)))
 
 
 def judge(table: pd.DataFrame) -> tuple[set[tuple[str, str]], list[Reason]]:

@@ -13,6 +13,7 @@ from tests.validations.evidence.health.simulated import LIMITS as HEALTH_LIMITS
 from tests.validations.evidence.health.simulated import Scenario, healthy_rows
 from tests.validations.test_gate import BETTER, LIMITS, PARENT
 from trainer.base import code_digest
+from trainer.metrics import PARAM_GROUPS
 from validations.evidence.evaluation import asked_evidence, gate_evidence
 from validations.evidence.health.evidence import health_evidence
 from validations.expectations.judging import CheckResult, judge_tables
@@ -38,7 +39,7 @@ def tables_of(data_evidence: Callable[..., DataEvidence]) -> Callable[[str], Tab
             asked = {"asked": asked_evidence(BETTER)}
             return asked | {table: evidence[evidence["kind"] == kind] for table, kind in kinds.items()}
         if suite == "health":
-            return {"health": health_evidence(healthy_rows(Scenario()), HEALTH_LIMITS)}
+            return {"health": health_evidence(healthy_rows(Scenario()), HEALTH_LIMITS, groups=PARAM_GROUPS)}
         evidence = data_evidence()
         return {name: getattr(evidence, name) for name in SUITES[suite].tables}
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from trainer.metrics import PARAM_GROUPS, Row
+from trainer.metrics import ALL_GROUPS, Row
 from validations.evidence.health.averages import (
     data_share,
     direction_norm,
@@ -15,8 +15,8 @@ from validations.evidence.health.averages import (
     relative_growth,
     update_over_ema_distance,
 )
-from validations.evidence.health.balance import MIN_UPDATES, lasting_violation
-from validations.evidence.health.finding import COLUMNS, Finding, not_measured, turned_off
+from validations.evidence.health.balance import balance_findings
+from validations.evidence.health.finding import COLUMNS, Finding, absent_group, not_measured, turned_off
 from validations.evidence.health.metrics import Floats, Metrics, read_columns, regimes, stretches
 from validations.evidence.health.phenomena import Measure, grad_norm_spikes_of, param_norm_jumps_of
 from validations.evidence.health.shifts import Change, largest_rise, largest_shift
@@ -26,13 +26,17 @@ from validations.limits import HealthLimits
 LM_HEAD = "lm_head"
 REQUIRED = ("loss", "grad_norm", "update_norm", "param_norm", "learning_rate", "data_seconds", "seconds")
 """What the rows of every run hold, besides the norms by group; without them there is no verdict."""
-REQUIRED_OF_GROUPS = tuple(f"{norm}/{group}" for norm in ("grad_norm", "update_norm", "param_norm") for group in PARAM_GROUPS)
+REQUIRED_OF_GROUPS = ("grad_norm", "update_norm", "param_norm")
+"""What they hold of each group of weights that the model has."""
 MAX_RATIO_OF_AN_AVERAGE = 1.0
 """An update moves the weights by less than their distance from an average over several updates: what the average is, not a threshold."""
 
 
-def health_evidence(metrics: Sequence[Row], limits: HealthLimits) -> pd.DataFrame:
+def health_evidence(metrics: Sequence[Row], limits: HealthLimits, *, groups: Sequence[str]) -> pd.DataFrame:
     """One row a measure of the run whose rows these are; no rows give an empty table.
+
+    Args:
+        groups: the groups of weights that the model has (`trainer.norms.groups`). A measure of another group is not looked for.
 
     The columns, where their names do not say it:
 
@@ -45,14 +49,15 @@ def health_evidence(metrics: Sequence[Row], limits: HealthLimits) -> pd.DataFram
     if not metrics:
         return pd.DataFrame(columns=list(COLUMNS))
     found = read_columns(metrics)
-    findings = [_non_finite(found), *_spikes(found, limits), *_changes(found, limits), *_averages(found, limits)]
-    findings.append(_balance(found, limits.max_violation))
+    spikes = [*_spikes(found, limits, groups), *_of_absent_groups(groups)]
+    averages = _averages(found, limits, groups)
+    findings = [_non_finite(found, groups), *spikes, *_changes(found, limits), *averages, *balance_findings(found, limits.max_violation)]
     return pd.DataFrame([finding.row() for finding in findings], columns=list(COLUMNS))
 
 
-def _non_finite(metrics: Metrics) -> Finding:
+def _non_finite(metrics: Metrics, groups: Sequence[str]) -> Finding:
     bad = metrics.non_finite
-    missing = metrics.lacks(*REQUIRED, *REQUIRED_OF_GROUPS)
+    missing = metrics.lacks(*REQUIRED, *(f"{norm}/{group}" for norm in REQUIRED_OF_GROUPS for group in groups))
     first = bad[0] if bad else None
     detail = f"{len(bad)} values are no finite numbers, the first is {first.name}" if first else "every value is a finite number"
     if missing:
@@ -60,16 +65,21 @@ def _non_finite(metrics: Metrics) -> Finding:
     return Finding(Measure.NON_FINITE, len(bad), 0, first.step if first else -1, detail, has_required_numbers=not missing)
 
 
-def _spikes(metrics: Metrics, limits: HealthLimits) -> list[Finding]:
+def _spikes(metrics: Metrics, limits: HealthLimits, groups: Sequence[str]) -> list[Finding]:
     names: dict[str, str] = {Measure.LOSS_SPIKES: "loss", Measure.GRAD_NORM_SPIKES: "grad_norm"}
-    names |= {grad_norm_spikes_of(group): f"grad_norm/{group}" for group in PARAM_GROUPS}
+    names |= {grad_norm_spikes_of(group): f"grad_norm/{group}" for group in groups}
     found = {measure: _find(metrics, metrics[name], limits) for measure, name in names.items()}
-    for group in PARAM_GROUPS:
+    for group in groups:
         measure = param_norm_jumps_of(group)
         names[measure] = f"param_norm/{group}"
         found[measure] = _find(metrics, relative_growth(metrics, names[measure]), limits, resolution=growth_resolution(metrics))
     findings = [_spiking(metrics, measure, name, found[measure], limits) for measure, name in names.items()]
     return [*findings, _led(metrics, found[Measure.LOSS_SPIKES], limits)]
+
+
+def _of_absent_groups(groups: Sequence[str]) -> list[Finding]:
+    absent = [group for group in ALL_GROUPS if group not in groups]
+    return [absent_group(measure(group), group) for measure in (grad_norm_spikes_of, param_norm_jumps_of) for group in absent]
 
 
 def _find(metrics: Metrics, values: Floats, limits: HealthLimits, resolution: Floats | None = None) -> Spikes:
@@ -159,15 +169,16 @@ def _told(change: Change) -> str:
     return f"{change.estimate:+.2g} nats ({change.certain:.2g} of it certain)"
 
 
-def _averages(metrics: Metrics, limits: HealthLimits) -> list[Finding]:
-    return [_lm_head(metrics, limits.max_lm_head_growth), _ema_lag(metrics), _gap(metrics, limits.max_ema_gap), _data(metrics, limits)]
+def _averages(metrics: Metrics, limits: HealthLimits, groups: Sequence[str]) -> list[Finding]:
+    head = _lm_head(metrics, limits.max_lm_head_growth, groups)
+    return [head, _ema_lag(metrics), _gap(metrics, limits.max_ema_gap), _data(metrics, limits)]
 
 
-def _lm_head(metrics: Metrics, limit: float | None) -> Finding:
+def _lm_head(metrics: Metrics, limit: float | None, groups: Sequence[str]) -> Finding:
     measure = Measure.LM_HEAD_GROWTH
     if limit is None:
         return turned_off(measure)
-    names = {group: f"param_norm/{group}" for group in PARAM_GROUPS}
+    names = {group: f"param_norm/{group}" for group in groups}
     if missing := metrics.lacks(names[LM_HEAD]):
         return not_measured(measure, limit, missing)
     grown = {group: growth(metrics, name) for group, name in names.items()}
@@ -187,19 +198,6 @@ def _ema_lag(metrics: Metrics) -> Finding:
         return Finding(measure, math.nan, math.nan, -1, "the run keeps no moving average (no ema_distance)", is_measured=False)
     detail = f"an update moves the weights by {lag.value:.2g} times their distance from the moving average"
     return Finding(measure, lag.value, limit, lag.step, detail)
-
-
-def _balance(metrics: Metrics, limit: float | None) -> Finding:
-    measure = Measure.MAX_VIOLATION
-    if limit is None:
-        return turned_off(measure)
-    if missing := metrics.lacks("max_violation"):
-        return not_measured(measure, limit, missing)
-    found = lasting_violation(metrics)
-    if found is None:
-        return not_measured(measure, limit, why=f"fewer than {MIN_UPDATES} updates", may_lack=True)
-    detail = f"in the worst layer the busiest expert has lastingly {1 + found.value:.3g} times the tokens of the mean"
-    return Finding(measure, found.value, limit, found.step, detail)
 
 
 def _gap(metrics: Metrics, limit: float | None) -> Finding:

@@ -60,3 +60,8 @@ def not_measured(measure: str, limit: float, missing: Sequence[str] = (), *, why
 def turned_off(measure: str) -> Finding:
     """A measure that the recipe does not ask for."""
     return Finding(measure, math.nan, math.nan, NOWHERE, "the recipe sets no limit, so it is not looked for", is_measured=False)
+
+
+def absent_group(measure: str, group: str) -> Finding:
+    """A measure of a group of weights that the model does not have."""
+    return Finding(measure, math.nan, math.nan, NOWHERE, f"the model has no weights of the group {group}", is_measured=False)

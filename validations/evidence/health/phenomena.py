@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from trainer.metrics import PARAM_GROUPS
+from trainer.metrics import ALL_GROUPS
 
 BY_GROUP = "/"
 """Stands in a measure's name before the group of weights that it is of."""
@@ -24,6 +24,7 @@ class Measure(StrEnum):
     EMA_GAP = "ema_gap"
     DATA_SHARE = "data_share"
     MAX_VIOLATION = "max_violation"
+    EARLY_VIOLATION = "early_max_violation"
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ PHENOMENA: dict[str, Phenomenon] = {
     Measure.EMA_GAP: Phenomenon("EMA gap", _marin_8b("The EMA Gap")),
     Measure.DATA_SHARE: Phenomenon("training waits for data", f'{TRINITY_LARGE}, section "3.2 Data Preparation"'),
     Measure.MAX_VIOLATION: Phenomenon("experts collapse", f'{TRINITY_LARGE}, section "6 Discussion"'),
-    **{grad_norm_spikes_of(group): GRADIENT_OF_GROUP for group in PARAM_GROUPS},
-    **{param_norm_jumps_of(group): NORM_OF_GROUP for group in PARAM_GROUPS},
+    Measure.EARLY_VIOLATION: Phenomenon("experts off their balance for a time", f'{TRINITY_LARGE}, section "6 Discussion"'),
+    **{grad_norm_spikes_of(group): GRADIENT_OF_GROUP for group in ALL_GROUPS},
+    **{param_norm_jumps_of(group): NORM_OF_GROUP for group in ALL_GROUPS},
 }
 """Measure → what it looks for."""

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from trainer.metrics import PARAM_GROUPS, Row
+from validations.evidence.health import health_evidence
 from validations.limits import HealthLimits
 
 LIMITS = HealthLimits(
@@ -30,6 +32,7 @@ class Scenario:
         first_step: 1 starts from fresh weights, else the run goes on from a parent.
         changes: rows at which the mixture changes, and the batch with it.
         evaluations: how many; 0 is none.
+        groups: of weights, that the model has.
     """
 
     updates: int = 2000
@@ -40,6 +43,12 @@ class Scenario:
     changes: tuple[int, ...] = ()
     evaluations: int = 20
     seed: int = 0
+    groups: tuple[str, ...] = PARAM_GROUPS
+
+
+def evidence(rows: list[Row], limits: HealthLimits = LIMITS, *, groups: tuple[str, ...] = PARAM_GROUPS) -> pd.DataFrame:
+    """The health table of a dense model's run, where no other groups are named."""
+    return health_evidence(rows, limits, groups=groups)
 
 
 def random_scenario(seed: int) -> Scenario:
@@ -92,7 +101,7 @@ def healthy_rows(scenario: Scenario) -> list[Row]:
         "mixture_since": starts[stage],
         "data_seconds": rng.exponential(0.001, n),
         "seconds": 5 + np.cumsum(rng.uniform(0.09, 0.11, n)),
-        **_norms(rng, rates, from_scratch=scenario.first_step == 1),
+        **_norms(rng, rates, scenario),
     }
     columns["ema_distance"] = 5 * np.exp(rng.normal(0, 0.05, n)) * columns["update_norm"] / columns["param_norm"]
     rows: list[Row] = [{name: column[row].item() for name, column in columns.items()} for row in range(n)]
@@ -126,11 +135,12 @@ def _noise(rng: np.random.Generator, n: int, correlation: float) -> np.ndarray:
     return values
 
 
-def _norms(rng: np.random.Generator, rates: np.ndarray, *, from_scratch: bool) -> dict[str, np.ndarray]:
+def _norms(rng: np.random.Generator, rates: np.ndarray, scenario: Scenario) -> dict[str, np.ndarray]:
     n = len(rates)
+    from_scratch = scenario.first_step == 1
     grown = np.cumsum(rates) / 1e-3 / len(rates)
     columns: dict[str, np.ndarray] = {}
-    for name in ("", *(f"/{group}" for group in PARAM_GROUPS)):
+    for name in ("", *(f"/{group}" for group in scenario.groups)):
         columns[f"grad_norm{name}"] = 0.3 * (1 + 0.5 * np.exp(-np.arange(n) / (n / 10))) * np.exp(rng.normal(0, 0.1, n))
         columns[f"update_norm{name}"] = rates * 400 * (1 - 0.3 * grown) * np.exp(rng.normal(0, 0.02, n))
         columns[f"param_norm{name}"] = (100 if not from_scratch else 30) * (1 + grown * (2 if from_scratch else 0.2)) + np.cumsum(

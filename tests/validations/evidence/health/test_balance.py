@@ -6,9 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.validations.evidence.health.simulated import LIMITS, Scenario, healthy_rows
+from tests.validations.evidence.health.simulated import LIMITS, Scenario, evidence, healthy_rows
 from trainer.metrics import Row
-from validations.evidence.health import health_evidence
 from validations.evidence.health.phenomena import Measure
 from validations.expectations.health_suite import health_checks
 
@@ -21,9 +20,13 @@ def rows_with(violations: np.ndarray) -> list[Row]:
     return [{**row, "max_violation": float(violation)} for row, violation in zip(rows, violations, strict=True)]
 
 
-def found(rows: list[Row], limits: Any = LIMITED) -> Any:
-    table = health_evidence(rows, limits)
-    return table[table["measure"] == Measure.MAX_VIOLATION].iloc[0]
+def found(rows: list[Row], limits: Any = LIMITED, measure: Measure = Measure.MAX_VIOLATION) -> Any:
+    table = evidence(rows, limits)
+    return table[table["measure"] == measure].iloc[0]
+
+
+def early(violations: np.ndarray) -> Any:
+    return found(rows_with(violations), measure=Measure.EARLY_VIOLATION)
 
 
 def noise(level: float) -> np.ndarray:
@@ -74,11 +77,50 @@ def test_too_few_updates_are_said_to_be_unjudged():
     assert "fewer than 16 updates" in row.detail
 
 
+def test_a_balance_that_was_lost_and_found_again_is_told_and_does_not_stop():
+    violations = noise(0.8)
+    violations[30:70] = 8.0
+    row = early(violations)
+    assert row.value == pytest.approx(8.0)
+    assert row.value > row.limit
+    first = healthy_rows(Scenario(updates=UPDATES))[0]["step"]
+    assert f"between steps {first + 30} and {first + 69}, and found again" in row.detail
+    assert "9 times the tokens of the mean" in row.detail
+    assert found(rows_with(violations)).value < 1.0
+
+
+@pytest.mark.parametrize("start", range(0, UPDATES - 40, 5))
+def test_no_place_of_a_lasting_imbalance_is_looked_at_by_neither(start: int):
+    violations = noise(0.8)
+    violations[start : start + 40] = 8.0
+    rows = rows_with(violations)
+    assert max(found(rows).value, early(violations).value) == pytest.approx(8.0)
+
+
+def test_what_is_not_found_again_is_said_to_be_so():
+    violations = noise(0.8)
+    violations[60:] = 9.0
+    assert "and later as well" in early(violations).detail
+
+
+def test_single_batches_warn_of_nothing():
+    spiky = noise(0.8)
+    spiky[::4] = 30.0
+    assert early(spiky).value < 5.0
+
+
+def test_an_early_imbalance_that_could_not_be_measured_is_said_once():
+    for rows in (rows_with(noise(0.8)[:5]), healthy_rows(Scenario(updates=UPDATES))):
+        table = evidence(rows, LIMITED)
+        assert list(table["measure"][table["is_unjudged"]]).count(Measure.MAX_VIOLATION) == 1
+        assert Measure.EARLY_VIOLATION not in set(table["measure"][table["is_unjudged"]])
+
+
 def test_the_check_stops_and_is_asked_only_where_there_is_a_limit():
     def asked(limits: Any) -> list[str]:
-        table = pd.DataFrame(health_evidence(rows_with(noise(0.8)), limits))
+        table = pd.DataFrame(evidence(rows_with(noise(0.8)), limits))
         checks = [check for check in health_checks(limits, {"health": table}) if check.expectation == "ExpectExpertsToKeepTheirBalance"]
         return [check.severity for check in checks]
 
-    assert asked(LIMITED) == ["critical"]
+    assert sorted(asked(LIMITED)) == ["critical", "warning"]
     assert asked(LIMITS) == []

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.validations.evidence.health.simulated import LIMITS, Scenario, healthy_rows, random_scenario, with_loss
-from trainer.metrics import PARAM_GROUPS, Row
-from validations.evidence.health import health_evidence
+from tests.validations.evidence.health.simulated import LIMITS, Scenario, evidence, healthy_rows, random_scenario, with_loss
+from trainer.metrics import ALL_GROUPS, Row
 from validations.evidence.health.phenomena import PHENOMENA, Measure
 from validations.limits import HealthLimits
 
@@ -76,41 +75,41 @@ PHENOMENA_MADE: dict[str, tuple[list[Row], set[str]]] = {
 @pytest.mark.parametrize("name", PHENOMENA_MADE)
 def test_each_phenomenon_is_found_by_its_own_measure_and_no_other(name: str):
     rows, expected = PHENOMENA_MADE[name]
-    assert flagged(health_evidence(rows, LIMITS)) == {str(measure) for measure in expected}
+    assert flagged(evidence(rows)) == {str(measure) for measure in expected}
 
 
 def test_every_measure_fires_on_something():
     found = {str(measure).split("/")[0] for _, measures in PHENOMENA_MADE.values() for measure in measures}
-    in_test_balance = {str(Measure.MAX_VIOLATION)}
+    in_test_balance = {str(Measure.MAX_VIOLATION), str(Measure.EARLY_VIOLATION)}
     assert found == {str(measure).split("/")[0] for measure in PHENOMENA} - in_test_balance
 
 
 def test_a_shift_that_the_evaluation_follows_is_not_the_data_s():
     rows = healthy_rows(Scenario(updates=1200, schedule="warm_up"))
     step = 0.3 * (LATE >= 0.6)
-    assert Measure.LOSS_SHIFT in flagged(health_evidence(with_loss(rows, step), LIMITS))
-    assert Measure.LOSS_SHIFT not in flagged(health_evidence(with_loss(rows, step, evaluation=True), LIMITS))
+    assert Measure.LOSS_SHIFT in flagged(evidence(with_loss(rows, step)))
+    assert Measure.LOSS_SHIFT not in flagged(evidence(with_loss(rows, step, evaluation=True)))
 
 
 def test_a_new_mixture_may_shift_the_loss():
     rows = with_loss(HEALTHY, 0.5 * (LATE >= 0.5))
     declared = [{**row, "mixture_since": 100_600} if number >= 600 else row for number, row in enumerate(rows)]
-    assert flagged(health_evidence(rows, LIMITS)) >= {Measure.LOSS_SPIKES, Measure.LOSS_RISE, Measure.LOSS_SHIFT}
-    assert flagged(health_evidence(declared, LIMITS)) == set()
+    assert flagged(evidence(rows)) >= {Measure.LOSS_SPIKES, Measure.LOSS_RISE, Measure.LOSS_SHIFT}
+    assert flagged(evidence(declared)) == set()
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_healthy_run_is_silent(seed: int):
-    assert flagged(health_evidence(healthy_rows(random_scenario(seed)), LIMITS)) == set()
+    assert flagged(evidence(healthy_rows(random_scenario(seed)))) == set()
 
 
 def test_the_step_and_the_words_say_where_and_how_much():
-    table = health_evidence(PHENOMENA_MADE["loss shifts up at flat evaluation (Bison)"][0], LIMITS)
+    table = evidence(PHENOMENA_MADE["loss shifts up at flat evaluation (Bison)"][0])
     shift = row_of(table, Measure.LOSS_SHIFT)
     assert shift["at_step"] == pytest.approx(100_001 + 0.94 * 1200, abs=40)
     assert "the loss shifts by +0.1" in shift["detail"]
     assert shift["described_in"] == 'Marin 32B retrospective, section "Shuffling anomaly"'
-    led = row_of(health_evidence(LED, LIMITS), Measure.LED_SPIKES)
+    led = row_of(evidence(LED), Measure.LED_SPIKES)
     assert led["at_step"] == 100_601
     assert "times its usual value, 6 updates earlier" in led["detail"]
 
@@ -134,23 +133,23 @@ def without(*names: str) -> list[Row]:
     ],
 )
 def test_what_the_rows_lack_is_no_silent_pass(missing: tuple[str, ...], measure: str, is_required: bool):
-    row = row_of(health_evidence(without(*missing), LIMITS), measure)
+    row = row_of(evidence(without(*missing)), measure)
     assert not row["is_measured"]
     assert math.isnan(row["value"])
     assert row["has_required_numbers"] == (not is_required)
     assert row["is_unjudged"] == ("/" not in measure and measure != Measure.EMA_LAG)
-    assert health_evidence(HEALTHY, LIMITS)["has_required_numbers"].all()
+    assert evidence(HEALTHY)["has_required_numbers"].all()
 
 
 def test_a_shift_without_evaluations_is_reported():
     rows = [{name: value for name, value in row.items() if name != "eval_loss"} for row in with_loss(HEALTHY, 0.3 * (LATE >= 0.5))]
-    detail = row_of(health_evidence(rows, LIMITS), Measure.LOSS_SHIFT)["detail"]
+    detail = row_of(evidence(rows), Measure.LOSS_SHIFT)["detail"]
     assert "the training loss shifts by +0.3" in detail
 
 
 def test_what_the_recipe_does_not_limit_is_not_looked_for():
     off = {name: None for name, field in HealthLimits.model_fields.items() if type(None) in get_args(field.annotation)}
-    table = health_evidence(HEALTHY, LIMITS.but(**off))
+    table = evidence(HEALTHY, LIMITS.but(**off))
     for measure in (Measure.LM_HEAD_GROWTH, Measure.LOSS_RISE, Measure.LOSS_SHIFT, Measure.EMA_GAP, Measure.DATA_SHARE):
         row = row_of(table, measure)
         assert not row["is_measured"]
@@ -158,7 +157,7 @@ def test_what_the_recipe_does_not_limit_is_not_looked_for():
 
 
 def test_no_rows_give_no_table():
-    assert health_evidence([], LIMITS).empty
+    assert evidence([]).empty
 
 
 NAMES = [*HEALTHY[0], "eval_loss", "ema_eval_loss", "something else"]
@@ -168,7 +167,7 @@ VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(st.lists(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=len(NAMES)), max_size=12))
 def test_no_rows_break_it(rows: list[dict[str, Any]]):
-    table = health_evidence(rows, LIMITS)
+    table = evidence(rows)
     assert set(table["measure"]) == (set(PHENOMENA) if rows else set())
 
 
@@ -183,5 +182,5 @@ def test_damage_anywhere_in_a_long_run_does_not_break_it(data: st.DataObject):
         value = data.draw(VALUES)
         for number in range(row, min(len(rows), row + span)):
             rows[number] = {**rows[number], name: value}
-    assert len(health_evidence(rows, LIMITS)) == len(PHENOMENA)
-    assert len(PARAM_GROUPS) * 2 + len(Measure) == len(PHENOMENA)
+    assert len(evidence(rows)) == len(PHENOMENA)
+    assert len(ALL_GROUPS) * 2 + len(Measure) == len(PHENOMENA)

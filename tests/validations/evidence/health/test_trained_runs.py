@@ -9,9 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-from tests.validations.evidence.health.simulated import LIMITS
+from tests.validations.evidence.health.simulated import evidence
 from tests.validations.evidence.health.trained import Run, cosine, counting, noise, train
-from validations.evidence.health import health_evidence
+from trainer.metrics import SPARSE_GROUPS
 from validations.evidence.health.phenomena import Measure
 
 
@@ -24,6 +24,7 @@ def quick_compilation() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", before)
 
 
+OF_EXPERTS = (Measure.MAX_VIOLATION, *SPARSE_GROUPS)
 HEALTHY = Run(cosine, counting)
 
 
@@ -43,13 +44,13 @@ PROVOKED = {
 
 
 def flagged(run: Run) -> set[str]:
-    table = health_evidence(train(run), LIMITS)
+    table = evidence(train(run))
     return set(table["measure"][table["value"] > table["limit"]])
 
 
 def test_a_healthy_run_is_wholly_judged_and_silent():
-    table = health_evidence(train(HEALTHY), LIMITS)
-    table = table[table["measure"] != Measure.MAX_VIOLATION]  # the model has no experts
+    table = evidence(train(HEALTHY))
+    table = table[[not any(name in measure for name in OF_EXPERTS) for measure in table["measure"]]]  # the model has none
     assert table["is_measured"].all()
     assert (table["value"] <= table["limit"]).all()
 

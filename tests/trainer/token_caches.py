@@ -1,0 +1,73 @@
+"""Token caches that are written by hand, and the verdict that lets a run read them."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainer.base.storage import digest_of_bytes, write_atomically, write_json
+from trainer.config import RunConfig
+from trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, read_manifest, write_manifest
+
+BEGIN, END = 0, 1
+
+
+def write_token_cache(folder: Path, shards: Sequence[Sequence[np.ndarray]], *, dtype: str = "uint16", begin_of_text: int = BEGIN) -> Path:
+    """Write a cache as data preparation does: shards, their index, the manifest last."""
+    written = [_write_shard(folder, f"shard-{number:05d}", documents, dtype) for number, documents in enumerate(shards)]
+    manifest = Manifest.model_validate(
+        {
+            "format_version": FORMAT_VERSION,
+            "component": folder.name,
+            "split": "train",
+            "key": f"key of {folder.name}",
+            "source": {},
+            "sources": (),
+            "reader": "by hand",
+            "normalizer": "none",
+            "encoder": "none",
+            "tokenizer_digest": "none",
+            "begin_of_text": begin_of_text,
+            "end_of_text": END,
+            "dtype": dtype,
+            "shards": written,
+            "documents": sum(shard.documents for shard in written),
+            "tokens": sum(shard.tokens for shard in written),
+            "text_bytes": 0,
+            "left_out": {},
+        }
+    )
+    write_manifest(folder, manifest)
+    return folder
+
+
+def write_passing_verdict(run: RunConfig, **changes: Any) -> None:
+    """Write the verdict that a run asks for: it passes, unless a change says otherwise."""
+    judged = {name: read_manifest(folder).digest for name, folder in run.caches.items()}
+    write_json(run.verdict, {"passes": True, "judged": judged, **changes})
+
+
+def _write_shard(folder: Path, name: str, documents: Sequence[np.ndarray], dtype: str) -> Shard:
+    lengths = np.array([len(document) for document in documents], np.int64)
+    tokens = np.concatenate([np.empty(0, np.uint16), *documents]).astype(dtype)
+    columns = {
+        "id": pa.array([f"{name} {number}" for number in range(len(documents))], pa.string()),
+        "source_file": pa.array(["by hand"] * len(documents), pa.string()),
+        "offset": pa.array(np.cumsum(lengths) - lengths, pa.int64()),
+        "length": pa.array(lengths, pa.int64()),
+    }
+    index = io.BytesIO()
+    pq.write_table(pa.table(columns), index)
+    write_atomically(folder / f"{name}.bin", tokens.tobytes())
+    write_atomically(folder / f"{name}.parquet", index.getvalue())
+    return Shard(
+        name=name,
+        tokens=len(tokens),
+        documents=len(documents),
+        digest=digest_of_bytes(tokens.tobytes()),
+        index_digest=digest_of_bytes(index.getvalue()),
+    )
