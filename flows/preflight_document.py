@@ -10,13 +10,13 @@ from flows.commands.preflight import HEADINGS, cells, what_it_took
 from flows.recipes import load_recipe, load_record
 from flows.setups import setups_of
 from tasks.home import Home
-from tasks.preflight.estimate import kept_a_token
 from tasks.preflight.launcher import examine, versions
 from tasks.preflight.plan import GIB, Plan, spec_for
 from tasks.preflight.preflight import preflight_setup
 from tasks.preflight.report import report_of
 from tasks.preflight.search import Found, refusal
 from tasks.preflight.setup import Setup
+from tasks.preflight.sizes import kept_a_token
 from tasks.preflight.slices import find_slice, read_table
 from trainer.base.errors import ConfigError
 
@@ -75,9 +75,9 @@ def gain_cells(report: Report) -> list[str]:
 def by_rule(setup: Setup, home: Home) -> Report:
     """The first plan that fits on the mesh by rule, in the order from the least that is computed again: what preflight took before."""
     where, step = find_slice(setup.slice), setup.step
-    tokens = step.batch_sequences * step.model.seq_len // where.chips
+    tokens = step.batch_sequences * step.model.seq_len // where.devices
     for plan in RULE:
-        if tokens * kept_a_token(step.model, plan.remat)[0] / GIB > where.chip.memory_gib:
+        if tokens * kept_a_token(step.model, plan.remat)[0] / GIB > where.chip.device_gib:
             continue
         result = examine(spec_for(step, where, plan), home)
         if refusal(result, where) is None:

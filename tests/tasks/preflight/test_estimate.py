@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 
 from tasks.preflight.candidates import Setting, policies_for, settings_for
-from tasks.preflight.estimate import Table, block_a_token, estimate, kept_a_token, measure_policies, state_bytes
+from tasks.preflight.estimate import Table, estimate, measure_policies
 from tasks.preflight.projection import ici_speed, roofline_of
+from tasks.preflight.sizes import block_a_token, kept_a_token, state_bytes
 from tasks.preflight.slices import find_slice
 from tests.tasks.preflight.steps import result_of
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, step_of
@@ -89,7 +90,7 @@ def test_the_projection_counts_every_link_once() -> None:
 
 
 def test_estimates_move_to_what_was_compiled() -> None:
-    table = Table(STEP, V4, settings_for(STEP, V4), list(policies_for()))
+    table = Table(STEP, V4, settings_for(STEP, V4), list(policies_for(STEP.model)))
     numbers = [0, 100, 5_000, 20_000, 40_000]
     truth = table.known + table.amounts @ np.array([2.0, 1.3, 1.9, 0.8])
     before = np.abs(table.gib() - truth)
@@ -102,7 +103,7 @@ def test_estimates_move_to_what_was_compiled() -> None:
 
 def test_times_move_to_what_was_compiled() -> None:
     """Twice the traffic of HBM than was thought doubles the estimate of every plan."""
-    table = Table(STEP, V4, settings_for(STEP, V4), list(policies_for()))
+    table = Table(STEP, V4, settings_for(STEP, V4), list(policies_for(STEP.model)))
     expected = dict(zip(("compute", "hbm", "ici", "dcn", "host"), table.terms[0], strict=True))
     plan = table.plan(0)
     result = result_of(20.0).but(hbm_bytes=round(2 * expected["hbm"] * 1200e9), collectives=())

@@ -65,7 +65,7 @@ def test_parts_are_equal_and_cut_over_the_rows(batch: int, rows: int) -> None:
 
 
 def test_policies_are_different_and_begin_with_those_of_the_rule() -> None:
-    found = list(policies_for())
+    found = list(policies_for(LLAMA_8B))
     assert found[:2] == ["full", "offload"]
     assert len(set(found)) == len(found)
     assert Kept(on_device=(ATTENTION, "query", "key", "value", "output", "gate", "up")) in found

@@ -20,7 +20,7 @@ EVERYTHING = Kept(on_device=(ATTENTION, "query", "key", "value", "output", "gate
 
 @pytest.fixture(scope="module")
 def table() -> Table:
-    return Table(STEP, V4, settings_for(STEP, V4), list(policies_for()))
+    return Table(STEP, V4, settings_for(STEP, V4), list(policies_for(STEP.model)))
 
 
 @settings(max_examples=10, deadline=None)
@@ -75,7 +75,7 @@ def test_where_nothing_fits_the_plan_that_needs_least_was_compiled() -> None:
     found = find_plan(step, where, attempt)
     assert found.plan is None
     assert found.tried[-1].plan == asked[-1]
-    table = Table(step, where, settings_for(step, where), list(policies_for()))
+    table = Table(step, where, settings_for(step, where), list(policies_for(STEP.model)))
     least = table.plan(int(np.argmin(np.where(table.host <= host_gib(where), table.gib(), np.inf))))
     assert least in asked
     assert all("GiB" in tried.reason for tried in found.tried)
@@ -105,7 +105,7 @@ def test_a_host_has_so_much_memory_and_no_more() -> None:
     said = refusal(result_of(20, host_gib=51), V4)
     assert said is not None
     assert "51.0 GiB of its host's memory, of which 50.0 are there" in said
-    assert Kept(on_host=(BLOCK_INPUT, "gate")) in list(policies_for())
+    assert Kept(on_host=(BLOCK_INPUT, "gate")) in list(policies_for(STEP.model))
 
 
 def test_a_refusal_without_an_account_gives_the_compilers_words() -> None:
