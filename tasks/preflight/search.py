@@ -21,7 +21,7 @@ MAX_COMPILED = 10
 the same plan is found on every machine."""
 MIN_GAIN = 0.01
 """A plan is compiled only where it is estimated to be faster by so much than the best so far."""
-MAX_COMPILED_SPARSE, MIN_GAIN_SPARSE = 4, 0.05
+MAX_COMPILED_SPARSE, MIN_GAIN_SPARSE = 3, 0.05
 """The same for a model with experts, whose step takes one to four minutes to compile. The estimates are coarser, too."""
 HOST_SHARE = 0.5
 """Of a host's memory that may be taken for what is offloaded; the rest is the loader's, the checkpoints', the system's."""

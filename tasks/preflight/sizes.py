@@ -1,8 +1,9 @@
 """What a model's state, its products and the rows of its experts measure: bytes, before anything is compiled."""
 
 import math
+from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 
@@ -23,6 +24,14 @@ ROWS_SENT, GATES_SENT = 4, 2
 """There and back, forward and backward; of gates, there and their gradients back."""
 
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def remembered(function: Function) -> Function:
+    """The result is kept: thousands of settings ask for it. A frozen model has a hash, which its type does not say."""
+    return cast(Function, cache(function))
+
+
 class Weights(NamedTuple):
     """Numbers of a model: the experts', and all others."""
 
@@ -35,7 +44,7 @@ class Weights(NamedTuple):
         return self.experts + self.others
 
 
-@cache
+@remembered
 def count_weights(model: ModelConfig) -> Weights:
     """How many numbers the table declares."""
     specs = jax.tree.leaves(param_specs(model))
@@ -43,7 +52,7 @@ def count_weights(model: ModelConfig) -> Weights:
     return Weights(experts, sum(math.prod(spec.shape) for spec in specs) - experts)
 
 
-@cache
+@remembered
 def state_bytes(step: StepShape) -> int:
     """Weights, moments and average. Muon has one moment for the weights that are its own, and two for all others."""
     is_muon = isinstance(step.optimizer, Muon)
@@ -71,7 +80,7 @@ def kept_a_token(model: ModelConfig, remat: Remat, tensor: int = 1) -> tuple[flo
     return kept, sum(sizes.get(name, 0) for name in on_host)
 
 
-@cache
+@remembered
 def block_a_token(model: ModelConfig, tensor: int) -> float:
     """Bytes of everything that one block computes for a token; where there are two kinds of blocks, of the one that needs more."""
     sizes = _sizes_a_token(model, tensor, once=True)
@@ -94,7 +103,7 @@ def _sizes_a_token(model: ModelConfig, tensor: int, *, once: bool) -> dict[str, 
     width = COMPUTE_BYTES[model.compute_dtype]
     sizes: dict[str, float] = {
         name: (1 if once else each.layers) * width * each.outputs * each.copies / (tensor if each.is_cut else 1)
-        for name, each in products(model).items()
+        for name, each in products(model).items()  # pyright: ignore[reportArgumentType]  # frozen: it has a hash
     }
     layers = 1 if once else model.num_layers
     mixed = FLOAT32_BYTES if model.float32_attention else width
@@ -115,7 +124,7 @@ def exchanged_a_token(model: ModelConfig, *, expert: int, again: bool) -> float:
     return len(expert_layers(model)) * model.experts.num_active * row * (expert - 1) / expert
 
 
-@cache
+@remembered
 def muon_flops(step: StepShape, *, fsdp: int, expert: int, tensor: int) -> float:
     """FLOPs of a device in Muon's steps: products with a matrix's long side are shared by those that cut it, the square ones are not."""
     if not isinstance(step.optimizer, Muon):

@@ -152,7 +152,10 @@ def recomputed_flops(model: ModelConfig, sequences: int, remat: Remat) -> int:
     computes again inside its backward pass is not counted.
     """
     tokens = sequences * model.seq_len
-    once = {name: 2 * each.inputs * each.outputs * each.copies * each.layers * tokens for name, each in products(model).items()}
+    once = {
+        name: 2 * each.inputs * each.outputs * each.copies * each.layers * tokens
+        for name, each in products(model).items()  # pyright: ignore[reportArgumentType]  # frozen: it has a hash
+    }
     once[ATTENTION] = step_flops(model, sequences).attention // 3
     kept = kept_names(remat)
     return sum(each for name, each in once.items() if name not in kept)
