@@ -5,12 +5,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple, TypeVar, cast
 
-import jax
-
 from trainer.config import ATTENTION, BLOCK_INPUT, Kept, ModelConfig, Muon, Remat
 from trainer.model.layers import expert_layers
 from trainer.model.params import param_specs
-from trainer.model.specs import EXPERT
+from trainer.model.specs import EXPERT, ParamSpec
 from trainer.preflight.roofline import kept_names, products
 from trainer.preflight.spec import StepShape
 
@@ -18,6 +16,9 @@ FLOAT32_BYTES, COMPUTE_BYTES = 4, {"float32": 4, "bfloat16": 2}
 DENSE_MLP = ("gate", "up", "down")
 ROWS_AT_WORK = 3
 """How often a token's rows for its experts exist at a time: sorted, received, and as results."""
+EVERYTHING = 2.2
+"""Where nothing is computed again, what lies between the products is kept as well (norms, activations, gathered rows): so many times as much
+in all, as compiled for Trinity Mini."""
 GATE_ROW_BYTES = 128 * FLOAT32_BYTES
 """What a gate takes on its way to an expert's device (decision 54)."""
 ROWS_SENT, GATES_SENT = 4, 2
@@ -45,9 +46,17 @@ class Weights(NamedTuple):
 
 
 @remembered
+def specs_of(model: ModelConfig) -> tuple[ParamSpec, ...]:
+    """Every weight of the table."""
+    import jax  # a second, for those who need it
+
+    return tuple(jax.tree.leaves(param_specs(model)))
+
+
+@remembered
 def count_weights(model: ModelConfig) -> Weights:
     """How many numbers the table declares."""
-    specs = jax.tree.leaves(param_specs(model))
+    specs = specs_of(model)
     experts = sum(math.prod(spec.shape) for spec in specs if EXPERT in spec.axes)
     return Weights(experts, sum(math.prod(spec.shape) for spec in specs) - experts)
 
@@ -56,9 +65,7 @@ def count_weights(model: ModelConfig) -> Weights:
 def state_bytes(step: StepShape) -> int:
     """Weights, moments and average. Muon has one moment for the weights that are its own, and two for all others."""
     is_muon = isinstance(step.optimizer, Muon)
-    moments = sum(
-        math.prod(spec.shape) * (1 if is_muon and spec.updated_by == "muon" else 2) for spec in jax.tree.leaves(param_specs(step.model))
-    )
+    moments = sum(math.prod(spec.shape) * (1 if is_muon and spec.updated_by == "muon" else 2) for spec in specs_of(step.model))
     return FLOAT32_BYTES * (moments + (1 + step.keeps_average) * count_weights(step.model).all)
 
 
@@ -76,7 +83,7 @@ def kept_a_token(model: ModelConfig, remat: Remat, tensor: int = 1) -> tuple[flo
     on_device = (kept_names(remat) | {BLOCK_INPUT}) - set(on_host)
     kept = sum(sizes.get(name, 0) for name in on_device)
     if remat == "none":
-        kept += rows_a_token(model) * len(expert_layers(model))
+        kept = EVERYTHING * (kept + rows_a_token(model) * len(expert_layers(model)))
     return kept, sum(sizes.get(name, 0) for name in on_host)
 
 
@@ -130,7 +137,7 @@ def muon_flops(step: StepShape, *, fsdp: int, expert: int, tensor: int) -> float
     if not isinstance(step.optimizer, Muon):
         return 0.0
     total = 0.0
-    for spec in jax.tree.leaves(param_specs(step.model)):
+    for spec in specs_of(step.model):
         if spec.updated_by != "muon" or spec.inputs is None:
             continue
         stacked, sides = spec.shape[: spec.num_stacking_axes], spec.shape[spec.num_stacking_axes :]
