@@ -17,8 +17,8 @@ DENSE_MLP = ("gate", "up", "down")
 ROWS_AT_WORK = 3
 """How often a token's rows for its experts exist at a time: sorted, received, and as results."""
 EVERYTHING = 2.2
-"""Where nothing is computed again, what lies between the products is kept as well (norms, activations, gathered rows): so many times as much
-in all, as compiled for Trinity Mini."""
+"""Where nothing is computed again, what lies between the products is kept as well (norms, activations, gathered rows): so many times as
+much in all, as compiled for Trinity Mini."""
 GATE_ROW_BYTES = 128 * FLOAT32_BYTES
 """What a gate takes on its way to an expert's device (decision 54)."""
 ROWS_SENT, GATES_SENT = 4, 2

@@ -72,12 +72,12 @@ def test_the_way_of_an_all_to_all_is_the_mean_over_all_others(chips: int, torus:
 def test_a_token_meets_its_own_experts_and_no_others() -> None:
     """With a norm behind each part every product of a block is needed again; of the experts, those that a token is routed to."""
     assert SPARSE.experts is not None
-    found = products(SPARSE)
+    found = products(SPARSE)  # pyright: ignore[reportArgumentType]  # frozen: it has a hash
     multiplied = sum(each.inputs * each.outputs * each.copies * each.layers for each in found.values())
     assert multiplied == matrix_parameters(SPARSE) - SPARSE.d_model * SPARSE.vocab_size
     assert found["expert_gate"].copies == SPARSE.experts.num_active
     doubled = SPARSE.but(experts=SPARSE.experts.but(num_experts=2 * SPARSE.experts.num_experts))
-    assert found["expert_gate"] == products(doubled)["expert_gate"]
+    assert found["expert_gate"] == products(doubled)["expert_gate"]  # pyright: ignore[reportArgumentType]  # frozen: it has a hash
 
 
 def test_experts_are_computed_again_with_whatever_is_kept_by_name() -> None:
