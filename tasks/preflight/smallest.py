@@ -8,7 +8,7 @@ from tasks.preflight.candidates import policies_for, settings_for
 from tasks.preflight.estimate import Table
 from tasks.preflight.plan import GIB, Plan, spec_for
 from tasks.preflight.search import RESERVED_BYTES, host_gib, refusal
-from tasks.preflight.sizes import state_bytes
+from tasks.preflight.sizes import FLOAT32_BYTES, count_weights, state_bytes
 from tasks.preflight.slices import Slice, find_slice, read_table
 from trainer.base.frozen import Frozen
 from trainer.preflight.spec import Result, Spec, StepShape
@@ -28,7 +28,7 @@ class Smallest(Frozen):
 
 
 def smallest_slice(step: StepShape, chip: str, attempt: Callable[[Spec], Result]) -> Smallest:
-    """Go up the slices of a kind of chip until one holds the step. A slice that has no room for the state is not compiled for."""
+    """Go up the slices of a kind of chip until one holds the step. A slice that has no room for state and gradients is not compiled for."""
     smaller: list[tuple[str, str]] = []
     for where in slices_of(chip):
         if (reason := _state_refusal(step, where)) is not None:
@@ -52,10 +52,10 @@ def slices_of(chip: str) -> list[Slice]:
 
 
 def _state_refusal(step: StepShape, where: Slice) -> str | None:
-    """Weights, moments and average, cut over all devices, against a device's memory: the least that any plan needs."""
-    needs = state_bytes(step) / where.devices
+    """Weights, moments, average and gradients, cut over all devices, against a device's memory: the least that any plan needs."""
+    needs = (state_bytes(step) + FLOAT32_BYTES * count_weights(step.model).all) / where.devices
     there = where.chip.device_gib * GIB - RESERVED_BYTES
-    return None if needs <= there else f"its state alone needs {needs / GIB:.1f} GiB a device, of {there / GIB:.1f}"
+    return None if needs <= there else f"state and gradients alone need {needs / GIB:.1f} GiB a device, of {there / GIB:.1f}"
 
 
 def least_plan(step: StepShape, where: Slice) -> Plan | None:
