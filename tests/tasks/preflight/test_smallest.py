@@ -28,7 +28,7 @@ def test_slices_go_from_small_to_large() -> None:
 
 
 def test_one_that_has_no_room_for_the_state_is_not_compiled_for() -> None:
-    """32B with its average and gradients: 20 bytes a parameter, 630 GiB, more than four chips of 95 have. On eight the compiler is asked."""
+    """32B, average and gradients: 20 bytes a parameter, 630 GiB, more than four chips of 95 have. On eight the compiler is asked."""
     attempt, asked = compiler(lambda devices: 800 / devices)
     found = smallest_slice(step_of(LLAMA_32B, 1024), "v5p", attempt)
     assert asked == ["v5p:2x2x2", "v5p:2x2x4"]
