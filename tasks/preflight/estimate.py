@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from tasks.preflight.candidates import Setting
 from tasks.preflight.plan import Plan
-from tasks.preflight.projection import chips_along, executed_flops, ici_speed
+from tasks.preflight.projection import exchange_speed, executed_flops, ici_speed
 from tasks.preflight.sizes import (
     COMPUTE_BYTES,
     FLOAT32_BYTES,
@@ -26,7 +26,7 @@ from tasks.preflight.sizes import (
 )
 from tasks.preflight.slices import Slice
 from trainer.config import Remat
-from trainer.preflight.roofline import EXPOSED, UTILISATION, Roofline, kept_names, mean_hops
+from trainer.preflight.roofline import EXPOSED, UTILISATION, Roofline, kept_names
 from trainer.preflight.spec import Result, StepShape
 
 TILE_ROWS = 8
@@ -112,8 +112,7 @@ def _exchange_seconds(step: StepShape, where: Slice, setting: Setting, policies:
     """Rows of experts on their way along `expert`, and back; none where that is one device."""
     mesh = setting.mesh
     once, again = (tokens * exchanged_a_token(step.model, expert=mesh.expert, again=again) for again in (False, True))
-    hops = mean_hops(chips_along("expert", mesh, where), where.torus)
-    return (once + policies.exchanges_again * (again - once)) * hops / ici_speed("expert", mesh, where)
+    return (once + policies.exchanges_again * (again - once)) / exchange_speed("expert", mesh, where)
 
 
 def _ici_seconds(step: StepShape, where: Slice, setting: Setting, tokens: int) -> float:

@@ -6,7 +6,7 @@ from tasks.preflight.plan import Plan
 from tasks.preflight.slices import Slice
 from trainer.config import Mesh, Remat
 from trainer.flops import step_flops
-from trainer.preflight.roofline import Roofline, StepWork, mean_hops, project, recomputed_flops, ring_share
+from trainer.preflight.roofline import Roofline, StepWork, exchange_share, project, recomputed_flops, ring_share
 from trainer.preflight.spec import Collective, Result, StepShape
 
 ALL_TO_ALL = "all-to-all"
@@ -33,13 +33,18 @@ def executed_flops(step: StepShape, remat: Remat) -> int:
 
 def ici_seconds(each: Collective, mesh: Mesh, where: Slice) -> float:
     """How long a device's links are at work for this. What goes from each to each passes the links of others on its way."""
-    hops = mean_hops(chips_along(each.axis, mesh, where), where.torus) if each.kind == ALL_TO_ALL else 1.0
-    return each.bytes * hops / ici_speed(each.axis, mesh, where)
+    speed = exchange_speed if each.kind == ALL_TO_ALL else ici_speed
+    return each.bytes / speed(each.axis, mesh, where)
 
 
 def ici_speed(axis: str, mesh: Mesh, where: Slice) -> float:
     """Bytes a second that a device sends along axes of the mesh (`fsdp×tensor`) within its slice."""
     return where.chip.speeds.ici_bytes * ring_share(chips_along(axis, mesh, where), where.torus)
+
+
+def exchange_speed(axis: str, mesh: Mesh, where: Slice) -> float:
+    """Bytes a second that a device sends to all others along axes of the mesh within its slice."""
+    return where.chip.speeds.ici_bytes * exchange_share(chips_along(axis, mesh, where), where.torus)
 
 
 def chips_along(axis: str, mesh: Mesh, where: Slice) -> int:

@@ -116,20 +116,20 @@ def project(work: StepWork, speeds: Speeds) -> Roofline:
     )
 
 
-def mean_hops(chips: int, torus: tuple[int, ...]) -> float:
-    """Links that a byte of an all-to-all passes on its way to one of the other chips, at the mean.
+def exchange_share(chips: int, torus: tuple[int, ...]) -> float:
+    """The share of a chip's links that an all-to-all over so many chips of a slice is as quick as, were each byte to pass one link only.
 
-    On a ring of k chips whose links go both ways it is (k / 2)² / (k - 1), and over several axes of a torus their ways add up. The axes
-    are taken as in `ring_share`: what a chip sends loads so many links, where what goes around by a ring loads one.
+    On its way to another chip a byte passes those between: on a ring of k chips whose links go both ways ⌊k² / 4⌋ / (k - 1) links at the
+    mean. Over several axes its ways add up, each on the links of its axis, and the axis with the longest way decides. Axes are taken as
+    in `ring_share`.
     """
-    reached, way = 1, 0.0
+    sides: list[int] = []
     for length in sorted(torus, reverse=True):
-        if reached >= chips:
-            break
-        along = min(length, -(-chips // reached))
-        way += (along**2 // 4) / along
-        reached *= along
-    return way * reached / (reached - 1) if reached > 1 else 1.0
+        if (reached := math.prod(sides)) < chips:
+            sides.append(min(length, -(-chips // reached)))
+    others = 1 - 1 / math.prod(sides)
+    ways = [(side**2 // 4) / side / others for side in sides if side > 1]
+    return min((ring_share(side, (side,)) / way for side, way in zip(sides, ways, strict=False)), default=1.0) / len(torus)
 
 
 def ring_share(chips: int, torus: tuple[int, ...]) -> float:

@@ -140,13 +140,19 @@ def test_the_estimate_knows_that_rows_travel_again_where_blocks_are_computed_aga
 
 
 def test_a_byte_of_an_all_to_all_loads_the_links_that_it_passes() -> None:
-    """Eight chips of a ring: 16 / 7 links at the mean. What is gathered goes from neighbour to neighbour."""
+    """Eight chips of a ring: 16 / 7 links at the mean. What is gathered goes from neighbour to neighbour.
+
+    Sixteen are eight by two: as long a way along one axis, while the links of the other wait.
+    """
     mesh = Mesh(replica=8, fsdp=8, expert=8)
     found = [
         ici_seconds(Collective(kind=kind, axis="expert", link="ici", count=1, bytes=200 * 10**9), mesh, V5P)
         for kind in ("all-gather", "all-to-all")
     ]
     assert found == [pytest.approx(1.0), pytest.approx(16 / 7)]
+    wider = Mesh(replica=8, fsdp=4, expert=16)
+    sent = Collective(kind="all-to-all", axis="expert", link="ici", count=1, bytes=200 * 10**9)
+    assert ici_seconds(sent, wider, V5P) == pytest.approx(2 * 16 / 15)
 
 
 def test_what_muon_multiplies_takes_time_and_is_no_work_of_the_model() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.trainer.preflight.models import LLAMA_8B, SPARSE
 from trainer.config import ATTENTION, BLOCK_INPUT, Kept
 from trainer.flops import matrix_parameters, step_flops
-from trainer.preflight.roofline import NAMED, UTILISATION, Speeds, StepWork, mean_hops, products, project, recomputed_flops, ring_share
+from trainer.preflight.roofline import NAMED, UTILISATION, Speeds, StepWork, exchange_share, products, project, recomputed_flops, ring_share
 
 SPEEDS = Speeds(flops=197e12, hbm_bytes=819e9, ici_bytes=200e9, dcn_bytes=3.125e9, host_bytes=16e9)
 amounts = st.floats(min_value=0, max_value=1e20)
@@ -56,17 +56,23 @@ def test_the_links_that_a_ring_can_use(chips: int, share: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("chips", "torus"), [(2, (8, 8, 16)), (4, (4, 4)), (8, (8, 8, 8)), (16, (16, 16)), (64, (8, 8, 4)), (256, (16, 16))]
+    ("chips", "torus"), [(4, (4, 4)), (8, (8, 8, 8)), (16, (8, 8, 8)), (64, (8, 8, 4)), (256, (16, 16)), (1024, (8, 8, 16))]
 )
-def test_the_way_of_an_all_to_all_is_the_mean_over_all_others(chips: int, torus: tuple[int, ...]) -> None:
-    """Counted: the shortest way around each axis, from one chip to each other one."""
+def test_an_all_to_all_is_as_quick_as_its_busiest_axis(chips: int, torus: tuple[int, ...]) -> None:
+    """Counted: the shortest way from one chip to each other one, and the steps of it along each axis, which has two links a chip."""
     sides, left = [], chips
     for length in sorted(torus, reverse=True):
         sides.append(min(length, left))
         left //= sides[-1]
-    ways = [sum(min(step, side - step) for step, side in zip(place, sides, strict=True)) for place in itertools.product(*map(range, sides))]
-    assert mean_hops(chips, torus) == pytest.approx(sum(ways) / (chips - 1))
-    assert mean_hops(1, torus) == 1.0
+    places = list(itertools.product(*map(range, sides)))
+    along = [sum(min(place[axis], side - place[axis]) for place in places) / (chips - 1) for axis, side in enumerate(sides)]
+    busiest = max(steps * (2 if side == 2 else 1) for steps, side in zip(along, sides, strict=True))
+    assert exchange_share(chips, torus) == pytest.approx(1 / busiest / len(torus))
+
+
+def test_two_chips_have_one_link_between_them() -> None:
+    assert exchange_share(2, (8, 8, 16)) == ring_share(2, (8, 8, 16)) == pytest.approx(1 / 6)
+    assert exchange_share(1, (8, 8, 16)) == ring_share(1, (8, 8, 16))
 
 
 def test_a_token_meets_its_own_experts_and_no_others() -> None:
