@@ -36,9 +36,10 @@ def test_muon_has_one_moment_for_its_matrices_and_two_for_all_else() -> None:
 
 
 def test_what_is_exchanged_is_what_was_compiled() -> None:
-    """Trinity Nano on v5p-1024, eight rows a device, experts over 8, blocks computed again: 171.228 GB a device and step."""
+    """On v5p-1024, eight rows a device: Trinity Nano with experts over 8 and blocks computed again, Mini with 16 and everything kept."""
     tokens = 8 * 4096
     assert tokens * exchanged_a_token(MODEL, expert=8, again=True) == 171_228_266_496
+    assert tokens * exchanged_a_token(MINI.model, expert=16, again=False) == 128_345_702_400
     row, gate = 7 / 8 * 8 * 2 * 1024, 7 / 8 * 8 * 512
     assert exchanged_a_token(MODEL, expert=8, again=False) == 54 * (4 * row + 2 * gate)
     assert exchanged_a_token(MODEL.but(post_norms=False), expert=8, again=True) == 54 * (5 * row + 3 * gate)
