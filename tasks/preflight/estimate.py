@@ -16,6 +16,7 @@ from tasks.preflight.projection import exchange_speed, executed_flops, ici_speed
 from tasks.preflight.sizes import (
     COMPUTE_BYTES,
     FLOAT32_BYTES,
+    SPARSE_WORK,
     block_a_token,
     count_weights,
     exchanged_a_token,
@@ -79,7 +80,7 @@ def estimate(step: StepShape, where: Slice, setting: Setting, policies: Policies
     cut = (state_bytes(step) + gradients) / (mesh.fsdp * mesh.expert * mesh.tensor)
     known = (cut + gathered_bytes(model, expert=mesh.expert, tensor=mesh.tensor)) / GIB
     logits = FLOAT32_BYTES * min(setting.loss_tokens_a_chip * mesh.tensor, tokens) * model.vocab_size / mesh.tensor / GIB
-    block = tokens * block_a_token(model, mesh.tensor) / GIB
+    block = tokens * block_a_token(model, mesh.tensor) * (1 if model.experts is None else SPARSE_WORK) / GIB
     amounts = np.stack([ones, tokens * policies.on_device / GIB, block * ones, logits * ones], axis=1)
     host = tokens * policies.on_host
     terms = np.stack(_terms(step, where, setting, policies, tokens * setting.parts), axis=1)

@@ -14,6 +14,9 @@ from trainer.preflight.spec import StepShape
 
 FLOAT32_BYTES, COMPUTE_BYTES = 4, {"float32": 4, "bfloat16": 2}
 DENSE_MLP = ("gate", "up", "down")
+SPARSE_WORK = 6
+"""So many times the sizes of its products and rows a block with experts needs while it is at work: 3 to 6, as compiled for Trinity Nano and
+Large with experts over 8 and 16."""
 ROWS_AT_WORK = 3
 """How often a token's rows for its experts exist at a time: sorted, received, and as results."""
 EVERYTHING = 2.2
