@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from tasks.preflight.candidates import policies_for, settings_for
 from tasks.preflight.estimate import FIRST_WEIGHTS, Table
 from tasks.preflight.plan import GIB, Plan
-from tasks.preflight.search import MAX_COMPILED, RESERVED_BYTES, find_plan, host_gib, refusal
+from tasks.preflight.search import MAX_COMPILED, MAX_COMPILED_SPARSE, RESERVED_BYTES, find_plan, host_gib, refusal
 from tasks.preflight.slices import find_slice
 from tests.tasks.preflight.steps import compiler_of, result_of
-from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, step_of
+from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, SPARSE, step_of
 from trainer.config import ATTENTION, BLOCK_INPUT, Kept
 from trainer.preflight.spec import Result, Spec
 
@@ -111,3 +111,22 @@ def test_a_host_has_so_much_memory_and_no_more() -> None:
 def test_a_refusal_without_an_account_gives_the_compilers_words() -> None:
     result = result_of(31, refused=True).but(memory=None)
     assert refusal(result, V4) == "the compiler refused it: RESOURCE_EXHAUSTED: as it says"
+
+
+@pytest.mark.parametrize("limit", [100.0, 0.1])
+def test_a_sparse_model_is_compiled_three_times_at_most_and_begins_with_what_promises_most(limit: float) -> None:
+    """There is no rule's plan to begin with. Where nothing fits, the last that is compiled is the plan that needs least."""
+    where = find_slice("v5e-16")
+    step = step_of(SPARSE, 256)
+    attempt, asked = compiler_of(step, where, limit, np.array([1.0, 1.0, 1.0, 1.0]))
+    found = find_plan(step, where, attempt)
+    assert 1 <= len(asked) <= MAX_COMPILED_SPARSE
+    table = Table(step, where, settings_for(step, where), list(policies_for(step.model)))
+    rows = {table.plan(number): number for number in range(len(table))}
+    if limit > 1:
+        assert found.plan is not None
+        assert rows[asked[0]] == int(np.argmin(table.seconds()))
+        assert all(asked[0] != plan for plan in asked[1:])
+    else:
+        assert found.plan is None
+        assert table.gib()[rows[asked[-1]]] == pytest.approx(table.gib().min())
