@@ -1,6 +1,8 @@
-"""`python -m flows.preflight_document [--home URL]`: compile every setup of the record; write their tables."""
+"""`python -m flows.preflight_document [--home URL] [--table NAME]`: compile every setup of the record; write their tables."""
 
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,13 @@ from flows.commands.preflight import HEADINGS, cells, what_it_took
 from flows.recipes import load_recipe, load_record
 from flows.setups import setups_of
 from tasks.home import Home
-from tasks.preflight.estimate import kept_a_token
 from tasks.preflight.launcher import examine, versions
 from tasks.preflight.plan import GIB, Plan, spec_for
 from tasks.preflight.preflight import preflight_setup
 from tasks.preflight.report import report_of
 from tasks.preflight.search import Found, refusal
 from tasks.preflight.setup import Setup
+from tasks.preflight.sizes import kept_a_token
 from tasks.preflight.slices import find_slice, read_table
 from trainer.base.errors import ConfigError
 
@@ -25,18 +27,30 @@ Report = dict[str, Any]
 GIGA = 1e9
 RULE = (Plan(remat="dots"), Plan(remat="full"), Plan(remat="offload"))
 COMPILED = ("marin-8b", "marin-32b")
-"""The recipes whose setups the tables are of: sparse models are refused as yet."""
+"""The dense recipes. The sparse ones have tables of their own (`flows.preflight_sparse`)."""
 
 
 @click.command()
 @click.option("--home", metavar="URL", help="Folder of everything [default: PHASEWISE_HOME, else ./.phasewise].")
-def main(home: str | None) -> None:
+@click.option("--table", "names", multiple=True, help="Only this table; may be given more than once [default: all].")
+def main(home: str | None, names: tuple[str, ...]) -> None:
     """Write the tables into the document, between their marks."""
-    place, text = Home.open(home), DOCUMENT.read_text(encoding="utf-8")
-    tables = {"main lines": main_lines(place), "gains": gains(place), "branches": branches(place), "slices": slices()}
-    for name, table in tables.items():
-        text = put(text, name, table)
-    DOCUMENT.write_text(text, encoding="utf-8")
+    from flows.preflight_sparse import smallest_slices, sparse_models
+
+    place = Home.open(home)
+    tables: dict[str, Callable[[], str]] = {
+        "main lines": partial(main_lines, place),
+        "gains": partial(gains, place),
+        "branches": partial(branches, place),
+        "sparse models": partial(sparse_models, place),
+        "smallest slices": partial(smallest_slices, place),
+        "slices": slices,
+    }
+    if unknown := sorted(set(names) - set(tables)):
+        raise click.UsageError(f"no table is called {', '.join(unknown)}: take of {', '.join(tables)}.")
+    for name in names or tables:
+        table = tables[name]()
+        DOCUMENT.write_text(put(DOCUMENT.read_text(encoding="utf-8"), name, table), encoding="utf-8")
 
 
 def put(text: str, name: str, table: str) -> str:
@@ -75,9 +89,9 @@ def gain_cells(report: Report) -> list[str]:
 def by_rule(setup: Setup, home: Home) -> Report:
     """The first plan that fits on the mesh by rule, in the order from the least that is computed again: what preflight took before."""
     where, step = find_slice(setup.slice), setup.step
-    tokens = step.batch_sequences * step.model.seq_len // where.chips
+    tokens = step.batch_sequences * step.model.seq_len // where.devices
     for plan in RULE:
-        if tokens * kept_a_token(step.model, plan.remat)[0] / GIB > where.chip.memory_gib:
+        if tokens * kept_a_token(step.model, plan.remat)[0] / GIB > where.chip.device_gib:
             continue
         result = examine(spec_for(step, where, plan), home)
         if refusal(result, where) is None:
@@ -144,7 +158,10 @@ def slices() -> str:
     """The chips of `deployments/slices.toml`."""
     rows = [["chip", "peak bf16 TFLOP/s", "memory GiB", "HBM GB/s", "ICI GB/s", "DCN GB/s", "host GB/s", "host GiB", "source"]]
     for name, chip in read_table().chips.items():
-        figures = [f"{value:g}" for value in (chip.speeds.flops / 1e12, chip.memory_gib, chip.hbm_gbps, chip.ici_gbps, chip.dcn_gbps)]
+        figures = [
+            f"{value:g}"
+            for value in (chip.devices * chip.speeds.flops / 1e12, chip.memory_gib, chip.hbm_gbps, chip.ici_gbps, chip.dcn_gbps)
+        ]
         figures += [f"{value:g}" for value in (chip.host_gbps, chip.host_memory_gib)]
         rows.append([name, *figures, chip.source])
     return markdown(rows, left=1)

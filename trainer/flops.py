@@ -73,6 +73,7 @@ PEAKS: tuple[Peak, ...] = (
     Peak("TPU v5", 459e12, "what JAX calls v5p"),
     Peak("TPU v6 lite", 918e12, "cloud.google.com/tpu/docs/v6e: 918 TFLOPs a chip, bf16"),
     Peak("TPU v6e", 918e12, "the same chip by its other name"),
+    Peak("TPU7x", 1153.5e12, "docs.cloud.google.com/tpu/docs/tpu7x: 2,307 TFLOPs a chip, bf16; a device is half of a chip"),
     Peak("NVIDIA H100 PCIe", 756e12, "NVIDIA H100 data sheet: 1,513 teraFLOPS bf16 with sparsity, half of it dense"),
     Peak("NVIDIA H100 NVL", 835e12, "NVIDIA H100 data sheet: 1,671 teraFLOPS bf16 with sparsity, half of it dense"),
     Peak("NVIDIA H100", 989e12, "NVIDIA H100 data sheet, SXM: 1,979 teraFLOPS bf16 with sparsity, half of it dense"),

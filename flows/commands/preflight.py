@@ -47,6 +47,8 @@ def print_preflight(report: Report) -> None:
     console.width = max(console.width, MIN_WIDTH)
     if report["phases"]:
         console.print(_table(report["phases"]))
+    for line in dict.fromkeys(parameters_of(setup) for setup in report["phases"]):
+        console.print(line, soft_wrap=True, markup=False)
     for setup in report["phases"]:
         console.print(what_it_took(setup), soft_wrap=True, markup=False)
     if report["local"]:
@@ -82,6 +84,12 @@ def cells(setup: Report) -> list[str]:
         f"{setup['days']:,.1f}",
         f"{setup['chip_hours']:,}",
     ]
+
+
+def parameters_of(setup: Report) -> str:
+    """How many parameters a setup's model has, and how many of them a token meets."""
+    total, active = (f"{setup[name] / 1e9:.2f} B" for name in ("parameters", "active_parameters"))
+    return f"{total} parameters" if total == active else f"{total} parameters, of which a token meets {active}"
 
 
 def what_it_took(setup: Report) -> str:

@@ -6,13 +6,27 @@ from typing import NamedTuple
 
 from tasks.preflight.plan import LOSS_TOKENS_A_CHIP, Plan
 from tasks.preflight.slices import Slice
+from trainer.base.errors import ConfigError
 from trainer.config import ATTENTION, BLOCK_INPUT, Kept, Mesh, ModelConfig, Remat
+from trainer.preflight.roofline import products
 from trainer.preflight.spec import StepShape
+from trainer.sharding import check_mesh
 
 MAX_TENSOR, MAX_PARTS, MIN_FSDP = 8, 32, 8
+MAX_EXPERT, MAX_TENSOR_SPARSE = 16, 2
+"""Rows of experts go to each of so many devices at most: further ones are further away on the torus."""
 LOSS_TOKENS = (LOSS_TOKENS_A_CHIP, 4 * LOSS_TOKENS_A_CHIP)
 OFFLOADED = ("gate", "up")
 """The widest products: the only ones that are worth the way to the host."""
+SPARSE_GROUPS = (
+    (ATTENTION,),
+    ("query", "attention_gate"),
+    ("key", "value"),
+    ("output",),
+    ("gate", "up", "down"),
+    ("router", "shared_gate", "shared_up", "shared_down"),
+)
+"""What is kept together in a sparse model: dense layers are few, and what experts compute cannot be named."""
 
 
 class Setting(NamedTuple):
@@ -33,7 +47,7 @@ def settings_for(step: StepShape, where: Slice) -> list[Setting]:
     found: list[Setting] = []
     for mesh in meshes_for(step.model, where):
         for parts in parts_for(step.batch_sequences, mesh.replica * mesh.fsdp * mesh.expert):
-            tokens = step.batch_sequences // parts * step.model.seq_len // where.chips
+            tokens = step.batch_sequences // parts * step.model.seq_len // where.devices
             found += [
                 Setting(mesh, parts, size) for number, size in enumerate(LOSS_TOKENS) if number == 0 or tokens > LOSS_TOKENS[number - 1]
             ]
@@ -41,29 +55,53 @@ def settings_for(step: StepShape, where: Slice) -> list[Setting]:
 
 
 def meshes_for(model: ModelConfig, where: Slice) -> list[Mesh]:
-    """The rule's mesh first; then fewer chips that cut the weights, with copies within the slice, and heads cut over `tensor`."""
+    """The rule's mesh first; then fewer devices that cut the weights, with copies within the slice, and heads cut over `tensor`.
+
+    A sparse model has no mesh by rule: those that deal out its experts come with the others.
+    """
+    if model.experts is not None:
+        return list(_sparse_meshes(model, where))
     found = [where.mesh]
     for tensor in _powers(MAX_TENSOR):
         if any(size % tensor for size in (model.num_query_heads, model.num_kv_heads, model.d_ff, model.vocab_size)):
             continue
-        for copies in _powers(where.chips_of_each):
-            fsdp, left = divmod(where.chips_of_each, tensor * copies)
-            if left or fsdp < min(MIN_FSDP, where.chips_of_each) or model.d_model % fsdp:
+        for copies in _powers(where.devices_of_each):
+            fsdp, left = divmod(where.devices_of_each, tensor * copies)
+            if left or fsdp < min(MIN_FSDP, where.devices_of_each) or model.d_model % fsdp:
                 continue
             mesh = Mesh(replica=where.count * copies, fsdp=fsdp, tensor=tensor)
             found += [mesh] if mesh != where.mesh else []
     return found
 
 
+def _sparse_meshes(model: ModelConfig, where: Slice) -> Iterator[Mesh]:
+    """As `trainer.sharding` takes them: experts in equal parts over `expert`, all other weights over fsdp × expert."""
+    for expert, tensor in itertools.product(_powers(MAX_EXPERT), _powers(MAX_TENSOR_SPARSE)):
+        for copies in _powers(where.devices_of_each):
+            fsdp, left = divmod(where.devices_of_each, expert * tensor * copies)
+            if left or not fsdp or fsdp * expert < min(MIN_FSDP, where.devices_of_each // tensor):
+                continue
+            mesh = Mesh(replica=where.count * copies, fsdp=fsdp, expert=expert, tensor=tensor)
+            try:
+                check_mesh(mesh, model)
+            except ConfigError:
+                continue
+            yield mesh
+
+
 def parts_for(batch_sequences: int, rows: int) -> list[int]:
-    """The parts of the batch that replica × fsdp divides."""
+    """The parts of the batch that replica × fsdp × expert divides."""
     return [parts for parts in _powers(MAX_PARTS) if batch_sequences % parts == 0 and (batch_sequences // parts) % rows == 0]
 
 
-def policies_for() -> Iterator[Remat]:
+def policies_for(model: ModelConfig) -> Iterator[Remat]:
     """Every choice of what is kept, on the device or on the host. Keys and values, both small, go together."""
     yield "full"
     yield "offload"
+    yield from _sparse_policies(model) if model.experts is not None else _dense_policies()
+
+
+def _dense_policies() -> Iterator[Remat]:
     places = itertools.product((False, True), repeat=5)
     wide = list(itertools.product(("again", "device", "host"), repeat=len(OFFLOADED)))
     for (attention, query, keys, output, carries), of_wide in itertools.product(places, wide):
@@ -72,6 +110,17 @@ def policies_for() -> Iterator[Remat]:
         host = [BLOCK_INPUT] * carries + [name for name, place in zip(OFFLOADED, of_wide, strict=True) if place == "host"]
         if device or set(host) - {BLOCK_INPUT}:
             yield Kept(on_device=tuple(device), on_host=tuple(host))
+
+
+def _sparse_policies(model: ModelConfig) -> Iterator[Remat]:
+    """What experts compute and exchange is kept with everything else, or comes again. Names are those of products that there are."""
+    yield "none"
+    there = {ATTENTION, *products(model)}  # pyright: ignore[reportArgumentType]  # frozen: it has a hash
+    groups = [group for names in SPARSE_GROUPS if (group := [name for name in names if name in there])]
+    for chosen, carries in itertools.product(itertools.product((False, True), repeat=len(groups)), (False, True)):
+        device = [name for group, is_kept in zip(groups, chosen, strict=True) if is_kept for name in group]
+        if device:
+            yield Kept(on_device=tuple(device), on_host=(BLOCK_INPUT,) if carries else ())
 
 
 def _powers(limit: int) -> Iterator[int]:

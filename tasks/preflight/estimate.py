@@ -12,14 +12,24 @@ from jaxtyping import Float
 
 from tasks.preflight.candidates import Setting
 from tasks.preflight.plan import Plan
-from tasks.preflight.projection import executed_flops, ici_speed
+from tasks.preflight.projection import exchange_speed, executed_flops, ici_speed
+from tasks.preflight.sizes import (
+    COMPUTE_BYTES,
+    FLOAT32_BYTES,
+    SPARSE_WORK,
+    block_a_token,
+    count_weights,
+    exchanged_a_token,
+    gathered_bytes,
+    kept_a_token,
+    muon_flops,
+    state_bytes,
+)
 from tasks.preflight.slices import Slice
-from trainer.config import ATTENTION, BLOCK_INPUT, Kept, ModelConfig, Muon, Remat
-from trainer.model.params import count_parameters
-from trainer.preflight.roofline import EXPOSED, UTILISATION, Roofline, kept_names, products
+from trainer.config import Remat
+from trainer.preflight.roofline import EXPOSED, UTILISATION, Roofline, kept_names
 from trainer.preflight.spec import Result, StepShape
 
-FLOAT32_BYTES, COMPUTE_BYTES = 4, {"float32": 4, "bfloat16": 2}
 TILE_ROWS = 8
 """Where a chip's part of d_model is not whole tiles of so many rows, the compiler gathers and scatters by sums over all chips."""
 HBM_PASSES = 16
@@ -39,6 +49,7 @@ class Policies(NamedTuple):
     on_host: Column
     flops: Column
     computes_output_again: Column
+    exchanges_again: Column
 
 
 class Estimates(NamedTuple):
@@ -54,20 +65,22 @@ class Estimates(NamedTuple):
 def measure_policies(step: StepShape, where: Slice, policies: Sequence[Remat], tensor: int) -> Policies:
     """The sizes of each policy."""
     kept = np.array([kept_a_token(step.model, remat, tensor) for remat in policies])
-    flops = np.array([executed_flops(step, remat) / where.chips for remat in policies], float)
+    flops = np.array([executed_flops(step, remat) / where.devices for remat in policies], float)
     output = np.array(["output" not in kept_names(remat) for remat in policies], float)
-    return Policies(kept[:, 0], kept[:, 1], flops, output)
+    again = np.array([remat != "none" for remat in policies], float)
+    return Policies(kept[:, 0], kept[:, 1], flops, output, again)
 
 
 def estimate(step: StepShape, where: Slice, setting: Setting, policies: Policies) -> Estimates:
     """What can be said from sizes."""
     model, mesh = step.model, setting.mesh
     ones = np.ones_like(policies.flops)
-    tokens = step.batch_sequences // setting.parts * model.seq_len // (mesh.replica * mesh.fsdp)
-    gradients = FLOAT32_BYTES * count_parameters(model) * (2 if setting.parts > 1 else 1)
-    known = (state_bytes(step) + gradients) / (mesh.fsdp * mesh.tensor) / GIB
+    tokens = step.batch_sequences // setting.parts * model.seq_len // (mesh.replica * mesh.fsdp * mesh.expert)
+    gradients = FLOAT32_BYTES * count_weights(model).all * (2 if setting.parts > 1 else 1)
+    cut = (state_bytes(step) + gradients) / (mesh.fsdp * mesh.expert * mesh.tensor)
+    known = (cut + gathered_bytes(model, expert=mesh.expert, tensor=mesh.tensor)) / GIB
     logits = FLOAT32_BYTES * min(setting.loss_tokens_a_chip * mesh.tensor, tokens) * model.vocab_size / mesh.tensor / GIB
-    block = tokens * block_a_token(model, mesh.tensor) / GIB
+    block = tokens * block_a_token(model, mesh.tensor) * (1 if model.experts is None else SPARSE_WORK) / GIB
     amounts = np.stack([ones, tokens * policies.on_device / GIB, block * ones, logits * ones], axis=1)
     host = tokens * policies.on_host
     terms = np.stack(_terms(step, where, setting, policies, tokens * setting.parts), axis=1)
@@ -75,34 +88,53 @@ def estimate(step: StepShape, where: Slice, setting: Setting, policies: Policies
 
 
 def _terms(step: StepShape, where: Slice, setting: Setting, policies: Policies, tokens: int) -> list[Column]:
-    """Seconds of each term; `tokens` are those of a chip in a whole step."""
+    """Seconds of each term; `tokens` are those of a device in a whole step."""
     model, mesh, parts = step.model, setting.mesh, setting.parts
     speeds, ones = where.chip.speeds, np.ones_like(policies.flops)
     width = COMPUTE_BYTES[model.compute_dtype]
-    weights = width * count_parameters(model) / mesh.tensor
+    weights = width * count_weights(model).all / mesh.tensor
+    here = width * (count_weights(model).others + count_weights(model).experts / mesh.expert) / mesh.tensor
     block = tokens * block_a_token(model, mesh.tensor) * model.num_layers
-    hbm = HBM_PASSES * block + 3 * parts * weights + 3 * state_bytes(step) / mesh.fsdp
-    across = parts * 2 * weights / where.chips_of_each * (where.count - 1) / where.count
+    hbm = HBM_PASSES * block + 3 * parts * here + 3 * state_bytes(step) / (mesh.fsdp * mesh.expert)
+    across = parts * 2 * weights / where.devices_of_each * (where.count - 1) / where.count
     passed = width * tokens * model.d_model * model.num_layers * 2 * (mesh.tensor - 1) / mesh.tensor
+    by_tensor = (4 + policies.computes_output_again) * passed / ici_speed("tensor", mesh, where)
+    update = muon_flops(step, fsdp=mesh.fsdp, expert=mesh.expert, tensor=mesh.tensor)
     return [
-        policies.flops / (speeds.flops * UTILISATION),
+        (policies.flops + update) / (speeds.flops * UTILISATION),
         hbm / speeds.hbm_bytes * ones,
-        _ici_seconds(step, where, setting, tokens) + (4 + policies.computes_output_again) * passed / ici_speed("tensor", mesh, where),
+        _ici_seconds(step, where, setting, tokens) + by_tensor + _exchange_seconds(step, where, setting, policies, tokens),
         across / speeds.dcn_bytes * ones,
         2 * tokens * policies.on_host / speeds.host_bytes,
     ]
 
 
+def _exchange_seconds(step: StepShape, where: Slice, setting: Setting, policies: Policies, tokens: int) -> Column:
+    """Rows of experts on their way along `expert`, and back; none where that is one device."""
+    mesh = setting.mesh
+    once, again = (tokens * exchanged_a_token(step.model, expert=mesh.expert, again=again) for again in (False, True))
+    return (once + policies.exchanges_again * (again - once)) / exchange_speed("expert", mesh, where)
+
+
 def _ici_seconds(step: StepShape, where: Slice, setting: Setting, tokens: int) -> float:
     """Weights gathered twice and their gradients scattered, for each part; the head's gradient for each chunk; sums over copies."""
     model, mesh, parts = step.model, setting.mesh, setting.parts
-    weights = COMPUTE_BYTES[model.compute_dtype] * count_parameters(model) / mesh.tensor
-    times = 3 if (model.d_model // mesh.fsdp) % TILE_ROWS == 0 else 6
+    width, counted = COMPUTE_BYTES[model.compute_dtype], count_weights(model)
     chunks = max(tokens // mesh.tensor // setting.loss_tokens_a_chip, parts)
     head = 2 * FLOAT32_BYTES * model.vocab_size * model.d_model / mesh.tensor
     copies = mesh.replica // where.count
-    between = parts * 2 * weights / mesh.fsdp * (copies - 1) / copies
-    return (parts * times * weights + chunks * head) / ici_speed("fsdp", mesh, where) + between / ici_speed("replica", mesh, where)
+    between = parts * 2 * width * counted.all / mesh.tensor / (mesh.fsdp * mesh.expert) * (copies - 1) / copies
+    others = parts * _passes(model.d_model, mesh.fsdp * mesh.expert) * width * counted.others / mesh.tensor
+    experts = parts * _passes(model.d_model, mesh.fsdp) * width * counted.experts / (mesh.tensor * mesh.expert)
+    seconds = (others + chunks * head) / ici_speed("fsdp×expert", mesh, where) + between / ici_speed("replica", mesh, where)
+    return seconds + experts / ici_speed("fsdp", mesh, where)
+
+
+def _passes(d_model: int, devices: int) -> int:
+    """How often a weight goes over the links for a part of the batch: three times where a device's part is whole tiles, else six."""
+    if devices == 1:
+        return 0
+    return 3 if (d_model // devices) % TILE_ROWS == 0 else 6
 
 
 class Table:
@@ -158,31 +190,3 @@ class Table:
             found: Any = sum(np.array(list(roofline.model_dump().values())) for _, roofline in self.seen)
             scales = np.where((expected > 0) & (found > 0), found / np.maximum(expected, 1e-30), 1.0)
         return scales
-
-
-def state_bytes(step: StepShape) -> int:
-    """Weights, moments and average."""
-    copies = 1 + (1 if isinstance(step.optimizer, Muon) else 2) + step.keeps_average
-    return FLOAT32_BYTES * copies * count_parameters(step.model)
-
-
-def kept_a_token(model: ModelConfig, remat: Remat, tensor: int = 1) -> tuple[float, float]:
-    """Bytes that all layers keep of a token: on the device, and on the host. Heads and d_ff are cut over `tensor`."""
-    sizes = sizes_a_token(model, tensor)
-    on_host = remat.on_host if isinstance(remat, Kept) else (BLOCK_INPUT,) if remat == "offload" else ()
-    on_device = (kept_names(remat) | {BLOCK_INPUT}) - set(on_host)
-    return tuple(model.num_layers * sum(sizes.get(name, 0) for name in names) for names in (on_device, on_host))  # type: ignore[return-value]
-
-
-def sizes_a_token(model: ModelConfig, tensor: int) -> dict[str, float]:
-    """Bytes of each product of one block for one token; attention's is its result and, in float32, a sum for each head."""
-    width = COMPUTE_BYTES[model.compute_dtype]
-    sizes: dict[str, float] = {name: width * columns / tensor for name, (_, columns) in products(model).items()}
-    mixed = FLOAT32_BYTES if model.float32_attention else width
-    heads = model.num_query_heads * (mixed * model.head_dim + FLOAT32_BYTES) / tensor
-    return sizes | {"output": width * model.d_model, BLOCK_INPUT: width * model.d_model, ATTENTION: heads}
-
-
-def block_a_token(model: ModelConfig, tensor: int) -> float:
-    """Bytes of everything that one block computes for a token."""
-    return sum(sizes_a_token(model, tensor).values())

@@ -16,7 +16,7 @@ from trainer.base.storage import digest_of_json, read_json, write_json
 from trainer.config import without_added
 from trainer.preflight.spec import Result, Spec
 
-MAX_SECONDS, MAX_MACHINE_CODE_SECONDS = 240, 3600
+MAX_SECONDS, MAX_MACHINE_CODE_SECONDS = 1800, 3600
 LIBRARIES = ("jax", "jaxlib", "libtpu", "optax")
 DECIDING = (
     "gradients.py", "interventions.py", "kernels", "loss.py", "metrics.py", "model", "norms.py", "optimizer", "preflight", "schedule.py",

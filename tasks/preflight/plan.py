@@ -4,14 +4,15 @@ from pydantic import Field
 
 from tasks.preflight.slices import Slice
 from trainer.base.frozen import Frozen
-from trainer.config import BLOCK_INPUT, Execution, Kept, Mesh, Remat
-from trainer.preflight.roofline import kept_names
+from trainer.config import ATTENTION, BLOCK_INPUT, Execution, Kept, Mesh, Remat
 from trainer.preflight.spec import Spec, StepShape
 
 LOSS_TOKENS_A_CHIP = 2048
 """Logits of so many tokens exist at a time on a chip: 1 GiB at Llama 3's vocabulary. More need memory; with
 fewer, the head's gradient is summed over the chips more often: once a chunk."""
 GIB = 2**30
+DENSE_PRODUCTS = {"query", "key", "value", "output", "gate", "up", ATTENTION}
+"""All that the backward pass of a dense block needs."""
 
 
 class Plan(Frozen):
@@ -40,6 +41,7 @@ class Plan(Frozen):
             words.append(f"gradients over {self.parts} parts")
         if self.mesh:
             words.append(f"mesh {self.mesh.replica} × {self.mesh.fsdp} × {self.mesh.tensor}")
+            words += [f"experts over {self.mesh.expert}"] if self.mesh.expert > 1 else []
         if self.loss_tokens_a_chip != LOSS_TOKENS_A_CHIP:
             words.append(f"loss of {self.loss_tokens_a_chip:,} tokens at a time")
         return ", ".join(words)
@@ -56,33 +58,50 @@ class Plan(Frozen):
                 return "blocks computed again, carries offloaded"
             case Kept():
                 on_host = ["carries" if name == BLOCK_INPUT else name for name in self.remat.on_host]
-                all_of_them = set(self.remat.on_device) >= kept_names("none")
-                on_device = "products and attention" if all_of_them else " ".join(self.remat.on_device)
+                on_device = self._named(set(self.remat.on_device))
                 words = [f"{on_device} kept"] if on_device else []
                 return ", ".join([*words, f"{' '.join(on_host)} offloaded"] if on_host else words) or "blocks computed again"
 
+    def _named(self, on_device: set[str]) -> str:
+        assert isinstance(self.remat, Kept)
+        if not on_device >= DENSE_PRODUCTS:
+            return " ".join(self.remat.on_device)
+        return "all products but the experts', and attention" if "router" in on_device else "products and attention"
+
 
 def batch_refusal(batch_sequences: int, where: Slice) -> str | None:
-    """Why a batch cannot be cut over a slice's chips; None where it can."""
-    parts = where.mesh.replica * where.mesh.fsdp
+    """Why a batch cannot be cut over a slice's devices; None where it can."""
+    parts = where.devices
     if batch_sequences % parts == 0:
         return None
     below, above = batch_sequences // parts * parts, -(-batch_sequences // parts) * parts
     instead = f"{below:,} or {above:,}" if below else f"{above:,}"
+    places = "chips" if where.chip.devices == 1 else "devices"
     return (
-        f"a batch of {batch_sequences:,} sequences cannot be cut into equal parts over {where.count} × {where.chips_of_each} = {parts:,} "
-        f"chips of {where.name} ({batch_sequences / parts:.2f} a chip): {instead} would do, or another slice."
+        f"a batch of {batch_sequences:,} sequences cannot be cut into equal parts over {where.count} × {where.devices_of_each} = {parts:,} "
+        f"{places} of {where.name} ({batch_sequences / parts:.2f} each): {instead} would do, or another slice."
+    )
+
+
+def mesh_refusal(step: StepShape, where: Slice) -> str:
+    """Why no mesh of a sparse model fits its batch and the slice's devices."""
+    experts = step.model.experts
+    assert experts is not None
+    return (
+        f"no mesh cuts {experts.num_experts} experts, d_model {step.model.d_model:,} and a batch of {step.batch_sequences:,} sequences "
+        f"into equal parts over {where.count} × {where.devices_of_each} devices of {where.name}: take another slice, or another batch."
     )
 
 
 def spec_for(step: StepShape, where: Slice, plan: Plan, *, machine_code: bool = False) -> Spec:
-    """The plan as something that can be compiled."""
+    """The plan as something that can be compiled. Experts are computed and exchanged by what only TPUs have."""
     tokens = step.batch_sequences // plan.parts * step.model.seq_len
-    chunk = plan.loss_tokens_a_chip * where.chips
+    chunk = plan.loss_tokens_a_chip * where.devices
     execution = Execution(
         mesh=plan.mesh_on(where),
         remat=plan.remat,
         attention="splash",
+        expert_kernel="auto" if step.model.experts is None else "megablox",
         microbatch_sequences=None if plan.parts == 1 else step.batch_sequences // plan.parts,
         loss_chunk_tokens=chunk if chunk < tokens else None,
     )

@@ -3,11 +3,12 @@
 from typing import Any
 
 from tasks.preflight.plan import GIB, Plan, spec_for
-from tasks.preflight.projection import roofline_of
+from tasks.preflight.projection import ALL_TO_ALL, ici_seconds, roofline_of
 from tasks.preflight.search import Found, Tried
 from tasks.preflight.setup import Setup
 from tasks.preflight.slices import Slice
 from trainer.flops import step_flops
+from trainer.model.params import count_active_parameters, count_parameters
 from trainer.preflight.roofline import UTILISATION, Roofline, recomputed_flops
 from trainer.preflight.spec import Result
 
@@ -62,7 +63,10 @@ def _about(setup: Setup, where: Slice) -> Report:
     return {
         "phase": setup.phase,
         "slice": where.name,
+        "parameters": count_parameters(setup.step.model),
+        "active_parameters": count_active_parameters(setup.step.model),
         "chips": where.chips,
+        "devices": where.devices,
         "hosts": where.hosts,
         "mesh": where.mesh.model_dump(),
         "batch_sequences": setup.step.batch_sequences,
@@ -82,7 +86,7 @@ def _memory(where: Slice, result: Result | None) -> Report:
         "temporaries": _gib(memory.temporaries if memory else None),
         "peak": _gib(memory.peak if memory else None),
         "limit": _gib(result.limit_bytes if result else None),
-        "maker": where.chip.memory_gib,
+        "maker": where.chip.device_gib,
         "on_host": _gib(memory.host if memory else None),
     }
 
@@ -102,18 +106,21 @@ def _projected(setup: Setup, where: Slice, plan: Plan, result: Result) -> Report
         "flops_per_step": flops,
         "flops_recomputed": again,
         "flops_per_step_per_chip": {
-            "analytic": flops / where.chips,
-            "executed": (flops + again) / where.chips,
+            "analytic": flops / where.devices,
+            "executed": (flops + again) / where.devices,
+            "update": result.update_flops,
             "xla": _each(result.flops_by_xla, where),
         },
         "collective_bytes": _by_kind(result),
         "collectives": [each.model_dump() for each in result.collectives],
+        "all_to_all": _all_to_all(where, plan, result),
         "hbm_bytes": result.hbm_bytes,
         "host_traffic_bytes": result.host_traffic_bytes,
         "roofline_seconds": _terms(roofline),
         "assumed_utilisation": UTILISATION,
         "step_seconds": round(seconds, 3),
-        "mfu": round(flops / where.chips / seconds / where.chip.speeds.flops, 3),
+        "mfu": round(flops / where.devices / seconds / where.chip.speeds.flops, 3),
+        "tokens_per_second": round(sequences * model.seq_len / seconds),
         "tokens_per_day": round(sequences * model.seq_len * DAY_SECONDS / seconds),
         "days": round(setup.steps * seconds / DAY_SECONDS, 2),
         "chip_hours": round(setup.steps * seconds * where.chips / HOUR_SECONDS),
@@ -122,14 +129,28 @@ def _projected(setup: Setup, where: Slice, plan: Plan, result: Result) -> Report
 
 def _unprojected() -> Report:
     names = (
-        "flops_per_step", "flops_recomputed", "flops_per_step_per_chip", "collective_bytes", "collectives", "hbm_bytes",
-        "host_traffic_bytes", "roofline_seconds", "assumed_utilisation", "step_seconds", "mfu", "tokens_per_day", "days", "chip_hours",
+        "flops_per_step", "flops_recomputed", "flops_per_step_per_chip", "collective_bytes", "collectives", "all_to_all", "hbm_bytes",
+        "host_traffic_bytes", "roofline_seconds", "assumed_utilisation", "step_seconds", "mfu", "tokens_per_second", "tokens_per_day",
+        "days", "chip_hours",
     )  # fmt: skip
     return dict.fromkeys(names)
 
 
 def _each(flops: float | None, where: Slice) -> float | None:
-    return None if flops is None else flops / where.chips
+    return None if flops is None else flops / where.devices
+
+
+def _all_to_all(where: Slice, plan: Plan, result: Result) -> Report:
+    """By the axes of the mesh: bytes that a device sends, and how long links within the slice are at work for them: part of `ici`."""
+    found = [each for each in result.collectives if each.kind == ALL_TO_ALL]
+    mesh = plan.mesh_on(where)
+    return {
+        axis: {
+            "bytes": sum(each.bytes for each in found if each.axis == axis),
+            "seconds": round(sum(ici_seconds(each, mesh, where) for each in found if each.axis == axis and each.link == "ici"), 3),
+        }
+        for axis in dict.fromkeys(each.axis for each in found)
+    }
 
 
 def _by_kind(result: Result) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """The fastest plan that fits: estimated for all, compiled for the best few."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,8 @@ MAX_COMPILED = 10
 the same plan is found on every machine."""
 MIN_GAIN = 0.01
 """A plan is compiled only where it is estimated to be faster by so much than the best so far."""
+MAX_COMPILED_SPARSE, MIN_GAIN_SPARSE = 3, 0.05
+"""The same for a model with experts, whose step takes one to four minutes to compile. The estimates are coarser, too."""
 HOST_SHARE = 0.5
 """Of a host's memory that may be taken for what is offloaded; the rest is the loader's, the checkpoints', the system's."""
 
@@ -71,10 +74,11 @@ def find_plan(step: StepShape, where: Slice, attempt: Callable[[Spec], Result], 
     Where none fits yet, the estimates go down to plans that need less, and last to the one that needs least: only when that is refused, no
     plan fits.
     """
-    table = Table(step, where, settings_for(step, where), list(policies_for()))
+    table = Table(step, where, settings_for(step, where), list(policies_for(step.model)))
+    effort = effort_for(step)
     done: dict[int, Compiled] = {}
-    while len(done) < MAX_COMPILED:
-        number = next_plan(table, where, done)
+    while len(done) < effort.max_compiled:
+        number = next_plan(table, where, done, effort)
         if number is None:
             break
         plan = table.plan(number)
@@ -83,42 +87,60 @@ def find_plan(step: StepShape, where: Slice, attempt: Callable[[Spec], Result], 
         roofline = roofline_of(step, where, plan, result) if result.memory is not None and reason is None else None
         done[number] = Compiled(plan=plan, result=result, refusal=reason, roofline=roofline)
         table.learn(number, result, roofline)
-    return conclude(list(done.values()), len(table))
+    return conclude(list(done.values()), len(table), effort)
 
 
-def next_plan(table: Table, where: Slice, done: dict[int, Compiled]) -> int | None:
+class Effort(NamedTuple):
+    """How long the search goes on.
+
+    Attributes:
+        has_rule: whether the first plan to compile is the rule's; else it is the one that is estimated to be the fastest.
+    """
+
+    max_compiled: int
+    min_gain: float
+    has_rule: bool
+
+
+def effort_for(step: StepShape) -> Effort:
+    """By how long one compilation takes."""
+    if step.model.experts is None:
+        return Effort(MAX_COMPILED, MIN_GAIN, has_rule=True)
+    return Effort(MAX_COMPILED_SPARSE, MIN_GAIN_SPARSE, has_rule=False)
+
+
+def next_plan(table: Table, where: Slice, done: dict[int, Compiled], effort: Effort) -> int | None:
     """The number of the candidate to compile next; None where none is worth it."""
     limits = [each.result.limit_bytes / GIB for each in done.values()]
-    room = (limits[-1] if limits else where.chip.memory_gib) - RESERVED_BYTES / GIB
+    room = (limits[-1] if limits else where.chip.device_gib) - RESERVED_BYTES / GIB
     gib, seconds = table.gib(), table.seconds()
     possible = (gib <= room) & (table.host <= host_gib(where))
     possible[list(done)] = False
-    if not done:  # the rule's: "full", else "offload", which are the first two of the table
+    if not done and effort.has_rule:  # the rule's: "full", else "offload", which are the first two of the table
         return 0 if possible[0] else 1
     best = min((each.roofline.ranking_seconds for each in done.values() if each.roofline), default=None)
     if best is not None:
-        possible &= seconds < best * (1 - MIN_GAIN)
+        possible &= seconds < best * (1 - effort.min_gain)
         return int(np.argmin(np.where(possible, seconds, np.inf))) if possible.any() else None
-    if possible.any() and len(done) < MAX_COMPILED - 1:
+    if possible.any() and len(done) < effort.max_compiled - 1:
         return int(np.argmin(np.where(possible, seconds, np.inf)))
     least = int(np.argmin(np.where(table.host <= host_gib(where), gib, np.inf)))
     return None if least in done else least
 
 
 def host_gib(where: Slice) -> float:
-    """Memory of a host that is there for each of its chips."""
-    return where.chip.host_memory_gib / where.chip.chips_per_host * HOST_SHARE
+    """Memory of a host that is there for each of its devices."""
+    return where.chip.host_memory_gib / (where.chip.chips_per_host * where.chip.devices) * HOST_SHARE
 
 
-def conclude(done: list[Compiled], considered: int) -> Found:
+def conclude(done: list[Compiled], considered: int, effort: Effort) -> Found:
     """The fastest of what was compiled and fits."""
     seconds = sum(each.result.lower_seconds + each.result.compile_seconds for each in done)
     fitting = [each for each in done if each.roofline is not None]
     best = min(fitting, key=lambda each: each.roofline.ranking_seconds, default=None) if fitting else None  # type: ignore[union-attr]
     tried = tuple(_tried(each, best) for each in done if each is not best)
-    ended = (
-        "the most that are compiled" if len(done) >= MAX_COMPILED else f"no other is estimated to be {100 * MIN_GAIN:g} % faster and to fit"
-    )
+    is_most = len(done) >= effort.max_compiled
+    ended = "the most that are compiled" if is_most else f"no other is estimated to be {100 * effort.min_gain:g} % faster and to fit"
     why = f"the fastest of {len(fitting)} that fit, of {len(done)} compiled, of {considered:,} estimated; {ended}"
     if best is None:
         last = done[-1].result if done else None

@@ -21,9 +21,14 @@ GIGA = 1e9
 
 
 class Chip(Frozen):
-    """A kind of chip. Bandwidths in gigabytes a second and chip, networks and the way to the host in one direction."""
+    """A kind of chip. Bandwidths in gigabytes a second and chip, networks and the way to the host in one direction.
+
+    Attributes:
+        devices: as how many devices a program sees the chip; each has an equal part of its memory and of all its speeds.
+    """
 
     device_kind: str
+    devices: int = Field(default=1, gt=0)
     chips_per_host: int = Field(gt=0)
     memory_gib: float = Field(gt=0)
     hbm_gbps: float = Field(gt=0)
@@ -38,16 +43,21 @@ class Chip(Frozen):
 
     @property
     def speeds(self) -> Speeds:
-        """For the roofline."""
+        """Of one device, for the roofline."""
         peak = peak_flops(self.device_kind, "bfloat16")
         assert peak is not None, f"trainer/flops.py names no peak of {self.device_kind}"
         return Speeds(
             flops=peak,
-            hbm_bytes=self.hbm_gbps * GIGA,
-            ici_bytes=self.ici_gbps * GIGA,
-            dcn_bytes=self.dcn_gbps * GIGA,
-            host_bytes=self.host_gbps * GIGA,
+            hbm_bytes=self.hbm_gbps * GIGA / self.devices,
+            ici_bytes=self.ici_gbps * GIGA / self.devices,
+            dcn_bytes=self.dcn_gbps * GIGA / self.devices,
+            host_bytes=self.host_gbps * GIGA / self.devices,
         )
+
+    @property
+    def device_gib(self) -> float:
+        """The maker's memory of one device."""
+        return self.memory_gib / self.devices
 
 
 class Torus(Frozen):
@@ -83,14 +93,24 @@ class Slice(Frozen):
         return self.count * self.chips_of_each
 
     @property
+    def devices_of_each(self) -> int:
+        """Devices of one of the slices: places of a mesh."""
+        return self.chips_of_each * self.chip.devices
+
+    @property
+    def devices(self) -> int:
+        """All devices."""
+        return self.count * self.devices_of_each
+
+    @property
     def hosts(self) -> int:
         """All machines that hold them."""
         return -(-self.chips // self.chip.chips_per_host)
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh by rule: copies over slices, weights cut over the chips of a slice."""
-        return Mesh(replica=self.count, fsdp=self.chips_of_each, tensor=1)
+        """The mesh by rule: copies over slices, weights cut over the devices of a slice."""
+        return Mesh(replica=self.count, fsdp=self.devices_of_each, tensor=1)
 
     @property
     def topology(self) -> Topology:

@@ -46,6 +46,8 @@ def test_the_table_and_what_was_changed(run: Run) -> None:
     done = run("marin-32b/mantis")
     assert done.exit_code == 0
     assert "of 30.75" in done.stdout
+    assert "32.52 B parameters" in done.stdout
+    assert "a token meets" not in done.stdout
     assert "kept, gradients over" in done.stdout
     assert "the fastest of" in done.stdout
     assert "blocks computed again: needs 33.1 GiB of 30.75: the compiler refused it" in done.stdout

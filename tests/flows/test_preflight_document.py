@@ -16,7 +16,7 @@ def test_a_document_without_marks_is_not_written() -> None:
 
 def test_the_document_has_all_marks_and_the_table_of_slices_as_it_is() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
-    for name in ("main lines", "gains", "branches"):
+    for name in ("main lines", "gains", "branches", "sparse models", "smallest slices"):
         put(text, name, "")
     assert put(text, "slices", slices()) == text
 

@@ -9,11 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from trainer.config import Mesh
-from trainer.preflight.hlo import Instruction, Module, arrays, total_bytes
+from trainer.preflight.hlo import RAGGED, Instruction, Module, arrays, total_bytes
 from trainer.preflight.spec import Collective, Link
 
-RAGGED = "ragged-all-to-all"
-"""Between rows and the room for them, which is larger: what goes is the rows. Counted as an all-to-all."""
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 AXES = ("replica", "fsdp", "expert", "tensor")
 BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')

@@ -12,6 +12,7 @@ from jax.experimental import topologies
 
 from trainer.base.errors import ConfigError, TrainingError
 from trainer.config import RunConfig
+from trainer.preflight.arithmetic import update_flops
 from trainer.preflight.collectives import read_collectives
 from trainer.preflight.hlo import Module
 from trainer.preflight.memory import first_line, read_memory, read_refusal
@@ -106,6 +107,7 @@ def examine(spec: Spec, dump: Path) -> Result:
         collectives=read_collectives(module, spec.execution.mesh, spec.topology.num_slices) if module else (),
         hbm_bytes=traffic_bytes(module) if module else 0,
         host_traffic_bytes=host_traffic_bytes(module) if module else 0,
+        update_flops=update_flops(module) if module else 0,
         flops_by_xla=flops,
         lower_seconds=lower_seconds,
         compile_seconds=compiled.seconds,

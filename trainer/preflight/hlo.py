@@ -18,6 +18,8 @@ FURTHER = re.compile(rf'op_name="[^"]*{FURTHER_ROUNDS}/while"')
 TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 HBM, HOST = 0, 5
 """Memory spaces of a layout, `S(n)`; the chip's own memory is not written. The others are small and fast, on the chip."""
+RAGGED = "ragged-all-to-all"
+"""Between rows and the room for them, which is larger: what goes is the rows. Counted as an all-to-all."""
 TYPE_BYTES = {"pred": 1, "token": 0, "opaque": 0}
 
 

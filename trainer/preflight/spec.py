@@ -105,6 +105,7 @@ class Result(Frozen):
         limit_bytes: the chip's memory that a program may use, as the compiler has it.
         hbm_bytes: what a chip reads from and writes to its memory in a step, each operation's operands and results once.
         host_traffic_bytes: what it sends to its host's memory and reads from it.
+        update_flops: what a chip multiplies outside the forward and backward pass: the steps of Muon.
         flops_by_xla: XLA's own count, before the step was cut into parts, for the whole batch; it counts the body of a loop once.
         lower_seconds, compile_seconds: tracing, and the compiler up to where it was left.
         host_bytes: the most memory that the compiling process held.
@@ -116,6 +117,7 @@ class Result(Frozen):
     collectives: tuple[Collective, ...]
     hbm_bytes: int
     host_traffic_bytes: int
+    update_flops: int
     flops_by_xla: float | None
     lower_seconds: float
     compile_seconds: float

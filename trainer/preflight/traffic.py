@@ -1,12 +1,13 @@
 """What a step moves between a chip and its memory, and between a chip and its host, read from the compiled module."""
 
-from trainer.preflight.hlo import HOST, Instruction, Module, arrays, hbm_bytes, total_bytes
+from trainer.preflight.hlo import HOST, RAGGED, Instruction, Module, arrays, hbm_bytes, total_bytes
 
 NO_TRAFFIC = {
-    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "async-start", "after-all",
-    "partition-id",
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "async-start", "async-update",
+    "after-all", "partition-id",
 }  # fmt: skip
 """They name bytes, or run other computations, which are counted themselves."""
+OWN_KERNEL = 'custom_call_target="tpu_custom_call"'
 
 
 def traffic_bytes(module: Module) -> int:
@@ -62,13 +63,25 @@ def _moved(module: Module, here: dict[str, Instruction], instruction: Instructio
     shapes = [here[name].shape for name in instruction.operands if name in here]
     if instruction.opcode == "fusion":
         return _moved_by_fusion(module, instruction, shapes)
-    if instruction.opcode in ("slice", "dynamic-slice"):
+    if instruction.opcode in ("slice", "dynamic-slice") or _is_gather(here, instruction):
         return 2 * hbm_bytes(instruction.shape)
+    if instruction.opcode == RAGGED and shapes:
+        return 2 * min(hbm_bytes(shapes[0]), hbm_bytes(instruction.shape))
     if instruction.opcode == "dynamic-update-slice":
         return 2 * hbm_bytes(shapes[1]) if len(shapes) > 1 else 0
     if instruction.opcode.endswith("-start"):
         return 2 * sum(hbm_bytes(shape) for shape in shapes)
     return sum(hbm_bytes(shape) for shape in shapes) + hbm_bytes(instruction.shape)
+
+
+def _is_gather(here: dict[str, Instruction], instruction: Instruction) -> bool:
+    """Rows by their numbers: also what the compiler hands to the sparse cores, a call with values and numbers and a row for each number."""
+    if instruction.opcode == "gather":
+        return True
+    if instruction.opcode != "custom-call" or OWN_KERNEL in instruction.rest or len(instruction.operands) != 2:
+        return False
+    values, numbers = (here[name].shape if name in here else "" for name in instruction.operands)
+    return numbers.startswith("s32[") and values.partition("[")[0] == instruction.shape.partition("[")[0]
 
 
 def _moved_by_fusion(module: Module, fusion: Instruction, shapes: list[str]) -> int:
@@ -97,7 +110,7 @@ def _read(module: Module, inside: dict[str, Instruction], value: Instruction, wh
 
 
 def _read_by(module: Module, inside: dict[str, Instruction], value: Instruction, user: Instruction, whole: int) -> int:
-    if user.opcode in ("slice", "dynamic-slice") and user.operands[0] == value.name:
+    if user.opcode in ("slice", "dynamic-slice", "gather") and user.operands[0] == value.name:
         return hbm_bytes(user.shape)
     if user.opcode == "dynamic-update-slice" and user.operands[0] == value.name:
         return 0

@@ -25,6 +25,7 @@ def result_of(peak_gib: float, *, limit_gib: float = 30.75, refused: bool = Fals
         ),
         hbm_bytes=5 * 10**11,
         host_traffic_bytes=0,
+        update_flops=0,
         flops_by_xla=1e16,
         lower_seconds=1.0,
         compile_seconds=4.0,
@@ -36,8 +37,8 @@ def plan_of(spec: Spec, where: Slice) -> Plan:
     """The plan that a specification was made of."""
     execution = spec.execution
     batch = spec.step.batch_sequences
-    tokens = (execution.microbatch_sequences or batch) * spec.step.model.seq_len // where.chips
-    chunk = execution.loss_chunk_tokens // where.chips if execution.loss_chunk_tokens else None
+    tokens = (execution.microbatch_sequences or batch) * spec.step.model.seq_len // where.devices
+    chunk = execution.loss_chunk_tokens // where.devices if execution.loss_chunk_tokens else None
     whole = LOSS_TOKENS_A_CHIP if tokens <= LOSS_TOKENS_A_CHIP else 4 * LOSS_TOKENS_A_CHIP
     return Plan(
         remat=execution.remat,

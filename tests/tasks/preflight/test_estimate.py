@@ -1,14 +1,17 @@
 import numpy as np
 import pytest
 
+from flows.recipes.trinity_nano import PHASE_1 as TRINITY_NANO
 from tasks.preflight.candidates import Setting, policies_for, settings_for
-from tasks.preflight.estimate import Table, block_a_token, estimate, kept_a_token, measure_policies, state_bytes
-from tasks.preflight.projection import ici_speed, roofline_of
+from tasks.preflight.estimate import Table, estimate, measure_policies
+from tasks.preflight.plan import GIB
+from tasks.preflight.projection import chips_along, ici_seconds, ici_speed, roofline_of
+from tasks.preflight.sizes import block_a_token, exchanged_a_token, kept_a_token, state_bytes
 from tasks.preflight.slices import find_slice
 from tests.tasks.preflight.steps import result_of
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, step_of
 from trainer.config import ATTENTION, BLOCK_INPUT, Kept, Mesh
-from trainer.preflight.roofline import EXPOSED
+from trainer.preflight.roofline import EXPOSED, UTILISATION
 from trainer.preflight.spec import Collective
 
 V4 = find_slice("v4-2048")
@@ -89,7 +92,7 @@ def test_the_projection_counts_every_link_once() -> None:
 
 
 def test_estimates_move_to_what_was_compiled() -> None:
-    table = Table(STEP, V4, settings_for(STEP, V4), list(policies_for()))
+    table = Table(STEP, V4, settings_for(STEP, V4), list(policies_for(STEP.model)))
     numbers = [0, 100, 5_000, 20_000, 40_000]
     truth = table.known + table.amounts @ np.array([2.0, 1.3, 1.9, 0.8])
     before = np.abs(table.gib() - truth)
@@ -102,10 +105,65 @@ def test_estimates_move_to_what_was_compiled() -> None:
 
 def test_times_move_to_what_was_compiled() -> None:
     """Twice the traffic of HBM than was thought doubles the estimate of every plan."""
-    table = Table(STEP, V4, settings_for(STEP, V4), list(policies_for()))
+    table = Table(STEP, V4, settings_for(STEP, V4), list(policies_for(STEP.model)))
     expected = dict(zip(("compute", "hbm", "ici", "dcn", "host"), table.terms[0], strict=True))
     plan = table.plan(0)
     result = result_of(20.0).but(hbm_bytes=round(2 * expected["hbm"] * 1200e9), collectives=())
     before = table.seconds()[1000]
     table.learn(0, result, roofline_of(STEP, V4, plan, result))
     assert table.seconds()[1000] - before == pytest.approx(EXPOSED * table.terms[1000, 1])
+
+
+NANO = step_of(TRINITY_NANO.model, 4096, keeps_average=False).but(optimizer=TRINITY_NANO.optimizer)
+V5P = find_slice("v5p-1024")
+
+
+def test_experts_over_devices_are_cut_and_not_copied() -> None:
+    """64 devices hold the state, however many of them deal out the experts. An axis forgotten would make it eightfold."""
+    policies = measure_policies(NANO, V5P, ["full"], 1)
+    gathered, dealt = (
+        estimate(NANO, V5P, Setting(Mesh(replica=8, fsdp=64 // expert, expert=expert), 1, 2048), policies) for expert in (1, 8)
+    )
+    layers = [2 * 2 * 128 * 3 * 1024 * 256 / expert / GIB for expert in (1, 8)]
+    assert gathered.known[0] - layers[0] == pytest.approx(dealt.known[0] - layers[1])
+    assert gathered.known[0] - layers[0] == pytest.approx((state_bytes(NANO) + 4 * 6_120_003_328) / 64 / GIB)
+    assert (gathered.amounts == dealt.amounts).all()
+
+
+def test_the_estimate_knows_that_rows_travel_again_where_blocks_are_computed_again() -> None:
+    policies = measure_policies(NANO, V5P, ["full", "none"], 1)
+    full, kept = estimate(NANO, V5P, Setting(Mesh(replica=8, fsdp=8, expert=8), 1, 2048), policies).terms[:, 2]
+    rows = 8 * 4096 * (exchanged_a_token(NANO.model, expert=8, again=True) - exchanged_a_token(NANO.model, expert=8, again=False))
+    assert full - kept == pytest.approx(rows * 16 / 7 / 200e9, rel=0.05)
+    alone = estimate(NANO, V5P, Setting(Mesh(replica=8, fsdp=64), 1, 2048), policies).terms[:, 2]
+    assert alone[0] == alone[1]
+
+
+def test_a_byte_of_an_all_to_all_loads_the_links_that_it_passes() -> None:
+    """Eight chips of a ring: 16 / 7 links at the mean. What is gathered goes from neighbour to neighbour.
+
+    Sixteen are eight by two: as long a way along one axis, while the links of the other wait.
+    """
+    mesh = Mesh(replica=8, fsdp=8, expert=8)
+    found = [
+        ici_seconds(Collective(kind=kind, axis="expert", link="ici", count=1, bytes=200 * 10**9), mesh, V5P)
+        for kind in ("all-gather", "all-to-all")
+    ]
+    assert found == [pytest.approx(1.0), pytest.approx(16 / 7)]
+    wider = Mesh(replica=8, fsdp=4, expert=16)
+    sent = Collective(kind="all-to-all", axis="expert", link="ici", count=1, bytes=200 * 10**9)
+    assert ici_seconds(sent, wider, V5P) == pytest.approx(2 * 16 / 15)
+
+
+def test_what_muon_multiplies_takes_time_and_is_no_work_of_the_model() -> None:
+    setting = Setting(Mesh(replica=8, fsdp=64), 1, 2048)
+    plain, with_muon = (roofline_of(NANO, V5P, setting.plan("full", V5P), result_of(20.0).but(update_flops=flops)) for flops in (0, 10**14))
+    assert with_muon.compute - plain.compute == pytest.approx(1e14 / (459e12 * UTILISATION))
+
+
+def test_devices_of_one_chip_share_its_links() -> None:
+    """Ironwood: four devices along an axis are two chips, with the one link between them for both; a device has half of a chip's."""
+    where = find_slice("tpu7x-128")
+    assert chips_along("expert", Mesh(fsdp=32, expert=4), where) == 2
+    assert ici_speed("expert", Mesh(fsdp=32, expert=4), where) == pytest.approx(300e9 / 3 / 2)
+    assert ici_speed("fsdp", where.mesh, where) == 300e9

@@ -2,11 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.preflight.candidates import meshes_for, parts_for, policies_for, settings_for
-from tasks.preflight.plan import Plan, batch_refusal, spec_for
+from flows.recipes.trinity_nano import PHASE_1 as TRINITY_NANO
+from tasks.preflight.candidates import SPARSE_GROUPS, meshes_for, parts_for, policies_for, settings_for
+from tasks.preflight.plan import Plan, batch_refusal, mesh_refusal, spec_for
 from tasks.preflight.slices import find_slice
-from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, step_of
+from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, SPARSE, step_of
 from trainer.config import ATTENTION, BLOCK_INPUT, Kept, Mesh
+from trainer.model.remat import check_names
 from trainer.preflight.spec import run_of
 from trainer.sharding import check_batch, check_mesh
 
@@ -41,7 +43,7 @@ def test_every_setting_is_one_that_the_trainer_takes(name: str, model: object, b
     assert len(set(found)) == len(found)
     for setting in found:
         mesh = setting.mesh
-        assert mesh.replica * mesh.fsdp * mesh.tensor == where.chips
+        assert mesh.replica * mesh.fsdp * mesh.expert * mesh.tensor == where.devices
         assert mesh.replica % where.count == 0
         check_mesh(mesh, step.model)
         spec = spec_for(step, where, setting.plan("full", where))
@@ -65,7 +67,7 @@ def test_parts_are_equal_and_cut_over_the_rows(batch: int, rows: int) -> None:
 
 
 def test_policies_are_different_and_begin_with_those_of_the_rule() -> None:
-    found = list(policies_for())
+    found = list(policies_for(LLAMA_8B))
     assert found[:2] == ["full", "offload"]
     assert len(set(found)) == len(found)
     assert Kept(on_device=(ATTENTION, "query", "key", "value", "output", "gate", "up")) in found
@@ -91,3 +93,61 @@ def test_logits_exist_for_2048_tokens_a_chip(batch: int, chunk: int) -> None:
     spec = spec_for(step_of(LLAMA_8B, batch), find_slice("2x v5e-256"), Plan(remat="full"))
     assert spec.execution.loss_chunk_tokens == chunk
     assert spec.execution.attention == "splash"
+
+
+NANO = step_of(TRINITY_NANO.model, 4096).but(optimizer=TRINITY_NANO.optimizer)
+
+
+@pytest.mark.parametrize("name", ["v5p-1024", "2x tpu7x-128", "v5p-8"])
+def test_every_mesh_of_a_sparse_model_is_one_that_the_trainer_takes(name: str) -> None:
+    """Experts are dealt out in equal parts, weights and batch cut over fsdp and expert."""
+    where = find_slice(name)
+    found = settings_for(NANO, where)
+    assert len(set(found)) == len(found)
+    assert {setting.mesh.expert for setting in found} == {size for size in (1, 2, 4, 8, 16) if size <= where.devices_of_each}
+    for setting in {setting.mesh: setting for setting in found}.values():
+        mesh = setting.mesh
+        assert mesh.replica * mesh.fsdp * mesh.expert * mesh.tensor == where.devices
+        assert mesh.replica % where.count == 0
+        check_mesh(mesh, NANO.model)
+        spec = spec_for(NANO, where, setting.plan("full", where))
+        check_batch(mesh, spec.execution.microbatch_sequences or 4096, "a part")
+
+
+def test_experts_that_an_axis_does_not_divide_are_not_dealt_out_over_it() -> None:
+    assert NANO.model.experts is not None
+    ten = NANO.model.but(experts=NANO.model.experts.but(num_experts=10))
+    assert {mesh.expert for mesh in meshes_for(ten, find_slice("v5p-64"))} == {1, 2}
+    assert {mesh.expert for mesh in meshes_for(LLAMA_8B, find_slice("v5p-64"))} == {1}
+
+
+def test_where_no_mesh_cuts_a_sparse_model_the_sizes_are_said() -> None:
+    odd = NANO.but(model=NANO.model.but(d_model=1001))
+    where = find_slice("v5p-1024")
+    assert settings_for(odd, where) == []
+    said = mesh_refusal(odd, where)
+    assert "128 experts, d_model 1,001 and a batch of 4,096 sequences" in said
+    assert "1 × 512 devices of v5p-1024" in said
+
+
+def test_a_sparse_plan_names_the_kernel_and_the_exchange_that_only_tpus_have() -> None:
+    where = find_slice("v5p-64")
+    plan = Plan(remat="none", mesh=Mesh(fsdp=4, expert=8))
+    assert spec_for(NANO, where, plan).execution.expert_kernel == "megablox"
+    assert spec_for(step_of(LLAMA_8B, 1024), where, Plan(remat="full")).execution.expert_kernel == "auto"
+    assert plan.words == "everything kept, mesh 1 × 4 × 1, experts over 8"
+
+
+def test_every_policy_of_a_sparse_model_names_what_it_computes() -> None:
+    """A model without gates on attention, without dense layers or without shared experts has no such products to keep."""
+    assert NANO.model.experts is not None
+    for model in (NANO.model, SPARSE, NANO.model.but(experts=NANO.model.experts.but(num_shared=0, num_dense_layers=0))):
+        found = list(policies_for(model))
+        assert found[:3] == ["full", "offload", "none"]
+        assert len(set(found)) == len(found)
+        for policy in found:
+            if isinstance(policy, Kept):
+                check_names(policy, model)
+    most = Kept(on_device=tuple(name for group in SPARSE_GROUPS for name in group))
+    assert most in list(policies_for(NANO.model))
+    assert Plan(remat=most).words == "all products but the experts', and attention kept"

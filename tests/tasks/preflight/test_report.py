@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.recipes.trinity_nano import PHASE_1 as TRINITY_NANO
 from tasks.home import Home
 from tasks.preflight.plan import Plan, batch_refusal, spec_for
 from tasks.preflight.preflight import preflight_setup
@@ -14,7 +15,8 @@ from tests.tasks.preflight.steps import result_of
 from tests.trainer.model.families import EXPERTS
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, step_of
 from trainer.config import Execution, Kept, Mesh
-from trainer.preflight.spec import Result
+from trainer.flops import step_flops
+from trainer.preflight.spec import Collective, Result
 
 KESTREL = Setup(phase="kestrel", slice="2x v5e-256", stretches=((0, 660_000),), step=step_of(LLAMA_8B, 1024, keeps_average=False))
 PROMISED = {
@@ -107,10 +109,38 @@ def test_each_plan_that_was_compiled_is_there_with_its_cost() -> None:
     assert (second["fits"], second["step_seconds"]) == (False, None)
 
 
-def test_a_model_with_experts_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:
-    """Its plan and time would be worked out as if it were dense, and nobody would see it."""
-    sparse = KESTREL.but(step=KESTREL.step.but(model=KESTREL.step.model.but(experts=EXPERTS)))
+def test_a_sparse_model_that_nothing_cuts_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:
+    """Sizes that no mesh divides: the compiler is not asked."""
+    sparse = KESTREL.but(step=KESTREL.step.but(model=KESTREL.step.model.but(experts=EXPERTS, d_model=4095)))
     report = preflight_setup(sparse, Home.open(str(tmp_path)))
     assert not report["fits"]
-    assert "does not yet count what experts compute" in report["reason"]
+    assert "no mesh cuts 4 experts, d_model 4,095" in report["reason"]
     assert report["step_seconds"] is None
+
+
+def test_a_sparse_report_has_its_parameters_and_its_exchange_by_axis() -> None:
+    """Memory has all experts, arithmetic those that a token meets. Without an axis for experts nothing is exchanged."""
+    where = find_slice("v5p-1024")
+    step = step_of(TRINITY_NANO.model, 4096, keeps_average=False)
+    setup = Setup(phase="phase-1", slice="v5p-1024", stretches=((0, 1000),), step=step)
+    sent = Collective(kind="all-to-all", axis="expert", link="ici", count=486, bytes=171 * 10**9)
+    plan = Plan(remat="full", mesh=Mesh(replica=8, fsdp=8, expert=8))
+    found = fitting().but(plan=plan, result=result_of(16.5).but(collectives=(*result_of(16.5).collectives, sent), update_flops=10**12))
+    report = report_of(setup, where, found)
+    assert (report["parameters"], report["active_parameters"]) == (6_120_003_328, 1_023_923_968)
+    assert report["flops_per_step"] == step_flops(TRINITY_NANO.model, 4096).total < 6 * 1.3 * report["active_parameters"] * 4096 * 4096
+    assert report["all_to_all"] == {"expert": {"bytes": 171 * 10**9, "seconds": pytest.approx(171 / 200 * 16 / 7, abs=1e-3)}}
+    assert report["flops_per_step_per_chip"]["update"] == 10**12
+    assert report["tokens_per_second"] == pytest.approx(4096 * 4096 / report["step_seconds"], rel=1e-3)
+    assert report["execution"]["expert_kernel"] == "megablox"
+    assert report_of(setup, where, fitting())["all_to_all"] == {}
+
+
+def test_chip_hours_are_of_chips_and_mfu_of_devices() -> None:
+    """Ironwood has two devices a chip: the same step is not twice as dear, nor half as fast."""
+    where = find_slice("tpu7x-128")
+    report = report_of(KESTREL.but(slice="tpu7x-128"), where, fitting())
+    seconds = report["step_seconds"]
+    assert (report["chips"], report["devices"]) == (64, 128)
+    assert report["chip_hours"] == pytest.approx(660_000 * seconds * 64 / 3600, rel=1e-3)
+    assert report["mfu"] == pytest.approx(report["flops_per_step"] / seconds / (64 * 2307e12), rel=1e-2)

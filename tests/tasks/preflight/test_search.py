@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from tasks.preflight.candidates import policies_for, settings_for
 from tasks.preflight.estimate import FIRST_WEIGHTS, Table
 from tasks.preflight.plan import GIB, Plan
-from tasks.preflight.search import MAX_COMPILED, RESERVED_BYTES, find_plan, host_gib, refusal
+from tasks.preflight.search import MAX_COMPILED, MAX_COMPILED_SPARSE, RESERVED_BYTES, find_plan, host_gib, refusal
 from tasks.preflight.slices import find_slice
 from tests.tasks.preflight.steps import compiler_of, result_of
-from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, step_of
+from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, SPARSE, step_of
 from trainer.config import ATTENTION, BLOCK_INPUT, Kept
 from trainer.preflight.spec import Result, Spec
 
@@ -20,7 +20,7 @@ EVERYTHING = Kept(on_device=(ATTENTION, "query", "key", "value", "output", "gate
 
 @pytest.fixture(scope="module")
 def table() -> Table:
-    return Table(STEP, V4, settings_for(STEP, V4), list(policies_for()))
+    return Table(STEP, V4, settings_for(STEP, V4), list(policies_for(STEP.model)))
 
 
 @settings(max_examples=10, deadline=None)
@@ -75,7 +75,7 @@ def test_where_nothing_fits_the_plan_that_needs_least_was_compiled() -> None:
     found = find_plan(step, where, attempt)
     assert found.plan is None
     assert found.tried[-1].plan == asked[-1]
-    table = Table(step, where, settings_for(step, where), list(policies_for()))
+    table = Table(step, where, settings_for(step, where), list(policies_for(STEP.model)))
     least = table.plan(int(np.argmin(np.where(table.host <= host_gib(where), table.gib(), np.inf))))
     assert least in asked
     assert all("GiB" in tried.reason for tried in found.tried)
@@ -105,9 +105,28 @@ def test_a_host_has_so_much_memory_and_no_more() -> None:
     said = refusal(result_of(20, host_gib=51), V4)
     assert said is not None
     assert "51.0 GiB of its host's memory, of which 50.0 are there" in said
-    assert Kept(on_host=(BLOCK_INPUT, "gate")) in list(policies_for())
+    assert Kept(on_host=(BLOCK_INPUT, "gate")) in list(policies_for(STEP.model))
 
 
 def test_a_refusal_without_an_account_gives_the_compilers_words() -> None:
     result = result_of(31, refused=True).but(memory=None)
     assert refusal(result, V4) == "the compiler refused it: RESOURCE_EXHAUSTED: as it says"
+
+
+@pytest.mark.parametrize("limit", [100.0, 0.1])
+def test_a_sparse_model_is_compiled_three_times_at_most_and_begins_with_what_promises_most(limit: float) -> None:
+    """There is no rule's plan to begin with. Where nothing fits, the last that is compiled is the plan that needs least."""
+    where = find_slice("v5e-16")
+    step = step_of(SPARSE, 256)
+    attempt, asked = compiler_of(step, where, limit, np.array([1.0, 1.0, 1.0, 1.0]))
+    found = find_plan(step, where, attempt)
+    assert 1 <= len(asked) <= MAX_COMPILED_SPARSE
+    table = Table(step, where, settings_for(step, where), list(policies_for(step.model)))
+    rows = {table.plan(number): number for number in range(len(table))}
+    if limit > 1:
+        assert found.plan is not None
+        assert rows[asked[0]] == int(np.argmin(table.seconds()))
+        assert all(asked[0] != plan for plan in asked[1:])
+    else:
+        assert found.plan is None
+        assert table.gib()[rows[asked[-1]]] == pytest.approx(table.gib().min())

@@ -29,12 +29,12 @@ def test_the_slices_of_the_record(name: str, chips: int, hosts: int, mesh: tuple
 
 
 def test_every_slice_has_the_chips_that_its_name_says_and_a_chip_with_sources() -> None:
-    """v4 and v5p count TensorCores, two a chip."""
+    """v4, v5p and tpu7x count TensorCores, two a chip."""
     table = read_table()
     for name, torus in table.slices.items():
         found = find_slice(name)
         said = int(name.partition("-")[2])
-        assert found.chips == said // (2 if torus.chip in ("v4", "v5p") else 1), name
+        assert found.chips == said // (2 if torus.chip in ("v4", "v5p", "tpu7x") else 1), name
         assert name.startswith(torus.chip)
         assert found.chip.speeds.flops > 1e14
         assert found.chip.source
@@ -55,10 +55,22 @@ def test_several_of_any_slice(count: int, name: str) -> None:
     one = find_slice(name)
     several = find_slice(f"{count}x {name}")
     assert several.chips == count * one.chips
-    assert several.mesh == Mesh(replica=count, fsdp=one.chips)
+    assert several.mesh == Mesh(replica=count, fsdp=one.devices)
 
 
 @pytest.mark.parametrize("name", ["v9-8", "0x v4-128", "2xv4-128", "x v4-128", "", "v4-2048 v4-2048", "-1x v4-128"])
 def test_other_names_are_refused_with_those_that_there_are(name: str) -> None:
     with pytest.raises(ConfigError, match=r"no slice is called|at least one"):
         find_slice(name)
+
+
+def test_a_chip_of_two_devices_has_its_memory_and_speeds_once() -> None:
+    """Ironwood: 64 chips are 128 places of a mesh. What two devices do together is what the maker says of the chip."""
+    found = find_slice("2x tpu7x-128")
+    assert (found.chips, found.devices, found.hosts) == (128, 256, 32)
+    assert found.mesh == Mesh(replica=2, fsdp=128)
+    assert (found.topology.name, found.topology.num_slices) == ("tpu7x:4x4x4", 2)
+    speeds = found.chip.speeds
+    assert (2 * speeds.flops, 2 * speeds.hbm_bytes, 2 * speeds.ici_bytes) == (2307e12, 7380e9, 600e9)
+    assert (2 * speeds.dcn_bytes, 2 * speeds.host_bytes, 2 * found.chip.device_gib) == (12.5e9, 16e9, 192)
+    assert all(find_slice(name).devices == find_slice(name).chips for name in read_table().slices if not name.startswith("tpu7x"))

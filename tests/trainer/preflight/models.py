@@ -1,6 +1,6 @@
 """Models and steps for the tests of preflight."""
 
-from trainer.config import AdamW, Llama3RopeScaling, ModelConfig, Rope
+from trainer.config import AdamW, Experts, Llama3RopeScaling, ModelConfig, Rope
 from trainer.preflight.spec import StepShape
 
 ROPE = Rope(
@@ -10,7 +10,7 @@ ROPE = Rope(
 ADAMW = AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.05)
 
 
-def llama(**sizes: int | bool) -> ModelConfig:
+def llama(**sizes: int | bool | Experts) -> ModelConfig:
     return ModelConfig.model_validate(
         {
             "vocab_size": 128_256,
@@ -37,6 +37,15 @@ def llama(**sizes: int | bool) -> ModelConfig:
 LLAMA_8B = llama()
 LLAMA_32B = llama(d_model=5120, d_ff=27_648, num_query_heads=40, num_layers=64)
 SMALL = llama(vocab_size=1024, seq_len=256, num_layers=6, d_model=256, d_ff=512, num_query_heads=2, num_kv_heads=1)
+
+SPARSE = llama(
+    **{**SMALL.model_dump(include={"vocab_size", "seq_len", "d_model", "d_ff", "num_query_heads", "num_kv_heads"}), "num_layers": 6},
+    post_norms=True,
+    experts=Experts(
+        num_experts=8, num_active=2, num_shared=1, d_expert=256, route_scale=2.0, num_dense_layers=2, balancing=None, sequence_loss=0.0
+    ),
+)
+"""Two dense layers and four with experts."""
 
 
 def step_of(model: ModelConfig, batch_sequences: int, *, window: int | None = None, keeps_average: bool = True) -> StepShape:

@@ -180,3 +180,45 @@ ENTRY %main (param.1: bf16[64,8,128], param.2: bf16[1,8,128], param.3: s32[], pa
   ROOT %tuple.1 = (bf16[64,8,128]{2,1,0:T(8,128)(2,1)}) tuple(%param.1)
 }
 """
+
+TAKEN = """HloModule jit_traced
+
+%async.gather (param_0.8: bf16[512,128], param_1.8: s32[4]) -> bf16[4,128] {
+  %param_0.8 = bf16[512,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %param_1.8 = s32[4]{0:T(128)} parameter(1)
+  ROOT %custom-call.1 = bf16[4,128]{1,0:T(8,128)(2,1)} custom-call(%param_0.8, %param_1.8), custom_call_target="TODO(b/522284627)"
+}
+
+ENTRY %main (param.5: bf16[512,128], param.6: s32[4], param.7: bf16[640,128]) -> bf16[512,128] {
+  %param.5 = bf16[512,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %param.6 = s32[4]{0:T(128)} parameter(1)
+  %param.7 = bf16[640,128]{1,0:T(8,128)(2,1)} parameter(2)
+  READ
+  ROOT %tuple.2 = (bf16[512,128]{1,0:T(8,128)(2,1)}) tuple(%param.5)
+}
+"""
+
+PRODUCTS = (
+    """HloModule jit_traced
+
+%body.1 (param.10: (s32[], f32[16,256,256])) -> (s32[], f32[16,256,256]) {
+  %param.10 = (s32[]{:T(128)}, f32[16,256,256]{2,1,0:T(8,128)}) parameter(0)
+  %of.1 = f32[16,256,256]{2,1,0:T(8,128)} get-tuple-element(%param.10), index=1
+  %convolution.1 = f32[16,256,256]{2,1,0:T(8,128)} convolution(%of.1, %of.1), STRIDED, NAMED_UPDATE
+  ROOT %tuple.3 = (s32[]{:T(128)}, f32[16,256,256]{2,1,0:T(8,128)}) tuple(%of.1, %convolution.1)
+}
+
+ENTRY %main (param.12: (s32[], f32[16,256,256]), param.13: bf16[8,4096,1024], param.14: bf16[8,128,1024]) -> bf16[8,4096,8,128] {
+  %param.12 = (s32[]{:T(128)}, f32[16,256,256]{2,1,0:T(8,128)}) parameter(0)
+  %param.13 = bf16[8,4096,1024,1]{2,1,3,0:T(8,128)(2,1)} parameter(1)
+  %param.14 = bf16[8,128,1024,1]{2,1,0,3:T(8,128)(2,1)} parameter(2)
+  %while.1 = (s32[]{:T(128)}, f32[16,256,256]{2,1,0:T(8,128)}) while(%param.12), body=%body.1, TRIPS
+  %convolution.3 = bf16[4096,8]{1,0:T(8,128)(2,1)} convolution(%while.1, %while.1), dim_labels=bf_io->bf
+  ROOT %convolution.2 = bf16[8,4096,8,128]{3,1,2,0:T(8,128)(2,1)} convolution(%param.13, %param.14), HEADS, NAMED_MODEL
+}
+""".replace("STRIDED", "window={size=16 stride=15 lhs_dilate=16}, dim_labels=0bf_0io->0bf")
+    .replace("HEADS", "window={size=1x8 pad=0_0x7_7 rhs_reversal=0x1}, dim_labels=0bf1_1oi0->0b1f")
+    .replace("NAMED_UPDATE", 'metadata={op_name="jit(traced)/while/body/closed_call/vmap()/dot_general"}')
+    .replace("NAMED_MODEL", 'metadata={op_name="jit(traced)/jvp()/while/body/closed_call/dot_general"}')
+    .replace("TRIPS", 'backend_config={"known_trip_count":{"n":"5"}}')
+)

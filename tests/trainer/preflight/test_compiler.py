@@ -11,10 +11,11 @@ from pathlib import Path
 import jax
 import pytest
 
-from tests.trainer.preflight.models import SMALL, step_of
+from tasks.preflight.sizes import muon_flops, state_bytes
+from tests.trainer.preflight.models import ADAMW, SMALL, SPARSE, step_of
 from tests.trainer.preflight.snippets import LOOP
 from trainer import loop
-from trainer.config import ATTENTION, BLOCK_INPUT, Execution, Experts, Kept, Mesh, ModelConfig, Remat
+from trainer.config import ATTENTION, BLOCK_INPUT, Execution, Experts, Kept, Mesh, ModelConfig, Muon, Remat
 from trainer.preflight import compiler
 from trainer.preflight.spec import Result, Spec, Topology, run_of
 from trainer.state import abstract_state, init_state
@@ -189,3 +190,29 @@ def test_rows_of_experts_go_along_their_axis_by_the_exchange_of_tpus(compiled: C
     exchanged = sum(each.bytes for each in result.collectives if (each.kind, each.axis) == ("all-to-all", "expert"))
     gates = rows * 128 * 4 // 2
     assert exchanged == (5 * once + 3 * gates) * SMALL.num_layers
+
+
+@needs_libtpu
+def test_without_an_axis_for_experts_nothing_goes_along_it_and_muon_takes_each_by_itself(compiled: Callable[[Spec], Result]) -> None:
+    """Their matrices are gathered over fsdp. State: two numbers a matrix of the layers, three of the others, a quarter on each chip.
+
+    Muon's square products are whole on each of the four; the long ones may be shared.
+    """
+    muon = Muon(
+        kind="muon",
+        momentum=0.95,
+        nesterov=True,
+        newton_schulz_steps=5,
+        epsilon=1e-7,
+        weight_decay=0.1,
+        adam=ADAMW,
+        adam_learning_rate_scale=0.2,
+    )
+    step = step_of(SPARSE.but(num_layers=3), ROWS, keeps_average=False).but(optimizer=muon)
+    execution = Execution(mesh=Mesh(fsdp=4), remat="full", attention="splash", expert_kernel="megablox")
+    result = compiled(Spec(step=step, execution=execution, topology=Topology(name="v5e:2x2", num_slices=1)))
+    assert result.memory is not None
+    assert not [each for each in result.collectives if "expert" in each.axis]
+    assert state_bytes(step) / 4 < result.memory.arguments < 1.2 * state_bytes(step) / 4
+    whole, shared = (muon_flops(step, fsdp=fsdp, expert=1, tensor=1) for fsdp in (1, 4))
+    assert 0.5 * shared < result.update_flops <= 1.01 * whole

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.trainer.preflight.snippets import LOOP, NESTED, UPDATE
+from tests.trainer.preflight.snippets import LOOP, NESTED, TAKEN, UPDATE
 from trainer.preflight.hlo import Module, arrays, hbm_bytes, total_bytes, type_bytes
 from trainer.preflight.traffic import host_traffic_bytes, traffic_bytes
 
@@ -82,3 +82,25 @@ def test_one_layer_of_a_stack_is_one_layer_however_it_is_taken(line: str, moved:
     module = Module(NESTED.replace("READ", line))
     assert traffic_bytes(module) == moved
     assert host_traffic_bytes(module) == to_host
+
+
+ROWS_OF, NUMBERS, SORTED = "%param.5", "%param.6", "%param.7"
+SPARSE_CORE = 'custom_call_target="TODO(b/522284627)"'
+
+
+@pytest.mark.parametrize(
+    ("line", "moved"),
+    [
+        (f"%g.1 = bf16[4,128]{{1,0}} gather({ROWS_OF}, {NUMBERS}), offset_dims={{1}}", 2 * 4 * 128 * 2),
+        (f"%g.2 = ((), ()) async-start({ROWS_OF}, {NUMBERS}), calls=%async.gather", 2 * 4 * 128 * 2),
+        (f"%g.3 = ((bf16[512,128], s32[4]), bf16[4,128]{{1,0}}) async-update({ROWS_OF}, {NUMBERS})", 0),
+        (f"%g.4 = bf16[4,128]{{1,0}} custom-call({ROWS_OF}, {NUMBERS}), {SPARSE_CORE}", 2 * 4 * 128 * 2),
+        (f'%k.1 = bf16[4,128]{{1,0}} custom-call({ROWS_OF}, {NUMBERS}), custom_call_target="tpu_custom_call"', 516 * 128 * 2 + 4 * 4),
+        (f"%r.1 = bf16[640,128]{{1,0}} ragged-all-to-all({ROWS_OF}, {SORTED}, {NUMBERS})", 2 * 512 * 128 * 2),
+        (f"%r.2 = bf16[512,128]{{1,0}} ragged-all-to-all({SORTED}, {ROWS_OF}, {NUMBERS})", 2 * 512 * 128 * 2),
+    ],
+    ids=["gather", "begun", "going on", "on a sparse core", "a kernel of our own", "rows sent", "rows returned"],
+)
+def test_rows_that_are_taken_by_number_are_those_rows_alone(line: str, moved: int) -> None:
+    """Four rows of 512; and of the room for received rows those that come. What goes on is counted where it begins."""
+    assert traffic_bytes(Module(TAKEN.replace("READ", line))) == moved

@@ -1,11 +1,13 @@
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.preflight.models import LLAMA_8B
+from tests.trainer.preflight.models import LLAMA_8B, SPARSE
 from trainer.config import ATTENTION, BLOCK_INPUT, Kept
-from trainer.flops import step_flops
-from trainer.preflight.roofline import UTILISATION, Speeds, StepWork, project, recomputed_flops, ring_share
+from trainer.flops import matrix_parameters, step_flops
+from trainer.preflight.roofline import NAMED, UTILISATION, Speeds, StepWork, exchange_share, products, project, recomputed_flops, ring_share
 
 SPEEDS = Speeds(flops=197e12, hbm_bytes=819e9, ici_bytes=200e9, dcn_bytes=3.125e9, host_bytes=16e9)
 amounts = st.floats(min_value=0, max_value=1e20)
@@ -51,3 +53,47 @@ def test_what_is_computed_again() -> None:
 @pytest.mark.parametrize(("chips", "share"), [(1, 1 / 3), (2, 1 / 6), (8, 1 / 3), (16, 1 / 3), (17, 2 / 3), (128, 2 / 3), (1024, 1.0)])
 def test_the_links_that_a_ring_can_use(chips: int, share: float) -> None:
     assert ring_share(chips, (8, 8, 16)) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("chips", "torus"), [(4, (4, 4)), (8, (8, 8, 8)), (16, (8, 8, 8)), (64, (8, 8, 4)), (256, (16, 16)), (1024, (8, 8, 16))]
+)
+def test_an_all_to_all_is_as_quick_as_its_busiest_axis(chips: int, torus: tuple[int, ...]) -> None:
+    """Counted: the shortest way from one chip to each other one, and the steps of it along each axis, which has two links a chip."""
+    sides, left = [], chips
+    for length in sorted(torus, reverse=True):
+        sides.append(min(length, left))
+        left //= sides[-1]
+    places = list(itertools.product(*map(range, sides)))
+    along = [sum(min(place[axis], side - place[axis]) for place in places) / (chips - 1) for axis, side in enumerate(sides)]
+    busiest = max(steps * (2 if side == 2 else 1) for steps, side in zip(along, sides, strict=True))
+    assert exchange_share(chips, torus) == pytest.approx(1 / busiest / len(torus))
+
+
+def test_two_chips_have_one_link_between_them() -> None:
+    assert exchange_share(2, (8, 8, 16)) == ring_share(2, (8, 8, 16)) == pytest.approx(1 / 6)
+    assert exchange_share(1, (8, 8, 16)) == ring_share(1, (8, 8, 16))
+
+
+def test_a_token_meets_its_own_experts_and_no_others() -> None:
+    """With a norm behind each part every product of a block is needed again; of the experts, those that a token is routed to."""
+    assert SPARSE.experts is not None
+    found = products(SPARSE)  # pyright: ignore[reportArgumentType]  # frozen: it has a hash
+    multiplied = sum(each.inputs * each.outputs * each.copies * each.layers for each in found.values())
+    assert multiplied == matrix_parameters(SPARSE) - SPARSE.d_model * SPARSE.vocab_size
+    assert found["expert_gate"].copies == SPARSE.experts.num_active
+    doubled = SPARSE.but(experts=SPARSE.experts.but(num_experts=2 * SPARSE.experts.num_experts))
+    assert found["expert_gate"] == products(doubled)["expert_gate"]  # pyright: ignore[reportArgumentType]  # frozen: it has a hash
+
+
+def test_experts_are_computed_again_with_whatever_is_kept_by_name() -> None:
+    assert SPARSE.experts is not None
+    tokens = 8 * SPARSE.seq_len
+    layers = SPARSE.num_layers - SPARSE.experts.num_dense_layers
+    experts = 2 * 3 * SPARSE.d_model * SPARSE.experts.d_expert * SPARSE.experts.num_active * layers * tokens
+    everything = Kept(on_device=(ATTENTION, *sorted(NAMED)))
+    assert recomputed_flops(SPARSE, 8, everything) == experts
+    assert recomputed_flops(SPARSE, 8, "none") == 0
+    flops = step_flops(SPARSE, 8)
+    head = 6 * SPARSE.d_model * SPARSE.vocab_size * tokens
+    assert recomputed_flops(SPARSE, 8, "full") == (flops.total - head) // 3
