@@ -26,7 +26,7 @@ CHUNK_TOKENS = 128
 """Tokens of each context that are read at once."""
 STEPS_AT_ONCE = 16
 """Tokens between two looks at the texts: some of a text that has ended are in vain."""
-CACHE_SLOTS, MAX_ROWS = 32_768, 32
+CACHE_SLOTS, MAX_ROWS = 36_864, 32
 """Slots of all rows of a batch together, and its rows, on each part of it."""
 SHORT_SHARE = 4
 """Texts of at most this part of `seq_len` have a smaller cache, and more of them are in a batch."""

@@ -16,24 +16,26 @@ from trainer.kernels.xla import MASKED, from_rows, to_rows
 from trainer.sharding import map_shards
 
 BLOCK_SLOTS = 256
-MAX_MULTIPLIED_ROWS = 8
+MAX_MULTIPLIED_QUERIES = 8
 """So few queries a kv head are multiplied and summed; for more, a product of matrices is quicker (measured on a CPU)."""
 
 
 class Past(NamedTuple):
-    """What is kept of the tokens before.
+    """What is kept of the tokens before, of all layers: a layer's part would be a copy.
 
     Attributes:
         keys, values: after norms and RoPE. The number of slots is a multiple of `BLOCK_SLOTS`. Keys lie with their slots last: so a step
             reads them in order.
         starts: the slot of each row's first token.
         length: how many slots are filled, in all rows.
+        layer: the layer that is computed.
     """
 
-    keys: Float[Array, "b k e s"]
-    values: Float[Array, "b k s e"]
+    keys: Float[Array, "l b k e s"]
+    values: Float[Array, "l b k s e"]
     starts: Int[Array, " b"]
     length: Int[Array, ""]
+    layer: Int[Array, ""]
 
 
 class Sums(NamedTuple):
@@ -55,7 +57,7 @@ def attend_past(
     def of_device(query: Array, key: Array, value: Array, *past: Array) -> Array:
         return _attend(query, key, value, Past(*past), sliding_window)
 
-    return map_shards(of_device, query, key, value, *past, letters=("bthe", "bske", "bske", "bkes", "bkse", "b", ""))
+    return map_shards(of_device, query, key, value, *past, letters=("bthe", "bske", "bske", "lbkes", "lbkse", "b", "", ""))
 
 
 def _attend(query: Array, key: Array, value: Array, past: Past, sliding_window: int | None) -> Array:
@@ -68,8 +70,8 @@ def _attend(query: Array, key: Array, value: Array, past: Past, sliding_window: 
 
     def add_block(number: Int[Array, ""], sums: Sums) -> Sums:
         first = number * BLOCK_SLOTS
-        keys = jax.lax.dynamic_slice_in_dim(past.keys, first, BLOCK_SLOTS, axis=3)
-        values = jax.lax.dynamic_slice_in_dim(past.values, first, BLOCK_SLOTS, axis=2)
+        keys = _block(past.keys, past.layer, first, axis=4)
+        values = _block(past.values, past.layer, first, axis=3)
         slots = first + jnp.arange(BLOCK_SLOTS)
         seen = visible(asking, slots, past.starts, sliding_window) & (slots < past.length)
         return add(sums, weigh(rows, keys, values, seen))
@@ -77,6 +79,15 @@ def _attend(query: Array, key: Array, value: Array, past: Past, sliding_window: 
     first = jnp.int32(0) if sliding_window is None else jnp.maximum(past.length - sliding_window + 1, 0) // BLOCK_SLOTS
     sums = jax.lax.fori_loop(first, -(-past.length // BLOCK_SLOTS), add_block, sums)
     return from_rows(sums.values / sums.total[..., None], heads).astype(query.dtype)
+
+
+def _block(kept: Float[Array, "l ..."], layer: Int[Array, ""], first: Int[Array, ""], *, axis: int) -> Float[Array, "..."]:
+    """The slots from `first` on, of one layer."""
+    sizes = [1, *kept.shape[1:]]
+    sizes[axis] = BLOCK_SLOTS
+    begins = [layer, *[jnp.int32(0)] * (kept.ndim - 1)]
+    begins[axis] = first
+    return jax.lax.dynamic_slice(kept, begins, sizes)[0]
 
 
 def visible(
@@ -92,7 +103,7 @@ def weigh(
     rows: Float[Array, "b k q e"], keys: Float[Array, "b k e s"], values: Float[Array, "b k s e"], seen: Bool[Array, "b 1 q s"]
 ) -> Sums:
     """The sums over some slots. Where a query sees none of them, they weigh nothing beside slots that it sees."""
-    few = rows.shape[2] <= MAX_MULTIPLIED_ROWS
+    few = rows.shape[2] <= MAX_MULTIPLIED_QUERIES
     scores = multiplied(rows[..., None], keys[:, :, None], 3) if few else _product("bkqe,bkes->bkqs", rows, keys)
     scores = jnp.where(seen, scores, jnp.float32(MASKED))
     largest = jnp.max(scores, axis=-1)
