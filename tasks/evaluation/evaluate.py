@@ -50,10 +50,11 @@ class BenchmarkResult(TypedDict):
 
 
 class Evaluation(TypedDict):
-    """What is measured of a checkpoint, and by which benchmarks. Where `finite` is False no other value means anything.
+    """What is measured of a checkpoint, and by which benchmarks.
 
     Attributes:
         benchmarks: those that were asked for; `results` has each of them.
+        finite: whether bits per byte are numbers. Every answer to a benchmark is one: else there is no evaluation.
     """
 
     benchmarks: list[str]
@@ -80,6 +81,7 @@ def evaluate_model(
 
     Raises:
         DataError: the benchmarks or the tokenizer are not what they should be.
+        EvaluationError: the model gave an answer that is not finite.
     """
     described = read_benchmark_folder(benchmarks).only(names)
     _go_offline()
@@ -99,7 +101,7 @@ def evaluate_model(
         results=results,
         bits_per_byte=measured.components,
         macro_bits_per_byte=measured.macro,
-        finite=model.finite and math.isfinite(measured.macro),
+        finite=math.isfinite(measured.macro),
     )
 
 

@@ -16,7 +16,19 @@ MEASURING = (
     "tasks/data/special_tokens.py",
     *(
         f"tasks/evaluation/{name}.py"
-        for name in ("answers", "bits_per_byte", "checkpoint", "evaluate", "held_out", "language_model", "scoring")
+        for name in (
+            "answers",
+            "bits_per_byte",
+            "checkpoint",
+            "evaluate",
+            "generation",
+            "held_out",
+            "language_model",
+            "requests",
+            "rows",
+            "sampling",
+            "scoring",
+        )
     ),
 )
 """The files that decide what is measured. The model's own code, which is the trainer's, is left out on purpose."""

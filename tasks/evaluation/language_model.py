@@ -1,42 +1,54 @@
-"""The JAX model as lm-eval sees it. Importing this module imports lm-eval (seconds): do so only where it is used."""
+"""A model of ours as lm-eval sees it. Importing this module imports lm-eval (seconds): do so only where it is used.
 
-from collections import defaultdict
+It gives the answers that lm-eval's `HFLM` gives for the exported folder.
+"""
+
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import TemplateLM
+from lm_eval.api.model import CacheHook, TemplateLM
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tokenizers import Tokenizer
 
 from tasks.data.special_tokens import SpecialTokens
-from tasks.evaluation.scoring import Window, cut_windows, next_tokens, rows_per_batch, score_windows
+from tasks.evaluation.generation import Grown, Prompt, generate
+from tasks.evaluation.requests import Generation, before_first, check_finite, name_request, read_generation
+from tasks.evaluation.rows import Window
+from tasks.evaluation.scoring import score_windows
 from trainer.base.errors import ConfigError, DataError
 from trainer.config import ModelConfig
 from trainer.model.params import Params
-
-DEFAULT_MAX_NEW_TOKENS = 32
-MIN_ROW_TOKENS = 128
+from trainer.sharding import state_shardings
 
 
 class JaxLanguageModel(TemplateLM):
-    """Greedy and deterministic. Contexts longer than `seq_len` lose their beginning; results come in the order of the requests.
+    """Results are finite, complete, and in the order of the requests; batches, order and what shares a row change none of them.
+
+    Contexts that are too long lose their beginning, as in `HFLM`. All devices work on one list of requests: lm-eval sees one process.
 
     Args:
         special: the tokens that began and ended the documents which the model was trained on.
-
-    Attributes:
-        finite: no response so far held a NaN or an infinity. lm-eval itself scores such a model without a word.
+        begins_texts: whether a text begins with `special.begin`. Some models of others know no such token.
+        seed: of what is sampled. A request's sample depends on the seed, its text, and how often the same was asked for before.
+        mesh: the devices to cut weights and batches over; None is one device.
     """
 
-    def __init__(self, *, params: Params, config: ModelConfig, tokenizer: Tokenizer, special: SpecialTokens) -> None:
+    def __init__(
+        self, *, params: Params, config: ModelConfig, tokenizer: Tokenizer, special: SpecialTokens,
+        begins_texts: bool = True, seed: int = 0, mesh: jax.sharding.Mesh | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.params = jax.device_put(params)
+        self.params = jax.device_put(params, None if mesh is None else state_shardings(params, config, mesh))
         self.config = config
         self.tokenizer = tokenizer
-        self.finite = True
         self.begin_of_text, self.end_of_text = special
+        self.begins_texts = begins_texts
+        self.seed = seed
+        self.mesh = mesh
 
     @property
     def eot_token_id(self) -> int:
@@ -48,122 +60,131 @@ class JaxLanguageModel(TemplateLM):
         """The token that goes before an empty context."""
         return self.begin_of_text
 
+    @property
+    def max_length(self) -> int:
+        """Tokens that the model sees."""
+        return self.config.seq_len
+
+    @property
+    def tokenizer_name(self) -> str:
+        """lm-eval names what it caches of requests by it; the weights are not in it."""
+        return f"phasewise-{self.tokenizer.get_vocab_size()}"
+
+    def set_cache_hook(self, cache_hook: CacheHook) -> None:
+        """lm-eval's `use_cache` is refused: its keys do not name the model, and a second model would be given the first one's answers.
+
+        Raises:
+            ConfigError: see above.
+        """
+        if cache_hook.dbdict is not None:
+            raise ConfigError(
+                "use_cache of lm-eval must be off, found it on: its keys do not name the model. Evaluations are kept by their own key."
+            )
+        super().set_cache_hook(cache_hook)
+
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **ignored: Any) -> list[int]:
-        """Token ids, begin-of-text first unless `add_special_tokens` is False."""
-        ids = self.tokenizer.encode(string, add_special_tokens=False).ids
-        opened = add_special_tokens is False or ids[:1] == [self.begin_of_text]
-        return ids if opened else [self.begin_of_text, *ids]
+        """Token ids, begin-of-text first unless `add_special_tokens` is False. A text that spells that token has it once."""
+        begin = self.tokenizer.id_to_token(self.begin_of_text)
+        spelled = self.begins_texts and begin is not None and string.startswith(begin)
+        ids = self.tokenizer.encode(string.removeprefix(begin) if spelled and begin else string, add_special_tokens=False).ids
+        adds = self.begins_texts if add_special_tokens is None else add_special_tokens
+        return [self.begin_of_text, *ids] if spelled or adds else ids
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        """As lm-eval's, without its progress bar."""
+        """(log-likelihood of the continuation, whether it is what greedy generation says) of each request, without a progress bar.
+
+        Raises:
+            DataError: a continuation has no token, or more than the model sees.
+            EvaluationError: an answer is not finite.
+        """
+        for number, request in enumerate(requests):
+            if not request.arguments[1]:
+                raise DataError(
+                    f"a continuation must have a token, found none in {name_request(number, request.arguments)}: correct the benchmark."
+                )
         return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[tuple[str, str], list[int], list[int]]], **ignored: Any
     ) -> list[tuple[float, bool]]:
-        """(sum of natural log-likelihoods, is greedy) of each continuation."""
-        windows = [self._window(context or [self.begin_of_text], continuation) for _, context, continuation in requests]
-        results: list[tuple[float, bool]] = []
-        scores = score_windows(self.params, self.config, windows)
-        for (_, _, continuation), scored in zip(requests, scores, strict=True):
-            start = len(scored.greedy) - len(continuation)
-            results.append((self._sum(scored.log_likelihoods[start:]), bool(scored.greedy[start:].all())))
-        return results
+        """What lm-eval calls with token ids."""
+        windows = [self._window(number, *request) for number, request in enumerate(requests)]
+        scores = score_windows(self.params, self.config, windows, self.mesh)
+        return [
+            (check_finite(float(found.log_likelihoods.sum(dtype=np.float64)), number, strings), bool(found.greedy.all()))
+            for number, ((strings, _, _), found) in enumerate(zip(requests, scores, strict=True))
+        ]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
-        """Log-likelihood of each whole text, cut into disjoint windows."""
-        texts = [self.tok_encode(request.arguments[0], add_special_tokens=False) for request in requests]
-        windows = [cut_windows(tokens, self.config.seq_len, self.begin_of_text) for tokens in texts]
-        scores = iter(score_windows(self.params, self.config, [window for of_text in windows for window in of_text]))
-        return [float(sum(self._sum(next(scores).log_likelihoods) for _ in of_text)) for of_text in windows]
+        """Log-likelihood of each whole text, in lm-eval's windows: each token once; the last window begins as early as the model sees.
+
+        Begin-of-text is given, not predicted, as from an `HFLM` with `add_bos_token=False`.
+
+        Raises:
+            EvaluationError: an answer is not finite.
+        """
+        windows = [self._rolling_windows(request.arguments[0]) for request in requests]
+        scores = iter(score_windows(self.params, self.config, [window for of_text in windows for window in of_text], self.mesh))
+        sums = [sum(float(next(scores).log_likelihoods.sum(dtype=np.float64)) for _ in of_text) for of_text in windows]
+        return [check_finite(value, number, requests[number].arguments) for number, value in enumerate(sums)]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        """The likeliest text after each context, up to its first stop string, the end-of-text token, or `max_gen_toks` tokens."""
-        groups: defaultdict[tuple[tuple[str, ...], int], list[int]] = defaultdict(list)
-        for index, request in enumerate(requests):
-            groups[_generation_limits(request.arguments[1])].append(index)
-        answers = [""] * len(requests)
-        for (stops, max_new_tokens), indices in groups.items():
-            contexts = [self.tok_encode(requests[index].arguments[0]) for index in indices]
-            for index, answer in zip(indices, self._generate(contexts, stops, max_new_tokens), strict=True):
-                answers[index] = answer
-        return answers
+        """A text behind each context: up to its first stop string, the end-of-text token, or `max_gen_toks` tokens.
 
-    def _generate(self, contexts: list[list[int]], stops: tuple[str, ...], max_new_tokens: int) -> list[str]:
-        """All contexts grow by one token a round; those that are finished drop out."""
-        generated: list[list[int]] = [[] for _ in contexts]
-        answers = [""] * len(contexts)
-        active = list(range(len(contexts)))
-        for _ in range(max_new_tokens):
-            tokens = self._next_tokens([contexts[i] + generated[i] for i in active])
-            going: list[int] = []
-            for i, token in zip(active, tokens, strict=True):
-                generated[i].append(token)
-                text = self.tokenizer.decode(generated[i])
-                answers[i] = before_first(text, stops)
-                if token != self.end_of_text and answers[i] == text:
-                    going.append(i)
-            active = going
-            if not active:
-                break
-        return answers
+        Raises:
+            ConfigError: what a benchmark asks for is not possible here.
+            EvaluationError: the logits of a text were not finite.
+        """
+        groups: defaultdict[Generation, list[int]] = defaultdict(list)
+        for number, request in enumerate(requests):
+            groups[read_generation(request.arguments[1])].append(number)
+        answers: dict[int, str] = {}
+        for generation, numbers in groups.items():
+            contexts = [requests[number].arguments[0] for number in numbers]
+            for number, context, grown in zip(numbers, contexts, self._generate(contexts, generation), strict=True):
+                check_finite(0.0 if grown.finite else np.nan, number, [context])
+                answers[number] = before_first(self.tokenizer.decode(grown.tokens), generation.stops)
+        return [answers[number] for number in range(len(requests))]
 
-    def _next_tokens(self, sequences: list[list[int]]) -> list[int]:
-        """The likeliest next token of each sequence; sequences of like length share batches."""
-        by_length: defaultdict[int, list[int]] = defaultdict(list)
-        for index, sequence in enumerate(sequences):
-            by_length[_compiled_length(len(sequence), self.config.seq_len)].append(index)
-        tokens = [0] * len(sequences)
-        for length, indices in by_length.items():
-            size = rows_per_batch(length)
-            for batch in (indices[start : start + size] for start in range(0, len(indices), size)):
-                for index, token in zip(batch, self._next_of_batch([sequences[i][-length:] for i in batch], length), strict=True):
-                    tokens[index] = token
-        return tokens
-
-    def _next_of_batch(self, sequences: list[list[int]], length: int) -> list[int]:
-        rows = np.full((rows_per_batch(length), length), self.begin_of_text, np.int32)
-        last = np.zeros(len(rows), np.int32)
-        for row, sequence in enumerate(sequences):
-            rows[row, : len(sequence)] = sequence
-            last[row] = len(sequence) - 1
-        tokens, finite = next_tokens(self.params, rows, last, config=self.config)
-        self.finite &= bool(np.asarray(finite)[: len(sequences)].all())
-        return np.asarray(tokens)[: len(sequences)].tolist()
-
-    def _window(self, context: list[int], continuation: list[int]) -> Window:
-        if len(continuation) > self.config.seq_len:
-            raise DataError(
-                f"a continuation must fit in the model's seq_len of {self.config.seq_len} tokens, found {len(continuation)} tokens. "
-                "Use shorter choices, or score the text with loglikelihood_rolling."
+    def _generate(self, contexts: Sequence[str], generation: Generation) -> list[Grown]:
+        room = self.config.seq_len - generation.max_new_tokens
+        if room < 1:
+            raise ConfigError(
+                f"max_gen_toks must leave room for a context in the model's seq_len of {self.config.seq_len} tokens, found "
+                f"{generation.max_new_tokens} in a benchmark's generation_kwargs: lower it there."
             )
-        sequence = np.array(context + continuation, np.int32)[-self.config.seq_len - 1 :]
-        return Window(sequence[:-1], sequence[1:])
+        asked: Counter[str] = Counter()
+        prompts: list[Prompt] = []
+        for context in contexts:
+            prompts.append(Prompt((self.tok_encode(context) or [self.begin_of_text])[-room:], asked[context]))
+            asked[context] += 1
 
-    def _sum(self, log_likelihoods: np.ndarray) -> float:
-        total = float(log_likelihoods.sum(dtype=np.float64))
-        self.finite &= bool(np.isfinite(total))
-        return total
+        def has_stopped(tokens: list[int]) -> bool:
+            text = self.tokenizer.decode(tokens)
+            return before_first(text, generation.stops) != text
+
+        return generate(
+            self.params, self.config, prompts, max_new_tokens=generation.max_new_tokens, end_of_text=self.end_of_text,
+            ended=has_stopped, sampling=generation.sampling, seed=self.seed, mesh=self.mesh,
+        )  # fmt: skip
+
+    def _rolling_windows(self, text: str) -> list[Window]:
+        tokens = self.tok_encode(text, add_special_tokens=False)
+        pairs = get_rolling_token_windows(tokens, self.begin_of_text, max_seq_len=self.config.seq_len, context_len=1)
+        return [_as_window(context, predicted) for context, predicted in map(make_disjoint_window, pairs)]
+
+    def _window(self, number: int, strings: Sequence[str], context: list[int], continuation: list[int]) -> Window:
+        """The continuation behind as much of the end of its context as the model sees."""
+        if not 1 <= len(continuation) <= self.config.seq_len:
+            raise DataError(
+                f"a continuation must have a token and fit in the model's seq_len of {self.config.seq_len} tokens, found "
+                f"{len(continuation)} tokens in {name_request(number, strings)}. Use other choices, or score the text with "
+                "loglikelihood_rolling."
+            )
+        whole = (context or [self.begin_of_text]) + continuation
+        kept = whole[-self.config.seq_len - 1 :]
+        return _as_window(kept[: len(kept) - len(continuation)], continuation)
 
 
-def _generation_limits(settings: dict[str, Any]) -> tuple[tuple[str, ...], int]:
-    """Stop strings and the most tokens to generate.
-
-    Raises:
-        ConfigError: the benchmark asks for sampling.
-    """
-    if settings.get("do_sample") or settings.get("temperature"):
-        raise ConfigError(f"generation here is greedy: do_sample must be false and temperature 0 or absent, found {settings}.")
-    until = settings.get("until") or ()
-    stops = (until,) if isinstance(until, str) else tuple(until)
-    return tuple(stop for stop in stops if stop), int(settings.get("max_gen_toks") or DEFAULT_MAX_NEW_TOKENS)
-
-
-def before_first(text: str, stops: tuple[str, ...]) -> str:
-    """`text` up to the first occurrence of any stop string."""
-    return text[: min((found for stop in stops if (found := text.find(stop)) >= 0), default=len(text))]
-
-
-def _compiled_length(length: int, seq_len: int) -> int:
-    """Row length for a sequence of `length` tokens: a power of two, so that few shapes are compiled."""
-    return min(seq_len, max(MIN_ROW_TOKENS, 1 << (length - 1).bit_length()))
+def _as_window(context: list[int], predicted: list[int]) -> Window:
+    return Window(np.array(context + predicted[:-1], np.int32), np.array(predicted, np.int32))

@@ -1,10 +1,9 @@
-"""Log-likelihoods of token windows, many windows a row, in one compiled shape.
+"""Log-likelihoods of token windows, many windows a row, in a few compiled shapes.
 
-Shape letters: r rows, t positions, d d_model.
+Shape letters: r rows, t slots, c targets that are scored at once, d d_model.
 """
 
-from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -13,25 +12,32 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from tasks.evaluation.rows import RowArrays, Rows, Window, in_batches, lay_out
 from trainer.config import ModelConfig
-from trainer.model.decoder import hidden_states, project
+from trainer.kernels.branches import Branches
+from trainer.model.decoder import project
+from trainer.model.decoding import hidden_states_of_branches
 from trainer.model.params import Params
+from trainer.sharding import batch_sharding, constrain_activation, on_mesh, parts_here, replicated
 
 BATCH_TOKENS = 2048
-
-
-class Window(NamedTuple):
-    """What the model reads, and the token that follows each position. Both have the same length, at most `seq_len`."""
-
-    inputs: np.ndarray
-    targets: np.ndarray
+"""Tokens that are computed at once on each part of a batch."""
+BATCH_TARGETS = 128
+"""Targets whose logits are computed at once: few enough that these stay in a CPU's cache."""
 
 
 class Scores(NamedTuple):
-    """For each target of a window: natural log-likelihood, and whether no other token is likelier."""
+    """For each target of a window: natural log-likelihood, and whether it is the likeliest token (of equals the one of the lowest id)."""
 
     log_likelihoods: np.ndarray
     greedy: np.ndarray
+
+
+class Counts(NamedTuple):
+    """Tokens that the windows have, and tokens that were computed for them, without what fills rows up."""
+
+    asked: int
+    computed: int
 
 
 def cut_windows(tokens: Sequence[int] | np.ndarray, seq_len: int, begin_of_text: int) -> list[Window]:
@@ -44,89 +50,85 @@ def cut_windows(tokens: Sequence[int] | np.ndarray, seq_len: int, begin_of_text:
     ]
 
 
-@partial(jax.jit, static_argnames="config")
+@partial(jax.jit, static_argnames=("config", "mesh"))
 def score(
-    params: Params, inputs: Int[Array, "r t"], targets: Int[Array, "r t"], windows: Int[Array, "r t"], *, config: ModelConfig
+    params: Params, rows: RowArrays, num_targets: Int[Array, ""], *, config: ModelConfig, mesh: jax.sharding.Mesh | None = None
 ) -> tuple[Float[Array, "r t"], Bool[Array, "r t"]]:
-    """Log-likelihood of each target, and whether it has the highest logit. Row by row, so that the logits stay in the CPU's cache.
+    """Log-likelihood of each target, and whether it has the highest logit.
+
+    Logits are computed where there are targets, a few at a time.
 
     Args:
-        windows: equal numbers mark the positions of one window of a row. Windows never see one another, however the model was trained.
+        num_targets: the most that a row has; what comes out behind them means nothing.
     """
-
-    def score_row(row: tuple[Float[Array, "t d"], Int[Array, " t"]]) -> tuple[Float[Array, " t"], Bool[Array, " t"]]:
-        hidden, wanted = row
-        z = project(params, hidden[None], config)[0]
-        chosen = jnp.take_along_axis(z, wanted[:, None], axis=-1)[:, 0]
-        return chosen - jax.nn.logsumexp(z, axis=-1), chosen >= z.max(axis=-1)
-
-    return jax.lax.map(score_row, (hidden_states(params, inputs, config, segment_ids=windows), targets))
+    found = on_mesh(partial(_score, config=config), mesh)(params, rows, num_targets)
+    return found if mesh is None else jax.tree.map(lambda part: jax.lax.with_sharding_constraint(part, replicated(mesh)), found)
 
 
-@partial(jax.jit, static_argnames="config")
-def next_tokens(
-    params: Params, inputs: Int[Array, "r t"], last: Int[Array, " r"], *, config: ModelConfig
-) -> tuple[Int[Array, " r"], Bool[Array, " r"]]:
-    """The likeliest token after position `last` of each row, and whether all its logits are finite. A row is one text."""
-    hidden = hidden_states(params, inputs, config)
-    hidden = jnp.take_along_axis(hidden, last[:, None, None], axis=1)
-    z = project(params, hidden, config)[:, 0]
-    return jnp.argmax(z, axis=-1), jnp.isfinite(z).all(axis=-1)
+def _score(
+    params: Params, rows: RowArrays, num_targets: Int[Array, ""], *, config: ModelConfig
+) -> tuple[Float[Array, "r t"], Bool[Array, "r t"]]:
+    hidden = hidden_states_of_branches(
+        params, jnp.asarray(rows.tokens), config, Branches(jnp.asarray(rows.ends), jnp.asarray(rows.positions))
+    )
+    count, length = rows.tokens.shape
+    size = min(length, max(1, BATCH_TARGETS // count))
+    padded = -(-length // size) * size
+    slots, targets = (jnp.pad(part, ((0, 0), (0, padded - length))) for part in (rows.slots, rows.targets))
+
+    def score_some(number: Int[Array, ""], found: tuple[Array, Array]) -> tuple[Array, Array]:
+        at, wanted = (jax.lax.dynamic_slice_in_dim(part, number * size, size, axis=1)[..., None] for part in (slots, targets))
+        z = constrain_activation(project(params, jnp.take_along_axis(hidden, at, axis=1), config), "btv")
+        log_likelihoods = jnp.take_along_axis(z, wanted, axis=-1)[..., 0] - jax.nn.logsumexp(z, axis=-1)
+        some = log_likelihoods, jnp.argmax(z, axis=-1) == wanted[..., 0]
+        first, second = (
+            jax.lax.dynamic_update_slice_in_dim(all_of, part, number * size, axis=1) for all_of, part in zip(found, some, strict=True)
+        )
+        return first, second
+
+    nothing = jnp.full((count, padded), jnp.nan, jnp.float32), jnp.zeros((count, padded), jnp.bool_)
+    log_likelihoods, greedy = jax.lax.fori_loop(0, -(-num_targets // size), score_some, nothing)
+    return log_likelihoods[:, :length], greedy[:, :length]
 
 
-def score_windows(params: Params, config: ModelConfig, windows: Sequence[Window]) -> list[Scores]:
-    """Scores of each window, in the order given. Windows share rows; what no window fills is window 0, and is not kept."""
-    places, num_rows = _place(windows, config.seq_len)
-    shape = (num_rows, config.seq_len)
-    inputs, targets, numbers = (np.zeros(shape, np.int32) for _ in range(3))
-    for number, (window, (row, offset)) in enumerate(zip(windows, places, strict=True), start=1):
-        numbers[row, offset : offset + len(window.inputs)] = number
-        inputs[row, offset : offset + len(window.inputs)] = window.inputs
-        targets[row, offset : offset + len(window.targets)] = window.targets
-    likelihoods = np.empty(shape, np.float32)
-    greedy = np.empty(shape, bool)
-    for rows in _batches(num_rows, rows_per_batch(config.seq_len)):
-        likelihoods[rows], greedy[rows] = _score_rows(params, config, inputs[rows], targets[rows], numbers[rows])
-    return [
-        Scores(likelihoods[row, offset : offset + len(window.targets)], greedy[row, offset : offset + len(window.targets)])
-        for window, (row, offset) in zip(windows, places, strict=True)
+def score_windows(params: Params, config: ModelConfig, windows: Sequence[Window], mesh: jax.sharding.Mesh | None = None) -> list[Scores]:
+    """Scores of each window, in the order given. What windows have in common at their beginning is computed once.
+
+    Args:
+        mesh: the devices that `params` are cut over; None is one device.
+    """
+    scores: list[Scores | None] = [None] * len(windows)
+    for rows in lay_out(windows, config.seq_len):
+        log_likelihoods, greedy = _score_rows(params, config, rows, mesh)
+        for number, (row, first) in rows.places.items():
+            targets = slice(first, first + len(windows[number].targets))
+            scores[number] = Scores(log_likelihoods[row, targets], greedy[row, targets])
+    assert all(found is not None for found in scores), "a window is in no row"
+    return [found for found in scores if found is not None]
+
+
+def count_tokens(config: ModelConfig, windows: Sequence[Window]) -> Counts:
+    """What `score_windows` computes, without computing it."""
+    computed = sum(rows.filled_tokens for rows in lay_out(windows, config.seq_len))
+    return Counts(sum(len(window.inputs) for window in windows), computed)
+
+
+def rows_per_batch(length: int, mesh: jax.sharding.Mesh | None) -> int:
+    """Rows of `length` tokens that are computed at once."""
+    return max(1, BATCH_TOKENS // length) * parts_here(mesh)[1]
+
+
+def placed(arrays: RowArrays, mesh: jax.sharding.Mesh | None) -> RowArrays:
+    """Cut over the mesh, where there is one."""
+    return arrays if mesh is None else jax.device_put(arrays, batch_sharding(mesh))
+
+
+def _score_rows(params: Params, config: ModelConfig, rows: Rows, mesh: jax.sharding.Mesh | None) -> tuple[np.ndarray, np.ndarray]:
+    """All rows, batch by batch; the next batches are made ready while one is computed."""
+    size = rows_per_batch(rows.length, mesh)
+    found = [
+        score(params, placed(rows.arrays(batch, size), mesh), np.int32(rows.num_targets(batch)), config=config, mesh=mesh)
+        for batch in in_batches(len(rows), size)
     ]
-
-
-def rows_per_batch(length: int) -> int:
-    """Rows of `length` tokens that are scored at once."""
-    return max(1, BATCH_TOKENS // length)
-
-
-def pad_rows(rows: np.ndarray, count: int) -> np.ndarray:
-    """`rows` followed by rows of zeros, `count` in all: every batch has the compiled shape."""
-    return np.pad(rows, ((0, count - len(rows)), (0, 0)))
-
-
-def _score_rows(params: Params, config: ModelConfig, *rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of inputs, targets and windows."""
-    inputs, targets, windows = (pad_rows(part, rows_per_batch(config.seq_len)) for part in rows)
-    likelihoods, greedy = score(params, inputs, targets, windows, config=config)
-    return np.asarray(likelihoods)[: len(rows[0])], np.asarray(greedy)[: len(rows[0])]
-
-
-def _batches(total: int, size: int) -> Iterator[slice]:
-    return (slice(start, min(start + size, total)) for start in range(0, total, size))
-
-
-def _place(windows: Sequence[Window], seq_len: int) -> tuple[list[tuple[int, int]], int]:
-    """(row, offset) of each window, and the number of rows. Longest first, each into the fullest row that still has room."""
-    places: list[tuple[int, int]] = [(0, 0)] * len(windows)
-    free: list[tuple[int, int]] = []
-    num_rows = 0
-    for index in sorted(range(len(windows)), key=lambda i: (-len(windows[i].inputs), i)):
-        length = len(windows[index].inputs)
-        fits = bisect_left(free, (length, 0))
-        if fits < len(free):
-            room, row = free.pop(fits)
-        else:
-            room, row, num_rows = seq_len, num_rows, num_rows + 1
-        places[index] = (row, seq_len - room)
-        if room > length:
-            insort(free, (room - length, row))
-    return places, num_rows
+    log_likelihoods, greedy = (np.concatenate([np.asarray(part) for part in parts]) for parts in zip(*found, strict=True))
+    return log_likelihoods[: len(rows)], greedy[: len(rows)]

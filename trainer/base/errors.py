@@ -35,6 +35,10 @@ class CheckpointError(PhasewiseError):
     """A checkpoint is missing, damaged, or does not fit the run that wants it."""
 
 
+class EvaluationError(PhasewiseError):
+    """A model gave no answer that a score could rest on."""
+
+
 class TrainingError(PhasewiseError):
     """The trainer process ended without a result."""
 

@@ -96,8 +96,11 @@ def read_leaves(path: Path, names: Collection[str], place: Callable[[str], jax.s
         )
 
 
-def read_params(path: Path, config: ModelConfig, *, ema: bool = False) -> Params:
+def read_params(path: Path, config: ModelConfig, *, ema: bool = False, shardings: Params | None = None) -> Params:
     """The weights alone, or their moving average, from a whole checkpoint.
+
+    Args:
+        shardings: where each shall be, in a tree like theirs; None is all on the first device.
 
     Raises:
         CheckpointError: there is no whole checkpoint, no moving average in it, or the weights have other shapes than the model's.
@@ -110,7 +113,7 @@ def read_params(path: Path, config: ModelConfig, *, ema: bool = False) -> Params
         raise CheckpointError(f"{path} has no moving average of the weights.")
     wanted = {field: abstract_params(config)}
     check_types(path, found, types_of(leaves_of(wanted)))
-    return tree_like(wanted, read_leaves(path, found.keys(), placed(None)))[field]
+    return tree_like(wanted, read_leaves(path, found.keys(), placed(None if shardings is None else {field: shardings})))[field]
 
 
 def saved_params_digest(path: Path) -> str:

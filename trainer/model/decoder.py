@@ -6,6 +6,7 @@ Weights are float32 and are cast where they are used: products run in `compute_d
 
 import math
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,20 @@ MAX_UNROLLED_LAYERS = 4
 """A model of so few layers is compiled layer by layer: no slower to compile, and nothing is stacked for the backward pass."""
 strictly_typed = jax.numpy_dtype_promotion("strict")
 """No type is widened without a word: where two meet, one of them was cast."""
+Attend = Callable[[LayerKind, Params, Array, Array, Array], tuple[Array, Any]]
+"""From a layer's kind and weights, and its queries, keys and values (after norms and RoPE), to what attention mixes, and what is kept."""
+
+
+class Measured(NamedTuple):
+    """What a layer gives beside the residual stream; with a first axis, what several layers give.
+
+    Attributes:
+        routing: what its router did; None where it has no experts.
+        kept: what its attention keeps for tokens to come; None where nothing is kept.
+    """
+
+    routing: Routing | None
+    kept: Any
 
 
 def logits(
@@ -73,15 +88,40 @@ def run_layers(
     Args:
         counted: False for padding, which moves no balance; None counts all tokens.
     """
+
+    def attend_row(kind: LayerKind, _weights: Params, query: Array, key: Array, value: Array) -> tuple[Array, None]:
+        return attend(query, key, value, segment_ids, kernel=execution.attention, sliding_window=kind.window), None
+
     rotation = rotations(config.rope, tokens.shape[1], config.head_dim)
+    x, measured = run_stacks(params, tokens, config, rotation=rotation, attend=attend_row, counted=counted, execution=execution)
+    return x, in_layer_order({layers: of_stack.routing for layers, of_stack in measured.items() if of_stack.routing is not None})
+
+
+def run_stacks(
+    params: Params,
+    tokens: Int[Array, "b t"],
+    config: ModelConfig,
+    *,
+    rotation: Rotation,
+    attend: Attend,
+    counted: Bool[Array, "b t"] | None = None,
+    execution: Execution = PLAIN,
+) -> tuple[Float[Array, "b t d"], dict[tuple[int, ...], Measured]]:
+    """The whole decoder but its head, for any way in which tokens see one another; and what each stack of layers measured, by its layers.
+
+    Args:
+        rotation: of each position, for all rows or for each.
+        attend: how queries meet keys. It also has the layer's weights, among which a caller may have put more that belongs to the layer.
+    """
     if isinstance(execution.remat, Kept):
         check_names(execution.remat, config)
 
     def run_layer(kind: LayerKind) -> Block:
-        def layer(x: Float[Array, "b t d"], weights: Params) -> tuple[Float[Array, "b t d"], Routing | None]:
-            x = x + attention(x, weights, kind, config, rotation=rotation, segment_ids=segment_ids, kernel=execution.attention)
+        def layer(x: Float[Array, "b t d"], weights: Params) -> tuple[Float[Array, "b t d"], Measured]:
+            added, kept = attention(x, weights, kind, config, rotation=rotation, attend=attend)
+            x = x + added
             added, routing = mlp(x, weights, kind, config, counted=counted, kernel=execution.expert_kernel)
-            return x + added, routing
+            return x + added, Measured(routing, kept)
 
         return remat(layer, execution.remat)
 
@@ -90,38 +130,38 @@ def run_layers(
         looked_up = config.embedding_scale * looked_up
     looked_up = constrain(looked_up.astype(config.compute_dtype), "looked_up_batch", "position", "d_model")
     x = constrain_activation(looked_up, "btd")
-    routings: dict[tuple[int, ...], Routing] = {}
+    measured: dict[tuple[int, ...], Measured] = {}
     for cycle in cycles(config):
         x, of_cycle = run_cycle(x, cycle, params, run_layer, unroll=config.num_layers <= MAX_UNROLLED_LAYERS)
-        routings |= of_cycle
-    return rms_norm(x, params["final_norm"], config), in_layer_order(routings)
+        measured |= of_cycle
+    return rms_norm(x, params["final_norm"], config), measured
 
 
 def run_cycle(
     x: Float[Array, "b t d"], cycle: Cycle, params: Params, run_layer: Callable[[LayerKind], Block], *, unroll: bool
-) -> tuple[Float[Array, "b t d"], dict[tuple[int, ...], Routing]]:
+) -> tuple[Float[Array, "b t d"], dict[tuple[int, ...], Measured]]:
     """The layers of a cycle, one after the other: a row of layers of one kind is a loop, a period of several rows a loop around them.
 
-    Beside the residual stream: the layers of each stack that has experts, and what their routers did.
+    Beside the residual stream: the layers of each stack, and what was measured in them.
     """
 
-    def run_row(x: Float[Array, "b t d"], stack: Stack, weights: Params) -> tuple[Float[Array, "b t d"], Routing | None]:
+    def run_row(x: Float[Array, "b t d"], stack: Stack, weights: Params) -> tuple[Float[Array, "b t d"], Measured]:
         return jax.lax.scan(run_layer(stack.kind), x, weights, unroll=unroll)
 
-    def run_period(x: Float[Array, "b t d"], weights: tuple[Params, ...]) -> tuple[Float[Array, "b t d"], tuple[Routing | None, ...]]:
-        routings: list[Routing | None] = []
+    def run_period(x: Float[Array, "b t d"], weights: tuple[Params, ...]) -> tuple[Float[Array, "b t d"], tuple[Measured, ...]]:
+        measured: list[Measured] = []
         for (stack, _), of_stack in zip(cycle.runs, weights, strict=True):
-            x, routing = run_row(x, stack, of_stack)
-            routings.append(routing)
-        return x, tuple(routings)
+            x, of_row = run_row(x, stack, of_stack)
+            measured.append(of_row)
+        return x, tuple(measured)
 
     if len(cycle.runs) == 1:
         [(stack, _)] = cycle.runs
-        x, routing = run_row(x, stack, params[stack.name])
-        return x, {} if routing is None else {stack.layers: routing}
-    x, routings = jax.lax.scan(run_period, x, tuple(in_periods(params[stack.name], cycle.repeats) for stack, _ in cycle.runs))
-    of_stacks = {stack.layers: routing for (stack, _), routing in zip(cycle.runs, routings, strict=True) if routing is not None}
-    return x, {layers: jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), routing) for layers, routing in of_stacks.items()}
+        x, measured = run_row(x, stack, params[stack.name])
+        return x, {stack.layers: measured}
+    x, by_period = jax.lax.scan(run_period, x, tuple(in_periods(params[stack.name], cycle.repeats) for stack, _ in cycle.runs))
+    of_stacks = {stack.layers: measured for (stack, _), measured in zip(cycle.runs, by_period, strict=True)}
+    return x, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), of_stacks)
 
 
 def in_periods(weights: Params, repeats: int) -> Params:
@@ -147,10 +187,9 @@ def attention(
     config: ModelConfig,
     *,
     rotation: Rotation,
-    segment_ids: Int[Array, "b t"] | None,
-    kernel: str,
-) -> Float[Array, "b t d"]:
-    """What attention adds to the residual stream, its norms included."""
+    attend: Attend,
+) -> tuple[Float[Array, "b t d"], Any]:
+    """What attention adds to the residual stream, its norms included; and what `attend` keeps."""
     x = rms_norm(x, weights["attention_norm"], config)
     query, key, value = project_heads(weights, x, kind, config)
     if kind.has_rope:
@@ -158,11 +197,12 @@ def attention(
         key = rotate(key, rotation)
     if config.float32_attention:
         query, key, value = (part.astype(jnp.float32) for part in (query, key, value))
-    mixed = attend(query, key, value, segment_ids, kernel=kernel, sliding_window=kind.window).astype(x.dtype)
+    mixed, kept = attend(kind, weights, query, key, value)
+    mixed = mixed.astype(x.dtype)
     if kind.has_attention_gate:
         mixed = mixed * jax.nn.sigmoid(multiply(x, weights["attention_gate"]))
     added = multiply(mixed.reshape(*x.shape[:2], -1), weights["output"].reshape(-1, config.d_model))
-    return rms_norm(added, weights["attention_post_norm"], config) if kind.has_post_norms else added
+    return rms_norm(added, weights["attention_post_norm"], config) if kind.has_post_norms else added, kept
 
 
 def project_heads(

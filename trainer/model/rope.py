@@ -4,12 +4,12 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from trainer.config import Llama3RopeScaling, Rope
 
-Rotation = tuple[Float[Array, "t e2"], Float[Array, "t e2"]]
-"""Cosines and sines of every position and plane, float32."""
+Rotation = tuple[Float[Array, "*b t e2"], Float[Array, "*b t e2"]]
+"""Cosines and sines of every position and plane, float32; with a first axis, of each row."""
 
 
 def frequencies(rope: Rope, head_dim: int) -> np.ndarray:
@@ -33,9 +33,15 @@ def rotations(rope: Rope, length: int, head_dim: int) -> Rotation:
     return jnp.asarray(np.cos(angles), jnp.float32), jnp.asarray(np.sin(angles), jnp.float32)
 
 
+def rotations_at(rope: Rope, positions: Int[Array, "b t"], length: int, head_dim: int) -> Rotation:
+    """The rotation at positions of each row's own; they are below `length`."""
+    cosine, sine = rotations(rope, length, head_dim)
+    return cosine[positions], sine[positions]
+
+
 def rotate(x: Float[Array, "b t h e"], rotation: Rotation) -> Float[Array, "b t h e"]:
     """Turn each pair (first half, second half) of a head's dimensions; float32 inside."""
-    cosine, sine = (table[None, :, None, :] for table in rotation)
+    cosine, sine = (table[None, :, None, :] if table.ndim == 2 else table[:, :, None, :] for table in rotation)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
     return turned.astype(x.dtype)

@@ -1,0 +1,48 @@
+"""One side of the evaluation benchmark as a process of its own: this project's model, or lm-eval's `HFLM` where PyTorch is installed.
+
+python evaluation_process.py ours|hflm FOLDER REQUESTS BATCH   prints a line of JSON
+
+FOLDER is as `evaluation_inputs.write_inputs` leaves it. Time counts from the loaded model to the last answer, compilation included.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def ours(folder: Path, _batch: int) -> Any:
+    """The model of the folder."""
+    from tasks.evaluation.loading import model_of_folder
+
+    return model_of_folder(folder / "model")
+
+
+def hflm(folder: Path, batch: int) -> Any:
+    """lm-eval's own, on the cores that this process has."""
+    import torch  # pyright: ignore[reportMissingImports]  # where this is called it is installed
+    from lm_eval.models.huggingface import HFLM
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    return HFLM(pretrained=str(folder / "model"), device="cpu", dtype="float32", batch_size=batch)
+
+
+def main(side: str, folder: Path, name: str, batch: int) -> None:
+    """Ask all requests."""
+    from lm_eval.api.instance import Instance
+
+    asked: list[list[Any]] = json.loads((folder / "requests" / f"{name}.json").read_text())
+    kind = "generate_until" if isinstance(asked[0][1], dict) else "loglikelihood"
+    model = {"ours": ours, "hflm": hflm}[side](folder, batch)
+    wall, cpu = time.perf_counter(), time.process_time()
+    answers = getattr(model, kind)([Instance(kind, {}, tuple(request), number) for number, request in enumerate(asked)], disable_tqdm=True)
+    seconds = {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
+    print(json.dumps({"bench": "evaluation", "metrics": seconds, "answers": answers}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
