@@ -29,6 +29,6 @@ MODEL = small(
     ),
 )
 
-PHASES = three_phases(MODEL, (MINI_NOTES, MINI_PHASE_2_NOTES, MINI_PHASE_3_NOTES))
+PHASES = PHASE_1, PHASE_2, PHASE_3 = three_phases(MODEL, (MINI_NOTES, MINI_PHASE_2_NOTES, MINI_PHASE_3_NOTES))
 
 TRINITY_MINI = Recipe(name="trinity-mini", scale="full", tokenizer=TOKENIZER, phases=PHASES, accepts=(accepted_without_cooldown(PHASES),))

@@ -29,6 +29,6 @@ MODEL = small(
     ),
 )
 
-PHASES = three_phases(MODEL, (NANO_NOTES, NANO_PHASE_2_NOTES, NANO_PHASE_3_NOTES))
+PHASES = PHASE_1, PHASE_2, PHASE_3 = three_phases(MODEL, (NANO_NOTES, NANO_PHASE_2_NOTES, NANO_PHASE_3_NOTES))
 
 TRINITY_NANO = Recipe(name="trinity-nano", scale="full", tokenizer=TOKENIZER, phases=PHASES, accepts=(accepted_without_cooldown(PHASES),))

@@ -115,7 +115,7 @@ def _dense_policies() -> Iterator[Remat]:
 def _sparse_policies(model: ModelConfig) -> Iterator[Remat]:
     """What experts compute and exchange is kept with everything else, or comes again. Names are those of products that there are."""
     yield "none"
-    there = {ATTENTION, *products(model)}  # pyright: ignore[reportArgumentType]  # frozen: it has a hash
+    there = {ATTENTION, *products(model)}
     groups = [group for names in SPARSE_GROUPS if (group := [name for name in names if name in there])]
     for chosen, carries in itertools.product(itertools.product((False, True), repeat=len(groups)), (False, True)):
         device = [name for group, is_kept in zip(groups, chosen, strict=True) if is_kept for name in group]

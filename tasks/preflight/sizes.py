@@ -1,15 +1,13 @@
 """What a model's state, its products and the rows of its experts measure: bytes, before anything is compiled."""
 
 import math
-from collections.abc import Callable
-from functools import cache
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
 from trainer.config import ATTENTION, BLOCK_INPUT, Kept, ModelConfig, Muon, Remat
 from trainer.model.layers import expert_layers
 from trainer.model.params import param_specs
 from trainer.model.specs import EXPERT, ParamSpec
-from trainer.preflight.roofline import kept_names, products
+from trainer.preflight.roofline import kept_names, products, remembered
 from trainer.preflight.spec import StepShape
 
 FLOAT32_BYTES, COMPUTE_BYTES = 4, {"float32": 4, "bfloat16": 2}
@@ -26,14 +24,6 @@ GATE_ROW_BYTES = 128 * FLOAT32_BYTES
 """What a gate takes on its way to an expert's device (decision 54)."""
 ROWS_SENT, GATES_SENT = 4, 2
 """There and back, forward and backward; of gates, there and their gradients back."""
-
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def remembered(function: Function) -> Function:
-    """The result is kept: thousands of settings ask for it. A frozen model has a hash, which its type does not say."""
-    return cast(Function, cache(function))
 
 
 class Weights(NamedTuple):
@@ -113,7 +103,7 @@ def _sizes_a_token(model: ModelConfig, tensor: int, *, once: bool) -> dict[str, 
     width = COMPUTE_BYTES[model.compute_dtype]
     sizes: dict[str, float] = {
         name: (1 if once else each.layers) * width * each.outputs * each.copies / (tensor if each.is_cut else 1)
-        for name, each in products(model).items()  # pyright: ignore[reportArgumentType]  # frozen: it has a hash
+        for name, each in products(model).items()
     }
     layers = 1 if once else model.num_layers
     mixed = FLOAT32_BYTES if model.float32_attention else width

@@ -4,8 +4,9 @@ Roofline: Williams et al., 2009. Nothing here is measured on a TPU.
 """
 
 import math
+from collections.abc import Callable
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import jax
 from pydantic import Field
@@ -34,6 +35,13 @@ NAMED = frozenset(
     ("query", "key", "value", "attention_gate", "output", "gate", "up", "down", "router", "shared_gate", "shared_up", "shared_down")
 )
 """Products that a policy can keep by name, in any model. Those of the experts are in a kernel: kept with everything else or not."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def remembered(function: Function) -> Function:
+    """The result is kept: thousands of settings ask for it. A frozen model has a hash, which its type does not say."""
+    return cast(Function, cache(function))
 
 
 class Product(NamedTuple):
@@ -152,16 +160,13 @@ def recomputed_flops(model: ModelConfig, sequences: int, remat: Remat) -> int:
     computes again inside its backward pass is not counted.
     """
     tokens = sequences * model.seq_len
-    once = {
-        name: 2 * each.inputs * each.outputs * each.copies * each.layers * tokens
-        for name, each in products(model).items()  # pyright: ignore[reportArgumentType]  # frozen: it has a hash
-    }
+    once = {name: 2 * each.inputs * each.outputs * each.copies * each.layers * tokens for name, each in products(model).items()}
     once[ATTENTION] = step_flops(model, sequences).attention // 3
     kept = kept_names(remat)
     return sum(each for name, each in once.items() if name not in kept)
 
 
-@cache
+@remembered
 def products(model: ModelConfig) -> dict[str, Product]:
     """The products whose results a block's backward pass needs, by the names of their weights.
 

@@ -20,7 +20,7 @@ from trainer.config import CheckpointPolicy, ModelConfig, always
 END_1, END_2, END_3 = SMALL_STEPS
 
 
-def three_phases(model: ModelConfig, notes: tuple[tuple[Note, ...], tuple[Note, ...], tuple[Note, ...]]) -> tuple[Phase, ...]:
+def three_phases(model: ModelConfig, notes: tuple[tuple[Note, ...], tuple[Note, ...], tuple[Note, ...]]) -> tuple[Phase, Phase, Phase]:
     """Seven tenths of the tokens at a constant rate; then twice the batch and another mixture; then the rate falls to nothing.
 
     Args:

@@ -78,12 +78,12 @@ def test_two_chips_have_one_link_between_them() -> None:
 def test_a_token_meets_its_own_experts_and_no_others() -> None:
     """With a norm behind each part every product of a block is needed again; of the experts, those that a token is routed to."""
     assert SPARSE.experts is not None
-    found = products(SPARSE)  # pyright: ignore[reportArgumentType]  # frozen: it has a hash
+    found = products(SPARSE)
     multiplied = sum(each.inputs * each.outputs * each.copies * each.layers for each in found.values())
     assert multiplied == matrix_parameters(SPARSE) - SPARSE.d_model * SPARSE.vocab_size
     assert found["expert_gate"].copies == SPARSE.experts.num_active
     doubled = SPARSE.but(experts=SPARSE.experts.but(num_experts=2 * SPARSE.experts.num_experts))
-    assert found["expert_gate"] == products(doubled)["expert_gate"]  # pyright: ignore[reportArgumentType]  # frozen: it has a hash
+    assert found["expert_gate"] == products(doubled)["expert_gate"]
 
 
 def test_experts_are_computed_again_with_whatever_is_kept_by_name() -> None:
