@@ -5,7 +5,9 @@
 * a model of two layers, 128 wide, with the recipe's ratio of query to kv heads and of d_ff to d_model, in float32;
 * a sparse model keeps its structure in eight layers: one dense layer where the recipe has some, then experts; its pattern of local and
   global layers, so with one global in four two such groups, and windows of 1/32; eight experts, two of them active, as many shared ones as
-  the recipe has, each the recipe's share of d_model wide and at least 32; gates, norms, route scale and balancing as they are;
+  the recipe has, each the recipe's share of d_model wide and at least 32; gates, norms and route scale as they are;
+* balancing as it is, but that a bias can move by at least half of a score's range within the steps of the main line: at the record's rate
+  it would get nowhere in so few;
 * a sparse model's initial standard deviation grows by √(d_model / 128) and what its embeddings are multiplied by falls by as much: 0.5 /
   √d and √d stay what they are;
 * learning rates as they are;
@@ -58,6 +60,8 @@ BLOCK_SEQUENCES, MIN_EMA_STEPS, MIN_SEGMENT_STEPS, HELD_OUT_TOKENS = 160, 8, 2, 
 LOSS_SEQUENCES, MAX_EVALUATION_SHARE, FORWARD_SHARE = 1, 1 / 20, 1 / 3
 MAX_SHARE_ERROR_SEQUENCES = 1.5
 MAX_SPIKE_PERCENT = 1.0
+BIAS_REACH = 0.5
+"""Scores of a router are between 0 and 1."""
 COLLAPSED_SHARE = 0.7
 """Of the most that MaxVio can be, where all tokens have the same experts."""
 MIN_WINDOW_STEPS, MIN_WINDOW_SAMPLES = 8, 2
@@ -65,8 +69,8 @@ MIN_WINDOW_STEPS, MIN_WINDOW_SAMPLES = 8, 2
 
 def to_proxy(recipe: Recipe) -> Recipe:
     """The recipe at proxy scale."""
-    window = max_window(recipe)
-    phases = tuple(proxy_phase(phase, needed_steps(recipe, phase), max_window=window) for phase in recipe.phases)
+    window, rate = max_window(recipe), min_balancing_rate(recipe)
+    phases = tuple(proxy_phase(phase, needed_steps(recipe, phase), max_window=window, min_balancing_rate=rate) for phase in recipe.phases)
     main_line = tuple(sorted({component for phase in recipe.main_line for component in phase.components}))
     tokenizer = Tokenizer(name=None, vocab_size=VOCAB_SIZE, components=None if main_line == recipe.components else main_line)
     return Recipe(name=recipe.name, scale="proxy", tokenizer=tokenizer, phases=phases, sources=recipe.sources, accepts=recipe.accepts)
@@ -93,14 +97,21 @@ def _has_windows(phase: Phase) -> bool:
     return any(limit is not None for limits in entries for _, limit in limits)
 
 
-def proxy_phase(phase: Phase, keep_steps: tuple[int, ...] = (), *, max_window: int = MIN_WINDOW_STEPS) -> Phase:
+def min_balancing_rate(recipe: Recipe) -> float:
+    """The least rate at which routers' biases are moved. It is one for all phases: what balances is handed on."""
+    return BIAS_REACH / max(steps(phase.stop_step) for phase in recipe.main_line or recipe.phases)
+
+
+def proxy_phase(
+    phase: Phase, keep_steps: tuple[int, ...] = (), *, max_window: int = MIN_WINDOW_STEPS, min_balancing_rate: float = 0.0
+) -> Phase:
     """One phase by the rules above; the checkpoints of `keep_steps` are kept, and no window holds more than `max_window` steps."""
     start = phase.start if isinstance(phase.start, FromScratch) else _hand_off(phase.start)
     return Phase(
         name=phase.name,
         start=start,
         stop_step=steps(phase.stop_step),
-        model=proxy_model(phase.model),
+        model=proxy_model(phase.model, min_balancing_rate=min_balancing_rate),
         optimizer=phase.optimizer,
         learning_rate=proxy_segments(phase.learning_rate),
         batch=_by_steps(phase.batch, lambda size: max(1, round(size / BATCH))),
@@ -149,8 +160,8 @@ def steps(full: int) -> int:
     return round(full / STEPS)
 
 
-def proxy_model(model: ModelConfig) -> ModelConfig:
-    """The same shape, small."""
+def proxy_model(model: ModelConfig, *, min_balancing_rate: float = 0.0) -> ModelConfig:
+    """The same shape, small; biases of routers move at no smaller rate than this one."""
     scaling = model.rope.scaling
     if scaling:
         scaling = type(scaling)(**{**scaling.model_dump(), "original_max_positions": scaling.original_max_positions // LENGTH})
@@ -167,19 +178,21 @@ def proxy_model(model: ModelConfig) -> ModelConfig:
         "compute_dtype": "float32",
         "sliding_window": None if model.sliding_window is None else max(1, model.sliding_window // LENGTH),
     }
-    return model.but(**{**small, **_proxy_sparse(model)})
+    return model.but(**{**small, **_proxy_sparse(model, min_balancing_rate)})
 
 
-def _proxy_sparse(model: ModelConfig) -> dict[str, object]:
+def _proxy_sparse(model: ModelConfig, min_balancing_rate: float) -> dict[str, object]:
     """What a model with experts has instead or besides."""
     if model.experts is None:
         return {}
     wider = math.sqrt(model.d_model / D_MODEL)
+    balancing = model.experts.balancing
     experts = model.experts.but(
         num_experts=min(NUM_EXPERTS, model.experts.num_experts),
         num_active=min(NUM_ACTIVE, model.experts.num_active),
         d_expert=max(MIN_D_EXPERT, round(D_MODEL * model.experts.d_expert / model.d_model)),
         num_dense_layers=min(1, model.experts.num_dense_layers),
+        balancing=None if balancing is None else balancing.but(rate=max(balancing.rate, min_balancing_rate)),
     )
     return {
         "num_layers": SPARSE_LAYERS,

@@ -219,7 +219,12 @@ def test_the_proxy_keeps_the_structure(name: str):
     assert now
     assert (small.num_layers, small.d_model, now.num_dense_layers, small.global_attention_every) == (8, 128, 1, 4)
     assert (now.num_experts, now.num_active, now.num_shared) == (8, 2, 1)
-    assert (now.balancing, now.sequence_loss, now.route_scale) == (was.balancing, was.sequence_loss, was.route_scale)
+    assert was.balancing
+    assert now.balancing
+    steps = PROXY[name].main_line[-1].stop_step
+    assert now.balancing == was.balancing.but(rate=max(was.balancing.rate, 0.5 / steps))
+    assert (now.balancing.rate == was.balancing.rate) == (steps >= 500)
+    assert (now.sequence_loss, now.route_scale) == (was.sequence_loss, was.route_scale)
     assert now.d_expert / 128 == was.d_expert / full.d_model
     assert (small.sliding_window, small.seq_len) == (full.seq_len // 64, full.seq_len // 32)
     assert (small.post_norms, small.attention_gate, small.qk_norm, small.initializer_cutoff) == (True, True, True, 3.0)
