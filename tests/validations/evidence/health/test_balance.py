@@ -89,10 +89,10 @@ def test_a_balance_that_was_lost_and_found_again_is_told_and_does_not_stop():
     assert found(rows_with(violations)).value < 1.0
 
 
-@pytest.mark.parametrize("start", range(0, UPDATES - 40, 5))
+@pytest.mark.parametrize("start", range(0, UPDATES - 24, 4))
 def test_no_place_of_a_lasting_imbalance_is_looked_at_by_neither(start: int):
     violations = noise(0.8)
-    violations[start : start + 40] = 8.0
+    violations[start : start + 24] = 8.0
     rows = rows_with(violations)
     assert max(found(rows).value, early(violations).value) == pytest.approx(8.0)
 
