@@ -227,7 +227,7 @@ OFFLOADED = """HloModule jit_traced
 
 %called.1 (param_0.20: bf16[2,128,64]) -> bf16[2,128,256] {
   %param_0.20 = bf16[2,128,64]{1,2,0:T(16,128)(2,1)} parameter(0)
-  ROOT %all-gather.1 = bf16[2,128,256]{1,2,0:T(16,128)(2,1)} all-gather(%param_0.20), channel_id=10, replica_groups=mesh['axis_0'=4] {'axis_0'}
+  ROOT %all-gather.1 = bf16[2,128,256]{1,2,0} all-gather(%param_0.20), channel_id=10, replica_groups=mesh['axis_0'=4] {'axis_0'}
 }, execution_thread="sparsecore"
 
 %async_computation.1 (param_0.21: bf16[2,128,64]) -> bf16[2,128,256] {
