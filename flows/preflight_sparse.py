@@ -64,8 +64,9 @@ def time_table(reports: list[Report]) -> str:
     for report in reports:
         if not report["fits"]:
             continue
-        exchanged = max(report["all_to_all"].items(), key=lambda item: item[1]["bytes"], default=("none", {"bytes": 0, "seconds": 0.0}))
-        moved = [exchanged[0], f"{exchanged[1]['bytes'] / GIGA:,.1f}", f"{exchanged[1]['seconds']:.2f}"]
+        sent = report["all_to_all"].get("expert", {"bytes": 0, "seconds": 0.0})
+        devices = report["mesh"]["expert"]
+        moved = [f"over {devices}" if devices > 1 else "none", f"{sent['bytes'] / GIGA:,.1f}", f"{sent['seconds']:.2f}"]
         times = [f"{report['roofline_seconds'][term]:.2f}" for term in terms]
         ends = [f"{report['step_seconds']:.2f}", f"{report['mfu']:.2f}", f"{report['tokens_per_second'] / 1e6:.2f}"]
         rows.append([report["recipe"], report["phase"], *moved, *times, *ends, f"{report['compile_seconds']:.0f}"])

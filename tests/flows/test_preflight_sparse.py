@@ -29,7 +29,7 @@ def test_rows_have_both_counts_of_parameters_and_the_plan() -> None:
 
 def test_all_to_all_is_that_of_the_experts_axis_and_none_without() -> None:
     with_axis, without = (time_table([made(expert)]).splitlines()[2].split(" | ") for expert in (8, 1))
-    assert with_axis[2:5] == ["expert", "171.0", "1.95"]
+    assert with_axis[2:5] == ["over 8", "171.0", "1.95"]
     assert without[2:5] == ["none", "0.0", "0.00"]
 
 

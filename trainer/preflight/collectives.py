@@ -51,7 +51,7 @@ def find_collectives(module: Module, mesh: Mesh, num_slices: int) -> Iterator[Fo
     An asynchronous one is in several fusions that share its channel: where it starts, beside what it overlaps with, and where it ends.
     """
     seen: set[tuple[str, str]] = set()
-    for name, times in module.runs.items():
+    for name, times in module.runs_offloaded.items():
         outer = module.fusions.get(name)
         instructions = module.computations.get(name, {})
         for instruction in instructions.values():

@@ -16,6 +16,7 @@ NAME = re.compile(r"%([\w.\-]+)")
 SPACE = re.compile(r"S\((\d+)\)")
 FURTHER = re.compile(rf'op_name="[^"]*{FURTHER_ROUNDS}/while"')
 TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+OFFLOADED = re.compile(r"called_computations=\{%([\w.\-]+)\}")
 HBM, HOST = 0, 5
 """Memory spaces of a layout, `S(n)`; the chip's own memory is not written. The others are small and fast, on the chip."""
 RAGGED = "ragged-all-to-all"
@@ -65,6 +66,14 @@ class Module:
     @cached_property
     def runs(self) -> Mapping[str, int]:
         """Computation → how often it runs in a step. One that a fusion is made of runs as often as the fusion."""
+        return self._count(with_offloaded=False)
+
+    @cached_property
+    def runs_offloaded(self) -> Mapping[str, int]:
+        """As `runs`, with what is handed to the sparse cores: a call names what they do. On tpu7x it is nearly all that chips send."""
+        return self._count(with_offloaded=True)
+
+    def _count(self, *, with_offloaded: bool) -> Mapping[str, int]:
         counts: defaultdict[str, int] = defaultdict(int)
 
         def visit(name: str, times: int) -> None:
@@ -72,6 +81,8 @@ class Module:
             for instruction in self.computations.get(name, {}).values():
                 for called, factor in self._calls(name, instruction):
                     visit(called, times * factor)
+                if with_offloaded and instruction.opcode == "custom-call" and (inside := OFFLOADED.search(instruction.rest)):
+                    visit(inside.group(1), times)
 
         visit(self.entry, 1)
         return counts

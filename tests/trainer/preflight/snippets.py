@@ -222,3 +222,23 @@ ENTRY %main (param.12: (s32[], f32[16,256,256]), param.13: bf16[8,4096,1024], pa
     .replace("NAMED_MODEL", 'metadata={op_name="jit(traced)/jvp()/while/body/closed_call/dot_general"}')
     .replace("TRIPS", 'backend_config={"known_trip_count":{"n":"5"}}')
 )
+
+OFFLOADED = """HloModule jit_traced
+
+%called.1 (param_0.20: bf16[2,128,64]) -> bf16[2,128,256] {
+  %param_0.20 = bf16[2,128,64]{1,2,0:T(16,128)(2,1)} parameter(0)
+  ROOT %all-gather.1 = bf16[2,128,256]{1,2,0} all-gather(%param_0.20), channel_id=10, replica_groups=mesh['axis_0'=4] {'axis_0'}
+}, execution_thread="sparsecore"
+
+%async_computation.1 (param_0.21: bf16[2,128,64]) -> bf16[2,128,256] {
+  %param_0.21 = bf16[2,128,64]{1,2,0:T(16,128)(2,1)} parameter(0)
+  ROOT %custom-call.1 = bf16[2,128,256]{1,2,0:T(16,128)(2,1)} custom-call(%param_0.21), called_computations={%called.1}
+}, execution_thread="sparsecore"
+
+ENTRY %main (param.20: bf16[2,128,64]) -> bf16[2,128,256] {
+  %param.20 = bf16[2,128,64]{1,2,0:T(16,128)(2,1)} parameter(0)
+  %start.1 = ((), (), (s32[32768]{0:T(1024)})) async-start(), async_execution_thread="sparsecore", calls=%async_computation.1
+  %update.1 = ((bf16[2,128,64]), bf16[2,128,256]{1,2,0}, ()) async-update(%start.1, %param.20)
+  ROOT %done.1 = bf16[2,128,256]{1,2,0:T(16,128)(2,1)} async-done(%update.1)
+}
+"""

@@ -1,9 +1,10 @@
 import pytest
 
-from tests.trainer.preflight.snippets import LOOP
+from tests.trainer.preflight.snippets import LOOP, OFFLOADED
 from trainer.config import Mesh
 from trainer.preflight.collectives import Found, axes_of, find_collectives, first_group, first_pair, link_of, read_collectives
 from trainer.preflight.hlo import Module
+from trainer.preflight.traffic import traffic_bytes
 
 MESH = Mesh(replica=2, fsdp=4)
 
@@ -136,3 +137,12 @@ def test_copies_within_a_slice_do_not_use_the_network_between_slices() -> None:
     assert link_of([0, 2, 4, 6], mesh, 2) == "dcn"
     assert link_of([0, 2, 4, 6], mesh, 1) == "ici"
     assert link_of([0, 1, 2, 3], Mesh(replica=2, expert=4), 2) == "ici"
+
+
+def test_what_the_sparse_cores_send_is_read_where_their_call_says_it() -> None:
+    """As on tpu7x: a gather in the background, inside a call. It is sent once, and moved through the memory once."""
+    module = Module(OFFLOADED)
+    sent = 3 * 2 * 128 * 64 * 2
+    (found,) = read_collectives(module, Mesh(fsdp=2, expert=2), 1)
+    assert (found.kind, found.axis, found.count, found.bytes) == ("all-gather", "fsdp×expert", 1, sent)
+    assert traffic_bytes(module) == 5 * 2 * 128 * 64 * 2
