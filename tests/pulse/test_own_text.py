@@ -87,13 +87,20 @@ def test_the_lines_write_a_short_recipe_and_its_data_are_judged(newcomer: Newcom
     newcomer.waits_until(lambda: (newcomer.home / "verdicts" / "my-recipe-own" / "warm-up" / "data.json").exists())
 
 
-def test_the_first_phase_trains(newcomer: Newcomer):
-    newcomer.waits_until(lambda: newcomer.steps("warm-up") >= 50)
+@pytest.mark.parametrize("steps", [10, 40, 70])
+def test_the_first_phase_trains(newcomer: Newcomer, steps: int):
+    newcomer.waits_until(lambda: newcomer.steps("warm-up") >= steps)
 
 
 def test_the_first_phase_is_trained(newcomer: Newcomer):
     newcomer.waits_until(newcomer.result("warm-up").exists)
     assert read_json(newcomer.result("warm-up"))["stop_step"] == 100
+
+
+def test_the_first_phase_passes_its_gates(newcomer: Newcomer):
+    verdict = newcomer.home / "verdicts" / "my-recipe-own" / "warm-up" / "model.json"
+    newcomer.waits_until(verdict.exists)
+    assert read_json(verdict)["passes"] is True
 
 
 def test_the_second_phase_is_trained(newcomer: Newcomer):
