@@ -8,6 +8,7 @@ ALONE = $(shell grep -rl --include="test_*.py" "pytest\.mark\.alone" tests)
 run: .venv/run.stamp  ## train Marin 8B at proxy scale, on this machine
 	$(BIN)/phasewise run marin-8b --scale proxy
 
+test: export PYTHONDONTWRITEBYTECODE =  # hundreds of processes import the same modules: compiled once, all are quicker
 test: .venv/dev.stamp  ## run all tests
 	$(BIN)/python -m pytest -m "not alone" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest -m alone $(ALONE)

@@ -1,5 +1,6 @@
 """Which documents a question of `phasewise trace` is about: by id, by source file, by text. What was searched is counted."""
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,10 +101,12 @@ def find_by_text(traced: Traced, path: Path, *, inside: bool) -> Search:
     if inside or tokens <= MAX_TOKENS_INSIDE:
         whole_ones = {(one.component, one.document.id) for one in found}
         held = [one for one in _holding(traced, text) if (one.component, one.document.id) not in whole_ones]
-        return _search(traced, [*found, *held], f"text of {path}", inside=True)
+        if not (found or held):
+            raise DataError(f"{_nothing(traced, f'text of {path}')} {_as_one_text(path, text)}")
+        return _search(traced, [*found, *held], "", inside=True)
     not_searched = f"whether longer documents hold it was not asked: they have {tokens:,} tokens. --inside reads them all."
     if not found:
-        raise DataError(f"{_nothing(traced, f'document that is the text of {path}')} And {not_searched}")
+        raise DataError(f"{_nothing(traced, f'document that is the text of {path}')} And {not_searched} {_as_one_text(path, text)}")
     return _search(traced, found, "", inside=False, remarks=(f"These documents are the text; {not_searched}",))
 
 
@@ -117,6 +120,23 @@ def _read_text(path: Path) -> str:
     if not text.strip():
         raise ConfigError(f"{path} has no text to look for.")
     return text
+
+
+def _as_one_text(path: Path, text: str) -> str:
+    """What was not looked for: each document of a file that has several, and what differs in its line ends."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if len(lines) > 1 and all(map(_is_json_object, lines[:2])):
+        advice = f"its {len(lines):,} lines are JSON: put the text of one of them, without the JSON around it, into a file of its own"
+    else:
+        advice = "if it has several documents, or line ends that they have not, put a passage of one line into a file of its own"
+    return f"All of {path} was looked for as one text; {advice}."
+
+
+def _is_json_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def _each(traced: Traced, find: Callable[[Component, DocumentIndex], list[Located]]) -> list[FoundDocument]:

@@ -7,6 +7,11 @@ import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax: with libtpu installed it would look for a TPU
 
+QUICK_COMPILATION = "--xla_cpu_use_fusion_emitters=false"
+"""Programs of tests run for milliseconds and take seconds to compile. XLA's older way to compile fusions takes half as long."""
+if QUICK_COMPILATION not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_COMPILATION}".strip()
+
 pytest_plugins = ["tests.stores.fixtures"]
 TESTS = Path(__file__).parent
 LONGEST = (

@@ -18,8 +18,10 @@ from flows.leftovers import close_leftovers
 from flows.server import POOL
 from tasks.holder import holding
 from tasks.home import Home
-from tests.deployments.up import Up, ask, brought_up, final_state, free_port, launch
+from tests.deployments.up import WAIT_SECONDS, Up, ask, brought_up, final_state, launch
+from tests.ports import free_port
 
+pytestmark = pytest.mark.timeout(900)  # a guard against hanging
 T = TypeVar("T")
 ENGINE_THAT_WAITS = """
 import signal
@@ -35,7 +37,6 @@ def up(tmp_path: Path) -> Iterator[Up]:
         yield up
 
 
-@pytest.mark.timeout(300)
 def test_it_comes_up_runs_what_is_asked_and_leaves_nothing(up: Up) -> None:
     assert f"Prefect UI:  {up.api.removesuffix('/api')}\n" in up.text
     deployment = ask(up, "deployments/name/prepare_data/marin-8b")["id"]
@@ -49,7 +50,7 @@ def test_it_comes_up_runs_what_is_asked_and_leaves_nothing(up: Up) -> None:
     started = psutil.Process(up.process.pid).children(recursive=True)
     assert {os.getsid(process.pid) for process in started}.isdisjoint({up.process.pid})
     os.killpg(up.process.pid, signal.SIGINT)  # as the terminal does at Ctrl-C
-    assert up.process.wait(20) == 0
+    assert up.process.wait(WAIT_SECONDS) == 0
     assert not [process for process in started if process.is_running()]
 
 
@@ -83,7 +84,7 @@ def test_a_port_in_use_is_refused_in_one_line(tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with launch(tmp_path, port) as process:
-            output, errors = process.communicate(timeout=30)
+            output, errors = process.communicate(timeout=WAIT_SECONDS)
     assert (process.returncode, output) == (1, "")
     assert errors == f"phasewise: port {port} cannot be used (Address already in use): choose another with --port.\n"
 
@@ -92,7 +93,7 @@ def test_a_home_has_one_server_at_a_time(tmp_path: Path) -> None:
     """The second to come is shown who has it."""
     home = Home(tmp_path)
     with holding(home.server_lock, "`phasewise run x`", url="http://127.0.0.1:1/api"), launch(tmp_path, free_port()) as process:
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=WAIT_SECONDS)
     assert (process.returncode, output) == (1, "Starting the Prefect server …\n")
     assert errors.startswith(f"phasewise: `phasewise run x` (process {os.getpid()}, since ")
     assert errors.endswith(f") has the Prefect server of {tmp_path}: wait for it, stop it, or choose another home with --home.\n")
@@ -104,4 +105,4 @@ def test_a_flow_run_ends_with_its_worker() -> None:
         assert process.stdout
         assert process.stdout.readline() == b"up\n"
         process.stdin.close()
-        assert process.wait(10) == -signal.SIGTERM
+        assert process.wait(WAIT_SECONDS) == -signal.SIGTERM

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from tests.deployments.up import (
     wait_for,
 )
 
-pytestmark = pytest.mark.timeout(300)  # a guard against hanging: a busy machine may need minutes for a server and a first training
+pytestmark = pytest.mark.timeout(900)  # a guard against hanging: a busy machine may need minutes for a server and a first training
 
 
 @pytest.fixture(scope="module")
@@ -139,8 +140,12 @@ def test_a_suspended_run_stops_saved_and_resumes(up: Up, training: str) -> None:
 
 
 def trainers(up: Up) -> list[psutil.Process]:
-    children = psutil.Process(up.process.pid).children(recursive=True)
-    return [child for child in children if child.status() != psutil.STATUS_ZOMBIE and "trainer" in child.cmdline()]
+    found: list[psutil.Process] = []
+    for child in psutil.Process(up.process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended since it was listed
+            if child.status() != psutil.STATUS_ZOMBIE and "trainer" in child.cmdline():
+                found.append(child)
+    return found
 
 
 def test_a_cancelled_run_has_saved_its_last_update_and_leaves_nothing_at_work(up: Up, training: str) -> None:

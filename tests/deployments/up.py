@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,8 +12,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from tests.ports import free_port
+
 T = TypeVar("T")
-WAIT_SECONDS = 120  # a guard against hanging
+WAIT_SECONDS = 600  # a guard against hanging: on a machine with much else to do a first step takes minutes
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 
@@ -25,12 +26,6 @@ class Up(NamedTuple):
     api: str
     home: Path
     text: str
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def environment() -> dict[str, str]:
@@ -66,7 +61,7 @@ def ask(up: Up, path: str, body: dict[str, Any] | list[Any] | None = None, *, me
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"{up.api}/{path}", data, {"Content-Type": "application/json"}, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as answer:
             return json.loads(answer.read() or b"null")
     except urllib.error.HTTPError as error:
         if error.code != 503:

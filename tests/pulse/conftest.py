@@ -1,7 +1,6 @@
 """A tiny recipe through the real command line, a real Prefect server and real processes."""
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ import pytest
 
 from flows.server import own_server
 from tasks.home import Home
+from tests.ports import free_port
 from tests.pulse.in_turn import ANOTHER_READER, InTurn, in_turn_process
 from tests.pulse.runs import Finished, Start, complete, tiny_recipe
 
@@ -25,10 +25,7 @@ def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def api_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """One server for all runs of a file, at a port that nobody uses."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with own_server(Home(tmp_path_factory.mktemp("server")), port, "the tests") as server:
+    with own_server(Home(tmp_path_factory.mktemp("server")), free_port(), "the tests") as server:
         yield server.url
 
 
@@ -70,6 +67,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(phasewise: Start, recipe_file: Path, home: Path) -> Finished:
-    """The result of a run that nothing disturbed."""
-    return complete(phasewise("run", recipe_file, "--home", home, "--json"))
+def begun(phasewise: Start, recipe_file: Path, home: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run that nothing disturbs, which may still be at work."""
+    with phasewise("run", recipe_file, "--home", home, "--json") as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture(scope="module")
+def finished(begun: subprocess.Popen[str]) -> Finished:
+    """Its result."""
+    return complete(begun)

@@ -3,8 +3,8 @@
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tests.pulse.in_turn import Ended
 
 Start = Callable[..., subprocess.Popen[str]]
 Finished = dict[str, Any]
+MAX_SECONDS = 180  # a guard against hanging
 COMPONENTS = {"medu_science_qa": 50.0, "dolmino_stackexchange": 30.0, "flan": 20.0}
 
 
@@ -45,15 +46,21 @@ def complete(process: subprocess.Popen[str] | Ended) -> Finished:
     return json.loads(out)
 
 
+def wait_until(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
+    """Until the run has come so far; that it ends first fails the test."""
+    while not reached():
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.02)
+        assert process.poll() is None or reached(), f"the run ended first: {process.communicate()[1][-3000:]}"
+
+
 def kill_when(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
     """SIGKILL as soon as the run has come so far; everything it started must then go by itself."""
-    while not reached():
-        assert process.poll() is None, f"the run ended first: {process.communicate()[1][-3000:]}"
-        time.sleep(0.02)  # what is awaited is a file of another process
+    wait_until(process, reached)
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    _, alive = psutil.wait_procs(children, timeout=20)
+    _, alive = psutil.wait_procs(children, timeout=MAX_SECONDS)
     assert not alive, f"left behind: {[child.cmdline() for child in alive]}"
 
 

@@ -2,6 +2,7 @@ import asyncio
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from flows.commands.status import describe
 from tests.pulse.changes import CHANGES, Again, changed, what_must_be_done_again
 from tests.pulse.in_turn import InTurn
-from tests.pulse.runs import Finished, Start, complete, kill_when, trained_files, with_limits
+from tests.pulse.runs import Finished, Start, complete, kill_when, trained_files, wait_until, with_limits
 from trainer.base.storage import write_atomically
 from trainer.model.hugging_face import read_folder
 from trainer.state import params_digest
@@ -20,6 +21,19 @@ pytestmark = pytest.mark.timeout(600)  # a guard against hanging: each takes 20 
 
 def digests(summary: Finished) -> list[str]:
     return [phase["params_digest"] for phase in summary["phases"]]
+
+
+def test_the_data_of_the_first_phase_are_judged(begun: subprocess.Popen[str], home: Path) -> None:
+    """The first run is one for all tests; these look at it as it goes on."""
+    verdict = home / "verdicts" / "tiny-proxy" / "kestrel" / "data.json"
+    wait_until(begun, verdict.exists)
+    assert json.loads(verdict.read_text())["passes"] is True
+
+
+def test_the_first_phase_is_trained(begun: subprocess.Popen[str], home: Path) -> None:
+    result = home / "runs" / "tiny-proxy" / "kestrel" / "result.json"
+    wait_until(begun, result.exists)
+    assert json.loads(result.read_text())["stop_step"] == 40
 
 
 def test_a_recipe_runs_from_nothing_to_its_report(finished: Finished, home: Path) -> None:

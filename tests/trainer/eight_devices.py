@@ -13,7 +13,7 @@ def run_on_eight_devices(worker: Path, *arguments: Path) -> None:
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         "PYTHONPATH": str(ROOT),
     }

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from trainer.base.errors import DataError
 from trainer.base.storage import as_path, file_system_of
 from trainer.data.manifest import Manifest, read_manifest
-from trainer.data.shards import ShardMaps, TokenRange, build_maps, fetch, sizes_in_bytes
+from trainer.data.shards import MappedShard, ShardMaps, TokenRange, build_maps, fetch, sizes_in_bytes
 
 DOCUMENTS_AT_ONCE = 1024
 TOKENS_AT_ONCE = 2**20
@@ -75,11 +75,13 @@ class TokenCache:
     def read_rows(self, numbers: np.ndarray, out: Int[np.ndarray, "b t"], places: np.ndarray) -> list[TokenRange]:
         """Fill `out[places]` with rows by number, and return what is still to be fetched: everything, where the cache is on a store."""
         seq_len = out.shape[1]
-        if self.is_local and len(self.manifest.shards) == 1:
-            out[places] = self._map(0)[: self.num_rows(seq_len) * seq_len].reshape(-1, seq_len)[numbers]
-            return []
         offsets = np.asarray(numbers, np.int64) * seq_len
         shards = np.searchsorted(self.starts, offsets, side="right") - 1
+        for shard in np.unique(shards).tolist() if self.is_local else ():
+            self._map(shard).announce((offsets[shards == shard] - self.starts[shard]).tolist(), seq_len)
+        if self.is_local and len(self.manifest.shards) == 1:
+            out[places] = self._map(0).tokens[: self.num_rows(seq_len) * seq_len].reshape(-1, seq_len)[numbers]
+            return []
         pieces = zip(places.tolist(), shards.tolist(), (offsets - self.starts[shards]).tolist(), strict=True)
         return [wanted for place, shard, start in pieces for wanted in self._read(shard, start, out[place])]
 
@@ -107,7 +109,7 @@ class TokenCache:
     def _tokens(self, shard: int, begin: int, end: int) -> np.ndarray:
         """A range of one shard, as it is kept there."""
         if self.is_local and end > begin:
-            return self._map(shard)[begin:end]
+            return self._map(shard).tokens[begin:end]
         tokens = np.empty(end - begin, self._dtype)
         fetch([self._range(shard, begin, tokens)] if end > begin else [])
         return tokens
@@ -120,13 +122,13 @@ class TokenCache:
             count = min(len(target) - filled, self.manifest.shards[shard].tokens - start)
             piece = target[filled : filled + count]
             if self.is_local and count:
-                piece[:] = self._map(shard)[start : start + count]
+                piece[:] = self._map(shard).tokens[start : start + count]
             elif count:
                 ranges.append(self._range(shard, start, piece))
             filled, shard, start = filled + count, shard + 1, 0
         return ranges
 
-    def _map(self, shard: int) -> np.ndarray:
+    def _map(self, shard: int) -> MappedShard:
         return self.maps(self._files[shard], self._dtype)
 
     def _range(self, shard: int, start: int, target: np.ndarray) -> TokenRange:

@@ -26,6 +26,9 @@ def test_a_question_takes_less_than_a_second_and_both_ways_agree(world: tuple[Pa
         assert seconds < MAX_SECONDS
         (piece,) = forward["rows"]
         assert piece["tokens"] == 4096
+    whole_step, _, seconds = ask(recipe, "/kestrel", step=600_000)
+    assert seconds < MAX_SECONDS
+    assert sum(piece["tokens"] for piece in whole_step["rows"]) == 1024 * 4096
     backward, _, seconds = ask(recipe, "", document=ids["dclm_baseline"][0])
     assert seconds < MAX_SECONDS
     (document,) = backward["documents"]

@@ -42,6 +42,26 @@ def test_a_passage_is_found_inside_a_document_with_the_tokens_that_hold_it(world
     assert all(row["text"].rstrip("…") in whole for row in answer["rows"])
 
 
+def test_a_file_of_several_documents_says_that_it_was_looked_for_as_one(world: World, tmp_path: Path):
+    """Each of them trains, and the file as a whole is nowhere."""
+    some = texts(world, "flan")[:3]
+    for name, content in {
+        "lines.jsonl": "".join(json.dumps({"text": text}) + "\n" for text in some),
+        "several.txt": "\n\n".join(some),
+        "ends.txt": some[0].replace(" ", "\r\n"),
+    }.items():
+        (tmp_path / name).write_bytes(content.encode())
+    for name, advice in {
+        "lines.jsonl": "its 3 lines are JSON: put the text of one of them",
+        "several.txt": "if it has several documents, or line ends that they have not, put a passage of one line",
+        "ends.txt": "or line ends that they have not",
+    }.items():
+        code, out, err = world.invoke("", "--text", str(tmp_path / name))
+        assert (code, out) == (1, "")
+        assert f"All of {tmp_path / name} was looked for as one text; " in err
+        assert advice in err
+
+
 def test_what_is_held_out_says_so_and_is_no_refusal(world: World, tmp_path: Path):
     one = next(iter(world.documents("dolmino_stackexchange", "held_out")))
     code, out, _ = world.invoke("", "--document", one)
@@ -131,8 +151,12 @@ def test_of_more_documents_than_are_read_the_digests_name_the_shards(world: Worl
     assert "--inside reads them all" in answer["remarks"][-1]
     assert world.ask(text=str(tmp_path / "text"), inside=True) == as_text
     assert world.ask(source_file="two/text.jsonl")["rows"]
-    (tmp_path / "text").write_text("number")
-    assert world.invoke("", "--text", str(tmp_path / "text"))[0] == 1
+    passage = texts(world, "medu_science_qa")[7][20:40]
+    (tmp_path / "text").write_text(passage)
+    code, out, err = world.invoke("", "--text", str(tmp_path / "text"))
+    assert (code, out) == (1, "")
+    assert "And whether longer documents hold it was not asked: they have" in err
+    assert world.ask(text=str(tmp_path / "text"), inside=True)["documents"]
     assert "there is no document 00000000ffff" in world.invoke("", "--document", "00000000ffff")[2]
 
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import psutil
 
 from tasks.data.cluster import SCHEDULER_VARIABLE, WORKERS_VARIABLE
 from tasks.locks import LEASE_VARIABLE
+from tests.ports import free_port
 from tests.pulse.data.folders import is_temporary
 
 ROOT = Path(__file__).parents[3]
@@ -115,7 +115,7 @@ class Processes:
 
     def cluster(self, *worker_options: str, environment: Mapping[str, str] = os.environ, workers: int = 2) -> Cluster:
         """A scheduler and workers, found by their address; they are started, and come when they come."""
-        port = _free_port()
+        port = free_port()
         address = f"tcp://127.0.0.1:{port}"
         options = ("--host=127.0.0.1", f"--port={port}", "--no-dashboard")
         scheduler = self.start("scheduler", "distributed.cli.dask_scheduler", *options, environment={**environment, **FOR_SCHEDULER})
@@ -178,9 +178,3 @@ def _command(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.NoSuchProcess:
         return []
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,13 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def is_trainer(process: psutil.Process) -> bool:
+    """Whether it is one, and at work. Other children of this process may end while they are asked."""
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE and "trainer" in process.cmdline()
+    return False
+
+
 def test_a_killed_trainer_goes_on_and_ends_with_the_same_weights(
     build_run: BuildRun, trained: Trained, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
@@ -116,8 +124,7 @@ def test_a_killed_trainer_goes_on_and_ends_with_the_same_weights(
     def kill_once(rows: list[Row]) -> None:
         seen.extend(row["step"] for row in rows)
         if not killed and KILLED_AFTER <= rows[-1]["step"] < STEPS:
-            children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-            (child,) = [child for child in children if "trainer" in child.cmdline()]
+            (child,) = filter(is_trainer, psutil.Process().children())
             os.kill(child.pid, signal.SIGKILL)
             killed.append(rows[-1]["step"])
 

@@ -1,5 +1,7 @@
 """Rows and documents of a cache against the tokens it was written from, and caches that are not what they claim."""
 
+import ctypes
+import mmap
 import os
 import resource
 from collections.abc import Callable
@@ -199,6 +201,42 @@ def test_caches_that_share_their_maps_share_the_bound(tmp_path: Path, write_cach
     for cache in caches:
         np.testing.assert_array_equal(cache.rows(np.array([0]), 15), [np.arange(15)])
     assert shards_open(tmp_path) == 3
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_of_a_large_file_rows_are_read_and_not_what_lies_around_them(
+    tmp_path: Path, write_cache: WriteCache, monkeypatch: pytest.MonkeyPatch, num_shards: int
+):
+    """Some systems read 8 MiB around each row that is not in memory."""
+    seq_len, in_a_shard, drawn = 4096, 2**23 // num_shards, [700, 1500, 20]
+    tokens = np.arange(in_a_shard * num_shards, dtype=np.uint16)
+    folder = write_cache(tmp_path / "large", [[of_shard] for of_shard in tokens.reshape(num_shards, -1)])
+    files = sorted(folder.glob("*.bin"))
+    for file in files:
+        forget(file)
+    if any(map(pages_in_memory, files)):
+        pytest.skip("this file system holds its files in memory")
+    monkeypatch.setattr(shards, "READ_AROUND_BYTES", 2**20)
+    rows = TokenCache.open(folder).rows(np.array(drawn), seq_len)
+    np.testing.assert_array_equal(rows, tokens.reshape(-1, seq_len)[drawn])
+    assert sum(map(pages_in_memory, files)) <= 4 * len(drawn) * seq_len * tokens.itemsize // mmap.PAGESIZE
+
+
+def forget(file: Path) -> None:
+    """Have the system drop what it holds of a file in memory."""
+    with open(file, "rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def pages_in_memory(file: Path) -> int:
+    with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        held = np.zeros(-(-len(mapped) // mmap.PAGESIZE), np.uint8)
+        content = np.frombuffer(mapped, np.uint8)
+        refused = ctypes.CDLL(None).mincore(*map(ctypes.c_void_p, (content.ctypes.data, len(mapped), held.ctypes.data)))
+        del content
+        assert not refused
+    return int((held & 1).sum())
 
 
 def test_documents_are_read_a_few_at_a_time(many: Path, monkeypatch: pytest.MonkeyPatch, write_cache: WriteCache):

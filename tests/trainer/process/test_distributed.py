@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.ports import free_port
 from trainer import recorder
 from trainer.base.errors import ConfigError
 from trainer.base.exit_codes import ExitCode
@@ -100,9 +100,7 @@ def start_on() -> Iterator[StartOn]:
         def start_all(run: RunConfig, processes: int) -> Processes:
             path = Path(run.output) / "run.json"
             write_json(path, run.model_dump(mode="json"))
-            with socket.socket() as free:
-                free.bind(("localhost", 0))
-                address = f"localhost:{free.getsockname()[1]}"
+            address = f"localhost:{free_port()}"
             return [start_one(path, index, processes, address) for index in range(processes)]
 
         def start_one(path: Path, index: int, count: int, address: str) -> "subprocess.Popen[bytes]":
@@ -111,7 +109,7 @@ def start_on() -> Iterator[StartOn]:
                 **os.environ,
                 **(several if count > 1 else {}),
                 "JAX_PLATFORMS": "cpu",
-                "XLA_FLAGS": f"--xla_force_host_platform_device_count={8 // count}",
+                "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={8 // count}",
                 "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
                 "TF_CPP_MIN_LOG_LEVEL": "3",
                 "PHASEWISE_HEARTBEAT_SECONDS": str(HEARTBEAT_SECONDS),
