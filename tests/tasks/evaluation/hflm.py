@@ -84,10 +84,11 @@ def ask(model: Any, requests: Requests) -> Answers:
     }
 
 
-def ask_hflm(folder: Path, requests: Requests, *, batch_size: int = 4) -> Answers:
-    """Theirs. It predicts the begin token of a whole text where it adds one: rolling is asked of one that doesn't."""
+def ask_hflm(folder: Path, requests: Requests) -> Answers:
+    """Theirs, one request at a time: in a batch, it begins a context that spells the begin token with a second one, or not, by the batch's
+    first. It predicts the begin token of a whole text where it adds one: rolling is asked of one that doesn't."""
     hflm: Any = import_module("lm_eval.models.huggingface").HFLM
-    settings = {"pretrained": str(folder), "device": "cpu", "dtype": "float32", "batch_size": batch_size}
+    settings = {"pretrained": str(folder), "device": "cpu", "dtype": "float32", "batch_size": 1}
     plain = {kind: asked for kind, asked in requests.items() if kind != "loglikelihood_rolling"}
     rolling = {kind: asked for kind, asked in requests.items() if kind == "loglikelihood_rolling"}
     answers = ask(hflm(**settings), plain)
