@@ -104,6 +104,10 @@ class JaxLanguageModel(TemplateLM):
                 )
         return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
 
+    def windows_of(self, pairs: Sequence[tuple[str, str]]) -> list[Window]:
+        """What is read and predicted for (context, continuation) pairs, none of them empty."""
+        return [self._window(number, pair, *self._encode_pair(*pair)) for number, pair in enumerate(pairs)]
+
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[tuple[str, str], list[int], list[int]]], **ignored: Any
     ) -> list[tuple[float, bool]]:

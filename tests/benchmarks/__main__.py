@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.benchmarks import (
     checkpoints,
     end_to_end,
+    evaluation,
     experts,
     judgement,
     memory,
@@ -44,6 +45,7 @@ SUBJECTS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "train_step": train_step.rows,
     "experts": experts.rows,
     "sparse_step": sparse_step.rows,
+    "evaluation": evaluation.rows,
     "startup": startup.rows,
     "checkpoints": checkpoints.rows,
     "permutation": permutation.rows,
@@ -74,7 +76,7 @@ def main() -> None:
     for subject in subjects:
         for row in SUBJECTS[subject](options):
             print(row, flush=True)
-    if {"peers", "scan", "train_step"} & set(subjects) and peers.Place.found() is None:
+    if {"evaluation", "peers", "scan", "train_step"} & set(subjects) and peers.Place.found() is None:
         print(peers.HOW_TO)
 
 

@@ -1,6 +1,6 @@
 """One side of the evaluation benchmark as a process of its own: this project's model, or lm-eval's `HFLM` where PyTorch is installed.
 
-python evaluation_process.py ours|hflm FOLDER REQUESTS BATCH   prints a line of JSON
+python evaluation_process.py ours|hflm|compilations FOLDER REQUESTS BATCH   prints a line of JSON
 
 FOLDER is as `evaluation_inputs.write_inputs` leaves it. Time counts from the loaded model to the last answer, compilation included.
 """
@@ -31,10 +31,31 @@ def hflm(folder: Path, batch: int) -> Any:
     return HFLM(pretrained=str(folder / "model"), device="cpu", dtype="float32", batch_size=batch)
 
 
+def count_compilations(folder: Path) -> int:
+    """Programs of XLA that are compiled for requests of every length, of each kind."""
+    import jax.monitoring
+    from lm_eval.api.instance import Instance
+
+    model = ours(folder, 0)
+    compiled: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(lambda name, _, **_more: compiled.append(name))
+    asked = [("word " * count, " word") for count in (1, 30, 100, 300, 600, 1200, 1900, 5000)]
+    for kind, requests in {
+        "loglikelihood": asked,
+        "loglikelihood_rolling": [(context,) for context, _ in asked],
+        "generate_until": [(context, {"max_gen_toks": count}) for count in (4, 40, 400) for context, _ in asked],
+    }.items():
+        getattr(model, kind)([Instance(kind, {}, request, number) for number, request in enumerate(requests)])  # pyright: ignore[reportArgumentType]  # a literal there
+    return compiled.count("/jax/core/compile/backend_compile_duration")
+
+
 def main(side: str, folder: Path, name: str, batch: int) -> None:
     """Ask all requests."""
     from lm_eval.api.instance import Instance
 
+    if side == "compilations":
+        print(json.dumps({"bench": "evaluation", "metrics": {"compilations": count_compilations(folder)}}))
+        return
     asked: list[list[Any]] = json.loads((folder / "requests" / f"{name}.json").read_text())
     kind = "generate_until" if isinstance(asked[0][1], dict) else "loglikelihood"
     model = {"ours": ours, "hflm": hflm}[side](folder, batch)

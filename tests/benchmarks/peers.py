@@ -37,7 +37,7 @@ To compare with them, and with lm-eval's janitor, give them environments and inp
   $PEERS_VENVS/lev/bin/pip install levanter==1.2.dev1644 gitpython chex
   $PEERS_VENVS/dt/bin/pip install 'datatrove[io,processing]==0.10.1' spacy 'xxhash<4'
   $PEERS_VENVS/dolma/bin/pip install dolma==1.2.1 'boto3<1.27'
-  $PEERS_VENVS/torch/bin/pip install lm-eval==0.4.13 torch transformers
+  $PEERS_VENVS/torch/bin/pip install lm-eval==0.4.13 torch transformers accelerate
   (cd $PEERS_SCRIPTS && $PEERS_VENVS/jax/bin/python make_data.py && $PEERS_VENVS/jax/bin/python e_make_tok.py)
   .venv/bin/python -m tests.benchmarks peers scan"""
 

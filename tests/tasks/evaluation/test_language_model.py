@@ -1,15 +1,17 @@
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from lm_eval.api.instance import Instance
+from lm_eval.api.model import CachingLM
 from tokenizers import Tokenizer
 
 from tasks.data.special_tokens import SpecialTokens
 from tasks.evaluation.language_model import JaxLanguageModel
 from tasks.evaluation.requests import before_first
-from trainer.base.errors import DataError, EvaluationError
+from trainer.base.errors import ConfigError, DataError, EvaluationError
 from trainer.config import ModelConfig
 from trainer.model.params import Params
 
@@ -140,3 +142,82 @@ def test_an_answer_that_is_not_finite_is_an_error_that_names_the_request(
     model = JaxLanguageModel(params=broken_params, config=config, tokenizer=tokenizer, special=special)
     with pytest.raises(EvaluationError, match=r"found nan for request 0 \('ba"):
         getattr(model, kind)(instances(kind, arguments))
+
+
+def test_order_company_and_batches_change_no_answer(model: JaxLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, in another order, twice over, and in batches of other sizes."""
+    pairs = [(context, continuation) for context in CONTEXTS for continuation in (" bace", " tovupare fo")]
+    prompts = [(context, {"until": ["\n"], "max_gen_toks": 6}) for context in CONTEXTS]
+
+    def ask(order: Sequence[int], prompt_order: Sequence[int]) -> tuple[list[tuple[float, bool]], list[str]]:
+        scored = model.loglikelihood(instances("loglikelihood", [pairs[i] for i in order]))
+        return scored, model.generate_until(instances("generate_until", [prompts[i] for i in prompt_order]))
+
+    expected, texts = ask(range(len(pairs)), range(len(prompts)))
+    order, prompt_order = [7, 3, 3, 0, 11, 4], [4, 1, 1, 0]
+    found = [ask(order, prompt_order), ask([7], [4])]
+    monkeypatch.setattr("tasks.evaluation.generation.MAX_ROWS", 2)
+    monkeypatch.setattr("tasks.evaluation.scoring.BATCH_TOKENS", 512)
+    found.append(ask(order, prompt_order))
+    for scored, grown in found:
+        for number, (value, is_greedy) in zip(order, scored, strict=False):
+            assert (value, is_greedy) == (pytest.approx(expected[number][0], rel=1e-5), expected[number][1])
+        assert grown == [texts[i] for i in prompt_order[: len(grown)]]
+
+
+def test_samples_come_from_the_seed_and_the_text_alone(
+    params: Params, config: ModelConfig, tokenizer: Tokenizer, special: SpecialTokens
+) -> None:
+    """Also of a text that is asked for twice: `repeats` of a benchmark wants different samples."""
+
+    def ask(seed: int, contexts: Sequence[str], **settings: Any) -> list[str]:
+        sampling = {"until": [], "max_gen_toks": 6, "do_sample": True, "temperature": 1.0, **settings}
+        model = JaxLanguageModel(params=params, config=config, tokenizer=tokenizer, special=special, seed=seed)
+        return model.generate_until(instances("generate_until", [(context, sampling) for context in contexts]))
+
+    one, two, again = ask(0, ["bace", "mo", "bace"])
+    assert len({one, two, again}) == 3
+    assert ask(0, ["mo", "bace", "pare", "bace"]) == [two, one, ask(0, ["pare"])[0], again]
+    assert ask(1, ["bace"]) != [one]
+    greedy = ask(0, ["bace"], do_sample=False, temperature=0.0)
+    assert ask(0, ["bace"], top_k=1) == ask(0, ["bace"], top_p=1e-6) == ask(0, ["bace"], temperature=1e-4) == greedy != [one]
+
+
+def test_a_text_begins_with_one_begin_token_however_it_is_given(model: JaxLanguageModel, tokenizer: Tokenizer) -> None:
+    """As lm-eval asks of a model: also where the text spells the token, or a begin token is not wanted."""
+    ids = tokenizer.encode("bace dido").ids
+    assert model.tok_encode("bace dido") == model.tok_encode("<|begin_of_text|>bace dido") == [0, *ids]
+    assert model.tok_encode("bace dido", add_special_tokens=False) == ids
+    assert model.tok_encode("") == [0]
+    assert model.prefix_token_id == 0
+    model.begins_texts = False
+    assert model.tok_encode("bace dido") == ids
+    assert model.tok_encode("bace dido", add_special_tokens=True) == [0, *ids]
+
+
+def test_contexts_lose_their_beginning_and_leave_room_for_what_is_asked(
+    model: JaxLanguageModel, log_softmax: LogSoftmax, config: ModelConfig, tokenizer: Tokenizer
+) -> None:
+    long = "ha ke li " * 40
+    [answer] = model.generate_until(instances("generate_until", [(long, {"max_gen_toks": config.seq_len - 1})]))
+    tokens = greedy_tokens(log_softmax, config, tokenizer, long, config.seq_len - 1)
+    assert answer == tokenizer.decode(tokens[: tokens.index(1)] if 1 in tokens else tokens)
+    with pytest.raises(ConfigError, match=r"room for a context in the model's seq_len of 48 tokens, found 256 in"):
+        model.generate_until(instances("generate_until", [(long, {"until": ["\n"]})]))
+
+
+def test_lm_evals_cache_is_refused_for_it_knows_no_model(model: JaxLanguageModel, tmp_path: Path) -> None:
+    """Its keys are of the request alone: a second checkpoint would be given the first one's answers."""
+    pytest.importorskip("sqlitedict", reason="lm-eval's cache needs sqlitedict")
+    with pytest.raises(ConfigError, match="do not name the model"):
+        CachingLM(model, str(tmp_path / "cache.db"))
+
+
+def test_lm_eval_sees_one_process(model: JaxLanguageModel) -> None:
+    """With more, it would import PyTorch; devices are shared out inside."""
+    assert (model.world_size, model.rank) == (1, 0)
+
+
+def test_a_request_without_a_continuation_is_refused(model: JaxLanguageModel) -> None:
+    with pytest.raises(DataError, match=r"must have a token, found none in request 1 \('ba' → ''\)"):
+        model.loglikelihood(instances("loglikelihood", [("ba", " ce"), ("ba", "")]))
