@@ -24,11 +24,13 @@ def ours(folder: Path, _batch: int) -> Any:
 
 def hflm(folder: Path, batch: int) -> Any:
     """lm-eval's own, on the cores that this process has."""
-    import torch  # pyright: ignore[reportMissingImports]  # where this is called it is installed
-    from lm_eval.models.huggingface import HFLM
+    from importlib import import_module
+
+    torch: Any = import_module("torch")
+    hf: Any = import_module("lm_eval.models.huggingface")
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    return HFLM(pretrained=str(folder / "model"), device="cpu", dtype="float32", batch_size=batch)
+    return hf.HFLM(pretrained=str(folder / "model"), device="cpu", dtype="float32", batch_size=batch)
 
 
 def count_compilations(folder: Path) -> int:
@@ -38,7 +40,7 @@ def count_compilations(folder: Path) -> int:
 
     model = ours(folder, 0)
     compiled: list[str] = []
-    jax.monitoring.register_event_duration_secs_listener(lambda name, _, **_more: compiled.append(name))
+    jax.monitoring.register_event_duration_secs_listener(lambda event, duration_secs, **kwargs: compiled.append(event))
     asked = [("word " * count, " word") for count in (1, 30, 100, 300, 600, 1200, 1900, 5000)]
     for kind, requests in {
         "loglikelihood": asked,

@@ -59,7 +59,7 @@ def local_requests(benchmarks: Path, items: int) -> Requests:
     for row in _rows(benchmarks / "arc_easy/test.jsonl", items):
         asked["loglikelihood"] += [(f"Question: {row['question']}\nAnswer:", f" {choice}") for choice in row["choices"]["text"]]
     for row in _rows(benchmarks / "hellaswag/part_a_test.jsonl", items):
-        asked["loglikelihood"] += [(row["ctx"], f" {ending}"[:120]) for ending in row["endings"]]
+        asked["loglikelihood"] += [(row["ctx"], f" {ending}"[:60]) for ending in row["endings"]]
     for row in _rows(benchmarks / "lambada_openai/test.jsonl", items):
         context, _, word = row["text"].rpartition(" ")
         asked["loglikelihood"].append((context, f" {word}"))

@@ -59,8 +59,8 @@ def test_new_tokens_see_what_is_kept_of_their_row_and_one_another(new: int, wind
         jnp.int32(length), jnp.int32(layer),
     )  # fmt: skip
     found = jax.jit(partial(attend_past, sliding_window=window))(query, key, value, past)
-    whole = [np.concatenate([kept[layer, :, :length], own], axis=1) for kept, own in ((keys, key), (values, value))]
+    kept_keys, kept_values = (np.concatenate([kept[layer, :, :length], own], axis=1) for kept, own in ((keys, key), (values, value)))
     slots = np.arange(length + new)
     back = slots[length:, None] - slots
     seen = (back >= 0) & (back < (window or length + new)) & (slots >= starts[:, None])[:, None]
-    np.testing.assert_allclose(found, reference(query, *whole, seen), atol=1e-5)
+    np.testing.assert_allclose(found, reference(query, kept_keys, kept_values, seen), atol=1e-5)
