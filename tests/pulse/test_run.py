@@ -30,10 +30,11 @@ def test_the_data_of_the_first_phase_are_judged(begun: subprocess.Popen[str], ho
     assert json.loads(verdict.read_text())["passes"] is True
 
 
-def test_the_first_phase_is_trained(begun: subprocess.Popen[str], home: Path) -> None:
-    result = home / "runs" / "tiny-proxy" / "kestrel" / "result.json"
+@pytest.mark.parametrize(("phase", "stop_step"), [("kestrel", 40), ("ocelot", 52)])
+def test_one_phase_after_the_other_is_trained(begun: subprocess.Popen[str], home: Path, phase: str, stop_step: int) -> None:
+    result = home / "runs" / "tiny-proxy" / phase / "result.json"
     wait_until(begun, result.exists)
-    assert json.loads(result.read_text())["stop_step"] == 40
+    assert json.loads(result.read_text())["stop_step"] == stop_step
 
 
 def test_a_recipe_runs_from_nothing_to_its_report(finished: Finished, home: Path) -> None:

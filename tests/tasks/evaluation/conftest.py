@@ -1,7 +1,7 @@
 """A small world: texts, a tokenizer trained on them, a tiny model, held-out caches and benchmarks."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -25,6 +25,15 @@ SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ha", "ke", "li", "mo", "nu", "pa", "
 
 
 PAIRS = [(f"qu{vowel}{end}", f"{end}{vowel}x") for vowel in "aeiou" for end in ("nt", "rk", "lm", "sp")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation() -> Iterator[None]:
+    """What is compiled here runs for milliseconds: XLA's optimisations, which take seconds, are left out."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def write_prose(seed: int, num_words: int) -> str:
