@@ -22,7 +22,7 @@ ITEMS, GENERATED, NEW_TOKENS = (int(os.environ.get(f"BENCH_{name}", default)) fo
     ("ITEMS", 2376), ("GENERATED", 200), ("NEW_TOKENS", 256),
 ))  # fmt: skip
 HFLM_BATCH = {"arc_easy": 32, "gsm8k": 16}
-"""The best of 8, 16, 32 and 64 on two cores."""
+"""Sizes that suit a CPU; others were not compared."""
 MIN_TIMES_HFLM, MAX_SHARE_OF_TOKENS, MAX_COMPILATIONS = 2.0, 0.5, 12
 PROCESS = Path(__file__).with_name("evaluation_process.py")
 
