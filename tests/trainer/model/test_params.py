@@ -69,8 +69,9 @@ def test_every_weight_is_drawn_independently(model: ModelConfig):
 )
 @pytest.mark.parametrize("shape", [(3,), (64, 64), (4097,), (3, LARGE + 1)])
 def test_a_weight_is_drawn_alone_whatever_length_it_shares_with_others(cutoff: float | None, plain: Any, shape: tuple[int, ...]):
+    """To the last digits: a compiler may round the last few numbers of an array, which fill no vector, otherwise than the rest."""
     key = jax.random.key(5)
-    np.testing.assert_array_equal(Normal(0.25, cutoff).draw(key, shape), 0.25 * plain(key, shape=shape))
+    np.testing.assert_allclose(Normal(0.25, cutoff).draw(key, shape), 0.25 * plain(key, shape=shape), rtol=1e-6)
 
 
 def test_small_weights_share_few_lengths():
