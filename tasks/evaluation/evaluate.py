@@ -11,16 +11,17 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import yaml
 from tokenizers import Tokenizer
 
 from tasks.data.special_tokens import shared_special_tokens
-from tasks.evaluation.answers import ItemAnswer, Sample, read_answers
+from tasks.evaluation.answers import ItemAnswer, read_answers
 from tasks.evaluation.benchmark_folder import Benchmark, read_benchmark_folder
 from tasks.evaluation.bits_per_byte import bits_per_byte
 from tasks.evaluation.held_out import HeldOutTokens
+from tasks.evaluation.setting import Setting, read_setting
 from trainer.config import ModelConfig
 from trainer.model.params import Params
 
@@ -30,15 +31,9 @@ if TYPE_CHECKING:
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 
-class LmEvalResults(TypedDict):
-    """What lm-eval gives: scores by `metric,filter`, and a record of each item, both by benchmark."""
-
-    results: Mapping[str, Mapping[str, Any]]
-    samples: Mapping[str, Sequence[Sample]]
-
-
 class BenchmarkResult(TypedDict):
-    """A benchmark's score with its standard error beside what the best dumb answer scores, and what was answered to each item."""
+    """A benchmark's score with its standard error beside what the best dumb answer scores, what was answered to each item, and how the
+    benchmark was put."""
 
     benchmark: str
     metric: str
@@ -47,6 +42,7 @@ class BenchmarkResult(TypedDict):
     items: int
     baseline: float
     answers: list[ItemAnswer]
+    setting: Setting
 
 
 class Evaluation(TypedDict):
@@ -91,7 +87,9 @@ def evaluate_model(
     model = JaxLanguageModel(params=params, config=config, tokenizer=tokenizer, special=special)
     found = _run_lm_eval(model, Path(benchmarks), [benchmark.name for benchmark in described.benchmarks])
     results = [
-        _result(benchmark, found["results"][benchmark.name], read_answers(benchmark, found["samples"][benchmark.name], model))
+        _result(
+            benchmark, found, read_answers(benchmark, found["samples"][benchmark.name], model), precision=config.compute_dtype
+        )
         for benchmark in described.benchmarks
     ]
     measured = bits_per_byte(model.params, config, held_out)
@@ -105,8 +103,8 @@ def evaluate_model(
     )
 
 
-def _run_lm_eval(model: "JaxLanguageModel", benchmarks: Path, names: list[str]) -> LmEvalResults:
-    """lm-eval's scores by benchmark, and its record of each item.
+def _run_lm_eval(model: "JaxLanguageModel", benchmarks: Path, names: list[str]) -> Mapping[str, Any]:
+    """lm-eval's scores by benchmark as `results`, its record of each item as `samples`, and how each was put.
 
     `datasets` caches by path and time of change, so its cache is a fresh folder each time. lm-eval's own `use_cache` ignores the
     model and stays off.
@@ -125,9 +123,7 @@ def _run_lm_eval(model: "JaxLanguageModel", benchmarks: Path, names: list[str]) 
         # One iteration, not 0: the error of a mean is then given, in closed form, and nothing is drawn.
         found = evaluate(lm=model, task_dict=manager.load(names), bootstrap_iters=1, log_samples=True)
     assert found is not None
-    assert "results" in found
-    assert "samples" in found
-    return LmEvalResults(results=found["results"], samples=found["samples"])
+    return cast(Mapping[str, Any], found)
 
 
 def _write_definitions(benchmarks: Path, names: list[str], temporary: Path) -> Path:
@@ -142,8 +138,9 @@ def _write_definitions(benchmarks: Path, names: list[str], temporary: Path) -> P
     return definitions
 
 
-def _result(benchmark: Benchmark, scores: Mapping[str, Any], answers: list[ItemAnswer]) -> BenchmarkResult:
+def _result(benchmark: Benchmark, found: Mapping[str, Any], answers: list[ItemAnswer], *, precision: str) -> BenchmarkResult:
     """A benchmark has one metric and one filter: lm-eval names it `metric,filter`."""
+    scores = found["results"][benchmark.name]
     [(key, value)] = [(key, value) for key, value in scores.items() if key.startswith(f"{benchmark.metric},")]
     return BenchmarkResult(
         benchmark=benchmark.name,
@@ -153,6 +150,7 @@ def _result(benchmark: Benchmark, scores: Mapping[str, Any], answers: list[ItemA
         items=benchmark.items,
         baseline=benchmark.baseline.value,
         answers=answers,
+        setting=read_setting(found, benchmark.name, filter_name=key.split(",", 1)[1], precision=precision),
     )
 
 

@@ -28,6 +28,7 @@ MEASURING = (
             "rows",
             "sampling",
             "scoring",
+            "setting",
         )
     ),
 )

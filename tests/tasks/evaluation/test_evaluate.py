@@ -42,6 +42,8 @@ def test_a_checkpoint_is_evaluated_offline_and_standard_output_stays_clean(
         assert 0 <= result["value"] <= 1
         answers = result["answers"]
         assert len({answer["id"] for answer in answers}) == described.items
+        assert (result["setting"]["items"], result["setting"]["asked"], result["setting"]["shots"]) == (described.items, described.items, 0)
+        assert result["setting"]["precision"] == "float32"
         assert result["value"] == pytest.approx(sum(answer["right"] for answer in answers) / described.items)
     value, items = found["results"][0]["value"], found["results"][0]["items"]
     assert found["results"][0]["stderr"] == pytest.approx((value * (1 - value) / (items - 1)) ** 0.5)
