@@ -11,9 +11,14 @@ import pytest
 import trainer.model.params as params_module
 from flows.recipes import load_recipe
 from tests.trainer.model.members import MEMBERS
+from trainer import norms
 from trainer.config import ModelConfig
+from trainer.flops import FLOPS_A_PARAMETER, step_flops
+from trainer.model.hugging_face.tensors import places
 from trainer.model.params import abstract_params, count_parameters, init_params, param_specs
 from trainer.model.specs import LARGE, Constant, Normal, round_up
+from trainer.optimizer.groups import WeightRule, weight_rules
+from trainer.sharding import state_shardings
 
 
 def changed(model: ModelConfig, **fields: object) -> ModelConfig:
@@ -102,6 +107,30 @@ def test_another_weight_moves_no_other(model: ModelConfig, monkeypatch: pytest.M
         np.testing.assert_array_equal(drawn[name], again[name])
     for name in table["blocks"]:
         np.testing.assert_array_equal(drawn["blocks"][name], again["blocks"][name])
+
+
+def test_a_line_of_the_table_is_all_that_a_new_weight_needs(model: ModelConfig, monkeypatch: pytest.MonkeyPatch):
+    mlp = params_module._mlp
+
+    def with_one_more(config: ModelConfig, declare: Any) -> dict[str, Any]:
+        sizes = {"d_model": config.d_model, "d_ff": config.d_ff}
+        return mlp(config, declare) | {"made_up": declare.matrix("made_up", "mlp.made_up_proj", sizes, "mlp")}
+
+    def of_everything() -> tuple[int, int, int, set[str]]:
+        names = {place.tensor for place in places(model)}
+        return count_parameters(model), step_flops(model, 1).matrices, len(norms.slot_names(model)), names
+
+    parameters, flops, slots, names = of_everything()
+    monkeypatch.setattr(params_module, "_mlp", with_one_more)
+    more, more_flops, more_slots, more_names = of_everything()
+    size = model.num_layers * model.d_model * model.d_ff
+    assert (more - parameters, more_flops - flops) == (size, FLOPS_A_PARAMETER * size * model.seq_len)
+    assert more_names - names == {f"model.layers.{layer}.mlp.made_up_proj.weight" for layer in range(model.num_layers)}
+    assert more_slots > slots
+    assert weight_rules(model)["blocks"]["made_up"] == WeightRule(stacked=True, stacking_axes=1, matrix_inputs=1, decays=True)
+    mesh = jax.sharding.AbstractMesh((1, 1, 1, 1), ("replica", "fsdp", "tensor", "expert"))
+    shardings = state_shardings(abstract_params(model), model, mesh)
+    assert shardings["blocks"]["made_up"].spec == shardings["blocks"]["gate"].spec
 
 
 def test_a_weight_that_moves_in_the_tree_keeps_its_values(model: ModelConfig, monkeypatch: pytest.MonkeyPatch):
