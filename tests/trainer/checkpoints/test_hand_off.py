@@ -2,121 +2,18 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.trainer.checkpoints.conftest import Build, Parent, assert_equal
 from trainer.base.errors import CheckpointError
 from trainer.checkpoints.checkpointer import Checkpoints
 from trainer.checkpoints.hand_off import state_to_start_from
-from trainer.checkpoints.path import checkpoint_path
 from trainer.checkpoints.state import leaves_of
-from trainer.config import RunConfig
-from trainer.state import TrainState, init_state, params_digest
-
-MakeRun = Callable[..., RunConfig]
-ADAM = {"kind": "adamw", "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
-OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "adamw": ADAM,
-    "adamc": {**ADAM, "kind": "adamc", "peak_learning_rate": 3e-3},
-    "nadamw": {**ADAM, "kind": "nadamw"},
-    "muon": {
-        "kind": "muon",
-        "momentum": 0.95,
-        "nesterov": True,
-        "newton_schulz_steps": 5,
-        "epsilon": 1e-7,
-        "weight_decay": 0.1,
-        "adam": ADAM,
-        "adam_learning_rate_scale": 0.3,
-    },
-}
-WINDOWS = {
-    "max_update_norm": [[0, {"window": 8, "min_samples": 4, "sigmas": 2.0}]],
-    "skip_step": [[0, {"window": 6, "min_samples": 3, "sigmas": 4.0}]],
-}
-
-
-class Parent(NamedTuple):
-    """What a phase left behind."""
-
-    checkpoint: Path
-    state: TrainState
-
-    def start(self, *fresh: str, **grafts: "Parent") -> dict[str, Any]:
-        return {
-            "checkpoint": str(self.checkpoint),
-            "params_digest": params_digest(self.state.params),
-            "fresh": fresh,
-            "graft": [
-                {"part": part, "checkpoint": str(other.checkpoint), "params_digest": params_digest(other.state.params)}
-                for part, other in grafts.items()
-            ],
-        }
-
-
-Build = Callable[..., RunConfig]
-
-
-@pytest.fixture(scope="module")
-def build(make_run: MakeRun) -> Build:
-    """A run with what is asked for: `qk_norm`, `optimizer` by kind, `windows`, `ema_decay`, `start`."""
-    plain = make_run("hand-off").model_dump(mode="json")
-
-    def make(
-        *,
-        qk_norm: bool = False,
-        optimizer: str = "adamw",
-        windows: bool = True,
-        ema_decay: float | None = 0.9,
-        start: Any = None,
-        **model: Any,
-    ) -> RunConfig:
-        off: dict[str, Any] = {name: [[0, None]] for name in WINDOWS}
-        changes = {
-            "phase": "child" if start else "parent",
-            "model": {**plain["model"], "qk_norm": qk_norm, **model},
-            "optimizer": OPTIMIZERS[optimizer],
-            "stability": {**plain["stability"], **(WINDOWS if windows else off), "ema_decay": [[0, ema_decay]]},
-            "start": start,
-        }
-        return RunConfig.model_validate({**plain, **changes})
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def leave(tmp_path_factory: pytest.TempPathFactory, build: Build) -> Callable[..., Parent]:
-    """Saves a state in which nothing is zero, one, or equal to anything else."""
-
-    def make(seed: int = 0, **kind: Any) -> Parent:
-        run = build(**kind)
-        rng = np.random.default_rng(seed)
-        state = jax.tree.map(lambda leaf: jnp.asarray(100 * rng.normal(size=leaf.shape), leaf.dtype), init_state(run))
-        folder = tmp_path_factory.mktemp("parent")
-        with Checkpoints(checkpoint_path(folder, 24).parent, run) as checkpoints:
-            checkpoints.save(24, state, {})
-        return Parent(checkpoint_path(folder, 24), state)
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def llama(leave: Callable[..., Parent]) -> Parent:
-    return leave()
-
-
-@pytest.fixture(scope="module")
-def qwen(leave: Callable[..., Parent]) -> Parent:
-    return leave(1, qk_norm=True)
-
-
-def assert_equal(found: Any, expected: Any) -> None:
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    assert jax.tree.all(jax.tree.map(np.array_equal, found, expected))
+from trainer.state import TrainState, init_state
 
 
 def assert_owned(state: TrainState) -> None:
@@ -242,20 +139,6 @@ def test_gains_are_fresh_with_their_moments_and_averages_and_all_else_is_carried
     assert found.optimizer.count == llama.state.optimizer.count != 0  # pyright: ignore[reportAttributeAccessIssue]  # Adam's
 
 
-def test_undeclared_gains_are_refused(build: Build, llama: Parent):
-    message = r"params\.blocks\.\w+_norm is nothing in .*, not float32\[2, 8\]: declare 'qk_norm' in the hand-off's `fresh`"
-    with pytest.raises(CheckpointError, match=message):
-        state_to_start_from(build(qk_norm=True, start=llama.start()))
-    with pytest.raises(CheckpointError, match="declare 'qk_norm'"):
-        state_to_start_from(build(qk_norm=True, start=llama.start("optimizer", "ema")))
-
-
-def test_gains_cannot_be_left_out(build: Build, qwen: Parent):
-    message = r"params\.blocks\.\w+_norm of .*24 would be dropped: a phase cannot leave out weights"
-    with pytest.raises(CheckpointError, match=message):
-        state_to_start_from(build(start=qwen.start("optimizer", "ema")))
-
-
 # ── another optimizer ──
 
 
@@ -271,68 +154,6 @@ def test_from_adam_to_muon_and_back_the_state_is_fresh(build: Build, leave: Call
         state_to_start_from(build(optimizer=after, start=parent.start()))
     run = build(optimizer=after, start=parent.start("optimizer"))
     assert_equal(state_to_start_from(run), parent.state._replace(optimizer=init_state(run).optimizer))
-
-
-# ── what is refused ──
-
-
-def test_a_leaf_of_the_parent_that_nothing_takes_is_refused(build: Build, llama: Parent, tmp_path: Path):
-    """As if an optimizer had kept more than the child's does."""
-    richer = llama.state._replace(optimizer={**llama.state.optimizer._asdict(), "third": jnp.ones(3)})  # pyright: ignore
-    with Checkpoints(tmp_path, build()) as checkpoints:
-        checkpoints.save(24, richer, {})
-    parent = Parent(tmp_path / "24", llama.state)
-    with pytest.raises(CheckpointError, match=r"optimizer\.third of .*24 would be dropped: declare 'optimizer' in the hand-off's `fresh`"):
-        state_to_start_from(build(start=parent.start()))
-    assert_equal(state_to_start_from(build(start=parent.start("optimizer"))).params, llama.state.params)
-
-
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ({"d_ff": 64}, r"params\.blocks\.down is float32\[2, 48, 32\] in .*, not float32\[2, 64, 32\]: the model must have the parent's"),
-        ({"tied_head": True}, r"params\.head of .*24 would be dropped: a phase cannot leave out weights"),
-    ],
-)
-def test_another_shape_is_refused(build: Build, llama: Parent, shape: dict[str, Any], message: str):
-    with pytest.raises(CheckpointError, match=message):
-        state_to_start_from(build(start=llama.start("optimizer", "ema"), **shape))
-
-
-@pytest.mark.parametrize(
-    ("fresh", "kind", "message"),
-    [
-        (["ema"], {"ema_decay": None}, "'ema' is declared, and the phase's state has no such part: take it out"),
-        (["rolling"], {"windows": False}, "'rolling' is declared, and"),
-        (["qk_norm"], {}, "'qk_norm' is declared, and"),
-        (["ema", "ema"], {}, "'ema' is declared twice"),
-    ],
-)
-def test_idle_declarations_are_refused(build: Build, llama: Parent, fresh: list[str], kind: dict[str, Any], message: str):
-    with pytest.raises(CheckpointError, match=message):
-        state_to_start_from(build(start=llama.start(*fresh), **kind))
-
-
-def test_fresh_and_grafted_at_once_is_refused(build: Build, llama: Parent, qwen: Parent):
-    with pytest.raises(CheckpointError, match="'rolling' is declared twice: make it fresh or graft it from one checkpoint"):
-        state_to_start_from(build(start=llama.start("rolling", rolling=qwen)))
-
-
-def test_other_weights_than_planned_are_refused(build: Build, llama: Parent):
-    start = {**llama.start(), "params_digest": "0" * 64}
-    found = params_digest(llama.state.params)[:12]
-    with pytest.raises(CheckpointError, match=rf"expected {'0' * 12}, found {found}\. Run the recipe again"):
-        state_to_start_from(build(start=start))
-
-
-def test_a_missing_or_damaged_parent_is_refused(build: Build, leave: Callable[..., Parent], tmp_path: Path):
-    parent = leave()
-    missing = {**parent.start(), "checkpoint": str(tmp_path / "24")}
-    with pytest.raises(CheckpointError, match=r"no checkpoint at .*24\. Train the phase that ends there first"):
-        state_to_start_from(build(start=missing))
-    (parent.checkpoint / "digests.json").unlink()
-    with pytest.raises(CheckpointError, match=r"24 was never committed .*Restore it from a copy, or start its phase again"):
-        state_to_start_from(build(start=parent.start()))
 
 
 # ── where it is ──

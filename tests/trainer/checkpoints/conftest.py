@@ -1,0 +1,116 @@
+"""What a phase leaves behind, and the run of the phase that starts from it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from trainer.checkpoints.checkpointer import Checkpoints
+from trainer.checkpoints.path import checkpoint_path
+from trainer.config import RunConfig
+from trainer.state import TrainState, init_state, params_digest
+
+MakeRun = Callable[..., RunConfig]
+ADAM = {"kind": "adamw", "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw": ADAM,
+    "adamc": {**ADAM, "kind": "adamc", "peak_learning_rate": 3e-3},
+    "nadamw": {**ADAM, "kind": "nadamw"},
+    "muon": {
+        "kind": "muon",
+        "momentum": 0.95,
+        "nesterov": True,
+        "newton_schulz_steps": 5,
+        "epsilon": 1e-7,
+        "weight_decay": 0.1,
+        "adam": ADAM,
+        "adam_learning_rate_scale": 0.3,
+    },
+}
+WINDOWS = {
+    "max_update_norm": [[0, {"window": 8, "min_samples": 4, "sigmas": 2.0}]],
+    "skip_step": [[0, {"window": 6, "min_samples": 3, "sigmas": 4.0}]],
+}
+
+
+class Parent(NamedTuple):
+    """What a phase left behind."""
+
+    checkpoint: Path
+    state: TrainState
+
+    def start(self, *fresh: str, **grafts: "Parent") -> dict[str, Any]:
+        return {
+            "checkpoint": str(self.checkpoint),
+            "params_digest": params_digest(self.state.params),
+            "fresh": fresh,
+            "graft": [
+                {"part": part, "checkpoint": str(other.checkpoint), "params_digest": params_digest(other.state.params)}
+                for part, other in grafts.items()
+            ],
+        }
+
+
+Build = Callable[..., RunConfig]
+
+
+@pytest.fixture(scope="session")
+def build(make_run: MakeRun) -> Build:
+    """A run with what is asked for: `qk_norm`, `optimizer` by kind, `windows`, `ema_decay`, `start`."""
+    plain = make_run("hand-off").model_dump(mode="json")
+
+    def make(
+        *,
+        qk_norm: bool = False,
+        optimizer: str = "adamw",
+        windows: bool = True,
+        ema_decay: float | None = 0.9,
+        start: Any = None,
+        **model: Any,
+    ) -> RunConfig:
+        off: dict[str, Any] = {name: [[0, None]] for name in WINDOWS}
+        changes = {
+            "phase": "child" if start else "parent",
+            "model": {**plain["model"], "qk_norm": qk_norm, **model},
+            "optimizer": OPTIMIZERS[optimizer],
+            "stability": {**plain["stability"], **(WINDOWS if windows else off), "ema_decay": [[0, ema_decay]]},
+            "start": start,
+        }
+        return RunConfig.model_validate({**plain, **changes})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def leave(tmp_path_factory: pytest.TempPathFactory, build: Build) -> Callable[..., Parent]:
+    """Saves a state in which nothing is zero, one, or equal to anything else."""
+
+    def make(seed: int = 0, **kind: Any) -> Parent:
+        run = build(**kind)
+        rng = np.random.default_rng(seed)
+        state = jax.tree.map(lambda leaf: jnp.asarray(100 * rng.normal(size=leaf.shape), leaf.dtype), init_state(run))
+        folder = tmp_path_factory.mktemp("parent")
+        with Checkpoints(checkpoint_path(folder, 24).parent, run) as checkpoints:
+            checkpoints.save(24, state, {})
+        return Parent(checkpoint_path(folder, 24), state)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def llama(leave: Callable[..., Parent]) -> Parent:
+    return leave()
+
+
+@pytest.fixture(scope="session")
+def qwen(leave: Callable[..., Parent]) -> Parent:
+    return leave(1, qk_norm=True)
+
+
+def assert_equal(found: Any, expected: Any) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    assert jax.tree.all(jax.tree.map(np.array_equal, found, expected))
