@@ -46,6 +46,7 @@ class Definition(Frozen):
         shots_rows: the rows of that split that are examples; None is all.
         settings: more of the definition than lm-eval's file has, or all of it.
         local_settings: all of the definition where its items come from a folder: in place of lm-eval's file, for files of another form.
+        fields: those of a row that are needed, where the others have no one type; empty is all.
         modules: Python modules that the definition imports.
         on_hub: whether it can be had from the hub.
         remark: how it differs from what others measure under this name.
@@ -58,8 +59,9 @@ class Definition(Frozen):
     split: str = "test"
     shots_split: str | None = "train"
     shots_rows: Rows | None = None
-    settings: dict[str, Any] = {}
-    local_settings: dict[str, Any] = {}
+    settings: dict[str, Any] = Field(default_factory=dict)
+    local_settings: dict[str, Any] = Field(default_factory=dict)
+    fields: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     on_hub: bool = True
     remark: str = ""

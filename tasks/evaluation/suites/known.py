@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from tasks.evaluation.suites.definition import SHOTS_IN_DEFINITION, Definition, Part, Rows
-from tasks.evaluation.suites.names import AGIEVAL, BBH_COT, BBH_CHOICES, MATH, MMLU, MMLU_PRO, MUSR
+from tasks.evaluation.suites.names import AGIEVAL, BBH_CHOICES, BBH_COT, MATH, MMLU, MMLU_PRO, MUSR
 from trainer.base.errors import ConfigError
 
 MATH_MODULES = ("sympy", "antlr4", "math_verify")
@@ -34,7 +34,12 @@ def _agieval() -> Iterable[Definition]:
 
 def _mmlu() -> Definition:
     parts = tuple(
-        Part(task=f"mmlu_{name}", include=f"mmlu/default/mmlu_{name}.yaml", file="mmlu/{split}.jsonl", rows=Rows(field="subject", values=(name,)))
+        Part(
+            task=f"mmlu_{name}",
+            include=f"mmlu/default/mmlu_{name}.yaml",
+            file="mmlu/{split}.jsonl",
+            rows=Rows(field="subject", values=(name,)),
+        )
         for name in MMLU
     )
     return Definition(name="mmlu", parts=parts, metric="acc", shots_split="dev")
@@ -54,10 +59,10 @@ def _mmlu_pro() -> Definition:
 
 
 def _bbh_cot() -> Definition:
-    parts = tuple(Part(task=f"bbh_cot_fewshot_{name}", include=f"bbh/cot_fewshot/{name}.yaml", file=f"bbh/{name}.jsonl") for name in BBH_COT)
-    return Definition(
-        name="bbh_cot_fewshot", parts=parts, metric="exact_match", filter="get-answer", shots_split=SHOTS_IN_DEFINITION
+    parts = tuple(
+        Part(task=f"bbh_cot_fewshot_{name}", include=f"bbh/cot_fewshot/{name}.yaml", file=f"bbh/{name}.jsonl") for name in BBH_COT
     )
+    return Definition(name="bbh_cot_fewshot", parts=parts, metric="exact_match", filter="get-answer", shots_split=SHOTS_IN_DEFINITION)
 
 
 def _bbh_choices() -> Definition:
@@ -145,7 +150,8 @@ def _code() -> Iterable[Definition]:
     }  # fmt: skip
     yield _one("humaneval", "", "pass", settings=human, shots_split=None)
     yield _one(
-        "mbpp", "", "pass", settings=basic, shots_split="prompt", shots_rows=Rows(field="task_id", values=(2, 3, 4)), on_hub=False
+        "mbpp", "", "pass", settings=basic, shots_split="prompt", shots_rows=Rows(field="task_id", values=(2, 3, 4)), on_hub=False,
+        fields=("text", "code", "task_id", "test_setup_code", "test_list"),
     )  # fmt: skip
 
 
@@ -178,7 +184,8 @@ def _all() -> Iterable[Definition]:
         yield _one(f"leaderboard_gpqa_{size}", include, "acc_norm", file=f"gpqa/{size}.jsonl", split="train", shots_split=None)
     yield _one("gsm8k", "gsm8k/gsm8k.yaml", "exact_match", filter="strict-match")
     yield _one(
-        "gsm8k_cot", "gsm8k/gsm8k-cot.yaml", "exact_match", filter="strict-match", file="gsm8k/{split}.jsonl", shots_split=SHOTS_IN_DEFINITION
+        "gsm8k_cot", "gsm8k/gsm8k-cot.yaml", "exact_match", filter="strict-match", file="gsm8k/{split}.jsonl",
+        shots_split=SHOTS_IN_DEFINITION,
     )  # fmt: skip
     yield _math("hendrycks_math")
     yield _math("minerva_math", shots_split=SHOTS_IN_DEFINITION, modules=MATH_MODULES)

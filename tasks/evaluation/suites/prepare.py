@@ -131,6 +131,7 @@ def _prepare_local(definition: Definition, part: Part, shots: int, folder: Path)
         if (count := found.count(b"\n")) < shots:
             return Hole(f"no split for its {shots} shots: {shots_place} has {count} rows for {part.task}")
         files[definition.shots_split] = found
+    files = {split: _only(lines, definition.fields) for split, lines in files.items()}
     return PreparedPart(part.task, _local_definition(definition, part, files, shots), files)
 
 
@@ -162,6 +163,14 @@ def _chosen(lines: bytes, rows: Rows | None, name: str) -> bytes | Hole:
     if not kept:
         return Hole(f"{name} has no rows" + (f" with {rows.field} {rows.values}" if rows else ""))
     return b"\n".join(kept) + b"\n"
+
+
+def _only(lines: bytes, fields: tuple[str, ...]) -> bytes:
+    """The rows with these fields alone; as they are where none is named."""
+    if not fields:
+        return lines
+    rows = [json.loads(line) for line in lines.splitlines()]
+    return b"".join(json.dumps({field: row[field] for field in fields if field in row}).encode() + b"\n" for row in rows)
 
 
 class _Sorted(NamedTuple):

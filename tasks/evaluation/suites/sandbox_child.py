@@ -30,6 +30,7 @@ FORBIDDEN = (
 
 
 def main() -> None:
+    """Shut the program in, and run it."""
     given = json.loads(sys.stdin.readline())
     report = os.dup(1)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -78,9 +79,8 @@ def silence() -> None:
 
 def limit(given: dict) -> None:
     """Time, memory, sizes of files, and how many files and processes."""
-    seconds = int(given["seconds"]) + 1
     for what, most in (
-        (resource.RLIMIT_CPU, seconds),
+        (resource.RLIMIT_CPU, given["cpu_seconds"]),
         (resource.RLIMIT_AS, given["memory_bytes"]),
         (resource.RLIMIT_FSIZE, given["file_bytes"]),
         (resource.RLIMIT_NOFILE, 32),
@@ -97,7 +97,7 @@ def run(program: str, secret: str, folder: str, report: int) -> None:
 
     def watch(event: str, arguments: tuple) -> None:
         if event == "open":
-            path, mode, flags = arguments
+            path, _mode, flags = arguments
             writes = (flags or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
             if not writes or (isinstance(path, str) and os.path.realpath(path).startswith(inside)):
                 return
@@ -109,8 +109,8 @@ def run(program: str, secret: str, folder: str, report: int) -> None:
     sys.argv = ["program"]
     sys.addaudithook(watch)
     try:
-        exec(code, {"__name__": "__main__", "__builtins__": __builtins__})  # noqa: S102  # what this script is for
-    except BaseException:  # noqa: BLE001  # whatever it is, the program failed
+        exec(code, {"__name__": "__main__", "__builtins__": __builtins__})  # what this script is for
+    except BaseException:  # whatever it is, the program failed
         leave(1)
     write(report, secret.encode())
     leave(0)
