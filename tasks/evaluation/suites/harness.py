@@ -1,6 +1,7 @@
 """lm-eval itself: loads the tasks of a benchmark and puts their items to a model. lm-eval is imported when it is first used (seconds)."""
 
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +38,7 @@ class Put(NamedTuple):
 
 @contextlib.contextmanager
 def quiet_harness(*, offline: bool) -> Iterator[None]:
-    """lm-eval prints to standard output, and draws bars."""
+    """lm-eval prints to standard output, draws bars, and warns of each default that it takes for a definition of its own."""
     if offline:
         for name, value in OFFLINE.items():
             os.environ.setdefault(name, value)
@@ -47,6 +48,7 @@ def quiet_harness(*, offline: bool) -> Iterator[None]:
 
     datasets.disable_progress_bars()
     lm_eval.api.task.tqdm = partial(tqdm, disable=True)
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
     with contextlib.redirect_stdout(sys.stderr):
         yield
 
