@@ -167,6 +167,7 @@ def verify(target: str, scale: Scale, home: str | None, full: bool, as_json: boo
 @main.command()
 @click.argument("paths", metavar="PATH…", nargs=-1, required=True)
 @click.option("--benchmarks", required=True, metavar="DIR", help="Benchmark items: JSON lines, a folder a benchmark.")
+@click.option("--suite", metavar="S", help="Only the benchmarks of this suite of `evaluate`, as they are put to a model.")
 @click.option(
     "--min-score", type=click.FloatRange(0, 1, min_open=True), default=0.7, show_default=True, help="Share of a part that counts."
 )
@@ -240,7 +241,7 @@ def evaluate(target: str, scale: Scale | None, home: str | None, as_json: bool, 
 
 def _refuse_without_suite(options: dict[str, Any]) -> None:
     """Options that would change nothing."""
-    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value not in (None, False, "last")]
+    given = [f"--{name.replace('_', '-')}" for name, value in sorted(options.items()) if value not in (None, False, "last")]
     if given:
         raise click.UsageError(f"{', '.join(given)} needs --suite.")
 

@@ -58,8 +58,8 @@ def evaluate_suite(target: str, scale: Scale | None, home: str | None, options: 
     """
     suite = find_suite(options.suite)
     began = time.perf_counter()
+    found = _find(target, scale, home, options)
     with shown_on_terminal():
-        found = _find(target, scale, home, options)
         from tasks.evaluation.suites.run import Options, run_suite
 
         benchmarks = Path(options.benchmarks).resolve() if options.benchmarks else None
@@ -176,7 +176,8 @@ def _tokenizer_of(place: Path, home: str | None) -> Path:
         here = [cache, *(home / "tokens" / cache.parent.name / cache.name for home in homes)]
         if there := next((folder for folder in here if (folder / "manifest.json").is_file()), None):
             return find_tokenizer(there, read_manifest(there), homes)
+    named = ", ".join(dict.fromkeys(map(str, caches.values())))
     raise DataError(
-        f"the tokenizer of {place} is known by the caches that it was trained on, and none of {', '.join(map(str, caches.values()))} is "
+        f"the tokenizer of {place} is known by the caches that it was trained on, and none of {named} is "
         "there: name its tokenizer.json with --tokenizer, or its home with --home."
     )

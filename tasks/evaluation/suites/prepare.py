@@ -66,7 +66,7 @@ def prepare(definition: Definition, asked: Asked, folder: Path | None, *, allow_
             return found
         parts.append(found)
     contents = [[part.task, split, digest_of_bytes(lines)] for part in parts for split, lines in part.files.items()]
-    definitions = [[part.definition, _text_digest(part.definition.get("include"))] for part in parts]
+    definitions = [[part.definition, text_digest(part.definition.get("include"))] for part in parts]
     return Prepared(
         definition, asked, tuple(parts),
         items_digest=digest_of_json(contents) if folder else None,
@@ -109,7 +109,7 @@ def _cannot_run(definition: Definition, asked: Asked, *, allow_code: bool) -> st
 def _prepare_hub(definition: Definition, part: Part, shots: int) -> PreparedPart | Hole:
     if not definition.on_hub:
         return Hole("its items come from a folder alone: give one with --benchmarks")
-    include = {"include": str(_lm_eval_tasks() / part.include)} if part.include else {}
+    include = {"include": str(lm_eval_tasks() / part.include)} if part.include else {}
     return PreparedPart(part.task, {**include, **definition.settings, "task": part.task, "num_fewshot": shots}, {})
 
 
@@ -138,7 +138,7 @@ def _prepare_local(definition: Definition, part: Part, shots: int, folder: Path)
 def _local_definition(definition: Definition, part: Part, files: Mapping[str, bytes], shots: int) -> dict[str, Any]:
     """lm-eval's own, with the items of files. A split that has no file is taken out: lm-eval would look for it."""
     own = definition.local_settings or definition.settings
-    base = {"include": str(_lm_eval_tasks() / part.include)} if part.include and not definition.local_settings else {}
+    base = {"include": str(lm_eval_tasks() / part.include)} if part.include and not definition.local_settings else {}
     absent = {f"{role}_split": None for role, split in (("training", "train"), ("validation", "validation")) if split not in files}
     examples = {} if shots else {"fewshot_split": None}
     data = {"dataset_path": "json", "dataset_name": None}
@@ -196,19 +196,20 @@ def _by_value(lines: bytes, field: str) -> _Sorted:
 
 
 @cache
-def _lm_eval_tasks() -> Path:
+def lm_eval_tasks() -> Path:
+    """The folder of lm-eval's own definitions."""
     return Path(str(importlib.resources.files("lm_eval"))) / "tasks"
 
 
 @cache
-def _text_digest(include: str | None) -> str:
-    """Of a definition of lm-eval: its file, those that it includes, and the code beside them."""
+def text_digest(include: str | None) -> str:
+    """Digest of a definition of lm-eval: its file, those that it includes, and the code beside them."""
     texts: dict[str, str] = {}
     waiting = [Path(include)] if include else []
     while waiting:
         path = waiting.pop()
         content = path.read_bytes()
-        name = str(path.resolve().relative_to(_lm_eval_tasks().resolve()))
+        name = str(path.resolve().relative_to(lm_eval_tasks().resolve()))
         texts[name] = digest_of_bytes(content)
         texts.update({f"{name}/{code.name}": digest_of_bytes(code.read_bytes()) for code in sorted(path.parent.glob("*.py"))})
         found = [line for line in content.decode().splitlines() if line.strip().strip("\"'").startswith("include")]

@@ -91,10 +91,10 @@ RunLines = Callable[..., Measured]
 def run_lines(folder: Path, tmp_path: Path) -> RunLines:
     """Lines of a suite, such as `piqa:0`, on a model."""
 
-    def run(model: Any, *labels: str, **options: Any) -> Measured:
+    def run(model: Any, *labels: str, benchmarks: Path | None = folder, limit: int | None = None, allow_code: bool = False) -> Measured:
         asked = tuple(Asked(benchmark=label.partition(":")[0], shots=int(label.partition(":")[2]), source="made up") for label in labels)
         suite = Suite(name="made", about="", asked=asked)
-        how = Options(**({"benchmarks": folder} | options))
+        how = Options(benchmarks, limit, allow_code)
         return run_suite(suite, model, how, place=tmp_path / "model", weights="last", about={})
 
     return run
