@@ -28,5 +28,6 @@ def check_benchmarks(recipe: Recipe, phase: Phase) -> None:
         instead = "" if recipe.scale == "own" else ", or use --scale proxy"
         raise RecipeError(
             f"phase {phase.name} of {recipe.run_name} names the benchmarks {', '.join(names)}, which are lm-eval's and are not measured "
-            f"yet: name {' or '.join(MADE_BENCHMARKS)} in its evaluation.benchmarks{instead}."
+            f"by its gate yet (`phasewise evaluate --suite` measures them): name {' or '.join(MADE_BENCHMARKS)} in its "
+            f"evaluation.benchmarks{instead}."
         )

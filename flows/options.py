@@ -13,6 +13,14 @@ home_option = click.option("--home", metavar="URL", help="Folder of everything [
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output, and nothing else there.")
 
 
+given_scale_option = click.option(
+    "--scale",
+    type=click.Choice(["proxy", "full", "own"]),
+    help="Sizes to run at [default: a recipe with sizes of its own is run as it is written, another one at proxy scale].",
+)
+"""`--scale` as it is given, for a command whose target may be no recipe."""
+
+
 def scale_option(command: Command) -> Command:
     """`--scale`: the command is given the scale that is asked for, or else the default one of its target."""
 
@@ -22,8 +30,7 @@ def scale_option(command: Command) -> Command:
 
         return command(target=target, scale=scale_of(target, scale), **others)
 
-    help_text = "Sizes to run at [default: a recipe with sizes of its own is run as it is written, another one at proxy scale]."
-    return click.option("--scale", type=click.Choice(["proxy", "full", "own"]), help=help_text)(at_scale)
+    return given_scale_option(at_scale)
 
 
 def _set(ctx: click.Context, _parameter: click.Parameter, settings: tuple[str, ...]) -> None:

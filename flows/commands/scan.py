@@ -15,7 +15,7 @@ from rich.table import Table
 from flows.terminal import shown_on_terminal
 from tasks.home import Home
 from tasks.progress import say
-from tasks.validation.index_store import index_of_folder, index_store, open_index
+from tasks.validation.index_store import index_of_folder, index_store, keep_index, open_index
 from tasks.validation.scan_files import Unread
 from tasks.validation.scan_paths import select
 from tasks.validation.scan_pieces import Scanned, scan_pieces
@@ -35,6 +35,7 @@ class ScanOptions:
 
     Attributes:
         exclude: globs over the names of files and of members of archives.
+        suite: only the items of this suite's benchmarks, as lm-eval puts them to a model; None is all that the folder has.
         home: has the tokenizers of caches that lie elsewhere, and keeps the index; None takes the user's cache folder.
     """
 
@@ -43,6 +44,7 @@ class ScanOptions:
     workers: int | None
     home: str | None
     exclude: tuple[str, ...] = ()
+    suite: str | None = None
 
 
 def scan_paths(paths: tuple[str, ...], benchmarks: str, options: ScanOptions) -> dict[str, Any]:
@@ -63,7 +65,9 @@ def scan_paths(paths: tuple[str, ...], benchmarks: str, options: ScanOptions) ->
             say(f"names that say test, dev or validation: {name_some(names, SHOWN_NAMES)}")
         began = time.perf_counter()
         store = index_store(home)
-        index = index_of_folder(benchmarks, store)
+        index, not_searched = (
+            _index_of_suite(options.suite, benchmarks, store) if options.suite else (index_of_folder(benchmarks, store), {})
+        )
         indexed = time.perf_counter()
         limits = LeakageLimits(min_words=MIN_WORDS, min_score=options.min_score, min_copy_share=0.8, max_items=0)
         scanned = scan_pieces(selection.pieces, index, limits, workers=options.workers)
@@ -81,6 +85,7 @@ def scan_paths(paths: tuple[str, ...], benchmarks: str, options: ScanOptions) ->
         "index_seconds": round(indexed - began, 3),
         "limits": {"min_words": limits.min_words, "min_score": limits.min_score},
         "benchmarks": open_index(index).items_per_benchmark,
+        "not_searched": not_searched,
         "names_like_tests": names,
         "unread": [found._asdict() for found in unread],
         "excluded": excluded,
@@ -89,8 +94,8 @@ def scan_paths(paths: tuple[str, ...], benchmarks: str, options: ScanOptions) ->
 
 
 def passes(report: dict[str, Any]) -> bool:
-    """No item was found, and nothing was left unread in which one might be."""
-    return not report["hits"] and not any(found["is_fault"] for found in report["unread"])
+    """No item was found, nothing was left unread in which one might be, and every benchmark that was asked for was searched for."""
+    return not report["hits"] and not report["not_searched"] and not any(found["is_fault"] for found in report["unread"])
 
 
 def print_report(report: dict[str, Any]) -> None:
@@ -112,9 +117,24 @@ def print_report(report: dict[str, Any]) -> None:
         f"{found:,} of {items:,} items of {benchmarks} benchmarks found in {report['documents']:,} documents "
         f"({megabytes(report['bytes'])}, {report['seconds']:.1f} s)."
     )
+    for name, reason in report["not_searched"].items():
+        console.print(f"The scan fails: {name} was not searched for: {reason}.", soft_wrap=True, markup=False)
     if faults := sum(found["is_fault"] for found in report["unread"]):
         what = "file or member of an archive was" if faults == 1 else "files or members of archives were"
         console.print(f"The scan fails: {faults:,} {what} not read, or not to the end.")
+
+
+def _index_of_suite(suite: str, benchmarks: str, store: Path) -> tuple[Path, dict[str, str]]:
+    """The index of a suite's items, and benchmark → why its items are not in it.
+
+    Raises:
+        ConfigError: there is no such suite or folder, or the folder has no items of the suite.
+    """
+    from tasks.evaluation.suites.items import find_items
+    from tasks.evaluation.suites.suites import find_suite
+
+    found = find_items(find_suite(suite), Path(benchmarks))
+    return keep_index(found.key, lambda: found.items, store), found.missing
 
 
 def _table(report: dict[str, Any]) -> Table:

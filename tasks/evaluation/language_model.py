@@ -28,7 +28,12 @@ from trainer.sharding import state_shardings
 class JaxLanguageModel(TemplateLM):
     """Results are finite, complete, and in the order of the requests; batches, order and what shares a row change none of them.
 
-    Contexts that are too long lose their beginning, as in `HFLM`. All devices work on one list of requests: lm-eval sees one process.
+    Contexts that are too long lose their beginning, as in `HFLM`, and are counted. All devices work on one list of requests: lm-eval sees
+    one process.
+
+    Attributes:
+        num_contexts: those that a continuation or a text was asked for behind, since the model is here.
+        num_cut_contexts: those of them that lost their beginning.
 
     Args:
         special: the tokens that began and ended the documents which the model was trained on.
@@ -49,6 +54,8 @@ class JaxLanguageModel(TemplateLM):
         self.begins_texts = begins_texts
         self.seed = seed
         self.mesh = mesh
+        self.num_contexts = 0
+        self.num_cut_contexts = 0
 
     @property
     def eot_token_id(self) -> int:
@@ -160,7 +167,9 @@ class JaxLanguageModel(TemplateLM):
         asked: Counter[str] = Counter()
         prompts: list[Prompt] = []
         for context in contexts:
-            prompts.append(Prompt((self.tok_encode(context) or [self.begin_of_text])[-room:], asked[context]))
+            tokens = self.tok_encode(context) or [self.begin_of_text]
+            self._count_context(is_cut=len(tokens) > room)
+            prompts.append(Prompt(tokens[-room:], asked[context]))
             asked[context] += 1
 
         def has_stopped(tokens: list[int]) -> bool:
@@ -187,7 +196,12 @@ class JaxLanguageModel(TemplateLM):
             )
         whole = (context or [self.begin_of_text]) + continuation
         kept = whole[-self.config.seq_len - 1 :]
+        self._count_context(is_cut=len(kept) < len(whole))
         return _as_window(kept[: len(kept) - len(continuation)], continuation)
+
+    def _count_context(self, *, is_cut: bool) -> None:
+        self.num_contexts += 1
+        self.num_cut_contexts += is_cut
 
 
 def _as_window(context: list[int], predicted: list[int]) -> Window:

@@ -1,0 +1,183 @@
+"""`phasewise evaluate --suite`."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import rich.box
+from rich.console import Console
+from rich.table import Table
+
+from flows.recipes import scale_of
+from flows.recipes.recipe import Scale
+from flows.resolved import resolve
+from flows.terminal import shown_on_terminal
+from flows.trained import named_phase, trained_run
+from tasks.evaluation.suites.suites import find_suite
+from tasks.home import Home
+from trainer.base.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from tasks.evaluation.language_model import JaxLanguageModel
+
+Weights = Literal["last", "ema"]
+MIN_WIDTH = 110
+"""Columns of the table: what is cut off in a narrower window is a number."""
+
+
+@dataclass(frozen=True)
+class SuiteOptions:
+    """What is asked for on the command line."""
+
+    suite: str
+    benchmarks: str | None = None
+    limit: int | None = None
+    weights: Weights = "last"
+    allow_code: bool = False
+    tokenizer: str | None = None
+
+
+class Found(NamedTuple):
+    """A model that was named: where it is, and how it is opened."""
+
+    place: Path
+    phase: str | None
+    open: "Callable[[], JaxLanguageModel]"
+
+
+def evaluate_suite(target: str, scale: Scale | None, home: str | None, options: SuiteOptions) -> dict[str, Any]:
+    """A suite's benchmarks on a model, measured or, where they were measured before, read; in the shape of `--json`.
+
+    Raises:
+        ConfigError: no such suite, folder, recipe or phase.
+        CheckpointError: the checkpoint is not whole, or lacks what was asked for.
+        TrainingError: the phase is not trained.
+        EvaluationError: the model's answers are not finite.
+    """
+    suite = find_suite(options.suite)
+    began = time.perf_counter()
+    found = _find(target, scale, home, options)
+    with shown_on_terminal():
+        from tasks.evaluation.suites.run import Options, run_suite
+
+        benchmarks = Path(options.benchmarks).resolve() if options.benchmarks else None
+        about = {"checkpoint": str(found.place), "phase": found.phase, "weights": options.weights}
+        how = Options(benchmarks, options.limit, allow_code=options.allow_code)
+        measured = run_suite(suite, found.open(), how, place=found.place.resolve(), weights=options.weights, about=about)
+    return {
+        **about,
+        "suite": suite.name,
+        "results": measured.results,
+        "bits_per_byte": {},
+        "holes": [result["benchmark"] for result in measured.results if result["hole"]],
+        "read": list(measured.read),
+        "kept": str(measured.path),
+        "seconds": round(time.perf_counter() - began, 3),
+    }
+
+
+def is_complete(evaluation: dict[str, Any]) -> bool:
+    """Every benchmark of the suite was measured."""
+    return not evaluation["holes"]
+
+
+def print_table(evaluation: dict[str, Any]) -> None:
+    """The same for people: a row a benchmark, then what was not measured, and what stands in the way of a comparison."""
+    console = Console(highlight=False)
+    console = Console(highlight=False, width=max(console.width, MIN_WIDTH))
+    console.print(f"{evaluation['suite']} on {evaluation['checkpoint']}, weights {evaluation['weights']}", soft_wrap=True, markup=False)
+    table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for name in ("benchmark:shots", "metric"):
+        table.add_column(name, no_wrap=True)
+    for name in ("value", "±", "floor", "right choice", "items", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    results = evaluation["results"]
+    for result in results:
+        table.add_row(*_cells(result))
+    console.print(table)
+    for result in results:
+        if result["hole"]:
+            console.print(f"{result['benchmark']} not measured: {result['hole']}", soft_wrap=True, markup=False)
+        elif result["remarks"]:
+            console.print(f"{result['benchmark']} not to be compared: {'; '.join(result['remarks'])}", soft_wrap=True, markup=False)
+    read = f" ({len(evaluation['read'])} of them before)" if evaluation["read"] else ""
+    measured = f"{len(results) - len(evaluation['holes'])} of {len(results)} measured{read}, in {evaluation['seconds']:.0f} s"
+    console.print(f"{measured}. Kept in {evaluation['kept']}", soft_wrap=True, markup=False)
+
+
+def _cells(result: dict[str, Any]) -> list[str]:
+    """Of a row; a hole has no numbers."""
+    if result["hole"]:
+        return [result["benchmark"], result["metric"], "–"]
+    numbers = (result["value"], result["stderr"], result["baseline"], result["choice_probability"])
+    shown = ["" if number is None else f"{number:.3f}" for number in numbers]
+    return [result["benchmark"], result["metric"], *shown, f"{result['items']:,}", f"{result['seconds']:.0f}"]
+
+
+def _find(target: str, scale: Scale | None, home: str | None, options: SuiteOptions) -> Found:
+    """The model: a Hugging Face folder, a checkpoint of ours, or the last one of a phase."""
+    place = Path(target)
+    if (place / "config.json").is_file():
+        return _find_folder(place, options)
+    if (place / "about").is_dir():
+        return _find_checkpoint(place, home, options)
+    if place.is_dir():
+        raise ConfigError(f"{place} must be a checkpoint of ours (with about/ and state/) or a folder with config.json, and is neither.")
+    resolved, phase = resolve(target, scale_of(target, scale), home, local_for="evaluation")
+    chosen = named_phase(resolved, phase, "evaluate")
+    _run, result = trained_run(resolved, chosen)
+    checkpoint = Path(result["checkpoint"])
+    tokenizer = Path(options.tokenizer) if options.tokenizer else resolved.plan.tokenizer
+    return Found(checkpoint, chosen.name, lambda: _open_checkpoint(checkpoint, tokenizer, options.weights))
+
+
+def _find_folder(place: Path, options: SuiteOptions) -> Found:
+    if options.weights != "last":
+        raise ConfigError(f"{place} has one set of weights: leave out --weights {options.weights}.")
+    if options.tokenizer:
+        raise ConfigError(f"{place} has a tokenizer of its own: leave out --tokenizer.")
+
+    def open_folder() -> "JaxLanguageModel":
+        from tasks.evaluation.loading import model_of_folder
+
+        return model_of_folder(place)
+
+    return Found(place, None, open_folder)
+
+
+def _find_checkpoint(place: Path, home: str | None, options: SuiteOptions) -> Found:
+    tokenizer = Path(options.tokenizer) if options.tokenizer else _tokenizer_of(place, home)
+    return Found(place, None, lambda: _open_checkpoint(place, tokenizer, options.weights))
+
+
+def _open_checkpoint(place: Path, tokenizer: Path, weights: Weights) -> "JaxLanguageModel":
+    from tasks.evaluation.loading import model_of_checkpoint
+
+    return model_of_checkpoint(place, tokenizer, weights=weights)
+
+
+def _tokenizer_of(place: Path, home: str | None) -> Path:
+    """The tokenizer that made the caches which a checkpoint was trained on, by its digest.
+
+    Raises:
+        DataError: neither its caches nor their tokenizer are there.
+    """
+    from tasks.validation.scan_paths import find_tokenizer
+    from trainer.checkpoints.checkpointer import read_about
+    from trainer.data.manifest import read_manifest
+
+    caches = read_about(place)["run"]["caches"]
+    homes = [Home.open(home).root] if home else []
+    # A home that was moved keeps its layout: HOME/runs/RECIPE/PHASE/checkpoints/STEP.
+    homes += [place.resolve().parents[4]] if len(place.resolve().parents) > 4 else []
+    for cache in map(Path, caches.values()):
+        here = [cache, *(home / "tokens" / cache.parent.name / cache.name for home in homes)]
+        if there := next((folder for folder in here if (folder / "manifest.json").is_file()), None):
+            return find_tokenizer(there, read_manifest(there), homes)
+    named = ", ".join(dict.fromkeys(map(str, caches.values())))
+    raise DataError(
+        f"the tokenizer of {place} is known by the caches that it was trained on, and none of {named} is "
+        "there: name its tokenizer.json with --tokenizer, or its home with --home."
+    )

@@ -1,0 +1,60 @@
+"""The items of a suite's benchmarks as lm-eval puts them to a model, for the search in training data."""
+
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from tasks.evaluation.harness_items import items_of_tasks
+from tasks.evaluation.suites.definition import Asked, Definition, Suite
+from tasks.evaluation.suites.harness import quiet_harness
+from tasks.evaluation.suites.known import find_definition
+from tasks.evaluation.suites.prepare import Hole, Prepared, prepare, write_definitions
+from trainer.base.errors import ConfigError, DataError
+from trainer.base.storage import digest_of_json
+from validations.evidence.leakage.items.item import BenchmarkItem, merge_equal
+
+
+class SuiteItems(NamedTuple):
+    """Items under a key of their content, and benchmark → why it has none here."""
+
+    items: list[BenchmarkItem]
+    key: str
+    missing: dict[str, str]
+
+
+def find_items(suite: Suite, folder: Path) -> SuiteItems:
+    """The test items of each benchmark once, with how many examples it is ever put. What examples come from is not searched for.
+
+    Raises:
+        ConfigError: the folder is not there, or has no item of the suite.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"--benchmarks must be a folder with a folder for each benchmark, found none at {folder}.")
+    items: list[BenchmarkItem] = []
+    missing: dict[str, str] = {}
+    contents: list[list[str | None]] = []
+    for name in dict.fromkeys(asked.benchmark for asked in suite.asked):
+        definition = find_definition(name)
+        prepared = prepare(definition, Asked(benchmark=name, shots=0, source="the search for leaks"), folder, allow_code=True)
+        found = prepared if isinstance(prepared, Hole) else _items_of(definition, prepared)
+        if isinstance(found, Hole):
+            missing[name] = found.reason
+            continue
+        items += found
+        assert not isinstance(prepared, Hole)
+        contents.append([name, prepared.items_digest, prepared.definition_digest])
+    if not items:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
+        raise ConfigError(f"{folder} must have items of the suite {suite.name}, and has none: {reasons}.")
+    return SuiteItems(merge_equal(items), digest_of_json(contents), missing)
+
+
+def _items_of(definition: Definition, prepared: Prepared) -> list[BenchmarkItem] | Hole:
+    """The items of all parts, under the benchmark's name."""
+    with tempfile.TemporaryDirectory(prefix="phasewise-suite-") as temporary, quiet_harness(offline=True):
+        definitions = write_definitions(prepared, Path(temporary))
+        try:
+            found = items_of_tasks([part.task for part in prepared.parts], definitions, built_in=False)
+        except DataError as error:
+            return Hole(str(error))
+    return [item._replace(benchmark=definition.name) for item in found]

@@ -1,0 +1,111 @@
+"""A model that answers as it is told, and a folder of made-up items in the forms of real benchmarks."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from tokenizers import Tokenizer
+
+from tasks.evaluation.suites.definition import Asked, Suite
+from tasks.evaluation.suites.run import Measured, Options, run_suite
+from trainer.config import ModelConfig
+from trainer.model.params import Params
+
+Score = Callable[[str, str], float]
+Say = Callable[[str], str]
+
+
+class ScriptedModel(LM):
+    """What a language model of ours is to a suite. It keeps what it was asked.
+
+    Args:
+        score: log-likelihood of (context, continuation).
+        say: the text behind a context.
+    """
+
+    def __init__(self, params: Params, config: ModelConfig, tokenizer: Tokenizer, score: Score, say: Say) -> None:
+        super().__init__()
+        self.params, self.config, self.tokenizer = params, config.but(seq_len=4096), tokenizer
+        self.begin_of_text, self.end_of_text, self.begins_texts, self.seed = 0, 1, True, 0
+        self.max_length = self.config.seq_len
+        self.num_contexts = self.num_cut_contexts = 0
+        self._score, self._say = score, say
+        self.asked: list[tuple[Any, ...]] = []
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        self._keep(requests)
+        return [(self._score(*request.args), False) for request in requests]
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
+        raise NotImplementedError
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
+        self._keep(requests)
+        return [self._say(request.args[0]) for request in requests]
+
+    def _keep(self, requests: list[Instance]) -> None:
+        self.asked += [request.args for request in requests]
+        self.num_contexts += len(requests)
+
+
+Scripted = Callable[..., ScriptedModel]
+
+
+@pytest.fixture
+def scripted(params: Params, config: ModelConfig, tokenizer: Tokenizer) -> Scripted:
+    def build(score: Score = lambda _context, _text: -1.0, say: Say = lambda _context: "", weights: Params = params) -> ScriptedModel:
+        return ScriptedModel(weights, config, tokenizer, score, say)
+
+    return build
+
+
+WriteItems = Callable[[str, Sequence[Mapping[str, Any]]], Path]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "benchmarks"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def write_items(folder: Path) -> WriteItems:
+    def write(name: str, rows: Sequence[Mapping[str, Any]]) -> Path:
+        path = folder / f"{name}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+    return write
+
+
+RunLines = Callable[..., Measured]
+
+
+@pytest.fixture
+def run_lines(folder: Path, tmp_path: Path) -> RunLines:
+    """Lines of a suite, such as `piqa:0`, on a model."""
+
+    def run(model: Any, *labels: str, benchmarks: Path | None = folder, limit: int | None = None, allow_code: bool = False) -> Measured:
+        asked = tuple(Asked(benchmark=label.partition(":")[0], shots=int(label.partition(":")[2]), source="made up") for label in labels)
+        suite = Suite(name="made", about="", asked=asked)
+        how = Options(benchmarks, limit, allow_code)
+        return run_suite(suite, model, how, place=tmp_path / "model", weights="last", about={})
+
+    return run
+
+
+def riddles(count: int, *, answer: int = 0) -> list[dict[str, Any]]:
+    """Items in the form of ARC, of three choices of which the first is longest."""
+    choices = {"text": ["a very old boot", "hat", "nest"], "label": ["A", "B", "C"]}
+    return [{"question": f"Where does wren {number} live?", "choices": choices, "answerKey": "ABC"[answer]} for number in range(count)]
+
+
+def sums(count: int) -> list[dict[str, Any]]:
+    """Items in the form of GSM8K, each with another result."""
+    return [{"question": f"What is {number} + 1?", "answer": f"It is {number} + 1.\n#### {number + 1}"} for number in range(count)]

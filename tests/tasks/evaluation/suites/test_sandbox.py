@@ -1,0 +1,110 @@
+"""A program that a model wrote passes or fails, and nothing else happens."""
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from tasks.evaluation.suites import sandbox
+from tasks.evaluation.suites.programs import program_of
+from tasks.evaluation.suites.sandbox import GUARDS, Limits, check_sandbox, run_program, run_programs
+from trainer.base.errors import EvaluationError
+
+QUICK = Limits(cpu_seconds=1, seconds=2.0, memory_bytes=1 << 29, file_bytes=1 << 16)
+ITEMS = Path(__file__).parents[5] / "shared" / "benchmarks" / "humaneval" / "test.jsonl"
+
+
+@pytest.mark.parametrize(
+    "program", ["x = 1", "import heapq, typing, collections\nassert sorted([2, 1]) == [1, 2]", "open('a', 'w').write('x')"]
+)
+def test_a_program_that_comes_to_its_end_passes(program: str) -> None:
+    assert run_program(program, QUICK).passed
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "assert 1 == 2",
+        "def broken(:",
+        "import os; os._exit(0)",
+        "raise SystemExit(0)",
+        "while True: pass",
+        "import time; time.sleep(60)",
+        "import os\nwhile True: os.fork()",
+        "import _posixsubprocess, os\nwhile True: os.fork()",
+        "x = ' ' * (1 << 32)",
+        "open('large', 'wb').write(b'x' * (1 << 20))",
+        "import os; os.kill(os.getppid(), 9)",
+        "import os, signal\ntry: os.kill(1, signal.SIGKILL)\nexcept BaseException: pass",
+        "import subprocess; subprocess.run(['true'])",
+        "import os; os.system('true')",
+        "import ctypes; ctypes.CDLL(None)",
+        "def f(): f()\nf()",
+    ],
+)
+def test_a_program_that_does_not_has_failed(program: str) -> None:
+    assert not run_program(program, QUICK).passed
+
+
+def test_nothing_is_written_removed_or_reached_outside(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        port = server.getsockname()[1]
+        programs = [
+            f"open({str(tmp_path / 'new')!r}, 'w')",
+            f"import os; os.open({str(tmp_path / 'new')!r}, os.O_CREAT | os.O_WRONLY)",
+            f"try: open({str(mine)!r}, 'a').write('x')\nexcept BaseException: pass",
+            f"import os; os.remove({str(mine)!r})",
+            f"import os; os.rename({str(mine)!r}, 'a')",
+            f"import socket; socket.create_connection(('127.0.0.1', {port}))",
+        ]
+        assert [ran.passed for ran in run_programs(programs, QUICK)] == [False] * len(programs)
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert (mine.read_text(), sorted(path.name for path in tmp_path.iterdir())) == ("mine", ["mine"])
+
+
+def test_the_kernel_refuses_what_python_does_not_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same without Python's audit events: what is said to be guarded is."""
+    child = tmp_path / "child.py"
+    child.write_text(sandbox.CHILD.read_text().replace("    sys.addaudithook(watch)\n", ""))
+    monkeypatch.setattr(sandbox, "CHILD", child)
+    ran = check_sandbox()
+    assert ran.passed
+    attempts = {
+        "files": f"try: open({str(tmp_path / 'new')!r}, 'w')\nexcept OSError: done = True\nassert done",
+        "processes": f"import os\ntry: os.kill({os.getpid()}, 0)\nexcept OSError: done = True\nassert done",
+        "network": (
+            "import socket\nask = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+            "try: ask.sendto(b'x', ('192.0.2.1', 53))\nexcept OSError as error: done = error.errno == 101\nassert done"
+        ),
+    }
+    assert {guard: run_program(attempts[guard], QUICK).passed for guard in ran.guarded} == dict.fromkeys(ran.guarded, True)
+    if set(ran.guarded) != set(GUARDS):
+        pytest.skip(f"this kernel keeps only {', '.join(ran.guarded) or 'nothing'} from a program")
+
+
+def test_a_sandbox_that_runs_nothing_is_an_error_and_not_a_score_of_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "CHILD", tmp_path / "gone.py")
+    with pytest.raises(EvaluationError, match="must run a harmless program, and does not"):
+        check_sandbox()
+
+
+def test_the_solutions_that_a_benchmark_gives_pass() -> None:
+    if not ITEMS.exists():
+        pytest.skip("the items of HumanEval are not here")
+    items = [json.loads(line) for line in ITEMS.read_text().splitlines()][::8]
+    programs = [program_of("humaneval", item, item["canonical_solution"]) for item in items]
+    assert [ran.passed for ran in run_programs(programs)] == [True] * len(items)
+    unsolved = [program_of("humaneval", item, "    pass\n") for item in items[:5]]
+    assert not any(ran.passed for ran in run_programs(unsolved))
+
+
+def test_an_item_of_mbpp_is_judged_by_its_tests() -> None:
+    item = {"test_setup_code": "two = 2", "test_list": ["assert twice(1) == two", "assert twice(2) == 4"]}
+    assert run_program(program_of("mbpp", item, "def twice(n): return 2 * n")).passed
+    assert not run_program(program_of("mbpp", item, "def twice(n): return 2")).passed
