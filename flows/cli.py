@@ -207,13 +207,24 @@ def order(kind: str, length: int, seed: int, as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("target", metavar="RECIPE/PHASE")
+@click.argument("target", metavar="RECIPE/PHASE|CHECKPOINT")
 @scale_option
 @set_option
+@click.option("--text", metavar="DIR", help="Corpus fit on this text: bits per byte and perplexity of each file and folder in DIR.")
+@click.option("--held-out", is_flag=True, help="Corpus fit on the phase's held-out documents, each component a subset.")
+@click.option("--text-key", default="text", show_default=True, metavar="KEY", help="With --text: the field of JSON lines and tables.")
+@click.option("--tokenizer", metavar="FILE", help="With --text: the tokenizer.json of a checkpoint whose home is not here.")
 @home_option
 @json_option
-def evaluate(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
-    """Measure the checkpoint at a phase's end."""
+def evaluate(target: str, scale: Scale, home: str | None, as_json: bool, held_out: bool, **fit: Any) -> None:
+    """Measure the checkpoint at a phase's end; or, with --text and --held-out, how well it fits a text."""
+    if held_out or fit["text"]:
+        from flows.commands.fit import FitOptions, fit_target, print_fit
+
+        if held_out and fit["text"]:
+            raise click.UsageError("one text at a time: --text and --held-out were given.")
+        _print(fit_target(target, scale, home, FitOptions(**fit)), print_fit, as_json=as_json)
+        return
     from flows.commands.evaluate import evaluate_target, print_evaluation
 
     evaluation = evaluate_target(target, scale, home)

@@ -50,11 +50,14 @@ def default_scale(written: Recipe) -> Scale:
 
 
 def scale_of(target: str, scale: Scale | None) -> Scale:
-    """The scale that is asked for, else the default one of `RECIPE[/PHASE]`.
+    """The scale that is asked for, else the default one of `RECIPE[/PHASE]`. A folder, such as a checkpoint, has none: what it gets is
+    not looked at.
 
     Raises:
         ConfigError: as `load_written`.
     """
+    if Path(target).is_dir():
+        return scale or "proxy"
     return scale or default_scale(load_written(split_target(target)[0]))
 
 
