@@ -246,7 +246,7 @@ def name_ends(axes: Axes, ends: Sequence[tuple[str, float, str]], *, is_wide: bo
         axes.annotate(
             text,
             (1, at),
-            (8 if is_wide else -2, 0 if is_wide else 2),
+            (8 if is_wide else -2, 0 if is_wide else 7),
             xycoords=axes.get_yaxis_transform(),
             textcoords="offset points",
             ha="left" if is_wide else "right",

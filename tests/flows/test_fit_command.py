@@ -124,7 +124,7 @@ def test_a_phase_and_its_checkpoint_and_its_exported_folder_fit_alike(
     assert exported["bits_per_byte"] == pytest.approx(said["bits_per_byte"], rel=1e-4)
 
 
-def test_people_are_told_how_it_was_measured_and_what_is_odd_of_the_text(evaluate: Evaluate, text: Path) -> None:
+def test_people_read_how_it_was_measured_and_what_is_odd_of_the_text(evaluate: Evaluate, text: Path) -> None:
     said = " ".join(evaluate("tiny/kestrel", "--text", text).stdout.split())
     assert "Rolling windows of 128 tokens, 128 apart; each text by itself, begin-of-text given, end-of-text not predicted." in said
     assert "Note: 1 document without text, which is not measured: dogs.jsonl 1." in said

@@ -51,7 +51,7 @@ def write(folder: Path, parent: dict[str, Any] | None = PARENT, **tables: list[d
     return folder
 
 
-def test_values_stand_beside_the_parent_s_and_the_floor(tmp_path: Path) -> None:
+def test_values_are_beside_the_parent_s_and_the_floor(tmp_path: Path) -> None:
     found = rows(write(tmp_path))
     benchmark, macro = found[NAME], found["macro bits per byte"]
     assert (benchmark.value, benchmark.parent, benchmark.floor) == (0.45, 0.3, 0.25)

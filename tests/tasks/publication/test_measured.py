@@ -3,6 +3,7 @@
 import math
 import re
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,14 @@ def report_of(*phases: PhaseReport, scale: str = "proxy", **baselines: float) ->
 @pytest.fixture
 def two() -> Report:
     """A phase and its child, with an interval and without."""
-    fields = {"parent": 0.5, "difference": -0.1, "interval": (-0.17, -0.03), "smallest_effect": 0.08, "floor": 0.25, "stderr": 0.03}
+    fields: dict[str, Any] = {
+        "parent": 0.5,
+        "difference": -0.1,
+        "interval": (-0.17, -0.03),
+        "smallest_effect": 0.08,
+        "floor": 0.25,
+        "stderr": 0.03,
+    }
     macro = figure("macro", 2.0, higher_is_better=False, parent=3.0, difference=-1.0)
     first = build_phase("first", measured=(figure(floor=0.25),), bits_per_byte={"a": 2.0, "b": 4.0}, macro_bits_per_byte=3.0)
     second = build_phase(
@@ -130,7 +138,14 @@ def test_the_markdown_has_every_row_and_escapes_bars(two: Report) -> None:
     assert measured_markdown(report_of(build_phase("bare"))) == []
 
 
+def test_columns_that_no_gate_has_are_not_shown(two: Report) -> None:
+    assert '<th class="number">interval, 95 %</th>' in render(two)
+    bare = report_of(*(type(phase).model_validate({**dict(phase), "measured": (figure(),)}) for phase in two.phases))
+    assert "interval, 95 %" not in render(bare)
+    assert "gate would see" not in render(bare)
+
+
 def test_phases_without_a_figure_or_a_report_have_no_card(two: Report) -> None:
     planned = build_phase("planned", state="not reached")
-    told = build_phase("told", state="not reached", reported=(SCORE,))
-    assert [one.phase.name for one in measured_phases(report_of(*two.phases, planned, told))] == ["first", "second", "told"]
+    reported = build_phase("reported", state="not reached", reported=(SCORE,))
+    assert [one.phase.name for one in measured_phases(report_of(*two.phases, planned, reported))] == ["first", "second", "reported"]
