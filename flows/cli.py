@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from flows.options import Scale, given_scale_option, home_option, json_option, scale_option, set_option
+from flows.options import Scale, evaluation_options, given_scale_option, home_option, json_option, scale_option, set_option
 from trainer.base.errors import PhasewiseError
 from trainer.process.platform import spare_search
 
@@ -208,42 +208,23 @@ def order(kind: str, length: int, seed: int, as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("target", metavar="CHECKPOINT|RECIPE/PHASE|FOLDER")
-@click.option("--suite", metavar="S", help="Benchmarks of this suite: core, core+mmlu, generation, leaderboard, trinity, folder.")
-@click.option("--benchmarks", metavar="DIR", help="Their items, as JSON lines [default: the hub].")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N items, for a look.")
-@click.option("--weights", type=click.Choice(["last", "ema"]), default="last", show_default=True, help="The last, or their moving average.")
-@click.option("--allow-code", is_flag=True, help="Run programs that the model writes, in a sandbox.")
-@click.option("--tokenizer", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Of a CHECKPOINT outside its home.")
+@click.argument("target", metavar="RECIPE/PHASE|CHECKPOINT|FOLDER")
+@evaluation_options
 @given_scale_option
 @set_option
 @home_option
 @json_option
 def evaluate(target: str, scale: Scale | None, home: str | None, as_json: bool, **options: Any) -> None:
-    """Measure a phase's last checkpoint; with --suite also any checkpoint, or a FOLDER that transformers reads.
+    """Measure a phase's last checkpoint: by its gate's benchmarks, or by --suite, or by how well it fits a text (--text, --held-out).
 
-    Exit 1 where a benchmark of the suite could not be measured: it is in the table with the reason.
+    With --suite and --text also any CHECKPOINT, or a FOLDER that transformers reads. Exit 1 where a benchmark of the suite could not be
+    measured: it is in the table with the reason.
     """
-    from flows.commands.evaluate import evaluate_target, print_evaluation
+    from flows.commands.evaluating import evaluate_by
 
-    if options["suite"] is None:
-        _refuse_without_suite(options)
-        from flows.recipes import scale_of
-
-        _print(evaluate_target(target, scale_of(target, scale), home), print_evaluation, as_json=as_json)
-        return
-    from flows.commands.evaluate_suite import SuiteOptions, evaluate_suite, is_complete, print_table
-
-    evaluation = evaluate_suite(target, scale, home, SuiteOptions(**options))
-    _print(evaluation, print_table, as_json=as_json)
-    sys.exit(0 if is_complete(evaluation) else 1)
-
-
-def _refuse_without_suite(options: dict[str, Any]) -> None:
-    """Options that would change nothing."""
-    given = [f"--{name.replace('_', '-')}" for name, value in sorted(options.items()) if value not in (None, False, "last")]
-    if given:
-        raise click.UsageError(f"{', '.join(given)} needs --suite.")
+    found = evaluate_by(target, scale, home, options)
+    _print(found.measured, found.print, as_json=as_json)
+    sys.exit(0 if found.is_complete else 1)
 
 
 @main.command()

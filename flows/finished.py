@@ -17,7 +17,16 @@ from trainer.base.storage import digest_of_json, read_json
 KEYS_NAME = "keys.json"
 PACKAGES = ("phasewise", "jax", "optax", "orbax-checkpoint", "prefect", "dask", "great-expectations", "lm-eval")
 """The report names their versions."""
-REPORTING = ("flows/summary.py", "tasks/publication/*.py", "trainer/base/wording.py", "validations/data_docs.py", "validations/report/*.py")
+REPORTING = (
+    "flows/summary.py",
+    "flows/measured.py",
+    "flows/recipes/reported.py",
+    "flows/recipes/*/results*.py",
+    "tasks/publication/*.py",
+    "trainer/base/wording.py",
+    "validations/data_docs.py",
+    "validations/report/*.py",
+)
 LAID_OUT_BY = ("tasks/publication/*.html", "tasks/publication/*.css", "validations/report/*.html", "validations/report/*.css")
 
 

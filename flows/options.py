@@ -49,3 +49,23 @@ set_option = click.option(
     callback=_set,
     help="Another value for a trial, in the sizes of the scale that is run; recipe.FIELD is the recipe's own. May be repeated.",
 )
+
+
+_EVALUATION_OPTIONS = (
+    click.option("--suite", metavar="S", help="Benchmarks of this suite: core, core+mmlu, generation, leaderboard, trinity, folder."),
+    click.option("--benchmarks", metavar="DIR", help="With --suite: their items, as JSON lines [default: the hub]."),
+    click.option("--limit", type=click.IntRange(min=1), metavar="N", help="With --suite: only the first N items, for a look."),
+    click.option("--weights", type=click.Choice(["last", "ema"]), help="With --suite: the last, or their moving average [default: last]."),
+    click.option("--allow-code", is_flag=True, help="With --suite: run programs that the model writes, in a sandbox."),
+    click.option("--text", metavar="DIR", help="Corpus fit on this text: bits per byte and perplexity of each file and folder in DIR."),
+    click.option("--held-out", is_flag=True, help="Corpus fit on the phase's held-out documents, each component a subset."),
+    click.option("--text-key", metavar="KEY", help="With --text: the field of JSON lines and tables [default: text]."),
+    click.option("--tokenizer", metavar="FILE", help="With --suite and --text: tokenizer.json of a CHECKPOINT whose home is not here."),
+)
+
+
+def evaluation_options(command: Command) -> Command:
+    """What `phasewise evaluate` measures; none that is not given has a value."""
+    for option in reversed(_EVALUATION_OPTIONS):
+        command = option(command)
+    return command

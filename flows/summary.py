@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.finished import PACKAGES, keys_path, report_keys, report_path
+from flows.measured import measured_of
 from flows.recipes.phase import HandOff, Phase
 from flows.recipes.recipe import Recipe
 from flows.recipes.reported import results_of
@@ -29,6 +30,8 @@ from validations.verdict import Verdict, unused_of
 AT_A_BATCH = {"expect_only_finite_numbers", "expect_spikes_within_limit", "expect_no_spike_to_be_led_by_updates"}
 """What may come from the batch of one step."""
 AT_STEP = re.compile(r"step (\d+)")
+MEASURES = ("score", "loss")
+"""Kinds of what the record reported that are figures of a model."""
 VERDICT_WORDS = {"done": "passed", "refused": "failed", "not reached": None}
 
 
@@ -157,6 +160,7 @@ def _phase_report(resolved: Resolved, record: PhaseRecord) -> PhaseReport:
         macro_bits_per_byte=evaluation.get("macro_bits_per_byte"),
         ema_macro_bits_per_byte=evaluation.get("ema_macro_bits_per_byte"),
         benchmarks=tuple(_benchmark_report(found) for found in evaluation.get("results", [])),
+        measured=measured_of(record, home.verdict(recipe.run_name, phase.name, "model").with_suffix("")),
         declares=phase.start.declares if isinstance(phase.start, HandOff) else (),
         parent=phase.parent,
         verdicts=tuple(_verdict_report(name, verdict, path, trace) for name, verdict, path in verdicts if verdict),
@@ -167,10 +171,15 @@ def _phase_report(resolved: Resolved, record: PhaseRecord) -> PhaseReport:
 
 
 def reported_by_the_record(recipe: Recipe, phase: str) -> tuple[RecordReport, ...]:
-    """What the record reported of a phase. Only a run at full scale can be put beside it."""
-    if recipe.scale != "full":
+    """What the record reported of a phase, whose run was at full scale. Of a smaller run its scores and losses: the report says that they
+    are not to be compared. A recipe with sizes of its own has no record."""
+    if recipe.scale == "own":
         return ()
-    return tuple(RecordReport(what=one.what, value=one.in_words, source=one.source) for one in results_of(recipe).get(phase, ()))
+    found = (
+        RecordReport(what=one.what, value=one.in_words, source=one.source, is_measure=one.kind in MEASURES)
+        for one in results_of(recipe).get(phase, ())
+    )
+    return tuple(one for one in found if one.is_measure or recipe.scale == "full")
 
 
 def _realised_mixture(recipe: Recipe, phase: Phase) -> tuple[tuple[int, dict[str, float]], ...]:

@@ -17,7 +17,7 @@ from flows.terminal import shown_on_terminal
 from flows.trained import named_phase, trained_run
 from tasks.evaluation.suites.suites import find_suite
 from tasks.home import Home
-from trainer.base.errors import ConfigError, DataError
+from trainer.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from tasks.evaluation.language_model import JaxLanguageModel
@@ -128,9 +128,10 @@ def _find(target: str, scale: Scale | None, home: str | None, options: SuiteOpti
     resolved, phase = resolve(target, scale_of(target, scale), home, local_for="evaluation")
     chosen = named_phase(resolved, phase, "evaluate")
     _run, result = trained_run(resolved, chosen)
+    if options.tokenizer:
+        raise ConfigError(f"--tokenizer is for the folder of a checkpoint: {target} has its own tokenizer. Leave it out.")
     checkpoint = Path(result["checkpoint"])
-    tokenizer = Path(options.tokenizer) if options.tokenizer else resolved.plan.tokenizer
-    return Found(checkpoint, chosen.name, lambda: _open_checkpoint(checkpoint, tokenizer, options.weights))
+    return Found(checkpoint, chosen.name, lambda: _open_checkpoint(checkpoint, resolved.plan.tokenizer, options.weights))
 
 
 def _find_folder(place: Path, options: SuiteOptions) -> Found:
@@ -148,7 +149,11 @@ def _find_folder(place: Path, options: SuiteOptions) -> Found:
 
 
 def _find_checkpoint(place: Path, home: str | None, options: SuiteOptions) -> Found:
-    tokenizer = Path(options.tokenizer) if options.tokenizer else _tokenizer_of(place, home)
+    from tasks.evaluation.opening import find_tokenizer
+    from trainer.checkpoints.checkpointer import read_about
+
+    given = Path(options.tokenizer) if options.tokenizer else None
+    tokenizer = find_tokenizer(place, read_about(place)["run"], given, Home.open(home).root if home else None)
     return Found(place, None, lambda: _open_checkpoint(place, tokenizer, options.weights))
 
 
@@ -156,28 +161,3 @@ def _open_checkpoint(place: Path, tokenizer: Path, weights: Weights) -> "JaxLang
     from tasks.evaluation.loading import model_of_checkpoint
 
     return model_of_checkpoint(place, tokenizer, weights=weights)
-
-
-def _tokenizer_of(place: Path, home: str | None) -> Path:
-    """The tokenizer that made the caches which a checkpoint was trained on, by its digest.
-
-    Raises:
-        DataError: neither its caches nor their tokenizer are there.
-    """
-    from tasks.validation.scan_paths import find_tokenizer
-    from trainer.checkpoints.checkpointer import read_about
-    from trainer.data.manifest import read_manifest
-
-    caches = read_about(place)["run"]["caches"]
-    homes = [Home.open(home).root] if home else []
-    # A home that was moved keeps its layout: HOME/runs/RECIPE/PHASE/checkpoints/STEP.
-    homes += [place.resolve().parents[4]] if len(place.resolve().parents) > 4 else []
-    for cache in map(Path, caches.values()):
-        here = [cache, *(home / "tokens" / cache.parent.name / cache.name for home in homes)]
-        if there := next((folder for folder in here if (folder / "manifest.json").is_file()), None):
-            return find_tokenizer(there, read_manifest(there), homes)
-    named = ", ".join(dict.fromkeys(map(str, caches.values())))
-    raise DataError(
-        f"the tokenizer of {place} is known by the caches that it was trained on, and none of {named} is "
-        "there: name its tokenizer.json with --tokenizer, or its home with --home."
-    )

@@ -87,9 +87,7 @@ def evaluate_model(
     model = JaxLanguageModel(params=params, config=config, tokenizer=tokenizer, special=special)
     found = _run_lm_eval(model, Path(benchmarks), [benchmark.name for benchmark in described.benchmarks])
     results = [
-        _result(
-            benchmark, found, read_answers(benchmark, found["samples"][benchmark.name], model), precision=config.compute_dtype
-        )
+        _result(benchmark, found, read_answers(benchmark, found["samples"][benchmark.name], model), precision=config.compute_dtype)
         for benchmark in described.benchmarks
     ]
     measured = bits_per_byte(model.params, config, held_out)

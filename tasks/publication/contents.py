@@ -48,12 +48,43 @@ class BenchmarkReport(Recorded):
     stderr: float | None
 
 
+class MeasuredReport(Recorded):
+    """One figure of a phase's last weights beside its parent's, as its gate compared them. What is not known is None.
+
+    Attributes:
+        what: a benchmark and its metric, or the macro mean of bits per byte.
+        stderr: standard error of `value`.
+        parent: the parent's value, where both were measured alike.
+        difference: `value` minus `parent`.
+        interval: of the difference, at 95 %.
+        smallest_effect: the least fall that the gate would have seen.
+        floor: what the best dumb answer scores.
+        not_compared: why a parent's value is not beside it, in words; empty where it is, and where there is no parent.
+    """
+
+    what: str
+    higher_is_better: bool
+    value: float
+    stderr: float | None = None
+    parent: float | None = None
+    difference: float | None = None
+    interval: tuple[float, float] | None = None
+    smallest_effect: float | None = None
+    floor: float | None = None
+    not_compared: str = ""
+
+
 class RecordReport(Recorded):
-    """Something that the record of this phase reported, in words, and where it is printed."""
+    """Something that the record of this phase reported, in words, and where it is printed.
+
+    Attributes:
+        is_measure: it is a score or a loss, and no date, slice or event.
+    """
 
     what: str
     value: str
     source: str
+    is_measure: bool
 
 
 Points = tuple[tuple[int, float], ...]
@@ -90,8 +121,9 @@ class PhaseReport(Recorded):
         bits_per_byte: component → held-out bits per byte at the end of the phase; the two macro values are means over components.
         declares: what the hand-off declares to change.
         parent: the name of the phase that this one starts from.
+        measured: what its gate measured, beside the parent's.
         routing: what its routers did; None for dense models.
-        reported: what the record reported of the phase; empty where the run is smaller than the record.
+        reported: what the record reported of the phase, whose run was at full scale; of a smaller one scores and losses alone.
     """
 
     name: str
@@ -110,6 +142,7 @@ class PhaseReport(Recorded):
     macro_bits_per_byte: float | None = None
     ema_macro_bits_per_byte: float | None = None
     benchmarks: tuple[BenchmarkReport, ...] = ()
+    measured: tuple[MeasuredReport, ...] = ()
     declares: tuple[str, ...] = ()
     parent: str | None = None
     verdicts: tuple[VerdictReport, ...] = ()

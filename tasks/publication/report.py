@@ -6,6 +6,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from tasks.publication.contents import BenchmarkReport, PhaseReport, Report, VerdictReport
+from tasks.publication.measured import measured_phases
 from tasks.publication.mixture import legend_of, spans_of
 from tasks.publication.progress import component_rows, evaluated_phases, gauges_of, macro_row
 from tasks.publication.summary import batch_of, failures_of, headline_of, passes_of, standing_of, standing_of_counts, tiles_of
@@ -25,6 +26,7 @@ def write_report(path: Path, report: Report) -> Path:
 def render(report: Report) -> str:
     """The page as text. Everything that comes from the run is escaped."""
     # matplotlib takes most of a second to import, and only this function needs it.
+    from tasks.publication.across_phases import across_picture
     from tasks.publication.macro_curve import macro_picture
     from tasks.publication.routing_cards import levels, routing_cards
     from tasks.publication.training_curves import training_picture
@@ -50,6 +52,8 @@ def render(report: Report) -> str:
         rows=rows,
         macro_row=macro_row(columns) if rows else None,
         gauges=gauges_of(report),
+        across=across_picture(report),
+        measured=measured_phases(report),
         failures=failures_of(report),
         passes=passes_of(report),
         standing_of_counts=standing_of_counts,

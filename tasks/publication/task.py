@@ -9,6 +9,7 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.progress import say
 from tasks.publication.contents import Report
+from tasks.publication.measured import measured_markdown
 from tasks.publication.report import write_report
 from tasks.publication.summary import standing_of
 from trainer.base.wording import decimal
@@ -37,6 +38,8 @@ def as_markdown(report: Report, path: Path, docs: Path) -> str:
         f"| {standing_of(phase).word} | {phase.counts.shares if phase.verdicts else '–'} |"
         for phase in report.phases
     ]
+    if measured := measured_markdown(report):
+        lines += ["", *measured]
     if report.unused:
         lines += ["", "Accepted by the recipe, and not found: " + "; ".join(report.unused) + "."]
     return "\n".join([*lines, "", f"Report: `{path}`. Data Docs: `{docs}`."])

@@ -217,11 +217,12 @@ def test_the_page_of_a_long_run_stays_small(tmp_path: Path, passed_report: Repor
     assert size < 1_500_000
 
 
-def test_what_the_record_reported_is_beside_our_own_numbers(passed_report: Report):
+def test_what_the_record_reported_is_on_the_page_of_its_phase(passed_report: Report):
     first, *others = passed_report.phases
-    row = RecordReport(what="MMLU <5-shot>", value="65.3 %", source="the record's table")
-    assert "What the record reported" not in render(passed_report)
+    row = RecordReport(what="MMLU <5-shot>", value="65.3 %", source="the record's table", is_measure=True)
+    assert "Reported by the record" not in render(passed_report)
     page = render(changed(passed_report, phases=(changed(first, reported=(row,)), *others)))
-    assert "What the record reported" in page
+    assert "Reported by the record, at full scale" in page
+    assert "What else the record reported" not in page
     assert "MMLU &lt;5-shot&gt;" in page
     assert "65.3 %" in page

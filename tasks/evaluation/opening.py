@@ -1,0 +1,118 @@
+"""A checkpoint of ours, or a Hugging Face folder, opened to be measured: all of its weights, its tokenizer, and how a text begins."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenizers import Tokenizer
+
+from tasks.data.special_tokens import check_special_tokens, special_tokens
+from tasks.data.tokenizer import check_tokenizer, load_tokenizer, tokenizer_digest
+from trainer.base.errors import ConfigError, DataError
+from trainer.base.wording import name_some
+from trainer.checkpoints.checkpointer import read_about, read_params
+from trainer.config import ModelConfig
+from trainer.data.manifest import read_manifest
+from trainer.model.params import Params
+
+
+class Opened(NamedTuple):
+    """What is measured.
+
+    Attributes:
+        weights: name → weights: `last`, and `ema` where there is a moving average.
+        begin: the token that is given before a text.
+        tokenizer_digest: of its file.
+    """
+
+    checkpoint: Path
+    config: ModelConfig
+    weights: Mapping[str, Params]
+    tokenizer: Tokenizer
+    begin: int
+    tokenizer_digest: str
+
+
+def open_weights(checkpoint: Path, config: ModelConfig, tokenizer: Path, *, has_average: bool) -> Opened:
+    """The weights of a checkpoint of ours, with the tokenizer that they were trained with.
+
+    Raises:
+        CheckpointError: the checkpoint is not whole.
+        DataError: the tokenizer was edited, lacks the tokens that begin and end a text, or has ids that the model does not.
+    """
+    check_tokenizer(tokenizer)
+    check_special_tokens(tokenizer, config.vocab_size)
+    names = ("last", "ema") if has_average else ("last",)
+    weights = {name: read_params(checkpoint, config, ema=name == "ema") for name in names}
+    read = load_tokenizer(tokenizer)
+    return Opened(checkpoint, config, weights, read, special_tokens(read, tokenizer).begin, tokenizer_digest(tokenizer))
+
+
+def open_folder(folder: Path, tokenizer: Path | None = None) -> Opened:
+    """A folder with a checkpoint of ours, or with a model that `transformers` reads.
+
+    Args:
+        tokenizer: the `tokenizer.json` of a checkpoint whose home is not here.
+
+    Raises:
+        CheckpointError: the folder is neither, or not whole.
+        ConfigError: a checkpoint's tokenizer is not found.
+        DataError: the tokenizer that is given is another than that of the checkpoint's caches.
+    """
+    if (folder / "config.json").exists():
+        from tasks.evaluation.loading import model_of_folder  # it imports lm-eval
+
+        model = model_of_folder(folder)
+        digest = tokenizer_digest(folder / "tokenizer.json")
+        return Opened(folder, model.config, {"last": model.params}, model.tokenizer, model.prefix_token_id, digest)
+    about = read_about(folder)
+    config = ModelConfig.model_validate(about["run"]["model"])
+    has_average = any(name.startswith("ema.") for name in about["leaves"])
+    return open_weights(folder, config, find_tokenizer(folder, about["run"], tokenizer), has_average=has_average)
+
+
+def find_tokenizer(checkpoint: Path, run: Mapping[str, Any], given: Path | None, home: Path | None = None) -> Path:
+    """The tokenizer whose digest the caches of a run name, in their home; or the one that is given.
+
+    Args:
+        home: where the caches are looked for as well; so are they in the home that the checkpoint is in now.
+
+    Raises:
+        ConfigError, DataError: as `open_folder`.
+    """
+    if given and not given.is_file():
+        raise ConfigError(f"--tokenizer must name a tokenizer.json, found no file at {given}.")
+    digests, homes = _named_by_caches(run, [*([home] if home else []), *_home_around(checkpoint)])
+    there = [given] if given else [path for home in sorted(homes) for path in sorted(home.glob("tokenizers/*/tokenizer.json"))]
+    fitting = [path for path in there if tokenizer_digest(path) in digests or (given and not digests)]
+    if fitting:
+        return fitting[0]
+    if given:
+        named = name_some((digest[:12] for digest in sorted(digests)), 2)
+        raise DataError(
+            f"the tokenizer must be the one of the checkpoint's caches ({named}), found {tokenizer_digest(given)[:12]} in {given}: its ids "
+            "would mean other text."
+        )
+    raise ConfigError(
+        f"the tokenizer of {checkpoint} is not found beside its caches: name its tokenizer.json with --tokenizer, or its home with --home."
+    )
+
+
+def _home_around(checkpoint: Path) -> list[Path]:
+    """The home that a checkpoint is in, HOME/runs/RECIPE/PHASE/checkpoints/STEP: it may have been moved since the run."""
+    parents = checkpoint.resolve().parents
+    return [parents[4]] if len(parents) > 4 and parents[3].name == "runs" else []
+
+
+def _named_by_caches(run: Mapping[str, Any], elsewhere: Sequence[Path]) -> tuple[set[str], set[Path]]:
+    """The digests of tokenizers that a run's caches name, and the homes that these are in; nothing of caches that are gone."""
+    digests: set[str] = set()
+    homes: set[Path] = set()
+    for folder in map(Path, run["caches"].values()):
+        for place in (folder, *(home / "tokens" / folder.parent.name / folder.name for home in elsewhere)):
+            try:
+                digests.add(read_manifest(place).tokenizer_digest)
+            except DataError:
+                continue
+            homes.add(place.parents[2])
+    return digests, homes

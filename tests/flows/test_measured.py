@@ -1,0 +1,105 @@
+"""The rows of the report beside the parent's: from the evaluation and from the tables of the gate, whichever columns these have."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import pandas as pd
+import pytest
+
+from flows.measured import measured_of
+from flows.recipes import load_recipe
+from flows.record import PhaseRecord
+from tasks.publication.contents import MeasuredReport
+from tests.validations.made_answers import guessed_result
+from validations.evidence.evaluation import gate_evidence
+from validations.evidence.tables import write_tables
+
+FIRST, SECOND = load_recipe("marin-8b", "proxy").phases[:2]
+JUDGED: Any = object()
+NAME = "continuation acc"
+
+
+def evaluation_of(right: int, bits: dict[str, float], **fields: Any) -> dict[str, Any]:
+    return {
+        "results": [guessed_result(right=right, first=140)],
+        "benchmarks_digest": "one",
+        "bits_per_byte": bits,
+        "macro_bits_per_byte": sum(bits.values()) / len(bits),
+        "measured_on": dict.fromkeys(bits, "same"),
+        "finite": True,
+        **fields,
+    }
+
+
+CHILD = evaluation_of(90, {"law": 1.5, "code": 2.5})
+PARENT = evaluation_of(60, {"law": 2.0, "code": 2.4})
+
+
+def rows(folder: Path, *, evaluation: dict[str, Any] = CHILD, judged: Any = JUDGED, phase: Any = SECOND) -> dict[str, MeasuredReport]:
+    record = PhaseRecord(phase, None, None, None, None, evaluation, judged)
+    return {one.what: one for one in measured_of(record, folder)}
+
+
+def write(folder: Path, parent: dict[str, Any] | None = PARENT, **tables: list[dict[str, Any]]) -> Path:
+    evidence = gate_evidence(CHILD, parent)
+    found = {
+        "benchmarks": evidence[evidence["kind"] == "benchmark"],
+        "bits_per_byte": evidence[evidence["kind"] == "bits_per_byte"],
+        **{name: pd.DataFrame(table) for name, table in tables.items()},
+    }
+    write_tables(folder, cast(Any, found))
+    return folder
+
+
+def test_values_are_beside_the_parent_s_and_the_floor(tmp_path: Path) -> None:
+    found = rows(write(tmp_path))
+    benchmark, macro = found[NAME], found["macro bits per byte"]
+    assert (benchmark.value, benchmark.parent, benchmark.floor) == (0.45, 0.3, 0.25)
+    assert benchmark.difference == pytest.approx(0.15)
+    assert benchmark.stderr is not None
+    assert (benchmark.interval, benchmark.smallest_effect, benchmark.not_compared) == (None, None, "")
+    assert (macro.value, macro.parent, macro.higher_is_better) == (2.0, 2.2, False)
+    assert macro.difference == pytest.approx(-0.2)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "smallest"), [("interval_low", "interval_high", "smallest_effect"), ("low", "high", "smallest_detectable")]
+)
+def test_intervals_and_effects_are_read_where_the_gate_has_them(tmp_path: Path, low: str, high: str, smallest: str) -> None:
+    row = {"name": NAME, "parent": 0.3, "difference": 0.15, low: 0.05, high: 0.25, smallest: 0.07}
+    found = rows(write(tmp_path, falls=[row], comparable=[]))[NAME]
+    assert (found.difference, found.interval, found.smallest_effect) == (0.15, (0.05, 0.25), 0.07)
+
+
+def test_what_a_gate_by_items_did_not_compare_has_no_parent_and_says_why(tmp_path: Path) -> None:
+    """The parent's score is in the table of benchmarks as it is: it is not put beside what was measured otherwise."""
+    comparable = [{"name": NAME, "differs": "shots: 5, its parent's 0", "why_not": ""}]
+    found = rows(write(tmp_path, falls=[{"name": "other", "parent": 0.1, "difference": 0.1}], comparable=comparable))[NAME]
+    assert (found.parent, found.difference, found.not_compared) == (None, None, "shots: 5, its parent's 0")
+
+
+def test_other_benchmarks_of_the_parent_are_not_compared(tmp_path: Path) -> None:
+    found = rows(write(tmp_path, {**PARENT, "benchmarks_digest": "another"}))[NAME]
+    assert (found.parent, found.not_compared) == (None, "measured otherwise than its parent")
+
+
+def test_components_that_the_parent_was_not_measured_on_are_named_by_their_number(tmp_path: Path) -> None:
+    parent = {**PARENT, "measured_on": {"law": "same", "code": "another text"}}
+    [macro] = [one for name, one in rows(write(tmp_path, parent)).items() if name.startswith("macro")]
+    assert (macro.what, macro.value, macro.parent) == ("macro bits per byte, of the 1 component that its parent was measured on", 1.5, 2.0)
+
+
+def test_a_first_phase_and_one_without_a_verdict_have_values_alone(tmp_path: Path) -> None:
+    write(tmp_path)
+    for found in (rows(tmp_path, phase=FIRST), rows(tmp_path, judged=None), rows(tmp_path / "gone")):
+        assert (found[NAME].value, found[NAME].floor, found[NAME].parent, found[NAME].difference) == (0.45, 0.25, None, None)
+        assert found["macro bits per byte"].parent is None
+
+
+def test_a_table_of_another_evaluation_is_not_believed(tmp_path: Path) -> None:
+    other = rows(write(tmp_path), evaluation=evaluation_of(100, {"law": 1.5, "code": 2.6}))
+    assert {name: (found.value, found.parent) for name, found in other.items()} == {NAME: (0.5, None), "macro bits per byte": (2.05, None)}
+
+
+def test_nothing_measured_is_no_row(tmp_path: Path) -> None:
+    assert measured_of(PhaseRecord(SECOND, None, None, None, None, None, None), tmp_path) == ()
