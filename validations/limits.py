@@ -104,6 +104,11 @@ class GateLimits(Frozen):
     max_score_fall: float | None = Field(default=None, ge=0, lt=1)
     max_score_rise: float | None = Field(default=None, gt=0, lt=1)
 
+    @property
+    def asked_floor_error_rate(self) -> float | None:
+        """The rate, where the floor is asked for."""
+        return self.floor_error_rate if self.must_beat_baseline else None
+
     @model_validator(mode="after")
     def _has_rate(self) -> Self:
         if self.must_beat_baseline and self.floor_error_rate is None:

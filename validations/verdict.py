@@ -16,9 +16,8 @@ from trainer.base.errors import VerdictError
 from trainer.base.frozen import Frozen
 from trainer.base.storage import digest_of_json, read_json, write_json
 from validations.accepted import AcceptedWarning
-from validations.evidence.against_parent import against_parent
 from validations.evidence.comparable import Evaluation
-from validations.evidence.evaluation import BENCHMARK, BITS_PER_BYTE, asked_evidence, gate_evidence
+from validations.evidence.gate import gate_tables
 from validations.evidence.tables import write_tables
 from validations.expectations.accepting import accept, told_rows
 from validations.expectations.data_suite import DATA_SUITE
@@ -147,18 +146,10 @@ def judge_gate(
     accepts: Sequence[AcceptedWarning] = (),
 ) -> Verdict:
     """Judge the evaluation of a phase's last checkpoint, against its parent's where there is one; `accepts` as `judge_data`."""
-    rate = limits.floor_error_rate if limits.must_beat_baseline else None
-    evidence = gate_evidence(evaluation, parent_evaluation, floor_error_rate=rate)
-    compared = against_parent(evaluation, parent_evaluation, limits)
-    tables = {
-        "asked": asked_evidence(evaluation),
-        "benchmarks": evidence[evidence["kind"] == BENCHMARK].reset_index(drop=True),
-        "bits_per_byte": evidence[evidence["kind"] == BITS_PER_BYTE].reset_index(drop=True),
-        **{name: getattr(compared, name) for name in ("comparable", "falls", "rises", "likelihoods")},
-    }
+    tables = gate_tables(evaluation, parent_evaluation, limits)
     judged = judged_by_gate(evaluation, parent_evaluation)
     verdict = _judge(subject, tables, _terms(GATE_SUITE, limits, accepts), judged=judged, folder=folder)
-    return verdict.model_copy(update={"notes": gate_notes(tables, asks_floor=rate is not None)})
+    return verdict.model_copy(update={"notes": gate_notes(tables, asks_floor=limits.must_beat_baseline)})
 
 
 def unused_of(verdicts: Iterable[Verdict]) -> tuple[AcceptedWarning, ...]:

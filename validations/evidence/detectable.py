@@ -8,9 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import bdtrc
-from scipy.stats import binom
 
 from validations.evidence.proportions import Pairs, fall_p_values
 
@@ -37,6 +35,8 @@ def smallest_fall(pairs: Pairs, *, level: float, max_fall: float = 0.0, spread: 
     Returns:
         A share of the items, `max_fall` included.
     """
+    from scipy.optimize import brentq  # half a second, which only a gate needs
+
     # The product of the two counts is the same when a pair falls: what it was before the fall cannot be known.
     base = 2 * math.sqrt((pairs.gained + 0.5) * (pairs.lost + 0.5)) / (pairs.items + 1)
     critical = _critical_losses(pairs.items, level, max_fall, spread)
@@ -53,12 +53,14 @@ def smallest_fall(pairs: Pairs, *, level: float, max_fall: float = 0.0, spread: 
 @lru_cache(maxsize=20_000)
 def smallest_margin(items: int, baseline: float, *, level: float) -> float:
     """The smallest margin above a guesser's baseline that the exact binomial test shows with a power of 80 %; NaN where there is none."""
+    from scipy.optimize import brentq  # half a second, which only a gate needs
+
     counts = np.arange(items + 1)
     shows = np.flatnonzero(np.where(counts > 0, bdtrc(np.maximum(counts - 1, 0), items, baseline), 1.0) <= level)
     if not len(shows):
         return math.nan
     least = int(shows[0])
-    share: Any = brentq(lambda share: float(binom.sf(least - 1, items, share)) - POWER, baseline, 1.0, xtol=1e-6)
+    share: Any = brentq(lambda share: float(bdtrc(least - 1, items, share)) - POWER, baseline, 1.0, xtol=1e-6)
     return float(share) - baseline
 
 
@@ -86,6 +88,8 @@ def _power(fall: float, base: float, critical: np.ndarray, spread: float) -> flo
 
 
 def _power_of_items(fall: float, base: float, critical: np.ndarray) -> float:
+    from scipy.stats import binom  # half a second, which only a gate needs
+
     items = len(critical) - 1
     disagreeing = min(1.0, math.hypot(base, fall))
     likely = np.arange(items + 1)

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import logsumexp
-from scipy.stats import ttest_1samp
 
 from trainer.base.errors import DataError
 from validations.evidence.proportions import CONFIDENCE, Pairs
@@ -54,6 +53,8 @@ def likelihood_change(result: Result, parent: Result) -> LikelihoodChange:
     Raises:
         DataError: they did not answer the same items.
     """
+    from scipy.stats import ttest_1samp  # half a second, which only a gate needs
+
     ours, theirs = paired_answers(result, parent)
     groups: defaultdict[Any, list[float]] = defaultdict(list)
     for item, answer in ours.items():
@@ -77,7 +78,8 @@ def choice_probability(answer: Mapping[str, Any]) -> float:
     scores = np.array(answer["log_likelihoods"], np.float64)
     if len(scores) < 2 or not np.isfinite(scores).all():
         return math.nan
-    return float(np.exp(scores[answer["gold"]] - logsumexp(scores)))
+    total: Any = logsumexp(scores)
+    return float(np.exp(scores[answer["gold"]] - total))
 
 
 def spread_of(values: Sequence[float]) -> float:
@@ -89,12 +91,14 @@ def spread_of(values: Sequence[float]) -> float:
     Raises:
         DataError: there are fewer than three.
     """
+    from scipy.stats import linregress  # half a second, which only a gate needs
+
     if len(values) < 3:
         raise DataError(f"the spread of a phase's checkpoints needs at least three of them, found {len(values)}.")
     steps = np.arange(len(values))
-    line: Any = np.polynomial.Polynomial.fit(steps, values, 1)
-    rest = np.asarray(values, np.float64) - np.asarray(line(steps), np.float64)
-    return float(math.sqrt(float(np.sum(rest**2)) / (len(values) - 2)))
+    found: Any = linregress(steps, values)
+    rest = [value - found.intercept - found.slope * step for step, value in zip(steps, values, strict=True)]
+    return math.sqrt(sum(one**2 for one in rest) / (len(values) - 2))
 
 
 def paired_answers(result: Result, parent: Result) -> tuple[Answers, Answers]:

@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import bdtrc, ndtr, ndtri
 
 CONFIDENCE = 0.95
@@ -112,6 +111,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def _where_score_is(pairs: Pairs, target: float, low: float, high: float) -> float:
     """The true difference in between at which the score statistic has this value: it falls as the difference grows."""
+    from scipy.optimize import brentq  # half a second, which only a gate needs
 
     def above(difference: float) -> float:
         variance = float(_variance(np.array(pairs.gained), np.array(pairs.lost), pairs.items, difference))

@@ -32,7 +32,7 @@ class Suite:
     evidence: tuple[str, ...] = ()
 
 
-COMPARED_BY = ("against_parent.py", "comparable.py", "paired.py", "proportions.py", "detectable.py")
+COMPARED_BY = ("gate.py", "against_parent.py", "comparable.py", "paired.py", "proportions.py", "detectable.py")
 """What compares a checkpoint with its parent."""
 SUITES = {
     DATA_SUITE: Suite(

@@ -14,8 +14,7 @@ from tests.validations.evidence.health.simulated import Scenario, healthy_rows
 from tests.validations.test_gate import BETTER, LIMITS, PARENT
 from trainer.base import code_digest
 from trainer.metrics import PARAM_GROUPS
-from validations.evidence.against_parent import against_parent
-from validations.evidence.evaluation import asked_evidence, gate_evidence
+from validations.evidence.gate import gate_tables
 from validations.evidence.health.evidence import health_evidence
 from validations.expectations.judging import CheckResult, judge_tables
 from validations.expectations.reasons import reasons_for
@@ -36,12 +35,7 @@ def tables_of(data_evidence: Callable[..., DataEvidence]) -> Callable[[str], Tab
 
     def build(suite: str) -> Tables:
         if suite == "gate":
-            evidence = gate_evidence(BETTER, PARENT)
-            compared = against_parent(BETTER, PARENT, GATE_LIMITS)
-            kinds = {"benchmarks": "benchmark", "bits_per_byte": "bits_per_byte"}
-            asked = {"asked": asked_evidence(BETTER)}
-            asked |= {name: getattr(compared, name) for name in ("comparable", "falls", "rises", "likelihoods")}
-            return asked | {table: evidence[evidence["kind"] == kind] for table, kind in kinds.items()}
+            return gate_tables(BETTER, PARENT, GATE_LIMITS)
         if suite == "health":
             return {"health": health_evidence(healthy_rows(Scenario()), HEALTH_LIMITS, groups=PARAM_GROUPS)}
         evidence = data_evidence()
