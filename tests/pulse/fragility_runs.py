@@ -5,7 +5,7 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from trainer.base.storage import read_json
 from trainer.checkpoints.checkpointer import read_params
 from trainer.config import CheckpointPolicy, RunConfig, StartFrom, Steps
 from trainer.model.decoder import logits
+from trainer.model.params import Params
 from trainer.run import execute
 from validations.evidence.fragility import Readings, exposure_evidence
 
@@ -151,9 +152,10 @@ def readings(checkpoint: Path, items: Sequence[tuple[str, str]]) -> Readings:
     return Readings(*(_likelihoods(params, items, rendering) for rendering in (str, plain)))
 
 
-def _likelihoods(params, items, rendering) -> np.ndarray:  # pyright: ignore[reportMissingParameterType, reportUnknownParameterType]
-    rows, begins = np.zeros((len(items), SEQ_LEN), np.int32), []
-    sizes = []
+def _likelihoods(params: Params, items: Sequence[tuple[str, str]], rendering: Callable[[str], str]) -> np.ndarray:
+    rows = np.zeros((len(items), SEQ_LEN), np.int32)
+    begins: list[int] = []
+    sizes: list[int] = []
     for row, (question, solution) in zip(rows, items, strict=True):
         ids = tokens_of(question + rendering(solution))
         row[: len(ids)] = ids

@@ -8,6 +8,7 @@ Falls are shifts of the ability. The functions that decide are the gate's own. `
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
@@ -54,7 +55,8 @@ def true_score(ability: float) -> float:
 def ability_after(fall: float, ability: float) -> float:
     """The ability at which the true score is lower by `fall`."""
     wanted = true_score(ability) - fall
-    return brentq(lambda one: true_score(one) - wanted, -12.0, 12.0)
+    found: Any = brentq(lambda one: true_score(one) - wanted, -12.0, 12.0)
+    return float(found)
 
 
 def draw_pairs(rng: np.random.Generator, number: int, items: int, abilities: tuple[float, float]) -> list[Pairs]:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from markupsafe import escape
 from pydantic import ValidationError
 
 from tests.validations.made_answers import scored_result
@@ -13,6 +14,7 @@ from tests.validations.test_gate import LIMITS as WITHOUT
 from tests.validations.test_gate import PARENT
 from trainer.base.errors import DataError
 from validations.limits import GateLimits
+from validations.report.pages import Card, index_page
 from validations.report.words import as_markdown, notes_of
 from validations.verdict import Verdict, judge_gate
 
@@ -154,6 +156,8 @@ def test_every_gate_says_what_it_could_see(tmp_path: Path):
     assert 0.05 < fall["smallest_detectable"] < 0.15
     assert notes_of(verdict) == (f"  {verdict.notes[0]}",)
     assert "## What the gate could see" in as_markdown(verdict)
+    page = index_page([Card("gate", verdict, (), {}, "")])
+    assert escape(verdict.notes[0]) in page[page.index("What the gate could see") :]
     [note] = judge_gate("gate", of("kestrel", answered()), parent_evaluation=None, limits=LIMITS, folder=tmp_path).notes
     assert "there is no phase before it. The floor alone decides: accuracy shows 0." in note
 
