@@ -89,11 +89,25 @@ class GateLimits(Frozen):
         must_beat_baseline: whether each benchmark must show that the model is above the floor: that it is right more often than a dumb
             baseline, or finds the right answers likelier than others.
         floor_error_rate: how often a model at the floor of a benchmark may pass it. `None` only where it is not asked.
+        false_refusal_rate: how often a checkpoint that is as good as its parent may be refused by its scores, by all benchmarks of the gate
+            together. `None` compares no score with the parent's.
+        max_score_fall: how far a score may truly lie below the parent's, as a share of the items. A larger fall is refused where it is more
+            than chance.
+        max_score_rise: the same of a rise, which is impossible beyond it: only who saw the test items learns so much in a phase. `None`
+            allows any.
     """
 
     max_increase_bits_per_byte: float
     must_beat_baseline: bool
     floor_error_rate: float | None = Field(gt=0, lt=0.5)
+    false_refusal_rate: float | None = Field(default=None, gt=0, lt=0.5)
+    max_score_fall: float | None = Field(default=None, ge=0, lt=1)
+    max_score_rise: float | None = Field(default=None, gt=0, lt=1)
+
+    @property
+    def asked_floor_error_rate(self) -> float | None:
+        """The rate, where the floor is asked for."""
+        return self.floor_error_rate if self.must_beat_baseline else None
 
     @model_validator(mode="after")
     def _has_rate(self) -> Self:
@@ -102,4 +116,12 @@ class GateLimits(Frozen):
                 "where must_beat_baseline is true, floor_error_rate must say how often a model at the floor may pass, for example 0.01; "
                 "found null"
             )
+        if (self.false_refusal_rate is None) != (self.max_score_fall is None):
+            raise ValueError(
+                "false_refusal_rate and max_score_fall must be given together or not at all: how often a checkpoint may be refused "
+                "wrongly, for example 0.05, and how far a score may fall, for example 0.01; "
+                f"found {self.false_refusal_rate} and {self.max_score_fall}"
+            )
+        if self.max_score_rise is not None and self.false_refusal_rate is None:
+            raise ValueError("max_score_rise asks for a false_refusal_rate, for example 0.05: without one no score is compared; found null")
         return self

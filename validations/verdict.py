@@ -16,10 +16,12 @@ from trainer.base.errors import VerdictError
 from trainer.base.frozen import Frozen
 from trainer.base.storage import digest_of_json, read_json, write_json
 from validations.accepted import AcceptedWarning
-from validations.evidence.evaluation import BENCHMARK, BITS_PER_BYTE, Evaluation, asked_evidence, gate_evidence
+from validations.evidence.comparable import Evaluation
+from validations.evidence.gate import gate_tables
 from validations.evidence.tables import write_tables
 from validations.expectations.accepting import accept, told_rows
 from validations.expectations.data_suite import DATA_SUITE
+from validations.expectations.gate_notes import gate_notes
 from validations.expectations.gate_suite import GATE_SUITE
 from validations.expectations.health_suite import HEALTH_SUITE
 from validations.expectations.judging import AcceptedRows, CheckResult, judge_tables
@@ -44,6 +46,7 @@ class Verdict(Frozen):
         reasons: why it fails or warns, the critical ones first. What the recipe accepts is not among them; the checks have it.
         checks: every expectation.
         evidence: the folder of the evidence tables.
+        notes: what a reader must know beside the checks: of a gate, what it could see, and what it did not compare.
     """
 
     subject: str
@@ -57,6 +60,7 @@ class Verdict(Frozen):
     reasons: tuple[Reason, ...]
     checks: tuple[CheckOutcome, ...]
     evidence: str
+    notes: tuple[str, ...] = ()
 
     @property
     def counts(self) -> CheckCounts:
@@ -142,14 +146,10 @@ def judge_gate(
     accepts: Sequence[AcceptedWarning] = (),
 ) -> Verdict:
     """Judge the evaluation of a phase's last checkpoint, against its parent's where there is one; `accepts` as `judge_data`."""
-    evidence = gate_evidence(evaluation, parent_evaluation)
-    tables = {
-        "asked": asked_evidence(evaluation),
-        "benchmarks": evidence[evidence["kind"] == BENCHMARK].reset_index(drop=True),
-        "bits_per_byte": evidence[evidence["kind"] == BITS_PER_BYTE].reset_index(drop=True),
-    }
+    tables = gate_tables(evaluation, parent_evaluation, limits)
     judged = judged_by_gate(evaluation, parent_evaluation)
-    return _judge(subject, tables, _terms(GATE_SUITE, limits, accepts), judged=judged, folder=folder)
+    verdict = _judge(subject, tables, _terms(GATE_SUITE, limits, accepts), judged=judged, folder=folder)
+    return verdict.model_copy(update={"notes": gate_notes(tables, asks_floor=limits.must_beat_baseline)})
 
 
 def unused_of(verdicts: Iterable[Verdict]) -> tuple[AcceptedWarning, ...]:

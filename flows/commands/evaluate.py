@@ -6,13 +6,18 @@ from rich.console import Console
 
 from flows.declared import check_benchmarks
 from flows.recipes.recipe import Scale
+from flows.record import parent_evaluation
 from flows.resolved import resolve
 from flows.trained import named_phase, trained_run
 from validations.evidence.floor import Floor, measure_floor
+from validations.evidence.gate import gate_tables
+from validations.expectations.gate_notes import gate_notes
 
 
 def evaluate_target(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
     """Benchmarks and held-out bits per byte of a phase's last checkpoint, measured or, where they were measured before, read.
+
+    `gate` of it has a note on each benchmark: its score beside the parent's, where that was measured, and what the gate can see.
 
     Raises:
         ConfigError: no phase is named, or it names a benchmark that nothing measures.
@@ -24,7 +29,10 @@ def evaluate_target(target: str, scale: Scale, home: str | None) -> dict[str, An
     run, result = trained_run(resolved, phase)
     from tasks.evaluation.checkpoint import evaluate_phase
 
-    return evaluate_phase(run, result, resolved.plan, phase.evaluation.measured)
+    evaluation = evaluate_phase(run, result, resolved.plan, phase.evaluation.measured)
+    limits = phase.gates.model
+    tables = gate_tables(evaluation, parent_evaluation(resolved, phase), limits)
+    return evaluation | {"gate": list(gate_notes(tables, asks_floor=limits.must_beat_baseline))}
 
 
 def print_evaluation(evaluation: dict[str, Any]) -> None:
@@ -35,6 +43,8 @@ def print_evaluation(evaluation: dict[str, Any]) -> None:
         error = f" ± {found['stderr']:.3f}" if found["stderr"] is not None else ""
         console.print(f"  {found['benchmark']} {found['metric']} {found['value']:.3f}{error} (dumb baseline {found['baseline']:.3f})")
         console.print(f"    {_beside_floor(measure_floor(found))}", soft_wrap=True)
+    for note in evaluation.get("gate", ()):
+        console.print(f"  gate: {note}", soft_wrap=True)
     for name, value in sorted(evaluation["bits_per_byte"].items()):
         console.print(f"  {name} {value:.3f} bits per byte")
     console.print(f"  macro {evaluation['macro_bits_per_byte']:.3f} bits per byte")

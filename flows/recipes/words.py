@@ -56,6 +56,13 @@ HEALTH = HealthLimits(
 WITHOUT_AVERAGE = HEALTH.but(max_ema_gap=None)
 FLOOR_ERROR_RATE = 0.01
 """One in a hundred models that know nothing of what a benchmark asks may pass it."""
+FALSE_REFUSAL_RATE = 0.05
+"""One in twenty checkpoints that are as good as their parent may be refused by their scores, all benchmarks together."""
+MAX_SCORE_FALL = 0.01
+"""A point. The record goes on where a phase loses less than that: MMLU .653 → .651 in Jellyfish's dessert (Marin 8B retrospective)."""
+MAX_SCORE_RISE = 0.25
+"""What no phase of the record brings: GSM8K gains 0.102 in Jellyfish's dessert (.509 → .611), and Mantis is 0.144 above Bison, which was
+hurt (54.7, 69.1). At proxy scale next_word gains 0.17 in a phase. A leak of all answers goes beyond it; a smaller one can pass."""
 
 
 def text(url: str, *include: str, **fields: Any) -> Source:
@@ -148,6 +155,9 @@ def gates(
     max_share_error_points: float = 1.0,
     max_share_error_percent: float | None = None,
     must_beat_baseline: bool = True,
+    false_refusal_rate: float | None = FALSE_REFUSAL_RATE,
+    max_score_fall: float | None = MAX_SCORE_FALL,
+    max_score_rise: float | None = MAX_SCORE_RISE,
     max_violation: float | None = None,
     health: HealthLimits = WITHOUT_AVERAGE,
 ) -> Gates:
@@ -160,6 +170,10 @@ def gates(
         max_share_error_points: how far the share of a component may be off over a stretch of steps, in percentage points.
         max_share_error_percent: how far it may be off in a block, in percent of itself; None is any.
         must_beat_baseline: each benchmark must show that the model is better than a dumb baseline.
+        false_refusal_rate: how often a model as good as its parent may be refused by its scores. None, with None for both of the next,
+            compares no scores.
+        max_score_fall, max_score_rise: how far a score may truly lie below and above the parent's, as a share of the items. A rise of None
+            is any.
         max_violation: how far the busiest expert may lastingly be above the mean load, as a share of it; for models with experts. None is
             what `health` says.
         health: what the metrics of the training must keep to; those of `HEALTH`, without the gap to a moving average, where not given.
@@ -174,7 +188,12 @@ def gates(
         ),
         health=health if max_violation is None else health.but(max_violation=max_violation),
         model=GateLimits(
-            max_increase_bits_per_byte=max_increase_bits_per_byte, must_beat_baseline=must_beat_baseline, floor_error_rate=FLOOR_ERROR_RATE
+            max_increase_bits_per_byte=max_increase_bits_per_byte,
+            must_beat_baseline=must_beat_baseline,
+            floor_error_rate=FLOOR_ERROR_RATE,
+            false_refusal_rate=false_refusal_rate,
+            max_score_fall=max_score_fall,
+            max_score_rise=max_score_rise,
         ),
     )
 

@@ -9,6 +9,7 @@ from tasks.evaluation.evaluate import evaluate_model
 from tasks.evaluation.finished import evaluation_key, evaluation_path, finished_evaluation, measured_components, measured_on
 from tasks.evaluation.held_out import read_held_out_tokens
 from tasks.evaluation.measured import Measured
+from tasks.evaluation.schedule_point import read_schedule_point
 from trainer.base.storage import write_json
 from trainer.checkpoints.checkpointer import read_params
 from trainer.config import RunConfig
@@ -36,6 +37,7 @@ def evaluate_phase(run: RunConfig, result: dict[str, Any], plan: DataPlan, measu
         "checkpoint": str(checkpoint),
         "params_digest": result["params_digest"],
         "weights": "last",
+        "schedule": read_schedule_point(run),
         **evaluate_model(
             params=params,
             config=run.model,

@@ -7,6 +7,7 @@ from typing import Any
 from tasks.data.plan import ComponentPlan, DataPlan
 from tasks.evaluation.benchmark_folder import read_benchmark_folder
 from tasks.evaluation.measured import Measured
+from tasks.evaluation.schedule_point import read_schedule_point
 from trainer.base.code_digest import code_digest
 from trainer.base.storage import as_path, digest_of_json, read_json
 from trainer.config import RunConfig, without_added
@@ -27,6 +28,7 @@ MEASURING = (
             "requests",
             "rows",
             "sampling",
+            "schedule_point",
             "scoring",
             "setting",
         )
@@ -54,7 +56,8 @@ def measured_on(run: RunConfig, plan: DataPlan, held_out_tokens: int | None) -> 
 
 
 def evaluation_key(run: RunConfig, params_digest: str, plan: DataPlan, measured: Measured) -> str:
-    """The digest of everything that decides an evaluation: weights, benchmarks, held-out text and its bound, precision, code.
+    """The digest of everything that decides an evaluation: weights, benchmarks, held-out text and its bound, precision, the end of
+    the schedule, code.
 
     Raises:
         DataError: the benchmarks are missing, or are not what their manifest says.
@@ -66,6 +69,7 @@ def evaluation_key(run: RunConfig, params_digest: str, plan: DataPlan, measured:
             "average": run.keeps_average,
             "benchmarks": read_benchmark_folder(plan.benchmarks).only(measured.benchmarks).digest,
             "held_out": measured_on(run, plan, measured.held_out_tokens),
+            "schedule": read_schedule_point(run),
             "code": measuring_code(),
         }
     )

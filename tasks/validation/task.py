@@ -18,7 +18,7 @@ from trainer.config import RunConfig
 from validations.accepted import AcceptedWarning
 from validations.data_docs import build_data_docs
 from validations.limits import DataLimits, GateLimits, HealthLimits
-from validations.report.words import as_markdown, lines_of, report_folder_of, summary_of
+from validations.report.words import as_markdown, lines_of, notes_of, report_folder_of, summary_of
 from validations.verdict import Verdict, judge_gate, write_verdict
 
 Accepts = Sequence[AcceptedWarning]
@@ -64,10 +64,10 @@ def model_gate(
 
 
 def publish(verdict: Verdict, key: str) -> None:
-    """Three lines for people where something is wrong, and a page in the Prefect UI; a verdict that fails gets its report at once."""
+    """Lines for people, and a page in the Prefect UI; a verdict that fails gets its report at once."""
     report = report_folder_of(verdict)
     if not verdict.passes or as_path(report).exists():
         build_data_docs(report, [verdict])
-    for line in lines_of(verdict):
+    for line in (*lines_of(verdict), *notes_of(verdict)):
         say(line)
     create_markdown_artifact(as_markdown(verdict), key=key, description=summary_of(verdict))

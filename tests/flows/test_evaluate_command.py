@@ -14,6 +14,7 @@ def test_each_value_is_reported_with_its_error_and_what_a_model_at_the_floor_wou
         "results": [guessed_result(right=60, first=140)],
         "bits_per_byte": {"law": 1.5},
         "macro_bits_per_byte": 1.5,
+        "gate": ["continuation acc: 0.300, not compared with a parent"],
     }
     print_evaluation(evaluation)
     said = capsys.readouterr().out.splitlines()
@@ -21,3 +22,4 @@ def test_each_value_is_reported_with_its_error_and_what_a_model_at_the_floor_wou
     assert said[2] == (
         "    60 of 200 right, p = 0.062 (exact binomial); right answers +2.000 nats likelier than the others, p = 7.8e-15; both: 1.6e-14"
     )
+    assert said[3] == "  gate: continuation acc: 0.300, not compared with a parent"

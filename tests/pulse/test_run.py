@@ -3,6 +3,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from flows.commands.status import describe
 from tests.pulse.changes import CHANGES, Again, changed, what_must_be_done_again
 from tests.pulse.in_turn import InTurn
 from tests.pulse.runs import Finished, Start, complete, kill_when, trained_files, wait_until, with_limits
-from trainer.base.storage import write_atomically
+from trainer.base.storage import digest_of_file, write_atomically
 from trainer.model.hugging_face import read_folder
 from trainer.state import params_digest
 
@@ -291,6 +292,31 @@ def test_killed_three_times_it_ends_as_if_nothing_had_been(
     assert (runs / "kestrel" / "evaluation.json").exists()
     assert not (runs / "ocelot" / "evaluation.json").exists()
     assert digests(complete(phasewise("run", recipe_file, "--home", killed_in_evaluation, "--json"))) == digests(finished)
+
+
+def test_an_evaluation_killed_at_work_costs_itself_alone(
+    finished: Finished, environment: dict[str, str], recipe_file: Path, home: Path, tmp_path: Path
+) -> None:
+    """As by the kernel where memory runs out: checkpoint, verdicts and the parent's evaluation stay as they are, and it can be repeated."""
+    copied = Path(shutil.copytree(home, tmp_path / "home"))
+    kept = copied / "runs" / "tiny-proxy" / "ocelot" / "evaluation.json"
+    before = json.loads(kept.read_text())
+    kept.unlink()
+    files = {path: digest_of_file(path) for part in ("runs", "verdicts") for path in (copied / part).rglob("*") if path.is_file()}
+    command = [sys.executable, "-m", "flows.cli", "evaluate", f"{recipe_file}/ocelot", "--home", str(copied), "--json"]
+    (tmp_path / "work").mkdir()
+    at_work = environment | {"TMPDIR": str(tmp_path / "work")}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=at_work)
+    kill_when(process, lambda: any((tmp_path / "work").glob("phasewise-evaluation-*/definitions/*.yaml")))
+    assert {path: digest_of_file(path) for path in files} == files
+    assert not kept.exists()
+    again = complete(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=at_work))
+    for found in (again, json.loads(kept.read_text())):
+        assert {name: found[name] for name in ("key", "results", "bits_per_byte")} == {
+            name: before[name] for name in ("key", "results", "bits_per_byte")
+        }
+    assert len(again["gate"]) == 2
+    assert {path: digest_of_file(path) for path in files} == files
 
 
 def test_a_planted_item_stops_the_run_before_training(

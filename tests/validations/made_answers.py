@@ -72,4 +72,10 @@ def _result(benchmark: str, metric: str, answers: list[dict[str, Any]], baseline
     value = sum(answer["right"] for answer in answers) / len(answers)
     stderr = (value * (1 - value) / (len(answers) - 1)) ** 0.5
     head = {"benchmark": benchmark, "metric": metric, "value": value, "stderr": stderr, "items": len(answers), "baseline": baseline}
-    return head | {"answers": answers}
+    return head | {"answers": answers, "setting": setting(benchmark, len(answers))}
+
+
+def setting(benchmark: str, items: int, **changed: Any) -> dict[str, Any]:
+    """How a benchmark was put."""
+    found = {"version": "1.0", "shots": 0, "filter": "none", "items": items, "asked": items, "precision": "float32"}
+    return found | {"items_digest": f"items of {benchmark}", "prompts_digest": f"prompts of {benchmark}"} | changed

@@ -7,36 +7,45 @@ from typing import Any
 import pandas as pd
 
 from trainer.base.errors import DataError
-from validations.evidence.floor import measure_floor
+from validations.evidence.comparable import Evaluation, name_of
+from validations.evidence.detectable import smallest_fall, smallest_margin
+from validations.evidence.floor import BINOMIAL, NUM_TESTS, Floor, measure_floor
+from validations.evidence.proportions import Pairs
 
-Evaluation = Mapping[str, Any]
 BENCHMARK, BITS_PER_BYTE = "benchmark", "bits_per_byte"
 MACRO = "macro bits per byte"
 COLUMNS = (
     "name", "kind", "value", "stderr", "baseline", "parent", "has_parent", "margin", "items", "right", "accuracy_test", "accuracy_p_value",
-    "below_p_value", "likelihood_p_value", "mean_margin_nats", "floor_p_value", "decided_by",
+    "below_p_value", "likelihood_p_value", "mean_margin_nats", "floor_p_value", "decided_by", "smallest_margin",
     "increase_bits_per_byte", "components", "finite",
 )  # fmt: skip
 
 
-def gate_evidence(evaluation: Evaluation, parent_evaluation: Evaluation | None) -> pd.DataFrame:
+def gate_evidence(evaluation: Evaluation, parent_evaluation: Evaluation | None, *, floor_error_rate: float | None = None) -> pd.DataFrame:
     """One row a benchmark metric (higher is better) and one for macro bits per byte (lower is better).
 
-    Both are compared with the parent's only on what both measured: the same benchmarks, and of the components those whose held-out text was
-    the same. `components` names these; where there is no parent, all that were measured.
+    Bits per byte are compared with the parent's only on the components whose held-out text was the same. `components` names these; where
+    there is no parent, all that were measured. `parent` of a benchmark is the parent's score as it is; what can be compared of them is in
+    `validations.evidence.against_parent`.
 
     `margin` is value − baseline of a benchmark, `increase_bits_per_byte` is value − parent of the macro. `finite` says that every single
     response of the model was finite, and this value with them: a model of NaNs still scores on a multiple-choice benchmark. From `items`
     to `decided_by` the columns are those of `validations.evidence.floor.Floor`: how far a score is that of a model at the floor.
+
+    Args:
+        floor_error_rate: how often a model at the floor may pass; with it, `smallest_margin` is what accuracy alone must lie above the
+            baseline to be shown in 8 of 10 cases.
 
     Raises:
         DataError: a benchmark has no baseline to be measured against, or not an answer to each item; or nothing that was measured of the
             parent was measured of the checkpoint.
     """
     is_finite = bool(evaluation["finite"])
-    same_benchmarks = parent_evaluation is not None and parent_evaluation["benchmarks_digest"] == evaluation["benchmarks_digest"]
-    parent_values = _benchmark_values(parent_evaluation) if parent_evaluation and same_benchmarks else {}
-    rows = [_measure_benchmark(result, parent_values, is_finite=is_finite) for result in evaluation["results"]]
+    parent_values = _benchmark_values(parent_evaluation) if parent_evaluation else {}
+    rows = [
+        _measure_benchmark(result, parent_values, is_finite=is_finite, floor_error_rate=floor_error_rate)
+        for result in evaluation["results"]
+    ]
     rows.append(_measure_macro(evaluation, parent_evaluation, is_finite=is_finite))
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"items": "Int64", "right": "Int64"})
 
@@ -48,8 +57,10 @@ def asked_evidence(evaluation: Evaluation) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["name", "measured"])
 
 
-def _measure_benchmark(result: Mapping[str, Any], parent_values: Mapping[str, float], *, is_finite: bool) -> dict[str, object]:
-    name = _name(result)
+def _measure_benchmark(
+    result: Mapping[str, Any], parent_values: Mapping[str, float], *, is_finite: bool, floor_error_rate: float | None
+) -> dict[str, object]:
+    name = name_of(result)
     value = _number(result["value"])
     baseline = _number(result.get("baseline"))
     if not math.isfinite(baseline):
@@ -72,7 +83,18 @@ def _measure_benchmark(result: Mapping[str, Any], parent_values: Mapping[str, fl
         **floor._asdict(),
         "floor_p_value": floor.p_value,
         "decided_by": floor.decided_by,
+        "smallest_margin": _smallest_margin(result, floor, floor_error_rate / NUM_TESTS) if floor_error_rate else math.nan,
     }
+
+
+def _smallest_margin(result: Mapping[str, Any], floor: Floor, level: float) -> float:
+    """Above the baseline, by the test of the accuracy that `measure_floor` makes."""
+    if floor.accuracy_test == BINOMIAL:
+        return smallest_margin(floor.items, float(result["baseline"]), level=level)
+    pairs = [(bool(answer["right"]), bool(answer["baseline_right"])) for answer in result["answers"]]
+    ours = sum(model and not baseline for model, baseline in pairs)
+    theirs = sum(baseline and not model for model, baseline in pairs)
+    return smallest_fall(Pairs(floor.items, gained=theirs, lost=ours), level=level)
 
 
 def _measure_macro(evaluation: Evaluation, parent: Evaluation | None, *, is_finite: bool) -> dict[str, object]:
@@ -117,11 +139,7 @@ def _macro(evaluation: Evaluation, components: Sequence[str]) -> float:
 
 
 def _benchmark_values(evaluation: Evaluation) -> dict[str, float]:
-    return {_name(result): _number(result["value"]) for result in evaluation["results"]}
-
-
-def _name(result: Mapping[str, Any]) -> str:
-    return f"{result['benchmark']} {result['metric']}"
+    return {name_of(result): _number(result["value"]) for result in evaluation["results"]}
 
 
 def _number(value: float | None) -> float:

@@ -130,6 +130,18 @@ class ExpectAccuracyNotToBeBelowTheBaseline(_AboveFloor):
     """Expect no benchmark's accuracy to be one that a model as good as the dumb baseline falls to no oftener than that."""
 
 
+class ExpectNoFallBelowTheParent(_AboveFloor):
+    """Expect no benchmark's score to be one that a model as good as its parent falls to no oftener than that."""
+
+
+class ExpectNoImpossibleRise(_AboveFloor):
+    """Expect no benchmark's score to lie further above the parent's than a phase can bring."""
+
+
+class ExpectRightAnswersToStayLikely(_AboveFloor):
+    """Expect the right choices not to become less likely than they were to the parent, by more than chance."""
+
+
 class ExpectSomethingToRead(_AboveFloor):
     """Expect a count of what was read, or can be, to be above zero."""
 
@@ -166,6 +178,14 @@ class ExpectCacheToBeMadeAsConfigured(_OneOf):
 
 class ExpectHandOffToBeCompared(_OneOf):
     """Expect the evidence to say of every change whether it is declared and found."""
+
+
+class ExpectTheWholeBenchmark(_OneOf):
+    """Expect every item of a benchmark to have been asked."""
+
+
+class ExpectScoresToBeComparable(_OneOf):
+    """Expect a benchmark to have been put to the checkpoint and to its parent in the same way, at a known point of the schedule."""
 
 
 class _NoneOf(_EveryRow):

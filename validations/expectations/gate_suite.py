@@ -1,5 +1,5 @@
-"""What is expected of a phase's last checkpoint before the next phase starts: tables `asked`, `benchmarks` and
-`bits_per_byte`."""
+"""What is expected of a phase's last checkpoint before the next phase starts: the tables of `validations.evidence.evaluation` and
+`validations.evidence.against_parent`."""
 
 from collections.abc import Mapping
 
@@ -7,6 +7,7 @@ import pandas as pd
 
 from validations.evidence.floor import NUM_TESTS
 from validations.expectations.check import Check, expect_rows
+from validations.expectations.parent_checks import IS_COMPARABLE, IS_WHOLE, has_not_fallen, has_not_risen, stays_likely
 from validations.limits import GateLimits
 
 GATE_SUITE = "gate"
@@ -21,12 +22,31 @@ def gate_checks(limits: GateLimits, tables: Mapping[str, pd.DataFrame]) -> tuple
         expect_rows("bits_per_byte", "Evaluate the checkpoint on the held-out splits."),
         _expect_finite("benchmarks"),
         _expect_finite("bits_per_byte"),
+        expect_rows("comparable", "Evaluate the checkpoint on at least one benchmark."),
+        IS_WHOLE,
     ]
     if limits.must_beat_baseline and limits.floor_error_rate is not None:
         checks += [_is_above_floor(limits.floor_error_rate), _is_not_below_baseline(limits.floor_error_rate)]
     if tables["bits_per_byte"].get("has_parent", pd.Series([True])).any():
         checks.append(_keeps_to_parent(limits))
+    if limits.false_refusal_rate is not None:
+        checks += [IS_COMPARABLE, *_against_parent(limits, limits.false_refusal_rate, tables)]
     return tuple(checks)
+
+
+def _against_parent(limits: GateLimits, rate: float, tables: Mapping[str, pd.DataFrame]) -> list[Check]:
+    """Falls and rises where the table `comparable` says that they are asked for, or says nothing; likelihoods where there are any."""
+    checks: list[Check] = []
+    for table, column, check in (
+        ("falls", "asks_fall", has_not_fallen(limits, rate)),
+        ("rises", "asks_rise", has_not_risen(limits, rate)),
+    ):
+        if tables["comparable"].get(column, pd.Series([True])).any() or len(tables[table]):
+            checks += [expect_rows(table, "Compare the checkpoint with its parent, item by item."), check]
+    likelihoods = tables["likelihoods"]
+    if len(likelihoods) or not len(likelihoods.columns):
+        checks.append(stays_likely(rate))
+    return checks
 
 
 _IS_MEASURED = Check(

@@ -32,6 +32,8 @@ class Suite:
     evidence: tuple[str, ...] = ()
 
 
+COMPARED_BY = ("gate.py", "against_parent.py", "comparable.py", "paired.py", "proportions.py", "detectable.py")
+"""What compares a checkpoint with its parent."""
 SUITES = {
     DATA_SUITE: Suite(
         DATA_SUITE,
@@ -49,10 +51,10 @@ SUITES = {
     ),
     GATE_SUITE: Suite(
         GATE_SUITE,
-        4,
-        ("asked", "benchmarks", "bits_per_byte"),
+        5,
+        ("asked", "benchmarks", "bits_per_byte", "comparable", "falls", "rises", "likelihoods"),
         lambda thresholds, tables: gate_checks(GateLimits.model_validate(thresholds), tables),
-        ("evaluation.py", "floor.py"),
+        ("evaluation.py", "floor.py", *COMPARED_BY),
     ),
 }
 

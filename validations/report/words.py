@@ -33,6 +33,11 @@ def lines_of(verdict: Verdict) -> tuple[str, ...]:
     )
 
 
+def notes_of(verdict: Verdict) -> tuple[str, ...]:
+    """What a reader must know beside the checks, a line each; none for most verdicts."""
+    return tuple(f"  {_whole_line(note)}" for note in verdict.notes)
+
+
 def place_of(verdict: Verdict) -> str:
     """Where a person reads on: the verdict's own report where it was built, else the folder of its evidence."""
     report = report_folder_of(verdict) + "/index.html"
@@ -51,6 +56,8 @@ def as_markdown(verdict: Verdict) -> str:
         lines += [*_section(failure), ""]
     if accepted := accepted_of(verdict):
         lines += ["## Accepted by the recipe", "", *map(_accepted, accepted), ""]
+    if verdict.notes:
+        lines += ["## What the gate could see", "", *(f"- {_escaped(_whole_line(note))}" for note in verdict.notes), ""]
     lines += ["## Every check", "", "| | expected | table | observed |", "|---|---|---|---|"]
     for check in sorted(verdict.checks, key=lambda check: check.passes):
         lines.append(
@@ -86,15 +93,23 @@ def _rest(worst: Failure) -> str:
     return f"And {plural(more, 'more case')}. " if more else ""
 
 
+def _whole_line(text: str) -> str:
+    return " ".join(text.split())
+
+
 def _one_line(text: str) -> str:
     """The text without line breaks, and not so long that nobody reads it."""
-    line = " ".join(text.split())
+    line = _whole_line(text)
     return line if len(line) <= MAX_CHARACTERS else line[: MAX_CHARACTERS - 1] + "…"
 
 
 def _inline(text: str) -> str:
     """Text that Markdown shows as it is: what comes from data is no markup."""
-    return "".join(f"\\{letter}" if letter in "\\`*_[]<>#|~&$" else letter for letter in _one_line(text))
+    return _escaped(_one_line(text))
+
+
+def _escaped(line: str) -> str:
+    return "".join(f"\\{letter}" if letter in "\\`*_[]<>#|~&$" else letter for letter in line)
 
 
 def _cell(text: str) -> str:

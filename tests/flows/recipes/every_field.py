@@ -200,6 +200,9 @@ GATES: dict[str, Row] = {
     "model.max_increase_bits_per_byte": Row(plus(0.5), GATE),
     "model.must_beat_baseline": Row(FLIP, GATE),
     "model.floor_error_rate": Row(times(0.5), GATE),
+    "model.false_refusal_rate": Row(times(0.5), GATE),
+    "model.max_score_fall": Row(times(0.5), GATE),
+    "model.max_score_rise": Row(times(0.5), GATE),
 }
 PHASE: dict[str, Row] = {
     "name": Row(to("other"), RUN),

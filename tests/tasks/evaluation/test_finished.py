@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from flows.recipes.words import adamw, constant
 from tasks.data.plan import DataPlan
 from tasks.evaluation import finished
 from tasks.evaluation.benchmark_folder import write_benchmarks
@@ -34,7 +35,16 @@ def run_of(config: ModelConfig, output: Path, *components: str) -> RunConfig:
     """Of a run, what an evaluation asks."""
     return cast(
         RunConfig,
-        SimpleNamespace(output=str(output), model=config, keeps_average=False, caches=dict.fromkeys(components or ("law",), "cache")),
+        SimpleNamespace(
+            output=str(output),
+            model=config,
+            keeps_average=False,
+            caches=dict.fromkeys(components or ("law",), "cache"),
+            start_step=0,
+            stop_step=10,
+            learning_rate=(constant(0, 10, 1e-3),),
+            optimizer=adamw(),
+        ),
     )
 
 

@@ -14,7 +14,7 @@ from tests.validations.evidence.health.simulated import Scenario, healthy_rows
 from tests.validations.test_gate import BETTER, LIMITS, PARENT
 from trainer.base import code_digest
 from trainer.metrics import PARAM_GROUPS
-from validations.evidence.evaluation import asked_evidence, gate_evidence
+from validations.evidence.gate import gate_tables
 from validations.evidence.health.evidence import health_evidence
 from validations.expectations.judging import CheckResult, judge_tables
 from validations.expectations.reasons import reasons_for
@@ -24,8 +24,9 @@ from validations.verdict import DataEvidence
 
 Tables = dict[str, pd.DataFrame]
 EVERY_TABLE = [pytest.param(name, table, id=f"{name}-{table}") for name, suite in SUITES.items() for table in suite.tables]
-EMPTY_IS_GOOD = {"leaked_items"}
-"""A list of what was found: it is empty where nothing was, and the counts beside it say so."""
+EMPTY_IS_GOOD = {"leaked_items", "likelihoods"}
+"""Lists of what was found: empty where nothing was. No likelihood is compared where no item has choices."""
+GATE_LIMITS = LIMITS.but(false_refusal_rate=0.05, max_score_fall=0.01, max_score_rise=0.25)
 
 
 @pytest.fixture
@@ -34,10 +35,7 @@ def tables_of(data_evidence: Callable[..., DataEvidence]) -> Callable[[str], Tab
 
     def build(suite: str) -> Tables:
         if suite == "gate":
-            evidence = gate_evidence(BETTER, PARENT)
-            kinds = {"benchmarks": "benchmark", "bits_per_byte": "bits_per_byte"}
-            asked = {"asked": asked_evidence(BETTER)}
-            return asked | {table: evidence[evidence["kind"] == kind] for table, kind in kinds.items()}
+            return gate_tables(BETTER, PARENT, GATE_LIMITS)
         if suite == "health":
             return {"health": health_evidence(healthy_rows(Scenario()), HEALTH_LIMITS, groups=PARAM_GROUPS)}
         evidence = data_evidence()
@@ -48,7 +46,7 @@ def tables_of(data_evidence: Callable[..., DataEvidence]) -> Callable[[str], Tab
 
 @pytest.fixture
 def thresholds(limits: DataLimits) -> dict[str, dict[str, Any]]:
-    return {name: one.model_dump(mode="json") for name, one in (("data", limits), ("health", HEALTH_LIMITS), ("gate", LIMITS))}
+    return {name: one.model_dump(mode="json") for name, one in (("data", limits), ("health", HEALTH_LIMITS), ("gate", GATE_LIMITS))}
 
 
 def judged(suite: str, tables: Tables, thresholds: dict[str, dict[str, Any]], table: str | None = None) -> list[CheckResult]:
@@ -125,7 +123,9 @@ def test_a_suites_version_is_its_number_and_a_digest_of_the_code():
     assert version_of(replace(suite, number=suite.number + 1)) == f"{suite.number + 1}-{digest}"
 
 
-@pytest.mark.parametrize(("suite", "module"), [("data", "leakage/own.py"), ("health", "health/spikes.py"), ("gate", "floor.py")])
+@pytest.mark.parametrize(
+    ("suite", "module"), [("data", "leakage/own.py"), ("health", "health/spikes.py"), ("gate", "floor.py"), ("gate", "proportions.py")]
+)
 def test_what_makes_the_evidence_is_in_the_version_of_its_suite_alone(
     suite: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

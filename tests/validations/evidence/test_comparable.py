@@ -1,0 +1,101 @@
+from typing import Any
+
+import pytest
+
+from tests.validations.made_answers import guessed_result, setting
+from trainer.base.errors import DataError
+from validations.evidence.comparable import Favours, compare, favoured_by_schedule
+
+STEADY = {"end": 1e-3, "peak": 1e-3, "optimizer": "adamw"}
+
+
+def point(end: float, peak: float, optimizer: str = "adamw") -> dict[str, Any]:
+    return {"end": end, "peak": peak, "optimizer": optimizer}
+
+
+def evaluation(phase: str = "kestrel", schedule: dict[str, Any] | None = STEADY, **changed: Any) -> dict[str, Any]:
+    result = guessed_result(right=80, first=100)
+    result["setting"] = setting("continuation", 200) | changed
+    return {"phase": phase, "results": [result], "schedule": schedule}
+
+
+def compared(ours: dict[str, Any], parent: dict[str, Any] | None):
+    return compare("continuation acc", ours["results"][0], ours, parent)
+
+
+def test_what_was_put_alike_at_the_same_point_is_compared():
+    found = compared(evaluation("ocelot"), evaluation())
+    assert (found.parent, found.limited, found.differs, found.why_not) == ("kestrel", "", "", "")
+    assert found.asks_fall
+    assert found.asks_rise
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"version": "2.0"}, "version of the benchmark 1.0, the parent's 2.0"),
+        ({"shots": 5}, "examples in the prompt 0, the parent's 5"),
+        ({"filter": "flexible-extract"}, "filter of the answers none, the parent's flexible-extract"),
+        ({"items": 300, "asked": 300}, "number of items 200, the parent's 300; items that were asked 200, the parent's 300"),
+        ({"asked": 100}, "items that were asked 200, the parent's 100"),
+        ({"items_digest": "others"}, "other items (items of, the parent's others)"),
+        ({"prompts_digest": "others"}, "other prompts (prompts , the parent's others)"),
+        ({"precision": "bfloat16"}, "precision float32, the parent's bfloat16"),
+        ({"temperature": 0.7}, "temperature None, the parent's 0.7"),
+    ],
+)
+def test_each_part_of_the_setting_that_differs_is_named_and_nothing_is_compared(changed: dict[str, Any], said: str):
+    found = compared(evaluation("ocelot"), evaluation(**changed))
+    assert found.differs == said
+    assert not found.asks
+
+
+def test_a_parent_that_was_never_asked_it_is_no_error():
+    found = compared(evaluation("ocelot"), evaluation() | {"results": []})
+    assert (found.differs, found.asks, found.why_not) == ("", False, "kestrel was never measured on it")
+    found = compared(evaluation(), None)
+    assert (found.differs, found.asks, found.parent) == ("", False, None)
+
+
+def test_a_parent_of_before_settings_were_kept_is_an_error():
+    parent = evaluation()
+    del parent["results"][0]["setting"]
+    assert compared(evaluation("ocelot"), parent).differs == "the parent's evaluation does not say how it was put"
+    assert compared(evaluation("ocelot"), evaluation(schedule=None)).differs.startswith("the evaluation of kestrel does not say at which")
+
+
+@pytest.mark.parametrize("parent", [None, evaluation()])
+def test_the_first_items_alone_are_no_score(parent: dict[str, Any] | None):
+    found = compared(evaluation("ocelot", asked=100), parent)
+    assert found.limited == "only 100 of its 200 items were asked, which are the first and no sample"
+    assert not found.asks
+
+
+@pytest.mark.parametrize(
+    ("here", "parent", "favours"),
+    [
+        (point(1e-3, 1e-3), point(1e-3, 1e-3), "neither"),
+        (point(1.7e-3, 1.7e-3), point(1e-3, 1e-3), "neither"),  # a peak that is not twice as high
+        (point(1.7e-5, 1.7e-3), point(1.7e-3, 1.7e-3), "checkpoint"),  # a cooldown after a steady phase
+        (point(1.7e-3, 1.7e-3), point(1.7e-4, 1.7e-3), "parent"),  # a phase that warms up again
+        (point(4e-4, 1e-3), point(1e-4, 1e-3), "parent"),  # in mid-decay beside an annealed one
+        (point(1e-4, 1e-3), point(4e-4, 1e-3), "checkpoint"),
+        (point(4e-4, 1e-3), point(2e-4, 1e-3), "neither"),  # both in mid-decay, within a factor of two
+        (point(1.5e-4, 1e-3), point(4e-4, 1e-3), "checkpoint"),
+        (point(1e-5, 1e-5), point(1e-5, 1e-3), "neither"),  # it goes on at the rate at which its parent ended
+        (point(0.0, 1e-3), point(1e-4, 1e-3), "neither"),  # both annealed
+        (point(0.02, 0.02, "muon"), point(1e-3, 1e-3), "neither"),  # rates of two kinds of optimizer say nothing of each other
+        (point(2e-4, 0.002, "muon"), point(1e-3, 1e-3), "checkpoint"),
+    ],
+)
+def test_who_is_further_down_its_learning_rate_is_favoured(here: dict[str, Any], parent: dict[str, Any], favours: Favours):
+    assert favoured_by_schedule(here, parent) == favours
+    found = compared(evaluation("ocelot", here), evaluation("kestrel", parent))
+    assert (found.asks_fall, found.asks_rise) == (favours != "parent", favours != "checkpoint")
+    assert bool(found.why_not) == (favours != "neither")
+
+
+@pytest.mark.parametrize("broken", [point(2e-3, 1e-3), point(-1e-3, 1e-3), point(0.0, 0.0), point(float("nan"), 1e-3)])
+def test_a_rate_that_is_none_is_refused(broken: dict[str, Any]):
+    with pytest.raises(DataError, match="a learning rate between 0 and the phase's peak"):
+        favoured_by_schedule(broken, STEADY)

@@ -1,0 +1,187 @@
+"""A gate that compares scores with the parent's: what it refuses, what it lets pass, and what it says of either."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from markupsafe import escape
+from pydantic import ValidationError
+
+from tests.validations.made_answers import scored_result
+from tests.validations.test_gate import LIMITS as WITHOUT
+from tests.validations.test_gate import PARENT
+from trainer.base.errors import DataError
+from validations.limits import GateLimits
+from validations.report.pages import Card, index_page
+from validations.report.words import as_markdown, notes_of
+from validations.verdict import Verdict, judge_gate
+
+LIMITS = WITHOUT.but(false_refusal_rate=0.05, max_score_fall=0.01, max_score_rise=0.25)
+STEADY, ANNEALED = ({"end": end, "peak": 1e-3, "optimizer": "adamw"} for end in (1e-3, 1e-5))
+ITEMS = 200
+
+
+def scored(right: np.ndarray, *, shift: float = 0.0, benchmark: str = "continuation") -> dict[str, Any]:
+    """A benchmark whose right choices lie ahead by a draw of their own, the same in every call, and `shift` nats more."""
+    scores = np.random.default_rng(11).normal(0, 1, (len(right), 4)) + np.array([2.0, 0, 0, 0])
+    return scored_result(scores + np.array([shift, 0, 0, 0]), right=right, benchmark=benchmark)
+
+
+def answered(*, lost: int = 0, gained: int = 0, shift: float = 0.0, benchmark: str = "continuation") -> dict[str, Any]:
+    """Of 200 items the parent has the first 120 right."""
+    right = np.arange(ITEMS) < 120
+    right[:lost] = False
+    right[120 : 120 + gained] = True
+    return scored(right, shift=shift, benchmark=benchmark)
+
+
+def of(phase: str, *results: dict[str, Any], schedule: dict[str, Any] = STEADY) -> dict[str, Any]:
+    return PARENT | {"phase": phase, "results": list(results), "schedule": schedule}
+
+
+def judge(folder: Path, evaluation: dict[str, Any], *, parent: dict[str, Any] | None = None, limits: GateLimits = LIMITS) -> Verdict:
+    return judge_gate("gate", evaluation, parent_evaluation=parent or of("kestrel", answered()), limits=limits, folder=folder)
+
+
+@pytest.mark.parametrize(
+    ("lost", "gained", "expectation"),
+    [
+        (12, 8, None),  # as good as its parent, within chance
+        (8, 12, None),
+        (30, 5, "expect_no_fall_below_the_parent"),
+        (0, 40, None),  # a rise of 0.2 is possible
+        (0, 80, "expect_no_impossible_rise"),
+        (0, 55, None),  # 0.275 on 200 items may truly be 0.25
+    ],
+)
+def test_a_fall_and_an_impossible_rise_are_refused(tmp_path: Path, lost: int, gained: int, expectation: str | None):
+    verdict = judge(tmp_path, of("ocelot", answered(lost=lost, gained=gained)))
+    assert verdict.passes == (expectation is None)
+    assert [reason.expectation for reason in verdict.reasons if reason.severity == "critical"] == [expectation] * (not verdict.passes)
+
+
+def test_a_fall_is_named_with_its_interval_and_its_items(tmp_path: Path):
+    reason = judge(tmp_path, of("ocelot", answered(lost=30, gained=5))).reasons[0]
+    assert reason.what == (
+        "continuation acc fell from kestrel's 0.600 to 0.475, by -0.125 (-0.185 to -0.072) on the same 200 items: 30 lost, 5 gained"
+    )
+    assert reason.found.endswith("over 2 tests")
+
+
+def test_a_fall_that_the_recipe_allows_passes(tmp_path: Path):
+    evaluation = of("ocelot", answered(lost=30, gained=5))
+    assert judge(tmp_path, evaluation, limits=LIMITS.but(max_score_fall=0.1)).passes
+    assert not judge(tmp_path, evaluation, limits=LIMITS.but(max_score_fall=0.05)).passes
+    assert judge(tmp_path, evaluation, limits=WITHOUT).passes
+
+
+def test_more_benchmarks_ask_for_more(tmp_path: Path):
+    """What refuses a gate of one benchmark is chance in a gate of six."""
+    fallen, steady = answered(lost=14, gained=2), [answered(benchmark=f"other-{number}") for number in range(5)]
+    level = LIMITS.but(max_score_fall=0.0, max_score_rise=None)
+    alone, beside = judge(tmp_path, of("ocelot", fallen), limits=level), of("kestrel", answered(), *steady)
+    assert not alone.passes
+    assert judge(tmp_path, of("ocelot", fallen, *steady), parent=beside, limits=level.but(false_refusal_rate=0.01)).passes
+
+
+def test_an_annealed_checkpoint_is_asked_for_falls_alone(tmp_path: Path):
+    verdict = judge(tmp_path, of("cooldown", answered(gained=80), schedule=ANNEALED))
+    assert verdict.passes
+    assert "A rise over kestrel is not asked for" in verdict.notes[0]
+    assert not judge(tmp_path, of("cooldown", answered(lost=30), schedule=ANNEALED)).passes
+
+
+def test_after_an_annealed_parent_rises_alone_are_asked_for(tmp_path: Path):
+    parent = of("kestrel", answered(), schedule=ANNEALED)
+    assert judge(tmp_path, of("ocelot", answered(lost=30)), parent=parent).passes
+    assert not judge(tmp_path, of("ocelot", answered(gained=80)), parent=parent).passes
+
+
+def test_right_answers_that_became_less_likely_warn(tmp_path: Path):
+    verdict = judge(tmp_path, of("ocelot", answered(shift=-0.3)))
+    assert verdict.passes
+    assert [(reason.expectation, reason.severity) for reason in verdict.reasons] == [("expect_right_answers_to_stay_likely", "warning")]
+    assert verdict.reasons[0].what.startswith(
+        "the right answers of continuation acc have become less likely than they were to kestrel: -0.0"
+    )
+
+
+def test_what_was_put_otherwise_fails_by_name(tmp_path: Path):
+    other = answered()
+    other["setting"] |= {"shots": 5}
+    verdict = judge(tmp_path, of("ocelot", other))
+    assert [reason.what for reason in verdict.reasons] == [
+        "continuation acc cannot be compared with kestrel's: examples in the prompt 5, the parent's 0"
+    ]
+    assert judge(tmp_path, of("ocelot", other), limits=WITHOUT).passes
+
+
+@pytest.mark.parametrize("limits", [LIMITS, WITHOUT])
+def test_the_first_items_alone_fail_with_a_parent_and_without(tmp_path: Path, limits: GateLimits):
+    limited = answered()
+    limited["setting"] |= {"items": 1000}
+    for parent in (None, of("kestrel", limited)):
+        verdict = judge_gate("gate", of("ocelot", limited), parent_evaluation=parent, limits=limits, folder=tmp_path)
+        assert [reason.expectation for reason in verdict.reasons] == ["expect_the_whole_benchmark"]
+        assert "only 200 of its 1,000 items were asked" in verdict.reasons[0].what
+
+
+def test_the_same_setting_with_other_items_is_refused(tmp_path: Path):
+    other = answered()
+    other["answers"][3]["id"] = "another"
+    with pytest.raises(DataError, match="compared item by item, and must have the same items"):
+        judge(tmp_path, of("ocelot", other))
+
+
+def test_a_benchmark_that_the_parent_never_saw_is_left_to_the_floor_and_the_verdict_says_so(tmp_path: Path):
+    new = answered(benchmark="order")
+    verdict = judge(tmp_path, of("ocelot", answered(), new))
+    assert verdict.passes
+    assert verdict.notes[1].startswith(
+        "order acc: 0.600, not compared with a parent: kestrel was never measured on it. The floor alone decides"
+    )
+    tables = {name: pd.read_parquet(tmp_path / f"{name}.parquet") for name in ("comparable", "falls", "rises")}
+    assert list(tables["falls"]["name"]) == list(tables["rises"]["name"]) == ["continuation acc"]
+    assert list(tables["comparable"]["asks_fall"]) == [True, False]
+    at_the_floor = scored_result(np.random.default_rng(2).normal(0, 1, (ITEMS, 4)), benchmark="order")
+    assert not judge(tmp_path, of("ocelot", answered(), at_the_floor)).passes
+
+
+def test_every_gate_says_what_it_could_see(tmp_path: Path):
+    verdict = judge(tmp_path, of("ocelot", answered(lost=12, gained=8)))
+    [fall] = pd.read_parquet(tmp_path / "falls.parquet").to_dict("records")
+    assert f"A fall of {fall['smallest_detectable']:.3f} is seen in 8 of 10 cases (up to 0.01 is allowed)" in verdict.notes[0]
+    assert 0.05 < fall["smallest_detectable"] < 0.15
+    assert notes_of(verdict) == (f"  {verdict.notes[0]}",)
+    assert "## What the gate could see" in as_markdown(verdict)
+    page = index_page([Card("gate", verdict, (), {}, "")])
+    assert escape(verdict.notes[0]) in page[page.index("What the gate could see") :]
+    [note] = judge_gate("gate", of("kestrel", answered()), parent_evaluation=None, limits=LIMITS, folder=tmp_path).notes
+    assert "there is no phase before it. The floor alone decides: accuracy shows 0." in note
+
+
+def test_a_spread_between_checkpoints_makes_a_fall_chance(tmp_path: Path):
+    fallen = answered(lost=24, gained=5)
+    assert not judge(tmp_path, of("ocelot", fallen)).passes
+    restless = fallen | {"checkpoint_values": [0.65, 0.55, 0.62, 0.52]}
+    verdict = judge(tmp_path, of("ocelot", restless))
+    assert verdict.passes
+    assert "From one checkpoint to the next" in verdict.notes[0]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"false_refusal_rate": 0.05},
+        {"max_score_fall": 0.01},
+        {"max_score_rise": 0.25},
+        {"false_refusal_rate": 0.0, "max_score_fall": 0.01},
+        {"false_refusal_rate": 0.05, "max_score_fall": -0.01},
+        {"false_refusal_rate": 0.05, "max_score_fall": 0.01, "max_score_rise": 0.0},
+    ],
+)
+def test_limits_that_say_half_of_it_are_refused(fields: dict[str, float]):
+    with pytest.raises(ValidationError):
+        GateLimits.model_validate(WITHOUT.model_dump() | fields)

@@ -1,0 +1,30 @@
+"""Every table that a gate judges."""
+
+import pandas as pd
+
+from validations.evidence.against_parent import against_parent
+from validations.evidence.comparable import Evaluation
+from validations.evidence.evaluation import BENCHMARK, BITS_PER_BYTE, asked_evidence, gate_evidence
+from validations.limits import GateLimits
+
+
+def gate_tables(evaluation: Evaluation, parent: Evaluation | None, limits: GateLimits) -> dict[str, pd.DataFrame]:
+    """By their names.
+
+    Args:
+        parent: the evaluation of the phase that this one starts from; None where it starts from scratch.
+
+    Raises:
+        DataError: as `gate_evidence` and `against_parent`.
+    """
+    evidence = gate_evidence(evaluation, parent, floor_error_rate=limits.asked_floor_error_rate)
+    compared = against_parent(evaluation, parent, limits)
+    return {
+        "asked": asked_evidence(evaluation),
+        "benchmarks": evidence[evidence["kind"] == BENCHMARK].reset_index(drop=True),
+        "bits_per_byte": evidence[evidence["kind"] == BITS_PER_BYTE].reset_index(drop=True),
+        "comparable": compared.comparable,
+        "falls": compared.falls,
+        "rises": compared.rises,
+        "likelihoods": compared.likelihoods,
+    }

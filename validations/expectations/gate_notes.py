@@ -1,0 +1,76 @@
+"""What a gate could see, in words: a sentence or two a benchmark, the same in the terminal, the artifact, the report and `evaluate`."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from validations.evidence.detectable import POWER
+
+Row = Mapping[str, Any]
+IN_TEN = f"{10 * POWER:g} of 10 cases"
+
+
+def gate_notes(tables: Mapping[str, pd.DataFrame], *, asks_floor: bool) -> tuple[str, ...]:
+    """One note a benchmark: its score beside the parent's, the smallest effect that would be seen, and what is not asked.
+
+    Args:
+        tables: `benchmarks`, `comparable`, `falls` and `rises` of a gate's evidence.
+        asks_floor: whether the recipe asks that a benchmark is above its floor.
+    """
+    benchmarks, falls, rises = (_by_name(tables[name]) for name in ("benchmarks", "falls", "rises"))
+    return tuple(
+        _note(comparison, benchmarks[name], falls.get(name) or rises.get(name), (falls.get(name), rises.get(name)), asks_floor=asks_floor)
+        for name, comparison in _by_name(tables["comparable"]).items()
+    )
+
+
+def _note(comparison: Row, benchmark: Row, change: Row | None, asked: Sequence[Row | None], *, asks_floor: bool) -> str:
+    score = f"{comparison['name']}: {benchmark['value']:.3f}"
+    why_not = comparison["why_not"]
+    if change is None:
+        why = "; ".join(filter(None, (comparison["limited"], comparison["differs"]))) or why_not
+        return f"{score}, not compared with a parent: {why}. {_floor(benchmark, asks_floor=asks_floor)}"
+    difference = f"{change['difference']:+.3f} ({change['low']:+.3f} to {change['high']:+.3f})"
+    beside = f"{score}, {difference} to {change['against']}'s {change['parent']:.3f} on the same {change['items']:,} items."
+    seen = [_seen(what, row) for what, row in zip(("fall", "rise"), asked, strict=True)]
+    return " ".join(filter(None, (beside, *seen, _spread(change), f"{_capital(why_not)}." if why_not else "")))
+
+
+def _seen(what: str, change: Row | None) -> str:
+    """What is refused, and how large it must be to be seen."""
+    if change is None:
+        return ""
+    smallest, limit = change["smallest_detectable"], change["limit"]
+    allowed = f" (up to {limit:g} is allowed)" if limit else ""
+    if math.isnan(smallest):
+        return f"On so few items no {what} is seen in {IN_TEN}{allowed}."
+    return f"A {what} of {smallest:.3f} is seen in {IN_TEN}{allowed}; a smaller one may pass."
+
+
+def _spread(change: Row) -> str:
+    if not change["spread"]:
+        return ""
+    return f"From one checkpoint to the next the difference moves by {change['spread']:.3f}, which is in the interval and the tests."
+
+
+def _floor(benchmark: Row, *, asks_floor: bool) -> str:
+    if not asks_floor:
+        return "The recipe asks for no floor either: nothing is decided by this score."
+    margin, baseline = benchmark["smallest_margin"], benchmark["baseline"]
+    if math.isnan(margin):
+        return f"The floor alone decides (baseline {baseline:.3f}), and on so few items only by the likelihood of the right answers."
+    return (
+        f"The floor alone decides: accuracy shows {margin:.3f} above the baseline of {baseline:.3f} in {IN_TEN}, and the likelihood of the "
+        "right answers may show less."
+    )
+
+
+def _by_name(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    rows: Sequence[dict[str, Any]] = table.to_dict("records")  # pyright: ignore[reportAssignmentType]  # the names are text
+    return {str(row["name"]): row for row in rows}
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
