@@ -1,4 +1,4 @@
-"""Which weights of a phase are exported – the last, their moving average, or the mean of its last checkpoints – and whether a folder has them."""
+"""Which weights of a phase are exported: the last, their moving average, or the mean of its last checkpoints; and what a folder holds."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -18,6 +18,12 @@ from trainer.config import RunConfig
 from trainer.model.params import Params
 
 
+def kept_steps(folder: Path, run: RunConfig) -> list[int]:
+    """The steps of the phase that have a committed checkpoint, oldest first; none where that of its end is not there."""
+    steps = [step for step in saved_steps(folder) if run.start_step < step <= run.stop_step and is_committed(folder / str(step))]
+    return steps if steps and steps[-1] == run.stop_step else []
+
+
 def average_of_last(folder: Path, run: RunConfig, count: int) -> tuple[Params, tuple[int, ...]]:
     """The mean of the weights of the run's last `count` checkpoints, and their steps, oldest first.
 
@@ -27,8 +33,8 @@ def average_of_last(folder: Path, run: RunConfig, count: int) -> tuple[Params, t
     Raises:
         CheckpointError: fewer are kept, one is damaged, or one was written by another run or model.
     """
-    steps = [step for step in saved_steps(folder) if run.start_step < step <= run.stop_step and is_committed(folder / str(step))]
-    if len(steps) < count or steps[-1] != run.stop_step:
+    steps = kept_steps(folder, run)
+    if len(steps) < max(count, 1):
         raise CheckpointError(
             f"the mean of {count} checkpoints must end with the one of step {run.stop_step}, and {folder} has {len(steps)} of this phase "
             f"({', '.join(map(str, steps)) or 'none'}). Ask for fewer, or have more kept: `checkpoints.keep_all` or `checkpoints.at_steps`."

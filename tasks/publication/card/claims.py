@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tasks.evaluation.finished import EVALUATION_NAME
 from tasks.publication.card.data_claims import data_claims, tokenizer_claims
-from tasks.publication.card.gate_claims import GATES, Gate, check_judged, evaluation_claims, gate_claims, read_gate
+from tasks.publication.card.gate_claims import GATES, Gate, check_judged, evaluation_claims, gate_claims, hand_off_claims, read_gate
 from tasks.publication.card.home_files import HomeFiles
 from tasks.publication.card.training_claims import (
     Trained,
@@ -79,6 +79,7 @@ def read_claims(
         "order": order,
         "data": data,
         "tokenizer": tokenizer_claims(files, data),
+        "hand_off": hand_off_claims(files, subject.run_name, subject.phase),
         "gates": {gate: gate_claims(files, subject.run_name, subject.phase, gate, verdict) for gate, verdict in verdicts.items()},
         **_judgement(files, trained, subject, verdicts, judges_again=judges_again),
         "checkpoint": checkpoint_claims(files, trained),

@@ -1,4 +1,4 @@
-"""The data of a card as a Croissant 1.0 description: every source file by its digest, a dataset a phase. Worked out from the claims alone."""
+"""The data of a card as a Croissant 1.0 description: every source file by its digest. Worked out from the claims alone."""
 
 from collections.abc import Mapping
 from typing import Any

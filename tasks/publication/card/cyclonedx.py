@@ -41,7 +41,10 @@ def build_ml_bom(claims: Mapping[str, Any]) -> dict[str, Any]:
 
 def _model_card(claims: Mapping[str, Any]) -> dict[str, Any]:
     model = claims["training"]["settings"]["model"]
-    shape = f"{model['num_layers']} layers, d_model {model['d_model']}, {model['num_query_heads']} query heads, vocabulary {model['vocab_size']}"
+    shape = (
+        f"{model['num_layers']} layers, d_model {model['d_model']}, {model['num_query_heads']} query heads, "
+        f"vocabulary {model['vocab_size']}"
+    )
     return {
         "modelParameters": {
             "approach": {"type": "self-supervised"},

@@ -12,6 +12,7 @@ SPEAKERS = {
     "order": "the checkpoint says",
     "data": "the cache says",
     "tokenizer": "the home says",
+    "hand_off": "the evidence says",
     "gates": "the verdict says",
     "evaluation": "the evaluation says",
     "checkpoint": "the checkpoint's files say",

@@ -1,9 +1,11 @@
 """What a card claims of judgement: the verdicts with their limits, checks and evidence, and the evaluation that the last one judged."""
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import pandas as pd
 from pydantic import ValidationError
 
 from tasks.evaluation.benchmark_folder import read_benchmark_folder
@@ -49,6 +51,17 @@ def gate_claims(files: HomeFiles, run_name: str, phase: str, gate: Gate, verdict
     }
 
 
+def hand_off_claims(files: HomeFiles, run_name: str, phase: str) -> dict[str, Any]:
+    """What the start of the phase changed against its parent: declared or not, before and after, as the verdict on its data judged it."""
+    path = f"verdicts/{run_name}/{phase}/data/hand_off.parquet"
+    if not files.has(path):
+        return {}
+    table = files.tried("hand_off", lambda: pd.read_parquet(files.root / path), ValueError, OSError)
+    rows: list[dict[str, Any]] = [] if table is None else json.loads(table.to_json(orient="records"))
+    changes = {str(row["name"]): {name: row[name] for name in ("declared", "found", "before", "after")} for row in rows}
+    return {"changes": changes, "rests_on": files.ground(path)}
+
+
 def check_judged(
     files: HomeFiles, trained: Trained, verdicts: Mapping[Gate, Verdict], evaluation: Mapping[str, Any] | None, parent: Any
 ) -> None:
@@ -59,7 +72,9 @@ def check_judged(
         files.agree("gates.health.judged", "metrics.jsonl has", said, [digest_of_file(metrics)])
     if "model" in verdicts and evaluation is not None:
         found = judged_by_gate(evaluation, parent)  # pyright: ignore[reportArgumentType]  # as it lies in the file
-        files.agree("gates.model.judged", "the evaluations have", verdicts["model"].judged, found)
+        judged = verdicts["model"].judged
+        for name in {**judged, **found}:
+            files.agree(f"gates.model.judged.{name}", "the evaluations have", judged.get(name), found.get(name))
 
 
 def evaluation_claims(files: HomeFiles, trained: Trained, evaluation: Mapping[str, Any], held_out_tokens: int | None) -> dict[str, Any]:
@@ -84,7 +99,7 @@ def evaluation_claims(files: HomeFiles, trained: Trained, evaluation: Mapping[st
     kept = ("key", "weights", "params_digest", "benchmarks", "benchmarks_digest", "bits_per_byte", "macro_bits_per_byte", "finite")
     return {
         **{name: evaluation[name] for name in kept},
-        "ema_macro_bits_per_byte": evaluation.get("ema_macro_bits_per_byte"),
+        **{name: evaluation.get(name) for name in ("ema_macro_bits_per_byte", "mean_macro_bits_per_byte", "mean_of_steps")},
         "results": results,
         "benchmark_files": _benchmark_files(files, evaluation),
         "held_out_tokens": held_out_tokens,

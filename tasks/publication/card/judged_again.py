@@ -1,5 +1,6 @@
 """Giving a verdict again from the bytes that it rests on: metrics, evaluations and evidence tables."""
 
+import logging
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +34,7 @@ def check_again(
     Args:
         verdicts: gate → folder of its evidence in the home, and the verdict.
     """
+    logging.getLogger("great_expectations").setLevel(logging.WARNING)
     for gate, (evidence, verdict) in verdicts.items():
         suite = SUITES.get(verdict.suite)
         if suite is None or version_of(suite) != verdict.suite_version:

@@ -74,6 +74,16 @@ def _lineage(claims: Mapping[str, Any]) -> Iterator[str]:
         fresh = ", ".join(start["fresh"]) if start and start["fresh"] else "–"
         steps = f"{one['start_step']:,} to {one['left_at_step']:,}"
         yield f"| {one['phase']} | {steps} | {origin} | {fresh} | `{one['params_digest'][:SHOWN_DIGITS]}` |"
+    yield from _changes(claims)
+
+
+def _changes(claims: Mapping[str, Any]) -> Iterator[str]:
+    """What the phase changed at its start."""
+    changes = claims.get("hand_off", {}).get("changes", {})
+    named = [f"{name} ({one['before']} → {one['after']})" for name, one in changes.items() if one["found"]]
+    if claims["lineage"][-1]["start"] and named:
+        yield ""
+        yield f"Changed at its start: {'; '.join(named)}."
 
 
 def _mixtures(claims: Mapping[str, Any]) -> Iterator[str]:
@@ -101,9 +111,11 @@ def _results(claims: Mapping[str, Any]) -> Iterator[str]:
     for name, one in evaluation["results"].items():
         yield f"| {name} | {one['metric']} | {one['value']:.4f} | {one['stderr']:.4f} | {one['items']} | {one['baseline']:.4f} |"
     yield ""
-    average = evaluation["ema_macro_bits_per_byte"]
+    average, mean = evaluation["ema_macro_bits_per_byte"], evaluation["mean_macro_bits_per_byte"]
     moving = "" if average is None else f"; of the moving average {average:.4f}"
-    yield f"Bits per byte on held-out text, mean of {len(evaluation['bits_per_byte'])} components: {evaluation['macro_bits_per_byte']:.4f}{moving}."
+    moving += "" if mean is None else f"; of the mean of the last {len(evaluation['mean_of_steps'])} checkpoints {mean:.4f}"
+    count = len(evaluation["bits_per_byte"])
+    yield f"Bits per byte on held-out text, mean of {count} components: {evaluation['macro_bits_per_byte']:.4f}{moving}."
 
 
 def _verdicts(claims: Mapping[str, Any]) -> Iterator[str]:
@@ -114,7 +126,7 @@ def _verdicts(claims: Mapping[str, Any]) -> Iterator[str]:
         passed = sum(outcome == "passed" for outcome, _ in outcomes)
         warned = sum(outcome == "accepted" or (outcome == "failed" and severity == "warning") for outcome, severity in outcomes)
         says = "passes" if gate["passes"] else "**fails**"
-        yield f"| {words[name]} | {says} | {passed} | {warned} | {len(outcomes) - passed - warned} |"
+        yield f"| {words.get(name, name)} | {says} | {passed} | {warned} | {len(outcomes) - passed - warned} |"
 
 
 def _data(claims: Mapping[str, Any]) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """The statement of a card: in-toto's Statement v1, its subjects the files of the model, its predicate the claims."""
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 from trainer.base.storage import digest_of_json
@@ -92,7 +93,7 @@ def _lineage_problems(
         yield f"{last}.{name}", lineage[-1].get(name), training.get(name), "training says"
     for name in ("phase", "start_step", "stop_step", "seed"):
         yield f"{last}.{name}", lineage[-1].get(name), settings.get(name), "training.settings says"
-    for number, (parent, child) in enumerate(zip(lineage, lineage[1:], strict=False)):
+    for number, (parent, child) in enumerate(pairwise(lineage)):
         start = child.get("start") or {}
         said = {"parent": parent.get("phase"), "step": parent.get("left_at_step"), "params_digest": parent.get("params_digest")}
         for name, value in said.items():
