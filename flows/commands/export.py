@@ -10,16 +10,17 @@ from flows.resolved import resolve
 from flows.trained import named_phase, trained_run
 from trainer.base.errors import ConfigError
 from trainer.base.wording import megabytes
+from trainer.config import RunConfig
 
-Weights = Literal["last", "ema"]
 DType = Literal["float32", "bfloat16"]
 
 
-def export_target(target: str, out: str, scale: Scale, home: str | None, *, weights: Weights, dtype: DType) -> dict[str, Any]:
-    """Write the last weights of a phase as a Hugging Face folder; what is in it, in the shape of `--json`.
+def export_target(target: str, out: str, scale: Scale, home: str | None, *, weights: str, dtype: DType) -> dict[str, Any]:
+    """Write weights of a phase as a Hugging Face folder; what is in it, in the shape of `--json`.
 
     Raises:
-        ConfigError: no phase is named, or the folder is no new or empty one on this machine.
+        ConfigError: no phase is named, there are no such weights, or the folder is no new or empty one on this machine.
+        CheckpointError: the checkpoint is damaged, or fewer are kept than are to be averaged.
         TrainingError: the phase is not trained.
     """
     resolved, found = resolve(target, scale, home, local_for="export")
@@ -29,9 +30,24 @@ def export_target(target: str, out: str, scale: Scale, home: str | None, *, weig
     run, result = trained_run(resolved, phase)
     from tasks.publication.export import export_phase
 
-    exported = export_phase(run, result, resolved.plan.tokenizer, Path(out), weights=weights, dtype=dtype)
+    claims = _claims(resolved.home.root, run)
+    exported = export_phase(run, result, resolved.plan.tokenizer, Path(out), weights=weights, dtype=dtype, claims=claims)
     recipe = resolved.recipe
     return {"recipe": recipe.name, "scale": recipe.scale, "phase": phase.name, "step": phase.stop_step, **exported}
+
+
+def _claims(home: Path, run: RunConfig) -> dict[str, Any]:
+    """What the home says of the phase, without reading its caches and its checkpoint: the page about the model is no card.
+
+    A part of which the home contradicts itself is left out.
+    """
+    from tasks.publication.card.claims import Subject, read_claims
+    from tasks.publication.card.home_files import HomeFiles
+
+    files = HomeFiles(home, max_read_bytes=0)
+    claims = read_claims(files, Subject(run.recipe, run.scale, run.phase, None), judges_again=False)
+    wrong = {one.field.partition(".")[0] for one in files.problems if not one.field.startswith("evaluation.held_out")}
+    return {name: value for name, value in claims.items() if name not in wrong}
 
 
 def print_export(exported: dict[str, Any]) -> None:

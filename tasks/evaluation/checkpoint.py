@@ -1,5 +1,6 @@
 """Evaluates the checkpoint at a phase's end and keeps what it found beside it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,16 @@ from tasks.data.plan import DataPlan
 from tasks.data.tokenizer import load_tokenizer
 from tasks.evaluation.evaluate import evaluate_model
 from tasks.evaluation.finished import evaluation_key, evaluation_path, finished_evaluation, measured_components, measured_on
-from tasks.evaluation.held_out import read_held_out_tokens
+from tasks.evaluation.held_out import HeldOutTokens, read_held_out_tokens
 from tasks.evaluation.measured import Measured
 from tasks.evaluation.schedule_point import read_schedule_point
 from trainer.base.storage import write_json
+from trainer.checkpoints.average import average_of_last, kept_steps
 from trainer.checkpoints.checkpointer import read_params
 from trainer.config import RunConfig
+
+MAX_AVERAGED = 4
+"""So many of a phase's last checkpoints are averaged where more are kept."""
 
 
 def evaluate_phase(run: RunConfig, result: dict[str, Any], plan: DataPlan, measured: Measured) -> dict[str, Any]:
@@ -46,11 +51,25 @@ def evaluate_phase(run: RunConfig, result: dict[str, Any], plan: DataPlan, measu
             names=measured.benchmarks,
             held_out=held_out,
         ),
-        "ema_macro_bits_per_byte": None,
+        **_averages(run, checkpoint, held_out),
     }
-    if run.keeps_average:
-        from tasks.evaluation.bits_per_byte import bits_per_byte
-
-        evaluation["ema_macro_bits_per_byte"] = bits_per_byte(read_params(checkpoint, run.model, ema=True), run.model, held_out).macro
     write_json(evaluation_path(run), evaluation)
     return evaluation
+
+
+def _averages(run: RunConfig, checkpoint: Path, held_out: Mapping[str, HeldOutTokens]) -> dict[str, Any]:
+    """Bits per byte of the moving average, and of the mean of the last checkpoints, of at most `MAX_AVERAGED` of those that are kept.
+
+    None where the phase keeps no average, or has one checkpoint alone.
+    """
+    from tasks.evaluation.bits_per_byte import bits_per_byte
+
+    ema = None
+    if run.keeps_average:
+        ema = bits_per_byte(read_params(checkpoint, run.model, ema=True), run.model, held_out).macro
+    kept = kept_steps(checkpoint.parent, run)
+    mean, steps = None, ()
+    if len(kept) > 1:
+        params, steps = average_of_last(checkpoint.parent, run, min(len(kept), MAX_AVERAGED))
+        mean = bits_per_byte(params, run.model, held_out).macro
+    return {"ema_macro_bits_per_byte": ema, "mean_macro_bits_per_byte": mean, "mean_of_steps": list(steps)}

@@ -1,6 +1,7 @@
-"""A phase's last weights as a folder that `transformers` reads, with the tokenizer that they were trained with."""
+"""A phase's weights as a folder that `transformers` reads, with the tokenizer that they were trained with, and a page about the model."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,49 +10,73 @@ from tokenizers.processors import TemplateProcessing
 
 from tasks.data.special_tokens import special_tokens
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, check_tokenizer
+from tasks.publication.card.readme import README_NAME, build_model_card
+from tasks.publication.exported_weights import LAST, ORIGIN_NAME, check_weights, weights_of
 from trainer.base.errors import CheckpointError
 from trainer.base.storage import read_json
-from trainer.checkpoints.checkpointer import read_params
 from trainer.config import RunConfig
 from trainer.model.hugging_face import TokenizerFiles, check_writable, write_folder
 from trainer.model.params import count_parameters
 from trainer.state import params_digest
 
-Weights = Literal["last", "ema"]
 DType = Literal["float32", "bfloat16"]
 
 
 def export_phase(
-    run: RunConfig, result: dict[str, Any], tokenizer: Path, folder: Path, *, weights: Weights = "last", dtype: DType = "float32"
+    run: RunConfig,
+    result: dict[str, Any],
+    tokenizer: Path,
+    folder: Path,
+    *,
+    weights: str = LAST,
+    dtype: DType = "float32",
+    claims: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write the folder, and say what is in it.
 
     Args:
         result: the trainer's result of this phase.
         tokenizer: the `tokenizer.json` of the recipe.
-        weights: the last ones, or their moving average.
+        weights: `last`, their moving average as `ema`, or `average:N` for the mean of the last N checkpoints.
+        claims: what is known of the phase, for the page about the model; None is no more than its run says.
 
     Raises:
-        CheckpointError: the checkpoint is not whole, has no moving average, or holds other weights than the result names.
-        ConfigError: the folder is not empty, or `transformers` has no class for such a model.
+        CheckpointError: the checkpoint is not whole, has no moving average, or holds other weights than the result names; or
+            fewer than N are kept.
+        ConfigError: there are no such weights, the folder is not empty, or `transformers` has no class for such a model.
         DataError: the tokenizer was edited, or lacks the tokens that begin and end a document.
     """
+    check_weights(weights)
     check_writable(folder, run.model)
     checkpoint = Path(result["checkpoint"])
-    params = read_params(checkpoint, run.model, ema=weights == "ema")
+    params, steps = weights_of(run, checkpoint, weights)
     digest = params_digest(params)
-    if weights == "last" and digest != result["params_digest"]:
+    if weights == LAST and digest != result["params_digest"]:
         raise CheckpointError(
             f"{checkpoint} holds other weights than the phase's result names: expected {result['params_digest'][:12]}, "
             f"found {digest[:12]}. Train the phase again."
         )
-    write_folder(folder, params, run.model, tokenizer=tokenizer_files(tokenizer, run.model.seq_len), dtype=dtype)
+    beside = tokenizer_files(tokenizer, run.model.seq_len)
+    origin = {
+        "recipe": run.recipe,
+        "scale": run.scale,
+        "phase": run.phase,
+        "step": run.stop_step,
+        "weights": weights,
+        "steps": list(steps),
+        "dtype": dtype,
+        "params_digest": digest,
+    }
+    about = {ORIGIN_NAME: json.dumps(origin, indent=2) + "\n", README_NAME: build_model_card(origin, claims or {})}
+    files_beside = {**beside.files, **{name: text.encode() for name, text in about.items()}}
+    write_folder(folder, params, run.model, tokenizer=beside._replace(files=files_beside), dtype=dtype)
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     return {
         "folder": str(folder.resolve()),
         "architecture": read_json(folder / "config.json")["architectures"][0],
         "checkpoint": str(checkpoint),
         "weights": weights,
+        "steps": list(steps),
         "params_digest": digest,
         "parameters": count_parameters(run.model),
         "dtype": dtype,

@@ -1,0 +1,110 @@
+"""`phasewise card` and `phasewise verify`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from flows.recipes.recipe import Scale
+from flows.resolved import resolve
+from flows.trained import named_phase
+from tasks.home import Home
+from trainer.base.errors import ConfigError
+
+GIB = 2**30
+
+
+def card_of_target(target: str, out: str, scale: Scale, home: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the card of a phase; what is in it, in the shape of `--json`.
+
+    Args:
+        options: `key`, `export`, `licence` and `source`, as the command line has them.
+
+    Raises:
+        ConfigError: no phase is named, the folder is no new or empty one on this machine, or the key cannot be used.
+        VerdictError: what a card needs is missing in the home, or the home contradicts itself.
+    """
+    resolved, found = resolve(target, scale, home, local_for="card", reads_only=True)
+    phase = named_phase(resolved, found, "card")
+    if "://" in out:
+        raise ConfigError(f"the folder for the card must be on this machine, found {out}.")
+    from tasks.publication.card.card import CardOptions, write_card
+    from tasks.publication.card.claims import Subject
+
+    recipe = resolved.recipe
+    subject = Subject(recipe.name, recipe.scale, phase.name, phase.evaluation.held_out_tokens)
+    given = CardOptions(
+        key=_path(options["key"]), export=_path(options["export"]), licence=options["licence"], source_folders=_folders(options["source"])
+    )
+    return write_card(resolved.home.root, subject, Path(out), given)
+
+
+def verify_folder(folder: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Check a card; what came out, in the shape of `--json`.
+
+    Args:
+        options: `home`, `export`, `public_key`, `source` and `max_gib`, as the command line has them.
+
+    Raises:
+        ConfigError: there is no card, or no home where one is named.
+    """
+    from tasks.publication.card.verify import Against, verify_card
+
+    home = Home.at(options["home"], local_for="verify", reads_only=True).root if options["home"] else None
+    if home is not None and not home.is_dir():
+        raise ConfigError(f"there is no home at {home}.")
+    against = Against(
+        home=home,
+        export=_path(options["export"]),
+        public_key=_path(options["public_key"]),
+        source_folders=_folders(options["source"]),
+        max_read_bytes=int(options["max_gib"] * GIB),
+    )
+    found = verify_card(Path(folder), against)
+    return {
+        "card": str(Path(folder).resolve()),
+        "passes": found.passes,
+        "signed": found.signed,
+        "disagreements": [one._asdict() for one in found.disagreements],
+        "not_checked": [one._asdict() for one in found.unchecked],
+        "checked": found.checked,
+        "bytes_read": found.read_bytes,
+    }
+
+
+def print_card(card: Mapping[str, Any]) -> None:
+    """For people."""
+    console = Console(highlight=False, soft_wrap=True)
+    signed = "signed" if card["signed"] else "not signed"
+    says = "its verdicts pass" if card["passes"] else "a verdict FAILS, and the card says so"
+    console.print(f"{card['card']}: {card['recipe']}/{card['phase']} at step {card['step']:,}, {signed}; {says}", markup=False)
+    console.print(f"  {', '.join(card['files'])}", markup=False)
+    for line in card["not_checked"]:
+        console.print(f"  not checked: {line}", markup=False)
+
+
+def print_verification(found: Mapping[str, Any]) -> None:
+    """For people: what does not hold first, then what was not checked, then what was."""
+    console = Console(highlight=False, soft_wrap=True)
+    for one in found["disagreements"]:
+        console.print(f"{one['field']}: {one['words']}", markup=False)
+    for one in found["not_checked"]:
+        console.print(f"not checked: {one['field']}: {one['words']}", markup=False)
+    for words in found["checked"]:
+        console.print(f"checked: {words}", markup=False)
+    wrong, open_ = len(found["disagreements"]), len(found["not_checked"])
+    signed = "signed" if found["signed"] else "not signed"
+    end = "all was checked, and holds" if found["passes"] else f"{wrong} claims do not hold, {open_} were not checked"
+    console.print(f"{found['card']} ({signed}): {end}", markup=False)
+
+
+def _path(name: str | None) -> Path | None:
+    return None if name is None else Path(name)
+
+
+def _folders(given: Sequence[str]) -> dict[str, Path]:
+    pairs = [one.partition("=") for one in given]
+    if wrong := [one for one, (name, sign, folder) in zip(given, pairs, strict=True) if not (name and sign and folder)]:
+        raise ConfigError(f"--source must be COMPONENT=FOLDER, found {wrong[0]}.")
+    return {name: Path(folder) for name, _, folder in pairs}

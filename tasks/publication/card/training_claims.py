@@ -1,0 +1,186 @@
+"""What a card claims of a phase's training: its settings, lineage, mixture, order and last checkpoint, from the files of its run."""
+
+from datetime import UTC, datetime
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from tasks.publication.card.home_files import HomeFiles
+from trainer.base.errors import CheckpointError
+from trainer.config import RunConfig, sequences_between
+from trainer.config.added import without_added
+from trainer.metrics import METRICS_NAME, read_metrics
+
+FINAL_LOSS_UPDATES = 10
+"""As the trainer takes the mean for its result."""
+ABOUT = "about/metadata"
+STAMPS = "_CHECKPOINT_METADATA"
+
+
+class Trained(NamedTuple):
+    """A phase's run as its folder says it; `folder` and `checkpoint` are paths in the home."""
+
+    run: RunConfig
+    result: dict[str, Any]
+    folder: str
+    checkpoint: str
+
+
+def read_trained(files: HomeFiles, run_name: str, phase: str, field: str) -> Trained | None:
+    """The run and its result; None where one is missing or does not read."""
+    folder = f"runs/{run_name}/{phase}"
+    written = files.json(f"{field}.settings", f"{folder}/run.json")
+    result = files.json(field, f"{folder}/result.json")
+    run = None if written is None else files.tried(f"{field}.settings", lambda: RunConfig.model_validate(written), ValidationError)
+    if run is None or not isinstance(result, dict):
+        return None
+    return Trained(run, result, folder, f"{folder}/checkpoints/{run.stop_step}")
+
+
+def training_claims(files: HomeFiles, trained: Trained) -> dict[str, Any]:
+    """Settings and result. `run_digest` is the digest of `settings`: it can be worked out from the card alone."""
+    run, result, folder, _ = trained
+    if result.get("run_digest") not in (run.digest, run.digest_with_places):
+        files.problem("training.run_digest", f"result.json says {str(result.get('run_digest'))[:16]}, run.json has {run.digest[:16]}")
+    tokens = run.model.seq_len * sequences_between(run.batch, run.start_step, run.stop_step)
+    files.agree("training.tokens", "its settings give", result.get("tokens"), tokens)
+    losses = [row["loss"] for row in read_metrics(files.root / folder / METRICS_NAME)][-FINAL_LOSS_UPDATES:]
+    files.agree("training.final_loss", "its metrics give", result.get("final_loss"), sum(losses) / len(losses) if losses else None)
+    stamps = files.json("training.finished", f"{trained.checkpoint}/{STAMPS}") or {}
+    return {
+        "settings": without_added(run.decisive),
+        "run_digest": run.digest,
+        "params_digest": result.get("params_digest"),
+        "tokens": result.get("tokens"),
+        "final_loss": result.get("final_loss"),
+        "finished": _moment(stamps.get("commit_timestamp_nsecs")),
+        "rests_on": files.ground(
+            f"{folder}/run.json", f"{folder}/result.json", f"{folder}/{METRICS_NAME}", f"{trained.checkpoint}/{STAMPS}"
+        ),
+    }
+
+
+def mixture_claims(files: HomeFiles, trained: Trained) -> dict[str, Any]:
+    """Percent of each component from a step on, over the whole lineage, as the order of the data needs it."""
+    shares = {str(step): dict(of_step) for step, of_step in trained.run.mixture.root}
+    return {"unit": "percent of sequences", "at_step": shares, "rests_on": files.ground(f"{trained.folder}/run.json")}
+
+
+def order_claims(files: HomeFiles, trained: Trained) -> dict[str, Any]:
+    """The data order contract that lies in the last checkpoint, which must be that of the run's settings."""
+    run, path = trained.run, f"{trained.checkpoint}/{ABOUT}"
+    about = files.json("order", path)
+    if not isinstance(about, dict) or not isinstance(contract := about.get("contract"), dict):
+        files.problem("order", f"{path} holds no data order contract")
+        return {}
+    saved = files.tried("order", lambda: RunConfig.model_validate(about.get("run")), ValidationError)
+    if saved is not None:
+        files.agree("training.run_digest", "the checkpoint's run has", run.digest, saved.digest)
+    settings = run.model_dump(mode="json", include={"batch", "mixture", "order", "model"})
+    order = settings["order"]
+    found = {
+        "seed": order["seed"],
+        "block_sequences": order["block_sequences"],
+        "rounding": order["rounding"],
+        "first_step": order["first_step"],
+        "seq_len": settings["model"]["seq_len"],
+        "batch": settings["batch"],
+        "mixture": settings["mixture"],
+    }
+    for name, value in found.items():
+        files.agree(f"order.{name}", "the run's settings say", contract.get(name), value)
+    kind = (contract.get("permutation") or {}).get("kind")
+    files.agree("order.permutation.kind", "the run's settings say", kind, order["permutation"])
+    kept = {name: value for name, value in contract.items() if name != "mixture"}
+    return {**kept, "rests_on": files.ground(path)}
+
+
+def checkpoint_claims(files: HomeFiles, trained: Trained) -> dict[str, Any]:
+    """Every file of the last checkpoint, and the digest of the weights in it. Its bytes are read here."""
+    field, folder = "checkpoint.files", trained.checkpoint
+    digests = files.json("checkpoint", f"{folder}/digests.json") or {}
+    said: dict[str, Any] = digests.get("files", {})
+    found: dict[str, dict[str, Any]] = {}
+    for name in sorted(said):
+        path = f"{folder}/{name}"
+        digest = files.check(f"{field}.{name}", path, str(said[name]["sha256"]))
+        place = files.root / path
+        found[name] = {"size_bytes": place.stat().st_size if place.is_file() else 0, "sha256": digest}
+    there = {path.relative_to(files.root / folder).as_posix() for path in (files.root / folder).rglob("*") if path.is_file()}
+    for name in sorted(there - set(said) - {"digests.json"}):
+        files.problem(f"{field}.{name}", "the checkpoint's digests.json does not name this file")
+    _check_weights(files, trained)
+    step = trained.run.stop_step
+    return {"step": step, "where": folder, "files": found, "rests_on": files.ground(f"{folder}/digests.json")}
+
+
+def lineage_claims(files: HomeFiles, trained: Trained, run_name: str) -> list[dict[str, Any]]:
+    """The phases that led here, the first one first, this one last: each with the weights that the next one started from."""
+    lineage = [_phase_claims(files, trained, f"lineage.{trained.run.phase}", trained.run.stop_step)]
+    current = trained
+    while current.run.start is not None:
+        parent, step = _named_in(current.run.start.checkpoint)
+        field = f"lineage.{parent}"
+        found = read_trained(files, run_name, parent, field)
+        if found is None:
+            break
+        claims = _phase_claims(files, found, field, step)
+        expected = current.run.start.params_digest
+        if step == found.run.stop_step:
+            files.agree(f"{field}.params_digest", f"{current.run.phase} started from", claims["params_digest"], expected)
+        claims["params_digest"] = expected
+        lineage.insert(0, claims)
+        current = found
+    return lineage
+
+
+def _phase_claims(files: HomeFiles, trained: Trained, field: str, left_at: int) -> dict[str, Any]:
+    run, result = trained.run, trained.result
+    if result.get("run_digest") not in (run.digest, run.digest_with_places):
+        files.problem(f"{field}.run_digest", f"result.json says {str(result.get('run_digest'))[:16]}, run.json has {run.digest[:16]}")
+    start = None
+    if run.start is not None:
+        parent, step = _named_in(run.start.checkpoint)
+        grafts = [{**dict(zip(("phase", "step"), _named_in(one.checkpoint), strict=True)), "part": one.part} for one in run.start.graft]
+        start = {"parent": parent, "step": step, "params_digest": run.start.params_digest, "fresh": list(run.start.fresh), "graft": grafts}
+    return {
+        "phase": run.phase,
+        "start_step": run.start_step,
+        "stop_step": run.stop_step,
+        "left_at_step": left_at,
+        "seed": run.seed,
+        "start": start,
+        "run_digest": run.digest,
+        "params_digest": result.get("params_digest"),
+        "rests_on": files.ground(f"{trained.folder}/run.json", f"{trained.folder}/result.json"),
+    }
+
+
+def _named_in(checkpoint: str) -> tuple[str, int]:
+    """Phase and step of a checkpoint, by its place: `…/PHASE/checkpoints/STEP`."""
+    parts = PurePosixPath(checkpoint).parts
+    return parts[-3], int(parts[-1])
+
+
+def _check_weights(files: HomeFiles, trained: Trained) -> None:
+    """That the weights in the checkpoint have the digest that the result names."""
+    from trainer.checkpoints.state import saved_params_digest  # it imports JAX
+
+    field, said = "training.params_digest", trained.result.get("params_digest")
+    if any(one.field.startswith("checkpoint") for one in (*files.problems, *files.unread)):
+        files.skip(field, "the weights were not read: the checkpoint's files are damaged or were not all read")
+        return
+    path = files.root / trained.checkpoint
+    try:
+        found = saved_params_digest(path)
+    except (CheckpointError, ValueError, OSError) as error:
+        files.problem(field, f"the weights do not read: {' '.join(str(error).split())}")
+        return
+    files.agree(field, "the weights in the checkpoint have", said, found)
+
+
+def _moment(nanoseconds: Any) -> str | None:
+    if not isinstance(nanoseconds, int):
+        return None
+    return datetime.fromtimestamp(nanoseconds // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

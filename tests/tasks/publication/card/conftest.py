@@ -1,0 +1,70 @@
+"""A small real home, a card of its second phase, and copies of both that a test may change."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.publication.card.bundle import STATEMENT_NAME, write_bundle
+from tasks.publication.card.card import CardOptions, write_card
+from tasks.publication.card.claims import Subject
+from tasks.publication.card.verify import Against, Verification, verify_card
+from tests.tasks.publication.card.world import HELD_OUT_TOKENS, write_world
+from trainer.base.storage import read_json, write_json
+
+SUBJECT = Subject("tiny", "proxy", "ocelot", HELD_OUT_TOKENS)
+Edit = Callable[[Any], None]
+
+
+@dataclass(frozen=True)
+class Carded:
+    """A home and the card of a phase in it."""
+
+    home: Path
+    card: Path
+
+    def verify(self, *, judges_again: bool = False, **against: Any) -> Verification:
+        """Where verdicts are not given again, that alone is left out of what was not checked."""
+        found = verify_card(self.card, Against(home=self.home, judges_again=judges_again, **against))
+        found.unchecked = [one for one in found.unchecked if one.words != "not judged again"]
+        return found
+
+    def edit(self, path: str, edit: Edit) -> None:
+        """Change a JSON file of the home."""
+        content = read_json(self.home / path)
+        edit(content)
+        write_json(self.home / path, content)
+
+    def forge(self, edit: Edit) -> None:
+        """Change the claims, and write the whole card again from them: all of its documents agree."""
+        claims = json.loads((self.card / STATEMENT_NAME).read_bytes())["predicate"]
+        del claims["documents"]
+        edit(claims)
+        shutil.rmtree(self.card)
+        write_bundle(self.card, claims, None)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The recipe's file and the home."""
+    recipe, home = write_world(tmp_path_factory.mktemp("carded"))
+    return recipe, home.root
+
+
+@pytest.fixture(scope="session")
+def written(trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Carded:
+    """The card, with all of its claims checked once; to be read, not changed."""
+    home = trained[1]
+    card = tmp_path_factory.mktemp("card") / "card"
+    write_card(home, SUBJECT, card, CardOptions())
+    return Carded(home, card)
+
+
+@pytest.fixture
+def carded(written: Carded, tmp_path: Path) -> Carded:
+    """A copy that a test may change."""
+    return Carded(Path(shutil.copytree(written.home, tmp_path / "home")), Path(shutil.copytree(written.card, tmp_path / "card")))
