@@ -104,4 +104,4 @@ def test_what_would_change_nothing_is_refused(evaluate: Evaluate, tmp_path: Path
 
 def test_a_checkpoint_whose_caches_are_gone_asks_for_its_tokenizer(checkpoint: Path, benchmarks: Path) -> None:
     result = CliRunner().invoke(cli.main, ["evaluate", str(checkpoint), "--suite", "core", "--benchmarks", str(benchmarks)])
-    assert_refused(result, 1, "name its tokenizer.json with --tokenizer")
+    assert_refused(result, 2, "name its tokenizer.json with --tokenizer")

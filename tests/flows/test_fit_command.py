@@ -136,7 +136,7 @@ def test_people_read_how_it_was_measured_and_what_is_odd_of_the_text(evaluate: E
     ("arguments", "exit_code", "words"),
     [
         (("tiny/kestrel", "--text", "nowhere"), 2, "found none at nowhere"),
-        (("tiny/kestrel", "--text", "a", "--held-out"), 2, "one text at a time"),
+        (("tiny/kestrel", "--text", "a", "--held-out"), 2, "one measurement at a time"),
         (("tiny/kestrel", "--text", "a", "--tokenizer", "b"), 2, "has its own tokenizer"),
     ],
 )
