@@ -1,6 +1,7 @@
 """`phasewise export`: what is written is what was trained, and what is refused."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,6 +106,40 @@ def test_the_moving_average_can_be_had_and_half_the_size(phasewise_export: Expor
     assert 1.9 < sizes[0] / sizes[1] < 2.1
 
 
+def test_the_mean_of_the_last_checkpoints_can_be_had(phasewise_export: Export, tmp_path: Path, run: RunConfig, state: TrainState):
+    refused = phasewise_export(tmp_path / "out", "--weights", "average:2")
+    assert refused.exit_code == 1
+    assert "the mean of 2 checkpoints must end with the one of step 40" in as_written(refused)
+    earlier = jax.tree.map(lambda leaf: leaf + 1 if leaf.dtype == jnp.float32 else leaf, state)
+    path = checkpoint_path(Path(run.output), 35)
+    with Checkpoints(path.parent, run) as checkpoints:
+        checkpoints.save(35, earlier, {})
+    said = json.loads(phasewise_export(tmp_path / "mean", "--weights", "average:2", "--json").stdout)
+    shutil.rmtree(path)
+    assert (said["weights"], said["steps"]) == ("average:2", [35, 40])
+    for found, one, other in zip(*map(jax.tree.leaves, (read_folder(tmp_path / "mean")[0], state.params, earlier.params)), strict=True):
+        assert np.abs(found - (np.asarray(one, np.float64) + other) / 2).max() < 1e-6
+
+
+def test_the_folder_says_what_it_holds_and_what_nobody_knows(phasewise_export: Export, tmp_path: Path, state: TrainState):
+    phasewise_export(tmp_path / "out", "--weights", "ema", "--dtype", "bfloat16")
+    origin = read_json(tmp_path / "out/phasewise.json")
+    assert (origin["weights"], origin["steps"], origin["dtype"]) == ("ema", [40], "bfloat16")
+    assert state.ema is not None
+    assert origin["params_digest"] == params_digest(state.ema)
+    page = (tmp_path / "out/README.md").read_text()
+    assert page.startswith("---\nlibrary_name: transformers\n")
+    assert "These are the moving average of the weights at step 40" in page
+    assert "nothing was known of: lineage, mixture, evaluation, verdicts, data." in page
+
+
+@pytest.mark.parametrize("weights", ["first", "average", "average:1", "average:x", "average:-2"])
+def test_weights_that_are_none_are_refused(phasewise_export: Export, tmp_path: Path, weights: str):
+    result = phasewise_export(tmp_path / "out", "--weights", weights)
+    assert result.exit_code == 2
+    assert "must be last, ema or average:N with N of at least 2" in as_written(result)
+
+
 def test_the_tokenizer_begins_documents_by_itself_and_otherwise_is_the_same(phasewise_export: Export, tmp_path: Path, tokenizer: Path):
     phasewise_export(tmp_path / "out")
     ours, theirs = (Tokenizer.from_file(str(path)) for path in (tokenizer, tmp_path / "out/tokenizer.json"))
@@ -120,7 +155,8 @@ def test_people_are_shown_what_is_where(phasewise_export: Export, tmp_path: Path
     said = " ".join(phasewise_export(tmp_path / "out").stdout.split())
     assert f"{tmp_path}/out: LlamaForCausalLM, float32, " in said
     assert "kestrel at step 40, weights last, from " in said
-    assert "config.json, generation_config.json, model.safetensors, tokenizer.json, tokenizer_config.json" in said
+    files = "README.md, config.json, generation_config.json, model.safetensors, phasewise.json, tokenizer.json, tokenizer_config.json"
+    assert files in said
 
 
 def test_a_folder_with_something_in_it_is_refused_before_anything_is_read(phasewise_export: Export, tmp_path: Path, run: RunConfig):
