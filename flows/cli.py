@@ -1,15 +1,14 @@
 """`phasewise`: the command line. Heavy libraries are imported by the command that needs them."""
 
-import json
 import os
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
+from flows.commands import publishing
 from flows.options import Scale, evaluation_options, given_scale_option, home_option, json_option, scale_option, set_option
+from flows.printing import nothing, print_found
 from trainer.base.errors import PhasewiseError
 from trainer.process.platform import spare_search
 
@@ -56,7 +55,7 @@ def run(target: str, scale: Scale, home: str | None, as_json: bool, retrain: tup
     """
     from flows.commands.run import run_recipe
 
-    _print(run_recipe(target, scale, home, retrain=retrain, as_json=as_json), _nothing, as_json=as_json)
+    print_found(run_recipe(target, scale, home, retrain=retrain, as_json=as_json), nothing, as_json=as_json)
 
 
 @main.command()
@@ -70,7 +69,7 @@ def status(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
     from flows.commands.status import describe, is_done, print_description
 
     description = describe(target, scale, home)
-    _print(description, print_description, as_json=as_json)
+    print_found(description, print_description, as_json=as_json)
     sys.exit(0 if is_done(description) else 1)
 
 
@@ -95,7 +94,7 @@ def show(target: str, scale: Scale, home: str | None, as_json: bool, **options: 
     if len(given) > 1:
         raise click.UsageError(f"one question at a time: {', '.join('--' + name.replace('step', 'at') for name in given)} were given.")
     description, print_answer = describe_asked(target, scale, ShowOptions(**options), home)
-    _print(description, print_answer, as_json=as_json)
+    print_found(description, print_answer, as_json=as_json)
 
 
 @main.command()
@@ -108,7 +107,7 @@ def lineage(target: str, scale: Scale, as_json: bool) -> None:
     from flows.commands.lineage import describe, print_description
 
     description = describe(target, scale)
-    _print(description, print_description, as_json=as_json)
+    print_found(description, print_description, as_json=as_json)
 
 
 @main.command()
@@ -125,7 +124,7 @@ def preflight(target: str, slice_name: str | None, home: str | None, as_json: bo
 
     with shown_on_terminal():
         report = preflight_target(target, slice_name, home, machine_code=machine_code)
-    _print(report, print_preflight, as_json=as_json)
+    print_found(report, print_preflight, as_json=as_json)
     sys.exit(0 if all(setup["fits"] for setup in report["phases"]) else 1)
 
 
@@ -144,7 +143,7 @@ def prepare(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
     """Build every cache that is not there yet."""
     from flows.commands.data import prepare as prepare_command
 
-    _print(prepare_command(target, scale, home), _nothing, as_json=as_json)
+    print_found(prepare_command(target, scale, home), nothing, as_json=as_json)
 
 
 @data.command()
@@ -160,7 +159,7 @@ def verify(target: str, scale: Scale, home: str | None, full: bool, as_json: boo
     from flows.commands.data import verify as verify_command
 
     verification = verify_command(target, scale, home, full=full)
-    _print(verification, print_verification, as_json=as_json)
+    print_found(verification, print_verification, as_json=as_json)
     sys.exit(0 if verification["passes"] else 1)
 
 
@@ -189,7 +188,7 @@ def scan(paths: tuple[str, ...], benchmarks: str, as_json: bool, **options: Any)
     from flows.commands.scan import ScanOptions, passes, print_report, scan_paths
 
     report = scan_paths(paths, benchmarks, ScanOptions(**options))
-    _print(report, print_report, as_json=as_json)
+    print_found(report, print_report, as_json=as_json)
     sys.exit(0 if passes(report) else 1)
 
 
@@ -203,7 +202,7 @@ def order(kind: str, length: int, seed: int, as_json: bool) -> None:
     from flows.commands.order import judge_order, print_judgement
 
     judgement = judge_order(kind, length, seed)
-    _print(judgement, print_judgement, as_json=as_json)
+    print_found(judgement, print_judgement, as_json=as_json)
     sys.exit(0 if judgement["passes"] else 1)
 
 
@@ -223,72 +222,8 @@ def evaluate(target: str, scale: Scale | None, home: str | None, as_json: bool, 
     from flows.commands.evaluating import evaluate_by
 
     found = evaluate_by(target, scale, home, options)
-    _print(found.measured, found.print, as_json=as_json)
+    print_found(found.measured, found.print, as_json=as_json)
     sys.exit(0 if found.is_complete else 1)
-
-
-@main.command()
-@click.argument("target", metavar="RECIPE/PHASE")
-@click.argument("out", metavar="OUT")
-@scale_option
-@set_option
-@click.option(
-    "--weights",
-    metavar="WHICH",
-    default="last",
-    show_default=True,
-    help="The last; ema, their moving average; or average:N, the mean of the last N checkpoints that are kept.",
-)
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True, help="Type of what is written.")
-@home_option
-@json_option
-def export(target: str, out: str, scale: Scale, home: str | None, as_json: bool, **options: Any) -> None:
-    """Write a phase's weights to the folder OUT as transformers reads them: safetensors, config, tokenizer."""
-    from flows.commands.export import export_target, print_export
-
-    exported = export_target(target, out, scale, home, **options)
-    _print(exported, print_export, as_json=as_json)
-
-
-@main.command()
-@click.argument("target", metavar="RECIPE/PHASE")
-@click.argument("out", metavar="OUT")
-@scale_option
-@set_option
-@click.option("--key", metavar="FILE", help="Sign with this private key: Ed25519 or ECDSA on P-256, as PEM.")
-@click.option("--export", metavar="FOLDER", help="Name an exported folder of the phase, file by file.")
-@click.option("--licence", metavar="NAME", help="Of the model, in your words. It rests on no bytes: a signature alone speaks for it.")
-@click.option(
-    "--source", multiple=True, metavar="COMPONENT=FOLDER", help="Where source files are that are not in the home; may be repeated."
-)
-@home_option
-@json_option
-def card(target: str, out: str, scale: Scale, home: str | None, as_json: bool, **options: Any) -> None:
-    """Write an account of a phase to the folder OUT, each claim with the digest of the bytes that it rests on."""
-    from flows.commands.card import card_of_target, print_card
-
-    _print(card_of_target(target, out, scale, home, options), print_card, as_json=as_json)
-
-
-@main.command("verify")
-@click.argument("folder", metavar="CARD", type=click.Path(exists=True, file_okay=False))
-@click.option("--home", metavar="URL", help="Compare each claim with the bytes in this home.")
-@click.option("--export", metavar="FOLDER", help="The exported folder that the card names.")
-@click.option("--public-key", metavar="FILE", help="Of who says to have signed, as PEM.")
-@click.option(
-    "--source", multiple=True, metavar="COMPONENT=FOLDER", help="Where source files are that are not in the home; may be repeated."
-)
-@click.option(
-    "--max-gib", type=click.FloatRange(min=0), default=64, show_default=True, help="Read no more than this of caches and checkpoint."
-)
-@json_option
-def verify_command(folder: str, as_json: bool, **options: Any) -> None:
-    """Check a card from bytes, offline. Exit 1 where a claim does not hold, and where something could not be checked."""
-    from flows.commands.card import print_verification, verify_folder
-
-    verification = verify_folder(folder, options)
-    _print(verification, print_verification, as_json=as_json)
-    sys.exit(0 if verification["passes"] else 1)
 
 
 @main.command()
@@ -307,7 +242,7 @@ def schema() -> None:
     """Print the JSON schema of a recipe in a .json file."""
     from flows.commands.new import schema as schema_of_recipe
 
-    _print(schema_of_recipe(), _nothing, as_json=True)
+    print_found(schema_of_recipe(), nothing, as_json=True)
 
 
 @main.command()
@@ -332,7 +267,7 @@ def trace(target: str, scale: Scale, home: str | None, as_json: bool, most: int,
     from flows.commands.trace import trace as trace_command
 
     answer = trace_command(target, scale, home, Question(**question))
-    _print(answer, lambda found: print_answer(found, most=most), as_json=as_json)
+    print_found(answer, lambda found: print_answer(found, most=most), as_json=as_json)
     print_remarks(answer)
     sys.exit(0 if is_as_trained(answer) else 1)
 
@@ -346,23 +281,8 @@ def up(home: str | None, port: int) -> None:
     os.execv(sys.executable, command + (["--home", home] if home else []))
 
 
-def _print(value: Any, for_people: Callable[[Any], None], *, as_json: bool) -> None:
-    """What came out, as one JSON object or for people."""
-    if as_json:
-        click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=_plain))
-    else:
-        for_people(value)
-
-
-def _nothing(_value: Any) -> None:
-    """People were shown it on the way."""
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} is not JSON")
-
+for command in (publishing.export, publishing.card, publishing.verify):
+    main.add_command(command)
 
 if __name__ == "__main__":
     main()

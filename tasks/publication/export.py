@@ -16,7 +16,7 @@ from trainer.base.errors import CheckpointError
 from trainer.base.storage import read_json
 from trainer.config import RunConfig
 from trainer.model.hugging_face import TokenizerFiles, check_writable, write_folder
-from trainer.model.params import count_parameters
+from trainer.model.params import Params, count_parameters
 from trainer.state import params_digest
 
 DType = Literal["float32", "bfloat16"]
@@ -50,12 +50,7 @@ def export_phase(
     check_writable(folder, run.model)
     checkpoint = Path(result["checkpoint"])
     params, steps = weights_of(run, checkpoint, weights)
-    digest = params_digest(params)
-    if weights == LAST and digest != result["params_digest"]:
-        raise CheckpointError(
-            f"{checkpoint} holds other weights than the phase's result names: expected {result['params_digest'][:12]}, "
-            f"found {digest[:12]}. Train the phase again."
-        )
+    digest = _checked_digest(params, result, weights)
     beside = tokenizer_files(tokenizer, run.model.seq_len)
     origin = {
         "recipe": run.recipe,
@@ -83,6 +78,21 @@ def export_phase(
         "bytes": sum(files.values()),
         "files": list(files),
     }
+
+
+def _checked_digest(params: Params, result: Mapping[str, Any], weights: str) -> str:
+    """Of the weights; the last ones must be those that the phase's result names.
+
+    Raises:
+        CheckpointError: they are not.
+    """
+    digest = params_digest(params)
+    if weights == LAST and digest != result["params_digest"]:
+        raise CheckpointError(
+            f"{result['checkpoint']} holds other weights than the phase's result names: expected {result['params_digest'][:12]}, "
+            f"found {digest[:12]}. Train the phase again."
+        )
+    return digest
 
 
 def tokenizer_files(path: Path, seq_len: int) -> TokenizerFiles:

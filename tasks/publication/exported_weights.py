@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from trainer.base.errors import CheckpointError, ConfigError
@@ -51,6 +50,8 @@ def differing_weights(folder: Path, run: RunConfig, checkpoint: Path, origin: Ma
     Raises:
         PhasewiseError: the folder or a checkpoint does not read.
     """
+    import jax
+
     params, steps = weights_of(run, checkpoint, str(origin["weights"]))
     if (found := params_digest(params)) != origin["params_digest"]:
         return f"{origin['weights']} has the digest {found[:16]}, the folder says {str(origin['params_digest'])[:16]}"
@@ -69,6 +70,8 @@ _NOT_IN_A_FOLDER = {"compute_dtype", "float32_attention", "attend_within_documen
 
 
 def _dtype(origin: Mapping[str, Any]) -> Any:
+    import jax
+
     if origin["dtype"] not in ("float32", "bfloat16"):
         raise CheckpointError(f"an exported folder must be of float32 or bfloat16, found {origin['dtype']}.")
     return jax.numpy.dtype(origin["dtype"])
