@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tasks.publication.across_phases import benchmark_curves, panels_of, spread_apart
+from tasks.publication.across_phases import benchmark_curves, panels_of
 from tasks.publication.contents import MeasuredReport, PhaseReport, RecordReport
+from tasks.publication.drawing import spread_apart
 from tasks.publication.measured import benchmark_gaps, component_gaps, measured_markdown, measured_phases, row_of
 from tasks.publication.report import Report, render
 from tasks.publication.task import as_markdown
