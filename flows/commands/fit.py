@@ -11,7 +11,7 @@ from flows.recipes.phase import Phase
 from flows.recipes.recipe import Scale
 from flows.resolved import Resolved, resolve
 from flows.trained import named_phase, trained_run
-from trainer.base.errors import ConfigError
+from trainer.base.errors import CheckpointError, ConfigError
 from trainer.base.wording import decimal, plural
 from trainer.config import RunConfig
 
@@ -51,7 +51,7 @@ def fit_target(target: str, scale: Scale | None, home: str | None, options: FitO
     Raises:
         ConfigError: no phase is named; or a folder is asked for held-out documents, or has no tokenizer.
         TrainingError: the phase is not trained.
-        CheckpointError: the checkpoint is not whole.
+        CheckpointError: the checkpoint is not whole, or holds other weights than the phase's result names.
         DataError: a text cannot be read.
     """
     if is_folder(target):
@@ -68,8 +68,24 @@ def fit_target(target: str, scale: Scale | None, home: str | None, options: FitO
     from tasks.evaluation.opening import open_weights
 
     opened = open_weights(Path(result["checkpoint"]), run.model, resolved.plan.tokenizer, has_average=run.keeps_average)
+    check_weights(opened, result["params_digest"])
     fit = fit_held_out(opened, resolved, phase, run) if options.text is None else fit_text(opened, options)
-    return {"phase": phase.name, "params_digest": result["params_digest"], **fit}
+    return {"phase": phase.name, **fit}
+
+
+def check_weights(opened: "Opened", expected: str) -> None:
+    """Refuse a checkpoint that holds other weights than its phase's result names.
+
+    Raises:
+        CheckpointError: see above.
+    """
+    from trainer.state import params_digest
+
+    if (found := params_digest(opened.weights["last"])) != expected:
+        raise CheckpointError(
+            f"{opened.checkpoint} holds other weights than the phase's result names: expected {expected[:12]}, found {found[:12]}. "
+            "Train the phase again."
+        )
 
 
 def is_folder(target: str) -> bool:
@@ -121,9 +137,12 @@ def _described(text: "SubsetText") -> dict[str, Any]:
 
 def _shaped(opened: "Opened", measured: "CorpusFit", subsets: list[dict[str, Any]]) -> dict[str, Any]:
     """`bits_per_byte` is that of the last weights, as everywhere; `subsets` has all weights. No benchmark is run: `results` is empty."""
+    from trainer.state import params_digest
+
     seq_len = opened.config.seq_len
     return {
         "checkpoint": str(opened.checkpoint),
+        "params_digest": params_digest(opened.weights["last"]),
         "weights": "last",
         "measured_weights": list(opened.weights),
         "tokenizer_digest": opened.tokenizer_digest,
@@ -176,9 +195,10 @@ def _remarks(fit: dict[str, Any]) -> list[str]:
     lines = [
         f"Rolling windows of {windows['window_tokens']} tokens, {windows['stride_tokens']} apart; each text by itself, begin-of-text "
         "given, end-of-text not predicted. Bytes are those of the text.",
-        "Perplexities (ppl) are of the last weights; per token they compare models of one tokenizer alone. Averaged: the moving average "
-        "of the weights, in bits per byte.",
+        "Perplexities (ppl) are of the last weights; per token they compare models of one tokenizer alone.",
     ]
+    if "ema" in fit["measured_weights"]:
+        lines.append("Averaged: bits per byte of the moving average of the weights.")
     if fit.get("held_out_tokens"):
         lines.append(f"Of each component the first {fit['held_out_tokens']:,} tokens, in whole documents, as the gate measures.")
     for name, words in ODD.items():

@@ -18,8 +18,10 @@ from tasks.publication.drawing import (
     MUTED,
     RATE,
     WIDE_PIXELS,
+    fitted,
     in_both_widths,
     new_figure,
+    spread_apart,
     text_pixels,
 )
 from tasks.publication.measured import Gap, benchmark_gaps, component_gaps
@@ -30,6 +32,9 @@ PANEL_PIXELS, TITLE_PIXELS = 150, 34
 MIN_TALL_PIXELS, MAX_TALL_PIXELS = 220, 480
 NAMES_PIXELS, SLANTED_PIXELS = 30, 96
 LINE_PIXELS = 14
+FLOOR = "dashed: the floor"
+MAX_ABOVE = 6
+"""Names within a narrow picture; the cards of the benchmarks have them all."""
 COLOURS = (LOSS, RATE, BASELINE, INK)
 STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 
@@ -64,8 +69,10 @@ def panels_of(report: Report) -> list[Panel]:
     averaged = [phase for phase in report.phases if _is_number(phase.ema_macro_bits_per_byte) and _is_number(phase.macro_bits_per_byte)]
     curves = component_curves(report)
     tall = max(MIN_TALL_PIXELS, min(MAX_TALL_PIXELS, LINE_PIXELS * (len(curves) + 3)))
+    scores = benchmark_curves(report)
+    room = max(PANEL_PIXELS, LINE_PIXELS * (len(scores) + 3))
     panels = (
-        (benchmark_curves(report), Panel("benchmarks: score above the floor ± standard error", PANEL_PIXELS, draw_benchmarks)),
+        (scores, Panel("benchmarks: score above the floor ± standard error", room, draw_benchmarks)),
         (curves, Panel("held-out bits per byte by component (lower is better)", tall, draw_components)),
         (
             component_gaps(report),
@@ -89,7 +96,7 @@ def across_figure(report: Report, panels: Sequence[Panel], pixels: int) -> Figur
         top -= TITLE_PIXELS + panel.pixels
         box = (LEFT_PIXELS / pixels, top / height, 1 - (LEFT_PIXELS + right) / pixels, panel.pixels / height)
         axes = figure.add_axes(box)
-        axes.set_title(_fitted(panel.title, pixels - LEFT_PIXELS), loc="left", color=MUTED, pad=9)
+        axes.set_title(fitted(panel.title, pixels - LEFT_PIXELS), loc="left", color=MUTED, pad=9)
         axes.set_xlim(-0.45, len(report.phases) - 0.55)
         axes.set_xticks(range(len(report.phases)), [""] * len(report.phases))
         axes.tick_params(length=0)
@@ -157,7 +164,7 @@ def draw_benchmarks(axes: Axes, report: Report, is_wide: bool) -> None:
             axes.plot((at, at), (value - error, value + error), color=colour, linewidth=4, alpha=0.3, solid_capstyle="butt")
         ends.append((curve.name, _last(report, curve), colour))
     axes.margins(y=0.14)
-    name_ends(axes, [*ends, ("floor", 0.0, BASELINE)], is_wide=is_wide)
+    name_ends(axes, [*ends, (FLOOR, 0.0, BASELINE)], is_wide=is_wide)
 
 
 def draw_components(axes: Axes, report: Report, is_wide: bool) -> None:
@@ -233,43 +240,37 @@ def draw_gaps(axes: Axes, report: Report, gaps: Sequence[Gap], *, places: int, i
 
 
 def name_ends(axes: Axes, ends: Sequence[tuple[str, float, str]], *, is_wide: bool) -> None:
-    """Names at the right edge, moved apart where they would touch; a narrow picture names none but the strong lines, within."""
+    """Names at the right edge, moved apart where they would touch. A narrow picture names the strong lines alone, above all of them."""
     low, high = axes.get_ylim()
     height = axes.get_window_extent().height
     if not is_wide:
-        ends = [end for end in ends if end[2] != MUTED]
-    line = LINE_PIXELS * (high - low) / height
-    placed = spread_apart([value for _, value, _ in ends], line, low, high)
-    for (name, value, colour), at in zip(ends, placed, strict=True):
-        said = f" {decimal(value, places=2)}" if name != "floor" else ""
-        text = f"{_fitted(name, RIGHT_PIXELS - 12 - text_pixels(said))}{said}"
+        _name_above(axes, [end for end in ends if end[2] != MUTED][:MAX_ABOVE])
+        return
+    placed = spread_apart([value for _, value, _ in ends], LINE_PIXELS * (high - low) / height, low, high)
+    for end, at in zip(ends, placed, strict=True):
         axes.annotate(
-            text,
-            (1, at),
-            (8 if is_wide else -2, 0 if is_wide else 7),
-            xycoords=axes.get_yaxis_transform(),
-            textcoords="offset points",
-            ha="left" if is_wide else "right",
-            va="center" if is_wide else "bottom",
-            color=colour,
-            bbox={"facecolor": CARD, "linewidth": 0, "pad": 0.5},
+            _end_in_words(end), (1, at), (8, 0), xycoords=axes.get_yaxis_transform(), textcoords="offset points", va="center", color=end[2]
         )
     axes.set_ylim(low, high)
 
 
-def spread_apart(values: Sequence[float], distance: float, low: float, high: float) -> list[float]:
-    """The values moved so that no two are nearer than `distance`: in their order, and within the bounds if they fit."""
-    order = sorted(range(len(values)), key=lambda number: -values[number])
-    placed = [0.0] * len(values)
-    above = math.inf
-    for number in order:
-        placed[number] = min(values[number], above - distance, high)
-        above = placed[number]
-    below = low
-    for number in reversed(order):
-        placed[number] = max(placed[number], below)
-        below = placed[number] + distance
-    return placed
+def _name_above(axes: Axes, ends: Sequence[tuple[str, float, str]]) -> None:
+    """One name a line, in room that is made for them at the top."""
+    low, high = axes.get_ylim()
+    room = LINE_PIXELS * len(ends)
+    axes.set_ylim(low, high + (high - low) * room / max(1, axes.get_window_extent().height - room))
+    for number, end in enumerate(ends):
+        place = (-2, -2 - LINE_PIXELS * number)
+        axes.annotate(
+            _end_in_words(end), (1, 1), place, xycoords="axes fraction", textcoords="offset points", ha="right", va="top", color=end[2]
+        )
+
+
+def _end_in_words(end: tuple[str, float, str]) -> str:
+    """The name, cut where there is no room for it, and the value."""
+    name, value, _ = end
+    said = f" {decimal(value, places=2)}" if name != FLOOR else ""
+    return f"{fitted(name, RIGHT_PIXELS - 12 - text_pixels(said))}{said}"
 
 
 def _points(report: Report, curve: Curve) -> Iterator[tuple[int, float, float]]:
@@ -280,15 +281,6 @@ def _points(report: Report, curve: Curve) -> Iterator[tuple[int, float, float]]:
 
 def _last(report: Report, curve: Curve) -> float:
     return [value for _, value, _ in _points(report, curve)][-1]
-
-
-def _fitted(text: str, pixels: float) -> str:
-    """The text, cut where it would be wider."""
-    if text_pixels(text) <= pixels:
-        return text
-    while text and text_pixels(f"{text}…") > pixels:
-        text = text[:-1]
-    return f"{text}…"
 
 
 def _is_number(value: float | None) -> bool:

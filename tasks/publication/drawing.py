@@ -5,9 +5,10 @@ A picture as wide as the page is drawn twice, wide and narrow, and the page show
 """
 
 import io
+import math
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import matplotlib
@@ -97,3 +98,27 @@ def say(axes: Axes, text: str) -> None:
     """Words in the place of a curve."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=MUTED)
     axes.set_yticks([])
+
+
+def fitted(text: str, pixels: float) -> str:
+    """The text, cut where it would be wider."""
+    if text_pixels(text) <= pixels:
+        return text
+    while text and text_pixels(f"{text}…") > pixels:
+        text = text[:-1]
+    return f"{text}…"
+
+
+def spread_apart(values: Sequence[float], distance: float, low: float, high: float) -> list[float]:
+    """The values moved so that no two are nearer than `distance`: in their order, and within the bounds if they fit."""
+    order = sorted(range(len(values)), key=lambda number: -values[number])
+    placed = [0.0] * len(values)
+    above = math.inf
+    for number in order:
+        placed[number] = min(values[number], above - distance, high)
+        above = placed[number]
+    below = low
+    for number in reversed(order):
+        placed[number] = max(placed[number], below)
+        below = placed[number] + distance
+    return placed

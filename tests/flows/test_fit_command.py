@@ -21,7 +21,7 @@ from tasks.home import Home
 from tasks.publication.export import export_phase
 from tests.pulse.runs import tiny_recipe
 from trainer.base.errors import ConfigError, DataError
-from trainer.base.storage import write_json
+from trainer.base.storage import read_json, write_json
 from trainer.checkpoints.checkpointer import Checkpoints
 from trainer.checkpoints.path import checkpoint_path
 from trainer.config import RunConfig
@@ -116,7 +116,7 @@ def test_a_phase_and_its_checkpoint_and_its_exported_folder_fit_alike(
     assert counts == [[1, 1, 0, 0, 1], [1, 2, 1, 1, 0]]
 
     of_folder = json.loads(evaluate(checkpoint, "--text", text, "--json").stdout)
-    assert of_folder == {name: value for name, value in said.items() if name not in ("phase", "params_digest")}
+    assert of_folder == {name: value for name, value in said.items() if name != "phase"}
 
     export_phase(run, {"checkpoint": str(checkpoint), "params_digest": said["params_digest"]}, tokenizer, tmp_path / "out")
     exported = json.loads(evaluate(tmp_path / "out", "--text", text, "--json").stdout)
@@ -150,6 +150,16 @@ def test_a_folder_without_a_checkpoint_or_without_held_out_documents_is_refused(
     assert "whose held-out documents it measures" in evaluate(checkpoint, "--held-out").stderr
     refused = evaluate(text, "--text", text)
     assert (refused.exit_code, refused.stdout) == (1, "")
+
+
+def test_other_weights_than_the_phase_s_result_names_are_refused(evaluate: Evaluate, run: RunConfig, text: Path) -> None:
+    path = Path(run.output) / "result.json"
+    result = read_json(path)
+    write_json(path, {**result, "params_digest": "0" * 64})
+    refused = evaluate("tiny/kestrel", "--text", text)
+    write_json(path, result)
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "holds other weights than the phase's result names" in refused.stderr
 
 
 def test_a_damaged_text_ends_with_1(evaluate: Evaluate, tmp_path: Path) -> None:

@@ -3,14 +3,17 @@
 import math
 import re
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks.publication.across_phases import benchmark_curves, panels_of, spread_apart
+from tasks.publication.across_phases import benchmark_curves, panels_of
 from tasks.publication.contents import MeasuredReport, PhaseReport, RecordReport
+from tasks.publication.drawing import spread_apart
 from tasks.publication.measured import benchmark_gaps, component_gaps, measured_markdown, measured_phases, row_of
 from tasks.publication.report import Report, render
+from tasks.publication.task import as_markdown
 from tests.tasks.publication.test_views import build_phase, build_report
 
 SCORE = RecordReport(what="MMLU (5-shot)", value="65.3 %", source="the record's table", is_measure=True)
@@ -149,3 +152,9 @@ def test_phases_without_a_figure_or_a_report_have_no_card(two: Report) -> None:
     planned = build_phase("planned", state="not reached")
     reported = build_phase("reported", state="not reached", reported=(SCORE,))
     assert [one.phase.name for one in measured_phases(report_of(*two.phases, planned, reported))] == ["first", "second", "reported"]
+
+
+def test_prefect_s_page_has_the_tables_between_the_phases_and_the_report(two: Report) -> None:
+    text = as_markdown(two, Path("report.html"), Path("docs"))
+    assert text.index("| phase | state |") < text.index("## Measured") < text.index("Report: `report.html`")
+    assert "\n\n## Measured\n\n| phase | what |" in text
