@@ -34,7 +34,7 @@ THINGS = ("apples", "pens", "coins", "books", "cards", "shells", "stamps", "eggs
 TAG = re.compile(r"<<.*?>>")
 PLANTED = {"clean": None, "tagged": True, "plain": False}
 """What the second phase has beside the problems of the first: nothing, or a `test.json` of the items with or without calculator tags."""
-SHARE = 25.0
+SHARE = 75.0
 
 
 @dataclass(frozen=True)
