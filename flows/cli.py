@@ -211,7 +211,7 @@ def order(kind: str, length: int, seed: int, as_json: bool) -> None:
 @click.argument("target", metavar="CHECKPOINT|RECIPE/PHASE|FOLDER")
 @click.option("--suite", metavar="S", help="Benchmarks of this suite: core, core+mmlu, generation, leaderboard, trinity, folder.")
 @click.option("--benchmarks", metavar="DIR", help="Their items, as JSON lines [default: the hub].")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N items, for a look.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N items of each part, for a look.")
 @click.option("--weights", type=click.Choice(["last", "ema"]), default="last", show_default=True, help="The last, or their moving average.")
 @click.option("--allow-code", is_flag=True, help="Run programs that the model writes, in a sandbox.")
 @click.option("--tokenizer", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Of a CHECKPOINT outside its home.")
