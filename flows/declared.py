@@ -12,7 +12,7 @@ def check_declared(recipe: Recipe, phases: Iterable[Phase]) -> None:
     """Refuse phases that ask for something that would not happen.
 
     Raises:
-        RecipeError: a phase names a benchmark that nothing measures.
+        RecipeError: a phase names a benchmark that no gate asks.
     """
     for phase in phases:
         check_benchmarks(recipe, phase)
@@ -22,7 +22,7 @@ def check_benchmarks(recipe: Recipe, phase: Phase) -> None:
     """Refuse a phase whose gate would have to do without a benchmark that it names.
 
     Raises:
-        RecipeError: it names a benchmark that nothing measures.
+        RecipeError: it names a benchmark that no gate asks.
     """
     if names := unmeasured(phase.evaluation.benchmarks):
         instead = "" if recipe.scale == "own" else ", or use --scale proxy"

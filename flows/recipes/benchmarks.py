@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 MADE_BENCHMARKS = ("word_order", "next_word")
-"""Made from held-out text (`tasks.evaluation.benchmarks`), and so the only ones that can be measured so far."""
+"""Made from held-out text (`tasks.evaluation.benchmarks`), and so far the only ones that a gate asks."""
 CORE_BENCHMARKS = (
     "agieval_lsat_ar:3", "arc_easy:10", "arc_challenge:10", "boolq:10", "commonsense_qa:10", "copa:0", "hellaswag:0", "hellaswag:10",
     "lambada_openai:0", "openbookqa:0", "piqa:10", "wsc273:0", "winogrande:0",
@@ -29,5 +29,5 @@ def check_names(benchmarks: Collection[str]) -> None:
 
 
 def unmeasured(benchmarks: Collection[str]) -> tuple[str, ...]:
-    """Those that nothing measures yet."""
+    """Those that no gate asks yet. `phasewise evaluate --suite` measures them."""
     return tuple(name for name in benchmarks if name not in MADE_BENCHMARKS)

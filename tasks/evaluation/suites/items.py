@@ -11,6 +11,7 @@ from tasks.evaluation.suites.known import find_definition
 from tasks.evaluation.suites.prepare import Hole, Prepared, prepare, write_definitions
 from trainer.base.errors import ConfigError, DataError
 from trainer.base.storage import digest_of_json
+from validations.evidence.leakage.items.files import read_examples
 from validations.evidence.leakage.items.item import BenchmarkItem, merge_equal
 
 
@@ -23,7 +24,8 @@ class SuiteItems(NamedTuple):
 
 
 def find_items(suite: Suite, folder: Path) -> SuiteItems:
-    """The test items of each benchmark once, with how many examples it is ever put. What examples come from is not searched for.
+    """The test items of each benchmark once, with however many examples it is put; then the items of other splits in the folder, which are
+    known as examples and are not searched for.
 
     Raises:
         ConfigError: the folder is not there, or has no item of the suite.
@@ -46,7 +48,9 @@ def find_items(suite: Suite, folder: Path) -> SuiteItems:
     if not items:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
         raise ConfigError(f"{folder} must have items of the suite {suite.name}, and has none: {reasons}.")
-    return SuiteItems(merge_equal(items), digest_of_json(contents), missing)
+    examples = read_examples(folder)
+    key = digest_of_json({"items": contents, "examples": [item._asdict() for item in examples]})
+    return SuiteItems([*merge_equal(items), *examples], key, missing)
 
 
 def _items_of(definition: Definition, prepared: Prepared) -> list[BenchmarkItem] | Hole:

@@ -15,7 +15,7 @@ from tasks.evaluation.suites.harness import Put, Sample, load_tasks, put, quiet_
 from tasks.evaluation.suites.prepare import Hole, Prepared
 from tasks.evaluation.suites.programs import code_floors, score_programs
 from tasks.evaluation.suites.result import Answer, Cut, SuiteResult
-from trainer.base.errors import EvaluationError
+from trainer.base.errors import DataError, EvaluationError
 
 if TYPE_CHECKING:
     from tasks.evaluation.language_model import JaxLanguageModel
@@ -47,7 +47,10 @@ def measure(model: "JaxLanguageModel", prepared: Prepared, *, limit: int | None)
         if isinstance(found, Hole):
             return found
         cut = Cut(contexts=model.num_cut_contexts - before[1], of=model.num_contexts - before[0])
-        scored = _score(found, prepared)
+        try:
+            scored = _score(found, prepared)
+        except DataError as error:
+            return Hole(str(error))
         setting = _setting(found, prepared, precision=model.config.compute_dtype)
     return _row(found, prepared, scored, setting=setting, cut=cut, limit=limit, seconds=time.perf_counter() - began), scored.answers
 
@@ -96,7 +99,7 @@ def _gold(task: Any, name: str, sample: Sample) -> list[int]:
     """Positions of the right choices. lm-eval counts an item whose answer is none of its choices as wrong, with a warning.
 
     Raises:
-        EvaluationError: the answer is none of the choices.
+        DataError: the answer is none of the choices.
     """
     doc = sample["doc"]
     choices = task.doc_to_choice(doc)
@@ -104,7 +107,7 @@ def _gold(task: Any, name: str, sample: Sample) -> list[int]:
     every = target if isinstance(target, list) else [target]
     places = [choices.index(one) if isinstance(one, str) and one in choices else one for one in every]
     if not places or not all(isinstance(place, int) and 0 <= place < len(choices) for place in places):
-        raise EvaluationError(
+        raise DataError(
             f"the answer of {name}'s item {sample['doc_id']} must be one of its {len(choices)} choices, found {target!r}: correct the item."
         )
     return [int(place) for place in places]

@@ -13,7 +13,7 @@ from tasks.data.special_tokens import SpecialTokens
 from tasks.evaluation.language_model import JaxLanguageModel
 from tasks.evaluation.suites import measure, prepare
 from tests.tasks.evaluation.suites.conftest import RunLines, Scripted, WriteItems, riddles, sums
-from trainer.base.errors import ConfigError, EvaluationError
+from trainer.base.errors import ConfigError
 from trainer.config import ModelConfig
 from trainer.model.params import Params
 
@@ -94,12 +94,13 @@ def test_a_row_that_breaks_its_form_is_a_hole_and_the_others_are_measured(
     assert challenge["items"] == 3
 
 
-def test_an_answer_that_is_none_of_the_choices_is_an_error_and_not_a_wrong_answer(
+def test_an_answer_that_is_none_of_the_choices_is_a_hole_and_not_a_wrong_answer(
     scripted: Scripted, run_lines: RunLines, write_items: WriteItems
 ) -> None:
     write_items("piqa/validation", [{"goal": "Rest", "sol1": "sit", "sol2": "lie", "label": label} for label in (0, 2)])
-    with pytest.raises(EvaluationError, match=r"piqa's item 1 must be one of its 2 choices, found 2"):
-        run_lines(scripted(), "piqa:0")
+    [found] = run_lines(scripted(), "piqa:0").results
+    assert found["value"] is None
+    assert found["hole"] == "the answer of piqa's item 1 must be one of its 2 choices, found 2: correct the item."
 
 
 def test_a_benchmark_of_several_parts_counts_each_item_once(scripted: Scripted, run_lines: RunLines, write_items: WriteItems) -> None:
@@ -139,6 +140,13 @@ def test_what_holds_is_read_and_what_decides_it_changed_is_measured_again(
     assert run_lines(scripted(), *labels).read == ()
     other = scripted(weights=jax.tree.map(lambda weight: weight + 1, params))
     assert run_lines(other, *labels).read == ()
+    run_lines(scripted(), *labels)
+    sampled = scripted()
+    sampled.seed = 1
+    assert run_lines(sampled, *labels).read == ()
+    seeing_less = scripted()
+    seeing_less.config = seeing_less.config.but(seq_len=2048)
+    assert run_lines(seeing_less, *labels).read == ()
 
 
 def test_a_definition_counts_with_what_it_includes_and_the_code_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
