@@ -1,15 +1,14 @@
 """`phasewise`: the command line. Heavy libraries are imported by the command that needs them."""
 
-import json
 import os
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
 from flows.options import Scale, home_option, json_option, scale_option, set_option
+from flows.printing import print_result as _print
+from flows.publication_commands import card, export, verify_card
 from trainer.base.errors import PhasewiseError
 from trainer.process.platform import spare_search
 
@@ -221,70 +220,6 @@ def evaluate(target: str, scale: Scale, home: str | None, as_json: bool) -> None
 
 
 @main.command()
-@click.argument("target", metavar="RECIPE/PHASE")
-@click.argument("out", metavar="OUT")
-@scale_option
-@set_option
-@click.option(
-    "--weights",
-    metavar="WHICH",
-    default="last",
-    show_default=True,
-    help="The last; ema, their moving average; or average:N, the mean of the last N checkpoints that are kept.",
-)
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True, help="Type of what is written.")
-@home_option
-@json_option
-def export(target: str, out: str, scale: Scale, home: str | None, as_json: bool, **options: Any) -> None:
-    """Write a phase's weights to the folder OUT as transformers reads them: safetensors, config, tokenizer."""
-    from flows.commands.export import export_target, print_export
-
-    exported = export_target(target, out, scale, home, **options)
-    _print(exported, print_export, as_json=as_json)
-
-
-@main.command()
-@click.argument("target", metavar="RECIPE/PHASE")
-@click.argument("out", metavar="OUT")
-@scale_option
-@set_option
-@click.option("--key", metavar="FILE", help="Sign with this private key: Ed25519 or ECDSA on P-256, as PEM.")
-@click.option("--export", metavar="FOLDER", help="Name an exported folder of the phase, file by file.")
-@click.option("--licence", metavar="NAME", help="Of the model, in your words. It rests on no bytes: a signature alone speaks for it.")
-@click.option(
-    "--source", multiple=True, metavar="COMPONENT=FOLDER", help="Where source files are that are not in the home; may be repeated."
-)
-@home_option
-@json_option
-def card(target: str, out: str, scale: Scale, home: str | None, as_json: bool, **options: Any) -> None:
-    """Write an account of a phase to the folder OUT, each claim with the digest of the bytes that it rests on."""
-    from flows.commands.card import card_of_target, print_card
-
-    _print(card_of_target(target, out, scale, home, options), print_card, as_json=as_json)
-
-
-@main.command("verify")
-@click.argument("folder", metavar="CARD", type=click.Path(exists=True, file_okay=False))
-@click.option("--home", metavar="URL", help="Compare each claim with the bytes in this home.")
-@click.option("--export", metavar="FOLDER", help="The exported folder that the card names.")
-@click.option("--public-key", metavar="FILE", help="Of who says to have signed, as PEM.")
-@click.option(
-    "--source", multiple=True, metavar="COMPONENT=FOLDER", help="Where source files are that are not in the home; may be repeated."
-)
-@click.option(
-    "--max-gib", type=click.FloatRange(min=0), default=64, show_default=True, help="Read no more than this of caches and checkpoint."
-)
-@json_option
-def verify_command(folder: str, as_json: bool, **options: Any) -> None:
-    """Check a card from bytes, offline. Exit 1 where a claim does not hold, and where something could not be checked."""
-    from flows.commands.card import print_verification, verify_folder
-
-    verification = verify_folder(folder, options)
-    _print(verification, print_verification, as_json=as_json)
-    sys.exit(0 if verification["passes"] else 1)
-
-
-@main.command()
 @click.argument("file", metavar="FILE")
 @click.option("--from", "origin", metavar="RECIPE", help="With the phases of this recipe in short; a FILE.json is a whole copy of it.")
 @click.option("--text", default="text", show_default=True, metavar="FOLDER", help="Your text: text, Markdown or JSON lines, as it is.")
@@ -339,22 +274,12 @@ def up(home: str | None, port: int) -> None:
     os.execv(sys.executable, command + (["--home", home] if home else []))
 
 
-def _print(value: Any, for_people: Callable[[Any], None], *, as_json: bool) -> None:
-    """What came out, as one JSON object or for people."""
-    if as_json:
-        click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=_plain))
-    else:
-        for_people(value)
-
-
 def _nothing(_value: Any) -> None:
     """People were shown it on the way."""
 
 
-def _plain(value: Any) -> str:
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} is not JSON")
+for command in (export, card, verify_card):
+    main.add_command(command)
 
 
 if __name__ == "__main__":

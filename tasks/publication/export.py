@@ -56,7 +56,6 @@ def export_phase(
             f"{checkpoint} holds other weights than the phase's result names: expected {result['params_digest'][:12]}, "
             f"found {digest[:12]}. Train the phase again."
         )
-    beside = tokenizer_files(tokenizer, run.model.seq_len)
     origin = {
         "recipe": run.recipe,
         "scale": run.scale,
@@ -67,9 +66,8 @@ def export_phase(
         "dtype": dtype,
         "params_digest": digest,
     }
-    about = {ORIGIN_NAME: json.dumps(origin, indent=2) + "\n", README_NAME: build_model_card(origin, claims or {})}
-    files_beside = {**beside.files, **{name: text.encode() for name, text in about.items()}}
-    write_folder(folder, params, run.model, tokenizer=beside._replace(files=files_beside), dtype=dtype)
+    beside = _beside(tokenizer_files(tokenizer, run.model.seq_len), origin, claims or {})
+    write_folder(folder, params, run.model, tokenizer=beside, dtype=dtype)
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     return {
         "folder": str(folder.resolve()),
@@ -83,6 +81,12 @@ def export_phase(
         "bytes": sum(files.values()),
         "files": list(files),
     }
+
+
+def _beside(tokenizer: TokenizerFiles, origin: dict[str, Any], claims: Mapping[str, Any]) -> TokenizerFiles:
+    """The tokenizer's files, which weights these are, and the page about the model."""
+    about = {ORIGIN_NAME: json.dumps(origin, indent=2) + "\n", README_NAME: build_model_card(origin, claims)}
+    return tokenizer._replace(files={**tokenizer.files, **{name: text.encode() for name, text in about.items()}})
 
 
 def tokenizer_files(path: Path, seq_len: int) -> TokenizerFiles:
