@@ -11,6 +11,8 @@ from tasks.evaluation.finished import evaluation_key, evaluation_path, finished_
 from tasks.evaluation.held_out import HeldOutTokens, read_held_out_tokens
 from tasks.evaluation.measured import Measured
 from tasks.evaluation.schedule_point import read_schedule_point
+from tasks.progress import say
+from trainer.base.errors import CheckpointError
 from trainer.base.storage import write_json
 from trainer.checkpoints.average import average_of_last, kept_steps
 from trainer.checkpoints.checkpointer import read_params
@@ -60,16 +62,18 @@ def evaluate_phase(run: RunConfig, result: dict[str, Any], plan: DataPlan, measu
 def _averages(run: RunConfig, checkpoint: Path, held_out: Mapping[str, HeldOutTokens]) -> dict[str, Any]:
     """Bits per byte of the moving average, and of the mean of the last checkpoints, of at most `MAX_AVERAGED` of those that are kept.
 
-    None where the phase keeps no average, or has one checkpoint alone.
+    None where the phase keeps no average, where it has one checkpoint alone, and where an earlier one is damaged, which is said.
     """
     from tasks.evaluation.bits_per_byte import bits_per_byte
 
     ema = None
     if run.keeps_average:
         ema = bits_per_byte(read_params(checkpoint, run.model, ema=True), run.model, held_out).macro
-    kept = kept_steps(checkpoint.parent, run)
     mean, steps = None, ()
-    if len(kept) > 1:
-        params, steps = average_of_last(checkpoint.parent, run, min(len(kept), MAX_AVERAGED))
-        mean = bits_per_byte(params, run.model, held_out).macro
+    if (kept := len(kept_steps(checkpoint.parent, run))) > 1:
+        try:
+            params, steps = average_of_last(checkpoint.parent, run, min(kept, MAX_AVERAGED))
+            mean = bits_per_byte(params, run.model, held_out).macro
+        except CheckpointError as error:  # of an earlier one, which nothing else needs
+            say(f"{run.phase}: the mean of its last checkpoints is not measured: {error}")
     return {"ema_macro_bits_per_byte": ema, "mean_macro_bits_per_byte": mean, "mean_of_steps": list(steps)}

@@ -16,7 +16,7 @@ from trainer.base.errors import CheckpointError
 from trainer.base.storage import read_json
 from trainer.config import RunConfig
 from trainer.model.hugging_face import TokenizerFiles, check_writable, write_folder
-from trainer.model.params import Params, count_parameters
+from trainer.model.params import count_parameters
 from trainer.state import params_digest
 
 DType = Literal["float32", "bfloat16"]
@@ -50,8 +50,12 @@ def export_phase(
     check_writable(folder, run.model)
     checkpoint = Path(result["checkpoint"])
     params, steps = weights_of(run, checkpoint, weights)
-    digest = _checked_digest(params, result, weights)
-    beside = tokenizer_files(tokenizer, run.model.seq_len)
+    digest = params_digest(params)
+    if weights == LAST and digest != result["params_digest"]:
+        raise CheckpointError(
+            f"{checkpoint} holds other weights than the phase's result names: expected {result['params_digest'][:12]}, "
+            f"found {digest[:12]}. Train the phase again."
+        )
     origin = {
         "recipe": run.recipe,
         "scale": run.scale,
@@ -62,9 +66,8 @@ def export_phase(
         "dtype": dtype,
         "params_digest": digest,
     }
-    about = {ORIGIN_NAME: json.dumps(origin, indent=2) + "\n", README_NAME: build_model_card(origin, claims or {})}
-    files_beside = {**beside.files, **{name: text.encode() for name, text in about.items()}}
-    write_folder(folder, params, run.model, tokenizer=beside._replace(files=files_beside), dtype=dtype)
+    beside = _beside(tokenizer_files(tokenizer, run.model.seq_len), origin, claims or {})
+    write_folder(folder, params, run.model, tokenizer=beside, dtype=dtype)
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     return {
         "folder": str(folder.resolve()),
@@ -80,19 +83,10 @@ def export_phase(
     }
 
 
-def _checked_digest(params: Params, result: Mapping[str, Any], weights: str) -> str:
-    """Of the weights; the last ones must be those that the phase's result names.
-
-    Raises:
-        CheckpointError: they are not.
-    """
-    digest = params_digest(params)
-    if weights == LAST and digest != result["params_digest"]:
-        raise CheckpointError(
-            f"{result['checkpoint']} holds other weights than the phase's result names: expected {result['params_digest'][:12]}, "
-            f"found {digest[:12]}. Train the phase again."
-        )
-    return digest
+def _beside(tokenizer: TokenizerFiles, origin: dict[str, Any], claims: Mapping[str, Any]) -> TokenizerFiles:
+    """The tokenizer's files, which weights these are, and the page about the model."""
+    about = {ORIGIN_NAME: json.dumps(origin, indent=2) + "\n", README_NAME: build_model_card(origin, claims)}
+    return tokenizer._replace(files={**tokenizer.files, **{name: text.encode() for name, text in about.items()}})
 
 
 def tokenizer_files(path: Path, seq_len: int) -> TokenizerFiles:

@@ -50,8 +50,6 @@ def differing_weights(folder: Path, run: RunConfig, checkpoint: Path, origin: Ma
     Raises:
         PhasewiseError: the folder or a checkpoint does not read.
     """
-    import jax
-
     params, steps = weights_of(run, checkpoint, str(origin["weights"]))
     if (found := params_digest(params)) != origin["params_digest"]:
         return f"{origin['weights']} has the digest {found[:16]}, the folder says {str(origin['params_digest'])[:16]}"
@@ -60,6 +58,8 @@ def differing_weights(folder: Path, run: RunConfig, checkpoint: Path, origin: Ma
     exported, config = read_folder(folder)
     if config.model_dump(exclude=_NOT_IN_A_FOLDER) != run.model.model_dump(exclude=_NOT_IN_A_FOLDER) and run.model.experts is None:
         return "config.json describes another model than the run's"
+    import jax
+
     rounded = jax.tree.map(lambda leaf: np.asarray(np.asarray(leaf).astype(_dtype(origin)), np.float32), params)
     if params_digest(rounded) != params_digest(exported):
         return f"its tensors are not {origin['weights']} of the checkpoint as {origin['dtype']}"
@@ -70,8 +70,8 @@ _NOT_IN_A_FOLDER = {"compute_dtype", "float32_attention", "attend_within_documen
 
 
 def _dtype(origin: Mapping[str, Any]) -> Any:
-    import jax
-
     if origin["dtype"] not in ("float32", "bfloat16"):
         raise CheckpointError(f"an exported folder must be of float32 or bfloat16, found {origin['dtype']}.")
-    return jax.numpy.dtype(origin["dtype"])
+    from jax.numpy import dtype
+
+    return dtype(origin["dtype"])

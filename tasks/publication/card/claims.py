@@ -24,6 +24,7 @@ from validations.verdict import Verdict
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """A name that is one folder's; a card from elsewhere must not lead out of the home."""
+TOLD = ("gates", "hand_off")
 TOLD_FROM_PATHS = re.compile(r"(?<![\w.])/(?:[^\s\"',/]+/)+[^\s\"',]*")
 
 
@@ -113,5 +114,7 @@ def _judgement(
 
 
 def _without_places(claims: dict[str, Any]) -> dict[str, Any]:
-    """Without absolute paths of a machine, should one have come in with a text; and as JSON reads it again."""
-    return json.loads(TOLD_FROM_PATHS.sub("<a place>", json.dumps(claims, ensure_ascii=False)))
+    """As JSON reads it again, and what verdicts and tables say in words without absolute paths of a machine."""
+    plain = json.loads(json.dumps(claims, ensure_ascii=False))
+    told = {name: plain[name] for name in TOLD if name in plain}
+    return {**plain, **json.loads(TOLD_FROM_PATHS.sub("<a place>", json.dumps(told, ensure_ascii=False)))}

@@ -1,5 +1,6 @@
 """Comparing two accounts of the same things, field by field."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ def disagreements(said: Any, found: Any, field: str = "", *, other: str | None =
     elif _is_list(said) and _is_list(found) and len(said) == len(found):
         for number, (one, another) in enumerate(zip(said, found, strict=True)):
             yield from disagreements(one, another, f"{field}[{number}]", other=other)
-    elif said != found or isinstance(said, bool) != isinstance(found, bool):
+    elif not _is_same(said, found):
         speaker = other or SPEAKERS.get(field.partition(".")[0].partition("[")[0], "the home says")
         yield Disagreement(field, f"the card says {_words(said)}, {speaker} {_words(found)}")
 
@@ -43,6 +44,13 @@ def _below(field: str, name: str) -> str:
     if name.isdecimal():
         return f"{field}[{name}]"
     return f"{field}.{name}" if field else name
+
+
+def _is_same(said: Any, found: Any) -> bool:
+    """Not a number is the same as not a number, and True is not 1."""
+    if isinstance(said, float) and isinstance(found, float) and math.isnan(said):
+        return math.isnan(found)
+    return said == found and isinstance(said, bool) == isinstance(found, bool)
 
 
 def _is_list(value: Any) -> bool:

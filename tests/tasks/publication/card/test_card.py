@@ -25,6 +25,13 @@ def test_a_card_holds_from_another_folder_and_home(carded: Carded):
     assert found.read_bytes > 100_000
 
 
+def test_the_mean_of_the_last_checkpoints_is_measured_and_named(written: Carded):
+    evaluation = read_json(written.card / STATEMENT_NAME)["predicate"]["evaluation"]
+    assert evaluation["mean_of_steps"] == [44, 45, 48, 52]
+    assert evaluation["mean_macro_bits_per_byte"] not in (None, evaluation["macro_bits_per_byte"], evaluation["ema_macro_bits_per_byte"])
+    assert "of the mean of the last 4 checkpoints" in (written.card / "README.md").read_text()
+
+
 def test_equal_homes_give_equal_cards_without_a_path_of_this_machine(carded: Carded, written: Carded, tmp_path: Path):
     write_card(carded.home, SUBJECT, tmp_path / "again", CardOptions(), judges_again=False)
     names = sorted(path.name for path in written.card.iterdir())
