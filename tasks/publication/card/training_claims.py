@@ -129,7 +129,14 @@ def lineage_claims(files: HomeFiles, trained: Trained, run_name: str) -> list[di
         expected = current.run.start.params_digest
         if step == found.run.stop_step:
             files.agree(f"{field}.params_digest", f"{current.run.phase} started from", claims["params_digest"], expected)
+        else:
+            files.skip(f"{field}.params_digest", f"the weights of its step {step}, before its end, were not read")
         claims["params_digest"] = expected
+        for graft in current.run.start.graft:
+            files.skip(
+                f"lineage.{current.run.phase}.start.graft",
+                f"the {graft.part} in {'/'.join(map(str, _named_in(graft.checkpoint)))} was not read",
+            )
         lineage.insert(0, claims)
         current = found
     return lineage
