@@ -1,5 +1,6 @@
 """Which weights of a phase are exported: the last, their moving average, or the mean of its last checkpoints; and what a folder holds."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from trainer.base.errors import CheckpointError, ConfigError
+from trainer.base.storage import read_json
 from trainer.checkpoints.average import average_of_last
 from trainer.checkpoints.checkpointer import read_params
-from trainer.config import RunConfig
+from trainer.config import ModelConfig, RunConfig
 from trainer.model.hugging_face import read_folder
+from trainer.model.hugging_face.config import DTypeName, to_hugging_face
 from trainer.model.params import Params
 from trainer.state import params_digest
 
@@ -55,23 +58,25 @@ def differing_weights(folder: Path, run: RunConfig, checkpoint: Path, origin: Ma
         return f"{origin['weights']} has the digest {found[:16]}, the folder says {str(origin['params_digest'])[:16]}"
     if list(steps) != list(origin["steps"]):
         return f"{origin['weights']} is of the steps {list(steps)}, the folder says {origin['steps']}"
-    exported, config = read_folder(folder)
-    if config.model_dump(exclude=_NOT_IN_A_FOLDER) != run.model.model_dump(exclude=_NOT_IN_A_FOLDER) and run.model.experts is None:
-        return "config.json describes another model than the run's"
+    if differing := differing_fields(folder, run.model, _dtype_name(origin)):
+        return f"config.json describes another model than the run's: {', '.join(differing)}"
     import jax
 
-    rounded = jax.tree.map(lambda leaf: np.asarray(np.asarray(leaf).astype(_dtype(origin)), np.float32), params)
+    exported, _config = read_folder(folder)
+    rounded = jax.tree.map(lambda leaf: np.asarray(np.asarray(leaf).astype(jax.numpy.dtype(origin["dtype"])), np.float32), params)
     if params_digest(rounded) != params_digest(exported):
         return f"its tensors are not {origin['weights']} of the checkpoint as {origin['dtype']}"
     return None
 
 
-_NOT_IN_A_FOLDER = {"compute_dtype", "float32_attention", "attend_within_documents", "initializer_cutoff", "experts"}
+def differing_fields(folder: Path, model: ModelConfig, dtype: DTypeName) -> list[str]:
+    """The fields of an exported folder's `config.json` that are not as they would be written for this model."""
+    expected = json.loads(json.dumps(to_hugging_face(model, dtype)))
+    found = read_json(folder / "config.json")
+    return sorted(name for name, value in expected.items() if found.get(name) != value)
 
 
-def _dtype(origin: Mapping[str, Any]) -> Any:
+def _dtype_name(origin: Mapping[str, Any]) -> DTypeName:
     if origin["dtype"] not in ("float32", "bfloat16"):
         raise CheckpointError(f"an exported folder must be of float32 or bfloat16, found {origin['dtype']}.")
-    from jax.numpy import dtype
-
-    return dtype(origin["dtype"])
+    return origin["dtype"]
