@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.data.plan import DataPlan
 from tasks.data.tokenizer import load_tokenizer
+from tasks.evaluation.asked import Asked
 from tasks.evaluation.evaluate import evaluate_model
-from tasks.evaluation.finished import evaluation_key, evaluation_path, finished_evaluation, measured_components, measured_on
+from tasks.evaluation.finished import evaluation_path, finished_evaluation
 from tasks.evaluation.held_out import HeldOutTokens, read_held_out_tokens
-from tasks.evaluation.measured import Measured
 from tasks.evaluation.schedule_point import read_schedule_point
 from tasks.progress import say
 from trainer.base.errors import CheckpointError
@@ -22,35 +21,29 @@ MAX_AVERAGED = 4
 """So many of a phase's last checkpoints are averaged where more are kept."""
 
 
-def evaluate_phase(run: RunConfig, result: dict[str, Any], plan: DataPlan, measured: Measured) -> dict[str, Any]:
-    """Benchmarks and held-out bits per byte of a phase's last weights, and of their moving average where there is one.
-
-    Args:
-        result: the trainer's result of this phase.
-        measured: which benchmarks, and how much of each component's held-out text.
-    """
-    key = evaluation_key(run, result["params_digest"], plan, measured)
-    if found := finished_evaluation(run, key):
+def evaluate_phase(asked: Asked) -> dict[str, Any]:
+    """Benchmarks and held-out bits per byte of a phase's last weights, and of their moving average where there is one."""
+    run = asked.run
+    if found := finished_evaluation(run, asked.key):
         return found
-    tokenizer = load_tokenizer(plan.tokenizer)
-    folders = {name: plan.components[name].held_out.folder for name in measured_components(run, plan)}
-    held_out = read_held_out_tokens(folders, tokenizer, max_tokens=measured.held_out_tokens)
-    checkpoint = Path(result["checkpoint"])
+    tokenizer = load_tokenizer(asked.tokenizer)
+    held_out = read_held_out_tokens(asked.held_out, tokenizer, max_tokens=asked.measured.held_out_tokens)
+    checkpoint = Path(asked.result["checkpoint"])
     params = read_params(checkpoint, run.model)
     evaluation = {
         "phase": run.phase,
-        "key": key,
-        "measured_on": measured_on(run, plan, measured.held_out_tokens),
+        "key": asked.key,
+        "measured_on": asked.measured_on,
         "checkpoint": str(checkpoint),
-        "params_digest": result["params_digest"],
+        "params_digest": asked.result["params_digest"],
         "weights": "last",
         "schedule": read_schedule_point(run),
         **evaluate_model(
             params=params,
             config=run.model,
             tokenizer=tokenizer,
-            benchmarks=plan.benchmarks,
-            names=measured.benchmarks,
+            benchmarks=asked.benchmarks,
+            names=asked.measured.benchmarks,
             held_out=held_out,
         ),
         **_averages(run, checkpoint, held_out),

@@ -19,6 +19,7 @@ MEASURING = (
         f"tasks/evaluation/{name}.py"
         for name in (
             "answers",
+            "asked",
             "bits_per_byte",
             "checkpoint",
             "evaluate",

@@ -6,8 +6,9 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.data.plan import DataPlan
+from tasks.evaluation.apart import evaluate_apart
+from tasks.evaluation.asked import ask
 from tasks.evaluation.baselines import measure_baselines
-from tasks.evaluation.checkpoint import evaluate_phase
 from tasks.evaluation.made import write_missing_benchmarks
 from tasks.evaluation.measured import Measured
 from tasks.progress import say
@@ -20,7 +21,7 @@ fit_baselines = task(task_run_name="fit byte n-grams", cache_policy=NO_CACHE)(me
 @task(task_run_name="evaluate {run.phase}", cache_policy=NO_CACHE)
 def evaluate(run: RunConfig, result: dict[str, Any], plan: DataPlan, measured: Measured) -> dict[str, Any]:
     """Benchmarks and held-out bits per byte of a phase's last checkpoint."""
-    evaluation = evaluate_phase(run, result, plan, measured)
+    evaluation = evaluate_apart(ask(run, result, plan, measured))
     scores = ", ".join(
         f"{r['benchmark']} {r['value']:.3f} ± {r['stderr']:.3f} (baseline {r['baseline']:.3f})" for r in evaluation["results"]
     )

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from flows.commands.status import describe
@@ -297,7 +298,7 @@ def test_killed_three_times_it_ends_as_if_nothing_had_been(
 def test_an_evaluation_killed_at_work_costs_itself_alone(
     finished: Finished, environment: dict[str, str], recipe_file: Path, home: Path, tmp_path: Path
 ) -> None:
-    """As by the kernel where memory runs out: checkpoint, verdicts and the parent's evaluation stay as they are, and it can be repeated."""
+    """As by the kernel where memory runs out: the command goes on to say so; checkpoint, verdicts and the parent's evaluation stay."""
     copied = Path(shutil.copytree(home, tmp_path / "home"))
     kept = copied / "runs" / "tiny-proxy" / "ocelot" / "evaluation.json"
     before = json.loads(kept.read_text())
@@ -307,7 +308,13 @@ def test_an_evaluation_killed_at_work_costs_itself_alone(
     (tmp_path / "work").mkdir()
     at_work = environment | {"TMPDIR": str(tmp_path / "work")}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=at_work)
-    kill_when(process, lambda: any((tmp_path / "work").glob("phasewise-evaluation-*/definitions/*.yaml")))
+    wait_until(process, lambda: any((tmp_path / "work").glob("phasewise-evaluation-*/definitions/*.yaml")))
+    [evaluating] = [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]
+    evaluating.kill()
+    out, err = process.communicate()
+    assert (process.returncode, out) == (1, "")
+    assert "the evaluation of ocelot must end by itself, and its process was ended from outside" in err
+    assert "Traceback" not in err
     assert {path: digest_of_file(path) for path in files} == files
     assert not kept.exists()
     again = complete(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=at_work))
@@ -317,6 +324,24 @@ def test_an_evaluation_killed_at_work_costs_itself_alone(
         }
     assert len(again["gate"]) == 2
     assert {path: digest_of_file(path) for path in files} == files
+
+
+def test_an_evaluation_ends_with_the_command_that_is_killed(
+    finished: Finished, environment: dict[str, str], recipe_file: Path, home: Path, tmp_path: Path
+) -> None:
+    copied = Path(shutil.copytree(home, tmp_path / "home"))
+    (copied / "runs" / "tiny-proxy" / "ocelot" / "evaluation.json").unlink()
+    command = [sys.executable, "-m", "flows.cli", "evaluate", f"{recipe_file}/ocelot", "--home", str(copied), "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+    def evaluating() -> list[psutil.Process]:
+        return [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]
+
+    wait_until(process, lambda: bool(evaluating()))
+    [child] = evaluating()
+    process.kill()
+    process.communicate()
+    child.wait(timeout=30)
 
 
 def test_a_planted_item_stops_the_run_before_training(

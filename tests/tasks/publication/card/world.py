@@ -10,6 +10,7 @@ from flows.hand_off import hand_off_facts
 from flows.recipes.phase import Phase
 from flows.recipes.recipe import Recipe
 from flows.resolved import Resolved, resolve
+from tasks.evaluation.asked import ask
 from tasks.evaluation.checkpoint import evaluate_phase
 from tasks.evaluation.made import write_missing_benchmarks
 from tasks.home import Home
@@ -86,7 +87,7 @@ def train(resolved: Resolved, phase: Phase) -> None:
     rests_on = decided_by(resolved, phase, run)
     assert judge_phase_data(run, plan, phase.gates.data, home, hand_off=hand_off, decided_by=rests_on, accepts=recipe.accepts).passes
     result = launch_trainer(run, lambda _: None)
-    evaluation = evaluate_phase(run, result, plan, phase.evaluation.measured)
+    evaluation = evaluate_phase(ask(run, result, plan, phase.evaluation.measured))
     if phase.parent is None:
         return  # nothing of a parent's later verdicts is in a card
     judge_phase_health(run, phase.gates.health, home, accepts=recipe.accepts)
