@@ -1,6 +1,7 @@
 """What all tests share: the stores, and which of them run two at a time."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ QUICK_COMPILATION = "--xla_cpu_use_fusion_emitters=false"
 """Programs of tests run for milliseconds and take seconds to compile. XLA's older way to compile fusions takes half as long."""
 if QUICK_COMPILATION not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_COMPILATION}".strip()
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what is to run in its background; children would ignore Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["tests.stores.fixtures"]
 TESTS = Path(__file__).parent
