@@ -11,7 +11,7 @@ from trainer.base.wording import plural
 from validations.evidence.evaluation import MACRO
 
 COMPARISONS = ("falls", "rises")
-"""Tables of a gate that compares by item: a row a benchmark that was measured alike in both. The difference is the same in both tables."""
+"""Tables of a gate with a row for each benchmark that was measured alike in both. The difference is the same in both tables."""
 NOT_ALIKE = "measured otherwise than its parent"
 
 Row = Mapping[str, Any]
@@ -37,11 +37,10 @@ class _Tables:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.compares_by_item = (folder / "falls.parquet").exists()
         self.benchmarks, self.bits_per_byte = self._rows("benchmarks"), self._rows("bits_per_byte")
-        rows = [self._rows(name) for name in reversed(COMPARISONS)] if self.compares_by_item else []
+        rows = [self._rows(name) for name in reversed(COMPARISONS)]
         self.compared = {name: row for table in rows for name, row in table.items()}
-        self.comparable = self._rows("comparable") if self.compares_by_item else {}
+        self.comparable = self._rows("comparable")
 
     def _rows(self, name: str) -> dict[str, Row]:
         path = self._folder / f"{name}.parquet"
@@ -62,8 +61,8 @@ def _benchmark(result: Row, tables: _Tables | None, *, has_parent: bool) -> Meas
     row = tables.benchmarks.get(what) if tables else None
     if tables is None or row is None or not has_parent or row["value"] != value:
         return found
-    compared = tables.compared.get(what, {}) if tables.compares_by_item else (row if row["has_parent"] else {})
-    if not compared:
+    compared = tables.compared.get(what)
+    if compared is None:
         said = tables.comparable.get(what, {})
         return _but(found, not_compared=str(said.get("differs") or said.get("why_not") or NOT_ALIKE))
     return _but(found, **_against(value, compared))
@@ -91,8 +90,8 @@ def _against(value: float, row: Row) -> dict[str, Any]:
     difference = _known(row.get("difference"))
     if difference is None and parent is not None:
         difference = value - parent
-    low, high = (_known(row.get(f"interval_{end}", row.get(end))) for end in ("low", "high"))
-    smallest = _known(row.get("smallest_effect", row.get("smallest_detectable")))
+    low, high = (_known(row.get(end)) for end in ("low", "high"))
+    smallest = _known(row.get("smallest_detectable"))
     interval = (low, high) if low is not None and high is not None else None
     return {"parent": parent, "difference": difference, "interval": interval, "smallest_effect": smallest}
 

@@ -1,9 +1,8 @@
-"""The rows of the report beside the parent's: from the evaluation and from the tables of the gate, whichever columns these have."""
+"""The rows of the report beside the parent's: from the evaluation and from the tables of the gate."""
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import pandas as pd
 import pytest
 
 from flows.measured import measured_of
@@ -11,8 +10,10 @@ from flows.recipes import load_recipe
 from flows.record import PhaseRecord
 from tasks.publication.contents import MeasuredReport
 from tests.validations.made_answers import guessed_result
-from validations.evidence.evaluation import gate_evidence
+from validations.evidence.against_parent import NOT_ASKED
+from validations.evidence.gate import gate_tables
 from validations.evidence.tables import write_tables
+from validations.limits import GateLimits
 
 FIRST, SECOND = load_recipe("marin-8b", "proxy").phases[:2]
 JUDGED: Any = object()
@@ -21,16 +22,26 @@ NAME = "continuation acc"
 
 def evaluation_of(right: int, bits: dict[str, float], **fields: Any) -> dict[str, Any]:
     return {
+        "phase": "kestrel",
+        "benchmarks": ["continuation"],
         "results": [guessed_result(right=right, first=140)],
-        "benchmarks_digest": "one",
         "bits_per_byte": bits,
         "macro_bits_per_byte": sum(bits.values()) / len(bits),
         "measured_on": dict.fromkeys(bits, "same"),
+        "schedule": {"end": 1e-3, "peak": 1e-3, "optimizer": "adamw"},
         "finite": True,
         **fields,
     }
 
 
+LIMITS = GateLimits(
+    max_increase_bits_per_byte=0.1,
+    must_beat_baseline=True,
+    floor_error_rate=0.01,
+    false_refusal_rate=0.05,
+    max_score_fall=0.01,
+    max_score_rise=0.25,
+)
 CHILD = evaluation_of(90, {"law": 1.5, "code": 2.5})
 PARENT = evaluation_of(60, {"law": 2.0, "code": 2.4})
 
@@ -40,14 +51,8 @@ def rows(folder: Path, *, evaluation: dict[str, Any] = CHILD, judged: Any = JUDG
     return {one.what: one for one in measured_of(record, folder)}
 
 
-def write(folder: Path, parent: dict[str, Any] | None = PARENT, **tables: list[dict[str, Any]]) -> Path:
-    evidence = gate_evidence(CHILD, parent)
-    found = {
-        "benchmarks": evidence[evidence["kind"] == "benchmark"],
-        "bits_per_byte": evidence[evidence["kind"] == "bits_per_byte"],
-        **{name: pd.DataFrame(table) for name, table in tables.items()},
-    }
-    write_tables(folder, cast(Any, found))
+def write(folder: Path, parent: dict[str, Any] | None = PARENT, limits: GateLimits = LIMITS) -> Path:
+    write_tables(folder, gate_tables(CHILD, parent, limits))
     return folder
 
 
@@ -57,30 +62,28 @@ def test_values_are_beside_the_parent_s_and_the_floor(tmp_path: Path) -> None:
     assert (benchmark.value, benchmark.parent, benchmark.floor) == (0.45, 0.3, 0.25)
     assert benchmark.difference == pytest.approx(0.15)
     assert benchmark.stderr is not None
-    assert (benchmark.interval, benchmark.smallest_effect, benchmark.not_compared) == (None, None, "")
+    assert benchmark.interval is not None
+    low, high = benchmark.interval
+    assert low < 0.15 < high
+    assert benchmark.smallest_effect is not None
+    assert benchmark.not_compared == ""
     assert (macro.value, macro.parent, macro.higher_is_better) == (2.0, 2.2, False)
     assert macro.difference == pytest.approx(-0.2)
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "smallest"), [("interval_low", "interval_high", "smallest_effect"), ("low", "high", "smallest_detectable")]
-)
-def test_intervals_and_effects_are_read_where_the_gate_has_them(tmp_path: Path, low: str, high: str, smallest: str) -> None:
-    row = {"name": NAME, "parent": 0.3, "difference": 0.15, low: 0.05, high: 0.25, smallest: 0.07}
-    found = rows(write(tmp_path, falls=[row], comparable=[]))[NAME]
-    assert (found.difference, found.interval, found.smallest_effect) == (0.15, (0.05, 0.25), 0.07)
-
-
-def test_what_a_gate_by_items_did_not_compare_has_no_parent_and_says_why(tmp_path: Path) -> None:
+def test_what_was_not_compared_has_no_parent_and_says_why(tmp_path: Path) -> None:
     """The parent's score is in the table of benchmarks as it is: it is not put beside what was measured otherwise."""
-    comparable = [{"name": NAME, "differs": "shots: 5, its parent's 0", "why_not": ""}]
-    found = rows(write(tmp_path, falls=[{"name": "other", "parent": 0.1, "difference": 0.1}], comparable=comparable))[NAME]
-    assert (found.parent, found.difference, found.not_compared) == (None, None, "shots: 5, its parent's 0")
+    [result] = PARENT["results"]
+    otherwise = {**PARENT, "results": [{**result, "setting": {**result["setting"], "shots": 5}}]}
+    found = rows(write(tmp_path, otherwise))[NAME]
+    assert (found.parent, found.difference) == (None, None)
+    assert found.not_compared == "examples in the prompt 0, the parent's 5"
 
 
-def test_other_benchmarks_of_the_parent_are_not_compared(tmp_path: Path) -> None:
-    found = rows(write(tmp_path, {**PARENT, "benchmarks_digest": "another"}))[NAME]
-    assert (found.parent, found.not_compared) == (None, "measured otherwise than its parent")
+def test_a_gate_that_compares_no_scores_says_so(tmp_path: Path) -> None:
+    limits = LIMITS.but(false_refusal_rate=None, max_score_fall=None, max_score_rise=None)
+    found = rows(write(tmp_path, limits=limits))[NAME]
+    assert (found.parent, found.not_compared) == (None, NOT_ASKED)
 
 
 def test_components_that_the_parent_was_not_measured_on_are_named_by_their_number(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ DECIDES_NO_MEASURE = {
     "tasks.evaluation.benchmark_folder": "reads benchmarks, whose bytes are in the key",
     "tasks.evaluation.finished": "makes the key",
     "tasks.evaluation.measured": "settings, which are in the key themselves",
+    "tasks.progress": "says what happens",
 }
 
 
