@@ -13,7 +13,7 @@ from tasks.data.special_tokens import SpecialTokens
 from tasks.evaluation.language_model import JaxLanguageModel
 from tasks.evaluation.suites import measure, prepare
 from tests.tasks.evaluation.suites.conftest import RunLines, Scripted, WriteItems, riddles, sums
-from trainer.base.errors import ConfigError, EvaluationError
+from trainer.base.errors import ConfigError
 from trainer.config import ModelConfig
 from trainer.model.params import Params
 
