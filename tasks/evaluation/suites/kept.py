@@ -59,15 +59,26 @@ def result_key(prepared: Prepared, model: Mapping[str, Any], items_digest: str, 
 
 
 def read_kept(path: Path, params_digest: str) -> dict[str, Kept]:
-    """Benchmark → what was measured of it with these weights; empty where nothing was."""
-    found: dict[str, Kept] = read_json(path)["benchmarks"] if path.exists() else {}
-    return {label: kept for label, kept in found.items() if kept["params_digest"] == params_digest}
+    """Benchmark → what was measured of it with these weights; empty where nothing was. What was edited since is not among them."""
+    found = read_json(path) if path.exists() else {"benchmarks": {}, "digests": {}}
+    benchmarks: dict[str, Kept] = found["benchmarks"]
+    return {
+        label: kept
+        for label, kept in benchmarks.items()
+        if kept["params_digest"] == params_digest and found["digests"].get(label) == _digest(kept)
+    }
 
 
 def write_kept(path: Path, about: Mapping[str, Any], kept: Mapping[str, Kept], order: Iterable[str]) -> None:
     """All that is measured so far, in the suite's order. A cut-off evaluation goes on from it."""
     benchmarks = {label: kept[label] for label in order if label in kept}
-    write_json(path, {**about, "benchmarks": benchmarks})
+    digests = {label: _digest(one) for label, one in benchmarks.items()}
+    write_json(path, {**about, "benchmarks": benchmarks, "digests": digests})
+
+
+def _digest(kept: Kept) -> str:
+    """Of everything but the time that it took."""
+    return digest_of_json({**kept, "result": {**kept["result"], "seconds": None}})
 
 
 @cache
