@@ -3,8 +3,10 @@
 import sys
 
 from trainer.process.platform import spare_search
+from trainer.process.stopping import end_where_asked_to_stop
 
 if __name__ == "__main__":
+    end_where_asked_to_stop()
     spare_search()
     from trainer.run import main
 

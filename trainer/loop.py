@@ -1,25 +1,33 @@
-"""The loop around the step: batches in, metrics, heartbeat and checkpoints out."""
+"""The loop around the step: batches in, metrics and checkpoints out."""
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
 
-from trainer.base.errors import CheckpointError
+from trainer.base.errors import AsksPerson, CheckpointError, TrainingDiverged
+from trainer.base.run_folder import RunFolder
 from trainer.checkpoints.checkpointer import Checkpoints
 from trainer.checkpoints.hand_off import state_to_start_from
 from trainer.checkpoints.path import checkpoint_path
+from trainer.checkpoints.rows import check_rows, newest_with_its_rows
 from trainer.config import RunConfig, sequences_between
 from trainer.data.loader import Loader
+from trainer.events import append_event
 from trainer.held_out_loss import Evaluate, build_evaluate, is_due
-from trainer.metrics import METRICS_NAME, Row, read_metrics
+from trainer.instability import Unstable, after_answer, decide
+from trainer.metrics import Row, read_metrics
+from trainer.passed_over import CONTRACT_NAME, NOTHING, PassedOver, read_passed_over
 from trainer.process.distributed import is_first, stop_agreed
+from trainer.process.fence import Alone, no_check
+from trainer.process.stall_limits import FIELD_OF
 from trainer.process.stopping import stop_requests
-from trainer.process.watchdog import Watchdog, end_stalled
+from trainer.process.watchdog import Watchdog
 from trainer.recorder import Recorder
 from trainer.schedule import scheduled_at
 from trainer.sharding import parts_here, place_batch, run_mesh, state_shardings
@@ -34,35 +42,105 @@ class Preempted(Exception):  # not an error: the state is saved
     """A SIGTERM or Ctrl-C came; the state after the last update is saved."""
 
 
-def train(run: RunConfig) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Guards:
+    """What a run is watched by. `check` is asked before anything is written, and raises where the folder is another trainer's.
+
+    What replaces or deletes files is done within `alone`.
+    """
+
+    watchdog: Watchdog
+    check: Callable[[], None] = no_check
+    alone: Alone = nullcontext
+
+
+def unwatched() -> Guards:
+    """Of a run that nobody else can get at."""
+    return Guards(Watchdog(dict.fromkeys(FIELD_OF), lambda doing: None))
+
+
+def train(run: RunConfig, guards: Guards | None = None) -> dict[str, Any]:
     """Train one phase to its end, from wherever its folder says it is, and return the result.
 
     Raises:
-        TrainingDiverged: the loss or the gradient norm is not finite.
+        TrainingDiverged: the loss or the gradient norm is not finite, or the loss lies above the recipe's limit, and the phase does not
+            roll back.
+        AsksPerson: the same, and a person must decide whether it does.
         Preempted: the process was asked to stop; the state is saved.
+        TakenOver: another trainer has the folder now.
     """
+    guards = guards or unwatched()
     output = Path(run.output)
     output.mkdir(parents=True, exist_ok=True)
     mesh = run_mesh(run)
     loader = loader_of(run, mesh)
-    contract = loader.contract()
     shardings = None if mesh is None else state_shardings(jax.eval_shape(lambda: init_state(run)), run.model, mesh)
     evaluate = build_evaluate(run.evaluation, run.model, run.execution, mesh) if run.evaluation else None
-    with _stop_requested() as stop_requested, Checkpoints(output / "checkpoints", run) as checkpoints:
-        restored = checkpoints.latest_step()
-        step = run.start_step if restored is None else restored
-        if not run.start_step <= step <= run.stop_step:
-            raise CheckpointError(
-                f"{output} holds a checkpoint of step {step}, and phase {run.phase} trains steps {run.start_step} → {run.stop_step}: "
-                "it is of another run. Move it away, or train in another folder."
-            )
-        with Watchdog(run.execution.stall_seconds, end_stalled(run.phase)) as watchdog:
-            state = state_to_start_from(run, shardings) if restored is None else checkpoints.restore(step, contract, shardings)
-            with Recorder(run, restored_step=step) as recorder:
-                around = Around(loader, checkpoints, recorder, watchdog, evaluate, stop_requested, mesh)
-                state = _updates(run, state, step, around)
-        checkpoints.save(run.stop_step, state, contract)
-    return summarise(run, state)
+    written_within = partial(guards.watchdog.beside, "save")
+    alone = guards.alone if is_first() else nullcontext
+    with (
+        _stop_requested() as stop_requested,
+        Checkpoints(RunFolder(output).checkpoints, run, check=guards.check, alone=guards.alone, watch=written_within) as checkpoints,
+    ):
+        around = Around(loader, checkpoints, guards, evaluate, stop_requested, mesh, shardings)
+        with alone():
+            passed_over = after_answer(run, read_passed_over(output), write=is_first())
+        while True:
+            try:
+                state = _branch(run, around, passed_over)
+                break
+            except Unstable as found:
+                checkpoints.wait()  # a question names the one to go back to
+                with alone():
+                    passed_over = _rolled_back(run, found, passed_over)
+        checkpoints.wait()
+    guards.watchdog.begin("finish")
+    if is_first():
+        check_rows(run, passed_over)
+    return summarise(run, state, passed_over)
+
+
+def _branch(run: RunConfig, around: "Around", passed_over: PassedOver) -> TrainState:
+    """All updates from the newest checkpoint that knows of what is passed over."""
+    checkpoints, watchdog = around.checkpoints, around.guards.watchdog
+    watchdog.begin("restore")
+    checkpoints.wait()
+    checkpoints.forget_given_up(passed_over)
+    restored = checkpoints.latest_step()
+    step = run.start_step if restored is None else restored
+    if not run.start_step <= step <= run.stop_step:
+        raise CheckpointError(
+            f"{run.output} holds a checkpoint of step {step}, and phase {run.phase} trains steps {run.start_step} → {run.stop_step}: "
+            "it is of another run. Move it away, or train in another folder."
+        )
+    contract = _contract(around.loader, passed_over)
+    if restored is None:
+        state = state_to_start_from(run, around.shardings)
+    else:
+        state = checkpoints.restore(step, contract, around.shardings)
+        if (older := newest_with_its_rows(run, checkpoints, step, passed_over)) != step:
+            step = older
+            state = checkpoints.restore(step, contract, around.shardings)
+    watchdog.begin("start", step)
+    with Recorder(run, restored_step=step, check=around.guards.check, alone=around.guards.alone) as recorder:
+        return _updates(run, state, step, around, recorder, passed_over)
+
+
+def _rolled_back(run: RunConfig, found: Unstable, passed_over: PassedOver) -> PassedOver:
+    """What is passed over from now on; where the phase does not roll back, what was found is raised."""
+    try:
+        return decide(run, found, passed_over, write=is_first())
+    except AsksPerson:
+        raise
+    except TrainingDiverged as error:
+        if is_first():
+            append_event(run.output, "diverged", found.step, str(error))
+        raise
+
+
+def _contract(loader: Loader, passed_over: PassedOver) -> dict[str, Any]:
+    """As checkpoints hold it."""
+    return {**loader.contract(), **({CONTRACT_NAME: passed_over.as_json()} if passed_over else {})}
 
 
 def loader_of(run: RunConfig, mesh: jax.sharding.Mesh | None) -> Loader:
@@ -79,47 +157,77 @@ class Around:
 
     loader: Loader
     checkpoints: Checkpoints
-    recorder: Recorder
-    watchdog: Watchdog
+    guards: Guards
     evaluate: Evaluate | None
     stop_requested: Callable[[int], bool]
     mesh: jax.sharding.Mesh | None
+    shardings: TrainState | None
 
 
-def _updates(run: RunConfig, state: TrainState, first_step: int, around: Around) -> TrainState:
+class _Batches:
+    """The batches of a run in order, with their update's number, placed; the watchdog hears what is waited for."""
+
+    def __init__(self, run: RunConfig, around: Around, first_step: int, passed_over: PassedOver) -> None:
+        self._around = around
+        self._steps = (step for step in range(first_step, run.stop_step) if step not in passed_over)
+        self._batches = timed(around.loader.batches(first_step, run.stop_step, left_out=passed_over))
+        self._shapes: set[tuple[int, ...]] = set()
+
+    def __iter__(self) -> Iterator[tuple[int, Any, Any, float]]:
+        watchdog = self._around.guards.watchdog
+        for step in self._steps:
+            watchdog.begin("data", step)
+            batch, data_seconds = next(self._batches)
+            watchdog.begin("step" if batch.tokens.shape in self._shapes else "compile", step)
+            self._shapes.add(batch.tokens.shape)
+            mesh = self._around.mesh
+            yield step, place_batch(batch.tokens, mesh), place_batch(batch.segment_ids, mesh), data_seconds
+
+
+def _updates(run: RunConfig, state: TrainState, first_step: int, around: Around, recorder: Recorder, passed_over: PassedOver) -> TrainState:
     """All updates from `first_step` on. Each one's metrics are fetched while the next one runs."""
     train_step = build_train_step(run.model, run.optimizer, run.execution, around.mesh)
-    contract = around.loader.contract()
+    contract = _contract(around.loader, passed_over)
+    watchdog = around.guards.watchdog
     waiting: tuple[int, StepMetrics, Row] | None = None
+    recorded = 0
 
     def record(update: tuple[int, StepMetrics, Row] | None) -> None:
+        nonlocal recorded
         if update:
-            around.recorder.write(*update)
-            around.watchdog.beat()
+            watchdog.begin("step" if recorded else "first step")
+            recorder.write(*update)
+            recorded += 1
+            watchdog.begin("step", update[0])
 
-    for step, (batch, data_seconds) in enumerate(timed(around.loader.batches(first_step, run.stop_step)), start=first_step):
-        rows = place_batch(batch.tokens, around.mesh), place_batch(batch.segment_ids, around.mesh)
-        state, measured = train_step(state, *rows, scheduled_at(run, step))
+    for step, tokens, segment_ids, data_seconds in _Batches(run, around, first_step, passed_over):
+        state, measured = train_step(state, tokens, segment_ids, scheduled_at(run, step))
         record(waiting)
         waiting = (step + 1, measured, {"data_seconds": data_seconds})
+        watchdog.begin("barrier")
         is_to_stop = around.stop_requested(step + 1)
-        is_due_now = around.checkpoints.due(step + 1)
-        is_to_save = is_to_stop or is_due_now
+        is_to_save = around.checkpoints.due(step + 1) or is_to_stop
         is_to_evaluate = around.evaluate is not None and is_due(run.evaluation, step + 1, run.stop_step)
         if not (is_to_save or is_to_evaluate):
             continue
+        watchdog.begin("step" if recorded else "first step")
         jax.block_until_ready(measured.loss)
-        around.recorder.stop_clock()
+        recorder.stop_clock()
         if around.evaluate is not None and is_to_evaluate:
+            watchdog.begin("evaluation")
             waiting[2].update(_evaluated(around.evaluate, state))
         record(waiting)
         waiting = None
         if is_to_save:
-            around.checkpoints.save(step + 1, state, contract)
+            watchdog.begin("save")
+            around.checkpoints.save(step + 1, state, contract, rows=recorder.flush())
             if is_to_stop:
+                around.checkpoints.wait()
                 raise Preempted
-        around.recorder.start_clock()
+        recorder.start_clock()
     record(waiting)
+    watchdog.begin("save")
+    around.checkpoints.save(run.stop_step, state, contract, rows=recorder.flush())
     return state
 
 
@@ -137,24 +245,25 @@ def timed(items: Iterator[T], clock: Callable[[], float] = time.monotonic) -> It
         asked = clock()
 
 
-def summarise(run: RunConfig, state: TrainState) -> dict[str, Any]:
-    """What `result.json` says. `final_loss` is the mean over the last 10 updates, in nats a token.
+def summarise(run: RunConfig, state: TrainState, passed_over: PassedOver = NOTHING) -> dict[str, Any]:
+    """What `result.json` says. `final_loss` is the mean over the last 10 updates, in nats a token. What was passed over is named.
 
     Every process has its part in the digest; the first alone knows the rest, the others say nothing.
     """
     digest = params_digest(state.params)
     if not is_first():
         return {}
-    losses = [row["loss"] for row in read_metrics(Path(run.output) / METRICS_NAME)][-FINAL_LOSS_UPDATES:]
+    losses = [row["loss"] for row in read_metrics(RunFolder.at(run.output).metrics)][-FINAL_LOSS_UPDATES:]
     return {
         "phase": run.phase,
         "run_digest": run.digest,
         "start_step": run.start_step,
         "stop_step": run.stop_step,
-        "tokens": run.model.seq_len * sequences_between(run.batch, run.start_step, run.stop_step),
+        "tokens": run.model.seq_len * (sequences_between(run.batch, run.start_step, run.stop_step) - passed_over.sequences(run)),
         "final_loss": sum(losses) / len(losses),
         "params_digest": digest,
         "checkpoint": str(checkpoint_path(run.output, run.stop_step)),
+        **({CONTRACT_NAME: passed_over.as_json()} if passed_over else {}),
     }
 
 

@@ -3,16 +3,17 @@
 `TABLE` names everything that a row may hold, and `docs/metrics.md` is printed from it: `python -m trainer.metrics > docs/metrics.md`.
 """
 
+import errno
+import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer.base.storage import write_atomically
 
-METRICS_NAME = "metrics.jsonl"
 Row = dict[str, Any]
 """One update; `TABLE` says what it holds."""
 
@@ -206,17 +207,60 @@ def read_metrics(path: Path) -> list[Row]:
     return rows
 
 
+def whole_through(rows: Iterable[Row], first_step: int, left_out: Container[int] = ()) -> int:
+    """The last step up to which there is a row of each step after `first_step`, in order.
+
+    Args:
+        left_out: updates, counted from 0, that have no row.
+    """
+    reached = first_step
+    for row in rows:
+        step = reached + 1
+        while step - 1 in left_out:
+            step += 1
+        if row.get("step") != step:
+            break
+        reached = step
+    return reached
+
+
+def rows_digest(rows: Iterable[Row]) -> str:
+    """SHA-256 of rows as they are written."""
+    return hashlib.sha256(b"".join(_line(row) for row in rows)).hexdigest()
+
+
 class MetricsFile:
     """Appends rows. Opening it forgets the rows after `restored_step`: they will be trained, and written, again."""
 
     def __init__(self, path: Path, *, restored_step: int):
         self.kept = [row for row in read_metrics(path) if row["step"] <= restored_step]
-        write_atomically(path, b"".join(_line(row) for row in self.kept))
+        content = b"".join(_line(row) for row in self.kept)
+        write_atomically(path, content)
+        self._path = path
+        self._lines = hashlib.sha256(content)
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115  # stays open for the run
 
     def append(self, row: Row) -> None:
-        """One write call a row."""
-        os.write(self._file.fileno(), _line(row))
+        """One write call a row.
+
+        Raises:
+            OSError: it was not written, or only in part; then it is taken back.
+        """
+        line = _line(row)
+        written = os.write(self._file.fileno(), line)
+        if written < len(line):
+            os.ftruncate(self._file.fileno(), os.fstat(self._file.fileno()).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        self._lines.update(line)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all rows so far."""
+        return self._lines.hexdigest()
+
+    def flush(self) -> None:
+        """What was appended is on the disk."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """No more rows."""

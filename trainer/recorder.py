@@ -1,51 +1,65 @@
-"""From what an update measured to a row of `metrics.jsonl`, to the sinks, and to the heartbeat that others watch."""
+"""From what an update measured to a row of `metrics.jsonl` and to the sinks."""
 
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any
 
 import jax
 import numpy as np
 
-from trainer.base.errors import TrainingDiverged
+from trainer.base.run_folder import RunFolder
 from trainer.config import AdamC, RunConfig
 from trainer.flops import mfu, peak_flops, step_flops
-from trainer.metrics import METRICS_NAME, PARAM_GROUPS, MetricsFile, Row
+from trainer.instability import SpikeWatch, Unstable
+from trainer.metrics import PARAM_GROUPS, MetricsFile, Row, read_metrics
 from trainer.model.layers import expert_layers
 from trainer.norms import groups, slot_names
 from trainer.process.distributed import is_first
+from trainer.process.fence import Alone, no_check
 from trainer.routing import RoutingMetrics
 from trainer.schedule import scheduled_at
 from trainer.sinks import Sink, open_sinks, send
 from trainer.step import StepMetrics
 
-HEARTBEAT_SECONDS = 1.0
 MUST_BE_FINITE = ("loss", "grad_norm", "param_norm")
 
 
 class Recorder:
-    """Writes one row an update. Use it as a context; opening it forgets the rows after `restored_step`, which will be trained again."""
+    """Writes one row an update. Use it as a context; opening it forgets the rows after `restored_step`, which will be trained again.
 
-    def __init__(self, run: RunConfig, *, restored_step: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._run, self._clock = run, clock
+    `check` is called before anything is written; the rows are forgotten within `alone`.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        *,
+        restored_step: int,
+        check: Callable[[], None] = no_check,
+        alone: Alone = nullcontext,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run, self._check, self._clock = run, check, clock
         self._started = self._since = clock()
         self._until: float | None = None
-        self._beat = -math.inf
         device = jax.devices()[0]
         self._peak = peak_flops(device.device_kind, run.model.compute_dtype)
-        self._devices = math.prod(run.execution.mesh.model_dump().values())
+        self._devices = run.execution.mesh.devices
         self._groups = groups(run.model)
         self._slots = slot_names(run.model)
         self._expert_layers = expert_layers(run.model)
         self._file: MetricsFile | None = None
         self._sinks: list[Sink] = []
         if is_first():  # of several processes; all have the same values, and all stop where they are no numbers
-            self._file = MetricsFile(Path(run.output) / METRICS_NAME, restored_step=restored_step)
+            with alone():
+                self._file = MetricsFile(RunFolder.at(run.output).metrics, restored_step=restored_step)
             self._sinks = open_sinks(run)
             send(self._sinks, self._file.kept)
+        rows = read_metrics(RunFolder.at(run.output).metrics)
+        self._spikes = SpikeWatch(run, [row for row in rows if row["step"] <= restored_step])
 
     def __enter__(self) -> "Recorder":
         return self
@@ -66,11 +80,12 @@ class Recorder:
         self._until = None
 
     def write(self, step: int, measured: StepMetrics, more: Row) -> None:
-        """The row of the update that made `step` updates of them, and the heartbeat.
+        """The row of the update that made `step` updates of them.
 
         Raises:
-            TrainingDiverged: the loss, the gradients' norm or the weights' norm is no number.
-                Of an update that was skipped only the last counts.
+            Unstable: the loss, the gradients' norm or the weights' norm is no number, or the loss lies above the recipe's limit.
+                Of an update that was skipped only the weights' norm counts.
+            TakenOver: the folder is another trainer's.
         """
         is_due = self._layers_are_due(step)
         values = values_of(measured, self._slots if is_due else (), groups=self._groups)
@@ -82,17 +97,21 @@ class Recorder:
             self._append(self._file, {**row, **self._times(row)})
         for name in MUST_BE_FINITE if not values.get("skipped") else ("param_norm",):
             if not math.isfinite(values[name]):
-                raise TrainingDiverged(
-                    f"phase {self._run.phase}: {name} is {values[name]} at step {step}. "
-                    f"The last checkpoint before it is kept in {self._run.output}."
-                )
+                raise Unstable(self._run, step, f"{name} is {values[name]}")
+        if not values.get("skipped"):
+            self._spikes.look(step, values["loss"])
+
+    def flush(self) -> str | None:
+        """Have the rows on the disk: a checkpoint that is saved next has them also where the power fails. Gives their digest."""
+        if self._file is None:
+            return None
+        self._file.flush()
+        return self._file.digest
 
     def _append(self, file: MetricsFile, row: Row) -> None:
+        self._check()
         file.append(row)
         send(self._sinks, [row])
-        if self._clock() - self._beat >= HEARTBEAT_SECONDS:
-            (Path(self._run.output) / "heartbeat").touch()
-            self._beat = self._clock()
 
     def _layers_are_due(self, step: int) -> bool:
         every = self._run.instrumentation.layer_norms_every

@@ -142,7 +142,7 @@ def run_mesh(run: RunConfig) -> jax.sharding.Mesh | None:
         check_batch(run.execution.mesh, sequences, f"the batch from step {step}")
     if run.execution.microbatch_sequences is not None:
         check_batch(run.execution.mesh, run.execution.microbatch_sequences, "execution.microbatch_sequences")
-    alone = math.prod(_shape(run.execution.mesh)) == 1 and jax.process_count() == 1
+    alone = run.execution.mesh.devices == 1 and jax.process_count() == 1
     return None if alone else build_mesh(run.execution.mesh)
 
 
@@ -174,7 +174,7 @@ def check_batch(mesh: Mesh, sequences: int, name: str) -> None:
     Raises:
         ConfigError: see above.
     """
-    if sequences % (parts := mesh.replica * mesh.fsdp * mesh.expert):
+    if sequences % (parts := mesh.batch_parts):
         raise ConfigError(
             f"replica × fsdp × expert of execution.mesh must divide {name}, found {mesh.replica} × {mesh.fsdp} × {mesh.expert} = {parts} "
             f"for {sequences} sequences: take a mesh whose replica × fsdp × expert divides {sequences}, or another batch."

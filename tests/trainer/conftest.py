@@ -114,9 +114,15 @@ def judge() -> Judge:
 
 @pytest.fixture(scope="session")
 def make_run(home: Path, model: ModelConfig, caches: Mapping[str, Path], judge: Judge) -> MakeRun:
-    """A run of 24 steps in which batch, mixture, z-loss and learning rate all change, with an EMA; its data are judged and pass."""
+    """A run of 24 steps in which batch, mixture, z-loss and learning rate all change, with an EMA; its data are judged and pass.
+
+    Its folder has its name, and where another file of tests has a run of that name, its own file's, too.
+    """
+    owners: dict[str, str] = {}
 
     def make(name: str, **changes: Any) -> RunConfig:
+        file = os.environ["PYTEST_CURRENT_TEST"].partition("::")[0]
+        folder = home / (name if owners.setdefault(name, file) == file else f"{name} of {Path(file).stem}")
         values: dict[str, Any] = {
             "recipe": "tiny",
             "scale": "proxy",
@@ -144,8 +150,8 @@ def make_run(home: Path, model: ModelConfig, caches: Mapping[str, Path], judge: 
             "checkpoints": {"every_steps": 3, "every_minutes": None, "keep_all": False},
             "start": None,
             "caches": {component: str(folder) for component, folder in caches.items()},
-            "verdict": str(home / name / "verdict.json"),
-            "output": str(home / name),
+            "verdict": str(folder / "verdict.json"),
+            "output": str(folder),
         }
         run = RunConfig.model_validate({**values, **changes})
         judge(run)

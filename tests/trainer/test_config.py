@@ -133,7 +133,7 @@ def test_an_impossible_run_is_refused_with_what_was_found(make_run: MakeRun, cha
 
 
 def test_a_missing_field_is_named(make_run: MakeRun):
-    values = make_run("missing").model_dump()
+    values = make_run("missing fields").model_dump()
     del values["seed"]
     with pytest.raises(ValidationError, match=r"seed\n.*Field required"):
         RunConfig.model_validate(values)

@@ -27,6 +27,7 @@ WaitUntil = Callable[["subprocess.Popen[bytes]", Callable[[], bool]], None]
 RowsOf = Callable[[RunConfig], list[Row]]
 
 STOP_STEP, SAVE_EVERY, KILLS = 200, 6, 20
+STOPS, STOP_SEED = 8, int(os.environ.get("PHASEWISE_TEST_SEED", "7"))
 HALF_WRITTEN_KILLS = (3, 7, 11, 15)
 """Which of the kills wait for a checkpoint to be half written."""
 # a guard against hanging: processes that start again and again; a busy machine may need minutes for them
@@ -39,18 +40,21 @@ class Nursery:
     def __init__(self, process: "subprocess.Popen[bytes]"):
         self._process = process
         self._process_id = 0
+        self._log = Path()
 
-    def start(self, run: RunConfig) -> None:
+    def start(self, run: RunConfig, *stop: float) -> None:
+        """To stop it by SIGTERM: at which step, and seconds after its row."""
         path = Path(run.output) / "run.json"
+        self._log = path.with_name("trainer.log")
         write_json(path, run.model_dump(mode="json"))
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{path}\n".encode())
+        self._process.stdin.write(json.dumps([str(path), *stop]).encode() + b"\n")
         self._process_id = self._number()
 
     def wait_until(self, holds: Callable[[], bool]) -> None:
         """That the trainer ends first fails the test."""
         while not holds():
-            assert not self.ends_within(0.001) or holds(), f"the trainer ended first, with {self._number()}"
+            assert not self.ends_within(0.001) or holds(), f"the trainer ended first, with {self._number()}: {self._log.read_text()}"
 
     def ends_within(self, seconds: float) -> bool:
         stdout = self._process.stdout
@@ -179,18 +183,24 @@ def test_killed_at_any_moment_it_goes_on_bit_for_bit(long_run: MakeRun, nursery:
     assert outcome(run, rows_of(run)) == straight
 
 
-def test_stopped_by_sigterm_it_saves_what_it_has_and_goes_on(
-    long_run: MakeRun, start_trainer: StartTrainer, wait_until: WaitUntil, rows_of: RowsOf, straight: dict[str, Any]
+def test_stopped_by_sigterm_at_any_moment_it_saves_what_it_has_and_goes_on(
+    long_run: MakeRun, nursery: Nursery, rows_of: RowsOf, straight: dict[str, Any]
 ):
-    run = long_run("stopped", checkpoints={"every_steps": 1000, "every_minutes": None, "keep_all": False})
-    process = start_trainer(run)
-    wait_until(process, lambda: last_step(run) >= 1)
-    process.terminate()
-    assert process.wait() == 75
-    assert saved(run) == {str(last_step(run))}
-    assert 1 <= last_step(run) < STOP_STEP
-    assert not (Path(run.output) / "result.json").exists()
-    assert main([str(Path(run.output) / "run.json")]) == 0
+    run = long_run("terminated", checkpoints={"every_steps": 1000, "every_minutes": None, "keep_all": False})
+    random = Random(STOP_SEED)
+    steps: list[int] = []
+    for moment in [0, *sorted(random.sample(range(1, STOP_STEP // 2), STOPS - 1))]:
+        nursery.start(run, moment, random.uniform(0, 0.02))
+        code = nursery.ended()
+        assert code == 75, (Path(run.output) / "trainer.log").read_text()
+        assert not (Path(run.output) / "result.json").exists()
+        steps.append(last_step(run))
+        if steps[-1]:
+            assert max(map(int, saved(run))) == steps[-1]
+    assert steps == sorted(set(steps))
+    assert steps[-1] < STOP_STEP
+    nursery.start(run)
+    assert nursery.ended() == 0
     assert outcome(run, rows_of(run)) == straight
 
 

@@ -16,7 +16,10 @@ from trainer.checkpoints.checkpointer import Checkpoints
 from trainer.config import RunConfig
 from trainer.data.loader import Loader
 from trainer.metrics import read_metrics
-from trainer.run import main, only_one_trainer
+from trainer.process.fence import only_one_trainer
+from trainer.process.heartbeat import Heartbeat
+from trainer.process.watchdog import Doing
+from trainer.run import main
 from trainer.state import init_state, params_digest
 
 pytestmark = pytest.mark.timeout(240)  # a guard against hanging
@@ -147,9 +150,13 @@ def test_a_checkpoint_beyond_the_run_s_end_is_refused(make_run: MakeRun):
 
 def test_a_second_trainer_in_the_folder_is_refused(make_run: MakeRun, said: Callable[[], str]):
     run = make_run("taken")
-    with only_one_trainer(Path(run.output)):
+    doing = Doing("step", 0.0, None), 7
+    with only_one_trainer(Path(run.output)) as fence, Heartbeat(Path(run.output), lambda: doing, token=fence.number):
         assert execute(run) == 1
-        assert said() == f"trainer: another trainer is at work in {run.output}: wait for it, or stop it.\n"
+        assert said() == (
+            f"trainer: another trainer is at work in {run.output} (process {os.getpid()}, step after step 7): wait for it, or stop it.\n"
+        )
+        fence.check()
     assert not (Path(run.output) / "checkpoints").exists()
 
 
@@ -171,15 +178,6 @@ def test_a_run_that_diverges_ends_with_3_and_says_where(make_run: MakeRun, said:
     assert not (Path(run.output) / "result.json").exists()
 
 
-STALLED = """
-import sys, threading
-from trainer.data.loader import Loader
-from trainer.run import main
-Loader.batch = lambda loader, step: threading.Event().wait()
-sys.exit(main([sys.argv[1]]))
-"""
-
-
 def test_a_kernel_that_cannot_run_here_is_refused(make_run: MakeRun, said: Callable[[], str]):
     run = make_run("another kernel", execution={"attention": "splash"})
     write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
@@ -187,23 +185,10 @@ def test_a_kernel_that_cannot_run_here_is_refused(make_run: MakeRun, said: Calla
     assert "execution.attention = splash needs a TPU, found cpu" in said()
 
 
-def test_a_run_that_stalls_ends_with_4_and_says_where(make_run: MakeRun):
-    """No batch ever comes. The stacks of all threads say which call it is, and the folder is free for the next try."""
-    run = make_run("stalled", execution={"stall_seconds": 0.2})
-    write_json(Path(run.output) / "run.json", run.model_dump(mode="json"))
-    command = [sys.executable, "-c", STALLED, f"{run.output}/run.json"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=False)
-    assert done.returncode == 4
-    *stacks, last = done.stderr.splitlines()
-    assert any("loop.py" in line and "in train" in line for line in stacks)
-    assert last.startswith("trainer: phase stalled stalled: no update for 0.2 seconds (execution.stall_seconds).")
-    with only_one_trainer(Path(run.output)):
-        assert not (Path(run.output) / "result.json").exists()
-
-
 def test_the_codes_are_those_that_scripts_know():
     assert {code.name: code.value for code in ExitCode} == {
-        "DONE": 0, "REFUSED": 1, "USAGE": 2, "DIVERGED": 3, "STALLED": 4, "LOST": 5, "PREEMPTED": 75,
+        "DONE": 0, "REFUSED": 1, "USAGE": 2, "DIVERGED": 3, "STALLED": 4, "LOST": 5, "TAKEN_OVER": 6, "NO_STORAGE": 7,
+        "ASKS": 8, "PREEMPTED": 75,
     }  # fmt: skip
 
 

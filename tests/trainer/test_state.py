@@ -42,10 +42,10 @@ def test_an_abstract_state_is_the_shape_of_a_real_one(make_run: MakeRun):
 
 def test_windows_are_there_where_the_phase_has_the_intervention_at_any_step(make_run: MakeRun):
     """Also where it starts switched off: it will find its history."""
-    plain = make_run("plain")
+    plain = make_run("plain state")
     limit = {"window": 16, "min_samples": 8, "sigmas": 2.0}
     values = plain.stability.model_dump(mode="json")
-    later = make_run("later", stability={**values, "max_update_norm": [[0, None], [20, limit]]})
+    later = make_run("later state", stability={**values, "max_update_norm": [[0, None], [20, limit]]})
     elsewhere = make_run("elsewhere", stability={**values, "skip_step": [[0, None], [30, limit]]})
     skipping = make_run("skipping", stability={**values, "skip_step": [[0, limit], [1, None]]})
     assert init_rolling(plain) == init_rolling(elsewhere) == Rolling()

@@ -6,8 +6,9 @@ from enum import IntEnum
 class ExitCode(IntEnum):
     """DONE: trained to the end. REFUSED: no verdict, or a damaged cache or checkpoint. USAGE: the command or the configuration is wrong.
 
-    DIVERGED: the loss or a norm is no number. STALLED: no update for too long. LOST: another process of the run is gone. PREEMPTED: stopped
-    by SIGTERM, and saved (EX_TEMPFAIL).
+    DIVERGED: the loss or a norm is no number, or the loss spiked beyond the recipe's limit. STALLED: a kind of work took longer than its
+    limit. LOST: another process of the run is gone. TAKEN_OVER: a later trainer has the run's folder. NO_STORAGE: a file could not be
+    read or written. ASKS: as DIVERGED, and a person is asked. PREEMPTED: stopped by SIGTERM, and saved (EX_TEMPFAIL).
     """
 
     DONE = 0
@@ -16,6 +17,9 @@ class ExitCode(IntEnum):
     DIVERGED = 3
     STALLED = 4
     LOST = 5
+    TAKEN_OVER = 6
+    NO_STORAGE = 7
+    ASKS = 8
     PREEMPTED = 75
 
 

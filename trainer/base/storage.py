@@ -79,6 +79,18 @@ def write_atomically(url: str | Path, content: bytes) -> None:
         file.write(content)
 
 
+def put_file(path: Path, url: str | Path) -> None:
+    """Copy a whole file of this machine to a store, without another copy on the way.
+
+    Raises:
+        OSError: it cannot be read, or the store did not take it, also when asked again.
+    """
+    store = file_system_of(url)
+    assert store is not None, "for a store"
+    with open(path, "rb") as file:
+        _put(*store, file)
+
+
 def write_json(url: str | Path, value: Any) -> None:
     """Write `value` as indented JSON, atomically."""
     write_atomically(url, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
@@ -87,6 +99,15 @@ def write_json(url: str | Path, value: Any) -> None:
 def read_json(url: str | Path) -> Any:
     """The JSON value in the file."""
     return json.loads(as_path(url).read_bytes())
+
+
+def storage_trouble(error: OSError) -> str:
+    """What a file system said, in words that say what to do."""
+    place = f" at {error.filename}" if error.filename else ""
+    return (
+        f"a file could not be written or read{place}: {error.strerror or error}. Make room, or make the folder writable, and start again: "
+        "it goes on from the last checkpoint."
+    )
 
 
 def digest_of_bytes(content: bytes) -> str:
@@ -122,7 +143,11 @@ def store_entry(url: str | Path) -> StoreEntry | None:
     store = file_system_of(url)
     if store is None:
         return None
-    info: Mapping[str, Any] = store[0].info(store[1])
+    return entry_of(store[0].info(store[1]))
+
+
+def entry_of(info: Mapping[str, Any]) -> StoreEntry:
+    """The same from what fsspec gives with a file's name."""
     size = info.get("size")
     digest = _vouched_for(info)
     version = _version_of(info)

@@ -24,6 +24,23 @@ def kept_steps(folder: Path, run: RunConfig) -> list[int]:
     return steps if steps and steps[-1] == run.stop_step else []
 
 
+def last_steps(folder: Path, run: RunConfig, count: int) -> tuple[int, ...]:
+    """The steps of the run's last `count` checkpoints, oldest first. The last is that of `stop_step`; those of other runs never count.
+
+    Raises:
+        CheckpointError: fewer are kept, or one was written by another run or model.
+    """
+    steps = kept_steps(folder, run)
+    if len(steps) < max(count, 1):
+        raise CheckpointError(
+            f"the last {count} checkpoints must end with the one of step {run.stop_step}, and {folder} has {len(steps)} of this phase "
+            f"({', '.join(map(str, steps)) or 'none'}). Ask for fewer, or have more kept: `checkpoints.keep_all` or `checkpoints.at_steps`."
+        )
+    chosen = tuple(steps[-count:])
+    _check_one_run(folder, chosen, run)
+    return chosen
+
+
 def average_of_last(folder: Path, run: RunConfig, count: int) -> tuple[Params, tuple[int, ...]]:
     """The mean of the weights of the run's last `count` checkpoints, and their steps, oldest first.
 
@@ -33,14 +50,7 @@ def average_of_last(folder: Path, run: RunConfig, count: int) -> tuple[Params, t
     Raises:
         CheckpointError: fewer are kept, one is damaged, or one was written by another run or model.
     """
-    steps = kept_steps(folder, run)
-    if len(steps) < max(count, 1):
-        raise CheckpointError(
-            f"the mean of {count} checkpoints must end with the one of step {run.stop_step}, and {folder} has {len(steps)} of this phase "
-            f"({', '.join(map(str, steps)) or 'none'}). Ask for fewer, or have more kept: `checkpoints.keep_all` or `checkpoints.at_steps`."
-        )
-    chosen = tuple(steps[-count:])
-    _check_one_run(folder, chosen, run)
+    chosen = last_steps(folder, run, count)
     total: Any = None
     last: Params | None = None
     for step in chosen:
@@ -61,6 +71,6 @@ def _check_one_run(folder: Path, steps: tuple[int, ...], run: RunConfig) -> None
     for step, one in written.items():
         if one.digest != last.digest:
             raise CheckpointError(
-                f"only checkpoints of one run are averaged: {folder / str(step)} was written by the run {one.digest[:12]}, the last one by "
-                f"{last.digest[:12]}. Ask for fewer, or train the phase again."
+                f"only checkpoints of one run belong together: {folder / str(step)} was written by the run {one.digest[:12]}, the last one "
+                f"by {last.digest[:12]}. Ask for fewer, or train the phase again."
             )

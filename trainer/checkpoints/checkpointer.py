@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +20,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from trainer.base.errors import CheckpointError
+from trainer.base.errors import CheckpointError, StorageError, TakenOver
 from trainer.checkpoints.files import (
     UNCOMMITTED,
     find_damage,
@@ -44,7 +45,9 @@ from trainer.checkpoints.state import (
 )
 from trainer.config import CheckpointPolicy, RunConfig
 from trainer.data.contract import changed_since
-from trainer.process.distributed import decided_by_first, is_first
+from trainer.passed_over import CONTRACT_NAME, PassedOver, passed_over_in
+from trainer.process.distributed import decided_by_first, is_first, is_of_the_runtime
+from trainer.process.fence import Alone, no_check
 from trainer.state import TrainState, init_state
 
 __all__ = ["Checkpoints", "read_about", "read_params", "saved_params_digest", "steps_to_keep"]
@@ -57,13 +60,26 @@ NONE_SAVED, NONE_WHOLE = -1, -2
 class Checkpoints:
     """The checkpoints of one run, in `folder`. Use it as a context: leaving it waits for the last save.
 
-    `clock` gives seconds; it decides when a temporary checkpoint is due.
+    Args:
+        clock: gives seconds; it decides when a temporary checkpoint is due.
+        check: called before anything is written.
+        alone: within it files are deleted.
+        watch: what the writing in the background is done within.
     """
 
-    def __init__(self, folder: Path, run: RunConfig, *, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        folder: Path,
+        run: RunConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        check: Callable[[], None] = no_check,
+        alone: Alone = nullcontext,
+        watch: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ):
         self.folder = folder.resolve()
         self._run = run
-        self._clock = clock
+        self._clock, self._check, self._alone, self._watch = clock, check, alone, watch
         self._saved_at = clock()
         self._damaged: set[int] = set()
         self._writer = ocp.AsyncCheckpointer(
@@ -97,15 +113,25 @@ class Checkpoints:
         is_time = is_free and self._clock() - self._saved_at >= 60 * policy.every_minutes
         return decided_by_first("save", step, is_time)
 
-    def latest_step(self) -> int | None:
-        """The newest whole checkpoint. Each one that is passed over is named on standard error.
+    def forget_given_up(self, passed_over: PassedOver) -> None:
+        """Delete the checkpoints of a branch that was rolled back."""
+        if not passed_over or not is_first():
+            return
+        for step in saved_steps(self.folder):
+            path = self.folder / str(step)
+            if find_damage(path) is None and passed_over.standing(step, read_about(path)["contract"]) == "given up":
+                with self._alone():
+                    remove_checkpoint(path)
+
+    def latest_step(self, at_most: int | None = None) -> int | None:
+        """The newest whole checkpoint, of a step up to `at_most`. Each one that is not whole is named on standard error.
 
         None where nothing is saved, and where the very first save was cut short: nothing is lost that was ever committed.
 
         Raises:
             CheckpointError: there are checkpoints, and none of them is whole.
         """
-        step = _agreed(self._newest_whole() if is_first() else 0)
+        step = _agreed(self._newest_whole(at_most) if is_first() else 0)
         if step == NONE_WHOLE:
             raise CheckpointError(
                 f"no checkpoint in {self.folder} is whole. "
@@ -113,8 +139,11 @@ class Checkpoints:
             )
         return None if step == NONE_SAVED else step
 
-    def save(self, step: int, state: TrainState, contract: Mapping[str, Any]) -> None:
+    def save(self, step: int, state: TrainState, contract: Mapping[str, Any], *, rows: str | None = None) -> None:
         """Copy the state out and write it in the background, after the save before has ended. Saving a step twice does nothing.
+
+        Args:
+            rows: digest of the rows of all updates up to here.
 
         Raises:
             CheckpointError: the save before failed.
@@ -124,12 +153,13 @@ class Checkpoints:
         if _agreed(int(step not in self._damaged and is_committed(path))):  # the first process has just committed it, or not yet
             return
         if is_first():
-            remove_unfinished(self.folder)
-            remove_checkpoint(path)
+            with self._alone():
+                remove_unfinished(self.folder)
+                remove_checkpoint(path)
         self._damaged.discard(step)
         self._saved_at = self._clock()
         leaves = leaves_of(state)
-        about = about_of(self._run, contract, leaves)
+        about = about_of(self._run, contract, leaves, rows)
         on_host = jax.default_backend() == "cpu"
         items = ocp.args.Composite(state=ocp.args.PyTreeSave(self._apart(leaves) if on_host else leaves), about=ocp.args.JsonSave(about))
         begin = partial(self._writer.save, path, args=items)
@@ -158,7 +188,10 @@ class Checkpoints:
         """
         path = self.folder / str(step)
         about = read_about(path)
-        if changed := changed_since(about["contract"], contract, self._run):
+        changed = changed_since(about["contract"], contract, self._run)
+        if passed_over_in(contract).standing(step, about["contract"]) != "valid":
+            changed = [*changed, CONTRACT_NAME]
+        if changed:
             raise CheckpointError(
                 f"{path} was trained on another data order: {', '.join(changed)} changed since. "
                 f"Restore what it was, or remove {self.folder} to start from the beginning."
@@ -176,8 +209,8 @@ class Checkpoints:
         self._copy = copy
         return copy
 
-    def _newest_whole(self) -> int:
-        steps = saved_steps(self.folder)
+    def _newest_whole(self, at_most: int | None) -> int:
+        steps = [step for step in saved_steps(self.folder) if at_most is None or step <= at_most]
         for step in reversed(steps):
             damage = find_damage(self.folder / str(step))
             if damage is None:
@@ -191,22 +224,36 @@ class Checkpoints:
     def _commit(self, step: int, begin: Callable[[], None] = lambda: None) -> None:
         """In the background: when Orbax has renamed the folder, write the digests, then delete what is no longer kept."""
         try:
-            begin()
-            self._writer.wait_until_finished()
-            if is_first():
-                write_digests(self.folder / str(step))
-                self._prune()
+            with self._watch():
+                begin()
+                self._writer.wait_until_finished()
+                if is_first():
+                    self._check()
+                    write_digests(self.folder / str(step))
+                    with self._alone():
+                        self._prune()
+        except TakenOver:
+            raise
         except Exception as error:  # what a file system or a store raises
-            raise CheckpointError(
-                f"checkpoint {self.folder / str(step)} could not be written: {error}. The one before it is kept; see to the storage, "
+            if jax.process_count() > 1 and is_of_the_runtime(error):
+                raise
+            raise StorageError(
+                f"checkpoint {self.folder / str(step)} could not be written: {error}. The one before it is kept. Look after the storage, "
                 "and start again."
             ) from error
 
     def _prune(self) -> None:
         steps = saved_steps(self.folder)
         whole = [step for step in steps if step not in self._damaged and is_committed(self.folder / str(step))]
-        for step in set(steps) - steps_to_keep(whole, self._run.checkpoints):
+        for step in set(steps) - steps_to_keep(whole, self._run.checkpoints) - self._to_go_back_to(whole):
             remove_checkpoint(self.folder / str(step))
+
+    def _to_go_back_to(self, whole: Collection[int]) -> set[int]:
+        """Those that a roll-back may need; where one is gone, the updates since an older one are done again first."""
+        recovery, every = self._run.recovery, self._run.checkpoints.every_steps
+        if recovery is None:
+            return set()
+        return set(sorted(step for step in whole if step % every == 0)[-(recovery.checkpoints_back + 1) :])
 
 
 def steps_to_keep(whole: Collection[int], policy: CheckpointPolicy) -> set[int]:

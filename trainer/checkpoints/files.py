@@ -5,11 +5,13 @@ checkpoint without it is not committed; one whose files are other than it says i
 """
 
 import shutil
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from trainer.base.storage import digest_of_file, read_json, write_json
+from trainer.base.storage import digest_of_file, file_system_of, read_json, write_json
+from trainer.metrics import read_metrics, rows_digest
 
 DIGESTS_NAME = "digests.json"
 UNCOMMITTED = f"was never committed (it has no {DIGESTS_NAME})"
@@ -41,24 +43,67 @@ def write_digests(checkpoint: Path) -> None:
 
 def find_damage(checkpoint: Path) -> str | None:
     """What is wrong with the files of a checkpoint, in words that follow its name; None where it is whole. Every byte is read."""
+    wanted = committed_files(checkpoint)
+    if isinstance(wanted, str):
+        return wanted
+    if damage := _missing_or_cut(checkpoint, wanted):
+        return damage
+    with ThreadPoolExecutor(DIGESTING_THREADS) as threads:
+        found = threads.map(lambda name: digest_of_file(checkpoint / name), wanted)
+        for (name, (_, digest)), now in zip(wanted.items(), found, strict=True):
+            if now != digest:
+                return f"is damaged: {name} has other bytes than were written (SHA-256 {now[:12]}, not {digest[:12]})"
+    return None
+
+
+def find_damage_since(checkpoint: Path, written: Path) -> str | None:
+    """As `find_damage`, and cheap where nothing was touched: files older than `written`, which came after the checkpoint, are not read.
+
+    On a store, where an object is written whole and the order of uploads says nothing, the sizes alone are compared.
+    """
+    wanted = committed_files(checkpoint)
+    if isinstance(wanted, str):
+        return wanted
+    if damage := _missing_or_cut(checkpoint, wanted):
+        return damage
+    limit = written.stat().st_mtime
+    if file_system_of(checkpoint) or all((checkpoint / name).stat().st_mtime < limit for name in (DIGESTS_NAME, *wanted)):
+        return None
+    return find_damage(checkpoint)
+
+
+def find_other_rows(checkpoint: Path, metrics: Path, written: Path) -> str | None:
+    """Words that follow the checkpoint's name where the metrics have not the rows any more that it was saved with.
+
+    They are read where they are younger than `written`, which came after them. On a store, and where the checkpoint does not name its
+    rows, nothing is compared.
+    """
+    if file_system_of(checkpoint) or (metrics.exists() and metrics.stat().st_mtime <= written.stat().st_mtime):
+        return None
+    said = read_json(checkpoint / "about" / "metadata").get("rows")
+    if said is None or (metrics.exists() and rows_digest(read_metrics(metrics)) == said):
+        return None
+    return f"was saved with other rows than {metrics} has"
+
+
+def committed_files(checkpoint: Path) -> dict[str, tuple[int, str]] | str:
+    """Size and SHA-256 of every file as it was committed, or what is wrong with the list."""
     if not is_committed(checkpoint):
         return UNCOMMITTED
     try:
         files: dict[str, dict[str, Any]] = read_json(checkpoint / DIGESTS_NAME)["files"]
-        wanted = {name: (int(said["size_bytes"]), str(said["sha256"])) for name, said in files.items()}
+        return {name: (int(said["size_bytes"]), str(said["sha256"])) for name, said in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"is damaged: its {DIGESTS_NAME} does not read"
+
+
+def _missing_or_cut(checkpoint: Path, wanted: Mapping[str, tuple[int, str]]) -> str | None:
     for name, (size, _) in wanted.items():
         path = checkpoint / name
         if not path.is_file():
             return f"is damaged: {name} is missing"
         if path.stat().st_size != size:
             return f"is damaged: {name} has {path.stat().st_size} bytes, not {size}"
-    with ThreadPoolExecutor(DIGESTING_THREADS) as threads:
-        found = threads.map(lambda name: digest_of_file(checkpoint / name), wanted)
-        for (name, (_, digest)), now in zip(wanted.items(), found, strict=True):
-            if now != digest:
-                return f"is damaged: {name} has other bytes than were written (SHA-256 {now[:12]}, not {digest[:12]})"
     return None
 
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from trainer.base.storage import as_path
+from trainer.base.run_folder import RunFolder
 
 
 def checkpoint_path(run_folder: str | Path, step: int) -> Path:
     """The checkpoint of a step."""
-    return as_path(run_folder) / "checkpoints" / str(step)
+    return RunFolder.at(run_folder).checkpoint(step)

@@ -44,9 +44,12 @@ def types_of(leaves: Mapping[str, Any]) -> LeafTypes:
     return {name: {"shape": list(leaf.shape), "dtype": str(leaf.dtype)} for name, leaf in leaves.items()}
 
 
-def about_of(run: RunConfig, contract: Mapping[str, Any], leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """What is saved beside the state: the resolved configuration, the data order contract, and the leaves there are."""
-    return {"run": run.model_dump(mode="json"), "contract": dict(contract), "leaves": types_of(leaves)}
+def about_of(run: RunConfig, contract: Mapping[str, Any], leaves: Mapping[str, Any], rows: str | None = None) -> dict[str, Any]:
+    """What is saved beside the state: the resolved configuration, the data order contract, the leaves there are, and the digest of the rows
+    of its updates, where that is known.
+    """
+    about = {"run": run.model_dump(mode="json"), "contract": dict(contract), "leaves": types_of(leaves)}
+    return about if rows is None else {**about, "rows": rows}
 
 
 def read_about(path: Path) -> dict[str, Any]:
@@ -57,8 +60,11 @@ def read_about(path: Path) -> dict[str, Any]:
     """
     if not (path / ABOUT).exists():
         raise CheckpointError(f"no checkpoint at {path}. Train the phase that ends there first.")
-    with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
-        about = reader.restore(path.resolve() / ABOUT)
+    try:
+        with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
+            about = reader.restore(path.resolve() / ABOUT)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: what it says of itself is no JSON ({error}). Restore it from a copy.") from None
     if not isinstance(about, dict) or not {"run", "contract", "leaves"} <= about.keys():
         raise CheckpointError(f"{path} does not say how it was trained: it must name run, contract and leaves. Train that phase again.")
     return about

@@ -5,10 +5,22 @@ decides anything. `None` is off.
 """
 
 from trainer.config.added import without_added
-from trainer.config.execution import ATTENTION, BLOCK_INPUT, Execution, Instrumentation, Kept, Mesh, Remat
+from trainer.config.execution import (
+    ATTENTION,
+    BLOCK_INPUT,
+    DECIDES_BITS,
+    AttentionKernel,
+    Execution,
+    ExpertKernel,
+    Instrumentation,
+    Kept,
+    Mesh,
+    Remat,
+)
 from trainer.config.experts import Balancing, Experts, SignBalancing, Smebu
 from trainer.config.model import Llama3RopeScaling, ModelConfig, Rope
 from trainer.config.optimizer import AdamC, AdamW, Muon, NAdamW, Optimizer
+from trainer.config.recovery import Recovery
 from trainer.config.run import (
     CheckpointPolicy,
     Component,
@@ -29,13 +41,16 @@ from trainer.config.stability import RollingLimit, Stability
 __all__ = [
     "ATTENTION",
     "BLOCK_INPUT",
+    "DECIDES_BITS",
     "AdamC",
     "AdamW",
+    "AttentionKernel",
     "Balancing",
     "CheckpointPolicy",
     "Component",
     "DataOrder",
     "Execution",
+    "ExpertKernel",
     "Experts",
     "Graft",
     "Instrumentation",
@@ -49,6 +64,7 @@ __all__ = [
     "Muon",
     "NAdamW",
     "Optimizer",
+    "Recovery",
     "Remat",
     "RollingLimit",
     "Rope",

@@ -16,6 +16,10 @@ ADDED_LATER: dict[str, bool | int | float | str | None] = {
     "experts": None,
     "expert_kernel": "auto",
     "expert": 1,
+    "step_stall_seconds": 180.0,
+    "save_stall_seconds": 900.0,
+    "restore_stall_seconds": 900.0,
+    "recovery": None,
 }
 """Field → what all runs of before had. The name must be that of one field in the whole configuration, and no component's."""
 

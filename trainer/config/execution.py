@@ -18,6 +18,16 @@ class Mesh(Frozen):
     tensor: int = Field(default=1, gt=0)
     expert: int = Field(default=1, gt=0)
 
+    @property
+    def devices(self) -> int:
+        """How many there are."""
+        return self.batch_parts * self.tensor
+
+    @property
+    def batch_parts(self) -> int:
+        """Into how many equal parts a batch is cut."""
+        return self.replica * self.fsdp * self.expert
+
 
 BLOCK_INPUT, ATTENTION = "block_input", "attention"
 """What a policy can name beside the products of a block, which have the names of their weights: what goes from block to block, and what
@@ -45,6 +55,10 @@ class Kept(Frozen):
 
 
 Remat = Literal["none", "dots", "full", "offload"] | Kept
+AttentionKernel = Literal["auto", "xla", "splash", "cudnn"]
+ExpertKernel = Literal["auto", "padded", "ragged", "megablox"]
+DECIDES_BITS = ("mesh", "remat", "attention", "expert_kernel", "microbatch_sequences", "loss_chunk_tokens")
+"""What a run that goes on must have as before to go on bit for bit. With another one it goes on with the same batches."""
 
 
 class Execution(Frozen):
@@ -58,16 +72,23 @@ class Execution(Frozen):
             between devices by the exchange that only TPUs have; "auto" takes what the platform is quickest with.
         microbatch_sequences: gradients are summed over parts of the batch of so many sequences; None is the whole batch at once.
         loss_chunk_tokens: logits of so many tokens exist at a time; None is all.
-        stall_seconds: a process that applies no update for so long is ended; None is never. The first update compiles, too.
+        stall_seconds: a process that starts, compiles or evaluates for so long is ended; the first update counts as compiling. None, here
+            and in the next three, is never.
+        step_stall_seconds: the same, once updates run, for one of them, for the wait for its batch, and for the wait for other processes.
+        save_stall_seconds: the same, for writing one checkpoint, also while updates go on.
+        restore_stall_seconds: the same, for checking and reading the checkpoint to go on from.
     """
 
     mesh: Mesh = Mesh()
     remat: Remat = "none"
-    attention: Literal["auto", "xla", "splash", "cudnn"] = "auto"
-    expert_kernel: Literal["auto", "padded", "ragged", "megablox"] = "auto"
+    attention: AttentionKernel = "auto"
+    expert_kernel: ExpertKernel = "auto"
     microbatch_sequences: int | None = Field(default=None, gt=0)
     loss_chunk_tokens: int | None = Field(default=None, gt=0)
     stall_seconds: float | None = Field(default=1800.0, gt=0)
+    step_stall_seconds: float | None = Field(default=180.0, gt=0)
+    save_stall_seconds: float | None = Field(default=900.0, gt=0)
+    restore_stall_seconds: float | None = Field(default=900.0, gt=0)
 
 
 class Instrumentation(Frozen):

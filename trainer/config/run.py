@@ -12,6 +12,7 @@ from trainer.config.added import without_added
 from trainer.config.execution import Execution, Instrumentation
 from trainer.config.model import ModelConfig
 from trainer.config.optimizer import Optimizer
+from trainer.config.recovery import Recovery
 from trainer.config.schedule import LearningRateSegment, check_segments
 from trainer.config.schema import Steps
 from trainer.config.stability import Stability
@@ -113,6 +114,7 @@ class RunConfig(Frozen):
     Attributes:
         caches: component → folder of its token cache; every component that the phase draws from.
         cache_digests: component → digest of its cache's manifest, where the folder's name does not say what is in it.
+        recovery: what is done where the loss is no number or jumps; None stops.
         verdict: the JSON file that says these caches passed judgement.
         output: the run's folder: metrics, heartbeat, checkpoints, result.
     """
@@ -136,6 +138,7 @@ class RunConfig(Frozen):
     cache_digests: dict[Component, str] = Field(default={})
     verdict: str
     output: str
+    recovery: Recovery | None = None
     evaluation: LossEvaluation | None = None
     execution: Execution = Execution()
     instrumentation: Instrumentation = Instrumentation()

@@ -13,6 +13,7 @@ from trainer.base.errors import DataError
 from trainer.base.storage import as_path
 from trainer.config import RunConfig
 from trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest
+from trainer.passed_over import CONTRACT_NAME
 
 Contract = Mapping[str, Any]
 
@@ -32,11 +33,14 @@ def compared_by(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def changed_since(was: Contract, now: Contract, run: RunConfig) -> list[str]:
-    """What of its contract has changed since a checkpoint of the run was written, by name."""
+    """What of its contract has changed since a checkpoint of the run was written, by name.
+
+    What the run passed over since is no change of its order; `trainer.passed_over` compares that.
+    """
     if was == now:
         return []
     was = with_contents(was, run)
-    return sorted(name for name in {*was, *now} if _as_compared(was, now, name) != _as_compared(now, was, name))
+    return sorted(name for name in {*was, *now} - {CONTRACT_NAME} if _as_compared(was, now, name) != _as_compared(now, was, name))
 
 
 def _as_compared(contract: Contract, other: Contract, name: str) -> Any:

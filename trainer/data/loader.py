@@ -1,7 +1,7 @@
 """The batch of any step by random access: mixture → position in the component → permutation → row of the cache."""
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Container, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -110,12 +110,15 @@ class Loader:
         fetch(to_fetch)
         return Batch(tokens, self._begin_of_text)
 
-    def batches(self, start_step: int, stop_step: int, *, threads: int = 2, ahead: int = 4) -> Generator[Batch, None, None]:
-        """The batches of `[start_step, stop_step)` in order; `threads` prepare up to `ahead` of them while one is used.
+    def batches(
+        self, start_step: int, stop_step: int, *, left_out: Container[int] = (), threads: int = 2, ahead: int = 4
+    ) -> Generator[Batch, None, None]:
+        """The batches of `[start_step, stop_step)` in order, but for those `left_out`; `threads` prepare up to `ahead` of them while one is
+        used.
 
         An error is raised where its batch would come. The threads end with the iterator.
         """
-        steps = iter(range(start_step, stop_step))
+        steps = (step for step in range(start_step, stop_step) if step not in left_out)
         with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="loader") as pool:
             upcoming = deque(pool.submit(self.batch, step) for step in islice(steps, ahead))
             try:

@@ -1,4 +1,4 @@
-"""The compiler for TPUs, asked for the step that the trainer runs: state and batch are shapes, the devices a description."""
+"""The compiler, asked for the step that the trainer runs: state and batch are shapes. TPUs are a description; a CPU's devices are here."""
 
 import re
 import threading
@@ -15,7 +15,7 @@ from trainer.config import RunConfig
 from trainer.preflight.arithmetic import update_flops
 from trainer.preflight.collectives import read_collectives
 from trainer.preflight.hlo import Module
-from trainer.preflight.memory import first_line, read_memory, read_refusal
+from trainer.preflight.memory import first_line, read_analysis, read_memory, read_refusal
 from trainer.preflight.spec import Memory, Result, Spec, Topology, run_of
 from trainer.preflight.traffic import host_traffic_bytes, traffic_bytes
 from trainer.schedule import scheduled_at
@@ -43,6 +43,8 @@ def describe_devices(topology: Topology) -> list[Any]:
     Raises:
         ConfigError: the compiler has no such topology.
     """
+    if topology.platform == "cpu":
+        return cpu_devices(topology)
     options: dict[str, Any] = {"num_slices": topology.num_slices} if topology.num_slices > 1 else {}
     options |= {"chip_config_name": topology.chip_config} if topology.chip_config else {}
     options |= {"chips_per_host_bounds": topology.chips_per_host} if topology.chips_per_host else {}
@@ -53,12 +55,14 @@ def describe_devices(topology: Topology) -> list[Any]:
 
 
 def lower_step(run: RunConfig, devices: list[Any]) -> Any:
-    """The trainer's step for these devices, traced with shapes in place of arrays, as `trainer.loop` calls it."""
-    mesh = build_mesh(run.execution.mesh, devices)
+    """The trainer's step for these devices, traced with shapes in place of arrays, as `trainer.loop` calls it. One device has no mesh."""
+    mesh = build_mesh(run.execution.mesh, devices) if len(devices) > 1 else None
     state = abstract_state(run, with_ema=run.keeps_average)
-    shardings = state_shardings(state, run.model, mesh)
+    alone = jax.sharding.SingleDeviceSharding(devices[0])
+    shardings = jax.tree.map(lambda _: alone, state) if mesh is None else state_shardings(state, run.model, mesh)
     placed = jax.tree.map(lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), state, shardings)
-    rows = jax.ShapeDtypeStruct((run.batch.at(0), run.model.seq_len), jnp.int32, sharding=batch_sharding(mesh))
+    of_batch = alone if mesh is None else batch_sharding(mesh)
+    rows = jax.ShapeDtypeStruct((run.batch.at(0), run.model.seq_len), jnp.int32, sharding=of_batch)
     step: Any = build_train_step(run.model, run.optimizer, run.execution, mesh)
     return step.lower(placed, rows, rows, scheduled_at(run, 0))
 
@@ -92,6 +96,8 @@ def examine(spec: Spec, dump: Path) -> Result:
     """
     devices = describe_devices(spec.topology)
     run = run_of(spec.step, spec.execution)
+    if spec.topology.platform == "cpu":
+        return examine_on_cpu(spec, run, devices)
     limit = available_bytes(devices[0])
     started = time.monotonic()
     lowered = lower_step(run, devices)
@@ -111,6 +117,48 @@ def examine(spec: Spec, dump: Path) -> Result:
         flops_by_xla=flops,
         lower_seconds=lower_seconds,
         compile_seconds=compiled.seconds,
+        host_bytes=_most_memory_bytes(),
+    )
+
+
+def cpu_devices(topology: Topology) -> list[Any]:
+    """Devices of this machine's CPU.
+
+    Raises:
+        ConfigError: this process has fewer.
+    """
+    wanted = topology.devices or 1
+    found = jax.devices("cpu")
+    if len(found) < wanted:
+        raise ConfigError(
+            f"{topology.name} needs {wanted} devices of this CPU, found {len(found)}: start with "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={wanted}."
+        )
+    return found[:wanted]
+
+
+def examine_on_cpu(spec: Spec, run: RunConfig, devices: list[Any]) -> Result:
+    """Compile the step for devices that are here: memory is what the executable says of itself, exactly what the trainer will run.
+
+    Nobody limits it; the limit is what `deployments/slices.toml` says of a device.
+    """
+    started = time.monotonic()
+    lowered = lower_step(run, devices)
+    lower_seconds, started = time.monotonic() - started, time.monotonic()
+    compiled = lowered.compile()
+    seconds = time.monotonic() - started
+    module = Module(compiled.as_text())
+    return Result(
+        refusal=None,
+        memory=read_analysis(compiled.memory_analysis()),
+        limit_bytes=0,
+        collectives=read_collectives(module, spec.execution.mesh, spec.topology.num_slices) if len(devices) > 1 else (),
+        hbm_bytes=round(compiled.cost_analysis().get("bytes accessed", 0.0)),
+        host_traffic_bytes=0,
+        update_flops=0,
+        flops_by_xla=compiled.cost_analysis().get("flops"),
+        lower_seconds=lower_seconds,
+        compile_seconds=seconds,
         host_bytes=_most_memory_bytes(),
     )
 

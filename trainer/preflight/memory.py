@@ -1,6 +1,7 @@
 """The compiler's account of a chip's memory: its report, its list of buffers, and what it says where it refuses."""
 
 import re
+from typing import Any
 
 from trainer.preflight.hlo import HBM, HOST
 from trainer.preflight.spec import Memory
@@ -29,6 +30,14 @@ def read_memory(report: str, buffers: str) -> Memory:
     lent = re.findall(r"^allocation \d+: size (\d+),(.*), thread-local:", buffers, re.MULTILINE)
     peak = totals.get(HBM, 0) - sum(int(size) for size, words in lent if "color" not in words)
     return Memory(arguments=arguments, temporaries=max(peak - arguments, 0), peak=peak, host=totals.get(HOST, 0))
+
+
+def read_analysis(analysis: Any) -> Memory:
+    """What an executable that is here says of itself, a device: results that take the place of arguments are counted once."""
+    arguments = int(analysis.argument_size_in_bytes)
+    results = max(int(analysis.output_size_in_bytes) - int(analysis.alias_size_in_bytes), 0)
+    temporaries = int(analysis.temp_size_in_bytes) + results
+    return Memory(arguments=arguments, temporaries=temporaries, peak=arguments + temporaries, host=0)
 
 
 def read_refusal(message: str) -> tuple[int, int] | None:

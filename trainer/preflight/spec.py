@@ -18,24 +18,28 @@ from trainer.config import (
     always,
 )
 
+Platform = Literal["tpu", "gpu", "cpu"]
 Link = Literal["ici", "dcn"]
 """The links between the chips of a slice, or the data-centre network between slices."""
 NO_DATA = "none"
 
 
 class Topology(Frozen):
-    """A slice, or several alike, as the compiler for TPUs names it.
+    """A slice, or several alike, as the compiler for TPUs names it; or so many devices of this machine's CPU.
 
     Attributes:
         name: chip and chips along each axis: `v5e:16x16`.
         chips_per_host: along each axis, and
         chip_config: how a chip's cores are used; None is what the compiler takes by itself.
+        devices: of a CPU; None where the name says it.
     """
 
     name: str
     num_slices: int = Field(gt=0)
     chip_config: str | None = None
     chips_per_host: tuple[int, int, int] | None = None
+    platform: Platform = "tpu"
+    devices: int | None = Field(default=None, gt=0)
 
 
 class StepShape(Frozen):

@@ -6,12 +6,14 @@
 | `TPU_WORKER_HOSTNAMES` | more than one name: a TPU pod; jax finds the rest itself |
 | `MEGASCALE_COORDINATOR_ADDRESS` | several TPU slices; jax finds the rest itself |
 | `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID` | how many there are, and which of them this is; both or none: on TPU pods and Slurm jax knows |
+| `PHASEWISE_LAUNCH` | a launcher started them: they are compared first (`trainer.process.roll_call`, `trainer.process.surroundings`) |
 | `PHASEWISE_HEARTBEAT_SECONDS` | after so long without a sign of life a process counts as lost, and all others end; 60 if not set |
 
 Process 0 alone writes metrics, heartbeat and result; all write checkpoints.
 """
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -25,6 +27,9 @@ from jax.experimental import multihost_utils
 
 from trainer.base.errors import ConfigError, PhasewiseError, TrainingError
 from trainer.base.exit_codes import ExitCode
+from trainer.config import RunConfig
+from trainer.process.roll_call import answer_roll_call
+from trainer.process.surroundings import check_surroundings
 
 DEFAULT_HEARTBEAT_SECONDS = 60
 START_SECONDS = 300
@@ -33,6 +38,8 @@ ERROR_SECONDS = 10
 """How long a process that cannot go on waits for others that cannot either."""
 KEPT_DECISIONS = 64
 MAX_PIECE_BYTES = 2**28
+STATUS = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION): ")
+"""Of XLA's runtime, at the beginning of a message."""
 
 
 class Process(NamedTuple):
@@ -42,16 +49,23 @@ class Process(NamedTuple):
     process_count: int
 
 
-def start(environment: Mapping[str, str] = os.environ) -> Process:
+def start(environment: Mapping[str, str] = os.environ, run: RunConfig | None = None) -> Process:
     """Join the other processes, if the environment says that there are any. Call it before anything uses a device.
 
+    Args:
+        run: what all of them train; where a launcher started them they are compared before they join (`trainer.process.roll_call`).
+
     Raises:
-        ConfigError: the environment contradicts itself.
+        ConfigError: the environment contradicts itself, or is left over from another launch, or the hosts are not alike.
+        HostMissing: a host does not come.
         TrainingError: the others do not come.
     """
+    check_surroundings(environment)
     if not _one_of_several(environment):
         return Process(0, 1)
     count, index = _place(environment)
+    if run is not None and count is not None and index is not None:
+        answer_roll_call(run, (index, count), environment)
     heartbeat_seconds = _number(environment, "PHASEWISE_HEARTBEAT_SECONDS", DEFAULT_HEARTBEAT_SECONDS)
     try:
         jax.distributed.initialize(
@@ -145,19 +159,19 @@ def _rows_from(array: jax.Array, first: int, rows: int) -> jax.Array:
 
 
 @contextmanager
-def joined() -> Iterator[Process]:
+def joined(run: RunConfig | None = None) -> Iterator[Process]:
     """Together with the other processes, if there are any, from here to the end of the block, where each waits for the others: one that
     just ended would look lost to them. One that cannot go on ends although they do not come; they will find it gone.
     """
-    process = start()
+    process = start(run=run)
     if process.process_count == 1:
         yield process
         return
     try:
         yield process
-    except jax.errors.JaxRuntimeError as error:
-        _end(f"another process of this run is gone, or a device failed: start all processes again. {error}", ExitCode.LOST)
     except Exception as error:
+        if is_of_the_runtime(error):
+            _end(f"another process of this run is gone, or a device failed: start all processes again. {error}", ExitCode.LOST)
         if not _all_end():
             if not isinstance(error, PhasewiseError):
                 traceback.print_exc()
@@ -165,6 +179,13 @@ def joined() -> Iterator[Process]:
         jax.distributed.shutdown()
         raise
     jax.distributed.shutdown()
+
+
+def is_of_the_runtime(error: Exception) -> bool:
+    """Whether what computes failed, as it does where another process is gone. What fails as it is dispatched is a `ValueError` of jaxlib's,
+    whose words begin with a status.
+    """
+    return isinstance(error, jax.errors.JaxRuntimeError) or (isinstance(error, ValueError) and bool(STATUS.match(str(error))))
 
 
 def _all_end() -> bool:

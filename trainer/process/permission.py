@@ -1,5 +1,8 @@
-"""Nothing trains on bytes that nobody judged: the trainer asks for the verdict itself."""
+"""Nothing trains on bytes that nobody judged: the trainer asks for the verdict itself, and for what people decided of it."""
 
+from typing import Any
+
+from trainer.base.decision import ruling_at
 from trainer.base.errors import VerdictError
 from trainer.base.storage import read_json
 from trainer.config import RunConfig
@@ -7,10 +10,10 @@ from trainer.data.manifest import read_manifest
 
 
 def check_permission(run: RunConfig) -> None:
-    """Refuse unless the verdict passes and names exactly the caches that the run would read.
+    """Refuse unless the verdict passes, or people let it pass as it is now, and it names exactly the caches that the run would read.
 
     Raises:
-        VerdictError: no verdict, one that fails, or one that was given for other bytes.
+        VerdictError: no verdict, one that fails or waits for a person, or one that was given for other bytes.
     """
     try:
         verdict = read_json(run.verdict)
@@ -20,8 +23,7 @@ def check_permission(run: RunConfig) -> None:
         raise VerdictError(f"the verdict {run.verdict} does not read as JSON ({error}): validate the data again.") from None
     if not isinstance(verdict, dict) or not isinstance(verdict.get("judged"), dict):
         raise VerdictError(f"{run.verdict} is not a verdict, it must say `passes` and `judged`: validate the data again.")
-    if verdict.get("passes") is not True:
-        raise VerdictError(f"the verdict {run.verdict} does not pass: phase {run.phase} must not train.")
+    _check_ruling(run, verdict)
     judged: dict[str, str] = verdict["judged"]
     for component, folder in sorted(run.caches.items()):
         digest = read_manifest(folder).digest
@@ -30,3 +32,18 @@ def check_permission(run: RunConfig) -> None:
                 f"the verdict {run.verdict} was given for other bytes of {component}: it names "
                 f"{str(judged.get(component))[:12]}, the cache is {digest[:12]}. Validate the data again."
             )
+
+
+def _check_ruling(run: RunConfig, verdict: dict[str, Any]) -> None:
+    try:
+        ruling = ruling_at(run.verdict, verdict)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise VerdictError(f"{run.verdict} is not a verdict ({error!r}): validate the data again.") from None
+    if ruling.lets_go_on:
+        return
+    if ruling.decision:
+        raise VerdictError(f"the verdict {run.verdict} was {ruling.decision.words}. Phase {run.phase} must not train.")
+    if ruling.state == "waits":
+        void = f" ({ruling.void})" if ruling.void else ""
+        raise VerdictError(f"the verdict {run.verdict} waits for a person's decision{void}: phase {run.phase} must not train before it.")
+    raise VerdictError(f"the verdict {run.verdict} does not pass: phase {run.phase} must not train.")

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from trainer.base.errors import ConfigError
+from trainer.base.exit_codes import ExitCode
 
 STOP_VARIABLE = "PHASEWISE_STOP_SECONDS"
 DEFAULT_STOP_SECONDS = 30.0
@@ -37,6 +38,14 @@ def stop_seconds() -> float:
 def seconds_left_to_save() -> float:
     """What is left of the stop time of this process; 0 where nobody asked it to stop, and where that time is over."""
     return max(0.0, _deadlines[0] - time.monotonic()) if _deadlines else 0.0
+
+
+def end_where_asked_to_stop() -> None:
+    """Outside of `stop_requests`, SIGTERM and Ctrl-C end this process at once, as preempted: before its updates it has nothing to save, and
+    after them everything is saved.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: os._exit(ExitCode.PREEMPTED))
 
 
 @contextmanager

@@ -2,10 +2,10 @@
 
 import importlib.util
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Protocol
 
 from trainer.base.errors import ConfigError
+from trainer.base.run_folder import RunFolder
 from trainer.config import Instrumentation, RunConfig
 from trainer.metrics import Row
 
@@ -50,7 +50,7 @@ def open_sinks(run: RunConfig) -> list[Sink]:
     if run.instrumentation.tensorboard:
         from trainer.sinks.tensorboard import TensorBoardSink
 
-        sinks.append(TensorBoardSink(Path(run.output) / "tensorboard"))
+        sinks.append(TensorBoardSink(RunFolder.at(run.output).tensorboard))
     if run.instrumentation.wandb != "off":
         from trainer.sinks.weights_and_biases import open_wandb
 

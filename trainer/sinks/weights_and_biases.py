@@ -9,6 +9,7 @@ from typing import Any
 import wandb
 
 from trainer.base.errors import TrainingError
+from trainer.base.run_folder import RunFolder
 from trainer.config import RunConfig
 from trainer.metrics import Row
 from trainer.sinks import values_to_send
@@ -22,7 +23,7 @@ def open_wandb(run: RunConfig) -> "WandbSink":
     Raises:
         TrainingError: Weights & Biases does not open it, as without a login.
     """
-    folder = Path(run.output) / "wandb"
+    folder = RunFolder.at(run.output).weights_and_biases
     folder.mkdir(parents=True, exist_ok=True)
     sent = Sent(folder / SENT_NAME)
     is_offline = run.instrumentation.wandb == "offline"

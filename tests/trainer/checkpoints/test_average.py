@@ -76,7 +76,7 @@ def test_another_run_s_checkpoint_is_refused(run: RunConfig, saved: tuple[Path, 
     shutil.rmtree(folder / "30")
     with Checkpoints(folder, other) as checkpoints:
         checkpoints.save(30, random_state(run, 1), {})
-    with pytest.raises(CheckpointError, match="only checkpoints of one run are averaged"):
+    with pytest.raises(CheckpointError, match="only checkpoints of one run belong together"):
         average_of_last(folder, run, 2)
     with pytest.raises(CheckpointError, match="or of another model"):
         average_of_last(folder, RunConfig.model_validate({**run.model_dump(mode="json"), "phase": "ocelot"}), 2)

@@ -12,7 +12,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from trainer.base.errors import CheckpointError
+from trainer.base.errors import CheckpointError, StorageError
 from trainer.checkpoints.checkpointer import Checkpoints, read_about, read_params, saved_params_digest, steps_to_keep
 from trainer.checkpoints.files import saved_steps
 from trainer.checkpoints.state import leaves_of
@@ -206,7 +206,7 @@ def test_nothing_is_pruned_before_the_next_one_is_committed(
     monkeypatch.setattr("trainer.checkpoints.checkpointer.write_digests", fail)
     checkpoints = checkpoints_of()
     checkpoints.save(9, state, CONTRACT)
-    with pytest.raises(CheckpointError, match=r"checkpoint .*9 could not be written: no space left\. The one before it is kept"):
+    with pytest.raises(StorageError, match=r"checkpoint .*9 could not be written: no space left\. The one before it is kept"):
         checkpoints.wait()
     assert set(saved_steps(tmp_path)) == {3, 6, 9}
     monkeypatch.undo()

@@ -124,7 +124,7 @@ def test_a_run_whose_order_begins_where_it_starts_reads_what_a_new_run_reads(mak
     """From step 12 of the test's run: batches of 8, two steps of the first mixture, then the second."""
     rate = [{"kind": "constant", "start_step": 0, "end_step": 24, "start": 1e-3, "end": 1e-3}]
     order = {"seed": 11, "permutation": "feistel", "block_sequences": 16, "cut_blocks": True}
-    late = Loader(make_run("late", start_step=12, learning_rate=rate, order={**order, "first_step": 12}))
+    late = Loader(make_run("begun late", start_step=12, learning_rate=rate, order={**order, "first_step": 12}))
     mixture = [[0, {"books": 60, "code": 40}], [2, {"books": 30, "code": 30, "web": 40}]]
     fresh = Loader(make_run("anew", stop_step=12, learning_rate=rate, order=order, batch=[[0, 8]], mixture=mixture))
     going_on = Loader(make_run("going-on", start_step=12, learning_rate=rate, order=order))

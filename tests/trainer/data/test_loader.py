@@ -267,7 +267,7 @@ def test_caches_here_and_on_a_store_give_equal_batches(make_run: MakeRun, caches
 
 def test_a_damaged_cache_is_refused_before_the_first_batch(make_run: MakeRun, caches: Mapping[str, Path], tmp_path: Path):
     broken = Path(shutil.copytree(caches["code"], tmp_path / "code"))
-    run = make_run("damaged", caches={**{name: str(folder) for name, folder in caches.items()}, "code": str(broken)})
+    run = make_run("damaged shard", caches={**{name: str(folder) for name, folder in caches.items()}, "code": str(broken)})
     shard = broken / "shard-00001.bin"
     shard.write_bytes(shard.read_bytes()[:-10])
     with pytest.raises(DataError, match=r"code/shard-00001\.bin: the manifest says \d+ bytes, found \d+"):

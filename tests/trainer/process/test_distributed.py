@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -22,7 +23,7 @@ from trainer.checkpoints.path import checkpoint_path
 from trainer.config import RunConfig
 from trainer.metrics import Row, read_metrics
 from trainer.process import distributed
-from trainer.process.distributed import Process, decided_by_first, is_first, joined, pieces_on_host, start
+from trainer.process.distributed import Process, decided_by_first, is_first, is_of_the_runtime, joined, pieces_on_host, start
 from trainer.state import params_digest
 
 MakeRun = Callable[..., RunConfig]
@@ -76,6 +77,21 @@ def test_the_environment_says_who_this_is(environment: dict[str, str], expected:
 def test_an_environment_that_contradicts_itself_is_refused(environment: dict[str, str], message: str):
     with pytest.raises(ConfigError, match=message):
         start({"JAX_COORDINATOR_ADDRESS": "localhost:1", **environment})
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (jax.errors.JaxRuntimeError("INTERNAL: Gloo all-reduce failed"), True),
+        (ValueError("UNKNOWN: Gloo AllGather failed: Read error [127.0.0.1]:50824: Connection reset by peer"), True),
+        (ValueError("the batch is UNKNOWN: look"), False),
+        (OSError("UNKNOWN: no space"), False),
+        (ConfigError("INTERNAL: no"), False),
+    ],
+)
+def test_a_collective_that_fails_is_another_process_s_end(error: Exception, expected: bool):
+    """Seen where the other process was killed while both wrote a checkpoint: it must start again, and was refused."""
+    assert is_of_the_runtime(error) == expected
 
 
 def test_what_lies_here_comes_in_one_piece():

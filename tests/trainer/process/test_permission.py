@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from tasks.validation.decide import decide
+from trainer.base.decision import Decisions, decision_path, seen_of
 from trainer.base.errors import DataError, VerdictError
+from trainer.base.storage import read_json, write_json
 from trainer.config import RunConfig
 from trainer.data.manifest import read_manifest, write_manifest
 from trainer.process.permission import check_permission
@@ -64,4 +67,57 @@ def test_a_verdict_that_does_not_read_is_none(make_run: MakeRun, content: str):
     run = make_run("torn verdict")
     Path(run.verdict).write_text(content)
     with pytest.raises(VerdictError):
+        check_permission(run)
+
+
+CHECK = {"table": "mixture", "name": "expect_epochs", "severity": "critical", "outcome": "failed"}
+ASKS = {"approvable": [{"table": "mixture", "check": "expect_epochs"}], "on_warnings": False}
+
+
+def waiting(make_run: MakeRun, name: str, **fields: Any) -> RunConfig:
+    """A run whose verdict fails by what a person may let pass."""
+    run = make_run(name)
+    verdict = read_json(run.verdict) | {"passes": False, "checks": [CHECK], "asks_people": ASKS} | fields
+    write_json(run.verdict, verdict)
+    return run
+
+
+def test_a_verdict_that_waits_for_a_person_is_no_permission_until_one_lets_it_pass(make_run: MakeRun):
+    run = waiting(make_run, "waiting")
+    with pytest.raises(VerdictError, match=r"waits for a person's decision: phase waiting must not train before it"):
+        check_permission(run)
+    decide(Path(run.verdict), approves=True, reason="it is small", who="Ada")
+    assert check_permission(run) is None
+    decide(Path(run.verdict), approves=False, reason="it is not", who="Grace")
+    with pytest.raises(VerdictError, match=r"was rejected by Grace on .*: it is not\. Phase waiting must not train"):
+        check_permission(run)
+
+
+def test_a_decision_on_what_the_verdict_said_before_is_no_permission(make_run: MakeRun):
+    run = waiting(make_run, "changed since")
+    decide(Path(run.verdict), approves=True, reason="it is small", who="Ada")
+    write_json(run.verdict, read_json(run.verdict) | {"thresholds": {"max_epochs": 2}})
+    with pytest.raises(VerdictError, match=r"waits for a person's decision \(approved by Ada .* thresholds changed since\)"):
+        check_permission(run)
+
+
+def test_a_decision_does_not_open_the_way_to_other_bytes_or_past_what_nobody_may_let_pass(make_run: MakeRun):
+    run = waiting(make_run, "other bytes too", judged={"web": "0" * 64})
+    decide(Path(run.verdict), approves=True, reason="it is small", who="Ada")
+    with pytest.raises(VerdictError, match="was given for other bytes"):
+        check_permission(run)
+    run = waiting(make_run, "leak")
+    decision = decide(Path(run.verdict), approves=True, reason="it is small", who="Ada")
+    leak = {**CHECK, "table": "leakage"}
+    verdict = read_json(run.verdict) | {"checks": [CHECK, leak]}
+    write_json(run.verdict, verdict)
+    forged = decision.but(seen=seen_of(verdict))
+    write_json(decision_path(run.verdict), Decisions(latest=forged).model_dump(mode="json"))
+    with pytest.raises(VerdictError, match="does not pass: phase leak must not train"):
+        check_permission(run)
+
+
+def test_a_verdict_with_checks_that_do_not_read_is_none(make_run: MakeRun):
+    run = waiting(make_run, "torn checks", checks=[{"outcome": "failed"}])
+    with pytest.raises(VerdictError, match="is not a verdict"):
         check_permission(run)

@@ -2,11 +2,13 @@
 
 import sys
 import threading
+from typing import get_args
 
 import pytest
 
 from trainer.base.exit_codes import ExitCode
-from trainer.process.watchdog import Watchdog, end_stalled
+from trainer.process.stall_limits import Work
+from trainer.process.watchdog import STOPPED_SECONDS, Doing, Watchdog, end_stalled
 
 
 class Time:
@@ -16,43 +18,99 @@ class Time:
         return self.now
 
 
-def test_only_silence_beyond_the_limit_is_a_stall():
+def limits(**seconds: float | None) -> dict[Work, float | None]:
+    """The limit of the works that are named, and no limit for all others."""
+    return {work: seconds.get(work) for work in get_args(Work)}
+
+
+def ignore(doing: Doing) -> None:
+    raise AssertionError(f"not expected: {doing}")
+
+
+def test_only_silence_beyond_the_limit_of_the_work_is_a_stall():
     time = Time()
-    watchdog = Watchdog(10.0, lambda limit: None, clock=time)
+    watchdog = Watchdog(limits(step=10.0, save=20.0), ignore, clock=time)
+    watchdog.begin("step")
     time.now = 10.0
-    assert not watchdog.is_stalled()
+    assert not watchdog.doing().is_stalled
     time.now = 10.1
-    assert watchdog.is_stalled()
-    watchdog.beat()
-    assert not watchdog.is_stalled()
+    assert watchdog.doing().is_stalled
+    watchdog.begin("save", 7)
+    assert not watchdog.doing().is_stalled
+    time.now = 30.0
+    assert not watchdog.doing().is_stalled
+    time.now = 30.2
+    assert str(watchdog.doing()) == "save for 20 s, limit 20 s"
+    assert watchdog.step == 7
+    watchdog.begin("compile")
+    time.now = 1e9
+    assert not watchdog.doing().is_stalled
+
+
+def test_the_seconds_of_each_work_are_the_time_that_passed():
+    time = Time()
+    watchdog = Watchdog(limits(), ignore, clock=time)
+    for seconds, work in ((2.0, "compile"), (5.0, "step"), (1.0, "save"), (4.0, "step"), (3.0, None)):
+        time.now += seconds
+        if work:
+            watchdog.begin(work)  # pyright: ignore[reportArgumentType]  # names of works
+    assert watchdog.spent() == {"start": 2.0, "compile": 5.0, "step": 1.0 + 3.0, "save": 4.0}
+    assert sum(watchdog.spent().values()) == time.now
+
+
+def test_what_is_done_beside_has_a_limit_of_its_own():
+    time = Time()
+    watchdog = Watchdog(limits(step=10.0, save=20.0), ignore, clock=time)
+    with watchdog.beside("save"):
+        for now in range(0, 25, 5):
+            time.now = now
+            watchdog.begin("step")
+        assert watchdog.doing() == Doing("step", 0.0, 10.0)
+        time.now = 20.5
+        assert watchdog.doing() == Doing("save", 20.5, 20.0)
+    assert watchdog.doing().work == "step"
+
+
+def test_a_process_that_was_stopped_as_a_whole_is_not_stalled():
+    """SIGSTOP and SIGCONT: the look comes late, too."""
+    time = Time()
+    watchdog = Watchdog(limits(step=10.0), ignore, clock=time)
+    watchdog.begin("step")
+    time.now = 500.0
+    assert watchdog.look() is None
+    found = None
+    for _ in range(20):
+        time.now += 1.0
+        found = watchdog.look()
+    assert found is not None
+    assert found.work == "step"
+    assert STOPPED_SECONDS > 1.0
 
 
 def test_none_is_never():
     time = Time()
-    shown = list[float]()
-    with Watchdog(None, shown.append, clock=time) as watchdog:
+    with Watchdog(limits(), ignore, clock=time) as watchdog:
         time.now = 1e9
-        assert not watchdog.is_stalled()
-    assert not shown
+        assert watchdog.look() is None
 
 
-def test_the_thread_tells_once_and_ends():
-    shown = list[float]()
+def test_the_thread_says_it_once_and_ends():
+    shown = list[Doing]()
     ended = threading.Event()
 
-    def on_stall(limit: float) -> None:
-        shown.append(limit)
+    def on_stall(doing: Doing) -> None:
+        shown.append(doing)
         ended.set()
 
-    with Watchdog(0.001, on_stall) as watchdog:
+    with Watchdog(limits(data=0.001), on_stall) as watchdog:
+        watchdog.begin("data")
         assert ended.wait(30)
-        watchdog.beat()
-    assert shown == [0.001]
+    assert [doing.work for doing in shown] == ["data"]
 
 
 def test_leaving_ends_the_thread():
     others = set(threading.enumerate())
-    with Watchdog(1000.0, lambda limit: None):
+    with Watchdog(limits(step=1000.0), ignore):
         begun = [thread for thread in threading.enumerate() if thread.name == "watchdog" and thread not in others]
         assert len(begun) == 1
     assert not begun[0].is_alive()
@@ -62,8 +120,8 @@ def test_a_stalled_process_says_where_it_is_and_ends(monkeypatch: pytest.MonkeyP
     codes = list[int]()
     monkeypatch.setattr("trainer.process.watchdog.os._exit", codes.append)
     monkeypatch.setattr(sys, "stderr", sys.__stderr__)
-    end_stalled("kestrel")(7.0)
+    end_stalled("kestrel")(Doing("save", 65.0, 60.0))
     said = capfd.readouterr().err
     assert codes == [ExitCode.STALLED]
     assert "test_a_stalled_process_says_where_it_is_and_ends" in said
-    assert said.splitlines()[-1].startswith("trainer: phase kestrel stalled: no update for 7 seconds")
+    assert said.splitlines()[-1].startswith("trainer: phase kestrel stalled in save for 65 s, limit 60 s (execution.save_stall_seconds).")

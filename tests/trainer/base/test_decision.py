@@ -1,0 +1,115 @@
+"""What follows from a verdict and from what people decided of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.base.decision import Decision, Decisions, Ruling, decision_path, question_of, ruling_at, ruling_of, seen_of
+from trainer.base.errors import VerdictError
+from trainer.base.storage import write_json
+
+FALL = {"table": "falls", "name": "expect_no_fall", "severity": "critical", "outcome": "failed"}
+LOSS = {"table": "bits", "name": "expect_loss", "severity": "critical", "outcome": "passed"}
+WARNING = {"table": "likelihoods", "name": "expect_likely", "severity": "warning", "outcome": "failed"}
+LISTED = {"table": "falls", "check": "expect_no_fall", "phases": None}
+
+
+def verdict(*checks: dict[str, str], approvable: tuple[dict[str, Any], ...] = (LISTED,), on_warnings: bool = False) -> dict[str, Any]:
+    passes = not any(one["outcome"] == "broken" or (one["outcome"] == "failed" and one["severity"] == "critical") for one in checks)
+    return {
+        "subject": "x",
+        "passes": passes,
+        "judged": {"evaluation": "a" * 64},
+        "thresholds": {"max_score_fall": 0.1},
+        "reasons": [{"what": "it fell"}],
+        "checks": list(checks),
+        "asks_people": {"approvable": list(approvable), "on_warnings": on_warnings},
+        "evidence": "/here",
+    }
+
+
+def decided(of: dict[str, Any], *, approves: bool = True) -> Decisions:
+    return Decisions(
+        latest=Decision(approves=approves, reason="it is chance", who="Ada", when="2026-11-23T10:00:00+00:00", seen=seen_of(of))
+    )
+
+
+def test_what_nobody_is_asked_about_is_as_its_checks_say():
+    assert ruling_of(verdict(LOSS), None) == Ruling("passes")
+    assert ruling_of(verdict(LOSS, WARNING), None) == Ruling("passes")
+    assert ruling_of(verdict(FALL, approvable=()), None) == Ruling("fails")
+
+
+def test_a_listed_failure_waits_until_somebody_decides():
+    found = verdict(FALL, LOSS)
+    assert ruling_of(found, None) == Ruling("waits")
+    approved = ruling_of(found, decided(found))
+    assert (approved.state, approved.lets_go_on) == ("approved", True)
+    assert approved.decision is not None
+    assert approved.decision.words == "approved by Ada on 2026-11-23: it is chance"
+    rejected = ruling_of(found, decided(found, approves=False))
+    assert (rejected.state, rejected.lets_go_on) == ("rejected", False)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {**LOSS, "outcome": "failed"},
+        {**FALL, "table": "rises"},
+        {**FALL, "name": "expect_no_rise"},
+        {**FALL, "outcome": "broken"},
+        {**WARNING, "outcome": "broken"},
+    ],
+    ids=["another check", "another table", "another name", "could not be made", "a warning that could not be made"],
+)
+def test_one_failure_that_nobody_may_let_pass_stops_the_phase_whatever_was_decided(other: dict[str, str]):
+    found = verdict(FALL, other)
+    assert ruling_of(found, None).state == "fails"
+    assert ruling_of(found, decided(found)) == Ruling("fails")
+
+
+def test_warnings_wait_only_where_the_recipe_asks():
+    asked = verdict(LOSS, WARNING, on_warnings=True)
+    assert ruling_of(asked, None) == Ruling("waits")
+    assert ruling_of(asked, decided(asked)).state == "approved"
+    assert ruling_of(asked, decided(asked, approves=False)).state == "rejected"
+    assert ruling_of(verdict(LOSS, {**WARNING, "outcome": "accepted"}, on_warnings=True), None) == Ruling("passes")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("judged", {"evaluation": "b" * 64}),
+        ("judged", {"evaluation": "a" * 64, "parent's evaluation": "a" * 64}),
+        ("thresholds", {"max_score_fall": 0.2}),
+        ("reasons", [{"what": "it fell farther"}]),
+        ("checks", [FALL, LOSS, WARNING]),
+        ("asks_people", {"approvable": [LISTED], "on_warnings": True}),
+        ("subject", "y"),
+        ("notes", ["new"]),
+    ],
+)
+@pytest.mark.parametrize("approves", [True, False])
+def test_a_decision_is_void_once_anything_that_was_seen_changes(field: str, value: Any, approves: bool):
+    seen = verdict(FALL, LOSS)
+    now = {**seen, field: value}
+    ruling = ruling_of(now, decided(seen, approves=approves))
+    assert (ruling.state, ruling.decision) == ("waits", None)
+    assert ruling.void.endswith(f"That was decided of another verdict: {field} changed since")
+    assert question_of(now) != question_of(seen)
+
+
+def test_where_a_home_lies_is_nothing_that_was_seen():
+    seen = {**verdict(FALL), "judged": {"/here/runs/metrics.jsonl": "a" * 64, "b": "c" * 64}}
+    moved = {**seen, "judged": {"gs://bucket/runs/metrics.jsonl": "a" * 64, "b": "c" * 64}, "evidence": "/there"}
+    assert question_of(moved) == question_of(seen)
+    assert question_of({**seen, "judged": {"/here/runs/metrics.jsonl": "c" * 64, "b": "a" * 64}}) != question_of(seen)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"latest": {"approves": true}}', '{"approves": true}'])
+def test_a_decision_that_does_not_read_stops_everything(tmp_path: Path, content: str):
+    write_json(tmp_path / "model.json", verdict(FALL))
+    decision_path(tmp_path / "model.json").write_text(content)
+    with pytest.raises(VerdictError, match=r"model.decision.json does not read as a decision"):
+        ruling_at(tmp_path / "model.json")

@@ -1,0 +1,46 @@
+"""A trainer that hangs where it is told to: `python -m tests.trainer.hanging PLACE RUN.json`. It is the real one in all else."""
+
+import signal
+import sys
+import threading
+from typing import Any
+
+
+def hang(*_: Any, **__: Any) -> Any:
+    """For ever."""
+    threading.Event().wait()
+
+
+def stop_all(*_: object, **__: object) -> bool:
+    """Every thread of the process."""
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGSTOP)
+    return False
+
+
+def plant(place: str) -> None:
+    """Put the hang where it belongs."""
+    import trainer.checkpoints.checkpointer as checkpointer
+    import trainer.loop as loop
+    from trainer.data.loader import Loader
+
+    if place == "data":
+        Loader.batch = hang
+    elif place == "compile":
+        loop.build_train_step = lambda *_: hang
+    elif place == "save":
+        checkpointer.write_digests = hang
+    elif place == "restore":
+        checkpointer.find_damage = hang
+    elif place == "barrier":
+        loop.Checkpoints.due = hang
+    elif place == "everything":  # a call that holds the interpreter's lock, as far as others can see
+        loop.Checkpoints.due = stop_all
+    else:
+        raise SystemExit(f"no such place: {place}")
+
+
+if __name__ == "__main__":
+    from trainer.run import main
+
+    plant(sys.argv[1])
+    sys.exit(main(sys.argv[2:]))

@@ -1,0 +1,43 @@
+"""A trainer whose machine is lost goes on bit for bit on another one, from what was kept on the store."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.store.publisher import Kept, Publisher
+from tests.trainer.conftest import MakeRun, RowsOf, StartTrainer, WaitUntil
+from trainer.base.run_folder import RunFolder
+from trainer.checkpoints.files import is_committed
+from trainer.loop import train
+
+pytestmark = pytest.mark.timeout(240)  # a guard against hanging
+RUN_NAME = "tiny-proxy"
+
+
+def test_a_killed_trainer_goes_on_in_a_fresh_folder_bit_for_bit(
+    gcs: Path, tmp_path: Path, home: Path, make_run: MakeRun, start_trainer: StartTrainer, wait_until: WaitUntil, rows_of: RowsOf
+):
+    def run_on(machine: str) -> Any:
+        return make_run("kept", output=str(tmp_path / machine / "runs" / RUN_NAME / "kept"))
+
+    whole = run_on("undisturbed")
+    expected = train(whole)
+
+    lost = run_on("lost")
+    folder = RunFolder.at(lost.output)
+    folder.path.parent.mkdir(parents=True)
+    folder.compilation_cache.symlink_to(home / "compilation-cache")
+    with Publisher(Kept(tmp_path / "lost", gcs, RUN_NAME), every_seconds=0.05) as publisher:
+        process = start_trainer(lost)
+        wait_until(process, lambda: any(is_committed(folder.checkpoint(step)) for step in (6, 9, 12)))
+        publisher.publish()
+        process.kill()
+        process.wait()
+
+    fresh = run_on("fresh")
+    with Publisher(Kept(tmp_path / "fresh", gcs, RUN_NAME), every_seconds=0.05):
+        assert any(RunFolder.at(fresh.output).checkpoints.iterdir())
+        result = train(fresh)
+    assert rows_of(fresh) == rows_of(whole)
+    assert result["params_digest"] == expected["params_digest"]

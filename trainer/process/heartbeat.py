@@ -1,0 +1,102 @@
+"""The sign of life of a run: a small file that says, each second, what the trainer is at.
+
+It comes from a thread of its own: where the disk hangs, the watchdog must not hang with it. Whoever reads it goes by that it changes, seen
+by the reader's own clock. What the file says of time is for people.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from trainer.base.run_folder import RunFolder
+from trainer.base.storage import read_json, write_atomically
+from trainer.process.stall_limits import Work
+from trainer.process.watchdog import Doing
+
+HEARTBEAT_SECONDS = 1.0
+Signature = tuple[int, int]
+
+
+class Heartbeat:
+    """Writes the file each second while it is a context.
+
+    Args:
+        doing: what the process is at, and after how many updates.
+        check: called before each beat; whatever it raises is its own matter to end the process by.
+        spent: the seconds of each work so far. The last beat, at the end, has all of them.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        doing: Callable[[], tuple[Doing, int]],
+        *,
+        token: int = 0,
+        check: Callable[[], None] = lambda: None,
+        spent: Callable[[], Mapping[Work, float]] = dict,
+    ) -> None:
+        self._path, self._doing, self._token, self._check, self._spent = RunFolder(folder).heartbeat, doing, token, check, spent
+        self._beats = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> "Heartbeat":
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._ended.set()
+        self._thread.join(HEARTBEAT_SECONDS)
+
+    def _run(self) -> None:
+        is_over = False
+        while not is_over:
+            self._check()
+            self._write()
+            is_over = self._ended.wait(HEARTBEAT_SECONDS)
+        self._write()
+
+    def _write(self) -> None:
+        """Where nothing can be written, as on a full disk, the file's time changes at least."""
+        self._beats += 1
+        doing, step = self._doing()
+        said = {
+            "beat": self._beats,
+            "pid": os.getpid(),
+            "token": self._token,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "step": step,
+            "work": doing.work,
+            "seconds": round(doing.seconds, 1),
+            "limit_seconds": doing.limit_seconds,
+            "spent": {work: round(seconds, 3) for work, seconds in self._spent().items()},
+        }
+        try:
+            write_atomically(self._path, json.dumps(said).encode())
+        except OSError:
+            with suppress(OSError):
+                os.utime(self._path)
+
+
+def signature(folder: Path) -> Signature | None:
+    """What changes with every beat; None where there was none."""
+    try:
+        found = RunFolder(folder).heartbeat.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino
+
+
+def read_heartbeat(folder: Path) -> dict[str, Any]:
+    """What the last beat said; nothing where there was none, or it does not read."""
+    with suppress(OSError, ValueError):
+        said = read_json(RunFolder(folder).heartbeat)
+        if isinstance(said, dict):
+            return said
+    return {}
