@@ -5,6 +5,7 @@ call `the_emulator()` first.
 """
 
 import asyncio
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.stores.emulator import BUCKET, Faults, the_emulator
+from tests.stores.hub import FakeHub, serving
 from trainer.base.storage import as_path
 
 STORES = ("local", "gcs")
@@ -59,3 +61,19 @@ def faulty_store(gcs: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyStore:
 
     monkeypatch.setattr(gcsfs.retry, "asyncio", SimpleNamespace(sleep=lambda seconds: asyncio.sleep(seconds / 100)))
     return FaultyStore(gcs, the_emulator().faults)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A Hugging Face hub of the test's own, which `hf://` reads in this process. Whoever sleeps moves its clock and does not wait."""
+    from huggingface_hub import constants
+
+    from tasks.data.hub import Hub
+
+    with serving() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.address + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(time, "sleep", hub.sleep)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield hub
+    Hub.clear_instance_cache()

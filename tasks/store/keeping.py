@@ -1,0 +1,51 @@
+"""The work that this process keeps on a store."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tasks.store.publisher import Kept, Publisher
+from trainer.base.errors import ConfigError
+
+_at_work: dict[Kept, Publisher] = {}
+
+
+@contextmanager
+def keeping(kept: Kept) -> Iterator[None]:
+    """Bring here what is committed, and commit what is done within; within another of the same it changes nothing.
+
+    Raises:
+        TakenOver: another process went on with it; what was done here since is not committed.
+        StorageError: the store did not take it, or lost something.
+    """
+    if kept in _at_work:
+        yield
+        return
+    with Publisher(kept) as publisher:
+        _at_work[kept] = publisher
+        try:
+            yield
+        finally:
+            del _at_work[kept]
+
+
+def check_not_taken_over() -> None:
+    """Go on only if all that this process keeps is still its own.
+
+    Raises:
+        TakenOver: it is not.
+    """
+    for publisher in list(_at_work.values()):
+        publisher.check()
+
+
+def check_hosts_see(folder: str, launcher: str) -> None:
+    """Refuse a launcher whose hosts are not this machine, where the work of a home on a store is in a folder of this machine.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if _at_work and launcher != "local":
+        raise ConfigError(
+            f"the hosts of the launcher {launcher} must see the run's folder, and {folder} is of this machine alone: the home is on a "
+            "store. Take a home in a folder that all of them see, or train with the launcher `local`."
+        )

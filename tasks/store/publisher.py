@@ -1,0 +1,229 @@
+"""Keeps the work on a recipe on the store while it goes on here: what is new is sent, and the head then names it."""
+
+import math
+import os
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.progress import say
+from tasks.store.fetching import HEAD_NAME, OBJECTS_NAME, bring_here, bring_uploaded
+from tasks.store.head import ABSENT, Head, HeadObject
+from tasks.store.objects import Objects
+from tasks.store.snapshot import Changing, Snapshot, Source, digest_of_pieces, digests_listed, is_list_of_checkpoint, take_snapshot
+from trainer.base.errors import ConfigError, StorageError, TakenOver
+from trainer.base.storage import read_json, write_json
+
+PUBLISH_SECONDS = 30.0
+"""What a machine that is lost had done since the last time is done again."""
+TRIES = 5
+PUBLISH_VARIABLE = "PHASEWISE_PUBLISH_SECONDS"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where the work on one recipe at one scale is, here and on the store.
+
+    Attributes:
+        work: root of the working folder here.
+        store: the home on the store.
+    """
+
+    work: Path
+    store: Path
+    run_name: str
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """What is kept, below the home."""
+        return tuple(f"{kind}/{self.run_name}" for kind in ("reports", "verdicts", "runs"))
+
+    @property
+    def head(self) -> HeadObject:
+        """What is committed."""
+        return HeadObject.at(self.store / "runs" / self.run_name / HEAD_NAME)
+
+    @property
+    def objects(self) -> Objects:
+        """The content."""
+        return Objects(self.store / "runs" / self.run_name / OBJECTS_NAME)
+
+    @property
+    def known(self) -> Path:
+        """The last commits that were made from the working folder: as long as the head is one of them, nobody else went on."""
+        return self.work / "known" / f"{self.run_name}.json"
+
+    def look(self, *, checkpoints: bool = False) -> int:
+        """Bring here what is committed, to look at it. Nothing is taken over.
+
+        Raises:
+            StorageError: something that is committed is missing.
+        """
+        head, generation = self.head.read()
+        return self.bring(head, generation, checkpoints=checkpoints)
+
+    def bring(self, head: Head, generation: str, *, checkpoints: bool = True) -> int:
+        """Make the working folder what was committed; where nothing ever was, what somebody uploaded as files. Gives how many came.
+
+        Raises:
+            StorageError: something that is committed is missing.
+        """
+        came = bring_here(self.work, self.folders, head.files, self.objects, checkpoints=checkpoints)
+        if generation == ABSENT:
+            came += bring_uploaded(self.work, self.folders, self.store, checkpoints=checkpoints)
+        return came
+
+
+class Publisher:
+    """The one that commits. Use it as a context: leaving it commits what is there, whatever happened."""
+
+    def __init__(self, kept: Kept, *, every_seconds: float | None = None) -> None:
+        self._kept, self._every = kept, publish_seconds() if every_seconds is None else every_seconds
+        self._head, self._generation = Head(), ""
+        self._sent: set[str] = set()
+        self._lost: TakenOver | None = None
+        self._is_said = False
+        self._one_at_a_time = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"keeps {kept.run_name}", daemon=True)
+
+    def __enter__(self) -> "Publisher":
+        self._take()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        if kind is None:
+            if not self.publish():
+                raise StorageError(f"{self._kept.work} changed all the time: what works there? Stop it, and start again on this machine.")
+            return
+        with suppress(TakenOver, StorageError):  # why it ended is said already
+            self.publish()
+
+    def check(self) -> None:
+        """Go on only if nobody else took the work over.
+
+        Raises:
+            TakenOver: somebody did.
+        """
+        if self._lost:
+            raise self._lost
+
+    def publish(self) -> bool:
+        """Commit what is here, if it is not committed yet; False where it changed all the time.
+
+        Raises:
+            TakenOver: somebody else has the work now; nothing was committed.
+            StorageError: the store did not take it. The working folder has it.
+        """
+        with self._one_at_a_time:
+            self.check()
+            try:
+                return self._publish()
+            except TakenOver as lost:
+                self._lost = lost
+                raise
+            except Exception as error:  # stores have error types of their own
+                raise StorageError(
+                    f"what was done in {self._kept.work} is not kept on {self._kept.store} yet: {error}. Look after the store, and start "
+                    "again on this machine: it goes on from what is here."
+                ) from error
+
+    def _publish(self) -> bool:
+        for _ in range(TRIES):
+            try:
+                snapshot = take_snapshot(self._kept.work, self._kept.folders)
+                if snapshot.files != self._head.files:
+                    self._commit(snapshot)
+                return True
+            except Changing:  # a checkpoint was deleted or replaced while it was read or sent
+                continue
+        return False
+
+    def _take(self) -> None:
+        """Shut out who was at work before, then bring here what is committed, unless it was committed from here and nobody went on."""
+        before, generation = self._kept.head.read()
+        self._head = before.taken()
+        is_ours = before.commit in self._known()
+        if is_ours:
+            self._note(before.commit, self._head.commit)
+        self._generation = self._kept.head.replace(self._head, generation)
+        if not is_ours:
+            came = self._kept.bring(self._head, generation)
+            if came:
+                say(f"{self._kept.run_name}: {came:,} files came from {self._kept.store}")
+            self._note(self._head.commit)
+        self._sent = self._named()
+
+    def _named(self) -> set[str]:
+        """The digests of everything that the head needs."""
+        objects = self._kept.objects
+        named = {piece.sha256 for pieces in self._head.files.values() for piece in pieces}
+        for name, pieces in self._head.files.items():
+            if is_list_of_checkpoint(name):
+                with suppress(StorageError):  # damaged there: it was named when it was to come here
+                    named |= digests_listed(b"".join(objects.content(piece.sha256) for piece in pieces))
+        return named
+
+    def _commit(self, snapshot: Snapshot) -> None:
+        """Content first, then the head that names it, then what no head names any more is deleted."""
+        new: Mapping[str, Source] = {digest: source for digest, source in snapshot.sources.items() if digest not in self._sent}
+        objects = self._kept.objects
+        objects.send(new)
+        self._check_sent_as_listed(snapshot)
+        head = self._head.followed(snapshot.files)
+        unnamed = objects.versions(self._sent - snapshot.sources.keys())
+        self._note(self._head.commit, head.commit)
+        self._generation = self._kept.head.replace(head, self._generation)
+        self._head, self._sent = head, set(snapshot.sources)
+        self._note(head.commit)
+        objects.delete(unnamed)
+
+    def _check_sent_as_listed(self, snapshot: Snapshot) -> None:
+        """A checkpoint that was replaced while it was sent would have other bytes under the name of its digest.
+
+        Raises:
+            Changing: one was.
+        """
+        for name, pieces in snapshot.files.items():
+            if is_list_of_checkpoint(name) and digest_of_pieces(self._kept.work / name) != pieces:
+                raise Changing
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._every):
+            try:
+                self.publish()
+                self._is_said = False
+            except TakenOver as lost:
+                say(str(lost))
+                return
+            except StorageError as error:
+                if not self._is_said:
+                    say(str(error))
+                self._is_said = True
+
+    def _known(self) -> tuple[str, ...]:
+        try:
+            return tuple(read_json(self._kept.known)["commits"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return ()
+
+    def _note(self, *commits: str) -> None:
+        write_json(self._kept.known, {"commits": commits})
+
+
+def publish_seconds(environment: Mapping[str, str] = os.environ) -> float:
+    """How often it is looked whether there is something to commit.
+
+    Raises:
+        ConfigError: `PHASEWISE_PUBLISH_SECONDS` is no number above 0.
+    """
+    value = environment.get(PUBLISH_VARIABLE) or str(PUBLISH_SECONDS)
+    with suppress(ValueError):
+        if 0 < (seconds := float(value)) < math.inf:
+            return seconds
+    raise ConfigError(f"{PUBLISH_VARIABLE} must be a number of seconds above 0, found '{value}'. Correct it, or leave it unset.")

@@ -1,0 +1,245 @@
+"""A Hugging Face hub of our own, on loopback: data sets with commits, branches and tags, and what can go wrong between it and its readers.
+
+It answers what `huggingface_hub` asks: revisions, trees in pages, files by a link to a store that is signed and runs out, or, where they
+are small, at once. Its clock moves when somebody sleeps on it, so nobody waits.
+"""
+
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha1, sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Literal
+from urllib.parse import parse_qs, unquote, urlsplit
+
+PAGE_ENTRIES = 3
+LINK_SECONDS = 60
+SMALL_BYTES = 64
+"""Files up to this size lie in Git itself and are given at once; larger ones by a signed link."""
+Kind = Literal["refuse", "cut", "whole", "short", "expire"]
+
+
+@dataclass
+class Fault:
+    """What happens to the next `times` requests whose path matches: refused, cut in the middle, or answered by too much or too little.
+
+    Before that so many as `passes` go through.
+    """
+
+    kind: Kind
+    where: str
+    times: int
+    status: int = 503
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    passes: int = 0
+
+
+@dataclass
+class FakeHub:
+    """What the hub has, and what was asked of it.
+
+    Attributes:
+        commits: commit → path → content; names: branch or tag → commit.
+        closed_until: before this second every request is refused with 429 and the seconds that are left. `impatient` counts them.
+    """
+
+    repository: str = "datasets/owner/name"
+    commits: dict[str, dict[str, bytes]] = field(default_factory=dict[str, dict[str, bytes]])
+    names: dict[str, str] = field(default_factory=dict[str, str])
+    now: float = 1000.0
+    slept: list[float] = field(default_factory=list[float])
+    closed_until: float = 0.0
+    impatient: int = 0
+    token: str | None = None
+    faults: list[Fault] = field(default_factory=list[Fault])
+    requests: list[str] = field(default_factory=list[str])
+    bytes_sent: int = 0
+    address: str = ""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def commit(self, files: Mapping[str, bytes], branch: str = "main") -> str:
+        """Make these files the branch's; the commit's name."""
+        tree = {path: sha1(content).hexdigest() for path, content in files.items()}
+        name = sha1(json.dumps([branch, len(self.commits), tree]).encode()).hexdigest()
+        self.commits[name] = dict(files)
+        self.names[branch] = name
+        return name
+
+    def sleep(self, seconds: float) -> None:
+        """What `time.sleep` is while this hub is asked."""
+        self.slept.append(seconds)
+        self.now += seconds
+
+    def close(self, seconds: float) -> None:
+        """Answer nothing but 429 for so long."""
+        self.closed_until = self.now + seconds
+
+    def fails(self, kind: Kind, where: str = "", *, times: int = 1, status: int = 503, passes: int = 0, **headers: str) -> None:
+        """Lay a fault in wait; underscores in a header's name stand for hyphens."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.faults.append(Fault(kind, where, times, status, named, passes))
+
+    def take(self, path: str) -> Fault | None:
+        """The fault that is due for a request."""
+        with self._lock:
+            self.requests.append(path)
+            for fault in self.faults:
+                if fault.times > 0 and re.search(fault.where, path):
+                    if fault.passes > 0:
+                        fault.passes -= 1
+                        continue
+                    fault.times -= 1
+                    return fault
+        return None
+
+    def asked(self, where: str) -> int:
+        """How many requests match."""
+        return sum(bool(re.search(where, path)) for path in self.requests)
+
+    def files_at(self, revision: str) -> tuple[str, dict[str, bytes]] | None:
+        """The commit of a revision, which may be a commit's first letters, and its files."""
+        name = self.names.get(revision, revision)
+        found = [commit for commit in self.commits if commit.startswith(name)]
+        return (found[0], self.commits[found[0]]) if len(found) == 1 and len(name) >= 7 else None
+
+
+class HubHandler(BaseHTTPRequestHandler):
+    """One request."""
+
+    protocol_version = "HTTP/1.1"
+
+    @property
+    def hub(self) -> FakeHub:
+        return self.server.hub  # type: ignore[attr-defined]
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+    def do_GET(self) -> None:
+        hub, path = self.hub, unquote(self.path)
+        fault = hub.take(path)
+        if hub.now < hub.closed_until:
+            hub.impatient += 1
+            return self._answer(429, b"{}", {"Retry-After": str(round(hub.closed_until - hub.now))})
+        if fault and fault.kind == "refuse":
+            return self._answer(fault.status, b"{}", fault.headers)
+        url = urlsplit(self.path)
+        place = unquote(url.path)
+        if place.startswith("/signed/"):
+            return self._signed(place, parse_qs(url.query), fault)
+        if hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
+            return self._answer(401, b"{}", {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to dataset owner/name is restricted."})
+        if api := re.fullmatch(rf"/api/{hub.repository}(?:/revision/([^/]+))?", place):
+            return self._revision(api[1] or "main")
+        if tree := re.fullmatch(rf"/api/{hub.repository}/tree/([^/]+)(?:/(.*))?", place):
+            return self._tree(tree[1], tree[2] or "", parse_qs(url.query))
+        if file := re.fullmatch(rf"/{hub.repository}/resolve/([^/]+)/(.*)", place):
+            return self._resolve(file[1], file[2], fault)
+        return self._answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+
+    do_HEAD = do_GET  # noqa: N815  # http.server's name
+
+    def _revision(self, revision: str) -> None:
+        found = self.hub.files_at(revision)
+        if found is None:
+            return self._answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+        return self._json({"id": self.hub.repository.split("/", 1)[1], "sha": found[0]})
+
+    def _tree(self, revision: str, folder: str, query: Mapping[str, list[str]]) -> None:
+        found = self.hub.files_at(revision)
+        if found is None:
+            return self._answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+        entries = _entries(found[1], folder, recursive=query.get("recursive", [""])[0].lower() == "true")
+        if not entries:
+            return self._answer(404, b"{}", {"X-Error-Code": "EntryNotFound"})
+        start = int(query.get("cursor", ["0"])[0])
+        stop = start + PAGE_ENTRIES
+        headers = {}
+        if stop < len(entries):
+            more = "&".join(f"{name}={value[0]}" for name, value in query.items() if name != "cursor")
+            headers["Link"] = f'<{self.hub.address}{urlsplit(self.path).path}?{more}&cursor={stop}>; rel="next"'
+        return self._json(entries[start:stop], headers)
+
+    def _resolve(self, revision: str, path: str, fault: Fault | None) -> None:
+        found = self.hub.files_at(revision)
+        content = found and found[1].get(path)
+        if not found or content is None:
+            return self._answer(404, b"{}", {"X-Error-Code": "EntryNotFound" if found else "RevisionNotFound"})
+        if len(content) <= SMALL_BYTES:
+            return self._content(content, fault)
+        runs_out = self.hub.now + LINK_SECONDS if not (fault and fault.kind == "expire") else self.hub.now - 1
+        link = f"{self.hub.address}/signed/{found[0]}/{path}?expires={runs_out}&signature=secret"
+        return self._answer(302, b"", {"Location": link, "X-Repo-Commit": found[0]})
+
+    def _signed(self, place: str, query: Mapping[str, list[str]], fault: Fault | None) -> None:
+        _, _, commit, path = place.split("/", 3)
+        if query["signature"] != ["secret"] or self.hub.now > float(query["expires"][0]):
+            return self._answer(403, b"<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>")
+        return self._content(self.hub.commits[commit][path], fault)
+
+    def _content(self, content: bytes, fault: Fault | None) -> None:
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
+        kind = fault.kind if fault else None
+        if not asked or kind == "whole":
+            return self._answer(200, content, {"ETag": f'"{sha256(content).hexdigest()}"'})
+        start, stop = int(asked[1]), min(int(asked[2]) + 1, len(content))
+        part = content[start : stop - 1] if kind == "short" else content[start:stop]
+        headers = {"ETag": f'"{sha256(content).hexdigest()}"', "Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"}
+        return self._answer(206, part, headers, cut=kind == "cut")
+
+    def _json(self, value: Any, headers: Mapping[str, str] | None = None) -> None:
+        self._answer(200, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})
+
+    def _answer(self, status: int, content: bytes, headers: Mapping[str, str] | None = None, *, cut: bool = False) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        sent = content[: len(content) // 2] if cut else content
+        self.wfile.write(sent)
+        self.hub.bytes_sent += len(sent)
+        if cut:
+            self.close_connection = True
+
+
+def _entries(files: Mapping[str, bytes], folder: str, *, recursive: bool) -> list[dict[str, Any]]:
+    """The tree below a folder, as the hub lists it: folders and files, sorted by path."""
+    prefix = f"{folder}/" if folder else ""
+    found: dict[str, dict[str, Any]] = {}
+    for path, content in files.items():
+        if not path.startswith(prefix):
+            continue
+        parts = path.removeprefix(prefix).split("/")
+        for depth in range(1, len(parts)):
+            above = prefix + "/".join(parts[:depth])
+            if recursive or depth == 1:
+                found[above] = {"type": "directory", "path": above, "oid": sha1(above.encode()).hexdigest(), "size": 0}
+        if recursive or len(parts) == 1:
+            found[path] = {"type": "file", "path": path, "size": len(content), "oid": sha1(content).hexdigest()}
+            if len(content) > SMALL_BYTES:
+                found[path]["lfs"] = {"oid": sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
+    return [found[path] for path in sorted(found)]
+
+
+@contextmanager
+def serving() -> Iterator[FakeHub]:
+    """A hub that answers at `address` for as long as the context lasts."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
+    server.daemon_threads = True
+    hub = FakeHub()
+    hub.address = f"http://127.0.0.1:{server.server_port}"
+    server.hub = hub  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
