@@ -17,7 +17,8 @@ from dask.distributed import Client, Future, KilledWorker, LocalCluster, as_comp
 from distributed.client import ClosedClientError, FutureCancelledError
 from distributed.comm.core import CommClosedError
 
-from tasks.progress import advance
+from tasks.data.source import HubTrouble
+from tasks.progress import Meter, advance
 from trainer.base.errors import ConfigError, DataError, PhasewiseError
 
 Result = TypeVar("Result")
@@ -82,7 +83,7 @@ def _new_client() -> Iterator[Client]:
         with _connected(address) as client:
             yield client
         return
-    workers = _num_workers()
+    workers = num_workers()
     _remove_scratch_of_the_dead()
     with (
         dask.config.set(WORKERS),
@@ -100,7 +101,7 @@ def _new_client() -> Iterator[Client]:
         yield client
 
 
-def _num_workers() -> int:
+def num_workers() -> int:
     """As many as the variable says, else as the machine has cores.
 
     Raises:
@@ -113,6 +114,18 @@ def _num_workers() -> int:
     raise ConfigError(f"{WORKERS_VARIABLE} must be a whole number of at least 1, found '{value}'. Correct it, or leave it unset.")
 
 
+def workers_at_work() -> int:
+    """How many work where a build would run now: at the scheduler that is named, else on this machine.
+
+    Raises:
+        DataError: no scheduler answers, or it has no worker.
+    """
+    if not os.environ.get(SCHEDULER_VARIABLE):
+        return num_workers()
+    with cluster() as client:
+        return len(client.nthreads())  # pyright: ignore[reportArgumentType]  # typed as awaitable or not
+
+
 def _remove_scratch_of_the_dead() -> None:
     """Delete the scratch folders of processes that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH_PREFIX}*-*"):
@@ -121,10 +134,13 @@ def _remove_scratch_of_the_dead() -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_all(work: str, function: Callable[..., Result], calls: Sequence[tuple[object, ...]]) -> list[Result]:
+def run_all(work: str, function: Callable[..., Result], calls: Sequence[tuple[object, ...]], meter: Meter | None = None) -> list[Result]:
     """Call the function with each tuple of arguments, side by side; results in the order of the calls. The first error ends the work.
 
     What is called must leave its work in a store and be harmless when repeated: a lost worker's calls are made again.
+
+    Args:
+        meter: of the calls' bytes, for the progress that is said; without it calls are counted.
 
     Raises:
         DataError: the scheduler is not there or goes away, or a call kills its worker again and again.
@@ -133,14 +149,18 @@ def run_all(work: str, function: Callable[..., Result], calls: Sequence[tuple[ob
         return []
     with cluster() as client:
         try:
-            return _run(client, work, function, calls)
+            return _run(client, work, function, calls, meter)
         except (CommClosedError, FutureCancelledError, ClosedClientError) as error:
             raise DataError(f"{work}: the Dask scheduler went away. Start it and run again: what is finished is kept.") from error
         except KilledWorker as error:
             raise DataError(f"{work}: a worker died {RETRIES + 1} times at the same work. It may need more memory: {error}") from error
+        except HubTrouble as error:
+            raise DataError(f"{work}: {error}") from error
 
 
-def _run(client: Client, work: str, function: Callable[..., Result], calls: Sequence[tuple[object, ...]]) -> list[Result]:
+def _run(
+    client: Client, work: str, function: Callable[..., Result], calls: Sequence[tuple[object, ...]], meter: Meter | None
+) -> list[Result]:
     """Keep a bounded number of calls at the scheduler."""
     results: dict[int, Result] = {}
     numbers: dict[Future, int] = {}
@@ -159,9 +179,14 @@ def _run(client: Client, work: str, function: Callable[..., Result], calls: Sequ
         if isinstance(outcome, BaseException):
             client.cancel(list(numbers))
             raise outcome
-        results[numbers.pop(future)] = outcome
+        number = numbers.pop(future)
+        results[number] = outcome
         finished.update(submit(1))
-        advance(work, len(results), len(calls))
+        if meter is None:
+            advance(work, len(results), len(calls))
+        else:
+            meter.add(number)
+            advance(work, len(results), len(calls), meter.note, meter.seconds_left)
     return [results[number] for number in range(len(calls))]
 
 

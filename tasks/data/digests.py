@@ -19,7 +19,7 @@ from threading import Lock
 from typing import Any, BinaryIO, NamedTuple
 
 from tasks.home import Home
-from trainer.base.storage import as_path, digest_of_json, read_json, size_and_digest, store_entry, write_json
+from trainer.base.storage import StoreEntry, as_path, digest_of_json, read_json, size_and_digest, store_entry, write_json
 
 VERSION = 1
 TICK_NS = 50_000_000
@@ -62,15 +62,18 @@ class KnownDigests:
         self._one_at_a_time = defaultdict[str, Lock](Lock)
         self._to_keep: dict[str, Known] = {}
 
-    def content(self, url: str | Path) -> Content:
+    def content(self, url: str | Path, entry: StoreEntry | None = None) -> Content:
         """The content of a file, read only where it is not known, and where no store vouches for it.
 
         A file of the home itself has its SHA-256 on every store, so that it has the same digest wherever the home is.
 
+        Args:
+            entry: what its store said of it in a listing just now; without it the store is asked.
+
         Raises:
             OSError: it cannot be read.
         """
-        entry = store_entry(url)
+        entry = entry or store_entry(url)
         if entry is not None and entry.digest and entry.size_bytes is not None and not self._is_of_home(url):
             return Content(entry.size_bytes, entry.digest)
         with self._one(str(url)):

@@ -2,9 +2,9 @@
 
 import os
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -13,10 +13,12 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from tasks.data.budget import Budget, choose
 from tasks.data.digests import KnownDigests
 from tasks.data.formats.findings import Reason
 from tasks.data.source import Source
 from trainer.base.errors import DataError
+from trainer.base.storage import StoreEntry, as_path, entry_of, store_entry
 from trainer.data.manifest import SourceFile
 
 DIGEST_THREADS = 8
@@ -32,20 +34,49 @@ class RejectedFile:
 
 @dataclass(frozen=True)
 class Expanded:
-    """What a source's globs select now: name relative to the source's URL → URL, sorted by name, what was turned away, what is excluded."""
+    """What a source's globs select now: name relative to the source's URL → URL, sorted by name, what was turned away, what is excluded.
+
+    Attributes:
+        entries: what the store said of the files in its listing, by name; nothing of this machine's.
+    """
 
     files: dict[str, str]
     rejected: tuple[RejectedFile, ...] = ()
     excluded: tuple[str, ...] = ()
+    entries: Mapping[str, StoreEntry] = field(default_factory=dict[str, StoreEntry], compare=False)
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A source's files with their digests. `excluded`: the names that `include` takes and `exclude` leaves out."""
+    """A source's files with their digests. `excluded`: the names that `include` takes and `exclude` leaves out.
+
+    Attributes:
+        budget: what of the source was chosen; None where all of it is read.
+    """
 
     files: tuple[SourceFile, ...]
     rejected: tuple[RejectedFile, ...] = ()
     excluded: tuple[str, ...] = ()
+    budget: Budget | None = None
+
+
+def at_commit(source: Source) -> Source:
+    """The same source with the commit that a data set of the hub is at now in place of its branch, tag or short name; any other as it is.
+
+    What is listed, read and checked again later is then of one commit, whoever moves the branch meanwhile.
+
+    Raises:
+        DataError: there is no such data set or revision, it may not be read, or the hub does not say.
+    """
+    if not source.url.startswith("hf://"):
+        return source
+    try:
+        file_system, root = fsspec.core.url_to_fs(source.root)
+        file_system.invalidate_cache()  # it remembers what was not there, too
+        commit = file_system.commit_of(root)
+    except Exception as error:  # as below
+        raise DataError(f"{source.root} cannot be listed: {type(error).__name__}: {error}") from error
+    return source.but(revision=commit) if commit else source
 
 
 def expand(source: Source) -> Expanded:
@@ -57,7 +88,7 @@ def expand(source: Source) -> Expanded:
     try:
         file_system, root = fsspec.core.url_to_fs(source.root)
         file_system.invalidate_cache()  # what was listed before may have changed since
-        found = _names(file_system, root, source)
+        found, infos = _names(file_system, root, source)
     except DataError:
         raise
     except Exception as error:  # each file system has errors of its own
@@ -69,23 +100,30 @@ def expand(source: Source) -> Expanded:
     urls = {name: path if is_local else str(file_system.unstrip_protocol(path)) for name, path in selected.items() if reasons[name] is None}
     rejected = [RejectedFile(printable(name), reason) for name, reason in reasons.items() if reason is not None]
     excluded = (printable(name) for name in sorted(found) if name not in selected and any(_takes(glob, name) for glob in _globs(source)))
-    return Expanded(urls, tuple(rejected), tuple(excluded))
+    entries = {name: entry_of(infos[path]) for name, path in selected.items() if path in infos}
+    return Expanded(urls, tuple(rejected), tuple(excluded), entries)
 
 
-def fingerprint(source: Source, known: KnownDigests | None = None) -> Listing:
-    """Every file that the source selects, with its size and the digest of its content.
+def fingerprint(source: Source, known: KnownDigests | None = None, tokens: int | None = None) -> Listing:
+    """Every file that the source selects, or as many as a budget asks for, with its size and the digest of its content.
 
     Args:
         known: what is known already is not read; None knows nothing.
+        tokens: of a budget: about so many to train on; None is everything.
 
     Raises:
-        DataError: as `expand`, or a file went away or cannot be read.
+        DataError: as `expand`, or a file went away or cannot be read, or a server does not say how large it is.
     """
     expanded = expand(source)
     known = known or KnownDigests()
+    budget = None
     with ThreadPoolExecutor(DIGEST_THREADS, thread_name_prefix="fingerprint") as pool:
-        files = tuple(pool.map(partial(_fingerprint, known), expanded.files.items()))
-    return Listing(files, expanded.rejected, expanded.excluded)
+        names = tuple(expanded.files)
+        if tokens is not None and names:
+            sizes = dict(zip(names, pool.map(partial(_size, expanded), names), strict=True))
+            names, budget = choose(source, sizes, tokens)
+        files = tuple(pool.map(partial(_fingerprint, known, expanded), names))
+    return Listing(files, expanded.rejected, expanded.excluded, budget)
 
 
 def _listed(url: str) -> list[str]:
@@ -128,30 +166,46 @@ def _check_every_glob_selects(source: Source, selected: Collection[str]) -> None
         )
 
 
-def _fingerprint(known: KnownDigests, file: tuple[str, str]) -> SourceFile:
-    name, url = file
+def _size(expanded: Expanded, name: str) -> int:
+    """Bytes of a file, from the listing where that says it."""
+    url = expanded.files[name]
     try:
-        size, digest = known.content(url)
+        entry = expanded.entries.get(name) or store_entry(url)
+        size = as_path(url).stat().st_size if entry is None else entry.size_bytes
+    except OSError as error:
+        raise DataError(f"{url} cannot be read: {error.strerror or error}") from error
+    if size is None:
+        raise DataError(f"{url}: its server does not say how large it is, and a budget chooses files by their sizes.")
+    return size
+
+
+def _fingerprint(known: KnownDigests, expanded: Expanded, name: str) -> SourceFile:
+    url = expanded.files[name]
+    try:
+        size, digest = known.content(url, expanded.entries.get(name))
     except OSError as error:
         raise DataError(f"{url} cannot be read: {error.strerror or error}") from error
     return SourceFile(name=name, size_bytes=size, digest=digest)
 
 
-def _names(file_system: Any, root: str, source: Source) -> dict[str, str]:
-    """Name relative to the root → path. Patterns that are plain names are looked up, so that a server without listings will do."""
+def _names(file_system: Any, root: str, source: Source) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+    """Name relative to the root → path, and path → what a store says of it in its listing.
+
+    Patterns that are plain names are looked up, so that a server without listings will do.
+    """
     globs = _globs(source)
     plain = {name: f"{root.rstrip('/')}/{name}" for name in globs if not set("*?[") & set(name)}
     if len(plain) == len(set(globs)):
         if missing := [name for name, path in plain.items() if not file_system.exists(path)]:
             raise DataError(f"{', '.join(missing[:3])} of {source.root}: no such file ({len(missing)} of {len(plain)} that are named).")
-        return plain
+        return plain, {}
     if source.listing:
-        return {name: f"{root.rstrip('/')}/{name}" for name in _listed(source.listing)}
+        return {name: f"{root.rstrip('/')}/{name}" for name in _listed(source.listing)}, {}
     if isinstance(file_system, LocalFileSystem):
         looked_up = {name: path for name, path in plain.items() if os.path.lexists(path)}  # hidden, or in a linked folder
-        return {**{path.removeprefix(root).lstrip("/"): path for path in _walk(root)}, **looked_up}
-    found: list[str] = file_system.find(root)
-    return {path.removeprefix(root).lstrip("/"): path for path in found}
+        return {**{path.removeprefix(root).lstrip("/"): path for path in _walk(root)}, **looked_up}, {}
+    infos: dict[str, dict[str, Any]] = file_system.find(root, detail=True)
+    return {path.removeprefix(root).lstrip("/"): path for path in infos}, infos
 
 
 def _walk(root: str) -> Iterator[str]:

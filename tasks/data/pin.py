@@ -1,8 +1,9 @@
 """A pin: a finished cache that a recipe wants used, by its place and its digest."""
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from trainer.base.frozen import Frozen
+from trainer.base.secrets import check_no_secret
 from trainer.data.manifest import Split
 
 
@@ -19,3 +20,9 @@ class Pin(Frozen):
     split: Split
     url: str = Field(min_length=1)
     digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+    @field_validator("url")
+    @classmethod
+    def _carries_no_secret(cls, url: str) -> str:
+        check_no_secret(url, "url")
+        return url

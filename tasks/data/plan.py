@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from tasks.data.budget import budgeted, bundles_by_piece
 from tasks.data.caches import cache_key
 from tasks.data.digests import KnownDigests
 from tasks.data.documents import documents_key
-from tasks.data.listing import Listing, fingerprint
-from tasks.data.parts import Bundle, bundles_of
+from tasks.data.listing import Listing, at_commit, fingerprint
+from tasks.data.parts import Bundle, bundles_of, part_bytes
 from tasks.data.pin import Pin
 from tasks.data.source import Source
 from tasks.data.tokenizer import tokenizer_key
@@ -37,7 +38,12 @@ class CachePlan:
 
 @dataclass(frozen=True)
 class ComponentPlan:
-    """One component: its files as they are now, and what follows from them."""
+    """One component: its files as they are now, and what follows from them.
+
+    Attributes:
+        source: of a data set of the hub, at the commit that was listed.
+        revision: what the recipe calls that commit.
+    """
 
     name: str
     source: Source
@@ -45,6 +51,7 @@ class ComponentPlan:
     documents: CachePlan
     train: CachePlan
     held_out: CachePlan
+    revision: str | None = None
 
     @property
     def files(self) -> tuple[SourceFile, ...]:
@@ -54,7 +61,14 @@ class ComponentPlan:
     @cached_property
     def bundles(self) -> tuple[Bundle, ...]:
         """What one worker reads at a time."""
+        if self.listing.budget:
+            return bundles_by_piece(self.name, self.source, self.files)
         return bundles_of(self.name, self.source, self.files)
+
+    @property
+    def part_bytes(self) -> int:
+        """How much text a part of the documents holds."""
+        return self.listing.budget.part_bytes if self.listing.budget else part_bytes(self.files)
 
     def cache(self, split: Split) -> CachePlan:
         """The cache of a split."""
@@ -93,6 +107,12 @@ class DataPlan:
         return {name: component.cache(split).folder for name, component in self.components.items()}
 
 
+def key_of_documents(source: Source, listing: Listing) -> str:
+    """Digest of everything that decides a component's documents. A budget decides by the files that it chose, and how they are divided."""
+    key = documents_key(source, listing)
+    return key if listing.budget is None else digest_of_json({"documents": key, "part_bytes": listing.budget.part_bytes})
+
+
 def plan_data(
     sources: Mapping[str, Source],
     home: Home,
@@ -103,6 +123,7 @@ def plan_data(
     benchmark_components: Collection[str] | None = None,
     pins: Iterable[Pin] = (),
     digests: KnownDigests | None = None,
+    budgets: Mapping[str, int] | None = None,
 ) -> DataPlan:
     """Expand and fingerprint the sources; every key and folder follows from the digests. A pin names another folder, not another key.
 
@@ -110,14 +131,16 @@ def plan_data(
         tokenizer_components: those that the tokenizer is trained on; None is all.
         benchmark_components: those from whose held-out text the benchmarks are made; None is all.
         digests: the files' contents as this command knows them; None is what the home keeps of earlier commands.
+        budgets: component → tokens of which a part of its files will do; of the others everything is read.
 
     Raises:
         DataError: a component has no files.
     """
     digests = KnownDigests(home) if digests is None else digests
-    listings = {name: fingerprint(source, digests) for name, source in sorted(sources.items())}
+    fixed = {name: at_commit(source) for name, source in sorted(sources.items())}
+    listings = {name: fingerprint(source, digests, (budgets or {}).get(name)) for name, source in fixed.items()}
     digests.keep()
-    documents = {name: documents_key(sources[name], listings[name]) for name in listings}
+    documents = {name: key_of_documents(fixed[name], listings[name]) for name in listings}
     trained_on = tuple(sorted(documents if tokenizer_components is None else tokenizer_components))
     tokenizer = tokenizer_key((documents[name] for name in trained_on), vocab_size, tokenizer_name)
     pinned = {(pin.component, pin.split): pin for pin in pins}
@@ -128,17 +151,14 @@ def plan_data(
         folder = as_path(pin.url) if pin else home.tokens(name, split, key)
         return CachePlan(key, folder, home.lock(f"tokens-{name}-{split}-{key[:16]}"), pin)
 
-    components = {
-        name: ComponentPlan(
-            name=name,
-            source=sources[name],
-            listing=listings[name],
-            documents=CachePlan(key, home.documents(name, key), home.lock(f"documents-{name}-{key[:16]}")),
-            train=cache(name, "train"),
-            held_out=cache(name, "held_out"),
-        )
-        for name, key in documents.items()
-    }
+    def component(name: str, key: str) -> ComponentPlan:
+        lock = home.lock(f"documents-{name}-{key[:16]}")
+        written = CachePlan(key, home.documents(name, key), lock)
+        train, held_out = cache(name, "train"), cache(name, "held_out")
+        source = budgeted(fixed[name], listings[name].budget)
+        return ComponentPlan(name, source, listings[name], written, train, held_out, sources[name].revision)
+
+    components = {name: component(name, key) for name, key in documents.items()}
     asked_of = tuple(sorted(components if benchmark_components is None else benchmark_components))
     held_out = {name: components[name].held_out.key for name in asked_of}
     benchmarks = digest_of_json({"version": BENCHMARKS_VERSION, "held_out": held_out})

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
+from tasks.data.adopt import adopt_documents, adopt_shards
 from tasks.data.caches import finish_cache
 from tasks.data.cluster import cluster, run_all
 from tasks.data.deduplicate import Kept, find_copies, num_buckets, ranges_of
@@ -19,14 +20,14 @@ from tasks.data.documents import (
 )
 from tasks.data.encode import encode_part
 from tasks.data.listing import fingerprint
-from tasks.data.parts import BundleRecord, part_bytes, read_to_parts
+from tasks.data.parts import BundleRecord, read_to_parts, record_name
 from tasks.data.plan import ComponentPlan, DataPlan
 from tasks.data.quarantine import write_quarantine
 from tasks.data.special_tokens import check_special_tokens, shared_special_tokens, special_tokens, special_tokens_of
 from tasks.data.standins import StandIn, collect, missing_stand_ins, write_stand_ins, write_test_items
 from tasks.data.tokenizer import check_tokenizer, fetch_tokenizer, load_tokenizer, train_tokenizer
 from tasks.locks import held, held_all
-from tasks.progress import say
+from tasks.progress import Meter, say
 from trainer.base.errors import DataError
 from trainer.base.storage import remove_strays
 from trainer.base.wording import name_some
@@ -111,6 +112,8 @@ def build_missing_caches(plan: DataPlan) -> int:
         ]
         if missing:
             check_tokenizer(plan.tokenizer)
+        for component, split in missing:
+            adopt_shards(component, split, plan.tokenizer)
         run_all("token caches", encode_part, _parts_to_encode(plan, missing))
         manifests = [
             finish_cache(c.name, split, c.documents.folder, plan.tokenizer, c.cache(split).key, c.cache(split).folder)
@@ -133,6 +136,9 @@ def _write_documents(missing: Sequence[ComponentPlan], digests: KnownDigests) ->
     """Read the bundles, judge what could not be read, find the copies, and finish each component."""
     if not missing:
         return []
+    _say_what_moves(missing)
+    for component in missing:
+        adopt_documents(component)
     with cluster():
         records = _read_bundles(missing)
         _check_readable(missing, records)
@@ -142,6 +148,15 @@ def _write_documents(missing: Sequence[ComponentPlan], digests: KnownDigests) ->
         digests.keep()
         kept = _find_copies(missing, records)
     return [finish_documents(c.name, c.source, c.listing, records[c.name], kept[c.name], c.documents.folder) for c in missing]
+
+
+def _say_what_moves(missing: Sequence[ComponentPlan]) -> None:
+    """A branch may be elsewhere tomorrow, and then its caches are others: the commit that is read is said once."""
+    for component in missing:
+        commit = component.source.revision
+        if commit and not commit.startswith(component.revision or "main"):
+            name = component.revision or "the default branch"
+            say(f"{component.name}: {component.source.url}, {name}, is read at {commit}. Name that as its revision to read the same later.")
 
 
 def _check_readable(missing: Sequence[ComponentPlan], records: Mapping[str, list[BundleRecord]]) -> None:
@@ -176,7 +191,8 @@ def _check_unchanged(component: ComponentPlan, digests: KnownDigests) -> None:
     Raises:
         DataError: with the files.
     """
-    now = fingerprint(component.source, digests)
+    budget = component.listing.budget
+    now = fingerprint(component.source, digests, budget and budget.tokens)
     if now == component.listing:
         return
     before, after = ({file.name: file for file in listing.files} for listing in (component.listing, now))
@@ -190,9 +206,23 @@ def _check_unchanged(component: ComponentPlan, digests: KnownDigests) -> None:
 
 def _read_bundles(missing: Sequence[ComponentPlan]) -> dict[str, list[BundleRecord]]:
     """The records of all bundles, component by component."""
-    calls = [(bundle, part_bytes(component.files), component.documents.folder) for component in missing for bundle in component.bundles]
-    records = iter(run_all("documents", read_to_parts, calls))
+    calls = [(bundle, component.part_bytes, component.documents.folder) for component in missing for bundle in component.bundles]
+    records = iter(run_all("documents", read_to_parts, calls, _meter(missing)))
     return {component.name: list(islice(records, len(component.bundles))) for component in missing}
+
+
+def _meter(missing: Sequence[ComponentPlan]) -> Meter:
+    """Of the bytes of all bundles, component by component. Those whose record is there are read already."""
+    sizes, finished = list[int](), set[int]()
+    for component in missing:
+        of_file = {file.name: file.size_bytes for file in component.files}
+        folder = component.documents.folder
+        there = {path.name for path in folder.iterdir()} if folder.exists() else set[str]()
+        for bundle in component.bundles:
+            if record_name(bundle.number) in there:
+                finished.add(len(sizes))
+            sizes.append(sum((piece.stop or of_file[piece.name]) - (piece.start or 0) for piece in bundle.pieces))
+    return Meter(sizes, finished)
 
 
 def _find_copies(missing: Sequence[ComponentPlan], records: Mapping[str, list[BundleRecord]]) -> dict[str, list[Kept]]:

@@ -7,18 +7,55 @@ import re
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Literal
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 View = Literal["code", "docstrings", "comments", "questions", "doctests", "text", "topics"]
 Named = tuple[str, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, str]
 MIN_WORDS, MAX_CHARACTERS = 25, 2500
+PROJECT, DIST_INFO = "phasewise", ".dist-info"
 
 
 def roots() -> dict[str, Path]:
     """Where the files are: `stdlib` is the standard library, `site` the installed packages."""
     paths = sysconfig.get_paths()
     return {"stdlib": Path(paths["stdlib"]), "site": Path(paths["purelib"])}
+
+
+@cache
+def required_packages() -> frozenset[str]:
+    """Names of what Phasewise itself needs, with all that that needs, and pip. Whatever else is installed, these packages are there.
+
+    Empty where Phasewise is not installed: then nothing is known of what it needs.
+    """
+    found: set[tuple[str, str]] = set()
+    ahead = [(PROJECT, "")]
+    while ahead:
+        name, extra = ahead.pop()
+        if (name, extra) in found:
+            continue
+        found.add((name, extra))
+        for needed in map(Requirement, _requirements(name)):
+            if needed.marker is None or needed.marker.evaluate({"extra": extra}):
+                ahead += [(canonicalize_name(needed.name), one) for one in ("", *needed.extras)]
+    names = {name for name, _ in found}
+    return frozenset({*names, "pip"} if len(names) > 1 else ())
+
+
+def _requirements(package: str) -> list[str]:
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.requires(package) or []
+    return []
+
+
+def package_of(dist_info: str) -> str:
+    """The package whose metadata lie in a folder `NAME-VERSION.dist-info`."""
+    return canonicalize_name(dist_info.removesuffix(DIST_INFO).rpartition("-")[0])
 
 
 def documents_in(view: View, path: Path, name: str) -> Iterator[str]:

@@ -3,14 +3,21 @@
 import re
 from typing import Annotated, Any, Literal
 
+import fsspec
 from pydantic import Field, model_validator
 
 from trainer.base.frozen import Frozen
+from trainer.base.secrets import check_no_secret
 from trainer.base.storage import as_path
 
+fsspec.register_implementation("hf", "tasks.data.hub.Hub", clobber=True)  # by name: whoever reads nothing there imports nothing
 Format = Literal["jsonl", "parquet", "arrow", "text", "markdown", "paragraphs"]
 WITHOUT_FIELDS = ("text", "markdown", "paragraphs")
 """Formats whose documents are text alone."""
+
+
+class HubTrouble(OSError):
+    """The hub does not answer as it should: it says nothing of the data, and trying again later may help."""
 
 
 class FieldFilter(Frozen):
@@ -73,6 +80,12 @@ class Source(Frozen):
     filters: tuple[Filter, ...] = ()
     normalization: Normalization = Normalization()
     max_bad_fraction: float = Field(default=0.0, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _addresses_carry_no_secret(self) -> "Source":
+        check_no_secret(self.url, "url")
+        check_no_secret(self.listing, "listing")
+        return self
 
     @model_validator(mode="after")
     def _revision_is_of_the_hub(self) -> "Source":

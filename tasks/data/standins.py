@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from tasks.data.python_text import View, documents_in, installed, roots
+from tasks.data.python_text import DIST_INFO, View, documents_in, installed, package_of, required_packages, roots
 from tasks.data.source import Source
 from tasks.data.word_problems import word_problems
 from trainer.base.errors import DataError
@@ -118,17 +118,24 @@ def missing_stand_ins(components: Mapping[str, StandIn], sources: Path) -> list[
 
 
 def _files(stand_in: StandIn) -> Iterator[tuple[Path, str]]:
-    """Matching files with their dotted names, ordered by the digest of the name."""
+    """Matching files with their dotted names, ordered by the digest of the name. What is installed besides changes nothing."""
     found: dict[str, Path] = {}
     for pattern in stand_in.where:
         root, glob = _split(pattern)
         excluded = [path for other in stand_in.without if _split(other)[0] == root for path in root.glob(_split(other)[1])]
         for path in sorted(set(root.glob(glob)) - set(excluded)):
             relative = path.relative_to(root)
+            if _is_foreign(relative.parts[0]):
+                continue
             if path.is_file() and not {"tests", "test", "site-packages", "__pycache__"} & set(relative.parts):
                 found[".".join(relative.with_suffix("").parts)] = path
     for name in sorted(found, key=lambda name: digest_of_bytes(name.encode())):
         yield found[name], name
+
+
+def _is_foreign(folder: str) -> bool:
+    """Whether it holds the metadata of a package that Phasewise does not need: a tool beside it, or an extra."""
+    return folder.endswith(DIST_INFO) and bool(required_packages()) and package_of(folder) not in required_packages()
 
 
 def _split(pattern: str) -> tuple[Path, str]:

@@ -9,6 +9,7 @@ import pytest
 from tasks.data import prepare, standins
 from tasks.data.listing import fingerprint
 from tasks.data.prepare import collect_stand_ins
+from tasks.data.python_text import required_packages
 from tasks.data.standins import (
     MAX_SHARED_SHINGLES,
     RECORD_NAME,
@@ -51,6 +52,19 @@ def test_without_leaves_files_out():
     ids = {document["id"].partition("#")[0] for document in collect(StandIn(view="code", where=("site:click/*.py",), max_bytes=10**9))}
     without = StandIn(view="code", where=("site:click/*.py",), without=("site:click/c*.py", "stdlib:*"), max_bytes=10**9)
     assert {document["id"].partition("#")[0] for document in collect(without)} == {id for id in ids if not id.startswith("click.c")} != ids
+
+
+def test_what_is_installed_besides_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A tool beside Phasewise, or one of its extras, brings text about itself; a package that Phasewise needs stays."""
+    for package in ("dask-2026.1.0", "great_expectations-1.24", "pip-26.0", "pytest-9.0", "some_tool-1.2.dev3"):
+        path = tmp_path / f"{package}.dist-info" / "METADATA"
+        path.parent.mkdir()
+        path.write_text(f"Metadata-Version: 2.4\n\n{package} {words(0, 40)}\n")
+    monkeypatch.setattr(standins, "roots", lambda: {"site": tmp_path, "stdlib": tmp_path})
+    found = collect(StandIn(view="text", where=("site:*.dist-info/METADATA",), max_bytes=10**6))
+    assert {document["text"].split("-")[0] for document in found} == {"dask", "great_expectations", "pip"}
+    assert "lm-eval" in required_packages()
+    assert not {"pytest", "kubernetes", "wandb"} & required_packages()
 
 
 def test_no_text_is_refused():
