@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainer.base.run_folder import RunFolder
 from trainer.base.storage import read_json
 from trainer.base.wording import name_some
-from trainer.config import RunConfig
+from trainer.config import DECIDES_BITS, RunConfig
 
 MAX_CHARACTERS = 60
 NOTHING = "nothing"
@@ -29,7 +29,7 @@ def differences(run: RunConfig) -> tuple[Difference, ...]:
 
     A file from before a field existed, or one that can't be read any more, is compared as it is written.
     """
-    path = Path(run.output) / "run.json"
+    path = RunFolder.at(run.output).run_file
     if not path.exists():
         return ()
     written = read_json(path)
@@ -38,6 +38,12 @@ def differences(run: RunConfig) -> tuple[Difference, ...]:
     except ValueError:
         before = {name: written.get(name, NOTHING) for name in run.decisive}
     return tuple(_between(before, run.decisive, ""))
+
+
+def execution_differences(before: RunConfig, now: RunConfig) -> tuple[Difference, ...]:
+    """What differs in how two runs are carried out, of what decides bits: mesh, parts of the batch, kernels, what is kept."""
+    was, found = (run.execution.model_dump(mode="json", include=set(DECIDES_BITS)) for run in (before, now))
+    return tuple(_between(was, found, "execution"))
 
 
 def name_differences(found: tuple[Difference, ...], *, most: int = 3) -> str:

@@ -1,27 +1,30 @@
-"""Starts the trainer as a process of its own, follows its metrics, and goes on where a killed one stopped."""
+"""Trains a phase by a launcher, follows its metrics, and goes on where a killed one stopped. What is here is the same for all launchers."""
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tasks.data.plan import DataPlan
 from tasks.progress import say
-from tasks.training.same_run import CACHES_NAME, is_same, is_same_so_far, note_caches, read_run
-from trainer.base.errors import PhasewiseError, TrainingDiverged, TrainingError, VerdictError
+from tasks.training.follow import check_unowned, owned, start_and_follow
+from tasks.training.local import LocalLauncher
+from tasks.training.protocol import Launcher, Life, ending
+from tasks.training.protocol import last_words as _last_words
+from tasks.training.restarts import Restarts
+from tasks.training.same_run import is_same, is_same_so_far, note_caches, read_run
+from tasks.training.spent import Clock
+from trainer.base.errors import AsksPerson, PhasewiseError, StorageError, TrainingDiverged, TrainingError, VerdictError, WaitsForPerson
 from trainer.base.exit_codes import GOES_ON, ExitCode
-from trainer.base.storage import as_path, digest_of_json, read_json, write_json
-from trainer.checkpoints.files import is_committed, saved_steps
+from trainer.base.run_folder import RunFolder
+from trainer.base.storage import as_path, digest_of_bytes, storage_trouble, write_json
+from trainer.checkpoints.files import find_damage_since, find_other_rows, is_committed, saved_steps
 from trainer.checkpoints.path import checkpoint_path
 from trainer.config import RunConfig
-from trainer.metrics import METRICS_NAME, Row, read_metrics
-from trainer.process.stopping import stop_seconds
-
-MAX_RESTARTS = 2
-POLL_SECONDS = 0.5
+from trainer.events import EventKind, append_event
+from trainer.instability import check_answered
+from trainer.metrics import Row, read_metrics
+from trainer.passed_over import read_passed_over
+from trainer.result import read_result
 
 
 def finished_result(run: RunConfig, plan: DataPlan | None = None) -> dict[str, Any] | None:
@@ -30,20 +33,33 @@ def finished_result(run: RunConfig, plan: DataPlan | None = None) -> dict[str, A
     A result names the digest of its run, and one of before that of its `run.json` with the places in it. Wherever the home was moved to,
     these two belong together, and `run.json` says which run it is.
 
+    Nor does one count whose last checkpoint is damaged: the launcher goes on from the one before. A folder that somebody deleted to make
+    room is no damage; who needs its weights misses it.
+
     Args:
         plan: caches that it lacks for a change of their code alone do not speak against a result; None is that all caches are there.
     """
     folder = as_path(run.output)
-    if not (folder / "result.json").exists():
+    result = read_result(folder)
+    if result is None:
         return None
-    result = read_json(folder / "result.json")
     if result.get("run_digest") != run.digest:
         written = read_run(folder)
         if written is None or result.get("run_digest") not in (written.digest, written.digest_with_places):
             return None
         if not _is_same(written, run, plan):
             return None
+    if damage_of_finished(run):
+        return None
     return {**result, "checkpoint": str(checkpoint_path(run.output, run.stop_step))}
+
+
+def damage_of_finished(run: RunConfig) -> str | None:
+    """What is wrong with the last checkpoint of a run that has a result, or with its metrics; a removed file is found, too."""
+    checkpoint, folder = checkpoint_path(run.output, run.stop_step), RunFolder.at(run.output)
+    if not checkpoint.exists():
+        return None
+    return find_damage_since(checkpoint, folder.result) or find_other_rows(checkpoint, folder.metrics, folder.result)
 
 
 def is_begun(run: RunConfig, plan: DataPlan | None = None) -> bool:
@@ -52,104 +68,145 @@ def is_begun(run: RunConfig, plan: DataPlan | None = None) -> bool:
     return written is not None and _is_same(written, run, plan)
 
 
-def launch_trainer(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None] = lambda: None) -> dict[str, Any]:
+def launch_trainer(
+    run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None] = lambda: None, launcher: Launcher | None = None
+) -> dict[str, Any]:
     """Train the phase to its end, from its last checkpoint if it has one, and return its result.
 
-    A trainer that was killed or preempted, or that stalled, is started again, `MAX_RESTARTS` times at most. One that was refused or
-    diverged would do so again. Whatever is raised here while it trains, by a signal or by `check`, stops it first: it saves the state after
-    its last update, for which it has `trainer.process.stopping.stop_seconds`.
+    A trainer that was killed or preempted, or that stalled, is started again, as often as `tasks.training.restarts` allows. One that was
+    refused or diverged would do so again. What happens is in `events.jsonl` of the run's folder. Whatever is raised here while it trains,
+    by a signal or by `check`, stops it first: it saves the state after its last update, for which it has
+    `trainer.process.stopping.stop_seconds`.
 
     Args:
         on_rows: called with the rows of `metrics.jsonl` that came since the last call.
         check: called about twice a second.
+        launcher: where the processes are started; None is one process of this machine, or one for each GPU that the mesh needs.
 
     Raises:
         VerdictError: the trainer found no verdict for these bytes.
-        TrainingDiverged: the loss is not finite any more.
-        TrainingError: the process ended otherwise, more often than `MAX_RESTARTS` allows.
+        TrainingDiverged: the loss is not finite any more, or jumped, and the phase does not roll back.
+        WaitsForPerson: the same, and a person is asked whether it does.
+        StorageError: a file could not be written or read.
+        TrainingError: the process ended otherwise, more often than that; or another launcher is at work on this run.
     """
+    try:
+        return _launch(run, on_rows, check, launcher or LocalLauncher())
+    except OSError as error:
+        raise StorageError(f"{run.phase} was not trained: {storage_trouble(error)}") from error
+
+
+def _launch(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None], launcher: Launcher) -> dict[str, Any]:
     if result := finished_result(run):
-        if not (Path(run.output) / CACHES_NAME).exists():  # a run of before
+        if not RunFolder.at(run.output).caches.exists():  # a run of before
             note_caches(run, read_run(Path(run.output)))
         return result
+    folder = Path(run.output)
+    check_unowned(folder, launcher)
     _set_aside_another_run(run)
-    note_caches(run)
-    run_file = Path(run.output) / "run.json"
-    write_json(run_file, run.model_dump(mode="json"))
-    log = Path(run.output) / "trainer.log"
+    with owned(folder, launcher):
+        _check_answered(run)
+        _forget_result(run)
+        note_caches(run)
+        write_json(RunFolder(folder).run_file, run.model_dump(mode="json"))
+        _lives(run, on_rows, check, launcher)
+    result = read_result(folder)
+    if result is None:
+        raise TrainingError(
+            f"{run.phase} was trained, and {RunFolder(folder).result} does not read: start it again, which writes it again."
+        )
+    return result
+
+
+def _check_answered(run: RunConfig) -> None:
+    """Start nothing, and take no slice, where a person is asked and has not decided, or rejected it."""
+    try:
+        check_answered(run, read_passed_over(Path(run.output)))
+    except AsksPerson as waits:
+        raise WaitsForPerson(str(waits), str(RunFolder.at(run.output).question)) from None
+
+
+def _lives(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None], launcher: Launcher) -> None:
+    """As many as it needs."""
+    log = RunFolder.at(run.output).log()
     log_before = log.stat().st_size if log.exists() else 0
-    if (saved := last_saved_step(run)) is not None:
+    saved = last_saved_step(run)
+    if saved is not None:
         say(f"{run.phase}: going on from step {saved:,} of {run.stop_step:,}")
-    code = _run_or_stop(run, run_file, on_rows, check)
-    restarts = 0
-    while (code < 0 or code in GOES_ON) and restarts < MAX_RESTARTS:
-        say(f"{run.phase}: the trainer {_ending(code)}; going on from its last checkpoint")
-        code = _run_or_stop(run, run_file, on_rows, check)
-        restarts += 1
+        append_event(run.output, "resumed", saved, f"going on from step {saved:,} of {run.stop_step:,}")
+    restarts = Restarts(saved)
+    clock = Clock(Path(run.output))
+    code = _run_or_stop(run, on_rows, check, launcher, clock)
+    while code < 0 or code in GOES_ON:
+        _note_ending(run, code, _last_words(log, log_before))
+        if not restarts.allow(last_saved_step(run)):
+            break
+        restarts.wait(check)
+        log_before = log.stat().st_size if log.exists() else 0
+        code = _run_or_stop(run, on_rows, check, launcher, clock)
     if code:
         raise _failure(run, code, log, log_before)
-    return read_json(Path(run.output) / "result.json")
+
+
+def _forget_result(run: RunConfig) -> None:
+    """A result that does not count any more: killed on the way to another one, the run must not look finished."""
+    path = RunFolder.at(run.output).result
+    if not path.exists():
+        return
+    if damage := damage_of_finished(run):
+        say(f"{run.phase}: its last checkpoint {damage}")
+    path.unlink()
+
+
+def _note_ending(run: RunConfig, code: int, words: str | None) -> None:
+    """Say, and write among the events, how a life ended that another one follows."""
+    saved = last_saved_step(run)
+    kinds: dict[int, EventKind] = {ExitCode.STALLED: "stalled", ExitCode.PREEMPTED: "preempted"}
+    if kind := kinds.get(code):
+        append_event(run.output, kind, trained_step(run), words or f"the trainer {ending(code)}")
+    start = "its beginning" if saved is None else f"its last checkpoint, step {saved:,}"
+    is_why = words is not None and (code in (ExitCode.STALLED, ExitCode.LOST) or words.startswith("host "))
+    why = f" ({words})" if is_why else ""
+    text = f"the trainer {ending(code)}{why}; going on from {start}"
+    say(f"{run.phase}: {text}")
+    append_event(run.output, "restart", saved, text)
+
+
+def trained_step(run: RunConfig) -> int:
+    """The last update that has a row."""
+    rows = read_metrics(RunFolder.at(run.output).metrics)
+    return rows[-1]["step"] if rows else run.start_step
 
 
 def last_saved_step(run: RunConfig) -> int | None:
     """The newest committed checkpoint of the run; None where there is none."""
-    folder = Path(run.output) / "checkpoints"
+    folder = RunFolder.at(run.output).checkpoints
     return next((step for step in reversed(saved_steps(folder)) if is_committed(folder / str(step))), None)
 
 
-def _run_or_stop(run: RunConfig, run_file: Path, on_rows: Callable[[list[Row]], None], check: Callable[[], None]) -> int:
+def _run_or_stop(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None], launcher: Launcher, clock: Clock) -> int:
     """One life of the trainer; where it is stopped from here, what of it is saved is said."""
+    saved = last_saved_step(run)
     try:
-        return _run_process(run_file, on_rows, check)
+        with clock.life(run.start_step if saved is None else saved):
+            return _run_process(RunFolder.at(run.output).run_file, on_rows, check, run, launcher)
     except BaseException:
+        append_event(run.output, "preempted", trained_step(run), "stopped from where it was started")
         say(f"{run.phase}: {_what_is_saved(run)}")
         raise
 
 
-def _run_process(run_file: Path, on_rows: Callable[[list[Row]], None], check: Callable[[], None]) -> int:
-    """One life of the trainer; it dies with this process, because it holds the other end of its standard input."""
-    folder = run_file.parent
-    environment = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
-    command = [sys.executable, "-m", "trainer", str(run_file), "--with-parent"]
-    seen = len(read_metrics(folder / METRICS_NAME))
-    with (
-        open(folder / "trainer.log", "ab") as log,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment) as process,
-    ):
-        try:
-            while process.poll() is None:
-                seen = _report_new(folder, seen, on_rows)
-                check()
-                try:
-                    process.wait(POLL_SECONDS)
-                except subprocess.TimeoutExpired:
-                    continue
-        except BaseException:
-            _stop(process)
-            raise
-    _report_new(folder, seen, on_rows)
-    return process.returncode
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Have the trainer save and end. It is cut off when its time is over, or where a second interruption asks for that.
-
-    Its standard input stays open so long: the end of that would end it at once.
-    """
-    process.terminate()
-    try:
-        process.wait(stop_seconds())
-    except BaseException as error:
-        process.kill()
-        if not isinstance(error, subprocess.TimeoutExpired):
-            raise
+def _run_process(
+    run_file: Path, on_rows: Callable[[list[Row]], None], check: Callable[[], None], run: RunConfig, launcher: Launcher
+) -> int:
+    """One life of the trainer, on all its hosts."""
+    return start_and_follow(launcher, Life(run, run_file), on_rows, check)
 
 
 def _what_is_saved(run: RunConfig) -> str:
     """How far a stopped run is saved: its last update, or how many updates are lost."""
     saved = last_saved_step(run)
-    rows = read_metrics(Path(run.output) / METRICS_NAME)
-    trained = rows[-1]["step"] if rows else run.start_step
+    trained = trained_step(run)
     if trained == run.start_step:
         return "stopped before its first update"
     if saved == trained:
@@ -163,44 +220,49 @@ def _updates(count: int) -> str:
     return f"{count:,} {'update is' if count == 1 else 'updates are'}"
 
 
-def _report_new(folder: Path, seen: int, on_rows: Callable[[list[Row]], None]) -> int:
-    rows = read_metrics(folder / METRICS_NAME)
-    if len(rows) > seen:
-        on_rows(rows[seen:])
-    return len(rows)
-
-
-def _ending(code: int) -> str:
-    """How a process ended that may be started again."""
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended {ExitCode(code).name.lower()}"
-
-
 def _failure(run: RunConfig, code: int, log: Path, log_before: int) -> Exception:
     """What this attempt said last; the log holds the earlier ones too, up to `log_before` bytes."""
-    said = log.read_bytes()[log_before:].decode(errors="replace")
-    lines = [line for line in said.splitlines() if line.startswith("trainer: ")]
-    reason = lines[-1].removeprefix("trainer: ") if lines else f"it ended with code {code}; see {log}"
-    kinds: dict[int, type[PhasewiseError]] = {ExitCode.REFUSED: VerdictError, ExitCode.DIVERGED: TrainingDiverged} if lines else {}
-    return kinds.get(code, TrainingError)(f"{run.phase} was not trained: {reason}")
+    words = _last_words(log, log_before)
+    if code == ExitCode.ASKS:
+        return WaitsForPerson(f"{run.phase} waits for a person: {words}", str(RunFolder.at(run.output).question))
+    kinds: dict[int, type[PhasewiseError]] = (
+        {
+            ExitCode.REFUSED: VerdictError,
+            ExitCode.DIVERGED: TrainingDiverged,
+            ExitCode.NO_STORAGE: StorageError,
+        }
+        if words
+        else {}
+    )
+    return kinds.get(code, TrainingError)(f"{run.phase} was not trained: {words or f'it ended with code {code}; see {log}'}")
 
 
 def _is_same(written: RunConfig, run: RunConfig, plan: DataPlan | None) -> bool:
     return is_same(written, run) if plan is None else is_same_so_far(written, run, plan)
 
 
+def _name_of_what_is_there(folder: Path, written: RunConfig | None) -> str:
+    path = RunFolder(folder).run_file
+    if written:
+        return written.digest
+    return digest_of_bytes(path.read_bytes()) if path.exists() else "unknown"
+
+
 def _set_aside_another_run(run: RunConfig) -> None:
-    """A folder that holds another run (other data, other settings) is renamed, never mixed with this one and never deleted."""
+    """A folder that holds another run (other data, other settings) is renamed, never mixed with this one and never deleted. So is one that
+    lost its `run.json`: nobody knows what its checkpoints were trained as.
+    """
     folder = Path(run.output)
-    if not (folder / "run.json").exists():
+    is_known = RunFolder(folder).run_file.exists()
+    if not is_known and not RunFolder(folder).checkpoints.exists():
         return
     written = read_run(folder)
     if written and is_same(written, run):
         return
-    found = written.digest if written else digest_of_json(read_json(folder / "run.json"))
-    aside = folder.with_name(f"{folder.name}.superseded-{found[:8]}")
+    found = _name_of_what_is_there(folder, written)
     number = 1
-    while aside.exists():
+    while (aside := RunFolder(folder).superseded(found, number)).exists():
         number += 1
-        aside = folder.with_name(f"{folder.name}.superseded-{found[:8]}-{number}")
     folder.rename(aside)
-    say(f"{run.phase}: what was trained before had other data or settings; it is kept in {aside.name}")
+    had = "had other data or settings" if is_known else "has lost its run.json"
+    say(f"{run.phase}: what was trained before {had}; it is kept in {aside.name}")

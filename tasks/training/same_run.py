@@ -9,23 +9,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from tasks.data.plan import DataPlan
 from tasks.data.verify import differs_in_code_alone
 from trainer.base.errors import DataError
+from trainer.base.run_folder import RunFolder
 from trainer.base.storage import as_path, read_json, write_json
 from trainer.config import RunConfig
 from trainer.data.manifest import Manifest, read_manifest
-
-CACHES_NAME = "caches.json"
 
 
 def read_run(folder: Path) -> RunConfig | None:
     """The run that was written down in the folder; None where there is none, or what was written is no run any more."""
     try:
-        return RunConfig.model_validate(read_json(folder / "run.json"))
-    except (FileNotFoundError, ValidationError):
+        return RunConfig.model_validate(read_json(RunFolder(folder).run_file))
+    except (FileNotFoundError, ValueError):
         return None
 
 
@@ -37,7 +34,7 @@ def note_caches(run: RunConfig, written: RunConfig | None = None) -> None:
         written: the run that `run.json` says, where that is the same run with caches of other names; None is the run itself.
     """
     contents = {name: manifest.content for name, folder in run.caches.items() if (manifest := _manifest(as_path(folder)))}
-    write_json(as_path(run.output) / CACHES_NAME, {"run_digest": (written or run).digest, "contents": contents})
+    write_json(RunFolder.at(run.output).caches, {"run_digest": (written or run).digest, "contents": contents})
 
 
 def is_same(written: RunConfig, run: RunConfig) -> bool:
@@ -91,7 +88,7 @@ def _content_now(run: RunConfig) -> Callable[[str], str | None]:
 
 def _noted(written: RunConfig, run: RunConfig) -> dict[str, str]:
     """What was noted about the caches when the run began; nothing where the note is another run's."""
-    path = as_path(run.output) / CACHES_NAME
+    path = RunFolder.at(run.output).caches
     noted = read_json(path) if path.exists() else {}
     return noted["contents"] if noted.get("run_digest") == written.digest else {}
 

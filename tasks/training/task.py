@@ -11,57 +11,98 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
+from prefect.client.schemas.objects import State
 from prefect.exceptions import Pause
 from prefect.runtime import flow_run as current
 from prefect.states import Cancelled
 
+from tasks.artifacts.task import publish_page
+from tasks.background import Background, wait_until
 from tasks.progress import advance, say
+from tasks.store.keeping import check_hosts_see, check_not_taken_over
+from tasks.training.choice import HERE, launcher_for
+from tasks.training.curve import Curve, training_markdown
 from tasks.training.launcher import launch_trainer
+from trainer.base.errors import PhasewiseError
+from trainer.base.run_folder import RunFolder
 from trainer.config import RunConfig
-from trainer.metrics import Row
+from trainer.metrics import Row, read_metrics
 
 ARTIFACT_SECONDS = 3.0
+PICTURE_SECONDS = 30.0
 RATE_ROWS = 50
 LOOK_SECONDS = 2.0
+SERVER_SECONDS = 3600.0
+"""How long a training that has ended waits for a server that is away: what follows is written there."""
 SUSPENDED = "Stopped with the flow run above it, which was suspended. Resumed, that goes on from what is saved."
 
 
 @task(task_run_name="train {run.phase}", cache_policy=NO_CACHE)
-def train(run: RunConfig) -> dict[str, Any]:
-    """Train one phase in a process of its own and return its result."""
-    artifact = create_progress_artifact(0.0, key=f"{run.recipe}-{run.phase}-training", description=f"Training of {run.phase}")
+def train(run: RunConfig, slice_name: str = HERE) -> dict[str, Any]:
+    """Train one phase, in processes of its own, on the slice of that name, and return its result."""
+    launcher = launcher_for(run, slice_name)
+    check_hosts_see(run.output, launcher.kind)
+    key = f"{run.recipe}-{run.scale}-{run.phase}"
+    artifact = create_progress_artifact(0.0, key=f"{key}-progress", description=f"Training of {run.phase}")
     recent: deque[Row] = deque(maxlen=RATE_ROWS)
-    reported = time.monotonic()
+    curve = Curve()
+    metrics = RunFolder.at(run.output).metrics
+    curve.add(read_metrics(metrics) if metrics.exists() else ())
+    reported = pictured = time.monotonic()
+
+    def picture() -> None:
+        nonlocal pictured
+        pictured = time.monotonic()
+        page = training_markdown(run, curve, tokens_per_second(recent))
+        requests.ask("picture", lambda: publish_page(page, key=f"{key}-training", description=f"Training of {run.phase}"))
+
+    def show_progress(percent: float) -> None:
+        nonlocal reported
+        reported = time.monotonic()
+        requests.ask("progress", lambda: update_progress_artifact(artifact, percent))  # pyright: ignore[reportArgumentType]  # a UUID in a flow
 
     def on_rows(rows: list[Row]) -> None:
-        nonlocal reported
         recent.extend(rows)
+        curve.add(rows)
         last = rows[-1]
         total = run.stop_step - run.start_step
         done = last["step"] - run.start_step
         loss = "no number" if last["loss"] is None else f"{last['loss']:.3f}"
         advance(f"train {run.phase}", done, total, f"loss {loss}  {tokens_per_second(recent):,.0f} tokens/s")
         if time.monotonic() - reported >= ARTIFACT_SECONDS or done == total:
-            update_progress_artifact(artifact, 100.0 * done / total)  # pyright: ignore[reportArgumentType]  # a UUID in a flow
-            reported = time.monotonic()
+            show_progress(100.0 * done / total)
+        if time.monotonic() - pictured >= PICTURE_SECONDS or done == total:
+            picture()
+
+    def check() -> None:
+        check_not_taken_over()
+        watch.look()
 
     with get_client(sync_client=True) as client:
-        watch = SuspensionWatch(client)
-        try:
-            return launch_trainer(run, on_rows, watch.look)
-        except Pause:
-            watch.end_subflows()
-            raise
+        with Background() as requests:
+            watch = SuspensionWatch(client, requests)
+            try:
+                result = launch_trainer(run, on_rows, check, launcher)
+            except Pause:
+                watch.end_subflows()
+                raise
+            except PhasewiseError:
+                wait_until(lambda: is_answering(client), SERVER_SECONDS)
+                raise
+        wait_until(lambda: is_answering(client), SERVER_SECONDS)
+        return result
 
 
 class SuspensionWatch:
-    """Looks every two seconds whether the run above was suspended.
+    """Looks every two seconds whether the run above was suspended, beside the training: a server that is away keeps nobody waiting.
 
     Prefect suspends runs of a deployment, and leaves their subflows and what they have begun at work.
     """
 
-    def __init__(self, client: SyncPrefectClient) -> None:
+    def __init__(self, client: SyncPrefectClient, requests: Background) -> None:
         self._client = client
+        self._requests = requests
+        self._found: State | None = None
         self._root = current.root_flow_run_id
         self._looked = time.monotonic()
 
@@ -70,13 +111,13 @@ class SuspensionWatch:
         if self._root is None or time.monotonic() - self._looked < LOOK_SECONDS:
             return
         self._looked = time.monotonic()
-        try:
-            state = self._client.read_flow_run(self._root).state  # pyright: ignore[reportArgumentType]  # a UUID as text
-        except httpx.HTTPError:  # a busy server: the next look comes soon
-            return
-        if state is not None and state.is_paused() and state.name == "Suspended":
+        if (state := self._found) is not None and state.is_paused() and state.name == "Suspended":
             say("the flow run was suspended: the trainer saves and stops")
             raise Pause(state=state)
+        self._requests.ask("state", self._read)
+
+    def _read(self) -> None:
+        self._found = self._client.read_flow_run(self._root).state  # pyright: ignore[reportArgumentType]  # a UUID as text
 
     def end_subflows(self) -> None:
         """What runs below the suspended run ends here; once it is resumed, it begins new ones."""
@@ -86,7 +127,15 @@ class SuspensionWatch:
                 self._client.set_flow_run_state(run.id, Cancelled(message=SUSPENDED), force=True)
 
 
+def is_answering(client: SyncPrefectClient) -> bool:
+    """Whether the server answers now."""
+    try:
+        return client.hello().is_success
+    except httpx.HTTPError:
+        return False
+
+
 def tokens_per_second(rows: Sequence[Row]) -> float:
     """Over these rows, which are of one process; 0 where they tell nothing."""
-    seconds = rows[-1]["seconds"] - rows[0]["seconds"]
+    seconds = rows[-1]["seconds"] - rows[0]["seconds"] if rows else 0.0
     return sum(row["tokens"] for row in list(rows)[1:]) / seconds if seconds > 0 else 0.0

@@ -1,13 +1,17 @@
 """Runs of a tiny model on the caches that all tests share."""
 
+import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tasks.training.protocol import Life
 from trainer.base.storage import write_json
-from trainer.config import RunConfig
+from trainer.config import Execution, RunConfig
 from trainer.data.manifest import read_manifest
 
 STEPS, SAVED_EVERY = 90, 30
@@ -55,3 +59,34 @@ def build_run(prepared: Any, trained_at: Path) -> BuildRun:
         )  # fmt: skip
 
     return build
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Path:
+    """What is called as `python` is, and starts the stand-in for the trainer."""
+    program = Path(__file__).with_name("stand_in.py")
+    path = tmp_path / "python"
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def bare_life(tmp_path: Path) -> Callable[..., Life]:
+    """A life of a run that nobody trains: what launchers read of it."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "run.json").write_text("{}")
+    execution = Execution()
+
+    def build(**changes: Any) -> Life:
+        run: Any = SimpleNamespace(recipe="tiny", scale="proxy", phase="bare", digest="d" * 64, execution=execution, output=str(folder))
+        return Life(run, folder / "run.json", **changes)
+
+    return build
+
+
+def said_by(life: Life, number: int) -> dict[str, Any]:
+    """What a stand-in says of itself, newest life first."""
+    calls = sorted((life.folder / "roll-call").glob(f"*/{number}.json"), key=lambda path: path.stat().st_mtime)
+    return json.loads(calls[-1].read_text())

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,12 +15,15 @@ from typing import Any
 import psutil
 import pytest
 
-from tasks.training import launcher
-from tasks.training.launcher import MAX_RESTARTS, finished_result, last_saved_step, launch_trainer
+from tasks.training import follow, launcher, local
+from tasks.training.launcher import finished_result, last_saved_step, launch_trainer
+from tasks.training.restarts import MAX_RESTARTS
+from tasks.training.spent import read_spent
 from tests.tasks.training.conftest import STEPS, BuildRun
 from trainer.base.errors import TrainingDiverged, TrainingError, VerdictError
 from trainer.base.storage import read_json, write_json
 from trainer.config import RunConfig
+from trainer.events import read_events
 from trainer.metrics import Row, read_metrics
 from trainer.process.stopping import STOP_VARIABLE
 
@@ -33,6 +37,7 @@ def quick_compilation() -> Iterator[None]:
     """What the trainers compile runs for milliseconds: it need not be optimised."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        patch.setattr("tasks.training.restarts.BACKOFF_SECONDS", 0.01)
         yield
 
 
@@ -42,18 +47,21 @@ def ignore(rows: list[Row]) -> None:
 
 @dataclass(frozen=True)
 class Trained:
-    """A run that nothing disturbed, its result, and the rows that were passed on while it ran."""
+    """A run that nothing disturbed, its result, the rows that were passed on while it ran, and how long it took."""
 
     run: RunConfig
     result: dict[str, Any]
     said: list[Row]
+    seconds: float
 
 
 @pytest.fixture(scope="module")
 def trained(build_run: BuildRun) -> Trained:
     run = build_run("plain")
     said = list[Row]()
-    return Trained(run, launch_trainer(run, said.extend), said)
+    started = time.monotonic()
+    result = launch_trainer(run, said.extend)
+    return Trained(run, result, said, time.monotonic() - started)
 
 
 def test_a_run_ends_with_its_result(trained: Trained):
@@ -66,8 +74,17 @@ def test_a_run_ends_with_its_result(trained: Trained):
     assert trained.said[-1]["loss"] < trained.said[0]["loss"] - 0.5
 
 
+def test_where_the_time_of_a_training_went_is_all_of_it(trained: Trained):
+    spent = read_spent(Path(trained.run.output))
+    assert spent is not None
+    assert spent.lives == 1
+    assert {"process", "compile", "step", "save"} <= spent.seconds.keys()
+    assert sum(spent.seconds.values()) == pytest.approx(spent.wall_seconds, rel=0.01)
+    assert 0.8 * trained.seconds < spent.wall_seconds <= trained.seconds
+
+
 def test_the_same_run_is_not_trained_again(trained: Trained, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(launcher, "subprocess", None)
+    monkeypatch.setattr(local, "subprocess", None)
     assert launch_trainer(trained.run, ignore) == trained.result
 
 
@@ -102,6 +119,14 @@ def test_a_name_that_is_taken_is_not_taken_again(build_run: BuildRun, trained_at
     assert not (trained_at / "turns").exists()
 
 
+def test_a_folder_that_lost_its_run_file_is_not_gone_on_with(build_run: BuildRun, trained_at: Path):
+    """Nobody knows with which settings its checkpoints were trained."""
+    (trained_at / "lost" / "checkpoints" / "10").mkdir(parents=True)
+    launcher._set_aside_another_run(build_run("lost"))  # pyright: ignore[reportPrivateUsage]  # no training needed
+    assert (trained_at / "lost.superseded-unknown" / "checkpoints" / "10").is_dir()
+    assert not (trained_at / "lost").exists()
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -117,7 +142,7 @@ def test_a_killed_trainer_goes_on_and_ends_with_the_same_weights(
     build_run: BuildRun, trained: Trained, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level("INFO")
-    monkeypatch.setattr(launcher, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(follow, "POLL_SECONDS", 0.01)
     killed: list[int] = []
     seen: list[int] = []
 
@@ -130,7 +155,9 @@ def test_a_killed_trainer_goes_on_and_ends_with_the_same_weights(
 
     result = launch_trainer(build_run("killed"), kill_once)
     assert killed
-    assert "killed: the trainer was ended by SIGKILL; going on from its last checkpoint" in caplog.text
+    assert "killed: the trainer was ended by SIGKILL; going on from its " in caplog.text
+    [event] = read_events(build_run("killed").output)
+    assert (event["kind"], event["step"]) in [("restart", step) for step in (None, 30, 60)]  # the last may not be committed yet
     assert result["params_digest"] == trained.result["params_digest"]
     assert result["final_loss"] == trained.result["final_loss"]
     assert [row["step"] for row in read_metrics(Path(result["checkpoint"]).parents[1] / "metrics.jsonl")] == list(range(1, STEPS + 1))
@@ -156,7 +183,7 @@ def test_a_run_that_is_stopped_saves_its_last_update_and_goes_on(
     build_run: BuildRun, trained: Trained, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level("INFO")
-    monkeypatch.setattr(launcher, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(follow, "POLL_SECONDS", 0.01)
     run = build_run("stopped")
     with pytest.raises(Stopped):
         launch_trainer(run, ignore, stop_after(KILLED_AFTER, run))
@@ -173,7 +200,7 @@ def test_a_trainer_that_cannot_save_in_time_is_cut_off_and_what_is_lost_is_said(
 ):
     """A process that does not hear SIGTERM stands in for a save that takes too long."""
     caplog.set_level("INFO")
-    monkeypatch.setattr(launcher, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(follow, "POLL_SECONDS", 0.01)
     monkeypatch.setenv(STOP_VARIABLE, "0.2")
     run = build_run("slow")
     rows = "".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in range(1, 41))
@@ -193,7 +220,7 @@ signal.pause()
         processes.append(start([sys.executable, "-c", deaf], **settings))
         return processes[-1]
 
-    monkeypatch.setattr(launcher.subprocess, "Popen", start_deaf)
+    monkeypatch.setattr(local.subprocess, "Popen", start_deaf)
     with pytest.raises(Stopped):
         launch_trainer(run, ignore, stop_after(40, run))
     assert processes[0].returncode == -signal.SIGKILL
@@ -218,11 +245,11 @@ def test_a_trainer_that_is_always_killed_is_given_up(build_run: BuildRun, monkey
 def test_what_may_go_on_is_started_again(
     build_run: BuildRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int, ending: str
 ):
-    """Twice it ends early, and the third life ends with a result."""
+    """Three times it ends early, and the fourth life ends with a result."""
     caplog.set_level("INFO")
     lives: list[Path] = []
 
-    def end_early_twice(run_file: Path, *_: object) -> int:
+    def end_early(run_file: Path, *_: object) -> int:
         (run_file.parent / "trainer.log").touch()
         lives.append(run_file)
         if len(lives) <= MAX_RESTARTS:
@@ -230,9 +257,9 @@ def test_what_may_go_on_is_started_again(
         write_json(run_file.parent / "result.json", {"life": len(lives)})
         return 0
 
-    monkeypatch.setattr(launcher, "_run_process", end_early_twice)
+    monkeypatch.setattr(launcher, "_run_process", end_early)
     assert launch_trainer(build_run(f"unlucky{code}"), ignore) == {"life": 1 + MAX_RESTARTS}
-    assert caplog.text.count(f"unlucky{code}: the trainer {ending}; going on from its last checkpoint") == MAX_RESTARTS
+    assert caplog.text.count(f"unlucky{code}: the trainer {ending}; going on from its beginning") == MAX_RESTARTS
 
 
 def test_a_trainer_that_always_stalls_is_given_up_with_its_reason(build_run: BuildRun, monkeypatch: pytest.MonkeyPatch):
@@ -302,7 +329,7 @@ def test_the_reason_is_that_of_this_attempt(build_run: BuildRun, trained_at: Pat
     run = build_run("again", judged=False)
     with pytest.raises(VerdictError):
         launch_trainer(run, ignore)
-    monkeypatch.setattr(launcher.sys, "executable", "/bin/false")
+    monkeypatch.setattr(local.sys, "executable", "/bin/false")
     with pytest.raises((TrainingError, VerdictError)) as failure:
         launch_trainer(run, ignore)
     assert "it ended with code 1" in str(failure.value)
@@ -313,3 +340,37 @@ def test_a_loss_that_is_no_number_stops_the_run(build_run: BuildRun):
         TrainingDiverged, match=r"diverges was not trained: phase diverges: (loss|grad_norm|param_norm) is (nan|inf) at step \d+"
     ):
         launch_trainer(build_run("diverges", peak=1e30), ignore)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("digests.json", "is damaged"), ("state/manifest.ocdbt", "is damaged"), ("../../metrics.jsonl", "was saved with other rows than")],
+)
+def test_a_finished_phase_whose_last_checkpoint_was_damaged_goes_on_from_the_one_before(
+    trained: Trained, name: str, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """A digest, weights, or a row of the metrics was changed; killed on the way, the run does not look finished."""
+    run, last = trained.run, Path(trained.result["checkpoint"])
+    content = (last / name).read_bytes()
+    (last / name).write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    assert finished_result(run) is None
+    caplog.set_level("INFO")
+    with monkeypatch.context() as patch:
+        patch.setattr(launcher, "_run_process", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            launch_trainer(run, ignore)
+    assert f"its last checkpoint {what}" in caplog.text
+    assert not (Path(run.output) / "result.json").exists()
+    assert launch_trainer(run, lambda rows: None) == trained.result == finished_result(run)
+
+
+def interrupt(*_: object) -> int:
+    raise KeyboardInterrupt
+
+
+def test_a_last_checkpoint_that_was_deleted_to_make_room_is_no_damage(trained: Trained, tmp_path: Path):
+    last = Path(trained.result["checkpoint"])
+    last.rename(tmp_path / "elsewhere")
+    assert finished_result(trained.run) == trained.result
+    (tmp_path / "elsewhere").rename(last)
+    assert finished_result(trained.run) == trained.result

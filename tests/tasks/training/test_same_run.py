@@ -11,8 +11,9 @@ import pytest
 from tasks.data.plan import DataPlan
 from tasks.home import Home
 from tasks.training.launcher import finished_result, is_begun
-from tasks.training.same_run import CACHES_NAME, note_caches
+from tasks.training.same_run import note_caches
 from tests.tasks.training.conftest import BuildRun
+from trainer.base.run_folder import CACHES_NAME
 from trainer.base.storage import read_json, write_json
 from trainer.config import RunConfig
 from trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest, write_manifest

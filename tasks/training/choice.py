@@ -1,0 +1,117 @@
+"""Which launcher a phase is trained by, and its settings: from the phase's slice and the environment.
+
+| variable | |
+|---|---|
+| `PHASEWISE_LAUNCHER` | `local` (if it is not set), `jobset` or `tpu_vm`; with each of them a phase of the slice `local` is trained here |
+| `PHASEWISE_PROCESSES` | local: how many processes; if it is not set, one for each GPU of the mesh, and else one |
+| `PHASEWISE_GKE_IMAGE`, `…_NAMESPACE`, `…_SERVICE_ACCOUNT` | jobset: what is started, and where |
+| `PHASEWISE_GKE_CLAIM`, `…_MOUNT` | jobset: the volume claim that holds the home, and where the home is |
+| `PHASEWISE_TPU_HOSTS` | tpu_vm: `[user@]name[:port]` of the workers in order, `,` between them and `;` between slices |
+| `PHASEWISE_TPU_PYTHON`, `…_PROJECT` | tpu_vm: where these are on every host; as here if they are not set |
+| `PHASEWISE_TPU_KNOWN_HOSTS`, `…_KEY` | tpu_vm: files of ssh; the user's own if they are not set |
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, get_args
+
+from tasks.preflight.slices import Slice, find_slice
+from tasks.training.local import LocalLauncher
+from tasks.training.protocol import Launcher
+from trainer.base.code_digest import HOUSE
+from trainer.base.errors import ConfigError
+from trainer.config import RunConfig
+from trainer.process.stopping import stop_seconds
+
+LAUNCHER_VARIABLE, PROCESSES_VARIABLE = "PHASEWISE_LAUNCHER", "PHASEWISE_PROCESSES"
+HERE = "local"
+LauncherKind = Literal["local", "jobset", "tpu_vm"]
+KINDS: tuple[LauncherKind, ...] = get_args(LauncherKind)
+
+
+def chosen_kind(environment: Mapping[str, str] = os.environ) -> LauncherKind:
+    """What `PHASEWISE_LAUNCHER` says.
+
+    Raises:
+        ConfigError: there is no such launcher.
+    """
+    kind = environment.get(LAUNCHER_VARIABLE) or HERE
+    if kind not in KINDS:
+        raise ConfigError(f"{LAUNCHER_VARIABLE} must be one of {', '.join(KINDS)}, found '{kind}'. Correct it, or leave it unset.")
+    return kind
+
+
+def launcher_for(run: RunConfig, slice_name: str, environment: Mapping[str, str] = os.environ) -> Launcher:
+    """The launcher of a run on a slice.
+
+    Raises:
+        ConfigError: a setting is missing or does not read, or mesh, slice and hosts do not fit one another.
+    """
+    kind = chosen_kind(environment)
+    if slice_name == HERE or kind == HERE:
+        return LocalLauncher(_processes(environment))
+    slices = find_slice(slice_name)
+    devices = run.execution.mesh.devices
+    if devices != slices.devices:
+        raise ConfigError(
+            f"the mesh of {run.phase} must have the {slices.devices} devices of {slice_name}, found {devices} in execution.mesh: "
+            "plan the phase for that slice (phasewise preflight), or name another slice."
+        )
+    return _jobset(slices, environment) if kind == "jobset" else _tpu_vm(slices, environment)
+
+
+def _processes(environment: Mapping[str, str]) -> int | None:
+    text = environment.get(PROCESSES_VARIABLE, "")
+    if text and not (text.isdecimal() and int(text)):
+        raise ConfigError(f"{PROCESSES_VARIABLE} must be a whole number above 0, found '{text}'. Correct it, or leave it unset.")
+    return int(text) if text else None
+
+
+def _jobset(slices: Slice, environment: Mapping[str, str]) -> Launcher:
+    from tasks.training.jobset.cluster import Cluster
+    from tasks.training.jobset.launcher import JobSetLauncher
+    from tasks.training.jobset.manifest import ClusterSettings
+
+    claim, mount = environment.get("PHASEWISE_GKE_CLAIM"), environment.get("PHASEWISE_GKE_MOUNT")
+    if bool(claim) != bool(mount):
+        raise ConfigError("PHASEWISE_GKE_CLAIM and PHASEWISE_GKE_MOUNT must be set both or not at all: the volume, and where the home is.")
+    settings = ClusterSettings(
+        image=_needed(environment, "PHASEWISE_GKE_IMAGE", "the image that every host starts"),
+        namespace=environment.get("PHASEWISE_GKE_NAMESPACE") or "default",
+        claim=claim or None,
+        mount=mount or None,
+        service_account=environment.get("PHASEWISE_GKE_SERVICE_ACCOUNT") or None,
+        stop_seconds=stop_seconds(),
+    )
+    return JobSetLauncher(Cluster(settings.namespace), slices, settings)
+
+
+def _tpu_vm(slices: Slice, environment: Mapping[str, str]) -> Launcher:
+    from tasks.training.tpu_vm.launcher import TpuVmLauncher, Workers
+
+    text = _needed(environment, "PHASEWISE_TPU_HOSTS", "the workers of the slice")
+    groups = tuple(tuple(name.strip() for name in one.split(",") if name.strip()) for one in text.split(";"))
+    each = slices.hosts // slices.count
+    if [len(one) for one in groups] != [each] * slices.count:
+        raise ConfigError(
+            f"{slices.name} has {slices.count} × {each} hosts, found {' and '.join(str(len(one)) for one in groups)} in "
+            "PHASEWISE_TPU_HOSTS: name all workers of a slice with commas between, and slices with semicolons between."
+        )
+    known_hosts, key = environment.get("PHASEWISE_TPU_KNOWN_HOSTS"), environment.get("PHASEWISE_TPU_KEY")
+    return TpuVmLauncher(
+        Workers(
+            slices=groups,
+            python=environment.get("PHASEWISE_TPU_PYTHON") or sys.executable,
+            project=environment.get("PHASEWISE_TPU_PROJECT") or str(HOUSE),
+            known_hosts=Path(known_hosts) if known_hosts else None,
+            key=Path(key) if key else None,
+        )
+    )
+
+
+def _needed(environment: Mapping[str, str], name: str, what: str) -> str:
+    if value := environment.get(name):
+        return value
+    raise ConfigError(f"{LAUNCHER_VARIABLE}={environment.get(LAUNCHER_VARIABLE)} needs {what} in {name}, found none: set it.")

@@ -1,0 +1,256 @@
+"""Starts a run as a JobSet, sees how its pods ended, and deletes it. Whoever runs this needs a CPU and no Prefect in the pods.
+
+A JobSet outlives the process that created it. Its name belongs to the run's folder: another launcher that comes to the folder finds it,
+goes on with it where it trains the same, and never makes a second one.
+"""
+
+import signal
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.preflight.slices import Slice
+from tasks.progress import say
+from tasks.training.jobset.cluster import Cluster, Conflict, JobSet, Pod, Unreachable, Watched, asking_again
+from tasks.training.jobset.manifest import HOSTS, LAUNCH, OWNER, SAME, ClusterSettings, build_manifest, digest_of_same
+from tasks.training.protocol import Life, decisive, ending, last_words, log_of
+from trainer.base.errors import TrainingError
+from trainer.base.exit_codes import ExitCode
+from trainer.base.storage import write_atomically
+from trainer.process.roll_call import forget_roll_calls
+
+NAME_FILE = "jobset.name"
+GONE_SECONDS = 60.0
+"""How long a JobSet whose pods have ended may take to be gone."""
+LOOK_SECONDS = 0.2
+PODS_SECONDS = 5.0
+KILLED_BY_SIGNAL = 128
+"""What a container's exit code is above, where a signal ended it."""
+
+
+class JobSetLauncher:
+    """A cluster that has the slices."""
+
+    kind = "jobset"
+
+    def __init__(self, cluster: Cluster, slices: Slice, settings: ClusterSettings) -> None:
+        self._cluster, self._slices, self._settings = cluster, slices, settings
+
+    def owner(self, folder: Path) -> str | None:
+        """A JobSet that nobody follows is not owned: its launcher held the lock of the folder as long as it lived."""
+        return None
+
+    def start(self, life: Life) -> "JobSetAttempt":
+        """See `Launcher`. Where the folder's JobSet is at work on the same run, it is taken over as it is."""
+        name = jobset_name(life.folder)
+        found = self._cluster.read(name)
+        if found is not None:
+            found = self._taken_over(found, life)
+        if found is None:
+            forget_roll_calls(life.folder)
+            logs_before = [_size(log_of(life.folder, number)) for number in range(self._slices.hosts)]
+            found = self._created(life, name)
+            say(f"{life.run.phase}: JobSet {name} created in namespace {self._settings.namespace}, {self._slices.hosts} hosts")
+        else:
+            logs_before = [0] * self._slices.hosts
+            say(f"{life.run.phase}: JobSet {name} is at work already; following it")
+        return JobSetAttempt(self._cluster, found, life, logs_before)
+
+    def _created(self, life: Life, name: str) -> JobSet:
+        """A new JobSet. A request that was not answered may have been carried out: then the one that is there is of this life."""
+        manifest = build_manifest(life, self._slices, self._settings, name=name)
+        try:
+            return asking_again(lambda: self._cluster.create(manifest))
+        except Conflict:
+            found = self._cluster.read(name)
+            annotations = {} if found is None else found["metadata"].get("annotations", {})
+            if found is not None and annotations.get(LAUNCH) == life.name:
+                return found
+            raise TrainingError(
+                f"JobSet {name} was created by another launcher just now ({annotations.get(OWNER, 'unknown')}): wait for it, or stop it."
+            ) from None
+
+    def _taken_over(self, found: JobSet, life: Life) -> JobSet | None:
+        """The JobSet that is there, with this launcher as its owner; None where it had to be deleted."""
+        annotations: Mapping[str, str] = found["metadata"].get("annotations", {})
+        is_same = annotations.get(SAME) == digest_of_same(life, self._slices, self._settings)
+        if is_same and not is_finished(found) and "deletionTimestamp" not in found["metadata"]:
+            try:
+                return self._cluster.annotate(found, {OWNER: life.owner})
+            except Conflict:
+                raise TrainingError(
+                    f"JobSet {found['metadata']['name']} is being taken over by another launcher (it was {annotations.get(OWNER)}'s): "
+                    "wait for it."
+                ) from None
+        remove(self._cluster, found["metadata"]["name"], self._settings.stop_seconds + GONE_SECONDS)
+        return None
+
+
+class JobSetAttempt:
+    """A JobSet and its pods."""
+
+    def __init__(self, cluster: Cluster, found: JobSet, life: Life, logs_before: list[int]) -> None:
+        self._cluster, self._life, self._logs_before = cluster, life, logs_before
+        self._name = str(found["metadata"]["name"])
+        self._launch = found["metadata"]["annotations"][LAUNCH]
+        self._watched = Watched(cluster, found)
+        self._pods: dict[str, Pod] = {}
+        self._asked = (-1, 0.0)
+        self._said = ""
+        self._code: int | None = None
+
+    def look(self) -> int | None:
+        """See `Attempt`. Pods are asked for when the JobSet has changed, and now and then."""
+        if self._code is not None:
+            return self._code
+        changes, found = self._watched.changes, self._watched.found
+        self._check_owner(found)
+        is_over = found is None or is_finished(found)
+        if is_over or changes != self._asked[0] or time.monotonic() - self._asked[1] > PODS_SECONDS:
+            self._asked = (changes, time.monotonic())
+            self._remember_pods()
+        if is_over:
+            self._code = self._ended(found)
+        return self._code
+
+    def wait(self, seconds: float) -> None:
+        """See `Attempt`."""
+        self._watched.wait(seconds)
+
+    def stop(self) -> None:
+        """Deleting it asks all pods to stop, and gives them their time to save."""
+        if self._code is None:
+            self._cluster.delete(self._name)
+
+    def kill(self) -> None:
+        """See `Attempt`."""
+        self._cluster.delete(self._name)
+        self._cluster.delete_pods(self._name)
+        wait_until_gone(self._cluster, self._name, GONE_SECONDS)
+
+    def close(self) -> None:
+        """A JobSet that has ended is deleted: its exit codes are read, and its logs are in the run's folder."""
+        self._watched.close()
+        if self._code not in (None, ExitCode.TAKEN_OVER):
+            remove(self._cluster, self._name, GONE_SECONDS)
+
+    def _check_owner(self, found: JobSet | None) -> None:
+        """From the moment that it is another launcher's, this one touches nothing of it."""
+        owner = self._life.owner if found is None else found["metadata"].get("annotations", {}).get(OWNER)
+        if owner != self._life.owner:
+            self._code = ExitCode.TAKEN_OVER
+            raise TrainingError(f"JobSet {self._name} was taken over by another launcher ({owner}): this one follows it no more.")
+
+    def _remember_pods(self) -> None:
+        """The last state of every pod: they may be gone when the JobSet has ended."""
+        try:
+            found = self._cluster.pods(self._name)
+        except Unreachable as error:
+            trouble = f"{error}; asking again"
+        else:
+            mine = [pod for pod in found if pod["metadata"].get("annotations", {}).get(LAUNCH) == self._launch]
+            self._pods |= {pod["metadata"]["name"]: pod for pod in mine}
+            trouble = trouble_of(mine)
+        if trouble and trouble != self._said:
+            say(f"{self._life.run.phase}: {trouble}")
+        self._said = trouble
+
+    def _ended(self, found: JobSet | None) -> int:
+        codes = {host_of(pod): code for pod in self._pods.values() if (code := exit_code(pod)) is not None}
+        if found is not None and condition(found, "Completed") and not any(codes.values()):
+            return ExitCode.DONE
+        code = decisive(codes.values()) or ExitCode.LOST
+        self._say(codes, code, found)
+        return code
+
+    def _say(self, codes: Mapping[int, int], code: int, found: JobSet | None) -> None:
+        """Repeat in the first host's log who was the reason, and why."""
+        names = {host_of(pod): pod["metadata"]["name"] for pod in self._pods.values()}
+        number = next((number for number, one in sorted(codes.items()) if one == code), None)
+        if number is None:
+            line = f"JobSet {self._name} ended, and no pod says why: {condition(found, 'Failed') or 'it was deleted'}"
+        else:
+            before = self._logs_before[number] if number < len(self._logs_before) else 0
+            words = last_words(log_of(self._life.folder, number), before)
+            line = f"host {number} ({names[number]}) {ending(code)}{f': {words}' if words else ''}"
+        with open(log_of(self._life.folder, 0), "a", encoding="utf-8") as log:
+            log.write(f"trainer: {line}\n")
+
+
+def jobset_name(folder: Path) -> str:
+    """The name that belongs to this folder: made once, so that two folders of one name on two disks have two."""
+    place = folder / NAME_FILE
+    if not place.exists():
+        write_atomically(place, f"phasewise-{uuid.uuid4().hex[:12]}".encode())
+    return place.read_text(encoding="utf-8").strip()
+
+
+def condition(found: JobSet | None, kind: str) -> str | None:
+    """What a condition that holds says; None where it does not hold."""
+    conditions: list[dict[str, Any]] = (found or {}).get("status", {}).get("conditions", [])
+    held = next((one for one in conditions if one["type"] == kind and one["status"] == "True"), None)
+    return None if held is None else held.get("message") or held.get("reason") or kind
+
+
+def is_finished(found: JobSet) -> bool:
+    """Whether nothing of it is at work."""
+    return condition(found, "Completed") is not None or condition(found, "Failed") is not None
+
+
+def host_of(pod: Pod) -> int:
+    """Which process a pod was, by its place among slices and hosts."""
+    annotations = pod["metadata"]["annotations"]
+    return int(annotations["jobset.sigs.k8s.io/job-index"]) * int(annotations[HOSTS]) + int(
+        annotations["batch.kubernetes.io/job-completion-index"]
+    )
+
+
+def exit_code(pod: Pod) -> int | None:
+    """Of its container, or minus the signal that ended it; None while it is at work, or where nobody knows."""
+    for status in pod.get("status", {}).get("containerStatuses") or ():
+        if ended := (status.get("state") or {}).get("terminated"):
+            code = int(ended["exitCode"])
+            is_signal = code > KILLED_BY_SIGNAL and code - KILLED_BY_SIGNAL in set(signal.Signals)
+            return KILLED_BY_SIGNAL - code if is_signal else code
+    return None
+
+
+def trouble_of(pods: Any) -> str:
+    """Why pods do not start, in words; empty where they do."""
+    found: list[str] = []
+    for pod in pods:
+        status = pod.get("status", {})
+        waiting = [(one.get("state") or {}).get("waiting") or {} for one in status.get("containerStatuses") or ()]
+        reasons = [one["reason"] for one in waiting if one.get("reason") not in (None, "ContainerCreating", "PodInitializing")]
+        reasons += [
+            f"{one.get('reason')}: {one.get('message', '')}"
+            for one in status.get("conditions") or ()
+            if one.get("reason") == "Unschedulable"
+        ]
+        found += [f"{pod['metadata']['name']} does not start ({reason})" for reason in reasons]
+    return "; ".join(found[:3])
+
+
+def remove(cluster: Cluster, name: str, seconds: float) -> None:
+    """Delete a JobSet and wait until it and its pods are gone."""
+    cluster.delete(name)
+    wait_until_gone(cluster, name, seconds)
+
+
+def wait_until_gone(cluster: Cluster, name: str, seconds: float) -> None:
+    """Until neither the JobSet nor a pod of it is there.
+
+    Raises:
+        TrainingError: it does not go.
+    """
+    until = time.monotonic() + seconds
+    while cluster.read(name) is not None or cluster.pods(name):
+        if time.monotonic() > until:
+            raise TrainingError(f"JobSet {name} was deleted, and is still there after {seconds:.0f} s: look at its pods with kubectl.")
+        time.sleep(LOOK_SECONDS)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

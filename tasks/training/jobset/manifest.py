@@ -1,0 +1,179 @@
+"""The manifest of a JobSet: a pure function of the run and the slice that it trains on.
+
+One replicated job is one slice, one pod is one host. Nothing in the cluster starts a pod again (`restartPolicy`, `backoffLimit`,
+`maxRestarts`): `tasks.training.restarts` alone decides that. Field names are those of JobSet v1alpha2.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.preflight.slices import Slice
+from tasks.training.protocol import Life
+from trainer.base.errors import ConfigError
+from trainer.base.frozen import Frozen
+from trainer.base.storage import digest_of_json
+from trainer.process.roll_call import JOIN_VARIABLE
+from trainer.process.surroundings import HOSTS_VARIABLE, LAUNCH_VARIABLE, SLICES_VARIABLE
+
+COMMAND = (
+    'N=$((SLICE * HOSTS + HOST)); export JAX_PROCESS_ID=$N; L="$RUN_FOLDER/trainer-$N.log"; [ "$N" = 0 ] && L="$RUN_FOLDER/trainer.log"; '
+    'echo "the log is $L"; exec "$PYTHON" -m trainer "$RUN_FOLDER/run.json" >>"$L" 2>&1'
+)
+"""What a pod runs. The number of the process follows from slice and host. The shell becomes the trainer, which so gets the signals."""
+API_VERSION, KIND, JOB_NAME = "jobset.x-k8s.io/v1alpha2", "JobSet", "slice"
+EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+SLICE_INDEX = "metadata.annotations['jobset.sigs.k8s.io/job-index']"
+HOST_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+OWNER, LAUNCH, RUN, SAME, HOSTS = "phasewise/owner", "phasewise/launch", "phasewise/run", "phasewise/same", "phasewise/hosts"
+PORT = 8476
+CLUSTER_JOIN_SECONDS = 600
+"""Nodes of a cluster fetch the image at different speeds. Who is missing is said after 45 seconds (`trainer.process.roll_call`)."""
+
+ACCELERATORS: Mapping[str, str] = {
+    "v4": "tpu-v4-podslice",
+    "v5e": "tpu-v5-lite-podslice",
+    "v5p": "tpu-v5p-slice",
+    "v6e": "tpu-v6e-slice",
+    "tpu7x": "tpu7x",
+}
+"""A chip's kind → the label `cloud.google.com/gke-tpu-accelerator` of its nodes (cloud.google.com/kubernetes-engine/docs/concepts/tpus)."""
+
+
+class ClusterSettings(Frozen):
+    """What of the cluster a manifest needs.
+
+    Attributes:
+        image: holds this project with its environment; `python` there is the one that trains.
+        claim: the PersistentVolumeClaim that holds the home, for many readers and writers.
+        mount: where the home is in every pod, and here: paths in `run.json` must be true in both.
+        stop_seconds: how long a pod may take to save when it is asked to stop.
+        passed_on: variables of this process that every pod has, too.
+    """
+
+    image: str
+    namespace: str = "default"
+    claim: str | None = None
+    mount: str | None = None
+    service_account: str | None = None
+    python: str = "python"
+    stop_seconds: float = 30.0
+    passed_on: Mapping[str, str] = {}
+
+
+def build_manifest(life: Life, slices: Slice, settings: ClusterSettings, *, name: str) -> dict[str, Any]:
+    """The JobSet of one life of a run.
+
+    Args:
+        name: of the JobSet, at most 40 letters; the names of its pods begin with it.
+
+    Raises:
+        ConfigError: the slice is not one of TPUs that GKE has.
+    """
+    hosts = slices.hosts // slices.count
+    pod = {
+        "metadata": {"annotations": {LAUNCH: life.name, HOSTS: str(hosts)}},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": math.ceil(settings.stop_seconds),
+            "nodeSelector": {
+                "cloud.google.com/gke-tpu-accelerator": _accelerator(slices),
+                "cloud.google.com/gke-tpu-topology": "x".join(map(str, slices.torus)),
+            },
+            **({"serviceAccountName": settings.service_account} if settings.service_account else {}),
+            **_volumes(settings),
+            "containers": [_container(life, slices, hosts, settings, name)],
+        },
+    }
+    job = {"parallelism": hosts, "completions": hosts, "completionMode": "Indexed", "backoffLimit": 0, "template": pod}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {
+            "name": name,
+            "namespace": settings.namespace,
+            "labels": {"app": "phasewise"},
+            "annotations": {
+                EXCLUSIVE: "cloud.google.com/gke-nodepool",
+                OWNER: life.owner,
+                LAUNCH: life.name,
+                RUN: f"{life.run.recipe}/{life.run.scale}/{life.run.phase}",
+                SAME: digest_of_same(life, slices, settings),
+            },
+        },
+        "spec": {
+            "network": {"enableDNSHostnames": True, "subdomain": name},
+            "failurePolicy": {"maxRestarts": 0},
+            "successPolicy": {"operator": "All"},
+            "replicatedJobs": [{"name": JOB_NAME, "replicas": slices.count, "template": {"spec": job}}],
+        },
+    }
+
+
+def digest_of_same(life: Life, slices: Slice, settings: ClusterSettings) -> str:
+    """Of everything that decides what the JobSet does, whichever life of the run it is."""
+    run = life.run
+    return digest_of_json(
+        [run.digest, run.execution.model_dump(mode="json"), slices.model_dump(mode="json"), settings.model_dump(mode="json")]
+    )
+
+
+def host_names(name: str, slices: Slice) -> list[str]:
+    """The pods' names for one another, in the order of the processes."""
+    each = slices.hosts // slices.count
+    return [f"{name}-{JOB_NAME}-{one}-{host}.{name}" for one in range(slices.count) for host in range(each)]
+
+
+def _container(life: Life, slices: Slice, hosts: int, settings: ClusterSettings, name: str) -> dict[str, Any]:
+    chips = min(slices.chip.chips_per_host, slices.chips_of_each)
+    return {
+        "name": "trainer",
+        "image": settings.image,
+        "command": ["/bin/sh", "-c", COMMAND],
+        "ports": [{"containerPort": PORT}],
+        "env": _environment(life, slices, hosts, settings, name),
+        "resources": {"requests": {"google.com/tpu": str(chips)}, "limits": {"google.com/tpu": str(chips)}},
+        **({"volumeMounts": [{"name": "home", "mountPath": settings.mount}]} if settings.claim else {}),
+    }
+
+
+def _environment(life: Life, slices: Slice, hosts: int, settings: ClusterSettings, name: str) -> list[dict[str, Any]]:
+    names = host_names(name, slices)
+    values = {
+        **settings.passed_on,
+        "RUN_FOLDER": str(life.folder),
+        "PYTHON": settings.python,
+        "HOSTS": str(hosts),
+        "JAX_COORDINATOR_ADDRESS": f"{names[0]}:{PORT}",
+        "JAX_NUM_PROCESSES": str(len(names)),
+        LAUNCH_VARIABLE: life.name,
+        SLICES_VARIABLE: str(slices.count),
+        HOSTS_VARIABLE: ",".join(one.partition(".")[0] for one in names),
+        JOIN_VARIABLE: str(CLUSTER_JOIN_SECONDS),
+        "PHASEWISE_STOP_SECONDS": f"{settings.stop_seconds:g}",
+    }
+    if slices.count > 1:
+        values |= {"MEGASCALE_COORDINATOR_ADDRESS": names[0], "MEGASCALE_NUM_SLICES": str(slices.count)}
+    fields = {"SLICE": SLICE_INDEX, "HOST": HOST_INDEX}
+    if slices.count > 1:
+        fields["MEGASCALE_SLICE_ID"] = SLICE_INDEX
+    return [
+        *({"name": key, "value": value} for key, value in values.items()),
+        *({"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in fields.items()),
+    ]
+
+
+def _volumes(settings: ClusterSettings) -> dict[str, Any]:
+    if not settings.claim:
+        return {}
+    return {"volumes": [{"name": "home", "persistentVolumeClaim": {"claimName": settings.claim}}]}
+
+
+def _accelerator(slices: Slice) -> str:
+    topology = slices.chip.topology
+    if topology is None or topology not in ACCELERATORS:
+        raise ConfigError(
+            f"a JobSet on GKE needs a slice of TPUs ({', '.join(ACCELERATORS)}), found {slices.name} of {slices.chip.device_kind}: name "
+            "one that deployments/slices.toml has, or choose another launcher."
+        )
+    return ACCELERATORS[topology]

@@ -1,0 +1,90 @@
+"""The devices of this machine that a trainer would use, and how a run on the slice `local` uses them."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from trainer.base.errors import TrainingError
+from trainer.config import Execution, Mesh, RunConfig
+from trainer.process.platform import has_accelerator
+
+KERNEL_WORDS = {"xla": "XLA", "cudnn": "cuDNN", "splash": "Splash"}
+ASK_SECONDS = 120
+ONE_DEVICE = Execution(mesh=Mesh(replica=1, fsdp=1, tensor=1))
+
+
+class Machine(NamedTuple):
+    """Attributes:
+    platform: `cpu`, `gpu` or `tpu`.
+    kind: as its maker calls a device.
+    """
+
+    platform: str
+    kind: str
+    devices: int
+
+
+CPU = Machine("cpu", "CPU", 1)
+"""All cores of a CPU are one device: its bits then do not depend on how many there are."""
+
+
+def machine_here() -> Machine:
+    """What a trainer that is started here computes on. Where there is an accelerator, jax is asked, once, in a process of its own.
+
+    Raises:
+        TrainingError: jax does not start.
+    """
+    return find_machine(os.environ, Path("/"))
+
+
+def find_machine(environment: Mapping[str, str], root: Path) -> Machine:
+    """As `machine_here`, for another environment; `root` is where devices are looked for."""
+    platforms = environment.get("JAX_PLATFORMS", "")
+    if platforms == "cpu" or (not platforms and not has_accelerator(environment, root)):
+        return CPU
+    return _asked(tuple(sorted(environment.items())))
+
+
+@cache
+def _asked(environment: tuple[tuple[str, str], ...]) -> Machine:
+    command = [sys.executable, "-m", "trainer.process.devices"]
+    try:
+        answer = subprocess.run(command, env=dict(environment), capture_output=True, text=True, timeout=ASK_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise TrainingError(
+            f"jax did not say within {ASK_SECONDS} s what it computes on here. Set JAX_PLATFORMS=cpu to train on the CPU."
+        ) from None
+    if answer.returncode:
+        last = (answer.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise TrainingError(f"jax does not start here: {last} Set JAX_PLATFORMS=cpu to train on the CPU.")
+    found = json.loads(answer.stdout.strip().splitlines()[-1])
+    machine = Machine("gpu" if found["platform"] in ("gpu", "cuda", "rocm") else found["platform"], found["kind"], found["devices"])
+    return CPU if machine.platform == "cpu" else machine
+
+
+def execution_here(run: RunConfig, machine: Machine) -> Execution:
+    """On one device where there is one. On all of them where there are several and they cut every batch of the run, else on the first."""
+    batches = [size for _, size in run.batch.within(run.start_step, run.stop_step)]
+    fits = all(size % machine.devices == 0 for size in batches) and run.model.d_model % machine.devices == 0
+    if machine.devices == 1 or machine.platform == "cpu" or not fits:
+        return ONE_DEVICE
+    return Execution(mesh=Mesh(fsdp=machine.devices))
+
+
+def in_words(run: RunConfig, machine: Machine) -> str:
+    """What a run computes on, and with what: `1 × CPU, float32, XLA attention`.
+
+    Raises:
+        ConfigError: the attention that is named cannot run there.
+    """
+    from trainer.kernels.attention import check_kernel  # it imports jax
+
+    count = run.execution.mesh.devices
+    kernel = check_kernel(run.execution.attention, machine.platform, run.model)
+    left = f" of {machine.devices}" if machine.devices > count else ""
+    return f"{count}{left} × {machine.kind.removeprefix('NVIDIA ')}, {run.model.compute_dtype}, {KERNEL_WORDS[kernel]} attention"

@@ -1,0 +1,1 @@
+"""The launcher for TPU VMs: the trainer over ssh on every worker."""

@@ -1,0 +1,143 @@
+"""Machines that launchers start runs on: this one, a cluster behind an API server, and hosts behind an SSH server."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from tasks.preflight.slices import find_slice
+from tasks.training.jobset.cluster import Cluster, Conflict
+from tasks.training.jobset.launcher import JobSetLauncher
+from tasks.training.jobset.manifest import ClusterSettings, build_manifest
+from tasks.training.local import LocalLauncher
+from tasks.training.protocol import Launcher, Life
+from tasks.training.tpu_vm.launcher import TpuVmLauncher, Workers
+from tests.ports import free_port
+from tests.tasks.training.jobset.api_server import ApiServer, api_server
+from tests.tasks.training.jobset.schema import problems_of
+from tests.tasks.training.tpu_vm.ssh_hosts import SshHosts, ssh_hosts
+from trainer.base.code_digest import HOUSE
+from trainer.base.errors import TrainingError
+from trainer.process.stopping import stop_seconds
+
+DEVICES_EACH = 1
+
+KINDS = ("local", "jobset", "tpu_vm")
+
+
+class Machines(Protocol):
+    """Two hosts of one kind."""
+
+    kind: str
+    names: tuple[str, str]
+
+    def launcher(self) -> Launcher:
+        """A launcher that starts runs on them."""
+        ...
+
+    def second_is_refused(self, life: Life) -> None:
+        """That the machines themselves refuse another owner, where no lock of the run's folder does."""
+        ...
+
+    def is_clean(self) -> bool:
+        """Whether nothing of a run is left on them."""
+        ...
+
+
+class ThisMachine:
+    """Two processes."""
+
+    kind, names = "local", ("process 0", "process 1")
+
+    def launcher(self) -> Launcher:
+        return LocalLauncher(2)
+
+    def second_is_refused(self, life: Life) -> None:
+        """The trainer refuses it by its own lock: `tests/trainer/process/test_fence.py`."""
+
+    def is_clean(self) -> bool:
+        return True
+
+
+class SmallCluster:
+    """Two pods that are processes, behind an API server."""
+
+    kind, names = "jobset", ("-slice-0-0", "-slice-0-1")
+
+    def __init__(self, server: ApiServer, address: str) -> None:
+        self.server, self.address = server, address
+
+    def launcher(self) -> JobSetLauncher:
+        return JobSetLauncher(Cluster("default", host=self.address), find_slice("v5p-16"), settings_here())
+
+    def second_is_refused(self, life: Life) -> None:
+        """One that cannot see the lock of the folder makes no second JobSet; the API server refuses it."""
+        before = dict(self.server.jobsets)
+        [name] = before
+        manifest = build_manifest(life, find_slice("v5p-16"), settings_here(), name=name)
+        with pytest.raises(Conflict):
+            Cluster("default", host=self.address).create(manifest)
+        assert self.server.jobsets == before
+
+    def is_clean(self) -> bool:
+        return not self.server.jobsets and not self.server.pods
+
+
+class SshMachines:
+    """Two hosts behind SSH servers."""
+
+    kind = "tpu_vm"
+
+    def __init__(self, hosts: SshHosts) -> None:
+        self.hosts = hosts
+        self.names = (hosts.names[0].partition("@")[2], hosts.names[1].partition("@")[2])
+
+    def launcher(self) -> TpuVmLauncher:
+        return TpuVmLauncher(
+            Workers(
+                slices=(tuple(self.hosts.names),),
+                python=sys.executable,
+                project=str(HOUSE),
+                port=free_port(),
+                known_hosts=self.hosts.known_hosts,
+                key=self.hosts.key,
+                environment=environment_here(),
+            )
+        )
+
+    def second_is_refused(self, life: Life) -> None:
+        """One that cannot see the lock of the folder finds the hosts taken."""
+        with pytest.raises(TrainingError, match=r"has a trainer already, of process \d+ on "):
+            self.launcher().start(life)
+
+    def is_clean(self) -> bool:
+        return self.hosts.at_work == 0
+
+
+def environment_here() -> dict[str, str]:
+    """Of hosts that are processes of this machine."""
+    passed_on = {name: os.environ[name] for name in ("JAX_DISABLE_MOST_OPTIMIZATIONS",) if name in os.environ}
+    devices = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES_EACH}".strip()
+    return {**passed_on, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(HOUSE), "XLA_FLAGS": devices}
+
+
+def settings_here() -> ClusterSettings:
+    """Of pods that are processes of this machine."""
+    return ClusterSettings(image="here", python=sys.executable, stop_seconds=stop_seconds(), passed_on=environment_here())
+
+
+@contextmanager
+def machines_of(kind: str, folder: Path) -> Iterator[Machines]:
+    """Of a kind of launcher."""
+    if kind == "local":
+        yield ThisMachine()
+    elif kind == "jobset":
+        with api_server(folder, problems_of) as (server, address):
+            yield SmallCluster(server, address)
+    else:
+        with ssh_hosts(folder, 2) as hosts:
+            yield SshMachines(hosts)

@@ -1,0 +1,96 @@
+"""Which launcher a phase gets, by its slice and the environment; what does not fit is refused before anything is started."""
+
+# pyright: reportPrivateUsage=false
+
+import re
+from typing import Any
+
+import pytest
+
+from tasks.training import choice
+from tasks.training.choice import chosen_kind, launcher_for
+from tasks.training.jobset import cluster
+from tasks.training.jobset.launcher import JobSetLauncher
+from tasks.training.local import LocalLauncher
+from tasks.training.tpu_vm.launcher import TpuVmLauncher
+from tests.trainer.preflight.models import LLAMA_8B, step_of
+from trainer.base.errors import ConfigError
+from trainer.config import Execution, Mesh, RunConfig
+from trainer.preflight.spec import run_of
+
+GKE = {"PHASEWISE_LAUNCHER": "jobset", "PHASEWISE_GKE_IMAGE": "registry/phasewise:1"}
+TPU = {"PHASEWISE_LAUNCHER": "tpu_vm", "PHASEWISE_TPU_HOSTS": "one, two"}
+
+
+def run(devices: int = 8) -> RunConfig:
+    return run_of(step_of(LLAMA_8B, 8), Execution(mesh=Mesh(fsdp=devices)))
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials are looked for as a cluster is made; here none is."""
+    monkeypatch.setattr(cluster.Cluster, "__init__", lambda self, namespace: setattr(self, "namespace", namespace))
+
+
+def test_without_a_word_a_phase_is_trained_here():
+    assert chosen_kind({}) == chosen_kind({"PHASEWISE_LAUNCHER": ""}) == "local"
+    assert isinstance(launcher_for(run(), "v5e-8", {}), LocalLauncher)
+    assert isinstance(launcher_for(run(), "local", GKE), LocalLauncher)
+    assert isinstance(launcher_for(run(), "local", TPU), LocalLauncher)
+
+
+def test_the_number_of_processes_reaches_the_launcher(monkeypatch: pytest.MonkeyPatch):
+    given: list[int | None] = []
+    monkeypatch.setattr(choice, "LocalLauncher", given.append)
+    for value in ("", "3"):
+        launcher_for(run(), "local", {"PHASEWISE_PROCESSES": value})
+    assert given == [None, 3]
+
+
+def test_the_settings_of_a_cluster_reach_the_launcher(monkeypatch: pytest.MonkeyPatch):
+    more = {
+        "PHASEWISE_GKE_NAMESPACE": "train", "PHASEWISE_GKE_CLAIM": "home", "PHASEWISE_GKE_MOUNT": "/mnt/home",
+        "PHASEWISE_GKE_SERVICE_ACCOUNT": "trainer",
+    }  # fmt: skip
+    monkeypatch.setenv("PHASEWISE_STOP_SECONDS", "44")
+    launcher: Any = launcher_for(run(), "v5e-8", {**GKE, **more})
+    assert isinstance(launcher, JobSetLauncher)
+    settings = launcher._settings
+    assert (settings.image, settings.namespace, settings.claim, settings.mount) == ("registry/phasewise:1", "train", "home", "/mnt/home")
+    assert (settings.service_account, settings.stop_seconds, launcher._slices.name) == ("trainer", 44.0, "v5e-8")
+    assert launcher._cluster.namespace == "train"
+
+
+def test_the_settings_of_workers_reach_the_launcher():
+    more = {
+        "PHASEWISE_TPU_PYTHON": "/opt/python", "PHASEWISE_TPU_PROJECT": "/opt/phasewise", "PHASEWISE_TPU_KNOWN_HOSTS": "known",
+        "PHASEWISE_TPU_KEY": "key",
+    }  # fmt: skip
+    launcher: Any = launcher_for(run(16), "2x v5e-8", {**TPU, "PHASEWISE_TPU_HOSTS": "one,me@two:2222;three,four", **more})
+    assert isinstance(launcher, TpuVmLauncher)
+    workers = launcher._workers
+    assert workers.slices == (("one", "me@two:2222"), ("three", "four"))
+    assert (workers.python, workers.project, str(workers.known_hosts), str(workers.key)) == (
+        "/opt/python",
+        "/opt/phasewise",
+        "known",
+        "key",
+    )
+
+
+@pytest.mark.parametrize(
+    ("devices", "environment", "words"),
+    [
+        (8, {"PHASEWISE_LAUNCHER": "slurm"}, "PHASEWISE_LAUNCHER must be one of local, jobset, tpu_vm, found 'slurm'"),
+        (8, {"PHASEWISE_PROCESSES": "0"}, "PHASEWISE_PROCESSES must be a whole number above 0, found '0'"),
+        (8, {"PHASEWISE_PROCESSES": "two"}, "PHASEWISE_PROCESSES must be a whole number above 0, found 'two'"),
+        (4, GKE, "must have the 8 devices of v5e-8, found 4 in execution.mesh"),
+        (8, {"PHASEWISE_LAUNCHER": "jobset"}, "needs the image that every host starts in PHASEWISE_GKE_IMAGE, found none"),
+        (8, {**GKE, "PHASEWISE_GKE_CLAIM": "home"}, "PHASEWISE_GKE_CLAIM and PHASEWISE_GKE_MOUNT must be set both or not at all"),
+        (8, {"PHASEWISE_LAUNCHER": "tpu_vm"}, "needs the workers of the slice in PHASEWISE_TPU_HOSTS, found none"),
+        (8, {**TPU, "PHASEWISE_TPU_HOSTS": "one,two,three"}, "v5e-8 has 1 × 2 hosts, found 3 in PHASEWISE_TPU_HOSTS"),
+    ],
+)
+def test_what_does_not_fit_is_refused(devices: int, environment: dict[str, str], words: str):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        launcher_for(run(devices), "v5e-8", environment)

@@ -1,0 +1,218 @@
+"""What every launcher must do, tried on each: start, follow, preempt, lose a host, two owners, cancel.
+
+Each run is two processes on two hosts. The model is tiny; the trainer, its processes and their connections are real.
+"""
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tasks.training.launcher import launch_trainer
+from tasks.training.local import LocalLauncher
+from tasks.training.protocol import Life, log_of
+from tests.tasks.training.conftest import BuildRun
+from tests.tasks.training.machines import KINDS, Machines, machines_of
+from trainer.base.errors import TrainingError
+from trainer.base.run_folder import ROLL_CALL_NAME
+from trainer.base.storage import read_json
+from trainer.config import RunConfig
+from trainer.events import read_events
+from trainer.metrics import Row, of_the_clock, read_metrics
+from trainer.process.roll_call import Presence
+
+# one run after another in each fixture, processes that start again and again: a busy machine may need minutes for them
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(600)]
+
+STEPS, SAVED_EVERY = 600, 50
+STRIKES = (6, 150, 300)
+"""After which steps host 1 is preempted, then lost, then the run cancelled."""
+ON_TWO = {"mesh": {"fsdp": 2}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    """What the trainers compile runs for milliseconds, and the launcher looks often."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        patch.setattr("tasks.training.restarts.BACKOFF_SECONDS", 0.01)
+        patch.setattr("tasks.training.follow.POLL_SECONDS", 0.02)
+        yield
+
+
+ASKED = "PHASEWISE_TEST_LAUNCHERS"
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def machines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    if not os.environ.get(ASKED):
+        pytest.skip(f"on a quick machine the run may end before it is struck: told where {ASKED} is set")
+    with machines_of(request.param, tmp_path_factory.mktemp(request.param)) as found:
+        yield found
+
+
+def short(run: RunConfig) -> RunConfig:
+    checkpoints = {"every_steps": SAVED_EVERY, "every_minutes": None, "keep_all": False}
+    rate = run.learning_rate[0].but(end_step=STEPS)
+    return run.but(stop_step=STEPS, batch=[[0, 4]], checkpoints=checkpoints, learning_rate=[rate])
+
+
+def hosts(run: RunConfig) -> list[Presence]:
+    """What the hosts of the newest life said of themselves."""
+    calls = sorted(Path(run.output).glob(f"{ROLL_CALL_NAME}/*"), key=lambda call: call.stat().st_mtime)
+    return [Presence.model_validate(read_json(path)) for path in sorted(calls[-1].glob("*.json"))]
+
+
+def rows_of(run: RunConfig) -> list[Row]:
+    rows = read_metrics(Path(run.output) / "metrics.jsonl")
+    return [{name: value for name, value in row.items() if not of_the_clock(name)} for row in rows]
+
+
+def none_is_left(pids: list[int]) -> bool:
+    """Whether no trainer of these is at work."""
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                return False
+    return True
+
+
+class Cancelled(BaseException):
+    """As a signal or Prefect stops a run."""
+
+
+@dataclass
+class Story:
+    """One run that meets everything, and what was seen of it.
+
+    Attributes:
+        said: the rows that were passed on while it ran.
+        lives: the processes of each life.
+        refused: what a second launcher heard.
+        stopped: after how many updates it was cancelled.
+    """
+
+    run: RunConfig
+    machines: Machines
+    said: list[Row] = field(default_factory=list)
+    lives: list[list[int]] = field(default_factory=list)
+    refused: str = ""
+    stopped: int = 0
+    result: dict[str, Any] = field(default_factory=dict)
+
+    def tell(self) -> None:
+        """Host 1 is preempted, then lost; then the run is cancelled, and started again."""
+        with pytest.raises(Cancelled):
+            launch_trainer(self.run, self.on_rows, launcher=self.machines.launcher())
+        self.stopped = len(rows_of(self.run))
+        assert none_is_left(self.lives[-1])
+        assert self.machines.is_clean()
+        self.result = launch_trainer(self.run, self.said.extend, launcher=self.machines.launcher())
+
+    def on_rows(self, rows: list[Row]) -> None:
+        self.said.extend(rows)
+        step = rows[-1]["step"]
+        pids = [host.pid for host in hosts(self.run)]
+        if self.lives and pids == self.lives[-1]:  # rows of a life that was struck already
+            return
+        if len(self.lives) < len(STRIKES) and step >= STRIKES[len(self.lives)]:
+            self.lives.append(pids)
+            [self.preempt, self.lose, self.cancel][len(self.lives) - 1]()
+
+    def preempt(self) -> None:
+        with pytest.raises(TrainingError) as refused:
+            launch_trainer(self.run, lambda rows: None, launcher=self.machines.launcher())
+        self.refused = str(refused.value)
+        self.machines.second_is_refused(Life(self.run, Path(self.run.output) / "run.json", owner="somebody else"))
+        os.kill(self.lives[-1][1], signal.SIGTERM)
+
+    def lose(self) -> None:
+        os.kill(self.lives[-1][1], signal.SIGKILL)
+
+    def cancel(self) -> None:
+        raise Cancelled
+
+
+@pytest.fixture(scope="module")
+def alone(build_run: BuildRun) -> list[Row]:
+    """The rows of one process with one device."""
+    run = short(build_run("alone"))
+    launch_trainer(run, lambda rows: None)
+    return rows_of(run)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(build_run: BuildRun) -> str:
+    """The weights of two processes that nothing disturbs."""
+    run = short(build_run("undisturbed")).but(execution=ON_TWO)
+    result = launch_trainer(run, lambda rows: None, launcher=LocalLauncher(2))
+    assert not read_events(run.output)
+    return result["params_digest"]
+
+
+@pytest.fixture(scope="module")
+def story(build_run: BuildRun, machines: Machines) -> Story:
+    found = Story(short(build_run(machines.kind)).but(execution=ON_TWO), machines)
+    found.tell()
+    return found
+
+
+def test_two_by_two_virtual_devices_train_what_one_process_trains(build_run: BuildRun, alone: list[Row]):
+    execution = {"mesh": {"replica": 2, "fsdp": 2}}
+    run = short(build_run("two by two")).but(stop_step=SAVED_EVERY, execution=execution)
+    launch_trainer(run, lambda rows: None, launcher=LocalLauncher(2))
+    rows = rows_of(run)
+    assert [row["tokens"] for row in rows] == [row["tokens"] for row in alone[:SAVED_EVERY]]
+    assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in alone[:SAVED_EVERY]], rel=2e-4)
+
+
+def test_a_run_is_started_on_its_hosts_and_followed(story: Story, alone: list[Row]):
+    unsaid = set(range(1, STEPS + 1)) - {row["step"] for row in story.said}
+    assert unsaid <= set(range(STRIKES[2], story.stopped + 1)), "all rows but those while it was stopped"
+    rows = rows_of(story.run)
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    for row, wanted in zip(rows, alone, strict=True):
+        assert row["tokens"] == wanted["tokens"]
+        assert row["loss"] == pytest.approx(wanted["loss"], rel=2e-4)
+    assert log_of(Path(story.run.output), 1).exists(), "the log of every host is in the run's folder"
+    assert story.machines.is_clean()
+    assert all(none_is_left(pids) for pids in story.lives)
+
+
+def test_a_host_that_is_preempted_has_all_saved_and_the_run_goes_on(story: Story):
+    preempted, restart, *_ = read_events(story.run.output)
+    assert (preempted["kind"], restart["kind"]) == ("preempted", "restart")
+    assert restart["step"] == preempted["step"] >= STRIKES[0], "nothing is trained twice"
+
+
+def test_where_a_host_is_lost_it_is_named_and_all_are_started_again(story: Story):
+    lost = read_events(story.run.output)[2]
+    assert lost["kind"] == "restart"
+    assert re.search(rf"host 1 \([^()]*{re.escape(story.machines.names[1])}[^()]*\) was ended by SIGKILL", lost["text"])
+    first, second, third = map(set, story.lives)
+    assert not first & second
+    assert not second & third
+
+
+def test_a_second_owner_is_refused(story: Story):
+    assert re.match(
+        r"a run has one launcher at a time, found the \S+ launcher \(process \d+, .*\) at work on .*: wait for it", story.refused
+    )
+
+
+def test_a_cancelled_run_is_saved(story: Story):
+    cancelled, resumed = read_events(story.run.output)[3:]
+    assert (cancelled["kind"], resumed["kind"]) == ("preempted", "resumed")
+    assert cancelled["step"] == resumed["step"] == story.stopped >= STRIKES[2]
+
+
+def test_after_all_of_it_the_weights_are_the_same_bit_for_bit(story: Story, undisturbed: str):
+    assert story.result["run_digest"] == story.run.digest
+    assert story.result["params_digest"] == undisturbed

@@ -1,0 +1,143 @@
+"""Several hosts behind real SSH servers on loopback: each has a port, a key and a home folder of its own, and runs commands."""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+
+USER = "trainer"
+
+
+class SshHosts:
+    """Servers, the keys that a client needs, and every process that they started.
+
+    Attributes:
+        names: the hosts as ssh names them.
+        known_hosts: the file with their keys.
+    """
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder = folder
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="ssh servers", daemon=True)
+        self._thread.start()
+        self._servers: list[Any] = []
+        self._connections: list[list[Any]] = [[] for _ in range(count)]
+        self.processes: list[asyncio.subprocess.Process] = []
+        self.names: list[str] = []
+        self.known_hosts = folder / "known_hosts"
+        client = asyncssh.generate_private_key("ssh-ed25519")
+        self.key = folder / "key"
+        client.write_private_key(str(self.key))
+        self.allowed = folder / "authorized_keys"
+        client.write_public_key(str(self.allowed))
+        lines = [self._run(self._open(number)) for number in range(count)]
+        self.known_hosts.write_text("".join(lines))
+
+    def cut(self, number: int) -> None:
+        """The connections to a host end, as when a network fails."""
+
+        async def abort() -> None:
+            for connection in self._connections[number]:
+                connection.abort()
+            self._connections[number].clear()
+
+        self._run(abort())
+
+    @property
+    def at_work(self) -> int:
+        return sum(process.returncode is None for process in self.processes)
+
+    def close(self) -> None:
+        self._run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    async def _open(self, number: int) -> str:
+        home = self.folder / f"host-{number}"
+        home.mkdir()
+        key = asyncssh.generate_private_key("ssh-ed25519")
+        connections = self._connections[number]
+
+        class Server(asyncssh.SSHServer):
+            def connection_made(self, conn: Any) -> None:
+                connections.append(conn)
+
+        server = await asyncssh.create_server(
+            Server,
+            "127.0.0.1",
+            0,
+            server_host_keys=[key],
+            authorized_client_keys=str(self.allowed),
+            process_factory=lambda process: self._serve(process, home),
+            encoding=None,
+        )
+        self._servers.append(server)
+        port = server.sockets[0].getsockname()[1]
+        self.names.append(f"{USER}@127.0.0.1:{port}")
+        return f"[127.0.0.1]:{port} {key.export_public_key().decode()}"
+
+    async def _serve(self, asked: Any, home: Path) -> None:
+        """One command, in a session of its own. A connection that ends closes its input, and does not end it: as OpenSSH does."""
+        environment = {"PATH": os.environ["PATH"], "HOME": str(home)}
+        process = await asyncio.create_subprocess_exec(
+            "/bin/sh", "-c", asked.command, stdin=-1, stdout=-1, stderr=asyncio.subprocess.STDOUT, env=environment, start_new_session=True
+        )
+        self.processes.append(process)
+        told = asyncio.ensure_future(_pass_on(asked.stdin, process.stdin))
+        with suppress(Exception):
+            while said := await process.stdout.read(2**16):  # pyright: ignore[reportOptionalMemberAccess]
+                with suppress(OSError):
+                    asked.stdout.write(said)
+        code = await process.wait()
+        told.cancel()
+        with suppress(OSError):
+            if code < 0:
+                asked.exit_with_signal(_name_of(-code), False, "", "")
+            else:
+                asked.exit(code)
+
+    async def _close(self) -> None:
+        for server in self._servers:
+            server.close()
+        for process in self.processes:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        for connections in self._connections:
+            for connection in connections:
+                connection.abort()
+
+
+async def _pass_on(source: Any, target: Any) -> None:
+    try:
+        while said := await source.read(1024):
+            target.write(said)
+    except Exception:  # the connection is gone, in whichever way
+        pass
+    finally:
+        target.close()
+
+
+def _name_of(number: int) -> str:
+    return signal.Signals(number).name.removeprefix("SIG")
+
+
+@contextmanager
+def ssh_hosts(folder: Path, count: int) -> Iterator[SshHosts]:
+    """So many hosts."""
+    hosts = SshHosts(folder, count)
+    try:
+        yield hosts
+    finally:
+        hosts.close()
