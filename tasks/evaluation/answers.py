@@ -4,9 +4,10 @@ Importing this module is cheap; lm-eval is imported when it is first used.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from tasks.evaluation.benchmark_folder import Benchmark
+from tasks.evaluation.setting import Setting
 
 if TYPE_CHECKING:
     from tasks.evaluation.language_model import JaxLanguageModel
@@ -22,7 +23,7 @@ class ItemAnswer(TypedDict):
         baseline_right: whether the baseline's one answer is right here; None where the baseline guesses.
         group: number of the items whose openings and answers are scored crosswise; None where an item has choices of its own.
         gold: position of the right choice.
-        log_likelihoods: of each choice after the opening, in nats.
+        log_likelihoods: of each choice after the opening, in nats; empty where there is nothing to choose from. `gold` says nothing then.
     """
 
     id: str
@@ -31,6 +32,25 @@ class ItemAnswer(TypedDict):
     group: int | None
     gold: int
     log_likelihoods: list[float]
+
+
+class BenchmarkResult(TypedDict):
+    """A benchmark's score with its standard error beside what the best dumb answer scores, what was answered to each item, and how the
+    benchmark was put.
+
+    Attributes:
+        checkpoint_values: the score of the last checkpoints of the phase, oldest first, where at least three are kept.
+    """
+
+    benchmark: str
+    metric: str
+    value: float
+    stderr: float
+    items: int
+    baseline: float
+    answers: list[ItemAnswer]
+    setting: Setting
+    checkpoint_values: NotRequired[list[float]]
 
 
 def read_answers(benchmark: Benchmark, samples: Sequence[Sample], model: "JaxLanguageModel") -> list[ItemAnswer]:

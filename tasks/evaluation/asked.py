@@ -5,30 +5,32 @@ from typing import Any
 
 from tasks.data.plan import DataPlan
 from tasks.evaluation.finished import evaluation_key, measured_components, measured_on
-from tasks.evaluation.measured import Measured
+from tasks.evaluation.measured import Measured, real_of
 from trainer.base.frozen import Frozen
 from trainer.config import RunConfig
 
 
 class Asked(Frozen):
-    """One phase's evaluation.
+    """One phase's evaluation. Where the home's files are is said by URL: on a store they have no path on this machine.
 
     Attributes:
         result: the trainer's result of the phase.
         key: the digest of everything that decides the evaluation.
         held_out: component → folder of its held-out cache.
         measured_on: component → digest of the text that bits per byte are measured on.
-        benchmarks: the folder that they are in.
+        benchmarks: the folder of those that are made here.
+        real: the folder of the others; None where none is asked for.
     """
 
     run: RunConfig
     result: dict[str, Any]
     measured: Measured
     key: str
-    tokenizer: Path
-    held_out: dict[str, Path]
+    tokenizer: str
+    held_out: dict[str, str]
     measured_on: dict[str, str]
-    benchmarks: Path
+    benchmarks: str
+    real: Path | None
 
 
 def ask(run: RunConfig, result: dict[str, Any], plan: DataPlan, measured: Measured) -> Asked:
@@ -38,15 +40,25 @@ def ask(run: RunConfig, result: dict[str, Any], plan: DataPlan, measured: Measur
         measured: which benchmarks, and how much of each component's held-out text.
 
     Raises:
-        DataError: the benchmarks are missing, or are not what their manifest says.
+        ConfigError: no folder of real benchmarks is named, or it lacks one that is asked for.
+        DataError: the made benchmarks are missing, or are not what their manifest says.
     """
     return Asked(
         run=run,
         result=result,
         measured=measured,
         key=evaluation_key(run, result["params_digest"], plan, measured),
-        tokenizer=plan.tokenizer,
-        held_out={name: plan.components[name].held_out.folder for name in measured_components(run, plan)},
+        tokenizer=str(plan.tokenizer),
+        held_out={name: str(plan.components[name].held_out.folder) for name in measured_components(run, plan)},
         measured_on=measured_on(run, plan, measured.held_out_tokens),
-        benchmarks=plan.benchmarks,
+        benchmarks=str(plan.benchmarks),
+        real=_real_folder(measured),
     )
+
+
+def _real_folder(measured: Measured) -> Path | None:
+    if not (labels := real_of(measured.benchmarks)):
+        return None
+    from tasks.evaluation.suites.gated import gate_folder  # a third of a second, which the made ones do without
+
+    return gate_folder(labels)

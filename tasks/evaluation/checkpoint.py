@@ -1,24 +1,29 @@
 """Evaluates the checkpoint at a phase's end and keeps what it found beside it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from tasks.data.tokenizer import load_tokenizer
+from tasks.evaluation.answers import BenchmarkResult
 from tasks.evaluation.asked import Asked
-from tasks.evaluation.evaluate import evaluate_model
+from tasks.evaluation.evaluate import evaluate_model, measure_benchmarks, open_model
 from tasks.evaluation.finished import evaluation_path, finished_evaluation
 from tasks.evaluation.held_out import HeldOutTokens, read_held_out_tokens
 from tasks.evaluation.schedule_point import read_schedule_point
 from tasks.progress import say
 from trainer.base.errors import CheckpointError
-from trainer.base.storage import write_json
-from trainer.checkpoints.average import average_of_last, kept_steps
+from trainer.base.storage import as_path, write_json
+from trainer.checkpoints.average import average_of_last, kept_steps, last_steps
 from trainer.checkpoints.checkpointer import read_params
 from trainer.config import RunConfig
 
 MAX_AVERAGED = 4
-"""So many of a phase's last checkpoints are averaged where more are kept."""
+"""So many of a phase's last checkpoints are averaged, and their scores compared, where more are kept."""
+MIN_FOR_SPREAD = 3
+"""Of fewer checkpoints nothing is left beside a straight line."""
 
 
 def evaluate_phase(asked: Asked) -> dict[str, Any]:
@@ -26,10 +31,22 @@ def evaluate_phase(asked: Asked) -> dict[str, Any]:
     run = asked.run
     if found := finished_evaluation(run, asked.key):
         return found
-    tokenizer = load_tokenizer(asked.tokenizer)
-    held_out = read_held_out_tokens(asked.held_out, tokenizer, max_tokens=asked.measured.held_out_tokens)
+    tokenizer = load_tokenizer(as_path(asked.tokenizer))
+    held_out = read_held_out_tokens(
+        {name: as_path(url) for name, url in asked.held_out.items()}, tokenizer, max_tokens=asked.measured.held_out_tokens
+    )
     checkpoint = Path(asked.result["checkpoint"])
     params = read_params(checkpoint, run.model)
+    found = evaluate_model(
+        params=params,
+        config=run.model,
+        tokenizer=tokenizer,
+        benchmarks=asked.benchmarks,
+        names=asked.measured.benchmarks,
+        held_out=held_out,
+        real=asked.real,
+        renderings=asked.measured.renderings,
+    )
     evaluation = {
         "phase": run.phase,
         "key": asked.key,
@@ -38,18 +55,41 @@ def evaluate_phase(asked: Asked) -> dict[str, Any]:
         "params_digest": asked.result["params_digest"],
         "weights": "last",
         "schedule": read_schedule_point(run),
-        **evaluate_model(
-            params=params,
-            config=run.model,
-            tokenizer=tokenizer,
-            benchmarks=asked.benchmarks,
-            names=asked.measured.benchmarks,
-            held_out=held_out,
-        ),
+        **found,
+        "results": _with_checkpoints(asked, checkpoint, found["results"], tokenizer, held_out),
         **_averages(run, checkpoint, held_out),
     }
     write_json(evaluation_path(run), evaluation)
     return evaluation
+
+
+def _with_checkpoints(
+    asked: Asked, checkpoint: Path, results: Sequence[BenchmarkResult], tokenizer: Tokenizer, held_out: Mapping[str, HeldOutTokens]
+) -> list[BenchmarkResult]:
+    """The results, with the scores of the phase's last checkpoints where at least three are kept: a gate takes their spread as noise.
+
+    Without them where an earlier one is damaged, which is said.
+    """
+    run, folder = asked.run, checkpoint.parent
+    kept = len(kept_steps(folder, run))
+    if kept < MIN_FOR_SPREAD:
+        return list(results)
+    values: list[list[float]] = [[] for _ in results]
+    try:
+        for step in last_steps(folder, run, min(kept, MAX_AVERAGED))[:-1]:
+            model = open_model(read_params(folder / str(step), run.model), run.model, tokenizer, held_out)
+            before = measure_benchmarks(model, asked.benchmarks, asked.measured.benchmarks, asked.real)
+            for of_benchmark, earlier in zip(values, before, strict=True):
+                of_benchmark.append(earlier["value"])
+    except CheckpointError as error:
+        say(f"{run.phase}: the spread of its last checkpoints is not measured: {error}")
+        return list(results)
+    found: list[BenchmarkResult] = []
+    for result, of_benchmark in zip(results, values, strict=True):
+        with_values = result.copy()
+        with_values["checkpoint_values"] = [*of_benchmark, result["value"]]
+        found.append(with_values)
+    return found
 
 
 def _averages(run: RunConfig, checkpoint: Path, held_out: Mapping[str, HeldOutTokens]) -> dict[str, Any]:

@@ -11,17 +11,21 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
 import yaml
 from tokenizers import Tokenizer
 
 from tasks.data.special_tokens import shared_special_tokens
-from tasks.evaluation.answers import ItemAnswer, read_answers
+from tasks.evaluation.answers import BenchmarkResult, ItemAnswer, read_answers
 from tasks.evaluation.benchmark_folder import Benchmark, read_benchmark_folder
 from tasks.evaluation.bits_per_byte import bits_per_byte
 from tasks.evaluation.held_out import HeldOutTokens
-from tasks.evaluation.setting import Setting, read_setting
+from tasks.evaluation.measured import made_of, real_of
+from tasks.evaluation.renderings import ReadRenderings, Renderings, measure_renderings
+from tasks.evaluation.setting import read_setting
+from trainer.base.errors import DataError
+from trainer.base.storage import as_path, file_system_of
 from trainer.config import ModelConfig
 from trainer.model.params import Params
 
@@ -31,26 +35,13 @@ if TYPE_CHECKING:
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 
-class BenchmarkResult(TypedDict):
-    """A benchmark's score with its standard error beside what the best dumb answer scores, what was answered to each item, and how the
-    benchmark was put."""
-
-    benchmark: str
-    metric: str
-    value: float
-    stderr: float
-    items: int
-    baseline: float
-    answers: list[ItemAnswer]
-    setting: Setting
-
-
 class Evaluation(TypedDict):
     """What is measured of a checkpoint, and by which benchmarks.
 
     Attributes:
         benchmarks: those that were asked for; `results` has each of them.
         finite: whether bits per byte are numbers. Every answer to a benchmark is one: else there is no evaluation.
+        renderings: where test items were to be read under two renderings.
     """
 
     benchmarks: list[str]
@@ -59,6 +50,7 @@ class Evaluation(TypedDict):
     bits_per_byte: dict[str, float]
     macro_bits_per_byte: float
     finite: bool
+    renderings: NotRequired[ReadRenderings]
 
 
 def evaluate_model(
@@ -69,29 +61,26 @@ def evaluate_model(
     benchmarks: str | Path,
     names: Sequence[str],
     held_out: Mapping[str, HeldOutTokens],
+    real: Path | None = None,
+    renderings: Renderings | None = None,
 ) -> Evaluation:
     """Run the benchmarks of these names, and bits per byte on every component's held-out text.
 
     Args:
-        benchmarks: the folder that they are in.
+        benchmarks: the folder of those that are made here.
+        real: the folder of the others, which are lm-eval's.
+        renderings: test items to be read under two renderings.
 
     Raises:
+        ConfigError: that folder lacks what a benchmark needs.
         DataError: the benchmarks or the tokenizer are not what they should be.
-        EvaluationError: the model gave an answer that is not finite.
+        EvaluationError: the model gave an answer that is not finite, or a benchmark cannot be put to it.
     """
-    described = read_benchmark_folder(benchmarks).only(names)
-    _go_offline()
-    from tasks.evaluation.language_model import JaxLanguageModel
-
-    special = shared_special_tokens({name: held.special for name, held in held_out.items()})
-    model = JaxLanguageModel(params=params, config=config, tokenizer=tokenizer, special=special)
-    found = _run_lm_eval(model, Path(benchmarks), [benchmark.name for benchmark in described.benchmarks])
-    results = [
-        _result(benchmark, found, read_answers(benchmark, found["samples"][benchmark.name], model), precision=config.compute_dtype)
-        for benchmark in described.benchmarks
-    ]
+    described = read_benchmark_folder(benchmarks).only(made_of(names))
+    model = open_model(params, config, tokenizer, held_out)
+    results = measure_benchmarks(model, benchmarks, names, real)
     measured = bits_per_byte(model.params, config, held_out)
-    return Evaluation(
+    evaluation = Evaluation(
         benchmarks=sorted(names),
         benchmarks_digest=described.digest,
         results=results,
@@ -99,6 +88,35 @@ def evaluate_model(
         macro_bits_per_byte=measured.macro,
         finite=math.isfinite(measured.macro),
     )
+    if renderings:
+        evaluation["renderings"] = measure_renderings(model, renderings)
+    return evaluation
+
+
+def measure_benchmarks(model: "JaxLanguageModel", benchmarks: str | Path, names: Sequence[str], real: Path | None) -> list[BenchmarkResult]:
+    """Scores and answers alone; arguments and errors as of `evaluate_model`."""
+    described = read_benchmark_folder(benchmarks).only(made_of(names)).benchmarks
+    found = _run_lm_eval(model, as_path(benchmarks), [benchmark.name for benchmark in described]) if described else {}
+    results = [
+        _result(benchmark, found, read_answers(benchmark, found["samples"][benchmark.name], model), precision=model.config.compute_dtype)
+        for benchmark in described
+    ]
+    if labels := real_of(names):
+        if real is None:
+            raise DataError(f"{', '.join(labels)} are not made here: a folder with their items must be given, found none.")
+        from tasks.evaluation.suites.gated import gate_results
+
+        results += gate_results(model, labels, real)
+    return results
+
+
+def open_model(params: Params, config: ModelConfig, tokenizer: Tokenizer, held_out: Mapping[str, HeldOutTokens]) -> "JaxLanguageModel":
+    """The weights as a language model, with the special tokens that the documents have."""
+    _go_offline()
+    from tasks.evaluation.language_model import JaxLanguageModel
+
+    special = shared_special_tokens({name: held.special for name, held in held_out.items()})
+    return JaxLanguageModel(params=params, config=config, tokenizer=tokenizer, special=special)
 
 
 def _run_lm_eval(model: "JaxLanguageModel", benchmarks: Path, names: list[str]) -> Mapping[str, Any]:
@@ -124,13 +142,22 @@ def _run_lm_eval(model: "JaxLanguageModel", benchmarks: Path, names: list[str]) 
     return cast(Mapping[str, Any], found)
 
 
+def _on_this_machine(items: Path, temporary: Path) -> Path:
+    """lm-eval reads files of this machine alone: of a store's it gets a copy."""
+    if file_system_of(items) is None:
+        return items.resolve()
+    copy = temporary / items.name
+    copy.write_bytes(items.read_bytes())
+    return copy.resolve()
+
+
 def _write_definitions(benchmarks: Path, names: list[str], temporary: Path) -> Path:
     """The folder's YAML, completed with where its items are on this machine."""
     definitions = temporary / "definitions"
     definitions.mkdir()
     for name in names:
         definition = yaml.safe_load((benchmarks / f"{name}.yaml").read_text(encoding="utf-8"))
-        items = str((benchmarks / f"{name}.jsonl").resolve())
+        items = str(_on_this_machine(benchmarks / f"{name}.jsonl", temporary))
         definition["dataset_kwargs"] = {"data_files": {definition["test_split"]: items}, "cache_dir": str(temporary / "datasets")}
         (definitions / f"{name}.yaml").write_text(yaml.safe_dump(definition), encoding="utf-8")
     return definitions

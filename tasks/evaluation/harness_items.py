@@ -6,7 +6,7 @@ Importing this module is cheap; lm-eval is imported when it is first used, offli
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -22,6 +22,19 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 LOCAL_BUILDERS = ("json", "csv", "parquet", "text", "arrow")
 
 
+@contextlib.contextmanager
+def offline_imports() -> Iterator[None]:
+    """What is imported here never asks the hub. Programs that this process starts later may: they read sources of data there."""
+    before = dict(os.environ)
+    for name, value in OFFLINE.items():
+        os.environ.setdefault(name, value)
+    try:
+        yield
+    finally:
+        for name in OFFLINE.keys() - before.keys():
+            del os.environ[name]
+
+
 def items_of_tasks(tasks: Sequence[str], include_path: Path | None, *, built_in: bool = True) -> list[BenchmarkItem]:
     """The test documents, else the validation documents, of lm-eval tasks, groups or tags; equal ones are one item.
 
@@ -34,12 +47,11 @@ def items_of_tasks(tasks: Sequence[str], include_path: Path | None, *, built_in:
         ConfigError: lm-eval doesn't know a name.
         DataError: the documents of a task can't be had, or one of them has no question.
     """
-    for name, value in OFFLINE.items():
-        os.environ.setdefault(name, value)
-    import datasets
-    import lm_eval.api.task
-    from lm_eval.tasks import TaskManager
-    from tqdm import tqdm
+    with offline_imports():
+        import datasets
+        import lm_eval.api.task
+        from lm_eval.tasks import TaskManager
+        from tqdm import tqdm
 
     datasets.disable_progress_bars()
     lm_eval.api.task.tqdm = partial(tqdm, disable=True)

@@ -1,10 +1,28 @@
 """What is asked of an evaluation."""
 
+from collections.abc import Iterable
+
+from tasks.evaluation.renderings import Renderings
 from trainer.base.frozen import Frozen
+
+MADE_BENCHMARKS = ("word_order", "next_word")
+"""Made from a recipe's own held-out text (`tasks.evaluation.benchmarks`)."""
 
 
 class Measured(Frozen):
-    """Benchmarks by name, and bits per byte on so many held-out tokens of each component; None is all there are."""
+    """Benchmarks by name, bits per byte on so many held-out tokens of each component (None is all there are), and test items under two
+    renderings (None reads none)."""
 
     benchmarks: tuple[str, ...]
     held_out_tokens: int | None
+    renderings: Renderings | None = None
+
+
+def made_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Of these benchmarks those that are made here."""
+    return tuple(name for name in names if name in MADE_BENCHMARKS)
+
+
+def real_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Of these benchmarks those that lm-eval has, each with its number of examples: `arc_easy:10`."""
+    return tuple(name for name in names if name not in MADE_BENCHMARKS)

@@ -53,7 +53,7 @@ def result_key(prepared: Prepared, model: Mapping[str, Any], items_digest: str, 
             "items": items_digest,
             "definition": prepared.definition_digest,
             "limit": limit,
-            "code": _measuring_code(),
+            "code": measuring_code(),
         }
     )
 
@@ -82,5 +82,6 @@ def _digest(kept: Kept) -> str:
 
 
 @cache
-def _measuring_code() -> str:
+def measuring_code() -> str:
+    """Digest of what the code of `MEASURING` does."""
     return code_digest(*MEASURING)

@@ -180,19 +180,21 @@ class _Sorted(NamedTuple):
         return [line for value in values for line in self.lines.get(value, [])]
 
 
-_LAST: dict[tuple[str, str], _Sorted] = {}
-"""What was sorted last, by content: a file of 57 subjects is read through once, and not 57 times."""
+_SORTED: dict[tuple[str, str], _Sorted] = {}
+MAX_SORTED = 2
+"""What was sorted last, by content: a file of 57 subjects is read through once, and so is that of their examples."""
 
 
 def _by_value(lines: bytes, field: str) -> _Sorted:
     key = (hashlib.sha256(lines).hexdigest(), field)
-    if key not in _LAST:
+    if key not in _SORTED:
         found: dict[Any, list[bytes]] = {}
         for line in (line for line in lines.split(b"\n") if line.strip()):
             found.setdefault(json.loads(line)[field], []).append(line)
-        _LAST.clear()
-        _LAST[key] = _Sorted(found)
-    return _LAST[key]
+        if len(_SORTED) >= MAX_SORTED:
+            del _SORTED[next(iter(_SORTED))]
+        _SORTED[key] = _Sorted(found)
+    return _SORTED[key]
 
 
 @cache

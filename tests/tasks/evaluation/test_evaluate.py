@@ -68,7 +68,7 @@ def test_only_what_is_named_is_measured(
     assert one["results"] == both["results"][1:]
     assert one["bits_per_byte"] == both["bits_per_byte"]
     assert one["benchmarks_digest"] != both["benchmarks_digest"]
-    with pytest.raises(DataError, match="bananas are not made here; there are word_order, next_word"):
+    with pytest.raises(DataError, match="bananas are not made here: a folder with their items must be given, found none"):
         found("bananas")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.evaluation.harness_items import items_of_tasks
+from tasks.evaluation.harness_items import OFFLINE, items_of_tasks, offline_imports
 from trainer.base.errors import ConfigError, DataError
 
 Define = Callable[..., str]
@@ -128,3 +128,16 @@ def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
 def test_importing_is_cheap() -> None:
     code = "import sys, tasks.evaluation.harness_items; print([name for name in ('lm_eval', 'datasets', 'jax') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_what_is_started_afterwards_may_ask_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources of data are read there, by workers that inherit this environment."""
+    for name in OFFLINE:
+        monkeypatch.delenv(name, raising=False)
+    with offline_imports():
+        assert {name: os.environ[name] for name in OFFLINE} == OFFLINE
+    assert not OFFLINE.keys() & os.environ.keys()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    with offline_imports():
+        assert os.environ["HF_HUB_OFFLINE"] == "0"
+    assert os.environ["HF_HUB_OFFLINE"] == "0"
