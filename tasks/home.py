@@ -11,11 +11,16 @@ from typing import Any
 from fsspec.exceptions import FSTimeoutError
 
 from tasks.holder import Holder, holding
-from tasks.locks import held
+from tasks.locks import held_once
+from tasks.store.keeping import keeping
+from tasks.store.publisher import Kept
 from trainer.base.errors import ConfigError
+from trainer.base.run_folder import RunFolder
 from trainer.base.storage import as_path, digest_of_bytes, file_system_of
 
 DEFAULT_HOME = "./.phasewise"
+SCRATCH_VARIABLE = "PHASEWISE_SCRATCH"
+"""Where the working folders of homes on stores are on this machine; the user's cache folder if it is not set."""
 PROBE_SECONDS = 30.0
 """How long a store may take to answer the question whether it can be written."""
 
@@ -53,8 +58,8 @@ class Home:
             return cls(root, reads_only)
         if local_for:
             raise ConfigError(
-                f"{local_for} needs a home that is a local folder, found {root}. Only data preparation works on a store so far: "
-                "choose a folder with --home or PHASEWISE_HOME."
+                f"{local_for} needs a home that is a local folder, found {root}. Data are prepared and recipes trained on a store, and "
+                "`status` and `show` read one: choose a folder with --home or PHASEWISE_HOME."
             )
         if reads_only:
             _look_at_store(root, *store)
@@ -96,8 +101,30 @@ class Home:
             ConfigError: another process holds it.
         """
         place = self.root / "lock"
-        with holding(place, what, on_wait=on_wait) if self.is_local else held(place, wait=False):
+        with holding(place, what, on_wait=on_wait) if self.is_local else held_once(place):
             yield
+
+    @contextmanager
+    def kept(self, run_name: str) -> Iterator[None]:
+        """Keep the work on a recipe on the store while it goes on here: nothing to do for a home on this machine.
+
+        Raises:
+            TakenOver, StorageError: as `tasks.store.keeping.keeping`.
+        """
+        if self.is_local:
+            yield
+            return
+        with keeping(Kept(self.work, self.root, run_name)):
+            yield
+
+    def look(self, run_name: str) -> None:
+        """Have what is committed of a recipe's work here, to look at it: all but the weights. Nothing to do for a home on this machine.
+
+        Raises:
+            StorageError: something that is committed is missing.
+        """
+        if not self.is_local:
+            Kept(self.work, self.root, run_name).look()
 
     def lock(self, name: str) -> Path:
         """The place of a lock, for `tasks.locks`."""
@@ -107,6 +134,18 @@ class Home:
     def is_local(self) -> bool:
         """Whether the home is a folder of this machine."""
         return file_system_of(self.root) is None
+
+    @property
+    def work(self) -> Path:
+        """Where files that change are: on this machine, wherever the home is. Runs, verdicts and reports are here; see `tasks.store`."""
+        if self.is_local:
+            return self.root
+        return self._on_this_machine / ("looked-at" if self.reads_only else "work")
+
+    @property
+    def _on_this_machine(self) -> Path:
+        caches = Path(os.environ.get(SCRATCH_VARIABLE) or os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        return caches / "phasewise" / digest_of_bytes(str(self.root).encode())[:16]
 
     @property
     def digests(self) -> Path:
@@ -121,10 +160,7 @@ class Home:
     @property
     def prefect(self) -> Path:
         """The database and settings of the embedded Prefect server: on this machine, wherever the home is."""
-        if self.is_local:
-            return self.root / "prefect"
-        caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-        return caches / "phasewise" / digest_of_bytes(str(self.root).encode())[:16] / "prefect"
+        return (self.root if self.is_local else self._on_this_machine) / "prefect"
 
     @property
     def server_lock(self) -> Path:
@@ -161,15 +197,23 @@ class Home:
 
     def run(self, run_name: str, phase: str) -> Path:
         """A phase's run: metrics, checkpoints, result, evaluation."""
-        return self.root / "runs" / run_name / phase
+        return self.work / "runs" / run_name / phase
+
+    def question(self, run_name: str, phase: str) -> Path:
+        """What a phase's training asks a person, where its recovery is `ask`; in the form of a verdict."""
+        return RunFolder(self.run(run_name, phase)).question
+
+    def exported(self, run_name: str, name: str) -> Path:
+        """A folder of weights that a flow wrote."""
+        return self.work / "exports" / run_name / name
 
     def verdict(self, run_name: str, phase: str, gate: str) -> Path:
         """The verdict file of a phase's data or gate."""
-        return self.root / "verdicts" / run_name / phase / f"{gate}.json"
+        return self.work / "verdicts" / run_name / phase / f"{gate}.json"
 
     def report(self, run_name: str) -> Path:
         """The folder of a run's report and Data Docs."""
-        return self.root / "reports" / run_name
+        return self.work / "reports" / run_name
 
 
 def _probe_folder(root: Path) -> None:

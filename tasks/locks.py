@@ -27,6 +27,9 @@ LEASE_SECONDS = 30.0
 BEATS_PER_LEASE = 4
 POLL_SECONDS = 0.25
 
+_held_by_this_process: set[str] = set()
+"""Places that `held_once` holds. A flow opens other flows in its own process."""
+
 StillHeld = Callable[[], bool]
 """Whether the lock is held by the one who took it: on an object store another may take it from a holder that showed no sign of life."""
 
@@ -47,6 +50,25 @@ def held(place: Path, *, wait: bool = True) -> Iterator[StillHeld]:
     """
     with _held(place, wait, _sight(place)) as still_held:
         yield still_held
+
+
+@contextmanager
+def held_once(place: Path) -> Iterator[None]:
+    """Hold the lock that this file on a store is, unless this process holds it already.
+
+    Raises:
+        ConfigError: another process holds it.
+    """
+    name = str(place)
+    if name in _held_by_this_process:
+        yield
+        return
+    with held(place, wait=False):
+        _held_by_this_process.add(name)
+        try:
+            yield
+        finally:
+            _held_by_this_process.remove(name)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from tasks.preflight.slices import Slice
 from trainer.base.errors import ConfigError
 from trainer.config import ATTENTION, BLOCK_INPUT, Kept, Mesh, ModelConfig, Remat
 from trainer.preflight.roofline import products
-from trainer.preflight.spec import StepShape
+from trainer.preflight.spec import Platform, StepShape
 from trainer.sharding import check_mesh
 
 MAX_TENSOR, MAX_PARTS, MIN_FSDP = 8, 32, 8
@@ -46,7 +46,7 @@ def settings_for(step: StepShape, where: Slice) -> list[Setting]:
     """Every setting that mesh, model and batch allow, the rule's first, in an order that does not change. Whether it fits is not asked."""
     found: list[Setting] = []
     for mesh in meshes_for(step.model, where):
-        for parts in parts_for(step.batch_sequences, mesh.replica * mesh.fsdp * mesh.expert):
+        for parts in parts_for(step.batch_sequences, mesh.batch_parts):
             tokens = step.batch_sequences // parts * step.model.seq_len // where.devices
             found += [
                 Setting(mesh, parts, size) for number, size in enumerate(LOSS_TOKENS) if number == 0 or tokens > LOSS_TOKENS[number - 1]
@@ -94,8 +94,15 @@ def parts_for(batch_sequences: int, rows: int) -> list[int]:
     return [parts for parts in _powers(MAX_PARTS) if batch_sequences % parts == 0 and (batch_sequences // parts) % rows == 0]
 
 
-def policies_for(model: ModelConfig) -> Iterator[Remat]:
-    """Every choice of what is kept, on the device or on the host. Keys and values, both small, go together."""
+def policies_for(model: ModelConfig, platform: Platform = "tpu") -> Iterator[Remat]:
+    """Every choice of what is kept, on the device or on the host. Keys and values, both small, go together.
+
+    Where it is no TPU, nothing goes to the host, and attention has no name: its kernel does not say what it needs.
+    """
+    if platform != "tpu":
+        found = _sparse_policies(model) if model.experts is not None else _dense_policies()
+        yield from ("full", "none", *(one for one in found if isinstance(one, Kept) and not one.on_host and ATTENTION not in one.on_device))
+        return
     yield "full"
     yield "offload"
     yield from _sparse_policies(model) if model.experts is not None else _dense_policies()

@@ -75,7 +75,7 @@ def estimate(step: StepShape, where: Slice, setting: Setting, policies: Policies
     """What can be said from sizes."""
     model, mesh = step.model, setting.mesh
     ones = np.ones_like(policies.flops)
-    tokens = step.batch_sequences // setting.parts * model.seq_len // (mesh.replica * mesh.fsdp * mesh.expert)
+    tokens = step.batch_sequences // setting.parts * model.seq_len // mesh.batch_parts
     gradients = FLOAT32_BYTES * count_weights(model).all * (2 if setting.parts > 1 else 1)
     cut = (state_bytes(step) + gradients) / (mesh.fsdp * mesh.expert * mesh.tensor)
     known = (cut + gathered_bytes(model, expert=mesh.expert, tensor=mesh.tensor)) / GIB

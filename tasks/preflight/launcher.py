@@ -91,7 +91,7 @@ def run_compiler(spec: Spec) -> Result:
         ConfigError, TrainingError: as `examine`.
     """
     limit = MAX_MACHINE_CODE_SECONDS if spec.machine_code else MAX_SECONDS
-    environment = {name: value for name, value in os.environ.items() if name not in DROPPED} | COMPILER
+    environment = {name: value for name, value in os.environ.items() if name not in DROPPED} | COMPILER | _devices_for(spec)
     with tempfile.TemporaryDirectory(prefix="phasewise-preflight-") as folder:
         spec_file, result_file, log = (Path(folder) / name for name in ("spec.json", "result.json", "log"))
         write_json(spec_file, spec.model_dump(mode="json"))
@@ -111,6 +111,13 @@ def run_compiler(spec: Spec) -> Result:
         if code:
             raise _failure(spec, code, log.read_text(errors="replace"))
         return Result.model_validate(read_json(result_file))
+
+
+def _devices_for(spec: Spec) -> dict[str, str]:
+    """The compiler's process has as many devices as the trainer's will have, where they are a CPU's."""
+    if spec.topology.platform != "cpu":
+        return {}
+    return {"XLA_FLAGS": f"--xla_force_host_platform_device_count={spec.topology.devices}"}
 
 
 def _failure(spec: Spec, code: int, log: str) -> PhasewiseError:

@@ -1,10 +1,12 @@
 """How a phase is carried out on its slice: mesh, what is kept of the forward pass and where, parts of the batch, chunks of the loss."""
 
+from typing import cast
+
 from pydantic import Field
 
 from tasks.preflight.slices import Slice
 from trainer.base.frozen import Frozen
-from trainer.config import ATTENTION, BLOCK_INPUT, Execution, Kept, Mesh, Remat
+from trainer.config import ATTENTION, BLOCK_INPUT, AttentionKernel, Execution, ExpertKernel, Kept, Mesh, ModelConfig, Remat
 from trainer.preflight.spec import Spec, StepShape
 
 LOSS_TOKENS_A_CHIP = 2048
@@ -94,15 +96,29 @@ def mesh_refusal(step: StepShape, where: Slice) -> str:
 
 
 def spec_for(step: StepShape, where: Slice, plan: Plan, *, machine_code: bool = False) -> Spec:
-    """The plan as something that can be compiled. Experts are computed and exchanged by what only TPUs have."""
+    """The plan as something that can be compiled, and as what the trainer executes."""
     tokens = step.batch_sequences // plan.parts * step.model.seq_len
     chunk = plan.loss_tokens_a_chip * where.devices
     execution = Execution(
         mesh=plan.mesh_on(where),
         remat=plan.remat,
-        attention="splash",
-        expert_kernel="auto" if step.model.experts is None else "megablox",
+        attention=attention_on(where, step.model),
+        expert_kernel=experts_on(where, step.model),
         microbatch_sequences=None if plan.parts == 1 else step.batch_sequences // plan.parts,
         loss_chunk_tokens=chunk if chunk < tokens else None,
     )
     return Spec(step=step, execution=execution, topology=where.topology, machine_code=machine_code)
+
+
+def attention_on(where: Slice, model: ModelConfig) -> AttentionKernel:
+    """The quickest kernel that can run there, by its name: "auto" would ask the machine at hand."""
+    from trainer.kernels.attention import check_kernel  # it imports jax
+
+    return cast(AttentionKernel, check_kernel("auto", where.chip.platform, model))
+
+
+def experts_on(where: Slice, model: ModelConfig) -> ExpertKernel:
+    """The same for experts; a model without has no choice to make."""
+    if model.experts is None:
+        return "auto"
+    return "megablox" if where.chip.platform == "tpu" else "padded"

@@ -4,6 +4,7 @@ from functools import partial
 
 from tasks.home import Home
 from tasks.preflight.candidates import settings_for
+from tasks.preflight.estimated import estimate_plan
 from tasks.preflight.launcher import examine
 from tasks.preflight.plan import batch_refusal, mesh_refusal
 from tasks.preflight.report import Report, refused_report, report_of
@@ -12,8 +13,11 @@ from tasks.preflight.setup import Setup
 from tasks.preflight.slices import find_slice
 
 
-def preflight_setup(setup: Setup, home: Home, *, machine_code: bool = False) -> Report:
+def preflight_setup(setup: Setup, home: Home, *, machine_code: bool = False, estimated: bool = False) -> Report:
     """Find the fastest plan that fits the setup on its slice, and project what it takes.
+
+    Args:
+        estimated: compile nothing. For a GPU nothing is compiled anyway.
 
     Raises:
         ConfigError: no slice is called so, or the model does not fit the mesh.
@@ -23,4 +27,6 @@ def preflight_setup(setup: Setup, home: Home, *, machine_code: bool = False) -> 
     if not settings_for(setup.step, where):
         reason = batch_refusal(setup.step.batch_sequences, where)
         return refused_report(setup, where, reason or mesh_refusal(setup.step, where))
+    if estimated or not where.is_compiled_for:
+        return report_of(setup, where, estimate_plan(setup.step, where))
     return report_of(setup, where, find_plan(setup.step, where, partial(examine, home=home), machine_code=machine_code))

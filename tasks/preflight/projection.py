@@ -39,11 +39,15 @@ def ici_seconds(each: Collective, mesh: Mesh, where: Slice) -> float:
 
 def ici_speed(axis: str, mesh: Mesh, where: Slice) -> float:
     """Bytes a second that a device sends along axes of the mesh (`fsdp×tensor`) within its slice."""
+    if where.chip.is_switched:
+        return where.chip.speeds.ici_bytes
     return where.chip.speeds.ici_bytes * ring_share(chips_along(axis, mesh, where), where.torus)
 
 
 def exchange_speed(axis: str, mesh: Mesh, where: Slice) -> float:
     """Bytes a second that a device sends to all others along axes of the mesh within its slice."""
+    if where.chip.is_switched:
+        return where.chip.speeds.ici_bytes
     return where.chip.speeds.ici_bytes * exchange_share(chips_along(axis, mesh, where), where.torus)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from tasks.preflight.plan import GIB, Plan, spec_for
 from tasks.preflight.projection import ALL_TO_ALL, ici_seconds, roofline_of
-from tasks.preflight.search import Found, Tried
+from tasks.preflight.search import Found, Tried, limit_bytes
 from tasks.preflight.setup import Setup
 from tasks.preflight.slices import Slice
 from trainer.flops import step_flops
@@ -22,6 +22,7 @@ def report_of(setup: Setup, where: Slice, found: Found) -> Report:
     execution = spec_for(setup.step, where, plan).execution.model_dump(mode="json") if plan else None
     report = _about(setup, where) | {
         "fits": plan is not None,
+        "estimated": found.estimated,
         "mesh": plan.mesh_on(where).model_dump() if plan else where.mesh.model_dump(),
         "remat": execution["remat"] if execution else None,
         "microbatch_sequences": _part(setup, plan),
@@ -35,7 +36,7 @@ def report_of(setup: Setup, where: Slice, found: Found) -> Report:
         "compile_seconds": round(found.compile_seconds, 1),
         "compiler_host_gib": round(result.host_bytes / GIB, 2) if result else None,
     }
-    return report | (_projected(setup, where, plan, result) if plan and result else _unprojected())
+    return report | (_projected(setup, where, found) if plan and result else _unprojected())
 
 
 def _tried(tried: Tried) -> Report:
@@ -53,7 +54,7 @@ def _tried(tried: Tried) -> Report:
 
 def refused_report(setup: Setup, where: Slice, reason: str) -> Report:
     """A setup that there is nothing to compile for."""
-    refused: Report = {"fits": False, "remat": None, "microbatch_sequences": None, "execution": None, "plan": None}
+    refused: Report = {"fits": False, "estimated": False, "remat": None, "microbatch_sequences": None, "execution": None, "plan": None}
     refused |= {"why": None, "considered": 0, "tried": [], "reason": reason}
     nothing = {"gib_per_chip": _memory(where, None), "compile_seconds": 0.0, "compiler_host_gib": None}
     return _about(setup, where) | refused | nothing | _unprojected()
@@ -85,7 +86,7 @@ def _memory(where: Slice, result: Result | None) -> Report:
         "arguments": _gib(memory.arguments if memory else None),
         "temporaries": _gib(memory.temporaries if memory else None),
         "peak": _gib(memory.peak if memory else None),
-        "limit": _gib(result.limit_bytes if result else None),
+        "limit": _gib(limit_bytes(result, where) if result else None),
         "maker": where.chip.device_gib,
         "on_host": _gib(memory.host if memory else None),
     }
@@ -95,12 +96,15 @@ def _gib(size: int | None) -> float | None:
     return None if size is None else round(size / GIB, 2)
 
 
-def _projected(setup: Setup, where: Slice, plan: Plan, result: Result) -> Report:
+def _projected(setup: Setup, where: Slice, found: Found) -> Report:
+    plan, result = found.plan, found.result
+    assert plan is not None
+    assert result is not None
     model = setup.step.model
     sequences = setup.step.batch_sequences
     flops = step_flops(model, sequences).total
     again = recomputed_flops(model, sequences, plan.remat)
-    roofline = roofline_of(setup.step, where, plan, result)
+    roofline = found.roofline or roofline_of(setup.step, where, plan, result)
     seconds = roofline.step_seconds
     return {
         "flops_per_step": flops,

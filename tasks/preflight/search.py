@@ -23,6 +23,8 @@ MIN_GAIN = 0.01
 """A plan is compiled only where it is estimated to be faster by so much than the best so far."""
 MAX_COMPILED_SPARSE, MIN_GAIN_SPARSE = 3, 0.05
 """The same for a model with experts, whose step takes one to four minutes to compile. The estimates are coarser, too."""
+MAX_COMPILED_HERE = 3
+"""For devices of a CPU, where times are not known well enough to choose by more."""
 HOST_SHARE = 0.5
 """Of a host's memory that may be taken for what is offloaded; the rest is the loader's, the checkpoints', the system's."""
 
@@ -49,6 +51,8 @@ class Found(Frozen):
         considered: how many plans were estimated.
         tried: those compiled and not taken, in the order of the search; the first is the rule's.
         why: why the plan is taken, and why the search ended there.
+        estimated: nothing was compiled, and `result` and `roofline` are estimates.
+        roofline: that of the plan, where it is not read from the result.
     """
 
     plan: Plan | None
@@ -57,6 +61,8 @@ class Found(Frozen):
     compile_seconds: float
     considered: int
     why: str
+    estimated: bool = False
+    roofline: Roofline | None = None
 
 
 class Compiled(Frozen):
@@ -74,8 +80,8 @@ def find_plan(step: StepShape, where: Slice, attempt: Callable[[Spec], Result], 
     Where none fits yet, the estimates go down to plans that need less, and last to the one that needs least: only when that is refused, no
     plan fits.
     """
-    table = Table(step, where, settings_for(step, where), list(policies_for(step.model)))
-    effort = effort_for(step)
+    table = table_of(step, where)
+    effort = effort_for(step, where)
     done: dict[int, Compiled] = {}
     while len(done) < effort.max_compiled:
         number = next_plan(table, where, done, effort)
@@ -90,6 +96,11 @@ def find_plan(step: StepShape, where: Slice, attempt: Callable[[Spec], Result], 
     return conclude(list(done.values()), len(table), effort)
 
 
+def table_of(step: StepShape, where: Slice) -> Table:
+    """Everything that the search chooses from."""
+    return Table(step, where, settings_for(step, where), list(policies_for(step.model, where.chip.platform)))
+
+
 class Effort(NamedTuple):
     """How long the search goes on.
 
@@ -102,8 +113,10 @@ class Effort(NamedTuple):
     has_rule: bool
 
 
-def effort_for(step: StepShape) -> Effort:
-    """By how long one compilation takes."""
+def effort_for(step: StepShape, where: Slice) -> Effort:
+    """By how long one compilation takes. The rule is one for TPUs."""
+    if where.chip.platform != "tpu":
+        return Effort(MAX_COMPILED_HERE, MIN_GAIN_SPARSE, has_rule=False)
     if step.model.experts is None:
         return Effort(MAX_COMPILED, MIN_GAIN, has_rule=True)
     return Effort(MAX_COMPILED_SPARSE, MIN_GAIN_SPARSE, has_rule=False)
@@ -111,7 +124,7 @@ def effort_for(step: StepShape) -> Effort:
 
 def next_plan(table: Table, where: Slice, done: dict[int, Compiled], effort: Effort) -> int | None:
     """The number of the candidate to compile next; None where none is worth it."""
-    limits = [each.result.limit_bytes / GIB for each in done.values()]
+    limits = [limit_bytes(each.result, where) / GIB for each in done.values()]
     room = (limits[-1] if limits else where.chip.device_gib) - RESERVED_BYTES / GIB
     gib, seconds = table.gib(), table.seconds()
     possible = (gib <= room) & (table.host <= host_gib(where))
@@ -158,15 +171,20 @@ def _tried(each: Compiled, best: Compiled | None) -> Tried:
     return Tried(plan=each.plan, reason=reason, gib=gib, roofline=own)
 
 
+def limit_bytes(result: Result, where: Slice) -> int:
+    """The memory of a device: what the compiler says, and where it knows none, the maker's."""
+    return result.limit_bytes or round(where.chip.device_gib * where.chip.usable * GIB)
+
+
 def refusal(result: Result, where: Slice) -> str | None:
     """Why what was compiled does not fit; None where it does."""
-    limit = result.limit_bytes / GIB
+    limit = limit_bytes(result, where) / GIB
     if result.memory is None:
         return f"the compiler refused it: {result.refusal}" if result.refusal else "the compiler gave no account of its memory"
     needs = f"needs {result.memory.peak / GIB:.1f} GiB"
     if result.refusal:
         return f"{needs} of {limit:.2f}: the compiler refused it"
-    if result.memory.peak + RESERVED_BYTES > result.limit_bytes:
+    if result.memory.peak + RESERVED_BYTES > limit_bytes(result, where):
         return f"{needs} of {limit:.2f}, of which {RESERVED_BYTES / GIB:g} stay free for code and runtime"
     if result.memory.host / GIB > host_gib(where):
         return f"needs {result.memory.host / GIB:.1f} GiB of its host's memory, of which {host_gib(where):.1f} are there for a chip"

@@ -13,7 +13,7 @@ from trainer.base.frozen import Frozen
 from trainer.config import Mesh
 from trainer.flops import peak_flops
 from trainer.preflight.roofline import Speeds
-from trainer.preflight.spec import Topology
+from trainer.preflight.spec import Platform, Topology
 
 PLACE, TABLE = "deployments", "slices.toml"
 COUNTED = re.compile(r"(?:(\d+)x )?(\S+)")
@@ -25,9 +25,16 @@ class Chip(Frozen):
 
     Attributes:
         devices: as how many devices a program sees the chip; each has an equal part of its memory and of all its speeds.
+        peak_flops: of bfloat16; None is what trainer/flops.py says of the device.
+        usable: share of the memory that a program may use, where no compiler says it.
+        is_switched: each chip of a slice reaches each other one at full speed; else they are the corners of a torus.
     """
 
+    platform: Platform = "tpu"
     device_kind: str
+    peak_flops: float | None = Field(default=None, gt=0)
+    usable: float = Field(default=1.0, gt=0, le=1)
+    is_switched: bool = False
     devices: int = Field(default=1, gt=0)
     chips_per_host: int = Field(gt=0)
     memory_gib: float = Field(gt=0)
@@ -36,7 +43,7 @@ class Chip(Frozen):
     dcn_gbps: float = Field(gt=0)
     host_gbps: float = Field(gt=0)
     host_memory_gib: float = Field(gt=0)
-    topology: str
+    topology: str | None = None
     chip_config: str | None = None
     host_bounds: tuple[int, int, int] | None = None
     source: str
@@ -44,7 +51,7 @@ class Chip(Frozen):
     @property
     def speeds(self) -> Speeds:
         """Of one device, for the roofline."""
-        peak = peak_flops(self.device_kind, "bfloat16")
+        peak = self.peak_flops or peak_flops(self.device_kind, "bfloat16")
         assert peak is not None, f"trainer/flops.py names no peak of {self.device_kind}"
         return Speeds(
             flops=peak,
@@ -115,8 +122,16 @@ class Slice(Frozen):
     @property
     def topology(self) -> Topology:
         """As the compiler names it."""
-        name = f"{self.chip.topology}:{'x'.join(map(str, self.torus))}"
+        platform = self.chip.platform
+        name = f"{self.chip.topology or platform}:{'x'.join(map(str, self.torus))}"
+        if platform != "tpu":
+            return Topology(name=name, num_slices=self.count, platform=platform, devices=self.devices)
         return Topology(name=name, num_slices=self.count, chip_config=self.chip.chip_config, chips_per_host=self.chip.host_bounds)
+
+    @property
+    def is_compiled_for(self) -> bool:
+        """Whether the compiler for it runs where there is none of it; what it needs is estimated where it does not."""
+        return self.chip.platform != "gpu"
 
 
 @cache

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
+from trainer.base.decision import State as RulingState
 from trainer.base.frozen import Frozen
 from trainer.config import Component
 from validations.outcomes import CheckCounts, sum_counts
@@ -24,6 +25,8 @@ class VerdictReport(Recorded):
     Attributes:
         reasons: why it fails or warns.
         accepted: what was found and the recipe accepts, with its reason.
+        ruling: what follows from it and from what people decided of it; None is from its checks alone.
+        decided: who let it pass or rejected it, when and why; empty where nobody decided.
     """
 
     name: Literal["data", "training", "gate"]
@@ -31,11 +34,18 @@ class VerdictReport(Recorded):
     reasons: tuple[str, ...]
     accepted: tuple[str, ...]
     path: str
+    ruling: RulingState | None = None
+    decided: str = ""
 
     @property
     def passes(self) -> bool:
-        """No check failed, and none could not be made."""
-        return self.counts.passes
+        """The phase may go on: no check failed and none could not be made, or a person let it pass."""
+        return self.counts.passes if self.ruling is None else self.ruling in ("passes", "approved")
+
+    @property
+    def waits(self) -> bool:
+        """A person has to decide."""
+        return self.ruling == "waits"
 
 
 class BenchmarkReport(Recorded):
@@ -112,6 +122,22 @@ class RoutingReport(Recorded):
     loads_step: int | None = None
 
 
+class RollBackReport(Recorded):
+    """Updates that a phase passed over with their data, because it rolled back.
+
+    Attributes:
+        steps: which, in words.
+        sequences: of data, how many were not trained on.
+        why: what was found.
+        decided_by: the recipe, or who approved it, when and why.
+    """
+
+    steps: str
+    sequences: int
+    why: str
+    decided_by: str
+
+
 class PhaseReport(Recorded):
     """One phase of the recipe. What was not measured is `None` or empty.
 
@@ -124,6 +150,8 @@ class PhaseReport(Recorded):
         measured: what its gate measured, beside the parent's.
         routing: what its routers did; None for dense models.
         reported: what the record reported of the phase, whose run was at full scale; of a smaller one scores and losses alone.
+        spent: where the wall time of its training went, in words.
+        roll_backs: the windows of data that it passed over.
     """
 
     name: str
@@ -146,9 +174,11 @@ class PhaseReport(Recorded):
     declares: tuple[str, ...] = ()
     parent: str | None = None
     verdicts: tuple[VerdictReport, ...] = ()
-    state: Literal["done", "refused", "not reached"]
+    state: Literal["done", "refused", "waits for a person", "not reached"]
     params_digest: str | None = None
     reported: tuple[RecordReport, ...] = ()
+    spent: str = ""
+    roll_backs: tuple[RollBackReport, ...] = ()
 
     @property
     def counts(self) -> CheckCounts:

@@ -34,13 +34,17 @@ class Tile:
 
 def standing_of(phase: PhaseReport) -> Standing:
     """A failed verdict is named first, then the state; a phase that nobody judged does not pass."""
-    failed = " and ".join(verdict.name for verdict in phase.verdicts if not verdict.passes)
+    failed = " and ".join(verdict.name for verdict in phase.verdicts if not verdict.passes and not verdict.waits)
     if failed:
         return Standing("bad", f"{failed} failed")
     if phase.state == "refused":
         return Standing("bad", "refused")
+    if phase.state == "waits for a person":
+        return Standing("warned", phase.state)
     if phase.state == "not reached":
         return Standing("none", "not reached")
+    if decided := [verdict for verdict in phase.verdicts if verdict.ruling == "approved"]:
+        return Standing("warned", f"{' and '.join(verdict.name for verdict in decided)} let pass by a person")
     return standing_of_counts(phase.counts) if phase.verdicts else Standing("none", "not judged")
 
 
@@ -59,12 +63,12 @@ def headline_of(report: Report) -> tuple[str, str]:
 
 
 def failures_of(report: Report) -> list[tuple[PhaseReport, VerdictReport]]:
-    """Every verdict that failed, in the order of the phases."""
+    """Every verdict that failed or waits for a person, in the order of the phases."""
     return [(phase, verdict) for phase in report.phases for verdict in phase.verdicts if not verdict.passes]
 
 
 def passes_of(report: Report) -> list[tuple[PhaseReport, VerdictReport]]:
-    """Every verdict that passed, in the order of the phases."""
+    """Every verdict that passed or that a person let pass, in the order of the phases."""
     return [(phase, verdict) for phase in report.phases for verdict in phase.verdicts if verdict.passes]
 
 

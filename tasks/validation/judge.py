@@ -11,12 +11,14 @@ from tasks.data.verify import Difference, check_caches, verify_component
 from tasks.home import Home
 from tasks.validation.scan_caches import scan_caches, scan_key
 from trainer.base.errors import DataError
+from trainer.base.run_folder import RunFolder
 from trainer.base.storage import as_path, digest_of_file
 from trainer.config import RunConfig
 from trainer.data.manifest import Manifest, read_manifest
 from trainer.data.mixture import MixtureSchedule
-from trainer.metrics import METRICS_NAME, read_metrics
+from trainer.metrics import read_metrics
 from validations.accepted import AcceptedWarning
+from validations.approvable import NOBODY, AsksPeople
 from validations.evidence.caches import cache_evidence
 from validations.evidence.differences import differences_evidence
 from validations.evidence.health.evidence import health_evidence
@@ -38,6 +40,7 @@ def judge_phase_data(
     hand_off: pd.DataFrame,
     decided_by: Mapping[str, str] = MappingProxyType({}),
     accepts: Sequence[AcceptedWarning] = (),
+    asks_people: AsksPeople = NOBODY,
 ) -> Verdict:
     """Judge the caches, the mixture, the order, the leakage and the hand-off of a phase; the verdict goes where the trainer looks for it.
 
@@ -45,6 +48,7 @@ def judge_phase_data(
         hand_off: what the phase declares to change against what it changes.
         decided_by: what the verdict rests on beside the caches, name → digest.
         accepts: the warnings that the recipe accepts in this phase; none are, unless it says so.
+        asks_people: what the recipe puts to people in this phase; nothing, unless it says so.
 
     Raises:
         DataError: a cache is not there, so that there is nothing to judge.
@@ -69,16 +73,18 @@ def judge_phase_data(
         hand_off=hand_off,
     )
     subject, folder = f"{run.recipe}/{run.scale}/{run.phase} data", as_path(run.verdict).with_suffix("")
-    verdict = judge_data(subject, evidence, limits=limits, folder=folder, decided_by=decided_by, accepts=accepts)
+    verdict = judge_data(subject, evidence, limits=limits, folder=folder, decided_by=decided_by, accepts=accepts, asks_people=asks_people)
     write_verdict(run.verdict, verdict)
     return verdict
 
 
-def judge_phase_health(run: RunConfig, limits: HealthLimits, home: Home, *, accepts: Sequence[AcceptedWarning] = ()) -> Verdict:
-    """Judge how a phase trained, by its metrics; the verdict is kept beside those of its data and its model. `accepts` as for its data."""
+def judge_phase_health(
+    run: RunConfig, limits: HealthLimits, home: Home, *, accepts: Sequence[AcceptedWarning] = (), asks_people: AsksPeople = NOBODY
+) -> Verdict:
+    """Judge how a phase trained, by its metrics; the verdict is kept beside those of its data and its model. All else as for its data."""
     from trainer.norms import groups  # it imports jax
 
-    metrics = Path(run.output) / METRICS_NAME
+    metrics = RunFolder.at(run.output).metrics
     path = home.verdict(f"{run.recipe}-{run.scale}", run.phase, "health")
     verdict = judge_health(
         f"{run.recipe}/{run.scale}/{run.phase} training",
@@ -87,6 +93,7 @@ def judge_phase_health(run: RunConfig, limits: HealthLimits, home: Home, *, acce
         judged={str(metrics): digest_of_file(metrics)},
         folder=path.with_suffix(""),
         accepts=accepts,
+        asks_people=asks_people,
     )
     write_verdict(path, verdict)
     return verdict

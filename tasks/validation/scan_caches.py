@@ -1,6 +1,5 @@
 """What a phase must not have trained on, and the scan of its token caches for it: the bytes that the trainer will read, shard by shard."""
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -8,13 +7,14 @@ from typing import NamedTuple
 from tasks.data.plan import DataPlan
 from tasks.data.word_problems import BENCHMARK, word_problems
 from tasks.evaluation.benchmark_folder import benchmark_items
+from tasks.evaluation.suites.folder import real_benchmarks
 from tasks.home import Home
 from tasks.progress import say
 from tasks.validation.detokenizers import open_detokenizer
 from tasks.validation.index_store import folder_digest, index_of_list, index_store, leakage_version, open_index
 from tasks.validation.scan_paths import CachePiece, cache_pieces, find_tokenizer
-from trainer.base.errors import ConfigError, DataError
-from trainer.base.storage import as_path, digest_of_file, digest_of_json, read_json, write_json
+from trainer.base.errors import DataError
+from trainer.base.storage import digest_of_file, digest_of_json, read_json, write_json
 from trainer.data.manifest import Shard, read_manifest
 from validations.evidence.leakage.index import LeakageIndex
 from validations.evidence.leakage.items.files import read_benchmarks
@@ -23,7 +23,6 @@ from validations.evidence.leakage.scan import Scan, cache_documents, merge_scans
 from validations.evidence.leakage.words.words import split_words
 from validations.limits import LeakageLimits
 
-BENCHMARKS_VARIABLE = "PHASEWISE_BENCHMARKS"
 MIN_HELD_OUT_WORDS = 13
 ITEMS_VERSION = "items-3"
 STAGE = "leakage scan"
@@ -164,20 +163,6 @@ def word_problem_items() -> Iterator[BenchmarkItem]:
     """The word problems that stand in for a benchmark, in their parts."""
     for problem in word_problems():
         yield BenchmarkItem(BENCHMARK, BENCHMARK, problem.id, problem.question, (), str(problem.answer), (problem.solution,))
-
-
-def real_benchmarks() -> Path | None:
-    """The folder of real benchmarks that `PHASEWISE_BENCHMARKS` names, if it names one.
-
-    Raises:
-        ConfigError: it is not there.
-    """
-    if not (named := os.environ.get(BENCHMARKS_VARIABLE)):
-        return None
-    path = as_path(named)
-    if not path.exists():
-        raise ConfigError(f"{BENCHMARKS_VARIABLE} names {named}, which is not there: correct it, or leave it unset.")
-    return path
 
 
 def held_out_items(component: str, folder: Path, plan: DataPlan) -> Iterable[BenchmarkItem]:

@@ -6,20 +6,24 @@ from typing import Any
 
 import pandas as pd
 from prefect import task
-from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
+from tasks.artifacts.task import publish_page, tell_of_gate
 from tasks.data.plan import DataPlan
 from tasks.home import Home
 from tasks.progress import say
+from tasks.site import gate_address
 from tasks.validation.judge import judge_phase_data, judge_phase_health
+from trainer.base.decision import read_decisions, ruling_of
 from trainer.base.storage import as_path
 from trainer.config import RunConfig
 from validations.accepted import AcceptedWarning
+from validations.approvable import AsksPeople
 from validations.data_docs import build_data_docs
 from validations.limits import DataLimits, GateLimits, HealthLimits
-from validations.report.words import as_markdown, lines_of, notes_of, report_folder_of, summary_of
-from validations.verdict import Verdict, judge_gate, write_verdict
+from validations.report.artifact import as_markdown, why_in_a_line
+from validations.report.words import lines_of, notes_of, report_folder_of, summary_of
+from validations.verdict import Verdict, judge_gate, read_verdict, write_verdict
 
 Accepts = Sequence[AcceptedWarning]
 """What the recipe accepts in the phase; each of the three judges is given it."""
@@ -35,39 +39,66 @@ def data_gate(
     hand_off: pd.DataFrame,
     decided_by: Mapping[str, str],
     accepts: Accepts,
+    asks_people: AsksPeople,
 ) -> Verdict:
     """Gather the evidence on the phase's data, judge it, write the verdict."""
-    verdict = judge_phase_data(run, plan, limits, home, hand_off=hand_off, decided_by=decided_by, accepts=accepts)
-    publish(verdict, key=f"{run.recipe}-{run.phase}-data")
+    verdict = judge_phase_data(run, plan, limits, home, hand_off=hand_off, decided_by=decided_by, accepts=accepts, asks_people=asks_people)
+    publish(verdict, run.verdict)
     return verdict
 
 
 @task(task_run_name="judge training of {run.phase}", cache_policy=NO_CACHE)
-def health_gate(run: RunConfig, limits: HealthLimits, home: Home, *, accepts: Accepts) -> Verdict:
+def health_gate(run: RunConfig, limits: HealthLimits, home: Home, *, accepts: Accepts, asks_people: AsksPeople) -> Verdict:
     """Judge how a phase trained by its metrics, write the verdict."""
-    verdict = judge_phase_health(run, limits, home, accepts=accepts)
-    publish(verdict, key=f"{run.recipe}-{run.phase}-health")
+    verdict = judge_phase_health(run, limits, home, accepts=accepts, asks_people=asks_people)
+    publish(verdict, home.verdict(f"{run.recipe}-{run.scale}", run.phase, "health"))
     return verdict
 
 
 @task(task_run_name="judge model of {run.phase}", cache_policy=NO_CACHE)
 def model_gate(
-    run: RunConfig, evaluation: dict[str, Any], parent: dict[str, Any] | None, limits: GateLimits, path: Path, *, accepts: Accepts
+    run: RunConfig,
+    evaluation: dict[str, Any],
+    parent: dict[str, Any] | None,
+    limits: GateLimits,
+    path: Path,
+    *,
+    accepts: Accepts,
+    asks_people: AsksPeople,
 ) -> Verdict:
     """Judge a phase's last checkpoint against its parent's, write the verdict; its evidence goes beside it."""
     evidence = path.with_suffix("")
     subject = f"{run.recipe}/{run.scale}/{run.phase} model"
-    verdict = judge_gate(subject, evaluation, parent_evaluation=parent, limits=limits, folder=evidence, accepts=accepts)
+    verdict = judge_gate(
+        subject, evaluation, parent_evaluation=parent, limits=limits, folder=evidence, accepts=accepts, asks_people=asks_people
+    )
     write_verdict(path, verdict)
-    publish(verdict, key=f"{run.recipe}-{run.phase}-model")
+    publish(verdict, path)
     return verdict
 
 
-def publish(verdict: Verdict, key: str) -> None:
-    """Lines for people, and a page in the Prefect UI; a verdict that fails gets its report at once."""
+@task(task_run_name="ask about training", cache_policy=NO_CACHE)
+def ask_about_training(path: str | Path) -> Verdict:
+    """Show what a training asks a person; its question is a verdict without evidence tables."""
+    verdict = read_verdict(path)
+    publish(verdict, path)
+    return verdict
+
+
+def publish(verdict: Verdict, path: str | Path) -> None:
+    """Lines for people, and a page in the Prefect UI; a verdict that does not let the phase go on gets its report at once.
+
+    Args:
+        path: the verdict's file, `…/RUN/PHASE/GATE.json`; what people decided of it is beside it.
+    """
+    ruling = ruling_of(verdict.model_dump(mode="json"), read_decisions(path))
     report = report_folder_of(verdict)
-    if not verdict.passes or as_path(report).exists():
+    if not verdict.passes or ruling.state != "passes" or as_path(report).exists():
         build_data_docs(report, [verdict])
     for line in (*lines_of(verdict), *notes_of(verdict)):
         say(line)
-    create_markdown_artifact(as_markdown(verdict), key=key, description=summary_of(verdict))
+    place = as_path(path)
+    key = f"{place.parent.parent.name}-{place.parent.name}-{place.stem}".lower()
+    page = gate_address(verdict.subject, place.stem)
+    publish_page(as_markdown(verdict, ruling, page), key=key, description=summary_of(verdict))
+    tell_of_gate(ruling.state, subject=verdict.subject, gate=place.stem, message=why_in_a_line(verdict), link=page)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from tasks.publication.card.bundle import check_free, write_bundle
 from tasks.publication.card.claims import Subject, read_claims
 from tasks.publication.card.exported import export_claims
+from tasks.publication.card.gate_claims import ruling_word
 from tasks.publication.card.home_files import HomeFiles
 from trainer.base.errors import VerdictError
 from trainer.base.wording import name_some
@@ -62,7 +63,7 @@ def write_card(home: Path, subject: Subject, out: Path, options: CardOptions, *,
         "phase": subject.phase,
         "step": claims["checkpoint"]["step"],
         "signed": options.key is not None,
-        "passes": all(gate["passes"] for gate in claims["gates"].values()),
+        "passes": all(ruling_word(gate) in ("passes", "approved") for gate in claims["gates"].values()),
         "files": list(names),
         "not_checked": [one.line for one in files.unread],
     }

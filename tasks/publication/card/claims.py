@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.evaluation.finished import EVALUATION_NAME
 from tasks.publication.card.data_claims import data_claims, tokenizer_claims
 from tasks.publication.card.gate_claims import GATES, Gate, check_judged, evaluation_claims, gate_claims, hand_off_claims, read_gate
 from tasks.publication.card.home_files import HomeFiles
@@ -20,6 +19,7 @@ from tasks.publication.card.training_claims import (
     training_claims,
 )
 from trainer.base.errors import ConfigError
+from trainer.base.run_folder import EVALUATION_NAME
 from validations.verdict import Verdict
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -4,11 +4,15 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from tasks.publication.card.gate_claims import ruling_word
 from trainer.base.storage import digest_of_json
 
 NAMESPACE = uuid.UUID("6f1d9a8e-6f0f-5a55-9f5d-0b6c3a8f5b11")
 """For serial numbers: equal claims have equal ones."""
 TWO_SIDED_95 = 1.959964
+
+
+GATE_WORDS = {"passes": "passes", "approved": "let pass by a person"}
 
 
 def build_ml_bom(claims: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,7 +84,7 @@ def _properties(claims: Mapping[str, Any]) -> list[dict[str, str]]:
         "phasewise:seed": str(claims["order"]["seed"]),
         "phasewise:tokenizer": claims["tokenizer"]["digest"],
     }
-    said |= {f"phasewise:gate:{name}": "passes" if gate["passes"] else "fails" for name, gate in claims["gates"].items()}
+    said |= {f"phasewise:gate:{name}": GATE_WORDS.get(ruling_word(gate), "fails") for name, gate in claims["gates"].items()}
     for step, shares in claims["mixture"]["at_step"].items():
         said |= {f"phasewise:mixture:{step}:{name}": f"{share!r} %" for name, share in shares.items()}
     return [{"name": name, "value": value} for name, value in said.items()]

@@ -9,14 +9,14 @@ import pandas as pd
 from pydantic import ValidationError
 
 from tasks.evaluation.benchmark_folder import read_benchmark_folder
-from tasks.evaluation.finished import EVALUATION_NAME
 from tasks.publication.card.data_claims import check_shards, find_cache
 from tasks.publication.card.home_files import HomeFiles
 from tasks.publication.card.training_claims import Trained
-from trainer.base.errors import DataError
+from trainer.base.decision import Ruling, ruling_at
+from trainer.base.errors import DataError, VerdictError
+from trainer.base.run_folder import EVALUATION_NAME, RunFolder
 from trainer.base.storage import digest_of_file, digest_of_json
 from trainer.data.manifest import MANIFEST_NAME
-from trainer.metrics import METRICS_NAME
 from validations.verdict import Verdict, judged_by_gate
 
 Gate = Literal["data", "health", "model"]
@@ -35,13 +35,15 @@ def read_gate(files: HomeFiles, run_name: str, phase: str, gate: Gate) -> Verdic
 
 
 def gate_claims(files: HomeFiles, run_name: str, phase: str, gate: Gate, verdict: Verdict) -> dict[str, Any]:
-    """One verdict: whether it passes, its limits, what it judged, each check, and the evidence tables by digest."""
+    """One verdict: whether it passes, who let it pass, its limits, what it judged, each check, and the evidence tables by digest."""
     folder = f"verdicts/{run_name}/{phase}/{gate}"
     tables = sorted(path.relative_to(files.root).as_posix() for path in (files.root / folder).glob("*.parquet"))
     said = verdict.model_dump(mode="json")
     checks = [{name: check[name] for name in ("name", "table", "asks", "severity", "outcome")} for check in said["checks"]]
+    ruling = files.tried(f"gates.{gate}.decision", lambda: ruling_at(files.root / f"{folder}.json"), VerdictError)
     return {
         "passes": verdict.passes,
+        **_decided(ruling),
         "suite": verdict.suite,
         "suite_version": verdict.suite_version,
         "limits": said["thresholds"],
@@ -49,8 +51,20 @@ def gate_claims(files: HomeFiles, run_name: str, phase: str, gate: Gate, verdict
         "decided_by": said["decided_by"],
         "accepts": said["accepts"],
         "checks": checks,
-        "rests_on": files.ground(f"{folder}.json", *tables),
+        "rests_on": files.ground(f"{folder}.json", f"{folder}.decision.json", *tables),
     }
+
+
+def _decided(ruling: Ruling | None) -> dict[str, Any]:
+    """What people decided, or that they have not yet; nothing where nobody is asked."""
+    if ruling is None or ruling.state in ("passes", "fails"):
+        return {}
+    return {"ruling": ruling.state, "decision": ruling.decision.model_dump(mode="json") if ruling.decision else None}
+
+
+def ruling_word(gate: Mapping[str, Any]) -> str:
+    """What follows from a verdict of a card: passes, approved, waits, rejected or fails."""
+    return str(gate.get("ruling") or ("passes" if gate["passes"] else "fails"))
 
 
 def hand_off_claims(files: HomeFiles, run_name: str, phase: str) -> dict[str, Any]:
@@ -68,7 +82,7 @@ def check_judged(
     files: HomeFiles, trained: Trained, verdicts: Mapping[Gate, Verdict], evaluation: Mapping[str, Any] | None, parent: Any
 ) -> None:
     """That the verdicts on training and model judged the metrics and the evaluations that are in the home."""
-    metrics = files.root / trained.folder / METRICS_NAME
+    metrics = RunFolder(files.root / trained.folder).metrics
     if "health" in verdicts and metrics.is_file():
         said = sorted(verdicts["health"].judged.values())
         files.agree("gates.health.judged", "metrics.jsonl has", said, [digest_of_file(metrics)])

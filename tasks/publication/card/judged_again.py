@@ -11,7 +11,8 @@ import pandas as pd
 from tasks.publication.card.gate_claims import Gate
 from tasks.publication.card.home_files import HomeFiles
 from tasks.publication.card.training_claims import Trained
-from trainer.metrics import METRICS_NAME, read_metrics
+from trainer.base.run_folder import RunFolder
+from trainer.metrics import read_metrics
 from validations.evidence.health import health_evidence
 from validations.evidence.tables import read_tables
 from validations.expectations.suites import SUITES, version_of
@@ -58,7 +59,7 @@ class _Bytes:
     """What training and model are judged from."""
 
     def __init__(self, files: HomeFiles, trained: Trained, evaluation: Any, parent: Any) -> None:
-        self.metrics = files.root / trained.folder / METRICS_NAME
+        self.metrics = RunFolder(files.root / trained.folder).metrics
         self.run = trained.run
         self.evaluation = evaluation
         self.parent = parent

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tasks.publication.card.gate_claims import ruling_word
+
 README_NAME = "README.md"
 SHOWN_DIGITS = 16
 
@@ -125,8 +127,21 @@ def _verdicts(claims: Mapping[str, Any]) -> Iterator[str]:
         outcomes = [(check["outcome"], check["severity"]) for check in gate["checks"]]
         passed = sum(outcome == "passed" for outcome, _ in outcomes)
         warned = sum(outcome == "accepted" or (outcome == "failed" and severity == "warning") for outcome, severity in outcomes)
-        says = "passes" if gate["passes"] else "**fails**"
+        says = {"passes": "passes", "approved": "**fails, and a person let it pass**"}.get(ruling_word(gate), "**fails**")
+        says = "passes with warnings that a person let pass" if gate["passes"] and ruling_word(gate) == "approved" else says
         yield f"| {words.get(name, name)} | {says} | {passed} | {warned} | {len(outcomes) - passed - warned} |"
+    for name, gate in claims["gates"].items():
+        if decision := gate.get("decision"):
+            word = "let pass" if decision["approves"] else "rejected"
+            when = decision["when"][:10]
+            yield ""
+            who, why = _plain(decision["who"]), _plain(decision["reason"])
+            yield f"The verdict on its {words.get(name, name)} was {word} by {who} on {when}: {why}"
+
+
+def _plain(text: str) -> str:
+    """What a person wrote, which is no markup."""
+    return "".join(f"\\{letter}" if letter in "\\`*_[]<>#|" else letter for letter in text)
 
 
 def _data(claims: Mapping[str, Any]) -> Iterator[str]:

@@ -8,9 +8,10 @@ from pydantic import ValidationError
 
 from tasks.publication.card.home_files import HomeFiles
 from trainer.base.errors import CheckpointError
+from trainer.base.run_folder import CHECKPOINTS_NAME, METRICS_NAME, RESULT_NAME, RUN_NAME, RunFolder
 from trainer.config import RunConfig, sequences_between
 from trainer.config.added import without_added
-from trainer.metrics import METRICS_NAME, read_metrics
+from trainer.metrics import read_metrics
 
 FINAL_LOSS_UPDATES = 10
 """As the trainer takes the mean for its result."""
@@ -30,12 +31,12 @@ class Trained(NamedTuple):
 def read_trained(files: HomeFiles, run_name: str, phase: str, field: str) -> Trained | None:
     """The run and its result; None where one is missing or does not read."""
     folder = f"runs/{run_name}/{phase}"
-    written = files.json(f"{field}.settings", f"{folder}/run.json")
-    result = files.json(field, f"{folder}/result.json")
+    written = files.json(f"{field}.settings", f"{folder}/{RUN_NAME}")
+    result = files.json(field, f"{folder}/{RESULT_NAME}")
     run = None if written is None else files.tried(f"{field}.settings", lambda: RunConfig.model_validate(written), ValidationError)
     if run is None or not isinstance(result, dict):
         return None
-    return Trained(run, result, folder, f"{folder}/checkpoints/{run.stop_step}")
+    return Trained(run, result, folder, f"{folder}/{CHECKPOINTS_NAME}/{run.stop_step}")
 
 
 def training_claims(files: HomeFiles, trained: Trained) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def training_claims(files: HomeFiles, trained: Trained) -> dict[str, Any]:
         files.problem("training.run_digest", f"result.json says {str(result.get('run_digest'))[:16]}, run.json has {run.digest[:16]}")
     tokens = run.model.seq_len * sequences_between(run.batch, run.start_step, run.stop_step)
     files.agree("training.tokens", "its settings give", result.get("tokens"), tokens)
-    losses = [row["loss"] for row in read_metrics(files.root / folder / METRICS_NAME)][-FINAL_LOSS_UPDATES:]
+    losses = [row["loss"] for row in read_metrics(RunFolder(files.root / folder).metrics)][-FINAL_LOSS_UPDATES:]
     files.agree("training.final_loss", "its metrics give", result.get("final_loss"), sum(losses) / len(losses) if losses else None)
     stamps = files.json("training.finished", f"{trained.checkpoint}/{STAMPS}") or {}
     return {
@@ -56,7 +57,7 @@ def training_claims(files: HomeFiles, trained: Trained) -> dict[str, Any]:
         "final_loss": result.get("final_loss"),
         "finished": _moment(stamps.get("commit_timestamp_nsecs")),
         "rests_on": files.ground(
-            f"{folder}/run.json", f"{folder}/result.json", f"{folder}/{METRICS_NAME}", f"{trained.checkpoint}/{STAMPS}"
+            f"{folder}/{RUN_NAME}", f"{folder}/{RESULT_NAME}", f"{folder}/{METRICS_NAME}", f"{trained.checkpoint}/{STAMPS}"
         ),
     }
 
@@ -64,7 +65,7 @@ def training_claims(files: HomeFiles, trained: Trained) -> dict[str, Any]:
 def mixture_claims(files: HomeFiles, trained: Trained) -> dict[str, Any]:
     """Percent of each component from a step on, over the whole lineage, as the order of the data needs it."""
     shares = {str(step): dict(of_step) for step, of_step in trained.run.mixture.root}
-    return {"unit": "percent of sequences", "at_step": shares, "rests_on": files.ground(f"{trained.folder}/run.json")}
+    return {"unit": "percent of sequences", "at_step": shares, "rests_on": files.ground(f"{trained.folder}/{RUN_NAME}")}
 
 
 def order_claims(files: HomeFiles, trained: Trained) -> dict[str, Any]:
@@ -160,7 +161,7 @@ def _phase_claims(files: HomeFiles, trained: Trained, field: str, left_at: int) 
         "start": start,
         "run_digest": run.digest,
         "params_digest": result.get("params_digest"),
-        "rests_on": files.ground(f"{trained.folder}/run.json", f"{trained.folder}/result.json"),
+        "rests_on": files.ground(f"{trained.folder}/{RUN_NAME}", f"{trained.folder}/{RESULT_NAME}"),
     }
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from tasks.publication.contents import RecordReport
+from tasks.publication.contents import RecordReport, RollBackReport
 from tasks.publication.report import BenchmarkReport, PhaseReport, Report, VerdictReport, render, write_report
 from tasks.publication.routing import routing_of
 from validations.outcomes import CheckCounts
@@ -70,6 +70,7 @@ def hostile_report(passed_report: Report) -> Report:
             VerdictReport(name="gate", counts=CheckCounts(warned=1), reasons=(HOSTILE,), accepted=(HOSTILE,), path=HOSTILE),
         ),
         benchmarks=(BenchmarkReport(benchmark=HOSTILE, metric=HOSTILE, value=0.5, baseline=0.25, stderr=0.1),),
+        roll_backs=(RollBackReport(steps=HOSTILE, sequences=4, why=HOSTILE, decided_by=HOSTILE),),
         routing=routing_of([{"step": 661, "max_violation": 1.0, "expert_load/0/0": 1.0, "expert_load/0/1": 0.0}], None),
     )
     texts = {
@@ -131,6 +132,15 @@ def test_passed_page_tells_everything(passed_report: Report):
     assert "✗" not in page.text
     assert all(name in page.text and f"{value:.2f}" in page.text for name, value in passed_report.baselines.items())
     assert all(name in page.text and fact in page.text for name, fact in passed_report.facts.items())
+
+
+def test_data_that_was_passed_over_is_in_a_table_with_who_decided(passed_report: Report):
+    assert "Data passed over" not in render(passed_report)
+    by = "approved by Ada on 2026-11-23: noise"
+    roll_back = RollBackReport(steps="steps 21 to 22", sequences=1200, why="the loss is 10.71 at step 21", decided_by=by)
+    rolled_back = changed(passed_report.phases[1], roll_backs=(roll_back,))
+    text = Page(render(changed(passed_report, phases=(passed_report.phases[0], rolled_back)))).text
+    assert f"{rolled_back.name} steps 21 to 22 1,200 the loss is 10.71 at step 21 {by}" in text
 
 
 def test_stopped_page_leads_with_the_reason(stopped_report: Report):

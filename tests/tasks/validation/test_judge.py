@@ -16,6 +16,7 @@ from tasks.data.documents import split_texts
 from tasks.data.listing import Listing
 from tasks.data.parts import split_of
 from tasks.data.plan import DataPlan
+from tasks.evaluation.suites.folder import BENCHMARKS_VARIABLE
 from tasks.validation import judge, scan_caches
 from tasks.validation.scan_caches import test_items as items_of
 from trainer.base.errors import ConfigError, DataError, VerdictError
@@ -230,9 +231,9 @@ def test_real_benchmarks_are_scanned_for_where_they_are_named(
         return set(pd.read_parquet(Path(verdict.evidence) / "leakage.parquet")["benchmark"])
 
     without = benchmarks_of(judged(copied))
-    monkeypatch.setenv(scan_caches.BENCHMARKS_VARIABLE, str(benchmarks))
+    monkeypatch.setenv(BENCHMARKS_VARIABLE, str(benchmarks))
     assert benchmarks_of(judged(copied)) - without == {"made-math"}
-    monkeypatch.setenv(scan_caches.BENCHMARKS_VARIABLE, str(benchmarks / "nowhere"))
+    monkeypatch.setenv(BENCHMARKS_VARIABLE, str(benchmarks / "nowhere"))
     with pytest.raises(ConfigError, match=r"PHASEWISE_BENCHMARKS names .*nowhere, which is not there"):
         judged(copied)
 

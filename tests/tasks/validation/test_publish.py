@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from flows.validate_data import raise_unless_passed
+from flows.rulings import raise_unless_let_pass
+from tasks.site import SITE_VARIABLE
 from tasks.validation import task
 from tests.validations.report.samples import LEAK, STALE, evidence, judged, register
 from trainer.base.errors import VerdictError
@@ -15,9 +16,11 @@ from validations.report.words import report_folder_of
 
 @pytest.fixture(autouse=True)
 def artifacts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What is sent to Prefect; no server is started for it."""
+    """What is sent to Prefect; no server is started for it, and no page is served."""
+    monkeypatch.delenv(SITE_VARIABLE, raising=False)
     sent: list[dict[str, Any]] = []
-    monkeypatch.setattr(task, "create_markdown_artifact", lambda markdown, **named: sent.append({"markdown": markdown, **named}))
+    monkeypatch.setattr(task, "publish_page", lambda markdown, **named: sent.append({"markdown": markdown, **named}))
+    monkeypatch.setattr(task, "tell_of_gate", lambda state, **named: None)
     register(monkeypatch)
     return sent
 
@@ -27,20 +30,29 @@ def test_the_same_failures_are_on_terminal_artifact_and_report(
 ):
     verdict = judged("marin-32b/proxy/bison data", evidence(leaked=1319, stale=1), tmp_path)
     with caplog.at_level(logging.INFO, "phasewise"):
-        task.publish(verdict, key="marin-32b-bison-data")
+        task.publish(verdict, tmp_path / "marin-32b-proxy" / "bison" / "data.json")
     lines = [record.getMessage() for record in caplog.records if record.name == "phasewise"]
     report = Path(report_folder_of(verdict)) / "index.html"
     assert len(lines) == 3
     assert STALE in lines[0]
     assert lines[2].endswith(f"In all, 3 of 5 checks passed, 2 failed. See {report}")
     (artifact,) = artifacts
+    assert artifact["key"] == "marin-32b-proxy-bison-data"
     assert artifact["description"] == "marin-32b/proxy/bison data failed: 3 of 5 checks passed, 2 failed"
     for place in (artifact["markdown"].replace("\\", ""), report.read_text()):
         assert STALE in place
         assert LEAK in place
     with pytest.raises(VerdictError) as refusal:
-        raise_unless_passed(verdict)
+        raise_unless_let_pass(verdict, tmp_path / "data.json", "`approve`")
     assert str(refusal.value).splitlines() == lines
+
+
+def test_a_refusal_says_where_the_page_of_its_verdict_is_where_one_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(SITE_VARIABLE, "http://127.0.0.1:4201")
+    verdict = judged("marin-32b/proxy/bison data", evidence(stale=1), tmp_path)
+    with pytest.raises(VerdictError) as refusal:
+        raise_unless_let_pass(verdict, tmp_path / "data.json", "`approve`")
+    assert str(refusal.value).splitlines()[-1] == "  see http://127.0.0.1:4201/marin-32b/proxy/bison/data"
 
 
 def test_a_verdict_that_passes_gets_one_line_and_no_report_of_its_own(
@@ -48,15 +60,15 @@ def test_a_verdict_that_passes_gets_one_line_and_no_report_of_its_own(
 ):
     verdict = judged("bison data", evidence(), tmp_path)
     with caplog.at_level(logging.INFO, "phasewise"):
-        task.publish(verdict, key="bison-data")
+        task.publish(verdict, tmp_path / "data.json")
     assert [record.getMessage() for record in caplog.records if record.name == "phasewise"] == ["bison data passed: 5 of 5 checks"]
     assert artifacts[0]["markdown"].startswith("# ✓ bison data passed")
     assert not Path(report_folder_of(verdict)).exists()
-    raise_unless_passed(verdict)
+    raise_unless_let_pass(verdict, tmp_path / "data.json", "`approve`")
 
 
 def test_the_report_of_a_failure_does_not_outlive_it(tmp_path: Path):
-    task.publish(judged("bison data", evidence(stale=1), tmp_path), key="bison-data")
+    task.publish(judged("bison data", evidence(stale=1), tmp_path), tmp_path / "data.json")
     rebuilt = judged("bison data", evidence(), tmp_path)
-    task.publish(rebuilt, key="bison-data")
+    task.publish(rebuilt, tmp_path / "data.json")
     assert "1 of 1 verdict passed:</strong> 5 of 5 checks passed." in (Path(report_folder_of(rebuilt)) / "index.html").read_text()

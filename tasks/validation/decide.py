@@ -1,0 +1,72 @@
+"""Writing down what a person decided of a verdict."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tasks.locks import held
+from trainer.base.decision import Decision, Decisions, decision_path, need_of, question_of, read_decisions, seen_of
+from trainer.base.errors import VerdictError
+from trainer.base.storage import read_json, write_json
+
+
+def decide(path: Path, *, approves: bool, reason: str, who: str, question: str | None = None) -> Decision:
+    """Write a decision beside the verdict in a file. One that is there already is kept in the same file, before the new one.
+
+    Args:
+        question: what `question_of` gave when the verdict was shown; None is the verdict as it is now.
+
+    Raises:
+        VerdictError: there is no verdict, nobody is to decide of it, or it changed since it was shown.
+    """
+    with held(path.with_suffix(".decision.lock")):
+        verdict = read_verdict_file(path)
+        _check_asks(path, verdict)
+        if question is not None and question != question_of(verdict):
+            raise VerdictError(f"{path} changed since it was shown, so the decision of {who} does not count: look at it again and decide.")
+        before = read_decisions(path)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        decision = Decision(approves=approves, reason=" ".join(reason.split()), who=" ".join(who.split()), when=now, seen=seen_of(verdict))
+        kept = (*before.before, before.latest) if before else ()
+        write_json(decision_path(path), Decisions(latest=decision, before=kept).model_dump(mode="json"))
+    return decision
+
+
+def is_written(path: Path, *, approves: bool, reason: str, who: str) -> bool:
+    """Whether this very decision is among those on the verdict in the file, the latest or one before it."""
+    found = read_decisions(path)
+    written = (*found.before, found.latest) if found else ()
+    wanted = (approves, " ".join(reason.split()), " ".join(who.split()))
+    return any((one.approves, one.reason, one.who) == wanted for one in written)
+
+
+def read_verdict_file(path: Path) -> dict[str, Any]:
+    """A verdict as JSON.
+
+    Raises:
+        VerdictError: there is none, or it does not read.
+    """
+    try:
+        found = read_json(path)
+    except FileNotFoundError:
+        raise VerdictError(f"there is no verdict at {path}, so there is nothing to decide: run the phase first.") from None
+    except ValueError as error:
+        raise VerdictError(f"the verdict {path} does not read as JSON ({error}): run the phase again, which judges again.") from None
+    if not isinstance(found, dict):
+        raise VerdictError(f"{path} is not a verdict: run the phase again, which judges again.")
+    return found
+
+
+def _check_asks(path: Path, verdict: dict[str, Any]) -> None:
+    """Refuse to decide where nobody is asked."""
+    match need_of(verdict):
+        case "a person":
+            return
+        case "nobody":
+            raise VerdictError(f"the verdict {path} passes: there is nothing to decide.")
+        case "mending":
+            reasons = verdict.get("reasons") or [{"what": "see its checks"}]
+            raise VerdictError(
+                f"the verdict {path} fails by what nobody may let pass: {reasons[0]['what']}. A person may let pass only what failed among "
+                "the checks that the recipe lists as `approvable`. Mend the cause and run again."
+            )

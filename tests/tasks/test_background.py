@@ -1,0 +1,102 @@
+"""Requests beside the work: nothing waits for them, the latest of a kind is made, and it is made again until it is answered."""
+
+import logging
+import threading
+
+import httpx
+import pytest
+
+from tasks import background
+from tasks.background import Background, wait_until
+
+SECONDS = 20.0
+"""A guard against hanging."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "AGAIN_SECONDS", 0.01)
+
+
+def test_the_work_does_not_wait_and_of_each_kind_the_latest_is_made():
+    began, answers, done = threading.Event(), threading.Event(), threading.Event()
+    made: list[str] = []
+
+    def slow() -> None:
+        began.set()
+        assert answers.wait(SECONDS)
+        made.append("first")
+
+    def last() -> None:
+        made.append("latest")
+        done.set()
+
+    with Background() as requests:
+        requests.ask("progress", slow)
+        assert began.wait(SECONDS)
+        requests.ask("progress", lambda: made.append("in between"))
+        requests.ask("progress", last)
+        assert made == []
+        answers.set()
+        assert done.wait(SECONDS)
+    assert made == ["first", "latest"]
+
+
+def test_a_server_that_is_away_is_asked_again_and_both_are_said_once(caplog: pytest.LogCaptureFixture):
+    tries: list[int] = []
+    done = threading.Event()
+
+    def request() -> None:
+        tries.append(1)
+        if len(tries) < 4:
+            raise httpx.ConnectError("refused")
+        done.set()
+
+    with caplog.at_level(logging.INFO, "phasewise"), Background() as requests:
+        requests.ask("progress", request)
+        assert done.wait(SECONDS)
+    assert len(tries) == 4
+    assert caplog.messages == [
+        "the Prefect server does not answer (ConnectError): the work goes on without it",
+        "the Prefect server answers again",
+    ]
+
+
+def test_a_newer_request_takes_the_place_of_one_that_was_not_answered():
+    tried, done = threading.Event(), threading.Event()
+    made: list[str] = []
+
+    def fails() -> None:
+        tried.set()
+        made.append("old")
+        raise httpx.ReadTimeout("late")
+
+    with Background() as requests:
+        requests.ask("progress", fails)
+        assert tried.wait(SECONDS)
+        requests.ask("progress", done.set)
+        assert done.wait(SECONDS)
+        number = len(made)
+    assert len(made) <= number + 1
+
+
+def test_the_end_does_not_wait_for_a_server_that_stays_away():
+    began, never = threading.Event(), threading.Event()
+
+    def hangs() -> None:
+        began.set()
+        never.wait(SECONDS)
+
+    with Background(end_seconds=0.05) as requests:
+        requests.ask("state", hangs)
+        assert began.wait(SECONDS)
+    never.set()
+
+
+def test_waiting_for_an_answer_ends_with_it_or_with_the_time(caplog: pytest.LogCaptureFixture):
+    answers = iter([False, False, True])
+    with caplog.at_level(logging.INFO, "phasewise"):
+        assert wait_until(lambda: next(answers), SECONDS)
+    assert caplog.messages == ["waiting for the Prefect server to answer"]
+    assert wait_until(lambda: True, 0.0)
+    assert not wait_until(lambda: False, 0.02)
