@@ -95,6 +95,8 @@ class GateLimits(Frozen):
             than chance.
         max_score_rise: the same of a rise, which is impossible beyond it: only who saw the test items learns so much in a phase. `None`
             allows any.
+        exposure_error_rate: how often a model that never saw the test items may be refused for how it reads them under two renderings.
+            `None` does not ask.
     """
 
     max_increase_bits_per_byte: float
@@ -103,6 +105,7 @@ class GateLimits(Frozen):
     false_refusal_rate: float | None = Field(default=None, gt=0, lt=0.5)
     max_score_fall: float | None = Field(default=None, ge=0, lt=1)
     max_score_rise: float | None = Field(default=None, gt=0, lt=1)
+    exposure_error_rate: float | None = Field(default=None, gt=0, lt=0.5)
 
     @property
     def asked_floor_error_rate(self) -> float | None:

@@ -1,6 +1,6 @@
 """Verdicts: what the expectations say of the evidence, with the digests that they judged.
 
-Code that decides by a verdict reads two of its fields: `passes`, and `judged`, which says of which bytes.
+Code that decides by a verdict asks `trainer.base.decision`, which knows what people decided of it, and `judged`, which says of which bytes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +16,8 @@ from trainer.base.errors import VerdictError
 from trainer.base.frozen import Frozen
 from trainer.base.storage import digest_of_json, read_json, write_json
 from validations.accepted import AcceptedWarning
+from validations.approvable import NOBODY, AsksPeople
+from validations.approving import asked_of_suite
 from validations.evidence.comparable import Evaluation
 from validations.evidence.gate import gate_tables
 from validations.evidence.tables import write_tables
@@ -43,6 +45,7 @@ class Verdict(Frozen):
         decided_by: what else decided the evidence → its digest, such as the order of the rows and the test items that are looked for.
         thresholds: the limits that were measured against.
         accepts: the warnings that the recipe accepts from this suite in this phase. Like the limits, they decide the verdict.
+        asks_people: what of it the recipe puts to people. `trainer.base.decision` says what follows.
         reasons: why it fails or warns, the critical ones first. What the recipe accepts is not among them; the checks have it.
         checks: every expectation.
         evidence: the folder of the evidence tables.
@@ -57,6 +60,7 @@ class Verdict(Frozen):
     decided_by: dict[str, str] = Field(default={})
     thresholds: dict[str, Any]
     accepts: tuple[AcceptedWarning, ...] = ()
+    asks_people: AsksPeople = NOBODY
     reasons: tuple[Reason, ...]
     checks: tuple[CheckOutcome, ...]
     evidence: str
@@ -90,11 +94,12 @@ class DataEvidence:
 
 @dataclass(frozen=True)
 class _Terms:
-    """What a suite measures against: the limits as JSON, and the warnings that are expected."""
+    """What a suite measures against: the limits as JSON, the warnings that are expected, and what is put to people."""
 
     suite: str
     thresholds: dict[str, Any]
     accepts: tuple[AcceptedWarning, ...]
+    asks_people: AsksPeople
 
 
 def judge_data(
@@ -105,15 +110,17 @@ def judge_data(
     folder: str | Path,
     decided_by: Mapping[str, str] = MappingProxyType({}),
     accepts: Sequence[AcceptedWarning] = (),
+    asks_people: AsksPeople = NOBODY,
 ) -> Verdict:
     """Judge all that is known of a phase's data before it trains. The evidence tables are written to the folder.
 
     Args:
         decided_by: what decided the evidence beside the caches; the verdict keeps it.
         accepts: the warnings that the recipe accepts in this phase; those of other suites are left out. None are, unless it says so.
+        asks_people: what the recipe puts to people in this phase; nothing, unless it says so.
     """
     tables = {name: getattr(evidence, name) for name in SUITES[DATA_SUITE].tables}
-    verdict = _judge(subject, tables, _terms(DATA_SUITE, limits, accepts), judged=_digests(evidence.caches), folder=folder)
+    verdict = _judge(subject, tables, _terms(DATA_SUITE, limits, accepts, asks_people), judged=_digests(evidence.caches), folder=folder)
     return verdict.model_copy(update={"decided_by": dict(decided_by)})
 
 
@@ -125,6 +132,7 @@ def judge_health(
     judged: dict[str, str],
     folder: str | Path,
     accepts: Sequence[AcceptedWarning] = (),
+    asks_people: AsksPeople = NOBODY,
 ) -> Verdict:
     """Judge how a phase trained.
 
@@ -133,7 +141,7 @@ def judge_health(
         judged: what names the run: its checkpoint, its metrics file → digest.
         accepts: as `judge_data`.
     """
-    return _judge(subject, {"health": table}, _terms(HEALTH_SUITE, limits, accepts), judged=judged, folder=folder)
+    return _judge(subject, {"health": table}, _terms(HEALTH_SUITE, limits, accepts, asks_people), judged=judged, folder=folder)
 
 
 def judge_gate(
@@ -144,11 +152,12 @@ def judge_gate(
     limits: GateLimits,
     folder: str | Path,
     accepts: Sequence[AcceptedWarning] = (),
+    asks_people: AsksPeople = NOBODY,
 ) -> Verdict:
     """Judge the evaluation of a phase's last checkpoint, against its parent's where there is one; `accepts` as `judge_data`."""
     tables = gate_tables(evaluation, parent_evaluation, limits)
     judged = judged_by_gate(evaluation, parent_evaluation)
-    verdict = _judge(subject, tables, _terms(GATE_SUITE, limits, accepts), judged=judged, folder=folder)
+    verdict = _judge(subject, tables, _terms(GATE_SUITE, limits, accepts, asks_people), judged=judged, folder=folder)
     return verdict.model_copy(update={"notes": gate_notes(tables, asks_floor=limits.must_beat_baseline)})
 
 
@@ -192,8 +201,10 @@ def accepted_by(suite: str, accepts: Sequence[AcceptedWarning]) -> tuple[Accepte
     return tuple(one for one in accepts if one.table in SUITES[suite].tables)
 
 
-def _terms(suite: str, limits: DataLimits | HealthLimits | GateLimits, accepts: Sequence[AcceptedWarning]) -> _Terms:
-    return _Terms(suite, limits.model_dump(mode="json"), accepted_by(suite, accepts))
+def _terms(
+    suite: str, limits: DataLimits | HealthLimits | GateLimits, accepts: Sequence[AcceptedWarning], asks_people: AsksPeople
+) -> _Terms:
+    return _Terms(suite, limits.model_dump(mode="json"), accepted_by(suite, accepts), asked_of_suite(asks_people, suite))
 
 
 def _judge(subject: str, tables: Mapping[str, pd.DataFrame], terms: _Terms, *, judged: dict[str, str], folder: str | Path) -> Verdict:
@@ -210,6 +221,7 @@ def _judge(subject: str, tables: Mapping[str, pd.DataFrame], terms: _Terms, *, j
         judged=judged,
         thresholds=terms.thresholds,
         accepts=terms.accepts,
+        asks_people=terms.asks_people,
         reasons=tuple(sorted(reasons, key=lambda reason: reason.severity != "critical")),
         checks=checks,
         evidence=str(folder),

@@ -14,8 +14,9 @@ from tests.validations.test_gate import LIMITS as WITHOUT
 from tests.validations.test_gate import PARENT
 from trainer.base.errors import DataError
 from validations.limits import GateLimits
+from validations.report.artifact import as_markdown
 from validations.report.pages import Card, index_page
-from validations.report.words import as_markdown, notes_of
+from validations.report.words import notes_of
 from validations.verdict import Verdict, judge_gate
 
 LIMITS = WITHOUT.but(false_refusal_rate=0.05, max_score_fall=0.01, max_score_rise=0.25)

@@ -16,7 +16,7 @@ BENCHMARK, BITS_PER_BYTE = "benchmark", "bits_per_byte"
 MACRO = "macro bits per byte"
 COLUMNS = (
     "name", "kind", "value", "stderr", "baseline", "parent", "has_parent", "margin", "items", "right", "accuracy_test", "accuracy_p_value",
-    "below_p_value", "likelihood_p_value", "mean_margin_nats", "floor_p_value", "decided_by", "smallest_margin",
+    "below_p_value", "likelihood_p_value", "mean_margin_nats", "likelihoods", "floor_p_value", "decided_by", "smallest_margin",
     "increase_bits_per_byte", "components", "finite",
 )  # fmt: skip
 
@@ -82,6 +82,7 @@ def _measure_benchmark(
         "finite": is_finite and math.isfinite(value) and not math.isnan(floor.p_value),
         **floor._asdict(),
         "floor_p_value": floor.p_value,
+        "likelihoods": floor.likelihoods,
         "decided_by": floor.decided_by,
         "smallest_margin": _smallest_margin(result, floor, floor_error_rate / NUM_TESTS) if floor_error_rate else math.nan,
     }

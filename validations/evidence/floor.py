@@ -15,7 +15,7 @@ from itertools import permutations
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import bdtr, bdtrc
+from scipy.special import bdtr, bdtrc, ndtr
 
 from trainer.base.errors import DataError
 
@@ -23,6 +23,8 @@ NUM_TESTS = 2
 """Accuracy and likelihood: either may show that a model is above the floor, so each has half of the error rate."""
 TIE_NATS = 1e-4
 """What float32 can't tell apart in the log-likelihood of a word."""
+MAX_EXACT_UNITS = 500
+"""So many places are added up exactly; of more the sum is normal to more digits than are read."""
 MAX_GROUP_ITEMS = 7
 """A group of so many items can be put together in 5,040 ways."""
 BINOMIAL, PAIRED = "exact binomial", "exact paired"
@@ -37,8 +39,10 @@ class Floor(NamedTuple):
         accuracy_test: `exact binomial` against a baseline that guesses; `exact paired` against one whose answer to each item is known.
         accuracy_p_value: how often a model that is as often right as the baseline does at least as well.
         below_p_value: how often such a model does at most as well.
-        likelihood_p_value: how often a model at the floor puts the right answers at least as far before the others.
-        mean_margin_nats: log-likelihood of an item's right answer above the mean of its other answers, mean over the items.
+        likelihood_p_value: how often a model at the floor puts the right answers at least as far before the others; 1 where there are no
+            choices to compare.
+        mean_margin_nats: log-likelihood of an item's right answer above the mean of its other answers, mean over the items; NaN where there
+            are none.
     """
 
     items: int
@@ -54,6 +58,13 @@ class Floor(NamedTuple):
         """Of both tests together: at the floor it is at most x in at most a share x of all models (Bonferroni)."""
         both = NUM_TESTS * _smaller(self.accuracy_p_value, self.likelihood_p_value)
         return both if math.isnan(both) else min(1.0, both)
+
+    @property
+    def likelihoods(self) -> str:
+        """What the likelihoods of the choices say, in words."""
+        if math.isnan(self.mean_margin_nats):
+            return "there are no choices whose likelihood could be compared"
+        return f"right answers {self.mean_margin_nats:+.3f} nats likelier than the others (p = {self.likelihood_p_value:.2g})"
 
     @property
     def decided_by(self) -> str:
@@ -79,6 +90,7 @@ def measure_floor(result: Mapping[str, Any]) -> Floor:
     above, below = _accuracy_p_values(result, answers, right)
     units = _units(result, answers)
     is_finite = all(np.isfinite(scores).all() for scores, _ in units)
+    margins = [margin for scores, gold in units for margin in _margins(scores, gold)] if is_finite else []
     return Floor(
         items=len(answers),
         right=sum(right),
@@ -86,7 +98,7 @@ def measure_floor(result: Mapping[str, Any]) -> Floor:
         accuracy_p_value=above,
         below_p_value=below,
         likelihood_p_value=place_p_value([_ways(scores, gold) for scores, gold in units]) if is_finite else math.nan,
-        mean_margin_nats=float(np.mean([margin for scores, gold in units for margin in _margins(scores, gold)])) if is_finite else math.nan,
+        mean_margin_nats=float(np.mean(margins)) if margins else math.nan,
     )
 
 
@@ -110,20 +122,31 @@ def place_p_value(units: Sequence[np.ndarray]) -> float:
 
     A unit is the model's scores of all the ways in which openings and answers can go together, the true way first. Where the model does not
     know it, the true way is as likely at any place among them; places and not scores are added up, so that no single item can decide,
-    however wild its score. The distribution of the sum is computed and not drawn.
+    however wild its score. The distribution of the sum is computed and not drawn; that of more than `MAX_EXACT_UNITS` is taken as normal,
+    with its own mean and variance and less half a step.
 
     Args:
         units: log-likelihoods in nats, one array a unit; those that differ by less than `TIE_NATS` share a place.
     """
+    if not units:
+        return 1.0
     step = math.lcm(*(2 * len(ways) for ways in units))
     distribution = np.ones(1)
     observed = 0
+    mean = variance = 0.0
     for ways in units:
         rounded = np.round(ways / TIE_NATS)
         in_order = np.sort(rounded)
         places = (in_order.searchsorted(rounded, "left") + in_order.searchsorted(rounded, "right")) * (step // (2 * len(ways)))
         observed += int(places[0])
-        distribution = np.convolve(distribution, np.bincount(places) / len(ways))
+        if len(units) > MAX_EXACT_UNITS:
+            mean += float(places.mean())
+            variance += float(places.var())
+        else:
+            distribution = np.convolve(distribution, np.bincount(places) / len(ways))
+    if len(units) > MAX_EXACT_UNITS:
+        half_a_step = math.gcd(*(step // len(ways) for ways in units)) / 2
+        return float(ndtr(-(observed - half_a_step - mean) / math.sqrt(variance))) if variance else 1.0
     return min(1.0, float(distribution[observed:].sum()))
 
 
@@ -131,7 +154,7 @@ def _accuracy_p_values(result: Mapping[str, Any], answers: Sequence[Mapping[str,
     baseline = float(result["baseline"])
     told = [answer["baseline_right"] for answer in answers]
     if all(one is None for one in told):
-        _require(result, 0 < baseline < 1, "a baseline that guesses, between 0 and 1")
+        _require(result, 0 <= baseline < 1, "a baseline that guesses, at least 0 and less than 1")
         return binomial_p_values(sum(right), len(right), baseline)
     is_whole = None not in told and abs(sum(told) / len(told) - baseline) < 1e-6
     _require(result, is_whole, "a baseline that is right on as many of its items as its value says")
@@ -139,8 +162,13 @@ def _accuracy_p_values(result: Mapping[str, Any], answers: Sequence[Mapping[str,
 
 
 def _units(result: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> list[tuple[np.ndarray, list[int]]]:
-    """Scores [items, choices] and the right column of each row: of an item that is alone, or of the items of a group."""
+    """Scores [items, choices] and the right column of each row: of an item that is alone, or of the items of a group.
+
+    Of a benchmark with nothing to choose from there are none.
+    """
     groups: defaultdict[Any, list[Mapping[str, Any]]] = defaultdict(list)
+    if not any(answer["log_likelihoods"] for answer in answers):
+        return []
     for answer in answers:
         groups[("alone", answer["id"]) if answer["group"] is None else ("group", answer["group"])].append(answer)
     units: list[tuple[np.ndarray, list[int]]] = []

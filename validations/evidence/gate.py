@@ -5,6 +5,7 @@ import pandas as pd
 from validations.evidence.against_parent import against_parent
 from validations.evidence.comparable import Evaluation
 from validations.evidence.evaluation import BENCHMARK, BITS_PER_BYTE, asked_evidence, gate_evidence
+from validations.evidence.exposure import exposure_table
 from validations.limits import GateLimits
 
 
@@ -15,7 +16,7 @@ def gate_tables(evaluation: Evaluation, parent: Evaluation | None, limits: GateL
         parent: the evaluation of the phase that this one starts from; None where it starts from scratch.
 
     Raises:
-        DataError: as `gate_evidence` and `against_parent`.
+        DataError: as `gate_evidence`, `against_parent` and `exposure_table`.
     """
     evidence = gate_evidence(evaluation, parent, floor_error_rate=limits.asked_floor_error_rate)
     compared = against_parent(evaluation, parent, limits)
@@ -27,4 +28,5 @@ def gate_tables(evaluation: Evaluation, parent: Evaluation | None, limits: GateL
         "falls": compared.falls,
         "rises": compared.rises,
         "likelihoods": compared.likelihoods,
+        "exposure": exposure_table(evaluation, parent),
     }

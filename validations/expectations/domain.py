@@ -142,6 +142,10 @@ class ExpectRightAnswersToStayLikely(_AboveFloor):
     """Expect the right choices not to become less likely than they were to the parent, by more than chance."""
 
 
+class ExpectTestItemsToBeUnseen(_AboveFloor):
+    """Expect a model not to read test items otherwise than items that nobody has seen."""
+
+
 class ExpectSomethingToRead(_AboveFloor):
     """Expect a count of what was read, or can be, to be above zero."""
 

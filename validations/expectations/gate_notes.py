@@ -13,17 +13,19 @@ IN_TEN = f"{10 * POWER:g} of 10 cases"
 
 
 def gate_notes(tables: Mapping[str, pd.DataFrame], *, asks_floor: bool) -> tuple[str, ...]:
-    """One note a benchmark: its score beside the parent's, the smallest effect that would be seen, and what is not asked.
+    """One note a benchmark: its score beside the parent's, the smallest effect that would be seen, and what is not asked; and one on how
+    test items are read.
 
     Args:
-        tables: `benchmarks`, `comparable`, `falls` and `rises` of a gate's evidence.
+        tables: `benchmarks`, `comparable`, `falls`, `rises` and `exposure` of a gate's evidence.
         asks_floor: whether the recipe asks that a benchmark is above its floor.
     """
     benchmarks, falls, rises = (_by_name(tables[name]) for name in ("benchmarks", "falls", "rises"))
-    return tuple(
+    notes = tuple(
         _note(comparison, benchmarks[name], falls.get(name) or rises.get(name), (falls.get(name), rises.get(name)), asks_floor=asks_floor)
         for name, comparison in _by_name(tables["comparable"]).items()
     )
+    return (*notes, *_exposure(tables["exposure"]))
 
 
 def _note(comparison: Row, benchmark: Row, change: Row | None, asked: Sequence[Row | None], *, asks_floor: bool) -> str:
@@ -65,6 +67,17 @@ def _floor(benchmark: Row, *, asks_floor: bool) -> str:
         f"The floor alone decides: accuracy shows {margin:.3f} above the baseline of {baseline:.3f} in {IN_TEN}, and the likelihood of the "
         "right answers may show less."
     )
+
+
+def _exposure(table: pd.DataFrame) -> tuple[str, ...]:
+    """How the test items are read beside unseen ones: one note, where that was asked."""
+    if table.empty:
+        return ()
+    rows = table.to_dict("records")
+    first = rows[0]
+    measures = "; ".join(f"{row['measure']} {row['difference_nats']:+.2f} nats (p = {row['adjusted_p_value']:.2g})" for row in rows)
+    alone = f" The parent is not compared with: {first['why_not']}." if first["why_not"] else ""
+    return (f"{first['items']} test items beside {first['reference_items']} unseen ones, {first['since']}: {measures}.{alone}",)
 
 
 def _by_name(table: pd.DataFrame) -> dict[str, dict[str, Any]]:

@@ -31,6 +31,8 @@ def gate_checks(limits: GateLimits, tables: Mapping[str, pd.DataFrame]) -> tuple
         checks.append(_keeps_to_parent(limits))
     if limits.false_refusal_rate is not None:
         checks += [IS_COMPARABLE, *_against_parent(limits, limits.false_refusal_rate, tables)]
+    if limits.exposure_error_rate is not None:
+        checks += [expect_rows("exposure", "Name the items in the phase's evaluation.renderings."), _is_unseen(limits.exposure_error_rate)]
     return tuple(checks)
 
 
@@ -87,8 +89,7 @@ def _is_above_floor(error_rate: float) -> Check:
         severity="critical",
         asks="Of every benchmark, accuracy or the likelihood of the right answers shows that the model is above the floor.",
         what="{name} does not tell the model from one that knows nothing: {right} of {items} right, {value:.3f} ± {stderr:.3f} against the "
-        "{baseline:.3f} of the dumb baseline (p = {accuracy_p_value:.2g}, {accuracy_test}), and right answers {mean_margin_nats:+.3f} nats "
-        "likelier than the others (p = {likelihood_p_value:.2g})",
+        "{baseline:.3f} of the dumb baseline (p = {accuracy_p_value:.2g}, {accuracy_test}), and {likelihoods}",
         found="p = {floor_p_value:.2g} of both tests together",
         limit=f"at most {error_rate:g}, the share of models at the floor that may pass",
         where="{name}",
@@ -126,4 +127,21 @@ def _keeps_to_parent(limits: GateLimits) -> Check:
         limit=f"at most {limits.max_increase_bits_per_byte:+g} bits per byte",
         where="{name}",
         what_to_do="Look at the phase's loss, learning rate and mixture, or allow a larger increase in the recipe.",
+    )
+
+
+def _is_unseen(error_rate: float) -> Check:
+    return Check(
+        table="exposure",
+        expectation="ExpectTestItemsToBeUnseen",
+        arguments={"column": "adjusted_p_value", "floor": error_rate},
+        severity="critical",
+        asks="The model reads test items under two renderings as it reads items of the same kind that nobody has seen.",
+        what="the {measure} of {items} test items lies {difference_nats:+.2f} nats from that of {reference_items} unseen ones, {since}: "
+        "the model has seen them, or the two kinds differ",
+        found="p = {adjusted_p_value:.2g} of three tests together",
+        limit=f"p above {error_rate:g}, the share of models that never saw them and may be refused",
+        where="{measure}",
+        what_to_do="Look for the items in the phase's data (`phasewise scan`), under both renderings. Where they are not there, check that "
+        "the reference is of the same kind: as long, and about the same.",
     )

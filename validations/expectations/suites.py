@@ -52,9 +52,9 @@ SUITES = {
     GATE_SUITE: Suite(
         GATE_SUITE,
         5,
-        ("asked", "benchmarks", "bits_per_byte", "comparable", "falls", "rises", "likelihoods"),
+        ("asked", "benchmarks", "bits_per_byte", "comparable", "falls", "rises", "likelihoods", "exposure"),
         lambda thresholds, tables: gate_checks(GateLimits.model_validate(thresholds), tables),
-        ("evaluation.py", "floor.py", *COMPARED_BY),
+        ("evaluation.py", "floor.py", "exposure.py", "fragility.py", *COMPARED_BY),
     ),
 }
 

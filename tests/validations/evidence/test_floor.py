@@ -142,7 +142,7 @@ def in_groups() -> dict[str, Any]:
         (changed(0, id="continuation-1"), "an answer to each"),
         (guessed_result(right=80, first=100) | {"value": 0.9}, "right as often as its value"),
         (changed(0, right=False), "right as often as its value"),
-        (guessed_result(right=80, first=100) | {"baseline": 0.0}, "a baseline that guesses"),
+        (guessed_result(right=80, first=100) | {"baseline": 1.0}, "a baseline that guesses"),
         (changed(0, baseline_right=True), "right on as many of its items"),
         (changed(0, gold=4), "a log-likelihood of each choice"),
         (changed(0, log_likelihoods=[]), "a log-likelihood of each choice"),

@@ -6,7 +6,7 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.stats import binom
 
-from validations.evidence.detectable import POWER, smallest_fall, smallest_margin
+from validations.evidence.detectable import PLANNED_POWER, POWER, smallest_fall, smallest_margin
 from validations.evidence.proportions import Pairs, difference_interval, fall_p_value, fall_p_values, holm
 
 SIZES = [Pairs(30, 3, 2), Pairs(96, 12, 16), Pairs(128, 4, 2), Pairs(44, 0, 1), Pairs(60, 20, 1)]
@@ -89,7 +89,7 @@ def test_the_smallest_fall_is_shown_eight_times_in_ten(pairs: Pairs, max_fall: f
     for one, above in ((fall + 1e-4, True), (fall - 1e-3, False)):
         lost, gained, often = shares_of(pairs.items, math.hypot(base, one), one)
         shown = often[fall_p_values(lost, gained, items=pairs.items, max_fall=max_fall) <= level].sum()
-        assert (shown >= POWER) == above
+        assert (shown >= PLANNED_POWER) == above
 
 
 def test_more_items_more_agreement_and_fewer_tests_show_less():

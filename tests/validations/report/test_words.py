@@ -6,8 +6,9 @@ import pytest
 
 from tests.validations.report.samples import HOSTILE, LEAK, STALE, evidence, judged
 from validations.expectations.reasons import MAX_REASONS_PER_CHECK
+from validations.report.artifact import as_markdown
 from validations.report.failures import failures_of
-from validations.report.words import as_markdown, lines_of, report_folder_of, summary_of
+from validations.report.words import lines_of, report_folder_of, summary_of
 from validations.verdict import Verdict
 
 

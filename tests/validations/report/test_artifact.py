@@ -1,0 +1,61 @@
+"""A verdict as a page of the Prefect UI: words first, then value, limit, the parent's value, and the rows that fail."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.validations.report.samples import HOSTILE, STALE, evidence, judged, register
+from tests.validations.test_gate import LIMITS, PARENT, at
+from trainer.base.decision import Decision, Ruling
+from validations.report.artifact import as_markdown, form_of, why_in_a_line
+from validations.verdict import judge_gate
+
+PAGE = "http://site/marin-8b/proxy/ocelot/model"
+
+
+@pytest.fixture(autouse=True)
+def _sample_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch)
+
+
+def test_a_failing_gate_shows_value_limit_and_parent_and_no_count_of_rows(tmp_path: Path):
+    verdict = judge_gate("marin-8b/proxy/ocelot model", at(1.8), parent_evaluation=PARENT, limits=LIMITS, folder=tmp_path)
+    page = as_markdown(verdict, page=PAGE)
+    assert page.splitlines()[2].startswith("**The phase is refused.** macro bits per byte went from the parent's 1.7000 to 1.8000")
+    assert f"[This verdict with all its evidence]({PAGE})" in page
+    assert "- **Found:** +0.1000 bits per byte\n- **Limit:** at most +0.02 bits per byte\n- **Parent's value:** 1.7\n" in page
+    row = next(line for line in page.splitlines() if line.startswith("| ✗ failed | The phase does not make the model worse"))
+    assert row.endswith("| +0.1000 bits per byte | at most +0.02 bits per byte | 1.7 |")
+    assert "rows fail |" not in page
+    assert "Rows of bits\\_per\\_byte that fail (1):" in page.replace("Rows of bits_per_byte", "Rows of bits\\_per\\_byte")
+    form = form_of(verdict, page=PAGE, command="Or in a terminal: x")
+    assert "Found: +0.1000 bits per byte; limit: at most +0.02 bits per byte; parent: 1.7" in form
+    assert "(found +0.1000 bits per byte; limit at most +0.02 bits per byte)" in why_in_a_line(verdict)
+
+
+def test_the_rows_that_fail_are_shown_and_what_comes_from_data_is_no_markup(tmp_path: Path):
+    verdict = judged("bison data", evidence(leaked=3, stale=1, excerpt=HOSTILE), tmp_path)
+    page = as_markdown(verdict)
+    assert STALE in page.replace("\\", "")
+    assert "Rows of caches that fail (1):" in page
+    assert "<script>" not in page
+    assert "](http" not in page
+    assert all(line.count("\n") == 0 for line in page.split("\n"))
+
+
+@pytest.mark.parametrize(
+    ("state", "said"), [("approved", "A person let it pass: the phase may go on."), ("rejected", "A person rejected it")]
+)
+def test_a_decision_is_on_the_page(tmp_path: Path, state: str, said: str):
+    verdict = judged("bison data", evidence(stale=1), tmp_path)
+    decision = Decision(approves=state == "approved", reason="a *reason*", who="Ada", when="2026-11-23T00:00:00", seen={"x": "y"})
+    page = as_markdown(verdict, Ruling("approved" if state == "approved" else "rejected", decision))
+    assert said in page
+    assert f"{state.capitalize()} by Ada on 2026-11-23: a \\*reason\\*" in page
+
+
+def test_evidence_that_is_gone_leaves_the_page_without_numbers_and_not_without_words(tmp_path: Path):
+    verdict = judged("bison data", evidence(stale=1), tmp_path)
+    for path in tmp_path.glob("*.parquet"):
+        path.unlink()
+    assert STALE in as_markdown(verdict).replace("\\", "")
