@@ -4,10 +4,26 @@ from flows.recipes.phase import Phase
 from flows.recipes.recipe import Recipe
 from flows.record import read_record
 from flows.resolved import Resolved, resolve_phase
+from flows.rulings import why_not
+from trainer.base.decision import ruling_at
 from trainer.base.errors import VerdictError
 from validations.verdict import read_verdict
 
 GATES = ("data", "health", "model")
+
+
+class ParentNotDone(VerdictError):
+    """A phase that another one rests on is not trained and judged yet, not as it would be now, or waits for a person; nothing refuses it.
+
+    Attributes:
+        parent: its name.
+        why: what is missing of it.
+    """
+
+    def __init__(self, message: str, parent: str, why: str) -> None:
+        super().__init__(message)
+        self.parent = parent
+        self.why = why
 
 
 def check_ancestors_passed(resolved: Resolved, phase: Phase) -> None:
@@ -17,22 +33,33 @@ def check_ancestors_passed(resolved: Resolved, phase: Phase) -> None:
     settings as they are now. A branch has data of its own that may not be there yet: its parent's plan does without.
 
     Raises:
-        VerdictError: one is missing, fails, or is out of date; it says which command mends it.
+        ParentNotDone: one is missing, or is out of date; it says which command mends it.
+        VerdictError: one fails.
+    """
+    before = check_verdicts(resolved, phase)
+    if before and not resolved.is_planned:
+        parents, _ = resolve_phase(resolved.recipe_name, before[-1].name, resolved.recipe.scale, str(resolved.home.root))
+        _check_hold(parents, phase, before)
+
+
+def check_verdicts(resolved: Resolved, phase: Phase) -> tuple[Phase, ...]:
+    """Whether the verdicts on all that a phase rests on are there and pass; nothing but them is read. Those phases.
+
+    Raises:
+        ParentNotDone, VerdictError: as `check_ancestors_passed`.
     """
     before = resolved.recipe.ancestors(phase)
     for ancestor in before:
         for gate in GATES:
             _check_passes(resolved, phase, ancestor, gate)
-    if before and not resolved.is_planned:
-        parents, _ = resolve_phase(resolved.recipe_name, before[-1].name, resolved.recipe.scale, str(resolved.home.root))
-        _check_hold(parents, phase, before)
+    return before
 
 
 def check_ancestors_hold(resolved: Resolved, phase: Phase) -> None:
     """The same of the data as it is planned.
 
     Raises:
-        VerdictError: a phase that this one rests on is not done.
+        ParentNotDone: a phase that this one rests on is not done.
     """
     _check_hold(resolved, phase, resolved.recipe.ancestors(phase))
 
@@ -46,24 +73,32 @@ def _check_hold(resolved: Resolved, phase: Phase, before: tuple[Phase, ...]) -> 
     for ancestor in before:
         record = read_record(resolved, ancestor)
         if record.state != "done":
-            raise _refusal(resolved, phase, ancestor, record.lacks[0])
+            raise _not_done(resolved, phase, ancestor, record.lacks[0])
 
 
 def _check_passes(resolved: Resolved, phase: Phase, ancestor: Phase, gate: str) -> None:
     path = resolved.home.verdict(resolved.recipe.run_name, ancestor.name, gate)
     what = "training" if gate == "health" else gate
     if not path.exists():
-        raise _refusal(resolved, phase, ancestor, f"there is no verdict on its {what}")
+        raise _not_done(resolved, phase, ancestor, f"there is no verdict on its {what}")
     verdict = read_verdict(path)
-    if not verdict.passes:
-        why = verdict.reasons[0].what if verdict.reasons else f"see {path}"
-        raise _refusal(resolved, phase, ancestor, f"the verdict on its {what} fails: {why}")
+    ruling = ruling_at(path)
+    if ruling.lets_go_on:
+        return
+    why = f"the verdict on its {what} {why_not(verdict, ruling, path)}"
+    if ruling.state == "waits":
+        raise _not_done(resolved, phase, ancestor, why)
+    raise VerdictError(_words(resolved, phase, ancestor, why))
 
 
-def _refusal(resolved: Resolved, phase: Phase, ancestor: Phase, why: str) -> VerdictError:
+def _not_done(resolved: Resolved, phase: Phase, ancestor: Phase, why: str) -> ParentNotDone:
+    return ParentNotDone(_words(resolved, phase, ancestor, why), ancestor.name, why)
+
+
+def _words(resolved: Resolved, phase: Phase, ancestor: Phase, why: str) -> str:
     recipe = resolved.recipe
     command = f"phasewise run {resolved.recipe_name}/{ancestor.name} {resolved.options}"
-    return VerdictError(
+    return (
         f"{recipe.run_name}/{phase.name} rests on {ancestor.name}, which is not done: {why}.\n"
         f"  to do: `{command}` does what is missing of it and judges it again."
     )

@@ -8,6 +8,7 @@ from flows.recipes.recipe import Recipe
 from tasks.data.listing import expand
 from tasks.data.standins import missing_stand_ins
 from tasks.home import Home
+from tasks.training.choice import chosen_kind
 from trainer.base.errors import ConfigError, RecipeError
 from trainer.data.mixture import MixtureSchedule, check_shares
 
@@ -26,20 +27,54 @@ def check_sources(recipe: Recipe, home: Home) -> None:
             expand(source)
 
 
-def check_slices(recipe: Recipe, phases: Iterable[Phase]) -> None:
-    """Refuse phases that this machine cannot train.
+def check_slice_name(name: str) -> None:
+    """Refuse a name that is no slice.
 
     Raises:
-        RecipeError: a phase needs a slice.
+        ConfigError: as `tasks.preflight.slices.find_slice`.
     """
+    if name != LOCAL_SLICE:
+        from tasks.preflight.slices import find_slice  # it imports jax
+
+        find_slice(name)
+
+
+def check_slices(recipe: Recipe, phases: Iterable[Phase]) -> None:
+    """Refuse phases that cannot be trained from here.
+
+    Raises:
+        RecipeError: a phase needs a slice that is not here, and no launcher for one is chosen; or it needs several in turn.
+        ConfigError: there is no such launcher.
+    """
+    has_slices = chosen_kind() != LOCAL_SLICE
     for phase in phases:
-        for _, name in phase.slice.within(phase.start_step, phase.stop_step):
-            if name != LOCAL_SLICE:
+        names = [name for _, name in phase.slice.within(phase.start_step, phase.stop_step)]
+        if has_slices and len(set(names)) > 1:
+            raise RecipeError(
+                f"phase {phase.name} of {recipe.run_name} is trained on {' and then '.join(names)}, and a launcher has one slice: cut the "
+                "phase in two, or give it one slice."
+            )
+        for name in () if has_slices else names:
+            if name != LOCAL_SLICE and not _is_here(name):
                 instead = f'give it the slice "{LOCAL_SLICE}"' if recipe.scale == "own" else "use --scale proxy"
                 raise RecipeError(
                     f"phase {phase.name} of {recipe.run_name} needs the slice {name}, and so far only this machine can be trained on: "
                     f"{instead}."
                 )
+
+
+def _is_here(name: str) -> bool:
+    """Whether this machine has the devices of a slice; those of a CPU are made where they are needed."""
+    from tasks.preflight.slices import find_slice
+    from tasks.training.machine import machine_here
+
+    where = find_slice(name)
+    if where.count > 1:
+        return False
+    if where.chip.platform == "cpu":
+        return True
+    machine = machine_here()
+    return machine.platform == where.chip.platform and machine.kind.startswith(where.chip.device_kind) and machine.devices >= where.devices
 
 
 def check_mixtures(recipe: Recipe, phases: Iterable[Phase]) -> None:

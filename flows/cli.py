@@ -6,10 +6,22 @@ from typing import Any
 
 import click
 
-from flows.commands import publishing
-from flows.options import Scale, evaluation_options, given_scale_option, home_option, json_option, scale_option, set_option
+from flows.commands import deciding, publishing
+from flows.options import (
+    Scale,
+    evaluation_options,
+    given_scale_option,
+    home_option,
+    json_option,
+    max_tokens_option,
+    says_first_word,
+    scale_option,
+    set_option,
+    slice_option,
+)
 from flows.printing import nothing, print_found
 from trainer.base.errors import PhasewiseError
+from trainer.process.collecting import collect_rarely
 from trainer.process.platform import spare_search
 
 
@@ -39,12 +51,16 @@ def main() -> None:
     RECIPE is a name (marin-8b), a .py file (FILE.py:NAME where it has several) or a .json file; RECIPE/PHASE is one of its phases.
     """
     spare_search()
+    collect_rarely()
 
 
 @main.command()
 @click.argument("target", metavar="RECIPE[/PHASE]")
+@says_first_word
 @scale_option
 @set_option
+@max_tokens_option
+@slice_option
 @click.option("--retrain", multiple=True, metavar="PHASE", help="May be trained again, with what starts from it; may be repeated.")
 @home_option
 @json_option
@@ -83,6 +99,7 @@ def status(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
 @click.option("--results", is_flag=True, help="What the record reported: scores, losses, gaps, counts, dates, hardware.")
 @click.option("--sources", is_flag=True, help="Where each value comes from: the record's code, a default, a report, this project.")
 @click.option("--diff", nargs=2, metavar="PHASE OTHER", help="What two phases differ in; either may be of another recipe (RECIPE/PHASE).")
+@click.option("--slice", "on_slice", metavar="S", help="With the table: days and chip-hours on this slice, estimated.")
 @click.option("--component", metavar="NAME", help="Where a component's text is: files, revision, filters, and its share of each phase.")
 @home_option
 @json_option
@@ -90,7 +107,7 @@ def show(target: str, scale: Scale, home: str | None, as_json: bool, **options: 
     """Show a recipe as a table of phases, or everything of one phase."""
     from flows.commands.show import ShowOptions, describe_asked
 
-    given = [name for name, value in options.items() if value not in (None, False) and name != "branches"]
+    given = [name for name, value in options.items() if value not in (None, False) and name not in ("branches", "on_slice")]
     if len(given) > 1:
         raise click.UsageError(f"one question at a time: {', '.join('--' + name.replace('step', 'at') for name in given)} were given.")
     description, print_answer = describe_asked(target, scale, ShowOptions(**options), home)
@@ -112,18 +129,25 @@ def lineage(target: str, scale: Scale, as_json: bool) -> None:
 
 @main.command()
 @click.argument("target", metavar="RECIPE[/PHASE]")
-@click.option("--slice", "slice_name", metavar="S", help="This slice in place of the recipe's, such as v4-2048 or '2x v5e-256'.")
+@given_scale_option
+@click.option("--slice", "slice_name", metavar="S", help="This slice in place of the recipe's, such as v4-2048, h100-8 or '2x v5e-256'.")
+@click.option("--estimate", is_flag=True, help="Compile nothing: sizes and rooflines alone, and it says so.")
 @set_option
 @click.option("--machine-code", is_flag=True, help="Go on until the machine code is there: minutes a setup, and the same figures.")
 @home_option
 @json_option
-def preflight(target: str, slice_name: str | None, home: str | None, as_json: bool, machine_code: bool) -> None:
-    """Compile for the slice: memory, FLOPs, time, chip-hours. Exit 1 where a phase does not fit."""
+def preflight(
+    target: str, scale: Scale | None, slice_name: str | None, home: str | None, as_json: bool, machine_code: bool, estimate: bool
+) -> None:
+    """Compile for the slice: memory, FLOPs, time, chip-hours. Exit 1 where a phase does not fit.
+
+    At full scale where none is named. For GPUs nothing is compiled: their figures are estimates, and say so.
+    """
     from flows.commands.preflight import preflight_target, print_preflight
     from flows.terminal import shown_on_terminal
 
     with shown_on_terminal():
-        report = preflight_target(target, slice_name, home, machine_code=machine_code)
+        report = preflight_target(target, slice_name, home, scale=scale, machine_code=machine_code, estimated=estimate)
     print_found(report, print_preflight, as_json=as_json)
     sys.exit(0 if all(setup["fits"] for setup in report["phases"]) else 1)
 
@@ -137,12 +161,21 @@ def data() -> None:
 @click.argument("target", metavar="RECIPE[/PHASE]")
 @scale_option
 @set_option
+@max_tokens_option
+@click.option("--plan", "plans", is_flag=True, help="Read nothing: say which files, how many bytes and tokens, how many hours.")
+@click.option("--price-per-hour", type=click.FloatRange(min=0), metavar="USD", help="With --plan: what all workers cost, for the dollars.")
 @home_option
 @json_option
-def prepare(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
+def prepare(target: str, scale: Scale, home: str | None, as_json: bool, plans: bool, price_per_hour: float | None) -> None:
     """Build every cache that is not there yet."""
+    from flows.commands.data import plan, print_plan
     from flows.commands.data import prepare as prepare_command
 
+    if plans:
+        print_found(plan(target, scale, home, price_per_hour), print_plan, as_json=as_json)
+        return
+    if price_per_hour is not None:
+        raise click.UsageError("--price-per-hour goes with --plan.")
     print_found(prepare_command(target, scale, home), nothing, as_json=as_json)
 
 
@@ -150,6 +183,7 @@ def prepare(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
 @click.argument("target", metavar="RECIPE[/PHASE]")
 @scale_option
 @set_option
+@max_tokens_option
 @click.option("--full", is_flag=True, help="Read every source again, also those that look as they did when they were last read.")
 @home_option
 @json_option
@@ -275,13 +309,18 @@ def trace(target: str, scale: Scale, home: str | None, as_json: bool, most: int,
 @main.command()
 @home_option
 @click.option("--port", type=click.IntRange(1, 65_535), default=4200, show_default=True)
-def up(home: str | None, port: int) -> None:
-    """Start a Prefect server with its UI, a worker and the deployments, on this machine."""
-    command = [sys.executable, "-m", "deployments.local", "--port", str(port)]
-    os.execv(sys.executable, command + (["--home", home] if home else []))
+@click.option("--recipes", metavar="FOLDER", help="Deployments of the recipes in this folder, too; its .py files are run once, here.")
+@click.option("--site-port", type=click.IntRange(1, 65_535), metavar="N", help="Of the page that shows everything [default: PORT + 1].")
+@click.option("--site-host", default="127.0.0.1", show_default=True, metavar="H", help="Another than this machine alone: with a token.")
+@click.option("--notify", metavar="TYPE/NAME", help="A notification block of Prefect's, for phases that are refused or wait for a person.")
+def up(home: str | None, port: int, recipes: str | None, site_port: int | None, site_host: str, notify: str | None) -> None:
+    """Start a Prefect server with its UI, workers, the deployments and a page that shows everything, on this machine."""
+    command = [sys.executable, "-m", "deployments.local", "--port", str(port), "--site-host", site_host]
+    given = {"--home": home, "--recipes": recipes, "--site-port": str(site_port) if site_port else None, "--notify": notify}
+    os.execv(sys.executable, command + [word for name, value in given.items() if value for word in (name, value)])
 
 
-for command in (publishing.export, publishing.card, publishing.verify):
+for command in (deciding.approve, publishing.export, publishing.report, publishing.card, publishing.verify):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -1,33 +1,46 @@
-"""What a recipe declares and nothing carries out yet is refused before work starts, with the reason and what to do."""
+"""What a recipe declares and cannot be carried out here is refused before work starts, with the reason and what to do."""
 
 from collections.abc import Iterable
 
-from flows.recipes.benchmarks import MADE_BENCHMARKS, unmeasured
 from flows.recipes.phase import Phase
 from flows.recipes.recipe import Recipe
-from trainer.base.errors import RecipeError
+from tasks.evaluation.measured import real_of
+from tasks.evaluation.renderings import check_renderings
+from trainer.base.errors import ConfigError, DataError, RecipeError
 
 
 def check_declared(recipe: Recipe, phases: Iterable[Phase]) -> None:
     """Refuse phases that ask for something that would not happen.
 
     Raises:
-        RecipeError: a phase names a benchmark that no gate asks.
+        RecipeError: a phase names a benchmark whose items are not here, or items of two renderings that are not there or tell nothing.
     """
     for phase in phases:
         check_benchmarks(recipe, phase)
+        _check_renderings(recipe, phase)
 
 
 def check_benchmarks(recipe: Recipe, phase: Phase) -> None:
     """Refuse a phase whose gate would have to do without a benchmark that it names.
 
     Raises:
-        RecipeError: it names a benchmark that no gate asks.
+        RecipeError: no folder of benchmarks is named, or it lacks what one needs.
     """
-    if names := unmeasured(phase.evaluation.benchmarks):
-        instead = "" if recipe.scale == "own" else ", or use --scale proxy"
-        raise RecipeError(
-            f"phase {phase.name} of {recipe.run_name} names the benchmarks {', '.join(names)}, which are lm-eval's and are not measured "
-            f"by its gate yet (`phasewise evaluate --suite` measures them): name {' or '.join(MADE_BENCHMARKS)} in its "
-            f"evaluation.benchmarks{instead}."
-        )
+    if not (labels := real_of(phase.evaluation.benchmarks)):
+        return
+    from tasks.evaluation.suites.gated import gate_key  # a third of a second, which the made ones do without
+
+    try:
+        gate_key(labels)
+    except ConfigError as error:
+        instead = "" if recipe.uses_stand_ins else " Or use --scale proxy, whose benchmarks are made from held-out text."
+        raise RecipeError(f"phase {phase.name} of {recipe.run_name} cannot be judged by its gate: {error}{instead}") from None
+
+
+def _check_renderings(recipe: Recipe, phase: Phase) -> None:
+    if phase.evaluation.renderings is None:
+        return
+    try:
+        check_renderings(phase.evaluation.renderings)
+    except DataError as error:
+        raise RecipeError(f"phase {phase.name} of {recipe.run_name} cannot be judged by its gate: {error}") from None

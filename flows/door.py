@@ -1,16 +1,21 @@
 """What each flow of ours is beside its work: Prefect's `@flow`, its lines in the logs of the UI, and a process that says it is alive.
 
-Within it, and the flows that it calls, the same names resolve once.
+Within it, and the flows that it calls, the same names resolve once. A refusal ends the run as Failed with its words, and no traceback: in
+the run that refuses, and in those above it.
 """
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from prefect import Flow, flow
+from prefect import Flow, State, get_run_logger
+from prefect.exceptions import Abort
 from prefect.runtime import flow_run as current
 
+from flows.fixed import check_run_is_of_its_deployment
+from flows.missed import end_if_missed
 from flows.presence import stay_present
 from flows.recipes.assignments import setting
 from flows.resolved import resolving_once
@@ -18,9 +23,40 @@ from flows.run_log import show_in_ui
 from tasks.holder import Holder
 from tasks.home import Home
 from tasks.progress import say
+from trainer.base.errors import PhasewiseError
 
+FILE = re.compile(r"^(?:.*/)?([^/]+)\.json(?=/|$)")
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class Ended(Abort):
+    """Ends a flow run in a state that is set already, without Prefect's own words and traceback.
+
+    Attributes:
+        state: the state.
+        refusal: why, for whoever called the flow.
+    """
+
+    def __init__(self, state: State, refusal: PhasewiseError) -> None:
+        super().__init__(str(refusal))
+        self.state = state
+        self.refusal = refusal
+
+
+class DoorFlow(Flow[P, R]):
+    """A flow that its caller gets the refusal of, as from a function."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it.
+
+        Raises:
+            PhasewiseError: as its work.
+        """
+        try:
+            return super().__call__(*args, **kwargs)
+        except Ended as ended:
+            raise ended.refusal from None
 
 
 def door(*, name: str, flow_run_name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
@@ -32,17 +68,33 @@ def door(*, name: str, flow_run_name: str) -> Callable[[Callable[P, R]], Flow[P,
 
         @functools.wraps(work)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            given = signature.bind(*args, **kwargs).arguments
-            if run_id := current.id:
-                home: str | None = given.get("home")
-                stay_present(Home.open(home), run_id, str(current.name))
-            settings: Sequence[str] = given.get("settings", ())
-            with setting(settings), resolving_once():
-                return work(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            given = bound.arguments
+            try:
+                if run_id := current.id:
+                    home: str | None = given.get("home")
+                    end_if_missed()
+                    check_run_is_of_its_deployment(given)
+                    stay_present(Home.open(home), run_id, str(current.name))
+                settings: Sequence[str] = given.get("settings", ())
+                with setting(settings), resolving_once():
+                    return work(*args, **kwargs)
+            except PhasewiseError as refusal:
+                if current.id is None:
+                    raise
+                raise _failed(refusal) from None
 
-        return flow(name=name, flow_run_name=flow_run_name)(run)
+        return DoorFlow(run, name=name, flow_run_name=functools.partial(_name_of_run, flow_run_name))
 
     return decorate
+
+
+def _name_of_run(template: str) -> str:
+    """Of a recipe in a file, the file's name without its folder."""
+    given = dict(current.parameters)
+    given["recipe"] = FILE.sub(r"\1", str(given.get("recipe")))
+    return template.format(**given)
 
 
 def say_waiting(holder: Holder) -> None:
@@ -54,3 +106,26 @@ def this_run() -> str:
     """What this process does, for those who find the home held by it."""
     name: Any = current.name
     return f"the flow run '{name}'"
+
+
+def _failed(refusal: PhasewiseError) -> Ended:
+    """The run of this moment, set to Failed in the words of the refusal."""
+    from prefect.states import Failed
+
+    get_run_logger().error(str(refusal))
+    return Ended(set_state(Failed(message=str(refusal))), refusal)
+
+
+def set_state(state: State) -> State:
+    """Put the run of this moment in a state; the state that Prefect took.
+
+    Raises:
+        Abort: Prefect refuses: somebody cancelled the run.
+    """
+    from uuid import UUID
+
+    from prefect.client.orchestration import get_client
+    from prefect.utilities.engine import propose_state_sync
+
+    with get_client(sync_client=True) as client:
+        return propose_state_sync(client, state, flow_run_id=UUID(str(current.id)))

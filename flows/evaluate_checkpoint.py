@@ -6,15 +6,15 @@ from flows.recipes.assignments import Settings
 from flows.recipes.recipe import Scale
 from flows.record import parent_evaluation
 from flows.resolved import resolve_phase
+from flows.rulings import approving_command, raise_unless_let_pass
 from flows.trained import trained_run
-from flows.validate_data import raise_unless_passed
 from tasks.evaluation.task import evaluate
 from tasks.validation.task import model_gate
 from trainer.base.errors import TrainingError
 from validations.accepted import accepted_in
 
 
-@door(name="evaluate_checkpoint", flow_run_name="evaluate {recipe}/{phase} ({scale})")
+@door(name="evaluate", flow_run_name="evaluate {recipe}/{phase} ({scale})")
 def evaluate_checkpoint(recipe: str, phase: str, scale: Scale = "proxy", home: str | None = None, settings: Settings = ()) -> None:
     """Evaluate the checkpoint at a phase's end and judge it against its parent. Fails where the gate does.
 
@@ -38,4 +38,6 @@ def evaluate_checkpoint(recipe: str, phase: str, scale: Scale = "proxy", home: s
         )
     path = resolved.home.verdict(wanted.run_name, phase, "model")
     accepts = accepted_in(phase, wanted.accepts)
-    raise_unless_passed(model_gate(run, evaluation, parent, chosen.gates.model, path, accepts=accepts))
+    asks = wanted.asks_people_in(chosen)
+    verdict = model_gate(run, evaluation, parent, chosen.gates.model, path, accepts=accepts, asks_people=asks)
+    raise_unless_let_pass(verdict, path, approving_command(resolved, chosen))

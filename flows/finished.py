@@ -13,6 +13,7 @@ from tasks.evaluation.baselines import baselines_path
 from trainer.base.code_digest import code_digest, files_of
 from trainer.base.errors import PhasewiseError
 from trainer.base.storage import digest_of_json, read_json
+from trainer.passed_over import read_roll_backs
 
 KEYS_NAME = "keys.json"
 PACKAGES = ("phasewise", "jax", "optax", "orbax-checkpoint", "prefect", "dask", "great-expectations", "lm-eval")
@@ -79,7 +80,15 @@ def _why_no_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> str:
 def _shown_of(record: PhaseRecord) -> list[Any]:
     verdicts = [verdict.model_dump(mode="json", exclude={"evidence"}) for verdict in record.verdicts]
     found = [{name: value for name, value in (one or {}).items() if name != "checkpoint"} for one in (record.result, record.evaluation)]
-    return [record.state, record.phase.model_dump(mode="json", exclude={"instrumentation", "discrepancies", "notes"}), verdicts, *found]
+    decided = [finding.decided for finding in record.findings if finding.decided]
+    return [
+        record.state,
+        *decided,
+        record.phase.model_dump(mode="json", exclude={"instrumentation", "discrepancies", "notes"}),
+        verdicts,
+        *found,
+        *(read_roll_backs(record.run) if record.run else ()),
+    ]
 
 
 @cache

@@ -14,7 +14,8 @@ from flows.recipes.changes import Pair, both_in_words, changes_between
 from flows.recipes.phase import HandOff, Phase
 from flows.recipes.recipe import Recipe
 from trainer.base.errors import TrainingError
-from trainer.base.storage import as_path, digest_of_json, read_json
+from trainer.base.run_folder import RunFolder
+from trainer.base.storage import digest_of_json, read_json
 from trainer.config import MixtureShares, RunConfig, Steps
 from trainer.data.contract import compared_by, with_contents
 from trainer.data.loader import Loader
@@ -43,7 +44,7 @@ def hand_off_facts(recipe: Recipe, phase: Phase, run: RunConfig) -> HandOffFacts
     from trainer.checkpoints.checkpointer import read_about  # it imports JAX
 
     checkpoint = Path(run.start.checkpoint)
-    parent = _as_trained(recipe.phase(phase.start.parent), checkpoint.parents[1] / "run.json")
+    parent = _as_trained(recipe.phase(phase.start.parent), RunFolder.of_checkpoint(checkpoint).run_file)
     found: dict[str, Pair] = {
         name: both_in_words(*pair) for name, pair in changes_between(parent, phase, drawn=recipe.drawn_before(phase)).items()
     }
@@ -59,7 +60,7 @@ def hand_off_key(recipe: Recipe, phase: Phase, run: RunConfig) -> str | None:
     """
     if not isinstance(phase.start, HandOff) or run.start is None:
         return None
-    run_file = as_path(run.start.checkpoint).parents[1] / "run.json"
+    run_file = RunFolder.of_checkpoint(run.start.checkpoint).run_file
     parent = _as_trained(recipe.phase(phase.start.parent), run_file)
     compared = {one.name: one.model_dump(mode="json", include={*TRAINED_AS, "slice"}) for one in (parent, phase)}
     drawn = sorted(recipe.drawn_before(phase))
@@ -69,8 +70,8 @@ def hand_off_key(recipe: Recipe, phase: Phase, run: RunConfig) -> str | None:
 
 
 def _declared(recipe: Recipe, start: HandOff) -> tuple[str, ...]:
-    """At proxy scale every phase is trained on this machine: a change of slice that the recipe declares is not made there."""
-    return tuple(name for name in start.declares if recipe.scale != "proxy" or name != "slice")
+    """At a smaller scale every phase is trained on one machine: a change of slice that the recipe declares is not made there."""
+    return tuple(name for name in start.declares if not recipe.is_scaled or name != "slice")
 
 
 def _as_trained(parent: Phase, run_file: Path) -> Phase:

@@ -3,6 +3,7 @@
 Prefect's rows do not say who is alive; the files of `flows.presence` do.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 from flows.presence import forget_all_but, is_present
@@ -13,19 +14,19 @@ PAGE = 200
 MESSAGE = "Ended with the process that ran it, before it could say so. Start it again: it goes on from what is done."
 
 
-async def close_leftovers(home: Home, pool: str) -> int:
+async def close_leftovers(home: Home, pools: Collection[str]) -> int:
     """Mark the runs of this home that no process works on any more as crashed; how many of them were no subflows.
 
     Only for a server of our own that has just come up: then a run that no process holds has none.
 
     Args:
-        pool: the work pool whose runs are this home's, whatever parameters they have.
+        pools: the work pools whose runs are this home's, whatever parameters they have.
     """
     from prefect.client.orchestration import get_client
 
     closed = 0
     async with get_client() as client:
-        runs = await _at_work(client, home, pool)
+        runs = await _at_work(client, home, pools)
         for run in runs:
             if not is_present(home, str(run.id)):
                 await _close(client, run)
@@ -40,8 +41,8 @@ class Sweep:
     Prefect's worker says of its own runs how they ended, and needs a moment for it: what is found gone twice is closed.
     """
 
-    def __init__(self, home: Home, pool: str) -> None:
-        self._home, self._pool = home, pool
+    def __init__(self, home: Home, pools: Collection[str]) -> None:
+        self._home, self._pools = home, pools
         self._gone: set[str] = set()
 
     async def look(self) -> None:
@@ -49,7 +50,7 @@ class Sweep:
         from prefect.client.orchestration import get_client
 
         async with get_client() as client:
-            runs = await _at_work(client, self._home, self._pool)
+            runs = await _at_work(client, self._home, self._pools)
             started = [run for run in runs if not run.state.is_pending()]
             gone = {str(run.id): run for run in started if is_present(self._home, str(run.id)) is False}
             for run_id in self._gone & gone.keys():
@@ -57,8 +58,8 @@ class Sweep:
         self._gone = set(gone)
 
 
-async def _at_work(client: Any, home: Home, pool: str) -> list[Any]:
-    """The runs of the pool, and those that name this home, that are shown as at work."""
+async def _at_work(client: Any, home: Home, pools: Collection[str]) -> list[Any]:
+    """The runs of the pools, and those that name this home, that are shown as at work."""
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
     from prefect.client.schemas.objects import StateType
 
@@ -66,7 +67,7 @@ async def _at_work(client: Any, home: Home, pool: str) -> list[Any]:
     found: list[Any] = []
     while page := await client.read_flow_runs(flow_run_filter=FlowRunFilter(state=states), limit=PAGE, offset=len(found)):
         found += page
-    return [run for run in found if run.work_pool_name == pool or run.parameters.get("home") == str(home.root)]
+    return [run for run in found if run.work_pool_name in pools or run.parameters.get("home") == str(home.root)]
 
 
 async def _close(client: Any, run: Any) -> None:

@@ -1,12 +1,13 @@
 """The options that several commands of `phasewise` have."""
 
 import functools
+import sys
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import click
 
-Scale = Literal["proxy", "full", "own"]
+Scale = Literal["proxy", "130m", "370m", "1b", "3b", "full", "own"]
 Command = Callable[..., Any]
 
 home_option = click.option("--home", metavar="URL", help="Folder of everything [default: PHASEWISE_HOME, else ./.phasewise].")
@@ -15,10 +16,22 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 given_scale_option = click.option(
     "--scale",
-    type=click.Choice(["proxy", "full", "own"]),
+    type=click.Choice(get_args(Scale)),
     help="Sizes to run at [default: a recipe with sizes of its own is run as it is written, another one at proxy scale].",
 )
 """`--scale` as it is given, for a command whose target may be no recipe."""
+
+
+def says_first_word(command: Command) -> Command:
+    """On a terminal, a line before anything is loaded: reading a recipe and what runs it takes seconds."""
+
+    @functools.wraps(command)
+    def said(*, target: str, **others: Any) -> Any:
+        if sys.stderr.isatty():
+            click.echo(f"{target}: reading the recipe …", err=True)
+        return command(target=target, **others)
+
+    return said
 
 
 def scale_option(command: Command) -> Command:
@@ -36,9 +49,48 @@ def scale_option(command: Command) -> Command:
 def _set(ctx: click.Context, _parameter: click.Parameter, settings: tuple[str, ...]) -> None:
     """In force until the command ends."""
     if settings:
-        from flows.recipes.assignments import setting
+        from flows.recipes.assignments import setting, settings_in_force
 
-        ctx.with_resource(setting(settings))
+        ctx.with_resource(setting((*settings_in_force(), *settings)))
+
+
+def _slice(ctx: click.Context, _parameter: click.Parameter, name: str | None) -> None:
+    """As `--set *.slice=NAME`: so the flows hand it on."""
+    if name is None:
+        return
+    from flows.checks import check_slice_name
+    from flows.recipes.assignments import setting, settings_in_force
+
+    check_slice_name(name)
+    ctx.with_resource(setting((*settings_in_force(), f"*.slice={name}")))
+
+
+slice_option = click.option(
+    "--slice",
+    metavar="S",
+    expose_value=False,
+    callback=_slice,
+    help="Train every phase on this slice in place of the recipe's: h100-1, '2x h100-8', cpu-2; local is the devices that are here.",
+)
+
+
+def _max_tokens(ctx: click.Context, _parameter: click.Parameter, tokens: int | None) -> None:
+    """As `--set recipe.max_tokens=N`."""
+    if tokens is None:
+        return
+    from flows.recipes.assignments import setting, settings_in_force
+
+    ctx.with_resource(setting((*settings_in_force(), f"recipe.max_tokens={tokens}")))
+
+
+max_tokens_option = click.option(
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    metavar="N",
+    expose_value=False,
+    callback=_max_tokens,
+    help="Read about so many tokens of all components together [default: all; at a scale between what it draws, and a quarter more].",
+)
 
 
 set_option = click.option(

@@ -3,40 +3,40 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from flows.needs import budgets_of
 from flows.recipes.catalogue import CATALOGUE
 from flows.recipes.phase import FromScratch, GraftFrom, HandOff, Phase
-from flows.recipes.recipe import Recipe
+from flows.recipes.recipe import Recipe, scale_in_words
 from tasks.data.digests import KnownDigests
 from tasks.data.plan import DataPlan, plan_data
 from tasks.data.source import Source
 from tasks.data.standins import StandIn, stand_in_source
 from tasks.home import Home
+from tasks.training.machine import ONE_DEVICE
 from trainer.base.errors import RecipeError, TrainingError
+from trainer.base.run_folder import RunFolder
 from trainer.base.storage import read_json
 from trainer.checkpoints.path import checkpoint_path
-from trainer.config import Execution, Graft, LossEvaluation, Mesh, RunConfig, StartFrom
-
-ON_THIS_MACHINE = Execution(mesh=Mesh(replica=1, fsdp=1, tensor=1))
-"""How a phase of the local slice is carried out: on one device, also where there are more. Its bits do not depend on their number."""
+from trainer.config import Graft, LossEvaluation, RunConfig, StartFrom
 
 
 def sources_of(recipe: Recipe, home: Home) -> dict[str, Source]:
-    """Each component's source: the recipe's own if it has one, else the stand-in at proxy scale and the real data set at full scale.
+    """Each component's source: the recipe's own if it has one, else its stand-in where the scale has stand-ins, else the real data set.
 
     Raises:
-        RecipeError: a component has no source; or at full scale its data are not public, or only a chat template makes text of them.
+        RecipeError: a component has no source; or its real data are not public, or only a chat template makes text of them.
     """
     _check_components(recipe)
     found = {name: CATALOGUE[name].source for name in recipe.components if name not in recipe.sources}
     others = {name: source for name, source in found.items() if source is not None}
-    if recipe.scale != "full":
+    if recipe.uses_stand_ins:
         others = {name: stand_in_source(stand_in, home.sources / name) for name, stand_in in stand_ins_of(recipe).items()}
     return {**others, **recipe.sources}
 
 
 def stand_ins_of(recipe: Recipe) -> dict[str, StandIn]:
-    """What must be collected from this installation first; nothing at full scale, and nothing that the recipe has a source for."""
-    if recipe.scale == "full":
+    """What must be collected from this installation first. Nothing that the recipe has a source for; nothing where real data are read."""
+    if not recipe.uses_stand_ins:
         return {}
     found = {name: CATALOGUE[name].stand_in for name in recipe.components if name not in recipe.sources}
     return {name: stand_in for name, stand_in in found.items() if stand_in is not None}
@@ -49,18 +49,18 @@ def _check_components(recipe: Recipe) -> None:
             f"{recipe.name} draws from {', '.join(unknown)}, which flows/recipes/catalogue does not name: give each a source of its own "
             'under `sources` in the recipe\'s file, such as {"url": "gs://bucket/folder", "include": ["*.jsonl.gz"], "format": "jsonl"}.'
         )
-    if recipe.scale != "full" and (missing := [name for name in without_own if CATALOGUE[name].stand_in is None]):
+    if recipe.uses_stand_ins and (missing := [name for name in without_own if CATALOGUE[name].stand_in is None]):
         raise RecipeError(
             f"{recipe.name} draws from {', '.join(missing)}, which have no small stand-in: give each a source of its own under `sources` "
             "in the recipe's file."
         )
-    if recipe.scale == "full" and (closed := [name for name in without_own if CATALOGUE[name].source is None]):
+    if not recipe.uses_stand_ins and (closed := [name for name in without_own if CATALOGUE[name].source is None]):
         raise RecipeError(
-            f"{recipe.name} at full scale draws from {', '.join(closed)}, whose data are not public: there is nothing to read. Give "
-            "each a source of its own under `sources` in a recipe's file, or use --scale proxy, which has small stand-ins."
+            f"{recipe.name} {scale_in_words(recipe.scale)} draws from {', '.join(closed)}, whose data are not public: there is nothing "
+            "to read. Give each a source of its own under `sources` in a recipe's file, or use --scale proxy, which has small stand-ins."
         )
     conversations = [name for name in without_own if CATALOGUE[name].columns]
-    if recipe.scale == "full" and conversations:
+    if not recipe.uses_stand_ins and conversations:
         raise RecipeError(
             f"{recipe.name} draws from {', '.join(conversations)}, which are conversations: without a chat template they are no text. "
             "Give each a source of plain text under `sources` in the recipe's file, or use --scale proxy."
@@ -84,6 +84,7 @@ def data_plan(recipe: Recipe, home: Home, *, digests: KnownDigests | None = None
         benchmark_components=recipe.main_components,
         pins=recipe.pins,
         digests=digests,
+        budgets=budgets_of(recipe),
     )
 
 
@@ -123,12 +124,13 @@ def build_run(
         mixture=recipe.mixture_of_lineage(phase),
         order=phase.order,
         checkpoints=phase.checkpoints,
+        recovery=phase.recovery,
         start=start_of(recipe, phase, home) if needs_parent else None,
         caches={name: str(caches[name]) for name in phase.components},
         cache_digests={pin.component: pin.digest for pin in recipe.pins if pin.split == "train" and pin.component in phase.components},
         verdict=str(home.verdict(recipe.run_name, phase.name, "data")),
         output=str(home.run(recipe.run_name, phase.name)),
-        execution=ON_THIS_MACHINE,
+        execution=ONE_DEVICE,
         instrumentation=phase.instrumentation,
         evaluation=_loss_evaluation(phase, held_out),
     )
@@ -163,7 +165,7 @@ def _graft(recipe: Recipe, phase: Phase, graft: GraftFrom, home: Home) -> Graft:
 def _checkpoint_of(recipe: Recipe, phase: Phase, parent: str, step: int, home: Home) -> tuple[str, str]:
     """Where the checkpoint is that a phase starts from or takes a part of, and the digest of its weights."""
     folder = home.run(recipe.run_name, parent)
-    result = folder / "result.json"
+    result = RunFolder(folder).result
     if not result.exists():
         raise TrainingError(f"phase {phase.name} starts from {parent}, which is not trained yet: run {recipe.name} first.")
     checkpoint = checkpoint_path(folder, step)

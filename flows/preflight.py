@@ -8,7 +8,6 @@ from flows.recipes.assignments import Settings
 from flows.recipes.recipe import Scale
 from flows.resolved import resolve
 from flows.setups import setups_of
-from tasks.preflight.task import preflight as preflight_task
 from tasks.progress import say
 from trainer.base.errors import PhasewiseError
 
@@ -36,6 +35,8 @@ def preflight(recipe: str, phase: str | None = None, scale: Scale = "full", home
     if not setups:
         say(f"{name}: on this machine; there is nothing to compile")
         return
+    from tasks.preflight.task import preflight as preflight_task  # it imports jax, which a phase on this machine is spared
+
     resolved.home.make_ready()
     reports = [preflight_task(setup, resolved.home) for setup in setups]
     rows = [{what: str(value) for what, value in report.items() if not isinstance(value, dict | list)} for report in reports]
@@ -43,4 +44,5 @@ def preflight(recipe: str, phase: str | None = None, scale: Scale = "full", home
     if refused := [f"{report['phase']} on {report['slice']}: {report['reason']}" for report in reports if not report["fits"]]:
         raise DoesNotFit("\n".join(refused))
     for report in reports:
-        say(f"{report['phase']}: fits {report['slice']}, {report['gib_per_chip']['peak']} GiB a chip, {report['plan']}")
+        how = "is estimated to fit" if report["estimated"] else "fits"
+        say(f"{report['phase']}: {how} {report['slice']}, {report['gib_per_chip']['peak']} GiB a chip, {report['plan']}")

@@ -4,12 +4,9 @@ from flows.door import door
 from flows.recipes.assignments import Settings
 from flows.recipes.recipe import Scale
 from flows.resolved import resolve
-from tasks.data.cluster import one_cluster
-from tasks.data.task import build_caches, collect_stand_ins, make_tokenizer, write_documents
-from tasks.evaluation.task import make_benchmarks
 
 
-@door(name="prepare_data", flow_run_name="prepare data of {recipe} ({scale})")
+@door(name="prepare-data", flow_run_name="prepare data of {recipe} ({scale})")
 def prepare_data(recipe: str = "marin-8b", scale: Scale = "proxy", home: str | None = None, settings: Settings = ()) -> None:
     """Build every token cache that the recipe needs and that is not there yet.
 
@@ -19,6 +16,10 @@ def prepare_data(recipe: str = "marin-8b", scale: Scale = "proxy", home: str | N
         home: Folder of everything; PHASEWISE_HOME if not given.
         settings: Changes of the recipe for a trial, each PHASE.FIELD=VALUE: what `--set` takes.
     """
+    from tasks.data.cluster import one_cluster  # Dask: a phase whose data is prepared is spared it
+    from tasks.data.task import build_caches, collect_stand_ins, make_tokenizer, write_documents
+    from tasks.evaluation.task import make_benchmarks
+
     resolved, _ = resolve(recipe, scale, home)
     resolved.check_sources()
     resolved.home.make_ready()

@@ -8,22 +8,27 @@ from typing import Any, Literal
 from flows.decided_by import decided_by
 from flows.recipes.phase import Phase
 from flows.resolved import Resolved
+from flows.rulings import why_not
 from tasks.data.plan import DataPlan
-from tasks.evaluation.finished import EVALUATION_NAME, evaluation_key, finished_evaluation
+from tasks.evaluation.finished import evaluation_key, finished_evaluation
 from tasks.training.differences import differences, name_differences
-from tasks.training.launcher import finished_result, is_begun
+from tasks.training.launcher import damage_of_finished, finished_result, is_begun
+from trainer.base.decision import Ruling, ruling_at, ruling_of
 from trainer.base.errors import CheckpointError, DataError, PhasewiseError, TrainingError, VerdictError
 from trainer.base.frozen import Frozen
+from trainer.base.run_folder import METRICS_NAME, RunFolder
 from trainer.base.storage import as_path, digest_of_file, read_json
 from trainer.config import RunConfig
 from trainer.data.manifest import read_manifest
-from trainer.metrics import METRICS_NAME
+from trainer.result import read_result
 from validations.accepted import AcceptedWarning, accepted_in, expected
+from validations.approvable import NOBODY, AsksPeople
+from validations.approving import asked_of_suite
 from validations.expectations.data_suite import DATA_SUITE
 from validations.expectations.suites import SUITES, version_of
 from validations.verdict import Verdict, accepted_by, judged_by_gate, read_verdict
 
-State = Literal["done", "refused", "not reached"]
+State = Literal["done", "refused", "waits for a person", "not reached"]
 Again = Literal["prepare", "judge", "train", "evaluate", "report"]
 
 
@@ -35,12 +40,14 @@ class Finding(Frozen):
         holds: whether it is there, for what is there now. A verdict that fails holds, too.
         again: what must be done again, or for the first time; None where it holds.
         why: in words, why it does not hold, or why it stops the phase; empty where all is well.
+        decided: who decided of a verdict, when and why; empty where nobody was asked.
     """
 
     what: str
     holds: bool
     again: Again | None
     why: str
+    decided: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,8 @@ class PhaseRecord:
     Attributes:
         findings: every result that was looked for, in the order in which they come about. After one that does not hold, what rests on it
             is not looked for.
+        decisions: what follows from each of the verdicts and what people decided of it; None is that nobody decided.
+        asked: what follows from what its training asks a person, where that does not go on by it.
     """
 
     phase: Phase
@@ -60,6 +69,15 @@ class PhaseRecord:
     evaluation: dict[str, Any] | None
     model_verdict: Verdict | None
     findings: tuple[Finding, ...] = ()
+    decisions: tuple[Ruling, ...] | None = None
+    asked: Ruling | None = None
+
+    @property
+    def rulings(self) -> tuple[Ruling, ...]:
+        """What follows from each of the verdicts, with what people decided of it."""
+        if self.decisions is not None:
+            return self.decisions
+        return tuple(ruling_of(verdict.model_dump(mode="json"), None) for verdict in self.verdicts)
 
     @property
     def lacks(self) -> tuple[str, ...]:
@@ -73,9 +91,15 @@ class PhaseRecord:
 
     @property
     def state(self) -> State:
-        """Done: trained on judged bytes and past its gate. Refused: a verdict fails."""
-        if any(not verdict.passes for verdict in self.verdicts):
-            return "refused"
+        """Done: trained on judged bytes and past its gates. Refused: a verdict fails, or people rejected it.
+
+        A run that diverged waits for nobody: there is nothing to go on with.
+        """
+        asked = (self.asked,) if self.asked else ()
+        stopped = [ruling.state for ruling in (*self.rulings, *asked) if not ruling.lets_go_on]
+        if stopped:
+            is_over = self.health_verdict is not None and self.result is None and self.asked is None
+            return "waits for a person" if set(stopped) == {"waits"} and not is_over else "refused"
         return "done" if self.result and self.evaluation and len(self.verdicts) == 3 else "not reached"
 
 
@@ -91,14 +115,16 @@ def read_record(resolved: Resolved, phase: Phase) -> PhaseRecord:
         run = resolved.run(phase)
     except (TrainingError, CheckpointError) as error:
         return PhaseRecord(phase, None, None, None, None, None, None, (Finding(what="start", holds=False, again="train", why=str(error)),))
-    found = _Findings(accepted_in(phase.name, recipe.accepts))
+    found = _Findings(accepted_in(phase.name, recipe.accepts), recipe.asks_people_in(phase))
     found.add("caches", _are_built(phase, plan), "prepare", "its caches are not there as its sources, settings and code are now")
     rests_on = _decided_by(resolved, phase, run)
     data_verdict = found.verdict("data", as_path(run.verdict), _digests(run), phase.gates.data, rests_on)
     result = finished_result(run, plan)
     found.add("training", result is not None, "train", "" if result else _why_not_trained(run))
+    if not result and is_begun(run, plan):
+        found.question(home.question(recipe.run_name, phase.name))
     health_verdict = evaluation = model_verdict = None
-    metrics, health = as_path(run.output) / METRICS_NAME, home.verdict(recipe.run_name, phase.name, "health")
+    metrics, health = RunFolder.at(run.output).metrics, home.verdict(recipe.run_name, phase.name, "health")
     if result or (is_begun(run, plan) and health.exists() and metrics.exists()):  # the training of a run that diverged is judged, too
         health_verdict = found.verdict("training", health, {METRICS_NAME: digest_of_file(metrics)}, phase.gates.health)
     if result:
@@ -107,12 +133,16 @@ def read_record(resolved: Resolved, phase: Phase) -> PhaseRecord:
     if evaluation:
         judged = judged_by_gate(evaluation, parent_evaluation(resolved, phase))
         model_verdict = found.verdict("model", home.verdict(recipe.run_name, phase.name, "model"), judged, phase.gates.model)
-    return PhaseRecord(phase, run, data_verdict, health_verdict, result, evaluation, model_verdict, tuple(found.all))
+    judged_so_far = (data_verdict, health_verdict, result, evaluation, model_verdict)
+    return PhaseRecord(phase, run, *judged_so_far, tuple(found.all), tuple(found.rulings), found.asked)
 
 
 def _why_not_trained(run: RunConfig) -> str:
-    found = differences(run)
-    return f"it was trained as something else: {name_differences(found)}" if found else "it is not trained to its end"
+    if found := differences(run):
+        return f"it was trained as something else: {name_differences(found)}"
+    if read_result(as_path(run.output)) and (damage := damage_of_finished(run)):
+        return f"its last checkpoint {damage}"
+    return "it is not trained to its end"
 
 
 def _are_built(phase: Phase, plan: DataPlan) -> bool:
@@ -122,9 +152,12 @@ def _are_built(phase: Phase, plan: DataPlan) -> bool:
 class _Findings:
     """Collects what was looked for."""
 
-    def __init__(self, accepts: Sequence[AcceptedWarning]) -> None:
+    def __init__(self, accepts: Sequence[AcceptedWarning], asks_people: AsksPeople = NOBODY) -> None:
         self.all: list[Finding] = []
+        self.rulings: list[Ruling] = []
+        self.asked: Ruling | None = None
         self._accepts = accepts
+        self._asks_people = asks_people
 
     def add(self, what: str, holds: bool, again: Again, why: str) -> None:
         """A result that holds or does not."""
@@ -133,22 +166,48 @@ class _Findings:
     def verdict(
         self, what: str, path: Path, judged: Mapping[str, str], limits: Frozen, rests_on: Mapping[str, str] | None = None
     ) -> Verdict | None:
-        """The verdict in the file, if it holds; whether it passes is for the caller."""
+        """The verdict in the file, if it holds; whether it lets the phase go on is in `rulings`."""
         name = f"verdict on its {what}"
         if not path.exists():
             self.add(name, False, "judge", f"there is no {name}")
             return None
         try:
             verdict = read_verdict(path)
+            ruling = ruling_at(path)
         except VerdictError as error:
             self.add(name, False, "judge", str(error))
             return None
-        if why := _why_out_of_date(verdict, judged, rests_on or {}, limits, self._accepts):
+        if why := self._why_out_of_date(verdict, judged, rests_on or {}, limits):
             self.add(name, False, "judge", f"the {name} is out of date: {why}")
             return None
-        failure = "" if verdict.passes else f"the {name} fails: {verdict.reasons[0].what if verdict.reasons else path}"
-        self.all.append(Finding(what=name, holds=True, again=None, why=failure))
+        failure = "" if ruling.lets_go_on else f"the {name} {why_not(verdict, ruling, path)}"
+        decided = ruling.decision.words if ruling.decision else ""
+        self.all.append(Finding(what=name, holds=True, again=None, why=failure, decided=decided))
+        self.rulings.append(ruling)
         return verdict
+
+    def question(self, path: Path) -> None:
+        """What the training asks a person; once that is approved, it only has to go on."""
+        if not path.exists():
+            return
+        try:
+            question, ruling = read_verdict(path), ruling_at(path)
+        except VerdictError as error:
+            self.add("question of its training", False, "train", str(error))
+            return
+        if ruling.lets_go_on:
+            return
+        why = f"its training {why_not(question, ruling, path)}"
+        decided = ruling.decision.words if ruling.decision else ""
+        self.all.append(Finding(what="question of its training", holds=True, again=None, why=why, decided=decided))
+        self.asked = ruling
+
+    def _why_out_of_date(self, verdict: Verdict, judged: Mapping[str, str], rests_on: Mapping[str, str], limits: Frozen) -> str | None:
+        if why := _why_out_of_date(verdict, judged, rests_on, limits, self._accepts):
+            return why
+        if verdict.asks_people != asked_of_suite(self._asks_people, verdict.suite):
+            return "the recipe put other checks to people then"
+        return None
 
 
 def _why_out_of_date(
@@ -180,9 +239,16 @@ def _evaluation(run: RunConfig, result: dict[str, Any], plan: DataPlan, phase: P
 
 
 def parent_evaluation(resolved: Resolved, phase: Phase) -> dict[str, Any] | None:
-    """What was measured at the end of the phase's parent; None for the first phase, and where nothing was."""
-    path = resolved.home.run(resolved.recipe.run_name, phase.parent) / EVALUATION_NAME if phase.parent else None
-    return read_json(path) if path and path.exists() else None
+    """What was measured at the end of the phase's parent; None for a first phase, where nothing was, and where it was of other weights."""
+    if phase.parent is None:
+        return None
+    folder = resolved.home.run(resolved.recipe.run_name, phase.parent)
+    if not RunFolder(folder).evaluation.exists():
+        return None
+    evaluation: dict[str, Any] = read_json(RunFolder(folder).evaluation)
+    result = read_json(RunFolder(folder).result) if RunFolder(folder).result.exists() else {}
+    of_these = result.get("params_digest") == evaluation.get("params_digest")
+    return evaluation if of_these else None
 
 
 def _decided_by(resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, str]:

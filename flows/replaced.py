@@ -1,7 +1,6 @@
 """Work that a change would set aside: what changed, and what it costs to do it again. Nobody loses a run without having said so."""
 
 from collections.abc import Collection, Iterable
-from pathlib import Path
 from typing import NamedTuple
 
 from flows.recipes.phase import Phase
@@ -10,9 +9,10 @@ from tasks.progress import say
 from tasks.training.differences import differences, name_differences
 from tasks.training.launcher import finished_result, is_begun, last_saved_step
 from trainer.base.errors import ConfigError, PhasewiseError, TrainingError
+from trainer.base.run_folder import RunFolder
 from trainer.base.wording import about
 from trainer.config import RunConfig
-from trainer.metrics import METRICS_NAME, read_metrics
+from trainer.metrics import read_metrics
 
 MAX_SECONDS_UNASKED = 600.0
 """At any scale but full, less training than this is done again without being asked for."""
@@ -114,7 +114,7 @@ def _rests_on(resolved: Resolved, phase: str, other: str) -> bool:
 
 def _seconds(run: RunConfig, tokens: int) -> float | None:
     """How long the phase would train at the speed of what is in its folder; None where that has no rows."""
-    rows = [row for row in read_metrics(Path(run.output) / METRICS_NAME) if row.get("step_seconds")]
+    rows = [row for row in read_metrics(RunFolder.at(run.output).metrics) if row.get("step_seconds")]
     took = sum(row["step_seconds"] for row in rows)
     trained = sum(row["tokens"] for row in rows)
     return tokens * took / trained if trained else None

@@ -4,7 +4,7 @@ Flows call each other by names, because Prefect keeps those as a run's parameter
 """
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ from flows.recipes.recipe import Recipe, Scale
 from tasks.data.digests import KnownDigests
 from tasks.data.plan import DataPlan
 from tasks.data.standins import StandIn, missing_stand_ins
+from tasks.holder import Holder
 from tasks.home import Home
 from trainer.config import RunConfig, StartFrom
 
@@ -96,6 +97,17 @@ class Resolved:
     def is_planned(self) -> bool:
         """Whether the plan was asked for already."""
         return "plan" in self.__dict__
+
+    @contextmanager
+    def held(self, what: str, *, on_wait: Callable[[Holder], None] | None = None) -> Iterator[None]:
+        """Hold the home for one run, as `Home.held`, and keep what it does where the home is.
+
+        Raises:
+            ConfigError: another process holds it.
+            TakenOver, StorageError: as `Home.kept`.
+        """
+        with self.home.held(what, on_wait=on_wait), self.home.kept(self.recipe.run_name):
+            yield
 
     def run(self, phase: Phase) -> RunConfig:
         """The phase as the trainer wants it, built once for the weights that it starts from.
@@ -201,7 +213,10 @@ def resolve(
     Raises:
         ConfigError: no such recipe, phase or home.
     """
-    return (_found.get() or _Found()).resolve(target, scale, Home.at(home, local_for=local_for, reads_only=reads_only))
+    found = (_found.get() or _Found()).resolve(target, scale, Home.at(home, local_for=local_for, reads_only=reads_only))
+    if reads_only:
+        found[0].home.look(found[0].recipe.run_name)
+    return found
 
 
 def resolve_phase(recipe: str, phase: str, scale: Scale, home: str | None, *, local_for: str | None = None) -> tuple[Resolved, Phase]:

@@ -24,9 +24,9 @@ class RunLog(logging.Handler):
         progress = getattr(record, "progress", None)
         if progress is None:
             self._api.emit(record)
-        elif self._milestones.is_one(progress):
+        elif words := self._milestones.line(progress):
             line = copy.copy(record)
-            line.msg = progress.line
+            line.msg = words
             line.args = ()
             line.name = LOGGER.name
             self._api.emit(line)

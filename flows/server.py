@@ -12,25 +12,39 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from flows.server_process import server_process
 from tasks.holder import AlreadyHeld, holder_of, holding
 from tasks.home import Home
 from tasks.progress import say
 from trainer.base.errors import PhasewiseError
+from trainer.base.secrets import without_secrets
+from trainer.process.collecting import collect_rarely
 from trainer.process.parent import end_with_parent
 
-POOL = "phasewise-local"
-"""The work pool of this machine."""
+DATA, CONTROL, LOCAL = "data", "control", "local"
+"""Work pools."""
+SERVED = (LOCAL, DATA, CONTROL)
+"""Those that `phasewise up` works on. No pool of a kind of slice: so far this machine is the only place to train on."""
 LOG_NAME = "server.log"
+MAX_REVIVED = 5
+"""How often a server that ended by itself is started again."""
 START_SECONDS, STOP_SECONDS = 120.0, 10.0
 REPORTING = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING", "PREFECT_LOGGING_COLORS": "false"}
 """The server's own log is not the terminal: its errors are written there."""
 PATIENT = {"PREFECT_SERVER_DATABASE_TIMEOUT": "60", "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60"}
 """A file of SQLite has one writer at a time: on a busy machine the others wait, rather than fail."""
+BUSY = "database is locked"
+_RECORD = re.compile(rb"^(?=\d\d:\d\d:\d\d\.\d{3} \| )", re.MULTILINE)
+STEADY = {
+    "PREFECT_SERVER_SERVICES_FOREMAN_DEPLOYMENT_LAST_POLLED_TIMEOUT_SECONDS": "600",
+    "PREFECT_SERVER_SERVICES_FOREMAN_WORK_QUEUE_LAST_POLLED_TIMEOUT_SECONDS": "600",
+}
+"""Dozens of deployments that become ready again hold the database for a while: on a busy machine a worker may be late for a minute."""
 _ERROR = re.compile(r"\| (ERROR|CRITICAL) ")
 QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -61,7 +75,7 @@ def server_for(home: Home, what: str) -> Iterator[str]:
     for name, value in quiet_environment(home).items():
         os.environ.setdefault(name, value)
     if given := os.environ.get("PREFECT_API_URL"):
-        say(f"using the Prefect server at {given}")
+        say(f"using the Prefect server at {without_secrets(given)}")
         yield given
     elif (holder := holder_of(home.server_lock)) and holder.url:
         say(f"using the Prefect server of {holder}, at {holder.url.removesuffix('/api')}")
@@ -69,10 +83,11 @@ def server_for(home: Home, what: str) -> Iterator[str]:
         with _api_at(holder.url):
             yield holder.url
     else:
+        say("starting a Prefect server for this run")
         with own_server(home, _free_port(), what) as server, _api_at(server.url):
             _close_what_was_killed(home)
             yield server.url
-            if errors := server.new_errors():
+            if errors := server.new_errors(ended=True):
                 say(f"the Prefect server reported {len(errors)} errors, the last: {errors[-1]} (see {server.log})")
 
 
@@ -91,7 +106,7 @@ def _close_what_was_killed(home: Home) -> None:
     """Runs that a killed process left as running would be shown in the UI as running for ever."""
     from flows.leftovers import close_leftovers
 
-    asyncio.run(close_leftovers(home, POOL))
+    asyncio.run(close_leftovers(home, SERVED))
 
 
 def _send_what_is_waiting() -> None:
@@ -116,14 +131,38 @@ class OwnServer:
     log: Path
     process: "subprocess.Popen[bytes]"
     read_bytes: int
+    start: Callable[[], "subprocess.Popen[bytes]"]
+    held_bytes: int = 0
+    revived: int = 0
 
-    def new_errors(self) -> list[str]:
-        """The errors that it has reported since the last call, a line each."""
+    def revive(self) -> bool:
+        """Start it again at the same address, where it has ended; False where it ended too often. It needs some seconds until it answers.
+
+        Nothing of its database is lost. Runs at work go on meanwhile, and report once it is up.
+        """
+        if self.revived >= MAX_REVIVED:
+            return False
+        self.revived += 1
+        self.process = self.start()
+        return True
+
+    def new_errors(self, *, ended: bool = False) -> list[str]:
+        """The errors that it has reported since the last call, a line each.
+
+        That SQLite's file had another writer at that moment is none: whoever was refused asks again.
+
+        Args:
+            ended: nothing is added to the last record any more. Otherwise it is held back while it grows: the reason is at its end.
+        """
         with open(self.log, "rb") as log:
             log.seek(self.read_bytes)
             new = log.read()
-        self.read_bytes += len(new)
-        return [line.strip() for line in new.decode(errors="replace").splitlines() if _ERROR.search(line)]
+        records = _RECORD.split(new)
+        held = 0 if ended or len(records[-1]) == self.held_bytes else len(records.pop())
+        self.held_bytes = held
+        self.read_bytes += len(new) - held
+        texts = [record.decode(errors="replace") for record in records]
+        return [text.splitlines()[0].strip() for text in texts if _ERROR.search(text) and BUSY not in text]
 
 
 @contextmanager
@@ -142,26 +181,24 @@ def own_server(home: Home, port: int, what: str) -> Iterator[OwnServer]:
         **quiet_environment(home),
         **REPORTING,
         **PATIENT,
+        **STEADY,
         "PREFECT_API_URL": url,
         "PREFECT_SERVER_API_HOST": "127.0.0.1",
         "PREFECT_SERVER_API_PORT": str(port),
         "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home.prefect / 'prefect.db'}",
     }
     command = [sys.executable, "-m", "flows.server", str(port)]
-    with _only_server(home, what, url), open(home.prefect / LOG_NAME, "ab") as log:
-        read_bytes = log.tell()
-        with subprocess.Popen(  # a session of its own: Ctrl-C must not end it before what it stops has been reported
-            command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
-        ) as process:
-            try:
-                _wait_until_up(url, process, log.name)
-                yield OwnServer(url, Path(log.name), process, read_bytes)
-            finally:
-                process.terminate()
-                try:
-                    process.wait(STOP_SECONDS)
-                except subprocess.TimeoutExpired:
-                    process.kill()
+    log = home.prefect / LOG_NAME
+    with _only_server(home, what, url):
+        read_bytes = log.stat().st_size if log.exists() else 0
+        with ExitStack() as lives:
+
+            def start() -> "subprocess.Popen[bytes]":
+                return lives.enter_context(server_process(command, log, environment, stop_seconds=STOP_SECONDS))
+
+            process = start()
+            _wait_until_up(url, process, str(log))
+            yield OwnServer(url, log, process, read_bytes, start)
 
 
 @contextmanager
@@ -197,10 +234,16 @@ def _free_port() -> int:
 
 def serve(port: int) -> None:
     """Run the server in this process until standard input ends."""
+    collect_rarely()
     import uvicorn
     from prefect.server.api.server import create_app
+    from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
+
+    from flows import mail  # noqa: F401  # pyright: ignore[reportUnusedImport]  # the server finds blocks by their classes
+    from flows.server_database import take_turns
 
     end_with_parent(0)
+    take_turns(str(PREFECT_API_DATABASE_CONNECTION_URL.value()))
     uvicorn.run(create_app(final=True), host="127.0.0.1", port=port, log_level="warning", timeout_keep_alive=5)
 
 

@@ -5,7 +5,6 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from flows.finished import PACKAGES, keys_path, report_keys, report_path
@@ -16,12 +15,16 @@ from flows.recipes.reported import results_of
 from flows.record import PhaseRecord, read_records
 from flows.resolved import Resolved
 from tasks.evaluation.baselines import baselines_path
-from tasks.publication.contents import BenchmarkReport, PhaseReport, RecordReport, Report, VerdictReport
+from tasks.publication.contents import BenchmarkReport, PhaseReport, RecordReport, Report, RollBackReport, VerdictReport
 from tasks.publication.routing import routing_of
+from tasks.training.spent import read_spent, words_of
+from trainer.base.decision import Ruling
+from trainer.base.run_folder import RunFolder
 from trainer.base.storage import read_json, write_json
 from trainer.base.wording import plural
 from trainer.data.mixture import MixtureSchedule
-from trainer.metrics import METRICS_NAME, read_metrics
+from trainer.metrics import read_metrics
+from trainer.passed_over import read_roll_backs
 from trainer.schedule import learning_rate_at
 from validations.expectations.reasons import Reason
 from validations.outcomes import sum_counts, verdicts_in_words
@@ -32,13 +35,14 @@ AT_A_BATCH = {"expect_only_finite_numbers", "expect_spikes_within_limit", "expec
 AT_STEP = re.compile(r"step (\d+)")
 MEASURES = ("score", "loss")
 """Kinds of what the record reported that are figures of a model."""
-VERDICT_WORDS = {"done": "passed", "refused": "failed", "not reached": None}
+VERDICT_WORDS = {"done": "passed", "refused": "failed", "waits for a person": "waits for a person", "not reached": None}
 
 
 def phase_summary(record: PhaseRecord) -> dict[str, Any]:
     """One phase in the shape of `phasewise run --json`; what was not measured is null.
 
-    `steps` counts updates; `bits_per_byte` is the mean over components, on held-out text; `standing` is `verdict` with its warnings.
+    `steps` counts updates, also those that a roll-back passed over; `passed_over` names these, counted from 0. `bits_per_byte` is the mean
+    over components, on held-out text; `standing` is `verdict` with its warnings.
     """
     phase = record.phase
     result = record.result or {}
@@ -49,20 +53,36 @@ def phase_summary(record: PhaseRecord) -> dict[str, Any]:
         "start_step": phase.start_step,
         "stop_step": phase.stop_step,
         "steps": phase.stop_step - phase.start_step,
-        "tokens": phase.tokens,
+        "tokens": result.get("tokens", phase.tokens) if result.get("passed_over") else phase.tokens,
+        "passed_over": result.get("passed_over", []),
         "learning_rate": {"from": learning_rate_at(phase.learning_rate, phase.start_step), "to": phase.learning_rate[-1].end},
         "final_loss": result.get("final_loss"),
         "bits_per_byte": evaluation.get("macro_bits_per_byte"),
         "ema_bits_per_byte": evaluation.get("ema_macro_bits_per_byte"),
         "verdict": VERDICT_WORDS[record.state],
-        "standing": counts.standing_words if record.state == "done" else VERDICT_WORDS[record.state],
+        "standing": _standing_words(record),
         "checks": counts.model_dump(),
         "verdicts": [
-            {"subject": verdict.subject, "told": verdict.counts.words, **verdict.counts.model_dump()} for verdict in record.verdicts
+            {"subject": verdict.subject, "told": verdict.counts.words, "decided": decided_of(ruling), **verdict.counts.model_dump()}
+            for verdict, ruling in zip(record.verdicts, record.rulings, strict=True)
         ],
         "checkpoint": result.get("checkpoint"),
         "params_digest": result.get("params_digest"),
     }
+
+
+def decided_of(ruling: Ruling) -> str | None:
+    """Who let the verdict pass or rejected it, when and why; None where nobody was asked."""
+    return ruling.decision.words if ruling.decision else None
+
+
+def _standing_words(record: PhaseRecord) -> str | None:
+    """As the checks came out, or by whom a phase was let pass that they would have stopped."""
+    if record.state != "done":
+        return VERDICT_WORDS[record.state]
+    deciders = sorted({ruling.decision.who for ruling in record.rulings if ruling.decision})
+    counts = sum_counts(verdict.counts for verdict in record.verdicts)
+    return f"let pass by {' and '.join(deciders)}" if deciders else counts.standing_words
 
 
 def run_summary(resolved: Resolved) -> dict[str, Any]:
@@ -118,12 +138,22 @@ def write_recipe_report(resolved: Resolved) -> None:
     write_json(keys_path(resolved), report_keys(resolved, records))
 
 
+def refresh_report(resolved: Resolved) -> None:
+    """Write the report again where it is not one of what is there now: a decision changes what it says, and trains nothing."""
+    records = read_records(resolved)
+    written = read_json(keys_path(resolved)) if keys_path(resolved).exists() else None
+    if written != report_keys(resolved, records):
+        write_recipe_report(resolved)
+
+
 def headline(records: Sequence[PhaseRecord]) -> str:
     """What happened, in a sentence."""
     done = [record for record in records if record.state == "done"]
     if len(done) == len(records):
         every = {1: "The phase", 2: "Both phases"}.get(len(records), f"All {len(records)} phases")
         return f"{every} trained on judged data and passed {'its gate' if len(records) == 1 else 'their gates'}."
+    if waiting := [record.phase.name for record in records if record.state == "waits for a person"]:
+        return f"{len(done)} of {len(records)} phases passed; waiting for a person: {', '.join(waiting)}."
     if refused := [record.phase.name for record in records if record.state == "refused"]:
         return f"{len(done)} of {len(records)} phases passed; refused: {', '.join(refused)}."
     return f"{len(done)} of {len(records)} phases are done."
@@ -136,13 +166,14 @@ def _phase_report(resolved: Resolved, record: PhaseRecord) -> PhaseReport:
     phase = record.phase
     result = record.result or {}
     evaluation = record.evaluation or {}
-    rows = read_metrics(Path(record.run.output) / METRICS_NAME) if record.run and record.result else []
+    rows = read_metrics(RunFolder.at(record.run.output).metrics) if record.run and record.result else []
     data_path, health_path, model_path = (str(home.verdict(recipe.run_name, phase.name, gate)) for gate in ("data", "health", "model"))
     verdicts = (
         ("data", record.data_verdict, data_path),
         ("training", record.health_verdict, health_path),
         ("gate", record.model_verdict, model_path),
     )
+    rulings = dict(zip(map(id, record.verdicts), record.rulings, strict=True))
     return PhaseReport(
         name=phase.name,
         start_step=phase.start_step,
@@ -163,10 +194,20 @@ def _phase_report(resolved: Resolved, record: PhaseRecord) -> PhaseReport:
         measured=measured_of(record, home.verdict(recipe.run_name, phase.name, "model").with_suffix("")),
         declares=phase.start.declares if isinstance(phase.start, HandOff) else (),
         parent=phase.parent,
-        verdicts=tuple(_verdict_report(name, verdict, path, trace) for name, verdict, path in verdicts if verdict),
+        verdicts=tuple(_verdict_report(name, verdict, rulings[id(verdict)], path, trace) for name, verdict, path in verdicts if verdict),
         state=record.state,
         params_digest=result.get("params_digest"),
         reported=reported_by_the_record(recipe, phase.name),
+        roll_backs=_roll_backs(record),
+        spent=words_of(spent) if (spent := read_spent(home.run(recipe.run_name, phase.name))) else "",
+    )
+
+
+def _roll_backs(record: PhaseRecord) -> tuple[RollBackReport, ...]:
+    """Of a run that has begun: also of one that goes on, or that a person is asked about."""
+    found = read_roll_backs(record.run) if record.run else []
+    return tuple(
+        RollBackReport(steps=str(one.window), sequences=one.sequences or 0, why=one.why, decided_by=one.decided_by) for one in found
     )
 
 
@@ -196,10 +237,13 @@ def _benchmark_report(found: dict[str, Any]) -> BenchmarkReport:
     return BenchmarkReport(**{name: found[name] for name in ("benchmark", "metric", "value", "baseline", "stderr")})
 
 
-def _verdict_report(name: str, verdict: Verdict, path: str, trace: str) -> VerdictReport:
+def _verdict_report(name: str, verdict: Verdict, ruling: Ruling, path: str, trace: str) -> VerdictReport:
+    decided = decided_of(ruling) or ""
     reasons = tuple(f"{reason.sentence}{what_trained_there(reason, trace)}" for reason in verdict.reasons)
     accepted = tuple(finding.sentence for check in verdict.checks for finding in check.accepted)
-    return VerdictReport.model_validate({"name": name, "counts": verdict.counts, "reasons": reasons, "accepted": accepted, "path": path})
+    said = (f"{decided[:1].upper()}{decided[1:]}.",) if decided else ()
+    fields = {"counts": verdict.counts, "reasons": (*said, *reasons), "accepted": accepted, "path": path}
+    return VerdictReport.model_validate({"name": name, **fields, "ruling": ruling.state, "decided": decided})
 
 
 def what_trained_there(reason: Reason, trace: str) -> str:

@@ -1,17 +1,50 @@
 """What people see on the terminal while a recipe runs: lines, and a bar for what is under way. Everything goes to standard error."""
 
 import logging
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import rich.box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.table import Column, Table
+from rich.text import Text
 
+from flows.tables import print_table
 from tasks.progress import LOGGER, PROGRESS_LOGGER, Milestones
 from trainer.base import wording
+
+AT_WORK = "at work"
+MIN_BAR_SECONDS = 2.0
+
+
+class Bar(BarColumn):
+    """A bar, where it is known how much there is."""
+
+    def render(self, task: Task) -> Any:
+        """Nothing for work of unknown size."""
+        return super().render(task) if task.total else Text("")
+
+
+class Count(MofNCompleteColumn):
+    """`140/660`, where it is known how much there is."""
+
+    def render(self, task: Task) -> Text:
+        """Nothing for work of unknown size."""
+        return super().render(task) if task.total else Text("")
+
+
+class Times(ProgressColumn):
+    """How long it takes already, and how long it will."""
+
+    def render(self, task: Task) -> Text:
+        """`0:12`, and from the third second on `, 40 s left`."""
+        minutes, seconds = divmod(int(task.elapsed or 0), 60)
+        left = task.time_remaining if task.total and (task.elapsed or 0) > MIN_BAR_SECONDS else None
+        return Text(f"{minutes}:{seconds:02}" + (f", {wording.about(left).removeprefix('about ')} left" if left else ""))
 
 
 class TerminalHandler(logging.Handler):
@@ -22,36 +55,66 @@ class TerminalHandler(logging.Handler):
         self._console, self._bars = console, bars
         self._tasks: dict[str, TaskID] = {}
         self._milestones = Milestones()
+        self._at_work = bars.add_task(AT_WORK, total=None, note="")
 
     def emit(self, record: logging.LogRecord) -> None:
         """A line, or a step of a bar."""
         progress = getattr(record, "progress", None)
         if progress is None:
-            self._console.print(record.getMessage(), highlight=False, markup=False, soft_wrap=True)
+            print_words(self._console, record.getMessage())
+            self._bars.reset(self._at_work, total=None)
         elif self._console.is_terminal:
             self._draw(progress)
         else:
             self._print_milestone(progress)
 
     def _draw(self, progress: Any) -> None:
+        self._bars.update(self._at_work, visible=False)
         if progress.work not in self._tasks:
             self._tasks[progress.work] = self._bars.add_task(progress.work, total=progress.total, note="")
         self._bars.update(self._tasks[progress.work], completed=progress.done, total=progress.total, note=progress.note)
         if progress.done >= progress.total:
             self._bars.remove_task(self._tasks.pop(progress.work))
-            self._console.print(progress.line, highlight=False, markup=False)
+            print_words(self._console, progress.line)
+        if not self._tasks:
+            self._bars.reset(self._at_work, total=None, visible=True)
 
     def _print_milestone(self, progress: Any) -> None:
-        if self._milestones.is_one(progress):
-            self._console.print(progress.line, highlight=False, markup=False)
+        if words := self._milestones.line(progress):
+            print_words(self._console, words)
+
+
+def print_words(console: Console, text: str, *, indent: str = "  ") -> None:
+    """Lines that break between words alone, the rest of a line indented. Where the output is no terminal none is broken.
+
+    A path that is longer than the terminal is wide is left to it.
+    """
+    for line in text.splitlines() or [""]:
+        lead = line[: len(line) - len(line.lstrip())]
+        broken = textwrap.wrap(
+            line, console.width, subsequent_indent=lead + indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+        )
+        for part in broken if console.is_terminal and broken else [line]:
+            console.print(part, highlight=False, markup=False, soft_wrap=True)
+
+
+def bar_columns() -> tuple[ProgressColumn, ...]:
+    """Where they do not all fit, the bar alone becomes narrower: no line breaks, and no number is cut."""
+    whole = partial(Column, no_wrap=True)
+    return (
+        TextColumn("{task.description}", table_column=whole()),
+        Bar(bar_width=20),
+        Count(table_column=whole()),
+        Times(table_column=whole()),
+        TextColumn("{task.fields[note]}", table_column=whole()),
+    )
 
 
 @contextmanager
 def shown_on_terminal() -> Iterator[Console]:
     """Show what the steps say for as long as the context lasts."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
-    with Progress(*columns, console=console, transient=True) as bars:
+    with Progress(*bar_columns(), console=console, transient=True, disable=not console.is_terminal) as bars:
         handler = TerminalHandler(console, bars)
         for logger in (LOGGER, PROGRESS_LOGGER):
             logger.addHandler(handler)
@@ -83,10 +146,10 @@ def print_summary(console: Console, summary: dict[str, Any]) -> None:
             wording.decimal(phase["bits_per_byte"], places=3),
             phase["standing"] or "not reached",
         )
-    console.print(table)
-    console.print(f"{summary['told']}.", highlight=False, markup=False, soft_wrap=True)
+    print_table(console, table)
+    print_words(console, f"{summary['told']}.")
     for words in summary["unused"]:
-        console.print(f"Accepted by the recipe, and not found: {words}.", highlight=False, markup=False, soft_wrap=True)
+        print_words(console, f"Accepted by the recipe, and not found: {words}.")
     baselines = ", ".join(f"{name} {value:.3f}" for name, value in summary["baselines"].items())
     if baselines:
-        console.print(f"For comparison, held-out bits per byte of {baselines}.", highlight=False)
+        print_words(console, f"For comparison, held-out bits per byte of {baselines}.")

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from flows.plan import build_run
 from flows.recipes.phase import Phase
-from flows.recipes.recipe import Recipe, Scale
+from flows.recipes.recipe import SCALES, Recipe, Scale
 from flows.resolved import Resolved, resolve
 from flows.trained_order import TrainedOrder, compare_with_trained
 from tasks.data.plan import DataPlan
 from tasks.data.token_text import TokenText
 from tasks.training.same_run import read_run
 from trainer.base.errors import DataError, PhasewiseError
+from trainer.base.run_folder import RunFolder
 from trainer.base.storage import as_path, digest_of_file
 from trainer.base.wording import name_some
 from trainer.config import Component
@@ -118,7 +119,7 @@ def _traced(resolved: Resolved, phase: Phase, stop_step: int, indices: Mapping[C
 
 
 def _trained(recipe: Recipe, phase: Phase, resolved: Resolved, indices: Mapping[Component, DocumentIndex]) -> TrainedOrder:
-    if not (resolved.home.run(recipe.run_name, phase.name) / "run.json").exists():
+    if not RunFolder(resolved.home.run(recipe.run_name, phase.name)).run_file.exists():
         return TrainedOrder("not here")
     if missing := sorted(set(phase.components) - set(indices)):
         return TrainedOrder("otherwise", tuple(f"the cache of {name}" for name in missing))
@@ -186,16 +187,13 @@ def _remark(names: list[str], why: str) -> str:
 
 
 def _scale_remarks(resolved: Resolved, phases: Iterable[TracedPhase]) -> list[str]:
-    """Where a phase is not trained at this scale, but at the other one."""
+    """Where a phase is not trained at this scale, but at other ones."""
     recipe = resolved.recipe
-    other = "full" if recipe.scale == "proxy" else "proxy"
-    names = [
-        one.phase.name
-        for one in phases
-        if one.trained.trained == "not here" and (resolved.home.run(f"{recipe.name}-{other}", one.phase.name) / "run.json").exists()
-    ]
-    if not names:
-        return []
-    return [
-        f"This home has {', '.join(names)} trained at {other} scale, and this is {recipe.scale} scale: --scale {other} traces that run."
-    ]
+    away = [one.phase.name for one in phases if one.trained.trained == "not here"]
+    remarks: list[str] = []
+    for other in SCALES:
+        names = [name for name in away if RunFolder(resolved.home.run(f"{recipe.name}-{other}", name)).run_file.exists()]
+        if names and other != recipe.scale:
+            found = f"This home has {', '.join(names)} trained at {other} scale, and this is {recipe.scale} scale"
+            remarks.append(f"{found}: --scale {other} traces that run.")
+    return remarks

@@ -77,7 +77,7 @@ def whole(document: Located) -> Asked:
 
 
 def trained_at(traced: Traced, phase: TracedPhase, step: int, row: int | None) -> list[Trained]:
-    """What the update that makes `step` trains on, row by row; one row where that is given.
+    """What the update that makes `step` trains on, row by row; one row where that is given. Nothing where the run passed over the update.
 
     Raises:
         ConfigError: the phase has no such step, or the batch no such row.
@@ -86,6 +86,8 @@ def trained_at(traced: Traced, phase: TracedPhase, step: int, row: int | None) -
     size = phase.order.batch.at(step - 1)
     if row is not None and row >= size:
         raise ConfigError(f"step {step} of {phase.phase.name} has a batch of {size} rows, 0 to {size - 1}; found row {row}.")
+    if step - 1 in phase.trained.passed_over:
+        return []
     draws = phase.order.of_update(step - 1, row)
     found: list[Trained] = []
     for number in np.unique(draws.component).tolist():
@@ -158,6 +160,8 @@ def _in_phase(phase: TracedPhase, component: Component, asked: Sequence[Asked]) 
     rows = draws.row[by_row]
     for one, (first, stop) in zip(asked, spans, strict=True):
         for number in by_row[np.searchsorted(rows, first) : np.searchsorted(rows, stop)].tolist():
+            if int(draws.update[number]) in phase.trained.passed_over:
+                continue
             row = int(draws.row[number])
             piece = Piece(0, one.document, max(one.first, row * seq_len), min(one.stop, (row + 1) * seq_len))
             yield one, _trained(phase, component, draws, number, piece)

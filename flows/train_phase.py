@@ -4,9 +4,11 @@ from typing import Any
 
 from prefect.artifacts import create_table_artifact
 
-from flows.ancestors import check_ancestors_hold, check_ancestors_passed
+from flows.ancestors import check_ancestors_hold, check_ancestors_passed, check_verdicts
+from flows.asking import asking_people, take_answers
 from flows.door import door, say_waiting, this_run
 from flows.evaluate_checkpoint import evaluate_checkpoint
+from flows.execution import run_on_slice
 from flows.preflight import preflight
 from flows.prepare_data import prepare_data
 from flows.recipes.assignments import Settings
@@ -15,23 +17,26 @@ from flows.recipes.recipe import Scale
 from flows.record import read_record
 from flows.replaced import check_replaced, find_replaced, say_replaced
 from flows.resolved import Resolved, resolve_phase
-from flows.summary import phase_summary, write_recipe_report
-from flows.validate_data import raise_unless_passed, validate_data
+from flows.rulings import approving_command, raise_unless_let_pass
+from flows.summary import phase_summary, refresh_report, write_recipe_report
+from flows.validate_data import validate_data
+from flows.waiting import or_wait, wake_others
 from tasks.progress import say
 from tasks.training.task import train
-from tasks.validation.task import health_gate
-from trainer.base.errors import TrainingDiverged, VerdictError
+from tasks.validation.task import ask_about_training, health_gate
+from trainer.base.errors import TrainingDiverged, VerdictError, WaitsForPerson
 from validations.accepted import accepted_in
 
 REFUSALS = (VerdictError, TrainingDiverged)
 """What ends a phase and its descendants, and nothing else."""
 
 
-@door(name="train_phase", flow_run_name="train {recipe}/{phase} ({scale})")
+@door(name="train-phase", flow_run_name="train {recipe}/{phase} ({scale})")
+@asking_people
 def train_phase(
     recipe: str, phase: str, scale: Scale = "proxy", home: str | None = None, retrain: bool = False, settings: Settings = ()
 ) -> None:
-    """Train a phase whose parent is trained. What is done already is not done again.
+    """Train a phase, once its parent is trained. What is done already is not done again.
 
     Args:
         recipe: Name of a recipe, or path of a recipe's JSON file. Code is refused here: a Python file runs from the command line alone.
@@ -42,18 +47,21 @@ def train_phase(
         retrain: It may be trained again though it is trained: its data or settings changed. Without it that is refused, except for less
             than ten minutes of training at proxy scale.
     """
-    resolved, chosen = resolve_phase(recipe, phase, scale, home, local_for="training")
+    resolved, chosen = resolve_phase(recipe, phase, scale, home)
     resolved.check([chosen])
     resolved.home.make_ready()
-    with resolved.home.held(this_run(), on_wait=say_waiting):
-        check_ancestors_passed(resolved, chosen)
+    or_wait(check_verdicts, resolved, chosen)
+    take_answers(resolved, [chosen])
+    with resolved.held(this_run(), on_wait=say_waiting):
+        or_wait(check_ancestors_passed, resolved, chosen)
         preflight(resolved.name, phase, scale, home, resolved.settings)
         if not resolved.is_prepared:
             prepare_data(resolved.name, scale, home, resolved.settings)
         if read_record(resolved, chosen).state == "done":
             say(f"{phase}: done already")
+            refresh_report(resolved)
             return
-        check_ancestors_hold(resolved, chosen)
+        or_wait(check_ancestors_hold, resolved, chosen)
         if not retrain:
             replaced = find_replaced(resolved, [chosen])
             check_replaced(resolved, replaced, ())
@@ -62,8 +70,10 @@ def train_phase(
             train_judged(resolved, chosen)
         except REFUSALS:
             write_recipe_report(resolved)
+            wake_others(resolved.home)
             raise
         write_recipe_report(resolved)
+        wake_others(resolved.home)
 
 
 def train_judged(resolved: Resolved, phase: Phase) -> None:
@@ -71,21 +81,28 @@ def train_judged(resolved: Resolved, phase: Phase) -> None:
 
     Raises:
         VerdictError: a verdict fails.
+        WaitsForPerson: a verdict, or the training itself, asks a person.
         TrainingDiverged: the loss is no number any more; the verdict on the training says where.
     """
     recipe = resolved.recipe
     home = str(resolved.home.root)
-    run = resolved.run(phase)
-    accepts = accepted_in(phase.name, recipe.accepts)
+    accepts, asks = accepted_in(phase.name, recipe.accepts), recipe.asks_people_in(phase)
     validate_data(resolved.name, phase.name, recipe.scale, home, resolved.settings)
+    run = run_on_slice(resolved, phase)
     try:
-        result = train(run)
+        result = train(run, phase.slice.at(phase.start_step))
+    except WaitsForPerson as waiting:
+        question = ask_about_training(waiting.verdict)
+        raise_unless_let_pass(question, waiting.verdict, approving_command(resolved, phase))
+        raise
     except TrainingDiverged:
-        health_gate(run, phase.gates.health, resolved.home, accepts=accepts)
+        health_gate(run, phase.gates.health, resolved.home, accepts=accepts, asks_people=asks)
         raise
     say(f"{phase.name}: trained to step {result['stop_step']:,}, final loss {result['final_loss']:.3f}")
-    raise_unless_passed(health_gate(run, phase.gates.health, resolved.home, accepts=accepts))
+    verdict = health_gate(run, phase.gates.health, resolved.home, accepts=accepts, asks_people=asks)
+    path = resolved.home.verdict(recipe.run_name, phase.name, "health")
+    raise_unless_let_pass(verdict, path, approving_command(resolved, phase))
     evaluate_checkpoint(resolved.name, phase.name, recipe.scale, home, resolved.settings)
     summary: dict[str, Any] = phase_summary(read_record(resolved, phase))
     table = [{"what": what, "value": str(value)} for what, value in summary.items()]
-    create_table_artifact(table, key=f"{recipe.name}-{phase.name}-summary", description=f"{recipe.run_name} {phase.name}")
+    create_table_artifact(table, key=f"{recipe.run_name}-{phase.name}-summary", description=f"{recipe.run_name} {phase.name}")

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable
 
 from flows.ancestors import phases_to_train
+from flows.asking import asking_people, take_answers
 from flows.door import door, say_waiting, this_run
 from flows.prepare_data import prepare_data
 from flows.recipes.assignments import Settings
@@ -14,10 +15,11 @@ from flows.summary import write_recipe_report
 from flows.train_phase import REFUSALS, train_phase
 from tasks.evaluation.task import fit_baselines
 from tasks.progress import say
-from trainer.base.errors import PhasewiseError
+from trainer.base.errors import PhasewiseError, WaitsForPerson
 
 
-@door(name="train_recipe", flow_run_name="train {recipe} ({scale})")
+@door(name="train-recipe", flow_run_name="train {recipe} ({scale})")
+@asking_people
 def train_recipe(
     recipe: str = "marin-8b",
     scale: Scale = "proxy",
@@ -37,12 +39,13 @@ def train_recipe(
         retrain: Phases that may be trained again, with those that start from them, though they are trained: their data or settings
             changed. Without it that is refused, except for less than ten minutes of training at proxy scale.
     """
-    resolved, last = resolve(f"{recipe}/{up_to}" if up_to else recipe, scale, home, local_for="training")
+    resolved, last = resolve(f"{recipe}/{up_to}" if up_to else recipe, scale, home)
     phases = phases_to_train(resolved.recipe, last)
     check_retrain(retrain, phases)
     resolved.check(phases)
     resolved.home.make_ready()
-    with resolved.home.held(this_run(), on_wait=say_waiting):
+    take_answers(resolved, phases)
+    with resolved.held(this_run(), on_wait=say_waiting):
         prepare_data(resolved.name, scale, home, resolved.settings)
         replaced = find_replaced(resolved, phases)
         check_replaced(resolved, replaced, retrain)
@@ -51,7 +54,7 @@ def train_recipe(
         fit_baselines(resolved.plan, resolved.home, resolved.recipe.phases[0].evaluation.held_out_tokens)
         write_recipe_report(resolved)
     if refusals:
-        raise next(iter(refusals.values()))
+        raise next((one for one in refusals.values() if isinstance(one, WaitsForPerson)), next(iter(refusals.values())))
 
 
 def train_phases(resolved: Resolved, phases: Iterable[Phase], home: str | None, retrain: Collection[str]) -> dict[str, PhasewiseError]:
@@ -59,7 +62,9 @@ def train_phases(resolved: Resolved, phases: Iterable[Phase], home: str | None, 
     recipe = resolved.recipe
     refusals: dict[str, PhasewiseError] = {}
     unreachable: set[str] = set()
-    for phase in phases:
+    every = list(phases)
+    for place, phase in enumerate(every, start=1):
+        say(f"phase {place} of {len(every)}: {phase.name}, steps {phase.start_step:,} to {phase.stop_step:,}")
         if missing := [before.name for before in recipe.ancestors(phase) if before.name in unreachable]:
             unreachable.add(phase.name)
             say(f"{phase.name}: not trained, because {missing[-1]} is not there to start from")

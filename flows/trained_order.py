@@ -4,21 +4,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from tasks.training.same_run import CACHES_NAME, read_run
+from tasks.training.same_run import read_run
+from trainer.base.run_folder import RunFolder
 from trainer.base.storage import as_path, read_json
 from trainer.checkpoints.files import is_committed, saved_steps
 from trainer.config import RunConfig
 from trainer.data.contract import changed_since, compared_by
 from trainer.data.loader import Loader
+from trainer.passed_over import NOTHING, PassedOver, read_passed_over
 
 Trained = Literal["as traced", "otherwise", "not here"]
 
 
 class TrainedOrder(NamedTuple):
-    """Whether a run in the home had this order of the data, and what of it was other; nothing where no run was begun."""
+    """Whether a run in the home had this order of the data, and what of it was other; nothing where no run was begun.
+
+    Attributes:
+        passed_over: the updates that the run passed over with their data: of them nothing was trained.
+    """
 
     trained: Trained
     differs: tuple[str, ...] = ()
+    passed_over: PassedOver = NOTHING
 
 
 def compare_with_trained(run: RunConfig) -> TrainedOrder:
@@ -27,14 +34,15 @@ def compare_with_trained(run: RunConfig) -> TrainedOrder:
     The contract in the last checkpoint is asked; before the first one, `run.json` and what was written down of the caches.
     """
     folder = as_path(run.output)
-    if not (folder / "run.json").exists():
+    if not RunFolder(folder).run_file.exists():
         return TrainedOrder("not here")
+    passed_over = read_passed_over(folder)
     now = Loader(run).contract()
-    was = _contract_of_checkpoint(folder / "checkpoints") or _contract_of_run(folder, now)
+    was = _contract_of_checkpoint(RunFolder(folder).checkpoints) or _contract_of_run(folder, now)
     if was is None:
         return TrainedOrder("otherwise", ("the run that is written there does not read",))
     differs = [words for name in changed_since(was, now, run) for words in _words(name, was, now)]
-    return TrainedOrder("otherwise" if differs else "as traced", tuple(differs))
+    return TrainedOrder("otherwise" if differs else "as traced", tuple(differs), passed_over)
 
 
 def _words(name: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -65,7 +73,7 @@ def _contract_of_run(folder: Path, now: Mapping[str, Any]) -> dict[str, Any] | N
     written = read_run(folder)
     if written is None:
         return None
-    noted = read_json(folder / CACHES_NAME)["contents"] if (folder / CACHES_NAME).exists() else {}
+    noted = read_json(RunFolder(folder).caches)["contents"] if RunFolder(folder).caches.exists() else {}
     components = {
         name: {"manifest": written.cache_name(name), "rows": now["components"].get(name, {}).get("rows")}
         | ({"content": noted[name]} if name in noted else {})

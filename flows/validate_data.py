@@ -3,20 +3,21 @@
 from flows.decided_by import decided_by
 from flows.door import door
 from flows.hand_off import hand_off_facts
+from flows.needs import check_enough
 from flows.recipes.assignments import Settings
 from flows.recipes.recipe import Scale
 from flows.resolved import resolve_phase
+from flows.rulings import approving_command, raise_unless_let_pass
 from tasks.validation.task import data_gate
-from trainer.base.errors import VerdictError
 from validations.accepted import accepted_in
 from validations.evidence.hand_off import hand_off_evidence
-from validations.report.words import lines_of
-from validations.verdict import Verdict
 
 
-@door(name="validate_data", flow_run_name="validate data of {recipe}/{phase} ({scale})")
+@door(name="validate-data", flow_run_name="validate data of {recipe}/{phase} ({scale})")
 def validate_data(recipe: str, phase: str, scale: Scale = "proxy", home: str | None = None, settings: Settings = ()) -> None:
     """Judge the caches, the mixture, the order, the leakage and the hand-off of a phase. Fails where the verdict does.
+
+    Refused before that where a budget was too small: what was read of a component is less than the phase draws.
 
     Args:
         recipe: Name of a recipe, or path of a recipe's JSON file. Code is refused here: a Python file runs from the command line alone.
@@ -29,18 +30,13 @@ def validate_data(recipe: str, phase: str, scale: Scale = "proxy", home: str | N
     resolved.home.make_ready()
     run = resolved.run(chosen)
     plan = resolved.plan
+    check_enough(resolved.recipe, plan, [chosen])
     facts = hand_off_facts(resolved.recipe, chosen, run)
     hand_off = hand_off_evidence(facts.declared, facts.found)
     rests_on = decided_by(resolved, chosen, run)
     accepts = accepted_in(phase, resolved.recipe.accepts)
-    raise_unless_passed(data_gate(run, plan, chosen.gates.data, resolved.home, hand_off=hand_off, decided_by=rests_on, accepts=accepts))
-
-
-def raise_unless_passed(verdict: Verdict) -> None:
-    """Turn a verdict that fails into the error that stops a phase.
-
-    Raises:
-        VerdictError: in three lines: what is wrong and where, what was found against which limit, what to do.
-    """
-    if not verdict.passes:
-        raise VerdictError("\n".join(lines_of(verdict)))
+    asks = resolved.recipe.asks_people_in(chosen)
+    verdict = data_gate(
+        run, plan, chosen.gates.data, resolved.home, hand_off=hand_off, decided_by=rests_on, accepts=accepts, asks_people=asks
+    )
+    raise_unless_let_pass(verdict, run.verdict, approving_command(resolved, chosen))

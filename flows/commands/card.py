@@ -77,7 +77,7 @@ def print_card(card: Mapping[str, Any]) -> None:
     """For people."""
     console = Console(highlight=False, soft_wrap=True)
     signed = "signed" if card["signed"] else "not signed"
-    says = "its verdicts pass" if card["passes"] else "a verdict FAILS, and the card says so"
+    says = "its verdicts let the phase go on" if card["passes"] else "a verdict FAILS, and the card says so"
     console.print(f"{card['card']}: {card['recipe']}/{card['phase']} at step {card['step']:,}, {signed}; {says}", markup=False)
     console.print(f"  {', '.join(card['files'])}", markup=False)
     for line in card["not_checked"]:

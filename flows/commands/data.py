@@ -40,6 +40,47 @@ def prepare(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
     }
 
 
+def plan(target: str, scale: Scale, home: str | None, price_per_hour: float | None) -> dict[str, Any]:
+    """What `prepare` would read and take, in the shape of `--json`. Sources are listed, and nothing of them is read or written.
+
+    Raises:
+        DataError: stand-ins must be collected before it is known how much text there is.
+    """
+    from tasks.data.cluster import workers_at_work  # Dask
+    from tasks.data.projection import measure_speed, project
+
+    resolved, _ = resolve(target, scale, home)
+    if missing := missing_stand_ins(resolved.stand_ins, resolved.home.sources):
+        raise DataError(
+            f"{target}: the text of {len(missing)} components is collected from this installation first, which takes minutes: there is "
+            "nothing to plan. Prepare the data."
+        )
+    speed = measure_speed(resolved.plan.tokenizer)
+    found = project(resolved.plan, speed, workers=workers_at_work(), price_per_hour=price_per_hour)
+    return {"recipe": resolved.recipe.name, "scale": resolved.recipe.scale, **found}
+
+
+def print_plan(plan: dict[str, Any]) -> None:
+    """A line a component, then the sums, with what they rest on."""
+    console = Console(highlight=False)
+    for one in plan["components"]:
+        part = f"{one['files']:,} of {one['of_files']:,} files, {one['bytes'] / 1e9:,.3f} of {one['of_bytes'] / 1e9:,.3f} GB"
+        state = "is there" if one["is_built"] else "to be read"
+        console.print(f"{one['name']}: {part}, {one['tokens']:,} tokens, {state}", soft_wrap=True, markup=False)
+    console.print(f"To be read: {plan['bytes'] / 1e9:,.2f} GB, about {plan['tokens']:,} tokens to train on.", soft_wrap=True)
+    workers = f"{plan['workers']} workers" if plan["workers"] != 1 else "one worker"
+    console.print(
+        f"About {plan['hours']:,.2f} hours on {workers}, at {plan['tokens_per_second']:,.0f} tokens a second each: measured here for "
+        f"{plan['measured_seconds']:.0f} s with {plan['measured_with']}. The network must give {plan['bytes_per_second'] / 1e6:,.1f} MB/s, "
+        "and was not measured.",
+        soft_wrap=True,
+        markup=False,
+    )
+    if plan["dollars"] is not None:
+        price = f"at ${plan['price_per_hour']:,.2f} an hour for all workers, as --price-per-hour says"
+        console.print(f"About ${plan['dollars']:,.2f}, {price}; storage and traffic are not in it.", soft_wrap=True, markup=False)
+
+
 def verify(target: str, scale: Scale, home: str | None, *, full: bool = False) -> dict[str, Any]:
     """What is expected now against what is cached, in the shape of `--json`; every component's training and held-out cache.
 

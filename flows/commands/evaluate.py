@@ -49,11 +49,16 @@ def print_evaluation(evaluation: dict[str, Any]) -> None:
     for name, value in sorted(evaluation["bits_per_byte"].items()):
         console.print(f"  {name} {value:.3f} bits per byte")
     console.print(f"  macro {evaluation['macro_bits_per_byte']:.3f} bits per byte")
+    if (ema := evaluation.get("ema_macro_bits_per_byte")) is not None:
+        console.print(f"  macro of the moving average {ema:.3f}")
+    if (mean := evaluation.get("mean_macro_bits_per_byte")) is not None:
+        steps = ", ".join(f"{step:,}" for step in evaluation["mean_of_steps"])
+        console.print(f"  macro of the mean of checkpoints {steps}: {mean:.3f}")
 
 
 def _beside_floor(floor: Floor) -> str:
     """How often a model that knows nothing would do as well, by each test and by both."""
     return (
-        f"{floor.right} of {floor.items} right, p = {floor.accuracy_p_value:.2g} ({floor.accuracy_test}); right answers "
-        f"{floor.mean_margin_nats:+.3f} nats likelier than the others, p = {floor.likelihood_p_value:.2g}; both: {floor.p_value:.2g}"
+        f"{floor.right} of {floor.items} right, p = {floor.accuracy_p_value:.2g} ({floor.accuracy_test}); {floor.likelihoods}; "
+        f"both: {floor.p_value:.2g}"
     )

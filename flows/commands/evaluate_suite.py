@@ -10,6 +10,7 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
+from flows import tables
 from flows.recipes import scale_of
 from flows.recipes.recipe import Scale
 from flows.resolved import resolve
@@ -86,7 +87,7 @@ def is_complete(evaluation: dict[str, Any]) -> bool:
 def print_table(evaluation: dict[str, Any]) -> None:
     """The same for people: a row a benchmark, then what was not measured, and what stands in the way of a comparison."""
     console = Console(highlight=False)
-    console = Console(highlight=False, width=max(console.width, MIN_WIDTH))
+    console.width = console.width if console.is_terminal else max(console.width, MIN_WIDTH)
     console.print(f"{evaluation['suite']} on {evaluation['checkpoint']}, weights {evaluation['weights']}", soft_wrap=True, markup=False)
     table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for name in ("benchmark:shots", "metric"):
@@ -96,7 +97,7 @@ def print_table(evaluation: dict[str, Any]) -> None:
     results = evaluation["results"]
     for result in results:
         table.add_row(*_cells(result))
-    console.print(table)
+    tables.print_table(console, table)
     for result in results:
         if result["hole"]:
             console.print(f"{result['benchmark']} not measured: {result['hole']}", soft_wrap=True, markup=False)

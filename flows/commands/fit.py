@@ -10,6 +10,7 @@ from flows.recipes import NAMES, scale_of, split_target
 from flows.recipes.phase import Phase
 from flows.recipes.recipe import Scale
 from flows.resolved import Resolved, resolve
+from flows.tables import print_table
 from flows.trained import named_phase, trained_run
 from trainer.base.errors import CheckpointError, ConfigError
 from trainer.base.wording import decimal, plural
@@ -174,7 +175,7 @@ def print_fit(fit: dict[str, Any]) -> None:
         "micro", f"{sum(one['documents'] for one in fit['subsets']):,}", f"{total:,}", *_cells(fit["micro"], weights), style="bold"
     )
     console.print(f"{fit.get('phase', 'checkpoint')}: {fit['checkpoint']}, on {fit['text']}", soft_wrap=True, markup=False)
-    console.print(table)
+    print_table(console, table)
     for line in _remarks(fit):
         console.print(line, soft_wrap=True, markup=False)
 

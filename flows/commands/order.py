@@ -6,6 +6,7 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
+from flows.tables import print_table
 from trainer.base.errors import ConfigError
 from trainer.data.permutation import MAX_LENGTH, Kind, Permutation
 from validations.evidence.order.measures import judge_measures, measure_order
@@ -65,5 +66,5 @@ def print_judgement(judgement: dict[str, Any]) -> None:
     for one in sorted(judgement["measures"], key=lambda measure: measure["passes"]):
         sign = "≤" if one["bound"] == "max" else "≥"
         table.add_row(one["name"], f"{one['value']:.4g}", f"{sign} {one['limit']:.4g}", "ok" if one["passes"] else "FAILS", one["detail"])
-    console.print(table)
+    print_table(console, table)
     console.print(f"Limits: true random permutations go beyond one of them once in {1 / judgement['false_alarm_rate']:,.0f} times.")

@@ -7,7 +7,9 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.recipes import load_target, load_written, split_target
+from flows.recipes.recipe import Scale
 from flows.setups import setups_of
+from flows.tables import print_table
 from tasks.home import Home
 from tasks.preflight.launcher import versions
 from tasks.preflight.preflight import preflight_setup
@@ -19,34 +21,45 @@ MIN_WIDTH = 120
 """A table that is read from a file, or scrolled, rather than cut."""
 
 
-def preflight_target(target: str, slice_name: str | None, home: str | None, *, machine_code: bool = False) -> Report:
-    """Every setup of the target at full scale, or as it is written where its sizes are its own, in the shape of `--json`.
+def preflight_target(
+    target: str,
+    slice_name: str | None,
+    home: str | None,
+    *,
+    scale: Scale | None = None,
+    machine_code: bool = False,
+    estimated: bool = False,
+) -> Report:
+    """Every setup of the target, in the shape of `--json`.
+
+    Args:
+        scale: None is full scale, or as it is written for a recipe whose sizes are its own.
+        estimated: nothing is compiled.
 
     Raises:
         PhasewiseError: no such recipe or slice, no compiler, or the compiler failed.
     """
     written = load_written(split_target(target)[0])
-    recipe, phase = load_target(target, "own" if written.scale == "own" else "full")
+    recipe, phase = load_target(target, scale or ("own" if written.scale == "own" else "full"))
     phases = [phase] if phase else list(recipe.phases)
     setups = setups_of(phases, slice_name)
-    for setup in setups:
-        find_slice(setup.slice)
-    if setups:
+    compiled = [setup for setup in setups if find_slice(setup.slice).is_compiled_for and not estimated]
+    if compiled:
         versions()
     place, reports = Home.open(home), list[Report]()
     for setup in setups:
         say(f"preflight of {setup.words}")
-        reports.append(preflight_setup(setup, place, machine_code=machine_code))
+        reports.append(preflight_setup(setup, place, machine_code=machine_code, estimated=estimated))
     away = {setup.phase for setup in setups}
-    return {"recipe": recipe.name, "phases": reports, "local": [one.name for one in phases if one.name not in away]}
+    return {"recipe": recipe.name, "scale": recipe.scale, "phases": reports, "local": [one.name for one in phases if one.name not in away]}
 
 
 def print_preflight(report: Report) -> None:
     """A table, then what was changed to make each setup fit."""
     console = Console(highlight=False)
-    console.width = max(console.width, MIN_WIDTH)
+    console.width = console.width if console.is_terminal else max(console.width, MIN_WIDTH)
     if report["phases"]:
-        console.print(_table(report["phases"]))
+        print_table(console, _table(report["phases"]))
     for line in dict.fromkeys(parameters_of(setup) for setup in report["phases"]):
         console.print(line, soft_wrap=True, markup=False)
     for setup in report["phases"]:
@@ -72,7 +85,7 @@ HEADINGS = ("batch", "GiB a chip", "FLOPs a step", "s a step", "bound by", "days
 def cells(setup: Report) -> list[str]:
     """The figures of a setup, under `HEADINGS`."""
     memory = setup["gib_per_chip"]
-    needs = "–" if memory["peak"] is None else f"{memory['peak']:.1f} of {memory['limit']:.2f}"
+    needs = "–" if memory["peak"] is None else f"{'~' * setup['estimated']}{memory['peak']:.1f} of {memory['limit']:.2f}"
     if not setup["fits"]:
         return [f"{setup['batch_sequences']:,}", needs, "does not fit", "–", "–", "–", "–"]
     return [
@@ -95,6 +108,8 @@ def parameters_of(setup: Report) -> str:
 def what_it_took(setup: Report) -> str:
     """What a setup took to fit, or why it does not, in a line."""
     who = f"{setup['phase']} on {setup['slice']}, {setup['batch_sequences']:,} sequences"
+    if setup["estimated"]:
+        who = f"Estimated, not compiled: {who}"
     if not setup["fits"]:
         return f"{who}: {setup['reason']}"
     cost = 100 * setup["flops_recomputed"] / setup["flops_per_step"]

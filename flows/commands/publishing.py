@@ -1,4 +1,4 @@
-"""`phasewise export`, `card` and `verify`: what leaves the home."""
+"""`phasewise export`, `report`, `card` and `verify`: what leaves the home."""
 
 import sys
 from typing import Any
@@ -30,6 +30,18 @@ def export(target: str, out: str, scale: Scale, home: str | None, as_json: bool,
 
     exported = export_target(target, out, scale, home, **options)
     print_found(exported, print_export, as_json=as_json)
+
+
+@click.command()
+@click.option("--site", "out", required=True, metavar="OUT", help="A folder that is new, or was written by this command.")
+@click.option("--recipe", "recipes", multiple=True, metavar="FILE", help="A recipe of your own that the home has runs of; may be repeated.")
+@home_option
+@json_option
+def report(out: str, recipes: tuple[str, ...], home: str | None, as_json: bool) -> None:
+    """Write the page that `phasewise up` serves, with everything that the home has, as files to the folder OUT."""
+    from flows.commands.report import print_written, write_report_site
+
+    print_found(write_report_site(out, home, recipes), print_written, as_json=as_json)
 
 
 @click.command()

@@ -27,13 +27,19 @@ def run_recipe(target: str, scale: Scale, home: str | None, *, retrain: tuple[st
     Raises:
         PhasewiseError: a phase was refused, or something stopped the run; what was reached is shown first.
     """
-    resolved, phase = resolve(target, scale, home, local_for="training")
+    with shown_on_terminal():
+        resolved = _run(target, scale, home, retrain, as_json=as_json)
+    return run_summary(resolved)
+
+
+def _run(target: str, scale: Scale, home: str | None, retrain: tuple[str, ...], *, as_json: bool) -> Resolved:
+    resolved, phase = resolve(target, scale, home)
     phases = phases_to_train(resolved.recipe, phase)
     check_retrain(retrain, phases)
     resolved.check(phases)
     resolved.home.make_ready()
     what = f"`phasewise run {target}`"
-    with resolved.home.held(what), shown_on_terminal():
+    with resolved.held(what):
         try:
             if is_done(resolved, phases):
                 say(f"{target} {scale_in_words(scale)}: everything is done already; nothing was run")
@@ -49,7 +55,7 @@ def run_recipe(target: str, scale: Scale, home: str | None, *, retrain: tuple[st
         finally:
             if not as_json and report_path(resolved).exists():
                 print_outcome(resolved)
-    return run_summary(resolved)
+    return resolved
 
 
 def print_outcome(resolved: Resolved) -> None:

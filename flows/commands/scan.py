@@ -12,6 +12,7 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
+from flows.tables import print_table
 from flows.terminal import shown_on_terminal
 from tasks.home import Home
 from tasks.progress import say
@@ -104,7 +105,7 @@ def print_report(report: dict[str, Any]) -> None:
     for found in report["unread"]:
         errors.print(f"not scanned: {found['file']}: {found['reason']}", soft_wrap=True, markup=False)
     if report["hits"]:
-        console.print(_table(report))
+        print_table(console, _table(report))
         for hit in report["hits"][:SHOWN_HITS]:
             where = f"{_place(hit)}, document {hit['document']}, bytes {hit['start']}–{hit['end']}"
             console.print(f"{where}: {hit['benchmark']} {hit['item']}, {hit['part']} {hit['score']:.2f}", soft_wrap=True, markup=False)

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.recipes import split_target
+from flows.recipes import load_record, split_target
 from flows.recipes.recipe import Scale
 from flows.show.components import describe_component, print_component
 from flows.show.describing import describe
@@ -16,6 +16,8 @@ from flows.show.page import print_page, print_step
 from flows.show.results import print_results
 from flows.show.sources import print_sources
 from flows.show.table import print_accepted, print_table, title_of
+from flows.show.takes import describe_takes, print_takes
+from tasks.home import Home
 
 __all__ = ["ShowOptions", "describe", "describe_asked", "print_description"]
 
@@ -32,6 +34,7 @@ class ShowOptions:
         component: a component that is asked about.
         results: what the record reported.
         sources: where each value comes from.
+        on_slice: the slice that days are estimated for; with the table of phases.
     """
 
     step: int | None = None
@@ -41,6 +44,7 @@ class ShowOptions:
     component: str | None = None
     results: bool = False
     sources: bool = False
+    on_slice: str | None = None
 
 
 def describe_asked(
@@ -56,6 +60,8 @@ def describe_asked(
     if asked.component:
         return describe_component(target, scale, asked.component), print_component
     description = describe(target, scale, asked.step, home=home)
+    if asked.step is None and split_target(target)[1] is None:
+        description["takes"] = describe_takes(load_record(split_target(target)[0], scale), asked.on_slice, Home.at(home, reads_only=True))
     if asked.results:
         return description, print_results
     if asked.sources:
@@ -72,6 +78,8 @@ def print_description(description: dict[str, Any], *, page: bool = True, branche
     console = Console(highlight=False)
     if "step" not in description and not page:
         print_table(description, console, branches=branches)
+        if "takes" in description:
+            print_takes(description["takes"], console)
         return
     console.print(title_of(description), markup=False)
     if "step" in description:

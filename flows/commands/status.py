@@ -10,6 +10,7 @@ from flows.recipes.recipe import Scale
 from flows.record import Finding, read_record
 from flows.resolved import Resolved, resolve
 from tasks.data.standins import missing_stand_ins
+from tasks.training.spent import Spent, read_spent, words_of
 from trainer.base.errors import DataError
 
 
@@ -28,7 +29,12 @@ def describe(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
         found = [(record.phase.name, record.state, record.findings) for record in records]
         of_recipe = () if phase else find_of_recipe(resolved, records)
     phases = [
-        {"name": name, "state": state, "results": [finding.model_dump(mode="json") for finding in findings]}
+        {
+            "name": name,
+            "state": state,
+            "results": [finding.model_dump(mode="json") for finding in findings],
+            "spent": spent.model_dump(mode="json") if (spent := read_spent(resolved.home.run(recipe.run_name, name))) else None,
+        }
         for name, state, findings in found
     ]
     results = [finding.model_dump(mode="json") for finding in of_recipe]
@@ -50,6 +56,8 @@ def print_description(description: dict[str, Any]) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for phase in description["phases"]:
         console.print(f"{phase['name']}: {phase['state']}", markup=False)
+        if phase["spent"]:
+            console.print(f"  trained in {words_of(Spent.model_validate(phase['spent']))}", markup=False)
         _print_what_lacks(console, phase["results"], "  ")
     _print_what_lacks(console, description["results"], "")
 

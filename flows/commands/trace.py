@@ -14,6 +14,7 @@ from flows.recipes.recipe import Scale, scale_in_words
 from flows.traced import Traced, open_traced
 from flows.tracing import Trained, excerpts, tokens_trained, trained_at, trains_at
 from trainer.base.errors import ConfigError, DataError
+from trainer.base.wording import name_some
 
 SHOWN_ROWS = 40
 MAX_ROWS = 200_000
@@ -151,6 +152,7 @@ def _about(traced: Traced) -> dict[str, Any]:
                 "last_step": one.stop_step,
                 "trained": one.trained.trained,
                 "differs": list(one.trained.differs),
+                "passed_over": [[window.first + 1, window.stop] for window in one.trained.passed_over.merged()],
             }
             for one in traced.phases
         ],
@@ -164,6 +166,11 @@ def _remarks(traced: Traced, found: Sequence[Trained]) -> list[str]:
             differs = ", ".join(one.trained.differs)
             remarks.append(
                 f"{one.phase.name} was trained on other data than these: {differs}. The rows are those that the recipe gives now."
+            )
+        if windows := one.trained.passed_over.merged():
+            remarks.append(
+                f"{one.phase.name} rolled back, and passed over {name_some(list(map(str, windows)), 5)} with their data: nothing of them "
+                "was trained, and nothing of them is listed."
             )
     if found and any(traced.text_of(component) is None for component in {one.component for one in found}):
         remarks.append("No text is shown: the tokenizer of these caches is not in this home.")

@@ -9,8 +9,9 @@ from flows.recipes.assignments import assigned
 from flows.recipes.phase import Phase
 from flows.recipes.problems import near, problems
 from flows.recipes.proxy import STEPS, steps, to_proxy
-from flows.recipes.python_file import load_python
-from flows.recipes.recipe import Recipe, Scale
+from flows.recipes.python_file import load_named, load_python
+from flows.recipes.recipe import BETWEEN, Between, Recipe, Scale
+from flows.recipes.scaled import to_scale
 from trainer.base.errors import ConfigError, RecipeError
 from trainer.base.storage import read_json
 
@@ -35,7 +36,30 @@ def load_written(name: str) -> Recipe:
         raise _no_recipe(name)
     if path.suffix == ".json" and wanted is not None:
         raise ConfigError(f"{name}: a .json file is one recipe, and has no names within it: leave out {file['of_file']}.")
-    recipe = load_python(path, wanted) if path.suffix == ".py" else _from_json(path)
+    return _own(name, load_python(path, wanted) if path.suffix == ".py" else _from_json(path))
+
+
+def load_every(path: Path) -> list[Recipe]:
+    """The recipes of a file: of JSON one, of Python each that has a name at its top level.
+
+    Raises:
+        ConfigError: there is no such file.
+        RecipeError: the file is no recipe, has none, or is code where none is allowed.
+    """
+    if path.suffix == ".json":
+        return [_own(str(path), _from_json(path))]
+    named = load_named(path)
+    if not named:
+        load_python(path, None)  # it says why
+    return [_own(f"{path}:{name}", recipe) for name, recipe in {id(recipe): (name, recipe) for name, recipe in named.items()}.values()]
+
+
+def _own(name: str, recipe: Recipe) -> Recipe:
+    """A recipe of one's own.
+
+    Raises:
+        RecipeError: it is called as one of this project's.
+    """
     if recipe.name in NAMES:
         raise RecipeError(
             f"{name} calls its recipe {recipe.name}, and that is a recipe of this project: they would share their folders. Give it another "
@@ -68,6 +92,8 @@ def at_scale(written: Recipe, scale: Scale, name: str) -> Recipe:
         return written
     if written.scale == "own":
         raise RecipeError(f"{name} has sizes of its own and is run as it is written: it has no {scale} scale. Leave out --scale.")
+    if scale in BETWEEN:
+        return _between(written, scale, name)
     if scale != "proxy":
         raise RecipeError(f"{name} is written at {written.scale} scale: it has no {scale} scale.")
     if short := [phase for phase in written.phases if steps(phase.stop_step) <= steps(phase.start_step)]:
@@ -80,6 +106,15 @@ def at_scale(written: Recipe, scale: Scale, name: str) -> Recipe:
         return to_proxy(written)
     except ValidationError as error:
         raise RecipeError(f"{name} has no proxy scale: {problems(error)}") from None
+
+
+def _between(written: Recipe, scale: Between, name: str) -> Recipe:
+    if written.scale != "full":
+        raise RecipeError(f"{name} is written at {written.scale} scale: it has no {scale} scale, which is computed from the full one.")
+    try:
+        return to_scale(written, scale)
+    except ValidationError as error:
+        raise RecipeError(f"{name} has no {scale} scale: {problems(error)}") from None
 
 
 def load_record(name: str, scale: Scale) -> Recipe:

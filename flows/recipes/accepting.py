@@ -1,4 +1,4 @@
-"""The warnings that a recipe accepts, held against its phases."""
+"""The warnings that a recipe accepts, and the checks that people may let pass, held against its phases."""
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from flows.recipes.phase import Gates, Phase
 from validations.accepted import AcceptedWarning
+from validations.approvable import ApprovableCheck
 
 if TYPE_CHECKING:
     from validations.expectations.check import Check
@@ -37,6 +38,36 @@ def check_accepts(accepts: Sequence[AcceptedWarning], phases: Sequence[Phase]) -
         _check_one(one, there or phases)
 
 
+def approvable_among(phases: Iterable[str], approvable: Iterable[ApprovableCheck]) -> tuple[ApprovableCheck, ...]:
+    """What of it is about these phases, each named for them alone; None stays every phase."""
+    there = frozenset(phases)
+    kept: list[ApprovableCheck] = []
+    for one in approvable:
+        left = None if one.phases is None else tuple(name for name in one.phases if name in there)
+        if left is None or left:
+            kept.append(one.but(phases=left))
+    return tuple(kept)
+
+
+def check_all_approvable(approvable: Sequence[ApprovableCheck], phases: Sequence[Phase]) -> None:
+    """Refuse what no person may let pass, what stops no phase, and the same twice. A phase that is not there is passed over.
+
+    Raises:
+        ValueError: with what can be listed.
+    """
+    for number, one in enumerate(approvable):
+        if any((one.table, one.check) == (other.table, other.check) and _share_a_phase(one, other) for other in approvable[:number]):
+            raise ValueError(f"approvable has {one.check} of table {one.table} more than once for the same phase")
+        there = [phase for phase in phases if one.phases is None or phase.name in one.phases] or phases
+        _check_approvable(one, there)
+
+
+def _check_approvable(one: ApprovableCheck, phases: Iterable[Phase]) -> None:
+    from validations.approving import check_approvable  # pandas, which a recipe that puts nothing to people does without
+
+    check_approvable(one, [check for limits in {phase.gates.model_dump_json() for phase in phases} for check in _checks_within(limits)])
+
+
 def _check_one(accepted: AcceptedWarning, phases: Iterable[Phase]) -> None:
     from validations.expectations.accepting import check_acceptable  # pandas, which a recipe that accepts nothing does without
 
@@ -55,6 +86,8 @@ def _checks_within(gates_json: str) -> "tuple[Check, ...]":
 
 
 def _overlap(one: AcceptedWarning, other: AcceptedWarning) -> bool:
-    if one.finding != other.finding:
-        return False
+    return one.finding == other.finding and _share_a_phase(one, other)
+
+
+def _share_a_phase(one: AcceptedWarning | ApprovableCheck, other: AcceptedWarning | ApprovableCheck) -> bool:
     return one.phases is None or other.phases is None or bool(set(one.phases) & set(other.phases))

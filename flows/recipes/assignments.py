@@ -1,4 +1,4 @@
-"""What `--set PHASE.FIELD=VALUE` changes in a recipe, for a trial: checked like the recipe itself.
+"""What `--set PHASE.FIELD=VALUE` changes in a recipe, for a trial: checked like the recipe itself; `*.FIELD` is that of every phase.
 
 The flows hand it on as the parameter `settings`. Within one of them, or a command, it is in force for every recipe that is loaded.
 """
@@ -15,7 +15,7 @@ from flows.recipes.problems import near, problems
 from flows.recipes.recipe import Recipe
 from trainer.base.errors import ConfigError, RecipeError
 
-OF_RECIPE = "recipe"
+OF_RECIPE, EVERY_PHASE = "recipe", "*"
 NOT_SET = {"phases": "name a phase: PHASE.FIELD=VALUE", "scale": "use --scale"}
 Raw = dict[str, Any]
 Settings = tuple[str, ...]
@@ -64,6 +64,12 @@ def _assign(raw: Raw, setting: str) -> None:
     head, *parts = path.strip().split(".")
     if not equals or not parts or not all(parts):
         raise ConfigError(f"--set takes PHASE.FIELD=VALUE or {OF_RECIPE}.FIELD=VALUE, found {setting!r}.")
+    if head == EVERY_PHASE:
+        for phase in raw["phases"]:
+            _assign(raw, f"{phase['name']}.{'.'.join(parts)}={text}")
+        if parts == ["slice"]:
+            _declare_no_slice(raw)
+        return
     holder: Any = raw
     if head != OF_RECIPE:
         holder = _phase(raw, head, setting)
@@ -73,6 +79,14 @@ def _assign(raw: Raw, setting: str) -> None:
         holder = holder[_key(holder, part, ".".join([head, *parts[:number]]), setting)]
     key = _key(holder, parts[-1], ".".join([head, *parts[:-1]]), setting)
     holder[key] = _value(text.strip())
+
+
+def _declare_no_slice(raw: Raw) -> None:
+    """All phases are on one slice: no hand-off changes it."""
+    for phase in raw["phases"]:
+        start = phase["start"]
+        if "declares" in start:
+            start["declares"] = [name for name in start["declares"] if name != "slice"]
 
 
 def _phase(raw: Raw, name: str, setting: str) -> Raw:

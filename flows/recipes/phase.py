@@ -7,6 +7,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from flows.recipes.benchmarks import check_names
 from tasks.evaluation.measured import Measured
+from tasks.evaluation.renderings import Renderings
 from trainer.base.frozen import Frozen
 from trainer.config import (
     CheckpointPolicy,
@@ -16,6 +17,7 @@ from trainer.config import (
     MixtureShares,
     ModelConfig,
     Optimizer,
+    Recovery,
     Smebu,
     Stability,
     StatePart,
@@ -102,17 +104,19 @@ class EvaluationSettings(Frozen):
         held_out_tokens: bounds the text of a component that bits per byte are measured on.
         loss_every_steps: the loss is measured each so many steps; None is never.
         loss_sequences: on so many rows of each component that the phase draws from.
+        renderings: test items that the model is asked to read under two renderings, and `gates.model.exposure_error_rate` judges.
     """
 
     benchmarks: tuple[str, ...]
     held_out_tokens: int | None = Field(gt=0)
     loss_every_steps: int | None = Field(gt=0)
     loss_sequences: int = Field(gt=0)
+    renderings: Renderings | None = None
 
     @property
     def measured(self) -> Measured:
         """What is measured at the phase's end."""
-        return Measured(benchmarks=self.benchmarks, held_out_tokens=self.held_out_tokens)
+        return Measured(benchmarks=self.benchmarks, held_out_tokens=self.held_out_tokens, renderings=self.renderings)
 
     @field_validator("benchmarks")
     @classmethod
@@ -133,6 +137,7 @@ class Phase(Frozen):
     """From its start to `stop_step`. Every schedule counts the steps of the lineage.
 
     Attributes:
+        recovery: what is done where the loss is no number, or jumps; None stops the phase.
         branch: it is not of the main line, and is trained where it is named.
         abandoned: it was stopped before the end of its schedule, which may go on after `stop_step`.
         schedule_goes_on: its last segment goes on after `stop_step`, for the phase that starts from its end: one cosine over two phases.
@@ -153,6 +158,7 @@ class Phase(Frozen):
     evaluation: EvaluationSettings
     gates: Gates
     instrumentation: Instrumentation = Instrumentation()
+    recovery: Recovery | None = None
     discrepancies: tuple[Discrepancy, ...] = ()
     notes: tuple[Note, ...] = ()
     branch: bool = False
@@ -195,6 +201,11 @@ class Phase(Frozen):
             raise ValueError(
                 f"phase {self.name} limits how far its experts may be off their balance (gates.health.max_violation), and its model has "
                 "none: take the limit out"
+            )
+        if (self.evaluation.renderings is None) != (self.gates.model.exposure_error_rate is None):
+            raise ValueError(
+                f"phase {self.name} must have both or neither: items under two renderings (evaluation.renderings), and how often a "
+                "model that never saw them may be refused for how it reads them (gates.model.exposure_error_rate, for example 0.01)"
             )
         self._has_what_it_declares()
         if late := [step for step in self.checkpoints.at_steps if not self.start_step < step <= self.stop_step]:

@@ -10,7 +10,7 @@ from trainer.base.frozen import Frozen
 Kind = Literal["code", "default", "prose", "notes", "ours"]
 EXPLAINING = ("discrepancies", "notes")
 """Fields that say where values come from, and have none themselves."""
-SCALED = "computed by the rules of the proxy scale (docs/recipes-reference.md), or set for this run"
+SCALED = "computed by the rules of the {scale} scale (docs/recipes-reference.md), or set for this run"
 CHANGED = "not the record's value: set for this run"
 
 
@@ -41,7 +41,7 @@ class RecordSources(NamedTuple):
 def sources_of(recipe: Recipe, phase: Phase) -> dict[str, Provenance]:
     """Field → where its value comes from, for every field of a phase of a record; nothing for any other recipe.
 
-    What the proxy scale computes is this project's, wherever the value that it was computed from comes from. So is what is not as the
+    What a scale computes is this project's, wherever the value that it was computed from comes from. So is what is not as the
     record has it.
     """
     written = _written(recipe.name)
@@ -49,7 +49,7 @@ def sources_of(recipe: Recipe, phase: Phase) -> dict[str, Provenance]:
         return {}
     sources, at_full = written
     full = leaves_of(at_full.phase(phase.name)) if phase.name in {one.name for one in at_full.phases} else {}
-    other = Provenance(kind="ours", place=CHANGED if recipe.scale == "full" else SCALED)
+    other = Provenance(kind="ours", place=CHANGED if recipe.scale == "full" else SCALED.format(scale=recipe.scale))
     here = leaves_of(phase)
     return {field: provenance_of(field, sources, phase.name) if full.get(field) == values else other for field, values in here.items()}
 

@@ -19,82 +19,69 @@
 * a mixture may start inside a block: the Phoenix bridge is 12 sequences long, and no block is that small with a sequence of everyone;
 * a stage may be 1.5 sequences of its own off in a component's share, where that is more than the recipe's limit, and a block as far as
   it is; the recipe's own blocks are held to its own limits at either scale;
-* where a benchmark of lm-eval is named, both that are made from held-out text are measured in place of all;
+* where a benchmark of lm-eval is named, both that are made from held-out text are measured in place of all; test items that are
+  read under two renderings are longer than its rows, and are not read;
 * the loss on held-out text is that of one row a component, each 1/1000 of the recipe's steps, or as seldom as keeps it under a twentieth
   of the training's arithmetic (a forward pass is a third of an update's; where there is an EMA, it takes two); and once at the end;
 * the tokenizer is trained on the stand-ins; RoPE's stretch starts at 1/32 of the positions;
 * the checkpoints that other phases start from or take a part of are kept, and else the last ones;
 * the limit on the imbalance of experts is at most 0.7 of the most that there can be with so few;
 * the tokenizer is trained on the components of the main line, so that a branch changes none of its caches;
-* the warnings that the recipe accepts stay, and no others are accepted;
+* the warnings that the recipe accepts stay, and no others are accepted; what it puts to people stays, too;
 * sources of the recipe's own stay; pins do not: another tokenizer makes other caches, and a pinned one cannot be among them.
 """
 
 import math
-from collections.abc import Callable
 from itertools import pairwise
-from typing import TypeVar
 
-from flows.recipes.benchmarks import MADE_BENCHMARKS, unmeasured
-from flows.recipes.phase import LOCAL_SLICE, EvaluationSettings, FromScratch, Gates, GraftFrom, HandOff, Phase
+from flows.recipes.evaluation_cost import seldom_enough
+from flows.recipes.phase import LOCAL_SLICE, EvaluationSettings, FromScratch, Gates, Phase
 from flows.recipes.recipe import Recipe, Tokenizer
+from flows.recipes.step_axis import MIN_WINDOW_STEPS, StepAxis, shorter_window
+from tasks.evaluation.measured import MADE_BENCHMARKS, real_of
 from trainer.config import (
-    CheckpointPolicy,
     DataOrder,
-    LearningRateSegment,
     MixtureShares,
     ModelConfig,
-    RollingLimit,
+    Recovery,
     Rope,
     Stability,
-    Steps,
     always,
 )
 
-T = TypeVar("T")
-S = TypeVar("S")
 STEPS, BATCH, LENGTH = 1000, 512, 32
 D_MODEL, NUM_LAYERS, NUM_QUERY_HEADS, VOCAB_SIZE = 128, 2, 4, 4096
 SPARSE_LAYERS, NUM_EXPERTS, NUM_ACTIVE, MIN_D_EXPERT = 8, 8, 2, 32
 BLOCK_SEQUENCES, MIN_EMA_STEPS, MIN_SEGMENT_STEPS, HELD_OUT_TOKENS = 160, 8, 2, 2048
-LOSS_SEQUENCES, MAX_EVALUATION_SHARE, FORWARD_SHARE = 1, 1 / 20, 1 / 3
+LOSS_SEQUENCES = 1
 MAX_SHARE_ERROR_SEQUENCES = 1.5
 MAX_SPIKE_PERCENT = 1.0
 BIAS_REACH = 0.5
 """Scores of a router are between 0 and 1."""
 COLLAPSED_SHARE = 0.7
 """Of the most that MaxVio can be, where all tokens have the same experts."""
-MIN_WINDOW_STEPS, MIN_WINDOW_SAMPLES = 8, 2
+AXIS = StepAxis(divisor=STEPS, min_segment_steps=MIN_SEGMENT_STEPS)
 
 
 def to_proxy(recipe: Recipe) -> Recipe:
     """The recipe at proxy scale."""
-    window, rate = max_window(recipe), min_balancing_rate(recipe)
-    phases = tuple(proxy_phase(phase, needed_steps(recipe, phase), max_window=window, min_balancing_rate=rate) for phase in recipe.phases)
+    window, rate = AXIS.max_window(recipe), min_balancing_rate(recipe)
+    phases = tuple(
+        proxy_phase(phase, AXIS.needed_steps(recipe, phase), max_window=window, min_balancing_rate=rate) for phase in recipe.phases
+    )
     main_line = tuple(sorted({component for phase in recipe.main_line for component in phase.components}))
     tokenizer = Tokenizer(name=None, vocab_size=VOCAB_SIZE, components=None if main_line == recipe.components else main_line)
-    return Recipe(name=recipe.name, scale="proxy", tokenizer=tokenizer, phases=phases, sources=recipe.sources, accepts=recipe.accepts)
-
-
-def needed_steps(recipe: Recipe, phase: Phase) -> tuple[int, ...]:
-    """The proxy's steps within a phase that others start from or take a part of."""
-    starts = [other.start for other in recipe.phases if isinstance(other.start, HandOff)]
-    taken = [(start.parent, start.step) for start in starts] + [(graft.phase, graft.step) for start in starts for graft in start.graft]
-    return tuple(sorted({steps(step) for name, step in taken if name == phase.name and step < phase.stop_step}))
-
-
-def max_window(recipe: Recipe) -> int:
-    """The most steps that a window holds: full at half of the shortest phase, it guards the other half with all that it can know.
-
-    Branches do not count: what they use is handed on to them full, and some are two steps long.
-    """
-    lengths = [steps(phase.stop_step) - steps(phase.start_step) for phase in recipe.main_line or recipe.phases if _has_windows(phase)]
-    return max(MIN_WINDOW_STEPS, min(lengths, default=0) // 2)
-
-
-def _has_windows(phase: Phase) -> bool:
-    entries = (limits.within(phase.start_step, phase.stop_step) for limits in (phase.stability.max_update_norm, phase.stability.skip_step))
-    return any(limit is not None for limits in entries for _, limit in limits)
+    return Recipe(
+        name=recipe.name,
+        scale="proxy",
+        tokenizer=tokenizer,
+        phases=phases,
+        sources=recipe.sources,
+        accepts=recipe.accepts,
+        approvable=recipe.approvable,
+        warnings_ask_people=recipe.warnings_ask_people,
+        max_tokens=recipe.max_tokens,
+    )
 
 
 def min_balancing_rate(recipe: Recipe) -> float:
@@ -106,30 +93,31 @@ def proxy_phase(
     phase: Phase, keep_steps: tuple[int, ...] = (), *, max_window: int = MIN_WINDOW_STEPS, min_balancing_rate: float = 0.0
 ) -> Phase:
     """One phase by the rules above; the checkpoints of `keep_steps` are kept, and no window holds more than `max_window` steps."""
-    start = phase.start if isinstance(phase.start, FromScratch) else _hand_off(phase.start)
+    start = phase.start if isinstance(phase.start, FromScratch) else AXIS.hand_off(phase.start)
     return Phase(
         name=phase.name,
         start=start,
         stop_step=steps(phase.stop_step),
         model=proxy_model(phase.model, min_balancing_rate=min_balancing_rate),
         optimizer=phase.optimizer,
-        learning_rate=proxy_segments(phase.learning_rate),
-        batch=_by_steps(phase.batch, lambda size: max(1, round(size / BATCH))),
-        mixture=_by_steps(phase.mixture, raise_small_shares),
+        learning_rate=AXIS.segments(phase.learning_rate),
+        batch=AXIS.by_steps(phase.batch, lambda size: max(1, round(size / BATCH))),
+        mixture=AXIS.by_steps(phase.mixture, raise_small_shares),
         order=proxy_order(phase.order),
         stability=Stability(
-            max_grad_norm=_by_steps(phase.stability.max_grad_norm, lambda norm: norm),
-            z_loss=_by_steps(phase.stability.z_loss, lambda weight: weight),
-            max_update_rms=_by_steps(phase.stability.max_update_rms, lambda rms: rms),
-            max_update_norm=_by_steps(phase.stability.max_update_norm, lambda limit: proxy_limit(limit, max_window)),
-            skip_step=_by_steps(phase.stability.skip_step, lambda limit: proxy_limit(limit, max_window)),
-            ema_decay=_by_steps(phase.stability.ema_decay, proxy_ema),
+            max_grad_norm=AXIS.by_steps(phase.stability.max_grad_norm, lambda norm: norm),
+            z_loss=AXIS.by_steps(phase.stability.z_loss, lambda weight: weight),
+            max_update_rms=AXIS.by_steps(phase.stability.max_update_rms, lambda rms: rms),
+            max_update_norm=AXIS.by_steps(phase.stability.max_update_norm, lambda limit: shorter_window(limit, max_window)),
+            skip_step=AXIS.by_steps(phase.stability.skip_step, lambda limit: shorter_window(limit, max_window)),
+            ema_decay=AXIS.by_steps(phase.stability.ema_decay, lambda decay: AXIS.ema(decay, MIN_EMA_STEPS)),
         ),
         slice=always(LOCAL_SLICE),
-        checkpoints=proxy_checkpoints(phase.checkpoints, keep_steps),
+        checkpoints=AXIS.checkpoints(phase.checkpoints, keep_steps, every_minutes=None),
         evaluation=proxy_evaluation(phase),
         gates=_gates(phase),
         instrumentation=phase.instrumentation,
+        recovery=proxy_recovery(phase.recovery, max_window),
         discrepancies=phase.discrepancies,
         notes=phase.notes,
         branch=phase.branch,
@@ -142,13 +130,9 @@ def proxy_evaluation(phase: Phase) -> EvaluationSettings:
     """Benchmarks that are made here, and the loss on held-out text as often as costs little."""
     every = phase.evaluation.loss_every_steps
     if every is not None:
-        entries = phase.batch.within(phase.start_step, phase.stop_step)
-        fewest = min(max(1, round(size / BATCH)) for _, size in entries)
-        has_average = any(decay is not None for _, decay in phase.stability.ema_decay.within(phase.start_step, phase.stop_step))
-        cost_sequences = FORWARD_SHARE * LOSS_SEQUENCES * len(phase.components) * (2 if has_average else 1)
-        every = max(1, steps(every), math.ceil(cost_sequences / (MAX_EVALUATION_SHARE * fewest)))
+        every = max(1, steps(every), seldom_enough(phase, lambda size: max(1, round(size / BATCH)), loss_sequences=LOSS_SEQUENCES))
     return EvaluationSettings(
-        benchmarks=MADE_BENCHMARKS if unmeasured(phase.evaluation.benchmarks) else phase.evaluation.benchmarks,
+        benchmarks=MADE_BENCHMARKS if real_of(phase.evaluation.benchmarks) else phase.evaluation.benchmarks,
         held_out_tokens=HELD_OUT_TOKENS,
         loss_every_steps=every,
         loss_sequences=LOSS_SEQUENCES,
@@ -157,7 +141,7 @@ def proxy_evaluation(phase: Phase) -> EvaluationSettings:
 
 def steps(full: int) -> int:
     """A step of the full axis on the proxy's."""
-    return round(full / STEPS)
+    return AXIS.steps(full)
 
 
 def proxy_model(model: ModelConfig, *, min_balancing_rate: float = 0.0) -> ModelConfig:
@@ -208,39 +192,12 @@ def proxy_order(order: DataOrder) -> DataOrder:
     return order.but(**fields)
 
 
-def proxy_checkpoints(policy: CheckpointPolicy, keep_steps: tuple[int, ...]) -> CheckpointPolicy:
-    """As often, and without a clock; only the last and those of `keep_steps` are kept."""
-    every = max(1, steps(policy.every_steps))
-    return CheckpointPolicy(every_steps=every, every_minutes=None, keep_all=False, at_steps=keep_steps)
-
-
-def proxy_segments(segments: tuple[LearningRateSegment, ...]) -> tuple[LearningRateSegment, ...]:
-    """Segments on the proxy's axis. One that would be too short takes its steps from the segment before it, the first one from the next."""
-    last = segments[-1]
-    ends = [steps(segment.end_step) for segment in segments]
-    starts = [steps(segments[0].start_step)]
-    for index in range(1, len(segments)):
-        latest = ends[index] - MIN_SEGMENT_STEPS
-        starts.append(max(starts[-1] + MIN_SEGMENT_STEPS, min(steps(segments[index].start_step), latest)))
-    ends = [*starts[1:], max(starts[-1] + 1, steps(last.end_step))]
-    return tuple(
-        LearningRateSegment(kind=segment.kind, start_step=start, end_step=end, start=segment.start, end=segment.end)
-        for segment, start, end in zip(segments, starts, ends, strict=True)
-    )
-
-
-def proxy_ema(decay: float | None) -> float | None:
-    """The decay whose horizon 1 / (1 - decay) is a thousandth of the recipe's, at least `MIN_EMA_STEPS`."""
-    return None if decay is None else 1 - 1 / max(MIN_EMA_STEPS, 1 / (1 - decay) / STEPS)
-
-
-def proxy_limit(limit: RollingLimit | None, max_window: int) -> RollingLimit | None:
-    """The same limit on a window of at most so many steps, from the same share of it on."""
-    if limit is None:
+def proxy_recovery(recovery: Recovery | None, max_window: int) -> Recovery | None:
+    """The same, with its steps on the proxy's axis."""
+    if recovery is None:
         return None
-    window = min(limit.window, max_window)
-    min_samples = max(MIN_WINDOW_SAMPLES, round(limit.min_samples * window / limit.window))
-    return RollingLimit(window=window, min_samples=min_samples, sigmas=limit.sigmas)
+    limit = shorter_window(recovery.max_loss, max_window)
+    return Recovery.model_validate({**recovery.model_dump(), "max_loss": limit, "steps_more": steps(recovery.steps_more)})
 
 
 def raise_small_shares(shares: MixtureShares) -> MixtureShares:
@@ -249,16 +206,6 @@ def raise_small_shares(shares: MixtureShares) -> MixtureShares:
     raised = {name: max(share, least) if share else 0.0 for name, share in shares.items()}
     largest = max(raised, key=lambda name: raised[name])
     return {**raised, largest: raised[largest] - (sum(raised.values()) - sum(shares.values()))}
-
-
-def _by_steps(values: Steps[T], convert: Callable[[T], S]) -> Steps[S]:
-    """Each value converted, each step on the proxy's axis; of entries that fall together the last one holds."""
-    return Steps(tuple({steps(step): convert(value) for step, value in values.root}.items()))
-
-
-def _hand_off(start: HandOff) -> HandOff:
-    grafts = tuple(GraftFrom(part=graft.part, phase=graft.phase, step=steps(graft.step)) for graft in start.graft)
-    return HandOff(parent=start.parent, step=steps(start.step), fresh=start.fresh, graft=grafts, declares=start.declares)
 
 
 def _max_violation(phase: Phase) -> float | None:
@@ -279,4 +226,4 @@ def _gates(phase: Phase) -> Gates:
     data = phase.gates.data.but(max_share_error_points=limit, max_share_error_percent=None)
     percent = max(phase.gates.health.max_spike_percent, MAX_SPIKE_PERCENT)
     health = phase.gates.health.but(max_spike_percent=percent, max_violation=_max_violation(phase))
-    return Gates(data=data, health=health, model=phase.gates.model)
+    return Gates(data=data, health=health, model=phase.gates.model.but(exposure_error_rate=None))

@@ -42,6 +42,16 @@ def load_python(path: Path, wanted: str | None) -> Recipe:
         ConfigError: there is no such file, or the file has no such recipe, none, or several.
         RecipeError: the file must not be run here, or running it fails.
     """
+    return _chosen(path, wanted, load_named(path))
+
+
+def load_named(path: Path) -> dict[str, Recipe]:
+    """Every recipe at the top level of a file, by the name that it has there. One may have several names.
+
+    Raises:
+        ConfigError: there is no such file.
+        RecipeError: the file must not be run here, or running it fails.
+    """
     loaded = _loaded.get()
     if loaded is None:
         raise RecipeError(
@@ -51,7 +61,7 @@ def load_python(path: Path, wanted: str | None) -> Recipe:
     place = path.resolve()
     if place not in loaded:
         loaded[place] = _recipes_of(_run(path))
-    return _chosen(path, wanted, loaded[place])
+    return loaded[place]
 
 
 def _chosen(path: Path, wanted: str | None, found: dict[str, Recipe]) -> Recipe:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 from pydantic import Field, model_validator
 
-from flows.recipes.accepting import accepted_among, check_accepts
+from flows.recipes.accepting import accepted_among, approvable_among, check_accepts, check_all_approvable
 from flows.recipes.changes import changes_between, undeclared_changes
 from flows.recipes.phase import HandOff, Phase
 from tasks.data.pin import Pin
@@ -15,10 +15,14 @@ from trainer.base.errors import ConfigError
 from trainer.base.frozen import Frozen
 from trainer.config import MixtureShares, Smebu, Steps, sequences_between
 from validations.accepted import AcceptedWarning
+from validations.approvable import ApprovableCheck, AsksPeople, asked_in
 
 T = TypeVar("T")
-Scale = Literal["proxy", "full", "own"]
-"""`full` is what the record trained, `proxy` is computed from it, and a recipe of its `own` sizes is run as it is written."""
+Between = Literal["130m", "370m", "1b", "3b"]
+Scale = Literal["proxy", "130m", "370m", "1b", "3b", "full", "own"]
+"""`full` is what the record trained, and a recipe of its `own` sizes is run as it is written. The others are computed from the full one."""
+SCALES: tuple[Scale, ...] = get_args(Scale)
+BETWEEN: tuple[Between, ...] = get_args(Between)
 
 
 def scale_in_words(scale: Scale) -> str:
@@ -56,6 +60,11 @@ class Recipe(Frozen):
         sources: the components that the recipe brings its own text for, instead of the catalogue's, at every scale.
         pins: finished caches to use, at this scale only. A pin never skips a check.
         accepts: the warnings that are expected because the recipe prescribes what they warn of. What stops a phase cannot be accepted.
+        approvable: the checks whose failure a person may let pass. Of data, none that looks for test items, stale caches or what a
+            hand-off does not declare.
+        max_tokens: read about so many tokens of all components together, in files that are chosen by their names, rather than everything. A
+            scale between reads what it draws and a quarter more where this is None.
+        warnings_ask_people: a phase whose verdict warns waits for a person; else it goes on, and the warning is shown.
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
@@ -65,11 +74,24 @@ class Recipe(Frozen):
     sources: dict[str, Source] = Field(default={})
     pins: tuple[Pin, ...] = ()
     accepts: tuple[AcceptedWarning, ...] = ()
+    approvable: tuple[ApprovableCheck, ...] = ()
+    warnings_ask_people: bool = False
+    max_tokens: int | None = Field(default=None, gt=0)
 
     @property
     def run_name(self) -> str:
         """What its folders are called."""
         return f"{self.name}-{self.scale}"
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether it is computed from a larger one. Then every phase is on this machine, unless a slice is named."""
+        return self.scale not in ("full", "own")
+
+    @property
+    def uses_stand_ins(self) -> bool:
+        """Whether the text of a component without a source of its own is what this installation carries, and not the real data set."""
+        return self.scale in ("proxy", "own")
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -111,8 +133,23 @@ class Recipe(Frozen):
         tokenizer = self.tokenizer
         if drawn == set(tokenizer.components or ()):
             tokenizer = Tokenizer(name=tokenizer.name, vocab_size=tokenizer.vocab_size)
-        accepts = accepted_among((phase.name for phase in phases), self.accepts)
-        return Recipe(name=self.name, scale=self.scale, tokenizer=tokenizer, phases=phases, sources=sources, pins=pins, accepts=accepts)
+        names = [phase.name for phase in phases]
+        return Recipe(
+            name=self.name,
+            scale=self.scale,
+            tokenizer=tokenizer,
+            phases=phases,
+            sources=sources,
+            pins=pins,
+            accepts=accepted_among(names, self.accepts),
+            approvable=approvable_among(names, self.approvable),
+            warnings_ask_people=self.warnings_ask_people,
+            max_tokens=self.max_tokens,
+        )
+
+    def asks_people_in(self, phase: Phase) -> AsksPeople:
+        """What a phase puts to people."""
+        return asked_in(phase.name, self.approvable, on_warnings=self.warnings_ask_people)
 
     def tokens_before(self, phase: Phase, step: int) -> int:
         """Tokens that the lineage of a phase had trained on when so many updates were applied."""
@@ -183,9 +220,9 @@ class Recipe(Frozen):
         self._check_declared(parent, phase, start)
 
     def _check_declared(self, parent: Phase, phase: Phase, start: HandOff) -> None:
-        """Refuse a change that is not declared, and a declared one that is none; at proxy scale all phases are on this machine."""
+        """Refuse a change that is not declared, and a declared one that is none; at a smaller scale all phases are on one machine."""
         made = changes_between(parent, phase, drawn=self.drawn_before(phase))
-        if needless := [name for name in start.declares if name not in made and (name != "slice" or self.scale != "proxy")]:
+        if needless := [name for name in start.declares if name not in made and (name != "slice" or not self.is_scaled)]:
             raise ValueError(
                 f"the hand-off {parent.name} → {phase.name} declares {', '.join(needless)}, and changes no such thing: take "
                 f"{'it' if len(needless) == 1 else 'them'} out of `declares`, or make the change"
@@ -237,6 +274,7 @@ class Recipe(Frozen):
     @model_validator(mode="after")
     def _accepts_what_can_only_warn(self) -> "Recipe":
         check_accepts(self.accepts, self.phases)
+        check_all_approvable(self.approvable, self.phases)
         return self
 
 

@@ -6,13 +6,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flows.recipes.benchmarks import MADE_BENCHMARKS
 from flows.recipes.phase import LOCAL_SLICE, EvaluationSettings, FromScratch, Gates, GraftFrom, HandOff, Phase, continued
 from flows.recipes.rates import constant, cooldown, cosine, inverse, linear, wsd, wsd_s
 from flows.recipes.recipe import Recipe, Tokenizer
 from flows.recipes.shapes import afmoe, llama, qwen
 from tasks.data.pin import Pin
 from tasks.data.source import FieldFilter, Filter, Source, TextFilter
+from tasks.evaluation.measured import MADE_BENCHMARKS
+from tasks.evaluation.renderings import Renderings
 from trainer.config import (
     AdamC,
     AdamW,
@@ -136,14 +137,20 @@ def evaluated(
     benchmarks: Sequence[str] = MADE_BENCHMARKS,
     held_out_tokens: int | None = 2048,
     loss_sequences: int = 4,
+    renderings: Renderings | None = None,
 ) -> EvaluationSettings:
     """Benchmarks and held-out bits per byte at a phase's end; the loss on `loss_sequences` held-out rows a component while it trains.
 
     Args:
         held_out_tokens: how much text of each component bits per byte are measured on; None is all that is held out.
+        renderings: test items that are read under two renderings; `exposure_error_rate` of the gates goes with it.
     """
     return EvaluationSettings(
-        benchmarks=tuple(benchmarks), held_out_tokens=held_out_tokens, loss_every_steps=loss_every_steps, loss_sequences=loss_sequences
+        benchmarks=tuple(benchmarks),
+        held_out_tokens=held_out_tokens,
+        loss_every_steps=loss_every_steps,
+        loss_sequences=loss_sequences,
+        renderings=renderings,
     )
 
 
@@ -158,6 +165,7 @@ def gates(
     false_refusal_rate: float | None = FALSE_REFUSAL_RATE,
     max_score_fall: float | None = MAX_SCORE_FALL,
     max_score_rise: float | None = MAX_SCORE_RISE,
+    exposure_error_rate: float | None = None,
     max_violation: float | None = None,
     health: HealthLimits = WITHOUT_AVERAGE,
 ) -> Gates:
@@ -174,6 +182,7 @@ def gates(
             compares no scores.
         max_score_fall, max_score_rise: how far a score may truly lie below and above the parent's, as a share of the items. A rise of None
             is any.
+        exposure_error_rate: how often a model that never saw the items of `evaluated(renderings=…)` may be refused for how it reads them.
         max_violation: how far the busiest expert may lastingly be above the mean load, as a share of it; for models with experts. None is
             what `health` says.
         health: what the metrics of the training must keep to; those of `HEALTH`, without the gap to a moving average, where not given.
@@ -194,6 +203,7 @@ def gates(
             false_refusal_rate=false_refusal_rate,
             max_score_fall=max_score_fall,
             max_score_rise=max_score_rise,
+            exposure_error_rate=exposure_error_rate,
         ),
     )
 

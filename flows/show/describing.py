@@ -45,6 +45,7 @@ def describe(target: str, scale: Scale, step: int | None, *, home: str | None = 
     described["accepts"] = [one.model_dump(mode="json") for one in accepted_among([phase.name for phase in phases], recipe.accepts)]
     if step is None:
         place, reported = Home.at(home, reads_only=True), results_of(recipe)
+        place.look(recipe.run_name)
         return {**described, "phases": [_with_what_is_known(recipe, one, place, reported) for one in phases]}
     at_step = phases_at(phases if chosen else recipe.main_line, step)
     if not at_step:
@@ -106,6 +107,7 @@ def describe_phase(recipe: Recipe, phase: Phase) -> dict[str, Any]:
         "checkpoints": phase.checkpoints.model_dump(mode="json"),
         "evaluation": phase.evaluation.model_dump(mode="json"),
         "gates": phase.gates.model_dump(mode="json"),
+        "recovery": phase.recovery.model_dump(mode="json") if phase.recovery else None,
         "instrumentation": phase.instrumentation.model_dump(mode="json"),
         "start": describe_start(phase),
         "changes": describe_changes(recipe, phase),

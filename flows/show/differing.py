@@ -9,6 +9,7 @@ from rich.text import Text
 from flows.recipes import load_record, split_target
 from flows.recipes.recipe import Scale, scale_in_words
 from flows.show.describing import describe_phase
+from flows.tables import print_table
 from trainer.base.wording import in_words, number
 
 NOT_COMPARED = ("name", "discrepancies", "notes", "changes")
@@ -99,7 +100,7 @@ def print_difference(description: dict[str, Any]) -> None:
         table.add_column(title, overflow="fold", no_wrap=title == "field")
     for row in description["fields"]:
         table.add_row(Text(row["field"]), *(Text(_short(value, row["field"])) for value in row["values"]))
-    console.print(table)
+    print_table(console, table)
     if not description["fields"]:
         console.print("They differ in nothing but their names.")
 

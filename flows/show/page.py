@@ -21,7 +21,14 @@ def print_page(phase: dict[str, Any], tokenizer: dict[str, Any], console: Consol
     """Every value of a phase as `describe_phase` gives it."""
     console.print()
     console.print(f"{phase['name']}{kind_of(phase)}", style="bold", markup=False)
-    groups: dict[str, Values] = {
+    verdict = {"": f"{phase['verdict']['state'] or '–'} {phase['verdict']['why']}".strip()}
+    for name, values in {**groups_of(phase, tokenizer), "last verdict of this home": verdict}.items():
+        print_values(console, name, values)
+
+
+def groups_of(phase: dict[str, Any], tokenizer: dict[str, Any]) -> dict[str, Values]:
+    """Every value of a phase as `describe_phase` gives it, in words, in groups."""
+    return {
         "start": _start(phase["start"]),
         "steps and tokens": _steps(phase),
         "model": describe_model(phase),
@@ -31,6 +38,7 @@ def print_page(phase: dict[str, Any], tokenizer: dict[str, Any], console: Consol
         "batch": {f"from {step:,}": f"{size:,} sequences of {phase['model']['seq_len']:,} tokens" for step, size in phase["batch"]},
         "mixture": {f"from {step:,}": shares(mixture) for step, mixture in phase["mixture"]},
         "stability": {_plain_name(name): by_steps(entries) for name, entries in phase["stability"].items()},
+        "recovery": _settings(phase["recovery"] or {"action": "stop"}),
         "order": _settings(phase["order"]),
         "checkpoints": _settings(phase["checkpoints"]),
         "evaluation": _settings({**phase["evaluation"], "held_out_tokens": phase["evaluation"]["held_out_tokens"] or "all"}),
@@ -38,10 +46,7 @@ def print_page(phase: dict[str, Any], tokenizer: dict[str, Any], console: Consol
         "gates": {f"{gate}: {name}": value for gate, limits in phase["gates"].items() for name, value in _settings(limits).items()},
         "slice": {f"from {step:,}": name for step, name in phase["slice"]},
         f"changed against {phase['start']['parent'] or 'nothing'}": _changes(phase["changes"]),
-        "last verdict of this home": {"": f"{phase['verdict']['state'] or '–'} {phase['verdict']['why']}".strip()},
     }
-    for name, values in groups.items():
-        print_values(console, name, values)
 
 
 def print_step(phase: dict[str, Any], console: Console) -> None:
@@ -76,7 +81,7 @@ def print_values(console: Console, group: str | None, values: Values) -> None:
     if group:
         console.print(Text(group), style="italic")
     table = Table(box=rich.box.SIMPLE, show_header=False, padding=(0, 2, 0, 0), show_edge=False)
-    table.add_column(max_width=LABEL_WIDTH, overflow="fold")
+    table.add_column(max_width=LABEL_WIDTH)
     table.add_column(overflow="fold")
     for name, value in values.items():
         table.add_row(Text(name), Text(value))

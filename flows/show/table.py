@@ -43,7 +43,7 @@ def print_table(description: dict[str, Any], console: Console, *, branches: bool
 
 def title_of(description: dict[str, Any]) -> str:
     """Recipe and scale, and where the record's own numbers are."""
-    more = "; --scale full has the record's own numbers" if description["scale"] == "proxy" and description.get("full") else ""
+    more = "; --scale full has the record's own numbers" if description["scale"] not in ("full", "own") and description.get("full") else ""
     return f"{description['recipe']} {scale_in_words(description['scale'])}{more}"
 
 

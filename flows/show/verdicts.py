@@ -9,6 +9,9 @@ from typing import Any
 from flows.recipes.phase import Phase
 from flows.recipes.recipe import Recipe
 from tasks.home import Home
+from trainer.base.decision import ruling_at
+from trainer.base.errors import VerdictError
+from trainer.base.run_folder import RunFolder
 from trainer.base.storage import read_json
 
 GATES = ("data", "health", "model")
@@ -17,7 +20,7 @@ COMPARED = ("start_step", "stop_step", "model", "optimizer", "learning_rate", "s
 
 
 def verdict_here(recipe: Recipe, phase: Phase, home: Home) -> dict[str, Any]:
-    """`state` is "passed", "refused", "out of date" or None where the phase is not finished here; `why` says more."""
+    """`state` is "passed", "refused", "waits for a person", "out of date" or None where the phase is not finished here; `why` says more."""
     verdicts = {gate: _read(home.verdict(recipe.run_name, phase.name, gate)) for gate in GATES}
     limits = {"data": phase.gates.data, "health": phase.gates.health, "model": phase.gates.model}
     for gate, verdict in verdicts.items():
@@ -25,13 +28,26 @@ def verdict_here(recipe: Recipe, phase: Phase, home: Home) -> dict[str, Any]:
             continue
         if verdict.get("thresholds") != limits[gate].model_dump(mode="json"):
             return {"state": "out of date", "why": f"its verdict on {gate} was given within other limits"}
-        if verdict.get("passes") is not True:
-            reasons = verdict.get("reasons") or [{"what": f"see verdicts/{recipe.run_name}/{phase.name}/{gate}.json"}]
-            return {"state": "refused", "why": reasons[0]["what"]}
-    run = _read(home.run(recipe.run_name, phase.name) / "run.json")
+        if why := _why_stopped(home.verdict(recipe.run_name, phase.name, gate), verdict):
+            return why
+    run = _read(RunFolder(home.run(recipe.run_name, phase.name)).run_file)
     if run and (changed := _changed(run, phase)):
         return {"state": "out of date", "why": f"it was trained with other values of {', '.join(changed)}"}
     return {"state": "passed" if all(verdicts.values()) else None, "why": ""}
+
+
+def _why_stopped(path: Path, verdict: dict[str, Any]) -> dict[str, Any] | None:
+    """None where the phase may go on. A decision that does not read stops it, too."""
+    try:
+        ruling = ruling_at(path, verdict)
+    except VerdictError as error:
+        return {"state": "refused", "why": str(error)}
+    if ruling.lets_go_on:
+        return None
+    reasons = verdict.get("reasons") or [{"what": f"see verdicts/{path.parent.parent.name}/{path.parent.name}/{path.name}"}]
+    if ruling.state == "waits":
+        return {"state": "waits for a person", "why": reasons[0]["what"]}
+    return {"state": "refused", "why": ruling.decision.words if ruling.decision else reasons[0]["what"]}
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -25,6 +25,8 @@ COMMANDS = {
     "evaluate",
     "card",
     "export",
+    "approve",
+    "report",
     "verify",
     "up",
     "scan",
@@ -85,8 +87,8 @@ def test_an_unwritable_home_is_refused(phasewise: Run, tmp_path: Path, command: 
     assert_refused(result, 2, f"the home {tmp_path}/file/home cannot be {wanted}", "--home or PHASEWISE_HOME")
 
 
-@pytest.mark.parametrize("command", ["run", "evaluate"])
-def test_a_home_on_an_object_store_is_refused_where_it_is_trained(phasewise: Run, command: str):
+@pytest.mark.parametrize("command", ["evaluate"])
+def test_a_home_on_an_object_store_is_refused_where_weights_are_read(phasewise: Run, command: str):
     result = phasewise(command, "marin-8b/kestrel", "--home", "gs://bucket/home")
     assert_refused(result, 2, "needs a home that is a local folder, found gs://bucket/home")
 
@@ -250,7 +252,7 @@ def test_up_becomes_the_local_deployment(phasewise: Run, monkeypatch: pytest.Mon
     called: list[list[str]] = []
     monkeypatch.setattr(cli.os, "execv", lambda _path, arguments: called.append(arguments))
     assert phasewise("up", "--port", 4300, "--home", "here").exit_code == 0
-    assert called == [[sys.executable, "-m", "deployments.local", "--port", "4300", "--home", "here"]]
+    assert called == [[sys.executable, "-m", "deployments.local", "--port", "4300", "--site-host", "127.0.0.1", "--home", "here"]]
 
 
 def test_as_a_program_of_its_own(tmp_path: Path):

@@ -22,7 +22,8 @@ from tasks.publication.task import as_markdown as run_as_markdown
 from tests.validations.report.samples import evidence, judged, known_test_file, register
 from validations.data_docs import build_data_docs
 from validations.outcomes import CheckCounts
-from validations.report.words import as_markdown, lines_of
+from validations.report.artifact import as_markdown
+from validations.report.words import lines_of
 from validations.verdict import Verdict
 
 RECIPE = load_recipe("marin-32b", "proxy")

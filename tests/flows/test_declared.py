@@ -11,10 +11,12 @@ from flows.declared import check_declared
 from flows.evaluate_checkpoint import evaluate_checkpoint
 from flows.recipes import load_recipe, load_record
 from flows.train_phase import train_phase
+from tasks.evaluation.suites.folder import BENCHMARKS_VARIABLE
 from tests.pulse.runs import tiny_recipe
 from trainer.base.errors import ConfigError
 
-NOT_MEASURED = r"names the benchmarks piqa:10, which are lm-eval's and are not measured by its gate yet .*: name word_order or next_word"
+NOT_NAMED = r"phase .* cannot be judged by its gate: the gate asks piqa:1: PHASEWISE_BENCHMARKS must name a folder with their items"
+NO_EXAMPLES = r"the gate asks piqa:1, and .* does not have what it needs: no split for its 1 shots: no file piqa/train.jsonl"
 
 
 def written(folder: Path, *benchmarks: str) -> str:
@@ -29,8 +31,14 @@ def written(folder: Path, *benchmarks: str) -> str:
 @pytest.mark.parametrize(
     ("benchmarks", "said"),
     [
-        (("bananas",), r"benchmarks: nothing knows the benchmark 'bananas'; known are word_order, next_word, .* piqa:10"),
-        (("next_word", "piqa:7"), "nothing knows the benchmark 'piqa:7'"),
+        (
+            ("bananas",),
+            r"benchmarks: nothing knows the benchmark 'bananas': there is no bananas, only .* piqa, .*; known are word_order, next_word",
+        ),
+        (("next_word", "piqa"), "behind a colon it must say the number of examples in the prompt, as in piqa:0"),
+        (("next_word", "piqa:07"), "behind a colon it must say the number"),
+        (("wsc273:1",), "it has no split for examples, only wsc273:0 can be asked"),
+        (("humaneval:0",), "it runs programs that the model writes"),
         ((), "at least one benchmark must be named, found none"),
         (("next_word", "next_word"), "must be named once, found next_word, next_word"),
     ],
@@ -40,23 +48,32 @@ def test_names_are_refused_on_load(tmp_path: Path, benchmarks: tuple[str, ...], 
         load_recipe(written(tmp_path, *benchmarks), "proxy")
 
 
-def test_a_benchmark_that_nothing_measures_is_refused_before_work_starts(tmp_path: Path) -> None:
-    target, home = written(tmp_path, "next_word", "piqa:10"), tmp_path / "home"
+def test_a_benchmark_whose_items_are_not_here_is_refused_before_work_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, home = written(tmp_path, "next_word", "piqa:1"), tmp_path / "home"
     phase = load_recipe(target, "proxy").phases[0].name
-    with pytest.raises(ConfigError, match=NOT_MEASURED):
-        run_recipe(target, "proxy", str(home), as_json=True)
-    with pytest.raises(ConfigError, match=NOT_MEASURED):
-        evaluate_target(f"{target}/{phase}", "proxy", str(home))
-    for flow in (train_phase, evaluate_checkpoint):
-        with pytest.raises(ConfigError, match=NOT_MEASURED):
-            flow.fn(target, phase, "proxy", str(home))
+    folder = tmp_path / "benchmarks"
+    (folder / "piqa").mkdir(parents=True)
+    (folder / "piqa/validation.jsonl").write_text('{"goal": "To sleep", "sol1": "lie down", "sol2": "run", "label": 0}\n')
+    for named, said in (("", NOT_NAMED), (str(folder), NO_EXAMPLES)):
+        monkeypatch.setenv(BENCHMARKS_VARIABLE, named)
+        with pytest.raises(ConfigError, match=said):
+            run_recipe(target, "proxy", str(home), as_json=True)
+        with pytest.raises(ConfigError, match=said):
+            evaluate_target(f"{target}/{phase}", "proxy", str(home))
+        for flow in (train_phase, evaluate_checkpoint):
+            with pytest.raises(ConfigError, match=said):
+                flow.fn(target, phase, "proxy", str(home))
     assert not list(home.rglob("*.jsonl"))
+    (folder / "piqa/train.jsonl").write_bytes((folder / "piqa/validation.jsonl").read_bytes())
+    recipe = load_recipe(target, "proxy")
+    check_declared(recipe, recipe.phases)
 
 
-def test_the_record_names_lm_evals_and_its_proxy_those_that_are_made() -> None:
+def test_the_record_names_lm_evals_and_its_proxy_those_that_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     full, proxy = load_record("marin-8b", "full"), load_record("marin-8b", "proxy")
     assert {"piqa:10", "mmlu:5"} <= {name for phase in full.phases for name in phase.evaluation.benchmarks}
     assert {phase.evaluation.benchmarks for phase in proxy.phases} == {("word_order", "next_word")}
     check_declared(proxy, proxy.phases)
+    monkeypatch.delenv(BENCHMARKS_VARIABLE, raising=False)
     with pytest.raises(ConfigError, match="piqa:10"):
         check_declared(full, full.phases)

@@ -109,7 +109,7 @@ def test_the_moving_average_can_be_had_and_half_the_size(phasewise_export: Expor
 def test_the_mean_of_the_last_checkpoints_can_be_had(phasewise_export: Export, tmp_path: Path, run: RunConfig, state: TrainState):
     refused = phasewise_export(tmp_path / "out", "--weights", "average:2")
     assert refused.exit_code == 1
-    assert "the mean of 2 checkpoints must end with the one of step 40" in as_written(refused)
+    assert "the last 2 checkpoints must end with the one of step 40" in as_written(refused)
     earlier = jax.tree.map(lambda leaf: leaf + 1 if leaf.dtype == jnp.float32 else leaf, state)
     path = checkpoint_path(Path(run.output), 35)
     with Checkpoints(path.parent, run) as checkpoints:

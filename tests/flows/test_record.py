@@ -6,12 +6,14 @@ from typing import Any, cast
 import pytest
 
 from flows import record
+from flows.recipes import load_record
 from flows.recipes.recipe import Recipe
-from flows.record import PhaseRecord, read_record
+from flows.record import PhaseRecord, parent_evaluation, read_record
 from flows.resolved import Resolved
 from tasks.home import Home
 from tests.pulse.runs import tiny_recipe
 from tests.validations.made_answers import guessed_result
+from trainer.base.storage import write_json
 from validations.limits import GateLimits
 from validations.verdict import judge_gate, write_verdict
 
@@ -65,6 +67,19 @@ def test_the_gate_of_this_evaluation_by_these_limits_counts(read: Read) -> None:
     found = read().model_verdict
     assert found is not None
     assert found.passes
+
+
+def test_a_parents_evaluation_counts_for_the_weights_that_it_has_now(tmp_path: Path) -> None:
+    home, recipe = Home.open(str(tmp_path)), load_record("marin-8b", "proxy")
+    child = next(phase for phase in recipe.phases if phase.parent)
+    folder = home.run(recipe.run_name, str(child.parent))
+    resolved = cast(Resolved, SimpleNamespace(recipe=recipe, home=home))
+    assert parent_evaluation(resolved, recipe.phases[0]) is None
+    assert parent_evaluation(resolved, child) is None
+    write_json(folder / "evaluation.json", {"params_digest": "weights"})
+    for now, found in (("weights", {"params_digest": "weights"}), ("trained again", None)):
+        write_json(folder / "result.json", {"params_digest": now})
+        assert parent_evaluation(resolved, child) == found
 
 
 def test_the_gate_of_another_evaluation_does_not(read: Read) -> None:

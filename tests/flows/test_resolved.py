@@ -10,7 +10,7 @@ from flows.resolved import resolve, resolve_phase, resolving_once
 from tasks.home import Home
 from tests.pulse.runs import tiny_recipe
 from trainer.base.errors import ConfigError
-from trainer.base.storage import write_json
+from trainer.base.storage import read_json, write_json
 
 
 @pytest.fixture
@@ -94,3 +94,15 @@ def test_checks_are_made_once_a_phase(tmp_path: Path, monkeypatch: pytest.Monkey
     resolved.check([kestrel])
     resolved.check([kestrel, ocelot])
     assert checked == ["kestrel", "ocelot"]
+
+
+def test_what_is_done_while_a_store_is_held_is_seen_from_another_machine(
+    recipe: str, gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PHASEWISE_SCRATCH", str(tmp_path / "one"))
+    resolved, _ = resolve(recipe, "proxy", str(gcs))
+    with resolved.held("this test"):
+        write_json(resolved.home.verdict(resolved.recipe.run_name, "kestrel", "data"), {"passes": True})
+    monkeypatch.setenv("PHASEWISE_SCRATCH", str(tmp_path / "other"))
+    seen, _ = resolve(recipe, "proxy", str(gcs), reads_only=True)
+    assert read_json(seen.home.verdict(resolved.recipe.run_name, "kestrel", "data")) == {"passes": True}

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress as Bars
 
-from flows.terminal import TerminalHandler, print_summary, shown_on_terminal
-from tasks.progress import LOGGER, PROGRESS_LOGGER, advance, say
+from flows.terminal import TerminalHandler, bar_columns, print_summary, print_words, shown_on_terminal
+from tasks.progress import LOGGER, PROGRESS_LOGGER, Milestones, Progress, advance, say
 
 SUMMARY: dict[str, Any] = {
     "recipe": "marin-8b",
@@ -37,7 +37,7 @@ def lines() -> Iterator[io.StringIO]:
     """What a handler writes where standard error is no terminal."""
     out = io.StringIO()
     console = Console(file=out, force_terminal=False, width=80)
-    handler = TerminalHandler(console, Progress(console=console))
+    handler = TerminalHandler(console, Bars(console=console))
     for logger in (LOGGER, PROGRESS_LOGGER):
         logger.addHandler(handler)
     LOGGER.setLevel(logging.INFO)
@@ -104,3 +104,39 @@ def test_the_table_fits_a_terminal_of_eighty_columns_whatever_the_verdict():
     assert "…" not in table
     assert re.search(r"deeper-starling .* passed with *\n +2 warnings *\n", table)
     assert "Accepted by the recipe, and not found: expect_order_to_mix where permutation = linear." in text
+
+
+def test_a_line_breaks_between_words_at_the_width_of_a_terminal_and_nowhere_else() -> None:
+    out = io.StringIO()
+    path = "/a/path/that/is/longer/than/the/terminal/" + "x" * 60
+    print_words(Console(file=out, width=60, force_terminal=True, no_color=True), f"  ocelot failed: {'12,345 words ' * 12}and {path}\nnext")
+    lines = out.getvalue().splitlines()
+    assert [line for line in lines if len(line) > 60] == [f"    {path}"]
+    assert (lines[0][:17], lines[1][:5], lines[-1]) == ("  ocelot failed: ", "    1", "next")
+    assert " ".join(" ".join(lines).split()) == f"ocelot failed: {'12,345 words ' * 12}and {path} next"
+
+
+def test_a_bar_says_how_much_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As does a line, where there is no terminal."""
+    now = iter([0.0, 0.0, 10.0, 10.0, 20.0, 20.0, 100.0, 100.0])
+    milestones = Milestones(lambda: next(now))
+    said = [milestones.line(Progress("train", done, 100, "loss 4")) for done in (10, 20, 30, 100)]
+    assert said == [
+        "train: 10 of 100 loss 4",
+        "train: 20 of 100 loss 4, about 80 s left",
+        "train: 30 of 100 loss 4, about 70 s left",
+        "train: 100 of 100 loss 4",
+    ]
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_bar_is_one_line_with_every_number_of_it(width: int) -> None:
+    now = iter(range(0, 100_000, 4))
+    with Bars(*bar_columns(), console=Console(file=io.StringIO(), width=width), get_time=lambda: next(now)) as bars:
+        task = bars.add_task("train deeper-starling", total=660, note="loss 4.684  4,431 tokens/s")
+        for _ in range(5):
+            bars.advance(task, 71)
+        out = io.StringIO()
+        Console(file=out, width=width).print(bars.make_tasks_table(bars.tasks))
+    (line,) = out.getvalue().splitlines()
+    assert re.search(r"train deeper-starling \S+ +355/660 \d+:\d\d, \d+ \w+ left loss 4\.684  4,431 tokens/s", line)

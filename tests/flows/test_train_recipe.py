@@ -10,13 +10,14 @@ from flows import train_recipe
 from flows.recipes import load_recipe
 from flows.recipes.recipe import Recipe
 from flows.resolved import Resolved
-from flows.validate_data import raise_unless_passed
+from flows.rulings import raise_unless_let_pass
 from tasks.data.digests import KnownDigests
 from tasks.home import Home
 from trainer.base.errors import TrainingDiverged, TrainingError, VerdictError
 from validations.expectations.reasons import Reason
 from validations.verdict import Verdict
 
+NOWHERE = Path("nowhere.json")
 MARIN_8B = load_recipe("marin-8b", "proxy")
 NAMES = [phase.name for phase in MARIN_8B.phases]
 Train = Callable[..., list[str]]
@@ -95,13 +96,13 @@ def verdict(passes: bool, *severities: str) -> Verdict:
 
 
 def test_a_verdict_that_passes_stops_nothing():
-    raise_unless_passed(verdict(True, "warning"))
-    assert raise_unless_passed(verdict(True)) is None
+    raise_unless_let_pass(verdict(True, "warning"), NOWHERE, "`approve`")
+    assert raise_unless_let_pass(verdict(True), NOWHERE, "`approve`") is None
 
 
 def test_a_refusal_gives_the_first_critical_reasons():
     with pytest.raises(VerdictError) as refusal:
-        raise_unless_passed(verdict(False, "warning", *["critical"] * 5))
+        raise_unless_let_pass(verdict(False, "warning", *["critical"] * 5), NOWHERE, "`approve`")
     assert str(refusal.value) == (
         "tiny data failed: reason 1 (in x)\n  found: x; limit: x\n  to do: Repair it. And 4 more cases. In all, 0 of 0 checks passed. See x"
     )

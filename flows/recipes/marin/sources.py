@@ -30,6 +30,7 @@ def common(experiment: str, retrospective: str) -> Sources:
         "branch": ours("which phases are the main line"),
         "abandoned": ours("which runs were stopped before their schedule's end"),
         "schedule_goes_on": ours("whether the phase that follows goes on with the last segment"),
+        "recovery": ours("nobody has written down a rule for it: what diverges stops"),
         "start": code(experiment),
         "start.seed": default("Levanter's trainer: seed 0"),
         "start.declares": ours("what a hand-off changes must be declared"),

@@ -170,6 +170,15 @@ STABILITY: dict[str, Row] = {
     **{f"{name}.min_samples": Row(plus(1), RUN) for name in ("max_update_norm", "skip_step")},
     **{f"{name}.sigmas": Row(plus(1), RUN) for name in ("max_update_norm", "skip_step")},
 }
+RECOVERY: dict[str, Row] = {
+    "action": Row(to("ask"), RUN),
+    "max_loss.window": Row(plus(1), RUN),
+    "max_loss.min_samples": Row(plus(1), RUN),
+    "max_loss.sigmas": Row(plus(1), RUN),
+    "checkpoints_back": Row(plus(1), RUN),
+    "steps_more": Row(plus(1000), RUN),
+    "max_times": Row(plus(1), RUN),
+}
 ORDER: dict[str, Row] = {
     "seed": Row(plus(1), RUN),
     "permutation": Row(to("feistel"), RUN),
@@ -203,6 +212,7 @@ GATES: dict[str, Row] = {
     "model.false_refusal_rate": Row(times(0.5), GATE),
     "model.max_score_fall": Row(times(0.5), GATE),
     "model.max_score_rise": Row(times(0.5), GATE),
+    "model.exposure_error_rate": Row(times(0.5), GATE),
 }
 PHASE: dict[str, Row] = {
     "name": Row(to("other"), RUN),
@@ -222,6 +232,13 @@ PHASE: dict[str, Row] = {
     "checkpoints.at_steps": Row(to([5]), RUN),
     "evaluation.benchmarks": Row(to(["next_word"]), EVALUATION),
     "evaluation.held_out_tokens": Row(to(100), EVALUATION),
+    **{
+        f"evaluation.renderings.{name}": Row(lambda before: before.replace("items", "others"), EVALUATION)
+        for name in ("items", "reference")
+    },
+    "evaluation.renderings.prompt": Row(to("Q: {text}"), EVALUATION),
+    "evaluation.renderings.answer": Row(to("other"), "refused", "must have the field other with text"),
+    "evaluation.renderings.left_out": Row(to("<<.*>>"), EVALUATION),
     "evaluation.loss_every_steps": Row(plus(1), "nothing", WATCHED),
     "evaluation.loss_sequences": Row(plus(1), "nothing", WATCHED),
     "instrumentation.layer_norms_every": Row(to(7), "nothing", WATCHED),
@@ -235,6 +252,7 @@ PHASE: dict[str, Row] = {
     "schedule_goes_on": Row(FLIP, "refused", "must begin before step"),
     **{f"model.{name}": row for name, row in MODEL.items()},
     **{f"stability.{name}": row for name, row in STABILITY.items()},
+    **{f"recovery.{name}": row for name, row in RECOVERY.items()},
     **{f"order.{name}": row for name, row in ORDER.items()},
     **{f"gates.{name}": row for name, row in GATES.items()},
     **{f"optimizer<{kind}>.{name}": row for kind in ("AdamW", "AdamC", "NAdamW") for name, row in (ADAM | {"kind": KIND}).items()},
@@ -291,6 +309,11 @@ ACCEPT: dict[str, Row] = {
     "reason": Row(to("another"), DATA),
     "source": Row(to("another"), DATA),
 }
+APPROVE: dict[str, Row] = {
+    "table": Row(to("leakage"), "refused", "expect_epochs_within_limit"),
+    "check": Row(to("expect_share_error_within_limit"), DATA),
+    "phases": Row(to(["first"]), DATA),
+}
 FIELDS: dict[str, Row] = {
     "name": Row(to("another"), RUN),
     "scale": Row(lambda before: "full" if before == "proxy" else "proxy", RUN),
@@ -302,6 +325,9 @@ FIELDS: dict[str, Row] = {
     **{f"sources.{name}": row for name, row in SOURCE.items()},
     **{f"pins.{name}": row for name, row in PIN.items()},
     **{f"accepts.{name}": row for name, row in ACCEPT.items()},
+    **{f"approvable.{name}": row for name, row in APPROVE.items()},
+    "max_tokens": Row(to(1), CACHES),
+    "warnings_ask_people": Row(FLIP, GATE),
 }
 AT_SCALE: dict[tuple[str, str], Row] = {
     ("full", "scale"): Row(to("proxy"), "refused", "so far only this machine can be trained on"),

@@ -9,6 +9,7 @@ import pytest
 from flows import resolved as module
 from flows.recipes import load_record, load_target
 from flows.recipes.assignments import setting, settings_in_force
+from flows.recipes.phase import HandOff
 from flows.recipes.recipe import Recipe
 from flows.resolved import resolve, resolving_once
 from flows.validate_data import validate_data
@@ -137,3 +138,14 @@ def test_a_flow_finds_what_its_parameter_says(tmp_path: Path, monkeypatch: pytes
     assert found[1][0] == ()
     assert found[1][1] != 7
     assert module.settings_in_force() == ()
+
+
+def test_a_field_of_every_phase_and_the_slice_that_no_hand_off_changes_then():
+    with setting(["*.slice=h100-8", "*.checkpoints.every_steps=7"]):
+        recipe = load_record("marin-8b", "full")
+    assert {name for phase in recipe.phases for _, name in phase.slice.root} == {"h100-8"}
+    assert {phase.checkpoints.every_steps for phase in recipe.phases} == {7}
+    starts = [phase.start for phase in recipe.phases if isinstance(phase.start, HandOff)]
+    assert starts
+    assert not any("slice" in start.declares for start in starts)
+    assert any("batch" in start.declares for start in starts)

@@ -31,6 +31,7 @@ from trainer.base.errors import CheckpointError, ConfigError
 from trainer.base.storage import digest_of_json, write_json
 from trainer.config import without_added
 from validations.accepted import accepted_in, expected
+from validations.approving import asked_of_suite
 from validations.expectations.suites import SUITES, version_of
 from validations.verdict import accepted_by
 
@@ -64,6 +65,8 @@ class World:
                 for file in ("a", "b"):
                     write_lines(root / folder / f"{file}.jsonl", [f"{folder} {file}"])
         (root / "listing").write_text("a.jsonl\n")
+        for name in ("items", "others", "reference-items", "reference-others"):
+            write_lines(root / f"{name}.jsonl", [f"<<{name}>> {number} <<a>>" for number in range(8)])
         texts = [HeldOutDocument(str(number), write_prose(number, 200)) for number in range(6)]
         write_benchmarks(root / "benchmarks", {"law": texts})
         self._plans: dict[str, DataPlan] = {}
@@ -80,9 +83,10 @@ class World:
         }
         source = Source.model_validate(source).model_dump(mode="json")
         accepted = raw["accepts"][0] | {"phases": None}
+        approvable = {"table": "mixture", "check": "expect_epochs_within_limit", "phases": None}
         sources = {"starcoderdata": source, "proofpile_2": source | {"url": str(self.root / "proofpile_2")}}
         pins = [{"component": "proofpile_2", "split": "train", "url": "/pinned/cache", "digest": "0" * 64}]
-        raw |= {"phases": [phase], "sources": sources, "pins": pins, "accepts": [accepted]}
+        raw |= {"phases": [phase], "sources": sources, "pins": pins, "accepts": [accepted], "approvable": [approvable]}
         return self._with_hand_offs(raw) if "<HandOff>" in path else raw
 
     def _phase(self, phase: Raw, path: str) -> Raw:
@@ -98,11 +102,20 @@ class World:
         phase["notes"] = [said | {"text": "x"}]
         for name in ("max_update_norm", "skip_step"):
             phase["stability"][name] = [[0, {"window": 16, "min_samples": 8, "sigmas": 6.0}]]
+        if ".recovery" in path:
+            limit = {"window": 16, "min_samples": 8, "sigmas": 6.0}
+            phase["recovery"] = {"action": "roll_back", "max_loss": limit, "checkpoints_back": 1, "steps_more": 0, "max_times": 2}
         if ".experts" in path:
             phase["model"]["experts"] = EXPERTS | {"balancing": dict(BALANCING["Smebu" if "<Smebu>" in path else "SignBalancing"])}
         if path.endswith("health.max_violation"):
             phase["model"]["experts"] = EXPERTS | {"balancing": dict(BALANCING["SignBalancing"])}
             phase["gates"]["health"]["max_violation"] = 1.0
+        if ".renderings" in path or path.endswith("exposure_error_rate"):
+            phase["evaluation"]["renderings"] = {
+                "items": str(self.root / "items.jsonl"), "reference": str(self.root / "reference-items.jsonl"), "prompt": "{text}",
+                "answer": "text", "left_out": "<<.*?>>",
+            }  # fmt: skip
+            phase["gates"]["model"]["exposure_error_rate"] = 0.01
         if path.endswith("global_attention_every"):
             phase["model"]["sliding_window"] = 16
         adam = phase["optimizer"]
@@ -157,7 +170,9 @@ class World:
 
     def _plan(self, recipe: Recipe) -> DataPlan:
         """The plan, with benchmarks; worked out once for the same data."""
-        data = digest_of_json([recipe.model_dump(mode="json", include={"tokenizer", "sources", "pins"}), recipe.main_components])
+        data = digest_of_json(
+            [recipe.model_dump(mode="json", include={"tokenizer", "sources", "pins", "max_tokens"}), recipe.main_components]
+        )
         if data not in self._plans:
             self._plans[data] = data_plan(recipe, self.home)
             if not self._plans[data].benchmarks.exists():
@@ -190,7 +205,8 @@ def _judgements(phase: Phase) -> Iterable[tuple[str, str, Any]]:
 def _verdict_key(recipe: Recipe, phase: Phase, suite: str, limits: Any) -> str:
     """What `flows.record` compares of a verdict, beside what was judged."""
     accepts = accepted_by(suite, accepted_in(phase.name, recipe.accepts))
-    return digest_of_json([limits.model_dump(mode="json"), version_of(SUITES[suite]), expected(accepts)])
+    asks = asked_of_suite(recipe.asks_people_in(phase), suite).model_dump(mode="json")
+    return digest_of_json([limits.model_dump(mode="json"), version_of(SUITES[suite]), expected(accepts), asks])
 
 
 @pytest.fixture(scope="module")

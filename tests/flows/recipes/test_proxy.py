@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from flows.recipes import load_recipe, load_record
 from flows.recipes.phase import HandOff, Phase
 from flows.recipes.proxy import (
+    AXIS,
     BLOCK_SEQUENCES,
     MIN_EMA_STEPS,
     MIN_SEGMENT_STEPS,
-    proxy_ema,
     proxy_model,
     proxy_phase,
-    proxy_segments,
     raise_small_shares,
     to_proxy,
 )
@@ -112,7 +111,7 @@ def schedules(draw: st.DrawFn) -> tuple[LearningRateSegment, ...]:
 
 @given(schedules().filter(lambda segments: segments[-1].end_step - segments[0].start_step >= 4_000 * len(segments)))
 def test_segments_of_any_schedule_join_and_last(segments: tuple[LearningRateSegment, ...]):
-    small = proxy_segments(segments)
+    small = AXIS.segments(segments)
     assert [before.end_step for before in small[:-1]] == [after.start_step for after in small[1:]]
     assert small[0].start_step == round(segments[0].start_step / 1000)
     assert all(segment.end_step - segment.start_step >= MIN_SEGMENT_STEPS for segment in small[:-1])
@@ -120,7 +119,7 @@ def test_segments_of_any_schedule_join_and_last(segments: tuple[LearningRateSegm
 
 @pytest.mark.parametrize(("full", "proxy"), [(None, None), (0.995, 1 - 1 / 8), (0.99999, 1 - 1 / 100), (0.0, 1 - 1 / MIN_EMA_STEPS)])
 def test_the_moving_average_has_a_thousandth_of_the_horizon(full: float | None, proxy: float | None):
-    assert proxy_ema(full) == pytest.approx(proxy)
+    assert AXIS.ema(full, MIN_EMA_STEPS) == pytest.approx(proxy)
 
 
 @each_phase

@@ -12,6 +12,7 @@ from tests.flows.trace.world import World, prepare, run_of, traced_recipe, write
 from trainer.base.storage import write_json
 from trainer.config import RunConfig
 from trainer.data.loader import Loader
+from trainer.passed_over import PassedOver, Window, write_passed_over
 
 
 class TestTrained:
@@ -37,6 +38,22 @@ class TestTrained:
         code, out, err = copied.invoke("/ocelot", "--step", "41")
         assert (code, err) == (0, "")
         assert "ocelot (trained on this)" in out
+
+    def test_what_was_passed_over_is_not_said_to_have_trained(self, copied: World, trained: RunConfig):
+        """Neither where the step is asked for, nor where a document of it is; all else is as before."""
+        before = {step: copied.ask("/ocelot", step=step)["rows"] for step in (41, 42, 43)}
+        document = before[42][0]["document"]
+        trained_at = {(row["phase"], row["step"]) for row in copied.ask("", document=document)["rows"]}
+        assert ("ocelot", 42) in trained_at
+        write_passed_over(Path(trained.output), PassedOver((Window(41, 42),)), ["a spike"])
+        after = {step: copied.ask("/ocelot", step=step) for step in (41, 42, 43)}
+        assert after[42]["rows"] == []
+        assert [after[step]["rows"] for step in (41, 43)] == [before[41], before[43]]
+        assert after[42]["phases"][0]["passed_over"] == [[42, 42]]
+        assert after[42]["remarks"] == [
+            "ocelot rolled back, and passed over step 42 with their data: nothing of them was trained, and nothing of them is listed."
+        ]
+        assert {(row["phase"], row["step"]) for row in copied.ask("", document=document)["rows"]} == trained_at - {("ocelot", 42)}
 
     @pytest.mark.parametrize(
         ("changes", "differs"),

@@ -1,0 +1,54 @@
+"""A trained phase → a folder that `transformers` reads, in the home."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from flows.door import door
+from flows.recipes.assignments import Settings
+from flows.recipes.recipe import Scale
+from flows.resolved import resolve_phase
+from flows.trained import trained_run
+from tasks.progress import say
+
+Weights = Literal["last", "ema", "average"]
+DType = Literal["float32", "bfloat16"]
+
+
+@door(name="export", flow_run_name="export {recipe}/{phase} ({scale})")
+def export_phase(
+    recipe: str,
+    phase: str,
+    scale: Scale = "proxy",
+    home: str | None = None,
+    weights: Weights = "last",
+    average_of: Annotated[int, Field(ge=2, le=1000)] = 2,
+    dtype: DType = "float32",
+    settings: Settings = (),
+) -> None:
+    """Write a phase's weights to a folder of the home: safetensors, config, tokenizer, model card. What is there already is kept.
+
+    Args:
+        recipe: Name of a recipe, or path of a recipe's JSON file. Code is refused here: a Python file runs from the command line alone.
+        phase: Name of one of its phases, trained.
+        scale: `proxy`, `full`, or `own` for a recipe that is run as it is written.
+        home: Folder of everything; PHASEWISE_HOME if not given.
+        weights: The last; `ema`, their moving average; or `average`, the mean of the last checkpoints that are kept.
+        average_of: How many checkpoints, where the weights are `average`.
+        dtype: Type of what is written.
+        settings: Changes of the recipe for a trial, each PHASE.FIELD=VALUE: what `--set` takes.
+    """
+    from flows.commands.export import export_target
+
+    resolved, chosen = resolve_phase(recipe, phase, scale, home, local_for="export")
+    _, result = trained_run(resolved, chosen)
+    wanted = f"average:{average_of}" if weights == "average" else weights
+    name = f"{phase}-{wanted.replace(':', '-')}-{dtype}-{result['params_digest'][:12]}"
+    folder = resolved.home.exported(resolved.recipe.run_name, name)
+    if folder.exists():
+        say(f"{phase}: exported already, to {folder}")
+        return
+    making = folder.with_name(f".{folder.name}")
+    exported = export_target(f"{resolved.recipe_name}/{phase}", str(making), scale, str(resolved.home.root), weights=wanted, dtype=dtype)
+    making.rename(folder)
+    say(f"{phase}: exported to {folder}: {', '.join(exported['files'])}")

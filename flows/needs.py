@@ -1,0 +1,63 @@
+"""How much text a recipe draws from each component, what is therefore read of it, and whether what was read is enough."""
+
+from collections.abc import Iterable
+
+from flows.recipes.phase import Phase
+from flows.recipes.recipe import BETWEEN, Recipe
+from tasks.data.budget import shared
+from tasks.data.plan import DataPlan
+from trainer.base.errors import DataError
+from trainer.data.manifest import read_manifest
+from trainer.data.mixture import MixtureSchedule
+
+
+def needed_tokens(recipe: Recipe, phases: Iterable[Phase] | None = None) -> dict[str, int]:
+    """Component → tokens that are drawn from it, at most, since an order began: of a lineage whose order goes on, by all its phases.
+
+    Args:
+        phases: None is all of the recipe.
+    """
+    needs: dict[str, int] = {}
+    for phase in recipe.phases if phases is None else phases:
+        order = phase.order
+        schedule = MixtureSchedule(batch=recipe.batch_of_lineage(phase), mixture=recipe.mixture_of_lineage(phase), order=order)
+        for name, sequences in schedule.realised(order.first_step, phase.stop_step).items():
+            needs[name] = max(needs.get(name, 0), sequences * phase.model.seq_len)
+    return needs
+
+
+def budgets_of(recipe: Recipe) -> dict[str, int]:
+    """Component → tokens of which a part of its files will do; nothing where everything is read.
+
+    That is so where the recipe has a `max_tokens`, and at every scale between. One that is never drawn from has a budget of one token.
+    """
+    if recipe.max_tokens is None and recipe.scale not in BETWEEN:
+        return {}
+    needs = needed_tokens(recipe)
+    return shared({name: needs.get(name, 0) for name in recipe.components}, recipe.max_tokens)
+
+
+def check_enough(recipe: Recipe, plan: DataPlan, phases: Iterable[Phase]) -> None:
+    """Refuse budgeted caches that hold less than is drawn: their text would be repeated, and the recipe does not say so.
+
+    A component of which everything is read is repeated as the recipe has it: how often, its verdict says.
+
+    Raises:
+        DataError: with every such component, and the budget that would do.
+    """
+    short, ratios = list[str](), list[float]()
+    for name, need in sorted(needed_tokens(recipe, phases).items()):
+        component = plan.components[name]
+        budget = component.listing.budget
+        if budget is None or component.train.pin or not component.train.is_built:
+            continue
+        found = read_manifest(component.train.folder).tokens
+        if found < need:
+            ratios.append(need / max(found, 1))
+            short.append(f"{name} has {found:,} tokens to train on, from {budget.words}, and {need:,} are drawn")
+    if short:
+        enough = round(1.1 * max(ratios) * sum(budgets_of(recipe).values()))
+        raise DataError(
+            f"less was read than is trained on: {'; '.join(short)}. Its text would be repeated, which the recipe does not say. Prepare the "
+            f"data with --max-tokens {enough}, and train with the same; what is there is kept."
+        )

@@ -1,0 +1,113 @@
+"""What every page is made from: the home, what was read of it, and the templates."""
+
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from flows.record import PhaseRecord
+from flows.show.describing import describe_phase, describe_recipe
+from flows.site.address import GATE_WORDS, GATES, Links
+from flows.site.checked import Checked, Checker
+from flows.site.clipping import clipped
+from flows.site.metrics import Metrics
+from flows.site.shelf import PhaseFiles, Set, Shelf
+from flows.site.states import MARKS, State, state_of
+from trainer.base import wording
+from validations.outcomes import KIND_WORDS
+from validations.outcomes import MARKS as CHECK_MARKS
+from validations.report.pages import with_code
+
+HERE = Path(__file__).parent
+
+
+@dataclass
+class Site:
+    """A home to look at.
+
+    Attributes:
+        prefect: the address of Prefect's UI, where it is known.
+        reads_within: seconds that a page may read metrics for, before it is drawn from a part of them.
+        written: when the pages were written as files, as ISO time.
+    """
+
+    shelf: Shelf
+    prefect: str = ""
+    reads_within: float = 0.25
+    written: str = ""
+    metrics: Metrics = field(default_factory=Metrics)
+    checker: Checker = field(init=False)
+    _plans: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.checker = Checker(self.shelf)
+
+    def place(self, path: Path) -> str:
+        """Where a file or folder is in the home: pages that are published name no folder of this machine."""
+        root = self.shelf.home.root
+        return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
+
+    def record(self, found: Set, phase: str) -> PhaseRecord | None:
+        """What was last found out of a phase; None where nobody knows yet, or can."""
+        checked = self.checker.latest(found)
+        return checked.records.get(phase) if checked else None
+
+    def state(self, found: Set, files: PhaseFiles) -> State:
+        """The state of a phase."""
+        return state_of(files, self.record(found, files.address.phase))
+
+    def holds(self, found: Set) -> str:
+        """What a reader must know of how far the states of a recipe can be relied on; empty where everything was checked."""
+        if not found.in_home:
+            return ""
+        if found.recipe is None:
+            return (
+                "This installation does not know the recipe, so the page shows what its files say. Whether that still holds for the "
+                "sources, the code and the limits of now is not checked."
+            )
+        checked: Checked | None = self.checker.latest(found)
+        if checked is None:
+            return "The page shows what the files say. Whether that still holds is being checked: load the page again in a few seconds."
+        return f"Whether the results still hold cannot be checked: {checked.problem}" if checked.problem else ""
+
+    def plan(self, found: Set, phase: str) -> dict[str, Any] | None:
+        """Every number of a phase, as `phasewise show` has it; None where its recipe is not known."""
+        if found.recipe is None or phase not in {one.name for one in found.recipe.phases}:
+            return None
+        key = (found.name, found.scale, phase)
+        if key not in self._plans:
+            described = describe_phase(found.recipe, found.recipe.phase(phase))
+            self._plans[key] = described | {"tokenizer": describe_recipe(found.recipe)["tokenizer"]}
+        return self._plans[key]
+
+    def render(self, template: str, links: Links, **values: Any) -> str:
+        """A page. Everything that comes from the home is escaped."""
+        return _environment().get_template(template).render(links=links, site=self, **values)
+
+    def part(self, template: str, name: str, links: Links, **values: Any) -> str:
+        """A part of a page, for one who has the rest of it already."""
+        module = _environment().get_template(template).make_module({"links": links, "site": self})
+        return str(getattr(module, name)(**values))
+
+
+def static_files() -> dict[str, bytes]:
+    """Name → the style sheet and the script of every page."""
+    return {path.name: path.read_bytes() for path in sorted((HERE / "static").iterdir()) if path.suffix in (".css", ".js")}
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    words: dict[str, Any] = {"marks": CHECK_MARKS, "kinds": KIND_WORDS, "state_marks": MARKS, "gates": GATES, "gate_words": GATE_WORDS}
+    environment.globals.update(words)
+    environment.filters.update({name: getattr(wording, name) for name in ("count", "decimal", "moment", "rate", "tokens")})
+    environment.filters.update(thousands="{:,}".format, with_code=with_code, clipped=clipped)
+    return environment

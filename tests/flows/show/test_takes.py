@@ -1,0 +1,75 @@
+"""What `show` says of the size of a recipe, and of a slice that is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from flows.cli import main
+from flows.recipes import load_recipe
+from flows.show.takes import describe_takes
+from tasks.home import Home
+from trainer.base.errors import ConfigError
+from trainer.model.params import count_parameters
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+def test_the_sums_are_those_of_the_main_line(home: Home):
+    recipe = load_recipe("marin-8b", "370m")
+    takes = describe_takes(recipe, None, home)
+    assert takes["parameters"] == count_parameters(recipe.phases[0].model) == takes["active_parameters"]
+    assert takes["body_parameters"] == 368_050_176
+    assert takes["tokens"] == recipe.tokens_before(recipe.phases[-1], recipe.phases[-1].stop_step)
+    assert takes["steps"] == recipe.phases[-1].stop_step
+    body_and_head = takes["body_parameters"] + 1536 * 128_256
+    assert takes["flops"] == pytest.approx(6 * body_and_head * takes["tokens"], rel=0.15), "attention is the rest"
+    assert takes["on"] is None
+
+
+def test_a_slice_that_is_twice_as_large_takes_half_the_days(home: Home):
+    one, eight = (describe_takes(load_recipe("marin-8b", "370m"), name, home)["on"] for name in ("h100-1", "h100-8"))
+    assert one["estimated"]
+    assert one["days"] == pytest.approx(8 * eight["days"], rel=0.3)
+    assert one["chip_hours"] == pytest.approx(24 * one["days"], abs=4)
+
+
+def test_what_does_not_fit_has_no_days_and_a_reason(home: Home):
+    on = describe_takes(load_recipe("marin-8b", "3b"), "h100-1", home)["on"]
+    assert (on["days"], on["chip_hours"]) == (None, None)
+    assert on["refused"][0].startswith("kestrel: no plan fits")
+
+
+def test_a_slice_that_nobody_knows_is_refused(home: Home):
+    with pytest.raises(ConfigError, match="no slice is called 'h900-8'"):
+        describe_takes(load_recipe("marin-8b", "130m"), "h900-8", home)
+
+
+def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    arguments = ["show", "marin-8b", "--scale", "370m", "--slice", "h100-8", "--home", str(tmp_path)]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, done.output
+    assert (
+        "368.1 M parameters without embedding and head (762.1 M with); 7.400 B tokens in 26,372 steps of 32 → 96 → 128 sequences"
+        in done.stdout
+    )
+    assert "Estimated, not compiled" in done.stdout
+    shown = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).stdout)
+    assert shown["takes"]["on"]["slice"] == "h100-8"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_preflight_at_a_scale_of_a_gpu_is_estimated(tmp_path: Path):
+    done = CliRunner().invoke(
+        main, ["preflight", "marin-8b/kestrel", "--scale", "130m", "--slice", "h100-8", "--home", str(tmp_path), "--json"]
+    )
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert (report["scale"], report["phases"][0]["estimated"], report["phases"][0]["batch_sequences"]) == ("130m", True, 16)
+    table = CliRunner().invoke(main, ["preflight", "marin-8b/kestrel", "--scale", "130m", "--slice", "h100-8", "--home", str(tmp_path)])
+    assert "Estimated, not compiled: kestrel on h100-8" in table.stdout

@@ -1,0 +1,127 @@
+"""A phase's run gets the plan of its slice: from preflight for a slice that is named, the devices that are here for `local`."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import execution as module
+from flows.execution import plan_of, run_on_slice
+from flows.recipes.assignments import setting
+from flows.resolved import Resolved, resolve, resolving_once
+from tasks.preflight import preflight as preflight_module
+from tasks.training.machine import CPU, Machine
+from tests.flows.test_resolved import write_sources
+from tests.pulse.runs import tiny_recipe
+from trainer.base.errors import ConfigError
+from trainer.config import Execution, Mesh
+
+PLAN = Execution(mesh=Mesh(fsdp=2), remat="full", attention="xla", loss_chunk_tokens=64)
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(module, "say", lines.append)
+    monkeypatch.setattr(module, "machine_here", lambda: CPU)
+    return lines
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    path = tmp_path / "tiny.json"
+    path.write_text(tiny_recipe().model_dump_json())
+    return str(path)
+
+
+def resolved_at(recipe: str, tmp_path: Path, *settings: str) -> Resolved:
+    with setting(settings):
+        found, _ = resolve(recipe, "proxy", str(tmp_path / "home"))
+    found.home.make_ready()
+    write_sources(found.home, found.recipe)
+    return found
+
+
+def reported(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> list[Any]:
+    """What preflight is asked."""
+    asked: list[Any] = []
+
+    def preflight_setup(setup: Any, home: Any) -> dict[str, Any]:
+        asked.append(setup)
+        return {"execution": PLAN.model_dump(mode="json"), "estimated": False, "plan": "blocks computed again", "reason": None, **fields}
+
+    monkeypatch.setattr(preflight_module, "preflight_setup", preflight_setup)
+    return asked
+
+
+def test_on_this_machine_nothing_is_compiled_and_the_devices_are_said(recipe: str, tmp_path: Path, said: list[str]):
+    with resolving_once():
+        resolved = resolved_at(recipe, tmp_path)
+        run = run_on_slice(resolved, resolved.recipe.phases[0])
+    assert run.execution == Execution()
+    assert run == resolved.run(resolved.recipe.phases[0])
+    assert said == ["kestrel: trains on 1 × CPU, float32, XLA attention"]
+
+
+def test_several_gpus_are_used(recipe: str, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "machine_here", lambda: Machine("gpu", "NVIDIA H200", 2))
+    with resolving_once():
+        resolved = resolved_at(recipe, tmp_path)
+        run = run_on_slice(resolved, resolved.recipe.phases[0])
+    assert run.execution == Execution(mesh=Mesh(fsdp=2))
+    assert run.digest == resolved.run(resolved.recipe.phases[0]).digest
+    assert said == ["kestrel: trains on 2 × H200, float32, XLA attention"]
+
+
+def test_a_slice_gives_the_plan_that_preflight_found(recipe: str, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch):
+    asked = reported(monkeypatch)
+    with resolving_once():
+        resolved = resolved_at(recipe, tmp_path, "*.slice=cpu-2")
+        resolved.check(resolved.recipe.phases)
+        run = run_on_slice(resolved, resolved.recipe.phases[0])
+    assert [setup.slice for setup in asked] == ["cpu-2"]
+    assert run.execution == PLAN
+    assert said == [
+        "kestrel: the plan for cpu-2: blocks computed again",
+        "kestrel: trains on 2 × CPU, float32, XLA attention",
+    ]
+
+
+def test_an_estimated_plan_says_so(recipe: str, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch):
+    reported(monkeypatch, estimated=True)
+    with resolving_once():
+        resolved = resolved_at(recipe, tmp_path, "*.slice=h100-8")
+        plan_of(resolved, resolved.recipe.phases[0])
+    assert said == ["kestrel: the plan for h100-8 (estimated): blocks computed again"]
+
+
+def test_what_does_not_fit_is_refused(recipe: str, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch):
+    reported(monkeypatch, execution=None, reason="no plan fits: too large")
+    with resolving_once():
+        resolved = resolved_at(recipe, tmp_path, "*.slice=cpu-2")
+        with pytest.raises(ConfigError, match="phase kestrel does not fit cpu-2: no plan fits: too large"):
+            run_on_slice(resolved, resolved.recipe.phases[0])
+
+
+def test_several_slices_in_a_phase_are_refused(recipe: str, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch):
+    reported(monkeypatch)
+    with resolving_once():
+        resolved = resolved_at(recipe, tmp_path, '*.slice=[[0, "cpu-1"], [20, "cpu-2"]]')
+        with pytest.raises(
+            ConfigError, match="must have one slice to be trained, found cpu-1, cpu-2 one after the other: name one by --slice"
+        ):
+            plan_of(resolved, resolved.recipe.phases[0])
+
+
+def test_parts_that_do_not_divide_another_batch_are_refused(recipe: str, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch):
+    reported(monkeypatch, execution=PLAN.but(microbatch_sequences=3).model_dump(mode="json"))
+    with resolving_once():
+        resolved = resolved_at(recipe, tmp_path, "*.slice=cpu-2", "kestrel.batch=[[0, 6], [20, 8]]")
+        with pytest.raises(ConfigError, match="in parts of 3 sequences, found 8 sequences from step 20"):
+            plan_of(resolved, resolved.recipe.phases[0])
+
+
+def test_a_slice_that_is_not_here_is_refused_before_work(recipe: str, tmp_path: Path):
+    resolved = resolved_at(recipe, tmp_path, "*.slice=2x h100-8")
+    with pytest.raises(ConfigError, match="needs the slice 2x h100-8, and so far only this machine can be trained on"):
+        resolved.check(resolved.recipe.phases)

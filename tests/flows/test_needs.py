@@ -1,0 +1,103 @@
+"""What a recipe draws from each component, what is read for it, and that too little is refused by name."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from click.testing import CliRunner
+
+from flows.needs import budgets_of, check_enough, needed_tokens
+from flows.options import max_tokens_option, set_option
+from flows.recipes import load_recipe
+from flows.recipes.assignments import settings_in_force
+from flows.recipes.recipe import Recipe
+from tasks.data.budget import MARGIN, Budget
+from tasks.data.plan import DataPlan
+from trainer.base.errors import DataError
+from trainer.data.manifest import FORMAT_VERSION, Manifest, write_manifest
+
+SMALL = load_recipe("marin-8b", "130m")
+KESTREL = SMALL.phase("kestrel")
+
+
+def test_what_is_drawn_is_what_is_trained_on():
+    """No phase of the record goes over a component's order again, so the sum is all of its tokens: 20 a parameter."""
+    last = SMALL.phases[-1]
+    assert sum(needed_tokens(SMALL).values()) == SMALL.tokens_before(last, last.stop_step)
+    assert sum(needed_tokens(SMALL).values()) == pytest.approx(20 * 130e6, rel=0.01)
+
+
+def test_a_phase_needs_what_its_lineage_drew_before():
+    phases = [phase for phase in SMALL.phases if "dclm_baseline" in phase.components]
+    needs = [needed_tokens(SMALL, [phase])["dclm_baseline"] for phase in phases]
+    assert needs == sorted(needs)
+    assert needs[-1] == needed_tokens(SMALL)["dclm_baseline"]
+
+
+def test_scales_between_have_a_budget_and_others_only_if_asked():
+    needs = needed_tokens(SMALL)
+    assert budgets_of(SMALL) == {name: round(MARGIN * needs[name]) for name in SMALL.components}
+    for scale in ("proxy", "full"):
+        recipe = load_recipe("marin-8b", scale)
+        assert budgets_of(recipe) == {}
+        assert sum(budgets_of(recipe.but(max_tokens=10**9)).values()) == pytest.approx(10**9, rel=1e-3)
+
+
+def test_a_budget_is_kept_by_every_scale_and_branch():
+    full = load_recipe("marin-8b", "full").but(max_tokens=10**9)
+    assert full.with_branch(None).max_tokens == 10**9
+
+
+def test_the_option_is_a_setting():
+    """So every flow that is started for the command has the same budget."""
+    import click
+
+    found: list[tuple[str, ...]] = []
+
+    @click.command()
+    @set_option
+    @max_tokens_option
+    def command() -> None:
+        found.append(settings_in_force())
+
+    assert CliRunner().invoke(command, ["--max-tokens", "5000", "--set", "recipe.name=mine"]).exit_code == 0
+    assert sorted(found[0]) == ["recipe.max_tokens=5000", "recipe.name=mine"]
+    assert CliRunner().invoke(command, ["--max-tokens", "0"]).exit_code == 2
+
+
+def plan(folder: Path, tokens: int, *, budget: bool = True) -> DataPlan:
+    """Caches of so many tokens for every component."""
+    manifest = Manifest(
+        format_version=FORMAT_VERSION, component="any", split="train", key="0" * 64, source={}, sources=(), reader="r", normalizer="n",
+        encoder="e", tokenizer_digest="t", begin_of_text=0, end_of_text=1, dtype="uint16", shards=(), documents=1, tokens=tokens,
+        text_bytes=1, left_out={},
+    )  # fmt: skip
+    folder.mkdir(exist_ok=True)
+    write_manifest(folder, manifest)
+    chosen = Budget(tokens=10, files=2, of_files=9, bytes=10**9, of_bytes=9 * 10**9, part_bytes=1) if budget else None
+    component = SimpleNamespace(listing=SimpleNamespace(budget=chosen), train=SimpleNamespace(folder=folder, is_built=True, pin=None))
+    return cast(DataPlan, SimpleNamespace(components=dict.fromkeys(SMALL.components, component)))
+
+
+def refused(recipe: Recipe, found: Any) -> str:
+    with pytest.raises(DataError) as refusal:
+        check_enough(recipe, found, [KESTREL])
+    return str(refusal.value)
+
+
+def test_too_little_is_refused_by_name_before_training(tmp_path: Path):
+    most = max(needed_tokens(SMALL, [KESTREL]).values())
+    check_enough(SMALL, plan(tmp_path, most), [KESTREL])
+    said = refused(SMALL, plan(tmp_path, most - 1))
+    assert said.startswith(
+        f"less was read than is trained on: dclm_baseline has {most - 1:,} tokens to train on, from 2 of 9 files, 1.00 of 9"
+    )
+    assert f"and {most:,} are drawn" in said
+    assert "proofpile_2" not in said
+    enough = int(said.partition("--max-tokens ")[2].partition(",")[0])
+    assert budgets_of(SMALL.but(max_tokens=enough))["dclm_baseline"] > most
+
+
+def test_a_component_that_is_read_whole_may_be_repeated(tmp_path: Path):
+    check_enough(SMALL, plan(tmp_path, 1, budget=False), [KESTREL])

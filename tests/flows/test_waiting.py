@@ -1,0 +1,139 @@
+"""What a run says while it waits for a phase, and what wakes it."""
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flows.ancestors import GATES, ParentNotDone
+from flows.door import FILE
+from flows.missed import LOOK_AGAIN, earlier_of
+from flows.resolved import Resolved, resolve_phase
+from flows.waiting import answer_for, or_wait, waiting_state
+from tasks.home import Home
+from trainer.base.errors import VerdictError
+from trainer.base.storage import write_json
+from validations.expectations.reasons import Reason
+from validations.verdict import Verdict
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+def judge(home: Home, phase: str, gate: str, *, passes: bool = True, ago: float = 0) -> None:
+    reason = dict.fromkeys(("expectation", "found", "limit", "where"), "x") | {"what_to_do": "Repair it.", "severity": "critical"}
+    reasons = () if passes else (Reason.model_validate(reason | {"what": "it is spoiled"}),)
+    fields: dict[str, Any] = {"judged": {}, "thresholds": {}, "checks": (), "evidence": "x", "reasons": reasons}
+    path = home.verdict("marin-8b-proxy", phase, gate)
+    write_json(path, Verdict(subject="x", suite=gate, suite_version="1", passes=passes, **fields).model_dump(mode="json"))
+    then = datetime.now(UTC).timestamp() - ago
+    os.utime(path, (then, then))
+
+
+def run_of(phase: str, *, waits_for: str = "kestrel", why: str = "there is no verdict on its data", **parameters: Any) -> Any:
+    state = waiting_state(phase, ParentNotDone("x", waits_for, why), datetime.now(UTC))
+    return SimpleNamespace(
+        parameters={"recipe": "marin-8b", "phase": phase, "scale": "proxy", **parameters},
+        state=SimpleNamespace(name=state.name, message=state.message, timestamp=datetime.now(UTC)),
+    )
+
+
+def test_the_state_says_for_what_why_and_since_when() -> None:
+    state = waiting_state("ocelot", ParentNotDone("x", "kestrel", "there is no verdict on its data"), datetime(2026, 11, 23, tzinfo=UTC))
+    assert state.name == "Waiting for kestrel"
+    assert state.message.startswith("Since 2026-11-2")
+    assert "ocelot rests on kestrel, which is not done: there is no verdict on its data" in state.message
+    assert timedelta() < state.state_details.scheduled_time - datetime.now(UTC) <= LOOK_AGAIN
+
+
+def test_a_run_waits_on_while_nothing_was_judged(home: Home) -> None:
+    assert answer_for(home, run_of("ocelot")) is None
+    judge(home, "kestrel", "data", ago=3600)
+    assert answer_for(home, run_of("ocelot")) is None
+
+
+def test_it_says_what_is_missing_now(home: Home) -> None:
+    judge(home, "kestrel", "data")
+    answer = answer_for(home, run_of("ocelot"))
+    assert isinstance(answer, ParentNotDone)
+    assert (answer.parent, answer.why) == ("kestrel", "there is no verdict on its training")
+    assert answer_for(home, run_of("ocelot", why=answer.why)) is None
+
+
+def test_it_starts_when_all_that_it_rests_on_is_past_its_gates(home: Home) -> None:
+    for gate in GATES:
+        judge(home, "kestrel", gate)
+    assert answer_for(home, run_of("ocelot")) == "kestrel: done and past the gates. It starts."
+    answer = answer_for(home, run_of("jellyfish"))
+    assert isinstance(answer, ParentNotDone)
+    assert answer.parent == "ocelot"
+
+
+def test_what_passed_long_before_it_looked_wakes_nothing(home: Home) -> None:
+    """Its caches may have changed since: else it would start, look and wait without end."""
+    for gate in GATES:
+        judge(home, "kestrel", gate, ago=60)
+    assert answer_for(home, run_of("ocelot", why="its data changed")) is None
+    judge(home, "kestrel", "model")
+    assert isinstance(answer_for(home, run_of("ocelot", why="its data changed")), str)
+
+
+def test_it_starts_to_be_refused_where_its_parent_is(home: Home) -> None:
+    judge(home, "kestrel", "data", passes=False)
+    answer = answer_for(home, run_of("ocelot"))
+    assert isinstance(answer, str)
+    assert "it is spoiled" in answer
+
+
+def test_a_run_of_another_home_is_none_of_ours(home: Home) -> None:
+    judge(home, "kestrel", "data", passes=False)
+    assert answer_for(home, run_of("ocelot", home="/elsewhere")) is None
+    assert answer_for(home, run_of("ocelot", home=str(home.root))) is not None
+
+
+def test_outside_of_a_deployment_nobody_waits(home: Home) -> None:
+    def missing(_resolved: Resolved, _phase: object) -> None:
+        raise ParentNotDone("kestrel is not done", "kestrel", "why")
+
+    resolved, phase = resolve_phase("marin-8b", "ocelot", "proxy", str(home.root))
+    with pytest.raises(VerdictError, match="kestrel is not done"):
+        or_wait(missing, resolved, phase)
+
+
+def test_a_run_without_a_slot_says_what_it_waits_for_and_keeps_its_turn_where_it_may_start(home: Home) -> None:
+    run = run_of("ocelot")
+    run.state.name = "Late"
+    answer = answer_for(home, run)
+    assert isinstance(answer, ParentNotDone)
+    for gate in GATES:
+        judge(home, "kestrel", gate)
+    assert answer_for(home, run) is None
+    judge(home, "kestrel", "data", passes=False)
+    assert answer_for(home, run) is None
+    run.state.name = "Scheduled"
+    assert answer_for(home, run) is None
+
+
+@pytest.mark.parametrize(
+    ("recipe", "shown"),
+    [("marin-8b", "marin-8b"), ("/a folder/mine.json", "mine"), ("/a.json/b.json/kestrel", "b/kestrel"), ("b.json", "b")],
+)
+def test_a_run_is_named_by_the_recipe_and_not_by_its_folder(recipe: str, shown: str) -> None:
+    assert FILE.sub(r"\1", recipe) == shown
+
+
+def scheduled(schedule: str, minute: int, deployment: str = "a") -> Any:
+    when = datetime(2026, 11, 23, 12, minute, tzinfo=UTC)
+    return SimpleNamespace(deployment_id=deployment, created_by=SimpleNamespace(id=schedule), expected_start_time=when)
+
+
+def test_of_each_schedule_the_last_run_is_left() -> None:
+    ten = [scheduled("nightly", minute) for minute in range(10)]
+    others = [scheduled("weekly", 3), scheduled("nightly", 4, "b")]
+    assert earlier_of([*reversed(ten), *others]) == ten[:-1]
+    assert earlier_of(others) == []
