@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 
+from trainer.process.collecting import collect_rarely
 from trainer.process.parent import wait_for_end_of_input
 from trainer.process.stopping import stop_seconds
 
@@ -19,6 +20,7 @@ REPORT_SECONDS = 10.0
 
 def main() -> None:
     """Run the engine on the flow run that the environment names."""
+    collect_rarely()
     os.setsid()  # Ctrl-C on the terminal is for the worker, which stops its runs itself
     threading.Thread(target=_end_with_standard_input, daemon=True).start()
     runpy.run_module("prefect.engine", run_name="__main__", alter_sys=True)

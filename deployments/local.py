@@ -1,7 +1,7 @@
-"""`python -m deployments.local --port N [--home URL]`, which `phasewise up` becomes: everything that Prefect needs, on this machine.
+"""`python -m deployments.local --port N [--home URL] [--recipes FOLDER]`, which `phasewise up` becomes: Prefect, and our page.
 
-A server with the home's database, a work pool, the deployments of `prefect.yaml` and a worker, until Ctrl-C or SIGTERM. Nothing that it
-starts outlives it, however it ends: the server and the flow runs end when their standard input does.
+A server with the home's database, work pools, the deployments of all recipes, workers and the server of our page, until Ctrl-C or SIGTERM.
+Nothing that it starts outlives it, however it ends: the servers and the flow runs end when their standard input does.
 """
 
 import asyncio
@@ -11,18 +11,28 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 import httpx
 
-from deployments.catalogue import MAX_TRAININGS, read_deployments, register
+from deployments.declared import MAX_TRAININGS, Deployment, Pool, Source, declare, declare_pools
+from deployments.notify import register_notification
+from deployments.own_recipes import read_folder
+from deployments.register import register
+from deployments.site_process import Bound, OwnSite, own_site
 from deployments.watch import watch
 from deployments.worker import work
 from flows.leftovers import close_leftovers
-from flows.server import POOL, OwnServer, own_server, quiet_environment
+from flows.missed import close_missed
+from flows.recipes import NAMES
+from flows.recipes.python_file import allow_code
+from flows.server import SERVED, OwnServer, own_server, quiet_environment
 from tasks.home import Home
 from trainer.base.errors import PhasewiseError
+from trainer.base.secrets import without_secrets
+from trainer.process.collecting import collect_rarely
 
 EXIT_STOPPED, EXIT_INTERRUPTED = 0, 130
 QUERY_SECONDS = 2
@@ -31,11 +41,16 @@ QUERY_SECONDS = 2
 @click.command()
 @click.option("--home", metavar="URL", help="Folder of everything [default: PHASEWISE_HOME, else ./.phasewise].")
 @click.option("--port", type=click.IntRange(1, 65_535), default=4200, show_default=True)
-def main(home: str | None, port: int) -> None:
+@click.option("--recipes", metavar="FOLDER", help="Deployments of the recipes in this folder, too; its .py files are run once, here.")
+@click.option("--site-port", type=click.IntRange(1, 65_535), metavar="N", help="Of our page [default: the first free one after PORT].")
+@click.option("--site-host", default="127.0.0.1", show_default=True, metavar="H", help="What our page is bound to.")
+@click.option("--notify", metavar="TYPE/NAME", help="A notification block of Prefect's, for phases that are refused or wait for a person.")
+def main(home: str | None, port: int, recipes: str | None, site_port: int | None, site_host: str, notify: str | None) -> None:
     """Bring up a Prefect server, its deployments and a worker on this machine, until Ctrl-C."""
+    collect_rarely()
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        bring_up(Home.open(home), port)
+        bring_up(placed(Home.open(home), Path(recipes) if recipes else None, notify), port, Bound(site_host, site_port))
     except PhasewiseError as error:
         click.echo(f"phasewise: {error}", err=True)
         sys.exit(error.exit_code)
@@ -45,57 +60,110 @@ def main(home: str | None, port: int) -> None:
     sys.exit(EXIT_STOPPED)
 
 
-def bring_up(home: Home, port: int) -> None:
+@dataclass(frozen=True)
+class Place:
+    """What is brought up: a home, and what can be started in it.
+
+    Attributes:
+        own: the files of recipes that are not this project's.
+        notify: the notification block that `--notify` names.
+    """
+
+    home: Home
+    deployments: list[Deployment]
+    pools: list[Pool]
+    own: tuple[str, ...] = ()
+    notify: str | None = None
+
+
+def bring_up(place: Place, port: int, bound: Bound) -> None:
     """Bring everything up, wait for the signal to stop, and take down what was brought up.
+
+    Args:
+        bound: where the page is served.
 
     Raises:
         PhasewiseError: the port is taken, the home is in use, or a part did not come up.
     """
-    read_deployments()
+    home = place.home
     os.environ["PHASEWISE_HOME"] = str(home.root)
     for name, value in {**quiet_environment(home), "PREFECT_WORKER_QUERY_SECONDS": str(QUERY_SECONDS)}.items():
         os.environ.setdefault(name, value)
     if given := os.environ.get("PREFECT_API_URL"):
-        _say(f"Using the Prefect server at {given}")
-        asyncio.run(_serve(home, given, None))
+        _say(f"Using the Prefect server at {without_secrets(given)}")
+        with own_site(home, bound, prefect_port=port, prefect_url=given.removesuffix("/api"), recipes=place.own) as site:
+            asyncio.run(_serve(place, given, None, site))
         return
     with _port_is_free(port):
         _say("Starting the Prefect server …")
-        with own_server(home, port, "`phasewise up`") as server:
+        with (
+            own_server(home, port, "`phasewise up`") as server,
+            own_site(home, bound, prefect_port=port, prefect_url=server.url.removesuffix("/api"), recipes=place.own) as site,
+        ):
             os.environ["PREFECT_API_URL"] = server.url
-            asyncio.run(_serve(home, server.url, server))
+            asyncio.run(_serve(place, server.url, server, site))
 
 
-async def _serve(home: Home, url: str, server: OwnServer | None) -> None:
+def placed(home: Home, recipes: Path | None = None, notify: str | None = None) -> Place:
+    """A home with the deployments of this project's recipes, and of those in a folder.
+
+    Raises:
+        PhasewiseError: a recipe is refused.
+    """
+    sources = [Source.named(name) for name in NAMES]
+    if recipes:
+        with allow_code():
+            sources += read_folder(recipes, home)
+    own = tuple(source.given for source in sources if source.given not in NAMES)
+    return Place(home, declare(sources), declare_pools(sources), own, notify)
+
+
+async def _serve(place: Place, url: str, server: OwnServer | None, site: OwnSite | None) -> None:
     """Register and work; a server that is ours (`server`) is cleared of what is left, and watched."""
-    if server and (left := await close_leftovers(home, POOL)):
+    from prefect.client.orchestration import get_client
+
+    home = place.home
+    if server and (left := await close_leftovers(home, SERVED)):
         _say(f"{left} flow {'run' if left == 1 else 'runs'} of an earlier server had ended without saying so: marked as crashed")
-    _say("Registering the deployments …")
+    _say(f"Registering {len(place.deployments)} deployments …")
     try:
-        names = await register(home.root)
+        retired = await register(place.deployments, place.pools)
+        async with get_client() as client:
+            notified = await register_notification(client, place.notify)
     except httpx.HTTPError as error:
-        raise PhasewiseError(f"the Prefect server at {url} did not take the deployments: {error}. Check PREFECT_API_URL.") from None
-    watching = asyncio.create_task(watch(home, server)) if server else None
+        raise PhasewiseError(
+            f"the Prefect server at {without_secrets(url)} did not take the deployments: {error}. Check PREFECT_API_URL."
+        ) from None
+    if notified:
+        _say(f"Who is notified of phases that are refused or wait for a person: {notified}")
+    if missed := await close_missed():
+        _say(f"{missed} scheduled {'run was' if missed == 1 else 'runs were'} missed, with a later one of the same schedule: that one runs")
+    if retired:
+        _say(f"No longer declared, and removed: {', '.join(retired)}")
+    watching = asyncio.create_task(watch(home, server))
     try:
-        await work(lambda: _say(instructions(home, url, names)), watching)
+        await work(lambda: _say(instructions(place, url, site)), watching)
     finally:
-        if watching:
-            watching.cancel()
+        watching.cancel()
 
 
-def instructions(home: Home, url: str, names: list[str]) -> str:
+def instructions(place: Place, url: str, site: OwnSite | None = None) -> str:
     """What to do next, in plain text."""
     prefect = Path(sys.executable).with_name("prefect")
+    recipes = sorted({deployment.tags[1] for deployment in place.deployments})
+    unserved = [pool.name for pool in place.pools if pool.name not in SERVED]
     return "\n".join(
         [
             "",
             f"Prefect UI:  {url.removesuffix('/api')}",
-            f"Home:        {home.root}",
-            f"Deployments: {', '.join(names)}",
+            f"Everything:  {site.words if site else 'no page: it reads homes on this machine only'}",
+            f"Home:        {place.home.root}",
+            f"Deployments: {len(place.deployments)}, of {', '.join(recipes)}",
+            f"Work pools:  {', '.join(SERVED)} work here; {', '.join(unserved)} wait for machines with such slices",
             "",
             "Start a run",
-            "  in the UI:  Deployments, a name, Run, Custom run: the form has every parameter",
-            f"  in a shell: PREFECT_API_URL={url} {prefect} deployment run {names[0]} --param scale=proxy",
+            "  in the UI:  Deployments, a name such as train-recipe/marin-8b, Run, Custom run: the form lists what can be chosen",
+            f"  in a shell: PREFECT_API_URL={url} {prefect} deployment run train-recipe/marin-8b",
             f"At most {MAX_TRAININGS} training at a time; others wait. Schedules are examples, inactive until you switch them on.",
             "",
             "Stop: Ctrl-C. Runs at work save and end with it; started again, they go on from what is done.",

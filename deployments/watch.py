@@ -1,35 +1,59 @@
-"""Looks after a server of our own while it is up: what it reports, whether it lives, and runs whose process has gone."""
+"""Looks after what is up: a server of our own, what it reports and whether it lives, and runs whose process has gone."""
 
 import asyncio
 import sys
 from contextlib import suppress
+from datetime import UTC, datetime
 
 import httpx
 
 from flows.leftovers import Sweep
-from flows.server import POOL, OwnServer
+from flows.missed import close_missed
+from flows.rerun import Rerun
+from flows.server import SERVED, OwnServer
 from tasks.home import Home
 from trainer.base.errors import PhasewiseError
 
-LOOK_SECONDS, SWEEP_SECONDS = 1.0, 10.0
+LOOK_SECONDS, SWEEP_SECONDS = 1.0, 5.0
 
 
-async def watch(home: Home, server: OwnServer) -> None:
-    """Say each error that the server reports; close runs that no process works on any more.
+async def watch(home: Home, server: OwnServer | None) -> None:
+    """Close runs that no process works on, or that were missed; start again what crashed; have runs that wait look again.
+
+    A server of our own is looked after, too: each error that it reports is said, and where it has ended it is started again.
+
+    Args:
+        server: None is one that somebody else runs. Of its runs only those are touched that had a process in this home.
 
     Raises:
-        PhasewiseError: the server has ended.
+        PhasewiseError: the server has ended too often.
     """
-    sweep = Sweep(home, POOL)
+    from flows.waiting import wake  # it imports what reads records
+
+    sweep = Sweep(home, SERVED)
+    rerun = Rerun(home, datetime.now(UTC))
     since_sweep = 0.0
     while True:
         await asyncio.sleep(LOOK_SECONDS)
-        for error in server.new_errors():
-            print(f"phasewise: the Prefect server reports: {error} (see {server.log})", file=sys.stderr, flush=True)
-        if server.process.poll() is not None:
-            raise PhasewiseError(f"the Prefect server has ended, with code {server.process.returncode}; see {server.log}.")
+        if server:
+            _look_after(server)
         since_sweep += LOOK_SECONDS
         if since_sweep >= SWEEP_SECONDS:
-            with suppress(httpx.HTTPError):  # a busy server: the next look comes soon
+            with suppress(httpx.HTTPError):  # a server that is busy or away: the next look comes soon
                 await sweep.look()
+                await close_missed()
+                await wake(home)
+                for name in await rerun.look():
+                    print(f"phasewise: '{name}' crashed, and is started once more", file=sys.stderr, flush=True)
             since_sweep = 0.0
+
+
+def _look_after(server: OwnServer) -> None:
+    for error in server.new_errors():
+        print(f"phasewise: the Prefect server reports: {error} (see {server.log})", file=sys.stderr, flush=True)
+    code = server.process.poll()
+    if code is None:
+        return
+    if not server.revive():
+        raise PhasewiseError(f"the Prefect server has ended, with code {code}, and did so {server.revived} times before; see {server.log}.")
+    print(f"phasewise: the Prefect server has ended, with code {code}, and is started again", file=sys.stderr, flush=True)

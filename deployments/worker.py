@@ -1,22 +1,30 @@
-"""The process worker of this machine: it lives in the process that brought everything up, and stops its flow runs before it ends."""
+"""The process workers of this machine, one a pool, in the process that brought everything up: they stop their runs before they end."""
 
 import asyncio
+import functools
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
-from flows.server import POOL
+import httpx
+
+from flows.server import SERVED
 from trainer.base.errors import PhasewiseError
 from trainer.process.stopping import stop_seconds
 
+T = TypeVar("T")
 NAME = "this machine"
+AGAIN_SECONDS = 2.0
+"""So long after a question that the server did not answer it is put again."""
 REPORT_SECONDS = 10.0
 """Beyond the time to save: how long a run may take to report how it ended."""
+OTHERS_RARER = 2
 RUN_MODULE = "deployments.flow_process"
 
 
 async def work(on_started: Callable[[], None], watching: "asyncio.Task[None] | None" = None) -> None:
-    """Run flow runs of the pool until SIGINT or SIGTERM; then stop those at work, so that they save and report it, and return.
+    """Run the flow runs of the pools served here until SIGINT or SIGTERM; then stop those at work, so that they save and report it.
 
     Args:
         watching: looks after the server; it ends only where that has.
@@ -24,23 +32,68 @@ async def work(on_started: Callable[[], None], watching: "asyncio.Task[None] | N
     Raises:
         PhasewiseError: the worker ended by itself, or the server did.
     """
-    from prefect.workers.process import ProcessWorker
-
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    worker = ProcessWorker(work_pool_name=POOL, name=NAME, create_pool_if_not_found=False)
-    working = asyncio.create_task(worker.start(printer=lambda message: on_started() if "started" in message else None))
+    started: set[str] = set()
+    working = {pool: asyncio.create_task(_work_in(pool, started, on_started)) for pool in SERVED}
     stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait({working, stopping} | ({watching} if watching else set()), return_when=asyncio.FIRST_COMPLETED)
+    every = {stopping, *working.values(), *([watching] if watching else [])}
+    await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    if not stop.is_set() and working.done():
-        raise PhasewiseError(f"the worker of pool {POOL} ended by itself: {working.exception() or 'no reason given'}.")
+    for pool, task in working.items():
+        if not stop.is_set() and task.done():
+            raise PhasewiseError(f"the worker of pool {pool} ended by itself: {task.exception() or 'no reason given'}.")
+    if watching and not watching.done():
+        watching.cancel()  # what is stopped now is not to be started again
+        watching = None
     await _stop_runs()
-    working.cancel()
-    await asyncio.wait({working})
-    if watching and watching.done():
+    for task in working.values():
+        task.cancel()
+    await asyncio.wait(working.values())
+    if watching:
         watching.result()
+
+
+async def _work_in(pool: str, started: set[str], on_all_started: Callable[[], None]) -> None:
+    """Run the worker of a pool, once those of the pools before it have started; the last of them to start says so.
+
+    One after the other, and the others ask less often than that of trainings: each question writes to the server's database, and a file of
+    SQLite has one writer at a time.
+    """
+    from prefect.settings import PREFECT_WORKER_QUERY_SECONDS, temporary_settings
+    from prefect.workers.process import ProcessWorker
+
+    before = set(SERVED[: SERVED.index(pool)])
+    while not before <= started:
+        await asyncio.sleep(0.1)
+
+    def note(message: str) -> None:
+        if "started" in message:
+            started.add(pool)
+            if started == set(SERVED):
+                on_all_started()
+
+    seconds = PREFECT_WORKER_QUERY_SECONDS.value() * (OTHERS_RARER if before else 1)
+    with temporary_settings({PREFECT_WORKER_QUERY_SECONDS: seconds}):
+        worker = ProcessWorker(work_pool_name=pool, name=NAME, create_pool_if_not_found=False)
+        for name in ("get_and_submit_flow_runs", "sync_with_backend"):
+            setattr(worker, name, patient(getattr(worker, name)))
+        await worker.start(printer=note)
+
+
+def patient(ask: Callable[[], Awaitable[T]]) -> Callable[[], Coroutine[Any, Any, T]]:
+    """The same, asked again until the server answers: Prefect's worker gives up on one that is away for some minutes, and ends its runs."""
+
+    @functools.wraps(ask)
+    async def asked() -> T:
+        while True:
+            try:
+                return await ask()
+            except httpx.TransportError:
+                await asyncio.sleep(AGAIN_SECONDS)
+
+    return asked
 
 
 async def _stop_runs() -> None:

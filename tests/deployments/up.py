@@ -7,53 +7,108 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from tests.ports import free_port
+import psutil
 
 T = TypeVar("T")
+SECRET = "planted-secret-4b1d"
+"""In the environment of everything that these tests start; it must be nowhere else."""
 WAIT_SECONDS = 600  # a guard against hanging: on a machine with much else to do a first step takes minutes
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 
-class Up(NamedTuple):
-    """What `phasewise up` brought up."""
+QUICK = {
+    "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
+    "PREFECT_SERVER_SERVICES_SCHEDULER_RECENT_DEPLOYMENTS_LOOP_SECONDS": "1",
+    "PREFECT_SERVER_SERVICES_LATE_RUNS_LOOP_SECONDS": "1",
+    "PREFECT_SERVER_SERVICES_LATE_RUNS_AFTER_SECONDS": "1",
+    "PREFECT_WORKER_QUERY_SECONDS": "1",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+}
+"""Prefect's services look once a minute where nothing presses. What XLA compiles in these runs works for milliseconds."""
 
-    process: subprocess.Popen[str]
-    api: str
+
+@dataclass
+class Up:
+    """What `phasewise up` brought up; it may be ended and started again, in the same home and at the same address.
+
+    Attributes:
+        options: what it is given beside home and port.
+        settings: of its environment.
+        text: what it said until everything was up.
+    """
+
     home: Path
-    text: str
+    port: int
+    options: tuple[str, ...]
+    settings: dict[str, str]
+    process: subprocess.Popen[str] = field(init=False)
+    text: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    @property
+    def api(self) -> str:
+        """Of the Prefect server."""
+        return f"{self.ui}/api"
+
+    @property
+    def ui(self) -> str:
+        """Prefect's pages."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def site(self) -> str:
+        """Our page."""
+        return next(line.split()[-1] for line in self.text.splitlines() if line.startswith("Everything:"))
+
+    def start(self) -> None:
+        """Bring it up."""
+        self.process = launch(self.home, self.port, *self.options, settings=self.settings)
+        assert self.process.stdout
+        self.text = ""
+        while "Stop:" not in self.text and (line := self.process.stdout.readline()):
+            self.text += line
+        assert "Stop:" in self.text, f"it did not come up: {self.text}{self.process.communicate()[1]}"
+
+    def kill(self) -> list[psutil.Process]:
+        """End it as a power cut would; what it had started, which must go by itself."""
+        try:
+            children = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            children = []
+        self.process.kill()
+        self.process.communicate()
+        return children
 
 
 def environment() -> dict[str, str]:
-    """As a new user has it. What XLA compiles in these runs works for milliseconds: it need not be optimised."""
+    """As a new user has it, in a hurry."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PHASEWISE_"))}
-    return {**kept, "PHASEWISE_DASK_WORKERS": "2", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    secrets = dict.fromkeys(("PREFECT_API_KEY", "WANDB_API_KEY", "HF_TOKEN"), SECRET)
+    return {**kept, **secrets, **QUICK, "PHASEWISE_DASK_WORKERS": "2"}
 
 
-def launch(home: Path, port: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "deployments.local", "--port", str(port), "--home", str(home)]
-    return subprocess.Popen(
-        command, cwd="/", env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+def launch(home: Path, port: int, *options: str, settings: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "deployments.local", "--port", str(port), "--home", str(home), *options]
+    given = {**environment(), **(settings or {})}
+    return subprocess.Popen(command, cwd="/", env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
-@contextmanager
-def brought_up(home: Path) -> Iterator[Up]:
-    """Everything up, in the home; killed at the end, if it was not stopped."""
-    port = free_port()
-    with launch(home, port) as process:
-        assert process.stdout
-        text = ""
-        while "Stop:" not in text and (line := process.stdout.readline()):
-            text += line
-        try:
-            yield Up(process, f"http://127.0.0.1:{port}/api", home, text)
-        finally:
-            process.kill()
+def processes(up: Up, module: str) -> list[psutil.Process]:
+    """What it has started that runs this module."""
+    found: list[psutil.Process] = []
+    for child in psutil.Process(up.process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended since it was listed
+            if child.status() != psutil.STATUS_ZOMBIE and module in child.cmdline():
+                found.append(child)
+    return found
 
 
 def ask(up: Up, path: str, body: dict[str, Any] | list[Any] | None = None, *, method: str | None = None) -> Any:
@@ -71,9 +126,9 @@ def ask(up: Up, path: str, body: dict[str, Any] | list[Any] | None = None, *, me
 
 
 def pause(up: Up) -> None:
-    """A moment, or none where it is down."""
+    """A moment, or none where it is down. Most looks ask the server, which has work to do."""
     with suppress(subprocess.TimeoutExpired):
-        up.process.wait(0.2)
+        up.process.wait(0.5)
 
 
 def wait_for(up: Up, what: str, look: Callable[[], T | None]) -> T:

@@ -1,0 +1,266 @@
+"""The server of our page: `python -m deployments.site --home URL --port N [--host H] [--prefect URL]`.
+
+It reads the home and answers GET. `phasewise up` starts it as a process of its own; it ends when its standard input does.
+"""
+
+import ipaddress
+import os
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import click
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse
+
+from deployments.site_process import LOOPBACK, TOKEN_VARIABLE
+from flows.recipes import NAMES
+from flows.site import pages
+from flows.site.address import GATES, NAME, Gate, Links, PhaseAddress
+from flows.site.shelf import Set, Shelf
+from flows.site.site import Site, static_files
+from flows.site.tables import asked_of
+from tasks.home import Home
+from trainer.base.errors import ConfigError, PhasewiseError
+from trainer.process.parent import end_with_parent
+
+TOKEN_COOKIE, TOKEN_HEADER, TOKEN_QUERY = "phasewise-site", "x-phasewise-token", "token"
+POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".html": "text/html; charset=utf-8"}
+Next = Callable[[Request], Awaitable[Response]]
+
+
+def create_app(site: Site, *, names: Iterable[str] = LOOPBACK, token: str | None = None) -> FastAPI:
+    """The pages of a home.
+
+    Args:
+        names: host names that it is reached by; a request for another host is refused, so that no foreign page can read this one by
+            giving its own name the address of this machine. Where a token is asked for, addresses in digits pass as well.
+        token: what a reader must show; None is for loopback alone.
+    """
+    app = FastAPI(title="Phasewise", docs_url=None, redoc_url=None, openapi_url=None)
+    known_names = {name.lower() for name in names}
+
+    @app.middleware("http")
+    async def guard(request: Request, go_on: Next) -> Response:
+        if not _is_for_us(request.headers.get("host", ""), known_names, takes_digits=token is not None):
+            return _finished(PlainTextResponse("This page is not served under that name.\n", 421))
+        if request.method not in ("GET", "HEAD"):
+            return _finished(PlainTextResponse("This page is only read.\n", 405, {"Allow": "GET, HEAD"}))
+        if token is not None and (answer := _asks_for_token(request, token)):
+            return _finished(answer)
+        return _finished(await go_on(request))
+
+    _add_files(app, site)  # before the pages: their addresses would match some of pages
+    _add_pages(app, site)
+    _add_problems(app, site)
+    return app
+
+
+class NotHere(Exception):
+    """There is no such page."""
+
+
+def _add_pages(app: FastAPI, site: Site) -> None:
+    @app.get("/", response_class=HTMLResponse)
+    def home() -> str:
+        return pages.home_page(site, Links(""))
+
+    @app.get("/compare", response_class=HTMLResponse)
+    def compare(left: str = "", right: str = "") -> str:
+        return pages.compare_page(site, Links("compare"), left, right)
+
+    @app.get("/search", response_class=HTMLResponse)
+    def search(q: Annotated[str, Query()] = "") -> str:
+        return pages.search_page(site, Links("search"), q)
+
+    @app.get("/live/{recipe}/{scale}/{phase}")
+    def live(recipe: str, scale: str, phase: str) -> JSONResponse:
+        found, files = pages.find_phase(site, PhaseAddress(recipe, scale, phase))
+        return JSONResponse(pages.live(site, Links(f"live/{files.address}"), found, files))
+
+    @app.get("/{recipe}/{scale}", response_class=HTMLResponse)
+    def recipe(recipe: str, scale: str) -> str:
+        found = _found(site, recipe, scale)
+        return pages.recipe_page(site, Links(found.path), found)
+
+    @app.get("/{recipe}/{scale}/{phase}", response_class=HTMLResponse)
+    def phase(recipe: str, scale: str, phase: str) -> str:
+        found, files = pages.find_phase(site, PhaseAddress(recipe, scale, phase))
+        return pages.phase_page(site, Links(str(files.address)), found, files)
+
+    @app.get("/{recipe}/{scale}/{phase}/{gate}", response_class=HTMLResponse)
+    def verdict(request: Request, recipe: str, scale: str, phase: str, gate: str) -> str:
+        found, files = pages.find_phase(site, PhaseAddress(recipe, scale, phase))
+        named = _gate(gate)
+        return pages.verdict_page(site, Links(f"{files.address}/{gate}"), found, files, named, asked_of(request.query_params))
+
+
+def _add_files(app: FastAPI, site: Site) -> None:
+    ours = static_files()
+
+    @app.get("/-/static/{name}")
+    def static(name: str) -> Response:
+        if name not in ours:
+            raise NotHere(f"There is no file {name!r}.")
+        return Response(ours[name], media_type=TYPES[Path(name).suffix])
+
+    @app.get("/-/report/{run_name}/report.html")
+    def report(run_name: str) -> Response:
+        answer = _file(site.shelf.home.report(_name(run_name)), "report.html")
+        answer.headers["Content-Security-Policy"] = REPORT_POLICY  # it carries its style, and needs nothing beside it
+        return answer
+
+    @app.get("/-/docs/{run_name}/{path:path}")
+    def docs(run_name: str, path: str) -> Response:
+        return _file(site.shelf.home.report(_name(run_name)) / "data-docs", path)
+
+    @app.get("/-/evidence/{run_name}/{phase}/{gate}/{path:path}")
+    def evidence(run_name: str, phase: str, gate: str, path: str) -> Response:
+        return _file(site.shelf.home.verdict(_name(run_name), _name(phase), _gate(gate)).with_suffix("") / "report", path)
+
+
+def _add_problems(app: FastAPI, site: Site) -> None:
+    @app.exception_handler(NotHere)
+    @app.exception_handler(ConfigError)
+    async def not_here(request: Request, error: Exception) -> Response:
+        if request.url.path.startswith("/live/"):
+            return JSONResponse({"problem": str(error)}, 404)
+        return HTMLResponse(pages.problem_page(site, Links(""), "There is no such page", str(error)), 404)
+
+    @app.exception_handler(404)
+    async def no_such_address(request: Request, error: Exception) -> Response:
+        said = f"Pages are at /RECIPE/SCALE/PHASE/GATE; found {request.url.path}."
+        return HTMLResponse(pages.problem_page(site, Links(""), "There is no such page", said), 404)
+
+
+def _found(site: Site, recipe: str, scale: str) -> Set:
+    found = site.shelf.find(recipe, scale)
+    if found is None:
+        raise NotHere(f"There is no recipe {recipe} at {scale} scale: the home has nothing of it, and it is not known here.")
+    return found
+
+
+def _gate(text: str) -> Gate:
+    named: dict[str, Gate] = {gate: gate for gate in GATES}
+    if text not in named:
+        raise NotHere(f"A verdict is on {', '.join(GATES)}; found {text!r}.")
+    return named[text]
+
+
+def _name(text: str) -> str:
+    if not NAME.fullmatch(text):
+        raise NotHere(f"{text!r} is no name of a run.")
+    return text
+
+
+def _file(folder: Path, path: str) -> Response:
+    """A page or a style sheet below the folder, and nothing else."""
+    wanted = (folder / path).resolve()
+    if not wanted.is_relative_to(folder.resolve()) or wanted.suffix not in (".html", ".css") or not wanted.is_file():
+        raise NotHere(f"There is no file {path!r}.")
+    return Response(wanted.read_bytes(), media_type=TYPES[wanted.suffix])
+
+
+def _is_for_us(host: str, names: set[str], *, takes_digits: bool) -> bool:
+    """Whether the host that a request names is this server. A name in digits cannot be given another address."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    if name.lower() in names:
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return takes_digits
+
+
+def _asks_for_token(request: Request, token: str) -> Response | None:
+    """None where the request shows the token. One that shows it in its address gets a cookie, and is sent on without it."""
+    shown = request.query_params.get(TOKEN_QUERY)
+    if shown is not None:
+        if not _is_same(shown, token):
+            return _refused()
+        rest = [(name, value) for name, value in request.query_params.multi_items() if name != TOKEN_QUERY]
+        url = request.url.replace(query="").include_query_params(**dict(rest))
+        answer = RedirectResponse("/" + (url.path + (f"?{url.query}" if url.query else "")).lstrip("/"), 303)
+        answer.set_cookie(TOKEN_COOKIE, token, httponly=True, samesite="strict", max_age=30 * 24 * 3600)
+        return answer
+    given = (request.headers.get(TOKEN_HEADER), request.cookies.get(TOKEN_COOKIE))
+    return None if any(one is not None and _is_same(one, token) for one in given) else _refused()
+
+
+def _is_same(shown: str, token: str) -> bool:
+    return secrets.compare_digest(shown.encode(), token.encode())
+
+
+def _refused() -> Response:
+    said = f"This page asks for its token: add ?token=TOKEN to the address once. It is in {TOKEN_VARIABLE}, or `phasewise up` printed it.\n"
+    return PlainTextResponse(said, 401)
+
+
+def _finished(answer: Response) -> Response:
+    for name, value in {"Content-Security-Policy": POLICY, **HEADERS}.items():
+        answer.headers.setdefault(name, value)
+    return answer
+
+
+def names_of(host: str) -> tuple[str, ...]:
+    """The host names that a server bound to `host` answers to."""
+    return (*LOOPBACK, *(() if host in LOOPBACK else (host, socket.gethostname(), socket.getfqdn())))
+
+
+def _read_ahead(site: Site) -> None:
+    """Make the pages that a reader opens first, so that what they need is read and imported before somebody waits for it."""
+    with suppress(PhasewiseError, OSError):
+        pages.home_page(site, Links(""))
+        for found in site.shelf.sets():
+            if found.in_home:
+                pages.recipe_page(site, Links(found.path), found)
+
+
+@click.command()
+@click.option("--home", required=True, metavar="URL")
+@click.option("--host", default=LOOPBACK[0], show_default=True)
+@click.option("--port", type=click.IntRange(1, 65_535), required=True)
+@click.option("--prefect", default="", metavar="URL", help="The address of Prefect's UI.")
+@click.option("--recipe", "recipes", multiple=True, metavar="RECIPE", help="More recipes, by file; may be repeated.")
+@click.option("--with-parent", is_flag=True, help="End when standard input does.")
+def main(home: str, host: str, port: int, prefect: str, recipes: tuple[str, ...], with_parent: bool) -> None:
+    """Serve the page of a home, until it is ended."""
+    token = os.environ.get(TOKEN_VARIABLE) or None
+    if host not in LOOPBACK and token is None:
+        click.echo(f"phasewise: a page that is bound to {host} needs a token: set {TOKEN_VARIABLE}.", err=True)
+        sys.exit(2)
+    if with_parent:
+        end_with_parent(0)
+    try:
+        place = Home.at(home, local_for="the page", reads_only=True)
+    except PhasewiseError as error:
+        click.echo(f"phasewise: {error}", err=True)
+        sys.exit(error.exit_code)
+    import uvicorn
+
+    site = Site(Shelf(place, (*NAMES, *recipes)), prefect=prefect)
+    threading.Thread(target=_read_ahead, args=(site,), daemon=True, name="read ahead").start()
+    app = create_app(site, names=names_of(host), token=None if host in LOOPBACK else token)
+    uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False, server_header=False)
+
+
+if __name__ == "__main__":
+    main()

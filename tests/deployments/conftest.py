@@ -1,0 +1,63 @@
+"""One `phasewise up` for all that operate it, with recipes of their own; a file that ends it leaves it to the next to start it again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.deployments.asking_recipe import write_asking_recipe
+from tests.deployments.long_recipe import write_long_recipe
+from tests.deployments.short_recipe import write_short_recipe
+from tests.deployments.spiking_recipe import write_spiking_recipe
+from tests.deployments.up import Up, ask, final_state
+from tests.ports import free_port
+from tests.pulse.bison import write_incident
+
+
+@pytest.fixture(scope="session")
+def recipes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of their files: `long`, `short`, `asking` and `asked-too`, `spiking` and `spiked`; `bison` holds test items."""
+    folder = tmp_path_factory.mktemp("recipes")
+    write_long_recipe(folder)
+    write_short_recipe(folder)
+    for name in ("asking", "asked-too"):
+        write_asking_recipe(folder, name)
+    for name in ("spiking", "spiked"):
+        write_spiking_recipe(folder, name)
+    bison = write_incident(folder / "incident", None).recipe()
+    (folder / "bison.json").write_text(bison.model_dump_json())
+    return folder
+
+
+ONLY_UP = pytest.StashKey[Up]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End it where other tests come next: its server and workers take a tenth of a core also while nobody asks them for anything."""
+    found = item.session.stash.get(ONLY_UP, None)
+    if found and not (nextitem and Path(__file__).parent in nextitem.path.parents):
+        found.kill()
+
+
+@pytest.fixture(scope="session")
+def only_up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, recipes: Path) -> Iterator[Up]:
+    settings = {"PHASEWISE_BENCHMARKS": str(recipes / "incident" / "benchmarks")}
+    up = Up(tmp_path_factory.mktemp("operated") / "home", free_port(), ("--recipes", str(recipes)), settings)
+    request.session.stash[ONLY_UP] = up
+    yield up
+    up.kill()
+
+
+@pytest.fixture(scope="module")
+def up(only_up: Up) -> Up:
+    """It is up, whatever was done to it, and nothing is at work."""
+    if only_up.process.poll() is not None:
+        only_up.kill()  # it reads what was said last
+        only_up.start()
+    at_work = ask(only_up, "flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING", "PENDING"]}}}})
+    for run in at_work:
+        if run["deployment_id"]:  # its subflows end with it
+            ask(only_up, f"flow_runs/{run['id']}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+            final_state(only_up, run["id"])
+    return only_up

@@ -1,0 +1,101 @@
+"""The pictures of the README: `python -m tests.deployments.screenshots OUT --recipe HOME --refused HOME`.
+
+Of a home where Marin 8B was trained at proxy scale (`phasewise run marin-8b`), and of one where Bison was refused: `python -m
+tests.pulse.bison FOLDER` has it in `FOLDER/home`, once its command `run dropped.json` is done. The homes are only read.
+"""
+
+import argparse
+import io
+import shutil
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import uvicorn
+from PIL import Image
+from playwright.sync_api import Browser, sync_playwright
+
+from deployments.site import create_app
+from flows.recipes import NAMES
+from flows.site.shelf import Shelf
+from flows.site.site import Site
+from tasks.home import Home
+from tests.ports import free_port
+
+WIDTH, MAX_BYTES = 1300, 200_000
+
+
+class Shot(NamedTuple):
+    """A picture.
+
+    Attributes:
+        home: which of the two.
+        address: of the page.
+        height: of the picture, in pixels.
+        scroll_to: what is at its top; None is the page's.
+    """
+
+    name: str
+    home: str
+    address: str
+    height: int
+    scroll_to: str | None = None
+
+
+SHOTS = (
+    Shot("recipe", "recipe", "marin-8b/proxy", 900),
+    Shot("refused", "refused", "bison/proxy/bison/data", 900),
+    Shot("compared", "recipe", "compare?left=marin-8b/proxy/kestrel&right=marin-8b/proxy/ocelot", 820, "#curves"),
+)
+
+
+@contextmanager
+def served(home: Path, targets: Sequence[str]) -> Iterator[str]:
+    port = free_port()
+    app = create_app(Site(Shelf(Home(home, reads_only=True), targets)))
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        thread.join(0.05)
+    yield f"http://127.0.0.1:{port}/"
+    server.should_exit = True
+    thread.join()
+
+
+def take(browser: Browser, base: str, shot: Shot) -> bytes:
+    """The picture in at most 256 colours, which a page of text hardly has."""
+    page = browser.new_page(viewport={"width": WIDTH, "height": shot.height}, color_scheme="light")
+    page.goto(base + shot.address)
+    page.wait_for_load_state("networkidle")
+    if shot.scroll_to:
+        page.locator(shot.scroll_to).evaluate("one => window.scrollTo(0, one.getBoundingClientRect().top + window.scrollY - 24)")
+    drawn = Image.open(io.BytesIO(page.screenshot()))
+    page.close()
+    small = io.BytesIO()
+    drawn.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+    return small.getvalue()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--recipe", type=Path, required=True)
+    parser.add_argument("--refused", type=Path, required=True)
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    refused_by = [str(given.refused.parent / "dropped.json")]
+    chromium = next(found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name)))
+    with sync_playwright() as playwright, served(given.recipe, NAMES) as recipe, served(given.refused, refused_by) as refused:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for shot in SHOTS:
+            picture = take(browser, {"recipe": recipe, "refused": refused}[shot.home], shot)
+            (given.out / f"page-{shot.name}.png").write_bytes(picture)
+            print(f"page-{shot.name}.png: {len(picture):,} bytes{'' if len(picture) <= MAX_BYTES else ', too large for the README'}")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

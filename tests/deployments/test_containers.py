@@ -1,0 +1,130 @@
+"""The compose file, the Kubernetes manifests and the image: they parse, and their commands are run here without Docker."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import prefect.settings
+import pytest
+import yaml
+
+from flows.server import SERVED
+
+ROOT = Path(__file__).parents[2]
+DEPLOYMENTS = ROOT / "deployments"
+COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOYMENTS / "compose.yaml").read_text())
+MANIFESTS: list[dict[str, Any]] = list(yaml.safe_load_all((DEPLOYMENTS / "kubernetes.yaml").read_text()))
+DOCKERFILE = (DEPLOYMENTS / "Dockerfile").read_text()
+SERVICE_FIELDS = {"image", "build", "restart", "command", "environment", "volumes", "healthcheck", "ports", "depends_on"}
+CONTAINER_FIELDS = {"name", "image", "command", "env", "ports", "readinessProbe", "resources", "volumeMounts"}
+POD_FIELDS = {"serviceAccountName", "containers", "volumes"}
+KINDS = {("apps/v1", "Deployment"), ("v1", "Service"), ("kubernetes.dask.org/v1", "DaskCluster")}
+OF_OTHERS = {"HF_TOKEN", "POSTGRES_USER", "POSTGRES_DB", "POSTGRES_PASSWORD"}
+
+
+class Container(NamedTuple):
+    """One container of either file."""
+
+    where: str
+    image: str
+    command: tuple[str, ...]
+    environment: tuple[str, ...]
+
+
+def pods() -> Iterator[tuple[str, dict[str, Any]]]:
+    for manifest in MANIFESTS:
+        spec, name = manifest["spec"], manifest["metadata"]["name"]
+        if manifest["kind"] == "Deployment":
+            yield name, spec["template"]["spec"]
+        elif manifest["kind"] == "DaskCluster":
+            yield f"{name} scheduler", spec["scheduler"]["spec"]
+            yield f"{name} worker", spec["worker"]["spec"]
+
+
+def containers() -> Iterator[Container]:
+    for name, service in COMPOSE["services"].items():
+        yield Container(f"compose: {name}", service["image"], tuple(service.get("command", ())), tuple(service.get("environment", ())))
+    for name, pod in pods():
+        for one in pod["containers"]:
+            environment = tuple(entry["name"] for entry in one.get("env", ()))
+            yield Container(f"kubernetes: {name}", one["image"], tuple(one["command"]), environment)
+
+
+ALL = list(containers())
+COMMANDS = sorted({one.command for one in ALL if one.command})
+
+
+def test_only_known_fields():
+    assert set(COMPOSE) <= {"name", "services", "volumes"}
+    assert {field for service in COMPOSE["services"].values() for field in service} <= SERVICE_FIELDS
+    assert {(manifest["apiVersion"], manifest["kind"]) for manifest in MANIFESTS} == KINDS
+    assert {field for _, pod in pods() for field in pod} <= POD_FIELDS
+    assert {field for _, pod in pods() for one in pod["containers"] for field in one} <= CONTAINER_FIELDS
+
+
+def test_images_are_pinned():
+    version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version
+    for one in ALL:
+        name, _, tag = one.image.rpartition(":")
+        assert re.fullmatch(r"\d+\.\d+.*", tag), one
+        if name.endswith("phasewise"):
+            assert tag == version[1], one
+    assert re.search(r"^FROM python:3\.11\.\d+-", DOCKERFILE, re.MULTILINE)
+
+
+def test_what_depends_on_something_depends_on_something_that_is_there():
+    services = COMPOSE["services"]
+    for name, service in services.items():
+        assert set(service.get("depends_on", ())) <= services.keys(), name
+        for volume in service.get("volumes", ()):
+            assert volume.partition(":")[0] in COMPOSE["volumes"]
+    addresses = re.findall(r"(?:tcp|http)://([a-z-]+):\d+|@([a-z]+):5432", (DEPLOYMENTS / "compose.yaml").read_text())
+    assert {first or second for first, second in addresses} <= {*services, "bucket"}
+
+
+@pytest.mark.parametrize("name", sorted({name for one in ALL for name in one.environment}))
+def test_every_variable_is_read(name: str):
+    """By our code, by Prefect, or by the programs of others."""
+    if name.startswith("PHASEWISE_"):
+        assert any(f'"{name}"' in path.read_text() for room in ("flows", "tasks", "trainer") for path in (ROOT / room).rglob("*.py")), name
+    elif name.startswith("PREFECT_"):
+        assert hasattr(prefect.settings, name), name
+    else:
+        assert name in OF_OTHERS
+
+
+def test_a_worker_of_prefect_knows_server_scheduler_and_home():
+    workers = [one for one in ALL if one.command[:3] == ("prefect", "worker", "start")]
+    assert len(workers) == 2
+    for one in workers:
+        assert {"PREFECT_API_URL", "PHASEWISE_HOME", "PHASEWISE_DASK_SCHEDULER"} <= set(one.environment), one
+        assert one.command[one.command.index("--pool") + 1] in SERVED
+
+
+@cache
+def options(*program: str) -> str:
+    """What a program of this installation says of itself."""
+    command = [str(Path(sys.executable).parent / program[0]), *program[1:], "--help"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_is_one_of_this_installation(command: tuple[str, ...]):
+    words = 3 if command[0] == "prefect" else 2
+    said = options(*command[:words])
+    for option in (word for word in command[words:] if word.startswith("--")):
+        assert re.search(rf"{option}\b", said), f"{option} is no option of {' '.join(command[:words])}"
+
+
+def test_the_image_has_every_room():
+    rooms = re.search(r"include = \[(.*)\]", (ROOT / "pyproject.toml").read_text())
+    assert rooms
+    for room in re.findall(r'"(\w+)\*"', rooms[1]):
+        assert f"COPY {room} ./{room}" in DOCKERFILE

@@ -1,0 +1,103 @@
+"""The deployments that are made from the recipes."""
+
+import pytest
+import yaml
+
+from deployments.declared import MODULES, TAG, Deployment, Source, declare, declare_pools
+from deployments.forms import form_of
+from deployments.prefect_file import PREFECT_FILE, prefect_file
+from deployments.register import ROOT, parameters_of
+from flows.recipes import NAMES, load_recipe
+from tests.pulse.runs import tiny_recipe
+from trainer.base.errors import RecipeError
+
+SOURCES = [Source.named(name) for name in NAMES]
+DECLARED = {one.full_name: one for one in declare(SOURCES)}
+ONE_OF_EACH = [next(one for one in DECLARED.values() if one.flow == flow) for flow in MODULES]
+
+
+def test_each_recipe_has_one_of_each_and_each_phase_of_the_main_line_its_own() -> None:
+    for source in SOURCES:
+        name = source.written.name
+        phases = {f"train-phase/{name}-{phase.name}" for phase in source.written.phases if not phase.branch}
+        phases |= {f"train-phase/{name}-branch"} if any(phase.branch for phase in source.written.phases) else set()
+        others = {f"{flow}/{name}" for flow in MODULES if flow != "train-phase"}
+        assert {one.full_name for one in DECLARED.values() if name in one.tags} == phases | others
+    assert {"train-phase/marin-8b-starling", "train-phase/marin-8b-branch", "train-recipe/marin-32b"} <= DECLARED.keys()
+
+
+def test_prefect_yaml_is_what_is_declared() -> None:
+    """`python -m deployments.prefect_file` writes it again."""
+    assert PREFECT_FILE.read_text(encoding="utf-8") == prefect_file(list(DECLARED.values()), declare_pools(SOURCES))
+
+
+def test_prefect_yaml_names_each_with_its_place_and_no_path_of_a_machine() -> None:
+    text = PREFECT_FILE.read_text(encoding="utf-8")
+    content = yaml.safe_load(text)
+    found = {(one["entrypoint"], one["name"]): one for one in content["deployments"]}
+    assert set(found) == {(one.entrypoint, one.name) for one in DECLARED.values()}
+    assert all(TAG in one["tags"] and "home" not in one["parameters"] for one in found.values())
+    assert {schedule["active"] for one in found.values() for schedule in one.get("schedules", ())} == {False}
+    assert content["pull"] == [{"prefect.deployments.steps.set_working_directory": {"directory": "{{ root.stdout }}"}}]
+    assert str(ROOT) not in text
+
+
+def test_a_phase_says_what_it_trains() -> None:
+    said = DECLARED["train-phase/marin-8b-ocelot"].description
+    assert "Trains ocelot of marin-8b. It starts from kestrel.\n" in said
+    assert "80,500 steps, 660,000 to 740,500" in said
+    assert "tokens; on v4-2048." in said
+
+
+@pytest.mark.parametrize("deployment", ONE_OF_EACH, ids=lambda one: one.flow)
+def test_a_flow_takes_what_is_fixed_and_what_the_form_asks_for(deployment: Deployment) -> None:
+    every = parameters_of(deployment)["properties"]
+    form = form_of(deployment, parameters_of(deployment))["properties"]
+    assert set(deployment.parameters) | set(form) <= set(every)
+    assert set(deployment.parameters).isdisjoint(form)
+    assert set(every) - set(form) - set(deployment.parameters) <= {"home", "phase", "up_to"}
+    assert all(field["description"] and field["title"] for field in form.values())
+    assert "home" not in form
+    assert "recipe" not in form
+    assert load_recipe(deployment.parameters["recipe"], "proxy")
+
+
+def test_every_flow_is_deployed() -> None:
+    modules = {path.stem for path in (ROOT / "flows").glob("*.py") if "\n@door(" in path.read_text(encoding="utf-8")}
+    assert modules == set(MODULES.values())
+
+
+def test_a_form_has_the_phases_of_its_own_recipe_as_choices() -> None:
+    branch = DECLARED["train-phase/marin-8b-branch"]
+    form = form_of(branch, parameters_of(branch))
+    assert form["properties"]["phase"]["enum"][0] == "microannealing-control"
+    assert "kestrel" not in form["properties"]["phase"]["enum"]
+    assert form["required"] == ["phase"]
+    train = DECLARED["train-recipe/marin-8b"]
+    fields = form_of(train, parameters_of(train))["properties"]
+    assert "default" not in fields["up_to"]
+    assert fields["retrain"]["items"]["enum"][:2] == ["kestrel", "ocelot"]
+
+
+def test_trainings_share_the_queue_that_runs_one_at_a_time() -> None:
+    training = {one.flow for one in DECLARED.values() if one.place == ("local", "training")}
+    assert training == {"train-recipe", "train-phase"}
+    assert {pool.name for pool in declare_pools(SOURCES)} == {"data", "control", "local", "v4", "v5e", "v5p"}
+
+
+def test_two_of_one_name_are_refused() -> None:
+    """`a-b` with a phase `c`, and `a` with a phase `b-c`."""
+    recipe = tiny_recipe()
+    first = recipe.phases[0].name
+    other = recipe.but(name=f"tiny-{first}", phases=[recipe.phases[0].but(name="x").model_dump()])
+    mine = recipe.but(name="tiny", phases=[recipe.phases[0].but(name=f"{first}-x").model_dump()])
+    with pytest.raises(RecipeError, match=f"two deployments would be called train-phase/tiny-{first}-x: of mine/.*, and of other/x"):
+        declare([Source("mine", mine), Source("other", other)])
+
+
+def test_a_recipe_of_ones_own_is_run_as_it_is_written() -> None:
+    recipe = tiny_recipe()
+    recipe = recipe.but(scale="own", name="mine", phases=[recipe.phases[0].model_dump()])
+    found = {one.full_name: one for one in declare([Source("/kept/mine.json", recipe)])}
+    assert {one.parameters["recipe"] for one in found.values()} == {"/kept/mine.json"}
+    assert {one.parameters.get("scale") for one in found.values()} == {"own"}

@@ -1,0 +1,195 @@
+"""What comes up, and what starts by itself or does not: schedules, phases that wait for their parent, automations."""
+
+import asyncio
+import logging
+import re
+import urllib.error
+from collections.abc import Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from deployments.declared import Source, declare, declare_pools
+from deployments.own_recipes import read_folder
+from deployments.register import register
+from deployments.worker import RUN_MODULE
+from flows.leftovers import close_leftovers
+from flows.recipes import NAMES
+from flows.recipes.python_file import allow_code
+from flows.server import SERVED
+from tasks.home import Home
+from tests.deployments.up import Up, ask, final_state, logs_of, processes, start_run, state_of, subflows_of, wait_for
+from trainer.base.storage import write_json
+from validations.expectations.reasons import Reason
+from validations.verdict import Verdict
+
+pytestmark = pytest.mark.timeout(900)  # a guard against hanging: a busy machine may need minutes for a server
+T = TypeVar("T")
+REFUSAL = "--set kestrel.nonsense=1: kestrel has no field 'nonsense'; did you mean notes?"
+
+
+def test_it_says_where_it_is_and_refuses_what_the_form_would(up: Up) -> None:
+    assert f"Prefect UI:  {up.ui}\n" in up.text
+    deployment = ask(up, "deployments/name/prepare-data/marin-8b")["id"]
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask(up, f"deployments/{deployment}/create_flow_run", {"parameters": {"scale": "huge"}})
+    assert "not one of ['proxy', 'full']" in refused.value.read().decode()
+    run = ask(up, f"deployments/{deployment}/create_flow_run", {"parameters": {"settings": ["kestrel.nonsense=1"]}})
+    state = final_state(up, run["id"])
+    assert (state["type"], state["message"].splitlines()[0]) == ("FAILED", REFUSAL)
+
+    def warnings() -> list[str]:
+        """They are sent in the background."""
+        lines = ask(up, "logs/filter", {"logs": {"flow_run_id": {"any_": [run["id"]]}}})
+        assert "Traceback" not in str(lines)
+        return [line["message"] for line in lines if line["level"] >= logging.WARNING]
+
+    assert wait_for(up, "the reason in the log", warnings) == [state["message"]]
+    check_that_leftovers_are_closed(up, run["id"])
+
+
+def check_that_leftovers_are_closed(up: Up, run: str) -> None:
+    """While the server is up those whose process has gone, and at its start also those that had none yet."""
+    ask(up, f"flow_runs/{run}/set_state", {"state": {"type": "RUNNING"}, "force": True})
+    assert final_state(up, run)["type"] == "CRASHED"
+    ask(up, f"flow_runs/{run}/set_state", {"state": {"type": "PENDING"}, "force": True})
+    assert run_with(up, close_leftovers(Home(up.home), SERVED)) == 1
+    assert ask(up, f"flow_runs/{run}")["state"]["type"] == "CRASHED"
+
+
+def test_schedules_are_kept(up: Up, recipes: Path) -> None:
+    """And what is no longer declared goes, unless somebody else made it."""
+    before = ask(up, "deployments/name/train-phase/marin-8b-kestrel")
+    ask(up, f"deployments/{before['id']}/schedules/{before['schedules'][0]['id']}", {"active": True}, method="PATCH")
+    copied = {name: before[name] for name in ("flow_id", "entrypoint", "parameters")}
+    ask(up, "deployments/", {**copied, "name": "ours-of-old", "tags": ["phasewise"]})
+    ask(up, "deployments/", {**copied, "name": "of-a-person", "tags": ["mine"]})
+    ask(up, "deployments/", {**copied, "name": "of-another", "tags": ["phasewise"], "entrypoint": "elsewhere.py:flow"})
+    with allow_code():
+        sources = [*(Source.named(name) for name in NAMES), *read_folder(recipes, Home(up.home))]
+    changed = [one.but(description="Changed.") if one.name == "marin-8b-kestrel" else one for one in declare(sources)]
+    pools = declare_pools(sources)
+    assert run_with(up, register(changed, pools)) == ["train-phase/ours-of-old"]
+    assert run_with(up, register(changed, pools)) == []
+    after = ask(up, "deployments/name/train-phase/marin-8b-kestrel")
+    assert [(schedule["slug"], schedule["active"]) for schedule in after["schedules"]] == [("nightly", True)]
+    assert (before["schedules"][0]["active"], after["description"], after["id"]) == (False, "Changed.", before["id"])
+    assert {one["name"] for one in ask(up, "deployments/filter", {"limit": 200})} >= {"of-a-person", "of-another", "marin-8b-starling"}
+
+
+def run_with(up: Up, work: Coroutine[Any, Any, T]) -> T:
+    """Run it against the server that is up."""
+    with temporary_settings({PREFECT_API_URL: up.api}):
+        return asyncio.run(work)
+
+
+def pause_after_failure(up: Up, deployment_id: str) -> None:
+    """An automation: where a run of the deployment fails, the deployment is paused."""
+    trigger = {
+        "type": "event",
+        "posture": "Reactive",
+        "match": {"prefect.resource.id": "prefect.flow-run.*"},
+        "match_related": {"prefect.resource.id": f"prefect.deployment.{deployment_id}", "prefect.resource.role": "deployment"},
+        "for_each": ["prefect.resource.id"],
+        "expect": ["prefect.flow-run.Failed"],
+        "threshold": 1,
+        "within": 0,
+    }
+    action = {"type": "pause-deployment", "source": "selected", "deployment_id": deployment_id}
+    ask(up, "automations/", {"name": "pause after a failure", "trigger": trigger, "actions": [action]})
+
+
+def test_a_phase_waits_for_its_parent_without_a_process_and_ends_with_the_reason_where_that_is_refused(up: Up) -> None:
+    before = sorted(path.name for path in up.home.iterdir())
+    run = start_run(up, "train-phase/marin-8b-ocelot")
+    state = waits(up, run)
+    assert state["message"].startswith("Since 20")
+    assert "ocelot rests on kestrel, which is not done: there is no verdict on its data." in state["message"]
+    wait_for(up, "the end of its process", lambda: not processes(up, RUN_MODULE))
+    assert subflows_of(up, run) == []
+    assert sorted(path.name for path in up.home.iterdir()) == before
+    refuse(up, "kestrel", "data")
+    state = final_state(up, run)
+    assert (state["type"], ask(up, f"flow_runs/{run}")["run_count"]) == ("FAILED", 2)
+    assert "marin-8b-proxy/ocelot rests on kestrel, which is not done: the verdict on its data fails: it is spoiled." in state["message"]
+    errors = wait_for(up, "the reason in its log", lambda: [line for line in logs_of(up, run) if "it is spoiled" in line])
+    assert errors[0] == state["message"]
+    assert not [line for line in logs_of(up, run) if "Traceback" in line]
+
+
+def waits(up: Up, run: str) -> dict[str, Any]:
+    def waiting() -> dict[str, Any] | None:
+        state = state_of(up, run)
+        return state if state["name"] == "Waiting for kestrel" else None
+
+    return wait_for(up, "waiting", waiting)
+
+
+def refuse(up: Up, phase: str, gate: str) -> None:
+    """A verdict that fails."""
+    reason = dict.fromkeys(("expectation", "found", "limit", "where"), "x") | {"what_to_do": "Repair it.", "severity": "critical"}
+    reasons = (Reason.model_validate(reason | {"what": "it is spoiled"}),)
+    fields: dict[str, Any] = {"judged": {}, "thresholds": {}, "checks": (), "evidence": "x", "reasons": reasons}
+    verdict = Verdict(subject="x", suite=gate, suite_version="1", passes=False, **fields)
+    write_json(Home(up.home).verdict("marin-8b-proxy", phase, gate), verdict.model_dump(mode="json"))
+
+
+def test_an_automation_acts_where_a_run_is_refused(up: Up) -> None:
+    deployment = ask(up, "deployments/name/train-phase/marin-8b-phoenix")["id"]
+    pause_after_failure(up, deployment)
+    run = start_run(up, "train-phase/marin-8b-phoenix", settings=["phoenix.nonsense=1"])
+    assert "phoenix has no field 'nonsense'" in final_state(up, run)["message"]
+    wait_for(up, "the automation's action", lambda: ask(up, f"deployments/{deployment}")["paused"])
+
+
+def test_of_runs_that_were_missed_the_last_one_runs(up: Up) -> None:
+    """The queue is closed, as where no worker is there: several periods pass."""
+    deployment = ask(up, "deployments/name/preflight/marin-8b")["id"]
+    queue = "work_pools/control/queues/default"
+    ask(up, queue, {"is_paused": True}, method="PATCH")
+    refused = {"settings": ["kestrel.nonsense=1"]}
+    [schedule] = ask(up, f"deployments/{deployment}/schedules", [{"schedule": {"interval": 4}, "active": True, "parameters": refused}])
+    runs = {"flow_runs": {"deployment_id": {"any_": [deployment]}}, "sort": "EXPECTED_START_TIME_ASC", "limit": 200}
+
+    def of_name(name: str) -> list[dict[str, Any]]:
+        return [run for run in ask(up, "flow_runs/filter", runs) if run["state"]["name"] == name]
+
+    wait_for(up, "missed runs", lambda: len(of_name("Missed")) >= 2)
+    ask(up, queue, {"is_paused": False}, method="PATCH")
+    [first, *_] = wait_for(up, "one that runs", lambda: of_name("Failed"))
+    ask(up, f"deployments/{deployment}/schedules/{schedule['id']}", method="DELETE")
+    for run in [*of_name("Scheduled"), *of_name("Late")]:  # made ahead of their time; some may have begun meanwhile
+        with suppress(urllib.error.HTTPError):
+            ask(up, f"flow_runs/{run['id']}", method="DELETE")
+    missed = of_name("Missed")
+    assert {run["run_count"] for run in missed[:2]} == {0}
+    assert max(run["expected_start_time"] for run in missed[:2]) < first["expected_start_time"]
+
+
+def errors_in(log: str) -> list[str]:
+    """What the server reported as an error, each with its traceback."""
+    records = re.split(r"^(?=\d\d:\d\d:\d\d\.\d{3} \| )", log, flags=re.MULTILINE)
+    return [record for record in records if "| ERROR" in record or "Traceback" in record]
+
+
+def test_a_schedule_fires_and_the_server_reports_no_error(up: Up) -> None:
+    """What one of the server's libraries may break without a word: `constraints.txt` and `pyproject.toml` bound those that did."""
+    deployment = ask(up, "deployments/name/prepare-data/marin-8b")
+    wrong = {**deployment["parameters"], "settings": ["kestrel.nonsense=1"]}
+    schedules = f"deployments/{deployment['id']}/schedules"
+    [schedule] = ask(up, schedules, [{"schedule": {"interval": 15}, "active": True, "parameters": wrong}])
+    runs = {"flow_runs": {"deployment_id": {"any_": [deployment["id"]]}}, "sort": "EXPECTED_START_TIME_ASC"}
+
+    def failed() -> dict[str, Any] | None:
+        found = ask(up, "flow_runs/filter", runs)
+        return next((run for run in found if run["state"]["type"] == "FAILED" and run["auto_scheduled"]), None)
+
+    run = wait_for(up, "a run of the schedule", failed)
+    assert "kestrel has no field 'nonsense'" in run["state"]["message"]
+    ask(up, f"{schedules}/{schedule['id']}", method="DELETE")
+    workers = ask(up, "work_pools/local/workers/filter", {})
+    assert [worker["status"] for worker in workers] == ["ONLINE"]
+    assert errors_in((up.home / "prefect" / "server.log").read_text()) == []

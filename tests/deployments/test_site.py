@@ -1,0 +1,185 @@
+"""The server of the page: who may read, what is answered, and that it is only read."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from deployments.site import TOKEN_COOKIE, TOKEN_HEADER, create_app, names_of
+from deployments.site_process import TOKEN_VARIABLE, URL_VARIABLE, Bound, own_site
+from tasks.home import Home
+from tests.flows.site.homes import RUN_NAME, site_of, write_home
+from tests.ports import free_port
+from trainer.base.errors import PhasewiseError
+
+TOKEN = "a-token-that-nobody-guesses"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    place = write_home(tmp_path_factory.mktemp("home"))
+    docs = place.report(RUN_NAME) / "data-docs"
+    docs.mkdir(parents=True)
+    (docs / "index.html").write_text("docs")
+    (docs.parent / "report.html").write_text("report")
+    (place.root / "secret.html").write_text("secret")
+    (docs / "secret.json").write_text("secret")
+    return place
+
+
+@pytest.fixture
+def client(home: Home) -> Iterator[TestClient]:
+    with TestClient(create_app(site_of(home)), base_url="http://127.0.0.1:4201") as found:
+        yield found
+
+
+@pytest.fixture
+def guarded(home: Home) -> Iterator[TestClient]:
+    app = create_app(site_of(home), names=names_of("big.example"), token=TOKEN)
+    with TestClient(app, base_url="http://big.example:4201", follow_redirects=False) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/zoo/own", "/zoo/own/", "/zoo/own/lion", "/zoo/own/tiger/data", "/zoo/own/puma/model", "/compare", "/search?q=lion",
+     "/compare?left=zoo/own/lion&right=zoo/own/tiger", "/live/zoo/own/puma", "/-/static/site.css", f"/-/docs/{RUN_NAME}/index.html",
+     f"/-/report/{RUN_NAME}/report.html"],
+)  # fmt: skip
+def test_pages_are_there_and_carry_their_policy(client: TestClient, path: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 200
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "set-cookie" not in answer.headers
+    if path.startswith(("/-/docs", "/-/report")):
+        assert answer.text in ("docs", "report")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/zoo", "/none/own", "/zoo/half", "/zoo/own/none", "/zoo/own/lion/none", "/live/zoo/own/none", "/compare?left=zoo/own/lion&right=x",
+     "/-/static/none.css", "/-/static/..%2Fsite.py", f"/-/docs/{RUN_NAME}/..%2F..%2F..%2Fsecret.html", "/-/docs/..%2F/index.html",
+     f"/-/docs/{RUN_NAME}/secret.json", f"/-/docs/{RUN_NAME}/%2Fetc%2Fpasswd", "/-/evidence/zoo-own/tiger/none/index.html", "/openapi.json",
+     "/zoo/own/%3Cscript%3E"],
+)  # fmt: skip
+def test_what_is_not_there_is_not_found_and_says_no_more(client: TestClient, path: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 404
+    assert "secret" not in answer.text.replace("secret.", "")
+    assert "<script>" not in answer.text
+
+
+def test_a_link_out_of_the_reports_folder_is_not_followed(client: TestClient, home: Home) -> None:
+    link = home.report(RUN_NAME) / "data-docs" / "link.html"
+    link.symlink_to(home.root / "secret.html")
+    assert client.get(f"/-/docs/{RUN_NAME}/link.html").status_code == 404
+    link.unlink()
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_nothing_can_be_sent_to_it(client: TestClient, method: str) -> None:
+    assert client.request(method, "/").status_code == 405
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:4201", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.9", ""])
+def test_another_hosts_name_is_refused(client: TestClient, host: str) -> None:
+    """A foreign page that gives its name the address of this machine reads nothing."""
+    assert client.get("/", headers={"host": host}).status_code == 421
+
+
+@pytest.mark.parametrize("host", ["localhost:4201", "127.0.0.1", "[::1]:4201", "LOCALHOST"])
+def test_this_machine_is_reached_by_its_names(client: TestClient, host: str) -> None:
+    assert client.get("/", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/-/static/site.css", "/live/zoo/own/puma", f"/-/docs/{RUN_NAME}/index.html", "/none", "/zoo/own/"])
+def test_without_its_token_nothing_is_shown(guarded: TestClient, path: str) -> None:
+    for headers in ({}, {TOKEN_HEADER: "wrong"}, {TOKEN_HEADER: ""}, {TOKEN_HEADER: TOKEN[:-1]}, {"cookie": f"{TOKEN_COOKIE}=x"}):
+        answer = guarded.get(path, headers=headers)
+        assert answer.status_code == 401
+        assert "docs" not in answer.text
+
+
+def test_a_token_in_the_address_becomes_a_cookie_and_leaves_the_address(guarded: TestClient) -> None:
+    answer = guarded.get(f"/zoo/own?a=b&token={TOKEN}")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/zoo/own?a=b")
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert guarded.get("/zoo/own").status_code == 200
+    assert guarded.get("/zoo/own?token=wrong").status_code == 401
+
+
+def test_the_way_on_stays_on_this_server(guarded: TestClient) -> None:
+    assert guarded.get(f"http://big.example:4201//evil.example/x?token={TOKEN}").headers["location"] == "/evil.example/x"
+
+
+def test_a_token_in_a_header_serves_scripts(guarded: TestClient) -> None:
+    assert guarded.get("/live/zoo/own/lion", headers={TOKEN_HEADER: TOKEN}).json()["state"] == "done"
+    assert guarded.get("/", headers={TOKEN_HEADER: TOKEN, "host": "10.0.0.9:4201"}).status_code == 200
+    assert guarded.get("/", headers={TOKEN_HEADER: TOKEN, "host": "evil.example"}).status_code == 421
+
+
+def test_no_page_shows_the_token(guarded: TestClient) -> None:
+    for path in ("/", "/zoo/own", "/zoo/own/tiger", "/compare"):
+        assert TOKEN not in guarded.get(path, headers={TOKEN_HEADER: TOKEN}).text
+
+
+def test_reading_changes_nothing_in_the_home(client: TestClient, home: Home) -> None:
+    def listed() -> list[tuple[Path, int, int]]:
+        return sorted((path, path.stat().st_mtime_ns, path.stat().st_size) for path in home.root.rglob("*"))
+
+    before = listed()
+    for path in ("/", "/zoo/own", "/zoo/own/tiger", "/zoo/own/tiger/data", "/live/zoo/own/puma"):
+        client.get(path)
+    assert listed() == before
+
+
+def test_bound_to_other_machines_it_does_not_start_without_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    command = [sys.executable, "-m", "deployments.site", "--home", str(tmp_path), "--host", "0.0.0.0", "--port", str(free_port())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert TOKEN_VARIABLE in done.stderr
+
+
+def test_up_gives_it_a_port_near_prefects_a_token_where_it_needs_one_and_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    home = Home(tmp_path)
+    with own_site(home, Bound(), prefect_port=free_port(), prefect_url="http://127.0.0.1:4200") as here:
+        assert here is not None
+        assert here.token is None
+        assert here.words == here.url
+        with own_site(home, Bound("0.0.0.0", free_port()), prefect_port=4200, prefect_url="") as wide:
+            assert wide is not None
+            assert wide.token is not None
+            assert wide.token in wide.words
+            assert wide.token not in repr(wide)
+            assert wide.token not in " ".join(map(str, wide.process.args if isinstance(wide.process.args, list) else ()))
+    assert here.process.poll() is not None
+    assert wide.process.poll() is not None
+
+
+def test_a_token_of_ones_own_is_not_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    monkeypatch.setenv(URL_VARIABLE, "http://of.before")
+    with own_site(Home(tmp_path), Bound("0.0.0.0", free_port()), prefect_port=4200, prefect_url="") as wide:
+        assert wide is not None
+        assert TOKEN not in wide.words
+
+
+def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(PhasewiseError, match="--site-port"), own_site(
+            Home(tmp_path), Bound("127.0.0.1", port), prefect_port=4200, prefect_url=""
+        ):  # fmt: skip
+            pass

@@ -1,0 +1,235 @@
+"""The page in a real browser: updated while one watches, read with a keyboard and on a phone; it asks nobody else for anything."""
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from deployments.site import create_app
+from flows.site.export import write_site
+from tasks.home import Home
+from tests.flows.site.homes import RUN_NAME, row, site_of, write_home
+from tests.ports import free_port
+
+BROWSER = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
+SHOWN = (
+    "",
+    "zoo/own",
+    "zoo/own/lion",
+    "zoo/own/puma",
+    "zoo/own/tiger/data",
+    "zoo/own/lion/model",
+    "search?q=item",
+    "compare?left=zoo/own/lion&right=zoo/own/tiger",
+)
+AXE = Path(__import__("axe_playwright_python").__file__).parent / "axe.min.js"
+WAIT_MS = 20_000
+
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs a browser (chromium, chromium-browser, google-chrome) to look at the page")
+
+
+class Seen:
+    """A page of the browser, what it wrote on its console, and which addresses off its server it asked for."""
+
+    def __init__(self, page: Page, base: str) -> None:
+        self.page = page
+        self.console: list[str] = []
+        self.elsewhere: list[str] = []
+        page.on("console", lambda message: self.console.append(message.text))
+        page.on("pageerror", lambda error: self.console.append(str(error)))
+        page.on("request", lambda request: None if request.url.startswith((base, "data:")) else self.elsewhere.append(request.url))
+
+
+Open = Callable[..., Seen]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@contextmanager
+def served(home: Home) -> Iterator[str]:
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(create_app(site_of(home)), host="127.0.0.1", port=port, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        thread.join(0.05)
+        assert thread.is_alive()
+    yield f"http://127.0.0.1:{port}/"
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    return write_home(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module")
+def base(home: Home) -> Iterator[str]:
+    with served(home) as url:
+        yield url
+
+
+@pytest.fixture
+def open_page(browser: Browser, base: str) -> Iterator[Open]:
+    contexts: list[Any] = []
+
+    def open_at(path: str, *, at: str = base, **options: Any) -> Seen:
+        given: dict[str, Any] = {"viewport": DESK, **options}
+        context = browser.new_context(**given)
+        context.set_default_timeout(WAIT_MS)
+        contexts.append(context)
+        seen = Seen(context.new_page(), at)
+        seen.page.goto(at + path)
+        return seen
+
+    yield open_at
+    for context in contexts:
+        context.close()
+
+
+def problems(seen: Seen, options: str = "{resultTypes: ['violations']}") -> list[str]:
+    """What axe finds wrong on the page, with every fold open."""
+    seen.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    seen.page.evaluate(AXE.read_text())
+    found = seen.page.evaluate(f"axe.run({options})")
+    return [f"{one['id']}: {node['html'][:160]} {node['failureSummary'][:200]}" for one in found["violations"] for node in one["nodes"]]
+
+
+def test_axe_finds_nothing_wrong(open_page: Open) -> None:
+    for path in SHOWN:
+        assert problems(open_page(path)) == [], path
+
+
+def test_words_can_be_read_in_the_dark(open_page: Open) -> None:
+    for path in ("zoo/own", "zoo/own/puma", "zoo/own/tiger/data", "zoo/own/lion/model"):
+        assert problems(open_page(path, color_scheme="dark"), "{runOnly: ['color-contrast']}") == [], path
+
+
+def test_axe_would_find_something(open_page: Open) -> None:
+    seen = open_page("")
+    seen.page.evaluate("document.querySelector('main').insertAdjacentHTML('beforeend', '<img src=\"data:,\"><input>')")
+    assert {one.partition(":")[0] for one in problems(seen)} >= {"image-alt", "label"}
+
+
+def test_pages_ask_nobody_else_and_complain_of_nothing(open_page: Open) -> None:
+    for path in SHOWN:
+        seen = open_page(path)
+        seen.page.wait_for_load_state("networkidle")
+        assert (seen.console, seen.elsewhere) == ([], []), path
+
+
+def test_what_a_page_may_not_do_would_be_seen(open_page: Open) -> None:
+    seen = open_page("")
+    seen.page.evaluate("new Image().src = 'http://example.invalid/pixel.png'; console.error('a word')")
+    seen.page.wait_for_timeout(100)
+    assert any("Content Security Policy" in one for one in seen.console)
+    assert "a word" in seen.console
+
+
+@pytest.mark.parametrize("viewport", [PHONE, DESK])
+def test_no_page_scrolls_sideways(open_page: Open, viewport: dict[str, int]) -> None:
+    """With every fold open, and text in it that nobody expects."""
+    for path in SHOWN:
+        page = open_page(path, viewport=viewport).page
+        page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+        assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"], path
+
+
+def test_numbers_and_curve_are_updated_while_one_watches(open_page: Open, tmp_path: Path) -> None:
+    home = write_home(tmp_path / "home")
+    metrics = home.run(RUN_NAME, "puma") / "metrics.jsonl"
+    with served(home) as url:
+        page = open_page("zoo/own/puma", at=url).page
+        page.evaluate("window.sameDocument = true")
+        curve = page.locator("[data-part=training] svg path").first.get_attribute("d")
+        with metrics.open("a") as opened:
+            opened.write("".join(json.dumps(row(step, loss=1.2345)) + "\n" for step in range(61, 71)))
+        page.get_by_text("Training", exact=True).first.wait_for()
+        page.locator("[data-part=training] dd b", has_text="70").first.wait_for()
+        page.locator("[data-part=state]", has_text="Training.").wait_for()
+        page.locator(".live-word", has_text="updated while you watch").wait_for()
+        assert "1.234" in page.locator("[data-part=training]").inner_text()
+        assert page.locator("[data-part=training] svg path").first.get_attribute("d") != curve
+        assert page.evaluate("window.sameDocument") is True
+        assert float(page.locator("progress").get_attribute("value") or 0) == 75
+
+
+def test_tables_are_sorted_and_filtered_with_the_keyboard(open_page: Open) -> None:
+    page = open_page("zoo/own").page
+    button = page.get_by_role("button", name="Phase")
+    names = page.locator("section[aria-labelledby=phases] tbody th a")
+    button.focus()
+    page.keyboard.press("Enter")
+    assert names.all_inner_texts() == ["lion", "puma", "tiger"]
+    page.keyboard.press("Enter")
+    assert names.all_inner_texts() == ["tiger", "puma", "lion"]
+    assert page.locator("th[aria-sort=descending]").count() == 1
+    page = open_page("zoo/own/lion/model").page
+    rows = page.locator("section[aria-labelledby=checks] tbody tr:visible")
+    every = rows.count()
+    page.locator("section[aria-labelledby=checks] input").fill("finite response")
+    assert 0 < rows.count() < every
+
+
+def test_missing_numbers_stay_last_however_a_column_is_sorted(open_page: Open) -> None:
+    page = open_page("zoo/own").page
+    losses = page.locator("section[aria-labelledby=phases] tbody td:nth-child(6)")
+    for _ in range(2):
+        page.get_by_role("button", name="Final loss").click()
+        assert losses.all_inner_texts() == ["4.200", "–", "–"]
+
+
+def test_from_the_first_page_to_the_reason_in_two_clicks(open_page: Open) -> None:
+    page = open_page("").page
+    assert "is stale" in page.locator("main").inner_text()
+    page.get_by_role("link", name="zoo own").click()
+    page.get_by_role("link", name="Read why").click()
+    assert page.locator(".status.failed").inner_text().startswith("✗\nRefused: the cache of component math is stale")
+    page.get_by_role("link", name="Evidence: leakage").click()
+    assert page.locator("#table-leakage").get_attribute("open") is not None
+
+
+def test_the_first_stop_of_the_keyboard_leads_to_the_content(open_page: Open) -> None:
+    page = open_page("zoo/own/lion").page
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+
+
+def test_every_page_reads_without_a_script(open_page: Open) -> None:
+    page = open_page("zoo/own/tiger/data", java_script_enabled=False).page
+    page.locator("#table-leaked_items summary").click()
+    page.locator("#table-leaked_items").get_by_role("searchbox").fill("test-0007")
+    page.locator("#table-leaked_items").get_by_role("button", name="Filter").click()
+    assert "Rows 1 to 1 of 1 that match, of 250" in page.locator("#table-leaked_items").inner_text()
+    assert page.locator("#table-leaked_items").get_by_role("searchbox").input_value() == "test-0007"
+
+
+def test_exported_pages_work_from_the_disk(open_page: Open, home: Home, tmp_path: Path) -> None:
+    write_site(site_of(home), tmp_path / "out")
+    base = (tmp_path / "out").as_uri() + "/"
+    seen = open_page("search/index.html?q=lion", at=base)
+    rows = seen.page.locator("tbody tr:visible")
+    assert rows.count() == sum("lion" in text for text in seen.page.locator("tbody tr").all_text_contents()) > 0
+    seen.page.goto(base + "index.html")
+    seen.page.get_by_role("link", name="tiger").click()
+    seen.page.get_by_role("link", name="on its data").click()
+    assert "Refused" in seen.page.locator(".status").first.inner_text()
+    assert seen.page.evaluate("getComputedStyle(document.querySelector('main')).maxWidth") == "1180px"
+    assert (seen.console, seen.elsewhere) == ([], [])
