@@ -19,14 +19,23 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what 
 pytest_plugins = ["tests.stores.fixtures"]
 TESTS = Path(__file__).parent
 LONGEST = (
-    "deployments/test_operations.py",
     "pulse/test_run.py",
+    "deployments/test_browser.py",
+    "deployments/test_operations.py",
+    "deployments/test_approving.py",
+    "deployments/test_scheduling.py",
+    "deployments/test_surviving.py",
     "pulse/test_own_text.py",
+    "trainer/test_killed.py",
+    "trainer/test_roll_back.py",
     "pulse/data/test_killed.py",
-    "deployments/test_local.py",
+    "trainer/preflight/test_compiler.py",
     "pulse/test_bison.py",
 )
-"""Files that take longest. They come first: begun last, one of them would run while nothing is left to run beside it."""
+"""Files that take longest. They come first: begun last, one of them would run while nothing is left to run beside it.
+
+Those that operate `phasewise up` follow one another, so that a process starts it once; it ends with the last of them.
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

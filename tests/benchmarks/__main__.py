@@ -18,6 +18,7 @@ from tests.benchmarks import (
     peers,
     permutation,
     scan,
+    site,
     sparse_step,
     startup,
     step,
@@ -55,6 +56,7 @@ SUBJECTS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "memory": memory.rows,
     "scan": scan.rows,
     "judgement": judgement.rows,
+    "site": site.rows,
     "peers": peers.rows,
 }
 

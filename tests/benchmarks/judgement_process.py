@@ -21,10 +21,10 @@ from tasks.home import Home
 from tasks.validation import judge, scan_caches
 from tests.benchmarks.measure import seconds
 from tests.validations.evidence.health.simulated import Scenario, healthy_rows
+from trainer.base.run_folder import METRICS_NAME
 from trainer.base.storage import as_path, write_atomically, write_json
 from trainer.config import RunConfig
 from trainer.data.manifest import read_manifest
-from trainer.metrics import METRICS_NAME
 from validations.evidence.hand_off import hand_off_evidence
 from validations.expectations.judging import load_library
 from validations.report.words import summary_of

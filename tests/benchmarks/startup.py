@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from tests.benchmarks.measure import Options, Row, in_turns
+from trainer.base.run_folder import METRICS_NAME
 from trainer.base.storage import write_json
 from trainer.config import RunConfig
 from trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, write_manifest
-from trainer.metrics import METRICS_NAME, read_metrics
+from trainer.metrics import read_metrics
 
 LEVANTER_SECONDS = 21.0
 """Levanter 1.2.dev1644 on two idle cores: imports, first state and first update of the same model."""

@@ -10,6 +10,7 @@ import pytest
 
 from flows.commands.status import describe
 from trainer.base.storage import read_json, write_json
+from trainer.result import with_digest
 
 Raw = dict[str, Any]
 Again = dict[str, list[tuple[str, str]]]
@@ -59,7 +60,13 @@ def add_a_document(home: Path, _patch: pytest.MonkeyPatch) -> None:
 
 def put_other_weights_there(home: Path, _patch: pytest.MonkeyPatch) -> None:
     path = home / "runs" / "tiny-proxy" / "ocelot" / "result.json"
-    write_json(path, {**read_json(path), "params_digest": "0" * 64})
+    before = {name: value for name, value in read_json(path).items() if name != "digest"}
+    write_json(path, with_digest({**before, "params_digest": "0" * 64}))
+
+
+def edit_the_result(home: Path, _patch: pytest.MonkeyPatch) -> None:
+    path = home / "runs" / "tiny-proxy" / "ocelot" / "result.json"
+    write_json(path, {**read_json(path), "final_loss": 0.1})
 
 
 def remove(pattern: str) -> Callable[[Path, pytest.MonkeyPatch], None]:
@@ -110,6 +117,7 @@ CHANGES = [
     Change("the benchmarks", BENCHMARKED, around=patched("tasks.data.plan.BENCHMARKS_VERSION", "other")),
     Change("the real benchmarks that are looked for", LOOKED_FOR, around=name_real_benchmarks),
     Change("weights under an old name", in_ocelot("evaluation", "evaluate"), around=put_other_weights_there),
+    Change("a result that was edited", in_ocelot("training", "train"), around=edit_the_result),
     Change("a setting of one phase", in_ocelot("training", "train"), in_phase(1, "checkpoints", every_steps=6)),
     Change("a setting of both", HANDED_OFF, in_both("stability", max_grad_norm=[[0, 0.5]])),
     Change("the order of the rows", ORDERED, in_both("order", seed=1)),

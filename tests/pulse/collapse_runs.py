@@ -2,6 +2,8 @@
 
 import os
 
+from trainer.base.run_folder import METRICS_NAME
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax
 
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ from tasks.home import Home
 from tasks.validation.judge import judge_phase_health
 from tests.trainer.token_caches import BEGIN, END, write_passing_verdict, write_token_cache
 from trainer.config import Balancing, CheckpointPolicy, Experts, ModelConfig, RunConfig, SignBalancing, Smebu
-from trainer.metrics import METRICS_NAME, Row, read_metrics
+from trainer.metrics import Row, read_metrics
 from trainer.run import execute
 from validations.limits import HealthLimits
 from validations.verdict import Verdict

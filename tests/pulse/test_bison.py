@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from flows import cli
 from flows.plan import build_run, data_plan
 from flows.recipes.recipe import Recipe
-from flows.validate_data import raise_unless_passed
+from flows.rulings import raise_unless_let_pass
 from tasks.data.cluster import WORKERS_VARIABLE, cluster
 from tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_documents
 from tasks.evaluation.made import write_missing_benchmarks
@@ -105,7 +105,7 @@ def test_bison_is_stopped_twice_over(incident: Incident, tmp_path: Path):
     assert set(leaked(both)["item"]) == names
     assert {path for files in leaked(both)["files"] for path in files.split(", ")} >= {TEST_FILE}
     with pytest.raises(VerdictError, match=f"bison data failed: file {TEST_FILE}"):
-        raise_unless_passed(both)
+        raise_unless_let_pass(both, incident.root / "none.json", "`approve`")
 
     leakage = incident.recipe().phase("bison").gates.data.leakage.model_dump()
     stale = judged(incident, dropped, leakage={**leakage, "max_items": len(names)})

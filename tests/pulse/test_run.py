@@ -51,9 +51,9 @@ def test_a_recipe_runs_from_nothing_to_its_report(finished: Finished, home: Path
     assert (Path(finished["report"]).parent / "data-docs" / "index.html").exists()
 
 
-def test_the_second_run_finds_everything_done(finished: Finished, phasewise: Start, recipe_file: Path, home: Path) -> None:
+def test_the_second_run_finds_everything_done(finished: Finished, in_turn: InTurn, recipe_file: Path, home: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (home / "runs").rglob("*")}
-    process = phasewise("run", recipe_file, "--home", home, "--json")
+    process = in_turn("run", recipe_file, "--home", home, "--json")
     out, err = process.communicate()
     assert process.returncode == 0
     assert "everything is done already" in err
@@ -64,9 +64,9 @@ def test_the_second_run_finds_everything_done(finished: Finished, phasewise: Sta
 def test_the_server_has_flows_tasks_and_verdicts(finished: Finished, api_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", api_url)
     flows, tasks, artifacts = asyncio.run(what_the_server_has(api_url))
-    assert {"train_recipe", "train_phase", "prepare_data", "validate_data", "evaluate_checkpoint"} <= flows
+    assert {"train-recipe", "train-phase", "prepare-data", "validate-data", "evaluate"} <= flows
     assert {"train kestrel", "judge data of ocelot", "build token caches", "evaluate kestrel"} <= tasks
-    assert {"tiny-kestrel-data", "tiny-kestrel-model", "tiny-ocelot-summary", "tiny-proxy-report"} <= artifacts
+    assert {"tiny-proxy-kestrel-data", "tiny-proxy-kestrel-model", "tiny-proxy-ocelot-summary", "tiny-proxy-report"} <= artifacts
 
 
 async def what_the_server_has(api_url: str) -> tuple[set[str], set[str], set[str]]:
@@ -179,6 +179,29 @@ def test_a_gate_that_was_made_stricter_is_asked_and_nothing_is_trained(
     assert trained_files(home) == before
 
 
+def test_a_planted_item_stops_the_run_before_training(
+    finished: Finished, in_turn: InTurn, recipe_file: Path, home: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(home / "sources", tmp_path / "sources")
+    items = next((home / "benchmarks").glob("*/word_order.jsonl")).read_text().splitlines()
+    item = json.loads(items[3])
+    planted = [{"text": f"{item['opening']} {item['choices'][item['gold']]}\n\nA copy for number {number}."} for number in range(3)]
+    (tmp_path / "sources" / "flan" / "planted.jsonl").write_text("".join(json.dumps(row) + "\n" for row in planted))
+    process = in_turn("run", recipe_file, "--home", tmp_path, "--json")
+    out, err = process.communicate()
+    assert (process.returncode, out) == (1, "")
+    shown = err[err.rindex("phasewise: tiny/proxy/kestrel data failed: ") :].strip().splitlines()
+    assert len(shown) == 3
+    for named in (item["id"], "word_order", "flan", "planted.jsonl"):
+        assert named in shown[0]
+    assert shown[2].startswith("  to do: Remove it from the source and run again.")
+    assert "Traceback" not in err
+    assert not (tmp_path / "runs").exists()
+    verdict = json.loads((tmp_path / "verdicts" / "tiny-proxy" / "kestrel" / "data.json").read_text())
+    assert verdict["passes"] is False
+    assert "refused" in (tmp_path / "reports" / "tiny-proxy" / "report.html").read_text()
+
+
 def test_a_phase_asks_whether_its_parent_s_verdicts_hold(
     finished: Finished, in_turn: InTurn, recipe_file: Path, home: Path, tmp_path: Path
 ) -> None:
@@ -188,7 +211,7 @@ def test_a_phase_asks_whether_its_parent_s_verdicts_hold(
     ended = in_turn.train_phase(changed, "ocelot", home)
     assert ended.returncode == 1
     refusal = "tiny-proxy/ocelot rests on kestrel, which is not done: the verdict on its training is out of date: it was measured against"
-    assert f"VerdictError: {refusal} other limits (spike_window)." in ended.errors
+    assert f"ParentNotDone: {refusal} other limits (spike_window)." in ended.errors
     assert f"`phasewise run {changed}/kestrel --scale proxy --home {home}`" in ended.errors
     assert trained_files(home) == before
 
@@ -342,26 +365,3 @@ def test_an_evaluation_ends_with_the_command_that_is_killed(
     process.kill()
     process.communicate()
     child.wait(timeout=30)
-
-
-def test_a_planted_item_stops_the_run_before_training(
-    finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(home / "sources", tmp_path / "sources")
-    items = next((home / "benchmarks").glob("*/word_order.jsonl")).read_text().splitlines()
-    item = json.loads(items[3])
-    planted = [{"text": f"{item['opening']} {item['choices'][item['gold']]}\n\nA copy for number {number}."} for number in range(3)]
-    (tmp_path / "sources" / "flan" / "planted.jsonl").write_text("".join(json.dumps(row) + "\n" for row in planted))
-    process = phasewise("run", recipe_file, "--home", tmp_path, "--json")
-    out, err = process.communicate()
-    assert (process.returncode, out) == (1, "")
-    shown = err[err.rindex("phasewise: tiny/proxy/kestrel data failed: ") :].strip().splitlines()
-    assert len(shown) == 3
-    for named in (item["id"], "word_order", "flan", "planted.jsonl"):
-        assert named in shown[0]
-    assert shown[2].startswith("  to do: Remove it from the source and run again.")
-    assert "Traceback" not in err
-    assert not (tmp_path / "runs").exists()
-    verdict = json.loads((tmp_path / "verdicts" / "tiny-proxy" / "kestrel" / "data.json").read_text())
-    assert verdict["passes"] is False
-    assert "refused" in (tmp_path / "reports" / "tiny-proxy" / "report.html").read_text()

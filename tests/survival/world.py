@@ -1,0 +1,248 @@
+"""A tiny phase in this process: the real launcher and the real trainer, with faults at their file operations, and what must come out."""
+
+import contextlib
+import io
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import trainer.loop
+import trainer.run
+from tasks.training import launcher, restarts
+from tests.survival.faults import Faults, Killed, installed
+from tests.trainer.poisoned import poison
+from tests.trainer.token_caches import write_passing_verdict, write_token_cache
+from trainer.base.file_lock import try_lock
+from trainer.base.run_folder import METRICS_NAME
+from trainer.base.storage import read_json
+from trainer.checkpoints.files import find_damage
+from trainer.checkpoints.path import checkpoint_path
+from trainer.config import RunConfig
+from trainer.data.loader import Loader
+from trainer.metrics import Row, of_the_clock, read_metrics
+from trainer.passed_over import PassedOver, Window
+from trainer.process import fence
+from trainer.run import main
+from trainer.schedule import scheduled_at
+from trainer.sharding import run_mesh
+from trainer.state import init_state, params_digest
+from trainer.step import build_train_step
+
+STOP_STEP, SAVE_EVERY, POISON = 8, 2, 4
+VARIANTS = ("plain", "another mixture", "rolls back")
+PASSED_OVER = {"rolls back": PassedOver((Window(4, 5),))}
+MESHES = (1, 2)
+SECOND_MESH = {"replica": 1, "fsdp": 2, "tensor": 1, "expert": 1}
+RECOVERY = {"action": "roll_back", "max_loss": None, "checkpoints_back": 1, "steps_more": 0, "max_times": 2}
+TOLERANCE = 1e-3
+MODEL = {
+    "vocab_size": 64, "seq_len": 8, "num_layers": 1, "d_model": 8, "d_ff": 8, "num_query_heads": 2, "num_kv_heads": 1, "head_dim": 4,
+    "rope": {"theta": 10_000, "scaling": None}, "rms_norm_epsilon": 1e-5, "initializer_std": 0.02, "compute_dtype": "float32",
+    "qk_norm": False, "tied_head": False, "sliding_window": None, "float32_attention": False,
+}  # fmt: skip
+
+
+class Cancelled(BaseException):
+    """As a flow run that is cancelled."""
+
+
+class World:
+    """One folder of a run, and what has happened to it."""
+
+    def __init__(self, root: Path, caches: dict[str, Path], originals: dict[str, Path] | None = None) -> None:
+        self.root, self.caches = root, caches
+        self.originals = originals or caches
+        self.folder = root / "run"
+        self.faults = Faults(self.folder)
+        self.whole_dies = True
+
+    def run(self, variant: str, mesh: int) -> RunConfig:
+        """The phase as it is asked for now."""
+        shares = {"a": 50, "b": 50} if variant != "another mixture" else {"a": 25, "b": 75}
+        off: Any = [[0, None]]
+        return RunConfig.model_validate(
+            {
+                "recipe": "tiny", "scale": "proxy", "phase": "phase", "start_step": 0, "stop_step": STOP_STEP, "seed": 1, "model": MODEL,
+                "optimizer": {"kind": "adamw", "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.05},
+                "learning_rate": [{"kind": "linear", "start_step": 0, "end_step": STOP_STEP, "start": 1e-2, "end": 1e-3}],
+                "stability": {
+                    "max_grad_norm": [[0, 1.0]], "z_loss": off, "ema_decay": [[0, 0.9]], "max_update_rms": off, "max_update_norm": off,
+                    "skip_step": off,
+                },
+                "batch": [[0, 2], [6, 4]], "mixture": [[0, shares]],
+                "order": {"seed": 3, "permutation": "feistel", "block_sequences": 4, "cut_blocks": True},
+                "checkpoints": {"every_steps": SAVE_EVERY, "every_minutes": None, "keep_all": False},
+                "recovery": RECOVERY if variant == "rolls back" else None,
+                "start": None, "caches": {name: str(folder) for name, folder in self.caches.items()},
+                "cache_digests": {name: name for name in self.caches},
+                "verdict": str(self.root / "verdict.json"), "output": str(self.folder),
+                "execution": {"mesh": SECOND_MESH} if mesh == 2 else {},
+            }
+        )  # fmt: skip
+
+    def judge(self) -> None:
+        """A verdict that passes."""
+        write_passing_verdict(self.run("plain", 1))
+
+    def launch(self, variant: str, mesh: int) -> dict[str, Any]:
+        """The launcher, whose trainers live in this process."""
+        run = self.run(variant, mesh)
+        said = io.StringIO()
+
+        def words(*_: Any) -> str | None:
+            lines = [line for line in said.getvalue().splitlines() if line.startswith("trainer: ")]
+            return lines[-1].removeprefix("trainer: ") if lines else None
+
+        def life(run_file: Path, _on_rows: Any, check: Callable[[], None], *_: Any) -> int:
+            try:
+                with contextlib.redirect_stderr(said):
+                    code = main([str(run_file)])
+            except Killed:
+                if self.whole_dies:
+                    raise
+                self.faults.disarm()
+                return -signal.SIGKILL
+            check()
+            return code
+
+        with ExitStack() as stack:
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            patch.setattr(launcher, "_run_process", life)
+            patch.setattr(launcher, "_last_words", words)  # here they are not in the log
+            patch.setattr(restarts, "BACKOFF_SECONDS", 0.0)
+            patch.setattr(trainer.run, "_heartbeat", lambda *_: nullcontext())
+            patch.setattr(trainer.loop, "build_train_step", lambda *_: step_of(self, variant, mesh))
+            return launcher.launch_trainer(run, lambda rows: None, self.check)
+
+    def check(self) -> None:
+        """What the launcher asks twice a second; here after each life."""
+
+    def is_held(self) -> bool:
+        """Whether a trainer holds the folder."""
+        place = self.folder / fence.LOCK_NAME
+        if not place.exists():
+            return False
+        with place.open() as file:
+            return not try_lock(file)
+
+    def second(self, *, is_first_alive: bool) -> int:
+        """Another trainer for the same folder, in the middle of the first one's life."""
+        with pytest.MonkeyPatch.context() as patch:
+            beats = iter(range(10**9))
+            patch.setattr(fence, "signature", lambda _: (next(beats), 0) if is_first_alive else (0, 0))
+            patch.setattr(fence, "SILENT_SECONDS", 60.0 if is_first_alive else -1.0)
+            patch.setattr(fence, "LOOK_SECONDS", 0.0)
+            return main([str(self.folder / "run.json")])
+
+
+@cache
+def _compiled(world_caches: tuple[tuple[str, str], ...], variant: str, mesh: int) -> Any:
+    """Compiled once for all lives of all worlds."""
+    world = World(Path("/nowhere"), {name: Path(folder) for name, folder in world_caches})
+    run = world.run(variant, mesh)
+    build = poison(run, (POISON,)) if variant == "rolls back" else build_train_step
+    return build(run.model, run.optimizer, run.execution, run_mesh(run))
+
+
+def step_of(world: World, variant: str, mesh: int) -> Any:
+    """The train step of a variant on a mesh."""
+    return _compiled(tuple((name, str(folder)) for name, folder in world.originals.items()), variant, mesh)
+
+
+class Expected:
+    """What an undisturbed run gives, by a loop of its own on one device; on two devices by an undisturbed run."""
+
+    def __init__(self, root: Path, caches: dict[str, Path]) -> None:
+        self._root, self._caches = root, caches
+        self._found: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def of(self, variant: str, mesh: int) -> dict[str, Any]:
+        """Digest of the weights, and the rows."""
+        key = (variant, mesh)
+        if key not in self._found:
+            world = World(self._root / f"{variant} {mesh}", self._caches)
+            world.judge()
+            result = world.launch(variant, mesh)
+            self._found[key] = {"params_digest": result["params_digest"], "rows": rows_of(world.folder)}
+            if mesh == 1:
+                assert result["params_digest"] == plain_loop(world.run(variant, 1), variant)
+        return self._found[key]
+
+
+def plain_loop(run: RunConfig, variant: str) -> str:
+    """The weights, without the trainer's loop, recorder and checkpoints."""
+    state, step, loader = init_state(run), build_train_step(run.model, run.optimizer, run.execution), Loader(run)
+    for update in range(run.stop_step):
+        if update not in PASSED_OVER.get(variant, PassedOver()):
+            batch = loader.batch(update)
+            state, _ = step(state, batch.tokens, batch.segment_ids, scheduled_at(run, update))
+    return params_digest(state.params)
+
+
+def rows_of(folder: Path) -> list[Row]:
+    """The rows without the clock's values."""
+    return [{name: value for name, value in row.items() if not of_the_clock(name)} for row in read_metrics(folder / METRICS_NAME)]
+
+
+def check_result(world: World, variant: str, meshes: set[int], result: dict[str, Any], expected: Expected) -> None:
+    """A run that says it is done is what was promised: the same bits on one mesh, the same batches otherwise, each step once."""
+    run, rows = world.run(variant, 1), rows_of(world.folder)
+    wanted = expected.of(variant, min(meshes))
+    assert [row["step"] for row in rows] == [row["step"] for row in wanted["rows"]], "each step once"
+    assert [row["tokens"] for row in rows] == [row["tokens"] for row in wanted["rows"]]
+    assert result["run_digest"] == run.digest
+    assert result.get("passed_over", []) == PASSED_OVER.get(variant, PassedOver()).as_json()
+    if len(meshes) == 1:
+        assert rows == wanted["rows"]
+        assert result["params_digest"] == wanted["params_digest"], "the same bits"
+    else:
+        losses = np.array([[row["loss"], other["loss"]] for row, other in zip(rows, wanted["rows"], strict=True)])
+        assert np.abs(losses[:, 0] - losses[:, 1]).max() < TOLERANCE, "the same batches"
+    assert find_damage(checkpoint_path(world.folder, STOP_STEP)) is None
+    assert read_json(world.folder / "result.json")["params_digest"] == result["params_digest"]
+
+
+def write_caches(root: Path) -> dict[str, Path]:
+    """Two components of two shards each."""
+    random = np.random.default_rng(0)
+
+    def documents() -> list[np.ndarray]:
+        return [np.array([0, *random.integers(2, 64, 9), 1], np.uint16) for _ in range(20)]
+
+    return {name: write_token_cache(root / name, [documents(), documents()]) for name in ("a", "b")}
+
+
+@contextmanager
+def world_in(root: Path, caches: dict[str, Path]) -> Iterator[World]:
+    """A world of its own, with its caches, and faults ready."""
+    for path in root.glob("*"):  # what was compiled stays
+        if path.name != "compilation-cache":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    copied = {name: Path(shutil.copytree(folder, root / "tokens" / name)) for name, folder in caches.items()}
+    world = World(root, copied, caches)
+    world.judge()
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one that comes when no trainer listens is lost
+    try:
+        with installed(world.faults):
+            yield world
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def terminate() -> None:
+    """SIGTERM to this process."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def set_up_jax() -> None:
+    """Two devices, and nothing optimised."""
+    jax.config.update("jax_disable_most_optimizations", True)
