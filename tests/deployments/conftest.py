@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from deployments.worker import RUN_MODULE
 from tests.deployments.asking_recipe import write_asking_recipe
 from tests.deployments.long_recipe import write_long_recipe
 from tests.deployments.short_recipe import write_short_recipe
 from tests.deployments.spiking_recipe import write_spiking_recipe
-from tests.deployments.up import Up, ask, final_state
+from tests.deployments.up import Up, ask, final_state, processes, wait_for
 from tests.ports import free_port
 from tests.pulse.bison import write_incident
 
@@ -60,4 +61,5 @@ def up(only_up: Up) -> Up:
         if run["deployment_id"]:  # its subflows end with it
             ask(only_up, f"flow_runs/{run['id']}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
             final_state(only_up, run["id"])
+    wait_for(only_up, "the end of every run's process", lambda: not processes(only_up, RUN_MODULE))  # it reports its end before
     return only_up

@@ -58,8 +58,8 @@ def suspended(up: Up, run: str) -> dict[str, Any]:
 def asked(up: Up) -> str:
     """A run whose training met a jump of its loss. Its process was killed once before, and started once more."""
     run = start_run(up, "train-phase/spiking-kestrel")
-    (flow,) = wait_for(up, "its process", lambda: processes(up, RUN_MODULE))
     wait_for(up, "that it runs", lambda: state_of(up, run)["name"] == "Running")
+    (flow,) = processes(up, RUN_MODULE)
     flow.kill()
     wait_for(up, "the second start", lambda: MESSAGE in [state["message"] for state in states(up, run)])
     suspended(up, run)

@@ -162,14 +162,18 @@ def make_run(home: Path, model: ModelConfig, caches: Mapping[str, Path], judge: 
 
 @pytest.fixture(scope="module")
 def start_trainer() -> Iterator[StartTrainer]:
-    """Starts `python -m trainer RUN.json` as a process; whatever still runs at the end is killed. What it says goes to `trainer.log`."""
+    """Starts `python -m trainer RUN.json` as a process; whatever still runs at the end is killed. What it says goes to `trainer.log`.
+
+    With `hang` it is one that hangs at a place of `tests.trainer.hanging`.
+    """
     with ExitStack() as stack:
 
-        def start(run: RunConfig, *arguments: str, stdin: int = subprocess.DEVNULL) -> "subprocess.Popen[bytes]":
+        def start(run: RunConfig, *arguments: str, stdin: int = subprocess.DEVNULL, hang: str = "") -> "subprocess.Popen[bytes]":
             path = Path(run.output) / "run.json"
             write_json(path, run.model_dump(mode="json"))
             environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-            command = [sys.executable, "-m", "trainer", str(path), *arguments]
+            program = ["tests.trainer.hanging", hang] if hang else ["trainer"]
+            command = [sys.executable, "-m", *program, str(path), *arguments]
             with open(path.with_name("trainer.log"), "wb") as log:
                 process = subprocess.Popen(command, stdin=stdin, stdout=log, stderr=log, env=environment)
             stack.enter_context(process)

@@ -3,6 +3,7 @@
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 
@@ -15,6 +16,11 @@ def stop_all(*_: object, **__: object) -> bool:
     """Every thread of the process."""
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGSTOP)
     return False
+
+
+def hang_after(step: int, due: Callable[..., bool]) -> Callable[..., bool]:
+    """It answers for steps up to this one."""
+    return lambda checkpoints, now: due(checkpoints, now) if now <= step else hang()
 
 
 def plant(place: str) -> None:
@@ -33,6 +39,8 @@ def plant(place: str) -> None:
         checkpointer.find_damage = hang
     elif place == "barrier":
         loop.Checkpoints.due = hang
+    elif place.isdigit():  # after the row of this step, and whatever was to be saved before it
+        loop.Checkpoints.due = hang_after(int(place), loop.Checkpoints.due)
     elif place == "everything":  # a call that holds the interpreter's lock, as far as others can see
         loop.Checkpoints.due = stop_all
     else:

@@ -29,9 +29,9 @@ def test_a_killed_trainer_goes_on_in_a_fresh_folder_bit_for_bit(
     folder.path.parent.mkdir(parents=True)
     folder.compilation_cache.symlink_to(home / "compilation-cache")
     with Publisher(Kept(tmp_path / "lost", gcs, RUN_NAME), every_seconds=0.05) as publisher:
-        process = start_trainer(lost)
-        wait_until(process, lambda: any(is_committed(folder.checkpoint(step)) for step in (6, 9, 12)))
-        publisher.publish()
+        process = start_trainer(lost, hang="13")
+        wait_until(process, lambda: is_committed(folder.checkpoint(12)))
+        assert publisher.publish()
         process.kill()
         process.wait()
 
