@@ -1,7 +1,6 @@
 """The page in a real browser: updated while one watches, read with a keyboard and on a phone; it asks nobody else for anything."""
 
 import json
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,10 +14,10 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from deployments.site import create_app
 from flows.site.export import write_site
 from tasks.home import Home
+from tests.chromium import CHROMIUM, NEEDS_CHROMIUM
 from tests.flows.site.homes import RUN_NAME, row, site_of, write_home
 from tests.ports import free_port
 
-BROWSER = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 SHOWN = (
     "",
@@ -33,7 +32,7 @@ SHOWN = (
 AXE = Path(__import__("axe_playwright_python").__file__).parent / "axe.min.js"
 WAIT_MS = 20_000
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs a browser (chromium, chromium-browser, google-chrome) to look at the page")
+pytestmark = NEEDS_CHROMIUM
 
 
 class Seen:
@@ -54,7 +53,7 @@ Open = Callable[..., Seen]
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield found
         found.close()
 
