@@ -24,7 +24,7 @@ from tasks.home import Home
 from tests.chromium import CHROMIUM
 from tests.ports import free_port
 
-WIDTH, MAX_BYTES = 1300, 200_000
+WIDTH, MAX_BYTES, CHECKED_MS = 1300, 200_000, 300_000
 
 
 class Shot(NamedTuple):
@@ -69,6 +69,7 @@ def take(browser: Browser, base: str, shot: Shot) -> bytes:
     """The picture in at most 256 colours, which a page of text hardly has."""
     page = browser.new_page(viewport={"width": WIDTH, "height": shot.height}, color_scheme="light")
     page.goto(base + shot.address)
+    page.locator("[data-checking]").wait_for(state="detached", timeout=CHECKED_MS)
     page.wait_for_load_state("networkidle")
     if shot.scroll_to:
         page.locator(shot.scroll_to).evaluate("one => window.scrollTo(0, one.getBoundingClientRect().top + window.scrollY - 24)")
