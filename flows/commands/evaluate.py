@@ -35,7 +35,7 @@ def evaluate_target(target: str, scale: Scale, home: str | None) -> dict[str, An
         evaluation = evaluate_apart(ask(run, result, resolved.plan, phase.evaluation.measured))
     limits = phase.gates.model
     tables = gate_tables(evaluation, parent_evaluation(resolved, phase), limits)
-    return evaluation | {"gate": list(gate_notes(tables, asks_floor=limits.must_beat_baseline))}
+    return evaluation | {"checkpoint": result["checkpoint"], "gate": list(gate_notes(tables, asks_floor=limits.must_beat_baseline))}
 
 
 def print_evaluation(evaluation: dict[str, Any]) -> None:

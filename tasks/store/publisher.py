@@ -83,7 +83,7 @@ class Kept:
     @contextmanager
     def looking(self) -> Iterator[tuple[Head, str]]:
         """Nobody else of this machine brings anything here meanwhile; gives the head and its generation."""
-        with locked(self.work / f".looking-{self.run_name}", wait=True):
+        with locked(self.known.with_suffix(".looking"), wait=True):
             yield self.head.read()
 
     def add(self, write: Callable[[], Path]) -> Path:

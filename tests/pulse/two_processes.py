@@ -1,10 +1,12 @@
-"""A recipe written by hand, about 20 million weights, on two processes by a plan of preflight: `python -m tests.pulse.two_processes FOLDER`.
+"""A recipe written by hand on two processes by a plan of preflight: `python -m tests.pulse.two_processes FOLDER`.
 
-Its home is on an object store. One of the two trainers is killed, and later the whole machine; the run ends on another one. Another run, in
-a local folder, is disturbed by nothing. It says what it found, and fails where the plan is not what was executed, or the batches or the
-weights differ. On two cores that nothing else uses it takes about ten minutes, and at most 4 GB of memory for the objects of the store.
+It has about 20 million weights, and its home is on an object store. One of the two trainers is killed, and later the whole machine; the
+run ends on another one. Another run, in a local folder, is disturbed by nothing. It says what it found, and fails where the plan is not
+what was executed, or the batches or the weights differ. On two cores it takes about ten minutes, and up to 4 GB of memory for the objects
+of the store.
 """
 
+import html
 import json
 import os
 import re
@@ -21,6 +23,7 @@ import psutil
 from flows.server import own_server
 from tasks.home import Home
 from tasks.store.publisher import Kept
+from tasks.training.computed import computed_words
 from tests.ports import free_port
 from tests.pulse.runs import complete, kill_when, wait_until
 from tests.stores.emulator import BUCKET, the_emulator
@@ -95,7 +98,7 @@ def main(root: Path) -> None:
         here = _timed("in a local folder, undisturbed", start("fourth", "run", str(recipe), "--home", str(local)))
     check(planned, Home(local).run(RUN_NAME, PHASE), run_below(root / "second"))
     check_outcomes(elsewhere, here, status)
-    check_report(Path(elsewhere["report"]).read_text(), planned)
+    check_report(Path(elsewhere["report"]).read_text(), planned, computed_words(run_below(root / "second"), SLICE))
 
 
 def write_recipe(root: Path) -> Path:
@@ -179,12 +182,14 @@ def check_outcomes(elsewhere: Mapping[str, Any], here: Mapping[str, Any], status
     assert states == ["done"]
 
 
-def check_report(page: str, planned: Mapping[str, Any]) -> None:
-    """It names the slice, the plan, and where the home is."""
-    text = re.sub(r"<[^>]+>", " ", page)
-    for wanted in (SLICE, planned["plan"], HOME):
+def check_report(page: str, planned: Mapping[str, Any], computed: str) -> None:
+    """It names the slice, the plan that was executed, from where the run went on, and where the home is."""
+    text = html.unescape(re.sub(r"<[^>]+>", " ", page))
+    for wanted in (computed, HOME):
         assert wanted in text, f"the report does not name {wanted!r}"
-    print("the report names slice, plan and home")
+    assert computed.startswith(f"{SLICE}: {PROCESSES} devices (fsdp {PROCESSES})"), computed
+    assert planned["plan"] in computed
+    print(f"the report: {computed}")
 
 
 def _timed(what: str, process: subprocess.Popen[str]) -> dict[str, Any]:
