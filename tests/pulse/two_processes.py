@@ -140,7 +140,7 @@ def trainers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 def run_below(machine: Path) -> Path:
     """The folder of the run in a machine's working folder."""
-    return next(machine.glob(f"phasewise/*/work/runs/{RUN_NAME}/{PHASE}"), machine / "nothing yet")
+    return next(machine.glob("/".join(("phasewise", "*", "work", "runs", RUN_NAME, PHASE))), machine / "nothing yet")
 
 
 def step_below(machine: Path) -> int:
