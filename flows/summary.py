@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
-from flows.finished import PACKAGES, keys_path, report_keys, report_path
+from flows.finished import PACKAGES, computed_of, keys_path, report_keys, report_path
 from flows.measured import measured_of
 from flows.recipes.phase import HandOff, Phase
 from flows.recipes.recipe import Recipe
@@ -199,6 +199,7 @@ def _phase_report(resolved: Resolved, record: PhaseRecord) -> PhaseReport:
         params_digest=result.get("params_digest"),
         reported=reported_by_the_record(recipe, phase.name),
         roll_backs=_roll_backs(record),
+        computed=computed_of(record),
         spent=words_of(spent) if (spent := read_spent(home.run(recipe.run_name, phase.name))) else "",
     )
 
