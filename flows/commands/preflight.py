@@ -6,11 +6,13 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
+from flows.predicted import is_here, predict_local
 from flows.recipes import load_target, load_written, split_target
 from flows.recipes.recipe import Scale
 from flows.setups import setups_of
 from flows.tables import print_table
 from tasks.home import Home
+from tasks.prediction.predict import Prediction, words_of
 from tasks.preflight.launcher import versions
 from tasks.preflight.preflight import preflight_setup
 from tasks.preflight.slices import find_slice
@@ -29,12 +31,14 @@ def preflight_target(
     scale: Scale | None = None,
     machine_code: bool = False,
     estimated: bool = False,
+    calibrates: bool = False,
 ) -> Report:
     """Every setup of the target, in the shape of `--json`.
 
     Args:
         scale: None is full scale, or as it is written for a recipe whose sizes are its own.
         estimated: nothing is compiled.
+        calibrates: the phases of this machine are measured where nothing like them was, some ten seconds each.
 
     Raises:
         PhasewiseError: no such recipe or slice, no compiler, or the compiler failed.
@@ -50,8 +54,16 @@ def preflight_target(
     for setup in setups:
         say(f"preflight of {setup.words}")
         reports.append(preflight_setup(setup, place, machine_code=machine_code, estimated=estimated))
+    here = [] if slice_name else [one for one in phases if is_here(one)]
+    predicted = predict_local(recipe, here, place, calibrates=calibrates)
     away = {setup.phase for setup in setups}
-    return {"recipe": recipe.name, "scale": recipe.scale, "phases": reports, "local": [one.name for one in phases if one.name not in away]}
+    return {
+        "recipe": recipe.name,
+        "scale": recipe.scale,
+        "phases": reports,
+        "local": [one.name for one in phases if one.name not in away],
+        "predicted": {name: one.model_dump(mode="json") for name, one in predicted.items()},
+    }
 
 
 def print_preflight(report: Report) -> None:
@@ -64,6 +76,10 @@ def print_preflight(report: Report) -> None:
         console.print(line, soft_wrap=True, markup=False)
     for setup in report["phases"]:
         console.print(what_it_took(setup), soft_wrap=True, markup=False)
+    for name, predicted in report["predicted"].items():
+        console.print(f"{name}: {words_of(Prediction.model_validate(predicted))}", soft_wrap=True, markup=False)
+    if any(one["seconds"] is None for one in report["predicted"].values()):
+        console.print("What is not predicted can be measured first: the same command with --calibrate.", soft_wrap=True)
     if report["local"]:
         console.print(f"On this machine, nothing to compile: {', '.join(report['local'])}.", soft_wrap=True, markup=False)
 
