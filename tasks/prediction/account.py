@@ -47,7 +47,8 @@ def words_of_account(account: Account) -> str:
     said = f"predicted {about(prediction.seconds)}, took {about(took.wall_seconds)} ({how}"
     said += f", in {took.lives} lives)" if took.lives > 1 else ")"
     if prediction.memory_of == "process" and prediction.memory_bytes and took.peak_memory_bytes:
-        said += f"; memory {'up to ' * prediction.is_most_memory}{prediction.memory_bytes / GIGABYTE:.2f} GB, measured {took.peak_memory_bytes / GIGABYTE:.2f} GB"
+        measured = f"{took.peak_memory_bytes / GIGABYTE:.2f} GB"
+        said += f"; memory {'up to ' * prediction.is_most_memory}{prediction.memory_bytes / GIGABYTE:.2f} GB, measured {measured}"
     without = f", without {', '.join(prediction.left_out)}" if prediction.left_out else ""
     return f"{said}; by {prediction.source}{without}"
 
