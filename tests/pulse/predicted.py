@@ -109,7 +109,8 @@ def said(name: str, errors: list[float]) -> str:
     """The share within the limit, and the median error."""
     within = sum(abs(one) <= MAX_ERROR for one in errors)
     share, middle = within / len(errors), median(map(abs, errors))
-    return f"{name}: {within} of {len(errors)} within {MAX_ERROR:.0%} of measured ({share:.0%}, wanted {WANTED_SHARE:.0%}); median {middle:.1%}"
+    shares = f"{share:.0%}, wanted {WANTED_SHARE:.0%}"
+    return f"{name}: {within} of {len(errors)} within {MAX_ERROR:.0%} of measured ({shares}); median {middle:.1%}"
 
 
 def main() -> None:

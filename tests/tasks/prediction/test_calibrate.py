@@ -1,6 +1,8 @@
 """The trainer itself is measured for some seconds, on a run whose data are nowhere; nothing of it stays but what it cost."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -8,7 +10,7 @@ from tasks.home import Home
 from tasks.prediction import calibrate as module
 from tasks.prediction.calibrate import calibrate
 from tasks.prediction.conditions import conditions_here
-from tasks.prediction.costs import step_key
+from tasks.prediction.costs import Costs, step_key
 from tasks.prediction.evidence import keep_calibration, known_costs
 from tasks.prediction.predict import predict
 from tasks.training.spent import compiled_steps
@@ -17,26 +19,30 @@ from trainer.base.errors import TrainingError
 from trainer.config import RunConfig
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home.open(str(tmp_path / "home"))
+class Calibrated(NamedTuple):
+    home: Home
+    run: RunConfig
+    costs: Costs
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calibrated]:
+    """After a few updates, however few seconds they took."""
+    home = Home.open(str(tmp_path_factory.mktemp("home")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SECONDS", 0.0)
+        run = run_in(home)
+        yield Calibrated(home, run, calibrate(run, 4, home))
 
 
 def run_in(home: Home, **changes: object) -> RunConfig:
-    """Its caches are not there, and it has a batch, an average and limits that change."""
-    return tiny_run(
-        stop_step=100,
-        output=str(home.run("tiny-proxy", "warm-up")),
-        batch=[[0, 2], [50, 4]],
-        stability={"ema_decay": [[60, 0.9]]},
-        **changes,
-    )
+    """Its caches are not there, and it has a batch and an average that change."""
+    output = str(home.run("tiny-proxy", "warm-up"))
+    return tiny_run(stop_step=100, output=output, batch=[[0, 2], [50, 4]], stability={"ema_decay": [[60, 0.9]]}, **changes)
 
 
-def test_a_run_without_data_is_measured_and_leaves_its_compiled_step(home: Home, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "SECONDS", 0.0)
-    run = run_in(home)
-    costs = calibrate(run, 4, home)
+def test_a_run_without_data_is_measured_and_leaves_its_compiled_step(calibrated: Calibrated):
+    home, run, costs = calibrated
     assert set(costs.steps) == {step_key(run, 4)}
     step = costs.steps[step_key(run, 4)]
     assert step.updates >= module.WANTED_UPDATES
@@ -52,32 +58,33 @@ def test_a_run_without_data_is_measured_and_leaves_its_compiled_step(home: Home,
     assert [path.name for path in (home.runs / "tiny-proxy").iterdir()] == ["compilation-cache"]
     assert compiled_steps(Path(run.output)) == 1
 
+
+def test_the_compiled_step_is_read_by_what_comes_after(calibrated: Calibrated):
+    home, run, _ = calibrated
+    again = calibrate(run, 4, home)
+    assert not again.steps[step_key(run, 4)].compiled
+
+
+def test_a_calibration_is_known_under_its_conditions_alone(calibrated: Calibrated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    _, run, costs = calibrated
+    home = Home.open(str(tmp_path / "home"))
     assert known_costs(home) == []
     keep_calibration(home, costs)
-    assert known_costs(home) == [costs]
-    assert predict(run, [costs], is_from_scratch=True).seconds is None, "its other batch was not measured"
+    later = costs.but(measured_at=costs.measured_at + 1)
+    keep_calibration(home, later)
+    assert known_costs(home) == [later]
+    assert predict(run, [later], is_from_scratch=True).seconds is None, "its other batch was not measured"
     prediction = predict(run.but(batch=4), known_costs(home), is_from_scratch=True)
     assert prediction.seconds is not None
     assert "a calibration of" in prediction.source
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=")
+    assert known_costs(home) == []
 
 
-def test_a_step_that_is_compiled_is_read(home: Home, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "SECONDS", 0.0)
-    run = run_in(home)
-    costs = calibrate(run, 4, home)
-    keep_calibration(home, costs)
-    again = calibrate(run, 4, home)
-    assert costs.steps[step_key(run, 4)].compiled
-    assert not again.steps[step_key(run, 4)].compiled, "the compiled step is there"
-    keep_calibration(home, again)
-    assert known_costs(home) == [again]
-    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_use_thunk_runtime=true")
-    assert known_costs(home) == [], "measured under other conditions"
-
-
-def test_a_trainer_that_fails_says_why_and_leaves_nothing(home: Home):
+def test_a_trainer_that_fails_says_why_and_leaves_nothing(tmp_path: Path):
+    home = Home.open(str(tmp_path / "home"))
     run = run_in(home, execution={"mesh": {"tensor": 3}})
-    with pytest.raises(TrainingError, match="calibrating warm-up failed: .+"):
+    with pytest.raises(TrainingError, match=r"calibrating warm-up failed: .+"):
         calibrate(run, 4, home)
     assert list((home.runs / "tiny-proxy").glob(f"{module.SCRATCH}*")) == []
 
