@@ -13,19 +13,22 @@ from tasks.prediction.costs import Costs, step_keys
 from tasks.prediction.evidence import keep_calibration, known_costs
 from tasks.prediction.predict import Prediction, predict, predict_slice, price_per_hour
 from tasks.progress import say
+from tasks.training.choice import HERE, chosen_kind
 from tasks.training.machine import execution_here, machine_here
 from trainer.config import RunConfig
 
 
 def predict_phase(phase: Phase, run: RunConfig, home: Home) -> Prediction:
-    """What the run of a phase will take.
+    """What the run of a phase will take. What was measured here counts more than a roofline, also for a slice that this machine is.
 
     Raises:
         ConfigError: the price that the environment names is none.
         TrainingError: jax does not start, or preflight's compiler failed.
     """
-    if is_here(phase):
-        return _of_this_machine(phase, run, known_costs(home))
+    if is_here(phase) or chosen_kind() == HERE:
+        prediction = _of_this_machine(phase, run, known_costs(home))
+        if is_here(phase) or prediction.seconds is not None:
+            return prediction
     from tasks.preflight.preflight import preflight_setup  # it imports jax
 
     reports: list[dict[str, Any]] = [preflight_setup(setup, home) for setup in setups_of([phase])]

@@ -113,18 +113,22 @@ def predict(run: RunConfig, known: Sequence[Costs], *, is_from_scratch: bool, us
 
 def predict_slice(run: RunConfig, reports: Sequence[Mapping[str, Any]], usd_per_hour: float | None = None) -> Prediction:
     """By preflight's reports of all setups of the phase: its updates alone."""
+    steps = run.stop_step - run.start_step
+    where = reports[0]["slice"]
+    if any(report["step_seconds"] is None for report in reports):
+        return Prediction(run_digest=run.digest, steps=steps, source=f"preflight has no time of a step for {where}")
     seconds = sum(report["steps"] * report["step_seconds"] for report in reports)
     how = "estimate" if any(report["estimated"] for report in reports) else "roofline"
     return Prediction(
         run_digest=run.digest,
-        steps=run.stop_step - run.start_step,
+        steps=steps,
         seconds=seconds,
         parts={"step": seconds},
         memory_bytes=round(max(report["gib_per_chip"]["peak"] for report in reports) * 2**30),
         memory_of="chip",
         usd_per_hour=usd_per_hour,
         usd=None if usd_per_hour is None else seconds / HOUR_SECONDS * usd_per_hour,
-        source=f"preflight's {how} for {reports[0]['slice']}",
+        source=f"preflight's {how} for {where}",
         left_out=LEFT_OUT_PREFLIGHT,
     )
 

@@ -27,7 +27,7 @@ from trainer.base.storage import write_json
 from trainer.config import LearningRateSegment, LossEvaluation, RunConfig, always
 from trainer.data.manifest import SPLITS
 
-RECIPES = ("marin-8b", "marin-32b", "trinity-nano")
+RECIPES = "marin-8b,marin-32b"
 BATCHES, STEPS = (2, 4, 8), (80, 120, 200, 300)
 ROWS, MAX_ERROR, WANTED_SHARE = 2048, 0.15, 0.8
 RATE = 1e-4
@@ -43,10 +43,10 @@ class Outcome(NamedTuple):
     took: float
 
 
-def phases(home: Home, count: int) -> Iterator[RunConfig]:
+def phases(home: Home, count: int, recipes: str = RECIPES) -> Iterator[RunConfig]:
     """Runs of several models, batches and lengths, the same for the same folder."""
     rng = random.Random(20)
-    every = [(recipe, phase) for name in RECIPES for recipe in [load_recipe(name, "proxy")] for phase in recipe.main_line]
+    every = [(recipe, phase) for name in recipes.split(",") for recipe in [load_recipe(name, "proxy")] for phase in recipe.main_line]
     for number in range(count):
         recipe, phase = rng.choice(every)
         run = run_without_data(recipe, phase, home)
@@ -118,12 +118,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder")
     parser.add_argument("--phases", type=int, default=60)
+    parser.add_argument("--recipes", default=RECIPES, help="between commas; those with experts, such as trinity-nano, take minutes a phase")
     given = parser.parse_args()
     home = Home.open(given.folder)
     print(f"{'phase':10} {'parameters as':28} {'steps':>5} {'took':>7} {'calibrated':>11} {'newest':>8} {'error':>7} {'error':>7}")
     alone: list[float] = []
     newest: list[float] = []
-    for run in phases(home, given.phases):
+    for run in phases(home, given.phases, given.recipes):
         is_done = RunFolder.at(run.output).result.exists()
         found = measure(run, home)
         shape = f"{run.model.num_layers} × {run.model.d_model}, batch {run.batch.at(0)}, {run.optimizer.kind}"

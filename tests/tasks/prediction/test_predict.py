@@ -176,6 +176,11 @@ def test_a_slice_has_what_preflight_reports_and_a_price():
     )
 
 
+def test_a_slice_without_a_time_of_a_step_is_not_predicted():
+    reports = [{"slice": "v5p-8", "steps": 10, "step_seconds": None, "estimated": False, "gib_per_chip": {"peak": None}}]
+    assert words_of(predict_slice(tiny_run(stop_step=10), reports)) == "not predicted: preflight has no time of a step for v5p-8"
+
+
 @pytest.mark.parametrize("text", ["much", "-1", "nan", "inf"])
 def test_a_price_that_is_none_is_refused(text: str):
     assert price_per_hour({}) is None
