@@ -43,7 +43,7 @@ async def watch(home: Home, server: OwnServer | None) -> None:
                 await sweep.look()
                 await close_missed()
                 await wake(home)
-                for name in await rerun.look():
+                for name in await rerun.look(but=sweep.asked):
                     print(f"phasewise: '{name}' crashed, and is started once more", file=sys.stderr, flush=True)
             since_sweep = 0.0
 

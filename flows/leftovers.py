@@ -1,16 +1,24 @@
-"""Flow runs that Prefect shows as running, and whose process is gone before it could say so.
+"""Flow runs that Prefect shows as running, and whose process is gone before it could say so, or that was never asked to end.
 
 Prefect's rows do not say who is alive; the files of `flows.presence` do.
 """
 
+import os
+import signal
+import time
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
 
 from flows.presence import forget_all_but, is_present
+from tasks.holder import holder_of
 from tasks.home import Home
 
 ALIVE = ("RUNNING", "PENDING", "CANCELLING")
 PAGE = 200
+UNREACHED_SECONDS = 15.0
+"""Prefect's worker asks a run that was cancelled to end within a moment. One that is at work so long after was not reached."""
+CANCELLED_MESSAGE = "Cancelled: its process was asked to end, and has ended."
 MESSAGE = "Ended with the process that ran it, before it could say so. Start it again: it goes on from what is done."
 
 
@@ -29,33 +37,54 @@ async def close_leftovers(home: Home, pools: Collection[str]) -> int:
         runs = await _at_work(client, home, pools)
         for run in runs:
             if not is_present(home, str(run.id)):
-                await _close(client, run)
+                await _close(client, run.id, is_cancelled=run.state.is_cancelling())
                 closed += run.parent_task_run_id is None
     forget_all_but({str(run.id) for run in runs}, home)
     return closed
 
 
 class Sweep:
-    """Looks, again and again while a server is up, for runs whose process has gone.
+    """Looks, again and again while a server is up, for runs whose process has gone, and for cancelled ones whose process goes on.
 
-    Prefect's worker says of its own runs how they ended, and needs a moment for it: what is found gone twice is closed.
+    Prefect's worker says of its own runs how they ended, and needs a moment for it: what is found gone twice is closed. It stops looking
+    for cancelled runs where a server was away for too long: then the process is asked to end from here.
+
+    Attributes:
+        asked: the runs that were asked to end from here, and are not shown as cancelled yet.
     """
 
     def __init__(self, home: Home, pools: Collection[str]) -> None:
         self._home, self._pools = home, pools
         self._gone: set[str] = set()
+        self._cancelling: dict[str, float] = {}
+        self.asked: set[str] = set()
 
     async def look(self) -> None:
-        """Close what was gone before, and still is shown as at work."""
+        """Close what was gone before, and still is shown as at work; end what was cancelled, and is still at work."""
         from prefect.client.orchestration import get_client
 
         async with get_client() as client:
             runs = await _at_work(client, self._home, self._pools)
             started = [run for run in runs if not run.state.is_pending()]
+            self._ask_to_end([run for run in started if run.state.is_cancelling()])
+            for run_id in [run_id for run_id in self.asked if not is_present(self._home, run_id)]:
+                await _close(client, run_id, is_cancelled=True)
+                self.asked.discard(run_id)
             gone = {str(run.id): run for run in started if is_present(self._home, str(run.id)) is False}
             for run_id in self._gone & gone.keys():
-                await _close(client, gone.pop(run_id))
+                await _close(client, run_id, is_cancelled=gone.pop(run_id).state.is_cancelling())
         self._gone = set(gone)
+
+    def _ask_to_end(self, cancelling: list[Any]) -> None:
+        """By SIGTERM, as Prefect does it: a training saves first."""
+        now = time.monotonic()
+        self._cancelling = {run_id: self._cancelling.get(run_id, now) for run_id in (str(run.id) for run in cancelling)}
+        for run_id, since in self._cancelling.items():
+            holder = holder_of(self._home.presence(run_id))
+            if holder and run_id not in self.asked and now - since >= UNREACHED_SECONDS:
+                self.asked.add(run_id)
+                with suppress(ProcessLookupError):
+                    os.kill(holder.pid, signal.SIGTERM)
 
 
 async def _at_work(client: Any, home: Home, pools: Collection[str]) -> list[Any]:
@@ -70,7 +99,8 @@ async def _at_work(client: Any, home: Home, pools: Collection[str]) -> list[Any]
     return [run for run in found if run.work_pool_name in pools or run.parameters.get("home") == str(home.root)]
 
 
-async def _close(client: Any, run: Any) -> None:
-    from prefect.states import Crashed
+async def _close(client: Any, run_id: Any, *, is_cancelled: bool) -> None:
+    from prefect.states import Cancelled, Crashed
 
-    await client.set_flow_run_state(run.id, Crashed(message=MESSAGE), force=True)
+    state = Cancelled(message=CANCELLED_MESSAGE) if is_cancelled else Crashed(message=MESSAGE)
+    await client.set_flow_run_state(run_id, state, force=True)

@@ -4,6 +4,7 @@ Prefect's automations for this go by heartbeats, and have taken live runs for de
 train beside the first. Here the process itself is asked for, by the file that it holds as long as it lives.
 """
 
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
@@ -22,14 +23,18 @@ class Rerun:
         self._home, self._since = home, since
         self._settled: set[str] = set()
 
-    async def look(self) -> list[str]:
-        """Start again what crashed and has no process any more; the names of those runs."""
+    async def look(self, but: Collection[str] = ()) -> list[str]:
+        """Start again what crashed and has no process any more; the names of those runs.
+
+        Args:
+            but: runs that somebody cancelled, by their ids: however their process says that it ended, they are over.
+        """
         from prefect.client.orchestration import get_client
 
         started: list[str] = []
         async with get_client() as client:
             for run in await _crashed(client):
-                if str(run.id) not in self._settled and await self._may_start(client, run):
+                if str(run.id) not in {*self._settled, *but} and await self._may_start(client, run):
                     await _start(client, run)
                     started.append(run.name)
         return started

@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Container, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,6 +128,7 @@ TABLE: tuple[Metric, ...] = (
 """Every name that a row may hold."""
 
 
+@cache
 def metric_of(name: str) -> Metric | None:
     """What the table says of a name; None is a name that is not in it."""
     return next((metric for metric in TABLE if re.fullmatch(metric.pattern, name)), None)

@@ -3,6 +3,9 @@
 import asyncio
 import logging
 import re
+import signal
+import subprocess
+import sys
 import urllib.error
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -16,7 +19,7 @@ from deployments.declared import Source, declare, declare_pools
 from deployments.own_recipes import read_folder
 from deployments.register import register
 from deployments.worker import RUN_MODULE
-from flows.leftovers import close_leftovers
+from flows.leftovers import CANCELLED_MESSAGE, close_leftovers
 from flows.recipes import NAMES
 from flows.recipes.python_file import allow_code
 from flows.server import SERVED
@@ -28,6 +31,16 @@ from validations.verdict import Verdict
 
 pytestmark = pytest.mark.timeout(900)  # a guard against hanging: a busy machine may need minutes for a server
 T = TypeVar("T")
+AT_WORK = """
+import sys
+from pathlib import Path
+from flows.presence import stay_present
+from tasks.home import Home
+stay_present(Home(Path(sys.argv[1])), sys.argv[2], "a run")
+print("at work", flush=True)
+sys.stdin.read()
+"""
+"""The process of a flow run, as far as others can see."""
 REFUSAL = "--set kestrel.nonsense=1: kestrel has no field 'nonsense'; did you mean notes?"
 
 
@@ -49,6 +62,20 @@ def test_it_says_where_it_is_and_refuses_what_the_form_would(up: Up) -> None:
 
     assert wait_for(up, "the reason in the log", warnings) == [state["message"]]
     check_that_leftovers_are_closed(up, run["id"])
+    check_that_a_cancelled_run_that_nobody_reaches_ends(up, run["id"])
+
+
+def check_that_a_cancelled_run_that_nobody_reaches_ends(up: Up, run: str) -> None:
+    """No worker knows its process, as where Prefect's stopped looking for cancelled runs."""
+    ask(up, f"flow_runs/{run}/set_state", {"state": {"type": "RUNNING"}, "force": True})
+    with subprocess.Popen([sys.executable, "-c", AT_WORK, str(up.home), run], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"at work\n"
+        ask(up, f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": True})
+        process.stdout.read()
+        assert process.wait() == -signal.SIGTERM
+    assert final_state(up, run)["message"] == CANCELLED_MESSAGE
+    assert state_of(up, run)["type"] == "CANCELLED"
 
 
 def check_that_leftovers_are_closed(up: Up, run: str) -> None:

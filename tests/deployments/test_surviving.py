@@ -178,6 +178,9 @@ def test_a_training_goes_on_while_the_server_is_away_and_the_ui_catches_up(hasty
     assert processes(hasty, RUN_MODULE) == [flow]
     names = [state["name"] for state in states(hasty, run)]
     assert (names[-1], "Crashed" in names) == ("Running", False)
+    cancel(hasty, run)
+    assert state_of(hasty, run)["name"] == "Cancelled"
+    assert not flow.is_running(), "cancelled only where it has ended"
 
 
 def goes_on(up: Up, seconds: float) -> None:
