@@ -42,13 +42,15 @@ def predict_local(recipe: Recipe, phases: Iterable[Phase], home: Home, *, calibr
         calibrates: what no prediction can be made of is measured first, some ten seconds each.
 
     Raises:
-        ConfigError, TrainingError: as `predict_phase`, or a calibration failed.
+        ConfigError: as `predict_phase`, or another process is at work in this home: it would be measured, too.
+        TrainingError: as `predict_phase`, or a calibration failed.
     """
     here = {phase.name: phase for phase in phases if is_here(phase)}
     runs = {name: run_without_data(recipe, phase, home) for name, phase in here.items()}
     if calibrates:
-        for name, run in runs.items():
-            _calibrate(name, run, home)
+        with home.held("`phasewise preflight --calibrate`"):
+            for name, run in runs.items():
+                _calibrate(name, run, home)
     known = known_costs(home)
     return {name: _of_this_machine(phase, runs[name], known) for name, phase in here.items()}
 

@@ -161,13 +161,13 @@ def _tiles(files: PhaseFiles, curves: Curves, step: int, *, is_alive: bool, now:
     if not files.result:
         tiles.append(Tile("last sign of life", _ago(files.last_sign, now), "" if is_alive else "not at work"))
     if account := read_account(files.folder):
-        tiles.append(_predicted(account))
+        tiles.append(predicted_tile(account))
     if curves.is_whole:
         tiles.insert(1, Tile("tokens", count(int(_sum(curves, "tokens"))), "of this phase"))
     return tiles
 
 
-def _predicted(account: Account) -> Tile:
+def predicted_tile(account: Account) -> Tile:
     """What it took, beside what was predicted; while it trains, the prediction."""
     predicted = account.prediction.seconds
     said = "not predicted" if predicted is None else f"predicted {about(predicted)}"

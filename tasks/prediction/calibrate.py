@@ -17,8 +17,8 @@ import numpy as np
 from tasks.home import Home
 from tasks.prediction.conditions import conditions_here
 from tasks.prediction.costs import MIN_UPDATES, Costs, bytes_in, costs_of
+from tasks.training.choice import HERE, launcher_for
 from tasks.training.follow import start_and_follow
-from tasks.training.local import LocalLauncher
 from tasks.training.protocol import Launcher, Life, last_words
 from tasks.training.spent import Clock, read_lives
 from trainer.base.errors import TrainingError
@@ -61,7 +61,7 @@ def calibrate(run: RunConfig, batch_sequences: int, home: Home, launcher: Launch
         made = scratch_run(run, batch_sequences, folder)
         place = RunFolder.at(made.output)
         write_json(place.run_file, made.model_dump(mode="json"))
-        _train(made, launcher or LocalLauncher())
+        _train(made, launcher or launcher_for(run, HERE))
         rows, lives = read_metrics(place.metrics), read_lives(place.path)
         newest = max(saved_steps(place.checkpoints), default=None)
         size = None if newest is None else bytes_in(place.checkpoint(newest))

@@ -1,5 +1,7 @@
 """Which prediction a phase gets: what was measured here, or preflight's for a slice; and that nothing is calibrated unasked."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,18 @@ from tasks.prediction.evidence import keep_calibration
 from tasks.preflight import preflight as preflight_module
 from tasks.training.choice import LAUNCHER_VARIABLE
 from tests.pulse.runs import tiny_recipe
+from trainer.base.errors import ConfigError
 from trainer.config import RunConfig, always
 
 REPORT = {"slice": "cpu-2", "steps": 40, "step_seconds": 2.0, "estimated": False, "gib_per_chip": {"peak": 1.0}}
+
+HOLDS = """
+import sys
+from tasks.home import Home
+with Home.open(sys.argv[1]).held("a test"):
+    print("holds", flush=True)
+    sys.stdin.read()
+"""
 
 
 @pytest.fixture
@@ -78,3 +89,15 @@ def test_the_price_is_of_the_environment(home: Home, monkeypatch: pytest.MonkeyP
     assert predict_phase(phase, run, home).usd is None
     monkeypatch.setenv("PHASEWISE_USD_PER_HOUR", "360")
     assert predict_phase(phase, run, home).usd == 2.0
+
+
+def test_while_a_run_is_at_work_nothing_is_calibrated(home: Home, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "calibrate", lambda *given: pytest.fail("it would be measured, too"))
+    recipe = tiny_recipe()
+    held = subprocess.Popen([sys.executable, "-c", HOLDS, str(home.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with held:
+        assert held.stdout
+        assert held.stdout.readline() == "holds\n"
+        with pytest.raises(ConfigError, match="a test"):
+            predict_local(recipe, recipe.phases, home, calibrates=True)
+        held.communicate()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -35,7 +35,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calibrated]
         yield Calibrated(home, run, calibrate(run, 4, home))
 
 
-def run_in(home: Home, **changes: object) -> RunConfig:
+def run_in(home: Home, **changes: Any) -> RunConfig:
     """Its caches are not there, and it has a batch and an average that change."""
     output = str(home.run("tiny-proxy", "warm-up"))
     return tiny_run(stop_step=100, output=output, batch=[[0, 2], [50, 4]], stability={"ema_decay": [[60, 0.9]]}, **changes)

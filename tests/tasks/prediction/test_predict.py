@@ -126,7 +126,8 @@ def test_nothing_is_predicted_of_another_step(changes: dict[str, Any]):
 
 @pytest.mark.parametrize("changes", [{"stability": {"z_loss": [[0, 1e-4]]}}, {"seed": 1}, {"stop_step": 50}, {"recovery": None}])
 def test_what_costs_nothing_changes_no_key(changes: dict[str, Any]):
-    assert step_keys(tiny_run(**{"stop_step": 100, **changes})) == step_keys(tiny_run(stop_step=100))
+    other: dict[str, Any] = {"stop_step": 100, **changes}
+    assert step_keys(tiny_run(**other)) == step_keys(tiny_run(stop_step=100))
 
 
 def test_the_newest_measurement_counts_and_is_named():
