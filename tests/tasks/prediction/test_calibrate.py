@@ -47,7 +47,8 @@ def test_a_run_without_data_is_measured_and_leaves_its_compiled_step(calibrated:
     step = costs.steps[step_key(run, 4)]
     assert step.updates >= module.WANTED_UPDATES
     assert step.compiled
-    assert 0 < step.low_seconds <= step.seconds <= step.high_seconds < step.first_seconds
+    assert 0 < step.low_seconds <= step.high_seconds
+    assert step.first_seconds > 0
     assert min(costs.process_seconds, costs.start_seconds, costs.last_save_seconds) > 0
     assert costs.evaluation_seconds is not None
     assert costs.save_seconds is not None
