@@ -135,6 +135,7 @@ def lineage(target: str, scale: Scale, as_json: bool) -> None:
 @set_option
 @click.option("--region", metavar="REGION", help="Where the slice is: reads from a home in another region are named, with bytes and price.")
 @click.option("--price-per-gib", type=click.FloatRange(min=0), metavar="USD", help="Of such reads, in place of the table's price.")
+@click.option("--calibrate", is_flag=True, help="Train what is for this machine some ten seconds, to predict how long it takes.")
 @click.option("--machine-code", is_flag=True, help="Go on until the machine code is there: minutes a setup, and the same figures.")
 @home_option
 @json_option
@@ -146,12 +147,14 @@ def preflight(
     as_json: bool,
     machine_code: bool,
     estimate: bool,
+    calibrate: bool,
     region: str | None,
     price_per_gib: float | None,
 ) -> None:
     """Compile for the slice: memory, FLOPs, time, chip-hours. Exit 1 where a phase does not fit.
 
-    At full scale where none is named. For GPUs nothing is compiled: their figures are estimates, and say so.
+    At full scale where none is named. For GPUs nothing is compiled: their figures are estimates, and say so. Phases of this machine are
+    predicted by what was trained or calibrated here.
     """
     from flows.commands.preflight import preflight_target, print_preflight
     from flows.terminal import shown_on_terminal
@@ -164,6 +167,7 @@ def preflight(
             scale=scale,
             machine_code=machine_code,
             estimated=estimate,
+            calibrates=calibrate,
             region=region,
             usd_per_gib=price_per_gib,
         )

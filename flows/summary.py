@@ -15,6 +15,7 @@ from flows.recipes.reported import results_of
 from flows.record import PhaseRecord, read_records
 from flows.resolved import Resolved
 from tasks.evaluation.baselines import baselines_path
+from tasks.prediction.account import read_account, words_of_account
 from tasks.publication.contents import BenchmarkReport, PhaseReport, RecordReport, Report, RollBackReport, VerdictReport
 from tasks.publication.routing import routing_of
 from tasks.training.spent import read_spent, words_of
@@ -201,6 +202,7 @@ def _phase_report(resolved: Resolved, record: PhaseRecord) -> PhaseReport:
         roll_backs=_roll_backs(record),
         computed=computed_of(record),
         spent=words_of(spent) if (spent := read_spent(home.run(recipe.run_name, phase.name))) else "",
+        predicted=words_of_account(account) if (account := read_account(home.run(recipe.run_name, phase.name))) else "",
     )
 
 

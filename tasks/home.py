@@ -235,9 +235,19 @@ class Home:
         """The result of compiling a step for a slice."""
         return self.root / "preflight" / f"{key[:16]}.json"
 
+    @property
+    def calibrations(self) -> Path:
+        """What was measured of this machine, for `tasks.prediction`."""
+        return self.work / "calibrations"
+
+    @property
+    def runs(self) -> Path:
+        """The runs of all recipes, a folder each, with a folder a phase."""
+        return self.work / "runs"
+
     def run(self, run_name: str, phase: str) -> Path:
         """A phase's run: metrics, checkpoints, result, evaluation."""
-        return self.work / "runs" / run_name / phase
+        return self.runs / run_name / phase
 
     def question(self, run_name: str, phase: str) -> Path:
         """What a phase's training asks a person, where its recovery is `ask`; in the form of a verdict."""

@@ -6,11 +6,13 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
+from flows.predicted import is_here, predict_local
 from flows.recipes import load_target, load_written, split_target
 from flows.recipes.recipe import Scale
 from flows.setups import setups_of
 from flows.tables import print_table
 from tasks.home import Home
+from tasks.prediction.predict import Prediction, words_of
 from tasks.preflight.launcher import versions
 from tasks.preflight.preflight import preflight_setup
 from tasks.preflight.regions import GIB, check_region, reads_between, region_of
@@ -31,6 +33,7 @@ def preflight_target(
     scale: Scale | None = None,
     machine_code: bool = False,
     estimated: bool = False,
+    calibrates: bool = False,
     region: str | None = None,
     usd_per_gib: float | None = None,
 ) -> Report:
@@ -39,6 +42,7 @@ def preflight_target(
     Args:
         scale: None is full scale, or as it is written for a recipe whose sizes are its own.
         estimated: nothing is compiled.
+        calibrates: the phases of this machine are measured where nothing like them was, some ten seconds each.
         region: where the slice is: reads from a home in another region are named.
         usd_per_gib: what they cost, in the place of the table's price.
 
@@ -57,8 +61,16 @@ def preflight_target(
     for setup in setups:
         say(f"preflight of {setup.words}")
         reports.append(preflight_setup(setup, place, machine_code=machine_code, estimated=estimated))
+    here = [] if slice_name else [one for one in phases if is_here(one)]
+    predicted = predict_local(recipe, here, place, calibrates=calibrates)
     away = {setup.phase for setup in setups}
-    found = {"recipe": recipe.name, "scale": recipe.scale, "phases": reports, "local": [one.name for one in phases if one.name not in away]}
+    found = {
+        "recipe": recipe.name,
+        "scale": recipe.scale,
+        "phases": reports,
+        "local": [one.name for one in phases if one.name not in away],
+        "predicted": {name: one.model_dump(mode="json") for name, one in predicted.items()},
+    }
     if region is None or bucket_region is None:
         return found
     reads = [one for setup in setups if (one := reads_between(setup, bucket_region, region, usd_per_gib))]
@@ -94,6 +106,10 @@ def print_preflight(report: Report) -> None:
         console.print(what_it_took(setup), soft_wrap=True, markup=False)
     for line in reads_in_words(report):
         console.print(line, soft_wrap=True, markup=False)
+    for name, predicted in report["predicted"].items():
+        console.print(f"{name}: {words_of(Prediction.model_validate(predicted))}", soft_wrap=True, markup=False)
+    if any(one["seconds"] is None for one in report["predicted"].values()):
+        console.print("What is not predicted can be measured first: the same command with --calibrate.", soft_wrap=True)
     if report["local"]:
         console.print(f"On this machine, nothing to compile: {', '.join(report['local'])}.", soft_wrap=True, markup=False)
 

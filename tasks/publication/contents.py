@@ -152,6 +152,7 @@ class PhaseReport(Recorded):
         reported: what the record reported of the phase, whose run was at full scale; of a smaller one scores and losses alone.
         spent: where the wall time of its training went, in words.
         computed: on what and how it was computed, in words.
+        predicted: what that was predicted to take, beside what it took, in words.
         roll_backs: the windows of data that it passed over.
     """
 
@@ -180,6 +181,7 @@ class PhaseReport(Recorded):
     reported: tuple[RecordReport, ...] = ()
     spent: str = ""
     computed: str = ""
+    predicted: str = ""
     roll_backs: tuple[RollBackReport, ...] = ()
 
     @property
