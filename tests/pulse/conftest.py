@@ -1,8 +1,6 @@
 """A tiny recipe through the real command line, a real Prefect server and real processes."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +10,8 @@ from flows.server import own_server
 from tasks.home import Home
 from tests.ports import free_port
 from tests.pulse.in_turn import ANOTHER_READER, InTurn, in_turn_process
-from tests.pulse.runs import Finished, Start, complete, tiny_recipe
+from tests.pulse.nursery import Command, Nursery, nursery_process
+from tests.pulse.runs import Finished, complete, tiny_recipe
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +36,10 @@ def environment(api_url: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def phasewise(environment: dict[str, str]) -> Start:
-    """Starts `phasewise …` against that server."""
-
-    def start(*words: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "flows.cli", *map(str, words)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-
-    return start
+def phasewise(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """Starts `phasewise …` against that server, in a process of its own that need not import everything first."""
+    with nursery_process(environment, tmp_path_factory.mktemp("said")) as nursery:
+        yield nursery
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +62,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def begun(phasewise: Start, recipe_file: Path, home: Path) -> Iterator[subprocess.Popen[str]]:
+def begun(phasewise: Nursery, recipe_file: Path, home: Path) -> Command:
     """A run that nothing disturbs, which may still be at work."""
-    with phasewise("run", recipe_file, "--home", home, "--json") as process:
-        yield process
-        process.kill()
+    return phasewise("run", recipe_file, "--home", home, "--json")
 
 
 @pytest.fixture(scope="module")
-def finished(begun: subprocess.Popen[str]) -> Finished:
+def finished(begun: Command) -> Finished:
     """Its result."""
     return complete(begun)
