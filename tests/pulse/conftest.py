@@ -1,6 +1,8 @@
 """A tiny recipe through the real command line, a real Prefect server and real processes."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +12,7 @@ from flows.server import own_server
 from tasks.home import Home
 from tests.ports import free_port
 from tests.pulse.in_turn import ANOTHER_READER, InTurn, in_turn_process
-from tests.pulse.nursery import Command, Nursery, nursery_process
-from tests.pulse.runs import Finished, complete, tiny_recipe
+from tests.pulse.runs import Finished, Start, complete, tiny_recipe
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +37,14 @@ def environment(api_url: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def phasewise(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    """Starts `phasewise …` against that server, in a process of its own that need not import everything first."""
-    with nursery_process(environment, tmp_path_factory.mktemp("said")) as nursery:
-        yield nursery
+def phasewise(environment: dict[str, str]) -> Start:
+    """Starts `phasewise …` against that server."""
+
+    def start(*words: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "flows.cli", *map(str, words)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+    return start
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +67,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def begun(phasewise: Nursery, recipe_file: Path, home: Path) -> Command:
+def begun(phasewise: Start, recipe_file: Path, home: Path) -> Iterator[subprocess.Popen[str]]:
     """A run that nothing disturbs, which may still be at work."""
-    return phasewise("run", recipe_file, "--home", home, "--json")
+    with phasewise("run", recipe_file, "--home", home, "--json") as process:
+        yield process
+        process.kill()
 
 
 @pytest.fixture(scope="module")
-def finished(begun: Command) -> Finished:
+def finished(begun: subprocess.Popen[str]) -> Finished:
     """Its result."""
     return complete(begun)

@@ -13,9 +13,8 @@ import psutil
 from flows.recipes import load_recipe
 from flows.recipes.recipe import Recipe
 from tests.pulse.in_turn import Ended
-from tests.pulse.nursery import Command
 
-Process = subprocess.Popen[str] | Command
+Start = Callable[..., subprocess.Popen[str]]
 Finished = dict[str, Any]
 MAX_SECONDS = 180  # a guard against hanging
 COMPONENTS = {"medu_science_qa": 50.0, "dolmino_stackexchange": 30.0, "flan": 20.0}
@@ -40,14 +39,14 @@ def tiny_recipe() -> Recipe:
     return Recipe.model_validate({**proxy, "name": "tiny", "phases": [first, second]})
 
 
-def complete(process: Process | Ended) -> Finished:
+def complete(process: subprocess.Popen[str] | Ended) -> Finished:
     """The JSON of a run that must succeed."""
     out, err = process.communicate()
     assert process.returncode == 0, err[-3000:]
     return json.loads(out)
 
 
-def wait_until(process: Process, reached: Callable[[], bool]) -> None:
+def wait_until(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
     """Until the run has come so far; that it ends first fails the test."""
     while not reached():
         with suppress(subprocess.TimeoutExpired):
@@ -55,7 +54,7 @@ def wait_until(process: Process, reached: Callable[[], bool]) -> None:
         assert process.poll() is None or reached(), f"the run ended first: {process.communicate()[1][-3000:]}"
 
 
-def kill_when(process: Process, reached: Callable[[], bool]) -> None:
+def kill_when(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
     """SIGKILL as soon as the run has come so far; everything it started must then go by itself."""
     wait_until(process, reached)
     children = psutil.Process(process.pid).children(recursive=True)

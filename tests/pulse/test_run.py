@@ -2,6 +2,8 @@ import asyncio
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,7 @@ import pytest
 from flows.commands.status import describe
 from tests.pulse.changes import CHANGES, Again, changed, what_must_be_done_again
 from tests.pulse.in_turn import InTurn
-from tests.pulse.nursery import Command, Nursery
-from tests.pulse.runs import Finished, complete, kill_when, trained_files, wait_until, with_limits
+from tests.pulse.runs import Finished, Start, complete, kill_when, trained_files, wait_until, with_limits
 from trainer.base.storage import digest_of_file, write_atomically
 from trainer.model.hugging_face import read_folder
 from trainer.state import params_digest
@@ -24,7 +25,7 @@ def digests(summary: Finished) -> list[str]:
     return [phase["params_digest"] for phase in summary["phases"]]
 
 
-def test_the_data_of_the_first_phase_are_judged(begun: Command, home: Path) -> None:
+def test_the_data_of_the_first_phase_are_judged(begun: subprocess.Popen[str], home: Path) -> None:
     """The first run is one for all tests; these look at it as it goes on."""
     verdict = home / "verdicts" / "tiny-proxy" / "kestrel" / "data.json"
     wait_until(begun, verdict.exists)
@@ -32,7 +33,7 @@ def test_the_data_of_the_first_phase_are_judged(begun: Command, home: Path) -> N
 
 
 @pytest.mark.parametrize(("phase", "stop_step"), [("kestrel", 40), ("ocelot", 52)])
-def test_one_phase_after_the_other_is_trained(begun: Command, home: Path, phase: str, stop_step: int) -> None:
+def test_one_phase_after_the_other_is_trained(begun: subprocess.Popen[str], home: Path, phase: str, stop_step: int) -> None:
     result = home / "runs" / "tiny-proxy" / phase / "result.json"
     wait_until(begun, result.exists)
     assert json.loads(result.read_text())["stop_step"] == stop_step
@@ -261,7 +262,7 @@ def test_work_is_not_set_aside_unless_somebody_says_so(
 
 
 @pytest.fixture(scope="module")
-def killed_in_data(finished: Finished, phasewise: Nursery, recipe_file: Path, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def killed_in_data(finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home of its own, whose run was killed while it wrote token caches. What the trainer compiled elsewhere it finds compiled."""
     place = tmp_path_factory.mktemp("killed")
     for kept in ("sources", "runs/tiny-proxy/compilation-cache"):
@@ -271,7 +272,7 @@ def killed_in_data(finished: Finished, phasewise: Nursery, recipe_file: Path, ho
 
 
 @pytest.fixture(scope="module")
-def killed_in_training(killed_in_data: Path, phasewise: Nursery, recipe_file: Path) -> Path:
+def killed_in_training(killed_in_data: Path, phasewise: Start, recipe_file: Path) -> Path:
     """The same home; the next run was killed while it trained."""
     metrics = killed_in_data / "runs" / "tiny-proxy" / "kestrel" / "metrics.jsonl"
     process = phasewise("run", recipe_file, "--home", killed_in_data, "--json")
@@ -280,7 +281,7 @@ def killed_in_training(killed_in_data: Path, phasewise: Nursery, recipe_file: Pa
 
 
 @pytest.fixture(scope="module")
-def killed_in_evaluation(killed_in_training: Path, phasewise: Nursery, recipe_file: Path) -> Path:
+def killed_in_evaluation(killed_in_training: Path, phasewise: Start, recipe_file: Path) -> Path:
     """The same home; the run after that was killed while it evaluated the last phase."""
     result = killed_in_training / "runs" / "tiny-proxy" / "ocelot" / "result.json"
     kill_when(phasewise("run", recipe_file, "--home", killed_in_training, "--json"), result.exists)
@@ -309,7 +310,7 @@ def test_killed_while_training_it_goes_on_with_caches_of_the_same_bytes(
 
 
 def test_killed_three_times_it_ends_as_if_nothing_had_been(
-    finished: Finished, killed_in_evaluation: Path, phasewise: Nursery, recipe_file: Path
+    finished: Finished, killed_in_evaluation: Path, phasewise: Start, recipe_file: Path
 ) -> None:
     runs = killed_in_evaluation / "runs" / "tiny-proxy"
     assert (runs / "kestrel" / "evaluation.json").exists()
@@ -318,7 +319,7 @@ def test_killed_three_times_it_ends_as_if_nothing_had_been(
 
 
 def test_an_evaluation_killed_at_work_costs_itself_alone(
-    finished: Finished, phasewise: Nursery, recipe_file: Path, home: Path, tmp_path: Path
+    finished: Finished, environment: dict[str, str], recipe_file: Path, home: Path, tmp_path: Path
 ) -> None:
     """As by the kernel where memory runs out: the command goes on to say so; checkpoint, verdicts and the parent's evaluation stay."""
     copied = Path(shutil.copytree(home, tmp_path / "home"))
@@ -326,10 +327,10 @@ def test_an_evaluation_killed_at_work_costs_itself_alone(
     before = json.loads(kept.read_text())
     kept.unlink()
     files = {path: digest_of_file(path) for part in ("runs", "verdicts") for path in (copied / part).rglob("*") if path.is_file()}
-    command = ("evaluate", f"{recipe_file}/ocelot", "--home", copied, "--json")
+    command = [sys.executable, "-m", "flows.cli", "evaluate", f"{recipe_file}/ocelot", "--home", str(copied), "--json"]
     (tmp_path / "work").mkdir()
-    at_work = {"TMPDIR": str(tmp_path / "work")}
-    process = phasewise(*command, settings=at_work)
+    at_work = environment | {"TMPDIR": str(tmp_path / "work")}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=at_work)
     wait_until(process, lambda: any((tmp_path / "work").glob("phasewise-evaluation-*/definitions/*.yaml")))
     [evaluating] = [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]
     evaluating.kill()
@@ -339,7 +340,7 @@ def test_an_evaluation_killed_at_work_costs_itself_alone(
     assert "Traceback" not in err
     assert {path: digest_of_file(path) for path in files} == files
     assert not kept.exists()
-    again = complete(phasewise(*command, settings=at_work))
+    again = complete(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=at_work))
     for found in (again, json.loads(kept.read_text())):
         assert {name: found[name] for name in ("key", "results", "bits_per_byte")} == {
             name: before[name] for name in ("key", "results", "bits_per_byte")
@@ -349,11 +350,12 @@ def test_an_evaluation_killed_at_work_costs_itself_alone(
 
 
 def test_an_evaluation_ends_with_the_command_that_is_killed(
-    finished: Finished, phasewise: Nursery, recipe_file: Path, home: Path, tmp_path: Path
+    finished: Finished, environment: dict[str, str], recipe_file: Path, home: Path, tmp_path: Path
 ) -> None:
     copied = Path(shutil.copytree(home, tmp_path / "home"))
     (copied / "runs" / "tiny-proxy" / "ocelot" / "evaluation.json").unlink()
-    process = phasewise("evaluate", f"{recipe_file}/ocelot", "--home", copied, "--json")
+    command = [sys.executable, "-m", "flows.cli", "evaluate", f"{recipe_file}/ocelot", "--home", str(copied), "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
     def evaluating() -> list[psutil.Process]:
         return [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]
