@@ -133,8 +133,8 @@ def lineage(target: str, scale: Scale, as_json: bool) -> None:
 @click.option("--slice", "slice_name", metavar="S", help="This slice in place of the recipe's, such as v4-2048, h100-8 or '2x v5e-256'.")
 @click.option("--estimate", is_flag=True, help="Compile nothing: sizes and rooflines alone, and it says so.")
 @set_option
-@click.option("--region", metavar="REGION", help="Where the slice is: reads from a home in another region are named, with bytes and price.")
-@click.option("--price-per-gib", type=click.FloatRange(min=0), metavar="USD", help="Of such reads, in place of the table's price.")
+@click.option("--region", metavar="REGION", help="Where the slice is: reads from a home in another region are named, with bytes.")
+@click.option("--price-per-gib", type=click.FloatRange(min=0), metavar="USD", help="The store's price of such reads.")
 @click.option("--calibrate", is_flag=True, help="Train what is for this machine some ten seconds, to predict how long it takes.")
 @click.option("--machine-code", is_flag=True, help="Go on until the machine code is there: minutes a setup, and the same figures.")
 @home_option

@@ -44,7 +44,7 @@ def preflight_target(
         estimated: nothing is compiled.
         calibrates: the phases of this machine are measured where nothing like them was, some ten seconds each.
         region: where the slice is: reads from a home in another region are named.
-        usd_per_gib: what they cost, in the place of the table's price.
+        usd_per_gib: the store's price of them.
 
     Raises:
         PhasewiseError: no such region, recipe or slice, no compiler, or the compiler failed.
@@ -122,10 +122,9 @@ def reads_in_words(report: Report) -> list[str]:
         return [f"The home's bucket is in {report['bucket_region']}, as the slice: reads from it cost nothing."]
     lines: list[str] = []
     for one in report["reads"]:
-        priced = "no price is known: --price-per-gib says one"
+        priced = "what that costs, --price-per-gib computes"
         if one["usd"] is not None:
-            of_when = f", of {one['as_of']}" if one["as_of"] else ""
-            priced = f"about ${one['usd']:,.2f} at ${one['usd_per_gib']:.2f} a GiB{of_when}"
+            priced = f"about ${one['usd']:,.2f} at ${one['usd_per_gib']:.2f} a GiB"
         lines.append(
             f"{one['phase']} on {one['slice']} in {one['slice_region']} reads about {one['read_bytes'] / GIB:,.2f} GiB of tokens from "
             f"{one['bucket_region']}, which is another location: {priced}."

@@ -1,10 +1,6 @@
 """Reads from a home in another region than the slice's: how many bytes a phase reads, and what they cost."""
 
 import re
-import tomllib
-from collections.abc import Mapping
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +9,10 @@ from trainer.base.errors import ConfigError
 from trainer.base.frozen import Frozen
 from trainer.base.storage import file_system_of
 
-PLACE, TABLE = "deployments", "regions.toml"
 REGION = re.compile(r"[a-z]+(-[a-z]+\d+)")
 """A region, such as us-east5. The name of a place of several has no dash."""
 GIB = 2**30
 TOKENS_OF_TWO_BYTES = 2**16
-
-
-class Prices(Frozen):
-    """The table.
-
-    Attributes:
-        as_of: the month of its figures.
-        continents: beginning of a location's name → continent.
-        usd_per_gib: continent of the bucket → that of the reader → price.
-    """
-
-    as_of: str
-    continents: Mapping[str, str]
-    usd_per_gib: Mapping[str, Mapping[str, float]]
 
 
 class Reads(Frozen):
@@ -39,8 +20,7 @@ class Reads(Frozen):
 
     Attributes:
         read_bytes: its tokens, once.
-        usd_per_gib, usd: None where no price is known.
-        as_of: the month of the price; empty where it was given.
+        usd_per_gib, usd: None where no price was given: stores change theirs, and none is kept here.
     """
 
     phase: str
@@ -50,13 +30,6 @@ class Reads(Frozen):
     read_bytes: int
     usd_per_gib: float | None
     usd: float | None
-    as_of: str
-
-
-@cache
-def read_prices() -> Prices:
-    """What the file says."""
-    return Prices.model_validate(tomllib.loads(files(PLACE).joinpath(TABLE).read_text(encoding="utf-8")))
 
 
 def region_of(home: Path) -> str | None:
@@ -94,33 +67,19 @@ def reads_between(setup: Setup, bucket_region: str, slice_region: str, usd_per_g
     """What a setup reads from another region; None where it is the same one.
 
     Args:
-        usd_per_gib: a price in the place of the table's.
+        usd_per_gib: the store's price of such reads.
     """
     if bucket_region == slice_region:
         return None
     step = setup.step
     width = 2 if step.model.vocab_size <= TOKENS_OF_TWO_BYTES else 4
     read_bytes = setup.steps * step.batch_sequences * step.model.seq_len * width
-    prices = read_prices()
-    price = price_between(prices, bucket_region, slice_region) if usd_per_gib is None else usd_per_gib
     return Reads(
         phase=setup.phase,
         slice=setup.slice,
         bucket_region=bucket_region,
         slice_region=slice_region,
         read_bytes=read_bytes,
-        usd_per_gib=price,
-        usd=None if price is None else price * read_bytes / GIB,
-        as_of=prices.as_of if usd_per_gib is None else "",
+        usd_per_gib=usd_per_gib,
+        usd=None if usd_per_gib is None else usd_per_gib * read_bytes / GIB,
     )
-
-
-def price_between(prices: Prices, bucket_region: str, slice_region: str) -> float | None:
-    """US dollars a GiB; None where the table has none."""
-    bucket, reader = (_continent(prices, name) for name in (bucket_region, slice_region))
-    return prices.usd_per_gib.get(bucket, {}).get(reader)
-
-
-def _continent(prices: Prices, location: str) -> str:
-    beginning = re.match(r"[a-z]*", location)
-    return prices.continents.get(beginning[0] if beginning else "", "")

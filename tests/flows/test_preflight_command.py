@@ -114,8 +114,9 @@ def test_the_flow_fails_where_a_setup_does_not_fit(monkeypatch: pytest.MonkeyPat
 def test_reads_from_another_region_are_named_with_bytes_and_price(run: Run, gcs: Path) -> None:
     done = run("marin-32b/mantis", "--region", "europe-west4", "--home", str(gcs))
     assert done.exit_code == 0, done.stderr
-    assert "GiB of tokens from us, which is another location: about $" in done.stdout
-    assert "at $0.05 a GiB, of 2025-01." in done.stdout
+    assert "GiB of tokens from us, which is another location: what that costs, --price-per-gib computes." in done.stdout
+    priced = run("marin-32b/mantis", "--region", "europe-west4", "--home", str(gcs), "--price-per-gib", "1")
+    assert "at $1.00 a GiB." in priced.stdout
     given = run("marin-32b/mantis", "--region", "europe-west4", "--home", str(gcs), "--price-per-gib", "1", "--json")
     reads = json.loads(given.stdout)["reads"]
     assert reads[0]["usd"] == pytest.approx(reads[0]["read_bytes"] / 2**30)
