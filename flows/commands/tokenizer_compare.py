@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import rich.box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from flows.recipes import scale_of
@@ -179,9 +180,16 @@ def _behaviour(tokenizers: Sequence[dict[str, Any]]) -> list[tuple[str, list[str
 
 def _print(console: Console, title: str, tokenizers: Sequence[dict[str, Any]], rows: Sequence[tuple[str, list[str]]]) -> None:
     table = Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column(title)
-    for one in tokenizers:
-        table.add_column(one["name"], justify="right", overflow="fold")
+    table.add_column("")
+    for name in _short([one["name"] for one in tokenizers]):
+        table.add_column(name, justify="right", overflow="fold")
     for name, cells in rows:
-        table.add_row(name, *cells)
+        table.add_row(escape(name), *map(escape, cells))
+    console.print(f"\n{title}", markup=False)
     print_table(console, table)
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    """The last parts of paths, where they tell all apart."""
+    last = [Path(name).name for name in names]
+    return last if len(set(last)) == len(last) else list(names)
