@@ -40,11 +40,15 @@ def test_a_cut_one_is_the_one_that_training_gives(trained: tuple[SplitName, str]
 
 
 def test_two_merges_may_make_one_entry():
-    """`ab` and `c`, `a` and `bc` both make `abc`: a cut after it keeps those that training had learnt by then."""
-    pieces = "xab xab xab xab bc bc bc ybc ybc abc abc zabc wabc"
-    for vocab_size in range(MIN_VOCAB_SIZE, MIN_VOCAB_SIZE + 8):
-        larger = train({"a": [pieces]}, MIN_VOCAB_SIZE + 8, split="trinity").content
-        assert truncate(larger, vocab_size) == train({"a": [pieces]}, vocab_size, split="trinity").content
+    """A cut after it keeps the merges that were learnt when it had its last entry."""
+    written = json.loads(content(vocab_size=MIN_VOCAB_SIZE))
+    merges = [["a", "b"], ["b", "c"], ["a", "bc"], ["ab", "c"], ["c", "d"]]
+    for number, token in enumerate(("ab", "bc", "abc", "cd")):
+        written["model"]["vocab"][token] = MIN_VOCAB_SIZE + number
+    larger = json.dumps({**written, "model": {**written["model"], "merges": merges}})
+    for entries, kept in ((2, 2), (3, 3), (4, 5)):
+        model = json.loads(truncate(larger, MIN_VOCAB_SIZE + entries))["model"]
+        assert (model["merges"], len(model["vocab"])) == (merges[:kept], MIN_VOCAB_SIZE + entries)
 
 
 @given(text=st.text())
