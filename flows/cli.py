@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from flows.commands import deciding, publishing
+from flows.commands import deciding, publishing, tokenizing
 from flows.options import (
     Scale,
     evaluation_options,
@@ -343,7 +343,7 @@ def up(home: str | None, port: int, recipes: str | None, site_port: int | None, 
     os.execv(sys.executable, command + [word for name, value in given.items() if value for word in (name, value)])
 
 
-for command in (deciding.approve, publishing.export, publishing.report, publishing.card, publishing.verify):
+for command in (deciding.approve, publishing.export, publishing.report, publishing.card, publishing.verify, tokenizing.tokenizer):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -31,9 +31,10 @@ def scale_in_words(scale: Scale) -> str:
 
 
 class Tokenizer(Frozen):
-    """A tokenizer by name on the hub, or, where `name` is None, a byte-level BPE trained on the recipe's own training split.
+    """A tokenizer by name on the hub or in a folder, or, where `name` is None, a byte-level BPE trained on the recipe's own training split.
 
     Attributes:
+        name: a folder that `phasewise tokenizer train` wrote begins with `/`, `./`, `../` or `~/`; else it is a name on the hub.
         components: those that it is trained on; None is all that the recipe draws from.
     """
 
@@ -45,8 +46,7 @@ class Tokenizer(Frozen):
     def _is_trained_or_fetched(self) -> "Tokenizer":
         if self.name is not None and self.components is not None:
             raise ValueError(
-                f"components are what a tokenizer is trained on, and {self.name} comes from the hub as it is: take them out, or let name "
-                "be null"
+                f"components are what a tokenizer is trained on, and {self.name} is taken as it is: take them out, or let name be null"
             )
         return self
 

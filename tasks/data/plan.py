@@ -14,6 +14,7 @@ from tasks.data.parts import Bundle, bundles_of, part_bytes
 from tasks.data.pin import Pin
 from tasks.data.source import Source
 from tasks.data.tokenizer import tokenizer_key
+from tasks.data.vocabularies.folder import content_name
 from tasks.home import Home
 from trainer.base.storage import as_path, digest_of_json
 from trainer.data.manifest import MANIFEST_NAME, SourceFile, Split
@@ -128,13 +129,15 @@ def plan_data(
     """Expand and fingerprint the sources; every key and folder follows from the digests. A pin names another folder, not another key.
 
     Args:
+        tokenizer_name: of the hub, or a folder as `names_folder` says; None is trained here.
         tokenizer_components: those that the tokenizer is trained on; None is all.
         benchmark_components: those from whose held-out text the benchmarks are made; None is all.
         digests: the files' contents as this command knows them; None is what the home keeps of earlier commands.
         budgets: component → tokens of which a part of its files will do; of the others everything is read.
 
     Raises:
-        DataError: a component has no files.
+        ConfigError: the folder of the tokenizer has none.
+        DataError: a component has no files, or the tokenizer in a folder was changed after it was written.
     """
     digests = KnownDigests(home) if digests is None else digests
     fixed = {name: at_commit(source) for name, source in sorted(sources.items())}
@@ -142,7 +145,7 @@ def plan_data(
     digests.keep()
     documents = {name: key_of_documents(fixed[name], listings[name]) for name in listings}
     trained_on = tuple(sorted(documents if tokenizer_components is None else tokenizer_components))
-    tokenizer = tokenizer_key((documents[name] for name in trained_on), vocab_size, tokenizer_name)
+    tokenizer = tokenizer_key((documents[name] for name in trained_on), vocab_size, content_name(tokenizer_name))
     pinned = {(pin.component, pin.split): pin for pin in pins}
 
     def cache(name: str, split: Split) -> CachePlan:

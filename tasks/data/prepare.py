@@ -26,6 +26,7 @@ from tasks.data.quarantine import write_quarantine
 from tasks.data.special_tokens import check_special_tokens, shared_special_tokens, special_tokens, special_tokens_of
 from tasks.data.standins import StandIn, collect, missing_stand_ins, write_stand_ins, write_test_items
 from tasks.data.tokenizer import check_tokenizer, fetch_tokenizer, load_tokenizer, train_tokenizer
+from tasks.data.vocabularies.folder import copy_tokenizer, names_folder
 from tasks.locks import held, held_all
 from tasks.progress import Meter, say
 from trainer.base.errors import DataError
@@ -73,7 +74,9 @@ def make_missing_tokenizer(plan: DataPlan, vocab_size: int, name: str | None) ->
     """Fetch the tokenizer by its name, or train it, unless it is there; whether anything was done.
 
     Raises:
-        DataError: it cannot be fetched, lacks the begin or the end token, or has more entries than `vocab_size`.
+        ConfigError: its name is a folder that has none.
+        DataError: it cannot be fetched, was changed after it was written, lacks the begin or the end token, or has more entries than
+            `vocab_size`.
     """
     is_made = not plan.tokenizer.exists() and _make_tokenizer(plan, vocab_size, name)
     check_special_tokens(plan.tokenizer, vocab_size)
@@ -85,6 +88,10 @@ def _make_tokenizer(plan: DataPlan, vocab_size: int, name: str | None) -> bool:
         if plan.tokenizer.exists():
             return False
         remove_strays(plan.tokenizer.parent, ())
+        if name is not None and names_folder(name):
+            say(f"taking the tokenizer of {name}")
+            copy_tokenizer(name, vocab_size, plan.tokenizer)
+            return True
         if name is not None:
             say(f"fetching the tokenizer {name}")
             fetch_tokenizer(name, plan.tokenizer)

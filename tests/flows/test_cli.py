@@ -36,6 +36,9 @@ COMMANDS = {
     "new",
     "schema",
     "trace",
+    "tokenizer train",
+    "tokenizer truncate",
+    "tokenizer compare",
 }
 WITH_RECIPE = ["run", "show", "lineage", "data prepare", "data verify", "evaluate", "status"]
 WITH_PHASE = ["run", "show", "lineage", "data prepare", "data verify", "evaluate", "status"]

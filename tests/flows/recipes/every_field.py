@@ -332,6 +332,6 @@ FIELDS: dict[str, Row] = {
 AT_SCALE: dict[tuple[str, str], Row] = {
     ("full", "scale"): Row(to("proxy"), "refused", "so far only this machine can be trained on"),
     ("proxy", "phases.slice"): Row(to([[0, "v5p-512"]]), "refused", "so far only this machine can be trained on"),
-    ("full", "tokenizer.components"): Row(to(["starcoderdata"]), "refused", "comes from the hub as it is"),
+    ("full", "tokenizer.components"): Row(to(["starcoderdata"]), "refused", "is taken as it is"),
 }
 """Where a field does something else at one scale."""
