@@ -80,10 +80,12 @@ def _contract_of_run(folder: Path, now: Mapping[str, Any]) -> dict[str, Any] | N
         for name in written.caches
     }
     order = written.order
+    without_packing = {name: value for name, value in now.items() if name not in ("packing", "buffer")}
     return {
-        **now,
+        **without_packing,
         "seed": order.seed,
         "permutation": {**now["permutation"], "kind": order.permutation},
+        **packing_of(order),
         "block_sequences": order.block_sequences,
         "rounding": order.rounding,
         "first_step": order.first_step,

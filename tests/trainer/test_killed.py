@@ -164,6 +164,23 @@ def test_an_undisturbed_run_writes_each_step_once_and_learns(straight: dict[str,
 
 def test_killed_at_any_moment_it_goes_on_bit_for_bit(long_run: MakeRun, nursery: Nursery, rows_of: RowsOf, straight: dict[str, Any]):
     run = long_run("killed")
+    kill_often(run, nursery)
+    assert outcome(run, rows_of(run)) == straight
+
+
+def test_so_it_does_where_rows_come_from_a_document_buffer(long_run: MakeRun, nursery: Nursery, rows_of: RowsOf, straight: dict[str, Any]):
+    order = {"seed": 11, "permutation": "feistel", "block_sequences": 16, "cut_blocks": True, "buffer_documents": 8}
+    undisturbed, killed = long_run("buffered", order=order), long_run("buffered and killed", order=order)
+    nursery.start(undisturbed)
+    assert nursery.ended() == 0
+    expected = outcome(undisturbed, rows_of(undisturbed))
+    kill_often(killed, nursery)
+    assert outcome(killed, rows_of(killed)) == expected
+    assert expected["weights"] != straight["weights"]
+
+
+def kill_often(run: RunConfig, nursery: Nursery) -> None:
+    """At `KILLS` moments, some of them while a checkpoint is written; then it trains to its end."""
     random = Random(5)
     torn = 0
     moments = sorted(random.sample(range(1, STOP_STEP - 2 * SAVE_EVERY), KILLS))
@@ -180,7 +197,6 @@ def test_killed_at_any_moment_it_goes_on_bit_for_bit(long_run: MakeRun, nursery:
     assert torn >= len(HALF_WRITTEN_KILLS) // 2, "a write may end before the kill arrives, but not always"
     nursery.start(run)
     assert nursery.ended() == 0
-    assert outcome(run, rows_of(run)) == straight
 
 
 def test_stopped_by_sigterm_at_any_moment_it_saves_what_it_has_and_goes_on(
