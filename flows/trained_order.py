@@ -10,7 +10,7 @@ from trainer.base.storage import as_path, read_json
 from trainer.checkpoints.files import is_committed, saved_steps
 from trainer.config import RunConfig
 from trainer.data.contract import changed_since, compared_by
-from trainer.data.loader import Loader
+from trainer.data.loader import Loader, packing_of
 from trainer.passed_over import NOTHING, PassedOver, read_passed_over
 
 Trained = Literal["as traced", "otherwise", "not here"]

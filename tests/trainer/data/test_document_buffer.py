@@ -77,7 +77,7 @@ def test_rows_are_those_of_a_slow_buffer_of_tokens(lengths: list[int], seq_len: 
 
 def chances_of_rows(documents: Sequence[Sequence[int]], *, seq_len: int, low: int) -> dict[tuple[tuple[int, ...], ...], Fraction]:
     """Each outcome of the report's buffer with its exact chance: every order of the documents, and every draw."""
-    found: Counter[tuple[tuple[int, ...], ...]] = Counter()
+    found: dict[tuple[tuple[int, ...], ...], Fraction] = {}
     orders = list(itertools.permutations(documents))
     for order in orders:
         undecided: list[tuple[int, ...]] = [()]
@@ -99,7 +99,8 @@ def chances_of_rows(documents: Sequence[Sequence[int]], *, seq_len: int, low: in
             rows = rows_by_hand(order, seq_len=seq_len, low=low, choose=choose)
             undecided += branches
             if not branches:
-                found[tuple(map(tuple, rows))] += chance
+                outcome = tuple(map(tuple, rows))
+                found[outcome] = found.get(outcome, Fraction(0)) + chance
     return found
 
 
