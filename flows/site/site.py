@@ -21,6 +21,7 @@ from validations.outcomes import MARKS as CHECK_MARKS
 from validations.report.pages import with_code
 
 HERE = Path(__file__).parent
+CHECKING = "The page shows what the files say. Whether that still holds is being checked, and shown in a few seconds."
 
 
 @dataclass
@@ -69,7 +70,7 @@ class Site:
             )
         checked: Checked | None = self.checker.latest(found)
         if checked is None:
-            return "The page shows what the files say. Whether that still holds is being checked: load the page again in a few seconds."
+            return CHECKING
         return f"Whether the results still hold cannot be checked: {checked.problem}" if checked.problem else ""
 
     def plan(self, found: Set, phase: str) -> dict[str, Any] | None:
@@ -107,6 +108,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     words: dict[str, Any] = {"marks": CHECK_MARKS, "kinds": KIND_WORDS, "state_marks": MARKS, "gates": GATES, "gate_words": GATE_WORDS}
+    words["checking"] = CHECKING
     environment.globals.update(words)
     environment.filters.update({name: getattr(wording, name) for name in ("count", "decimal", "moment", "rate", "tokens")})
     environment.filters.update(thousands="{:,}".format, with_code=with_code, clipped=clipped)

@@ -5,7 +5,6 @@
 
 import json
 import math
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import psutil
 
 from tasks.home import Home
 from tests.benchmarks.measure import Options, Row
+from tests.chromium import CHROMIUM
 from tests.ports import free_port
 from trainer.base.storage import write_json
 from validations.expectations.reasons import Reason
@@ -148,13 +148,12 @@ def seconds_of(url: str) -> float:
 
 def painted_after(url: str) -> float | None:
     """Seconds until a browser shows something of it; None where there is no browser."""
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
+    if CHROMIUM is None:
         return None
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = opened.new_page()
         page.goto(url, wait_until="load")
         page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length > 0")

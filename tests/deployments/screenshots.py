@@ -6,7 +6,6 @@ tests.pulse.bison FOLDER` has it in `FOLDER/home`, once its command `run dropped
 
 import argparse
 import io
-import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,9 +21,10 @@ from flows.recipes import NAMES
 from flows.site.shelf import Shelf
 from flows.site.site import Site
 from tasks.home import Home
+from tests.chromium import CHROMIUM
 from tests.ports import free_port
 
-WIDTH, MAX_BYTES = 1300, 200_000
+WIDTH, MAX_BYTES, CHECKED_MS = 1300, 200_000, 300_000
 
 
 class Shot(NamedTuple):
@@ -69,6 +69,7 @@ def take(browser: Browser, base: str, shot: Shot) -> bytes:
     """The picture in at most 256 colours, which a page of text hardly has."""
     page = browser.new_page(viewport={"width": WIDTH, "height": shot.height}, color_scheme="light")
     page.goto(base + shot.address)
+    page.locator("[data-checking]").wait_for(state="detached", timeout=CHECKED_MS)
     page.wait_for_load_state("networkidle")
     if shot.scroll_to:
         page.locator(shot.scroll_to).evaluate("one => window.scrollTo(0, one.getBoundingClientRect().top + window.scrollY - 24)")
@@ -87,9 +88,8 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     refused_by = [str(given.refused.parent / "dropped.json")]
-    chromium = next(found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name)))
     with sync_playwright() as playwright, served(given.recipe, NAMES) as recipe, served(given.refused, refused_by) as refused:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         for shot in SHOTS:
             picture = take(browser, {"recipe": recipe, "refused": refused}[shot.home], shot)
             (given.out / f"page-{shot.name}.png").write_bytes(picture)

@@ -1,22 +1,17 @@
 """Operated in Prefect's pages and ours, as people do it: forms, a phase that waits, a run that is watched and cancelled, a refusal."""
 
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
+from playwright.sync_api import Page, expect, sync_playwright
 
+from tests.chromium import CHROMIUM, NEEDS_CHROMIUM
 from tests.deployments.up import Up, ask, final_state, logs_of, state_of, wait_for
 
-CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
-if CHROMIUM is None:
-    pytest.skip("needs a browser: chromium, chromium-browser or google-chrome", allow_module_level=True)
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-from playwright.sync_api import Page, expect  # noqa: E402  (after the question whether it is there)
-
-pytestmark = pytest.mark.timeout(900)  # a guard against hanging: on a busy machine a first training takes minutes
+pytestmark = [NEEDS_CHROMIUM, pytest.mark.timeout(900)]  # a guard against hanging: on a busy machine a first training takes minutes
 SHOWN_MS = 20_000
 """What a page or a click does comes within this."""
 REASON_SECONDS = 10
@@ -24,7 +19,7 @@ REASON_SECONDS = 10
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[Page]:
-    with sync_api.sync_playwright() as playwright:
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1300, "height": 1000})
         page.set_default_timeout(SHOWN_MS)

@@ -1,7 +1,6 @@
 """The page in a real browser: updated while one watches, read with a keyboard and on a phone; it asks nobody else for anything."""
 
 import json
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,11 +13,13 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from deployments.site import create_app
 from flows.site.export import write_site
+from flows.site.shelf import Set, Shelf
+from flows.site.site import CHECKING, Site
 from tasks.home import Home
+from tests.chromium import CHROMIUM, NEEDS_CHROMIUM
 from tests.flows.site.homes import RUN_NAME, row, site_of, write_home
 from tests.ports import free_port
 
-BROWSER = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 SHOWN = (
     "",
@@ -33,7 +34,7 @@ SHOWN = (
 AXE = Path(__import__("axe_playwright_python").__file__).parent / "axe.min.js"
 WAIT_MS = 20_000
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs a browser (chromium, chromium-browser, google-chrome) to look at the page")
+pytestmark = NEEDS_CHROMIUM
 
 
 class Seen:
@@ -54,23 +55,25 @@ Open = Callable[..., Seen]
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield found
         found.close()
 
 
 @contextmanager
-def served(home: Home) -> Iterator[str]:
+def served(site: Site) -> Iterator[str]:
     port = free_port()
-    server = uvicorn.Server(uvicorn.Config(create_app(site_of(home)), host="127.0.0.1", port=port, log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(create_app(site), host="127.0.0.1", port=port, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
         thread.join(0.05)
         assert thread.is_alive()
-    yield f"http://127.0.0.1:{port}/"
-    server.should_exit = True
-    thread.join()
+    try:
+        yield f"http://127.0.0.1:{port}/"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +83,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 @pytest.fixture(scope="module")
 def base(home: Home) -> Iterator[str]:
-    with served(home) as url:
+    with served(site_of(home)) as url:
         yield url
 
 
@@ -153,7 +156,7 @@ def test_no_page_scrolls_sideways(open_page: Open, viewport: dict[str, int]) -> 
 def test_numbers_and_curve_are_updated_while_one_watches(open_page: Open, tmp_path: Path) -> None:
     home = write_home(tmp_path / "home")
     metrics = home.run(RUN_NAME, "puma") / "metrics.jsonl"
-    with served(home) as url:
+    with served(site_of(home)) as url:
         page = open_page("zoo/own/puma", at=url).page
         page.evaluate("window.sameDocument = true")
         curve = page.locator("[data-part=training] svg path").first.get_attribute("d")
@@ -167,6 +170,22 @@ def test_numbers_and_curve_are_updated_while_one_watches(open_page: Open, tmp_pa
         assert page.locator("[data-part=training] svg path").first.get_attribute("d") != curve
         assert page.evaluate("window.sameDocument") is True
         assert float(page.locator("progress").get_attribute("value") or 0) == 75
+
+
+def test_what_was_drawn_unchecked_is_drawn_again_once_it_is_checked(open_page: Open, home: Home) -> None:
+    said = [CHECKING]
+
+    class Checking(Site):
+        def holds(self, found: Set) -> str:
+            return said[0]
+
+    with served(Checking(Shelf(home, ()))) as url:
+        seen = open_page("zoo/own", at=url)
+        note = seen.page.get_by_text(CHECKING)
+        note.wait_for()
+        said[0] = ""
+        note.wait_for(state="detached")
+        assert seen.console == []
 
 
 def test_tables_are_sorted_and_filtered_with_the_keyboard(open_page: Open) -> None:

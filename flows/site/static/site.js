@@ -112,6 +112,20 @@ function watch(element) {
   setTimeout(look, 300);
 }
 
+// A page that was drawn before its results were checked is loaded again once they are.
+function loadAgainOnceChecked() {
+  const look = async () => {
+    try {
+      const answer = document.hidden ? null : await fetch(location.href, { credentials: "same-origin", cache: "no-store" });
+      if (answer && answer.ok && !(await answer.text()).includes("data-checking")) return location.reload();
+    } catch {
+      // the server is away: the next look comes soon
+    }
+    return setTimeout(look, 2000);
+  };
+  setTimeout(look, 1000);
+}
+
 function openTarget() {
   const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
   if (target && target.tagName === "DETAILS") target.open = true;
@@ -120,5 +134,6 @@ function openTarget() {
 document.querySelectorAll("table[data-sortable]").forEach(makeSortable);
 document.querySelectorAll("table[data-filter]").forEach(makeFilterable);
 document.querySelectorAll("[data-live]").forEach(watch);
+if (document.querySelector("[data-checking]")) loadAgainOnceChecked();
 addEventListener("hashchange", openTarget);
 openTarget();
