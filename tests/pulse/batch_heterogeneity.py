@@ -12,7 +12,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -145,7 +145,6 @@ def orders(folder: Path, seed: int) -> dict[str, tuple[RunConfig, Callable[[int]
     return found
 
 
-@cache
 def build_losses(model: ModelConfig) -> Callable[..., jax.Array]:
     """Weights, tokens and documents of a batch → the mean loss of each microbatch."""
     mean_loss = build_mean_loss(model, Execution())

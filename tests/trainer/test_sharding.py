@@ -213,6 +213,7 @@ def case(request: pytest.FixtureRequest, train_family: Callable[[str], Found]) -
 
 def test_sharded_is_unsharded(case: Case):
     """Losses, what else is measured, gradients (first moments after one update are a tenth of them), weights, averages, windows."""
+    assert case.found["same_batches"]
     for alone, together in case.found["losses"]:
         assert together == pytest.approx(alone, rel=1e-6)
     assert worst(case.found["measured"]) < 2e-4  # the largest are norms of directions, about 200
