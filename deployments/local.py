@@ -156,7 +156,7 @@ def instructions(place: Place, url: str, site: OwnSite | None = None) -> str:
         [
             "",
             f"Prefect UI:  {url.removesuffix('/api')}",
-            f"Everything:  {site.words if site else 'no page: it reads homes on this machine only'}",
+            f"Everything:  {site.words if site else 'no page'}",
             f"Home:        {place.home.root}",
             f"Deployments: {len(place.deployments)}, of {', '.join(recipes)}",
             f"Work pools:  {', '.join(SERVED)} work here; {', '.join(unserved)} wait for machines with such slices",

@@ -9,10 +9,11 @@ import secrets
 import socket
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import click
 from fastapi import FastAPI, Query, Request, Response
@@ -26,6 +27,7 @@ from flows.site.shelf import Set, Shelf
 from flows.site.site import Site, static_files
 from flows.site.tables import asked_of
 from tasks.home import Home
+from tasks.store.publisher import publish_seconds
 from trainer.base.errors import ConfigError, PhasewiseError
 from trainer.process.parent import end_with_parent
 
@@ -228,10 +230,25 @@ def names_of(host: str) -> tuple[str, ...]:
 def _read_ahead(site: Site) -> None:
     """Make the pages that a reader opens first, so that what they need is read and imported before somebody waits for it."""
     with suppress(PhasewiseError, OSError):
+        site.shelf.home.look_at_all()
         pages.home_page(site, Links(""))
         for found in site.shelf.sets():
             if found.in_home:
                 pages.recipe_page(site, Links(found.path), found)
+
+
+def _look_again(home: Home) -> NoReturn:
+    """Bring here what is committed on the store since, as often as who works there commits. What cannot be read now is read later."""
+    said = ""
+    while True:
+        time.sleep(publish_seconds())
+        try:
+            home.look_at_all()
+            said = ""
+        except (PhasewiseError, OSError) as error:
+            if str(error) != said:
+                said = str(error)
+                click.echo(f"phasewise: the page shows what was read before: {said}", err=True)
 
 
 @click.command()
@@ -250,7 +267,7 @@ def main(home: str, host: str, port: int, prefect: str, recipes: tuple[str, ...]
     if with_parent:
         end_with_parent(0)
     try:
-        place = Home.at(home, local_for="the page", reads_only=True)
+        place = Home.at(home, reads_only=True)
     except PhasewiseError as error:
         click.echo(f"phasewise: {error}", err=True)
         sys.exit(error.exit_code)
@@ -258,6 +275,8 @@ def main(home: str, host: str, port: int, prefect: str, recipes: tuple[str, ...]
 
     site = Site(Shelf(place, (*NAMES, *recipes)), prefect=prefect)
     threading.Thread(target=_read_ahead, args=(site,), daemon=True, name="read ahead").start()
+    if not place.is_local:
+        threading.Thread(target=_look_again, args=(place,), daemon=True, name="looks at the store").start()
     app = create_app(site, names=names_of(host), token=None if host in LOOPBACK else token)
     uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False, server_header=False)
 

@@ -60,8 +60,8 @@ class OwnSite:
 
 
 @contextmanager
-def own_site(home: Home, bound: Bound, *, prefect_port: int, prefect_url: str, recipes: Sequence[str] = ()) -> Iterator[OwnSite | None]:
-    """The page, for as long as the context lasts; None for a home on a store.
+def own_site(home: Home, bound: Bound, *, prefect_port: int, prefect_url: str, recipes: Sequence[str] = ()) -> Iterator[OwnSite]:
+    """The page, for as long as the context lasts.
 
     Args:
         recipes: files of recipes that are not this project's.
@@ -69,9 +69,6 @@ def own_site(home: Home, bound: Bound, *, prefect_port: int, prefect_url: str, r
     Raises:
         PhasewiseError: the port cannot be used.
     """
-    if not home.is_local:
-        yield None
-        return
     host = bound.host
     port = _checked(host, bound.port) if bound.port else _near(host, prefect_port)
     given = os.environ.get(TOKEN_VARIABLE)

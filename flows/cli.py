@@ -133,21 +133,44 @@ def lineage(target: str, scale: Scale, as_json: bool) -> None:
 @click.option("--slice", "slice_name", metavar="S", help="This slice in place of the recipe's, such as v4-2048, h100-8 or '2x v5e-256'.")
 @click.option("--estimate", is_flag=True, help="Compile nothing: sizes and rooflines alone, and it says so.")
 @set_option
+@click.option("--region", metavar="REGION", help="Where the slice is: reads from a home in another region are named, with bytes.")
+@click.option("--price-per-gib", type=click.FloatRange(min=0), metavar="USD", help="The store's price of such reads.")
+@click.option("--calibrate", is_flag=True, help="Train what is for this machine some ten seconds, to predict how long it takes.")
 @click.option("--machine-code", is_flag=True, help="Go on until the machine code is there: minutes a setup, and the same figures.")
 @home_option
 @json_option
 def preflight(
-    target: str, scale: Scale | None, slice_name: str | None, home: str | None, as_json: bool, machine_code: bool, estimate: bool
+    target: str,
+    scale: Scale | None,
+    slice_name: str | None,
+    home: str | None,
+    as_json: bool,
+    machine_code: bool,
+    estimate: bool,
+    calibrate: bool,
+    region: str | None,
+    price_per_gib: float | None,
 ) -> None:
     """Compile for the slice: memory, FLOPs, time, chip-hours. Exit 1 where a phase does not fit.
 
-    At full scale where none is named. For GPUs nothing is compiled: their figures are estimates, and say so.
+    At full scale where none is named. For GPUs nothing is compiled: their figures are estimates, and say so. Phases of this machine are
+    predicted by what was trained or calibrated here.
     """
     from flows.commands.preflight import preflight_target, print_preflight
     from flows.terminal import shown_on_terminal
 
     with shown_on_terminal():
-        report = preflight_target(target, slice_name, home, scale=scale, machine_code=machine_code, estimated=estimate)
+        report = preflight_target(
+            target,
+            slice_name,
+            home,
+            scale=scale,
+            machine_code=machine_code,
+            estimated=estimate,
+            calibrates=calibrate,
+            region=region,
+            usd_per_gib=price_per_gib,
+        )
     print_found(report, print_preflight, as_json=as_json)
     sys.exit(0 if all(setup["fits"] for setup in report["phases"]) else 1)
 

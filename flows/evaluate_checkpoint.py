@@ -1,11 +1,12 @@
 """A phase's last checkpoint → benchmarks and bits per byte → verdict of the gate."""
 
 from flows.declared import check_benchmarks
-from flows.door import door
+from flows.door import door, this_run
 from flows.recipes.assignments import Settings
+from flows.recipes.phase import Phase
 from flows.recipes.recipe import Scale
 from flows.record import parent_evaluation
-from flows.resolved import resolve_phase
+from flows.resolved import Resolved, resolve_phase
 from flows.rulings import approving_command, raise_unless_let_pass
 from flows.trained import trained_run
 from tasks.evaluation.task import evaluate
@@ -27,7 +28,18 @@ def evaluate_checkpoint(recipe: str, phase: str, scale: Scale = "proxy", home: s
     """
     resolved, chosen = resolve_phase(recipe, phase, scale, home)
     check_benchmarks(resolved.recipe, chosen)
-    wanted = resolved.recipe
+    with resolved.kept(this_run()):
+        evaluate_and_judge(resolved, chosen)
+
+
+def evaluate_and_judge(resolved: Resolved, chosen: Phase) -> None:
+    """Evaluate the last checkpoint of a phase, and judge it.
+
+    Raises:
+        TrainingError: the phase is not trained, or its parent is not evaluated.
+        VerdictError, WaitsForPerson: the verdict does not let the phase go on.
+    """
+    wanted, phase = resolved.recipe, chosen.name
     run, result = trained_run(resolved, chosen)
     evaluation = evaluate(run, result, resolved.plan, chosen.evaluation.measured)
     parent = parent_evaluation(resolved, chosen)

@@ -40,7 +40,7 @@ def export_phase(
     """
     from flows.commands.export import export_target
 
-    resolved, chosen = resolve_phase(recipe, phase, scale, home, local_for="export")
+    resolved, chosen = resolve_phase(recipe, phase, scale, home, local_for="a flow that exports into its home")
     _, result = trained_run(resolved, chosen)
     wanted = f"average:{average_of}" if weights == "average" else weights
     name = f"{phase}-{wanted.replace(':', '-')}-{dtype}-{result['params_digest'][:12]}"

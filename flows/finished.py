@@ -10,9 +10,10 @@ from flows.recipes.phase import Phase
 from flows.record import Finding, PhaseRecord, read_record
 from flows.resolved import Resolved
 from tasks.evaluation.baselines import baselines_path
+from tasks.training.computed import computed_words
 from trainer.base.code_digest import code_digest, files_of
 from trainer.base.errors import PhasewiseError
-from trainer.base.storage import digest_of_json, read_json
+from trainer.base.storage import as_path, digest_of_json, read_json
 from trainer.passed_over import read_roll_backs
 
 KEYS_NAME = "keys.json"
@@ -24,6 +25,7 @@ REPORTING = (
     "flows/recipes/reported.py",
     "flows/recipes/*/results*.py",
     "tasks/publication/*.py",
+    "tasks/training/computed.py",
     "trainer/base/wording.py",
     "validations/data_docs.py",
     "validations/report/*.py",
@@ -88,7 +90,13 @@ def _shown_of(record: PhaseRecord) -> list[Any]:
         verdicts,
         *found,
         *(read_roll_backs(record.run) if record.run else ()),
+        computed_of(record),
     ]
+
+
+def computed_of(record: PhaseRecord) -> str:
+    """On what and how a phase was computed, in words; empty where it is not known from what it would start."""
+    return computed_words(as_path(record.run.output), record.phase.slice.at(record.phase.start_step)) if record.run else ""
 
 
 @cache

@@ -109,6 +109,21 @@ class Resolved:
         with self.home.held(what, on_wait=on_wait), self.home.kept(self.recipe.run_name):
             yield
 
+    @contextmanager
+    def kept(self, what: str) -> Iterator[None]:
+        """Within it, what is written beside a recipe's work is kept where the home is. Of a home on this machine nothing is held.
+
+        Raises:
+            ConfigError: another process works in the home on a store, or it cannot be written.
+            TakenOver, StorageError: as `Home.kept`.
+        """
+        if self.home.is_local:
+            yield
+            return
+        self.home.make_ready()
+        with self.held(what):
+            yield
+
     def run(self, phase: Phase) -> RunConfig:
         """The phase as the trainer wants it, built once for the weights that it starts from.
 
@@ -203,19 +218,21 @@ def resolving_once() -> Iterator[None]:
 
 
 def resolve(
-    target: str, scale: Scale, home: str | None, *, local_for: str | None = None, reads_only: bool = False
+    target: str, scale: Scale, home: str | None, *, local_for: str | None = None, reads_only: bool = False, has_weights: bool = False
 ) -> tuple[Resolved, Phase | None]:
     """What `RECIPE[/PHASE]` names, and the phase if one is named. Nothing is made, and the sources are not looked at yet.
 
     Args:
         home: as `Home.at` takes it, with `local_for` and `reads_only`.
+        has_weights: where the home is only read, and on a store: whether the checkpoints of the phase are brought here, too.
 
     Raises:
         ConfigError: no such recipe, phase or home.
     """
     found = (_found.get() or _Found()).resolve(target, scale, Home.at(home, local_for=local_for, reads_only=reads_only))
     if reads_only:
-        found[0].home.look(found[0].recipe.run_name)
+        phase = found[1]
+        found[0].home.look(found[0].recipe.run_name, weights_of=phase.name if phase and has_weights else None)
     return found
 
 

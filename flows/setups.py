@@ -1,14 +1,9 @@
 """The setups of a phase: stretches of steps on one slice with one batch, which have one compiled step."""
 
 from collections.abc import Iterable
-from typing import TypeVar
 
 from flows.recipes.phase import LOCAL_SLICE, Phase
-from tasks.preflight.setup import Setup
-from trainer.config import RollingLimit, Steps
-from trainer.preflight.spec import StepShape
-
-T = TypeVar("T")
+from tasks.preflight.setup import Setup, step_shape
 
 
 def setups_of(phases: Iterable[Phase], slice_name: str | None = None) -> list[Setup]:
@@ -42,24 +37,3 @@ def _joined(stretches: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
         else:
             joined.append((start, stop))
     return tuple(joined)
-
-
-def step_shape(phase: Phase, batch_sequences: int) -> StepShape:
-    """What of the phase decides its compiled step."""
-
-    def ever(values: Steps[T | None]) -> list[T]:
-        return [value for _, value in values.within(phase.start_step, phase.stop_step) if value is not None]
-
-    def window(limits: Steps[RollingLimit | None]) -> int | None:
-        return next((limit.window for limit in ever(limits)), None)
-
-    stability = phase.stability
-    return StepShape(
-        model=phase.model,
-        optimizer=phase.optimizer,
-        batch_sequences=batch_sequences,
-        keeps_average=bool(ever(stability.ema_decay)),
-        clips_update_rms=bool(ever(stability.max_update_rms)),
-        update_norm_window=window(stability.max_update_norm),
-        skip_step_window=window(stability.skip_step),
-    )

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
-from flows.finished import PACKAGES, keys_path, report_keys, report_path
+from flows.finished import PACKAGES, computed_of, keys_path, report_keys, report_path
 from flows.measured import measured_of
 from flows.recipes.phase import HandOff, Phase
 from flows.recipes.recipe import Recipe
@@ -15,6 +15,7 @@ from flows.recipes.reported import results_of
 from flows.record import PhaseRecord, read_records
 from flows.resolved import Resolved
 from tasks.evaluation.baselines import baselines_path
+from tasks.prediction.account import read_account, words_of_account
 from tasks.publication.contents import BenchmarkReport, PhaseReport, RecordReport, Report, RollBackReport, VerdictReport
 from tasks.publication.routing import routing_of
 from tasks.training.spent import read_spent, words_of
@@ -199,7 +200,9 @@ def _phase_report(resolved: Resolved, record: PhaseRecord) -> PhaseReport:
         params_digest=result.get("params_digest"),
         reported=reported_by_the_record(recipe, phase.name),
         roll_backs=_roll_backs(record),
+        computed=computed_of(record),
         spent=words_of(spent) if (spent := read_spent(home.run(recipe.run_name, phase.name))) else "",
+        predicted=words_of_account(account) if (account := read_account(home.run(recipe.run_name, phase.name))) else "",
     )
 
 

@@ -9,6 +9,7 @@ from flows.asking import asking_people, take_answers
 from flows.door import door, say_waiting, this_run
 from flows.evaluate_checkpoint import evaluate_checkpoint
 from flows.execution import run_on_slice
+from flows.predicted import predict_phase
 from flows.preflight import preflight
 from flows.prepare_data import prepare_data
 from flows.recipes.assignments import Settings
@@ -21,6 +22,7 @@ from flows.rulings import approving_command, raise_unless_let_pass
 from flows.summary import phase_summary, refresh_report, write_recipe_report
 from flows.validate_data import validate_data
 from flows.waiting import or_wait, wake_others
+from tasks.prediction.predict import words_of
 from tasks.progress import say
 from tasks.training.task import train
 from tasks.validation.task import ask_about_training, health_gate
@@ -89,8 +91,10 @@ def train_judged(resolved: Resolved, phase: Phase) -> None:
     accepts, asks = accepted_in(phase.name, recipe.accepts), recipe.asks_people_in(phase)
     validate_data(resolved.name, phase.name, recipe.scale, home, resolved.settings)
     run = run_on_slice(resolved, phase)
+    prediction = predict_phase(phase, run, resolved.home)
+    say(f"{phase.name}: {words_of(prediction)}")
     try:
-        result = train(run, phase.slice.at(phase.start_step))
+        result = train(run, phase.slice.at(phase.start_step), prediction)
     except WaitsForPerson as waiting:
         question = ask_about_training(waiting.verdict)
         raise_unless_let_pass(question, waiting.verdict, approving_command(resolved, phase))

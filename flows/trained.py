@@ -24,13 +24,14 @@ def named_phase(resolved: Resolved, phase: Phase | None, needed_by: str) -> Phas
 
 
 def trained_run(resolved: Resolved, phase: Phase) -> tuple[RunConfig, dict[str, Any]]:
-    """The run of a phase and its result. The home is made ready to be written to.
+    """The run of a phase and its result. The home is made ready to be written to, unless it is only read.
 
     Raises:
         ConfigError: as `Resolved.run`.
         TrainingError: it is not trained on what the recipe gives now.
     """
-    resolved.home.make_ready()
+    if not resolved.home.reads_only:
+        resolved.home.make_ready()
     run = resolved.run(phase)
     result = finished_result(run)
     if result is None:

@@ -1,12 +1,13 @@
 """Evidence → verdict, for the data of one phase."""
 
 from flows.decided_by import decided_by
-from flows.door import door
+from flows.door import door, this_run
 from flows.hand_off import hand_off_facts
 from flows.needs import check_enough
 from flows.recipes.assignments import Settings
+from flows.recipes.phase import Phase
 from flows.recipes.recipe import Scale
-from flows.resolved import resolve_phase
+from flows.resolved import Resolved, resolve_phase
 from flows.rulings import approving_command, raise_unless_let_pass
 from tasks.validation.task import data_gate
 from validations.accepted import accepted_in
@@ -28,13 +29,24 @@ def validate_data(recipe: str, phase: str, scale: Scale = "proxy", home: str | N
     """
     resolved, chosen = resolve_phase(recipe, phase, scale, home)
     resolved.home.make_ready()
+    with resolved.kept(this_run()):
+        judge_phase_data(resolved, chosen)
+
+
+def judge_phase_data(resolved: Resolved, chosen: Phase) -> None:
+    """Judge what a phase would train on.
+
+    Raises:
+        DataError: less was read of a component than the phase draws.
+        VerdictError, WaitsForPerson: the verdict does not let the phase go on.
+    """
     run = resolved.run(chosen)
     plan = resolved.plan
     check_enough(resolved.recipe, plan, [chosen])
     facts = hand_off_facts(resolved.recipe, chosen, run)
     hand_off = hand_off_evidence(facts.declared, facts.found)
     rests_on = decided_by(resolved, chosen, run)
-    accepts = accepted_in(phase, resolved.recipe.accepts)
+    accepts = accepted_in(chosen.name, resolved.recipe.accepts)
     asks = resolved.recipe.asks_people_in(chosen)
     verdict = data_gate(
         run, plan, chosen.gates.data, resolved.home, hand_off=hand_off, decided_by=rests_on, accepts=accepts, asks_people=asks

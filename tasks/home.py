@@ -3,7 +3,7 @@
 import os
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ from fsspec.exceptions import FSTimeoutError
 from tasks.holder import Holder, holding
 from tasks.locks import held_once
 from tasks.store.keeping import keeping
-from tasks.store.publisher import Kept
-from trainer.base.errors import ConfigError
+from tasks.store.publisher import WORKED_ON, Kept
+from trainer.base.errors import ConfigError, StorageError
 from trainer.base.run_folder import RunFolder
 from trainer.base.storage import as_path, digest_of_bytes, file_system_of
 
@@ -58,8 +58,7 @@ class Home:
             return cls(root, reads_only)
         if local_for:
             raise ConfigError(
-                f"{local_for} needs a home that is a local folder, found {root}. Data are prepared and recipes trained on a store, and "
-                "`status` and `show` read one: choose a folder with --home or PHASEWISE_HOME."
+                f"{local_for} needs a home that is a local folder, found {root}. Choose a folder with --home or PHASEWISE_HOME."
             )
         if reads_only:
             _look_at_store(root, *store)
@@ -117,14 +116,55 @@ class Home:
         with keeping(Kept(self.work, self.root, run_name)):
             yield
 
-    def look(self, run_name: str) -> None:
-        """Have what is committed of a recipe's work here, to look at it: all but the weights. Nothing to do for a home on this machine.
+    def look(self, run_name: str, *, weights_of: str | None = None) -> None:
+        """Have what is committed of a recipe's work here, to look at it. Nothing to do for a home on this machine.
+
+        Args:
+            weights_of: the phase whose checkpoints are brought, too; None is no phase.
 
         Raises:
             StorageError: something that is committed is missing.
         """
         if not self.is_local:
-            Kept(self.work, self.root, run_name).look()
+            Kept(self.work, self.root, run_name).look(weights_of=weights_of)
+
+    def look_at_all(self) -> None:
+        """The same of every recipe that has anything here.
+
+        Raises:
+            StorageError: the store does not answer, or something that is committed is missing.
+        """
+        if not self.is_local:
+            for name in self._run_names():
+                self.look(name)
+
+    def add(self, run_name: str, write: Callable[[], Path]) -> Path:
+        """Write one file of a recipe's work: on a store it is committed at once, beside what is there, and no weights are brought.
+
+        Args:
+            write: writes it where this home says, and gives the place.
+
+        Raises:
+            ConfigError: another process works in the home on a store.
+            TakenOver, StorageError: as `tasks.store.publisher.Kept.add`.
+        """
+        if self.is_local:
+            return write()
+        with self.held("a decision"):
+            return Kept(self.work, self.root, run_name).add(write)
+
+    def _run_names(self) -> list[str]:
+        store = file_system_of(self.root)
+        assert store is not None
+        file_system, name = store
+        found: set[str] = set()
+        try:
+            for kind in WORKED_ON:
+                with suppress(FileNotFoundError):
+                    found |= {str(one).rstrip("/").rpartition("/")[2] for one in file_system.ls(f"{name}/{kind}", detail=False)}
+        except Exception as error:  # stores and credentials have error types of their own
+            raise StorageError(f"the home {self.root} cannot be read: {error}") from error
+        return sorted(found)
 
     def lock(self, name: str) -> Path:
         """The place of a lock, for `tasks.locks`."""
@@ -195,9 +235,19 @@ class Home:
         """The result of compiling a step for a slice."""
         return self.root / "preflight" / f"{key[:16]}.json"
 
+    @property
+    def calibrations(self) -> Path:
+        """What was measured of this machine, for `tasks.prediction`."""
+        return self.work / "calibrations"
+
+    @property
+    def runs(self) -> Path:
+        """The runs of all recipes, a folder each, with a folder a phase."""
+        return self.work / "runs"
+
     def run(self, run_name: str, phase: str) -> Path:
         """A phase's run: metrics, checkpoints, result, evaluation."""
-        return self.work / "runs" / run_name / phase
+        return self.runs / run_name / phase
 
     def question(self, run_name: str, phase: str) -> Path:
         """What a phase's training asks a person, where its recovery is `ask`; in the form of a verdict."""

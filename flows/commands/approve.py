@@ -10,7 +10,7 @@ from flows.recipes.recipe import Scale
 from tasks.holder import holder_of
 from tasks.home import Home
 from tasks.validation.decide import decide
-from trainer.base.decision import ruling_at
+from trainer.base.decision import Decision, decision_path, ruling_at
 from trainer.base.errors import ConfigError, PhasewiseError, VerdictError
 
 GATES = ("data", "health", "model")
@@ -24,16 +24,25 @@ def approve_phase(target: str, scale: Scale, home: str | None, *, approves: bool
     Raises:
         ConfigError: no phase is named, or several of its verdicts wait and none is named.
         VerdictError: none of its verdicts waits for a person.
+        TakenOver, StorageError: as `Home.add`.
     """
     _, phase = split_target(target)
     if phase is None:
         raise ConfigError(f"approve needs a phase, such as {target}/PHASE: a decision is about the verdict of one phase.")
     recipe = load_recipe(target, scale)
-    place = Home.at(home, local_for="approve")
+    place = Home.at(home, reads_only=True)
     name = recipe.phase(phase).name
     paths = {gate: place.verdict(recipe.run_name, name, gate) for gate in GATES} | {RECOVERY: place.question(recipe.run_name, name)}
+    place.look(recipe.run_name)
     chosen = gate or _waiting_gate(target, paths)
-    decision = decide(paths[chosen], approves=approves, reason=reason, who=who or _user())
+    decided: list[Decision] = []
+
+    def write() -> Path:
+        decided.append(decide(paths[chosen], approves=approves, reason=reason, who=who or _user()))
+        return decision_path(paths[chosen])
+
+    place.add(recipe.run_name, write)
+    (decision,) = decided
     answer = {"approve": approves, "reason": decision.reason, "who": decision.who}
     resumed, why_not = _resume(place, paths[chosen], answer)
     command = f"phasewise run {target} --scale {scale} --home {place.root}"

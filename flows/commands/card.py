@@ -25,7 +25,7 @@ def card_of_target(target: str, out: str, scale: Scale, home: str | None, option
         ConfigError: no phase is named, the folder is no new or empty one on this machine, or the key cannot be used.
         VerdictError: what a card needs is missing in the home, or the home contradicts itself.
     """
-    resolved, found = resolve(target, scale, home, local_for="card", reads_only=True)
+    resolved, found = resolve(target, scale, home, reads_only=True, has_weights=True)
     phase = named_phase(resolved, found, "card")
     if "://" in out:
         raise ConfigError(f"the folder for the card must be on this machine, found {out}.")
@@ -37,7 +37,7 @@ def card_of_target(target: str, out: str, scale: Scale, home: str | None, option
     given = CardOptions(
         key=_path(options["key"]), export=_path(options["export"]), licence=options["licence"], source_folders=_folders(options["source"])
     )
-    return write_card(resolved.home.root, subject, Path(out), given)
+    return write_card(resolved.home.root, subject, Path(out), given, work=resolved.home.work)
 
 
 def verify_folder(folder: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,14 +48,18 @@ def verify_folder(folder: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ConfigError: there is no card, or no home where one is named.
+        StorageError: something that is committed in a home on a store is missing.
     """
-    from tasks.publication.card.verify import Against, verify_card
+    from tasks.publication.card.verify import Against, subject_of, verify_card
 
-    home = Home.at(options["home"], local_for="verify", reads_only=True).root if options["home"] else None
-    if home is not None and not home.is_dir():
-        raise ConfigError(f"there is no home at {home}.")
+    home = Home.at(options["home"], reads_only=True) if options["home"] else None
+    if home is not None and not home.root.is_dir():
+        raise ConfigError(f"there is no home at {home.root}.")
+    if home is not None and (subject := subject_of(Path(folder))):
+        home.look(subject.run_name, weights_of=subject.phase)
     against = Against(
-        home=home,
+        home=home.root if home else None,
+        work=home.work if home else None,
         export=_path(options["export"]),
         public_key=_path(options["public_key"]),
         source_folders=_folders(options["source"]),

@@ -22,18 +22,20 @@ def evaluate_target(target: str, scale: Scale, home: str | None) -> dict[str, An
     Raises:
         ConfigError: no phase is named, or it names a benchmark that nothing measures.
         TrainingError: the phase is not trained.
+        TakenOver, StorageError: as `Resolved.kept`.
     """
-    resolved, found = resolve(target, scale, home, local_for="evaluation")
+    resolved, found = resolve(target, scale, home)
     phase = named_phase(resolved, found, "evaluate")
     check_benchmarks(resolved.recipe, phase)
-    run, result = trained_run(resolved, phase)
-    from tasks.evaluation.apart import evaluate_apart
-    from tasks.evaluation.asked import ask
+    with resolved.kept(f"`phasewise evaluate {target}`"):
+        run, result = trained_run(resolved, phase)
+        from tasks.evaluation.apart import evaluate_apart
+        from tasks.evaluation.asked import ask
 
-    evaluation = evaluate_apart(ask(run, result, resolved.plan, phase.evaluation.measured))
+        evaluation = evaluate_apart(ask(run, result, resolved.plan, phase.evaluation.measured))
     limits = phase.gates.model
     tables = gate_tables(evaluation, parent_evaluation(resolved, phase), limits)
-    return evaluation | {"gate": list(gate_notes(tables, asks_floor=limits.must_beat_baseline))}
+    return evaluation | {"checkpoint": result["checkpoint"], "gate": list(gate_notes(tables, asks_floor=limits.must_beat_baseline))}
 
 
 def print_evaluation(evaluation: dict[str, Any]) -> None:

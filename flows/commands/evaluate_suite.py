@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -56,11 +57,12 @@ def evaluate_suite(target: str, scale: Scale | None, home: str | None, options: 
         CheckpointError: the checkpoint is not whole, or lacks what was asked for.
         TrainingError: the phase is not trained.
         EvaluationError: the model's answers are not finite.
+        TakenOver, StorageError: as `Resolved.kept`.
     """
     suite = find_suite(options.suite)
     began = time.perf_counter()
-    found = _find(target, scale, home, options)
-    with shown_on_terminal():
+    with shown_on_terminal(), ExitStack() as kept:
+        found = _find(target, scale, home, options, kept)
         from tasks.evaluation.suites.run import Options, run_suite
 
         benchmarks = Path(options.benchmarks).resolve() if options.benchmarks else None
@@ -117,8 +119,8 @@ def _cells(result: dict[str, Any]) -> list[str]:
     return [result["benchmark"], result["metric"], *shown, f"{result['items']:,}", f"{result['seconds']:.0f}"]
 
 
-def _find(target: str, scale: Scale | None, home: str | None, options: SuiteOptions) -> Found:
-    """The model: a Hugging Face folder, a checkpoint of ours, or the last one of a phase."""
+def _find(target: str, scale: Scale | None, home: str | None, options: SuiteOptions, kept: ExitStack) -> Found:
+    """The model: a Hugging Face folder, a checkpoint of ours, or the last one of a phase, whose work is kept until `kept` is left."""
     place = Path(target)
     if (place / "config.json").is_file():
         return _find_folder(place, options)
@@ -126,11 +128,12 @@ def _find(target: str, scale: Scale | None, home: str | None, options: SuiteOpti
         return _find_checkpoint(place, home, options)
     if place.is_dir():
         raise ConfigError(f"{place} must be a checkpoint of ours (with about/ and state/) or a folder with config.json, and is neither.")
-    resolved, phase = resolve(target, scale_of(target, scale), home, local_for="evaluation")
+    resolved, phase = resolve(target, scale_of(target, scale), home)
     chosen = named_phase(resolved, phase, "evaluate")
-    _run, result = trained_run(resolved, chosen)
     if options.tokenizer:
         raise ConfigError(f"--tokenizer is for the folder of a checkpoint: {target} has its own tokenizer. Leave it out.")
+    kept.enter_context(resolved.kept(f"`phasewise evaluate {target}`"))
+    _run, result = trained_run(resolved, chosen)
     checkpoint = Path(result["checkpoint"])
     return Found(checkpoint, chosen.name, lambda: _open_checkpoint(checkpoint, resolved.plan.tokenizer, options.weights))
 

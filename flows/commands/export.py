@@ -8,6 +8,7 @@ from rich.console import Console
 from flows.recipes.recipe import Scale
 from flows.resolved import resolve
 from flows.trained import named_phase, trained_run
+from tasks.home import Home
 from trainer.base.errors import ConfigError
 from trainer.base.wording import megabytes
 from trainer.config import RunConfig
@@ -23,20 +24,20 @@ def export_target(target: str, out: str, scale: Scale, home: str | None, *, weig
         CheckpointError: the checkpoint is damaged, or fewer are kept than are to be averaged.
         TrainingError: the phase is not trained.
     """
-    resolved, found = resolve(target, scale, home, local_for="export")
+    resolved, found = resolve(target, scale, home, reads_only=True, has_weights=True)
     phase = named_phase(resolved, found, "export")
     if "://" in out:
         raise ConfigError(f"the folder to export to must be on this machine, found {out}.")
     run, result = trained_run(resolved, phase)
     from tasks.publication.export import export_phase
 
-    claims = _claims(resolved.home.root, run)
+    claims = _claims(resolved.home, run)
     exported = export_phase(run, result, resolved.plan.tokenizer, Path(out), weights=weights, dtype=dtype, claims=claims)
     recipe = resolved.recipe
     return {"recipe": recipe.name, "scale": recipe.scale, "phase": phase.name, "step": phase.stop_step, **exported}
 
 
-def _claims(home: Path, run: RunConfig) -> dict[str, Any]:
+def _claims(home: Home, run: RunConfig) -> dict[str, Any]:
     """What the home says of the phase, without reading its caches and its checkpoint: the page about the model is no card.
 
     A part of which the home contradicts itself is left out.
@@ -44,7 +45,7 @@ def _claims(home: Path, run: RunConfig) -> dict[str, Any]:
     from tasks.publication.card.claims import Subject, read_claims
     from tasks.publication.card.home_files import HomeFiles
 
-    files = HomeFiles(home, max_read_bytes=0)
+    files = HomeFiles(home.root, work=home.work, max_read_bytes=0)
     claims = read_claims(files, Subject(run.recipe, run.scale, run.phase, None), judges_again=False)
     wrong = {one.field.partition(".")[0] for one in files.problems if not one.field.startswith("evaluation.held_out")}
     return {name: value for name, value in claims.items() if name not in wrong}

@@ -63,7 +63,7 @@ def fit_target(target: str, scale: Scale | None, home: str | None, options: FitO
         return fit_text(open_folder(Path(target), Path(options.tokenizer) if options.tokenizer else None), options)
     if options.tokenizer is not None:
         raise ConfigError(f"--tokenizer is for the folder of a checkpoint: {target} has its own tokenizer. Leave it out.")
-    resolved, found = resolve(target, scale_of(target, scale), home, local_for="evaluation")
+    resolved, found = resolve(target, scale_of(target, scale), home, reads_only=True, has_weights=True)
     phase = named_phase(resolved, found, "evaluate")
     run, result = trained_run(resolved, phase)
     from tasks.evaluation.opening import open_weights

@@ -6,15 +6,19 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
+from flows.predicted import is_here, predict_local
 from flows.recipes import load_target, load_written, split_target
 from flows.recipes.recipe import Scale
 from flows.setups import setups_of
 from flows.tables import print_table
 from tasks.home import Home
+from tasks.prediction.predict import Prediction, words_of
 from tasks.preflight.launcher import versions
 from tasks.preflight.preflight import preflight_setup
+from tasks.preflight.regions import GIB, check_region, reads_between, region_of
 from tasks.preflight.slices import find_slice
 from tasks.progress import say
+from trainer.base.errors import ConfigError
 
 Report = dict[str, Any]
 MIN_WIDTH = 120
@@ -29,15 +33,21 @@ def preflight_target(
     scale: Scale | None = None,
     machine_code: bool = False,
     estimated: bool = False,
+    calibrates: bool = False,
+    region: str | None = None,
+    usd_per_gib: float | None = None,
 ) -> Report:
     """Every setup of the target, in the shape of `--json`.
 
     Args:
         scale: None is full scale, or as it is written for a recipe whose sizes are its own.
         estimated: nothing is compiled.
+        calibrates: the phases of this machine are measured where nothing like them was, some ten seconds each.
+        region: where the slice is: reads from a home in another region are named.
+        usd_per_gib: the store's price of them.
 
     Raises:
-        PhasewiseError: no such recipe or slice, no compiler, or the compiler failed.
+        PhasewiseError: no such region, recipe or slice, no compiler, or the compiler failed.
     """
     written = load_written(split_target(target)[0])
     recipe, phase = load_target(target, scale or ("own" if written.scale == "own" else "full"))
@@ -47,11 +57,41 @@ def preflight_target(
     if compiled:
         versions()
     place, reports = Home.open(home), list[Report]()
+    bucket_region = _bucket_region(place, region, usd_per_gib)
     for setup in setups:
         say(f"preflight of {setup.words}")
         reports.append(preflight_setup(setup, place, machine_code=machine_code, estimated=estimated))
+    here = [] if slice_name else [one for one in phases if is_here(one)]
+    predicted = predict_local(recipe, here, place, calibrates=calibrates)
     away = {setup.phase for setup in setups}
-    return {"recipe": recipe.name, "scale": recipe.scale, "phases": reports, "local": [one.name for one in phases if one.name not in away]}
+    found = {
+        "recipe": recipe.name,
+        "scale": recipe.scale,
+        "phases": reports,
+        "local": [one.name for one in phases if one.name not in away],
+        "predicted": {name: one.model_dump(mode="json") for name, one in predicted.items()},
+    }
+    if region is None or bucket_region is None:
+        return found
+    reads = [one for setup in setups if (one := reads_between(setup, bucket_region, region, usd_per_gib))]
+    return {**found, "bucket_region": bucket_region, "reads": [one.model_dump(mode="json") for one in reads]}
+
+
+def _bucket_region(home: Home, region: str | None, usd_per_gib: float | None) -> str | None:
+    """Where the home's bucket is, where that is asked for.
+
+    Raises:
+        ConfigError: the home is on this machine, a name is no region's, or a price is given without a region.
+    """
+    if region is None:
+        if usd_per_gib is not None:
+            raise ConfigError("--price-per-gib needs --region: it is the price of reads from another region.")
+        return None
+    check_region(region)
+    found = region_of(home.root)
+    if found is None:
+        raise ConfigError(f"--region is for a home on a store, found {home.root}: leave it out, or name a gs:// home with --home.")
+    return found
 
 
 def print_preflight(report: Report) -> None:
@@ -64,8 +104,32 @@ def print_preflight(report: Report) -> None:
         console.print(line, soft_wrap=True, markup=False)
     for setup in report["phases"]:
         console.print(what_it_took(setup), soft_wrap=True, markup=False)
+    for line in reads_in_words(report):
+        console.print(line, soft_wrap=True, markup=False)
+    for name, predicted in report["predicted"].items():
+        console.print(f"{name}: {words_of(Prediction.model_validate(predicted))}", soft_wrap=True, markup=False)
+    if any(one["seconds"] is None for one in report["predicted"].values()):
+        console.print("What is not predicted can be measured first: the same command with --calibrate.", soft_wrap=True)
     if report["local"]:
         console.print(f"On this machine, nothing to compile: {', '.join(report['local'])}.", soft_wrap=True, markup=False)
+
+
+def reads_in_words(report: Report) -> list[str]:
+    """A line for each phase that reads from another region, and one where none does; nothing where nobody asked."""
+    if "reads" not in report:
+        return []
+    if not report["reads"]:
+        return [f"The home's bucket is in {report['bucket_region']}, as the slice: reads from it cost nothing."]
+    lines: list[str] = []
+    for one in report["reads"]:
+        priced = "what that costs, --price-per-gib computes"
+        if one["usd"] is not None:
+            priced = f"about ${one['usd']:,.2f} at ${one['usd_per_gib']:.2f} a GiB"
+        lines.append(
+            f"{one['phase']} on {one['slice']} in {one['slice_region']} reads about {one['read_bytes'] / GIB:,.2f} GiB of tokens from "
+            f"{one['bucket_region']}, which is another location: {priced}."
+        )
+    return lines
 
 
 def _table(setups: list[Report]) -> Table:

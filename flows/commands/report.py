@@ -18,9 +18,12 @@ def write_report_site(out: str, home: str | None, recipes: tuple[str, ...]) -> d
 
     Raises:
         ConfigError: as `flows.site.export.write_site`, or the home cannot be read.
+        StorageError: as `Home.look_at_all`.
     """
     check_place(Path(out).expanduser().absolute())
-    shelf = Shelf(Home.at(home, local_for="the page", reads_only=True), (*NAMES, *recipes))
+    place = Home.at(home, reads_only=True)
+    place.look_at_all()
+    shelf = Shelf(place, (*NAMES, *recipes))
     written = write_site(Site(shelf), Path(out))
     return {"folder": str(written.folder), "pages": written.pages, "recipes": list(written.recipes), "problems": shelf.problems}
 

@@ -10,6 +10,7 @@ from flows.recipes.recipe import Scale
 from flows.record import Finding, read_record
 from flows.resolved import Resolved, resolve
 from tasks.data.standins import missing_stand_ins
+from tasks.prediction.account import Account, read_account, words_of_account
 from tasks.training.spent import Spent, read_spent, words_of
 from trainer.base.errors import DataError
 
@@ -34,6 +35,7 @@ def describe(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
             "state": state,
             "results": [finding.model_dump(mode="json") for finding in findings],
             "spent": spent.model_dump(mode="json") if (spent := read_spent(resolved.home.run(recipe.run_name, name))) else None,
+            "predicted": account.model_dump(mode="json") if (account := read_account(resolved.home.run(recipe.run_name, name))) else None,
         }
         for name, state, findings in found
     ]
@@ -58,6 +60,8 @@ def print_description(description: dict[str, Any]) -> None:
         console.print(f"{phase['name']}: {phase['state']}", markup=False)
         if phase["spent"]:
             console.print(f"  trained in {words_of(Spent.model_validate(phase['spent']))}", markup=False)
+        if phase["predicted"]:
+            console.print(f"  {words_of_account(Account.model_validate(phase['predicted']))}", markup=False)
         _print_what_lacks(console, phase["results"], "  ")
     _print_what_lacks(console, description["results"], "")
 

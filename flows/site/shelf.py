@@ -171,7 +171,7 @@ class Shelf:
     def phase_names(self, found: Set) -> list[str]:
         """The phases of the recipe in its order, then what else the home has under its name."""
         ours = [phase.name for phase in found.recipe.phases] if found.recipe else []
-        folders = {path.name for kind in ("runs", "verdicts") for path in _entries(self.home.root / kind / found.run_name)}
+        folders = {path.name for kind in ("runs", "verdicts") for path in _entries(self.home.work / kind / found.run_name)}
         others = [name for name in folders if NAME.fullmatch(name) and name not in ours and self._is_a_phase(found, name)]
         return ours + sorted(others, key=lambda name: (self._start_of(found, name), name))
 
@@ -198,12 +198,12 @@ class Shelf:
             return None  # it has no such scale
 
     def _in_home(self) -> set[tuple[str, str]]:
-        names = {path.name for kind in ("runs", "verdicts") for path in _entries(self.home.root / kind)}
+        names = {path.name for kind in ("runs", "verdicts") for path in _entries(self.home.work / kind)}
         parts = (name.rpartition("-") for name in names)
         return {(recipe, scale) for recipe, _, scale in parts if scale in SCALES and NAME.fullmatch(recipe)}
 
     def _is_a_phase(self, found: Set, name: str) -> bool:
-        verdicts = self.home.root / "verdicts" / found.run_name / name
+        verdicts = self.home.work / "verdicts" / found.run_name / name
         is_begun = RunFolder(self.home.run(found.run_name, name)).run_file.exists()
         return is_begun or any((verdicts / f"{gate}.json").exists() for gate in GATES)
 
@@ -212,7 +212,7 @@ class Shelf:
 
     def _folders(self, found: Set) -> tuple[str, ...]:
         """The names of its runs' folders, those that were set aside among them."""
-        return tuple(sorted(path.name for path in _entries(self.home.root / "runs" / found.run_name)))
+        return tuple(sorted(path.name for path in _entries(self.home.work / "runs" / found.run_name)))
 
     def _read(self, found: Set, name: str, folders: Sequence[str]) -> PhaseFiles:
         address = PhaseAddress(found.name, found.scale, name)

@@ -47,7 +47,7 @@ class Site:
 
     def place(self, path: Path) -> str:
         """Where a file or folder is in the home: pages that are published name no folder of this machine."""
-        root = self.shelf.home.root
+        root = self.shelf.home.work
         return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
 
     def record(self, found: Set, phase: str) -> PhaseRecord | None:

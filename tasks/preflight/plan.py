@@ -38,7 +38,7 @@ class Plan(Frozen):
     @property
     def words(self) -> str:
         """For people; a mesh by rule and the usual chunks of the loss are not mentioned."""
-        words = [self._kept_in_words()]
+        words = [kept_in_words(self.remat)]
         if self.parts > 1:
             words.append(f"gradients over {self.parts} parts")
         if self.mesh:
@@ -48,27 +48,30 @@ class Plan(Frozen):
             words.append(f"loss of {self.loss_tokens_a_chip:,} tokens at a time")
         return ", ".join(words)
 
-    def _kept_in_words(self) -> str:
-        match self.remat:
-            case "none":
-                return "everything kept"
-            case "dots":
-                return "products kept"
-            case "full":
-                return "blocks computed again"
-            case "offload":
-                return "blocks computed again, carries offloaded"
-            case Kept():
-                on_host = ["carries" if name == BLOCK_INPUT else name for name in self.remat.on_host]
-                on_device = self._named(set(self.remat.on_device))
-                words = [f"{on_device} kept"] if on_device else []
-                return ", ".join([*words, f"{' '.join(on_host)} offloaded"] if on_host else words) or "blocks computed again"
 
-    def _named(self, on_device: set[str]) -> str:
-        assert isinstance(self.remat, Kept)
-        if not on_device >= DENSE_PRODUCTS:
-            return " ".join(self.remat.on_device)
-        return "all products but the experts', and attention" if "router" in on_device else "products and attention"
+def kept_in_words(remat: Remat) -> str:
+    """What of the forward pass is kept for the backward pass, for people."""
+    match remat:
+        case "none":
+            return "everything kept"
+        case "dots":
+            return "products kept"
+        case "full":
+            return "blocks computed again"
+        case "offload":
+            return "blocks computed again, carries offloaded"
+        case Kept():
+            on_host = ["carries" if name == BLOCK_INPUT else name for name in remat.on_host]
+            on_device = _named(remat)
+            words = [f"{on_device} kept"] if on_device else []
+            return ", ".join([*words, f"{' '.join(on_host)} offloaded"] if on_host else words) or "blocks computed again"
+
+
+def _named(kept: Kept) -> str:
+    on_device = set(kept.on_device)
+    if not on_device >= DENSE_PRODUCTS:
+        return " ".join(kept.on_device)
+    return "all products but the experts', and attention" if "router" in on_device else "products and attention"
 
 
 def batch_refusal(batch_sequences: int, where: Slice) -> str | None:

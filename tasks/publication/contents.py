@@ -151,6 +151,8 @@ class PhaseReport(Recorded):
         routing: what its routers did; None for dense models.
         reported: what the record reported of the phase, whose run was at full scale; of a smaller one scores and losses alone.
         spent: where the wall time of its training went, in words.
+        computed: on what and how it was computed, in words.
+        predicted: what that was predicted to take, beside what it took, in words.
         roll_backs: the windows of data that it passed over.
     """
 
@@ -178,6 +180,8 @@ class PhaseReport(Recorded):
     params_digest: str | None = None
     reported: tuple[RecordReport, ...] = ()
     spent: str = ""
+    computed: str = ""
+    predicted: str = ""
     roll_backs: tuple[RollBackReport, ...] = ()
 
     @property

@@ -18,11 +18,12 @@ ARRIVING = ".arriving"
 """A folder here for pieces on their way."""
 
 
-def bring_here(root: Path, folders: Iterable[str], files: Files, objects: Objects, *, checkpoints: bool = True) -> int:
+def bring_here(root: Path, folders: Iterable[str], files: Files, objects: Objects, *, weights_below: str | None = "") -> int:
     """Make the folders below `root` what the head says; what else belongs on the store and is here is deleted. Nothing is listed there.
 
     Args:
-        checkpoints: whether their weights are wanted, too.
+        weights_below: of checkpoints those whose names begin so are wanted; None is none. Of the others, those that are here stay if they
+            are what the head says.
 
     Returns:
         How many files came.
@@ -41,7 +42,10 @@ def bring_here(root: Path, folders: Iterable[str], files: Files, objects: Object
     for name, pieces in files.items():
         path = root / name
         if is_list_of_checkpoint(name):
-            came += _bring_or_leave(path, pieces, objects) if checkpoints else 0
+            if weights_below is not None and name.startswith(weights_below):
+                came += _bring_or_leave(path, pieces, objects)
+            elif path.exists() and digest_of_pieces(path) != tuple(pieces):
+                remove_checkpoint(path.parent)
         elif digest_of_pieces(path) != tuple(pieces):
             write_atomically(path, _content(root / ARRIVING, pieces, objects))
             came += 1
@@ -65,12 +69,12 @@ def _arriving(listed: Path) -> Path:
     return listed.parent.with_name(f".{listed.parent.name}")
 
 
-def bring_uploaded(root: Path, folders: Iterable[str], store: Path, *, checkpoints: bool = True) -> int:
+def bring_uploaded(root: Path, folders: Iterable[str], store: Path, *, weights_below: str | None = "") -> int:
     """What somebody copied to the store as it lay in a home of a machine, for a store where nothing was ever committed.
 
     Args:
         store: the home on the store. It is listed.
-        checkpoints: as for `bring_here`.
+        weights_below: as for `bring_here`.
 
     Returns:
         How many files came.
@@ -83,7 +87,8 @@ def bring_uploaded(root: Path, folders: Iterable[str], store: Path, *, checkpoin
         names = [str(name).removeprefix(f"{below}/") for name in file_system.find(below)]
         for name in sorted(names, key=lambda name: name.endswith(DIGESTS_NAME)):  # a list of files commits a checkpoint
             parts = name.split("/")
-            if parts[0] in (HEAD_NAME, OBJECTS_NAME) or not all(map(is_kept, parts)) or (CHECKPOINTS_NAME in parts and not checkpoints):
+            is_wanted = CHECKPOINTS_NAME not in parts or (weights_below is not None and f"{folder}/{name}".startswith(weights_below))
+            if parts[0] in (HEAD_NAME, OBJECTS_NAME) or not all(map(is_kept, parts)) or not is_wanted:
                 continue
             path = root / folder / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,8 +3,8 @@
 import math
 import os
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +12,22 @@ from tasks.progress import say
 from tasks.store.fetching import HEAD_NAME, OBJECTS_NAME, bring_here, bring_uploaded
 from tasks.store.head import ABSENT, Head, HeadObject
 from tasks.store.objects import Objects
-from tasks.store.snapshot import Changing, Snapshot, Source, digest_of_pieces, digests_listed, is_list_of_checkpoint, take_snapshot
+from tasks.store.snapshot import (
+    Changing,
+    Snapshot,
+    Source,
+    digest_of_pieces,
+    digests_listed,
+    is_list_of_checkpoint,
+    pieces_of,
+    take_snapshot,
+)
 from trainer.base.errors import ConfigError, StorageError, TakenOver
+from trainer.base.file_lock import locked
 from trainer.base.storage import read_json, write_json
 
+WORKED_ON = ("reports", "runs", "verdicts")
+"""What of a home is worked on here, and kept."""
 PUBLISH_SECONDS = 30.0
 """What a machine that is lost had done since the last time is done again."""
 TRIES = 5
@@ -38,7 +50,7 @@ class Kept:
     @property
     def folders(self) -> tuple[str, ...]:
         """What is kept, below the home."""
-        return tuple(f"{kind}/{self.run_name}" for kind in ("reports", "verdicts", "runs"))
+        return tuple(f"{kind}/{self.run_name}" for kind in WORKED_ON)
 
     @property
     def head(self) -> HeadObject:
@@ -55,24 +67,63 @@ class Kept:
         """The last commits that were made from the working folder: as long as the head is one of them, nobody else went on."""
         return self.work / "known" / f"{self.run_name}.json"
 
-    def look(self, *, checkpoints: bool = False) -> int:
-        """Bring here what is committed, to look at it. Nothing is taken over.
+    def look(self, *, checkpoints: bool = False, weights_of: str | None = None) -> int:
+        """Bring here what is committed, to look at it. Nothing is taken over. Of several processes that look, one comes after the other.
+
+        Args:
+            checkpoints: whether all checkpoints are wanted, too.
+            weights_of: a phase whose checkpoints are.
 
         Raises:
             StorageError: something that is committed is missing.
         """
-        head, generation = self.head.read()
-        return self.bring(head, generation, checkpoints=checkpoints)
+        with self.looking() as (head, generation):
+            return self._bring_seen(head, generation, checkpoints=checkpoints, weights_of=weights_of)
 
-    def bring(self, head: Head, generation: str, *, checkpoints: bool = True) -> int:
+    @contextmanager
+    def looking(self) -> Iterator[tuple[Head, str]]:
+        """Nobody else of this machine brings anything here meanwhile; gives the head and its generation."""
+        with locked(self.known.with_suffix(".looking"), wait=True):
+            yield self.head.read()
+
+    def add(self, write: Callable[[], Path]) -> Path:
+        """Commit one more file beside what is committed: what is there is brought here first but for the weights, and `write` writes it.
+
+        Whoever calls this holds the home. Content that the new file takes the place of stays on the store.
+
+        Raises:
+            TakenOver: somebody committed meanwhile; nothing was added.
+            StorageError: something that is committed is missing.
+        """
+        with self.looking() as (head, generation):
+            self._bring_seen(head, generation)
+            path = write()
+            pieces = pieces_of(path.read_bytes())
+            try:
+                self.objects.send({piece.sha256: Source(content, None) for piece, content in pieces})
+                files = {**head.files, path.relative_to(self.work).as_posix(): tuple(piece for piece, _ in pieces)}
+                self.head.replace(head.taken().followed(files), generation)
+            except BaseException:
+                path.unlink()  # it is not there until it is committed
+                raise
+        return path
+
+    def _bring_seen(self, head: Head, generation: str, *, checkpoints: bool = False, weights_of: str | None = None) -> int:
+        only = f"runs/{self.run_name}/{weights_of}/" if weights_of else "" if checkpoints else None
+        return self.bring(head, generation, weights_below=only)
+
+    def bring(self, head: Head, generation: str, *, weights_below: str | None = "") -> int:
         """Make the working folder what was committed; where nothing ever was, what somebody uploaded as files. Gives how many came.
 
+        Args:
+            weights_below: of checkpoints those whose names begin so are wanted; None is none.
+
         Raises:
             StorageError: something that is committed is missing.
         """
-        came = bring_here(self.work, self.folders, head.files, self.objects, checkpoints=checkpoints)
+        came = bring_here(self.work, self.folders, head.files, self.objects, weights_below=weights_below)
         if generation == ABSENT:
-            came += bring_uploaded(self.work, self.folders, self.store, checkpoints=checkpoints)
+            came += bring_uploaded(self.work, self.folders, self.store, weights_below=weights_below)
         return came
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.data.plan import DataPlan
+from tasks.prediction.conditions import conditions_here
+from tasks.prediction.predict import Prediction, note_prediction
 from tasks.progress import say
 from tasks.training.follow import check_unowned, owned, start_and_follow
 from tasks.training.local import LocalLauncher
@@ -69,7 +71,11 @@ def is_begun(run: RunConfig, plan: DataPlan | None = None) -> bool:
 
 
 def launch_trainer(
-    run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None] = lambda: None, launcher: Launcher | None = None
+    run: RunConfig,
+    on_rows: Callable[[list[Row]], None],
+    check: Callable[[], None] = lambda: None,
+    launcher: Launcher | None = None,
+    prediction: Prediction | None = None,
 ) -> dict[str, Any]:
     """Train the phase to its end, from its last checkpoint if it has one, and return its result.
 
@@ -82,6 +88,7 @@ def launch_trainer(
         on_rows: called with the rows of `metrics.jsonl` that came since the last call.
         check: called about twice a second.
         launcher: where the processes are started; None is one process of this machine, or one for each GPU that the mesh needs.
+        prediction: what it was predicted to take, which is kept in its folder.
 
     Raises:
         VerdictError: the trainer found no verdict for these bytes.
@@ -91,12 +98,14 @@ def launch_trainer(
         TrainingError: the process ended otherwise, more often than that; or another launcher is at work on this run.
     """
     try:
-        return _launch(run, on_rows, check, launcher or LocalLauncher())
+        return _launch(run, on_rows, check, launcher or LocalLauncher(), prediction)
     except OSError as error:
         raise StorageError(f"{run.phase} was not trained: {storage_trouble(error)}") from error
 
 
-def _launch(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None], launcher: Launcher) -> dict[str, Any]:
+def _launch(
+    run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None], launcher: Launcher, prediction: Prediction | None
+) -> dict[str, Any]:
     if result := finished_result(run):
         if not RunFolder.at(run.output).caches.exists():  # a run of before
             note_caches(run, read_run(Path(run.output)))
@@ -109,6 +118,8 @@ def _launch(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callabl
         _forget_result(run)
         note_caches(run)
         write_json(RunFolder(folder).run_file, run.model_dump(mode="json"))
+        if prediction:
+            note_prediction(folder, prediction)
         _lives(run, on_rows, check, launcher)
     result = read_result(folder)
     if result is None:
@@ -135,7 +146,7 @@ def _lives(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable
         say(f"{run.phase}: going on from step {saved:,} of {run.stop_step:,}")
         append_event(run.output, "resumed", saved, f"going on from step {saved:,} of {run.stop_step:,}")
     restarts = Restarts(saved)
-    clock = Clock(Path(run.output))
+    clock = Clock(Path(run.output), conditions_here() if launcher.kind == "local" else "")
     code = _run_or_stop(run, on_rows, check, launcher, clock)
     while code < 0 or code in GOES_ON:
         _note_ending(run, code, _last_words(log, log_before))

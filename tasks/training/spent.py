@@ -31,6 +31,9 @@ class LifeSpent(Frozen):
         pause_seconds: from the end of the life before, where the same launcher started this one; else 0.
         seconds: of each work, as the trainer counted them; nothing where it was ended before its first heartbeat.
         from_step, to_step: the updates that were applied when it began, and when it ended.
+        peak_memory_bytes: the most that its process held in this machine's memory; None where nobody said.
+        conditions: digest of the machine, versions and code (`tasks.prediction.conditions`); empty where it was not on this machine.
+        compiled: whether it compiled a step that its recipe's folder did not have yet.
     """
 
     wall_seconds: float
@@ -38,6 +41,9 @@ class LifeSpent(Frozen):
     seconds: dict[str, float]
     from_step: int
     to_step: int
+    peak_memory_bytes: int | None = None
+    conditions: str = ""
+    compiled: bool | None = None
 
 
 class Spent(Frozen):
@@ -46,13 +52,18 @@ class Spent(Frozen):
     wall_seconds: float
     lives: int
     seconds: dict[str, float]
+    peak_memory_bytes: int | None = None
 
 
 class Clock:
-    """Writes a line for each life of a run that one launcher starts."""
+    """Writes a line for each life of a run that one launcher starts.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    Args:
+        conditions: as in `LifeSpent`.
+    """
+
+    def __init__(self, folder: Path, conditions: str = "") -> None:
+        self._folder, self._conditions = folder, conditions
         self._ended: float | None = None
 
     @contextmanager
@@ -61,6 +72,7 @@ class Clock:
         started = time.monotonic()
         pause = 0.0 if self._ended is None else started - self._ended
         before = read_heartbeat(self._folder).get("time"), read_heartbeat(self._folder).get("pid")
+        compiled = compiled_steps(self._folder)
         try:
             yield
         finally:
@@ -73,6 +85,9 @@ class Clock:
                 seconds=said.get("spent", {}) if is_new else {},
                 from_step=from_step,
                 to_step=said.get("step", from_step) if is_new else from_step,
+                peak_memory_bytes=said.get("peak_memory_bytes") if is_new else None,
+                conditions=self._conditions,
+                compiled=compiled_steps(self._folder) > compiled,
             )
             with suppress(OSError), open(RunFolder(self._folder).spent, "a") as file:
                 file.write(life.model_dump_json() + "\n")
@@ -80,7 +95,7 @@ class Clock:
 
 def read_spent(folder: Path) -> Spent | None:
     """The account of all lives of the run in a folder; None where there is none. A line that does not read is passed over."""
-    lives = list(_lives(folder))
+    lives = read_lives(folder)
     if not lives:
         return None
     seconds: dict[str, float] = {}
@@ -88,7 +103,21 @@ def read_spent(folder: Path) -> Spent | None:
         for work, spent in _parts(life, after).items():
             seconds[work] = seconds.get(work, 0.0) + spent
     wall = sum(life.wall_seconds + life.pause_seconds for life in lives)
-    return Spent(wall_seconds=wall, lives=len(lives), seconds={work: spent for work, spent in seconds.items() if spent})
+    peak = max((life.peak_memory_bytes for life in lives if life.peak_memory_bytes), default=None)
+    parts = {work: spent for work, spent in seconds.items() if spent}
+    return Spent(wall_seconds=wall, lives=len(lives), seconds=parts, peak_memory_bytes=peak)
+
+
+def compiled_steps(folder: Path) -> int:
+    """How many compiled updates the recipe of this run has."""
+    with suppress(OSError):
+        return sum(path.name.startswith("jit_train_step") for path in RunFolder(folder).compilation_cache.iterdir())
+    return 0
+
+
+def read_lives(folder: Path) -> list[LifeSpent]:
+    """The lives of the run in a folder. A line that does not read is passed over."""
+    return list(_lives(folder))
 
 
 def words_of(spent: Spent) -> str:

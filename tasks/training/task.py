@@ -18,6 +18,7 @@ from prefect.states import Cancelled
 
 from tasks.artifacts.task import publish_page
 from tasks.background import Background, wait_until
+from tasks.prediction.predict import Prediction
 from tasks.progress import advance, say
 from tasks.store.keeping import check_hosts_see, check_not_taken_over
 from tasks.training.choice import HERE, launcher_for
@@ -38,8 +39,8 @@ SUSPENDED = "Stopped with the flow run above it, which was suspended. Resumed, t
 
 
 @task(task_run_name="train {run.phase}", cache_policy=NO_CACHE)
-def train(run: RunConfig, slice_name: str = HERE) -> dict[str, Any]:
-    """Train one phase, in processes of its own, on the slice of that name, and return its result."""
+def train(run: RunConfig, slice_name: str = HERE, prediction: Prediction | None = None) -> dict[str, Any]:
+    """Train one phase, in processes of its own, on the slice of that name, and return its result. What was predicted is kept with it."""
     launcher = launcher_for(run, slice_name)
     check_hosts_see(run.output, launcher.kind)
     key = f"{run.recipe}-{run.scale}-{run.phase}"
@@ -82,7 +83,7 @@ def train(run: RunConfig, slice_name: str = HERE) -> dict[str, Any]:
         with Background() as requests:
             watch = SuspensionWatch(client, requests)
             try:
-                result = launch_trainer(run, on_rows, check, launcher)
+                result = launch_trainer(run, on_rows, check, launcher, prediction)
             except Pause:
                 watch.end_subflows()
                 raise

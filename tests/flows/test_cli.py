@@ -87,12 +87,6 @@ def test_an_unwritable_home_is_refused(phasewise: Run, tmp_path: Path, command: 
     assert_refused(result, 2, f"the home {tmp_path}/file/home cannot be {wanted}", "--home or PHASEWISE_HOME")
 
 
-@pytest.mark.parametrize("command", ["evaluate"])
-def test_a_home_on_an_object_store_is_refused_where_weights_are_read(phasewise: Run, command: str):
-    result = phasewise(command, "marin-8b/kestrel", "--home", "gs://bucket/home")
-    assert_refused(result, 2, "needs a home that is a local folder, found gs://bucket/home")
-
-
 @pytest.mark.parametrize("command", ["data prepare", "data verify"])
 def test_a_bucket_that_is_not_there_is_refused(phasewise: Run, gcs: Path, command: str):
     assert_refused(phasewise(command, "marin-8b", "--home", "gs://no-such/home"), 2, "the home gs://no-such/home cannot be written")

@@ -205,7 +205,6 @@ def test_a_tokenizer_without_those_tokens_is_refused(
     [
         (("marin-8b", "out"), 2, "export needs a phase, found the recipe marin-8b; there are marin-8b/kestrel"),
         (("marin-8b/kestrel", "gs://bucket/out"), 2, "must be on this machine, found gs://bucket/out"),
-        (("marin-8b/kestrel", "out", "--home", "gs://bucket/home"), 2, "export needs a home that is a local folder"),
     ],
 )
 def test_wrong_usage(arguments: tuple[str, ...], code: int, said: str):

@@ -26,7 +26,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     monkeypatch.setattr(launcher, "run_compiler", compile_it)
     monkeypatch.setattr(launcher, "version", lambda name: f"{name} 1")
-    return lambda *arguments: CliRunner().invoke(main, ["preflight", *arguments, "--home", str(tmp_path)])
+    return lambda *arguments: CliRunner().invoke(main, ["preflight", "--home", str(tmp_path), *arguments])
 
 
 def test_json_is_alone_on_standard_output(run: Run) -> None:
@@ -109,3 +109,33 @@ def test_the_flow_fails_where_a_setup_does_not_fit(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "create_table_artifact", lambda *_, **__: None)
     with pytest.raises(module.DoesNotFit, match="kestrel on 2x v5e-256: needs too much"):
         module.preflight.fn("marin-8b", "kestrel", "full", str(tmp_path))
+
+
+def test_reads_from_another_region_are_named_with_bytes_and_price(run: Run, gcs: Path) -> None:
+    done = run("marin-32b/mantis", "--region", "europe-west4", "--home", str(gcs))
+    assert done.exit_code == 0, done.stderr
+    assert "GiB of tokens from us, which is another location: what that costs, --price-per-gib computes." in done.stdout
+    priced = run("marin-32b/mantis", "--region", "europe-west4", "--home", str(gcs), "--price-per-gib", "1")
+    assert "at $1.00 a GiB." in priced.stdout
+    given = run("marin-32b/mantis", "--region", "europe-west4", "--home", str(gcs), "--price-per-gib", "1", "--json")
+    reads = json.loads(given.stdout)["reads"]
+    assert reads[0]["usd"] == pytest.approx(reads[0]["read_bytes"] / 2**30)
+
+
+def test_within_a_region_reads_cost_nothing_and_unasked_nothing_is_said(run: Run, gcs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "reads" not in json.loads(run("marin-32b/mantis", "--home", str(gcs), "--json").stdout)
+    monkeypatch.setattr("flows.commands.preflight.region_of", lambda _: "us-east5")
+    assert "in us-east5, as the slice: reads from it cost nothing." in run("marin-32b/mantis", "--region", "us-east5").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--region", "us-east5"), "--region is for a home on a store"),
+        (("--region", "US"), "--region must be the region of the slice"),
+        (("--price-per-gib", "1"), "--price-per-gib needs --region"),
+    ],
+)
+def test_a_region_that_says_nothing_is_refused(run: Run, arguments: tuple[str, ...], message: str) -> None:
+    done = run("marin-32b/mantis", *arguments)
+    assert (done.exit_code, message in " ".join(done.stderr.split())) == (2, True), done.stderr

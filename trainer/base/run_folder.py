@@ -13,6 +13,7 @@ RUN_NAME = "run.json"
 LOG_NAME = "trainer.log"
 CACHES_NAME = "caches.json"
 SPENT_NAME = "spent.jsonl"
+PREDICTION_NAME = "prediction.json"
 HEARTBEAT_NAME = "heartbeat"
 TOKEN_NAME = "token.json"
 LOCK_NAME = "lock"
@@ -75,6 +76,11 @@ class RunFolder:
     def spent(self) -> Path:
         """Where its time went, a line for each life."""
         return self.path / SPENT_NAME
+
+    @property
+    def prediction(self) -> Path:
+        """What it was predicted to take, before it began."""
+        return self.path / PREDICTION_NAME
 
     @property
     def result(self) -> Path:

@@ -75,6 +75,7 @@ class Heartbeat:
             "work": doing.work,
             "seconds": round(doing.seconds, 1),
             "limit_seconds": doing.limit_seconds,
+            "peak_memory_bytes": peak_memory_bytes(),
             "spent": {work: round(seconds, 3) for work, seconds in self._spent().items()},
         }
         try:
@@ -82,6 +83,14 @@ class Heartbeat:
         except OSError:
             with suppress(OSError):
                 os.utime(self._path)
+
+
+def peak_memory_bytes() -> int | None:
+    """What this process held at most; None where the system does not say. `ru_maxrss` would begin with what its parent held."""
+    with suppress(OSError, IndexError, ValueError):
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    return None
 
 
 def signature(folder: Path) -> Signature | None:

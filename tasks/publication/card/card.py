@@ -32,15 +32,20 @@ class CardOptions(NamedTuple):
     source_folders: Mapping[str, Path] = {}
 
 
-def write_card(home: Path, subject: Subject, out: Path, options: CardOptions, *, judges_again: bool = True) -> dict[str, Any]:
+def write_card(
+    home: Path, subject: Subject, out: Path, options: CardOptions, *, work: Path | None = None, judges_again: bool = True
+) -> dict[str, Any]:
     """Read every claim from the home and write the card; what is in it.
+
+    Args:
+        work: as `HomeFiles` takes it.
 
     Raises:
         ConfigError: the folder is not empty, or the key cannot be used.
         VerdictError: something that a card needs is missing in the home, or the home contradicts itself.
     """
     check_free(out)
-    files = HomeFiles(home)
+    files = HomeFiles(home, work=work)
     claims = read_claims(files, subject, source_folders=options.source_folders, judges_again=judges_again)
     if options.export is not None:
         claims["export"] = export_claims(files, subject, options.export)

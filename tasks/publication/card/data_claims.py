@@ -56,9 +56,9 @@ def tokenizer_claims(files: HomeFiles, data: Mapping[str, Any]) -> dict[str, Any
         files.problem("tokenizer.digest", f"the caches were made with {len(wanted)} tokenizers")
         return {}
     (digest,) = wanted
-    for path in sorted((files.root / "tokenizers").glob("*/tokenizer.json")):
+    for path in sorted(files.place("tokenizers").glob("*/tokenizer.json")):
         if digest_of_file(path) == digest:
-            where = path.relative_to(files.root).as_posix()
+            where = f"tokenizers/{path.parent.name}/{path.name}"
             return {"digest": digest, "where": where, "rests_on": files.ground(where)}
     files.problem("tokenizer.digest", f"no tokenizer in the home has the digest {digest[:16]} that the caches name")
     return {"digest": digest}
@@ -66,13 +66,13 @@ def tokenizer_claims(files: HomeFiles, data: Mapping[str, Any]) -> dict[str, Any
 
 def find_cache(files: HomeFiles, component: str, split: Split, is_wanted: Callable[[Manifest], bool]) -> tuple[str, Manifest] | None:
     """The cache of a component whose manifest is the one that is wanted, and its folder in the home. One that was edited is none."""
-    for path in sorted((files.root / "tokens" / component).glob(f"{split}-*/{MANIFEST_NAME}")):
+    for path in sorted(files.place(f"tokens/{component}").glob(f"{split}-*/{MANIFEST_NAME}")):
         try:
             manifest = read_manifest(path.parent)
         except DataError:
             continue
         if manifest.component == component and is_wanted(manifest):
-            return path.parent.relative_to(files.root).as_posix(), manifest
+            return f"tokens/{component}/{path.parent.name}", manifest
     return None
 
 
@@ -95,7 +95,7 @@ def _check_sources(files: HomeFiles, name: str, manifest: Manifest, folders: Map
     """Read the source files where they are in the home or in a folder that was given."""
     for source in manifest.sources:
         field = f"data.{name}.manifest.sources.{source.name}"
-        place = folders.get(name, files.root / "sources" / name) / source.name
+        place = folders.get(name, files.place(f"sources/{name}")) / source.name
         kind, _, said = source.digest.partition(":")
         if not place.is_file():
             files.skip(field, "its bytes are not in the home; --source NAME=FOLDER says where they are")

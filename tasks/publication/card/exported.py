@@ -26,7 +26,7 @@ def export_claims(files: HomeFiles, subject: Subject, folder: Path) -> dict[str,
     trained = read_trained(files, subject.run_name, subject.phase, "training")
     if trained is not None:
         try:
-            words = differing_weights(folder, trained.run, files.root / trained.checkpoint, origin)
+            words = differing_weights(folder, trained.run, files.place(trained.checkpoint), origin)
         except (PhasewiseError, KeyError, ValueError) as error:
             words = " ".join(str(error).split())
         if words:

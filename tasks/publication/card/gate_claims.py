@@ -37,10 +37,10 @@ def read_gate(files: HomeFiles, run_name: str, phase: str, gate: Gate) -> Verdic
 def gate_claims(files: HomeFiles, run_name: str, phase: str, gate: Gate, verdict: Verdict) -> dict[str, Any]:
     """One verdict: whether it passes, who let it pass, its limits, what it judged, each check, and the evidence tables by digest."""
     folder = f"verdicts/{run_name}/{phase}/{gate}"
-    tables = sorted(path.relative_to(files.root).as_posix() for path in (files.root / folder).glob("*.parquet"))
+    tables = sorted(f"{folder}/{path.name}" for path in files.place(folder).glob("*.parquet"))
     said = verdict.model_dump(mode="json")
     checks = [{name: check[name] for name in ("name", "table", "asks", "severity", "outcome")} for check in said["checks"]]
-    ruling = files.tried(f"gates.{gate}.decision", lambda: ruling_at(files.root / f"{folder}.json"), VerdictError)
+    ruling = files.tried(f"gates.{gate}.decision", lambda: ruling_at(files.place(f"{folder}.json")), VerdictError)
     return {
         "passes": verdict.passes,
         **_decided(ruling),
@@ -72,7 +72,7 @@ def hand_off_claims(files: HomeFiles, run_name: str, phase: str) -> dict[str, An
     path = f"verdicts/{run_name}/{phase}/data/hand_off.parquet"
     if not files.has(path):
         return {}
-    table = files.tried("hand_off", lambda: pd.read_parquet(files.root / path), ValueError, OSError)
+    table = files.tried("hand_off", lambda: pd.read_parquet(files.place(path)), ValueError, OSError)
     rows: list[dict[str, Any]] = [] if table is None else json.loads(table.to_json(orient="records"))
     changes = {str(row["name"]): {name: row[name] for name in ("declared", "found", "before", "after")} for row in rows}
     return {"changes": changes, "rests_on": files.ground(path)}
@@ -82,7 +82,7 @@ def check_judged(
     files: HomeFiles, trained: Trained, verdicts: Mapping[Gate, Verdict], evaluation: Mapping[str, Any] | None, parent: Any
 ) -> None:
     """That the verdicts on training and model judged the metrics and the evaluations that are in the home."""
-    metrics = RunFolder(files.root / trained.folder).metrics
+    metrics = RunFolder(files.place(trained.folder)).metrics
     if "health" in verdicts and metrics.is_file():
         said = sorted(verdicts["health"].judged.values())
         files.agree("gates.health.judged", "metrics.jsonl has", said, [digest_of_file(metrics)])
@@ -135,13 +135,13 @@ def _check_score(files: HomeFiles, name: str, result: Mapping[str, Any]) -> None
 
 def _benchmark_files(files: HomeFiles, evaluation: Mapping[str, Any]) -> dict[str, str]:
     """The items that were asked, by the digest that the evaluation names."""
-    for path in sorted((files.root / "benchmarks").glob(f"*/{MANIFEST_NAME}")):
+    for path in sorted(files.place("benchmarks").glob(f"*/{MANIFEST_NAME}")):
         try:
             chosen = read_benchmark_folder(path.parent).only(evaluation["benchmarks"])
         except DataError:
             continue
         if chosen.digest == evaluation["benchmarks_digest"]:
-            where = path.parent.relative_to(files.root).as_posix()
+            where = f"benchmarks/{path.parent.name}"
             named = [f"{where}/{one.name}.{kind}" for one in chosen.benchmarks for kind in ("jsonl", "yaml")]
             return files.ground(f"{where}/{MANIFEST_NAME}", *named)
     said = str(evaluation["benchmarks_digest"])

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tasks.store.publisher import WORKED_ON
 from trainer.base.storage import digest_of_bytes, digest_of_file
 
 MAX_READ_BYTES = 64 * 2**30
@@ -27,20 +28,27 @@ class Disagreement(NamedTuple):
 class HomeFiles:
     """The files of a home, read once each.
 
+    Args:
+        work: where its runs, verdicts and reports are, if that is not below `root`: those of a home on a store are brought to this machine.
+
     Attributes:
         problems: where the home contradicts itself, by the field of the card that rests on it.
         unread: what could not be checked, by field. It never counts as checked.
         read_bytes: how much was read for digests alone.
     """
 
-    def __init__(self, root: Path, *, max_read_bytes: int = MAX_READ_BYTES) -> None:
-        self.root = root
+    def __init__(self, root: Path, *, work: Path | None = None, max_read_bytes: int = MAX_READ_BYTES) -> None:
+        self.root, self._work = root, work or root
         self.problems: list[Disagreement] = []
         self.unread: list[Disagreement] = []
         self.read_bytes = 0
         self._max_read_bytes = max_read_bytes
         self._contents: dict[str, bytes | None] = {}
         self._digests: dict[str, str] = {}
+
+    def place(self, path: str) -> Path:
+        """Where a file or folder is that is named by its path in the home."""
+        return (self._work if path.split("/", 1)[0] in WORKED_ON else self.root) / path
 
     def json(self, field: str, path: str) -> Any:
         """The JSON value in a file of the home; None where it is missing or does not read, which is a problem of the field."""
@@ -56,7 +64,7 @@ class HomeFiles:
 
     def has(self, path: str) -> bool:
         """Whether the file is there."""
-        return (self.root / path).is_file()
+        return self.place(path).is_file()
 
     def ground(self, *paths: str) -> dict[str, str]:
         """Path → SHA-256 of whole files, as a claim names what it rests on; those that are missing are left out."""
@@ -67,7 +75,7 @@ class HomeFiles:
 
         A file beyond the bound is not read; then `said` is given back, and the field is named as not read.
         """
-        place = self.root / path
+        place = self.place(path)
         if not place.is_file():
             self.problem(field, f"the home has no {path}")
             return said
@@ -101,12 +109,12 @@ class HomeFiles:
         try:
             return read()
         except errors as error:
-            self.problem(field, " ".join(str(error).split()).replace(str(self.root), "the home"))
+            self.problem(field, " ".join(str(error).split()).replace(str(self.root), "the home").replace(str(self._work), "the home"))
             return None
 
     def _content(self, path: str) -> bytes | None:
         if path not in self._contents:
-            place = self.root / path
+            place = self.place(path)
             self._contents[path] = place.read_bytes() if place.is_file() else None
         return self._contents[path]
 

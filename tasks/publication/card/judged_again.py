@@ -45,21 +45,21 @@ def check_again(
             again = files.tried(
                 f"gates.{gate}.checks",
                 lambda gate=gate, verdict=verdict, evidence=evidence, folder=folder: _judge(
-                    gate, verdict, files.root / evidence, folder, _Bytes(files, trained, evaluation, parent)
+                    gate, verdict, files.place(evidence), folder, _Bytes(files, trained, evaluation, parent)
                 ),
                 Exception,  # tables and metrics that were edited fail in many ways
             )
             if again is not None:
                 _compare(files, gate, verdict, again)
                 if gate != "data":
-                    _compare_tables(files, gate, files.root / evidence, Path(folder), suite.tables)
+                    _compare_tables(files, gate, files.place(evidence), Path(folder), suite.tables)
 
 
 class _Bytes:
     """What training and model are judged from."""
 
     def __init__(self, files: HomeFiles, trained: Trained, evaluation: Any, parent: Any) -> None:
-        self.metrics = RunFolder(files.root / trained.folder).metrics
+        self.metrics = RunFolder(files.place(trained.folder)).metrics
         self.run = trained.run
         self.evaluation = evaluation
         self.parent = parent

@@ -46,7 +46,7 @@ def training_claims(files: HomeFiles, trained: Trained) -> dict[str, Any]:
         files.problem("training.run_digest", f"result.json says {str(result.get('run_digest'))[:16]}, run.json has {run.digest[:16]}")
     tokens = run.model.seq_len * sequences_between(run.batch, run.start_step, run.stop_step)
     files.agree("training.tokens", "its settings give", result.get("tokens"), tokens)
-    losses = [row["loss"] for row in read_metrics(RunFolder(files.root / folder).metrics)][-FINAL_LOSS_UPDATES:]
+    losses = [row["loss"] for row in read_metrics(RunFolder(files.place(folder)).metrics)][-FINAL_LOSS_UPDATES:]
     files.agree("training.final_loss", "its metrics give", result.get("final_loss"), sum(losses) / len(losses) if losses else None)
     stamps = files.json("training.finished", f"{trained.checkpoint}/{STAMPS}") or {}
     return {
@@ -108,9 +108,10 @@ def checkpoint_claims(files: HomeFiles, trained: Trained) -> dict[str, Any]:
     for name in sorted(said):
         path = f"{folder}/{name}"
         digest = files.check(f"{field}.{name}", path, str(said[name]["sha256"]))
-        place = files.root / path
+        place = files.place(path)
         found[name] = {"size_bytes": place.stat().st_size if place.is_file() else 0, "sha256": digest}
-    there = {path.relative_to(files.root / folder).as_posix() for path in (files.root / folder).rglob("*") if path.is_file()}
+    whole = files.place(folder)
+    there = {path.relative_to(whole).as_posix() for path in whole.rglob("*") if path.is_file()}
     for name in sorted(there - set(said) - {"digests.json"}):
         files.problem(f"{field}.{name}", "the checkpoint's digests.json does not name this file")
     _check_weights(files, trained)
@@ -181,7 +182,7 @@ def _check_weights(files: HomeFiles, trained: Trained) -> None:
     if any(one.field.startswith("checkpoint") for one in (*files.problems, *files.unread)):
         files.skip(field, "the weights were not read: the checkpoint's files are damaged or were not all read")
         return
-    path = files.root / trained.checkpoint
+    path = files.place(trained.checkpoint)
     try:
         found = saved_params_digest(path)
     except (CheckpointError, ValueError, OSError) as error:

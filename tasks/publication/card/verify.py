@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tasks.publication.card.bundle import DOCUMENTS, ENVELOPE_NAME, STATEMENT_NAME, render_documents
-from tasks.publication.card.claims import Subject, read_claims
+from tasks.publication.card.claims import NAME, Subject, read_claims
 from tasks.publication.card.differences import disagreements
 from tasks.publication.card.exported import check_export
 from tasks.publication.card.home_files import MAX_READ_BYTES, Disagreement, HomeFiles
@@ -27,6 +27,7 @@ class Against(NamedTuple):
 
     Attributes:
         home: the folder that training wrote.
+        work: as `HomeFiles` takes it.
         export: the exported folder.
         public_key: of who says to have signed.
         source_folders: component → folder of its source files, where that is not in the home.
@@ -35,6 +36,7 @@ class Against(NamedTuple):
     """
 
     home: Path | None = None
+    work: Path | None = None
     export: Path | None = None
     public_key: Path | None = None
     source_folders: Mapping[str, Path] = {}
@@ -67,6 +69,16 @@ class Verification:
         one = Disagreement(found, words)
         if one not in self.disagreements:
             self.disagreements.append(one)
+
+
+def subject_of(folder: Path) -> Subject | None:
+    """What a card says that it is of, before anything of it is checked; None where it does not say so in words that are names."""
+    try:
+        said = json.loads((folder / STATEMENT_NAME).read_bytes())["predicate"]
+        named = Subject(said["recipe"], said["scale"], said["phase"], None)
+        return named if all(NAME.fullmatch(name) for name in (named.recipe, named.scale, named.phase)) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def verify_card(folder: Path, against: Against) -> Verification:
@@ -181,7 +193,7 @@ def _check_home(claims: Mapping[str, Any], against: Against, found: Verification
     if against.home is None:
         found.unchecked.append(Disagreement("all claims", "no home was given: nothing was compared with the bytes that it rests on"))
         return
-    files = HomeFiles(against.home, max_read_bytes=against.max_read_bytes)
+    files = HomeFiles(against.home, work=against.work, max_read_bytes=against.max_read_bytes)
     subject = Subject(claims["recipe"], claims["scale"], claims["phase"], claims.get("evaluation", {}).get("held_out_tokens"))
     again = read_claims(files, subject, source_folders=against.source_folders, judges_again=against.judges_again)
     said = {name: value for name, value in claims.items() if name not in NOT_OF_THE_HOME}

@@ -1,5 +1,7 @@
 """What is committed on one machine is what another finds; what is newer here is not lost, and what others did is not undone."""
 
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +108,42 @@ def test_who_only_looks_gets_no_weights_and_takes_nothing_over(gcs: Path, tmp_pa
         one.train_to(10)
     assert other.run.metrics.exists()
     assert not other.run.checkpoints.exists()
+
+
+def test_who_looks_at_one_phase_gets_the_weights_of_that_alone(gcs: Path, tmp_path: Path):
+    one, other = machine(tmp_path / "one", gcs), machine(tmp_path / "other", gcs)
+    with Publisher(one.kept, every_seconds=HOUR):
+        one.train_to(5)
+        shutil.copytree(one.run.path, one.run.path.with_name("kestrel-2"))
+    other.kept.look(weights_of="kestrel")
+    assert find_damage(other.run.checkpoint(5)) is None
+    assert [path.name for path in other.run.path.parent.glob("*/checkpoints")] == ["checkpoints"]
+    assert not (other.run.path.with_name("kestrel-2") / "checkpoints").exists()
+
+
+def test_weights_that_were_looked_at_do_not_outlive_their_place_on_the_store(gcs: Path, tmp_path: Path):
+    """A step was trained again: beside new rows and results the old checkpoint would be damage."""
+    one, other = machine(tmp_path / "one", gcs), machine(tmp_path / "other", gcs)
+    with Publisher(one.kept, every_seconds=HOUR) as publisher:
+        one.train_to(5)
+        publisher.publish()
+        other.kept.look(checkpoints=True)
+        other.kept.look()
+        assert other.run.checkpoint(5).exists()
+        remove_checkpoint(one.run.checkpoint(5))
+        one.train_to(5, text=" of another branch")
+    other.kept.look()
+    assert not other.run.checkpoint(5).exists()
+
+
+def test_of_two_who_look_at_once_neither_takes_what_is_coming_to_the_other(gcs: Path, tmp_path: Path):
+    one, other = machine(tmp_path / "one", gcs), machine(tmp_path / "other", gcs)
+    with Publisher(one.kept, every_seconds=HOUR):
+        one.train_to(5)
+    with ThreadPoolExecutor(4) as threads:
+        for looked in [threads.submit(other.kept.look, checkpoints=True) for _ in range(8)]:
+            looked.result()
+    assert other.files() == one.files()
 
 
 def test_files_that_change_while_they_are_read_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -36,8 +36,10 @@ class Machine:
     def files(self) -> dict[str, bytes]:
         """Everything that is here, but what is of one machine."""
         root = self.kept.work
-        apart = {self.run.heartbeat, self.kept.known}
-        return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file() and path not in apart}
+        files = [
+            path for path in root.rglob("*") if path.is_file() and path != self.run.heartbeat and path.parent != self.kept.known.parent
+        ]
+        return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
 
 def machine(folder: Path, store: Path) -> Machine:

@@ -1,0 +1,52 @@
+"""How a phase was computed, in words: as its run's folder says it, whatever the plan would be now."""
+
+from pathlib import Path
+
+from tasks.preflight.plan import kept_in_words
+from tasks.training.same_run import read_run
+from trainer.base.wording import plural
+from trainer.config import Execution
+from trainer.events import EventKind, read_events
+
+KERNELS = {"xla": "XLA", "cudnn": "cuDNN", "splash": "Splash"}
+WENT_ON: tuple[EventKind, ...] = ("restart", "resumed")
+
+
+def computed_words(folder: Path, slice_name: str) -> str:
+    """Slice, mesh, precision, kernel, what was kept, parts of the batch, and from which steps it went on; empty where nothing has begun.
+
+    Args:
+        folder: of the run.
+    """
+    run = read_run(folder)
+    if run is None:
+        return ""
+    execution = run.execution
+    kernel = KERNELS.get(execution.attention)
+    words = [
+        f"{slice_name}: {_mesh(execution)}",
+        run.model.compute_dtype,
+        *([f"{kernel} attention"] if kernel else []),
+        kept_in_words(execution.remat),
+        _parts(execution),
+    ]
+    return f"{', '.join(words)}; {_went_on(folder)}"
+
+
+def _mesh(execution: Execution) -> str:
+    mesh = execution.mesh
+    if mesh.devices == 1:
+        return "1 device"
+    axes = [f"{name} {size}" for name, size in mesh.model_dump().items() if size > 1]
+    return f"{plural(mesh.devices, 'device')} ({', '.join(axes)})"
+
+
+def _parts(execution: Execution) -> str:
+    size = execution.microbatch_sequences
+    return "the batch at once" if size is None else f"the batch in parts of {plural(size, 'sequence')}"
+
+
+def _went_on(folder: Path) -> str:
+    steps = [event.get("step") for event in read_events(folder) if event.get("kind") in WENT_ON]
+    named = ["the beginning" if step is None else f"step {step:,}" for step in steps]
+    return f"it went on from {', '.join(named)}" if named else "from its start to its end"
