@@ -260,9 +260,12 @@ def _facts(resolved: Resolved) -> dict[str, str]:
     components = len(resolved.plan.components)
     tokenizer = recipe.tokenizer.name or f"byte-level BPE, {recipe.tokenizer.vocab_size:,} entries, trained on the training split"
     first = recipe.phases[0]
+    order = f"{first.order.permutation} permutation, seed {first.order.seed}, blocks of {first.order.block_sequences} sequences"
+    with_buffer = [(phase.name, phase.order.buffer_documents) for phase in recipe.phases if phase.order.buffer_documents]
+    buffered = [f"{name} from buffers of {documents:,} documents" for name, documents in with_buffer]
     return {
         "tokenizer": tokenizer,
-        "data order": f"{first.order.permutation} permutation, seed {first.order.seed}, blocks of {first.order.block_sequences} sequences",
+        "data order": "; ".join([order, *buffered]),
         "held-out text": _held_out(first, components),
         "home": str(resolved.home.root),
         "python": platform.python_version(),

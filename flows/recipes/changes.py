@@ -80,7 +80,8 @@ def both_in_words(before: object, after: object) -> Pair:
 
 def _coverage(parent: Phase, phase: Phase, drawn: Collection[str]) -> tuple[object, object]:
     whole = "each row once an epoch"
-    places = [(order.seed, order.permutation, order.first_step) for order in (parent.order, phase.order)]
+    orders = (parent.order, phase.order)
+    places = [(order.seed, order.permutation, order.first_step, order.buffer_documents) for order in orders]
     again = [name for name in phase.components if name in drawn]
     if places[0] == places[1] or not again:
         return whole, whole

@@ -53,6 +53,7 @@ STEPS, BATCH, LENGTH = 1000, 512, 32
 D_MODEL, NUM_LAYERS, NUM_QUERY_HEADS, VOCAB_SIZE = 128, 2, 4, 4096
 SPARSE_LAYERS, NUM_EXPERTS, NUM_ACTIVE, MIN_D_EXPERT = 8, 8, 2, 32
 BLOCK_SEQUENCES, MIN_EMA_STEPS, MIN_SEGMENT_STEPS, HELD_OUT_TOKENS = 160, 8, 2, 2048
+BUFFER_DOCUMENTS = 32
 LOSS_SEQUENCES = 1
 MAX_SHARE_ERROR_SEQUENCES = 1.5
 MAX_SPIKE_PERCENT = 1.0
@@ -187,9 +188,10 @@ def _proxy_sparse(model: ModelConfig, min_balancing_rate: float) -> dict[str, ob
 
 
 def proxy_order(order: DataOrder) -> DataOrder:
-    """The same order in small blocks, which the ends of stages may cut."""
+    """The same order in small blocks, which the ends of stages may cut, and with small buffers of documents, which are filled again."""
+    buffer = None if order.buffer_documents is None else min(order.buffer_documents, BUFFER_DOCUMENTS)
     fields = {"block_sequences": BLOCK_SEQUENCES, "first_step": steps(order.first_step), "cut_blocks": True}
-    return order.but(**fields)
+    return order.but(**fields, buffer_documents=buffer)
 
 
 def proxy_recovery(recovery: Recovery | None, max_window: int) -> Recovery | None:

@@ -211,7 +211,7 @@ def gates(
 def order(*, seed: int = 0, permutation: str = "feistel", block_sequences: int = 32, **fields: Any) -> DataOrder:
     """How sequences are drawn: one permutation a component; the counts of a mixture are exact in each block of `block_sequences`.
 
-    A mixture may start inside a block, which is then cut short.
+    A mixture may start inside a block, which is then cut short. With `buffer_documents`, rows are filled from buffers of documents.
     """
     given = {"seed": seed, "permutation": permutation, "block_sequences": block_sequences, "cut_blocks": True, **fields}
     return DataOrder.model_validate(given)

@@ -27,6 +27,8 @@ WaitUntil = Callable[["subprocess.Popen[bytes]", Callable[[], bool]], None]
 RowsOf = Callable[[RunConfig], list[Row]]
 
 STOP_STEP, SAVE_EVERY, KILLS = 200, 6, 20
+KILLS_WITH_BUFFER = int(os.environ.get("PHASEWISE_TEST_KILLS", "4"))
+"""Each start compiles nothing, but imports the compiler: twenty take minutes."""
 STOPS, STOP_SEED = 8, int(os.environ.get("PHASEWISE_TEST_SEED", "7"))
 HALF_WRITTEN_KILLS = (3, 7, 11, 15)
 """Which of the kills wait for a checkpoint to be half written."""
@@ -164,9 +166,26 @@ def test_an_undisturbed_run_writes_each_step_once_and_learns(straight: dict[str,
 
 def test_killed_at_any_moment_it_goes_on_bit_for_bit(long_run: MakeRun, nursery: Nursery, rows_of: RowsOf, straight: dict[str, Any]):
     run = long_run("killed")
+    kill_often(run, nursery, KILLS)
+    assert outcome(run, rows_of(run)) == straight
+
+
+def test_so_it_does_where_rows_come_from_a_document_buffer(long_run: MakeRun, nursery: Nursery, rows_of: RowsOf, straight: dict[str, Any]):
+    order = {"seed": 11, "permutation": "feistel", "block_sequences": 16, "cut_blocks": True, "buffer_documents": 8}
+    undisturbed, killed = long_run("buffered", order=order), long_run("buffered and killed", order=order)
+    nursery.start(undisturbed)
+    assert nursery.ended() == 0
+    expected = outcome(undisturbed, rows_of(undisturbed))
+    kill_often(killed, nursery, KILLS_WITH_BUFFER)
+    assert outcome(killed, rows_of(killed)) == expected
+    assert expected["weights"] != straight["weights"]
+
+
+def kill_often(run: RunConfig, nursery: Nursery, kills: int) -> None:
+    """At so many moments, some of them while a checkpoint is written; then it trains to its end."""
     random = Random(5)
     torn = 0
-    moments = sorted(random.sample(range(1, STOP_STEP - 2 * SAVE_EVERY), KILLS))
+    moments = sorted(random.sample(range(1, STOP_STEP - 2 * SAVE_EVERY), kills))
     for number, moment in enumerate(moments):
         nursery.start(run)
         nursery.wait_until(lambda moment=moment: last_step(run) >= moment)
@@ -177,10 +196,9 @@ def test_killed_at_any_moment_it_goes_on_bit_for_bit(long_run: MakeRun, nursery:
         nursery.kill()
         torn += bool(half_written(run))
         assert not (Path(run.output) / "result.json").exists()
-    assert torn >= len(HALF_WRITTEN_KILLS) // 2, "a write may end before the kill arrives, but not always"
+    assert torn >= sum(number < kills for number in HALF_WRITTEN_KILLS) // 2, "a write may end before the kill arrives, but not always"
     nursery.start(run)
     assert nursery.ended() == 0
-    assert outcome(run, rows_of(run)) == straight
 
 
 def test_stopped_by_sigterm_at_any_moment_it_saves_what_it_has_and_goes_on(

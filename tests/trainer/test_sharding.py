@@ -37,10 +37,10 @@ WORKER = Path(__file__).with_name("on_eight_devices.py")
 pytestmark = pytest.mark.timeout(600)
 
 MESHES = {"8": Mesh(fsdp=8), "2x4": Mesh(replica=2, fsdp=4), "1x4x2": Mesh(fsdp=4, tensor=2), "2x2x2": Mesh(replica=2, fsdp=2, tensor=2)}
-FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, "qwen": {"qk_norm": True, "tied_head": True}}
+FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, "qwen": {"qk_norm": True, "tied_head": True}, "buffered": {}}
 REMATS = {("qwen", "2x2x2"): Kept(on_device=("query", "value", "gate"))}
 """What is kept by name on a mesh; the run on one device keeps everything."""
-CASES = [*(("llama", mesh) for mesh in MESHES), ("qwen", "2x4"), ("qwen", "2x2x2")]
+CASES = [*(("llama", mesh) for mesh in MESHES), ("qwen", "2x4"), ("qwen", "2x2x2"), ("buffered", "2x2x2")]
 
 
 def test_each_logical_axis_of_a_weight_has_a_rule_and_each_rule_names_axes_of_the_mesh(model: ModelConfig):
@@ -190,6 +190,8 @@ def train_family(make_run: MakeRun, model: ModelConfig, tmp_path_factory: pytest
         parts = {"microbatch_sequences": 8}
         remats = [REMATS.get((family, mesh), "none") for mesh in meshes]
         executions = [{**parts, "mesh": MESHES[mesh], "remat": remat} for mesh, remat in zip(meshes, remats, strict=True)]
+        if family == "buffered":
+            changes["order"] = {"seed": 11, "permutation": "feistel", "block_sequences": 16, "cut_blocks": True, "buffer_documents": 8}
         runs = [make_run(f"{family} {mesh}", **changes, execution=each) for mesh, each in zip(meshes, executions, strict=True)]
         return dict(zip(meshes, train_on_eight_devices(runs, tmp_path_factory.mktemp(family)), strict=True))
 
@@ -211,6 +213,7 @@ def case(request: pytest.FixtureRequest, train_family: Callable[[str], Found]) -
 
 def test_sharded_is_unsharded(case: Case):
     """Losses, what else is measured, gradients (first moments after one update are a tenth of them), weights, averages, windows."""
+    assert case.found["same_batches"]
     for alone, together in case.found["losses"]:
         assert together == pytest.approx(alone, rel=1e-6)
     assert worst(case.found["measured"]) < 2e-4  # the largest are norms of directions, about 200

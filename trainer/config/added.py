@@ -20,6 +20,7 @@ ADDED_LATER: dict[str, bool | int | float | str | None] = {
     "save_stall_seconds": 900.0,
     "restore_stall_seconds": 900.0,
     "recovery": None,
+    "buffer_documents": None,
 }
 """Field → what all runs of before had. The name must be that of one field in the whole configuration, and no component's."""
 

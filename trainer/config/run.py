@@ -32,6 +32,9 @@ class DataOrder(Frozen):
         first_step: where the order begins: of what the lineage drew before this step it knows nothing.
         rounding: how shares become counts of a block; `floor` rounds all down, and the largest takes what is left, as Levanter does.
         cut_blocks: a mixture may start inside a block; the block before it is cut short.
+        buffer_documents: rows are filled from a buffer of documents for each component, which is filled up to twice as many when so few
+            are left (`trainer.data.document_buffer`); the permutation is then that of the documents. None cuts all documents, one after
+            the other, into rows, and permutes these.
     """
 
     seed: int
@@ -40,6 +43,7 @@ class DataOrder(Frozen):
     first_step: int = Field(default=0, ge=0)
     rounding: Literal["largest_remainder", "floor"] = "largest_remainder"
     cut_blocks: bool = False
+    buffer_documents: int | None = Field(default=None, gt=0, le=2**23)
 
 
 class CheckpointPolicy(Frozen):

@@ -85,6 +85,14 @@ class TokenCache:
         pieces = zip(places.tolist(), shards.tolist(), (offsets - self.starts[shards]).tolist(), strict=True)
         return [wanted for place, shard, start in pieces for wanted in self._read(shard, start, out[place])]
 
+    def read_piece(self, first: int, out: Int[np.ndarray, " n"]) -> list[TokenRange]:
+        """Fill `out` with tokens from number `first` of the concatenation on, and return what is still to be fetched."""
+        shard = int(np.searchsorted(self.starts, first, side="right")) - 1
+        start = first - int(self.starts[shard])
+        if self.is_local:
+            self._map(shard).announce([start], len(out))
+        return self._read(shard, start, out)
+
     def documents(self, shard_numbers: Iterable[int] | None = None) -> Iterator[Document]:
         """Every document of these shards, or of all, in order, with its tokens. Neither an index nor a shard is ever held whole."""
         for number in range(len(self.manifest.shards)) if shard_numbers is None else shard_numbers:

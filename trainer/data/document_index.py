@@ -102,6 +102,27 @@ class DocumentIndex:
                     found += self._documents(shard, group, _numbers(pc.equal(files, pa.scalar(name))))
         return found
 
+    def starts(self) -> Int[np.ndarray, " n"]:
+        """The first token of every document, counted over all shards, and the number of all tokens at the end.
+
+        Raises:
+            DataError: the documents of a shard do not follow one another, or do not have all its tokens.
+        """
+        found: list[np.ndarray] = []
+        for shard, written in enumerate(self.cache.manifest.shards):
+            groups = range(self._open_once(shard).metadata.num_row_groups)
+            tables = [self._read(shard, group, ["offset", "length"]) for group in groups]
+            offsets, lengths = (
+                np.concatenate([np.empty(0, np.int64), *(t[name].to_numpy() for t in tables)]) for name in ("offset", "length")
+            )
+            if (lengths < 0).any() or (np.append(offsets, written.tokens) != np.cumsum([0, *lengths])).any():
+                raise DataError(
+                    f"{self.cache.folder / written.name}.parquet: documents must follow one another over {written.tokens} tokens, found "
+                    f"{len(lengths)} with {lengths.sum()} tokens. Delete the folder and prepare the data again."
+                )
+            found.append(offsets + self.cache.starts[shard])
+        return np.concatenate([*found, self.cache.starts[-1:]]).astype(np.int64)
+
     def _may_have_file(self, shard: int, group: int, name: str) -> bool:
         statistics = self._statistics(shard, group, "source_file")
         return statistics is None or statistics.min <= name <= statistics.max

@@ -1,4 +1,7 @@
-"""The batch of any step by random access: mixture → position in the component → permutation → row of the cache."""
+"""The batch of any step by random access: mixture → position in the component → permutation → row of the cache.
+
+Where the order has a document buffer: mixture → position in the component → row that the buffer fills.
+"""
 
 from collections import deque
 from collections.abc import Container, Generator
@@ -9,11 +12,13 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from trainer.base.errors import ConfigError, DataError
-from trainer.config import Component, RunConfig
+from trainer.config import Component, DataOrder, RunConfig
+from trainer.data.buffered import BufferedComponent
 from trainer.data.cache import TokenCache
+from trainer.data.document_buffer import BUFFER_VERSION
 from trainer.data.mixture import MixtureSchedule
 from trainer.data.permutation import PERMUTATION_VERSIONS, Permutation, derive_key
 from trainer.data.segments import positions, segment_ids
@@ -30,10 +35,14 @@ class Batch:
 
     tokens: Int[np.ndarray, "b t"]
     begin_of_text: int
+    begins: Bool[np.ndarray, "b t"] | None = None
+    """Where a document begins or goes on, if the tokens do not show it: a row of a document buffer may go on with one in its middle."""
 
     @cached_property
     def segment_ids(self) -> Int[np.ndarray, "b t"]:
         """The number of the token's document in its row."""
+        if self.begins is not None:
+            return np.cumsum(self.begins, axis=1, dtype=np.int32)
         return segment_ids(self.tokens, self.begin_of_text)
 
     @cached_property
@@ -64,8 +73,13 @@ class Order:
         return components, rows
 
     def _row_numbers(self, name: Component, places: np.ndarray) -> np.ndarray:
-        """Each pass over a component has a permutation of its own, keyed by the component's name."""
+        """Each pass over a component has a permutation of its own, keyed by the component's name.
+
+        Where rows come from a document buffer, they are numbered as they are drawn, on through the passes.
+        """
         order = self.schedule.order
+        if order.buffer_documents is not None:
+            return places
         epochs, within = np.divmod(places, self.rows[name])
         numbers = np.empty_like(places)
         for epoch in np.unique(epochs):
@@ -95,6 +109,7 @@ class Loader:
             if not rows:
                 raise DataError(f"component {name} has {self._caches[name].manifest.tokens} tokens, not one row of {run.model.seq_len}.")
         self._begin_of_text = _begin_of_text(self._caches)
+        self._buffered = {} if run.order.buffer_documents is None else self._buffers()
         self._order_of_span = lru_cache(maxsize=SPANS_KEPT)(Order(self._schedule, self._rows).span)
 
     def batch(self, step: int) -> Batch:
@@ -103,12 +118,16 @@ class Loader:
         firsts = [self._schedule.sequences_before(step) + part * size for part in self._parts]
         components, rows = np.concatenate([self._order_between(first, first + size) for first in firsts], axis=1)
         tokens = np.empty((len(rows), self._run.model.seq_len), np.int32)
+        begins = np.zeros(tokens.shape, bool) if self._buffered else None
         to_fetch: list[TokenRange] = []
         for number in np.flatnonzero(np.bincount(components)):
-            places = np.flatnonzero(components == number)
-            to_fetch += self._caches[self._names[number]].read_rows(rows[places], tokens, places)
+            name, places = self._names[number], np.flatnonzero(components == number)
+            if begins is None:
+                to_fetch += self._caches[name].read_rows(rows[places], tokens, places)
+            else:
+                to_fetch += self._buffered[name].read(rows[places], tokens, begins, places)
         fetch(to_fetch)
-        return Batch(tokens, self._begin_of_text)
+        return Batch(tokens, self._begin_of_text, begins)
 
     def batches(
         self, start_step: int, stop_step: int, *, left_out: Container[int] = (), threads: int = 2, ahead: int = 4
@@ -135,7 +154,7 @@ class Loader:
         return {
             "seed": run.order.seed,
             "permutation": {"kind": run.order.permutation, "version": PERMUTATION_VERSIONS[run.order.permutation]},
-            "packing": "chunk",
+            **packing_of(run.order),
             "block_sequences": run.order.block_sequences,
             "rounding": run.order.rounding,
             "first_step": run.order.first_step,
@@ -148,6 +167,10 @@ class Loader:
             },
         }
 
+    def _buffers(self) -> dict[Component, BufferedComponent]:
+        run = self._run
+        return {name: BufferedComponent(name, cache, run.order, run.model.seq_len) for name, cache in self._caches.items()}
+
     def _order_between(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Component number and row number of the sequences `[first, stop)`, counted from the lineage's first."""
         start = first // SPAN_SEQUENCES
@@ -155,6 +178,13 @@ class Loader:
         components, rows = spans[0] if len(spans) == 1 else np.concatenate(spans, axis=1)
         inside = slice(first - start * SPAN_SEQUENCES, stop - start * SPAN_SEQUENCES)
         return components[inside], rows[inside]
+
+
+def packing_of(order: DataOrder) -> dict[str, Any]:
+    """What a contract says of how documents become rows."""
+    if order.buffer_documents is None:
+        return {"packing": "chunk"}
+    return {"packing": "buffer", "buffer": {"documents": order.buffer_documents, "version": BUFFER_VERSION}}
 
 
 def _check_hosts(run: RunConfig, host: int, hosts: int) -> None:

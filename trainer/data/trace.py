@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from trainer.base.errors import ConfigError
 from trainer.config import Component, Steps
 from trainer.data.loader import SPAN_SEQUENCES, Order
 from trainer.data.mixture import MixtureSchedule, block_counts
@@ -65,6 +66,9 @@ class TracedOrder:
 
     Attributes:
         rows: component → rows of its cache, for every component that these updates draw from.
+
+    Raises:
+        ConfigError: the order has a document buffer, whose rows are no rows of the cache.
     """
 
     schedule: MixtureSchedule
@@ -72,6 +76,14 @@ class TracedOrder:
     start_update: int
     stop_update: int
     rows: Mapping[Component, int]
+
+    def __post_init__(self) -> None:
+        documents = self.schedule.order.buffer_documents
+        if documents is not None:
+            raise ConfigError(
+                f"an order that can be traced must draw rows of the caches, found order.buffer_documents {documents} in the phase that "
+                f"ends at step {self.stop_update}: trace a phase without a document buffer."
+            )
 
     @cached_property
     def names(self) -> tuple[Component, ...]:

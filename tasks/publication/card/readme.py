@@ -94,10 +94,11 @@ def _mixtures(claims: Mapping[str, Any]) -> Iterator[str]:
         for name, share in sorted(shares.items(), key=lambda item: -item[1]):
             yield f"| {int(step):,} | {name} | {share:.4g} |"
     order = claims["order"]
+    rows = f" Rows are filled from buffers of {order['buffer']['documents']:,} documents." if "buffer" in order else ""
     yield ""
     yield (
         f"Order: {order['permutation']['kind']} permutation, seed {order['seed']}, shares exact within blocks of "
-        f"{order['block_sequences']:,} sequences of {order['seq_len']:,} tokens."
+        f"{order['block_sequences']:,} sequences of {order['seq_len']:,} tokens.{rows}"
     )
 
 

@@ -69,6 +69,8 @@ def inner_problems(statement: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any
     yield "order.batch", order.get("batch"), settings.get("batch"), "training.settings says"
     for name in ("seed", "block_sequences", "rounding", "first_step"):
         yield f"order.{name}", order.get(name), settings.get("order", {}).get(name), "training.settings says"
+    buffer = (order.get("buffer") or {}).get("documents")
+    yield "order.buffer.documents", buffer, settings.get("order", {}).get("buffer_documents"), "training.settings says"
     lineage = claims.get("lineage") or [{}]
     yield from _lineage_problems(lineage, training, settings)
     for name, cache in claims.get("data", {}).items():

@@ -93,6 +93,8 @@ def order_claims(files: HomeFiles, trained: Trained) -> dict[str, Any]:
         files.agree(f"order.{name}", "the run's settings say", contract.get(name), value)
     kind = (contract.get("permutation") or {}).get("kind")
     files.agree("order.permutation.kind", "the run's settings say", kind, order["permutation"])
+    buffer = (contract.get("buffer") or {}).get("documents")
+    files.agree("order.buffer.documents", "the run's settings say", buffer, order["buffer_documents"])
     kept = {name: value for name, value in contract.items() if name != "mixture"}
     return {**kept, "rests_on": files.ground(path)}
 

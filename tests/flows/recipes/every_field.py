@@ -186,6 +186,7 @@ ORDER: dict[str, Row] = {
     "first_step": Row(to(3), "refused", "must begin at step 0"),
     "rounding": Row(to("floor"), RUN),
     "cut_blocks": Row(FLIP, RUN),
+    "buffer_documents": Row(to(16), RUN),
 }
 GATES: dict[str, Row] = {
     "data.max_share_error_points": Row(plus(1), DATA),

@@ -6,13 +6,14 @@ import numpy as np
 import pandas as pd
 
 from trainer.config import Component, RunConfig
+from trainer.data.buffered import BufferedComponent
 from trainer.data.cache import TokenCache
 from trainer.data.mixture import MixtureSchedule
 from trainer.data.permutation import Permutation, derive_key
 from trainer.data.shards import build_maps
 from validations.evidence.order.measures import judge_measures, measure_order
 from validations.evidence.order.null import Measure, most_surprising
-from validations.evidence.order.sample import take_sample
+from validations.evidence.order.sample import Sample, take_sample
 from validations.evidence.order.shift import find_shift
 from validations.evidence.order.signals import SIGNALS, TOKEN_MIX_ROWS, row_signals, spread, token_mix
 from validations.limits import OrderLimits
@@ -57,9 +58,11 @@ def order_evidence(run: RunConfig, limits: OrderLimits) -> tuple[pd.DataFrame, p
 class _Drawn:
     """What a phase draws of a component: positions `[first, stop)` since step 0, which run through epochs of `rows` rows."""
 
-    def __init__(self, name: Component, cache: TokenCache, rows: int, steps: np.ndarray, positions: np.ndarray):
-        self.name, self.cache, self.rows = name, cache, rows
+    def __init__(self, run: RunConfig, name: Component, cache: TokenCache, steps: np.ndarray, positions: np.ndarray):
+        self.name, self.cache, self.rows = name, cache, cache.num_rows(run.model.seq_len)
         self._steps, self._positions = steps, positions
+        has_buffer = run.order.buffer_documents is not None
+        self._buffered = BufferedComponent(name, cache, run.order, run.model.seq_len) if has_buffer else None
         self.first = int(positions[0])
         self.stop = int(positions[-1])
 
@@ -70,20 +73,39 @@ class _Drawn:
         return range(first, min(-(-self.stop // self.rows), first + MAX_EPOCHS))
 
     def permutation(self, run: RunConfig, epoch: int) -> Permutation:
-        """The order of an epoch, as the loader has it."""
+        """The order of an epoch, as the loader has it: of rows, or of the documents that come to a buffer."""
+        if self._buffered is not None:
+            return self._buffered.stream(epoch)
         key = derive_key("component", run.order.seed, self.name, epoch)
         return Permutation.build(run.order.permutation, length=self.rows, key=key)
+
+    def sample(self, run: RunConfig, epoch: int) -> Sample:
+        """What is judged of an epoch's order, near to where the phase begins to draw."""
+        permutation = self.permutation(run, epoch)
+        first = max(0, self.first - epoch * self.rows)
+        return take_sample(permutation, near=first if self._buffered is None else first * permutation.length // self.rows)
 
     def step_of(self, position: float) -> int:
         """About which step draws a position: exact to a block of the mixture."""
         return round(float(np.interp(position, self._positions, self._steps)))
 
     def in_order(self, run: RunConfig, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The positions at which the phase draws some rows, in order, and which of the rows each one is."""
-        positions = np.concatenate([epoch * self.rows + self.permutation(run, epoch).inverse(rows) for epoch in self.epochs])
+        """The positions at which the phase draws some rows, in order, and which of the rows each one is.
+
+        Where documents come from a buffer, a row of the cache is drawn where the token at its middle is.
+        """
+        positions = np.concatenate([self._positions_in(run, epoch, rows) for epoch in self.epochs])
         which = np.argsort(positions)
         which = which[(positions[which] >= self.first) & (positions[which] < self.stop)]
         return positions[which], which % len(rows)
+
+    def _positions_in(self, run: RunConfig, epoch: int, rows: np.ndarray) -> np.ndarray:
+        """The positions at which an epoch draws rows; -1 for one that it does not draw."""
+        if self._buffered is None:
+            return epoch * self.rows + self.permutation(run, epoch).inverse(rows)
+        seq_len = run.model.seq_len
+        places = self._buffered.of_pass(epoch).rows_of(rows * seq_len + seq_len // 2)
+        return np.where(places < 0, -1, epoch * self.rows + places)
 
 
 def _drawn_components(run: RunConfig) -> list[_Drawn]:
@@ -96,14 +118,14 @@ def _drawn_components(run: RunConfig) -> list[_Drawn]:
     drawn = list[_Drawn]()
     for name in schedule.realised(run.start_step, run.stop_step):
         cache = TokenCache.open(run.caches[name], maps)
-        if rows := cache.num_rows(run.model.seq_len):
-            drawn.append(_Drawn(name, cache, rows, steps, np.array([each.get(name, 0) for each in before])))
+        if cache.num_rows(run.model.seq_len):
+            drawn.append(_Drawn(run, name, cache, steps, np.array([each.get(name, 0) for each in before])))
     return drawn
 
 
 def _measure(run: RunConfig, drawn: _Drawn) -> list[Measure]:
     """Each measure at its most surprising among the epochs; nearest to where the phase begins to draw."""
-    samples = [take_sample(drawn.permutation(run, epoch), near=max(0, drawn.first - epoch * drawn.rows)) for epoch in drawn.epochs]
+    samples = [drawn.sample(run, epoch) for epoch in drawn.epochs]
     return [most_surprising(of_epochs) for of_epochs in zip(*map(measure_order, samples), strict=True)]
 
 

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.recipes import load_recipe
+from trainer.base.storage import digest_of_file
 from trainer.config import DataOrder, LearningRateSegment, RunConfig, Steps
 from trainer.data.loader import Loader
 from trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, SourceFile, write_manifest
@@ -45,7 +46,8 @@ def write_cache(folder: Path, component: str, rows: int) -> Path:
         np.concatenate(documents).tofile(folder / f"{name}.bin")
         columns = {"source_file": pa.array(names), "offset": pa.array(np.cumsum(lengths) - lengths), "length": pa.array(lengths)}
         pq.write_table(pa.table(columns), folder / f"{name}.parquet")
-        shards.append(Shard(name=name, tokens=int(lengths.sum()), documents=len(documents), digest="", index_digest=""))
+        digest = digest_of_file(folder / f"{name}.parquet")
+        shards.append(Shard(name=name, tokens=int(lengths.sum()), documents=len(documents), digest="", index_digest=digest))
     write_manifest(folder, _manifest(component, tuple(shards)))
     return folder
 
@@ -135,6 +137,21 @@ def test_bison_s_stride_shifts_sorted_data_where_the_batches_do(caches: dict[str
     after = files_drawn(run, change, STEPS)
     assert np.mean(before) == pytest.approx(source["before"], abs=0.3)
     assert np.mean(after) == pytest.approx(source["after"], abs=0.3)
+
+
+def test_of_a_document_buffer_it_says_where_each_token_is_drawn(caches: dict[str, str]):
+    """Against the batches: documents in the order of the cache shift, as the loader gives them; in random order they do not."""
+    plain = make_run(caches, "linear", unlucky_seed())
+    run = plain.but(order=plain.order.but(buffer_documents=2))
+    tables, reasons = failing(run)
+    found = {(row["component"], row["signal"]): row for row in tables["shifts"].to_dict("records")}
+    shift = found["code", "source file"]
+    change = int(shift["change_at_step"])
+    assert np.mean(files_drawn(run, 10, change)) == pytest.approx(shift["before"], abs=0.3)
+    assert np.mean(files_drawn(run, change, STEPS)) == pytest.approx(shift["after"], abs=0.3)
+    mixed = run.but(order=run.order.but(permutation="feistel"))
+    assert failing(mixed)[1] == {}
+    assert reasons != {}
 
 
 def files_drawn(run: RunConfig, start: int, stop: int) -> list[int]:

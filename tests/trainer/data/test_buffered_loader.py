@@ -1,0 +1,173 @@
+"""Batches whose rows come from document buffers: whole documents, any host, any step, and which document a token is of."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.base.errors import ConfigError, DataError
+from trainer.base.storage import digest_of_file
+from trainer.config import RunConfig
+from trainer.data.cache import TokenCache
+from trainer.data.contract import changed_since
+from trainer.data.document_index import DocumentIndex
+from trainer.data.loader import Loader
+from trainer.data.manifest import read_manifest, write_manifest
+from trainer.data.mixture import MixtureSchedule
+from trainer.data.trace import TracedOrder
+
+MakeRun = Callable[..., RunConfig]
+WriteCache = Callable[..., Path]
+ORDER = {"seed": 11, "permutation": "feistel", "block_sequences": 16, "cut_blocks": True, "buffer_documents": 8}
+
+
+@pytest.fixture(scope="module")
+def run(make_run: MakeRun) -> RunConfig:
+    """Some passes over each component."""
+    rate = [{"kind": "constant", "start_step": 0, "end_step": 60, "start": 1e-3, "end": 1e-3}]
+    return make_run("from buffers", order=ORDER, stop_step=60, batch=[[0, 4], [10, 8]], learning_rate=rate)
+
+
+def numbered(write_cache: WriteCache, folder: Path, lengths: list[int]) -> tuple[Path, dict[int, tuple[int, int]]]:
+    """A cache in which no two tokens are the same, but for the one that begins a document: token → document and place in it."""
+    documents: list[np.ndarray] = []
+    places: dict[int, tuple[int, int]] = {}
+    number = 2
+    for document, length in enumerate(lengths):
+        body = np.arange(number, number + length - 1, dtype=np.uint16)
+        places.update({int(token): (document, place + 1) for place, token in enumerate(body)})
+        documents.append(np.array([0, *body], np.uint16))
+        number += length - 1
+    half = len(documents) // 2
+    return write_cache(folder, [documents[:half], documents[half:]]), places
+
+
+@pytest.fixture(scope="module")
+def told_apart(
+    make_run: MakeRun, model: object, write_cache: WriteCache, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[RunConfig, dict[int, tuple[int, int]], int]:
+    """One component, one row a step, two passes."""
+    lengths = np.random.default_rng(4).integers(2, 120, 90).tolist()
+    folder, places = numbered(write_cache, tmp_path_factory.mktemp("numbered") / "web", lengths)
+    rows = sum(lengths) // 32
+    rate = [{"kind": "constant", "start_step": 0, "end_step": 2 * rows, "start": 1e-3, "end": 1e-3}]
+    fields = {"stop_step": 2 * rows, "batch": [[0, 1]], "mixture": [[0, {"web": 100}]], "learning_rate": rate}
+    return make_run("told apart", order=ORDER, caches={"web": str(folder)}, **fields), places, rows
+
+
+def test_a_pass_has_each_token_once_and_the_next_one_other_rows(told_apart: tuple[RunConfig, dict[int, tuple[int, int]], int]):
+    run, places, rows = told_apart
+    loader = Loader(run)
+    passes = [[loader.batch(step).tokens[0] for step in range(epoch * rows, (epoch + 1) * rows)] for epoch in (0, 1)]
+    for of_pass in passes:
+        counts = Counter(int(token) for row in of_pass for token in row if token)
+        assert set(counts.values()) == {1}
+        assert len(places) - len(counts) < 32
+    again = {row.tobytes() for row in passes[0]} & {row.tobytes() for row in passes[1]}
+    assert len(again) < rows // 2, "only the first row of a long document may come again"
+
+
+def test_documents_are_told_apart_also_where_one_goes_on_in_a_row(told_apart: tuple[RunConfig, dict[int, tuple[int, int]], int]):
+    """In each segment there is one document, and its tokens follow one another; a document goes on in the middle of some rows."""
+    run, places, rows = told_apart
+    loader = Loader(run)
+    goes_on = 0
+    read: Counter[int] = Counter()
+    for step in range(rows):
+        batch = loader.batch(step)
+        tokens, segments, positions = batch.tokens[0], batch.segment_ids[0], batch.positions[0]
+        assert segments.dtype == np.int32
+        for segment in range(1, segments[-1] + 1):
+            inside = np.flatnonzero(segments == segment)
+            found = [places.get(int(token)) for token in tokens[inside]]
+            documents = {place[0] for place in found if place}
+            assert len(documents) <= 1
+            assert [place for place in found[1:] if place is None] == [], "a segment has its begin token first, or none"
+            assert np.diff([place[1] for place in found if place]).tolist() == [1] * (sum(map(bool, found)) - 1)
+            for document in documents:
+                first = 0 if found[0] is None else found[0][1]
+                alone = first == 1 and not read[document]  # its begin token was the last of a row
+                assert alone or first == read[document], "from its head on"
+                read[document] = first + len(inside)
+                goes_on += bool(first and inside[0])
+            np.testing.assert_array_equal(positions[inside], np.arange(len(inside)))
+    assert goes_on > 5
+
+
+@settings(max_examples=25)
+@given(st.sampled_from([1, 2, 4]), st.integers(0, 59))
+def test_any_split_over_hosts_gives_the_same_batch_at_any_step(run: RunConfig, hosts: int, step: int):
+    """Each from a loader of its own, as after a resume on another mesh."""
+    parts = [Loader(run, host=host, hosts=hosts).batch(step) for host in range(hosts)]
+    whole = Loader(run).batch(step)
+    np.testing.assert_array_equal(np.concatenate([part.tokens for part in parts]), whole.tokens)
+    np.testing.assert_array_equal(np.concatenate([part.segment_ids for part in parts]), whole.segment_ids)
+
+
+def test_threads_that_prepare_ahead_give_what_asking_gives(run: RunConfig):
+    loader, other = Loader(run), Loader(run)
+    for step, batch in zip(range(60), loader.batches(0, 60, threads=4, ahead=12), strict=True):
+        np.testing.assert_array_equal(batch.tokens, other.batch(step).tokens)
+
+
+def test_the_mixture_is_that_of_any_other_order(run: RunConfig, caches: Mapping[str, Path]):
+    """Which component a sequence is of does not change; and a row has tokens of that component alone."""
+    steps = range(14, 18)
+    schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
+    plain = run.order.but(buffer_documents=None)
+    without = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=plain)
+    loader = Loader(run)
+    pieces = {name: np.concatenate([np.fromfile(path, "<u2") for path in sorted(folder.glob("*.bin"))]) for name, folder in caches.items()}
+    for step in steps:
+        np.testing.assert_array_equal(schedule.batch(step), without.batch(step))
+        for number, tokens, segments in zip(
+            schedule.batch(step)[0], loader.batch(step).tokens, loader.batch(step).segment_ids, strict=True
+        ):
+            whole = pieces[schedule.components()[number]].tobytes()
+            for segment in range(1, segments[-1] + 1):
+                assert tokens[segments == segment].astype("<u2").tobytes() in whole
+
+
+def test_another_size_is_another_order_and_a_resume_with_it_is_refused(run: RunConfig, make_run: MakeRun):
+    contract = Loader(run).contract()
+    assert (contract["packing"], contract["buffer"]) == ("buffer", {"documents": 8, "version": 1})
+    for documents, names in ((16, ["buffer"]), (None, ["buffer", "packing"])):
+        other = run.but(order=run.order.but(buffer_documents=documents))
+        assert other.digest != run.digest
+        assert changed_since(contract, Loader(other).contract(), other) == names
+        assert not np.array_equal(Loader(other).batch(3).tokens, Loader(run).batch(3).tokens)
+
+
+def test_a_trace_is_refused(run: RunConfig):
+    schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
+    with pytest.raises(ConfigError, match=r"found order\.buffer_documents 8"):
+        TracedOrder(schedule, run.batch, 0, 60, {"books": 10})
+
+
+def test_an_index_that_leaves_out_tokens_is_refused(write_cache: WriteCache, tmp_path: Path):
+    """Its digest is that of the manifest: only what it says is wrong."""
+    folder, _ = numbered(write_cache, tmp_path / "web", [5, 7, 9, 11])
+    path = folder / "shard-00000.parquet"
+    index = pq.read_table(path)
+    pq.write_table(index.set_column(3, "length", pa.array([5, 6], pa.int64())), path)
+    manifest = read_manifest(folder)
+    shards = (manifest.shards[0].but(index_digest=digest_of_file(path)), *manifest.shards[1:])
+    write_manifest(folder, manifest.but(shards=shards))
+    with pytest.raises(DataError, match=r"must follow one another over 12 tokens, found 2 with 11 tokens"):
+        DocumentIndex(TokenCache.open(folder)).starts()
+
+
+def test_a_changed_index_is_refused(write_cache: WriteCache, tmp_path: Path, make_run: MakeRun):
+    folder, _ = numbered(write_cache, tmp_path / "web", [50, 70, 90, 110])
+    run = make_run("changed index", order=ORDER, caches={"web": str(folder)}, mixture=[[0, {"web": 100}]])
+    path = folder / "shard-00001.parquet"
+    index = pq.read_table(path)
+    pq.write_table(index.set_column(3, "length", pa.array([100, 100], pa.int64())), path)
+    with pytest.raises(DataError, match="must have the digest"):
+        Loader(run)

@@ -1,0 +1,187 @@
+"""Rows of a document buffer against a slow buffer of tokens, against exact chances, and by random access."""
+
+import itertools
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from trainer.base.errors import DataError
+from trainer.data import document_buffer
+from trainer.data.document_buffer import DocumentBuffer, Pieces, draw
+from trainer.data.permutation import Permutation, derive_key
+
+Choose = Callable[[int], int]
+"""Number of live documents → which of them is drawn."""
+
+
+def buffer_of(lengths: Sequence[int], *, seq_len: int, low: int, key: int = 5) -> DocumentBuffer:
+    starts = np.cumsum([0, *lengths])
+    stream = Permutation.build("feistel", length=len(lengths), key=derive_key("stream", key))
+    return DocumentBuffer(starts, seq_len=seq_len, buffer_documents=low, stream=stream, key=derive_key("draws", key))
+
+
+def rows_by_hand(documents: Sequence[Sequence[int]], *, seq_len: int, low: int, choose: Choose) -> list[list[int]]:
+    """The report's description, token by token; documents in the order in which they come."""
+    coming = deque(deque(document) for document in documents if document)
+    live: list[deque[int]] = []
+    rows: list[list[int]] = []
+    row: list[int] = []
+    while live or coming:
+        if len(live) <= low:
+            while coming and len(live) < 2 * low:
+                live.append(coming.popleft())
+        chosen = choose(len(live))
+        while live[chosen] and len(row) < seq_len:
+            row.append(live[chosen].popleft())
+        if not live[chosen]:
+            live[chosen] = live[-1]
+            live.pop()
+        if len(row) == seq_len:
+            rows.append(row)
+            row = []
+    return rows
+
+
+def tokens_of(pieces: Pieces) -> list[int]:
+    """The numbers of the tokens in a row, whose pieces must follow one another."""
+    assert pieces.start.tolist() == [0, *np.cumsum(pieces.length)[:-1].tolist()]
+    return [token for first, length in zip(pieces.first, pieces.length, strict=True) for token in range(first, first + length)]
+
+
+LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=60).filter(any)
+
+
+@settings(max_examples=60)
+@given(LENGTHS, st.integers(1, 12), st.integers(1, 20), st.integers(0, 2**64 - 1))
+def test_rows_are_those_of_a_slow_buffer_of_tokens(lengths: list[int], seq_len: int, low: int, key: int):
+    buffer = buffer_of(lengths, seq_len=seq_len, low=low, key=key)
+    starts = np.cumsum([0, *lengths])
+    stream = Permutation.build("feistel", length=len(lengths), key=derive_key("stream", key))(np.arange(len(lengths)))
+    draws = itertools.count()
+    expected = rows_by_hand(
+        [range(starts[document], starts[document + 1]) for document in stream],
+        seq_len=seq_len,
+        low=min(low, len(lengths)),
+        choose=lambda live: draw(derive_key("draws", key), next(draws), live),
+    )
+    assert [tokens_of(buffer.row(number)) for number in range(buffer.num_rows)] == expected
+    assert buffer.num_rows == sum(lengths) // seq_len
+
+
+def chances_of_rows(documents: Sequence[Sequence[int]], *, seq_len: int, low: int) -> dict[tuple[tuple[int, ...], ...], Fraction]:
+    """Each outcome of the report's buffer with its exact chance: every order of the documents, and every draw."""
+    found: dict[tuple[tuple[int, ...], ...], Fraction] = {}
+    orders = list(itertools.permutations(documents))
+    for order in orders:
+        undecided: list[tuple[int, ...]] = [()]
+        while undecided:
+            decided = undecided.pop()
+            chance, taken = Fraction(1, len(orders)), 0
+            branches: list[tuple[int, ...]] = []
+
+            def choose(live: int, decided: tuple[int, ...] = decided, branches: list[tuple[int, ...]] = branches) -> int:
+                nonlocal chance, taken
+                if taken == len(decided):
+                    if not branches:
+                        branches.extend((*decided, number) for number in range(live))
+                    return 0
+                chance /= live
+                taken += 1
+                return decided[taken - 1]
+
+            rows = rows_by_hand(order, seq_len=seq_len, low=low, choose=choose)
+            undecided += branches
+            if not branches:
+                outcome = tuple(map(tuple, rows))
+                found[outcome] = found.get(outcome, Fraction(0)) + chance
+    return found
+
+
+@pytest.mark.parametrize(("lengths", "seq_len", "low"), [((3, 1, 2), 2, 1), ((5, 2, 1), 4, 2), ((2, 3, 1, 2), 2, 1)])
+def test_outcomes_have_the_chances_of_a_true_random_buffer(lengths: tuple[int, ...], seq_len: int, low: int):
+    """Over 4,000 keys, against every order and every draw; one case in 100,000 would fail by chance."""
+    starts = np.cumsum([0, *lengths])
+    expected = chances_of_rows([range(a, b) for a, b in itertools.pairwise(starts.tolist())], seq_len=seq_len, low=low)
+    assert sum(expected.values()) == 1
+    assert len(expected) > 5
+    seen: Counter[tuple[tuple[int, ...], ...]] = Counter()
+    keys = 4_000
+    for key in range(keys):
+        buffer = buffer_of(lengths, seq_len=seq_len, low=low, key=key)
+        seen[tuple(tuple(tokens_of(buffer.row(number))) for number in range(buffer.num_rows))] += 1
+    assert seen.keys() <= expected.keys()
+    outcomes = list(expected)
+    found, due = [seen[one] for one in outcomes], [float(expected[one]) * keys for one in outcomes]
+    assert chisquare(found, due).pvalue > 1e-5
+
+
+@pytest.fixture
+def lengths() -> list[int]:
+    return np.random.default_rng(3).integers(0, 90, 400).tolist()
+
+
+def test_each_token_comes_once_a_pass_but_for_less_than_a_row(lengths: list[int]):
+    buffer = buffer_of(lengths, seq_len=32, low=16)
+    tokens = [token for number in range(buffer.num_rows) for token in tokens_of(buffer.row(number))]
+    assert len(set(tokens)) == len(tokens) == sum(lengths) // 32 * 32
+    assert set(tokens) <= set(range(sum(lengths)))
+
+
+def test_any_row_can_be_asked_for_at_any_time(lengths: list[int], monkeypatch: pytest.MonkeyPatch):
+    """With windows so small that states are thinned out, forgotten and played again."""
+    whole = buffer_of(lengths, seq_len=32, low=16)
+    monkeypatch.setattr(document_buffer, "WINDOW_ROWS", 4)
+    monkeypatch.setattr(document_buffer, "WINDOWS_KEPT", 2)
+    monkeypatch.setattr(document_buffer, "MAX_STATES", 3)
+    small = buffer_of(lengths, seq_len=32, low=16)
+    for number in np.random.default_rng(0).integers(0, whole.num_rows, 300).tolist():
+        assert tokens_of(small.row(number)) == tokens_of(whole.row(number))
+
+
+def test_a_key_gives_other_rows_with_the_same_documents(lengths: list[int]):
+    starts = np.cumsum([0, *lengths])
+    stream = Permutation.build("feistel", length=len(lengths), key=1)
+    one, other = (DocumentBuffer(starts, seq_len=32, buffer_documents=16, stream=stream, key=key) for key in (1, 2))
+    assert tokens_of(one.row(5)) != tokens_of(other.row(5))
+
+
+def test_the_row_of_a_token_is_found(lengths: list[int]):
+    buffer = buffer_of(lengths, seq_len=32, low=16)
+    expected = np.full(sum(lengths), -1)
+    for number in range(buffer.num_rows):
+        expected[tokens_of(buffer.row(number))] = number
+    asked = np.random.default_rng(1).permutation(sum(lengths))
+    np.testing.assert_array_equal(buffer.rows_of(asked), expected[asked])
+    assert (expected == -1).sum() == sum(lengths) % 32
+
+
+def test_a_long_document_is_spread_over_rows(lengths: list[int]):
+    """What the buffer is for: one document of 100 rows among many short ones does not fill row after row."""
+    buffer = buffer_of([*lengths, 3_200], seq_len=32, low=64)
+    first = sum(lengths)
+    filled = [bool((buffer.row(number).first >= first).any()) for number in range(buffer.num_rows)]
+    longest = max((sum(1 for _ in run) for value, run in itertools.groupby(filled) if value), default=0)
+    while_others_last = filled[: buffer.num_rows - 160]
+    assert sum(while_others_last) > 0
+    assert longest < 100
+
+
+@pytest.mark.parametrize("number", [-1, 10_000])
+def test_a_row_that_is_not_there_is_refused(lengths: list[int], number: int):
+    with pytest.raises(DataError, match=rf"has no row {number}"):
+        buffer_of(lengths, seq_len=32, low=16).row(number)
+
+
+def test_a_run_without_a_buffer_does_not_import_the_compiler():
+    """It takes a second to import."""
+    import subprocess
+
+    asked = "import sys, trainer.data.loader; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", asked], check=False).returncode == 0
