@@ -14,6 +14,8 @@ from tests.deployments.up import Up, ask, final_state, logs_of, state_of, wait_f
 pytestmark = [NEEDS_CHROMIUM, pytest.mark.timeout(900)]  # a guard against hanging: on a busy machine a first training takes minutes
 SHOWN_MS = 20_000
 """What a page or a click does comes within this."""
+CHECKED_MS = 300_000
+"""Within this a busy machine knows whether what a home says still holds."""
 REASON_SECONDS = 10
 
 
@@ -91,6 +93,7 @@ def training(up: Up, page: Page) -> str:
 
 def test_what_trains_is_watched_on_our_page(up: Up, page: Page, training: str) -> None:
     page.goto(f"{up.site}/long/proxy/kestrel")
+    expect(page.locator("[data-checking]")).to_have_count(0, timeout=CHECKED_MS)  # once that is known, the page is loaded again
     expect(page.get_by_text("Live: the numbers below are updated")).to_be_visible()
     part = page.locator("[data-part=training]")
     before = part.inner_text()
