@@ -96,7 +96,7 @@ def ask_people(up: Up, name: str) -> str:
 
 @pytest.fixture(scope="module")
 def posted(up: Up) -> Told:
-    """The first is told to a webhook."""
+    """The first is sent to a webhook."""
     with webhook() as (url, messages):
         save(up, CustomWebhookNotificationBlock(name="gates", url=url, json_data={"subject": "{{subject}}", "body": "{{body}}"}))  # pyright: ignore[reportCallIssue]
         assert register(up, "custom-webhook/gates") == 1

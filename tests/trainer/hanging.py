@@ -1,4 +1,4 @@
-"""A trainer that hangs where it is told to: `python -m tests.trainer.hanging PLACE RUN.json`. It is the real one in all else."""
+"""A trainer that hangs at a place: `python -m tests.trainer.hanging PLACE RUN.json`. It is the real one in all else."""
 
 import signal
 import sys
