@@ -45,12 +45,11 @@ def finished_result(run: RunConfig, plan: DataPlan | None = None) -> dict[str, A
     result = read_result(folder)
     if result is None:
         return None
-    if result.get("run_digest") != run.digest:
-        written = read_run(folder)
-        if written is None or result.get("run_digest") not in (written.digest, written.digest_with_places):
-            return None
-        if not _is_same(written, run, plan):
-            return None
+    written = read_run(folder)
+    if written is not None and result.get("run_digest") not in (written.digest, written.digest_with_places):
+        return None
+    if result.get("run_digest") != run.digest and (written is None or not _is_same(written, run, plan)):
+        return None
     if damage_of_finished(run):
         return None
     return {**result, "checkpoint": str(checkpoint_path(run.output, run.stop_step))}

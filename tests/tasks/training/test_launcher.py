@@ -99,6 +99,9 @@ def test_another_run_sets_the_folder_aside(build_run: BuildRun, trained_at: Path
     kept = contents(trained_at / "changing")
     assert finished_result(before)
     assert finished_result(after) is None
+    write_json(trained_at / "changing" / "run.json", after.model_dump(mode="json"))
+    assert finished_result(before) is None, "what the folder says of its run was changed"
+    write_json(trained_at / "changing" / "run.json", before.model_dump(mode="json"))
 
     result = launch_trainer(after, ignore)
     (aside,) = trained_at.glob("changing.superseded-*")
