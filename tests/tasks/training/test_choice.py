@@ -42,9 +42,11 @@ def test_without_a_word_a_phase_is_trained_here():
 def test_the_number_of_processes_reaches_the_launcher(monkeypatch: pytest.MonkeyPatch):
     given: list[int | None] = []
     monkeypatch.setattr(choice, "LocalLauncher", given.append)
-    for value in ("", "3"):
+    for value in ("", "4"):
         launcher_for(run(), "local", {"PHASEWISE_PROCESSES": value})
-    assert given == [None, 3]
+    assert given == [None, 4]
+    with pytest.raises(ConfigError, match="equally many of its 8 devices, found 3 in PHASEWISE_PROCESSES"):
+        launcher_for(run(), "local", {"PHASEWISE_PROCESSES": "3"})
 
 
 def test_the_settings_of_a_cluster_reach_the_launcher(monkeypatch: pytest.MonkeyPatch):

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.training.spent import Clock, LifeSpent, read_spent
+from tasks.training.clock import Clock
+from tasks.training.spent import LifeSpent, read_spent
 from trainer.base.run_folder import SPENT_NAME
 
 
