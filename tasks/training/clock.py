@@ -1,7 +1,7 @@
-"""Writes where the wall time of a training goes: a line in `spent.jsonl` for each life of the trainer, and `life.json` while one goes on.
+"""Writes where the wall time of a training goes: a line in `spent.jsonl` for each life of the trainer, `life.json` while one goes on.
 
-Who is lost with its machine writes no line. Then whoever goes on, here or elsewhere, finds `life.json`, which says what was known of that life
-a few seconds before, and writes its line.
+Who is lost with its machine writes no line. Then whoever goes on, here or elsewhere, finds `life.json`, which says what was known of that
+life a few seconds before, and writes its line.
 """
 
 import time

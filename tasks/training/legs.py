@@ -1,4 +1,4 @@
-"""A phase whose slice changes on the way: it is trained leg by leg, each on its own slice by its own plan, all of them on the same batches."""
+"""A phase whose slice changes on the way: it is trained leg by leg, each on its slice by its own plan, all on the same batches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -93,8 +93,8 @@ def log_of(folder: Path, host: int) -> Path:
 def decisive(codes: Iterable[int]) -> int:
     """How a run ended whose hosts ended like this: the reason before what followed from it.
 
-    One host's refusal, divergence or full disk is not cured by starting again. Where one says that all is saved for the next slice, it is. A
-    stall or a signal is why others were lost. jax ends a process that misses another one by SIGABRT.
+    One host's refusal, divergence or full disk is not cured by starting again. Where one says that all is saved for the next slice, it is.
+    A stall or a signal is why others were lost. jax ends a process that misses another one by SIGABRT.
     """
     ended = list(codes)
     return min((code for code in ended if code), key=rank, default=ExitCode.DONE)

@@ -13,6 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from trainer.base.frozen import Frozen
 from trainer.base.run_folder import RunFolder
 from trainer.base.storage import read_json
@@ -66,7 +68,7 @@ class Spent(Frozen):
     lives: int
     seconds: dict[str, float]
     peak_memory_bytes: int | None = None
-    slices: dict[str, float] = {}
+    slices: dict[str, float] = Field(default={})
 
 
 class OpenLife(Frozen):

@@ -1,23 +1,23 @@
 """A trainer that waits where a test wants it: called as `python` is, `gated -m trainer RUN.json …`. It is the real one in all else.
 
-While the file `gate-N` is in the run's folder, every process stays before it says whether to save after step N; the row of step N - 1 is there
-then. Where `asked-N` is there, too, it goes on when jax has told all processes that one of them was asked to stop: jax looks for a signal
-once a second, and thousands of updates like these might be made before.
+While the file `gate-N` is in the run's folder, every process waits after update N; the row of update N - 1 is there then. Where `asked-N`
+is there, too, they go on when jax has told all of them that one was asked to stop: jax looks for a signal once a second, and a thousand
+updates like these might be made before.
 """
 
+import itertools
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 LOOK_SECONDS = 0.01
-COUNTERS = "CURRENT_CALL_COUNTER"
-"""Where jax's coordination service keeps how far each process was when it heard that one is to stop."""
+ASKED_A_STEP = 100_000
+"""jax counts how often it was asked whether to stop, and all processes stop at the same count: room for asking again after one update."""
 
 
 def gate(folder: Path, step: int) -> Path:
-    """The file that keeps all processes before this step."""
+    """The file that keeps all processes after this update."""
     return folder / f"gate-{step}"
 
 
@@ -28,38 +28,26 @@ def open_gate(folder: Path, step: int, *, is_asked: bool) -> None:
     gate(folder, step).unlink()
 
 
-def wait_at(folder: Path, step: int) -> None:
-    """As the files say."""
-    while gate(folder, step).exists():
-        time.sleep(LOOK_SECONDS)
-    while (folder / f"asked-{step}").exists() and not all_know():
-        time.sleep(LOOK_SECONDS)
+def after_gate(folder: Path, agreed: Callable[[int], bool]) -> Callable[[int], bool]:
+    """Whether to stop after a step, as `trainer.process.distributed.stop_agreed` says it."""
 
+    def is_to_stop(step: int) -> bool:
+        while gate(folder, step).exists():
+            time.sleep(LOOK_SECONDS)
+        if not (folder / f"asked-{step}").exists():
+            return agreed(ASKED_A_STEP * step)
+        for number in itertools.count(ASKED_A_STEP * step):
+            if agreed(number):
+                return True
+            time.sleep(LOOK_SECONDS)
+        return False
 
-def all_know() -> bool:
-    """Whether every process has said how far it is."""
-    import jax
-    from jax._src.distributed import global_state
-
-    client: Any = global_state.client
-    return len(client.key_value_dir_get(COUNTERS)) >= jax.process_count()
-
-
-def plant(run_file: str) -> None:
-    """Put the gates before the question whether to save."""
-    import trainer.loop as loop
-
-    due: Callable[..., bool] = loop.Checkpoints.due
-
-    def due_after_gate(checkpoints: Any, step: int) -> bool:
-        wait_at(Path(run_file).parent, step)
-        return due(checkpoints, step)
-
-    loop.Checkpoints.due = due_after_gate
+    return is_to_stop
 
 
 if __name__ == "__main__":
+    import trainer.loop as loop
     from trainer.run import main
 
-    plant(sys.argv[3])
+    loop.stop_agreed = after_gate(Path(sys.argv[3]).parent, loop.stop_agreed)
     sys.exit(main(sys.argv[3:]))

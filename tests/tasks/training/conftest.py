@@ -82,12 +82,10 @@ def bare_life(tmp_path: Path) -> Callable[..., Life]:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "run.json").write_text("{}")
-    execution = Execution()
+    fields = {"recipe": "tiny", "scale": "proxy", "phase": "bare", "digest": "d" * 64, "execution": Execution(), "until_step": None}
 
     def build(**changes: Any) -> Life:
-        run: Any = SimpleNamespace(
-            recipe="tiny", scale="proxy", phase="bare", digest="d" * 64, execution=execution, output=str(folder), until_step=None
-        )
+        run: Any = SimpleNamespace(**fields, output=str(folder))
         return Life(run, folder / "run.json", **changes)
 
     return build
