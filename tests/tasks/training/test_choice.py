@@ -80,6 +80,18 @@ def test_the_settings_of_workers_reach_the_launcher():
     )
 
 
+def test_each_slice_of_a_phase_that_moves_has_its_workers():
+    hosts = {**TPU, "PHASEWISE_TPU_HOSTS": "2x v5e-8 = one,two;three,four | v5e-8=five,six"}
+    first: Any = launcher_for(run(16), "2x v5e-8", hosts)
+    second: Any = launcher_for(run(8), "v5e-8", hosts)
+    assert first._workers.slices == (("one", "two"), ("three", "four"))
+    assert second._workers.slices == (("five", "six"),)
+    with pytest.raises(
+        ConfigError, match="must name the workers of v5e-16, found those of 2x v5e-8, v5e-8: add '| v5e-16=…'".replace("|", r"\|")
+    ):
+        launcher_for(run(16), "v5e-16", hosts)
+
+
 @pytest.mark.parametrize(
     ("devices", "environment", "words"),
     [
