@@ -171,7 +171,7 @@ class JobSetAttempt:
         if not reasons:
             lines.append(f"JobSet {self._name} ended, and no pod says why: {condition(found, 'Failed') or 'it was deleted'}")
         else:
-            together = "; which of them first is not known" if len(reasons) > 1 else ""
+            together = "; which of them first is not known" if len(reasons) > 1 and code < 0 else ""
             words = self._last_words(reasons[0].host)
             lines.append(f"{' and '.join(map(_named, reasons))} {ending(code)}{together}{f': {words}' if words else ''}")
         with open(log_of(self._life.folder, 0), "a", encoding="utf-8") as log:

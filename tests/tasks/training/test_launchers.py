@@ -31,7 +31,7 @@ from trainer.metrics import Row, of_the_clock, read_metrics
 from trainer.process.roll_call import Presence
 from trainer.run import main
 
-pytestmark = pytest.mark.timeout(300)  # a guard against hanging: processes that start again and again, on a machine that may be busy
+pytestmark = pytest.mark.timeout(900)  # a guard against hanging: processes that start again and again, on a machine that may be busy
 
 STEPS, SAVED_EVERY = 24, 5
 STRIKES = (4, 11, 17)
