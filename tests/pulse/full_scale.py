@@ -26,7 +26,7 @@ from tests.tasks.evaluation.conftest import write_prose
 from trainer.base.storage import digest_of_bytes
 
 RECIPE, SCALE = "marin-8b", "370m"
-DOCUMENTS, WORDS = 48, 60
+DOCUMENTS, WORDS = 48, 100
 STARS = ("0", "1")
 """What stands for the stars of a glob: two files of each."""
 COMMAND = "import tests.stores.mirror; from flows.cli import main; main()"

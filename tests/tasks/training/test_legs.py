@@ -18,6 +18,7 @@ from trainer.base.storage import read_json, write_json
 from trainer.config import Execution, Mesh, RunConfig
 from trainer.events import read_events
 from trainer.metrics import Row, of_the_clock, read_metrics
+from trainer.passed_over import PassedOver, Window, write_passed_over
 from trainer.run import main
 
 pytestmark = pytest.mark.timeout(240)  # a guard against hanging
@@ -133,3 +134,19 @@ def test_a_trainer_whose_last_update_is_saved_already_says_so_again(stayed: RunC
         assert main([str(file)]) == ExitCode.MOVES
         assert [row["step"] for row in rows_of(run)] == list(range(1, SAVED_EVERY + 1))
     assert not RunFolder.at(run.output).result.exists()
+
+
+def test_a_move_within_what_is_passed_over_trains_nothing_of_it(stayed: RunConfig, build_run: BuildRun):
+    """The update after which the slice changes is never made."""
+    found: list[list[Row]] = []
+    for phase, untils in (("whole", [None]), ("in two", [MOVED_AT, None])):
+        run = short(build_run(phase))
+        file = RunFolder.at(run.output).run_file
+        write_passed_over(Path(run.output), PassedOver((Window(4, MOVED_AT + 1),)), ["a test"])
+        for until in untils:
+            write_json(file, run.but(until_step=until).model_dump(mode="json"))
+            assert main([str(file)]) == (ExitCode.DONE if until is None else ExitCode.MOVES)
+        found.append(rows_of(run))
+    whole, in_two = found
+    assert [row["step"] for row in whole] == [1, 2, 3, 4, *range(MOVED_AT + 2, STEPS + 1)]
+    assert in_two == whole
