@@ -43,17 +43,12 @@ def check_slices(recipe: Recipe, phases: Iterable[Phase]) -> None:
     """Refuse phases that cannot be trained from here.
 
     Raises:
-        RecipeError: a phase needs a slice that is not here, and no launcher for one is chosen; or it needs several in turn.
+        RecipeError: a phase needs a slice that is not here, and no launcher for one is chosen.
         ConfigError: there is no such launcher.
     """
     has_slices = chosen_kind() != LOCAL_SLICE
     for phase in phases:
         names = [name for _, name in phase.slice.within(phase.start_step, phase.stop_step)]
-        if has_slices and len(set(names)) > 1:
-            raise RecipeError(
-                f"phase {phase.name} of {recipe.run_name} is trained on {' and then '.join(names)}, and a launcher has one slice: cut the "
-                "phase in two, or give it one slice."
-            )
         for name in () if has_slices else names:
             if name != LOCAL_SLICE and not _is_here(name):
                 instead = f'give it the slice "{LOCAL_SLICE}"' if recipe.scale == "own" else "use --scale proxy"

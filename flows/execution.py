@@ -1,54 +1,70 @@
-"""How a phase is carried out: the plan that preflight found for its slice, or on `local` the devices that are here."""
+"""How a phase is carried out: the plan that preflight found for each of its slices, or on `local` the devices that are here."""
 
-from flows.recipes.phase import Phase
+from flows.recipes.phase import LOCAL_SLICE, Phase
 from flows.resolved import Resolved
 from flows.setups import setups_of
 from tasks.progress import say
+from tasks.training.launcher import last_saved_step
+from tasks.training.legs import Planned
 from tasks.training.machine import CPU, Machine, execution_here, in_words, machine_here
 from tasks.training.replanned import note_changed_plan
 from trainer.base.errors import ConfigError
-from trainer.config import Execution, RunConfig
+from trainer.config import Execution
 
 
-def run_on_slice(resolved: Resolved, phase: Phase) -> RunConfig:
-    """The run of a phase with the execution of its slice. It says what it computes on, and what of an earlier plan changed.
+def runs_on_slices(resolved: Resolved, phase: Phase) -> tuple[Planned, ...]:
+    """The run of a phase with the execution of its slice; where the slice changes on the way, of each of them, in order. All are planned
+    before any trains. It says what each computes on, and what of an earlier plan changed.
 
     Raises:
-        ConfigError: the phase has several slices, or no plan fits.
+        ConfigError: no plan fits.
         TrainingError: as `Resolved.run`, or the compiler failed.
     """
     run, machine = resolved.run(phase), machine_here()
-    planned = plan_of(resolved, phase)
-    run = run.but(execution=planned or execution_here(run, machine))
-    say(f"{phase.name}: trains on {_words(run, phase, machine)}")
-    note_changed_plan(run)
-    return run
+    slices = slices_of(phase)
+    plans = {name: plan_of(resolved, phase, name) or execution_here(run, machine) for name in dict.fromkeys(name for _, name in slices)}
+    untils = [*(step for step, _ in slices[1:]), None]
+    found = tuple(
+        Planned(run=run.but(execution=plans[name], until_step=until), slice_name=name)
+        for (_, name), until in zip(slices, untils, strict=True)
+    )
+    for one in found:
+        until = "" if one.run.until_step is None else f", to step {one.run.until_step:,}"
+        say(f"{phase.name}: trains on {_words(one, machine)}{until}")
+    saved = last_saved_step(run)
+    note_changed_plan(next(one.run for one in found if saved is None or saved < one.run.last_step or one is found[-1]))
+    return found
 
 
-def plan_of(resolved: Resolved, phase: Phase) -> Execution | None:
-    """The execution that preflight reports for the phase; None on this machine. What was compiled before is read.
+def slices_of(phase: Phase) -> list[tuple[int, str]]:
+    """The step from which the phase is on a slice, and its name; neighbours that are the same are one."""
+    found: list[tuple[int, str]] = []
+    for step, name in phase.slice.within(phase.start_step, phase.stop_step):
+        if not found or found[-1][1] != name:
+            found.append((step, name))
+    return found
 
-    The plan is that of the largest batch. Its parts of the batch must divide the others.
+
+def plan_of(resolved: Resolved, phase: Phase, slice_name: str) -> Execution | None:
+    """The execution that preflight reports for the phase on one of its slices; None on this machine. What was compiled before is read.
+
+    The plan is that of the largest batch there. Its parts of the batch must divide all others: from an older checkpoint the slice trains
+    updates of before, too.
 
     Raises:
-        ConfigError: the phase has several slices, or no plan fits, or that of the largest batch fits no other one.
+        ConfigError: no plan fits, or that of the largest batch fits no other one.
     """
-    setups = setups_of([phase])
-    if not setups:
+    if slice_name == LOCAL_SLICE:
         return None
-    slices = list(dict.fromkeys(setup.slice for setup in setups))
-    if len(slices) > 1 or any(name != slices[0] for _, name in phase.slice.within(phase.start_step, phase.stop_step)):
-        raise ConfigError(
-            f"phase {phase.name} must have one slice to be trained, found {', '.join(slices)} one after the other: name one by --slice."
-        )
     from tasks.preflight.preflight import preflight_setup  # it imports jax, which a phase on this machine is spared
 
+    setups = [setup for setup in setups_of([phase]) if setup.slice == slice_name]
     report = preflight_setup(max(setups, key=lambda setup: setup.step.batch_sequences), resolved.home)
     if report["execution"] is None:
-        raise ConfigError(f"phase {phase.name} does not fit {slices[0]}: {report['reason']}")
+        raise ConfigError(f"phase {phase.name} does not fit {slice_name}: {report['reason']}")
     execution = Execution.model_validate(report["execution"])
-    _check_batches(phase, execution, slices[0])
-    say(f"{phase.name}: the plan for {slices[0]}{' (estimated)' if report['estimated'] else ''}: {report['plan']}")
+    _check_batches(phase, execution, slice_name)
+    say(f"{phase.name}: the plan for {slice_name}{' (estimated)' if report['estimated'] else ''}: {report['plan']}")
     return execution
 
 
@@ -63,9 +79,9 @@ def _check_batches(phase: Phase, execution: Execution, slice_name: str) -> None:
             )
 
 
-def _words(run: RunConfig, phase: Phase, machine: Machine) -> str:
+def _words(planned: Planned, machine: Machine) -> str:
     """A slice that is not this machine says its name; devices of this CPU are its own."""
-    name = phase.slice.at(phase.start_step)
-    if name == "local" or machine != CPU or name.startswith("cpu-"):
-        return in_words(run, machine)
+    name = planned.slice_name
+    if name == LOCAL_SLICE or machine != CPU or name.startswith("cpu-"):
+        return in_words(planned.run, machine)
     return name

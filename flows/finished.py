@@ -11,6 +11,7 @@ from flows.record import Finding, PhaseRecord, read_record
 from flows.resolved import Resolved
 from tasks.evaluation.baselines import baselines_path
 from tasks.training.computed import computed_words
+from tasks.training.same_run import read_run
 from trainer.base.code_digest import code_digest, files_of
 from trainer.base.errors import PhasewiseError
 from trainer.base.storage import as_path, digest_of_json, read_json
@@ -96,7 +97,11 @@ def _shown_of(record: PhaseRecord) -> list[Any]:
 
 def computed_of(record: PhaseRecord) -> str:
     """On what and how a phase was computed, in words; empty where it is not known from what it would start."""
-    return computed_words(as_path(record.run.output), record.phase.slice.at(record.phase.start_step)) if record.run else ""
+    if record.run is None:
+        return ""
+    folder = as_path(record.run.output)
+    written = read_run(folder)
+    return computed_words(folder, record.phase.slice.at((written or record.run).last_step - 1))
 
 
 @cache

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from flows.execution import slices_of
 from flows.plan import build_run
 from flows.recipes.phase import LOCAL_SLICE, FromScratch, Phase
 from flows.recipes.recipe import Recipe
@@ -25,7 +26,7 @@ def predict_phase(phase: Phase, run: RunConfig, home: Home) -> Prediction:
         ConfigError: the price that the environment names is none.
         TrainingError: jax does not start, or preflight's compiler failed.
     """
-    if is_here(phase) or chosen_kind() == HERE:
+    if is_here(phase) or (chosen_kind() == HERE and len(slices_of(phase)) == 1):
         prediction = _of_this_machine(phase, run, known_costs(home))
         if is_here(phase) or prediction.seconds is not None:
             return prediction
@@ -57,7 +58,7 @@ def predict_local(recipe: Recipe, phases: Iterable[Phase], home: Home, *, calibr
 
 def is_here(phase: Phase) -> bool:
     """Whether the phase trains on this machine from its beginning to its end."""
-    return all(name == LOCAL_SLICE for _, name in phase.slice.within(phase.start_step, phase.stop_step))
+    return all(name == LOCAL_SLICE for _, name in slices_of(phase))
 
 
 def run_without_data(recipe: Recipe, phase: Phase, home: Home) -> RunConfig:

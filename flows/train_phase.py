@@ -8,7 +8,7 @@ from flows.ancestors import check_ancestors_hold, check_ancestors_passed, check_
 from flows.asking import asking_people, take_answers
 from flows.door import door, say_waiting, this_run
 from flows.evaluate_checkpoint import evaluate_checkpoint
-from flows.execution import run_on_slice
+from flows.execution import runs_on_slices
 from flows.predicted import predict_phase
 from flows.preflight import preflight
 from flows.prepare_data import prepare_data
@@ -90,11 +90,12 @@ def train_judged(resolved: Resolved, phase: Phase) -> None:
     home = str(resolved.home.root)
     accepts, asks = accepted_in(phase.name, recipe.accepts), recipe.asks_people_in(phase)
     validate_data(resolved.name, phase.name, recipe.scale, home, resolved.settings)
-    run = run_on_slice(resolved, phase)
+    planned = runs_on_slices(resolved, phase)
+    run = planned[-1].run
     prediction = predict_phase(phase, run, resolved.home)
     say(f"{phase.name}: {words_of(prediction)}")
     try:
-        result = train(run, phase.slice.at(phase.start_step), prediction)
+        result = train(run, planned, prediction)
     except WaitsForPerson as waiting:
         question = ask_about_training(waiting.verdict)
         raise_unless_let_pass(question, waiting.verdict, approving_command(resolved, phase))

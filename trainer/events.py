@@ -12,7 +12,9 @@ from typing import Any, Literal
 
 from trainer.base.run_folder import RunFolder
 
-EventKind = Literal["restart", "stalled", "spike", "rolled_back", "preempted", "diverged", "resumed", "fenced", "replanned", "asked"]
+EventKind = Literal[
+    "restart", "stalled", "spike", "rolled_back", "preempted", "diverged", "resumed", "fenced", "replanned", "asked", "moved"
+]
 
 
 def append_event(folder: str | Path, kind: EventKind, step: int | None, text: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import jax
 
 from trainer.base.errors import AsksPerson, CheckpointError, TrainingDiverged
+from trainer.base.exit_codes import ExitCode
 from trainer.base.run_folder import RunFolder
 from trainer.checkpoints.checkpointer import Checkpoints
 from trainer.checkpoints.hand_off import state_to_start_from
@@ -41,6 +42,14 @@ FINAL_LOSS_UPDATES = 10
 class Preempted(Exception):  # not an error: the state is saved
     """A SIGTERM or Ctrl-C came; the state after the last update is saved."""
 
+    exit_code = ExitCode.PREEMPTED
+
+
+class Moves(Exception):  # not an error: the state is saved
+    """The last update on this slice is done and saved; the phase goes on on another one."""
+
+    exit_code = ExitCode.MOVES
+
 
 @dataclass(frozen=True)
 class Guards:
@@ -67,6 +76,7 @@ def train(run: RunConfig, guards: Guards | None = None) -> dict[str, Any]:
             roll back.
         AsksPerson: the same, and a person must decide whether it does.
         Preempted: the process was asked to stop; the state is saved.
+        Moves: the run's `until_step` is reached, and saved.
         TakenOver: another trainer has the folder now.
     """
     guards = guards or unwatched()
@@ -94,6 +104,8 @@ def train(run: RunConfig, guards: Guards | None = None) -> dict[str, Any]:
                 with alone():
                     passed_over = _rolled_back(run, found, passed_over)
         checkpoints.wait()
+        if run.until_step is not None:
+            raise Moves
     guards.watchdog.begin("finish")
     if is_first():
         check_rows(run, passed_over)
@@ -121,6 +133,8 @@ def _branch(run: RunConfig, around: "Around", passed_over: PassedOver) -> TrainS
         if (older := newest_with_its_rows(run, checkpoints, step, passed_over)) != step:
             step = older
             state = checkpoints.restore(step, contract, around.shardings)
+    if run.until_step is not None and step >= run.until_step:
+        return state  # the life before saved it, and did not come to say so
     watchdog.begin("start", step)
     with Recorder(run, restored_step=step, check=around.guards.check, alone=around.guards.alone) as recorder:
         return _updates(run, state, step, around, recorder, passed_over)
@@ -169,8 +183,8 @@ class _Batches:
 
     def __init__(self, run: RunConfig, around: Around, first_step: int, passed_over: PassedOver) -> None:
         self._around = around
-        self._steps = (step for step in range(first_step, run.stop_step) if step not in passed_over)
-        self._batches = timed(around.loader.batches(first_step, run.stop_step, left_out=passed_over))
+        self._steps = (step for step in range(first_step, run.last_step) if step not in passed_over)
+        self._batches = timed(around.loader.batches(first_step, run.last_step, left_out=passed_over))
         self._shapes: set[tuple[int, ...]] = set()
 
     def __iter__(self) -> Iterator[tuple[int, Any, Any, float]]:
@@ -185,7 +199,7 @@ class _Batches:
 
 
 def _updates(run: RunConfig, state: TrainState, first_step: int, around: Around, recorder: Recorder, passed_over: PassedOver) -> TrainState:
-    """All updates from `first_step` on. Each one's metrics are fetched while the next one runs."""
+    """All updates from `first_step` on that are this slice's. Each one's metrics are fetched while the next one runs."""
     train_step = build_train_step(run.model, run.optimizer, run.execution, around.mesh)
     contract = _contract(around.loader, passed_over)
     watchdog = around.guards.watchdog
@@ -227,7 +241,7 @@ def _updates(run: RunConfig, state: TrainState, first_step: int, around: Around,
         recorder.start_clock()
     record(waiting)
     watchdog.begin("save")
-    around.checkpoints.save(run.stop_step, state, contract, rows=recorder.flush())
+    around.checkpoints.save(run.last_step, state, contract, rows=recorder.flush())
     return state
 
 

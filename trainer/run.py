@@ -14,7 +14,7 @@ from trainer.base.run_folder import RunFolder
 from trainer.base.storage import read_json, storage_trouble, write_json
 from trainer.config import RunConfig
 from trainer.kernels.attention import check_kernel
-from trainer.loop import Guards, Preempted, train
+from trainer.loop import Guards, Moves, Preempted, train
 from trainer.process import distributed
 from trainer.process.fence import Fence, only_one_trainer
 from trainer.process.heartbeat import Heartbeat
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     0 done · 1 refused (no verdict, damaged cache or checkpoint) · 2 wrong usage or configuration · 3 diverged · 4 stalled (nothing done for
     so long as `execution` allows; the stacks of all threads are on standard error) · 5 lost (another process of the run is gone) · 6 taken
     over (a later trainer has the folder) · 7 a file could not be written or read · 8 asks (diverged, and a person decides whether to roll
-    back) · 75 preempted (stopped by SIGTERM or Ctrl-C, and saved).
+    back) · 9 moves (saved where the phase goes on on another slice) · 75 preempted (stopped by SIGTERM or Ctrl-C, and saved).
     After 4, 5, 75 and a kill the same command goes on from the last checkpoint.
 
     Several processes are one program where the environment says so (`trainer.process.distributed`). jax may notice first that another is
@@ -52,8 +52,8 @@ def main(arguments: list[str]) -> int:
         run = read_run(Path(paths[0]))
         with distributed.joined(run):
             execute(run)
-    except Preempted:
-        return ExitCode.PREEMPTED
+    except (Preempted, Moves) as saved:
+        return saved.exit_code
     except PhasewiseError as error:
         print(f"trainer: {error}", file=sys.stderr)
         return error.exit_code

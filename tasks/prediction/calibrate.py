@@ -18,9 +18,10 @@ from tasks.home import Home
 from tasks.prediction.conditions import conditions_here
 from tasks.prediction.costs import MIN_UPDATES, Costs, bytes_in, costs_of
 from tasks.training.choice import HERE, launcher_for
+from tasks.training.clock import Clock
 from tasks.training.follow import start_and_follow
 from tasks.training.protocol import Launcher, Life, last_words
-from tasks.training.spent import Clock, read_lives
+from tasks.training.spent import read_lives
 from trainer.base.errors import TrainingError
 from trainer.base.run_folder import RunFolder
 from trainer.base.storage import digest_of_bytes, write_json
@@ -152,7 +153,7 @@ def _train(run: RunConfig, launcher: Launcher) -> None:
             raise _Enough
 
     try:
-        with Clock(place.path, conditions_here()).life(0):
+        with Clock(place.path).life(0, conditions=conditions_here()):
             code = start_and_follow(launcher, Life(run, place.run_file), on_rows, check)
     except _Enough:
         if updates > MIN_UPDATES:

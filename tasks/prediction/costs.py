@@ -101,7 +101,7 @@ def read_costs(folder: Path, source: str) -> Costs | None:
     """What the run in a folder cost; None where that was not measured here in one life from its beginning, or too little of it."""
     place = RunFolder(folder)
     lives = read_lives(folder)
-    if len(lives) != 1 or not lives[0].conditions or not lives[0].seconds:
+    if len(lives) != 1 or not lives[0].is_whole or not lives[0].conditions or not lives[0].seconds:
         return None
     run = RunConfig.model_validate_json(place.run_file.read_text())
     if lives[0].from_step != run.start_step:

@@ -114,7 +114,10 @@ def predict(run: RunConfig, known: Sequence[Costs], *, is_from_scratch: bool, us
 def predict_slice(run: RunConfig, reports: Sequence[Mapping[str, Any]], usd_per_hour: float | None = None) -> Prediction:
     """By preflight's reports of all setups of the phase: its updates alone."""
     steps = run.stop_step - run.start_step
-    where = reports[0]["slice"]
+    where = " and ".join(dict.fromkeys(report["slice"] for report in reports))
+    if (others := steps - sum(report["steps"] for report in reports)) > 0:
+        why = f"{others:,} updates are made on this machine, and preflight has a time of those on {where} alone"
+        return Prediction(run_digest=run.digest, steps=steps, source=why)
     if any(report["step_seconds"] is None for report in reports):
         return Prediction(run_digest=run.digest, steps=steps, source=f"preflight has no time of a step for {where}")
     seconds = sum(report["steps"] * report["step_seconds"] for report in reports)

@@ -6,7 +6,8 @@
 | `PHASEWISE_PROCESSES` | local: how many processes; if it is not set, one for each GPU of the mesh, and else one |
 | `PHASEWISE_GKE_IMAGE`, `…_NAMESPACE`, `…_SERVICE_ACCOUNT` | jobset: what is started, and where |
 | `PHASEWISE_GKE_CLAIM`, `…_MOUNT` | jobset: the volume claim that holds the home, and where the home is |
-| `PHASEWISE_TPU_HOSTS` | tpu_vm: `[user@]name[:port]` of the workers in order, `,` between them and `;` between slices |
+| `PHASEWISE_TPU_HOSTS` | tpu_vm: `[user@]name[:port]` of the workers in order, `,` between them and `;` between slices; of a phase that
+moves from slice to slice `SLICE=…` of each, with `|` between them |
 | `PHASEWISE_TPU_PYTHON`, `…_PROJECT` | tpu_vm: where these are on every host; as here if they are not set |
 | `PHASEWISE_TPU_KNOWN_HOSTS`, `…_KEY` | tpu_vm: files of ssh; the user's own if they are not set |
 """
@@ -51,7 +52,13 @@ def launcher_for(run: RunConfig, slice_name: str, environment: Mapping[str, str]
     """
     kind = chosen_kind(environment)
     if slice_name == HERE or kind == HERE:
-        return LocalLauncher(_processes(environment))
+        count, devices = _processes(environment), run.execution.mesh.devices
+        if count and devices % count:
+            raise ConfigError(
+                f"the processes of {run.phase} on {slice_name} must have equally many of its {devices} devices, found {count} in "
+                f"{PROCESSES_VARIABLE}: take a number that divides them, or leave it unset."
+            )
+        return LocalLauncher(count)
     slices = find_slice(slice_name)
     devices = run.execution.mesh.devices
     if devices != slices.devices:
@@ -91,7 +98,7 @@ def _jobset(slices: Slice, environment: Mapping[str, str]) -> Launcher:
 def _tpu_vm(slices: Slice, environment: Mapping[str, str]) -> Launcher:
     from tasks.training.tpu_vm.launcher import TpuVmLauncher, Workers
 
-    text = _needed(environment, "PHASEWISE_TPU_HOSTS", "the workers of the slice")
+    text = _workers_of(slices, _needed(environment, "PHASEWISE_TPU_HOSTS", "the workers of the slice"))
     groups = tuple(tuple(name.strip() for name in one.split(",") if name.strip()) for one in text.split(";"))
     each = slices.hosts // slices.count
     if [len(one) for one in groups] != [each] * slices.count:
@@ -109,6 +116,19 @@ def _tpu_vm(slices: Slice, environment: Mapping[str, str]) -> Launcher:
             key=Path(key) if key else None,
         )
     )
+
+
+def _workers_of(slices: Slice, text: str) -> str:
+    """Those of this slice, where the text names slices."""
+    if "=" not in text:
+        return text
+    named = {name.strip(): workers for name, _, workers in (part.partition("=") for part in text.split("|"))}
+    found = {find_slice(name).name: workers for name, workers in named.items()}
+    if slices.name not in found:
+        raise ConfigError(
+            f"PHASEWISE_TPU_HOSTS must name the workers of {slices.name}, found those of {', '.join(found)}: add '| {slices.name}=…'."
+        )
+    return found[slices.name]
 
 
 def _needed(environment: Mapping[str, str], name: str, what: str) -> str:

@@ -13,10 +13,12 @@ WENT_ON: tuple[EventKind, ...] = ("restart", "resumed")
 
 
 def computed_words(folder: Path, slice_name: str) -> str:
-    """Slice, mesh, precision, kernel, what was kept, parts of the batch, and from which steps it went on; empty where nothing has begun.
+    """Slice, mesh, precision, kernel, what was kept, parts of the batch, on which slices it was before, and from which steps it went on;
+    empty where nothing has begun.
 
     Args:
         folder: of the run.
+        slice_name: where its last updates were made.
     """
     run = read_run(folder)
     if run is None:
@@ -24,16 +26,17 @@ def computed_words(folder: Path, slice_name: str) -> str:
     execution = run.execution
     kernel = KERNELS.get(execution.attention)
     words = [
-        f"{slice_name}: {_mesh(execution)}",
+        f"{slice_name}: {mesh_words(execution)}",
         run.model.compute_dtype,
         *([f"{kernel} attention"] if kernel else []),
         kept_in_words(execution.remat),
         _parts(execution),
     ]
-    return f"{', '.join(words)}; {_went_on(folder)}"
+    return "; ".join([", ".join(words), *_moved(folder), _went_on(folder)])
 
 
-def _mesh(execution: Execution) -> str:
+def mesh_words(execution: Execution) -> str:
+    """`2 devices (fsdp 2)`."""
     mesh = execution.mesh
     if mesh.devices == 1:
         return "1 device"
@@ -44,6 +47,11 @@ def _mesh(execution: Execution) -> str:
 def _parts(execution: Execution) -> str:
     size = execution.microbatch_sequences
     return "the batch at once" if size is None else f"the batch in parts of {plural(size, 'sequence')}"
+
+
+def _moved(folder: Path) -> list[str]:
+    """What its events say of the slices that it was on before."""
+    return [f"before that {event['text']}" for event in read_events(folder) if event.get("kind") == "moved"]
 
 
 def _went_on(folder: Path) -> str:

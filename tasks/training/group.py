@@ -127,7 +127,7 @@ class Group:
 
 def grace_seconds(ended: Sequence[int]) -> float:
     """How long the other processes may go on after these have ended."""
-    if all(code == ExitCode.DONE for code in ended):
+    if all(code in (ExitCode.DONE, ExitCode.MOVES) for code in ended):
         return DONE_SECONDS
     if decisive(ended) == ExitCode.PREEMPTED:
         return stop_seconds()

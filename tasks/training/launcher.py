@@ -1,6 +1,6 @@
 """Trains a phase by a launcher, follows its metrics, and goes on where a killed one stopped. What is here is the same for all launchers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +8,18 @@ from tasks.data.plan import DataPlan
 from tasks.prediction.conditions import conditions_here
 from tasks.prediction.predict import Prediction, note_prediction
 from tasks.progress import say
+from tasks.training.aside import set_aside_another_run
+from tasks.training.clock import Clock
 from tasks.training.follow import check_unowned, owned, start_and_follow
-from tasks.training.local import LocalLauncher
+from tasks.training.legs import Leg, leg_at
 from tasks.training.protocol import Launcher, Life, ending
 from tasks.training.protocol import last_words as _last_words
 from tasks.training.restarts import Restarts
 from tasks.training.same_run import is_same, is_same_so_far, note_caches, read_run
-from tasks.training.spent import Clock
 from trainer.base.errors import AsksPerson, PhasewiseError, StorageError, TrainingDiverged, TrainingError, VerdictError, WaitsForPerson
 from trainer.base.exit_codes import GOES_ON, ExitCode
 from trainer.base.run_folder import RunFolder
-from trainer.base.storage import as_path, digest_of_bytes, storage_trouble, write_json
+from trainer.base.storage import as_path, storage_trouble, write_json
 from trainer.checkpoints.files import find_damage_since, find_other_rows, is_committed, saved_steps
 from trainer.checkpoints.path import checkpoint_path
 from trainer.config import RunConfig
@@ -75,6 +76,7 @@ def launch_trainer(
     check: Callable[[], None] = lambda: None,
     launcher: Launcher | None = None,
     prediction: Prediction | None = None,
+    legs: Sequence[Leg] = (),
 ) -> dict[str, Any]:
     """Train the phase to its end, from its last checkpoint if it has one, and return its result.
 
@@ -88,6 +90,7 @@ def launch_trainer(
         check: called about twice a second.
         launcher: where the processes are started; None is one process of this machine, or one for each GPU that the mesh needs.
         prediction: what it was predicted to take, which is kept in its folder.
+        legs: of a phase whose slice changes on the way, in order; none is that all of `run` is trained by `launcher`.
 
     Raises:
         VerdictError: the trainer found no verdict for these bytes.
@@ -97,29 +100,29 @@ def launch_trainer(
         TrainingError: the process ended otherwise, more often than that; or another launcher is at work on this run.
     """
     try:
-        return _launch(run, on_rows, check, launcher or LocalLauncher(), prediction)
+        return _launch(run, on_rows, check, legs or [Leg(run, launcher) if launcher else Leg(run)], prediction)
     except OSError as error:
         raise StorageError(f"{run.phase} was not trained: {storage_trouble(error)}") from error
 
 
 def _launch(
-    run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None], launcher: Launcher, prediction: Prediction | None
+    run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None], legs: Sequence[Leg], prediction: Prediction | None
 ) -> dict[str, Any]:
     if result := finished_result(run):
         if not RunFolder.at(run.output).caches.exists():  # a run of before
             note_caches(run, read_run(Path(run.output)))
         return result
     folder = Path(run.output)
+    launcher = leg_at(legs, run.start_step).launcher
     check_unowned(folder, launcher)
-    _set_aside_another_run(run)
+    set_aside_another_run(run)
     with owned(folder, launcher):
         _check_answered(run)
         _forget_result(run)
         note_caches(run)
-        write_json(RunFolder(folder).run_file, run.model_dump(mode="json"))
         if prediction:
             note_prediction(folder, prediction)
-        _lives(run, on_rows, check, launcher)
+        _lives(run, on_rows, check, legs)
     result = read_result(folder)
     if result is None:
         raise TrainingError(
@@ -136,26 +139,39 @@ def _check_answered(run: RunConfig) -> None:
         raise WaitsForPerson(str(waits), str(RunFolder.at(run.output).question)) from None
 
 
-def _lives(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None], launcher: Launcher) -> None:
+def _lives(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None], legs: Sequence[Leg]) -> None:
     """As many as it needs."""
     log = RunFolder.at(run.output).log()
-    log_before = log.stat().st_size if log.exists() else 0
     saved = last_saved_step(run)
     if saved is not None:
         say(f"{run.phase}: going on from step {saved:,} of {run.stop_step:,}")
         append_event(run.output, "resumed", saved, f"going on from step {saved:,} of {run.stop_step:,}")
     restarts = Restarts(saved)
-    clock = Clock(Path(run.output), conditions_here() if launcher.kind == "local" else "")
-    code = _run_or_stop(run, on_rows, check, launcher, clock)
-    while code < 0 or code in GOES_ON:
+    clock = Clock(Path(run.output))
+    while True:
+        log_before = log.stat().st_size if log.exists() else 0
+        saved = last_saved_step(run)
+        leg = leg_at(legs, run.start_step if saved is None else saved)
+        code = _run_or_stop(leg, on_rows, check, clock)
+        if code == ExitCode.MOVES and last_saved_step(run) == leg.run.until_step:
+            _note_move(leg, leg_at(legs, leg.run.last_step))
+            continue
+        if code >= 0 and code not in GOES_ON and code != ExitCode.MOVES:
+            break
         _note_ending(run, code, _last_words(log, log_before))
         if not restarts.allow(last_saved_step(run)):
             break
         restarts.wait(check)
-        log_before = log.stat().st_size if log.exists() else 0
-        code = _run_or_stop(run, on_rows, check, launcher, clock)
     if code:
         raise _failure(run, code, log, log_before)
+
+
+def _note_move(before: Leg, after: Leg) -> None:
+    """Say, and write among the events, that the phase goes on on another slice."""
+    step = before.run.last_step
+    text = f"trained to step {step:,} on {before.words}, and saved; going on on {after.words}, on the same batches"
+    say(f"{before.run.phase}: {text}")
+    append_event(before.run.output, "moved", step, text)
 
 
 def _forget_result(run: RunConfig) -> None:
@@ -194,12 +210,20 @@ def last_saved_step(run: RunConfig) -> int | None:
     return next((step for step in reversed(saved_steps(folder)) if is_committed(folder / str(step))), None)
 
 
-def _run_or_stop(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None], launcher: Launcher, clock: Clock) -> int:
+def _run_or_stop(leg: Leg, on_rows: Callable[[list[Row]], None], check: Callable[[], None], clock: Clock) -> int:
     """One life of the trainer; where it is stopped from here, what of it is saved is said."""
+    run, launcher = leg.run, leg.launcher
     saved = last_saved_step(run)
+    conditions = conditions_here() if launcher.kind == "local" else ""
+    write_json(RunFolder.at(run.output).run_file, run.model_dump(mode="json"))
     try:
-        with clock.life(run.start_step if saved is None else saved):
-            return _run_process(RunFolder.at(run.output).run_file, on_rows, check, run, launcher)
+        with clock.life(run.start_step if saved is None else saved, slice_name=leg.slice_name, conditions=conditions) as note:
+
+            def look() -> None:
+                note()
+                check()
+
+            return _run_process(RunFolder.at(run.output).run_file, on_rows, look, run, launcher)
     except BaseException:
         append_event(run.output, "preempted", trained_step(run), "stopped from where it was started")
         say(f"{run.phase}: {_what_is_saved(run)}")
@@ -249,30 +273,3 @@ def _failure(run: RunConfig, code: int, log: Path, log_before: int) -> Exception
 
 def _is_same(written: RunConfig, run: RunConfig, plan: DataPlan | None) -> bool:
     return is_same(written, run) if plan is None else is_same_so_far(written, run, plan)
-
-
-def _name_of_what_is_there(folder: Path, written: RunConfig | None) -> str:
-    path = RunFolder(folder).run_file
-    if written:
-        return written.digest
-    return digest_of_bytes(path.read_bytes()) if path.exists() else "unknown"
-
-
-def _set_aside_another_run(run: RunConfig) -> None:
-    """A folder that holds another run (other data, other settings) is renamed, never mixed with this one and never deleted. So is one that
-    lost its `run.json`: nobody knows what its checkpoints were trained as.
-    """
-    folder = Path(run.output)
-    is_known = RunFolder(folder).run_file.exists()
-    if not is_known and not RunFolder(folder).checkpoints.exists():
-        return
-    written = read_run(folder)
-    if written and is_same(written, run):
-        return
-    found = _name_of_what_is_there(folder, written)
-    number = 1
-    while (aside := RunFolder(folder).superseded(found, number)).exists():
-        number += 1
-    folder.rename(aside)
-    had = "had other data or settings" if is_known else "has lost its run.json"
-    say(f"{run.phase}: what was trained before {had}; it is kept in {aside.name}")

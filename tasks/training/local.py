@@ -33,12 +33,13 @@ class LocalLauncher:
     Args:
         processes: how many; None is one for each GPU that the run's mesh has a place for, and one where there is none.
         root: where devices are looked for.
+        python: what trains; None is the Python of this process.
     """
 
     kind = "local"
 
-    def __init__(self, processes: int | None = None, *, root: Path = Path("/")) -> None:
-        self._processes, self._root = processes, root
+    def __init__(self, processes: int | None = None, *, root: Path = Path("/"), python: str | None = None) -> None:
+        self._processes, self._root, self._python = processes, root, python or sys.executable
 
     def owner(self, folder: Path) -> str | None:
         """Nobody that the lock of the folder does not name."""
@@ -49,7 +50,7 @@ class LocalLauncher:
         check_nothing_left_over(os.environ)
         environments = self.environments(life, os.environ)
         forget_roll_calls(life.folder)
-        command = [sys.executable, "-m", "trainer", str(life.run_file), "--with-parent"]
+        command = [self._python, "-m", "trainer", str(life.run_file), "--with-parent"]
         group = Group(life.folder)
         try:
             for number, environment in enumerate(environments):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from trainer.base.exit_codes import GOES_ON, ExitCode
+from trainer.base.exit_codes import ExitCode
 from trainer.base.run_folder import RunFolder
 from trainer.config import RunConfig
 
@@ -93,23 +93,19 @@ def log_of(folder: Path, host: int) -> Path:
 def decisive(codes: Iterable[int]) -> int:
     """How a run ended whose hosts ended like this: the reason before what followed from it.
 
-    One host's refusal, divergence or full disk is not cured by starting again. A stall or a signal is why others were lost. jax ends a
-    process that misses another one by SIGABRT.
+    One host's refusal, divergence or full disk is not cured by starting again. Where one says that all is saved for the next slice, it is.
+    A stall or a signal is why others were lost. jax ends a process that misses another one by SIGABRT.
     """
     ended = list(codes)
-    return min((code for code in ended if code), key=_rank, default=ExitCode.DONE)
+    return min((code for code in ended if code), key=rank, default=ExitCode.DONE)
 
 
-def _rank(code: int) -> int:
-    if code > 0 and code not in GOES_ON:
-        return 0
-    if code == ExitCode.STALLED:
-        return 1
-    if code == -signal.SIGABRT:
-        return 5
-    if code < 0:
-        return 2
-    return 3 if code == ExitCode.PREEMPTED else 4
+def rank(code: int) -> int:
+    """Of two endings of one run the one with the smaller number is nearer to the reason."""
+    known = {
+        ExitCode.MOVES: 1, ExitCode.STALLED: 2, ExitCode.PREEMPTED: 4, -signal.SIGTERM: 5, ExitCode.LOST: 6, -signal.SIGABRT: 7,
+    }  # fmt: skip
+    return known.get(code, 3 if code < 0 else 0)
 
 
 def ending(code: int) -> str:

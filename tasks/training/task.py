@@ -21,9 +21,10 @@ from tasks.background import Background, wait_until
 from tasks.prediction.predict import Prediction
 from tasks.progress import advance, say
 from tasks.store.keeping import check_hosts_see, check_not_taken_over
-from tasks.training.choice import HERE, launcher_for
+from tasks.training.choice import launcher_for
 from tasks.training.curve import Curve, training_markdown
 from tasks.training.launcher import launch_trainer
+from tasks.training.legs import Leg, Planned
 from trainer.base.errors import PhasewiseError
 from trainer.base.run_folder import RunFolder
 from trainer.config import RunConfig
@@ -39,10 +40,16 @@ SUSPENDED = "Stopped with the flow run above it, which was suspended. Resumed, t
 
 
 @task(task_run_name="train {run.phase}", cache_policy=NO_CACHE)
-def train(run: RunConfig, slice_name: str = HERE, prediction: Prediction | None = None) -> dict[str, Any]:
-    """Train one phase, in processes of its own, on the slice of that name, and return its result. What was predicted is kept with it."""
-    launcher = launcher_for(run, slice_name)
-    check_hosts_see(run.output, launcher.kind)
+def train(run: RunConfig, planned: Sequence[Planned], prediction: Prediction | None = None) -> dict[str, Any]:
+    """Train one phase, in processes of its own, and return its result. What was predicted is kept with it.
+
+    Args:
+        run: as it ends.
+        planned: the same on each slice, in order.
+    """
+    legs = [Leg(one.run, launcher_for(one.run, one.slice_name), one.slice_name) for one in planned]
+    for leg in legs:
+        check_hosts_see(run.output, leg.launcher.kind)
     key = f"{run.recipe}-{run.scale}-{run.phase}"
     artifact = create_progress_artifact(0.0, key=f"{key}-progress", description=f"Training of {run.phase}")
     recent: deque[Row] = deque(maxlen=RATE_ROWS)
@@ -83,7 +90,7 @@ def train(run: RunConfig, slice_name: str = HERE, prediction: Prediction | None 
         with Background() as requests:
             watch = SuspensionWatch(client, requests)
             try:
-                result = launch_trainer(run, on_rows, check, launcher, prediction)
+                result = launch_trainer(run, on_rows, check, prediction=prediction, legs=legs)
             except Pause:
                 watch.end_subflows()
                 raise

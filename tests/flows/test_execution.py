@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from flows import execution as module
-from flows.execution import plan_of, run_on_slice
+from flows.execution import plan_of, runs_on_slices, slices_of
 from flows.recipes.assignments import setting
 from flows.resolved import Resolved, resolve, resolving_once
 from tasks.preflight import preflight as preflight_module
@@ -57,7 +57,8 @@ def reported(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> list[Any]:
 def test_on_this_machine_nothing_is_compiled_and_the_devices_are_said(recipe: str, tmp_path: Path, said: list[str]):
     with resolving_once():
         resolved = resolved_at(recipe, tmp_path)
-        run = run_on_slice(resolved, resolved.recipe.phases[0])
+        (planned,) = runs_on_slices(resolved, resolved.recipe.phases[0])
+        run = planned.run
     assert run.execution == Execution()
     assert run == resolved.run(resolved.recipe.phases[0])
     assert said == ["kestrel: trains on 1 × CPU, float32, XLA attention"]
@@ -67,7 +68,8 @@ def test_several_gpus_are_used(recipe: str, tmp_path: Path, said: list[str], mon
     monkeypatch.setattr(module, "machine_here", lambda: Machine("gpu", "NVIDIA H200", 2))
     with resolving_once():
         resolved = resolved_at(recipe, tmp_path)
-        run = run_on_slice(resolved, resolved.recipe.phases[0])
+        (planned,) = runs_on_slices(resolved, resolved.recipe.phases[0])
+        run = planned.run
     assert run.execution == Execution(mesh=Mesh(fsdp=2))
     assert run.digest == resolved.run(resolved.recipe.phases[0]).digest
     assert said == ["kestrel: trains on 2 × H200, float32, XLA attention"]
@@ -78,7 +80,8 @@ def test_a_slice_gives_the_plan_that_preflight_found(recipe: str, tmp_path: Path
     with resolving_once():
         resolved = resolved_at(recipe, tmp_path, "*.slice=cpu-2")
         resolved.check(resolved.recipe.phases)
-        run = run_on_slice(resolved, resolved.recipe.phases[0])
+        (planned,) = runs_on_slices(resolved, resolved.recipe.phases[0])
+        run = planned.run
     assert [setup.slice for setup in asked] == ["cpu-2"]
     assert run.execution == PLAN
     assert said == [
@@ -91,7 +94,7 @@ def test_an_estimated_plan_says_so(recipe: str, tmp_path: Path, said: list[str],
     reported(monkeypatch, estimated=True)
     with resolving_once():
         resolved = resolved_at(recipe, tmp_path, "*.slice=h100-8")
-        plan_of(resolved, resolved.recipe.phases[0])
+        plan_of(resolved, resolved.recipe.phases[0], "h100-8")
     assert said == ["kestrel: the plan for h100-8 (estimated): blocks computed again"]
 
 
@@ -100,17 +103,45 @@ def test_what_does_not_fit_is_refused(recipe: str, tmp_path: Path, said: list[st
     with resolving_once():
         resolved = resolved_at(recipe, tmp_path, "*.slice=cpu-2")
         with pytest.raises(ConfigError, match="phase kestrel does not fit cpu-2: no plan fits: too large"):
-            run_on_slice(resolved, resolved.recipe.phases[0])
+            runs_on_slices(resolved, resolved.recipe.phases[0])
 
 
-def test_several_slices_in_a_phase_are_refused(recipe: str, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch):
-    reported(monkeypatch)
+def test_a_phase_whose_slice_changes_has_a_plan_for_each(recipe: str, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch):
+    """All are planned before any trains."""
+    asked = reported(monkeypatch)
     with resolving_once():
-        resolved = resolved_at(recipe, tmp_path, '*.slice=[[0, "cpu-1"], [20, "cpu-2"]]')
-        with pytest.raises(
-            ConfigError, match="must have one slice to be trained, found cpu-1, cpu-2 one after the other: name one by --slice"
-        ):
-            plan_of(resolved, resolved.recipe.phases[0])
+        resolved = resolved_at(recipe, tmp_path, '*.slice=[[0, "cpu-2"], [12, "cpu-2"], [20, "cpu-1"], [24, "local"]]')
+        phase = resolved.recipe.phases[0]
+        resolved.check([phase])
+        planned = runs_on_slices(resolved, phase)
+    assert slices_of(phase) == [(0, "cpu-2"), (20, "cpu-1"), (24, "local")]
+    assert sorted({setup.slice for setup in asked}) == ["cpu-1", "cpu-2"]
+    assert [(one.slice_name, one.run.until_step, one.run.execution) for one in planned] == [
+        ("cpu-2", 20, PLAN),
+        ("cpu-1", 24, PLAN),
+        ("local", None, Execution()),
+    ]
+    assert {one.run.digest for one in planned} == {resolved.run(phase).digest}, "the batches are the same"
+    assert said[2:] == [
+        "kestrel: trains on 2 × CPU, float32, XLA attention, to step 20",
+        "kestrel: trains on 2 × CPU, float32, XLA attention, to step 24",
+        "kestrel: trains on 1 × CPU, float32, XLA attention",
+    ]
+
+
+def test_a_later_slice_that_does_not_fit_is_refused_before_work(
+    recipe: str, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    def preflight_setup(setup: Any, home: Any) -> dict[str, Any]:
+        fits = setup.slice == "cpu-2"
+        execution = PLAN.model_dump(mode="json") if fits else None
+        return {"execution": execution, "estimated": False, "plan": "", "reason": None if fits else "too large"}
+
+    monkeypatch.setattr(preflight_module, "preflight_setup", preflight_setup)
+    with resolving_once():
+        resolved = resolved_at(recipe, tmp_path, '*.slice=[[0, "cpu-2"], [20, "cpu-1"]]')
+        with pytest.raises(ConfigError, match="does not fit cpu-1: too large"):
+            runs_on_slices(resolved, resolved.recipe.phases[0])
 
 
 def test_parts_that_do_not_divide_another_batch_are_refused(recipe: str, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch):
@@ -118,7 +149,7 @@ def test_parts_that_do_not_divide_another_batch_are_refused(recipe: str, tmp_pat
     with resolving_once():
         resolved = resolved_at(recipe, tmp_path, "*.slice=cpu-2", "kestrel.batch=[[0, 6], [20, 8]]")
         with pytest.raises(ConfigError, match="in parts of 3 sequences, found 8 sequences from step 20"):
-            plan_of(resolved, resolved.recipe.phases[0])
+            plan_of(resolved, resolved.recipe.phases[0], "cpu-2")
 
 
 def test_a_slice_that_is_not_here_is_refused_before_work(recipe: str, tmp_path: Path):

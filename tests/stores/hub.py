@@ -172,7 +172,8 @@ class HubHandler(BaseHTTPRequestHandler):
             return self._content(content, fault)
         runs_out = self.hub.now + LINK_SECONDS if not (fault and fault.kind == "expire") else self.hub.now - 1
         link = f"{self.hub.address}/signed/{found[0]}/{path}?expires={runs_out}&signature=secret"
-        return self._answer(302, b"", {"Location": link, "X-Repo-Commit": found[0]})
+        linked = {"X-Linked-ETag": f'"{sha256(content).hexdigest()}"', "X-Linked-Size": str(len(content))}
+        return self._answer(302, b"", {"Location": link, "X-Repo-Commit": found[0], **linked})
 
     def _signed(self, place: str, query: Mapping[str, list[str]], fault: Fault | None) -> None:
         _, _, commit, path = place.split("/", 3)

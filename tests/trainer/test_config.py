@@ -49,6 +49,16 @@ def test_a_run_survives_json(make_run: MakeRun):
     assert again.digest == run.digest
 
 
+def test_where_a_trainer_ends_is_within_the_phase_and_in_no_digest(make_run: MakeRun):
+    run = make_run("moves")
+    moving = run.but(until_step=run.start_step + 1)
+    assert (moving.digest, moving.digest_with_places) == (run.digest, run.digest_with_places)
+    assert (moving.last_step, run.last_step) == (run.start_step + 1, run.stop_step)
+    for step in (run.start_step, run.stop_step, run.stop_step + 1):
+        with pytest.raises(ValidationError, match="until_step must be after start_step and before stop_step"):
+            run.but(until_step=step)
+
+
 def test_the_digest_knows_every_setting(make_run: MakeRun):
     run = make_run("digest")
     changes: list[dict[str, Any]] = [

@@ -8,7 +8,8 @@ class ExitCode(IntEnum):
 
     DIVERGED: the loss or a norm is no number, or the loss spiked beyond the recipe's limit. STALLED: a kind of work took longer than its
     limit. LOST: another process of the run is gone. TAKEN_OVER: a later trainer has the run's folder. NO_STORAGE: a file could not be
-    read or written. ASKS: as DIVERGED, and a person is asked. PREEMPTED: stopped by SIGTERM, and saved (EX_TEMPFAIL).
+    read or written. ASKS: as DIVERGED, and a person is asked. MOVES: saved where the phase goes on on another slice. PREEMPTED: stopped by
+    SIGTERM, and saved (EX_TEMPFAIL).
     """
 
     DONE = 0
@@ -20,6 +21,7 @@ class ExitCode(IntEnum):
     TAKEN_OVER = 6
     NO_STORAGE = 7
     ASKS = 8
+    MOVES = 9
     PREEMPTED = 75
 
 

@@ -13,6 +13,7 @@ RUN_NAME = "run.json"
 LOG_NAME = "trainer.log"
 CACHES_NAME = "caches.json"
 SPENT_NAME = "spent.jsonl"
+LIFE_NAME = "life.json"
 PREDICTION_NAME = "prediction.json"
 HEARTBEAT_NAME = "heartbeat"
 TOKEN_NAME = "token.json"
@@ -76,6 +77,11 @@ class RunFolder:
     def spent(self) -> Path:
         """Where its time went, a line for each life."""
         return self.path / SPENT_NAME
+
+    @property
+    def life(self) -> Path:
+        """What is known of the life of the trainer that goes on."""
+        return self.path / LIFE_NAME
 
     @property
     def prediction(self) -> Path:

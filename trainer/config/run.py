@@ -108,7 +108,7 @@ def check_mixture(step: int, shares: MixtureShares) -> None:
         raise ValueError(f"the mixture from step {step} must sum to 100 %, found {total:.2f} % over {len(shares)} components")
 
 
-_NOT_DECISIVE = {"execution", "instrumentation", "evaluation"}
+_NOT_DECISIVE = {"execution", "instrumentation", "evaluation", "until_step"}
 _NAMED_BY_KEY = re.compile(r"(train|held_out)-[0-9a-f]{16}")
 
 
@@ -121,6 +121,7 @@ class RunConfig(Frozen):
         recovery: what is done where the loss is no number or jumps; None stops.
         verdict: the JSON file that says these caches passed judgement.
         output: the run's folder: metrics, heartbeat, checkpoints, result.
+        until_step: the trainer saves after this update and ends: the phase goes on on another slice. None is to the phase's end.
     """
 
     recipe: str
@@ -146,6 +147,12 @@ class RunConfig(Frozen):
     evaluation: LossEvaluation | None = None
     execution: Execution = Execution()
     instrumentation: Instrumentation = Instrumentation()
+    until_step: int | None = None
+
+    @property
+    def last_step(self) -> int:
+        """The update after which the trainer ends: the phase's last, or the last on its slice."""
+        return self.stop_step if self.until_step is None else self.until_step
 
     @property
     def keeps_average(self) -> bool:
@@ -184,6 +191,10 @@ class RunConfig(Frozen):
     def _is_whole(self) -> "RunConfig":
         if self.stop_step <= self.start_step:
             raise ValueError(f"stop_step must be after start_step, found {self.start_step} → {self.stop_step}")
+        if self.until_step is not None and not self.start_step < self.until_step < self.stop_step:
+            raise ValueError(
+                f"until_step must be after start_step and before stop_step, found {self.until_step} in {self.start_step} → {self.stop_step}"
+            )
         if self.order.first_step > self.start_step:
             raise ValueError(f"order.first_step must be at most start_step, found {self.order.first_step} after {self.start_step}")
         check_segments(self.learning_rate, self.start_step, self.stop_step)

@@ -52,7 +52,7 @@ class Presence(Frozen):
 
     Attributes:
         code: digest of the trainer's code, without comments and layout.
-        run, execution: digests of what is trained, and of how it is carried out.
+        run, execution: digests of what is trained, and of how, and how far, it is carried out.
     """
 
     host: str
@@ -79,7 +79,7 @@ def present(run: RunConfig, processes: int, environment: Mapping[str, str]) -> P
         processes=processes,
         code=code_digest("trainer/**/*.py"),
         run=run.digest,
-        execution=digest_of_json(run.execution.model_dump(mode="json")),
+        execution=digest_of_json([run.execution.model_dump(mode="json"), run.until_step]),
         versions=_versions(),
         environment={name: value for name, value in sorted(environment.items()) if name.startswith(PREFIXES) and name not in OWN},
     )

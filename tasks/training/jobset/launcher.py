@@ -4,18 +4,18 @@ A JobSet outlives the process that created it. Its name belongs to the run's fol
 goes on with it where it trains the same, and never makes a second one.
 """
 
-import signal
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tasks.preflight.slices import Slice
 from tasks.progress import say
 from tasks.training.jobset.cluster import Cluster, Conflict, JobSet, Pod, Unreachable, Watched, asking_again
-from tasks.training.jobset.manifest import HOSTS, LAUNCH, OWNER, SAME, ClusterSettings, build_manifest, digest_of_same
-from tasks.training.protocol import Life, decisive, ending, last_words, log_of
+from tasks.training.jobset.endings import Ending, endings_of, reasons_of
+from tasks.training.jobset.manifest import LAUNCH, OWNER, SAME, ClusterSettings, build_manifest, digest_of_same
+from tasks.training.protocol import Life, ending, last_words, log_of
 from trainer.base.errors import TrainingError
 from trainer.base.exit_codes import ExitCode
 from trainer.base.storage import write_atomically
@@ -26,8 +26,6 @@ GONE_SECONDS = 60.0
 """How long a JobSet whose pods have ended may take to be gone."""
 LOOK_SECONDS = 0.2
 PODS_SECONDS = 5.0
-KILLED_BY_SIGNAL = 128
-"""What a container's exit code is above, where a signal ended it."""
 
 
 class JobSetLauncher:
@@ -158,25 +156,30 @@ class JobSetAttempt:
         self._said = trouble
 
     def _ended(self, found: JobSet | None) -> int:
-        codes = {host_of(pod): code for pod in self._pods.values() if (code := exit_code(pod)) is not None}
-        if found is not None and condition(found, "Completed") and not any(codes.values()):
+        endings = endings_of(self._pods.values())
+        reasons = reasons_of(endings)
+        if found is not None and condition(found, "Completed") and not reasons:
             return ExitCode.DONE
-        code = decisive(codes.values()) or ExitCode.LOST
-        self._say(codes, code, found)
+        code = reasons[0].code if reasons else ExitCode.LOST
+        self._say(endings, reasons, code, found)
         return code
 
-    def _say(self, codes: Mapping[int, int], code: int, found: JobSet | None) -> None:
+    def _say(self, endings: Sequence[Ending], reasons: Sequence[Ending], code: int, found: JobSet | None) -> None:
         """Repeat in the first host's log who was the reason, and why."""
-        names = {host_of(pod): pod["metadata"]["name"] for pod in self._pods.values()}
-        number = next((number for number, one in sorted(codes.items()) if one == code), None)
-        if number is None:
-            line = f"JobSet {self._name} ended, and no pod says why: {condition(found, 'Failed') or 'it was deleted'}"
+        cut = [one for one in endings if one.is_cut and code == ExitCode.LOST]
+        lines = [f"{_named(one)} did not end with the others" for one in cut]
+        if not reasons:
+            lines.append(f"JobSet {self._name} ended, and no pod says why: {condition(found, 'Failed') or 'it was deleted'}")
         else:
-            before = self._logs_before[number] if number < len(self._logs_before) else 0
-            words = last_words(log_of(self._life.folder, number), before)
-            line = f"host {number} ({names[number]}) {ending(code)}{f': {words}' if words else ''}"
+            together = "; which of them first is not known" if len(reasons) > 1 and code < 0 else ""
+            words = self._last_words(reasons[0].host)
+            lines.append(f"{' and '.join(map(_named, reasons))} {ending(code)}{together}{f': {words}' if words else ''}")
         with open(log_of(self._life.folder, 0), "a", encoding="utf-8") as log:
-            log.write(f"trainer: {line}\n")
+            log.writelines(f"trainer: {line}\n" for line in lines)
+
+    def _last_words(self, number: int) -> str | None:
+        before = self._logs_before[number] if number < len(self._logs_before) else 0
+        return last_words(log_of(self._life.folder, number), before)
 
 
 def jobset_name(folder: Path) -> str:
@@ -197,24 +200,6 @@ def condition(found: JobSet | None, kind: str) -> str | None:
 def is_finished(found: JobSet) -> bool:
     """Whether nothing of it is at work."""
     return condition(found, "Completed") is not None or condition(found, "Failed") is not None
-
-
-def host_of(pod: Pod) -> int:
-    """Which process a pod was, by its place among slices and hosts."""
-    annotations = pod["metadata"]["annotations"]
-    return int(annotations["jobset.sigs.k8s.io/job-index"]) * int(annotations[HOSTS]) + int(
-        annotations["batch.kubernetes.io/job-completion-index"]
-    )
-
-
-def exit_code(pod: Pod) -> int | None:
-    """Of its container, or minus the signal that ended it; None while it is at work, or where nobody knows."""
-    for status in pod.get("status", {}).get("containerStatuses") or ():
-        if ended := (status.get("state") or {}).get("terminated"):
-            code = int(ended["exitCode"])
-            is_signal = code > KILLED_BY_SIGNAL and code - KILLED_BY_SIGNAL in set(signal.Signals)
-            return KILLED_BY_SIGNAL - code if is_signal else code
-    return None
 
 
 def trouble_of(pods: Any) -> str:
@@ -250,6 +235,10 @@ def wait_until_gone(cluster: Cluster, name: str, seconds: float) -> None:
         if time.monotonic() > until:
             raise TrainingError(f"JobSet {name} was deleted, and is still there after {seconds:.0f} s: look at its pods with kubectl.")
         time.sleep(LOOK_SECONDS)
+
+
+def _named(ending: Ending) -> str:
+    return f"host {ending.host} ({ending.name})"
 
 
 def _size(path: Path) -> int:

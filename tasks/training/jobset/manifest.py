@@ -113,9 +113,8 @@ def build_manifest(life: Life, slices: Slice, settings: ClusterSettings, *, name
 def digest_of_same(life: Life, slices: Slice, settings: ClusterSettings) -> str:
     """Of everything that decides what the JobSet does, whichever life of the run it is."""
     run = life.run
-    return digest_of_json(
-        [run.digest, run.execution.model_dump(mode="json"), slices.model_dump(mode="json"), settings.model_dump(mode="json")]
-    )
+    carried_out = [run.execution.model_dump(mode="json"), run.until_step]
+    return digest_of_json([run.digest, carried_out, slices.model_dump(mode="json"), settings.model_dump(mode="json")])
 
 
 def host_names(name: str, slices: Slice) -> list[str]:

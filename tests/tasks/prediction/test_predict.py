@@ -182,6 +182,15 @@ def test_a_slice_without_a_time_of_a_step_is_not_predicted():
     assert words_of(predict_slice(tiny_run(stop_step=10), reports)) == "not predicted: preflight has no time of a step for v5p-8"
 
 
+def test_several_slices_are_named_and_updates_that_preflight_has_no_time_of():
+    shared = {"step_seconds": 2.0, "estimated": False, "gib_per_chip": {"peak": 10.0}}
+    reports = [{"slice": "4x v5p-512", "steps": 10, **shared}, {"slice": "v4-2048", "steps": 5, **shared}]
+    assert "by preflight's roofline for 4x v5p-512 and v4-2048, " in words_of(predict_slice(tiny_run(stop_step=15), reports))
+    others = predict_slice(tiny_run(stop_step=18), reports)
+    assert others.seconds is None
+    assert others.source.startswith("3 updates are made on this machine, and preflight has a time of those on 4x v5p-512 and v4-2048")
+
+
 @pytest.mark.parametrize("text", ["much", "-1", "nan", "inf"])
 def test_a_price_that_is_none_is_refused(text: str):
     assert price_per_hour({}) is None

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tasks.training.protocol import Life
+from trainer.base.code_digest import HOUSE
 from trainer.base.storage import write_json
 from trainer.config import Execution, RunConfig
 from trainer.data.manifest import read_manifest
@@ -61,14 +62,18 @@ def build_run(prepared: Any, trained_at: Path) -> BuildRun:
     return build
 
 
+def called_as_python(folder: Path, module: str) -> Path:
+    """A program that is called as `python` is, and starts a module of the tests with all arguments."""
+    path = folder / "python"
+    path.write_text(f'#!/bin/sh\nPYTHONPATH={HOUSE} exec {sys.executable} -m {module} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
 @pytest.fixture
 def stand_in(tmp_path: Path) -> Path:
     """What is called as `python` is, and starts the stand-in for the trainer."""
-    program = Path(__file__).with_name("stand_in.py")
-    path = tmp_path / "python"
-    path.write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$@"\n')
-    path.chmod(0o755)
-    return path
+    return called_as_python(tmp_path, "tests.tasks.training.stand_in")
 
 
 @pytest.fixture
@@ -77,10 +82,10 @@ def bare_life(tmp_path: Path) -> Callable[..., Life]:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "run.json").write_text("{}")
-    execution = Execution()
+    fields = {"recipe": "tiny", "scale": "proxy", "phase": "bare", "digest": "d" * 64, "execution": Execution(), "until_step": None}
 
     def build(**changes: Any) -> Life:
-        run: Any = SimpleNamespace(recipe="tiny", scale="proxy", phase="bare", digest="d" * 64, execution=execution, output=str(folder))
+        run: Any = SimpleNamespace(**fields, output=str(folder))
         return Life(run, folder / "run.json", **changes)
 
     return build

@@ -1,7 +1,6 @@
 """Machines that launchers start runs on: this one, a cluster behind an API server, and hosts behind an SSH server."""
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,8 +52,11 @@ class ThisMachine:
 
     kind, names = "local", ("process 0", "process 1")
 
+    def __init__(self, python: Path) -> None:
+        self.python = python
+
     def launcher(self) -> Launcher:
-        return LocalLauncher(2)
+        return LocalLauncher(2, python=str(self.python))
 
     def second_is_refused(self, life: Life) -> None:
         """The trainer refuses it by its own lock: `tests/trainer/process/test_fence.py`."""
@@ -68,17 +70,18 @@ class SmallCluster:
 
     kind, names = "jobset", ("-slice-0-0", "-slice-0-1")
 
-    def __init__(self, server: ApiServer, address: str) -> None:
+    def __init__(self, server: ApiServer, address: str, python: Path) -> None:
         self.server, self.address = server, address
+        self.settings = settings_here(python)
 
     def launcher(self) -> JobSetLauncher:
-        return JobSetLauncher(Cluster("default", host=self.address), find_slice("v5p-16"), settings_here())
+        return JobSetLauncher(Cluster("default", host=self.address), find_slice("v5p-16"), self.settings)
 
     def second_is_refused(self, life: Life) -> None:
         """One that cannot see the lock of the folder makes no second JobSet; the API server refuses it."""
         before = dict(self.server.jobsets)
         [name] = before
-        manifest = build_manifest(life, find_slice("v5p-16"), settings_here(), name=name)
+        manifest = build_manifest(life, find_slice("v5p-16"), self.settings, name=name)
         with pytest.raises(Conflict):
             Cluster("default", host=self.address).create(manifest)
         assert self.server.jobsets == before
@@ -92,15 +95,15 @@ class SshMachines:
 
     kind = "tpu_vm"
 
-    def __init__(self, hosts: SshHosts) -> None:
-        self.hosts = hosts
+    def __init__(self, hosts: SshHosts, python: Path) -> None:
+        self.hosts, self.python = hosts, python
         self.names = (hosts.names[0].partition("@")[2], hosts.names[1].partition("@")[2])
 
     def launcher(self) -> TpuVmLauncher:
         return TpuVmLauncher(
             Workers(
                 slices=(tuple(self.hosts.names),),
-                python=sys.executable,
+                python=str(self.python),
                 project=str(HOUSE),
                 port=free_port(),
                 known_hosts=self.hosts.known_hosts,
@@ -125,19 +128,19 @@ def environment_here() -> dict[str, str]:
     return {**passed_on, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(HOUSE), "XLA_FLAGS": devices}
 
 
-def settings_here() -> ClusterSettings:
+def settings_here(python: Path) -> ClusterSettings:
     """Of pods that are processes of this machine."""
-    return ClusterSettings(image="here", python=sys.executable, stop_seconds=stop_seconds(), passed_on=environment_here())
+    return ClusterSettings(image="here", python=str(python), stop_seconds=stop_seconds(), passed_on=environment_here())
 
 
 @contextmanager
-def machines_of(kind: str, folder: Path) -> Iterator[Machines]:
-    """Of a kind of launcher."""
+def machines_of(kind: str, folder: Path, python: Path) -> Iterator[Machines]:
+    """Of a kind of launcher, where `python` is what is called as Python is."""
     if kind == "local":
-        yield ThisMachine()
+        yield ThisMachine(python)
     elif kind == "jobset":
         with api_server(folder, problems_of) as (server, address):
-            yield SmallCluster(server, address)
+            yield SmallCluster(server, address, python)
     else:
         with ssh_hosts(folder, 2) as hosts:
-            yield SshMachines(hosts)
+            yield SshMachines(hosts, python)

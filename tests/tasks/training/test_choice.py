@@ -42,9 +42,11 @@ def test_without_a_word_a_phase_is_trained_here():
 def test_the_number_of_processes_reaches_the_launcher(monkeypatch: pytest.MonkeyPatch):
     given: list[int | None] = []
     monkeypatch.setattr(choice, "LocalLauncher", given.append)
-    for value in ("", "3"):
+    for value in ("", "4"):
         launcher_for(run(), "local", {"PHASEWISE_PROCESSES": value})
-    assert given == [None, 3]
+    assert given == [None, 4]
+    with pytest.raises(ConfigError, match="equally many of its 8 devices, found 3 in PHASEWISE_PROCESSES"):
+        launcher_for(run(), "local", {"PHASEWISE_PROCESSES": "3"})
 
 
 def test_the_settings_of_a_cluster_reach_the_launcher(monkeypatch: pytest.MonkeyPatch):
@@ -76,6 +78,18 @@ def test_the_settings_of_workers_reach_the_launcher():
         "known",
         "key",
     )
+
+
+def test_each_slice_of_a_phase_that_moves_has_its_workers():
+    hosts = {**TPU, "PHASEWISE_TPU_HOSTS": "2x v5e-8 = one,two;three,four | v5e-8=five,six"}
+    first: Any = launcher_for(run(16), "2x v5e-8", hosts)
+    second: Any = launcher_for(run(8), "v5e-8", hosts)
+    assert first._workers.slices == (("one", "two"), ("three", "four"))
+    assert second._workers.slices == (("five", "six"),)
+    with pytest.raises(
+        ConfigError, match="must name the workers of v5e-16, found those of 2x v5e-8, v5e-8: add '| v5e-16=…'".replace("|", r"\|")
+    ):
+        launcher_for(run(16), "v5e-16", hosts)
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,9 @@ def group(tmp_path: Path, members: list[Member], clock: Clock) -> Group:
         ([0, 7, 75], 7),
         ([0, 5], 5),
         ([0, 120], 120),
+        ([75, -signal.SIGTERM], 75),
+        ([9, 5], 9),
+        ([9, 7], 7),
     ],
 )
 def test_the_reason_counts_and_not_what_followed(codes: list[int], expected: int):

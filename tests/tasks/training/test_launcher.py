@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tasks.training import follow, launcher, local
+from tasks.training.aside import set_aside_another_run
 from tasks.training.launcher import finished_result, last_saved_step, launch_trainer
 from tasks.training.restarts import MAX_RESTARTS
 from tasks.training.spent import read_spent
@@ -116,7 +117,7 @@ def test_a_name_that_is_taken_is_not_taken_again(build_run: BuildRun, trained_at
     for turn in range(3):
         write_json(trained_at / "turns" / "run.json", build_run("turns").model_dump(mode="json"))
         write_json(trained_at / "turns" / "result.json", {"turn": turn})
-        launcher._set_aside_another_run(build_run("turns", peak=1e-3))  # pyright: ignore[reportPrivateUsage]  # no training needed
+        set_aside_another_run(build_run("turns", peak=1e-3))
     kept = [read_json(path / "result.json")["turn"] for path in trained_at.glob("turns.superseded-*")]
     assert sorted(kept) == [0, 1, 2]
     assert not (trained_at / "turns").exists()
@@ -125,7 +126,7 @@ def test_a_name_that_is_taken_is_not_taken_again(build_run: BuildRun, trained_at
 def test_a_folder_that_lost_its_run_file_is_not_gone_on_with(build_run: BuildRun, trained_at: Path):
     """Nobody knows with which settings its checkpoints were trained."""
     (trained_at / "lost" / "checkpoints" / "10").mkdir(parents=True)
-    launcher._set_aside_another_run(build_run("lost"))  # pyright: ignore[reportPrivateUsage]  # no training needed
+    set_aside_another_run(build_run("lost"))
     assert (trained_at / "lost.superseded-unknown" / "checkpoints" / "10").is_dir()
     assert not (trained_at / "lost").exists()
 

@@ -1,12 +1,15 @@
 """Where the time of a training went: the parts add up, and what was done twice is called that."""
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from tasks.training.spent import Clock, LifeSpent, read_spent
-from trainer.base.run_folder import SPENT_NAME
+from tasks.training import clock as module
+from tasks.training.clock import Clock
+from tasks.training.spent import LifeSpent, read_lives, read_open_life, read_spent
+from trainer.base.run_folder import LIFE_NAME, SPENT_NAME
 
 
 def life(wall: float, seconds: dict[str, float], steps: tuple[int, int], pause: float = 0.0) -> LifeSpent:
@@ -29,6 +32,119 @@ def test_the_parts_are_the_wall_time_and_updates_done_again_are_replay(tmp_path:
     wanted = {"compile": 6.0, "step": 14.8, "data": 1.2, "save": 1.0, "process": 7.0, "pause": 0.5, "replay": 4.0}
     assert spent.seconds == pytest.approx(wanted)
     assert sum(spent.seconds.values()) == pytest.approx(spent.wall_seconds)
+
+
+class Machine:
+    """A run's folder, and clocks that a test moves."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.folder, self.now, self.token = folder, 1_700_000_000.0, 0
+        folder.mkdir(exist_ok=True)
+        patch.setattr(module.time, "time", lambda: self.now)
+        patch.setattr(module.time, "monotonic", lambda: self.now)
+
+    def beat(self, step: int, spent: dict[str, float]) -> None:
+        """The trainer's last sign."""
+        beat = {"time": datetime.fromtimestamp(self.now, UTC).isoformat(), "pid": 7, "token": self.token, "step": step, "spent": spent}
+        (self.folder / "heartbeat").write_text(json.dumps({**beat, "peak_memory_bytes": 5}))
+
+    def lose(self, *, at_step: int, seconds: float, noted: bool = True) -> None:
+        """A life that ends with its launcher: nothing of it is written any more."""
+        self.token += 1
+        spent, life = self.folder / SPENT_NAME, self.folder / LIFE_NAME
+        before = spent.read_bytes() if spent.exists() else b""
+        with Clock(self.folder).life(0, slice_name="cpu-2") as note:
+            self.now += seconds
+            self.beat(at_step, {"step": seconds - 3.0, "compile": 2.0})
+            if noted:
+                note()
+            kept = life.read_bytes()
+        spent.write_bytes(before)  # the launcher was killed before it came to that
+        life.write_bytes(kept)
+
+    def end(self, from_step: int, to_step: int, seconds: float) -> None:
+        self.token += 1
+        with Clock(self.folder).life(from_step, slice_name="cpu-1"):
+            self.now += seconds
+            self.beat(to_step, {"step": seconds - 1.0})
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path / "run", monkeypatch)
+
+
+def test_a_life_that_nobody_saw_end_is_in_the_account(machine: Machine):
+    """With what was lost of it named: updates 6 to 10 are done again."""
+    began = machine.now
+    machine.lose(at_step=10, seconds=20.0)
+    so_far = read_spent(machine.folder)
+    assert so_far is not None
+    assert (so_far.lives, so_far.wall_seconds) == (1, 20.0)
+    machine.now += 40.0
+    machine.end(from_step=6, to_step=20, seconds=14.0)
+    spent = read_spent(machine.folder)
+    assert spent is not None
+    assert spent.wall_seconds == pytest.approx(machine.now - began)
+    assert sum(spent.seconds.values()) == pytest.approx(spent.wall_seconds)
+    wanted = {"step": 17.0 * 0.6 + 13.0, "compile": 2.0, "process": 2.0, "replay": 17.0 * 0.4, "away": 40.0}
+    assert spent.seconds == pytest.approx(wanted)
+    assert spent.slices == pytest.approx({"cpu-2": 20.0, "cpu-1": 14.0})
+    assert [life.is_whole for life in read_lives(machine.folder)] == [False, True]
+    assert not (machine.folder / LIFE_NAME).exists()
+
+
+def test_on_another_machine_what_was_kept_of_it_counts(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The heartbeat is of one machine, and is not kept on a store."""
+    machine.lose(at_step=10, seconds=20.0)
+    (machine.folder / "heartbeat").unlink()
+    machine.folder = machine.folder.rename(tmp_path / "elsewhere")
+    machine.now += 5.0
+    machine.end(from_step=10, to_step=20, seconds=14.0)
+    spent = read_spent(machine.folder)
+    assert spent is not None
+    assert spent.seconds == pytest.approx({"step": 30.0, "compile": 2.0, "process": 2.0, "away": 5.0})
+
+
+def test_here_its_heartbeat_says_more_than_was_noted(machine: Machine):
+    machine.lose(at_step=10, seconds=20.0, noted=False)
+    machine.now += 5.0
+    machine.end(from_step=10, to_step=20, seconds=14.0)
+    lost, _ = read_lives(machine.folder)
+    assert (lost.wall_seconds, lost.to_step, lost.away_seconds) == (20.0, 10, 5.0)
+
+
+def test_a_trainer_that_outlives_its_launcher_is_counted_once(machine: Machine):
+    """As that of a JobSet: the next launcher follows it."""
+    began = machine.now
+    machine.lose(at_step=10, seconds=20.0)
+    machine.now += 30.0
+    machine.beat(25, {"step": 47.0, "compile": 2.0})
+    with Clock(machine.folder).life(10):
+        machine.now += 10.0
+        machine.beat(30, {"step": 57.0, "compile": 2.0})
+    spent = read_spent(machine.folder)
+    assert spent is not None
+    assert spent.wall_seconds == machine.now - began
+    assert spent.seconds == pytest.approx({"step": 57.0, "compile": 2.0, "process": 1.0})
+
+
+def test_a_line_is_written_once_of_each_life(machine: Machine):
+    """Its launcher was ended between the line and the file's end."""
+    machine.lose(at_step=10, seconds=20.0)
+    kept = (machine.folder / LIFE_NAME).read_bytes()
+    machine.end(from_step=10, to_step=20, seconds=14.0)
+    (machine.folder / LIFE_NAME).write_bytes(kept)
+    machine.end(from_step=20, to_step=30, seconds=14.0)
+    assert [life.to_step for life in read_lives(machine.folder)] == [10, 20, 30]
+
+
+def test_a_note_that_does_not_read_is_passed_over(tmp_path: Path):
+    (tmp_path / LIFE_NAME).write_text('{"life"')
+    assert read_open_life(tmp_path) is None
+    with Clock(tmp_path).life(0):
+        assert read_open_life(tmp_path)
+    assert len(read_lives(tmp_path)) == 1
 
 
 def test_a_life_that_was_ended_before_its_first_heartbeat_is_all_process(tmp_path: Path):

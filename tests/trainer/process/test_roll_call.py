@@ -135,6 +135,7 @@ def test_what_a_host_says_holds_what_decides(make_run: MakeRun):
     assert said.run == run.digest
     other = run.but(execution={"mesh": {"fsdp": 2}})
     assert present(other, 2, LAUNCH).execution != said.execution
+    assert present(run.but(until_step=1), 2, LAUNCH).execution != said.execution, "one would wait for the others"
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "soon", "inf", "nan"])

@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ class Pods:
 
     def __init__(self, manifest: Object, folder: Path) -> None:
         self._processes: list[tuple[Object, subprocess.Popen[bytes]]] = []
+        self._finished: dict[int, str] = {}
         self.grace = 30.0
         port = free_port()
         for job in manifest["spec"]["replicatedJobs"]:
@@ -74,11 +76,19 @@ class Pods:
     @property
     def objects(self) -> list[Object]:
         """As the API gives them."""
-        return [{**pod, "status": status_of(process.poll())} for pod, process in self._processes]
+        return [{**pod, "status": status_of(code, self._finished.get(number))} for number, (code, (pod, _)) in self._numbered()]
 
     @property
     def codes(self) -> list[int | None]:
-        return [process.poll() for _, process in self._processes]
+        return [code for _, (code, _) in self._numbered()]
+
+    def _numbered(self) -> list[tuple[int, tuple[int | None, tuple[Object, Any]]]]:
+        """Who is seen to have ended for the first time has ended now."""
+        found = [(process.poll(), (pod, process)) for pod, process in self._processes]
+        for number, (code, _) in enumerate(found):
+            if code is not None:
+                self._finished.setdefault(number, now())
+        return list(enumerate(found))
 
     def signal(self, number: int) -> None:
         """To those that are at work."""
@@ -88,7 +98,10 @@ class Pods:
                     os.killpg(process.pid, number)
 
     def end(self, grace: float) -> None:
-        """As a kubelet ends pods."""
+        """As a kubelet ends pods that were deleted. The time of deletion is the one at which they are killed."""
+        for code, (pod, _) in zip(self.codes, self._processes, strict=True):
+            if code is None:
+                pod["metadata"] |= {"deletionTimestamp": now(grace), "deletionGracePeriodSeconds": round(grace)}
         self.signal(signal.SIGTERM)
         until = time.monotonic() + grace
         for _, process in self._processes:
@@ -97,6 +110,7 @@ class Pods:
         self.signal(signal.SIGKILL)
         for _, process in self._processes:
             process.wait()
+        self._numbered()
 
 
 class ApiServer:
@@ -216,10 +230,16 @@ def field_of(pod: Object, path: str) -> str:
     return pod["metadata"]["annotations"][name]
 
 
-def status_of(code: int | None) -> Object:
+def now(later: float = 0.0) -> str:
+    """As the API writes times: in whole seconds."""
+    return (datetime.now(UTC) + timedelta(seconds=round(later))).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def status_of(code: int | None, finished: str | None) -> Object:
     """Of a pod with one container."""
     shown = None if code is None else 128 - code if code < 0 else code
-    state = {"running": {}} if shown is None else {"terminated": {"exitCode": shown, "reason": "Error" if shown else "Completed"}}
+    ended = {"exitCode": shown, "reason": "Error" if shown else "Completed", "finishedAt": finished}
+    state = {"running": {}} if shown is None else {"terminated": ended}
     phase = "Running" if shown is None else "Failed" if shown else "Succeeded"
     container = {"name": "trainer", "image": "here", "imageID": "here", "ready": shown is None, "restartCount": 0, "state": state}
     return {"phase": phase, "containerStatuses": [container]}

@@ -11,7 +11,7 @@ from tasks.preflight.slices import find_slice
 from tasks.training.follow import start_and_follow
 from tasks.training.jobset import cluster as module
 from tasks.training.jobset.cluster import Cluster, Conflict
-from tasks.training.jobset.launcher import JobSetAttempt, JobSetLauncher, exit_code, jobset_name, trouble_of
+from tasks.training.jobset.launcher import JobSetAttempt, JobSetLauncher, jobset_name, trouble_of
 from tasks.training.jobset.manifest import OWNER, ClusterSettings
 from tasks.training.protocol import Life, log_of
 from tests.tasks.training.conftest import said_by
@@ -198,12 +198,6 @@ def test_an_object_that_is_there_is_a_conflict(launcher: JobSetLauncher, served:
     with pytest.raises(Conflict):
         Cluster("default", host=served[1]).create(found)
     ends_with(attempt, life, 3)
-
-
-@pytest.mark.parametrize(("said", "code"), [(0, 0), (75, 75), (137, -9), (143, -15), (255, 255)])
-def test_the_code_of_a_container(said: int, code: int):
-    assert exit_code({"status": {"containerStatuses": [{"state": {"terminated": {"exitCode": said}}}]}}) == code
-    assert exit_code({"status": {}}) is None
 
 
 def test_why_pods_do_not_start():

@@ -121,6 +121,9 @@ def test_what_counts_as_the_same_follows_everything_that_decides(bare_life: Bare
     other = bare_life()
     other.run.digest = "e" * 64  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
     assert digest_of_same(other, slices, SETTINGS) != same
+    shorter = bare_life()
+    shorter.run.until_step = 7  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
+    assert digest_of_same(shorter, slices, SETTINGS) != same
 
 
 def test_a_slice_that_gke_has_not_is_refused(bare_life: BareLife):

@@ -1,0 +1,53 @@
+"""A trainer that waits where a test wants it: called as `python` is, `gated -m trainer RUN.json …`. It is the real one in all else.
+
+While the file `gate-N` is in the run's folder, every process waits after update N; the row of update N - 1 is there then. Where `asked-N`
+is there, too, they go on when jax has told all of them that one was asked to stop: jax looks for a signal once a second, and a thousand
+updates like these might be made before.
+"""
+
+import itertools
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+LOOK_SECONDS = 0.01
+ASKED_A_STEP = 100_000
+"""jax counts how often it was asked whether to stop, and all processes stop at the same count: room for asking again after one update."""
+
+
+def gate(folder: Path, step: int) -> Path:
+    """The file that keeps all processes after this update."""
+    return folder / f"gate-{step}"
+
+
+def open_gate(folder: Path, step: int, *, is_asked: bool) -> None:
+    """Let them go on; if they are asked to stop, when they know that."""
+    if is_asked:
+        (folder / f"asked-{step}").touch()
+    gate(folder, step).unlink()
+
+
+def after_gate(folder: Path, agreed: Callable[[int], bool]) -> Callable[[int], bool]:
+    """Whether to stop after a step, as `trainer.process.distributed.stop_agreed` says it."""
+
+    def is_to_stop(step: int) -> bool:
+        while gate(folder, step).exists():
+            time.sleep(LOOK_SECONDS)
+        if not (folder / f"asked-{step}").exists():
+            return agreed(ASKED_A_STEP * step)
+        for number in itertools.count(ASKED_A_STEP * step):
+            if agreed(number):
+                return True
+            time.sleep(LOOK_SECONDS)
+        return False
+
+    return is_to_stop
+
+
+if __name__ == "__main__":
+    import trainer.loop as loop
+    from trainer.run import main
+
+    loop.stop_agreed = after_gate(Path(sys.argv[3]).parent, loop.stop_agreed)
+    sys.exit(main(sys.argv[3:]))
