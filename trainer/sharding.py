@@ -34,6 +34,7 @@ CONTEXT_AXIS = "context"
 RULES: Mapping[str, str | tuple[str, ...] | None] = {
     "batch": BATCH_AXES,
     "looked_up_batch": "replica",
+    "looked_up_d_model": ("fsdp", "expert"),
     "position": CONTEXT_AXIS,
     "layer": None,
     "d_model": ("fsdp", "expert", CONTEXT_AXIS),
@@ -55,7 +56,8 @@ model would be several times as large on a device (16 bytes a weight), and gathe
 them into parts sends half of what summing them everywhere would.
 
 `looked_up_batch` is the batch of rows that were just looked up in the embedding, which is cut along d_model: the devices of a replica first
-look up their part of d_model for all positions of all rows of the replica, then exchange parts.
+look up their part of d_model for all positions of all rows of the replica, then exchange parts: first along `context`, each for its own
+positions (`looked_up_d_model`), then along the other axes. In one step, XLA would gather the whole batch on every device.
 """
 
 ACTIVATION_AXES: Mapping[str, str] = {
@@ -329,6 +331,14 @@ def join_rows(x: Float[jax.Array, "*b n"]) -> Float[jax.Array, "*c n"]:
     """
     is_cut = x.ndim > 2 and context_parts(x.shape[1]) > 1
     return x if is_cut else x.reshape(-1, x.shape[-1])
+
+
+def map_tokens(function: Callable[[jax.Array], jax.Array], x: Float[jax.Array, "*n c"]) -> jax.Array:
+    """`function` of the tokens that each device has, where it takes each by itself and the compiler would gather them, as for `top_k`."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return function(x)
+    spec = activation_spec(x.shape, "bt"[: x.ndim - 1] + ".")
+    return jax.shard_map(function, in_specs=spec, out_specs=spec, check_vma=False)(x)
 
 
 def constrain_params(params: T, model: ModelConfig) -> T:

@@ -129,6 +129,7 @@ def run_stacks(
     if config.embedding_scale != 1.0:
         looked_up = config.embedding_scale * looked_up
     looked_up = constrain(looked_up.astype(config.compute_dtype), "looked_up_batch", None, "d_model")
+    looked_up = constrain(looked_up, "looked_up_batch", "position", "looked_up_d_model")
     x = constrain_activation(looked_up, "btd")
     measured: dict[tuple[int, ...], Measured] = {}
     for cycle in cycles(config):

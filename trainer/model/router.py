@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from trainer.config import Experts
+from trainer.sharding import map_tokens
 
 EPSILON = 1e-20
 """Keeps the gates finite where all scores of a token underflow (as AFMoE of transformers has it)."""
@@ -58,7 +59,8 @@ def route(x: Float[Array, "*n d"], weight: Float[Array, "d x"], bias: Float[Arra
     x32 = x.astype(jnp.float32)
     logits = jnp.matmul(x32, weight.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)  # a TPU would take bfloat16
     scores = jax.nn.sigmoid(logits)
-    _, chosen = jax.lax.top_k(jax.lax.stop_gradient(scores + bias.astype(jnp.float32)), experts.num_active)
+    biased = jax.lax.stop_gradient(scores + bias.astype(jnp.float32))
+    chosen = map_tokens(lambda scores: jax.lax.top_k(scores, experts.num_active)[1], biased)
     picked = _one_hot(chosen, experts.num_experts)
     own = jnp.sum(jnp.where(picked, scores[..., None, :], jnp.float32(0)), axis=-1)  # a gather, whose gradient would be a scatter
     gates = jnp.float32(experts.route_scale) * own / (jnp.sum(own, axis=-1, keepdims=True) + jnp.float32(EPSILON))
