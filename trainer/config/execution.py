@@ -40,6 +40,9 @@ BLOCK_INPUT, ATTENTION = "block_input", "attention"
 """What a policy can name beside the products of a block, which have the names of their weights: what goes from block to block, and what
 attention's kernel needs in its backward pass."""
 
+LANES = 128
+"""Splash takes rows, and parts of rows, in blocks whose lengths are multiples of so many positions."""
+
 
 class Kept(Frozen):
     """What a block's backward pass finds again by name; everything else of the block is computed again.

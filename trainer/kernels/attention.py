@@ -11,9 +11,8 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from trainer.base.errors import ConfigError
-from trainer.config import ModelConfig
+from trainer.config import LANES, ModelConfig
 from trainer.kernels import context, cudnn, xla
-from trainer.kernels.context import LANES
 from trainer.sharding import context_parts, map_shards
 
 KERNELS = ("splash", "cudnn", "xla")

@@ -18,11 +18,10 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from trainer.config import LANES
 from trainer.kernels import xla
 from trainer.sharding import CONTEXT_AXIS, activation_spec
 
-LANES = 128
-"""Splash's blocks are made of so many positions."""
 MAX_ROUNDED = 512
 """Keys that come over are rounded up to a multiple of Splash's largest block, where a device's part is one."""
 NOBODY = -1
