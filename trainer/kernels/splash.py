@@ -82,7 +82,7 @@ class Causal(CausalMask):
     """jax's, quick for long rows: a block is judged by its first and last position. The kernel computes masks itself and reads none."""
 
     def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
-        return judge(self.q_sequence, index, self.shape, None)
+        return judge(self.q_sequence + self.offset, index, self.shape, None)
 
 
 class Local(LocalMask):

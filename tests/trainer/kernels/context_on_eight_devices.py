@@ -16,11 +16,12 @@ import numpy as np
 
 from trainer.base.storage import read_json, write_json
 from trainer.config import Mesh
-from trainer.kernels import context, xla
+from trainer.kernels import context, splash, xla
 from trainer.kernels.attention import attend
 from trainer.sharding import build_mesh, on_mesh, replicated
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16
+FUSED = splash.MAX_FUSED_BLOCKS
 Arrays = dict[str, jax.Array]
 
 
@@ -44,8 +45,10 @@ def compare(case: dict[str, Any]) -> dict[str, float]:
     arrays, ids = operands(case["length"], documents=case["documents"])
     window = case["window"]
     plain = jax.jit(partial(measure, partial(xla.attend, sliding_window=window)))(arrays, ids)
+    splash.MAX_FUSED_BLOCKS = case["max_fused_blocks"] or FUSED
     mesh = build_mesh(Mesh.model_validate(case["mesh"]))
     if case["kernel"] == "splash":
+        splash.build_in_parts.cache_clear()
         run = partial(context.attend, kernel="splash", sliding_window=window, interpret=True)
     else:
         run = partial(attend, sliding_window=window)
