@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from trainer.model.experts import Routing
+from trainer.sharding import constrain, context_parts
 
 
 class LossSums(NamedTuple):
@@ -29,7 +30,8 @@ class LossSums(NamedTuple):
 class Chunks(NamedTuple):
     """What predicts, what is predicted and how much that counts; or one chunk of it, without the first axis.
 
-    The cuts are along positions: a chunk has a part of every row, so that no device of a mesh, which has some of the rows, waits.
+    The cuts are along positions: a chunk has a part of every row, so that no device of a mesh, which has some of the rows, waits. Where a
+    mesh cuts rows along positions, too, a chunk has an equal part of what each device has.
     """
 
     hidden: Float[Array, "*n b c d"]
@@ -65,15 +67,23 @@ def objective_sums(
 def cut_chunks(
     hidden: Float[Array, "b t d"], tokens: Int[Array, "b t"], targets_weight: Float[Array, "b t"] | None, chunk_tokens: int | None
 ) -> Chunks:
-    """Chunks of equal length. What is missing at the end weighs nothing, like the last position of a row, which predicts nothing."""
+    """Chunks of equal length. What is missing at the end weighs nothing, like the last position of a row, which predicts nothing.
+
+    On a mesh that cuts rows along positions each device cuts its own part of a row.
+    """
     rows, length = tokens.shape
-    count = 1 if chunk_tokens is None else -(-length // max(chunk_tokens // rows, 1))
-    positions = -(-length // count)
-    count = -(-length // positions)
+    parts = context_parts(length)
+    own = length // parts
+    count = 1 if chunk_tokens is None else -(-own // max(chunk_tokens // rows // parts, 1))
+    positions = -(-own // count)
+    count = -(-own // positions)
 
     def cut(x: Array) -> Array:
-        x = jnp.pad(x, [(0, 0), (0, count * positions - length), *((0, 0) for _ in x.shape[2:])])
-        return jnp.moveaxis(x.reshape(rows, count, positions, *x.shape[2:]), 1, 0)
+        rest = x.shape[2:]
+        x = x.reshape(rows, parts, own, *rest)
+        x = jnp.pad(x, [(0, 0), (0, 0), (0, count * positions - own), *((0, 0) for _ in rest)])
+        x = jnp.moveaxis(x.reshape(rows, parts, count, positions, *rest), 2, 0).reshape(count, rows, parts * positions, *rest)
+        return constrain(x, None, "batch", "position", *(None for _ in rest)) if parts > 1 else x
 
     weights = jnp.ones(tokens.shape, jnp.float32) if targets_weight is None else targets_weight.astype(jnp.float32)
     weights = jnp.where(jnp.arange(length) < length - 1, weights, jnp.float32(0))

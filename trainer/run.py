@@ -87,7 +87,7 @@ def read_run(path: Path) -> RunConfig:
 def execute(run: RunConfig) -> dict[str, Any]:
     """Ask for permission, train, write `result.json`."""
     check_sinks(run.instrumentation)
-    check_kernel(run.execution.attention, jax.default_backend(), run.model)
+    check_kernel(run.execution.attention, jax.default_backend(), run.model, context=run.execution.mesh.context)
     check_permission(run)
     output = Path(run.output)
     output.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,9 @@
 """Which dimension of which array is cut over which devices: one table of rules, and everything that reads it.
 
 `replica` holds copies (over slices, where there are several), `fsdp` cuts weights and optimizer state, `expert` deals out the experts of a
-layer and is a part of `fsdp` for all other weights, `tensor` cuts heads, d_ff and the vocabulary. A batch is cut over `replica`, `fsdp`
-and `expert`. On one device there is no mesh (`None`), and nothing here does anything.
+layer and is a part of `fsdp` for all other weights, `tensor` cuts heads, d_ff and the vocabulary. The rows of a batch are cut over
+`replica`, `fsdp` and `expert`; each row is cut along its positions over `context`, which is a part of `fsdp` for all weights. On one device
+there is no mesh (`None`), and nothing here does anything.
 """
 
 import math
@@ -13,7 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from trainer.base.errors import ConfigError
 from trainer.config import Mesh, ModelConfig, RunConfig
@@ -24,24 +25,26 @@ T = TypeVar("T")
 Device = Any
 """A `jax.Device`; jax gives it no type."""
 MESH_AXES: tuple[str, ...] = ("replica", "fsdp", "expert", "tensor", "context")
-"""The axes of every mesh, those that cut a batch first. `context` keeps its name for models that need it; it has one device."""
+"""The axes of every mesh, those that cut the rows of a batch first."""
 BATCH_AXES: tuple[str, ...] = ("replica", "fsdp", "expert")
 EXPERT_AXIS = "expert"
 TENSOR_AXIS = "tensor"
+CONTEXT_AXIS = "context"
 
 RULES: Mapping[str, str | tuple[str, ...] | None] = {
     "batch": BATCH_AXES,
     "looked_up_batch": "replica",
-    "position": "context",
+    "looked_up_d_model": ("fsdp", "expert"),
+    "position": CONTEXT_AXIS,
     "layer": None,
-    "d_model": ("fsdp", "expert"),
+    "d_model": ("fsdp", "expert", CONTEXT_AXIS),
     "query_heads": "tensor",
     "kv_heads": "tensor",
     "head_dim": None,
     "d_ff": "tensor",
     "vocab": "tensor",
     "expert": EXPERT_AXIS,
-    "expert_d_model": "fsdp",
+    "expert_d_model": ("fsdp", CONTEXT_AXIS),
     "router_expert": None,
 }
 """Logical axis → the mesh axes that cut it; None is whole on every device.
@@ -49,8 +52,12 @@ RULES: Mapping[str, str | tuple[str, ...] | None] = {
 d_model of a weight that is no expert's is cut over `expert` too: whole along that axis, the dense weights and moments of a large sparse
 model would be several times as large on a device (16 bytes a weight), and gathering them costs the same either way.
 
+`context` cuts d_model of every weight for the same reason: each of its devices computes gradients of its own positions alone, and to sum
+them into parts sends half of what summing them everywhere would.
+
 `looked_up_batch` is the batch of rows that were just looked up in the embedding, which is cut along d_model: the devices of a replica first
-look up their part of d_model for all rows of the replica, then exchange parts.
+look up their part of d_model for all positions of all rows of the replica, then exchange parts: first along `context`, each for its own
+positions (`looked_up_d_model`), then along the other axes. In one step, XLA would gather the whole batch on every device.
 """
 
 ACTIVATION_AXES: Mapping[str, str] = {
@@ -63,6 +70,8 @@ ACTIVATION_AXES: Mapping[str, str] = {
     "v": "vocab",
 }
 """Shape letter of what is computed from a batch → its logical axis. Other letters, such as d, stay whole: the batch has fsdp."""
+WHOLE_POSITIONS = str.maketrans("ts", "..")
+"""Takes the letters of positions away."""
 
 
 def partition_spec(axes: Sequence[str | None]) -> PartitionSpec:
@@ -124,11 +133,12 @@ def _device_grid(mesh: Mesh, devices: list[Device]) -> np.ndarray:
 
 
 def _shape(mesh: Mesh) -> tuple[int, ...]:
-    return mesh.replica, mesh.fsdp, mesh.expert, mesh.tensor, 1
+    return mesh.replica, mesh.fsdp, mesh.expert, mesh.tensor, mesh.context
 
 
 def _said(mesh: Mesh) -> str:
-    return f"replica {mesh.replica} × fsdp {mesh.fsdp} × expert {mesh.expert} × tensor {mesh.tensor}"
+    context = f" × context {mesh.context}" if mesh.context > 1 else ""
+    return f"replica {mesh.replica} × fsdp {mesh.fsdp} × expert {mesh.expert} × tensor {mesh.tensor}{context}"
 
 
 def run_mesh(run: RunConfig) -> jax.sharding.Mesh | None:
@@ -147,7 +157,7 @@ def run_mesh(run: RunConfig) -> jax.sharding.Mesh | None:
 
 
 def check_mesh(mesh: Mesh, model: ModelConfig) -> None:
-    """Refuse a mesh that does not cut every dimension of every weight into equal parts, or deals out experts that are not there.
+    """Refuse a mesh that does not cut all weights and rows into equal parts, or deals out experts that are not there.
 
     Raises:
         ConfigError: see above.
@@ -155,6 +165,11 @@ def check_mesh(mesh: Mesh, model: ModelConfig) -> None:
     if mesh.expert > 1 and model.experts is None:
         raise ConfigError(
             f"expert of execution.mesh needs a model with experts, found {_said(mesh)} for a model without: take fsdp in its place."
+        )
+    if mesh.context > 1 and model.seq_len % (2 * mesh.context):
+        raise ConfigError(
+            f"2 × context of execution.mesh must divide seq_len, for a device has two parts of each row in attention, found 2 × "
+            f"{mesh.context} for {model.seq_len} positions: take a mesh whose context divides {model.seq_len // 2}."
         )
     sizes: dict[str, int] = dict(zip(MESH_AXES, _shape(mesh), strict=True))
     for path, spec in jax.tree_util.tree_leaves_with_path(param_specs(model)):
@@ -222,8 +237,16 @@ def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
     return NamedSharding(mesh, partition_spec(("batch",)))
 
 
+def token_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
+    """Rows as `batch_sharding`, and each row along its positions over `context`: a batch that is trained on."""
+    return NamedSharding(mesh, partition_spec(("batch", "position")))
+
+
 def parts_here(mesh: jax.sharding.Mesh | None) -> tuple[tuple[int, ...], int]:
-    """Which of how many equal parts of a batch the devices of this process hold. On a torus they need not be neighbours."""
+    """Which of how many equal parts of a batch's rows the devices of this process hold, be it of some positions alone.
+
+    On a torus they need not be neighbours.
+    """
     if mesh is None:
         return (0,), 1
     places = mesh.devices.reshape(math.prod(mesh.shape[axis] for axis in BATCH_AXES), -1)
@@ -232,7 +255,7 @@ def parts_here(mesh: jax.sharding.Mesh | None) -> tuple[tuple[int, ...], int]:
 
 
 def place_batch(rows: Int[np.ndarray, "b t"], mesh: jax.sharding.Mesh | None) -> Int[jax.Array | np.ndarray, "b t"]:
-    """This process's rows (its parts one after the other) as a part of the whole batch, on the mesh."""
+    """This process's rows (its parts one after the other) as a part of the whole batch, on the mesh. A device takes its positions."""
     if mesh is None:
         return rows
     parts, of = parts_here(mesh)
@@ -241,9 +264,9 @@ def place_batch(rows: Int[np.ndarray, "b t"], mesh: jax.sharding.Mesh | None) ->
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None
         place = parts.index((index[0].start or 0) // size)
-        return rows[place * size : (place + 1) * size]
+        return rows[place * size : (place + 1) * size, index[1]]
 
-    return jax.make_array_from_callback((size * of, *rows.shape[1:]), batch_sharding(mesh), part)
+    return jax.make_array_from_callback((size * of, *rows.shape[1:]), token_sharding(mesh), part)
 
 
 def constrain_activation(x: T, letters: str) -> T:
@@ -264,6 +287,11 @@ def constrain(x: T, *axes: str | None) -> T:
     return jax.lax.with_sharding_constraint(x, _fitting_spec(cast(jax.Array, x).shape, axes))
 
 
+def activation_spec(shape: Sequence[int], letters: str) -> PartitionSpec:
+    """How what is computed from a batch is cut on the mesh in sight, by its shape letters."""
+    return _fitting_spec(shape, [ACTIVATION_AXES.get(letter) for letter in letters])
+
+
 def _fitting_spec(shape: Sequence[int], axes: Sequence[str | None]) -> PartitionSpec:
     sizes: Mapping[str, int] = jax.sharding.get_abstract_mesh().shape
     fits = [length % math.prod(sizes[name] for name in _mesh_axes(axis)) == 0 for axis, length in zip(axes, shape, strict=True)]
@@ -273,15 +301,44 @@ def _fitting_spec(shape: Sequence[int], axes: Sequence[str | None]) -> Partition
 def map_shards(function: Callable[..., jax.Array], *arrays: jax.Array | None, letters: Sequence[str]) -> jax.Array:
     """`function` of what each device has of the arrays, for kernels that the compiler can't cut. The result is cut as the first array is.
 
-    Right where the dimensions that are cut don't meet one another, as rows and heads in attention. Without a mesh it is `function`.
+    Right where the dimensions that are cut don't meet one another, as rows and heads in attention. Positions do: they stay whole. Without
+    a mesh it is `function`.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return function(*arrays)
     specs = [
-        None if array is None else _fitting_spec(array.shape, [ACTIVATION_AXES.get(letter) for letter in of])
+        None if array is None else activation_spec(array.shape, of.translate(WHOLE_POSITIONS))
         for array, of in zip(arrays, letters, strict=True)
     ]
     return jax.shard_map(function, in_specs=tuple(specs), out_specs=specs[0], check_vma=False)(*arrays)
+
+
+def context_parts(length: int, *, multiple: int = 1) -> int:
+    """Over how many devices the mesh in sight cuts a row of this length; 1 where it does not divide it.
+
+    Args:
+        multiple: what a part must be a multiple of.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    parts = 1 if mesh.empty else mesh.shape[CONTEXT_AXIS]
+    return parts if length % (parts * multiple) == 0 else 1
+
+
+def join_rows(x: Float[jax.Array, "*b n"]) -> Float[jax.Array, "*c n"]:
+    """The rows of a batch as one long row, which is quicker; as they are where the mesh in sight cuts rows along their positions.
+
+    Joined, such rows would lie in pieces that no mesh can name, and the compiler would gather them.
+    """
+    is_cut = x.ndim > 2 and context_parts(x.shape[1]) > 1
+    return x if is_cut else x.reshape(-1, x.shape[-1])
+
+
+def map_tokens(function: Callable[[jax.Array], jax.Array], x: Float[jax.Array, "*n c"]) -> jax.Array:
+    """`function` of the tokens that each device has, where it takes each by itself and the compiler would gather them, as for `top_k`."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return function(x)
+    spec = activation_spec(x.shape, "bt"[: x.ndim - 1] + ".")
+    return jax.shard_map(function, in_specs=spec, out_specs=spec, check_vma=False)(x)
 
 
 def constrain_params(params: T, model: ModelConfig) -> T:

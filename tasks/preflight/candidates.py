@@ -7,7 +7,7 @@ from typing import NamedTuple
 from tasks.preflight.plan import LOSS_TOKENS_A_CHIP, Plan
 from tasks.preflight.slices import Slice
 from trainer.base.errors import ConfigError
-from trainer.config import ATTENTION, BLOCK_INPUT, Kept, Mesh, ModelConfig, Remat
+from trainer.config import ATTENTION, BLOCK_INPUT, LANES, Kept, Mesh, ModelConfig, Remat
 from trainer.preflight.roofline import products
 from trainer.preflight.spec import Platform, StepShape
 from trainer.sharding import check_mesh
@@ -15,6 +15,8 @@ from trainer.sharding import check_mesh
 MAX_TENSOR, MAX_PARTS, MIN_FSDP = 8, 32, 8
 MAX_EXPERT, MAX_TENSOR_SPARSE = 16, 2
 """Rows of experts go to each of so many devices at most: further ones are further away on the torus."""
+MAX_CONTEXT, MIN_CONTEXT_POSITIONS = 16, 8192
+"""Rows are cut along positions into so many parts at most, and of at least so many positions: shorter rows are many, and cut the batch."""
 LOSS_TOKENS = (LOSS_TOKENS_A_CHIP, 4 * LOSS_TOKENS_A_CHIP)
 OFFLOADED = ("gate", "up")
 """The widest products: the only ones that are worth the way to the host."""
@@ -55,33 +57,42 @@ def settings_for(step: StepShape, where: Slice) -> list[Setting]:
 
 
 def meshes_for(model: ModelConfig, where: Slice) -> list[Mesh]:
-    """The rule's mesh first; then fewer devices that cut the weights, with copies within the slice, and heads cut over `tensor`.
+    """The rule's mesh first; then fewer devices that cut the weights, with copies within the slice, heads cut over `tensor`, and long rows
+    along their positions over `context`.
 
     A sparse model has no mesh by rule: those that deal out its experts come with the others.
     """
     if model.experts is not None:
         return list(_sparse_meshes(model, where))
     found = [where.mesh]
-    for tensor in _powers(MAX_TENSOR):
+    for tensor, context in itertools.product(_powers(MAX_TENSOR), contexts_for(model, where)):
         if any(size % tensor for size in (model.num_query_heads, model.num_kv_heads, model.d_ff, model.vocab_size)):
             continue
         for copies in _powers(where.devices_of_each):
-            fsdp, left = divmod(where.devices_of_each, tensor * copies)
-            if left or fsdp < min(MIN_FSDP, where.devices_of_each) or model.d_model % fsdp:
+            fsdp, left = divmod(where.devices_of_each, tensor * context * copies)
+            if left or not fsdp or fsdp * context < min(MIN_FSDP, where.devices_of_each) or model.d_model % (fsdp * context):
                 continue
-            mesh = Mesh(replica=where.count * copies, fsdp=fsdp, tensor=tensor)
+            mesh = Mesh(replica=where.count * copies, fsdp=fsdp, tensor=tensor, context=context)
             found += [mesh] if mesh != where.mesh else []
     return found
 
 
+def contexts_for(model: ModelConfig, where: Slice) -> list[int]:
+    """Into how many parts a row may be cut. Not for GPUs, whose kernel cannot compute a part of a row."""
+    if where.chip.platform == "gpu":
+        return [1]
+    parts = (size for size in _powers(MAX_CONTEXT) if model.seq_len >= size * MIN_CONTEXT_POSITIONS)
+    return [1, *(size for size in parts if size > 1 and model.seq_len % (2 * LANES * size) == 0)]
+
+
 def _sparse_meshes(model: ModelConfig, where: Slice) -> Iterator[Mesh]:
-    """As `trainer.sharding` takes them: experts in equal parts over `expert`, all other weights over fsdp × expert."""
-    for expert, tensor in itertools.product(_powers(MAX_EXPERT), _powers(MAX_TENSOR_SPARSE)):
+    """As `trainer.sharding` takes them: experts in equal parts over `expert`, all other weights over fsdp × expert × context."""
+    for expert, tensor, context in itertools.product(_powers(MAX_EXPERT), _powers(MAX_TENSOR_SPARSE), contexts_for(model, where)):
         for copies in _powers(where.devices_of_each):
-            fsdp, left = divmod(where.devices_of_each, expert * tensor * copies)
-            if left or not fsdp or fsdp * expert < min(MIN_FSDP, where.devices_of_each // tensor):
+            fsdp, left = divmod(where.devices_of_each, expert * tensor * context * copies)
+            if left or not fsdp or fsdp * expert * context < min(MIN_FSDP, where.devices_of_each // tensor):
                 continue
-            mesh = Mesh(replica=where.count * copies, fsdp=fsdp, expert=expert, tensor=tensor)
+            mesh = Mesh(replica=where.count * copies, fsdp=fsdp, expert=expert, tensor=tensor, context=context)
             try:
                 check_mesh(mesh, model)
             except ConfigError:

@@ -21,6 +21,8 @@ from tasks.preflight.sizes import (
     count_weights,
     exchanged_a_token,
     gathered_bytes,
+    gathered_keys_a_token,
+    gathering_layers,
     kept_a_token,
     muon_flops,
     state_bytes,
@@ -75,13 +77,15 @@ def estimate(step: StepShape, where: Slice, setting: Setting, policies: Policies
     """What can be said from sizes."""
     model, mesh = step.model, setting.mesh
     ones = np.ones_like(policies.flops)
-    tokens = step.batch_sequences // setting.parts * model.seq_len // mesh.batch_parts
+    tokens = step.batch_sequences // setting.parts * model.seq_len // (mesh.batch_parts * mesh.context)
     gradients = FLOAT32_BYTES * count_weights(model).all * (2 if setting.parts > 1 else 1)
-    cut = (state_bytes(step) + gradients) / (mesh.fsdp * mesh.expert * mesh.tensor)
-    known = (cut + gathered_bytes(model, expert=mesh.expert, tensor=mesh.tensor)) / GIB
+    cut = (state_bytes(step) + gradients) / (mesh.weight_parts * mesh.tensor)
+    keys = tokens * gathered_keys_a_token(model, mesh, once=True)
+    known = (cut + gathered_bytes(model, expert=mesh.expert, tensor=mesh.tensor) + 2 * keys) / GIB  # and their gradients
+    kept = tokens * policies.on_device + (1 - policies.exchanges_again) * tokens * gathered_keys_a_token(model, mesh, once=False)
     logits = FLOAT32_BYTES * min(setting.loss_tokens_a_chip * mesh.tensor, tokens) * model.vocab_size / mesh.tensor / GIB
     block = tokens * block_a_token(model, mesh.tensor) * (1 if model.experts is None else SPARSE_WORK) / GIB
-    amounts = np.stack([ones, tokens * policies.on_device / GIB, block * ones, logits * ones], axis=1)
+    amounts = np.stack([ones, kept / GIB, block * ones, logits * ones], axis=1)
     host = tokens * policies.on_host
     terms = np.stack(_terms(step, where, setting, policies, tokens * setting.parts), axis=1)
     return Estimates(known * ones, amounts, host / GIB, terms)
@@ -95,15 +99,16 @@ def _terms(step: StepShape, where: Slice, setting: Setting, policies: Policies, 
     weights = width * count_weights(model).all / mesh.tensor
     here = width * (count_weights(model).others + count_weights(model).experts / mesh.expert) / mesh.tensor
     block = tokens * block_a_token(model, mesh.tensor) * model.num_layers
-    hbm = HBM_PASSES * block + 3 * parts * here + 3 * state_bytes(step) / (mesh.fsdp * mesh.expert)
+    hbm = HBM_PASSES * block + 3 * parts * here + 3 * state_bytes(step) / mesh.weight_parts
     across = parts * 2 * weights / where.devices_of_each * (where.count - 1) / where.count
     passed = width * tokens * model.d_model * model.num_layers * 2 * (mesh.tensor - 1) / mesh.tensor
     by_tensor = (4 + policies.computes_output_again) * passed / ici_speed("tensor", mesh, where)
-    update = muon_flops(step, fsdp=mesh.fsdp, expert=mesh.expert, tensor=mesh.tensor)
+    update = muon_flops(step, fsdp=mesh.fsdp * mesh.context, expert=mesh.expert, tensor=mesh.tensor)
+    by_position = _context_seconds(step, where, setting, policies, tokens)
     return [
         (policies.flops + update) / (speeds.flops * UTILISATION),
         hbm / speeds.hbm_bytes * ones,
-        _ici_seconds(step, where, setting, tokens) + by_tensor + _exchange_seconds(step, where, setting, policies, tokens),
+        _ici_seconds(step, where, setting, tokens) + by_tensor + by_position + _exchange_seconds(step, where, setting, policies, tokens),
         across / speeds.dcn_bytes * ones,
         2 * tokens * policies.on_host / speeds.host_bytes,
     ]
@@ -116,6 +121,16 @@ def _exchange_seconds(step: StepShape, where: Slice, setting: Setting, policies:
     return (once + policies.exchanges_again * (again - once)) / exchange_speed("expert", mesh, where)
 
 
+def _context_seconds(step: StepShape, where: Slice, setting: Setting, policies: Policies, tokens: int) -> Column:
+    """Keys gathered along `context` and their gradients scattered, queries dealt out and their results brought back."""
+    model, mesh = step.model, setting.mesh
+    width = COMPUTE_BYTES[model.compute_dtype]
+    share = (mesh.context - 1) / mesh.context
+    keys = gathered_keys_a_token(model, mesh, once=False) * share
+    dealt = 2 * width * model.num_query_heads * model.head_dim / mesh.tensor * gathering_layers(model, mesh) * share
+    return tokens * (keys + dealt) * (2 + policies.exchanges_again) / ici_speed("context", mesh, where)
+
+
 def _ici_seconds(step: StepShape, where: Slice, setting: Setting, tokens: int) -> float:
     """Weights gathered twice and their gradients scattered, for each part; the head's gradient for each chunk; sums over copies."""
     model, mesh, parts = step.model, setting.mesh, setting.parts
@@ -123,11 +138,11 @@ def _ici_seconds(step: StepShape, where: Slice, setting: Setting, tokens: int) -
     chunks = max(tokens // mesh.tensor // setting.loss_tokens_a_chip, parts)
     head = 2 * FLOAT32_BYTES * model.vocab_size * model.d_model / mesh.tensor
     copies = mesh.replica // where.count
-    between = parts * 2 * width * counted.all / mesh.tensor / (mesh.fsdp * mesh.expert) * (copies - 1) / copies
-    others = parts * _passes(model.d_model, mesh.fsdp * mesh.expert) * width * counted.others / mesh.tensor
-    experts = parts * _passes(model.d_model, mesh.fsdp) * width * counted.experts / (mesh.tensor * mesh.expert)
-    seconds = (others + chunks * head) / ici_speed("fsdp×expert", mesh, where) + between / ici_speed("replica", mesh, where)
-    return seconds + experts / ici_speed("fsdp", mesh, where)
+    between = parts * 2 * width * counted.all / mesh.tensor / mesh.weight_parts * (copies - 1) / copies
+    others = parts * _passes(model.d_model, mesh.weight_parts) * width * counted.others / mesh.tensor
+    experts = parts * _passes(model.d_model, mesh.fsdp * mesh.context) * width * counted.experts / (mesh.tensor * mesh.expert)
+    seconds = (others + chunks * head) / ici_speed("fsdp×expert×context", mesh, where) + between / ici_speed("replica", mesh, where)
+    return seconds + experts / ici_speed("fsdp×context", mesh, where)
 
 
 def _passes(d_model: int, devices: int) -> int:

@@ -26,7 +26,7 @@ def estimate_plan(step: StepShape, where: Slice) -> Found:
     plan, needs = table.plan(best), float(gib[best])
     roofline = Roofline(**dict(zip(Roofline.model_fields, map(float, table.terms[best]), strict=True)))
     mesh = plan.mesh_on(where)
-    arguments = state_bytes(step) // (mesh.fsdp * mesh.expert * mesh.tensor)
+    arguments = state_bytes(step) // (mesh.weight_parts * mesh.tensor)
     result = _result(where, roofline, arguments=arguments, needs_gib=needs, on_host_gib=float(table.host[best]), limit_gib=limit_gib)
     if fits.any():
         why = WHY.format(considered=len(table))

@@ -44,6 +44,7 @@ class Plan(Frozen):
         if self.mesh:
             words.append(f"mesh {self.mesh.replica} × {self.mesh.fsdp} × {self.mesh.tensor}")
             words += [f"experts over {self.mesh.expert}"] if self.mesh.expert > 1 else []
+            words += [f"positions over {self.mesh.context}"] if self.mesh.context > 1 else []
         if self.loss_tokens_a_chip != LOSS_TOKENS_A_CHIP:
             words.append(f"loss of {self.loss_tokens_a_chip:,} tokens at a time")
         return ", ".join(words)
@@ -102,10 +103,11 @@ def spec_for(step: StepShape, where: Slice, plan: Plan, *, machine_code: bool = 
     """The plan as something that can be compiled, and as what the trainer executes."""
     tokens = step.batch_sequences // plan.parts * step.model.seq_len
     chunk = plan.loss_tokens_a_chip * where.devices
+    mesh = plan.mesh_on(where)
     execution = Execution(
-        mesh=plan.mesh_on(where),
+        mesh=mesh,
         remat=plan.remat,
-        attention=attention_on(where, step.model),
+        attention=attention_on(where, step.model, mesh),
         expert_kernel=experts_on(where, step.model),
         microbatch_sequences=None if plan.parts == 1 else step.batch_sequences // plan.parts,
         loss_chunk_tokens=chunk if chunk < tokens else None,
@@ -113,11 +115,11 @@ def spec_for(step: StepShape, where: Slice, plan: Plan, *, machine_code: bool = 
     return Spec(step=step, execution=execution, topology=where.topology, machine_code=machine_code)
 
 
-def attention_on(where: Slice, model: ModelConfig) -> AttentionKernel:
+def attention_on(where: Slice, model: ModelConfig, mesh: Mesh) -> AttentionKernel:
     """The quickest kernel that can run there, by its name: "auto" would ask the machine at hand."""
     from trainer.kernels.attention import check_kernel  # it imports jax
 
-    return cast(AttentionKernel, check_kernel("auto", where.chip.platform, model))
+    return cast(AttentionKernel, check_kernel("auto", where.chip.platform, model, context=mesh.context))
 
 
 def experts_on(where: Slice, model: ModelConfig) -> ExpertKernel:

@@ -3,8 +3,8 @@
 import math
 from typing import NamedTuple
 
-from trainer.config import ATTENTION, BLOCK_INPUT, Kept, ModelConfig, Muon, Remat
-from trainer.model.layers import expert_layers
+from trainer.config import ATTENTION, BLOCK_INPUT, Kept, Mesh, ModelConfig, Muon, Remat
+from trainer.model.layers import expert_layers, layer_kinds
 from trainer.model.params import param_specs
 from trainer.model.specs import EXPERT, ParamSpec
 from trainer.preflight.roofline import kept_names, products, remembered
@@ -67,6 +67,19 @@ def gathered_bytes(model: ModelConfig, *, expert: int, tensor: int) -> float:
     layers = len(expert_layers(model))
     each = count_weights(model).experts / layers if layers else 0.0
     return 2 * COMPUTE_BYTES[model.compute_dtype] * each / (expert * tensor)
+
+
+def gathering_layers(model: ModelConfig, mesh: Mesh) -> int:
+    """Layers in which a device needs the keys of all positions: those without a window, or with one that is longer than its part."""
+    own = model.seq_len // mesh.context
+    return 0 if mesh.context == 1 else sum(kind.window is None or kind.window - 1 > own for kind in layer_kinds(model))
+
+
+def gathered_keys_a_token(model: ModelConfig, mesh: Mesh, *, once: bool) -> float:
+    """Bytes of gathered keys and values for each token of a device, whose row has `context` times as many; of one layer, or of all."""
+    layers = gathering_layers(model, mesh)
+    width = FLOAT32_BYTES if model.float32_attention else COMPUTE_BYTES[model.compute_dtype]
+    return (min(layers, 1) if once else layers) * mesh.context * 2 * width * model.num_kv_heads * model.head_dim / mesh.tensor
 
 
 def kept_a_token(model: ModelConfig, remat: Remat, tensor: int = 1) -> tuple[float, float]:

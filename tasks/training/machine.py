@@ -85,6 +85,6 @@ def in_words(run: RunConfig, machine: Machine) -> str:
     from trainer.kernels.attention import check_kernel  # it imports jax
 
     count = run.execution.mesh.devices
-    kernel = check_kernel(run.execution.attention, machine.platform, run.model)
+    kernel = check_kernel(run.execution.attention, machine.platform, run.model, context=run.execution.mesh.context)
     left = f" of {machine.devices}" if machine.devices > count else ""
     return f"{count}{left} × {machine.kind.removeprefix('NVIDIA ')}, {run.model.compute_dtype}, {KERNEL_WORDS[kernel]} attention"

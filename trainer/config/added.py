@@ -16,6 +16,7 @@ ADDED_LATER: dict[str, bool | int | float | str | None] = {
     "experts": None,
     "expert_kernel": "auto",
     "expert": 1,
+    "context": 1,
     "step_stall_seconds": 180.0,
     "save_stall_seconds": 900.0,
     "restore_stall_seconds": 900.0,

@@ -10,28 +10,38 @@ from trainer.base.frozen import Frozen
 class Mesh(Frozen):
     """Devices along each axis; their product is the number of devices.
 
-    `replica` holds copies, `fsdp` cuts weights, `tensor` cuts heads, `expert` deals out experts; all but `tensor` cut the batch.
+    `replica` holds copies, `fsdp` cuts weights, `tensor` cuts heads, `expert` deals out experts, `context` cuts each row along its
+    positions, and weights as `fsdp` does. `replica`, `fsdp` and `expert` cut the rows of the batch.
     """
 
     replica: int = Field(default=1, gt=0)
     fsdp: int = Field(default=1, gt=0)
     tensor: int = Field(default=1, gt=0)
     expert: int = Field(default=1, gt=0)
+    context: int = Field(default=1, gt=0)
 
     @property
     def devices(self) -> int:
         """How many there are."""
-        return self.batch_parts * self.tensor
+        return self.batch_parts * self.tensor * self.context
 
     @property
     def batch_parts(self) -> int:
-        """Into how many equal parts a batch is cut."""
+        """Into how many equal parts of whole rows a batch is cut."""
         return self.replica * self.fsdp * self.expert
+
+    @property
+    def weight_parts(self) -> int:
+        """Into how many parts a weight that is no expert's is cut along d_model."""
+        return self.fsdp * self.expert * self.context
 
 
 BLOCK_INPUT, ATTENTION = "block_input", "attention"
 """What a policy can name beside the products of a block, which have the names of their weights: what goes from block to block, and what
 attention's kernel needs in its backward pass."""
+
+LANES = 128
+"""Splash takes rows, and parts of rows, in blocks whose lengths are multiples of so many positions."""
 
 
 class Kept(Frozen):

@@ -11,9 +11,9 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from trainer.base.errors import ConfigError
-from trainer.config import ModelConfig
-from trainer.kernels import cudnn, xla
-from trainer.sharding import map_shards
+from trainer.config import LANES, ModelConfig
+from trainer.kernels import context, cudnn, xla
+from trainer.sharding import context_parts, map_shards
 
 KERNELS = ("splash", "cudnn", "xla")
 """In the order of their speed where they can run."""
@@ -23,11 +23,16 @@ CUDNN_MAX_HEAD_DIM = 256
 
 
 class Operands(NamedTuple):
-    """What decides whether a kernel can run: the type of queries, keys and values, the size of a head, the length of a row."""
+    """What decides whether a kernel can run: the type of queries, keys and values, the size of a head, the length of a row.
+
+    Attributes:
+        context: over how many devices a row is cut.
+    """
 
     dtype: str
     head_dim: int
     seq_len: int
+    context: int = 1
 
 
 def attend(
@@ -41,6 +46,8 @@ def attend(
 ) -> Float[Array, "b t h e"]:
     """Causal grouped-query attention within segments, scaled by 1/√e; scores and softmax in float32.
 
+    A mesh that cuts rows along positions, and does not divide one of this length, has it whole on each of those devices.
+
     Args:
         query, key, value: `h` is a multiple of `k`; query head i reads kv head i // (h / k).
         segment_ids: equal numbers mark positions of the same document; None is one document a row.
@@ -50,9 +57,12 @@ def attend(
     Raises:
         ConfigError: the kernel cannot run with these operands (`check_kernel` says so before work starts).
     """
-    operands = Operands(query.dtype.name, query.shape[-1], query.shape[1])
     platform = "tpu" if kernel == "splash" else jax.default_backend()
-    of_device = partial(implementation(choose(kernel, platform, operands)), sliding_window=sliding_window)
+    parts = context_parts(query.shape[1], multiple=2 * LANES if platform == "tpu" else 2)
+    chosen = choose(kernel, platform, Operands(query.dtype.name, query.shape[-1], query.shape[1], parts))
+    if parts > 1:
+        return context.attend(query, key, value, segment_ids, kernel=chosen, sliding_window=sliding_window)
+    of_device = partial(implementation(chosen), sliding_window=sliding_window)
     return map_shards(of_device, query, key, value, segment_ids, letters=("bthe", "bske", "bske", "bt"))
 
 
@@ -65,14 +75,17 @@ def implementation(kernel: str) -> Callable[..., Float[Array, "b t h e"]]:
     return {"cudnn": cudnn.attend, "xla": xla.attend}[kernel]
 
 
-def check_kernel(kernel: str, platform: str, config: ModelConfig) -> str:
+def check_kernel(kernel: str, platform: str, config: ModelConfig, *, context: int = 1) -> str:
     """The kernel that a run of this model uses on this platform (`jax.default_backend()`, or the one to compile for).
+
+    Args:
+        context: that of the mesh.
 
     Raises:
         ConfigError: the kernel that is named cannot run there.
     """
     dtype = "float32" if config.float32_attention else config.compute_dtype
-    return choose(kernel, platform, Operands(dtype, config.head_dim, config.seq_len))
+    return choose(kernel, platform, Operands(dtype, config.head_dim, config.seq_len, context))
 
 
 def choose(kernel: str, platform: str, operands: Operands) -> str:
@@ -91,6 +104,11 @@ def refusal(kernel: str, platform: str, operands: Operands) -> str | None:
     """Why a kernel cannot run; None where it can."""
     if kernel == "splash" and platform != "tpu":
         return f"needs a TPU, found {platform}"
+    if kernel == "splash" and operands.context > 1 and operands.seq_len % (2 * LANES * operands.context):
+        return (
+            f"needs 2 × context parts of a row, each a multiple of {LANES} tokens, found 2 × {operands.context} of {operands.seq_len} "
+            "(execution.mesh, seq_len)"
+        )
     if kernel == "cudnn":
         return _cudnn_refusal(platform, operands)
     return None
@@ -99,6 +117,8 @@ def refusal(kernel: str, platform: str, operands: Operands) -> str | None:
 def _cudnn_refusal(platform: str, operands: Operands) -> str | None:
     if platform not in ("gpu", "cuda"):
         return f"needs an NVIDIA GPU, found {platform}"
+    if operands.context > 1:
+        return f"has no mask for queries that are a part of a row, found context {operands.context} in execution.mesh"
     if operands.dtype not in CUDNN_DTYPES:
         return f"needs queries, keys and values in {' or '.join(CUDNN_DTYPES)} (compute_dtype, float32_attention), found {operands.dtype}"
     if operands.head_dim % 8 or operands.head_dim > CUDNN_MAX_HEAD_DIM:

@@ -3,7 +3,8 @@
 A token's row has the same gate, expert and products as on one device, and the sum over its experts is formed on its own device in the same
 order. No distribution drops a token: rows travel in as many rounds as the fullest device needs, which all devices know from the counts.
 
-Shape letters: n token, k chosen expert, x expert, d d_model, f d_expert; m assignment (n · k), e device of the axis, y expert of a device.
+Shape letters: n token (or b row and t position: `join_rows`), k chosen expert, x expert, d d_model, f d_expert; m assignment (n · k),
+e device of the axis, y expert of a device.
 """
 
 import math
@@ -20,13 +21,15 @@ from trainer.kernels.expert_exchange import Counts, Passage, count_rounds, cut_w
 from trainer.kernels.expert_order import collect, sort_by_expert, sorted_gates, spread
 from trainer.kernels.experts import apply_experts, apply_sorted, choose
 from trainer.model.router import Routed
-from trainer.sharding import BATCH_AXES, EXPERT_AXIS, TENSOR_AXIS, constrain
+from trainer.sharding import BATCH_AXES, CONTEXT_AXIS, EXPERT_AXIS, TENSOR_AXIS, constrain, context_parts
 
 FURTHER_ROUNDS = "further_rounds"
 """The name, in a compiled program, of what a balanced load does not do; preflight does not count it."""
 
 
-def apply_on_mesh(x: Float[Array, "n d"], routed: Routed, matrices: Matrices, *, kernel: str) -> tuple[Float[Array, "n d"], Int[Array, ""]]:
+def apply_on_mesh(
+    x: Float[Array, "*n d"], routed: Routed, matrices: Matrices, *, kernel: str
+) -> tuple[Float[Array, "*n d"], Int[Array, ""]]:
     """As `trainer.kernels.experts.apply_experts`, on the mesh in sight; without one it is that function.
 
     Each device has the matrices of its experts, gathered over `fsdp` in the type of `x` (as the compiler gathers dense weights), and its
@@ -35,9 +38,10 @@ def apply_on_mesh(x: Float[Array, "n d"], routed: Routed, matrices: Matrices, *,
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return apply_experts(x, routed, *matrices, kernel=kernel)
-    num_experts = routed.scores.shape[1]
+    num_experts = routed.scores.shape[-1]
     is_cut = len(x) % math.prod(mesh.shape[axis] for axis in BATCH_AXES) == 0
-    rows = PartitionSpec(BATCH_AXES if is_cut else None)
+    along = (CONTEXT_AXIS,) if x.ndim > 2 and context_parts(x.shape[1]) > 1 else ()
+    rows = PartitionSpec(BATCH_AXES if is_cut else None, *along)
     inner, outer = PartitionSpec(EXPERT_AXIS, None, TENSOR_AXIS), PartitionSpec(EXPERT_AXIS, TENSOR_AXIS)
     narrow = (
         constrain(matrices.gate.astype(x.dtype), "expert", "expert_d_model", "d_ff"),
@@ -47,20 +51,23 @@ def apply_on_mesh(x: Float[Array, "n d"], routed: Routed, matrices: Matrices, *,
     local = partial(_apply_local, num_experts=num_experts, kernel=kernel)
     specs = (rows, rows, rows, (inner, inner, outer))
     result = jax.shard_map(local, in_specs=specs, out_specs=rows, check_vma=False)(x, routed.gates, routed.chosen, narrow)
-    counts = jnp.sum(routed.chosen.reshape(-1, 1) == jnp.arange(num_experts, dtype=jnp.int32), axis=0, dtype=jnp.int32)
+    axes = tuple(range(routed.chosen.ndim))
+    counts = jnp.sum(routed.chosen[..., None] == jnp.arange(num_experts, dtype=jnp.int32), axis=axes, dtype=jnp.int32)
     return result, count_overflowed(counts, routed.chosen.size)
 
 
 def _apply_local(
-    x: Float[Array, "n d"],
-    gates: Float[Array, "n k"],
-    chosen: Int[Array, "n k"],
+    x: Float[Array, "*n d"],
+    gates: Float[Array, "*n k"],
+    chosen: Int[Array, "*n k"],
     parts: tuple[Float[Array, "y d f"], Float[Array, "y d f"], Float[Array, "y f d"]],
     *,
     num_experts: int,
     kernel: str,
-) -> Float[Array, "n d"]:
+) -> Float[Array, "*n d"]:
     """What one device does with its tokens; `parts` are the matrices of its experts, perhaps of a part of d_expert."""
+    shape = x.shape
+    x, gates, chosen = (each.reshape(-1, each.shape[-1]) for each in (x, gates, chosen))
     matrices = Matrices(*parts)
     ordered = sort_by_expert(chosen, num_experts)
     devices = jax.lax.axis_size(EXPERT_AXIS)
@@ -72,6 +79,7 @@ def _apply_local(
         counts = jax.lax.all_gather(ordered.counts.reshape(devices, -1), EXPERT_AXIS)
         mixed = _exchange(passage, kernel, spread(x, ordered), sorted_gates(gates, ordered), matrices, counts)
         result = collect(mixed, ordered)
+    result = result.reshape(shape)
     return result if jax.lax.axis_size(TENSOR_AXIS) == 1 else jax.lax.psum(result, TENSOR_AXIS)
 
 
@@ -134,4 +142,4 @@ _exchange.defvjp(_exchange_forward, _exchange_backward)
 
 def _rounds(counts: Counts, passage: Passage) -> Int[Array, ""]:
     """As many on all devices of the mesh, not only of this row of it: a loop with exchanges must not end earlier on some."""
-    return jax.lax.pmax(count_rounds(counts, passage), (*BATCH_AXES, TENSOR_AXIS))
+    return jax.lax.pmax(count_rounds(counts, passage), (*BATCH_AXES, TENSOR_AXIS, CONTEXT_AXIS))

@@ -92,6 +92,20 @@ _attend = jax.custom_vjp(_attend_plain, nondiff_argnums=(4,))
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
+@jax.checkpoint
+def attend_seen(
+    query: Float[Array, "b t h e"], key: Float[Array, "b s k e"], value: Float[Array, "b s k e"], seen: Bool[Array, "#b t s"]
+) -> Float[Array, "b t h e"]:
+    """As `attend`, where a mask says which keys a query sees: at least one. All scores exist at a time, and are computed again backward."""
+    _, length, heads, width = query.shape
+    rows = to_rows(query * jnp.asarray(width**-0.5, query.dtype), key.shape[2])
+    scores = jnp.einsum("bkqe,bske->bkqs", rows, key, preferred_element_type=jnp.float32)
+    masks = jnp.tile(seen[:, None], (1, 1, rows.shape[2] // length, 1))
+    weights = jax.nn.softmax(jnp.where(masks, scores, jnp.float32(MASKED)), axis=-1)
+    mixed = jnp.einsum("bkqs,bske->bkqe", weights.astype(query.dtype), value, preferred_element_type=jnp.float32)
+    return from_rows(mixed, heads).astype(query.dtype)
+
+
 def blocks(length: int, sliding_window: int | None) -> list[Block]:
     """The row in blocks of equal length; the last may be shorter."""
     size = max(MIN_BLOCK, -(-length // MAX_BLOCKS))

@@ -19,7 +19,7 @@ from trainer.model.layers import Cycle, LayerKind, Stack, cycles
 from trainer.model.params import Params
 from trainer.model.remat import Block, check_names, remat
 from trainer.model.rope import Rotation, rotate, rotations
-from trainer.sharding import constrain, constrain_activation
+from trainer.sharding import constrain, constrain_activation, join_rows
 
 PLAIN = Execution()
 MAX_UNROLLED_LAYERS = 4
@@ -128,7 +128,8 @@ def run_stacks(
     looked_up = params["embedding"][tokens]
     if config.embedding_scale != 1.0:
         looked_up = config.embedding_scale * looked_up
-    looked_up = constrain(looked_up.astype(config.compute_dtype), "looked_up_batch", "position", "d_model")
+    looked_up = constrain(looked_up.astype(config.compute_dtype), "looked_up_batch", None, "d_model")
+    looked_up = constrain(looked_up, "looked_up_batch", "position", "looked_up_d_model")
     x = constrain_activation(looked_up, "btd")
     measured: dict[tuple[int, ...], Measured] = {}
     for cycle in cycles(config):
@@ -242,10 +243,9 @@ def multiply(x: Float[Array, "*b n"], weight: Float[Array, "n *m"]) -> Array:
 
     Written as a product of two matrices: with more axes, XLA copies operands of the weight's gradient on a CPU.
     """
-    rows = x.shape[:-1]
     columns = weight.shape[1:]
-    product = x.reshape(math.prod(rows), -1) @ weight.reshape(-1, math.prod(columns)).astype(x.dtype)
-    return product.reshape(*rows, *columns)
+    product = join_rows(x) @ weight.reshape(-1, math.prod(columns)).astype(x.dtype)
+    return product.reshape(*x.shape[:-1], *columns)
 
 
 def rms_norm(x: Float[Array, "*b n"], gain: Float[Array, " n"], config: ModelConfig) -> Float[Array, "*b n"]:

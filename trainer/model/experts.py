@@ -14,7 +14,7 @@ from trainer.kernels.expert_blocks import Matrices
 from trainer.kernels.expert_parallel import apply_on_mesh
 from trainer.model.params import Params
 from trainer.model.router import Load, measure_load, route, sequence_loss
-from trainer.sharding import constrain
+from trainer.sharding import constrain, join_rows
 
 
 class Routing(NamedTuple):
@@ -38,8 +38,8 @@ def mix_experts(
         kernel: `Execution.expert_kernel`.
     """
     rows = x.shape[0]
-    flat = x.reshape(-1, x.shape[-1])
-    is_counted = None if counted is None else counted.reshape(-1)
+    flat = join_rows(x)
+    is_counted = None if counted is None else counted.reshape(flat.shape[:-1])
     router = constrain(weights["router"], None, None)  # whole everywhere: a token's logits are summed on its own device
     routed = route(flat, router, weights["router_bias"], experts)
     matrices = Matrices(weights["expert_gate"], weights["expert_up"], weights["expert_down"])

@@ -13,7 +13,7 @@ from trainer.preflight.hlo import RAGGED, Instruction, Module, arrays, total_byt
 from trainer.preflight.spec import Collective, Link
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-AXES = ("replica", "fsdp", "expert", "tensor")
+AXES = ("replica", "fsdp", "expert", "tensor", "context")
 BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 
 
@@ -137,4 +137,4 @@ def axes_of(group: list[int], mesh: Mesh) -> tuple[str, ...]:
 
 
 def _shape(mesh: Mesh) -> tuple[int, ...]:
-    return mesh.replica, mesh.fsdp, mesh.expert, mesh.tensor
+    return mesh.replica, mesh.fsdp, mesh.expert, mesh.tensor, mesh.context

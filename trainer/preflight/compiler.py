@@ -19,7 +19,7 @@ from trainer.preflight.memory import first_line, read_analysis, read_memory, rea
 from trainer.preflight.spec import Memory, Result, Spec, Topology, run_of
 from trainer.preflight.traffic import host_traffic_bytes, traffic_bytes
 from trainer.schedule import scheduled_at
-from trainer.sharding import batch_sharding, build_mesh, state_shardings
+from trainer.sharding import build_mesh, state_shardings, token_sharding
 from trainer.state import abstract_state
 from trainer.step import build_train_step
 
@@ -61,7 +61,7 @@ def lower_step(run: RunConfig, devices: list[Any]) -> Any:
     alone = jax.sharding.SingleDeviceSharding(devices[0])
     shardings = jax.tree.map(lambda _: alone, state) if mesh is None else state_shardings(state, run.model, mesh)
     placed = jax.tree.map(lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), state, shardings)
-    of_batch = alone if mesh is None else batch_sharding(mesh)
+    of_batch = alone if mesh is None else token_sharding(mesh)
     rows = jax.ShapeDtypeStruct((run.batch.at(0), run.model.seq_len), jnp.int32, sharding=of_batch)
     step: Any = build_train_step(run.model, run.optimizer, run.execution, mesh)
     return step.lower(placed, rows, rows, scheduled_at(run, 0))

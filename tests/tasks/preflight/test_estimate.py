@@ -6,7 +6,7 @@ from tasks.preflight.candidates import Setting, policies_for, settings_for
 from tasks.preflight.estimate import Table, estimate, measure_policies
 from tasks.preflight.plan import GIB
 from tasks.preflight.projection import chips_along, ici_seconds, ici_speed, roofline_of
-from tasks.preflight.sizes import block_a_token, exchanged_a_token, kept_a_token, state_bytes
+from tasks.preflight.sizes import block_a_token, exchanged_a_token, gathering_layers, kept_a_token, state_bytes
 from tasks.preflight.slices import find_slice
 from tests.tasks.preflight.steps import result_of
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, step_of
@@ -48,6 +48,32 @@ def test_parts_halve_what_is_kept_and_double_what_is_sent() -> None:
     compute, _, ici, _, _ = two.terms[0]
     assert compute == one.terms[0, 0]
     assert 1.3 < ici / one.terms[0, 2] < 2
+
+
+def test_what_rows_that_are_cut_along_positions_need_and_send_by_hand() -> None:
+    """Four chips have four rows, one each or a quarter of each. Then each has the keys and values of four rows, of 8 heads, in one layer at
+    a time, and their gradients; and sends three quarters of them, and of its queries and their results, three times in each layer."""
+    where = find_slice("v5p-128")
+    step = step_of(LLAMA_8B.but(seq_len=32_768), 64)
+    policies = measure_policies(step, where, ["full", "none"], 1)
+    apart, cut = Mesh(fsdp=64), Mesh(fsdp=16, context=4)
+    one, other = (estimate(step, where, Setting(mesh, 1, 2048), policies) for mesh in (apart, cut))
+    keys = 32_768 * 4 * 2 * 2 * 8 * 128
+    assert (other.known - one.known) * GIB == pytest.approx([2 * keys, 2 * keys])
+    assert other.amounts[:, 1] - one.amounts[:, 1] == pytest.approx([0, 32 * keys / GIB])
+    assert np.delete(other.amounts, 1, axis=1) == pytest.approx(np.delete(one.amounts, 1, axis=1))
+    dealt = 32_768 * 2 * 2 * 32 * 128
+    sent = 32 * (keys + dealt) * 3 / 4 / ici_speed("context", cut, where)
+    assert other.terms[:, 2] - one.terms[:, 2] == pytest.approx([3 * sent, 2 * sent])
+    assert np.delete(other.terms, 2, axis=1) == pytest.approx(np.delete(one.terms, 2, axis=1))
+
+
+def test_a_window_within_a_part_gathers_no_keys() -> None:
+    model, mesh = LLAMA_8B.but(seq_len=32_768, sliding_window=4096, global_attention_every=4), Mesh(fsdp=16, context=4)
+    assert gathering_layers(model, mesh) == 8
+    assert gathering_layers(model.but(sliding_window=8193), mesh) == 8
+    assert gathering_layers(model.but(sliding_window=8194), mesh) == 32
+    assert gathering_layers(model, Mesh(fsdp=64)) == 0
 
 
 def test_a_part_of_d_model_that_is_not_whole_tiles_sends_twice() -> None:

@@ -3,13 +3,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.recipes.trinity_nano import PHASE_1 as TRINITY_NANO
-from tasks.preflight.candidates import SPARSE_GROUPS, meshes_for, parts_for, policies_for, settings_for
+from tasks.preflight.candidates import SPARSE_GROUPS, contexts_for, meshes_for, parts_for, policies_for, settings_for
 from tasks.preflight.plan import Plan, batch_refusal, mesh_refusal, spec_for
 from tasks.preflight.slices import find_slice
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, SPARSE, step_of
 from trainer.config import ATTENTION, BLOCK_INPUT, Kept, Mesh
 from trainer.model.remat import check_names
-from trainer.preflight.spec import run_of
+from trainer.preflight.spec import StepShape, run_of
 from trainer.sharding import check_batch, check_mesh
 
 
@@ -119,6 +119,37 @@ def test_experts_that_an_axis_does_not_divide_are_not_dealt_out_over_it() -> Non
     ten = NANO.model.but(experts=NANO.model.experts.but(num_experts=10))
     assert {mesh.expert for mesh in meshes_for(ten, find_slice("v5p-64"))} == {1, 2}
     assert {mesh.expert for mesh in meshes_for(LLAMA_8B, find_slice("v5p-64"))} == {1}
+
+
+LONG = NANO.but(model=NANO.model.but(seq_len=262_144), batch_sequences=128)
+
+
+def test_long_rows_are_cut_along_positions_and_short_ones_and_those_of_gpus_are_not() -> None:
+    where = find_slice("v5p-1024")
+    assert contexts_for(NANO.model, where) == [1]
+    assert contexts_for(LONG.model.but(seq_len=8192), where) == [1]
+    assert contexts_for(LONG.model.but(seq_len=65_536), where) == [1, 2, 4, 8]
+    assert contexts_for(LONG.model.but(seq_len=65_536 + 256), where) == [1]
+    assert contexts_for(LONG.model, where) == [1, 2, 4, 8, 16]
+    assert contexts_for(LONG.model, find_slice("h200-8")) == [1]
+
+
+@pytest.mark.parametrize("step", [LONG, step_of(LLAMA_8B.but(seq_len=262_144), 128)], ids=["sparse", "dense"])
+def test_fewer_rows_than_devices_are_cut_along_positions(step: StepShape) -> None:
+    """128 rows on 512 chips: at least four chips a row, of which `tensor` may be a part."""
+    where = find_slice("v5p-1024")
+    found = settings_for(step, where)
+    assert len(set(found)) == len(found)
+    assert {setting.mesh.context * setting.mesh.tensor >= 4 for setting in found} == {True}
+    assert {setting.mesh.context for setting in found} >= {2, 4, 8, 16}
+    for setting in {setting.mesh: setting for setting in found}.values():
+        mesh = setting.mesh
+        assert mesh.devices == where.devices
+        check_mesh(mesh, step.model)
+        execution = spec_for(step, where, setting.plan("full", where)).execution
+        assert execution.attention == "splash"
+        check_batch(mesh, execution.microbatch_sequences or 128, "a part")
+    assert "positions over 4" in Plan(remat="full", mesh=Mesh(fsdp=128, context=4)).words
 
 
 def test_where_no_mesh_cuts_a_sparse_model_the_sizes_are_said() -> None:

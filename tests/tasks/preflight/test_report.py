@@ -89,7 +89,7 @@ def test_the_plan_is_there_as_the_trainer_takes_it() -> None:
     plan = Plan(remat=Kept(on_device=("gate",)), parts=2, mesh=Mesh(replica=4, fsdp=128), loss_tokens_a_chip=4096)
     report = report_of(KESTREL, where, fitting().but(plan=plan))
     assert Execution.model_validate(report["execution"]) == spec_for(KESTREL.step, where, plan).execution
-    assert report["mesh"] == report["execution"]["mesh"] == {"replica": 4, "fsdp": 128, "tensor": 1, "expert": 1}
+    assert report["mesh"] == report["execution"]["mesh"] == {"replica": 4, "fsdp": 128, "tensor": 1, "expert": 1, "context": 1}
     assert report["remat"] == report["execution"]["remat"]
     assert report["microbatch_sequences"] == 512
 

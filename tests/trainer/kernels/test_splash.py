@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas.ops.tpu.splash_attention import CausalMask, LocalMask, MultiHeadMask, make_splash_mha_single_device
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from trainer.kernels import splash, xla
@@ -33,6 +34,21 @@ def test_a_kernel_is_built_once_and_belongs_to_no_trace():
     assert splash.build_kernel.cache_info().misses == 1
     kernel = splash.build_kernel(2, 128, None, interpret=True)
     assert {type(leaf) for leaf in jax.tree.leaves(kernel)} == {np.ndarray}
+
+
+@pytest.mark.parametrize("window", [None, 1, 100, 128, 129, 300])
+@pytest.mark.parametrize("before", [0, 256])
+def test_a_mask_that_judges_blocks_by_their_corners_makes_the_same_kernel(window: int | None, before: int):
+    """As jax's own, which looks at every place of a block."""
+    shape = (1024, 1024 + before)
+    ours = splash.Causal(shape, before) if window is None else splash.Local(shape, (window - 1, 0), before)
+    theirs = CausalMask(shape, before) if window is None else LocalMask(shape, (window - 1, 0), before)
+    leaves = [
+        jax.tree.leaves(make_splash_mha_single_device(MultiHeadMask([mask] * 2), block_sizes=splash.block_sizes(*shape)))
+        for mask in (ours, theirs)
+    ]
+    for mine, other in zip(*leaves, strict=True):
+        np.testing.assert_array_equal(mine, other)
 
 
 def test_two_backward_kernels_make_what_one_makes(monkeypatch: pytest.MonkeyPatch):

@@ -146,3 +146,10 @@ def test_what_the_sparse_cores_send_is_read_where_their_call_says_it() -> None:
     (found,) = read_collectives(module, Mesh(fsdp=2, expert=2), 1)
     assert (found.kind, found.axis, found.count, found.bytes) == ("all-gather", "fsdp×expert", 1, sent)
     assert traffic_bytes(module) == 5 * 2 * 128 * 64 * 2
+
+
+def test_devices_of_one_row_are_neighbours_along_context() -> None:
+    mesh = Mesh(fsdp=2, tensor=2, context=2)
+    assert axes_of([0, 1], mesh) == ("context",)
+    assert axes_of([0, 2], mesh) == ("tensor",)
+    assert axes_of([0, 1, 4, 5], mesh) == ("fsdp", "context")

@@ -183,7 +183,8 @@ def test_two_processes_train_what_one_trains(make_run: MakeRun, start_on: StartO
 def test_a_sigterm_to_one_stops_both_and_the_run_goes_on_on_another_mesh(
     make_run: MakeRun, start_on: StartOn, wait_until: WaitUntil, rows_of: RowsOf, straight: list[Row]
 ):
-    run = run_on(make_run, "moved", fsdp=8)
+    """At first each process has all rows and half of their positions, at last there is one, whose devices have half of them."""
+    run = run_on(make_run, "moved", context=8)
     first, second = start_on(run, 2)
     wait_until(first, lambda: last_step(run) >= 1)
     second.terminate()
@@ -191,7 +192,7 @@ def test_a_sigterm_to_one_stops_both_and_the_run_goes_on_on_another_mesh(
     stopped = last_step(run)
     assert 1 <= stopped < 8
     assert (checkpoint_path(run.output, stopped) / "about").exists()
-    moved = run_on(make_run, "moved", fsdp=4, tensor=2)
+    moved = run_on(make_run, "moved", fsdp=2, tensor=2, context=2)
     assert all_end(start_on(moved, 1)) == [0], logs(moved)
     assert_nearly_equal(rows_of(moved), straight)
 

@@ -1,0 +1,79 @@
+"""Attention over rows that are cut along their positions: who has which queries, and that eight devices compute what one does."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.trainer.eight_devices import run_on_eight_devices
+from trainer.base.storage import read_json, write_json
+from trainer.flops import visible_pairs
+from trainer.kernels.context import keys_before, run_numbers, run_positions
+
+WORKER = Path(__file__).with_name("context_on_eight_devices.py")
+pytestmark = pytest.mark.timeout(600)  # a process compiles small programs; a busy machine may need minutes
+
+XLA = {"kernel": "xla", "length": 64, "mesh": {"context": 4, "tensor": 2}, "max_fused_blocks": None}
+SPLASH = XLA | {"kernel": "splash", "length": 1024}
+CASES: dict[str, dict[str, Any]] = {
+    "all keys": XLA | {"window": None, "documents": False},
+    "all keys, documents": XLA | {"window": None, "documents": True},
+    "a window within a part": XLA | {"window": 16, "documents": False},
+    "a window within a part, documents": XLA | {"window": 17, "documents": True, "mesh": {"context": 2, "fsdp": 2, "tensor": 2}},
+    "a window over parts": XLA | {"window": 18, "documents": True},
+    "a row that the mesh does not divide": XLA | {"window": None, "documents": True, "length": 68},
+    "splash, all keys": SPLASH | {"window": None, "documents": True},
+    "splash, two backward kernels": SPLASH | {"window": None, "documents": False, "max_fused_blocks": 1},
+    "splash, a window within a part": SPLASH | {"window": 100, "documents": False},
+    "splash, a window over parts": SPLASH | {"window": 300, "documents": True},
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float]]:
+    """Case → the largest differences to one device, as shares of the largest number."""
+    folder = tmp_path_factory.mktemp("attention")
+    write_json(folder / "cases.json", list(CASES.values()))
+    run_on_eight_devices(WORKER, folder / "cases.json", folder / "found.json")
+    return dict(zip(CASES, read_json(folder / "found.json"), strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_result_and_gradients_are_those_of_one_device(name: str, found: dict[str, dict[str, float]]):
+    assert set(found[name]) == {"result", "query", "key", "value"}
+    assert max(found[name].values()) < 2e-6
+
+
+@given(parts=st.sampled_from([1, 2, 3, 4, 8, 16]), half=st.integers(1, 5))
+def test_each_position_has_one_device_and_all_devices_as_much_work(parts: int, half: int):
+    positions = run_positions(2 * half, parts).reshape(parts, -1)
+    assert sorted(positions.reshape(-1).tolist()) == list(range(2 * half * parts))
+    assert len(set((positions + 1).sum(axis=1).tolist())) == 1  # keys that its queries see
+    assert all((row % 2).tolist() == [0, 1] for row in run_numbers(parts))
+
+
+def test_neighbouring_queries_would_leave_the_last_device_the_most():
+    """Of four: 7 / 4 of the mean."""
+    ends = [visible_pairs(stop, None) for stop in range(0, 4097, 1024)]
+    work = [stop - start for start, stop in pairwise(ends)]
+    assert max(work) / np.mean(work) == pytest.approx(7 / 4, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("window", "own", "kernel", "keys"),
+    [
+        (1, 64, "xla", 0),
+        (17, 64, "xla", 16),
+        (1, 512, "splash", 0),
+        (100, 256, "splash", 256),
+        (100, 384, "splash", 128),
+        (513, 4096, "splash", 512),
+        (514, 4096, "splash", 1024),
+    ],
+)
+def test_what_comes_over_is_what_the_first_query_sees_in_whole_blocks(window: int, own: int, kernel: str, keys: int):
+    assert keys_before(window, own, kernel) == keys
