@@ -125,6 +125,8 @@ def build_run(
         order=phase.order,
         checkpoints=phase.checkpoints,
         recovery=phase.recovery,
+        packing=phase.packing,
+        loss_on=phase.loss_on,
         start=start_of(recipe, phase, home) if needs_parent else None,
         caches={name: str(caches[name]) for name in phase.components},
         cache_digests={pin.component: pin.digest for pin in recipe.pins if pin.split == "train" and pin.component in phase.components},

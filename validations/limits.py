@@ -64,6 +64,20 @@ class HealthLimits(Frozen):
     max_violation: float | None = Field(default=None, gt=0)
 
 
+class PackingLimits(Frozen):
+    """What may become of documents that are packed into rows, for each component. `None` turns a check off.
+
+    Attributes:
+        min_counted_percent: of the tokens in its rows, those that are predicted.
+        max_cut_percent: of its documents, those that are longer than a row and are cut.
+        max_padding_percent: of the places in its rows, those without a token.
+    """
+
+    min_counted_percent: float | None = Field(default=None, gt=0, le=100)
+    max_cut_percent: float | None = Field(default=None, ge=0, le=100)
+    max_padding_percent: float | None = Field(default=None, ge=0, le=100)
+
+
 class DataLimits(Frozen):
     """What the data of a phase must keep to.
 
@@ -79,6 +93,7 @@ class DataLimits(Frozen):
     max_epochs: float | None = Field(gt=0)
     leakage: LeakageLimits
     order: OrderLimits
+    packing: PackingLimits = PackingLimits()
 
 
 class GateLimits(Frozen):

@@ -119,6 +119,8 @@ def proxy_phase(
         gates=_gates(phase),
         instrumentation=phase.instrumentation,
         recovery=proxy_recovery(phase.recovery, max_window),
+        packing=phase.packing,
+        loss_on=phase.loss_on,
         discrepancies=phase.discrepancies,
         notes=phase.notes,
         branch=phase.branch,

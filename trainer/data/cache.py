@@ -12,7 +12,7 @@ from fsspec import AbstractFileSystem
 from jaxtyping import Int
 
 from trainer.base.errors import DataError
-from trainer.base.storage import as_path, file_system_of
+from trainer.base.storage import as_path, digest_of_bytes, file_system_of
 from trainer.data.manifest import Manifest, read_manifest
 from trainer.data.shards import MappedShard, ShardMaps, TokenRange, build_maps, fetch, sizes_in_bytes
 
@@ -92,6 +92,18 @@ class TokenCache:
         if self.is_local:
             self._map(shard).announce([start], len(out))
         return self._read(shard, start, out)
+
+    def spans(self) -> Int[np.ndarray, "n 2"] | None:
+        """The tokens that count, as spans of token numbers of the whole cache; None for plain text."""
+        found: list[np.ndarray] = []
+        for shard, start in zip(self.manifest.shards, self.starts[:-1].tolist(), strict=True):
+            if shard.spans is None:
+                return None
+            content = (self.folder / f"{shard.name}.spans").read_bytes()
+            if digest_of_bytes(content) != shard.spans_digest:
+                raise DataError(f"{self.folder / shard.name}.spans is not the file that was written: prepare the data again.")
+            found.append(np.frombuffer(content, "<i8").reshape(-1, 2) + start)
+        return np.concatenate([np.empty((0, 2), np.int64), *found])
 
     def documents(self, shard_numbers: Iterable[int] | None = None) -> Iterator[Document]:
         """Every document of these shards, or of all, in order, with its tokens. Neither an index nor a shard is ever held whole."""

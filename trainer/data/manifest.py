@@ -9,7 +9,7 @@ from trainer.base.errors import DataError
 from trainer.base.frozen import Frozen
 from trainer.base.storage import as_path, digest_of_json, read_json, write_json
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST_NAME = "manifest.json"
 Split = Literal["train", "held_out"]
 SPLITS: tuple[Split, ...] = ("train", "held_out")
@@ -31,6 +31,8 @@ class Shard(Frozen):
     documents: int = Field(ge=0)
     digest: str
     index_digest: str
+    spans: int | None = None
+    spans_digest: str | None = None
 
 
 class Manifest(Frozen):
@@ -64,6 +66,7 @@ class Manifest(Frozen):
     tokens: int = Field(ge=0)
     text_bytes: int = Field(ge=0)
     left_out: dict[str, int]
+    template: str | None = None
 
     @property
     def digest(self) -> str:
@@ -74,7 +77,8 @@ class Manifest(Frozen):
     def content(self) -> str:
         """What training sees of this cache: its tokens in order, and what begins and ends a document. No version of any code is in it."""
         seen = self.model_dump(mode="json", include={"dtype", "begin_of_text", "end_of_text", "tokenizer_digest"})
-        return digest_of_json({**seen, "shards": [[shard.digest, shard.tokens] for shard in self.shards]})
+        shards = [[shard.digest, shard.tokens, *([shard.spans_digest] if shard.spans_digest else [])] for shard in self.shards]
+        return digest_of_json({**seen, "shards": shards})
 
 
 def write_manifest(folder: str | Path, manifest: Manifest) -> None:

@@ -100,6 +100,14 @@ class ExpectEpochsWithinLimit(_WithinLimit):
     """Expect no component to be repeated more often than allowed."""
 
 
+class ExpectDocumentsToFitTheirRows(_WithinLimit):
+    """Expect few documents to be longer than a row, where rows have whole documents."""
+
+
+class ExpectRowsToBeFull(_WithinLimit):
+    """Expect little of the rows to be padding."""
+
+
 class ExpectLossToParentWithinLimit(_WithinLimit):
     """Expect bits per byte not to rise above the parent's by more than allowed."""
 
@@ -148,6 +156,10 @@ class ExpectTestItemsToBeUnseen(_AboveFloor):
 
 class ExpectSomethingToRead(_AboveFloor):
     """Expect a count of what was read, or can be, to be above zero."""
+
+
+class ExpectTokensToCount(_AboveFloor):
+    """Expect enough of each component's tokens to be predicted."""
 
 
 class ExpectShareToBeIntended(_AboveFloor):

@@ -37,10 +37,10 @@ COMPARED_BY = ("gate.py", "against_parent.py", "comparable.py", "paired.py", "pr
 SUITES = {
     DATA_SUITE: Suite(
         DATA_SUITE,
-        2,
-        ("caches", "differences", "mixture", "leakage", "leaked_items", "order", "shifts", "hand_off"),
+        3,
+        ("caches", "differences", "mixture", "leakage", "leaked_items", "order", "shifts", "packing", "hand_off"),
         lambda thresholds, tables: data_checks(DataLimits.model_validate(thresholds), tables),
-        ("caches.py", "differences.py", "mixture.py", "hand_off.py", "leakage/**/*.py", "order/**/*.py"),
+        ("caches.py", "differences.py", "mixture.py", "hand_off.py", "packing.py", "leakage/**/*.py", "order/**/*.py"),
     ),
     HEALTH_SUITE: Suite(
         HEALTH_SUITE,
