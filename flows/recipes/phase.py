@@ -216,6 +216,11 @@ class Phase(Frozen):
                 f"phase {self.name} must have both or neither: items under two renderings (evaluation.renderings), and how often a "
                 "model that never saw them may be refused for how it reads them (gates.model.exposure_error_rate, for example 0.01)"
             )
+        if self.gates.model.min_answer_gain_nats is not None and self.loss_on != "answers":
+            raise ValueError(
+                f"phase {self.name} must have loss_on answers to be asked how much likelier answers became (gates.model."
+                f"min_answer_gain_nats), found loss_on {self.loss_on}: take the limit out"
+            )
         self._has_what_it_declares()
         if late := [step for step in self.checkpoints.at_steps if not self.start_step < step <= self.stop_step]:
             raise ValueError(

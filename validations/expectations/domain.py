@@ -138,6 +138,14 @@ class ExpectAccuracyNotToBeBelowTheBaseline(_AboveFloor):
     """Expect no benchmark's accuracy to be one that a model as good as the dumb baseline falls to no oftener than that."""
 
 
+class ExpectAnswersToBecomeLikelier(_WithinLimit):
+    """Expect the answers of held-out conversations to be likelier than they were to the parent, by more than chance."""
+
+
+class ExpectAnswersOfEachToStayLikely(_AboveFloor):
+    """Expect the answers of no component's held-out conversations to have become less likely, by more than chance."""
+
+
 class ExpectNoFallBelowTheParent(_AboveFloor):
     """Expect no benchmark's score to be one that a model as good as its parent falls to no oftener than that."""
 
