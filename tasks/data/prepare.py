@@ -75,11 +75,11 @@ def make_missing_tokenizer(plan: DataPlan, vocab_size: int, name: str | None) ->
 
     Raises:
         ConfigError: its name is a folder that has none.
-        DataError: it cannot be fetched, was changed after it was written, lacks the begin or the end token, or has more entries than
-            `vocab_size`.
+        DataError: it cannot be fetched, was changed after it was written, lacks a special token of documents or of a chat
+            template, or has more entries than `vocab_size`.
     """
     is_made = not plan.tokenizer.exists() and _make_tokenizer(plan, vocab_size, name)
-    check_special_tokens(plan.tokenizer, vocab_size)
+    check_special_tokens(plan.tokenizer, vocab_size, plan.chats)
     return is_made
 
 
@@ -98,7 +98,7 @@ def _make_tokenizer(plan: DataPlan, vocab_size: int, name: str | None) -> bool:
             return True
         say(f"training a byte-level BPE tokenizer with {vocab_size:,} entries")
         texts = (split_texts(plan.components[name].documents.folder, "train") for name in plan.tokenizer_components)
-        train_tokenizer(texts, vocab_size, plan.tokenizer)
+        train_tokenizer(texts, vocab_size, plan.tokenizer, plan.special_tokens)
         return True
 
 
