@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tasks.data import documents, encode, hashed_file, special_tokens, tokenizer
+from tasks.data import documents, encode, hashed_file, tokenizer
 from tasks.data.conversations import tokens
 from tasks.data.conversations.compose import COMPOSER
 from tasks.data.conversations.template import chat_of
@@ -20,7 +20,7 @@ from trainer.base.errors import DataError
 from trainer.base.storage import digest_of_json, remove_strays
 from trainer.data.manifest import FORMAT_VERSION, Manifest, Split, write_manifest
 
-ENCODER_CODE = (encode, documents, hashed_file, tokenizer, tokens, special_tokens)
+ENCODER_CODE = (encode, documents, hashed_file, tokenizer, tokens)
 ENCODER = f"begin-end-3+{code_digest(*ENCODER_CODE)}+tokenizers-{version('tokenizers')}"
 
 

@@ -13,11 +13,10 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from tasks.data.conversations.template import ChatTemplate, chat_of
-from tasks.data.conversations.tokens import ConversationEncoder
+from tasks.data.conversations.tokens import ConversationEncoder, ids_of_tokens
 from tasks.data.documents import DocumentsManifest, read_documents, read_documents_manifest
 from tasks.data.hashed_file import HashedFile
 from tasks.data.records import read_model
-from tasks.data.special_tokens import ids_of_tokens
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer
 from trainer.base.errors import DataError
 from trainer.base.frozen import Frozen

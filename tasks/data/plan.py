@@ -156,8 +156,7 @@ def plan_data(
     digests.keep()
     documents = {name: key_of_documents(fixed[name], listings[name]) for name in listings}
     trained_on = tuple(sorted(documents if tokenizer_components is None else tokenizer_components))
-    written = {token for source in fixed.values() if source.conversation for token in template_of(source.conversation).special_tokens}
-    special = tuple(sorted({*special_tokens, *written}))
+    special = tuple(sorted({*special_tokens, *_written_by_templates(fixed.values())}))
     tokenizer = tokenizer_key((documents[name] for name in trained_on), vocab_size, content_name(tokenizer_name), special)
     pinned = {(pin.component, pin.split): pin for pin in pins}
 
@@ -193,3 +192,8 @@ def plan_data(
 def _with_template(source: Source) -> Source:
     """With its chat template itself, wherever that was named from."""
     return source if source.conversation is None else source.but(conversation=resolved(source.conversation).model_dump())
+
+
+def _written_by_templates(sources: Iterable[Source]) -> set[str]:
+    """The special tokens of the chat templates of some sources."""
+    return {token for source in sources if source.conversation for token in template_of(source.conversation).special_tokens}

@@ -7,6 +7,7 @@ from pathlib import Path
 from tasks.data.adopt import adopt_documents, adopt_shards
 from tasks.data.caches import finish_cache
 from tasks.data.cluster import cluster, run_all
+from tasks.data.conversations.tokens import check_templates
 from tasks.data.deduplicate import Kept, find_copies, num_buckets, ranges_of
 from tasks.data.digests import KnownDigests
 from tasks.data.documents import (
@@ -79,7 +80,8 @@ def make_missing_tokenizer(plan: DataPlan, vocab_size: int, name: str | None) ->
             template, or has more entries than `vocab_size`.
     """
     is_made = not plan.tokenizer.exists() and _make_tokenizer(plan, vocab_size, name)
-    check_special_tokens(plan.tokenizer, vocab_size, plan.chats)
+    check_special_tokens(plan.tokenizer, vocab_size)
+    check_templates(plan.tokenizer, plan.chats)
     return is_made
 
 

@@ -1,10 +1,9 @@
 """The tokens that begin and end a document: which ids they have, and whether everybody means the same ones."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tasks.data.conversations.template import ChatTemplate
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer
 from trainer.base.errors import DataError
 from trainer.data.manifest import Manifest
@@ -39,40 +38,14 @@ def special_tokens(tokenizer: "Tokenizer", place: Path | str = "") -> SpecialTok
     return SpecialTokens(begin, end)
 
 
-def ids_of_tokens(tokenizer: "Tokenizer", chat: ChatTemplate, place: Path | str = "") -> dict[str, int]:
-    """What a chat template writes as special tokens, and the id of each; with the end token, which it may write, too.
-
-    Raises:
-        DataError: the tokenizer lacks one, or the template writes a special token of the tokenizer that it does not name.
-    """
-    added = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
-    if missing := [token for token in chat.special_tokens if token not in added]:
-        raise DataError(
-            f"the tokenizer {place} must have {', '.join(missing)} as special tokens, one token each: the chat template {chat.name} writes "
-            "them. Take a tokenizer that has them, or let Phasewise train one: name them in the recipe's tokenizer.special_tokens."
-        )
-    probe = chat.probe()
-    if unnamed := [token for token in added if probe and token in probe.text and token not in (*chat.special_tokens, END_OF_TEXT)]:
-        raise DataError(
-            f"the chat template {chat.name} writes {', '.join(unnamed)}, which the tokenizer {place} has as special tokens, and does not "
-            "spell them out: name them in the source's conversation.special_tokens."
-        )
-    return {token: added[token] for token in (*chat.special_tokens, END_OF_TEXT) if token in added}
-
-
-def check_special_tokens(path: Path, vocab_size: int, chats: Iterable[ChatTemplate] = ()) -> None:
+def check_special_tokens(path: Path, vocab_size: int) -> None:
     """Refuse a tokenizer that a model of this vocabulary cannot be trained with, before anything is tokenized.
 
-    Args:
-        chats: the chat templates whose text it is to encode.
-
     Raises:
-        DataError: it lacks the begin or the end token or one of a chat template, or has an id that the vocabulary does not.
+        DataError: it lacks the begin or the end token, or has an id that the vocabulary does not.
     """
     tokenizer = load_tokenizer(path)
     special_tokens(tokenizer, path)
-    for chat in chats:
-        ids_of_tokens(tokenizer, chat, path)
     token, highest = max(tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda entry: entry[1])
     if highest >= vocab_size:
         raise DataError(

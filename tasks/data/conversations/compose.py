@@ -61,5 +61,6 @@ def _fault(reason: Reason, where: str, record: Mapping[str, object]) -> Fault:
     return Fault(reason, where, sample_of(orjson.dumps(record, default=str)))
 
 
-COMPOSER = f"conversations-1+{code_digest(sys.modules[__name__], declared, messages, sandbox, template)}+jinja2-{version('jinja2')}"
+COMPOSER_CODE = (sys.modules[__name__], declared, messages, sandbox, template)
+COMPOSER = f"conversations-1+{code_digest(*COMPOSER_CODE)}+jinja2-{version('jinja2')}"
 """Version of the code that makes text of conversations. The template itself is a part of the source."""

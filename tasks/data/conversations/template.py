@@ -11,7 +11,7 @@ from jinja2 import nodes
 from jinja2.exceptions import TemplateError
 
 from tasks.data.conversations.built_in import BUILT_IN
-from tasks.data.conversations.declared import Conversation, names_file
+from tasks.data.conversations.declared import Conversation, is_jinja, names_file
 from tasks.data.conversations.sandbox import RUN, Refused, Run, Sandbox
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
 from trainer.base.errors import ConfigError, DataError
@@ -132,7 +132,7 @@ def template_text(how: Conversation) -> str:
     """The Jinja of a source's chat template.
 
     Raises:
-        ConfigError: its file is not there, or is no text.
+        ConfigError: its file is not there, or is no template.
     """
     if how.template in BUILT_IN:
         return BUILT_IN[how.template]
@@ -140,9 +140,12 @@ def template_text(how: Conversation) -> str:
         return how.template
     try:
         path = as_path(how.template) if "://" in how.template else Path(how.template).expanduser()
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the chat template must be a file of text, found none at {how.template}: {error}. Name another file.") from None
+    if not is_jinja(text):
+        raise ConfigError(f"the chat template must be Jinja, and the file {how.template} has no braces. Name another file.")
+    return text
 
 
 def resolved(how: Conversation) -> Conversation:

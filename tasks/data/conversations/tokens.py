@@ -1,11 +1,16 @@
 """From a conversation's text to its tokens, and from the characters that count to the tokens that do."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
+
+from tasks.data.conversations.template import ChatTemplate
+from tasks.data.tokenizer import END_OF_TEXT, load_tokenizer
+from trainer.base.errors import DataError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -73,6 +78,41 @@ class ConversationEncoder:
             at = match.end()
         if at < len(text):
             yield _Piece(at, text[at:], None)
+
+
+def ids_of_tokens(tokenizer: "Tokenizer", chat: ChatTemplate, place: Path | str = "") -> dict[str, int]:
+    """What a chat template writes as special tokens, and the id of each; with the end token, which it may write, too.
+
+    Args:
+        place: the tokenizer's file, for the message.
+
+    Raises:
+        DataError: the tokenizer lacks one, or the template writes a special token of the tokenizer that it does not name.
+    """
+    added = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
+    if missing := [token for token in chat.special_tokens if token not in added]:
+        raise DataError(
+            f"the tokenizer {place} must have {', '.join(missing)} as special tokens, one token each: the chat template {chat.name} writes "
+            "them. Take a tokenizer that has them, or let Phasewise train one: name them in the recipe's tokenizer.special_tokens."
+        )
+    probe = chat.probe()
+    if unnamed := [token for token in added if probe and token in probe.text and token not in (*chat.special_tokens, END_OF_TEXT)]:
+        raise DataError(
+            f"the chat template {chat.name} writes {', '.join(unnamed)}, which the tokenizer {place} has as special tokens, and does not "
+            "spell them out: name them in the source's conversation.special_tokens."
+        )
+    return {token: added[token] for token in (*chat.special_tokens, END_OF_TEXT) if token in added}
+
+
+def check_templates(path: Path, chats: Iterable[ChatTemplate]) -> None:
+    """Refuse a tokenizer that what these chat templates write cannot be encoded with, before anything is.
+
+    Raises:
+        DataError: as `ids_of_tokens`.
+    """
+    tokenizer = load_tokenizer(path)
+    for chat in chats:
+        ids_of_tokens(tokenizer, chat, path)
 
 
 def token_spans(characters: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> Int[np.ndarray, "n 2"]:

@@ -18,7 +18,7 @@ from tasks.data.python_text import roots
 from tasks.data.source import Source
 from tasks.data.tokenizer import train_tokenizer
 from tests.tasks.data.builds import build_cache, write_documents
-from trainer.data.manifest import Split
+from trainer.data.manifest import SPLITS
 
 FileKind = Literal["jsonl", "parquet"]
 VOCAB_SIZE = 600
@@ -36,6 +36,18 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "best_answer": {"prompt": "question", "answer": AnswerColumn(key="inferences", content="completion", best_by="pass_rate")},
     "first_answer": {"prompt": "question", "answer": AnswerColumn(key="responses", content="response")},
 }
+BEYOND_ASCII: list[list[Message]] = [
+    [Message(role="user", content=question), Message(role="assistant", content=answer)]
+    for question, answer in (
+        ("Wie heißt das auf Deutsch?", "  „Grüße“ – mit Umlauten.  "),
+        ("日本語で?", "はい、そうです。🌳"),
+        ("emoji alone", "👩‍👩‍👧‍👦"),
+        ("code", "```python\nfor x in y:\n\tprint(x)\n```\n"),
+        ("combining", "\u0338cafe\u0301 and \u0338 alone"),
+        ("spaces", "a  b   c\n\n\n d"),
+        ("Looks like a tag: <|user|> <b>", "{% if x %} {{ y }} & <|nothing|>"),
+    )
+]
 
 
 def layout(name: str, template: str = "marin") -> Conversation:
@@ -67,12 +79,12 @@ def write_source(
     return Source.model_validate({"url": folder.as_uri(), "include": ("a.*",), "format": kind, "conversation": how, **changes})
 
 
-def write_cache(source: Source, folder: Path, split: Split = "train", vocab_size: int = VOCAB_SIZE) -> Path:
-    """Its documents, a tokenizer that is trained on them, and the cache of a split; the cache's folder. All lie in `folder`."""
+def write_caches(source: Source, folder: Path, vocab_size: int = VOCAB_SIZE) -> None:
+    """Its documents, a tokenizer that is trained on them, and the caches `train` and `held_out`, all in `folder`."""
     assert source.conversation is not None
     write_documents(source, folder / "documents")
     tokenizer = folder / "tokenizer" / "tokenizer.json"
     special = template_of(source.conversation).special_tokens
     train_tokenizer([split_texts(folder / "documents", "train")], vocab_size, tokenizer, special)
-    build_cache(folder / "documents", split, tokenizer, folder / split)
-    return folder / split
+    for split in SPLITS:
+        build_cache(folder / "documents", split, tokenizer, folder / split)
