@@ -101,10 +101,9 @@ class DataPlan:
         caches = [cache for component in self.components.values() for cache in (component.train, component.held_out)]
         return all(cache.is_built for cache in caches) and self.tokenizer.exists() and self.has_benchmarks
 
-    @property
-    def chats(self) -> tuple[ChatTemplate, ...]:
-        """The chat templates of the components that are conversations."""
-        found = (component.source.conversation for component in self.components.values())
+    def chats_of(self, names: Iterable[str]) -> tuple[ChatTemplate, ...]:
+        """The chat templates of those components that are conversations."""
+        found = (self.components[name].source.conversation for name in names)
         return tuple(template_of(how) for how in found if how is not None)
 
     @property

@@ -81,7 +81,7 @@ def make_missing_tokenizer(plan: DataPlan, vocab_size: int, name: str | None) ->
     """
     is_made = not plan.tokenizer.exists() and _make_tokenizer(plan, vocab_size, name)
     check_special_tokens(plan.tokenizer, vocab_size)
-    check_templates(plan.tokenizer, plan.chats)
+    check_templates(plan.tokenizer, plan.chats_of(plan.components))
     return is_made
 
 

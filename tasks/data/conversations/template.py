@@ -27,10 +27,14 @@ Messages = Sequence[Mapping[Literal["role", "content"], str]]
 
 
 class Rendered(NamedTuple):
-    """A conversation's text without a begin-of-text token, and the spans of it that the assistant wrote, in characters."""
+    """A conversation's text without a begin-of-text token, and the spans of it that the assistant wrote, in characters.
+
+    `begins` says whether the template wrote that token.
+    """
 
     text: str
     spans: tuple[Span, ...]
+    begins: bool = False
 
 
 class ChatTemplate:
@@ -108,7 +112,12 @@ class ChatTemplate:
                 f"the chat template {self.name} has a generation block inside a macro, a filter or another such block, or around "
                 f"{BEGIN_OF_TEXT}: at {where} it cannot be told where its answers are. Write the blocks where their text is put out."
             )
-        return Rendered(text, spans)
+        return Rendered(text, spans, bool(first))
+
+    def with_begin(self) -> str:
+        """Its Jinja, so that it writes the begin-of-text token that every document has, also where it did not."""
+        probe = self.probe()
+        return self.text if probe and probe.begins else f"{{{{ bos_token }}}}{self.text}"
 
     def turn_end(self) -> str | None:
         """The special token that ends an assistant's turn, where the template has one and says what an answer is."""

@@ -37,7 +37,7 @@ def test_it_has_what_transformers_gives_a_template():
 
 def test_answers_are_what_is_between_the_marks():
     marked = "{{ bos_token }}{% for m in messages %}[{% generation %}{{ m.content }}{% endgeneration %}]{% endfor %}"
-    assert render(marked) == Rendered("[u][a]", ((1, 2), (4, 5)))
+    assert render(marked) == Rendered("[u][a]", ((1, 2), (4, 5)), begins=True)
     assert render("{% generation %}{% endgeneration %}x") == Rendered("x", ())  # an empty answer is none
     assert not ChatTemplate(LOOP, "mine").marks_answers
 
