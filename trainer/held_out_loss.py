@@ -51,7 +51,7 @@ def _first_rows(name: Component, folder: str, evaluation: LossEvaluation, model:
             f"{folder} must have at least {MIN_TOKENS} tokens to predict one, found {cache.manifest.tokens}: give it more text."
         )
     whole = 1 if cache.num_rows(model.seq_len) or rule.packing != "chunk" else 0
-    laid = ComponentRows(name, cache, rule, model.seq_len if whole else cache.manifest.tokens)
+    laid = ComponentRows(cache, rule, model.seq_len if whole else cache.manifest.tokens)
     rows = np.arange(min(laid.num_rows, evaluation.sequences))
     tokens = np.empty((len(rows), laid.seq_len), np.int32)
     fetch(laid.read(rows, tokens, rows))

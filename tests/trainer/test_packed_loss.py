@@ -55,7 +55,7 @@ def talk(tmp_path_factory: pytest.TempPathFactory) -> TokenCache:
 
 def laid(talk: TokenCache, kind: PackingKind, loss_on: LossOn) -> Rows:
     """All rows of the cache: tokens, segment ids, targets."""
-    rows_of = ComponentRows("talk", talk, RowRule(kind, loss_on), 32)
+    rows_of = ComponentRows(talk, RowRule(kind, loss_on), 32)
     rows = np.arange(rows_of.num_rows)
     tokens = np.zeros((len(rows), 32), np.int32)
     fetch(rows_of.read(rows, tokens, rows))

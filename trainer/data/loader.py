@@ -113,7 +113,7 @@ class Loader:
         needed = self._schedule.realised(run.start_step, run.stop_step)
         self._caches = {name: TokenCache.open(run.caches[name], maps) for name in needed}
         rule = RowRule(run.packing, run.loss_on)
-        self._laid = {name: ComponentRows(name, cache, rule, run.model.seq_len) for name, cache in self._caches.items()}
+        self._laid = {name: ComponentRows(cache, rule, run.model.seq_len) for name, cache in self._caches.items()}
         self._rows = {name: laid.num_rows for name, laid in self._laid.items()}
         for name, rows in self._rows.items():
             if not rows:

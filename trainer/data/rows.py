@@ -10,14 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from trainer.base.errors import DataError
-from trainer.config import Component, LossOn, PackingKind
+from trainer.config import LossOn, PackingKind
 from trainer.data.cache import TokenCache
 from trainer.data.document_index import DocumentIndex
 from trainer.data.packing import Packed, pack
 from trainer.data.segments import packed_segment_ids
 from trainer.data.shards import TokenRange
-from trainer.data.spans import counted_before, counted_rows
+from trainer.data.spans import answers_of, counted_in_rows
 
 Numbers = Int[np.ndarray, " n"]
 
@@ -102,15 +101,10 @@ class ComponentRows(RowsOfTokens):
         DataError: as `RowsOfTokens`; or answers are to be predicted and the cache is of plain text.
     """
 
-    def __init__(self, name: Component, cache: TokenCache, rule: RowRule, seq_len: int):
+    def __init__(self, cache: TokenCache, rule: RowRule, seq_len: int):
         super().__init__(cache, rule.packing, seq_len)
         self.rule = rule
-        self.spans = cache.spans() if rule.loss_on == "answers" else None
-        if rule.loss_on == "answers" and self.spans is None:
-            raise DataError(
-                f"loss_on answers must have components of conversations, found plain text in the cache of {name}, {cache.folder}: give the "
-                "source of the component a `conversation`, or set loss_on to all."
-            )
+        self.spans = answers_of(cache.manifest, cache.spans()) if rule.loss_on == "answers" else None
 
     def segment_ids(self, rows: Numbers) -> Int[np.ndarray, "n t"] | None:
         """1, 2, … along each row, 0 for padding; None where the tokens themselves show the documents."""
@@ -125,7 +119,7 @@ class ComponentRows(RowsOfTokens):
             segments = packed_segment_ids(self.plan, rows)
             found = (segments != 0) & (segments == np.roll(segments, 1, axis=1))
             found[:, 0] = False
-        return found if self.spans is None else found & counted_rows(self.spans, self.firsts(rows), self.seq_len)
+        return found if self.spans is None else found & counted_in_rows(self.spans, self.firsts(rows), self.seq_len)
 
     def targets_of(self, rows: Numbers) -> Numbers:
         """How many tokens of each of these rows are predicted. No token is read for it."""
@@ -143,3 +137,14 @@ class ComponentRows(RowsOfTokens):
         first, stop = starts[plan.document] + 1, starts[plan.document] + plan.length
         of_pieces = stop - first if self.spans is None else counted_before(self.spans, stop) - counted_before(self.spans, first)
         return np.bincount(plan.row, weights=of_pieces, minlength=self.num_rows).astype(np.int64)
+
+
+def counted_before(spans: Int[np.ndarray, "n 2"], numbers: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
+    """How many tokens before each of these token numbers lie in a span."""
+    if not len(spans):
+        return np.zeros(np.shape(numbers), np.int64)
+    lengths = spans[:, 1] - spans[:, 0]
+    before = np.cumsum(lengths) - lengths
+    last = np.searchsorted(spans[:, 0], numbers, "right") - 1
+    within = np.clip(numbers - spans[last, 0], 0, lengths[last])
+    return np.where(last < 0, 0, before[last] + within)

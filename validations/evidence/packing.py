@@ -29,7 +29,7 @@ def packing_evidence(run: RunConfig) -> pd.DataFrame:
     """
     rule, maps = RowRule(run.packing, run.loss_on), build_maps()
     caches = {name: TokenCache.open(folder, maps) for name, folder in sorted(run.caches.items())}
-    measured = [_measure(name, ComponentRows(name, cache, rule, run.model.seq_len)) for name, cache in caches.items()]
+    measured = [_measure(name, ComponentRows(cache, rule, run.model.seq_len)) for name, cache in caches.items()]
     return pd.DataFrame(measured, columns=list(COLUMNS))
 
 

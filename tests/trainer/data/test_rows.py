@@ -12,9 +12,8 @@ from tests.trainer.token_caches import BEGIN, END, write_conversations, write_to
 from trainer.base.errors import DataError
 from trainer.config import LossOn, PackingKind
 from trainer.data.cache import TokenCache
-from trainer.data.rows import ComponentRows, RowRule
+from trainer.data.rows import ComponentRows, RowRule, counted_before
 from trainer.data.shards import fetch
-from trainer.data.spans import counted, counted_before, counted_rows
 
 SEQ_LEN = 12
 KINDS: tuple[PackingKind, ...] = get_args(PackingKind)
@@ -79,7 +78,7 @@ def slow_rows(conversations: list[list[Conversation]], kind: PackingKind, loss_o
 def test_rows_and_targets_are_those_of_the_reference(
     conversations: list[list[Conversation]], cache: TokenCache, kind: PackingKind, loss_on: LossOn
 ):
-    laid = ComponentRows("talk", cache, RowRule(kind, loss_on), SEQ_LEN)
+    laid = ComponentRows(cache, RowRule(kind, loss_on), SEQ_LEN)
     expected = slow_rows(conversations, kind, loss_on)
     assert laid.num_rows == len(expected)
     rows = np.random.default_rng(0).permutation(laid.num_rows)
@@ -98,7 +97,7 @@ def test_rows_and_targets_are_those_of_the_reference(
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_and_its_tokens_are_found_from_each_other(cache: TokenCache, kind: PackingKind):
     """Each token of the cache is in the row that `between` names for it, or in none."""
-    laid = ComponentRows("talk", cache, RowRule(kind), SEQ_LEN)
+    laid = ComponentRows(cache, RowRule(kind), SEQ_LEN)
     rows = np.arange(laid.num_rows)
     firsts, used = laid.firsts(rows), laid.used(rows)
     of_token = {token: row for row in rows.tolist() for token in range(firsts[row], firsts[row] + used[row])}
@@ -110,22 +109,20 @@ def test_a_row_and_its_tokens_are_found_from_each_other(cache: TokenCache, kind:
 
 def test_answers_of_plain_text_are_refused(tmp_path: Path):
     cache = TokenCache.open(write_token_cache(tmp_path / "web", [[np.array([BEGIN, 5, 6, END], np.uint16)]]))
-    with pytest.raises(DataError, match=r"must have components of conversations, found plain text in the cache of web"):
-        ComponentRows("web", cache, RowRule("greedy", "answers"), SEQ_LEN)
+    with pytest.raises(DataError, match=r"component web must be of conversations where only answers count, found plain text"):
+        ComponentRows(cache, RowRule("greedy", "answers"), SEQ_LEN)
 
 
 def test_a_component_without_documents_has_no_row(tmp_path: Path):
     cache = TokenCache.open(write_conversations(tmp_path / "empty", [[]]))
     for kind in KINDS:
-        laid = ComponentRows("empty", cache, RowRule(kind, "answers"), SEQ_LEN)
+        laid = ComponentRows(cache, RowRule(kind, "answers"), SEQ_LEN)
         assert laid.num_rows == 0
         assert not len(laid.targets_of(np.arange(0)))
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=8), st.integers(0, 20), st.integers(0, 20))
-def test_counted_tokens_are_those_of_a_loop(gaps: list[tuple[int, int]], first: int, length: int):
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=8))
+def test_tokens_are_counted_as_in_a_loop(gaps: list[tuple[int, int]]):
     edges = np.cumsum(np.array(gaps, np.int64).reshape(-1)).reshape(-1, 2) if gaps else np.empty((0, 2), np.int64)
     expected = [any(start <= token < stop for start, stop in edges) for token in range(60)]
-    assert counted(edges, first, length).tolist() == expected[first : first + length]
-    assert counted_rows(edges, np.array([first, 0]), 5).tolist() == [expected[first : first + 5], expected[:5]]
     assert counted_before(edges, np.arange(60)).tolist() == [sum(expected[:number]) for number in range(60)]
