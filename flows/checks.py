@@ -27,6 +27,25 @@ def check_sources(recipe: Recipe, home: Home) -> None:
             expand(source)
 
 
+def check_conversations(recipe: Recipe, phases: Iterable[Phase], home: Home) -> None:
+    """Refuse phases that predict answers of what is no conversation. Of a pinned cache its manifest says, when the cache is read.
+
+    Raises:
+        RecipeError: with the components; or as `flows.plan.sources_of`.
+    """
+    pinned = {pin.component for pin in recipe.pins if pin.split == "train"}
+    for phase in phases:
+        if phase.loss_on == "all":
+            continue
+        sources = sources_of(recipe, home)
+        if plain := [name for name in phase.components if name not in pinned and sources[name].conversation is None]:
+            raise RecipeError(
+                f"phase {phase.name} of {recipe.run_name} has loss_on answers, so all it draws from must be conversations, and "
+                f"{', '.join(plain)} {'is' if len(plain) == 1 else 'are'} plain text: give each a source with a `conversation` under "
+                "`sources` in the recipe's file, or set loss_on to all."
+            )
+
+
 def check_slice_name(name: str) -> None:
     """Refuse a name that is no slice.
 

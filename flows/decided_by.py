@@ -5,7 +5,7 @@ from flows.recipes.phase import Phase
 from flows.resolved import Resolved
 from tasks.data.plan import DataPlan
 from trainer.base.storage import digest_of_json
-from trainer.config import RunConfig
+from trainer.config import RunConfig, without_added
 
 IN_ORDER = ("start_step", "stop_step", "batch", "mixture", "order")
 
@@ -19,8 +19,9 @@ def decided_by(resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, st
         TrainingError: what the parent was trained as does not read.
     """
     settings = run.model_dump(mode="json", include=set(IN_ORDER))
+    rows = without_added({"packing": run.packing, "loss_on": run.loss_on})
     found = {
-        "order": digest_of_json({**settings, "seq_len": run.model.seq_len}),
+        "order": digest_of_json({**settings, "seq_len": run.model.seq_len, **rows}),
         "test items": resolved.items_key(phase),
         "unreadable": unreadable_key(phase, resolved.plan),
     }

@@ -17,11 +17,14 @@ from trainer.base.errors import TrainingError
 from trainer.base.run_folder import RunFolder
 from trainer.base.storage import digest_of_json, read_json
 from trainer.config import MixtureShares, RunConfig, Steps
+from trainer.config.added import ADDED_LATER
 from trainer.data.contract import compared_by, with_contents
 from trainer.data.loader import Loader
 
-TRAINED_AS = ("model", "optimizer", "learning_rate", "stability", "batch", "mixture", "order")
-COMPARED_OTHERWISE = {"batch", "mixture", "components", "seq_len"}
+TRAINED_AS = ("model", "optimizer", "learning_rate", "stability", "batch", "mixture", "order", "packing", "loss_on")
+ROWS = ("packing", "loss_on")
+"""What came later: a run of before does not say it, and no key of before has it."""
+COMPARED_OTHERWISE = {"batch", "mixture", "components", "seq_len", "packing", "packing_version", "loss_on"}
 
 
 class HandOffFacts(NamedTuple):
@@ -62,11 +65,15 @@ def hand_off_key(recipe: Recipe, phase: Phase, run: RunConfig) -> str | None:
         return None
     run_file = RunFolder.of_checkpoint(run.start.checkpoint).run_file
     parent = _as_trained(recipe.phase(phase.start.parent), run_file)
-    compared = {one.name: one.model_dump(mode="json", include={*TRAINED_AS, "slice"}) for one in (parent, phase)}
+    compared = {one.name: one.model_dump(mode="json", include={*TRAINED_AS, "slice"} - _plain_rows(one)) for one in (parent, phase)}
     drawn = sorted(recipe.drawn_before(phase))
     return digest_of_json(
         {"declared": _declared(recipe, phase.start), "compared": compared, "drawn": drawn, "start": run.decisive["start"]}
     )
+
+
+def _plain_rows(phase: Phase) -> set[str]:
+    return {name for name in ROWS if getattr(phase, name) == ADDED_LATER[name]}
 
 
 def _declared(recipe: Recipe, start: HandOff) -> tuple[str, ...]:
@@ -80,7 +87,7 @@ def _as_trained(parent: Phase, run_file: Path) -> Phase:
         return parent
     trained = read_json(run_file)
     try:
-        return parent.but(**{name: trained[name] for name in TRAINED_AS})
+        return parent.but(**{name: trained.get(name, ADDED_LATER[name]) if name in ROWS else trained[name] for name in TRAINED_AS})
     except (KeyError, ValidationError) as error:
         raise TrainingError(
             f"{run_file} must say as what phase {parent.name} was trained, and does not read so ({error}): train {parent.name} again."
@@ -105,8 +112,18 @@ def changes_of_contract(before: Mapping[str, Any], after: Mapping[str, Any], sta
         was, now = (cache[compared_by(*caches)] for cache in caches)
         if was != now:
             found[f"data of {component}"] = both_in_words(was, now)
+    for name, of_contract in (("packing", _packing_in), ("loss_on", lambda contract: contract.get("loss_on", ADDED_LATER["loss_on"]))):
+        was, now = of_contract(before), of_contract(after)
+        if was != now:
+            found[name] = both_in_words(was, now)
     others = [name for name in {**before, **after} if name not in COMPARED_OTHERWISE]
     order = [{name: contract.get(name) for name in others} for contract in (before, after)]
     if order[0] != order[1]:
         found["order"] = both_in_words(*order)
     return found
+
+
+def _packing_in(contract: Mapping[str, Any]) -> str:
+    """How documents became rows. A buffer is a part of the order, and beside it is `chunk`."""
+    kind, version = contract["packing"], contract.get("packing_version")
+    return "chunk" if kind == "buffer" else kind if version is None else f"{kind}, version {version}"

@@ -24,7 +24,7 @@ def sources_of(recipe: Recipe, home: Home) -> dict[str, Source]:
     """Each component's source: the recipe's own if it has one, else its stand-in where the scale has stand-ins, else the real data set.
 
     Raises:
-        RecipeError: a component has no source; or its real data are not public, or only a chat template makes text of them.
+        RecipeError: a component has no source, or its real data are not public.
     """
     _check_components(recipe)
     found = {name: CATALOGUE[name].source for name in recipe.components if name not in recipe.sources}
@@ -59,12 +59,6 @@ def _check_components(recipe: Recipe) -> None:
             f"{recipe.name} {scale_in_words(recipe.scale)} draws from {', '.join(closed)}, whose data are not public: there is nothing "
             "to read. Give each a source of its own under `sources` in a recipe's file, or use --scale proxy, which has small stand-ins."
         )
-    conversations = [name for name in without_own if CATALOGUE[name].columns]
-    if not recipe.uses_stand_ins and conversations:
-        raise RecipeError(
-            f"{recipe.name} draws from {', '.join(conversations)}, which are conversations: without a chat template they are no text. "
-            "Give each a source of plain text under `sources` in the recipe's file, or use --scale proxy."
-        )
 
 
 def data_plan(recipe: Recipe, home: Home, *, digests: KnownDigests | None = None) -> DataPlan:
@@ -81,6 +75,7 @@ def data_plan(recipe: Recipe, home: Home, *, digests: KnownDigests | None = None
         vocab_size=tokenizer.vocab_size,
         tokenizer_name=tokenizer.name,
         tokenizer_components=tokenizer.components,
+        special_tokens=tokenizer.special_tokens,
         benchmark_components=recipe.main_components,
         pins=recipe.pins,
         digests=digests,
@@ -125,6 +120,8 @@ def build_run(
         order=phase.order,
         checkpoints=phase.checkpoints,
         recovery=phase.recovery,
+        packing=phase.packing,
+        loss_on=phase.loss_on,
         start=start_of(recipe, phase, home) if needs_parent else None,
         caches={name: str(caches[name]) for name in phase.components},
         cache_digests={pin.component: pin.digest for pin in recipe.pins if pin.split == "train" and pin.component in phase.components},

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from flows.checks import check_mixtures, check_slices, check_sources
+from flows.checks import check_conversations, check_mixtures, check_slices, check_sources
 from flows.declared import check_declared
 from flows.plan import build_run, data_plan, stand_ins_of, start_of
 from flows.recipes import at_scale, load_written, split_target
@@ -149,6 +149,7 @@ class Resolved:
         new = [phase for phase in phases if phase.name not in self._checked]
         check_slices(self.recipe, new)
         check_declared(self.recipe, new)
+        check_conversations(self.recipe, new, self.home)
         if self.full:
             check_mixtures(self.full, [self.full.phase(phase.name) for phase in new])
         check_mixtures(self.recipe, new)

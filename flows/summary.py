@@ -14,6 +14,7 @@ from flows.recipes.recipe import Recipe
 from flows.recipes.reported import results_of
 from flows.record import PhaseRecord, read_records
 from flows.resolved import Resolved
+from flows.show.words import loss_in_words
 from tasks.evaluation.baselines import baselines_path
 from tasks.prediction.account import read_account, words_of_account
 from tasks.publication.contents import BenchmarkReport, PhaseReport, RecordReport, Report, RollBackReport, VerdictReport
@@ -265,12 +266,21 @@ def _facts(resolved: Resolved) -> dict[str, str]:
     buffered = [f"{name} from buffers of {documents:,} documents" for name, documents in with_buffer]
     return {
         "tokenizer": tokenizer,
-        "data order": "; ".join([order, *buffered]),
+        "data order": "; ".join([order, *buffered, *_packed(recipe)]),
         "held-out text": _held_out(first, components),
         "home": str(resolved.home.root),
         "python": platform.python_version(),
         **{package: version(package) for package in PACKAGES},
     }
+
+
+def _packed(recipe: Recipe) -> list[str]:
+    """Phases whose rows are packed, or that are trained on answers alone."""
+    return [
+        f"{phase.name} in rows of packing {phase.packing}, with its loss on {loss_in_words(phase.loss_on)}"
+        for phase in recipe.phases
+        if (phase.packing, phase.loss_on) != ("chunk", "all")
+    ]
 
 
 def _held_out(phase: Phase, components: int) -> str:

@@ -22,6 +22,7 @@ from trainer.data.cache import TokenCache
 from trainer.data.document_index import DocumentIndex
 from trainer.data.manifest import MANIFEST_NAME, SPLITS, Split
 from trainer.data.mixture import MixtureSchedule
+from trainer.data.rows import RowsOfTokens
 from trainer.data.shards import build_maps
 from trainer.data.trace import TracedOrder
 
@@ -37,6 +38,7 @@ class TracedPhase:
     stop_step: int
     order: TracedOrder
     trained: TrainedOrder
+    rows: Mapping[Component, RowsOfTokens]
 
     @property
     def seq_len(self) -> int:
@@ -107,7 +109,9 @@ def _traced(resolved: Resolved, phase: Phase, stop_step: int, indices: Mapping[C
     recipe = resolved.recipe
     batch = recipe.batch_of_lineage(phase)
     schedule = MixtureSchedule(batch=batch, mixture=recipe.mixture_of_lineage(phase), order=phase.order)
-    rows = {name: indices[name].cache.num_rows(phase.model.seq_len) for name in schedule.realised(phase.start_step, stop_step)}
+    drawn = schedule.realised(phase.start_step, stop_step)
+    laid = {name: RowsOfTokens(indices[name].cache, phase.packing, phase.model.seq_len, indices[name]) for name in drawn}
+    rows = {name: of_tokens.num_rows for name, of_tokens in laid.items()}
     for name, count in rows.items():
         if not count:
             tokens = indices[name].cache.manifest.tokens
@@ -115,7 +119,7 @@ def _traced(resolved: Resolved, phase: Phase, stop_step: int, indices: Mapping[C
                 f"component {name} must have a row of {phase.model.seq_len} tokens, found {tokens} tokens in all: nothing trains."
             )
     order = TracedOrder(schedule, batch, phase.start_step, stop_step, rows)
-    return TracedPhase(phase, stop_step, order, _trained(recipe, phase, resolved, indices))
+    return TracedPhase(phase, stop_step, order, _trained(recipe, phase, resolved, indices), laid)
 
 
 def _trained(recipe: Recipe, phase: Phase, resolved: Resolved, indices: Mapping[Component, DocumentIndex]) -> TrainedOrder:

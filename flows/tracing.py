@@ -12,6 +12,7 @@ from trainer.base.errors import ConfigError, DataError
 from trainer.config import Component
 from trainer.data.cache import TokenCache
 from trainer.data.document_index import Located, Piece
+from trainer.data.shards import fetch
 from trainer.data.trace import Draws
 
 MAX_TEXTS = 1000
@@ -93,8 +94,8 @@ def trained_at(traced: Traced, phase: TracedPhase, step: int, row: int | None) -
     for number in np.unique(draws.component).tolist():
         mine = draws.chosen(draws.component == number)
         name = phase.order.names[number]
-        first = mine.row * phase.seq_len
-        pieces = traced.indices["train"][name].covering(first, first + phase.seq_len)
+        first = phase.rows[name].firsts(mine.row)
+        pieces = traced.indices["train"][name].covering(first, first + phase.rows[name].used(mine.row))
         found += [_trained(phase, name, mine, piece.of, piece) for piece in pieces]
     return sorted(found, key=_place)
 
@@ -112,13 +113,14 @@ def excerpts(traced: Traced, found: Sequence[Trained]) -> list[str | None]:
         DataError: the tokens are not those of the documents that the index names.
     """
     texts: list[str | None] = [None] * len(found)
-    seq_lens = {phase.phase.name: phase.seq_len for phase in traced.phases}
-    numbered = sorted(enumerate(found[:MAX_TEXTS]), key=lambda one: (one[1].component, seq_lens[one[1].phase]))
-    for (component, seq_len), group in groupby(numbered, key=lambda one: (one[1].component, seq_lens[one[1].phase])):
+    phases = {phase.phase.name: phase for phase in traced.phases}
+    numbered = sorted(enumerate(found[:MAX_TEXTS]), key=lambda one: (one[1].component, one[1].phase))
+    for (component, name), group in groupby(numbered, key=lambda one: (one[1].component, one[1].phase)):
         members = list(group)
         cache, text = traced.indices["train"][component].cache, traced.text_of(component)
         rows, which = np.unique([one.cache_row for _, one in members], return_inverse=True)
-        tokens = cache.rows(rows, seq_len)
+        tokens = np.empty((len(rows), phases[name].seq_len), np.int32)
+        fetch(phases[name].rows[component].read(rows, tokens, np.arange(len(rows))))
         for (number, one), at in zip(members, which.tolist(), strict=True):
             piece = tokens[at, one.at : one.at + one.tokens]
             check_begins(cache, one, piece)
@@ -150,24 +152,26 @@ def tokens_trained(found: Iterable[Trained]) -> int:
 def _in_phase(phase: TracedPhase, component: Component, asked: Sequence[Asked]) -> Iterator[tuple[Asked, Trained]]:
     if not phase.order.drawn.get(component) or not asked:
         return
-    seq_len, whole_rows = phase.seq_len, phase.order.rows[component]
-    spans = [(one.first // seq_len, min(-(-one.stop // seq_len), whole_rows)) for one in asked]
-    wanted = np.unique(np.concatenate([np.arange(first, max(first, stop)) for first, stop in spans]))
+    laid = phase.rows[component]
+    spans = [laid.between(one.first, one.stop) for one in asked]
+    wanted = np.unique(np.concatenate([np.arange(span.start, span.stop) for span in spans]))
     if not wanted.size:
         return
     draws = phase.order.of_rows(component, wanted)
     by_row = np.argsort(draws.row, kind="stable")
     rows = draws.row[by_row]
-    for one, (first, stop) in zip(asked, spans, strict=True):
-        for number in by_row[np.searchsorted(rows, first) : np.searchsorted(rows, stop)].tolist():
+    firsts = laid.firsts(draws.row)
+    stops = firsts + laid.used(draws.row)
+    for one, span in zip(asked, spans, strict=True):
+        for number in by_row[np.searchsorted(rows, span.start) : np.searchsorted(rows, span.stop)].tolist():
             if int(draws.update[number]) in phase.trained.passed_over:
                 continue
-            row = int(draws.row[number])
-            piece = Piece(0, one.document, max(one.first, row * seq_len), min(one.stop, (row + 1) * seq_len))
+            piece = Piece(0, one.document, max(one.first, int(firsts[number])), min(one.stop, int(stops[number])))
             yield one, _trained(phase, component, draws, number, piece)
 
 
 def _trained(phase: TracedPhase, component: Component, draws: Draws, number: int, piece: Piece) -> Trained:
+    [first] = phase.rows[component].firsts(draws.row[number : number + 1]).tolist()
     return Trained(
         phase=phase.phase.name,
         step=int(draws.update[number]) + 1,
@@ -176,7 +180,7 @@ def _trained(phase: TracedPhase, component: Component, draws: Draws, number: int
         document=piece.document,
         epoch=int(draws.epoch[number]),
         cache_row=int(draws.row[number]),
-        at=piece.first - int(draws.row[number]) * phase.seq_len,
+        at=piece.first - first,
         offset=piece.first - piece.document.first,
         tokens=piece.stop - piece.first,
     )

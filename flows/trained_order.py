@@ -10,7 +10,7 @@ from trainer.base.storage import as_path, read_json
 from trainer.checkpoints.files import is_committed, saved_steps
 from trainer.config import RunConfig
 from trainer.data.contract import changed_since, compared_by
-from trainer.data.loader import Loader, packing_of
+from trainer.data.loader import CONTRACT_OF_ROWS, Loader, packing_of
 from trainer.passed_over import NOTHING, PassedOver, read_passed_over
 
 Trained = Literal["as traced", "otherwise", "not here"]
@@ -80,12 +80,12 @@ def _contract_of_run(folder: Path, now: Mapping[str, Any]) -> dict[str, Any] | N
         for name in written.caches
     }
     order = written.order
-    without_packing = {name: value for name, value in now.items() if name not in ("packing", "buffer")}
+    without_packing = {name: value for name, value in now.items() if name not in CONTRACT_OF_ROWS}
     return {
         **without_packing,
         "seed": order.seed,
         "permutation": {**now["permutation"], "kind": order.permutation},
-        **packing_of(order),
+        **packing_of(written),
         "block_sequences": order.block_sequences,
         "rounding": order.rounding,
         "first_step": order.first_step,

@@ -1,11 +1,12 @@
 """Gradients of the mean loss over a batch, in one go or part by part."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from trainer.base.errors import ConfigError
 from trainer.loss import LossSums
@@ -13,17 +14,21 @@ from trainer.model.params import Params
 from trainer.sharding import constrain
 
 SegmentIds = Int[Array, "b t"] | None
-Objective = Callable[[Params, Int[Array, "b t"], SegmentIds, float | Array], tuple[Float[Array, ""], LossSums]]
-"""Weights, tokens, the documents they belong to and the weight of z-loss → Σ cross-entropy + z_loss · Σ logsumexp², and the sums alone.
+Targets = Bool[Array, "b t"]
+Objective = Callable[..., tuple[Float[Array, ""], LossSums]]
+"""Weights, tokens, the documents they belong to, the weight of z-loss, and which tokens are predicted, where not all are → Σ cross-entropy
++ z_loss · Σ logsumexp², and the sums alone.
 
 The sums are over the tokens that are predicted, and have no gradient.
 """
+Rows = tuple[Int[Array, "b t"], SegmentIds] | tuple[Int[Array, "b t"], SegmentIds, Targets]
+"""Tokens, the documents they belong to, and which of them are predicted; without the last all are that the documents allow."""
 
 
 def mean_gradients(
     objective: Objective,
     params: Params,
-    rows: tuple[Int[Array, "b t"], SegmentIds],
+    rows: Rows,
     *,
     z_loss: float | Array,
     microbatch_sequences: int | None,
@@ -33,10 +38,11 @@ def mean_gradients(
     Losses and gradients are summed over the parts and divided once, so that parts with unequal numbers of tokens count by their tokens.
     """
 
-    def gradients(rows: tuple[Int[Array, "b t"], SegmentIds]) -> tuple[Params, LossSums]:
-        return jax.grad(objective, has_aux=True)(params, *rows, z_loss)
+    def gradients(rows: Rows) -> tuple[Params, LossSums]:
+        tokens, segment_ids, *targets = rows
+        return jax.grad(objective, has_aux=True)(params, tokens, segment_ids, z_loss, *targets)
 
-    def add(total: tuple[Params, LossSums], part: tuple[Int[Array, "b t"], SegmentIds]) -> tuple[tuple[Params, LossSums], None]:
+    def add(total: tuple[Params, LossSums], part: Rows) -> tuple[tuple[Params, LossSums], None]:
         return jax.tree.map(jnp.add, total, gradients(part)), None
 
     with jax.numpy_dtype_promotion("strict"):
@@ -50,7 +56,7 @@ def mean_gradients(
     return sums, optax.tree.scale(1.0 / jnp.maximum(sums.tokens, 1.0), summed)
 
 
-def microbatches(rows: tuple[Int[Array, "b t"], SegmentIds], sequences: int) -> tuple[Int[Array, "n m t"], Int[Array, "n m t"] | None]:
+def microbatches(rows: Rows, sequences: int) -> Any:
     """Parts of so many rows, along a new first axis. Part i has the rows i, i + n, …: each device keeps the rows that it has.
 
     Raises:
@@ -63,7 +69,7 @@ def microbatches(rows: tuple[Int[Array, "b t"], SegmentIds], sequences: int) -> 
             "take another, or other batches."
         )
 
-    def cut(x: Int[Array, "b t"]) -> Int[Array, "n m t"]:
+    def cut(x: Array) -> Array:
         return constrain(x.reshape(sequences, size // sequences, -1).swapaxes(0, 1), None, "batch", "position")
 
     return jax.tree.map(cut, rows)

@@ -19,6 +19,7 @@ from trainer.checkpoints.path import checkpoint_path
 from trainer.checkpoints.rows import check_rows, newest_with_its_rows
 from trainer.config import RunConfig, sequences_between
 from trainer.data.loader import Loader
+from trainer.data.rows import RowRule
 from trainer.events import append_event
 from trainer.held_out_loss import Evaluate, build_evaluate, is_due
 from trainer.instability import Unstable, after_answer, decide
@@ -84,8 +85,10 @@ def train(run: RunConfig, guards: Guards | None = None) -> dict[str, Any]:
     output.mkdir(parents=True, exist_ok=True)
     mesh = run_mesh(run)
     loader = loader_of(run, mesh)
+    loader.check_targets()
     shardings = None if mesh is None else state_shardings(jax.eval_shape(lambda: init_state(run)), run.model, mesh)
-    evaluate = build_evaluate(run.evaluation, run.model, run.execution, mesh) if run.evaluation else None
+    rule = RowRule(run.packing, run.loss_on)
+    evaluate = build_evaluate(run.evaluation, run.model, run.execution, mesh, rule=rule) if run.evaluation else None
     written_within = partial(guards.watchdog.beside, "save")
     alone = guards.alone if is_first() else nullcontext
     with (
@@ -187,7 +190,7 @@ class _Batches:
         self._batches = timed(around.loader.batches(first_step, run.last_step, left_out=passed_over))
         self._shapes: set[tuple[int, ...]] = set()
 
-    def __iter__(self) -> Iterator[tuple[int, Any, Any, float]]:
+    def __iter__(self) -> Iterator[tuple[int, Any, Any, tuple[Any, ...], float]]:
         watchdog = self._around.guards.watchdog
         for step in self._steps:
             watchdog.begin("data", step)
@@ -195,7 +198,8 @@ class _Batches:
             watchdog.begin("step" if batch.tokens.shape in self._shapes else "compile", step)
             self._shapes.add(batch.tokens.shape)
             mesh = self._around.mesh
-            yield step, place_batch(batch.tokens, mesh), place_batch(batch.segment_ids, mesh), data_seconds
+            targets = () if batch.targets is None else (place_batch(batch.targets, mesh),)
+            yield step, place_batch(batch.tokens, mesh), place_batch(batch.segment_ids, mesh), targets, data_seconds
 
 
 def _updates(run: RunConfig, state: TrainState, first_step: int, around: Around, recorder: Recorder, passed_over: PassedOver) -> TrainState:
@@ -214,8 +218,8 @@ def _updates(run: RunConfig, state: TrainState, first_step: int, around: Around,
             recorded += 1
             watchdog.begin("step", update[0])
 
-    for step, tokens, segment_ids, data_seconds in _Batches(run, around, first_step, passed_over):
-        state, measured = train_step(state, tokens, segment_ids, scheduled_at(run, step))
+    for step, tokens, segment_ids, targets, data_seconds in _Batches(run, around, first_step, passed_over):
+        state, measured = train_step(state, tokens, segment_ids, scheduled_at(run, step), *targets)
         record(waiting)
         waiting = (step + 1, measured, {"data_seconds": data_seconds})
         watchdog.begin("barrier")
@@ -267,13 +271,16 @@ def summarise(run: RunConfig, state: TrainState, passed_over: PassedOver = NOTHI
     digest = params_digest(state.params)
     if not is_first():
         return {}
-    losses = [row["loss"] for row in read_metrics(RunFolder.at(run.output).metrics)][-FINAL_LOSS_UPDATES:]
+    rows = read_metrics(RunFolder.at(run.output).metrics)
+    losses = [row["loss"] for row in rows][-FINAL_LOSS_UPDATES:]
+    counted = [row["counted_tokens"] for row in rows if "counted_tokens" in row]
     return {
         "phase": run.phase,
         "run_digest": run.digest,
         "start_step": run.start_step,
         "stop_step": run.stop_step,
         "tokens": run.model.seq_len * (sequences_between(run.batch, run.start_step, run.stop_step) - passed_over.sequences(run)),
+        **({"counted_tokens": round(sum(counted))} if counted else {}),
         "final_loss": sum(losses) / len(losses),
         "params_digest": digest,
         "checkpoint": str(checkpoint_path(run.output, run.stop_step)),

@@ -109,7 +109,10 @@ TABLE: tuple[Metric, ...] = (
     Metric("sequence_loss", "", "mean over tokens and layers of their row's balance loss, without its weight; 1 at balance", _WITH_EXPERTS),
     Metric("expert_load/LAYER/EXPERT", "share", "of a layer's assignments that an expert has", _AT_LAYER_EXPERTS),
     Metric("overflowed", "share", "of assignments that took a further block of their expert; none is dropped", _WITH_EXPERTS),
-    Metric("tokens", "tokens", "in this update's batch"),
+    Metric("tokens", "tokens", "in this update's batch, padding included"),
+    Metric(
+        "counted_tokens", "tokens", "of this update's batch that are predicted", "where rows are packed, or answers alone are predicted"
+    ),
     Metric("sequences", "sequences", "in this update's batch"),
     Metric("mixture_since", "step", "from which the mixture of this update holds: the run's schedule of mixtures, not its start"),
     Metric("mixture/COMPONENT", "percent", "of the mixture that begins to hold", "of the first update of a mixture, and of the phase"),

@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from trainer.config import Execution, ModelConfig, Optimizer
-from trainer.gradients import Objective, SegmentIds, mean_gradients
+from trainer.gradients import Objective, Rows, SegmentIds, Targets, mean_gradients
 from trainer.interventions import Rolling, Window, clip_factor, clip_update_rms, is_skipped, keep_if, limit_from, moving_average, push
 from trainer.loss import LossSums, objective_sums
 from trainer.model.decoder import head_weight, run_layers
@@ -25,8 +25,9 @@ from trainer.state import TrainState
 
 Scalar = Float[Array, ""]
 TokenIds = Int[Array | np.ndarray, "b t"]
-TrainStep = Callable[[TrainState, TokenIds, TokenIds | None, Scheduled], tuple[TrainState, "StepMetrics"]]
-"""State, tokens, the documents that they belong to (None: one a row) and scheduled values → the next state, and what was measured."""
+TrainStep = Callable[..., tuple[TrainState, "StepMetrics"]]
+"""State, tokens, the documents that they belong to (None: one a row), scheduled values, and which tokens are predicted, where the data say
+so → the next state, and what was measured."""
 
 
 class Clips(NamedTuple):
@@ -79,6 +80,7 @@ class StepMetrics(NamedTuple):
     skipped: Bool[Array, ""] | None
     ema_distance: Scalar | None
     routing: RoutingMetrics | None
+    counted_tokens: Scalar | None = None
 
 
 def build_train_step(
@@ -91,9 +93,9 @@ def build_train_step(
     objective = build_objective(model, execution)
 
     def train_step(
-        state: TrainState, tokens: Int[Array, "b t"], segment_ids: SegmentIds, scheduled: Scheduled
+        state: TrainState, tokens: Int[Array, "b t"], segment_ids: SegmentIds, scheduled: Scheduled, targets: Targets | None = None
     ) -> tuple[TrainState, StepMetrics]:
-        rows = (tokens, segment_ids)
+        rows: Rows = (tokens, segment_ids) if targets is None else (tokens, segment_ids, targets)
         parts = execution.microbatch_sequences
         sums, grads = mean_gradients(objective, state.params, rows, z_loss=scheduled.z_loss, microbatch_sequences=parts)
         loss = sums.cross_entropy / sums.tokens
@@ -123,6 +125,7 @@ def build_train_step(
             grad_clip_factor=grad_clip_factor,
             ema_distance=None if after.ema is None else ema_distance(after.params, after.ema),
             routing=None if sums.routing is None else measure_routing(sums.routing, model),
+            counted_tokens=None if targets is None else sums.tokens,
             **named_norms(measured, model),
             **clips._asdict(),
             **skip._asdict(),
@@ -134,15 +137,20 @@ def build_train_step(
 def build_objective(model: ModelConfig, execution: Execution) -> Objective:
     """What is differentiated. Where documents are named, padding (document 0) is not predicted and moves no balance of experts.
 
+    Where targets are named, no other token is predicted. Which ones are is decided with the rows (`trainer.data.rows`).
+
     A model that does not attend within documents attends as if its row were one; padding comes last, so nothing sees it.
     """
 
-    def objective(params: Params, tokens: Int[Array, "b t"], segment_ids: SegmentIds, z_loss: float | Array) -> tuple[Scalar, LossSums]:
+    def objective(
+        params: Params, tokens: Int[Array, "b t"], segment_ids: SegmentIds, z_loss: float | Array, targets: Targets | None = None
+    ) -> tuple[Scalar, LossSums]:
         params = constrain_params(params, model)
         seen = segment_ids if model.attend_within_documents else None
         counted = None if segment_ids is None else segment_ids != 0
         hidden, routing = run_layers(params, tokens, model, segment_ids=seen, counted=counted, execution=execution)
-        weight = None if segment_ids is None else (jnp.roll(segment_ids, -1, axis=1) != 0).astype(jnp.float32)
+        predicted = counted if targets is None else targets if counted is None else targets & counted
+        weight = None if predicted is None else jnp.roll(predicted, -1, axis=1).astype(jnp.float32)
         head = head_weight(params, model)
         chunk = execution.loss_chunk_tokens
         loss, sums = objective_sums(hidden, head, tokens, z_loss, chunk_tokens=chunk, targets_weight=weight)

@@ -64,6 +64,20 @@ class HealthLimits(Frozen):
     max_violation: float | None = Field(default=None, gt=0)
 
 
+class PackingLimits(Frozen):
+    """What may become of documents that are packed into rows, for each component. `None` turns a check off.
+
+    Attributes:
+        min_counted_percent: of the tokens in its rows, those that are predicted.
+        max_cut_percent: of its documents, those that are longer than a row and are cut.
+        max_padding_percent: of the places in its rows, those without a token.
+    """
+
+    min_counted_percent: float | None = Field(default=None, gt=0, le=100)
+    max_cut_percent: float | None = Field(default=None, ge=0, le=100)
+    max_padding_percent: float | None = Field(default=None, ge=0, le=100)
+
+
 class DataLimits(Frozen):
     """What the data of a phase must keep to.
 
@@ -79,6 +93,7 @@ class DataLimits(Frozen):
     max_epochs: float | None = Field(gt=0)
     leakage: LeakageLimits
     order: OrderLimits
+    packing: PackingLimits = PackingLimits()
 
 
 class GateLimits(Frozen):
@@ -97,6 +112,9 @@ class GateLimits(Frozen):
             allows any.
         exposure_error_rate: how often a model that never saw the test items may be refused for how it reads them under two renderings.
             `None` does not ask.
+        min_answer_gain_nats: how much likelier the answers of held-out conversations must be than they were to the parent, in nats a
+            token, each conversation counting the same. More than this must be shown. `None` does not ask.
+        answer_error_rate: how often a checkpoint that is no likelier than that may pass.
     """
 
     max_increase_bits_per_byte: float
@@ -106,6 +124,8 @@ class GateLimits(Frozen):
     max_score_fall: float | None = Field(default=None, ge=0, lt=1)
     max_score_rise: float | None = Field(default=None, gt=0, lt=1)
     exposure_error_rate: float | None = Field(default=None, gt=0, lt=0.5)
+    min_answer_gain_nats: float | None = Field(default=None, allow_inf_nan=False)
+    answer_error_rate: float | None = Field(default=None, gt=0, lt=0.5)
 
     @property
     def asked_floor_error_rate(self) -> float | None:
@@ -124,6 +144,12 @@ class GateLimits(Frozen):
                 "false_refusal_rate and max_score_fall must be given together or not at all: how often a checkpoint may be refused "
                 "wrongly, for example 0.05, and how far a score may fall, for example 0.01; "
                 f"found {self.false_refusal_rate} and {self.max_score_fall}"
+            )
+        if (self.min_answer_gain_nats is None) != (self.answer_error_rate is None):
+            raise ValueError(
+                "min_answer_gain_nats and answer_error_rate must be given together or not at all: how much likelier answers must be, for "
+                "example 0, and how often one that is not may pass, for example 0.01; "
+                f"found {self.min_answer_gain_nats} and {self.answer_error_rate}"
             )
         if self.max_score_rise is not None and self.false_refusal_rate is None:
             raise ValueError("max_score_rise asks for a false_refusal_rate, for example 0.05: without one no score is compared; found null")

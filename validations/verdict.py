@@ -89,6 +89,7 @@ class DataEvidence:
     leaked_items: pd.DataFrame
     order: pd.DataFrame
     shifts: pd.DataFrame
+    packing: pd.DataFrame
     hand_off: pd.DataFrame
 
 

@@ -31,8 +31,9 @@ def export_target(target: str, out: str, scale: Scale, home: str | None, *, weig
     run, result = trained_run(resolved, phase)
     from tasks.publication.export import export_phase
 
-    claims = _claims(resolved.home, run)
-    exported = export_phase(run, result, resolved.plan.tokenizer, Path(out), weights=weights, dtype=dtype, claims=claims)
+    claims, plan = _claims(resolved.home, run), resolved.plan
+    chats = plan.chats_of(phase.components)
+    exported = export_phase(run, result, plan.tokenizer, Path(out), weights=weights, dtype=dtype, claims=claims, chats=chats)
     recipe = resolved.recipe
     return {"recipe": recipe.name, "scale": recipe.scale, "phase": phase.name, "step": phase.stop_step, **exported}
 
@@ -59,3 +60,7 @@ def print_export(exported: dict[str, Any]) -> None:
         f"  {exported['phase']} at step {exported['step']:,}, weights {exported['weights']}, from {exported['checkpoint']}", soft_wrap=True
     )
     console.print(f"  {', '.join(exported['files'])}", soft_wrap=True)
+    if exported["chat_template"]:
+        console.print(f"  with the chat template {exported['chat_template']}", soft_wrap=True, markup=False)
+    if left_out := exported["chat_templates_left_out"]:
+        console.print(f"  without a chat template: it was trained on conversations of {', '.join(left_out)}", soft_wrap=True, markup=False)

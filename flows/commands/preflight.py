@@ -1,5 +1,6 @@
 """`phasewise preflight`."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import rich.box
@@ -8,9 +9,11 @@ from rich.table import Table
 
 from flows.predicted import is_here, predict_local
 from flows.recipes import load_target, load_written, split_target
-from flows.recipes.recipe import Scale
+from flows.recipes.phase import Phase
+from flows.recipes.recipe import Recipe, Scale
 from flows.setups import setups_of
 from flows.tables import print_table
+from flows.utilisation import Utilisation, seconds_per_million, utilisation_in_words, utilisation_of
 from tasks.home import Home
 from tasks.prediction.predict import Prediction, words_of
 from tasks.preflight.launcher import versions
@@ -70,11 +73,34 @@ def preflight_target(
         "phases": reports,
         "local": [one.name for one in phases if one.name not in away],
         "predicted": {name: one.model_dump(mode="json") for name, one in predicted.items()},
+        "utilisation": _utilisation(recipe, phases, place, reports, predicted),
     }
     if region is None or bucket_region is None:
         return found
     reads = [one for setup in setups if (one := reads_between(setup, bucket_region, region, usd_per_gib))]
     return {**found, "bucket_region": bucket_region, "reads": [one.model_dump(mode="json") for one in reads]}
+
+
+def _utilisation(
+    recipe: Recipe, phases: Sequence[Phase], home: Home, reports: Sequence[Report], predicted: Mapping[str, Prediction]
+) -> dict[str, Utilisation]:
+    """Of phases that pack: what of their rows counts, and what that makes of the time, on each slice or on this machine."""
+    found = utilisation_of(recipe, phases, home)
+    for phase in phases:
+        if phase.name not in found:
+            continue
+        one = found[phase.name]
+        times = {
+            f"{report['slice']}, {report['batch_sequences']:,} sequences": seconds_per_million(
+                report["step_seconds"], report["batch_sequences"] * phase.model.seq_len, one
+            )
+            for report in reports
+            if report["phase"] == phase.name
+        }
+        if phase.name in predicted:
+            times["this machine"] = seconds_per_million(predicted[phase.name].seconds, phase.tokens, one)
+        one["seconds_per_million_counted"] = {where: seconds for where, seconds in times.items() if seconds is not None}
+    return found
 
 
 def _bucket_region(home: Home, region: str | None, usd_per_gib: float | None) -> str | None:
@@ -104,6 +130,8 @@ def print_preflight(report: Report) -> None:
         console.print(line, soft_wrap=True, markup=False)
     for setup in report["phases"]:
         console.print(what_it_took(setup), soft_wrap=True, markup=False)
+    for name, found in report["utilisation"].items():
+        console.print(utilisation_in_words(name, found), soft_wrap=True, markup=False)
     for line in reads_in_words(report):
         console.print(line, soft_wrap=True, markup=False)
     for name, predicted in report["predicted"].items():

@@ -217,9 +217,11 @@ def _how_it_trains(traced: Traced, one: FoundDocument, trained: Sequence[Trained
 
 
 def _why_not(traced: Traced, one: FoundDocument) -> str:
-    """A document of the training cache that no phase draws: not taken so far, or in the rest that fills no row."""
+    """A document of the training cache that no phase draws: not taken so far, in the rest that fills no row, or cut off."""
     drawing = [phase for phase in traced.phases if phase.order.drawn.get(one.component)]
-    if all(one.asked.first >= phase.order.rows[one.component] * phase.seq_len for phase in drawing):
+    if not any(phase.rows[one.component].between(one.asked.first, one.asked.stop) for phase in drawing):
+        if any(phase.phase.packing != "chunk" for phase in drawing):
+            return "they lie behind the first row's length of tokens of their document, where it is cut"
         return "they are in the rest of the cache that fills no row"
     return f"{', '.join(phase.phase.name for phase in drawing)} draw{'s' if len(drawing) == 1 else ''} other rows of {one.component}"
 

@@ -42,6 +42,8 @@ def changes_between(parent: Phase, phase: Phase, *, drawn: Collection[str] = ())
         "optimizer_state": ({"optimizer": CARRIED, "windows": CARRIED}, {"optimizer": optimizer_state, "windows": windows}),
         "mixture": (parent.mixture.at(before), phase.mixture.at(after)),
         "order": (parent.order, phase.order),
+        "packing": (parent.packing, phase.packing),
+        "loss_on": (parent.loss_on, phase.loss_on),
         "coverage": _coverage(parent, phase, drawn),
         "ema": (CARRIED, ema_state) if ema_before == ema_after else (ema_before, ema_after),
         "z_loss": (parent.stability.z_loss.at(before), phase.stability.z_loss.at(after)),
@@ -80,8 +82,8 @@ def both_in_words(before: object, after: object) -> Pair:
 
 def _coverage(parent: Phase, phase: Phase, drawn: Collection[str]) -> tuple[object, object]:
     whole = "each row once an epoch"
-    orders = (parent.order, phase.order)
-    places = [(order.seed, order.permutation, order.first_step, order.buffer_documents) for order in orders]
+    orders = ((parent.order, parent.packing), (phase.order, phase.packing))
+    places = [(order.seed, order.permutation, order.first_step, order.buffer_documents, packing) for order, packing in orders]
     again = [name for name in phase.components if name in drawn]
     if places[0] == places[1] or not again:
         return whole, whole

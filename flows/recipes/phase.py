@@ -14,15 +14,18 @@ from trainer.config import (
     DataOrder,
     Instrumentation,
     LearningRateSegment,
+    LossOn,
     MixtureShares,
     ModelConfig,
     Optimizer,
+    PackingKind,
     Recovery,
     Smebu,
     Stability,
     StatePart,
     Steps,
     check_mixture,
+    check_rows,
     check_segments,
     check_segments_end,
     sequences_between,
@@ -33,7 +36,7 @@ LOCAL_SLICE = "local"
 """The slice that is this machine."""
 Change = Literal[
     "architecture", "rope", "batch", "learning_rate", "schedule", "optimizer", "optimizer_state", "mixture", "order", "coverage",
-    "ema", "z_loss", "max_grad_norm", "max_update_rms", "max_update_norm", "skip_step", "slice", "balancing",
+    "ema", "z_loss", "max_grad_norm", "max_update_rms", "max_update_norm", "skip_step", "slice", "balancing", "packing", "loss_on",
 ]  # fmt: skip
 
 
@@ -138,6 +141,9 @@ class Phase(Frozen):
 
     Attributes:
         recovery: what is done where the loss is no number, or jumps; None stops the phase.
+        packing: how documents become rows: `chunk` cuts all of them, one after the other, into full rows; `pad` gives each a row of its
+            own; `greedy` fills rows with whole ones. The last two cut what is longer than a row, and pad.
+        loss_on: which tokens are predicted: all, or the answers of conversations alone.
         branch: it is not of the main line, and is trained where it is named.
         abandoned: it was stopped before the end of its schedule, which may go on after `stop_step`.
         schedule_goes_on: its last segment goes on after `stop_step`, for the phase that starts from its end: one cosine over two phases.
@@ -159,6 +165,8 @@ class Phase(Frozen):
     gates: Gates
     instrumentation: Instrumentation = Instrumentation()
     recovery: Recovery | None = None
+    packing: PackingKind = "chunk"
+    loss_on: LossOn = "all"
     discrepancies: tuple[Discrepancy, ...] = ()
     notes: tuple[Note, ...] = ()
     branch: bool = False
@@ -196,6 +204,7 @@ class Phase(Frozen):
         for step, shares in self.mixture.root:
             check_mixture(step, shares)
         check_segments(self.learning_rate, self.start_step, self.stop_step)
+        check_rows(self.packing, self.loss_on, self.order)
         self._schedule_ends_as_it_says()
         if self.gates.health.max_violation is not None and self.model.experts is None:
             raise ValueError(
@@ -206,6 +215,11 @@ class Phase(Frozen):
             raise ValueError(
                 f"phase {self.name} must have both or neither: items under two renderings (evaluation.renderings), and how often a "
                 "model that never saw them may be refused for how it reads them (gates.model.exposure_error_rate, for example 0.01)"
+            )
+        if self.gates.model.min_answer_gain_nats is not None and self.loss_on != "answers":
+            raise ValueError(
+                f"phase {self.name} must have loss_on answers to be asked how much likelier answers became (gates.model."
+                f"min_answer_gain_nats), found loss_on {self.loss_on}: take the limit out"
             )
         self._has_what_it_declares()
         if late := [step for step in self.checkpoints.at_steps if not self.start_step < step <= self.stop_step]:

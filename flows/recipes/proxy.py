@@ -26,7 +26,8 @@
 * the tokenizer is trained on the stand-ins; RoPE's stretch starts at 1/32 of the positions;
 * the checkpoints that other phases start from or take a part of are kept, and else the last ones;
 * the limit on the imbalance of experts is at most 0.7 of the most that there can be with so few;
-* the tokenizer is trained on the components of the main line, so that a branch changes none of its caches;
+* the tokenizer is trained on the components of the main line, so that a branch changes none of its caches, and has the special tokens of
+  every phase's chat templates;
 * the warnings that the recipe accepts stay, and no others are accepted; what it puts to people stays, too;
 * sources of the recipe's own stay; pins do not: another tokenizer makes other caches, and a pinned one cannot be among them.
 """
@@ -34,10 +35,12 @@
 import math
 from itertools import pairwise
 
+from flows.recipes.catalogue import CATALOGUE
 from flows.recipes.evaluation_cost import seldom_enough
 from flows.recipes.phase import LOCAL_SLICE, EvaluationSettings, FromScratch, Gates, Phase
 from flows.recipes.recipe import Recipe, Tokenizer
 from flows.recipes.step_axis import MIN_WINDOW_STEPS, StepAxis, shorter_window
+from tasks.data.conversations.template import template_of
 from tasks.evaluation.measured import MADE_BENCHMARKS, real_of
 from trainer.config import (
     DataOrder,
@@ -71,7 +74,12 @@ def to_proxy(recipe: Recipe) -> Recipe:
         proxy_phase(phase, AXIS.needed_steps(recipe, phase), max_window=window, min_balancing_rate=rate) for phase in recipe.phases
     )
     main_line = tuple(sorted({component for phase in recipe.main_line for component in phase.components}))
-    tokenizer = Tokenizer(name=None, vocab_size=VOCAB_SIZE, components=None if main_line == recipe.components else main_line)
+    tokenizer = Tokenizer(
+        name=None,
+        vocab_size=VOCAB_SIZE,
+        components=None if main_line == recipe.components else main_line,
+        special_tokens=special_tokens_of(recipe),
+    )
     return Recipe(
         name=recipe.name,
         scale="proxy",
@@ -83,6 +91,15 @@ def to_proxy(recipe: Recipe) -> Recipe:
         warnings_ask_people=recipe.warnings_ask_people,
         max_tokens=recipe.max_tokens,
     )
+
+
+def special_tokens_of(recipe: Recipe) -> tuple[str, ...]:
+    """What the chat templates of all phases write, branches too: the real tokenizer has it from the start, and a branch can add none."""
+    stand_ins = {name: CATALOGUE[name].stand_in for name in recipe.components if name in CATALOGUE}
+    found = [stand_in.conversation for name, stand_in in stand_ins.items() if stand_in is not None and name not in recipe.sources]
+    found += [source.conversation for source in recipe.sources.values()]
+    written = {token for how in found if how is not None for token in template_of(how).special_tokens}
+    return tuple(sorted({*recipe.tokenizer.special_tokens, *written}))
 
 
 def min_balancing_rate(recipe: Recipe) -> float:
@@ -119,6 +136,8 @@ def proxy_phase(
         gates=_gates(phase),
         instrumentation=phase.instrumentation,
         recovery=proxy_recovery(phase.recovery, max_window),
+        packing=phase.packing,
+        loss_on=phase.loss_on,
         discrepancies=phase.discrepancies,
         notes=phase.notes,
         branch=phase.branch,

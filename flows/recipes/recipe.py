@@ -36,11 +36,14 @@ class Tokenizer(Frozen):
     Attributes:
         name: a folder that `phasewise tokenizer train` wrote begins with `/`, `./`, `../` or `~/`; else it is a name on the hub.
         components: those that it is trained on; None is all that the recipe draws from.
+        special_tokens: that it must have besides those that begin and end a document. Those of the chat templates of what is drawn from
+            are among them without being named; name those that only a branch needs, so that the main line's tokenizer has them, too.
     """
 
     name: str | None = None
     vocab_size: int = Field(gt=0)
     components: tuple[str, ...] | None = None
+    special_tokens: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _is_trained_or_fetched(self) -> "Tokenizer":
@@ -132,7 +135,7 @@ class Recipe(Frozen):
         pins = tuple(pin for pin in self.pins if pin.component in drawn)
         tokenizer = self.tokenizer
         if drawn == set(tokenizer.components or ()):
-            tokenizer = Tokenizer(name=tokenizer.name, vocab_size=tokenizer.vocab_size)
+            tokenizer = tokenizer.but(components=None)
         names = [phase.name for phase in phases]
         return Recipe(
             name=self.name,

@@ -6,8 +6,9 @@ project's choice: `phasewise show trinity-nano --notes` lists it, and `--sources
 
 from flows.recipes.recipe import Recipe
 from flows.recipes.trinity.accepted import accepted_without_cooldown
+from flows.recipes.trinity.instruction import instruction
 from flows.recipes.trinity.notes import NANO_NOTES, NANO_PHASE_2_NOTES, NANO_PHASE_3_NOTES
-from flows.recipes.trinity.settings import TOKENIZER, small
+from flows.recipes.trinity.settings import SMALL_PEAK, TOKENIZER, small
 from flows.recipes.trinity.small import three_phases
 from trainer.config import Experts, SignBalancing
 
@@ -29,6 +30,7 @@ MODEL = small(
     ),
 )
 
-PHASES = PHASE_1, PHASE_2, PHASE_3 = three_phases(MODEL, (NANO_NOTES, NANO_PHASE_2_NOTES, NANO_PHASE_3_NOTES))
+MAIN_LINE = PHASE_1, PHASE_2, PHASE_3 = three_phases(MODEL, (NANO_NOTES, NANO_PHASE_2_NOTES, NANO_PHASE_3_NOTES))
+PHASES = (*MAIN_LINE, instruction(PHASE_3, peak=SMALL_PEAK))
 
 TRINITY_NANO = Recipe(name="trinity-nano", scale="full", tokenizer=TOKENIZER, phases=PHASES, accepts=(accepted_without_cooldown(PHASES),))

@@ -37,7 +37,7 @@ from trainer.config import (
     always,
 )
 from validations.accepted import AcceptedWarning
-from validations.limits import DataLimits, GateLimits, HealthLimits, LeakageLimits, OrderLimits
+from validations.limits import DataLimits, GateLimits, HealthLimits, LeakageLimits, OrderLimits, PackingLimits
 
 __all__ = [
     "AcceptedWarning", "AdamC", "AdamW", "CheckpointPolicy", "DataLimits", "DataOrder", "EvaluationSettings", "Experts", "FieldFilter",
@@ -57,6 +57,8 @@ HEALTH = HealthLimits(
 WITHOUT_AVERAGE = HEALTH.but(max_ema_gap=None)
 FLOOR_ERROR_RATE = 0.01
 """One in a hundred models that know nothing of what a benchmark asks may pass it."""
+ANSWER_ERROR_RATE = 0.01
+"""One in a hundred checkpoints whose answers are no likelier than was asked may pass."""
 FALSE_REFUSAL_RATE = 0.05
 """One in twenty checkpoints that are as good as their parent may be refused by their scores, all benchmarks together."""
 MAX_SCORE_FALL = 0.01
@@ -168,6 +170,8 @@ def gates(
     exposure_error_rate: float | None = None,
     max_violation: float | None = None,
     health: HealthLimits = WITHOUT_AVERAGE,
+    packing: PackingLimits | None = None,
+    min_answer_gain_nats: float | None = None,
 ) -> Gates:
     """What a phase must keep to: shares of its mixture, epochs, no leaked test items, a healthy loss, and a model that got no worse.
 
@@ -186,6 +190,8 @@ def gates(
         max_violation: how far the busiest expert may lastingly be above the mean load, as a share of it; for models with experts. None is
             what `health` says.
         health: what the metrics of the training must keep to; those of `HEALTH`, without the gap to a moving average, where not given.
+        packing: how much of packed rows may be padding, how many documents may be cut, and how many tokens must be predicted.
+        min_answer_gain_nats: how much likelier answers must become than they were to the parent, in nats a token; with `loss_on` answers.
     """
     return Gates(
         data=DataLimits(
@@ -194,6 +200,7 @@ def gates(
             max_epochs=max_epochs,
             leakage=LEAKAGE.but(max_items=max_items),
             order=MIXING,
+            packing=packing or PackingLimits(),
         ),
         health=health if max_violation is None else health.but(max_violation=max_violation),
         model=GateLimits(
@@ -204,6 +211,8 @@ def gates(
             max_score_fall=max_score_fall,
             max_score_rise=max_score_rise,
             exposure_error_rate=exposure_error_rate,
+            min_answer_gain_nats=min_answer_gain_nats,
+            answer_error_rate=None if min_answer_gain_nats is None else ANSWER_ERROR_RATE,
         ),
     )
 

@@ -34,7 +34,6 @@ def describe_component(target: str, scale: Scale, name: str) -> dict[str, Any]:
         "own_source": own is not None,
         "is_public": bool(source) or entry is None,
         "stand_in": entry.stand_in.model_dump(mode="json") if entry and entry.stand_in else None,
-        "columns": list(entry.columns) if entry else [],
         "phases": _shares(recipe, name),
     }
 
@@ -49,8 +48,6 @@ def print_component(description: dict[str, Any]) -> None:
     values = {name.replace("_", " "): in_words(value) for name, value in source.items() if value not in (None, [], 0.0)} if source else {}
     if source and source.get("revision") is None:
         values["revision"] = "none is known: it is read as it is now"
-    if description["columns"]:
-        values["columns that a chat template joins"] = in_words(description["columns"])
     if not description["is_public"]:
         values["none"] = "its data are not public: at full scale a recipe of one's own must give it a source"
     print_values(console, "its source" if description["own_source"] else "its data set, which full scale reads", values)

@@ -103,6 +103,8 @@ def describe_phase(recipe: Recipe, phase: Phase) -> dict[str, Any]:
         "optimizer": phase.optimizer.model_dump(mode="json"),
         "stability": {name: [[step, plain(value)] for step, value in entries(values)] for name, values in phase.stability},
         "order": phase.order.model_dump(mode="json"),
+        "packing": phase.packing,
+        "loss_on": phase.loss_on,
         "slice": entries(phase.slice),
         "checkpoints": phase.checkpoints.model_dump(mode="json"),
         "evaluation": phase.evaluation.model_dump(mode="json"),
@@ -149,6 +151,8 @@ def describe_step(recipe: Recipe, phase: Phase, step: int) -> dict[str, Any]:
         "model": phase.model.model_dump(mode="json"),
         "optimizer": phase.optimizer.model_dump(mode="json"),
         "order": phase.order.model_dump(mode="json"),
+        "packing": phase.packing,
+        "loss_on": phase.loss_on,
         "phase_tokens_before": phase.model.seq_len * sequences_between(phase.batch, phase.start_step, step),
         "lineage_tokens_before": recipe.tokens_before(phase, step),
     }

@@ -48,3 +48,17 @@ def mixture_in_a_word(entries: list[list[Any]]) -> str:
     if len({family for family, _ in found}) == 1:
         return f"{found[0][0]} {' → '.join(str(share) for _, share in found)} %"
     return " → ".join(f"{family} {share} %" for family, share in found)
+
+
+def packing_in_words(packing: str) -> str:
+    """How documents become rows."""
+    return {
+        "chunk": "chunk: documents one after the other, cut into full rows",
+        "pad": "pad: each document in a row of its own, cut after the row's length",
+        "greedy": "greedy: whole documents in a row as long as they fit, cut after the row's length",
+    }[packing]
+
+
+def loss_in_words(loss_on: str) -> str:
+    """Which tokens are predicted."""
+    return {"all": "all tokens", "answers": "answers alone"}[loss_on]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.show.page import groups_of
-from flows.show.words import rate_ends
+from flows.show.words import loss_in_words, rate_ends
 from flows.site.shelf import PhaseFiles
 from trainer.base.wording import in_words, tokens
 
@@ -47,12 +47,20 @@ def _of_recipe(phase: dict[str, Any]) -> Plan:
         "parameters": tokens(phase["parameters"]),
         "batch": _by_steps(phase["batch"], "sequences"),
         "sequence": f"{phase['model']['seq_len']:,} tokens",
+        **_rows(phase),
         "learning rate": rate_ends(phase["learning_rate"], phase["start_step"], phase["stop_step"]),
         "slice": ", ".join(dict.fromkeys(str(name) for _, name in phase["slice"])),
     }
     changed = next((groups[name] for name in groups if name.startswith("changed against")), {})
     changes = tuple(_change(change, changed) for change in phase["changes"])
     return Plan(main, _spans(phase["mixture"]), groups, changes)
+
+
+def _rows(phase: Mapping[str, Any]) -> dict[str, str]:
+    """How documents become rows and what is predicted, where that is not all text in full rows."""
+    if (phase["packing"], phase["loss_on"]) == ("chunk", "all"):
+        return {}
+    return {"rows": f"packing {phase['packing']}, loss on {loss_in_words(phase['loss_on'])}"}
 
 
 def _of_run(run: Mapping[str, Any]) -> Plan:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.data.caches import ENCODER, READ_BY
+from tasks.data.caches import ENCODER, read_by
 from tasks.data.documents import DocumentsManifest, documents_key, read_documents_manifest
-from tasks.data.encode import shard_name
+from tasks.data.encode import ShardRecord, shard_name
 from tasks.data.normalize import NORMALIZER
 from tasks.data.parts import BundleRecord, record_name
 from tasks.data.plan import ComponentPlan
@@ -65,7 +65,7 @@ def adopt_shards(component: ComponentPlan, split: Split, tokenizer: Path) -> int
         record = f"{shard_name(number)}.json"
         if (target / record).exists() or not (folder / record).exists():
             continue
-        for name in (f"{shard_name(number)}.bin", f"{shard_name(number)}.parquet"):
+        for name in read_model(ShardRecord, folder / record).sizes:
             if (folder / name).exists():  # an empty shard has a record alone
                 _take(folder / name, target / name)
         _take(folder / record, target / record)
@@ -88,7 +88,7 @@ def _smaller_documents(component: ComponentPlan) -> Iterator[tuple[Path, Documen
 
 
 def _smaller_caches(component: ComponentPlan, split: Split, tokenizer: Path) -> Iterator[tuple[Path, Manifest]]:
-    versions = (READ_BY, NORMALIZER, ENCODER, tokenizer_digest(tokenizer))
+    versions = (read_by(component.source.described()), NORMALIZER, ENCODER, tokenizer_digest(tokenizer))
     for folder in _siblings(component.cache(split).folder):
         if not folder.name.startswith(f"{split}-"):
             continue

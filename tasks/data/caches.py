@@ -1,10 +1,15 @@
 """Token caches: what decides one, and how its finished shards become a cache. The manifest comes last."""
 
 from collections import Counter
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from tasks.data import documents, encode, hashed_file, tokenizer
+from tasks.data.conversations import tokens
+from tasks.data.conversations.compose import COMPOSER
+from tasks.data.conversations.template import chat_of
 from tasks.data.documents import DOCUMENTS, DocumentsManifest, read_documents_manifest
 from tasks.data.encode import ShardRecord, encoding_of, read_record, shard_name
 from tasks.data.normalize import NORMALIZER
@@ -15,9 +20,13 @@ from trainer.base.errors import DataError
 from trainer.base.storage import digest_of_json, remove_strays
 from trainer.data.manifest import FORMAT_VERSION, Manifest, Split, write_manifest
 
-READ_BY = f"{READER} {DOCUMENTS}"
-ENCODER_CODE = (encode, documents, hashed_file, tokenizer)
+ENCODER_CODE = (encode, documents, hashed_file, tokenizer, tokens)
 ENCODER = f"begin-end-3+{code_digest(*ENCODER_CODE)}+tokenizers-{version('tokenizers')}"
+
+
+def read_by(source: Mapping[str, Any]) -> str:
+    """Versions of the code that makes documents of a source; of conversations also of what makes text of them."""
+    return f"{READER} {DOCUMENTS}" if source.get("conversation") is None else f"{READER} {COMPOSER} {DOCUMENTS}"
 
 
 def cache_key(documents_key: str, split: Split, tokenizer_key: str) -> str:
@@ -33,6 +42,7 @@ def finish_cache(component: str, split: Split, documents: Path, tokenizer_path: 
     records = [_record(folder, number) for number in range(len(read.parts))]
     filled = [record for record in records if record.shard.documents]
     begin, end, dtype = encoding_of(tokenizer_path)
+    chat = chat_of(read.source)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         component=component,
@@ -40,7 +50,7 @@ def finish_cache(component: str, split: Split, documents: Path, tokenizer_path: 
         key=key,
         source=read.source,
         sources=read.sources,
-        reader=READ_BY,
+        reader=read_by(read.source),
         normalizer=NORMALIZER,
         encoder=ENCODER,
         tokenizer_digest=tokenizer_digest(tokenizer_path),
@@ -52,8 +62,9 @@ def finish_cache(component: str, split: Split, documents: Path, tokenizer_path: 
         tokens=sum(record.shard.tokens for record in filled),
         text_bytes=sum(record.text_bytes for record in filled),
         left_out=_left_out(read),
+        template=None if chat is None else chat.digest,
     )
-    kept = {f"{record.shard.name}.{ending}" for record in filled for ending in ("bin", "parquet")}
+    kept = {name for record in filled for name in record.shard.files}
     remove_strays(folder, kept | {f"{shard_name(number)}.json" for number in range(len(records))})
     write_manifest(folder, manifest)
     return manifest

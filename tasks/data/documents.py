@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from tasks.data import deduplicate, hashed_file, parts, quarantine
+from tasks.data.conversations.compose import COMPOSER
 from tasks.data.deduplicate import COPIES_NAME, Kept, copies_of_part, join_buckets
 from tasks.data.listing import Listing
 from tasks.data.normalize import NORMALIZER
@@ -29,7 +30,7 @@ from trainer.data.manifest import MANIFEST_NAME, SourceFile, Split
 DOCUMENTS_CODE: tuple[ModuleType, ...] = (parts, deduplicate, hashed_file, quarantine)
 DOCUMENTS = f"documents-2+{code_digest(*DOCUMENTS_CODE)}"
 QUARANTINE_NAME = "quarantine.jsonl"
-DECISIVE_SETTINGS = ("format", "text_key", "filters", "normalization")
+DECISIVE_SETTINGS = ("format", "text_key", "conversation", "filters", "normalization")
 
 
 class DocumentsManifest(Frozen):
@@ -49,10 +50,12 @@ class DocumentsManifest(Frozen):
 def documents_key(source: Source, listing: Listing) -> str:
     """Digest of everything that decides the documents. Where the files lie does not: a copied folder has the same key."""
     decisive = source.model_dump(mode="json", include=set(DECISIVE_SETTINGS))
+    composer = {"composer": COMPOSER} if source.conversation else {}
     return digest_of_json(
         {
             "documents": DOCUMENTS,
             "reader": READER,
+            **composer,
             "normalizer": NORMALIZER,
             "held_out_one_in": HELD_OUT_ONE_IN,
             "source": decisive,
@@ -121,7 +124,7 @@ def finish_documents(
 
 
 def read_documents(folder: Path, manifest: DocumentsManifest, number: int) -> Iterator[pa.Table]:
-    """The documents of one part without the copies, a bounded batch at a time: id, source_file, split, text.
+    """The documents of one part without the copies, a bounded batch at a time: id, source_file, split, text, and of conversations spans.
 
     Raises:
         DataError: a file is not the one that was written.

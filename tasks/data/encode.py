@@ -12,6 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 
+from tasks.data.conversations.template import ChatTemplate, chat_of
+from tasks.data.conversations.tokens import ConversationEncoder, ids_of_tokens
 from tasks.data.documents import DocumentsManifest, read_documents, read_documents_manifest
 from tasks.data.hashed_file import HashedFile
 from tasks.data.records import read_model
@@ -21,6 +23,7 @@ from trainer.base.frozen import Frozen
 from trainer.base.storage import write_json, writing
 from trainer.data.manifest import Shard, Split
 from trainer.data.shards import sizes_in_bytes
+from trainer.data.spans import SPAN
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -36,6 +39,13 @@ class ShardRecord(Frozen):
     text_bytes: int = Field(ge=0)
     tokens_size: int = Field(ge=0)
     index_size: int = Field(ge=0)
+    spans_size: int | None = Field(default=None, ge=0)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of its files by name."""
+        named = {"bin": self.tokens_size, "parquet": self.index_size, "spans": self.spans_size}
+        return {f"{self.shard.name}.{ending}": size for ending, size in named.items() if size is not None}
 
 
 class Encoding(NamedTuple):
@@ -57,8 +67,7 @@ def read_record(folder: Path, number: int) -> ShardRecord | None:
     record = read_model(ShardRecord, path) if path.exists() else None
     if record is None or not record.shard.documents:  # the files of an empty shard go when the cache is finished
         return record
-    sizes = sizes_in_bytes(folder, [f"{shard_name(number)}.bin", f"{shard_name(number)}.parquet"])
-    return record if sizes == [record.tokens_size, record.index_size] else None
+    return record if sizes_in_bytes(folder, list(record.sizes)) == list(record.sizes.values()) else None
 
 
 def encoding_of(tokenizer_path: Path) -> Encoding:
@@ -78,9 +87,10 @@ def encode_part(documents: Path, number: int, tokenizer_path: Path, targets: Map
     if not missing:
         return
     manifest = _documents_manifest(documents)
+    chat = chat_of(manifest.source)
     done: dict[Path, ShardRecord] = {}
     with ExitStack() as stack:
-        writers = {split: stack.enter_context(_shard(folder, number, tokenizer_path, done)) for split, folder in missing.items()}
+        writers = {split: stack.enter_context(_shard(folder, number, tokenizer_path, chat, done)) for split, folder in missing.items()}
         for table in read_documents(documents, manifest, number):
             for split, writer in writers.items():
                 writer.add(table.filter(pc.field("split") == split))
@@ -88,29 +98,38 @@ def encode_part(documents: Path, number: int, tokenizer_path: Path, targets: Map
         write_json(folder / f"{shard_name(number)}.json", record.model_dump(mode="json"))
 
 
-class ShardWriter:
-    """Appends documents to a shard: token ids to one file, a row a document to another. Memory does not grow with the shard."""
+class ShardFiles(NamedTuple):
+    """What a shard's writer writes to; `spans` where its documents say which tokens count."""
 
-    def __init__(self, tokens: HashedFile, index: pq.ParquetWriter, tokenizer_path: Path):
-        self._tokens, self._index = tokens, index
+    tokens: HashedFile
+    index: pq.ParquetWriter
+    spans: HashedFile | None
+
+
+class ShardWriter:
+    """Appends documents to a shard: token ids to one file, a row a document to another, spans to a third. Memory does not grow with it."""
+
+    def __init__(self, files: ShardFiles, tokenizer_path: Path, chat: ChatTemplate | None):
+        self._files = files
         self._tokenizer = _tokenizer(tokenizer_path)
         self._encoding = encoding_of(tokenizer_path)
+        special = {} if chat is None else ids_of_tokens(self._tokenizer, chat, tokenizer_path)
+        self._chats = None if chat is None else ConversationEncoder(self._tokenizer, special)
         self._rows: list[pa.Table] = []
-        self.num_tokens = self.num_documents = self.text_bytes = 0
+        self.num_tokens = self.num_documents = self.text_bytes = self.num_spans = 0
 
     def add(self, documents: pa.Table) -> None:
         """Encode documents and append them."""
         texts = [str(text) for text in documents["text"].to_pylist()]
         if not texts:
             return
-        begin, end, dtype = self._encoding
-        ids = [[begin, *encoding.ids, end] for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        ids = self._plain(texts) if self._chats is None else self._conversations(self._chats, documents, texts)
         lengths = np.array([len(tokens) for tokens in ids], np.int64)
-        for tokens in ids:
-            self._tokens.write(np.array(tokens, dtype).tobytes())
         offsets = self.num_tokens + np.cumsum([0, *lengths[:-1]])
         rows = documents.select(["id", "source_file"])
         self._rows.append(rows.append_column("offset", pa.array(offsets)).append_column("length", pa.array(lengths)))
+        for tokens in ids:
+            self._files.tokens.write(np.array(tokens, self._encoding.dtype).tobytes())
         self.num_tokens += int(lengths.sum())
         self.num_documents += len(texts)
         self.text_bytes += sum(len(text.encode()) for text in texts)
@@ -120,25 +139,55 @@ class ShardWriter:
     def flush(self) -> None:
         """Write the rows that wait."""
         if self._rows:
-            self._index.write_table(pa.concat_tables(self._rows).cast(INDEX_SCHEMA).combine_chunks())
+            self._files.index.write_table(pa.concat_tables(self._rows).cast(INDEX_SCHEMA).combine_chunks())
         self._rows = []
+
+    def _plain(self, texts: list[str]) -> list[list[int]]:
+        begin, end, _ = self._encoding
+        return [[begin, *encoding.ids, end] for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def _conversations(self, encoder: ConversationEncoder, documents: pa.Table, texts: list[str]) -> list[list[int]]:
+        """The same for conversations, and the spans are written where there are any."""
+        begin, end, _ = self._encoding
+        characters: list[list[int]] = [spans or [] for spans in documents["spans"].to_pylist()]
+        ids: list[list[int]] = []
+        at = self.num_tokens
+        for encoded in encoder.encode(texts, characters):
+            ids.append([begin, *encoded.ids, end])
+            if self._files.spans is not None:
+                self._files.spans.write((encoded.spans + at + 1).astype(SPAN).tobytes())
+                self.num_spans += len(encoded.spans)
+            at += len(ids[-1])
+        return ids
 
 
 @contextmanager
-def _shard(folder: Path, number: int, tokenizer_path: Path, done: dict[Path, ShardRecord]) -> Iterator[ShardWriter]:
+def _shard(
+    folder: Path, number: int, tokenizer_path: Path, chat: ChatTemplate | None, done: dict[Path, ShardRecord]
+) -> Iterator[ShardWriter]:  # fmt: skip
     """A writer of one shard; its files appear, and its record is put into `done`, when the block ends without an error."""
     name = shard_name(number)
-    with writing(folder / f"{name}.bin") as tokens_file, writing(folder / f"{name}.parquet") as index_file:
-        tokens = HashedFile(tokens_file)
-        index = HashedFile(index_file)
+    with ExitStack() as stack:
+        tokens, index = (HashedFile(stack.enter_context(writing(folder / f"{name}.{ending}"))) for ending in ("bin", "parquet"))
+        marks = chat is not None and chat.marks_answers
+        spans = HashedFile(stack.enter_context(writing(folder / f"{name}.spans"))) if marks else None
         with pq.ParquetWriter(pa.PythonFile(index, "w"), INDEX_SCHEMA, compression="zstd") as rows:
-            writer = ShardWriter(tokens, rows, tokenizer_path)
+            writer = ShardWriter(ShardFiles(tokens, rows, spans), tokenizer_path, chat)
             yield writer
             writer.flush()
     shard = Shard(
-        name=name, tokens=writer.num_tokens, documents=writer.num_documents, digest=tokens.hexdigest(), index_digest=index.hexdigest()
+        name=name,
+        tokens=writer.num_tokens,
+        documents=writer.num_documents,
+        digest=tokens.hexdigest(),
+        index_digest=index.hexdigest(),
+        spans=None if spans is None else writer.num_spans,
+        spans_digest=None if spans is None else spans.hexdigest(),
     )
-    done[folder] = ShardRecord(shard=shard, text_bytes=writer.text_bytes, tokens_size=tokens.size, index_size=index.size)
+    spans_size = None if spans is None else spans.size
+    done[folder] = ShardRecord(
+        shard=shard, text_bytes=writer.text_bytes, tokens_size=tokens.size, index_size=index.size, spans_size=spans_size
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=4)

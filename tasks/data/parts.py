@@ -7,6 +7,7 @@ its parts are: a bundle that has one is never read again.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +32,9 @@ BATCH_BYTES = 1 << 20
 DOCUMENT_BYTES = 256  # what a document costs besides its text
 PARTS_PER_COMPONENT, MIN_PART_BYTES, MAX_PART_BYTES = 64, 4 << 20, 256 << 20
 SCHEMA = pa.schema({"id": pa.string(), "source_file": pa.string(), "split": pa.string(), "text": pa.large_string()})
+CONVERSATION_SCHEMA = SCHEMA.append(pa.field("spans", pa.list_(pa.int64())))
+"""Of conversations there are the characters that count, as start, stop, start, stop …; null where the template does not say."""
+Row = tuple[str, str, str, str, list[int] | None]
 DIGEST = np.dtype([("digest", "V32"), ("row", "<u4")])
 
 
@@ -136,26 +140,33 @@ class Batch(NamedTuple):
 
 def _batches(bundle: Bundle, countings: Sequence[Counting]) -> Iterator[Batch]:
     """The documents of all pieces; what is no document is counted."""
-    rows: list[tuple[str, str, str, str]] = []
+    rows: list[Row] = []
     text_bytes = 0
+    source = bundle.source
+    schema = SCHEMA if source.conversation is None else CONVERSATION_SCHEMA
     for piece, counting in zip(bundle.pieces, countings, strict=True):
-        for read in counting.records(read_piece(bundle.source, piece)):
-            text = normalize(read.text, bundle.source.normalization)
+        for read in counting.records(read_piece(source, piece)):
+            text = normalize(read.text, source.normalization) if source.conversation is None else read.text
             content = text.encode()
             digest = digest_of_bytes(content)
-            rows.append((digest, piece.name, split_of(digest), text))
+            rows.append((digest, piece.name, split_of(digest), text, None if read.spans is None else list(chain(*read.spans))))
             text_bytes += len(content)
             if text_bytes + DOCUMENT_BYTES * len(rows) >= BATCH_BYTES:
-                yield _batch(rows, text_bytes)
+                yield _batch(schema, rows, text_bytes)
                 rows, text_bytes = [], 0
     if rows:
-        yield _batch(rows, text_bytes)
+        yield _batch(schema, rows, text_bytes)
 
 
-def _batch(rows: Sequence[tuple[str, str, str, str]], text_bytes: int) -> Batch:
-    columns = dict(zip(SCHEMA.names, map(list, zip(*rows, strict=True)), strict=True))
+def _batch(schema: pa.Schema, rows: Sequence[Row], text_bytes: int) -> Batch:
+    columns = dict(zip(CONVERSATION_SCHEMA.names, map(list, zip(*rows, strict=True)), strict=True))
     digests = [bytes.fromhex(row[0]) for row in rows]
-    return Batch(pa.RecordBatch.from_pydict(columns, SCHEMA), digests, text_bytes, text_bytes + DOCUMENT_BYTES * len(rows))
+    return Batch(
+        pa.RecordBatch.from_pydict({name: columns[name] for name in schema.names}, schema),
+        digests,
+        text_bytes,
+        text_bytes + DOCUMENT_BYTES * len(rows),
+    )
 
 
 def _write_part(path: Path, first: Batch, batches: Iterator[Batch], max_bytes: int) -> tuple[Part, list[bytes]]:
@@ -164,7 +175,7 @@ def _write_part(path: Path, first: Batch, batches: Iterator[Batch], max_bytes: i
     text_bytes = size = 0
     with writing(path) as file:
         hashed = HashedFile(file)
-        with pq.ParquetWriter(pa.PythonFile(hashed, "w"), SCHEMA, compression="zstd") as parquet:
+        with pq.ParquetWriter(pa.PythonFile(hashed, "w"), first.documents.schema, compression="zstd") as parquet:
             batch: Batch | None = first
             while batch is not None:
                 parquet.write_batch(batch.documents)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tasks.data.budget import budgeted, bundles_by_piece
 from tasks.data.caches import cache_key
+from tasks.data.conversations.template import ChatTemplate, resolved, template_of
 from tasks.data.digests import KnownDigests
 from tasks.data.documents import documents_key
 from tasks.data.listing import Listing, at_commit, fingerprint
@@ -81,6 +82,7 @@ class DataPlan:
     """All components of a recipe, the tokenizer and what it is trained on, and the benchmarks made from what is held out.
 
     Attributes:
+        special_tokens: of the tokenizer, besides those that begin and end a document: what chat templates write, sorted.
         digests: what was known of the sources' files when it was made, and can be asked again.
     """
 
@@ -90,6 +92,7 @@ class DataPlan:
     benchmarks: Path
     benchmark_components: tuple[str, ...]
     lock: Path
+    special_tokens: tuple[str, ...] = ()
     digests: KnownDigests = field(default_factory=KnownDigests, repr=False, compare=False)
 
     @property
@@ -97,6 +100,11 @@ class DataPlan:
         """Whether nothing is left to prepare."""
         caches = [cache for component in self.components.values() for cache in (component.train, component.held_out)]
         return all(cache.is_built for cache in caches) and self.tokenizer.exists() and self.has_benchmarks
+
+    def chats_of(self, names: Iterable[str]) -> tuple[ChatTemplate, ...]:
+        """The chat templates of those components that are conversations."""
+        found = (self.components[name].source.conversation for name in names)
+        return tuple(template_of(how) for how in found if how is not None)
 
     @property
     def has_benchmarks(self) -> bool:
@@ -121,6 +129,7 @@ def plan_data(
     vocab_size: int,
     tokenizer_name: str | None = None,
     tokenizer_components: Collection[str] | None = None,
+    special_tokens: Collection[str] = (),
     benchmark_components: Collection[str] | None = None,
     pins: Iterable[Pin] = (),
     digests: KnownDigests | None = None,
@@ -131,21 +140,23 @@ def plan_data(
     Args:
         tokenizer_name: of the hub, or a folder as `names_folder` says; None is trained here.
         tokenizer_components: those that the tokenizer is trained on; None is all.
+        special_tokens: that it must have besides those of the chat templates of these sources.
         benchmark_components: those from whose held-out text the benchmarks are made; None is all.
         digests: the files' contents as this command knows them; None is what the home keeps of earlier commands.
         budgets: component → tokens of which a part of its files will do; of the others everything is read.
 
     Raises:
-        ConfigError: the folder of the tokenizer has none.
+        ConfigError: the folder of the tokenizer has none, or a chat template cannot be used.
         DataError: a component has no files, or the tokenizer in a folder was changed after it was written.
     """
     digests = KnownDigests(home) if digests is None else digests
-    fixed = {name: at_commit(source) for name, source in sorted(sources.items())}
+    fixed = {name: _with_template(at_commit(source)) for name, source in sorted(sources.items())}
     listings = {name: fingerprint(source, digests, (budgets or {}).get(name)) for name, source in fixed.items()}
     digests.keep()
     documents = {name: key_of_documents(fixed[name], listings[name]) for name in listings}
     trained_on = tuple(sorted(documents if tokenizer_components is None else tokenizer_components))
-    tokenizer = tokenizer_key((documents[name] for name in trained_on), vocab_size, content_name(tokenizer_name))
+    special = tuple(sorted({*special_tokens, *_written_by_templates(fixed.values())}))
+    tokenizer = tokenizer_key((documents[name] for name in trained_on), vocab_size, content_name(tokenizer_name), special)
     pinned = {(pin.component, pin.split): pin for pin in pins}
 
     def cache(name: str, split: Split) -> CachePlan:
@@ -172,5 +183,16 @@ def plan_data(
         home.benchmarks(benchmarks),
         asked_of,
         home.lock(f"recipe-{benchmarks[:16]}"),
+        special,
         digests,
     )
+
+
+def _with_template(source: Source) -> Source:
+    """With its chat template itself, wherever that was named from."""
+    return source if source.conversation is None else source.but(conversation=resolved(source.conversation).model_dump())
+
+
+def _written_by_templates(sources: Iterable[Source]) -> set[str]:
+    """The special tokens of the chat templates of some sources."""
+    return {token for source in sources if source.conversation for token in template_of(source.conversation).special_tokens}

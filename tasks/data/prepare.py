@@ -7,6 +7,7 @@ from pathlib import Path
 from tasks.data.adopt import adopt_documents, adopt_shards
 from tasks.data.caches import finish_cache
 from tasks.data.cluster import cluster, run_all
+from tasks.data.conversations.tokens import check_templates
 from tasks.data.deduplicate import Kept, find_copies, num_buckets, ranges_of
 from tasks.data.digests import KnownDigests
 from tasks.data.documents import (
@@ -75,11 +76,12 @@ def make_missing_tokenizer(plan: DataPlan, vocab_size: int, name: str | None) ->
 
     Raises:
         ConfigError: its name is a folder that has none.
-        DataError: it cannot be fetched, was changed after it was written, lacks the begin or the end token, or has more entries than
-            `vocab_size`.
+        DataError: it cannot be fetched, was changed after it was written, lacks a special token of documents or of a chat
+            template, or has more entries than `vocab_size`.
     """
     is_made = not plan.tokenizer.exists() and _make_tokenizer(plan, vocab_size, name)
     check_special_tokens(plan.tokenizer, vocab_size)
+    check_templates(plan.tokenizer, plan.chats_of(plan.components))
     return is_made
 
 
@@ -98,7 +100,7 @@ def _make_tokenizer(plan: DataPlan, vocab_size: int, name: str | None) -> bool:
             return True
         say(f"training a byte-level BPE tokenizer with {vocab_size:,} entries")
         texts = (split_texts(plan.components[name].documents.folder, "train") for name in plan.tokenizer_components)
-        train_tokenizer(texts, vocab_size, plan.tokenizer)
+        train_tokenizer(texts, vocab_size, plan.tokenizer, plan.special_tokens)
         return True
 
 

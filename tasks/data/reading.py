@@ -17,6 +17,7 @@ from io import SEEK_END, BufferedReader
 import pyarrow as pa
 
 from tasks.data import filters
+from tasks.data.conversations.compose import build_compose
 from tasks.data.filters import build_sift, field_keys
 from tasks.data.formats import (
     archives,
@@ -32,15 +33,17 @@ from tasks.data.formats import (
     parquet_footer,
     parquet_pages,
     plain,
+    record_tables,
     streams,
     tables,
     thrift,
 )
 from tasks.data.formats.archives import MAX_LAYERS, members
-from tasks.data.formats.findings import Fault, FileFault, Finding, LeftOut, Reason, Record, sample_of
-from tasks.data.formats.json_lines import read_json_lines
+from tasks.data.formats.findings import Fault, FileFault, Finding, LeftOut, Reason, Record, Sift, sample_of
+from tasks.data.formats.json_lines import Take, read_json_lines, take_text
 from tasks.data.formats.paragraphs import read_paragraphs
 from tasks.data.formats.plain import read_plain
+from tasks.data.formats.record_tables import read_arrow_records, read_parquet_records
 from tasks.data.formats.streams import Recognised, WatchedFile, is_packed, open_watched, raise_failure, recognise, unpack
 from tasks.data.formats.tables import read_arrow, read_parquet
 from tasks.data.source import WITHOUT_FIELDS, Piece, Source
@@ -63,8 +66,8 @@ def read_piece(source: Source, piece: Piece) -> Iterator[Finding]:
     """Every document of a piece, in order: its text as it is in the file, or why it is not taken.
 
     Raises:
-        ConfigError: a filter asks for fields where a file is one document.
-        DataError: the file is gone, must not be read, or is shorter than it was when it was listed.
+        ConfigError: a filter asks for fields where a file is one document, or a chat template cannot be used.
+        DataError: the file is gone, must not be read, or is shorter than it was when it was listed; or a chat template fails.
         OSError: the file system fails; trying again may help.
         MemoryError: this worker is short of memory.
     """
@@ -116,18 +119,40 @@ def _findings(source: Source, piece: Piece, file: WatchedFile, *, layer: Recogni
     sift = build_sift(source.filters)
     match source.format:
         case "jsonl" if is_whole:
-            yield from read_json_lines(stream, text_key=source.text_key, sift=sift)
+            yield from read_json_lines(stream, take=_take(source, piece, sift))
         case "jsonl":
             _check_size(piece, stream)
-            yield from read_json_lines(stream, text_key=source.text_key, sift=sift, start=piece.start or 0, stop=piece.stop)
+            yield from read_json_lines(stream, take=_take(source, piece, sift), start=piece.start or 0, stop=piece.stop)
         case "text" | "markdown":
             yield from read_plain(stream, sift)
         case "paragraphs":
             yield from read_paragraphs(stream, sift)
         case "parquet" | "arrow":
-            read = read_parquet if source.format == "parquet" else read_arrow
             with file.spooled(stream) as table:
-                yield from read(table, text_key=source.text_key, field_keys=field_keys(source.filters), sift=sift)
+                yield from _rows(source, piece, sift, table)
+
+
+def _rows(source: Source, piece: Piece, sift: Sift, table: BufferedReader) -> Iterator[Finding]:
+    """What the rows of a table hold: a text each, or a conversation."""
+    fields = field_keys(source.filters)
+    if source.conversation is None:
+        read = read_parquet if source.format == "parquet" else read_arrow
+        return read(table, text_key=source.text_key, field_keys=fields, sift=sift)
+    compose = build_compose(source.conversation, source.normalization, sift, piece.name)
+    read_records = read_parquet_records if source.format == "parquet" else read_arrow_records
+    return read_records(table, keys=(*source.conversation.columns, *fields), take=compose)
+
+
+def _take(source: Source, piece: Piece, sift: Sift) -> Take:
+    """What is taken of a line: the text of a field, or a conversation."""
+    if source.conversation is None:
+        return take_text(source.text_key, sift)
+    compose = build_compose(source.conversation, source.normalization, sift, piece.name)
+
+    def take(document: object, where: str, line: bytes) -> Finding:
+        return compose(document, where) if isinstance(document, dict) else Fault("wrong type", where, sample_of(line))
+
+    return take
 
 
 def _inside(member: str, finding: Finding) -> Finding:
@@ -178,6 +203,7 @@ _FORMATS = (
     parquet_footer,
     parquet_pages,
     plain,
+    record_tables,
 )
 _MODULES = (sys.modules[__name__], filters, *_FORMATS, streams, tables, thrift)
 READER = f"documents-2+{code_digest(*_MODULES)}+unicode-{unicodedata.unidata_version}"

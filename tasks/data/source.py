@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import fsspec
 from pydantic import Field, model_validator
 
+from tasks.data.conversations.declared import Conversation
 from trainer.base.frozen import Frozen
 from trainer.base.secrets import check_no_secret
 from trainer.base.storage import as_path
@@ -66,6 +67,7 @@ class Source(Frozen):
             blank lines into documents of about 2,000 characters. Each also packed (gzip, Zstandard,
             xz, bzip2, LZ4) and in zip and tar, whatever it is called; a file of another format fails the preparation.
         text_key: the field that holds a document's text; a dot reaches into an object.
+        conversation: how a record holds a conversation, and what makes text of it, instead of `text_key`.
         filters: a document must pass each of them.
         max_bad_fraction: the share of documents, and of files, that may be unreadable before the component is refused.
     """
@@ -77,6 +79,7 @@ class Source(Frozen):
     exclude: tuple[str, ...] = ()
     format: Format
     text_key: str = "text"
+    conversation: Conversation | None = None
     filters: tuple[Filter, ...] = ()
     normalization: Normalization = Normalization()
     max_bad_fraction: float = Field(default=0.0, ge=0, le=1)
@@ -93,6 +96,16 @@ class Source(Frozen):
             raise ValueError(
                 f"a revision belongs to a Hugging Face data set (hf://datasets/OWNER/NAME), found {self.revision} with {self.url}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _conversation_has_fields(self) -> "Source":
+        if self.conversation is None:
+            return self
+        if self.format in WITHOUT_FIELDS:
+            raise ValueError(f"conversations need records with fields (jsonl, parquet or arrow), found the format {self.format}")
+        if self.text_key != Source.model_fields["text_key"].default:
+            raise ValueError(f"a source has its text in a field, or conversations: found the text_key {self.text_key!r} and both")
         return self
 
     @property

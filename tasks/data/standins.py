@@ -10,9 +10,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
+from tasks.data.conversations.declared import Conversation
+from tasks.data.conversations.stand_ins import as_record, conversations_in, strings_of
 from tasks.data.python_text import DIST_INFO, View, documents_in, installed, package_of, required_packages, roots
 from tasks.data.source import Source
 from tasks.data.word_problems import word_problems
@@ -33,6 +36,7 @@ class StandIn(Frozen):
 
     Attributes:
         test_items: whether made-up word problems, a benchmark's test items, lie beside it in a `test.json`.
+        conversation: the layout in which the questions and answers of these files are written; None writes text.
     """
 
     view: View
@@ -40,26 +44,31 @@ class StandIn(Frozen):
     without: tuple[str, ...] = ()
     max_bytes: int = Field(gt=0)
     test_items: bool = False
+    conversation: Conversation | None = None
 
 
 def stand_in_source(stand_in: StandIn, folder: Path) -> Source:
     """How a stand-in is read: every JSON-lines file in its folder, and the test items where it has some."""
     include = ("*.jsonl", TEST_NAME) if stand_in.test_items else ("*.jsonl",)
-    return Source(url=folder.as_uri(), include=include, exclude=(), format="jsonl", text_key="text")
+    return Source(
+        url=folder.as_uri(), include=include, exclude=(), format="jsonl", text_key="text", conversation=stand_in.conversation
+    )  # fmt: skip
 
 
-def collect(stand_in: StandIn) -> list[dict[str, str]]:
-    """The documents of one stand-in: `id` (where it is from) and `text`. Files come in an order that spreads over the packages.
+def collect(stand_in: StandIn) -> list[dict[str, Any]]:
+    """The documents of one stand-in: `id` (where it is from) and `text`, or what a conversation's layout has.
+
+    Files come in an order that spreads over the packages.
 
     Raises:
         DataError: this installation has none of the files, or no text in them.
     """
-    documents: list[dict[str, str]] = []
+    documents: list[dict[str, Any]] = []
     size = 0
     for path, name in _files(stand_in):
-        for number, text in enumerate(documents_in(stand_in.view, path, name)):
-            documents.append({"id": f"{name}#{number}", "text": text})
-            size += len(text.encode())
+        for number, fields in enumerate(_documents(stand_in, path, name)):
+            documents.append({"id": f"{name}#{number}", **fields})
+            size += len(text_of(documents[-1]).encode())
         if size >= stand_in.max_bytes:
             break
     if not documents:
@@ -67,6 +76,18 @@ def collect(stand_in: StandIn) -> list[dict[str, str]]:
             f"this Python installation has no text for {stand_in.view} of {', '.join(stand_in.where)}: install constraints.txt."
         )
     return documents
+
+
+def _documents(stand_in: StandIn, path: Path, name: str) -> Iterator[dict[str, Any]]:
+    if stand_in.conversation is None:
+        yield from ({"text": text} for text in documents_in(stand_in.view, path, name))
+    else:
+        yield from (as_record(said, stand_in.conversation) for said in conversations_in(path, name))
+
+
+def text_of(document: Mapping[str, Any]) -> str:
+    """All that a document says: of a conversation what everybody says in it."""
+    return "\n".join(text for key, value in document.items() if key != "id" for text in strings_of(value))
 
 
 @dataclass
@@ -91,17 +112,17 @@ def write_test_items(folder: Path) -> None:
     write_atomically(folder / TEST_NAME, "".join(rows).encode())
 
 
-def write_stand_ins(collected: Mapping[str, list[dict[str, str]]], sources: Path) -> dict[str, int]:
+def write_stand_ins(collected: Mapping[str, list[dict[str, Any]]], sources: Path) -> dict[str, int]:
     """Write every component's file without what repeats it or an earlier stand-in, and last the record; documents written, by name."""
     duplicates = NearDuplicates()
     record = read_json(sources / RECORD_NAME) if (sources / RECORD_NAME).exists() else {"documents": {}}
     for component in sorted(set(record["documents"]) - set(collected)):
         path = sources / component / FILE_NAME
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-            duplicates.is_new(json.loads(line)["text"])
+            duplicates.is_new(text_of(json.loads(line)))
     written: dict[str, int] = {}
     for component, documents in sorted(collected.items()):
-        kept = [document for document in documents if duplicates.is_new(document["text"])]
+        kept = [document for document in documents if duplicates.is_new(text_of(document))]
         lines = "".join(json.dumps(document, ensure_ascii=False) + "\n" for document in kept)
         write_atomically(sources / component / FILE_NAME, lines.encode())
         written[component] = len(kept)

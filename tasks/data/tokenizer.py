@@ -1,8 +1,9 @@
 """A byte-level BPE tokenizer, trained on the training split."""
 
 import os
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,12 +21,18 @@ MAX_BYTES_PER_COMPONENT = 200_000
 DIGEST_NAME = "tokenizer.sha256"
 
 
-def tokenizer_key(documents_keys: Iterable[str], vocab_size: int, name: str | None) -> str:
-    """Digest of everything that decides the tokenizer: its name on the hub, or what it is trained on."""
+def tokenizer_key(documents_keys: Iterable[str], vocab_size: int, name: str | None, special_tokens: Sequence[str] = ()) -> str:
+    """Digest of everything that decides the tokenizer: its name on the hub, or what it is trained on and its special tokens.
+
+    Args:
+        special_tokens: those besides the tokens that begin and end a document.
+    """
     if name is not None:
         return digest_of_json({"name": name, "vocab_size": vocab_size})
+    more = {"special_tokens": list(special_tokens)} if special_tokens else {}
     return digest_of_json(
         {
+            **more,
             "version": TOKENIZER_VERSION,
             "vocab_size": vocab_size,
             "max_bytes_per_component": MAX_BYTES_PER_COMPONENT,
@@ -34,8 +41,11 @@ def tokenizer_key(documents_keys: Iterable[str], vocab_size: int, name: str | No
     )
 
 
-def train_tokenizer(components: Iterable[Iterable[str]], vocab_size: int, path: Path) -> None:
-    """Train on the first `MAX_BYTES_PER_COMPONENT` bytes of each component's training texts and write `tokenizer.json`."""
+def train_tokenizer(components: Iterable[Iterable[str]], vocab_size: int, path: Path, special_tokens: Sequence[str] = ()) -> None:
+    """Train on the first `MAX_BYTES_PER_COMPONENT` bytes of each component's training texts and write `tokenizer.json`.
+
+    Special tokens in the texts are not trained on: they are entries already.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
@@ -44,11 +54,11 @@ def train_tokenizer(components: Iterable[Iterable[str]], vocab_size: int, path: 
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[BEGIN_OF_TEXT, END_OF_TEXT],
+        special_tokens=[BEGIN_OF_TEXT, END_OF_TEXT, *special_tokens],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((text for texts in components for text in _sample(texts)), trainer)
+    tokenizer.train_from_iterator((text for texts in components for text in _without(special_tokens, _sample(texts))), trainer)
     _write(path, tokenizer.to_str(pretty=True))
 
 
@@ -96,6 +106,14 @@ def check_tokenizer(path: Path) -> None:
 def _write(path: Path, content: str) -> None:
     write_atomically(path.with_name(DIGEST_NAME), digest_of_bytes(content.encode()).encode())
     write_atomically(path, content.encode())
+
+
+def _without(special_tokens: Sequence[str], texts: Iterable[str]) -> Iterable[str]:
+    """The texts, cut where a special token is."""
+    if not special_tokens:
+        return texts
+    pattern = re.compile("|".join(map(re.escape, special_tokens)))
+    return (piece for text in texts for piece in pattern.split(text) if piece)
 
 
 def _sample(texts: Iterable[str]) -> Iterable[str]:

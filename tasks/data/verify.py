@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from tasks.data.caches import ENCODER, READ_BY
+from tasks.data.caches import ENCODER, read_by
 from tasks.data.documents import DECISIVE_SETTINGS, read_documents_manifest
 from tasks.data.listing import selects
 from tasks.data.normalize import NORMALIZER
@@ -14,7 +15,7 @@ from tasks.data.source import Source
 from tasks.data.tokenizer import check_tokenizer
 from tasks.home import Home
 from trainer.base.errors import DataError
-from trainer.base.storage import digest_of_file
+from trainer.base.storage import digest_of_bytes, digest_of_file
 from trainer.base.wording import name_some
 from trainer.data.manifest import MANIFEST_NAME, SPLITS, Manifest, SourceFile, Split, read_manifest
 
@@ -129,8 +130,7 @@ def _changed_pin(cache: CachePlan, manifest: Manifest, component: str, split: Sp
 
 def _damages(folder: Path, manifest: Manifest) -> list[Difference]:
     """Whether the files of a cache are those that its manifest names."""
-    files = [(f"{shard.name}.bin", shard.digest) for shard in manifest.shards]
-    files += [(f"{shard.name}.parquet", shard.index_digest) for shard in manifest.shards]
+    files = [file for shard in manifest.shards for file in shard.files.items()]
     with ThreadPoolExecutor(DIGEST_THREADS, thread_name_prefix="verify") as pool:
         digests = list(pool.map(lambda file: _digest_or_nothing(folder / file[0]), files))
     return [
@@ -148,7 +148,7 @@ def _changes(component: ComponentPlan, manifest: Manifest, tokenizer: Path) -> l
     then = manifest.source
     for name in DECISIVE_SETTINGS:
         if now[name] != then.get(name):
-            found.append(Difference(f"{name} changed", place, str(now[name]), str(then.get(name))))
+            found.append(Difference(f"{name} changed", place, *_in_words(now[name], then.get(name))))
     found += [Difference(what, place, expected, was) for what, expected, was in _changed_code(manifest)]
     expected = digest_of_file(tokenizer) if tokenizer.exists() else f"{tokenizer.parent.name}, not made yet"
     try:
@@ -161,10 +161,24 @@ def _changes(component: ComponentPlan, manifest: Manifest, tokenizer: Path) -> l
     return found
 
 
+def _in_words(now: Any, then: Any) -> tuple[str, str]:
+    """A setting now and then; of objects what differs, and of long text its digest."""
+    if isinstance(now, dict) and isinstance(then, dict):
+        differing = [name for name in {**now, **then} if now.get(name) != then.get(name)]
+        now, then = ({name: one.get(name) for name in differing} for one in (now, then))
+    return _shortened(now), _shortened(then)
+
+
+def _shortened(value: Any) -> str:
+    shown = {name: f"{digest_of_bytes(one.encode())[:16]} (digest)" if isinstance(one, str) and len(one) > 80 else one
+             for name, one in value.items()} if isinstance(value, dict) else value  # fmt: skip
+    return str(shown)
+
+
 def _changed_code(manifest: Manifest) -> list[tuple[str, str, str]]:
     """What code made a cache otherwise than it is now, and in which versions: now and then."""
     versions = (
-        ("reader code changed", READ_BY, manifest.reader),
+        ("reader code changed", read_by(manifest.source), manifest.reader),
         ("normalizer code changed", NORMALIZER, manifest.normalizer),
         ("encoder code changed", ENCODER, manifest.encoder),
     )

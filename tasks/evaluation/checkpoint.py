@@ -7,6 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from tasks.data.tokenizer import load_tokenizer
+from tasks.evaluation.answer_likelihood import answers_beside_parent, is_finite
 from tasks.evaluation.answers import BenchmarkResult
 from tasks.evaluation.asked import Asked
 from tasks.evaluation.evaluate import evaluate_model, measure_benchmarks, open_model
@@ -47,6 +48,9 @@ def evaluate_phase(asked: Asked) -> dict[str, Any]:
         real=asked.real,
         renderings=asked.measured.renderings,
     )
+    answers = answers_beside_parent(run, params, {name: as_path(url) for name, url in asked.held_out.items()}, asked.measured)
+    if answers:
+        found["finite"] = found["finite"] and is_finite(answers)
     evaluation = {
         "phase": run.phase,
         "key": asked.key,
@@ -58,6 +62,7 @@ def evaluate_phase(asked: Asked) -> dict[str, Any]:
         **found,
         "results": _with_checkpoints(asked, checkpoint, found["results"], tokenizer, held_out),
         **_averages(run, checkpoint, held_out),
+        **({"answers": answers} if answers else {}),
     }
     write_json(evaluation_path(run), evaluation)
     return evaluation

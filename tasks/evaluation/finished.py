@@ -19,6 +19,7 @@ MEASURING = (
     *(
         f"tasks/evaluation/{name}.py"
         for name in (
+            "answer_likelihood",
             "answers",
             "asked",
             "bits_per_byte",
@@ -70,6 +71,7 @@ def evaluation_key(run: RunConfig, params_digest: str, plan: DataPlan, measured:
         {
             **_real_benchmarks(measured),
             **({"renderings": renderings_key(measured.renderings)} if measured.renderings else {}),
+            **_answers_key(run),
             "params": params_digest,
             "model": without_added(run.model.model_dump(mode="json")),
             "average": run.keeps_average,
@@ -97,6 +99,13 @@ def _real_benchmarks(measured: Measured) -> dict[str, dict[str, str]]:
     from tasks.evaluation.suites.gated import gate_key  # a third of a second, which the made ones do without
 
     return {"real_benchmarks": gate_key(labels)}
+
+
+def _answers_key(run: RunConfig) -> dict[str, Any]:
+    """What else decides the likelihood of answers beside the parent's; nothing where none are trained on."""
+    if run.loss_on == "all":
+        return {}
+    return {"answers": {"components": sorted(run.caches), "parent": run.start.params_digest if run.start else None}}
 
 
 @cache

@@ -3,7 +3,7 @@
 from typing import Protocol, TypeVar
 
 from trainer.base.frozen import Frozen
-from trainer.config import ModelConfig, Optimizer, RollingLimit, Stability, Steps
+from trainer.config import LossOn, ModelConfig, Optimizer, PackingKind, RollingLimit, Stability, Steps
 from trainer.preflight.spec import StepShape
 
 T = TypeVar("T")
@@ -26,6 +26,12 @@ class Shaped(Protocol):
 
     @property
     def stability(self) -> Stability: ...  # noqa: D102
+
+    @property
+    def packing(self) -> PackingKind: ...  # noqa: D102
+
+    @property
+    def loss_on(self) -> LossOn: ...  # noqa: D102
 
 
 class Setup(Frozen):
@@ -67,4 +73,6 @@ def step_shape(phase: Shaped, batch_sequences: int) -> StepShape:
         clips_update_rms=bool(ever(stability.max_update_rms)),
         update_norm_window=window(stability.max_update_norm),
         skip_step_window=window(stability.skip_step),
+        packing=phase.packing,
+        loss_on=phase.loss_on,
     )

@@ -1,13 +1,14 @@
 """A phase's weights as a folder that `transformers` reads, with the tokenizer that they were trained with, and a page about the model."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from tasks.data.conversations.template import ChatTemplate
 from tasks.data.special_tokens import special_tokens
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, check_tokenizer
 from tasks.publication.card.readme import README_NAME, build_model_card
@@ -20,6 +21,7 @@ from trainer.model.params import count_parameters
 from trainer.state import params_digest
 
 DType = Literal["float32", "bfloat16"]
+CHAT_TEMPLATE_NAME = "chat_template.jinja"
 
 
 def export_phase(
@@ -31,6 +33,7 @@ def export_phase(
     weights: str = LAST,
     dtype: DType = "float32",
     claims: Mapping[str, Any] | None = None,
+    chats: Sequence[ChatTemplate] = (),
 ) -> dict[str, Any]:
     """Write the folder, and say what is in it.
 
@@ -39,6 +42,8 @@ def export_phase(
         tokenizer: the `tokenizer.json` of the recipe.
         weights: `last`, their moving average as `ema`, or `average:N` for the mean of the last N checkpoints.
         claims: what is known of the phase, for the page about the model; None is no more than its run says.
+        chats: the chat templates of the conversations that the phase was trained on. One goes with the tokenizer; of several none does,
+            for it cannot be told which one a question is meant for.
 
     Raises:
         CheckpointError: the checkpoint is not whole, has no moving average, or holds other weights than the result names; or
@@ -66,7 +71,8 @@ def export_phase(
         "dtype": dtype,
         "params_digest": digest,
     }
-    beside = _beside(tokenizer_files(tokenizer, run.model.seq_len), origin, claims or {})
+    chat = chats[0] if len({chat.text for chat in chats}) == 1 else None
+    beside = _beside(tokenizer_files(tokenizer, run.model.seq_len, chat), origin, claims or {})
     write_folder(folder, params, run.model, tokenizer=beside, dtype=dtype)
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     return {
@@ -78,6 +84,8 @@ def export_phase(
         "params_digest": digest,
         "parameters": count_parameters(run.model),
         "dtype": dtype,
+        "chat_template": chat.name if chat else None,
+        "chat_templates_left_out": [] if chat else sorted({chat.name for chat in chats}),
         "bytes": sum(files.values()),
         "files": list(files),
     }
@@ -89,11 +97,15 @@ def _beside(tokenizer: TokenizerFiles, origin: dict[str, Any], claims: Mapping[s
     return tokenizer._replace(files={**tokenizer.files, **{name: text.encode() for name, text in about.items()}})
 
 
-def tokenizer_files(path: Path, seq_len: int) -> TokenizerFiles:
+def tokenizer_files(path: Path, seq_len: int, chat: ChatTemplate | None = None) -> TokenizerFiles:
     """The tokenizer, with what tells `transformers` which tokens begin and end a document.
 
     Our own tokenizer leaves it to the caller to begin a document. A model was never trained without that, so that the exported one does it
     by itself, as Llama 3's does; one that has rules of its own keeps them.
+
+    Args:
+        chat: the template that made text of what was trained on. With it, `apply_chat_template` gives what was trained on, without the
+            token that ends a document; and text ends with the token that ends an answer.
     """
     check_tokenizer(path)
     tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
@@ -108,5 +120,12 @@ def tokenizer_files(path: Path, seq_len: int) -> TokenizerFiles:
         "model_max_length": seq_len,
         "clean_up_tokenization_spaces": False,
     }
-    files = {"tokenizer.json": tokenizer.to_str(pretty=True), "tokenizer_config.json": json.dumps(about, indent=2) + "\n"}
-    return TokenizerFiles({name: content.encode() for name, content in files.items()}, begin, end)
+    files = {"tokenizer.json": tokenizer.to_str(pretty=True)}
+    turn_end = chat.turn_end() if chat else None
+    if chat is not None:
+        about["chat_template"] = files[CHAT_TEMPLATE_NAME] = chat.with_begin()
+        if turn_end is not None and not chat.uses_end_of_text:  # a template that writes `eos_token` means the one that it was used with
+            about["eos_token"] = turn_end
+    files["tokenizer_config.json"] = json.dumps(about, indent=2) + "\n"
+    end_of_turn = tokenizer.token_to_id(turn_end) if turn_end is not None else None
+    return TokenizerFiles({name: content.encode() for name, content in files.items()}, begin, end, end_of_turn)

@@ -14,7 +14,7 @@ from trainer.base.errors import DataError
 from trainer.base.run_folder import RunFolder
 from trainer.base.storage import as_path, digest_of_file
 from trainer.config import RunConfig
-from trainer.data.manifest import Manifest, read_manifest
+from trainer.data.manifest import read_manifest
 from trainer.data.mixture import MixtureSchedule
 from trainer.metrics import read_metrics
 from validations.accepted import AcceptedWarning
@@ -25,6 +25,7 @@ from validations.evidence.health.evidence import health_evidence
 from validations.evidence.leakage.evidence import leakage_evidence, leaked_items
 from validations.evidence.mixture import mixture_evidence
 from validations.evidence.order.evidence import order_evidence
+from validations.evidence.packing import packing_evidence
 from validations.limits import DataLimits, HealthLimits
 from validations.verdict import DataEvidence, Verdict, judge_data, judge_health, write_verdict
 
@@ -61,16 +62,19 @@ def judge_phase_data(
     whole = {name: folder for name, folder in caches.items() if not _is_damaged(differences[name])}
     scans = scan_caches(whole, plan, limits.leakage, home)
     order, shifts = order_evidence(run, limits.order)
+    packed = packing_evidence(run)
+    rows = dict(zip(packed["component"], packed["rows"], strict=True))
     expected = {name: scan_key(manifest.digest, scans.items, limits.leakage) for name, manifest in manifests.items()}
     evidence = DataEvidence(
         caches=cache_evidence(caches),
         differences=differences_evidence({name: [one.as_json() for one in found] for name, found in differences.items()}, caches),
-        mixture=_mixture(run, manifests),
+        mixture=_mixture(run, rows),
         order=order,
         shifts=shifts,
         leakage=leakage_evidence(scans.scans, scans.items, limits.leakage, scan_keys=scans.keys, expected_scan_keys=expected),
         leaked_items=leaked_items(scans.scans),
         hand_off=hand_off,
+        packing=packed,
     )
     subject, folder = f"{run.recipe}/{run.scale}/{run.phase} data", as_path(run.verdict).with_suffix("")
     verdict = judge_data(subject, evidence, limits=limits, folder=folder, decided_by=decided_by, accepts=accepts, asks_people=asks_people)
@@ -99,9 +103,8 @@ def judge_phase_health(
     return verdict
 
 
-def _mixture(run: RunConfig, manifests: dict[str, Manifest]) -> pd.DataFrame:
+def _mixture(run: RunConfig, rows: Mapping[str, int]) -> pd.DataFrame:
     schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
-    rows = {name: manifest.tokens // run.model.seq_len for name, manifest in manifests.items()}
     return mixture_evidence(schedule, start_step=run.start_step, stop_step=run.stop_step, rows=rows, seq_len=run.model.seq_len)
 
 

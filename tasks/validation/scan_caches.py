@@ -107,7 +107,7 @@ def check_shard(folder: Path, shard: Shard) -> None:
     Raises:
         DataError: with the file.
     """
-    for name, expected in ((f"{shard.name}.bin", shard.digest), (f"{shard.name}.parquet", shard.index_digest)):
+    for name, expected in shard.files.items():
         if digest_of_file(folder / name) != expected:
             raise DataError(f"{folder / name} is not the file that was written. Delete {folder} and prepare the data again.")
 

@@ -72,7 +72,7 @@ def state(run: RunConfig) -> TrainState:
 def phasewise_export(home: Home, run: RunConfig, state: TrainState, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Export:
     """The command on that home: its data were never prepared, so the plan is given."""
     recipe = tiny_recipe()
-    plan = SimpleNamespace(tokenizer=tokenizer)
+    plan = SimpleNamespace(tokenizer=tokenizer, chats_of=lambda _: ())
     resolved = SimpleNamespace(recipe=recipe, recipe_name="tiny", home=home, plan=plan, run=lambda phase: run, options="--scale proxy")
     monkeypatch.setattr(export, "resolve", lambda *_, **__: (resolved, recipe.phases[0]))
 

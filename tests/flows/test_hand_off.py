@@ -115,7 +115,10 @@ CONTRACT: dict[str, Any] = {
     [
         (["permutation", "version"], 3, {"order": ("permutation kind feistel, version 2", "permutation kind feistel, version 3")}),
         (["seed"], 1, {"order": ("seed 0", "seed 1")}),
-        (["packing"], "whole documents", {"order": ("packing chunk", "packing whole documents")}),
+        (["packing"], "pad", {"packing": ("chunk", "pad")}),
+        (["packing"], "buffer", {}),  # the buffer is a part of the order
+        (["buffer"], {"documents": 8}, {"order": ("buffer none", "buffer documents 8")}),
+        (["loss_on"], "answers", {"loss_on": ("all", "answers")}),
         (["unheard_of"], 1, {"order": ("unheard_of none", "unheard_of 1")}),
         (["batch"], [[0, 8]], {"batches so far": ("50 16", "50 none")}),
         (["batch"], [[0, 8], [50, 16], [100, 32]], {}),
@@ -134,6 +137,11 @@ def test_each_part_of_the_contract_is_compared(path: list[str], value: Any, expe
         at = at[part]
     at[path[-1]] = value
     assert changes_of_contract(CONTRACT, after, 100) == expected
+
+
+def test_another_version_of_a_packing_is_another_packing():
+    before, after = ({**CONTRACT, "packing": "greedy", "packing_version": version} for version in (1, 2))
+    assert changes_of_contract(before, after, 100) == {"packing": ("greedy, version 1", "greedy, version 2")}
 
 
 def test_caches_are_compared_by_content_where_both_contracts_name_it():

@@ -7,7 +7,7 @@ import pytest
 
 from flows.checks import check_mixtures, check_slices, check_sources
 from flows.plan import build_run, data_plan, sources_of, stand_ins_of
-from flows.recipes import load_recipe
+from flows.recipes import load_recipe, load_record
 from flows.recipes.catalogue import CATALOGUE
 from flows.recipes.recipe import Recipe
 from tasks.data.pin import Pin
@@ -149,15 +149,19 @@ def test_a_source_of_the_recipes_own_without_files_is_refused(home: Home, tmp_pa
         check_sources(with_sources(with_mixture({"flan": 50, "all_math": 50}), flan=empty), home)
 
 
-def test_conversations_are_refused_at_full_scale(home: Home):
-    """Their text key alone would train on half of each."""
-    recipe = with_mixture({"smoltalk": 50, "acecode_89k": 25, "flan": 25})
-    assert set(sources_of(recipe, home)) == {"smoltalk", "acecode_89k", "flan"}
-    full = recipe.but(scale="full")
-    with pytest.raises(ConfigError, match="marin-8b draws from acecode_89k, smoltalk, which are conversations"):
-        sources_of(full, home)
-    own = Source(url="gs://bucket/chat", include=("*.jsonl",), format="jsonl")
-    assert sources_of(with_sources(full, smoltalk=own, acecode_89k=own), home)["smoltalk"] == own
+def test_conversations_are_read_at_full_scale(home: Home):
+    """By their own layout: no field of them alone is a document."""
+    full = with_mixture({"smoltalk": 50, "acecode_89k": 25, "flan": 25}).but(scale="full")
+    sources = sources_of(full, home)
+    assert {name for name, source in sources.items() if source.conversation} == {"smoltalk", "acecode_89k"}
+
+
+def test_the_proxy_s_tokenizer_has_what_the_templates_of_branches_write():
+    """The main line is trained before a branch is asked for, and with the same tokenizer."""
+    tokens = ("<|end_header_id|>", "<|eot_id|>", "<|start_header_id|>")
+    assert PROXY.tokenizer.special_tokens == tokens
+    assert load_record("marin-8b", "proxy").with_branch("sft").tokenizer.special_tokens == tokens
+    assert load_recipe("marin-32b", "proxy").tokenizer.special_tokens == ()
 
 
 def test_pins_reach_the_plan(home: Home, tmp_path: Path):

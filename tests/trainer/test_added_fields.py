@@ -47,7 +47,7 @@ def test_a_run_of_before_keeps_its_digest(make_run: MakeRun, model: ModelConfig)
     settings = run.model_dump(mode="json", exclude=left_out)
     for name in OF_MODELS:
         del settings["model"][name]
-    del settings["recovery"]
+    del settings["recovery"], settings["packing"], settings["loss_on"]
     del settings["order"]["buffer_documents"]
     assert run.digest == digest_of_json({**settings, "caches": run.caches})
     written = run.model_dump(mode="json")
@@ -70,6 +70,7 @@ def test_a_compilation_of_before_keeps_its_spec(monkeypatch: pytest.MonkeyPatch)
     spec = spec_for(step_of(LLAMA_8B, 1024), find_slice("2x v5e-256"), Plan(remat="full")).model_dump(mode="json")
     for name in OF_MODELS:
         del spec["step"]["model"][name]
+    del spec["step"]["packing"], spec["step"]["loss_on"]
     del spec["execution"]["expert_kernel"], spec["execution"]["mesh"]["expert"], spec["execution"]["mesh"]["context"]
     for work in ("step", "save", "restore"):
         del spec["execution"][f"{work}_stall_seconds"]

@@ -16,6 +16,21 @@ from trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, read_manifest
 BEGIN, END = 0, 1
 
 
+def write_conversations(folder: Path, shards: Sequence[Sequence[tuple[np.ndarray, Sequence[tuple[int, int]]]]], **fields: Any) -> Path:
+    """A cache of conversations: each document with its answers, as spans of its own tokens."""
+    write_token_cache(folder, [[document for document, _ in shard] for shard in shards])
+    manifest = read_manifest(folder)
+    written: list[Shard] = []
+    for shard, of_shard in zip(manifest.shards, shards, strict=True):
+        starts = np.cumsum([0, *(len(document) for document, _ in of_shard)])
+        spans = [(start + first, start + stop) for start, (_, answers) in zip(starts, of_shard, strict=False) for first, stop in answers]
+        content = np.array(spans, "<i8").tobytes()
+        write_atomically(folder / f"{shard.name}.spans", content)
+        written.append(shard.but(spans=len(spans), spans_digest=digest_of_bytes(content)))
+    write_manifest(folder, manifest.but(shards=tuple(written), template="made up", **fields))
+    return folder
+
+
 def write_token_cache(folder: Path, shards: Sequence[Sequence[np.ndarray]], *, dtype: str = "uint16", begin_of_text: int = BEGIN) -> Path:
     """Write a cache as data preparation does: shards, their index, the manifest last."""
     written = [_write_shard(folder, f"shard-{number:05d}", documents, dtype) for number, documents in enumerate(shards)]

@@ -18,8 +18,9 @@ from validations.evidence.caches import cache_evidence
 from validations.evidence.differences import differences_evidence
 from validations.evidence.hand_off import hand_off_evidence
 from validations.evidence.mixture import mixture_evidence
+from validations.evidence.packing import COLUMNS as PACKING_COLUMNS
 from validations.expectations.judging import load_library
-from validations.limits import DataLimits, LeakageLimits, OrderLimits
+from validations.limits import DataLimits, LeakageLimits, OrderLimits, PackingLimits
 from validations.verdict import DataEvidence
 
 PROSE = {
@@ -124,6 +125,7 @@ def limits() -> DataLimits:
         max_epochs=4.0,
         leakage=LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0),
         order=OrderLimits(false_alarm_rate=1e-3, max_shift_deviations=0.5),
+        packing=PackingLimits(min_counted_percent=5.0, max_cut_percent=10.0, max_padding_percent=20.0),
     )
 
 
@@ -145,10 +147,17 @@ def data_evidence(caches: CacheMaker) -> Callable[..., DataEvidence]:
             leaked_items=_leaked_items(planted),
             order=_order(),
             shifts=_shifts(),
+            packing=_packing(),
             hand_off=hand_off_evidence(["mixture"], {"mixture": ("wikipedia 100", "wikipedia 75, starcoderdata 25")}),
         )
 
     return build
+
+
+def _packing() -> pd.DataFrame:
+    """Packed rows of each component within all limits."""
+    numbers = (20, 8, 1024, 950, 7.2, 1, 5.0, 12, 1.2, 400, 42.1, 0)
+    return pd.DataFrame([(name, "greedy", "answers", *numbers) for name in PROSE], columns=list(PACKING_COLUMNS))
 
 
 def _leakage(planted: dict[str, list[str]]) -> pd.DataFrame:

@@ -22,6 +22,8 @@ ADDED_LATER: dict[str, bool | int | float | str | None] = {
     "restore_stall_seconds": 900.0,
     "recovery": None,
     "buffer_documents": None,
+    "packing": "chunk",
+    "loss_on": "all",
 }
 """Field → what all runs of before had. The name must be that of one field in the whole configuration, and no component's."""
 

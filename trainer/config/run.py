@@ -18,6 +18,8 @@ from trainer.config.schema import Steps
 from trainer.config.stability import Stability
 
 Component = str
+PackingKind = Literal["chunk", "pad", "greedy"]
+LossOn = Literal["all", "answers"]
 Percent = Annotated[float, Field(ge=0, le=100)]
 MixtureShares = dict[Component, Percent]
 StatePart = Literal["ema", "optimizer", "rolling", "balancing", "qk_norm"]
@@ -108,6 +110,15 @@ def check_mixture(step: int, shares: MixtureShares) -> None:
         raise ValueError(f"the mixture from step {step} must sum to 100 %, found {total:.2f} % over {len(shares)} components")
 
 
+def check_rows(packing: PackingKind, loss_on: LossOn, order: DataOrder) -> None:
+    """Refuse a document buffer whose rows would not be filled as the rest says."""
+    if order.buffer_documents is not None and (packing, loss_on) != ("chunk", "all"):
+        raise ValueError(
+            f"order.buffer_documents must go with packing chunk and loss_on all, found packing {packing} and loss_on {loss_on}: a buffer "
+            "fills rows with parts of documents. Set order.buffer_documents to null, or take the others out"
+        )
+
+
 _NOT_DECISIVE = {"execution", "instrumentation", "evaluation", "until_step"}
 _NAMED_BY_KEY = re.compile(r"(train|held_out)-[0-9a-f]{16}")
 
@@ -117,6 +128,10 @@ class RunConfig(Frozen):
 
     Attributes:
         caches: component → folder of its token cache; every component that the phase draws from.
+        packing: how documents become rows (`trainer.data.packing`): `chunk` cuts all of them, one after the other, into full rows; `pad`
+            gives each a row of its own; `greedy` fills rows with whole ones. The last two cut what is longer than a row, and pad.
+        loss_on: which tokens are predicted: all, or those of the answers alone, which are spans of the caches. Where packing is not
+            `chunk`, neither padding nor the first token of a document is.
         cache_digests: component → digest of its cache's manifest, where the folder's name does not say what is in it.
         recovery: what is done where the loss is no number or jumps; None stops.
         verdict: the JSON file that says these caches passed judgement.
@@ -144,6 +159,8 @@ class RunConfig(Frozen):
     verdict: str
     output: str
     recovery: Recovery | None = None
+    packing: PackingKind = "chunk"
+    loss_on: LossOn = "all"
     evaluation: LossEvaluation | None = None
     execution: Execution = Execution()
     instrumentation: Instrumentation = Instrumentation()
@@ -205,6 +222,7 @@ class RunConfig(Frozen):
             if part is not None and size > part and size % part:
                 raise ValueError(f"microbatch_sequences must divide every larger batch, found {part} for {size} sequences from step {step}")
         drawn = {name for _, shares in self.mixture.within(self.start_step, self.stop_step) for name, share in shares.items() if share}
+        check_rows(self.packing, self.loss_on, self.order)
         if missing := sorted(drawn - set(self.caches)):
             raise ValueError(f"no cache is named for {', '.join(missing)}")
         return self

@@ -15,6 +15,7 @@ from trainer.base.errors import DataError
 from trainer.base.storage import as_path, file_system_of
 from trainer.data.manifest import Manifest, read_manifest
 from trainer.data.shards import MappedShard, ShardMaps, TokenRange, build_maps, fetch, sizes_in_bytes
+from trainer.data.spans import SPAN_BYTES, read_spans
 
 DOCUMENTS_AT_ONCE = 1024
 TOKENS_AT_ONCE = 2**20
@@ -44,7 +45,7 @@ class TokenCache:
         """The cache in a folder. Caches that are given the same `maps` share its bound on open files.
 
         Raises:
-            DataError: the manifest is missing or contradicts itself, or a shard is missing or has another length than it says.
+            DataError: the manifest is missing or contradicts itself, or a file of a shard is missing or has another length than it says.
         """
         folder = as_path(folder)
         manifest = read_manifest(folder)
@@ -53,9 +54,10 @@ class TokenCache:
             raise DataError(
                 f"{folder}: the manifest says {manifest.tokens} tokens, and its shards have {starts[-1]}. Prepare the data again."
             )
-        names = [f"{shard.name}.bin" for shard in manifest.shards]
-        for name, shard, found in zip(names, manifest.shards, sizes_in_bytes(folder, names), strict=True):
-            expected = shard.tokens * np.dtype(manifest.dtype).itemsize
+        expected_bytes = {f"{shard.name}.bin": shard.tokens * np.dtype(manifest.dtype).itemsize for shard in manifest.shards}
+        expected_bytes |= {f"{shard.name}.spans": shard.spans * SPAN_BYTES for shard in manifest.shards if shard.spans is not None}
+        names = list(expected_bytes)
+        for name, expected, found in zip(names, expected_bytes.values(), sizes_in_bytes(folder, names), strict=True):
             if found != expected:
                 raise DataError(
                     f"{folder / name}: the manifest says {expected} bytes, found {found}. Delete {folder} and prepare the data again."
@@ -92,6 +94,17 @@ class TokenCache:
         if self.is_local:
             self._map(shard).announce([start], len(out))
         return self._read(shard, start, out)
+
+    def spans(self) -> Int[np.ndarray, "n 2"] | None:
+        """The runs of tokens that count, `[start, stop)` in numbers of the whole cache, ascending and apart; None where every token counts.
+
+        Raises:
+            DataError: a file of spans is missing, is not the one that was written, or holds none.
+        """
+        if not self.manifest.has_spans:
+            return None
+        shards = zip(self.manifest.shards, self.starts[:-1], strict=True)
+        return np.concatenate([read_spans(self.folder, shard) + start for shard, start in shards])
 
     def documents(self, shard_numbers: Iterable[int] | None = None) -> Iterator[Document]:
         """Every document of these shards, or of all, in order, with its tokens. Neither an index nor a shard is ever held whole."""

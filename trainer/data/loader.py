@@ -1,4 +1,4 @@
-"""The batch of any step by random access: mixture → position in the component → permutation → row of the cache.
+"""The batch of any step by random access: mixture → position in the component → permutation → row of the component.
 
 Where the order has a document buffer: mixture → position in the component → row that the buffer fills.
 """
@@ -15,12 +15,14 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from trainer.base.errors import ConfigError, DataError
-from trainer.config import Component, DataOrder, RunConfig
+from trainer.config import Component, RunConfig
 from trainer.data.buffered import BufferedComponent
 from trainer.data.cache import TokenCache
 from trainer.data.document_buffer import BUFFER_VERSION
 from trainer.data.mixture import MixtureSchedule
+from trainer.data.packing import PACKING_VERSION
 from trainer.data.permutation import PERMUTATION_VERSIONS, Permutation, derive_key
+from trainer.data.rows import ComponentRows, RowRule
 from trainer.data.segments import positions, segment_ids
 from trainer.data.shards import TokenRange, build_maps, fetch
 
@@ -37,10 +39,16 @@ class Batch:
     begin_of_text: int
     begins: Bool[np.ndarray, "b t"] | None = None
     """Where a document begins or goes on, if the tokens do not show it: a row of a document buffer may go on with one in its middle."""
+    packed: Int[np.ndarray, "b t"] | None = None
+    """The segment ids of packed rows, whose padding the tokens do not show either."""
+    targets: Bool[np.ndarray, "b t"] | None = None
+    """Which tokens are predicted, each from the one before it; None is all behind the first of a row."""
 
     @cached_property
     def segment_ids(self) -> Int[np.ndarray, "b t"]:
-        """The number of the token's document in its row."""
+        """The number of the token's document in its row, 0 for padding."""
+        if self.packed is not None:
+            return self.packed
         if self.begins is not None:
             return np.cumsum(self.begins, axis=1, dtype=np.int32)
         return segment_ids(self.tokens, self.begin_of_text)
@@ -56,7 +64,7 @@ class Order:
     """Which row of which component each sequence of a lineage is.
 
     Attributes:
-        rows: component → rows of its cache; the rows of other components are not known.
+        rows: component → how many rows it has; those of other components are not known.
     """
 
     schedule: MixtureSchedule
@@ -104,10 +112,13 @@ class Loader:
         maps = build_maps()
         needed = self._schedule.realised(run.start_step, run.stop_step)
         self._caches = {name: TokenCache.open(run.caches[name], maps) for name in needed}
-        self._rows = {name: cache.num_rows(run.model.seq_len) for name, cache in self._caches.items()}
+        rule = RowRule(run.packing, run.loss_on)
+        self._laid = {name: ComponentRows(cache, rule, run.model.seq_len) for name, cache in self._caches.items()}
+        self._rows = {name: laid.num_rows for name, laid in self._laid.items()}
         for name, rows in self._rows.items():
             if not rows:
                 raise DataError(f"component {name} has {self._caches[name].manifest.tokens} tokens, not one row of {run.model.seq_len}.")
+        self._chooses_targets, self._packs = rule.chooses_targets, rule.packing != "chunk"
         self._begin_of_text = _begin_of_text(self._caches)
         self._buffered = {} if run.order.buffer_documents is None else self._buffers()
         self._order_of_span = lru_cache(maxsize=SPANS_KEPT)(Order(self._schedule, self._rows).span)
@@ -119,15 +130,44 @@ class Loader:
         components, rows = np.concatenate([self._order_between(first, first + size) for first in firsts], axis=1)
         tokens = np.empty((len(rows), self._run.model.seq_len), np.int32)
         begins = np.zeros(tokens.shape, bool) if self._buffered else None
+        packed = np.zeros(tokens.shape, np.int32) if self._packs else None
+        targets = np.zeros(tokens.shape, bool) if self._chooses_targets else None
         to_fetch: list[TokenRange] = []
         for number in np.flatnonzero(np.bincount(components)):
             name, places = self._names[number], np.flatnonzero(components == number)
-            if begins is None:
-                to_fetch += self._caches[name].read_rows(rows[places], tokens, places)
-            else:
+            if begins is not None:
                 to_fetch += self._buffered[name].read(rows[places], tokens, begins, places)
+                continue
+            laid = self._laid[name]
+            to_fetch += laid.read(rows[places], tokens, places)
+            if packed is not None:
+                packed[places] = laid.segment_ids(rows[places])
+            if targets is not None:
+                targets[places] = laid.targets(rows[places])
         fetch(to_fetch)
-        return Batch(tokens, self._begin_of_text, begins)
+        return Batch(tokens, self._begin_of_text, begins, packed, targets)
+
+    def check_targets(self) -> None:
+        """Refuse a run of which a batch has nothing to predict: its loss would be no number. No token is read for it.
+
+        Raises:
+            DataError: the first such step of the run.
+        """
+        if not self._chooses_targets:
+            return
+        of_rows = {name: laid.targets_of(np.arange(laid.num_rows)) for name, laid in self._laid.items()}
+        if all(targets.all() for targets in of_rows.values()):
+            return
+        for step in range(self._run.start_step, self._run.stop_step):
+            first = self._schedule.sequences_before(step)
+            components, rows = self._order_between(first, first + self._run.batch.at(step))
+            drawn = ((of_rows[self._names[number]], rows[components == number]) for number in np.unique(components))
+            if not any(targets[numbers].any() for targets, numbers in drawn):
+                raise DataError(
+                    f"every batch must have a token that is predicted, found none in the {len(rows)} rows of step {step + 1} of phase "
+                    f"{self._run.phase}, with packing {self._run.packing} and loss_on {self._run.loss_on}: take larger batches, or leave "
+                    "out the conversations whose answers lie beyond the row."
+                )
 
     def batches(
         self, start_step: int, stop_step: int, *, left_out: Container[int] = (), threads: int = 2, ahead: int = 4
@@ -154,7 +194,7 @@ class Loader:
         return {
             "seed": run.order.seed,
             "permutation": {"kind": run.order.permutation, "version": PERMUTATION_VERSIONS[run.order.permutation]},
-            **packing_of(run.order),
+            **packing_of(run),
             "block_sequences": run.order.block_sequences,
             "rounding": run.order.rounding,
             "first_step": run.order.first_step,
@@ -180,11 +220,18 @@ class Loader:
         return components[inside], rows[inside]
 
 
-def packing_of(order: DataOrder) -> dict[str, Any]:
-    """What a contract says of how documents become rows."""
-    if order.buffer_documents is None:
-        return {"packing": "chunk"}
-    return {"packing": "buffer", "buffer": {"documents": order.buffer_documents, "version": BUFFER_VERSION}}
+CONTRACT_OF_ROWS = ("packing", "packing_version", "loss_on", "buffer")
+"""What `packing_of` may say."""
+
+
+def packing_of(run: RunConfig) -> dict[str, Any]:
+    """What a contract says of how documents become rows, and of what in them is predicted where that is not everything."""
+    answers = {} if run.loss_on == "all" else {"loss_on": run.loss_on}
+    if run.order.buffer_documents is not None:
+        return {"packing": "buffer", "buffer": {"documents": run.order.buffer_documents, "version": BUFFER_VERSION}}
+    if run.packing == "chunk":
+        return {"packing": "chunk", **answers}
+    return {"packing": run.packing, "packing_version": PACKING_VERSION, **answers}
 
 
 def _check_hosts(run: RunConfig, host: int, hosts: int) -> None:

@@ -5,14 +5,15 @@
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Int
 
 from trainer.base.errors import DataError
+from trainer.config import PackingKind
 
-PackingKind = Literal["chunk", "pad", "greedy"]
+PACKING_VERSION = 1
+"""Raised where a plan lays the same documents otherwise."""
 
 
 @dataclass(frozen=True)

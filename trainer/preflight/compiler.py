@@ -12,6 +12,7 @@ from jax.experimental import topologies
 
 from trainer.base.errors import ConfigError, TrainingError
 from trainer.config import RunConfig
+from trainer.data.rows import RowRule
 from trainer.preflight.arithmetic import update_flops
 from trainer.preflight.collectives import read_collectives
 from trainer.preflight.hlo import Module
@@ -64,7 +65,9 @@ def lower_step(run: RunConfig, devices: list[Any]) -> Any:
     of_batch = alone if mesh is None else token_sharding(mesh)
     rows = jax.ShapeDtypeStruct((run.batch.at(0), run.model.seq_len), jnp.int32, sharding=of_batch)
     step: Any = build_train_step(run.model, run.optimizer, run.execution, mesh)
-    return step.lower(placed, rows, rows, scheduled_at(run, 0))
+    chosen = jax.ShapeDtypeStruct(rows.shape, jnp.bool_, sharding=of_batch)
+    targets = (chosen,) if RowRule(run.packing, run.loss_on).chooses_targets else ()
+    return step.lower(placed, rows, rows, scheduled_at(run, 0), *targets)
 
 
 def available_bytes(device: Any) -> int:

@@ -10,8 +10,10 @@ from trainer.config import (
     DataOrder,
     Execution,
     LearningRateSegment,
+    LossOn,
     ModelConfig,
     Optimizer,
+    PackingKind,
     RollingLimit,
     RunConfig,
     Stability,
@@ -49,6 +51,7 @@ class StepShape(Frozen):
         keeps_average: whether a moving average of the weights is kept.
         clips_update_rms: whether the phase ever clips by the update's root mean square.
         update_norm_window, skip_step_window: lengths of the rolling windows; None where the phase never has them.
+        packing, loss_on: where one is not the first of its kind, the step is also given which tokens are predicted.
     """
 
     model: ModelConfig
@@ -58,6 +61,8 @@ class StepShape(Frozen):
     clips_update_rms: bool
     update_norm_window: int | None
     skip_step_window: int | None
+    packing: PackingKind = "chunk"
+    loss_on: LossOn = "all"
 
 
 class Spec(Frozen):
@@ -161,5 +166,7 @@ def run_of(step: StepShape, execution: Execution) -> RunConfig:
         caches={NO_DATA: ""},
         verdict="",
         output="",
+        packing=step.packing,
+        loss_on=step.loss_on,
         execution=execution,
     )

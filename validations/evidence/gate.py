@@ -3,6 +3,7 @@
 import pandas as pd
 
 from validations.evidence.against_parent import against_parent
+from validations.evidence.answers import answers_table
 from validations.evidence.comparable import Evaluation
 from validations.evidence.evaluation import BENCHMARK, BITS_PER_BYTE, asked_evidence, gate_evidence
 from validations.evidence.exposure import exposure_table
@@ -16,7 +17,7 @@ def gate_tables(evaluation: Evaluation, parent: Evaluation | None, limits: GateL
         parent: the evaluation of the phase that this one starts from; None where it starts from scratch.
 
     Raises:
-        DataError: as `gate_evidence`, `against_parent` and `exposure_table`.
+        DataError: as `gate_evidence`, `against_parent`, `exposure_table` and `answers_table`.
     """
     evidence = gate_evidence(evaluation, parent, floor_error_rate=limits.asked_floor_error_rate)
     compared = against_parent(evaluation, parent, limits)
@@ -29,4 +30,5 @@ def gate_tables(evaluation: Evaluation, parent: Evaluation | None, limits: GateL
         "rises": compared.rises,
         "likelihoods": compared.likelihoods,
         "exposure": exposure_table(evaluation, parent),
+        "answers": answers_table(evaluation, limits),
     }

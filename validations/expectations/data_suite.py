@@ -10,6 +10,7 @@ from validations.expectations.hand_off_checks import HAND_OFF_CHECKS
 from validations.expectations.leakage_checks import leakage_checks
 from validations.expectations.mixture_checks import mixture_checks
 from validations.expectations.order_checks import order_checks
+from validations.expectations.packing_checks import packing_checks
 from validations.limits import DataLimits
 
 DATA_SUITE = "data"
@@ -29,6 +30,8 @@ def data_checks(limits: DataLimits, tables: Mapping[str, pd.DataFrame]) -> tuple
         _judges_components("leakage", drawn, "Scan the cache of every component of the mixture."),
         *order_checks(limits.order, tables),
         _judges_components("order", with_rows, "Judge the order of every component of the mixture."),
+        *packing_checks(limits.packing),
+        _judges_components("packing", drawn, "Judge the rows of every component of the mixture."),
         *HAND_OFF_CHECKS,
     )
 

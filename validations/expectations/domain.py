@@ -100,6 +100,14 @@ class ExpectEpochsWithinLimit(_WithinLimit):
     """Expect no component to be repeated more often than allowed."""
 
 
+class ExpectDocumentsToFitTheirRows(_WithinLimit):
+    """Expect few documents to be longer than a row, where rows have whole documents."""
+
+
+class ExpectRowsToBeFull(_WithinLimit):
+    """Expect little of the rows to be padding."""
+
+
 class ExpectLossToParentWithinLimit(_WithinLimit):
     """Expect bits per byte not to rise above the parent's by more than allowed."""
 
@@ -130,6 +138,14 @@ class ExpectAccuracyNotToBeBelowTheBaseline(_AboveFloor):
     """Expect no benchmark's accuracy to be one that a model as good as the dumb baseline falls to no oftener than that."""
 
 
+class ExpectAnswersToBecomeLikelier(_WithinLimit):
+    """Expect the answers of held-out conversations to be likelier than they were to the parent, by more than chance."""
+
+
+class ExpectAnswersOfEachToStayLikely(_AboveFloor):
+    """Expect the answers of no component's held-out conversations to have become less likely, by more than chance."""
+
+
 class ExpectNoFallBelowTheParent(_AboveFloor):
     """Expect no benchmark's score to be one that a model as good as its parent falls to no oftener than that."""
 
@@ -148,6 +164,10 @@ class ExpectTestItemsToBeUnseen(_AboveFloor):
 
 class ExpectSomethingToRead(_AboveFloor):
     """Expect a count of what was read, or can be, to be above zero."""
+
+
+class ExpectTokensToCount(_AboveFloor):
+    """Expect enough of each component's tokens to be predicted."""
 
 
 class ExpectShareToBeIntended(_AboveFloor):

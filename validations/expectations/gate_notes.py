@@ -17,7 +17,7 @@ def gate_notes(tables: Mapping[str, pd.DataFrame], *, asks_floor: bool) -> tuple
     test items are read.
 
     Args:
-        tables: `benchmarks`, `comparable`, `falls`, `rises` and `exposure` of a gate's evidence.
+        tables: `benchmarks`, `comparable`, `falls`, `rises`, `answers` and `exposure` of a gate's evidence.
         asks_floor: whether the recipe asks that a benchmark is above its floor.
     """
     benchmarks, falls, rises = (_by_name(tables[name]) for name in ("benchmarks", "falls", "rises"))
@@ -25,7 +25,7 @@ def gate_notes(tables: Mapping[str, pd.DataFrame], *, asks_floor: bool) -> tuple
         _note(comparison, benchmarks[name], falls.get(name) or rises.get(name), (falls.get(name), rises.get(name)), asks_floor=asks_floor)
         for name, comparison in _by_name(tables["comparable"]).items()
     )
-    return (*notes, *_exposure(tables["exposure"]))
+    return (*notes, *_answers(tables["answers"]), *_exposure(tables["exposure"]))
 
 
 def _note(comparison: Row, benchmark: Row, change: Row | None, asked: Sequence[Row | None], *, asks_floor: bool) -> str:
@@ -67,6 +67,18 @@ def _floor(benchmark: Row, *, asks_floor: bool) -> str:
         f"The floor alone decides: accuracy shows {margin:.3f} above the baseline of {baseline:.3f} in {IN_TEN}, and the likelihood of the "
         "right answers may show less."
     )
+
+
+def _answers(table: pd.DataFrame) -> tuple[str, ...]:
+    """How likely held-out answers are beside the parent: one note, where answers are trained on. The first row is of all components."""
+    if table.empty:
+        return ()
+    row = table.to_dict("records")[0]
+    what = f"answers of held-out conversations: {row['nats_per_token']:.3f} nats a token"
+    if not row["against"]:
+        return (f"{what} on {row['conversations']:,} of them; there is no phase before it to compare with.",)
+    change = f"{-row['gain_nats']:+.3f} ({-row['high']:+.3f} to {-row['low']:+.3f})"
+    return (f"{what}, {change} to {row['against']}'s {row['parent_nats_per_token']:.3f} on the same {row['conversations']:,}.",)
 
 
 def _exposure(table: pd.DataFrame) -> tuple[str, ...]:

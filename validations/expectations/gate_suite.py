@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from validations.evidence.floor import NUM_TESTS
+from validations.expectations.answer_checks import answer_checks
 from validations.expectations.check import Check, expect_rows
 from validations.expectations.parent_checks import IS_COMPARABLE, IS_WHOLE, has_not_fallen, has_not_risen, stays_likely
 from validations.limits import GateLimits
@@ -33,6 +34,9 @@ def gate_checks(limits: GateLimits, tables: Mapping[str, pd.DataFrame]) -> tuple
         checks += [IS_COMPARABLE, *_against_parent(limits, limits.false_refusal_rate, tables)]
     if limits.exposure_error_rate is not None:
         checks += [expect_rows("exposure", "Name the items in the phase's evaluation.renderings."), _is_unseen(limits.exposure_error_rate)]
+    has_parent = tables["answers"].get("against", pd.Series(["unknown"])).ne("").any() or tables["answers"].empty
+    if limits.min_answer_gain_nats is not None and limits.answer_error_rate is not None and has_parent:
+        checks += answer_checks(limits.min_answer_gain_nats, limits.answer_error_rate)
     return tuple(checks)
 
 

@@ -37,10 +37,10 @@ COMPARED_BY = ("gate.py", "against_parent.py", "comparable.py", "paired.py", "pr
 SUITES = {
     DATA_SUITE: Suite(
         DATA_SUITE,
-        2,
-        ("caches", "differences", "mixture", "leakage", "leaked_items", "order", "shifts", "hand_off"),
+        3,
+        ("caches", "differences", "mixture", "leakage", "leaked_items", "order", "shifts", "packing", "hand_off"),
         lambda thresholds, tables: data_checks(DataLimits.model_validate(thresholds), tables),
-        ("caches.py", "differences.py", "mixture.py", "hand_off.py", "leakage/**/*.py", "order/**/*.py"),
+        ("caches.py", "differences.py", "mixture.py", "hand_off.py", "packing.py", "leakage/**/*.py", "order/**/*.py"),
     ),
     HEALTH_SUITE: Suite(
         HEALTH_SUITE,
@@ -51,10 +51,10 @@ SUITES = {
     ),
     GATE_SUITE: Suite(
         GATE_SUITE,
-        5,
-        ("asked", "benchmarks", "bits_per_byte", "comparable", "falls", "rises", "likelihoods", "exposure"),
+        6,
+        ("asked", "benchmarks", "bits_per_byte", "comparable", "falls", "rises", "likelihoods", "exposure", "answers"),
         lambda thresholds, tables: gate_checks(GateLimits.model_validate(thresholds), tables),
-        ("evaluation.py", "floor.py", "exposure.py", "fragility.py", *COMPARED_BY),
+        ("evaluation.py", "floor.py", "exposure.py", "fragility.py", "answers.py", *COMPARED_BY),
     ),
 }
 

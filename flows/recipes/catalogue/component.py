@@ -1,5 +1,6 @@
 """What an entry of the catalogue is, and the places that data sets come from."""
 
+from tasks.data.conversations.declared import Conversation
 from tasks.data.source import Filter, Source
 from tasks.data.standins import StandIn
 from trainer.base.frozen import Frozen
@@ -21,12 +22,10 @@ class ComponentData(Frozen):
     Attributes:
         source: None where the data are not public: only a source of the recipe's own can take their place at full scale.
         stand_in: None where no phase draws from it.
-        columns: for conversations, the fields that a chat template has to join. Their text alone is no document.
     """
 
     source: Source | None
     stand_in: StandIn | None
-    columns: tuple[str, ...] = ()
 
 
 def hub(dataset: str, *include: str, text_key: str = "text", filters: tuple[Filter, ...] = (), max_bad_fraction: float = 0.0) -> Source:
@@ -42,6 +41,17 @@ def hub(dataset: str, *include: str, text_key: str = "text", filters: tuple[Filt
         filters=filters,
         max_bad_fraction=max_bad_fraction,
     )
+
+
+def conversations(dataset: str, *include: str, layout: Conversation, packages: tuple[str, ...]) -> ComponentData:
+    """A data set of conversations, and conversations in the same layout about these packages in its place."""
+    source = hub(dataset, *include).but(conversation=layout.model_dump())
+    return ComponentData(source=source, stand_in=asked_about(*packages, layout=layout))
+
+
+def asked_about(*packages: str, layout: Conversation) -> StandIn:
+    """Questions about the functions and classes of these packages, with what they say of themselves as the answers."""
+    return stand_in("questions", *site(*packages), kilobytes=250).but(conversation=layout.model_dump())
 
 
 def dolma(folder: str, prefix: str, files: int, *, max_bad_fraction: float = 0.0) -> Source:

@@ -4,13 +4,17 @@ scale.
 The kinds are those that the report names (§3.1). Files are of packages that no other component here sees in the same way.
 """
 
-from flows.recipes.catalogue.component import ComponentData, site, stand_in
+from flows.recipes.catalogue.component import ComponentData, asked_about, site, stand_in
+from tasks.data.conversations.declared import Conversation
 
 
 def closed(view: str, *packages: str, kilobytes: int) -> ComponentData:
     """Data that are not public, with a view of these packages in their place."""
     return ComponentData(source=None, stand_in=stand_in(view, *site(*packages), kilobytes=kilobytes))
 
+
+INSTRUCTION_LAYOUT = Conversation(messages="messages", template="trinity")
+"""Of the data of its supervised fine-tuning nothing is public. The template is ours (`tasks/data/conversations/built_in.py`)."""
 
 TRINITY: dict[str, ComponentData] = {
     "web_trinity": closed("docstrings", "sqlalchemy", "altair", kilobytes=1800),
@@ -21,4 +25,5 @@ TRINITY: dict[str, ComponentData] = {
     "mathematics_trinity": closed("doctests", "scipy", kilobytes=1000),
     "stem_trinity": closed("questions", "sklearn", kilobytes=1000),
     "stem_trinity_synthetic": closed("questions", "matplotlib", kilobytes=700),
+    "instruction_trinity": ComponentData(source=None, stand_in=asked_about("numpy", "jax", layout=INSTRUCTION_LAYOUT)),
 }

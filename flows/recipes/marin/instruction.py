@@ -1,16 +1,32 @@
 """Supervised fine-tuning of Marin 8B: what was released (exp1237), and the trial on Spoonbill.
 
-The record trains on conversations with a loss on the answers alone; here they are plain text until a chat template comes with the phases
-of instruction. Its steps start from 0; here they go on from the parent's.
+It trains on conversations, packed into rows, with a loss on the answers alone. The record's steps start from 0; here they go on from the
+parent's.
 """
 
 from flows.recipes.marin.notes import PAPER, R8, differs, unstated
 from flows.recipes.marin.settings import ADAMW, evaluated, gates, linear, stability
 from flows.recipes.phase import Discrepancy, Note, Phase, continued
 from trainer.config import LearningRateSegment, MixtureShares, always
+from validations.limits import PackingLimits
 
 NO_DECAY = ADAMW.but(weight_decay=0.0)
 WARMUP = 0.03
+PACKING = PackingLimits(min_counted_percent=1.0, max_cut_percent=25.0)
+"""What is worth a warning: a component that hardly teaches anything, and one of which much is cut off."""
+NO_MASK = unstated(
+    "model.attend_within_documents",
+    "whether conversations in one row see each other is not written down: here they do not, as in all phases",
+    source="Marin experiment code, exp1237",
+    place="exp1237",
+)
+NOT_CUT = unstated(
+    "packing",
+    "the code leaves Levanter's chat format as it is, which packs conversations that fit into one row. How it lays them, and what becomes "
+    "of longer ones, is not written down: here greedily in their order, and cut after a row's length",
+    source="Levanter documentation, Dataset Format Reference",
+    place="docs/reference/Data-Formats.md, `chat` format",
+)
 # Percent, by the number of documents.
 RELEASE_WEIGHTS = {
     "natural_reasoning": 23.4,
@@ -37,7 +53,7 @@ def instruction(deeper_starling: Phase, deeper_spoonbill: Phase) -> tuple[Phase,
             steps=RELEASE_STEPS,
             rate=1e-4,
             mixture=release,
-            notes=(),
+            notes=(NOT_CUT, NO_MASK),
             differences=(
                 differs(
                     "learning_rate",
@@ -73,6 +89,8 @@ def instruction(deeper_starling: Phase, deeper_spoonbill: Phase) -> tuple[Phase,
             mixture={"tulu_3_sft_mixture": 100.0},
             differences=(),
             notes=(
+                NOT_CUT,
+                NO_MASK,
                 unstated(
                     "stop_step",
                     "3,834 steps: three epochs by the formula. A comment of the code itself says two epochs",
@@ -103,6 +121,7 @@ def _tuned(
         fresh=("optimizer",),
         declares=(
             *("batch", "learning_rate", "schedule", "optimizer", "optimizer_state", "mixture", "order", "ema", "z_loss", "slice"),
+            *("packing", "loss_on"),
             *(("architecture",) if parent.model.float32_attention else ()),
             *(("coverage",) if again else ()),
         ),
@@ -113,10 +132,12 @@ def _tuned(
         batch=always(128),
         mixture=always(mixture),
         order=parent.order.but(first_step=start),
+        packing="greedy",
+        loss_on="answers",
         stability=stability(z_loss=None, ema=None),
         slice=always("v4-128"),
         evaluation=evaluated(loss_every_steps=1_000),
-        gates=gates(max_increase_bits_per_byte=0.5, max_epochs=None),
+        gates=gates(max_increase_bits_per_byte=0.5, max_epochs=None, packing=PACKING, min_answer_gain_nats=0.0),
         discrepancies=differences,
         notes=notes,
     )

@@ -1,5 +1,7 @@
 """What both runs have in common: model family, optimizer, limits, and the words of `flows.recipes.words` with the record's values."""
 
+from typing import Any
+
 from flows.recipes import words
 from flows.recipes.benchmarks import CORE_BENCHMARKS
 from flows.recipes.phase import EvaluationSettings, Gates
@@ -50,8 +52,12 @@ def evaluated(*, loss_every_steps: int, benchmarks: tuple[str, ...] = CORE_BENCH
     return words.evaluated(loss_every_steps=loss_every_steps, benchmarks=benchmarks, held_out_tokens=None, loss_sequences=LOSS_SEQUENCES)
 
 
-def gates(*, max_increase_bits_per_byte: float, max_epochs: float | None, max_items: int = 0) -> Gates:
-    """Shares within one point of what was intended, and within a quarter of themselves; no item leaks; benchmarks above the floor."""
+def gates(*, max_increase_bits_per_byte: float, max_epochs: float | None, max_items: int = 0, **more: Any) -> Gates:
+    """Shares within one point of what was intended, and within a quarter of themselves; no item leaks; benchmarks above the floor.
+
+    Args:
+        more: any other limit of `flows.recipes.words.gates`.
+    """
     return words.gates(
         max_increase_bits_per_byte=max_increase_bits_per_byte,
         max_epochs=max_epochs,
@@ -60,4 +66,5 @@ def gates(*, max_increase_bits_per_byte: float, max_epochs: float | None, max_it
         max_share_error_percent=25.0,
         must_beat_baseline=True,
         health=HEALTH,
+        **more,
     )

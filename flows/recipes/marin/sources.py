@@ -30,6 +30,8 @@ def common(experiment: str, retrospective: str) -> Sources:
         "branch": ours("which phases are the main line"),
         "abandoned": ours("which runs were stopped before their schedule's end"),
         "schedule_goes_on": ours("whether the phase that follows goes on with the last segment"),
+        "packing": default("Levanter's text data: documents one after the other, cut into rows"),
+        "loss_on": default("Levanter's text data: every token is predicted"),
         "recovery": ours("nobody has written down a rule for it: what diverges stops"),
         "start": code(experiment),
         "start.seed": default("Levanter's trainer: seed 0"),

@@ -40,6 +40,8 @@ SFT: Sources = run_of(
         "optimizer.weight_decay": code(SFT_PLACE),
         "batch": code(SFT_PLACE),
         "order.first_step": code(f"{SFT_PLACE}: the data begin again"),
+        "packing": default("Levanter's chat data: conversations are packed (docs/reference/Data-Formats.md, pack)"),
+        "loss_on": default("Levanter's chat data: user turns are masked (docs/reference/Data-Formats.md, mask_user_turns)"),
         "evaluation": ours("measured at a phase's end"),
         "stop_step": code(f"{SFT_PLACE}; counted on from the parent, where the record counts from 0"),
     },

@@ -1,5 +1,7 @@
 """What the three models of Trinity have in common: optimizer, limits, and the arithmetic from tokens to steps."""
 
+from typing import Any
+
 from flows.recipes import words
 from flows.recipes.benchmarks import WITH_MMLU
 from flows.recipes.phase import EvaluationSettings, Gates
@@ -102,13 +104,18 @@ MAX_VIOLATION = 5.0
 """MaxVio that is still tolerable, by public notes on the report: healthy runs are below 1, the run that failed rose to 7 to 10."""
 
 
-def gates(*, max_increase_bits_per_byte: float = 0.0) -> Gates:
-    """Shares within one point of what was intended, and within a quarter of themselves; no item leaks; benchmarks above the floor."""
+def gates(*, max_increase_bits_per_byte: float = 0.0, **more: Any) -> Gates:
+    """Shares within one point of what was intended, and within a quarter of themselves; no item leaks; benchmarks above the floor.
+
+    Args:
+        more: any other limit of `flows.recipes.words.gates`.
+    """
     return words.gates(
         max_increase_bits_per_byte=max_increase_bits_per_byte,
-        max_epochs=2,
+        max_epochs=more.pop("max_epochs", 2),
         max_share_error_points=1.0,
         max_share_error_percent=25.0,
         must_beat_baseline=True,
         health=words.WITHOUT_AVERAGE.but(max_spike_percent=0.1, max_violation=MAX_VIOLATION),
+        **more,
     )

@@ -32,6 +32,8 @@ COMMON: Sources = {
     "branch": ours("which phases are the main line"),
     "abandoned": ours("which runs were stopped before their schedule's end"),
     "schedule_goes_on": ours("whether the phase that follows goes on with the last segment"),
+    "packing": prose("§3.2: documents are packed into sequences"),
+    "loss_on": ours("every token of the text is predicted; nothing else is stated"),
     "recovery": ours("nobody has written down a rule for it: what diverges stops"),
     "start": ours("each phase goes on from the one before it"),
     "start.seed": ours("no seed is stated"),

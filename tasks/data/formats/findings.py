@@ -14,6 +14,10 @@ Reason = Literal[
     "half a surrogate pair",
     "truncated",
     "too long",
+    "unknown role",
+    "two system texts",
+    "special token in a message",
+    "refused by the chat template",
     "expands too much",
     "empty file",
     "unreadable",
@@ -26,10 +30,14 @@ Reason = Literal[
 
 
 class Record(NamedTuple):
-    """A document's text as it is in the file. `where` is `byte 1234` of JSON lines, `row 5` of a table, both from 0, or `file`."""
+    """A document's text as it is in the file. `where` is `byte 1234` of JSON lines, `row 5` of a table, both from 0, or `file`.
+
+    Of a conversation it is what its chat template wrote, already normalised, and `spans` are the characters that count: `[start, stop)`.
+    """
 
     text: str
     where: str
+    spans: tuple[tuple[int, int], ...] | None = None
 
 
 class Fault(NamedTuple):

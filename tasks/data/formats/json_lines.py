@@ -2,7 +2,7 @@
 
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import orjson
@@ -15,12 +15,16 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 SKIP_BYTES = 2**20
 NEWLINE = ord("\n")
 NOT_PARSED = object()
+Take = Callable[[object, str, bytes], Finding]
+"""A line's value, where it is, and the line itself → what it holds."""
 
 
 def read_json_lines(
-    lines: io.BufferedReader, *, text_key: str, sift: Sift, start: int = 0, stop: int | None = None
+    lines: io.BufferedReader, *, take: Take, start: int = 0, stop: int | None = None
 ) -> Iterator[Finding]:  # fmt: skip
-    """What the lines that begin in `[start, stop)` hold. Blank lines are no documents; a line that is too long is passed over in pieces.
+    """What the lines that begin in `[start, stop)` hold, as `take` finds it in each.
+
+    Blank lines are no documents; a line that is too long is passed over in pieces.
 
     Raises:
         FileFault: the file has no document at all; found by the code that reads its start.
@@ -43,10 +47,7 @@ def read_json_lines(
             yield Fault(fault.reason, f"byte {at}", sample_of(line))
             at += len(line)
             continue
-        if isinstance(document, dict) and isinstance(text := document.get(text_key), str):
-            is_empty = False
-            yield sift(text, f"byte {at}", document)
-        elif finding := _look_closer(line, at, document, text_key=text_key, sift=sift):
+        if finding := _read(line, at, document, take):
             is_empty = False
             yield finding
         at += len(line)
@@ -54,8 +55,22 @@ def read_json_lines(
         raise FileFault("empty file", "it has no document")
 
 
-def _look_closer(line: bytes, at: int, document: object, *, text_key: str, sift: Sift) -> Finding | None:
-    """Everything out of the ordinary: a byte order mark, a blank line, a key that reaches into an object, or a fault."""
+def take_text(text_key: str, sift: Sift) -> Take:
+    """Takes the text of a field."""
+
+    def take(document: object, where: str, line: bytes) -> Finding:
+        if isinstance(document, dict) and isinstance(text := document.get(text_key), str):
+            return sift(text, where, document)
+        text = reach(document, text_key)
+        if isinstance(text, str):
+            return sift(text, where, document if isinstance(document, dict) else {})
+        return Fault("missing key" if text is None else "wrong type", where, sample_of(line))
+
+    return take
+
+
+def _read(line: bytes, at: int, document: object, take: Take) -> Finding | None:
+    """What a line holds; None of a blank one. A byte order mark at the file's start is no part of it."""
     where = f"byte {at}"
     if document is NOT_PARSED:
         line = line.removeprefix(BYTE_ORDER_MARK) if at == 0 else line
@@ -65,10 +80,7 @@ def _look_closer(line: bytes, at: int, document: object, *, text_key: str, sift:
             document = loads(line)
         except orjson.JSONDecodeError as error:
             return Fault(_reason(line, error), where, sample_of(line))
-    text = reach(document, text_key)
-    if isinstance(text, str):
-        return sift(text, where, document if isinstance(document, dict) else {})
-    return Fault("missing key" if text is None else "wrong type", where, sample_of(line))
+    return take(document, where, line)
 
 
 def _reason(line: bytes, error: orjson.JSONDecodeError) -> Reason:

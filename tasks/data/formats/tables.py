@@ -56,11 +56,11 @@ def read_parquet(file: io.BufferedReader, *, text_key: str, field_keys: Sequence
         unpacked_bytes += all_bytes
         check_expansion(unpacked_bytes, size)
         by_index = is_index(chunk)
-        batch_rows = MAX_INDEX_ROWS if by_index else _batch_rows(chunk.unpacked_bytes, chunk.num_values)
+        at_once = MAX_INDEX_ROWS if by_index else batch_rows(chunk.unpacked_bytes, chunk.num_values)
         if chunk.has_deltas:
-            batch_rows = rows_of_deltas(batch_rows, held_bytes)
+            at_once = rows_of_deltas(at_once, held_bytes)
         reader = indices if by_index else table
-        for batch in reader.iter_batches(batch_rows, row_groups=[number], columns=rows.columns, use_threads=False):
+        for batch in reader.iter_batches(at_once, row_groups=[number], columns=rows.columns, use_threads=False):
             yield from rows.findings(batch)
     rows.check_not_empty()
 
@@ -82,7 +82,7 @@ def read_arrow(file: io.BufferedReader, *, text_key: str, field_keys: Sequence[s
     while (batch_bytes := check_next_batch(file, size)) != NO_MORE:
         batch = stream.read_next_batch()
         batch.validate()
-        step = _batch_rows(batch_bytes, batch.num_rows)
+        step = batch_rows(batch_bytes, batch.num_rows)
         for start in range(0, batch.num_rows, step):
             yield from rows.findings(batch.slice(start, step))
     rows.check_not_empty()
@@ -192,7 +192,8 @@ def rows_of_deltas(rows: int, page_bytes: int) -> int:
     return max(1, min(rows, DELTA_BATCH_BYTES // max(1, page_bytes)))
 
 
-def _batch_rows(size_bytes: int, rows: int) -> int:
+def batch_rows(size_bytes: int, rows: int) -> int:
+    """How many rows of this average size are read at once."""
     return max(1, min(MAX_BATCH_ROWS, BATCH_BYTES * rows // max(1, size_bytes)))
 
 

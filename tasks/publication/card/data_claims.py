@@ -81,6 +81,8 @@ def check_shards(files: HomeFiles, field: str, where: str, manifest: Manifest) -
     for shard in manifest.shards:
         files.check(f"{field}.manifest.shards.{shard.name}.digest", f"{where}/{shard.name}.bin", shard.digest)
         files.check(f"{field}.manifest.shards.{shard.name}.index_digest", f"{where}/{shard.name}.parquet", shard.index_digest)
+        if shard.spans_digest is not None:
+            files.check(f"{field}.manifest.shards.{shard.name}.spans_digest", f"{where}/{shard.name}.spans", shard.spans_digest)
 
 
 def _check_trained(files: HomeFiles, name: str, manifest: Manifest, trained: Mapping[str, Any]) -> None:

@@ -94,12 +94,22 @@ def _mixtures(claims: Mapping[str, Any]) -> Iterator[str]:
         for name, share in sorted(shares.items(), key=lambda item: -item[1]):
             yield f"| {int(step):,} | {name} | {share:.4g} |"
     order = claims["order"]
-    rows = f" Rows are filled from buffers of {order['buffer']['documents']:,} documents." if "buffer" in order else ""
+    rows = f" Rows are filled from buffers of {order['buffer']['documents']:,} documents." if "buffer" in order else _packing(order)
     yield ""
     yield (
         f"Order: {order['permutation']['kind']} permutation, seed {order['seed']}, shares exact within blocks of "
         f"{order['block_sequences']:,} sequences of {order['seq_len']:,} tokens.{rows}"
     )
+
+
+def _packing(order: Mapping[str, Any]) -> str:
+    """What is special of its rows; nothing where all text is cut into full rows and all of it is predicted."""
+    packed = {
+        "pad": " Each document has a row of its own, and is cut after the row's length.",
+        "greedy": " Rows have whole documents, as long as they fit, and what is longer than a row is cut.",
+    }
+    answers = " Answers alone were predicted." if order.get("loss_on") == "answers" else ""
+    return f"{packed.get(order.get('packing', ''), '')}{answers}"
 
 
 def _results(claims: Mapping[str, Any]) -> Iterator[str]:

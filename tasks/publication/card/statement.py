@@ -71,6 +71,9 @@ def inner_problems(statement: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any
         yield f"order.{name}", order.get(name), settings.get("order", {}).get(name), "training.settings says"
     buffer = (order.get("buffer") or {}).get("documents")
     yield "order.buffer.documents", buffer, settings.get("order", {}).get("buffer_documents"), "training.settings says"
+    packing, loss_on = settings.get("packing", "chunk"), settings.get("loss_on", "all")
+    yield "order.packing", order.get("packing"), "buffer" if buffer else packing, "training.settings says"
+    yield "order.loss_on", order.get("loss_on", "all"), loss_on, "training.settings says"
     lineage = claims.get("lineage") or [{}]
     yield from _lineage_problems(lineage, training, settings)
     for name, cache in claims.get("data", {}).items():

@@ -95,6 +95,8 @@ def order_claims(files: HomeFiles, trained: Trained) -> dict[str, Any]:
     files.agree("order.permutation.kind", "the run's settings say", kind, order["permutation"])
     buffer = (contract.get("buffer") or {}).get("documents")
     files.agree("order.buffer.documents", "the run's settings say", buffer, order["buffer_documents"])
+    files.agree("order.packing", "the run's settings say", contract.get("packing"), "buffer" if buffer else run.packing)
+    files.agree("order.loss_on", "the run's settings say", contract.get("loss_on", "all"), run.loss_on)
     kept = {name: value for name, value in contract.items() if name != "mixture"}
     return {**kept, "rests_on": files.ground(path)}
 

@@ -198,6 +198,7 @@ GATES: dict[str, Row] = {
     "data.leakage.max_items": Row(plus(1), DATA),
     "data.order.false_alarm_rate": Row(times(0.5), DATA),
     "data.order.max_shift_deviations": Row(to(None), DATA),
+    **{f"data.packing.{name}": Row(to(50.0), DATA) for name in ("min_counted_percent", "max_cut_percent", "max_padding_percent")},
     "health.spike_deviations": Row(plus(1), TRAINING),
     "health.spike_window": Row(plus(1), TRAINING),
     "health.max_spike_percent": Row(plus(1), TRAINING),
@@ -214,6 +215,8 @@ GATES: dict[str, Row] = {
     "model.max_score_fall": Row(times(0.5), GATE),
     "model.max_score_rise": Row(times(0.5), GATE),
     "model.exposure_error_rate": Row(times(0.5), GATE),
+    "model.min_answer_gain_nats": Row(to(0.5), GATE),
+    "model.answer_error_rate": Row(times(0.5), GATE),
 }
 PHASE: dict[str, Row] = {
     "name": Row(to("other"), RUN),
@@ -248,6 +251,8 @@ PHASE: dict[str, Row] = {
     **{f"discrepancies.{name}": Row(to("other"), "nothing", EXPLAINS) for name in ("field", "code", "retrospective", "source", "place")},
     "discrepancies.severity": Row(to("low"), "nothing", EXPLAINS),
     **{f"notes.{name}": Row(to("other"), "nothing", EXPLAINS) for name in ("field", "text", "source", "place")},
+    "packing": Row(to("greedy"), RUN),
+    "loss_on": Row(to("answers"), RUN),
     "branch": Row(FLIP, "phases"),
     "abandoned": Row(FLIP, "nothing", "it allows a schedule that goes on after the phase's end, and changes no step"),
     "schedule_goes_on": Row(FLIP, "refused", "must begin before step"),

@@ -47,7 +47,7 @@ INSTRUCTION = {
     "acecode_89k", "bespoke_stratos_17k", "dolphin_r1_nonreasoning", "dolphin_r1_reasoning", "natural_reasoning",
     "openthoughts_114k_math", "smoltalk", "tulu_3_sft_mixture", "verifiable_math_problems",
 }  # fmt: skip
-UNUSED = {"dolmino_tiny_gsm_mind"}  # a part of all_math that no mixture names by itself
+UNUSED = {"dolmino_tiny_gsm_mind", "instruction_trinity"}  # a part of all_math that no mixture names, and what no phase trains on yet
 
 CRAWL = ("kind2=actual/CC-MAIN-2013-20-part-00000.jsonl.zstd", "kind2=distill/CC-MAIN-2024-30-part-00042.jsonl.zstd")
 NO_CRAWL = ("index.html", "kind2=actual/test-00000.jsonl.zstd", "kind2=actual/CC-MAIN-2013-20-part-00000.parquet")
@@ -176,11 +176,11 @@ def test_it_has_every_component_of_the_recipes_and_those_of_later_ones():
     of_recipes = {name for recipe in NAMES for name in load_record(recipe, "full").components}
     assert set(CATALOGUE) == of_recipes | UNUSED
     assert [len(load_recipe(recipe, "full").components) for recipe in NAMES] == [28, 25, 7, 7, 8]
-    assert (len(CATALOGUE), len(NEMOTRON), len(INSTRUCTION), len(TRINITY)) == (60, 7, 9, 8)
+    assert (len(CATALOGUE), len(NEMOTRON), len(INSTRUCTION), len(TRINITY)) == (61, 7, 9, 9)
 
 
 def test_only_the_data_of_trinity_are_not_public():
-    assert set(load_record("trinity-large", "full").components) == TRINITY
+    assert set(load_record("trinity-large", "full").components) | {"instruction_trinity"} == TRINITY
     assert all(CATALOGUE[name].stand_in for name in TRINITY)
 
 
@@ -230,7 +230,7 @@ def test_dolma_names_every_file():
 
 
 def test_text_keys_and_filters_are_the_records():
-    keys = {name: source.text_key for name, source in PUBLIC.items() if source.text_key != "text" and not CATALOGUE[name].columns}
+    keys = {name: source.text_key for name, source in PUBLIC.items() if source.text_key != "text"}
     assert keys == {"starcoderdata": "content"}
     filters = {name: source.filters for name, source in PUBLIC.items() if source.filters}
     assert set(filters) == {"stackv2_edu_python", "wikipedia_markdown"}
@@ -250,9 +250,23 @@ def test_only_crawled_text_may_have_bad_lines():
     assert {source.max_bad_fraction for source in PUBLIC.values()} == {0, CRAWL_BAD_FRACTION}
 
 
-def test_conversations_name_what_a_chat_template_joins():
-    assert {name for name, data in CATALOGUE.items() if data.columns} == INSTRUCTION
-    assert all(CATALOGUE[name].columns[0] == PUBLIC[name].text_key for name in INSTRUCTION)
+def test_conversations_have_the_layout_of_their_set_and_so_have_their_stand_ins():
+    layouts = {name: source.conversation for name, source in PUBLIC.items() if source.conversation}
+    assert set(layouts) == INSTRUCTION
+    assert {name: how.columns for name, how in layouts.items()} == {
+        "acecode_89k": ("question", "inferences"),
+        "bespoke_stratos_17k": ("system", "conversations"),
+        "dolphin_r1_nonreasoning": ("messages",),
+        "dolphin_r1_reasoning": ("messages", "answer"),
+        "natural_reasoning": ("question", "responses"),
+        "openthoughts_114k_math": ("messages",),
+        "smoltalk": ("messages",),
+        "tulu_3_sft_mixture": ("messages",),
+        "verifiable_math_problems": ("prompt", "gold_standard_solution"),
+    }
+    stand_ins = {name: data.stand_in.conversation for name, data in CATALOGUE.items() if data.stand_in and data.stand_in.conversation}
+    assert {name: how for name, how in stand_ins.items() if name not in TRINITY} == layouts
+    assert {name: how.template for name, how in stand_ins.items() if name in TRINITY} == {"instruction_trinity": "trinity"}
 
 
 def test_no_two_components_read_the_same_files():

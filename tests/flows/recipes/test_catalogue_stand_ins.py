@@ -14,7 +14,7 @@ from flows.recipes.catalogue.instruction import INSTRUCTION
 from flows.recipes.catalogue.mathematics import DOLMINO_STAND_INS, MATHEMATICS
 from flows.recipes.catalogue.trinity import TRINITY
 from flows.resolved import resolve
-from tasks.data.standins import NearDuplicates, StandIn, collect
+from tasks.data.standins import NearDuplicates, StandIn, collect, text_of
 from trainer.base.errors import ConfigError
 
 STAND_INS = {name: data.stand_in for name, data in CATALOGUE.items() if data.stand_in}
@@ -89,9 +89,9 @@ def test_later_stand_ins_have_text_and_it_is_their_own():
     """A little of each: what they have in full is written by the run that needs it."""
     collected = {name: collect(a_little(STAND_INS[name])) for name in LATER_THAN_MARIN_8B}
     duplicates = NearDuplicates()
-    kept = {name: [one for one in documents if duplicates.is_new(one["text"])] for name, documents in collected.items()}
+    kept = {name: [one for one in documents if duplicates.is_new(text_of(one))] for name, documents in collected.items()}
     for name, documents in kept.items():
-        assert sum(len(one["text"]) for one in documents) > A_LITTLE / 4, name
+        assert sum(len(text_of(one)) for one in documents) > A_LITTLE / 4, name
 
 
 def a_little(stand_in: StandIn) -> StandIn:

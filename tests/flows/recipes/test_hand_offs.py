@@ -81,10 +81,12 @@ CHANGES: dict[Change, dict[str, Any]] = {
     "max_update_norm": {"stability__max_update_norm": [[0, {"window": 128, "min_samples": 64, "sigmas": 2.0}]]},
     "skip_step": {"stability__skip_step": [[0, {"window": 128, "min_samples": 64, "sigmas": 6.0}]]},
     "slice": {"slice": [[0, "another"]]},
+    "packing": {"packing": "greedy"},
+    "loss_on": {"loss_on": "answers"},
 }
 
 
-COME_TOGETHER: dict[Change, tuple[Change, ...]] = {"order": ("coverage",), "coverage": ("order",)}
+COME_TOGETHER: dict[Change, tuple[Change, ...]] = {"order": ("coverage",), "coverage": ("order",), "packing": ("coverage",)}
 
 
 def undeclared(parent: str, phase: str, change: str) -> str:

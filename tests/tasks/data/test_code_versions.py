@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tasks.data import caches, documents, encode, hashed_file, normalize, reading, tokenizer
+from tasks.data.conversations import compose
 from tasks.evaluation import finished
 from trainer.base import code_digest
 
@@ -15,6 +16,7 @@ DECIDES_NOTHING = {
     "tasks.data.source": "settings, which are in the key themselves",
     "tasks.data.listing": "names and digests of files, which are in the key themselves",
     "tasks.data.pin": "a pin names a place",
+    "tasks.data.conversations.built_in": "chat templates, which are in the key themselves",
 }
 
 
@@ -53,7 +55,7 @@ def test_every_module_that_decides_what_is_measured_is_in_a_version():
 
 def test_every_module_that_decides_bytes_is_in_a_version():
     of_reader = [sys.modules[name] for name in modules_used_by(reading) if name.startswith(("tasks.data.formats", "tasks.data.filters"))]
-    digested = [reading, normalize, *of_reader, *documents.DOCUMENTS_CODE, *caches.ENCODER_CODE]
+    digested = [reading, normalize, *of_reader, *documents.DOCUMENTS_CODE, *caches.ENCODER_CODE, *compose.COMPOSER_CODE]
     used = {name for module in digested for name in modules_used_by(module)}
     assert used - {module.__name__ for module in digested} <= set(DECIDES_NOTHING)
     assert {encode, documents, hashed_file, tokenizer} <= set(caches.ENCODER_CODE)
@@ -62,5 +64,6 @@ def test_every_module_that_decides_bytes_is_in_a_version():
 def test_each_version_ends_with_its_digest():
     assert code_digest.code_digest(*documents.DOCUMENTS_CODE) in documents.DOCUMENTS
     assert code_digest.code_digest(*caches.ENCODER_CODE) in caches.ENCODER
+    assert code_digest.code_digest(*compose.COMPOSER_CODE) in compose.COMPOSER
     assert code_digest.code_digest(tokenizer) in tokenizer.TOKENIZER_VERSION
     assert code_digest.code_digest(normalize) in normalize.NORMALIZER

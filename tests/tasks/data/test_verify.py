@@ -101,7 +101,7 @@ def another_filter(case: Case, _: pytest.MonkeyPatch) -> str:
 
 
 def reader_code(_: Case, patch: pytest.MonkeyPatch) -> str:
-    patch.setattr(verify, "READ_BY", "documents-9")
+    patch.setattr(verify, "read_by", lambda _: "documents-9")
     return "reader code changed: caches of web (expected documents-9"
 
 

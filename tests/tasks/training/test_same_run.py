@@ -138,7 +138,7 @@ def test_a_pinned_cache_is_known_by_its_content_too(case: Case):
 def test_caches_that_lack_for_their_code_alone_do_not_speak_against_a_result(case: Case, monkeypatch: pytest.MonkeyPatch):
     """Until they are there: then their content does."""
     monkeypatch.setattr("tasks.data.documents.READER", "another reader")
-    monkeypatch.setattr("tasks.data.verify.READ_BY", "another reader")
+    monkeypatch.setattr("tasks.data.verify.read_by", lambda _: "another reader")
     plan = case.plan()
     run = case.run.but(caches={name: str(folder) for name, folder in plan.folders("train").items()})
     assert not plan.is_built
@@ -153,7 +153,7 @@ def test_caches_that_lack_for_their_code_alone_do_not_speak_against_a_result(cas
 @pytest.mark.parametrize("what", ["file", "setting"])
 def test_caches_that_lack_for_a_file_or_a_setting_speak_against_it(case: Case, monkeypatch: pytest.MonkeyPatch, what: str):
     monkeypatch.setattr("tasks.data.documents.READER", "another reader")
-    monkeypatch.setattr("tasks.data.verify.READ_BY", "another reader")
+    monkeypatch.setattr("tasks.data.verify.read_by", lambda _: "another reader")
     if what == "file":
         (case.world.sources / "web" / "part-2.jsonl").write_text('{"text": "more"}\n')
     plan = case.world.plan(**({"normalization": {"line_ends": "keep"}} if what == "setting" else {}))

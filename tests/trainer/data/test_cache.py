@@ -90,7 +90,7 @@ def test_a_folder_without_a_manifest_is_no_cache(folder: Path):
     [
         (b'{"format_version": 2, "compo', r"does not read as a manifest"),
         (b'{"format_version": 2}', r"does not read as a manifest: .*(\n.*)*Field required"),
-        (b'{"format_version": 9}', r"has format version 9, this program reads 2: build the cache again"),
+        (b'{"format_version": 9}', r"has format version 9, this program reads 2 \(plain text\) and 3: build it again"),
     ],
     ids=["torn", "empty", "future"],
 )

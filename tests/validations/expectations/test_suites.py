@@ -11,6 +11,7 @@ import pytest
 
 from tests.validations.evidence.health.simulated import LIMITS as HEALTH_LIMITS
 from tests.validations.evidence.health.simulated import Scenario, healthy_rows
+from tests.validations.evidence.test_answers import answers
 from tests.validations.evidence.test_exposure import read
 from tests.validations.test_gate import BETTER, LIMITS, PARENT
 from trainer.base import code_digest
@@ -27,7 +28,14 @@ Tables = dict[str, pd.DataFrame]
 EVERY_TABLE = [pytest.param(name, table, id=f"{name}-{table}") for name, suite in SUITES.items() for table in suite.tables]
 EMPTY_IS_GOOD = {"leaked_items", "likelihoods"}
 """Lists of what was found: empty where nothing was. No likelihood is compared where no item has choices."""
-GATE_LIMITS = LIMITS.but(false_refusal_rate=0.05, max_score_fall=0.01, max_score_rise=0.25, exposure_error_rate=0.01)
+GATE_LIMITS = LIMITS.but(
+    false_refusal_rate=0.05,
+    max_score_fall=0.01,
+    max_score_rise=0.25,
+    exposure_error_rate=0.01,
+    min_answer_gain_nats=0.1,
+    answer_error_rate=0.01,
+)
 
 
 @pytest.fixture
@@ -36,7 +44,8 @@ def tables_of(data_evidence: Callable[..., DataEvidence]) -> Callable[[str], Tab
 
     def build(suite: str) -> Tables:
         if suite == "gate":
-            return gate_tables(BETTER | {"renderings": read(seed=2)}, PARENT | {"renderings": read(seed=1)}, GATE_LIMITS)
+            evaluation = BETTER | {"renderings": read(seed=2), "answers": answers(0.4)}
+            return gate_tables(evaluation, PARENT | {"renderings": read(seed=1)}, GATE_LIMITS)
         if suite == "health":
             return {"health": health_evidence(healthy_rows(Scenario()), HEALTH_LIMITS, groups=PARAM_GROUPS)}
         evidence = data_evidence()

@@ -28,11 +28,21 @@ SHOWN_NAMES = 3
 
 
 class TokenizerFiles(NamedTuple):
-    """Files by name that go beside the weights, and the ids of the tokens that begin and end a document."""
+    """Files by name that go beside the weights, and the ids of the tokens that begin and end a document.
+
+    `end_of_turn` is the one that ends an answer, of a model of conversations.
+    """
 
     files: Mapping[str, bytes]
     begin_of_text: int
     end_of_text: int
+    end_of_turn: int | None = None
+
+    @property
+    def ends(self) -> dict[str, int | list[int]]:
+        """What `config.json` and `generation_config.json` say of them: text is made until one that ends it."""
+        stops = {self.end_of_text} if self.end_of_turn is None else {self.end_of_turn, self.end_of_text}
+        return {"bos_token_id": self.begin_of_text, "eos_token_id": self.end_of_text if len(stops) == 1 else sorted(stops)}
 
 
 def write_folder(
@@ -44,7 +54,7 @@ def write_folder(
         ConfigError: there is something at `folder` already, or `transformers` has no class for such a model.
     """
     check_writable(folder, config)
-    ends = {} if tokenizer is None else {"bos_token_id": tokenizer.begin_of_text, "eos_token_id": tokenizer.end_of_text}
+    ends = {} if tokenizer is None else tokenizer.ends
     with _appearing(folder) as staged:
         _write_json(staged / CONFIG_NAME, {**to_hugging_face(config, dtype), **ends})
         _write_json(staged / "generation_config.json", ends)

@@ -10,6 +10,7 @@ from trainer.data.buffered import BufferedComponent
 from trainer.data.cache import TokenCache
 from trainer.data.mixture import MixtureSchedule
 from trainer.data.permutation import Permutation, derive_key
+from trainer.data.rows import RowsOfTokens
 from trainer.data.shards import build_maps
 from validations.evidence.order.measures import judge_measures, measure_order
 from validations.evidence.order.null import Measure, most_surprising
@@ -59,7 +60,8 @@ class _Drawn:
     """What a phase draws of a component: positions `[first, stop)` since step 0, which run through epochs of `rows` rows."""
 
     def __init__(self, run: RunConfig, name: Component, cache: TokenCache, steps: np.ndarray, positions: np.ndarray):
-        self.name, self.cache, self.rows = name, cache, cache.num_rows(run.model.seq_len)
+        self.name, self.laid = name, RowsOfTokens(cache, run.packing, run.model.seq_len)
+        self.rows = self.laid.num_rows
         self._steps, self._positions = steps, positions
         has_buffer = run.order.buffer_documents is not None
         self._buffered = BufferedComponent(name, cache, run.order, run.model.seq_len) if has_buffer else None
@@ -118,8 +120,9 @@ def _drawn_components(run: RunConfig) -> list[_Drawn]:
     drawn = list[_Drawn]()
     for name in schedule.realised(run.start_step, run.stop_step):
         cache = TokenCache.open(run.caches[name], maps)
-        if cache.num_rows(run.model.seq_len):
-            drawn.append(_Drawn(run, name, cache, steps, np.array([each.get(name, 0) for each in before])))
+        found = _Drawn(run, name, cache, steps, np.array([each.get(name, 0) for each in before]))
+        if found.rows:
+            drawn.append(found)
     return drawn
 
 
@@ -160,14 +163,13 @@ def _order_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 def _shift_rows(run: RunConfig, drawn: _Drawn) -> list[dict[str, Any]]:
     """Each signal of what is drawn, in the order in which it is drawn."""
-    seq_len = run.model.seq_len
-    of_rows = row_signals(drawn.cache, seq_len)
+    of_rows = row_signals(drawn.laid)
     positions, which = drawn.in_order(run, of_rows.rows)
     if not len(positions):
         return []
     few = spread(np.arange(len(positions)), TOKEN_MIX_ROWS)
     different, again = np.unique(of_rows.rows[which[few]], return_inverse=True)
-    signals = (of_rows.source_file[which], of_rows.document_length[which], token_mix(drawn.cache, different, seq_len)[again])
+    signals = (of_rows.source_file[which], of_rows.document_length[which], token_mix(drawn.laid, different)[again])
     rows: list[dict[str, Any]] = []
     for name, signal in zip(SIGNALS, signals, strict=True):
         shift = find_shift(signal)

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer.data.cache import TokenCache
+from trainer.data.rows import RowsOfTokens
+from trainer.data.shards import TokenRange, fetch
 
 MAX_DOCUMENTS = 400_000
 MAX_ROWS = 2**15
@@ -36,30 +38,37 @@ class RowSignals:
     document_length: np.ndarray
 
 
-def row_signals(cache: TokenCache, seq_len: int) -> RowSignals:
+def row_signals(laid: RowsOfTokens) -> RowSignals:
     """What the index says of the rows, or of so many of them that this costs little."""
+    cache = laid.cache
     shards = chosen_shards([shard.documents for shard in cache.manifest.shards])
-    middle = seq_len // 2
-    rows = np.concatenate(
-        [
-            np.arange(-((middle - cache.starts[shard]) // seq_len), -((middle - cache.starts[shard + 1]) // seq_len), dtype=np.int64)
-            for shard in shards
-        ]
-    )
-    rows = spread(rows[rows < cache.num_rows(seq_len)], MAX_ROWS)
+    rows = spread(_with_middle_in(laid, shards), MAX_ROWS)
     ends, lengths, files = _read_index(cache, shards)
-    document = np.searchsorted(ends, rows * seq_len + middle, side="right")
+    document = np.searchsorted(ends, laid.firsts(rows) + laid.used(rows) // 2, side="right")
     return RowSignals(rows, files[document].astype(np.float64), np.log2(lengths[document]))
 
 
-def token_mix(cache: TokenCache, rows: np.ndarray, seq_len: int) -> np.ndarray:
+def _with_middle_in(laid: RowsOfTokens, shards: list[int]) -> np.ndarray:
+    """The rows whose middle lies in one of these shards. Rows of `chunk` are not listed to find them."""
+    starts, seq_len = laid.cache.starts, laid.seq_len
+    if laid.packing == "chunk":
+        middle = seq_len // 2
+        stretches = [(-((middle - starts[shard]) // seq_len), -((middle - starts[shard + 1]) // seq_len)) for shard in shards]
+        rows = np.concatenate([np.arange(first, stop, dtype=np.int64) for first, stop in stretches])
+        return rows[rows < laid.num_rows]
+    rows = np.arange(laid.num_rows)
+    middles = laid.firsts(rows) + laid.used(rows) // 2
+    return rows[np.isin(np.searchsorted(starts, middles, "right") - 1, shards)]
+
+
+def token_mix(laid: RowsOfTokens, rows: np.ndarray) -> np.ndarray:
     """Where each row lies along the direction in which the rows' use of common tokens varies most: languages and scripts lie apart there.
 
     It is the first principal component of the square roots of token counts, over the tokens that are commonest in these rows. The order
     of the rows has no part in it.
     """
-    piece = max(part for part in range(1, min(TOKEN_MIX_TOKENS, seq_len) + 1) if seq_len % part == 0)
-    tokens = cache.rows(rows * (seq_len // piece), piece)
+    cache = laid.cache
+    tokens = _beginnings(laid, rows)
     counts = np.bincount(tokens.ravel())
     counts[[token for token in (cache.manifest.begin_of_text, cache.manifest.end_of_text) if token < len(counts)]] = 0
     common = np.argsort(-counts, kind="stable")[:COMMON_TOKENS]
@@ -72,6 +81,20 @@ def token_mix(cache: TokenCache, rows: np.ndarray, seq_len: int) -> np.ndarray:
     _, directions = np.linalg.eigh(used.T @ used)
     direction = directions[:, -1]
     return used @ (direction * np.sign(direction[np.abs(direction).argmax()]))
+
+
+def _beginnings(laid: RowsOfTokens, rows: np.ndarray) -> np.ndarray:
+    """The first tokens of these rows; a row that has fewer is filled up with the token that ends a text, which is not looked at."""
+    cache, seq_len = laid.cache, laid.seq_len
+    if laid.packing == "chunk":
+        piece = max(part for part in range(1, min(TOKEN_MIX_TOKENS, seq_len) + 1) if seq_len % part == 0)
+        return cache.rows(rows * (seq_len // piece), piece)
+    tokens = np.full((len(rows), min(TOKEN_MIX_TOKENS, seq_len)), cache.manifest.end_of_text, np.int32)
+    ranges: list[TokenRange] = []
+    for place, (first, used) in enumerate(zip(laid.firsts(rows).tolist(), laid.used(rows).tolist(), strict=True)):
+        ranges += cache.read_piece(first, tokens[place, : min(used, tokens.shape[1])])
+    fetch(ranges)
+    return tokens
 
 
 def chosen_shards(documents: list[int]) -> list[int]:

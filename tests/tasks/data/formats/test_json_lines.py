@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from tasks.data.filters import build_sift
 from tasks.data.formats.findings import MAX_DOCUMENT_BYTES, Fault, FileFault, Finding, LeftOut, Reason, Record
-from tasks.data.formats.json_lines import read_json_lines
+from tasks.data.formats.json_lines import read_json_lines, take_text
 
 Read = Callable[..., list[Finding]]
 SIFT = build_sift(())
 
 
 def find(content: bytes, start: int = 0, stop: int | None = None, text_key: str = "text") -> list[Finding]:
-    return list(read_json_lines(io.BufferedReader(io.BytesIO(content)), text_key=text_key, sift=SIFT, start=start, stop=stop))  # pyright: ignore[reportArgumentType]  # BytesIO reads raw bytes as well
+    return list(read_json_lines(io.BufferedReader(io.BytesIO(content)), take=take_text(text_key, SIFT), start=start, stop=stop))  # pyright: ignore[reportArgumentType]  # BytesIO reads raw bytes as well
 
 
 def test_lines_are_records_where_they_begin():
@@ -172,5 +172,5 @@ def test_a_line_of_200_megabytes_is_never_held(tmp_path: Path, read: Read):
 def test_a_piece_inside_a_long_line_reads_no_further_than_its_end():
     content = io.BytesIO(b'{"text":"' + b"x" * 20_000_000 + b'"}\n{"text":"b"}\n')
     lines: io.BufferedReader = io.BufferedReader(content)
-    assert list(read_json_lines(lines, text_key="text", sift=SIFT, start=1_000_000, stop=2_000_000)) == []
+    assert list(read_json_lines(lines, take=take_text("text", SIFT), start=1_000_000, stop=2_000_000)) == []
     assert content.tell() < 4_000_000

@@ -1,0 +1,142 @@
+"""From a record to the messages of its conversation, or why it is none."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple, TypedDict, cast
+
+from tasks.data.conversations.declared import AnswerColumn, Conversation, Role
+from tasks.data.formats.fields import NOT_AN_OBJECT, reach
+from tasks.data.formats.findings import Reason
+
+NotWanted = Literal["empty content", "no answer", "no messages"]
+
+
+class Message(TypedDict):
+    """One turn."""
+
+    role: Role
+    content: str
+
+
+class NoConversation(Exception):
+    """A record that is not as its source declares.
+
+    Attributes:
+        reason: counted by it.
+        is_fault: False of a record that reads well and has nothing to learn from.
+    """
+
+    def __init__(self, reason: Reason | NotWanted, *, is_fault: bool = True):
+        super().__init__(reason)
+        self.reason, self.is_fault = reason, is_fault
+
+
+def messages_of(record: Mapping[str, object], how: Conversation) -> list[Message]:
+    """The messages in order: the system text of its column, the list or the question, the answer of its column.
+
+    Raises:
+        NoConversation: a column is missing or holds something else, a role is unknown, a message is empty, there are two system texts, or
+            there is no answer.
+    """
+    found = [*_system(record, how), *_said(record, how), *_answered(record, how)]
+    if sum(message["role"] == "system" for message in found) > 1:
+        raise NoConversation("two system texts")
+    if any(not message["content"] or message["content"].isspace() for message in found):
+        raise NoConversation("empty content", is_fault=False)
+    if not any(message["role"] == "assistant" for message in found):
+        raise NoConversation("no answer", is_fault=False)
+    return found
+
+
+def _system(record: Mapping[str, object], how: Conversation) -> Iterator[Message]:
+    """The text of its column, where a record has one: null and nothing but space mean that there is none."""
+    if how.system is None:
+        return
+    _check_is_there(record, how.system)
+    value = reach(record, how.system)
+    if value is not None and not isinstance(value, str):
+        raise NoConversation("wrong type")
+    if value and not value.isspace():
+        yield Message(role="system", content=value)
+
+
+def _said(record: Mapping[str, object], how: Conversation) -> Iterator[Message]:
+    if how.prompt is not None:
+        yield Message(role="user", content=_text(record, how.prompt))
+        return
+    assert how.messages is not None
+    listed = _list(record, how.messages)
+    if not listed:
+        raise NoConversation("no messages", is_fault=False)
+    for entry in listed:
+        if not isinstance(entry, Mapping):
+            raise NoConversation("wrong type")
+        message = cast("Mapping[str, object]", entry)
+        role, content = message.get(how.role), message.get(how.content)
+        if role is None or how.content not in message:
+            raise NoConversation("missing key")
+        if not isinstance(role, str) or not (content is None or isinstance(content, str)):
+            raise NoConversation("wrong type")
+        if role not in how.roles:
+            raise NoConversation("unknown role")
+        yield Message(role=how.roles[role], content=content or "")
+
+
+def _answered(record: Mapping[str, object], how: Conversation) -> Iterator[Message]:
+    if how.answer is None:
+        return
+    if how.answer.content is None:
+        _check_is_there(record, how.answer.key)
+        answer = reach(record, how.answer.key)
+    else:
+        answer = _chosen(_list(record, how.answer.key), how.answer, how.answer.content)
+    if answer is None or answer == "":
+        raise NoConversation("no answer", is_fault=False)
+    if not isinstance(answer, str):
+        raise NoConversation("wrong type")
+    yield Message(role="assistant", content=answer)
+
+
+class _Rated(NamedTuple):
+    rating: float
+    text: object
+
+
+def _chosen(listed: Sequence[object], how: AnswerColumn, content: str) -> object:
+    """The text of the first answer of the list, or of the best one."""
+    rated: list[_Rated] = []
+    for entry in listed:
+        if not isinstance(entry, Mapping):
+            raise NoConversation("wrong type")
+        answer = cast("Mapping[str, object]", entry)
+        rating = answer.get(how.best_by) if how.best_by is not None else 0
+        if content not in answer or rating is None:
+            raise NoConversation("missing key")
+        if isinstance(rating, bool) or not isinstance(rating, int | float) or math.isnan(rating):
+            raise NoConversation("wrong type")
+        rated.append(_Rated(rating, answer[content]))
+    return max(rated, key=lambda one: one.rating).text if rated else None  # of equal ones the first
+
+
+def _text(record: Mapping[str, object], key: str) -> str:
+    _check_is_there(record, key)
+    value = reach(record, key)
+    if value is not None and not isinstance(value, str):
+        raise NoConversation("wrong type")
+    return value or ""
+
+
+def _list(record: Mapping[str, object], key: str) -> Sequence[object]:
+    _check_is_there(record, key)
+    value = reach(record, key)
+    if value is not None and not isinstance(value, list):
+        raise NoConversation("wrong type")
+    return cast("list[object]", value or [])
+
+
+def _check_is_there(record: Mapping[str, object], key: str) -> None:
+    """A column that is null is there."""
+    outer, _, name = key.rpartition(".")
+    holder = record if key in record or not outer else reach(record, outer)
+    if holder is NOT_AN_OBJECT or (key not in record and not (isinstance(holder, Mapping) and name in holder)):
+        raise NoConversation("missing key")

@@ -1,0 +1,146 @@
+"""From a conversation's text to its tokens, and from the characters that count to the tokens that do."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from tasks.data.conversations.template import ChatTemplate
+from tasks.data.tokenizer import END_OF_TEXT, load_tokenizer
+from trainer.base.errors import DataError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+class Encoded(NamedTuple):
+    """A conversation's tokens, without the begin and end tokens of a document, and the spans `[start, stop)` of them that count."""
+
+    ids: list[int]
+    spans: Int[np.ndarray, "n 2"]
+
+
+class _Piece(NamedTuple):
+    """A stretch of a text: a special token, or what is between two. `start` is its first character."""
+
+    start: int
+    text: str
+    special: int | None
+
+
+class ConversationEncoder:
+    """Encodes what templates wrote. Their special tokens become one token each, wherever they are: no message spells one.
+
+    What is between two special tokens is encoded alone, as the `tokenizers` library does, and no other special token of the tokenizer is
+    made of a message that spells it.
+
+    Args:
+        special_tokens: token → id.
+    """
+
+    def __init__(self, tokenizer: "Tokenizer", special_tokens: Mapping[str, int]):
+        self._tokenizer, self._special = tokenizer, special_tokens
+        longest_first = sorted(special_tokens, key=lambda token: (-len(token), token))
+        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+    def encode(self, texts: Sequence[str], spans: Sequence[Sequence[int]]) -> Iterator[Encoded]:
+        """The tokens of each text.
+
+        Args:
+            spans: of each text the characters that count: start, stop, start, stop …
+        """
+        pieces = [list(self._pieces(text)) for text in texts]
+        plain = [piece.text for of_text in pieces for piece in of_text if piece.special is None]
+        encodings = iter(self._tokenizer.encode_batch(plain, add_special_tokens=False))
+        for of_text, characters in zip(pieces, spans, strict=True):
+            ids, starts, stops = list[int](), list[int](), list[int]()
+            for piece in of_text:
+                if piece.special is not None:
+                    ids.append(piece.special)
+                    starts.append(piece.start)
+                    stops.append(piece.start + len(piece.text))
+                    continue
+                encoding = next(encodings)
+                ids += encoding.ids
+                starts += [piece.start + start for start, _ in encoding.offsets]
+                stops += [piece.start + stop for _, stop in encoding.offsets]
+            yield Encoded(ids, token_spans(characters, starts, stops))
+
+    def _pieces(self, text: str) -> Iterator[_Piece]:
+        at = 0
+        for match in self._pattern.finditer(text) if self._pattern else ():
+            if match.start() > at:
+                yield _Piece(at, text[at : match.start()], None)
+            yield _Piece(match.start(), match.group(), self._special[match.group()])
+            at = match.end()
+        if at < len(text):
+            yield _Piece(at, text[at:], None)
+
+
+def ids_of_tokens(tokenizer: "Tokenizer", chat: ChatTemplate, place: Path | str = "") -> dict[str, int]:
+    """What a chat template writes as special tokens, and the id of each; with the end token, which it may write, too.
+
+    Args:
+        place: the tokenizer's file, for the message.
+
+    Raises:
+        DataError: the tokenizer lacks one, or the template writes a special token of the tokenizer that it does not name.
+    """
+    added = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
+    if missing := [token for token in chat.special_tokens if token not in added]:
+        raise DataError(
+            f"the tokenizer {place} must have {', '.join(missing)} as special tokens, one token each: the chat template {chat.name} writes "
+            "them. Take a tokenizer that has them, or let Phasewise train one: name them in the recipe's tokenizer.special_tokens."
+        )
+    probe = chat.probe()
+    if unnamed := [token for token in added if probe and token in probe.text and token not in (*chat.special_tokens, END_OF_TEXT)]:
+        raise DataError(
+            f"the chat template {chat.name} writes {', '.join(unnamed)}, which the tokenizer {place} has as special tokens, and does not "
+            "spell them out: name them in the source's conversation.special_tokens."
+        )
+    return {token: added[token] for token in (*chat.special_tokens, END_OF_TEXT) if token in added}
+
+
+def check_templates(path: Path, chats: Iterable[ChatTemplate]) -> None:
+    """Refuse a tokenizer that what these chat templates write cannot be encoded with, before anything is.
+
+    Raises:
+        DataError: as `ids_of_tokens`.
+    """
+    tokenizer = load_tokenizer(path)
+    for chat in chats:
+        ids_of_tokens(tokenizer, chat, path)
+
+
+def token_spans(characters: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> Int[np.ndarray, "n 2"]:
+    """The spans of tokens of spans of characters.
+
+    As `transformers` has it (`char_to_token`): from the first token that holds the first character to the first that holds the last one.
+    So a token that straddles the start or the end counts. Where no token holds a character, the next one that follows the start begins, and
+    the last one before the end ends. Spans that meet in one token are one.
+
+    Args:
+        characters: start, stop, start, stop …
+        starts, stops: of each token, in characters; they never descend.
+    """
+    edges = np.asarray(characters, np.int64).reshape(-1, 2)
+    begins, ends = np.asarray(starts, np.int64), np.asarray(stops, np.int64)
+    first = np.searchsorted(ends, edges[:, 0], side="right")
+    last = np.searchsorted(ends, edges[:, 1] - 1, side="right")
+    holds = np.append(begins, np.iinfo(np.int64).max)[last] < edges[:, 1]
+    found = np.stack([first, last + holds], axis=1)
+    return _joined(found[found[:, 0] < found[:, 1]])
+
+
+def _joined(spans: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "m 2"]:
+    """Spans that overlap as one."""
+    joined: list[list[int]] = []
+    for start, stop in spans.tolist():
+        if joined and start < joined[-1][1]:
+            joined[-1][1] = max(stop, joined[-1][1])
+        else:
+            joined.append([start, stop])
+    return np.array(joined, np.int64).reshape(-1, 2)
