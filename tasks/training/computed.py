@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from tasks.preflight.plan import kept_in_words
+from tasks.training.machine import mesh_words
 from tasks.training.same_run import read_run
 from trainer.base.wording import plural
 from trainer.config import Execution
@@ -34,15 +35,6 @@ def computed_words(folder: Path, slice_name: str) -> str:
     ]
     moved = _moved(folder)
     return "; ".join([", ".join(words), *moved, *_went_on(folder, moved)])
-
-
-def mesh_words(execution: Execution) -> str:
-    """`2 devices (fsdp 2)`."""
-    mesh = execution.mesh
-    if mesh.devices == 1:
-        return "1 device"
-    axes = [f"{name} {size}" for name, size in mesh.model_dump().items() if size > 1]
-    return f"{plural(mesh.devices, 'device')} ({', '.join(axes)})"
 
 
 def _parts(execution: Execution) -> str:
