@@ -101,9 +101,11 @@ def finish_documents(
     train = sum(bucket.train for bucket in kept)
     held_out = sum(bucket.held_out for bucket in kept)
     if not (train and held_out):
+        left_out = ", ".join(f"{count:,} for {reason}" for reason, count in sorted(tally.left_out.items()))
+        also = f" Left out: {left_out}; look at its filters, too." if left_out else ""
         raise DataError(
             f"component {component}: {train + held_out} documents in {len(listing.files)} files leave {train} to train on and "
-            f"{held_out} held out; both need at least one. Add documents to {source.url}."
+            f"{held_out} held out; both need at least one. Add documents to {source.url}.{also}"
         )
     copies, copies_digest = join_buckets(folder, len(kept), len(every))
     manifest = DocumentsManifest(

@@ -153,7 +153,7 @@ def _train(run: RunConfig, launcher: Launcher) -> None:
             raise _Enough
 
     try:
-        with Clock(place.path).life(0, conditions=conditions_here()):
+        with Clock(place.path).life(0, conditions=conditions_here):
             code = start_and_follow(launcher, Life(run, place.run_file), on_rows, check)
     except _Enough:
         if updates > MIN_UPDATES:

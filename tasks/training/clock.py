@@ -7,6 +7,7 @@ life a few seconds before, and writes its line.
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +27,23 @@ class Clock:
         self._ended: float | None = None
 
     @contextmanager
-    def life(self, from_step: int, *, slice_name: str = "", conditions: str = "") -> Iterator[Callable[[], None]]:
+    def life(self, from_step: int, *, slice_name: str = "", conditions: Callable[[], str] | None = None) -> Iterator[Callable[[], None]]:
         """One life, however it ends. What is yielded notes how far it is, and is called often.
 
         Args:
-            slice_name, conditions: as in `LifeSpent`.
+            slice_name: as in `LifeSpent`.
+            conditions: says them; asked once the trainer is at work, because that takes a while. None where it is not on this machine.
         """
         found = self._found_dead()
         life = _Life(self._folder, from_step, found, slice_name=slice_name, conditions=conditions)
         pause = 0.0 if self._ended is None else max(0.0, life.began - self._ended)
         life.note(pause)
         try:
-            yield lambda: life.note(pause, every=NOTE_SECONDS)
+            yield lambda: life.look(pause)
         finally:
             self._ended = time.monotonic()
-            _append(self._folder, life.so_far(pause).but(is_whole=True))
+            ended = life.so_far(pause)
+            _append(self._folder, ended.but(is_whole=True, conditions=life.conditions))
             with suppress(OSError):
                 RunFolder(self._folder).life.unlink(missing_ok=True)
 
@@ -61,14 +64,26 @@ class _Life:
     began: by the monotonic clock.
     """
 
-    def __init__(self, folder: Path, from_step: int, taken: Mapping[str, Any], *, slice_name: str, conditions: str) -> None:
+    def __init__(
+        self, folder: Path, from_step: int, taken: Mapping[str, Any], *, slice_name: str, conditions: Callable[[], str] | None
+    ) -> None:
         self._folder, self._taken = folder, taken
-        self._from_step, self._slice_name, self._conditions = from_step, slice_name, conditions
+        self._from_step, self._slice_name, self._ask = from_step, slice_name, conditions
         self.began, self._started_at = time.monotonic(), time.time()
         said = read_heartbeat(folder)
         self._before = (said.get("time"), said.get("pid"))
         self._compiled = compiled_steps(folder)
         self._noted: float | None = None
+
+    @cached_property
+    def conditions(self) -> str:
+        """Of the machine."""
+        return self._ask() if self._ask else ""
+
+    def look(self, pause: float) -> None:
+        """Note it where it is time to."""
+        _ = self.conditions
+        self.note(pause, every=NOTE_SECONDS)
 
     def so_far(self, pause: float) -> LifeSpent:
         """What is known of it. Of a trainer that another launcher had started it is what came since."""
@@ -84,7 +99,6 @@ class _Life:
             from_step=from_step,
             to_step=said.get("step", from_step),
             peak_memory_bytes=said.get("peak_memory_bytes"),
-            conditions=self._conditions,
             compiled=compiled_steps(self._folder) > self._compiled,
             slice_name=self._slice_name,
             started_at=self._started_at,

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from tasks.preflight.plan import kept_in_words
+from tasks.training.machine import mesh_words
 from tasks.training.same_run import read_run
 from trainer.base.wording import plural
 from trainer.config import Execution
@@ -32,16 +33,8 @@ def computed_words(folder: Path, slice_name: str) -> str:
         kept_in_words(execution.remat),
         _parts(execution),
     ]
-    return "; ".join([", ".join(words), *_moved(folder), _went_on(folder)])
-
-
-def mesh_words(execution: Execution) -> str:
-    """`2 devices (fsdp 2)`."""
-    mesh = execution.mesh
-    if mesh.devices == 1:
-        return "1 device"
-    axes = [f"{name} {size}" for name, size in mesh.model_dump().items() if size > 1]
-    return f"{plural(mesh.devices, 'device')} ({', '.join(axes)})"
+    moved = _moved(folder)
+    return "; ".join([", ".join(words), *moved, *_went_on(folder, moved)])
 
 
 def _parts(execution: Execution) -> str:
@@ -51,10 +44,13 @@ def _parts(execution: Execution) -> str:
 
 def _moved(folder: Path) -> list[str]:
     """What its events say of the slices that it was on before."""
-    return [f"before that {event['text']}" for event in read_events(folder) if event.get("kind") == "moved"]
+    texts = [str(event.get("text")) for event in read_events(folder) if event.get("kind") == "moved"]
+    return [f"before that {text.removeprefix('trained ').partition(', and saved')[0]}" for text in texts]
 
 
-def _went_on(folder: Path) -> str:
+def _went_on(folder: Path, moved: list[str]) -> list[str]:
     steps = [event.get("step") for event in read_events(folder) if event.get("kind") in WENT_ON]
     named = ["the beginning" if step is None else f"step {step:,}" for step in steps]
-    return f"it went on from {', '.join(named)}" if named else "from its start to its end"
+    if named:
+        return [f"it went on from {', '.join(named)}"]
+    return [] if moved else ["from its start to its end"]

@@ -214,7 +214,7 @@ def _run_or_stop(leg: Leg, on_rows: Callable[[list[Row]], None], check: Callable
     """One life of the trainer; where it is stopped from here, what of it is saved is said."""
     run, launcher = leg.run, leg.launcher
     saved = last_saved_step(run)
-    conditions = conditions_here() if launcher.kind == "local" else ""
+    conditions = conditions_here if launcher.kind == "local" else None
     write_json(RunFolder.at(run.output).run_file, run.model_dump(mode="json"))
     try:
         with clock.life(run.start_step if saved is None else saved, slice_name=leg.slice_name, conditions=conditions) as note:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tasks.training.computed import mesh_words
 from tasks.training.local import LocalLauncher
+from tasks.training.machine import mesh_words
 from tasks.training.protocol import Launcher
 from trainer.base.frozen import Frozen
 from trainer.config import RunConfig

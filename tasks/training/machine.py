@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainer.base.errors import TrainingError
+from trainer.base.wording import plural
 from trainer.config import Execution, Mesh, RunConfig
 from trainer.process.platform import has_accelerator
 
@@ -88,3 +89,12 @@ def in_words(run: RunConfig, machine: Machine) -> str:
     kernel = check_kernel(run.execution.attention, machine.platform, run.model, context=run.execution.mesh.context)
     left = f" of {machine.devices}" if machine.devices > count else ""
     return f"{count}{left} × {machine.kind.removeprefix('NVIDIA ')}, {run.model.compute_dtype}, {KERNEL_WORDS[kernel]} attention"
+
+
+def mesh_words(execution: Execution) -> str:
+    """`2 devices (fsdp 2)`."""
+    mesh = execution.mesh
+    if mesh.devices == 1:
+        return "1 device"
+    axes = [f"{name} {size}" for name, size in mesh.model_dump().items() if size > 1]
+    return f"{plural(mesh.devices, 'device')} ({', '.join(axes)})"

@@ -82,6 +82,19 @@ def test_a_slice_has_preflights_time_unless_this_machine_is_it_and_was_measured(
     assert predict_phase(phase, run, home).source == "preflight's roofline for cpu-2", "it trains elsewhere"
 
 
+def test_a_phase_that_moves_has_preflights_time_of_each_slice(home: Home, monkeypatch: pytest.MonkeyPatch):
+    """What was measured here is of one of them."""
+    monkeypatch.setattr(preflight_module, "preflight_setup", lambda setup, home: {**REPORT, "slice": setup.slice, "steps": setup.steps})
+    recipe, phase = kestrel_on("cpu-2")
+    phase = phase.but(slice=[[0, "cpu-2"], [15, "cpu-1"]])
+    run = run_without_data(recipe, phase, home)
+    keep_calibration(home, costs_of(run, 2))
+    prediction = predict_phase(phase, run, home)
+    assert (prediction.seconds, prediction.source) == (80.0, "preflight's roofline for cpu-2 and cpu-1")
+    part = phase.but(slice=[[0, "local"], [15, "cpu-1"]])
+    assert predict_phase(part, run, home).source.startswith("15 updates are made on this machine")
+
+
 def test_the_price_is_of_the_environment(home: Home, monkeypatch: pytest.MonkeyPatch):
     recipe, phase = kestrel_on("local")
     run: Any = run_without_data(recipe, phase, home)

@@ -179,16 +179,17 @@ class HubHandler(BaseHTTPRequestHandler):
         _, _, commit, path = place.split("/", 3)
         if query["signature"] != ["secret"] or self.hub.now > float(query["expires"][0]):
             return self._answer(403, b"<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>")
-        return self._content(self.hub.commits[commit][path], fault)
+        return self._content(self.hub.commits[commit][path], fault, {"X-Repo-Commit": commit})
 
-    def _content(self, content: bytes, fault: Fault | None) -> None:
+    def _content(self, content: bytes, fault: Fault | None, about: Mapping[str, str] | None = None) -> None:
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
         kind = fault.kind if fault else None
+        told = {"ETag": f'"{sha256(content).hexdigest()}"', **(about or {})}
         if not asked or kind == "whole":
-            return self._answer(200, content, {"ETag": f'"{sha256(content).hexdigest()}"'})
+            return self._answer(200, content, told)
         start, stop = int(asked[1]), min(int(asked[2]) + 1, len(content))
         part = content[start : stop - 1] if kind == "short" else content[start:stop]
-        headers = {"ETag": f'"{sha256(content).hexdigest()}"', "Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"}
+        headers = {**told, "Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"}
         return self._answer(206, part, headers, cut=kind == "cut")
 
     def _json(self, value: Any, headers: Mapping[str, str] | None = None) -> None:
