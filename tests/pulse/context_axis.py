@@ -1,7 +1,7 @@
 """How nearly rows that are cut along their positions give the losses and gradients of one device: `python -m tests.pulse.context_axis OUT`.
 
-Small models of float32 on eight virtual devices of this CPU: the same weights and tokens, once on one device and once on each mesh, with two
-parts of the batch and chunks of the loss. OUT gets `context_axis.json` and a table, `context_axis.md`.
+Small models of float32 on eight virtual devices of this CPU: the same weights and tokens, once on one device and once on each mesh, with
+two parts of the batch and chunks of the loss. OUT gets `context_axis.json` and a table, `context_axis.md`.
 """
 
 import json
@@ -36,9 +36,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "dense, documents apart": {},
     "windows, global layers, experts, documents apart": TRINITY,
 }
-MESHES = {name: (Mesh(context=2), Mesh(context=4), Mesh(context=8), Mesh(context=4, fsdp=2), Mesh(context=4, tensor=2)) for name in MODELS}
-MESHES["dense, one document a row"] = (Mesh(context=4),)
-MESHES["windows, global layers, experts, documents apart"] += (Mesh(context=2, expert=2, fsdp=2), Mesh(context=2, expert=4))
+PLAIN = (Mesh(context=2), Mesh(context=4), Mesh(context=8), Mesh(context=4, fsdp=2), Mesh(context=4, tensor=2))
+MESHES: dict[str, tuple[Mesh, ...]] = {
+    "dense, one document a row": (Mesh(context=4),),
+    "dense, documents apart": PLAIN,
+    "windows, global layers, experts, documents apart": (*PLAIN, Mesh(context=2, expert=2, fsdp=2), Mesh(context=2, expert=4)),
+}
 
 
 def model_of(name: str) -> ModelConfig:
@@ -48,7 +51,7 @@ def model_of(name: str) -> ModelConfig:
     }  # fmt: skip
     plain = {"head_dim": 8, "qk_norm": False, "tied_head": False, "sliding_window": None, "float32_attention": False}
     numbers = {"rms_norm_epsilon": 1e-5, "initializer_std": 0.1, "compute_dtype": "float32"}
-    return ModelConfig(**{**sizes, **plain, **numbers, "rope": Rope(theta=10_000.0, scaling=None), **MODELS[name]})
+    return ModelConfig.model_validate({**sizes, **plain, **numbers, "rope": Rope(theta=10_000.0, scaling=None), **MODELS[name]})
 
 
 def batch_of(model: ModelConfig) -> tuple[np.ndarray, np.ndarray]:
@@ -121,7 +124,8 @@ def main(folder: Path, names: tuple[str, ...] = tuple(MODELS), most: int | None 
 
 if __name__ == "__main__":
     if len(jax.devices()) == DEVICES:
-        main(Path(sys.argv[1]), *((tuple(MODELS)[:1], 1) if "--tiny" in sys.argv else ()))
+        is_tiny = "--tiny" in sys.argv
+        main(Path(sys.argv[1]), tuple(MODELS)[:1] if is_tiny else tuple(MODELS), 1 if is_tiny else None)
     else:
         run_on_eight_devices(Path(__file__), *map(Path, sys.argv[1:]))
         print((Path(sys.argv[1]) / "context_axis.md").read_text())

@@ -48,7 +48,7 @@ def attend(
     """
     parts: int = jax.sharding.get_abstract_mesh().shape[CONTEXT_AXIS]
     own = query.shape[1] // parts
-    arrays: tuple[np.ndarray, ...] = ()
+    arrays: tuple[Any, ...] = ()
     heads = query.shape[2] // _cut_heads(query.shape)
     if sliding_window is not None and sliding_window - 1 <= own:
         before = keys_before(sliding_window, own, kernel)
