@@ -73,7 +73,10 @@ def calibrate(run: RunConfig, batch_sequences: int, home: Home, launcher: Launch
 
 
 def scratch_run(run: RunConfig, batch_sequences: int, folder: Path) -> RunConfig:
-    """The run with one batch size, on made-up tokens, without an end. What decides what an update costs is the run's own."""
+    """The run with one batch size, on made-up tokens, without an end. What decides what an update costs is the run's own.
+
+    Its rows are full and all of them is predicted: padding, and what is not predicted, cost what tokens do.
+    """
     vocabulary = run.model.vocab_size
     rows = max(ROWS, 4 * batch_sequences)
     train = write_tokens(folder / "tokens" / "train", "train", vocabulary, rows * run.model.seq_len)
@@ -96,6 +99,8 @@ def scratch_run(run: RunConfig, batch_sequences: int, folder: Path) -> RunConfig
         checkpoints=run.checkpoints.but(at_steps=(SAVED_STEP,), keep_all=False),
         start=None,
         recovery=None,
+        packing="chunk",
+        loss_on="all",
         caches={COMPONENT: str(train.folder)},
         cache_digests={COMPONENT: train.digest},
         verdict=str(verdict),

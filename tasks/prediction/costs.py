@@ -85,7 +85,7 @@ def step_key(run: RunConfig, batch_sequences: int) -> str:
     """The digest of all of a run that decides how long an update of so many sequences takes."""
     return digest_of_json(
         {
-            "step": step_shape(run, batch_sequences).model_dump(mode="json"),
+            "step": step_shape(run, batch_sequences).model_dump(mode="json", exclude={"packing", "loss_on"}),
             "execution": run.execution.model_dump(mode="json", include=set(DECIDES_BITS)),
             "instrumentation": run.instrumentation.model_dump(mode="json"),
         }

@@ -77,7 +77,7 @@ def compiled(config: ModelConfig, part: int | None) -> Any:
 
 
 def gradients(config: ModelConfig, params: Params, rows: Rows, part: int | None = None) -> tuple[float, float, Params]:
-    sums, found = compiled(config, part)(params, *rows)
+    sums, found = compiled(config, part)(params, *rows)  # pyright: ignore[reportArgumentType]  # frozen models have a hash
     return float(sums.cross_entropy), float(sums.tokens), found
 
 

@@ -140,8 +140,8 @@ class Loader:
                 continue
             laid = self._laid[name]
             to_fetch += laid.read(rows[places], tokens, places)
-            if packed is not None:
-                packed[places] = laid.segment_ids(rows[places])
+            if packed is not None and (segments := laid.segment_ids(rows[places])) is not None:
+                packed[places] = segments
             if targets is not None:
                 targets[places] = laid.targets(rows[places])
         fetch(to_fetch)

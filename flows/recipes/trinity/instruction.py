@@ -12,20 +12,21 @@ WARMUP, PEAK_SHARE = 0.03, 0.1
 PACKING = PackingLimits(min_counted_percent=1.0, max_cut_percent=25.0)
 
 NOTES = (
+    unstated("start", "the report describes the fine-tuning of Large; that of the small models is taken to be the same", place="§4"),
     unstated(
         "learning_rate",
         "the share of the pre-training peak that the warm-up goes to is blank: a tenth, and a warm-up over 3 % of the steps, are this "
         "project's choice",
-        place="§4.1",
+        place="§4",
     ),
-    unstated("batch", "neither batch nor steps are stated: 64 sequences and 10,000 steps are this project's choice", place="§4.1"),
+    unstated("batch", "neither batch nor steps are stated: 64 sequences and 10,000 steps are this project's choice", place="§4"),
     unstated(
         "mixture",
         "the conversations are not public: at full scale there is nothing to read, and a recipe of one's own gives the component a source",
-        place="§4.1",
+        place="§4",
     ),
-    unstated("loss_on", "which tokens are predicted is not stated: the answers, as is usual, is this project's choice", place="§4.1"),
-    unstated("optimizer", "whether the optimizer's state is carried is not stated: here it begins afresh", place="§4.1"),
+    unstated("loss_on", "which tokens are predicted is not stated: the answers, as is usual, is this project's choice", place="§4"),
+    unstated("optimizer", "whether the optimizer's state is carried is not stated: here it begins afresh", place="§4"),
 )
 
 

@@ -85,7 +85,21 @@ NANO: Sources = {
     "optimizer.adam_learning_rate_scale": ours("Mini's rates, 1e-3 and 2e-4"),
 }
 
-SOURCES_NANO = RecordSources(NANO, {"phase-3": {"learning_rate.start_step": ours("with phase 3, as Mini's")}})
+SFT: Sources = {
+    "name": ours("the report's section 4 in a word"),
+    "model.seq_len": prose("§4: 64 K"),
+    "packing": prose("§4: greedy, samples that are longer cut, rows padded"),
+    "loss_on": ours("not stated: the answers"),
+    "learning_rate": ours(f"{BLANK}: a tenth of the peak"),
+    "learning_rate.kind": prose("§4: linear warm-up, linear to 0"),
+    "learning_rate.start_step": ours("not stated: a warm-up over 3 % of the steps"),
+    "learning_rate.end_step": ours("not stated: a warm-up over 3 % of the steps"),
+    "stop_step": ours("not stated: 10,000 steps"),
+    "batch": ours("not stated: 64 sequences"),
+    "mixture": ours("the data are not public: one component"),
+}
+
+SOURCES_NANO = RecordSources(NANO, {"phase-3": {"learning_rate.start_step": ours("with phase 3, as Mini's")}, "sft": SFT})
 SOURCES_MINI = RecordSources(
     COMMON, {"phase-3": {"learning_rate.start_step": notes(f"{CARD}: the decay begins at 8.8 T of 10 T tokens, with phase 3", "high")}}
 )

@@ -8,7 +8,7 @@ import pytest
 
 from tasks.home import Home
 from tasks.prediction import calibrate as module
-from tasks.prediction.calibrate import calibrate
+from tasks.prediction.calibrate import calibrate, scratch_run
 from tasks.prediction.conditions import conditions_here
 from tasks.prediction.costs import Costs, step_key
 from tasks.prediction.evidence import keep_calibration, known_costs
@@ -96,3 +96,11 @@ def test_conditions_are_of_the_environment(monkeypatch: pytest.MonkeyPatch):
     assert conditions_here() == before
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
     assert conditions_here() != before
+
+
+def test_a_run_on_answers_is_measured_on_full_rows_and_known_by_them(tmp_path: Path):
+    """What is padding or not predicted costs what a token does: the measurement of one is that of the other."""
+    run = run_in(Home.open(str(tmp_path / "home")), packing="greedy", loss_on="answers")
+    made = scratch_run(run, 2, tmp_path)
+    assert (made.packing, made.loss_on) == ("chunk", "all")
+    assert step_key(made, 2) == step_key(run, 2)

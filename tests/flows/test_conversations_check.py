@@ -1,0 +1,24 @@
+"""Answers are predicted of conversations alone: what else is asked is refused before anything is made."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.checks import check_conversations
+from flows.recipes import load_record
+from flows.recipes.recipe import Recipe
+from tasks.data.source import Source
+from tasks.home import Home
+from trainer.base.errors import RecipeError
+
+
+def test_answers_of_plain_text_are_refused_by_name(tmp_path: Path):
+    home = Home.open(str(tmp_path))
+    recipe = load_record("marin-8b", "proxy")
+    sft = [recipe.phase("sft")]
+    check_conversations(recipe, recipe.phases, home)
+    plain = Source(url=str(tmp_path), include=("*.jsonl",), format="jsonl").model_dump(mode="json")
+    own = Recipe.model_validate({**recipe.model_dump(mode="json"), "sources": {"smoltalk": plain}})
+    with pytest.raises(RecipeError, match=r"phase sft of marin-8b-proxy has loss_on answers.* and smoltalk is plain text: give each"):
+        check_conversations(own, sft, home)
+    check_conversations(own, [own.phase("kestrel")], home)
