@@ -33,7 +33,7 @@ LOCAL_SLICE = "local"
 """The slice that is this machine."""
 Change = Literal[
     "architecture", "rope", "batch", "learning_rate", "schedule", "optimizer", "optimizer_state", "mixture", "order", "coverage",
-    "ema", "z_loss", "max_grad_norm", "max_update_rms", "max_update_norm", "skip_step", "slice", "balancing",
+    "ema", "z_loss", "max_grad_norm", "max_update_rms", "max_update_norm", "skip_step", "slice", "balancing", "seq_len",
 ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from tasks.data.documents import DocumentsManifest, read_documents, read_documents_manifest
 from tasks.data.hashed_file import HashedFile
+from tasks.data.length_bias import LengthBias
 from tasks.data.records import read_model
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer
 from trainer.base.errors import DataError
@@ -30,10 +31,15 @@ INDEX_ROWS = 1 << 13
 
 
 class ShardRecord(Frozen):
-    """Written when a shard is whole: a part that has one is not encoded again. Sizes are in bytes."""
+    """Written when a shard is whole: a part that has one is not encoded again. Sizes are in bytes.
+
+    Attributes:
+        left_out: documents of the part that a length bias did not take.
+    """
 
     shard: Shard
     text_bytes: int = Field(ge=0)
+    left_out: int = Field(default=0, ge=0)
     tokens_size: int = Field(ge=0)
     index_size: int = Field(ge=0)
 
@@ -72,15 +78,24 @@ def encoding_of(tokenizer_path: Path) -> Encoding:
     return Encoding(begin, end, np.dtype(width))
 
 
-def encode_part(documents: Path, number: int, tokenizer_path: Path, targets: Mapping[Split, Path]) -> None:
-    """Write the shards of one part, for each split that is not done. Each document becomes begin-of-text, its tokens, end-of-text."""
+def encode_part(
+    documents: Path, number: int, tokenizer_path: Path, targets: Mapping[Split, Path], length_bias: LengthBias | None = None
+) -> None:
+    """Write the shards of one part, for each split that is not done. Each document becomes begin-of-text, its tokens, end-of-text.
+
+    Args:
+        length_bias: which documents of the training split are taken, by their tokens; None is all.
+    """
     missing = {split: folder for split, folder in targets.items() if read_record(folder, number) is None}
     if not missing:
         return
     manifest = _documents_manifest(documents)
     done: dict[Path, ShardRecord] = {}
     with ExitStack() as stack:
-        writers = {split: stack.enter_context(_shard(folder, number, tokenizer_path, done)) for split, folder in missing.items()}
+        writers = {
+            split: stack.enter_context(_shard(folder, number, tokenizer_path, done, length_bias if split == "train" else None))
+            for split, folder in missing.items()
+        }
         for table in read_documents(documents, manifest, number):
             for split, writer in writers.items():
                 writer.add(table.filter(pc.field("split") == split))
@@ -91,12 +106,12 @@ def encode_part(documents: Path, number: int, tokenizer_path: Path, targets: Map
 class ShardWriter:
     """Appends documents to a shard: token ids to one file, a row a document to another. Memory does not grow with the shard."""
 
-    def __init__(self, tokens: HashedFile, index: pq.ParquetWriter, tokenizer_path: Path):
-        self._tokens, self._index = tokens, index
+    def __init__(self, tokens: HashedFile, index: pq.ParquetWriter, tokenizer_path: Path, length_bias: LengthBias | None = None):
+        self._tokens, self._index, self._length_bias = tokens, index, length_bias
         self._tokenizer = _tokenizer(tokenizer_path)
         self._encoding = encoding_of(tokenizer_path)
         self._rows: list[pa.Table] = []
-        self.num_tokens = self.num_documents = self.text_bytes = 0
+        self.num_tokens = self.num_documents = self.text_bytes = self.left_out = 0
 
     def add(self, documents: pa.Table) -> None:
         """Encode documents and append them."""
@@ -104,7 +119,15 @@ class ShardWriter:
         if not texts:
             return
         begin, end, dtype = self._encoding
-        ids = [[begin, *encoding.ids, end] for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        encoded = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        if bias := self._length_bias:
+            names = documents["id"].to_pylist()
+            taken = [place for place, (name, tokens) in enumerate(zip(names, encoded, strict=True)) if bias.takes(name, len(tokens))]
+            self.left_out += len(texts) - len(taken)
+            documents, texts, encoded = documents.take(taken), [texts[place] for place in taken], [encoded[place] for place in taken]
+            if not taken:
+                return
+        ids = [[begin, *tokens, end] for tokens in encoded]
         lengths = np.array([len(tokens) for tokens in ids], np.int64)
         for tokens in ids:
             self._tokens.write(np.array(tokens, dtype).tobytes())
@@ -125,20 +148,23 @@ class ShardWriter:
 
 
 @contextmanager
-def _shard(folder: Path, number: int, tokenizer_path: Path, done: dict[Path, ShardRecord]) -> Iterator[ShardWriter]:
+def _shard(
+    folder: Path, number: int, tokenizer_path: Path, done: dict[Path, ShardRecord], length_bias: LengthBias | None
+) -> Iterator[ShardWriter]:
     """A writer of one shard; its files appear, and its record is put into `done`, when the block ends without an error."""
     name = shard_name(number)
     with writing(folder / f"{name}.bin") as tokens_file, writing(folder / f"{name}.parquet") as index_file:
         tokens = HashedFile(tokens_file)
         index = HashedFile(index_file)
         with pq.ParquetWriter(pa.PythonFile(index, "w"), INDEX_SCHEMA, compression="zstd") as rows:
-            writer = ShardWriter(tokens, rows, tokenizer_path)
+            writer = ShardWriter(tokens, rows, tokenizer_path, length_bias)
             yield writer
             writer.flush()
     shard = Shard(
         name=name, tokens=writer.num_tokens, documents=writer.num_documents, digest=tokens.hexdigest(), index_digest=index.hexdigest()
     )
-    done[folder] = ShardRecord(shard=shard, text_bytes=writer.text_bytes, tokens_size=tokens.size, index_size=index.size)
+    sizes = {"text_bytes": writer.text_bytes, "left_out": writer.left_out, "tokens_size": tokens.size, "index_size": index.size}
+    done[folder] = ShardRecord(shard=shard, **sizes)
 
 
 @lru_cache(maxsize=4)

@@ -9,6 +9,7 @@ from tasks.data.budget import budgeted, bundles_by_piece
 from tasks.data.caches import cache_key
 from tasks.data.digests import KnownDigests
 from tasks.data.documents import documents_key
+from tasks.data.length_bias import LengthBias
 from tasks.data.listing import Listing, at_commit, fingerprint
 from tasks.data.parts import Bundle, bundles_of, part_bytes
 from tasks.data.pin import Pin
@@ -44,6 +45,7 @@ class ComponentPlan:
     Attributes:
         source: of a data set of the hub, at the commit that was listed.
         revision: what the recipe calls that commit.
+        length_bias: which documents are trained on, by their length; None is all.
     """
 
     name: str
@@ -53,6 +55,7 @@ class ComponentPlan:
     train: CachePlan
     held_out: CachePlan
     revision: str | None = None
+    length_bias: LengthBias | None = None
 
     @property
     def files(self) -> tuple[SourceFile, ...]:
@@ -74,6 +77,10 @@ class ComponentPlan:
     def cache(self, split: Split) -> CachePlan:
         """The cache of a split."""
         return self.train if split == "train" else self.held_out
+
+    def bias_of(self, split: Split) -> LengthBias | None:
+        """Which documents of a split are taken. What is held out is measured on, and is whole."""
+        return self.length_bias if split == "train" else None
 
 
 @dataclass(frozen=True)
@@ -125,6 +132,7 @@ def plan_data(
     pins: Iterable[Pin] = (),
     digests: KnownDigests | None = None,
     budgets: Mapping[str, int] | None = None,
+    length_bias: Mapping[str, LengthBias] | None = None,
 ) -> DataPlan:
     """Expand and fingerprint the sources; every key and folder follows from the digests. A pin names another folder, not another key.
 
@@ -134,6 +142,7 @@ def plan_data(
         benchmark_components: those from whose held-out text the benchmarks are made; None is all.
         digests: the files' contents as this command knows them; None is what the home keeps of earlier commands.
         budgets: component → tokens of which a part of its files will do; of the others everything is read.
+        length_bias: component → which of its documents are trained on, by their length.
 
     Raises:
         ConfigError: the folder of the tokenizer has none.
@@ -149,7 +158,7 @@ def plan_data(
     pinned = {(pin.component, pin.split): pin for pin in pins}
 
     def cache(name: str, split: Split) -> CachePlan:
-        key = cache_key(documents[name], split, tokenizer)
+        key = cache_key(documents[name], split, tokenizer, (length_bias or {}).get(name) if split == "train" else None)
         pin = pinned.get((name, split))
         folder = as_path(pin.url) if pin else home.tokens(name, split, key)
         return CachePlan(key, folder, home.lock(f"tokens-{name}-{split}-{key[:16]}"), pin)
@@ -159,7 +168,8 @@ def plan_data(
         written = CachePlan(key, home.documents(name, key), lock)
         train, held_out = cache(name, "train"), cache(name, "held_out")
         source = budgeted(fixed[name], listings[name].budget)
-        return ComponentPlan(name, source, listings[name], written, train, held_out, sources[name].revision)
+        bias = (length_bias or {}).get(name)
+        return ComponentPlan(name, source, listings[name], written, train, held_out, sources[name].revision, bias)
 
     components = {name: component(name, key) for name, key in documents.items()}
     asked_of = tuple(sorted(components if benchmark_components is None else benchmark_components))

@@ -52,7 +52,7 @@ PHASE_3_NOTES = (
     ),
     unstated(
         "evaluation",
-        "the base model that the report measures came after the extension of the context, which this recipe does not have",
+        "the base model that the report measures came after the extension of the context",
         place="§5.1",
     ),
 )

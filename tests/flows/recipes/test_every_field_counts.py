@@ -195,7 +195,7 @@ def _hand_off(recipe: Recipe, phase: Phase) -> Any:
     """What the table of hand-offs says: what is declared, and what is changed."""
     if not isinstance(phase.start, HandOff):
         return None
-    return phase.start.declares, changes_between(recipe.phase(phase.start.parent), phase, drawn=recipe.drawn_before(phase))
+    return phase.start.declares, recipe.changes_of(phase)
 
 
 def _judgements(phase: Phase) -> Iterable[tuple[str, str, Any]]:

@@ -108,7 +108,7 @@ def test_every_kind_of_change_is_seen_and_may_be_declared(change: Change):
     deeper["start"]["declares"] = sorted({*declared, change, *COME_TOGETHER.get(change, ())})
     recipe = Recipe.model_validate(raw)
     phase = recipe.phase("deeper-starling")
-    assert change in changes_between(recipe.phase("starling"), phase, drawn=recipe.drawn_before(phase))
+    assert change in recipe.changes_of(phase)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_state_that_is_not_carried_is_declared(start: dict[str, Any], change: Ch
     declares = [*PROXY_32B.phase("mantis").start.model_dump()["declares"], change]
     recipe = Recipe.model_validate(edited(PROXY_32B, "mantis", **changes, start__declares=declares))
     phase = recipe.phase("mantis")
-    found = changes_between(recipe.phase("qk-norm"), phase, drawn=recipe.drawn_before(phase))
+    found = recipe.changes_of(phase)
     assert found[change][1] == after
     assert set(found) == set(declares)
 
