@@ -1,5 +1,6 @@
 """What a hand-off changes between two phases, and how that is put in words."""
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ CARRIED = "carried"
 MAX_NAMED = 4
 BALANCING = {"balancing", "sequence_loss"}
 """The fields of `Experts` that change no weight's shape."""
+DIGEST = re.compile("[0-9a-f]{64}")
 Pair = tuple[str, str]
 
 
@@ -162,4 +164,4 @@ def _in_words(value: Any) -> str:
         return ", ".join(_in_words(_plain(part)) for part in value)
     if isinstance(value, float):
         return f"{value:g}"
-    return value[:16] if isinstance(value, str) and len(value) == 64 else str(value)
+    return value[:16] if isinstance(value, str) and DIGEST.fullmatch(value) else str(value)

@@ -81,10 +81,11 @@ CHANGES: dict[Change, dict[str, Any]] = {
     "max_update_norm": {"stability__max_update_norm": [[0, {"window": 128, "min_samples": 64, "sigmas": 2.0}]]},
     "skip_step": {"stability__skip_step": [[0, {"window": 128, "min_samples": 64, "sigmas": 6.0}]]},
     "slice": {"slice": [[0, "another"]]},
+    "seq_len": {"model__seq_len": 256, "batch": [[0, 4]], "order__first_step": 1400},
 }
 
 
-COME_TOGETHER: dict[Change, tuple[Change, ...]] = {"order": ("coverage",), "coverage": ("order",)}
+COME_TOGETHER: dict[Change, tuple[Change, ...]] = {"order": ("coverage",), "coverage": ("order",), "seq_len": ("order", "coverage")}
 
 
 def undeclared(parent: str, phase: str, change: str) -> str:
