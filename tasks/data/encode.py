@@ -124,9 +124,9 @@ class ShardWriter:
             names = documents["id"].to_pylist()
             taken = [place for place, (name, tokens) in enumerate(zip(names, encoded, strict=True)) if bias.takes(name, len(tokens))]
             self.left_out += len(texts) - len(taken)
-            documents, texts, encoded = documents.take(taken), [texts[place] for place in taken], [encoded[place] for place in taken]
             if not taken:
                 return
+            documents, texts, encoded = documents.take(taken), [texts[place] for place in taken], [encoded[place] for place in taken]
         ids = [[begin, *tokens, end] for tokens in encoded]
         lengths = np.array([len(tokens) for tokens in ids], np.int64)
         for tokens in ids:

@@ -16,7 +16,7 @@ from trainer.base.frozen import Frozen
 from trainer.base.storage import digest_of_json
 
 MAX_NEW_TOKENS = 8
-"""Room for a text that the model writes: no value of the default wording is longer."""
+"""Room behind a prompt for what the model writes: no value of the default wording is longer, by the bytes that it has."""
 MIN_LENGTH = 64
 
 _COLOURS = (
@@ -114,7 +114,7 @@ def build_items(needles: Needles, haystack: Sequence[str], count_tokens: Callabl
         count_tokens: how many tokens the model reads for a text, the begin token included.
 
     Raises:
-        DataError: there are no words, or the length has no room for the needles and the question.
+        DataError: there are no words, or the length has no room for the needles, the question and an answer.
     """
     if not haystack:
         raise DataError("needles need a text to be hidden in, found no words. Give the recipe's components more text, or a folder with some.")
@@ -129,15 +129,20 @@ def _draws(needles: Needles, words: frozenset[str]) -> list[_Draw]:
 
 def _draw(needles: Needles, words: frozenset[str], number: int, depth: float) -> _Draw:
     wording = needles.wording
-    ranked = sorted(wording.keys, key=lambda key: _fraction("key", number, key))
-    keys = tuple(ranked[: needles.keys])
+    keys = _some(wording.keys, needles.keys, "key", number)
     if wording.values is None:
         values = _numbers(needles.keys, number, words)
     else:
-        values = tuple(sorted(wording.values, key=lambda value: _fraction("value", number, value))[: needles.keys])
+        values = _some(wording.values, needles.keys, "value", number)
     others = tuple(_fraction("depth", number, other) for other in range(needles.keys))
-    gold = (number // len(needles.depths) + number) % needles.keys
+    gold = number // len(needles.depths) % needles.keys
     return _Draw(number, depth, keys, values, gold, others, _fraction("start", number, 0))
+
+
+def _some(names: Sequence[str], many: int, what: str, number: int) -> tuple[str, ...]:
+    """So many of the names, in an order by digest."""
+    left = list(names)
+    return tuple(left.pop(int(_fraction(what, number, place) * len(left))) for place in range(many))
 
 
 def _numbers(many: int, number: int, words: frozenset[str]) -> tuple[str, ...]:
@@ -152,14 +157,14 @@ def _numbers(many: int, number: int, words: frozenset[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _fraction(what: str, number: int, more: str | int) -> float:
+def _fraction(what: str, number: int, more: int) -> float:
     """A number from 0 to 1 by digest."""
     return int(digest_of_json(["needle", what, number, more])[:13], 16) / 16**13
 
 
 def _item(needles: Needles, draw: _Draw, haystack: Sequence[str], count_tokens: Callable[[str], int]) -> NeedleItem:
     answers = max(count_tokens(f"{draw.keys[0]} {value}") - count_tokens(draw.keys[0]) for value in draw.values)
-    room = needles.length - max(answers, MAX_NEW_TOKENS if needles.wording.values is None else answers)
+    room = needles.length - max(answers, MAX_NEW_TOKENS)
 
     def tokens_of(words: int) -> int:
         return count_tokens(_prompt(needles, draw, haystack, words)[0])

@@ -107,8 +107,8 @@ def prepare_needles(asked: Asked, model: "JaxLanguageModel", haystack: Haystack 
         items = build_items(wanted, haystack(), lambda text: len(model.tok_encode(text)))
     except DataError as error:
         return Hole(str(error))
-    if too_long := [item.id for item in items if item.tokens >= model.max_length]:
-        return Hole(f"{len(too_long)} of its prompts are longer than the {model.max_length:,} tokens that the model reads")
+    if too_long := [item.id for item in items if item.tokens + MAX_NEW_TOKENS > asked.length]:
+        return Hole(f"{len(too_long)} of its prompts are longer than the {asked.length:,} tokens that they must have with an answer")
     return _prepared(definition_of(asked, wanted.wording, wanted.keys), asked, items)
 
 
