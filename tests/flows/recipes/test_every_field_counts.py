@@ -86,6 +86,7 @@ class World:
         approvable = {"table": "mixture", "check": "expect_epochs_within_limit", "phases": None}
         sources = {"starcoderdata": source, "proofpile_2": source | {"url": str(self.root / "proofpile_2")}}
         pins = [{"component": "proofpile_2", "split": "train", "url": "/pinned/cache", "digest": "0" * 64}]
+        raw["length_bias"] = {"starcoderdata": {"floor": 0.1, "ceiling": 0.8, "full_tokens": 100, "seed": 0}}
         raw |= {"phases": [phase], "sources": sources, "pins": pins, "accepts": [accepted], "approvable": [approvable]}
         return self._with_hand_offs(raw) if "<HandOff>" in path else raw
 
@@ -171,7 +172,7 @@ class World:
     def _plan(self, recipe: Recipe) -> DataPlan:
         """The plan, with benchmarks; worked out once for the same data."""
         data = digest_of_json(
-            [recipe.model_dump(mode="json", include={"tokenizer", "sources", "pins", "max_tokens"}), recipe.main_components]
+            [recipe.model_dump(mode="json", include={"tokenizer", "sources", "pins", "max_tokens", "length_bias"}), recipe.main_components]
         )
         if data not in self._plans:
             self._plans[data] = data_plan(recipe, self.home)
