@@ -62,7 +62,12 @@ def hand_off_key(recipe: Recipe, phase: Phase, run: RunConfig) -> str | None:
     parent = _as_trained(recipe.phase(phase.start.parent), run_file)
     compared = {one.name: one.model_dump(mode="json", include={*TRAINED_AS, "slice"}) for one in (parent, phase)}
     drawn = recipe.drawn_before(phase)
-    decided = {"declared": _declared(recipe, phase.start), "compared": compared, "drawn": sorted(drawn.ever), "start": run.decisive["start"]}
+    decided = {
+        "declared": _declared(recipe, phase.start),
+        "compared": compared,
+        "drawn": sorted(drawn.ever),
+        "start": run.decisive["start"],
+    }
     return digest_of_json({**decided, "earlier": sorted(drawn.earlier)} if drawn.earlier else decided)
 
 

@@ -1,4 +1,4 @@
-"""What a phase can take over from its parent, whatever it declares: parts that are there, weights of a shape that stays, an order that fits."""
+"""What a phase can take over from its parent, whatever it declares: parts that are there, weights of their shape, an order that fits."""
 
 from flows.recipes.phase import HandOff, Phase
 from trainer.config import Smebu

@@ -107,9 +107,7 @@ def _first_seq_len(recipe: Recipe, phase: Phase) -> int:
 
 def _proxy_bias(recipe: Recipe, component: str, bias: LengthBias) -> LengthBias:
     """The same chances at lengths that shrink as the longest rows do that the component fills."""
-    rows = [
-        proxy_rows(phase.model.seq_len, _first_seq_len(recipe, phase)) for phase in recipe.phases if component in phase.components
-    ]
+    rows = [proxy_rows(phase.model.seq_len, _first_seq_len(recipe, phase)) for phase in recipe.phases if component in phase.components]
     longest = max(rows)
     return bias.but(full_tokens=max(1, round(bias.full_tokens * longest.small / longest.full)))
 

@@ -7,9 +7,9 @@ project's choice: `phasewise show trinity-mini --notes` lists it, and `--sources
 
 from flows.recipes.recipe import Recipe
 from flows.recipes.trinity.accepted import accepted_without_cooldown
+from flows.recipes.trinity.mixtures import LENGTH_BIAS
 from flows.recipes.trinity.notes import MINI_NOTES, MINI_PHASE_2_NOTES, MINI_PHASE_3_NOTES
 from flows.recipes.trinity.notes_long import MINI_LONG_NOTES
-from flows.recipes.trinity.mixtures import LENGTH_BIAS
 from flows.recipes.trinity.settings import TOKENIZER, small
 from flows.recipes.trinity.small import extended, three_phases
 from trainer.config import Experts, SignBalancing

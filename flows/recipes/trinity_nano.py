@@ -7,9 +7,9 @@ project's choice: `phasewise show trinity-nano --notes` lists it, and `--sources
 
 from flows.recipes.recipe import Recipe
 from flows.recipes.trinity.accepted import accepted_without_cooldown
+from flows.recipes.trinity.mixtures import LENGTH_BIAS
 from flows.recipes.trinity.notes import NANO_NOTES, NANO_PHASE_2_NOTES, NANO_PHASE_3_NOTES
 from flows.recipes.trinity.notes_long import NANO_LONG_NOTES
-from flows.recipes.trinity.mixtures import LENGTH_BIAS
 from flows.recipes.trinity.settings import TOKENIZER, small
 from flows.recipes.trinity.small import extended, three_phases
 from trainer.config import Experts, SignBalancing

@@ -47,9 +47,10 @@ def finish_cache(
     records = [_record(folder, number) for number in range(len(read.parts))]
     filled = [record for record in records if record.shard.documents]
     if length_bias is not None and not filled:
+        many = sum(record.left_out for record in records)
         raise DataError(
-            f"{component} must have a document to train on, and its length_bias takes none of {sum(record.left_out for record in records):,}: "
-            f"they are shorter than its full_tokens of {length_bias.full_tokens:,}. Lower that, or raise its floor of {length_bias.floor:g}."
+            f"{component} must have a document to train on, and its length_bias takes none of {many:,}: they are shorter than its "
+            f"full_tokens of {length_bias.full_tokens:,}. Lower that, or raise its floor of {length_bias.floor:g}."
         )
     begin, end, dtype = encoding_of(tokenizer_path)
     manifest = Manifest(

@@ -1,7 +1,7 @@
 """Which documents of a component are trained on, by their length: longer ones more often (Trinity Large report, §3.5).
 
-A document is taken where a number from 0 to 1, which its digest and the seed decide, is below its chance. So it is the same for everyone, in
-any order of reading, and whoever raises a chance takes more documents and drops none.
+A document is taken where a number from 0 to 1, which its digest and the seed decide, is below its chance. So it is the same for everyone,
+in any order of reading, and whoever raises a chance takes more documents and drops none.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ class LengthBias(Frozen):
     """The chance of a document of n tokens is `ceiling` · n / `full_tokens`, but at least `floor` and at most `ceiling`.
 
     Attributes:
-        full_tokens: from this length on a document has the highest chance. Tokens are the document's own, without those that begin and end it.
+        full_tokens: from this length on a document has the highest chance; the tokens that begin and end it do not count.
         seed: another one takes other documents.
     """
 

@@ -81,7 +81,9 @@ class JaxLanguageModel(TemplateLM):
             ConfigError: it reads as much already.
         """
         if length <= self.config.seq_len:
-            raise ConfigError(f"--context must be more than the {self.config.seq_len:,} tokens that the model reads, found {length:,}: leave it out.")
+            raise ConfigError(
+                f"--context must be more than the {self.config.seq_len:,} tokens that the model reads, found {length:,}: leave it out."
+            )
         self.config = self.config.but(seq_len=length)
 
     @property

@@ -45,7 +45,9 @@ class Wording(Frozen):
     @model_validator(mode="after")
     def _has_places(self) -> "Wording":
         if "{key}" not in self.needle or "{value}" not in self.needle or "{key}" not in self.question:
-            raise ValueError(f"a needle must have {{key}} and {{value}}, and its question {{key}}, found {self.needle!r}, {self.question!r}")
+            raise ValueError(
+                f"a needle must have {{key}} and {{value}}, and its question {{key}}, found {self.needle!r}, {self.question!r}"
+            )
         if len(set(self.keys)) < len(self.keys) or (self.values and len(set(self.values)) < len(self.values)):
             raise ValueError("keys and values must differ from each other, found one twice")
         return self
@@ -117,7 +119,9 @@ def build_items(needles: Needles, haystack: Sequence[str], count_tokens: Callabl
         DataError: there are no words, or the length has no room for the needles, the question and an answer.
     """
     if not haystack:
-        raise DataError("needles need a text to be hidden in, found no words. Give the recipe's components more text, or a folder with some.")
+        raise DataError(
+            "needles need a text to be hidden in, found no words. Give the recipe's components more text, or a folder with some."
+        )
     draws = _draws(needles, frozenset(haystack))
     return [_item(needles, draw, haystack, count_tokens) for draw in draws]
 
@@ -130,13 +134,10 @@ def _draws(needles: Needles, words: frozenset[str]) -> list[_Draw]:
 def _draw(needles: Needles, words: frozenset[str], number: int, depth: float) -> _Draw:
     wording = needles.wording
     keys = _some(wording.keys, needles.keys, "key", number)
-    if wording.values is None:
-        values = _numbers(needles.keys, number, words)
-    else:
-        values = _some(wording.values, needles.keys, "value", number)
+    told = _numbers(needles.keys, number, words) if wording.values is None else _some(wording.values, needles.keys, "value", number)
     others = tuple(_fraction("depth", number, other) for other in range(needles.keys))
     gold = number // len(needles.depths) % needles.keys
-    return _Draw(number, depth, keys, values, gold, others, _fraction("start", number, 0))
+    return _Draw(number, depth, keys, told, gold, others, _fraction("start", number, 0))
 
 
 def _some(names: Sequence[str], many: int, what: str, number: int) -> tuple[str, ...]:

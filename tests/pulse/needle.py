@@ -1,8 +1,8 @@
 """A needle at four times the length of the rows, before and after an extension: `python -m tests.pulse.needle FOLDER [--seeds N]`.
 
-A model of two layers as Trinity's learns on rows of 128 tokens to give the value that a key had. Then it goes on for a sixth as many updates:
-on rows of 512 tokens, as a context extension does, or on short rows as before. MK-NIAH asks all three at both lengths. `docs/trinity.md`
-has the table.
+A model of two layers as Trinity's learns on rows of 128 tokens to give the value that a key had. Then it goes on for a sixth as many
+updates: on rows of 512 tokens, as a context extension does, or on short rows as before. MK-NIAH asks all three at both lengths.
+`docs/trinity.md` has the table.
 """
 
 from tests.pulse.needle_runs import LONG, NEEDLES, SHORT, Lengths, first_run, haystack, next_run, tokenizer, train
@@ -64,7 +64,7 @@ def _found(arm: str, seed: int, length: int, chosen: object, written: object) ->
     )  # fmt: skip
 
 
-def tell(home: Path, seeds: Sequence[int], lengths: Lengths = Lengths()) -> list[Found]:
+def tell(home: Path, seeds: Sequence[int], lengths: Lengths) -> list[Found]:
     """Train and measure all, a line each."""
     found: list[Found] = []
     for seed in seeds:
@@ -81,7 +81,8 @@ def table(found: Sequence[Found]) -> str:
     """A line a model: what it finds at each length, by seed."""
     seeds = sorted({one.seed for one in found})
     lines = [
-        f"| trained on | {SHORT} tokens: chosen | written | {LONG} tokens: chosen | written | probability of the right value, {SHORT} and {LONG} |",
+        f"| trained on | {SHORT} tokens: chosen | written | {LONG} tokens: chosen | written "
+        f"| probability of the right value, {SHORT} and {LONG} |",
         "|---|---|---|---|---|---|",
     ]
     for arm in dict.fromkeys(one.arm for one in found):

@@ -1,13 +1,12 @@
 """What is not recovered of the extension of the context, and what this project takes in its place."""
 
-from flows.recipes.phase import Note
 from flows.recipes.trinity.notes import unstated
 
 PLACE = "§3.5"
 LONG_DATA = unstated(
     "mixture",
-    "about 117 B tokens in 35.6 M documents: text of pre-training, longer documents more often, and long text of other kinds. The kinds are "
-    "the report's: scanned documents (olmOCR, FinePDFs-edu), whole repositories, textbooks and arXiv (ProLong), instructions (FLAN, "
+    "about 117 B tokens in 35.6 M documents: text of pre-training, longer documents more often, and long text of other kinds. The kinds "
+    "are the report's: scanned documents (olmOCR, FinePDFs-edu), whole repositories, textbooks and arXiv (ProLong), instructions (FLAN, "
     "mathematics, code), AutoMathText. Their shares are not stated: 40, 20, 15, 10, 10 and 5 % are this project's choice. At full scale "
     "there is nothing to read: a recipe of one's own gives each component a source",
     place=PLACE,
@@ -26,8 +25,8 @@ LONG_ORDER = unstated(
 )
 LONG_SLICE = unstated(
     "slice",
-    "with which degree of context parallelism Large ran is stated, four; which machines the extension had is not. The recipe names those of "
-    "the phases before",
+    "Large had a context parallelism of four; which machines the extension ran on is not stated. The recipe names those of the phases "
+    "before",
     place="§3.3",
 )
 LONG_GATE = unstated(

@@ -42,8 +42,8 @@ def lengths_of(suite: str) -> tuple[int, ...]:
     lengths = tuple(int(word) for word in words if word.isascii() and word.isdigit())
     if len(lengths) < len(words) or len(set(lengths)) < len(lengths) or any(length < MIN_LENGTH for length in lengths):
         raise ConfigError(
-            f"--suite {NAME}:LENGTH[,LENGTH…] must have lengths in tokens, each once and {MIN_LENGTH} or more, found {suite!r}: for example "
-            f"{NAME}:4096,8192."
+            f"--suite {NAME}:LENGTH[,LENGTH…] must have lengths in tokens, each once and {MIN_LENGTH} or more, found {suite!r}: for "
+            f"example {NAME}:4096,8192."
         )
     return lengths
 
@@ -87,7 +87,9 @@ def definition_of(asked: Asked, wording: Wording, keys: int) -> Definition:
     )
 
 
-def prepare_needles(asked: Asked, model: "JaxLanguageModel", haystack: Haystack | None, *, needles: Needles | None = None) -> Prepared | Hole:
+def prepare_needles(
+    asked: Asked, model: "JaxLanguageModel", haystack: Haystack | None, *, needles: Needles | None = None
+) -> Prepared | Hole:
     """What lm-eval needs to put the items of one length to a model, or why they cannot be put.
 
     Args:

@@ -14,7 +14,6 @@ from flows.decided_by import unreadable_key
 from flows.declared import check_declared
 from flows.plan import build_run, data_plan
 from flows.recipes import load_record
-from flows.recipes.changes import changes_between
 from flows.recipes.phase import HandOff, Phase
 from flows.recipes.recipe import Recipe
 from flows.setups import setups_of

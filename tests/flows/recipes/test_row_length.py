@@ -62,7 +62,9 @@ def test_a_window_that_grows_with_the_rows_is_architecture():
 
 
 def test_the_order_begins_again_with_rows_of_another_length():
-    with pytest.raises(ValidationError, match=r"longer has rows of 512 tokens, where those of first have 128.*order\.first_step 40; found 0"):
+    with pytest.raises(
+        ValidationError, match=r"longer has rows of 512 tokens, where those of first have 128.*order\.first_step 40; found 0"
+    ):
         recipe(longer(order=order(), declares=("seq_len", "mixture")))
 
 
@@ -76,7 +78,9 @@ def test_text_from_before_the_order_began_is_declared_also_by_a_later_phase():
     """Its order goes on, and knows nothing of what was drawn before it began."""
     middle = longer()
     same = {"model": middle.model, "order": middle.order, "mixture": {"web": 100}}
-    with pytest.raises(ValidationError, match=r"longer → last makes a change that it does not declare\. coverage: .*rows of web come again"):
+    with pytest.raises(
+        ValidationError, match=r"longer → last makes a change that it does not declare\. coverage: .*rows of web come again"
+    ):
         recipe(middle, longer(middle, name="last", declares=("mixture",), **same))
     last = longer(middle, name="last", declares=("mixture", "coverage"), **same)
     after = longer(last, name="after", declares=(), model=middle.model, order=middle.order, mixture={"web": 100})

@@ -8,9 +8,7 @@ from trainer.base.errors import DataError
 
 HAYSTACK = [f"word{number % 97}" for number in range(3_000)]
 FEW = Needles(length=256, items_per_depth=4)
-OWN = Wording(
-    needle="{key} {value}", question="{key}", keys=tuple(f"k{n}" for n in range(8)), values=tuple(f"v{n}" for n in range(8))
-)
+OWN = Wording(needle="{key} {value}", question="{key}", keys=tuple(f"k{n}" for n in range(8)), values=tuple(f"v{n}" for n in range(8)))
 
 
 def count_words(text: str) -> int:
@@ -53,9 +51,9 @@ def test_every_key_has_its_value_in_the_prompt_and_the_last_one_is_asked_for(nee
 
 def test_the_needle_is_at_its_depth():
     for item in built(Needles(length=2_000, items_per_depth=2)):
-        found = item.prompt.split(" ").index(f"{item.answer}.") - len("The secret number of the golden castle is".split())
+        found = item.prompt.split(" ").index(f"{item.answer}.") - len(["The", "secret", "number", "of", "the", "golden", "castle", "is"])
         told = sum(choice in " ".join(item.prompt.split(" ")[:found]) for choice in item.choices)
-        words = found - told * len("The secret number of the golden castle is 123456.".split())
+        words = found - told * len(["The", "secret", "number", "of", "the", "golden", "castle", "is", "123456."])
         all_words = sum(word.startswith("word") for word in item.prompt.split(" "))
         assert abs(words - item.depth * all_words) <= 1
         assert item.needle_token == count_words(" ".join(item.prompt.split(" ")[:found]))
@@ -101,7 +99,7 @@ def test_what_cannot_be_asked_is_refused(fields: dict[str, object], said: str):
 
 
 def test_a_wording_must_name_key_and_value():
-    with pytest.raises(ValidationError, match="must have {key} and {value}"):
+    with pytest.raises(ValidationError, match=r"must have \{key\} and \{value\}"):
         Wording(needle="{key} is known")
     with pytest.raises(ValidationError, match="found one twice"):
         Wording(keys=("a", "a"))

@@ -42,7 +42,12 @@ def value_of(prompt: str) -> str:
 
 
 def test_who_finds_the_needle_has_all_points(scripted: Scripted, tokenizer: Tokenizer, tmp_path: Path):
-    found = reader(scripted, tokenizer, score=lambda prompt, text: -float(text.strip() != value_of(prompt)), say=lambda prompt: f" {value_of(prompt)}. And")
+    found = reader(
+        scripted,
+        tokenizer,
+        score=lambda prompt, text: -float(text.strip() != value_of(prompt)),
+        say=lambda prompt: f" {value_of(prompt)}. And",
+    )
     rows = run(found, tmp_path, 300, 600).results
     assert [row["benchmark"] for row in rows] == ["niah:300", "niah_written:300", "niah:600", "niah_written:600"]
     assert [row["value"] for row in rows] == [1.0] * 4
@@ -81,9 +86,7 @@ def test_what_holds_is_read_and_another_text_is_measured_again(scripted: Scripte
     assert run(model, tmp_path, 300, haystack=lambda: WORDS[1:]).read == ()
 
 
-@pytest.mark.parametrize(
-    ("name", "lengths"), [("niah", ()), ("niah:8192", (8_192,)), ("niah:128,256", (128, 256))]
-)
+@pytest.mark.parametrize(("name", "lengths"), [("niah", ()), ("niah:8192", (8_192,)), ("niah:128,256", (128, 256))])
 def test_lengths_are_named_behind_a_colon(name: str, lengths: tuple[int, ...]):
     assert lengths_of(name) == lengths
 
