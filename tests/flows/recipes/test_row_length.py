@@ -5,12 +5,16 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from flows.needs import drawn_earlier
 from flows.recipes import load_record
 from flows.recipes.phase import Phase, continued
 from flows.recipes.proxy import proxy_rows, to_proxy
 from flows.recipes.recipe import Recipe, Tokenizer
 from flows.recipes.words import from_scratch, llama, order, wsd
 from tasks.data.length_bias import LengthBias
+from trainer.config import always
+from trainer.data.mixture import MixtureSchedule
+from validations.evidence.mixture import mixture_evidence
 
 MODEL = llama(num_layers=2, d_model=64, seq_len=128, sliding_window=32)
 FIRST = from_scratch(
@@ -101,6 +105,24 @@ def test_tokens_of_a_lineage_are_those_of_each_phase():
     assert made.tokens_before(phase, 40) == FIRST.tokens == 40 * 8 * 128
     assert made.tokens_before(phase, 50) == FIRST.tokens + 10 * 4 * 512
     assert made.tokens_before(phase, 60) == FIRST.tokens + phase.tokens
+
+
+def test_what_was_drawn_before_the_order_began_is_counted_in_tokens_of_then():
+    middle = longer(mixture={"web": 50, "books": 50}, declares=(*DECLARED, "coverage"))
+    last = longer(middle, name="last", declares=(), model=middle.model, order=middle.order, mixture=middle.mixture)
+    made = recipe(middle, last)
+    assert drawn_earlier(made, made.phase("first")) == {}
+    for name in ("longer", "last"):
+        assert drawn_earlier(made, made.phase(name)) == {"web": FIRST.tokens}
+
+
+def test_epochs_count_what_was_drawn_before_the_order_began():
+    phase = longer(mixture={"web": 100}, declares=("seq_len", "order", "coverage"))
+    schedule = MixtureSchedule(batch=always(2), mixture=always({"web": 100.0}), order=phase.order)
+    rows = {"start_step": 40, "stop_step": 60, "rows": {"web": 20}, "seq_len": 512}
+    (alone,) = mixture_evidence(schedule, **rows)["epochs_since_step_0"]
+    (counted,) = mixture_evidence(schedule, **rows, epochs_before={"web": FIRST.tokens / (20 * 512)})["epochs_since_step_0"]
+    assert (alone, counted) == (2.0, 2.0 + 4.0)
 
 
 @pytest.mark.parametrize(
