@@ -121,7 +121,7 @@ class ShardWriter:
         begin, end, dtype = self._encoding
         encoded = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
         if bias := self._length_bias:
-            names = documents["id"].to_pylist()
+            names = [str(name) for name in documents["id"].to_pylist()]
             taken = [place for place, (name, tokens) in enumerate(zip(names, encoded, strict=True)) if bias.takes(name, len(tokens))]
             self.left_out += len(texts) - len(taken)
             if not taken:

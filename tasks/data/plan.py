@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 
 from tasks.data.budget import budgeted, bundles_by_piece
 from tasks.data.caches import cache_key
@@ -132,7 +133,7 @@ def plan_data(
     pins: Iterable[Pin] = (),
     digests: KnownDigests | None = None,
     budgets: Mapping[str, int] | None = None,
-    length_bias: Mapping[str, LengthBias] | None = None,
+    length_bias: Mapping[str, LengthBias] = MappingProxyType({}),
 ) -> DataPlan:
     """Expand and fingerprint the sources; every key and folder follows from the digests. A pin names another folder, not another key.
 
@@ -158,23 +159,20 @@ def plan_data(
     pinned = {(pin.component, pin.split): pin for pin in pins}
 
     def cache(name: str, split: Split) -> CachePlan:
-        key = cache_key(documents[name], split, tokenizer, (length_bias or {}).get(name) if split == "train" else None)
+        key = cache_key(documents[name], split, tokenizer, length_bias.get(name) if split == "train" else None)
         pin = pinned.get((name, split))
         folder = as_path(pin.url) if pin else home.tokens(name, split, key)
         return CachePlan(key, folder, home.lock(f"tokens-{name}-{split}-{key[:16]}"), pin)
 
     def component(name: str, key: str) -> ComponentPlan:
-        lock = home.lock(f"documents-{name}-{key[:16]}")
-        written = CachePlan(key, home.documents(name, key), lock)
+        written = CachePlan(key, home.documents(name, key), home.lock(f"documents-{name}-{key[:16]}"))
         train, held_out = cache(name, "train"), cache(name, "held_out")
-        source = budgeted(fixed[name], listings[name].budget)
-        bias = (length_bias or {}).get(name)
-        return ComponentPlan(name, source, listings[name], written, train, held_out, sources[name].revision, bias)
+        source, revision = budgeted(fixed[name], listings[name].budget), sources[name].revision
+        return ComponentPlan(name, source, listings[name], written, train, held_out, revision, length_bias.get(name))
 
     components = {name: component(name, key) for name, key in documents.items()}
     asked_of = tuple(sorted(components if benchmark_components is None else benchmark_components))
-    held_out = {name: components[name].held_out.key for name in asked_of}
-    benchmarks = digest_of_json({"version": BENCHMARKS_VERSION, "held_out": held_out})
+    benchmarks = digest_of_json({"version": BENCHMARKS_VERSION, "held_out": {name: components[name].held_out.key for name in asked_of}})
     return DataPlan(
         components,
         trained_on,

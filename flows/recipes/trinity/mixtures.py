@@ -93,5 +93,5 @@ LONG_MIX: Mapping[str, float] = {
 SMALL_MIXTURES = tuple(percent(weights) for weights in SMALL_MIX)
 LARGE_MIXTURES = tuple(percent(weights) for weights in LARGE_MIX)
 LONG_MIXTURE = percent(LONG_MIX)
-LENGTH_BIAS: Mapping[str, LengthBias] = {"pretraining_trinity_long": LengthBias(floor=0.01, ceiling=0.90, full_tokens=131_072)}
+LENGTH_BIAS = {"pretraining_trinity_long": LengthBias(floor=0.01, ceiling=0.90, full_tokens=131_072)}
 """Of the text of pre-training that the extension draws from again: 1 % of its shortest documents, 90 % from 128 K tokens on (§3.5)."""

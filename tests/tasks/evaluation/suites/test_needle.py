@@ -29,7 +29,7 @@ def run(model: Any, tmp_path: Path, *lengths: int, haystack: Haystack | None = l
 def reader(scripted: Scripted, tokenizer: Tokenizer, **answers: Any) -> Any:
     """A scripted model that counts tokens as ours does."""
     model = scripted(**answers)
-    model.tok_encode = lambda text: [0, *tokenizer.encode(text, add_special_tokens=False).ids]
+    setattr(model, "tok_encode", lambda text: [0, *tokenizer.encode(text, add_special_tokens=False).ids])  # noqa: B010
     return model
 
 
@@ -60,7 +60,7 @@ def test_who_writes_another_value_or_more_has_none(scripted: Scripted, tokenizer
         model = reader(scripted, tokenizer, say=lambda prompt, said=say: said)
         rows = {row["benchmark"]: row for row in run(model, tmp_path / (say.strip() or "nothing"), 300).results}
         assert rows["niah_written:300"]["value"] == 0.0
-        assert rows["niah:300"]["baseline"] >= 0.25
+        assert (rows["niah:300"]["baseline"] or 0.0) >= 0.25
 
 
 def test_a_length_that_the_model_does_not_read_is_a_hole(scripted: Scripted, tokenizer: Tokenizer, tmp_path: Path):
