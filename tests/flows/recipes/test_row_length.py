@@ -119,7 +119,7 @@ def test_what_was_drawn_before_the_order_began_is_counted_in_tokens_of_then():
 def test_epochs_count_what_was_drawn_before_the_order_began():
     phase = longer(mixture={"web": 100}, declares=("seq_len", "order", "coverage"))
     schedule = MixtureSchedule(batch=always(2), mixture=always({"web": 100.0}), order=phase.order)
-    rows = {"start_step": 40, "stop_step": 60, "rows": {"web": 20}, "seq_len": 512}
+    rows: dict[str, Any] = {"start_step": 40, "stop_step": 60, "rows": {"web": 20}, "seq_len": 512}
     (alone,) = mixture_evidence(schedule, **rows)["epochs_since_step_0"]
     (counted,) = mixture_evidence(schedule, **rows, epochs_before={"web": FIRST.tokens / (20 * 512)})["epochs_since_step_0"]
     assert (alone, counted) == (2.0, 2.0 + 4.0)
