@@ -1,6 +1,7 @@
 """What a verdict on a phase's data rests on beside caches, limits and suite: where one of these changes, it must be given again."""
 
 from flows.hand_off import hand_off_key
+from flows.needs import drawn_earlier
 from flows.recipes.phase import Phase
 from flows.resolved import Resolved
 from tasks.data.plan import DataPlan
@@ -25,6 +26,8 @@ def decided_by(resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, st
         "test items": resolved.items_key(phase),
         "unreadable": unreadable_key(phase, resolved.plan),
     }
+    if earlier := drawn_earlier(resolved.recipe, phase):
+        found["drawn before the order began"] = digest_of_json(earlier)
     hand_off = hand_off_key(resolved.recipe, phase, run)
     return found if hand_off is None else {**found, "hand-off": hand_off}
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from flows.recipes.changes import Pair, both_in_words, changes_between
+from flows.recipes.changes import Pair, both_in_words
 from flows.recipes.phase import HandOff, Phase
 from flows.recipes.recipe import Recipe
 from trainer.base.errors import TrainingError
@@ -48,9 +48,7 @@ def hand_off_facts(recipe: Recipe, phase: Phase, run: RunConfig) -> HandOffFacts
 
     checkpoint = Path(run.start.checkpoint)
     parent = _as_trained(recipe.phase(phase.start.parent), RunFolder.of_checkpoint(checkpoint).run_file)
-    found: dict[str, Pair] = {
-        name: both_in_words(*pair) for name, pair in changes_between(parent, phase, drawn=recipe.drawn_before(phase)).items()
-    }
+    found: dict[str, Pair] = {name: both_in_words(*pair) for name, pair in recipe.changes_of(phase, parent).items()}
     contract = with_contents(read_about(checkpoint)["contract"], run)
     return HandOffFacts(_declared(recipe, phase.start), {**changes_of_contract(contract, Loader(run).contract(), run.start_step), **found})
 
@@ -66,10 +64,14 @@ def hand_off_key(recipe: Recipe, phase: Phase, run: RunConfig) -> str | None:
     run_file = RunFolder.of_checkpoint(run.start.checkpoint).run_file
     parent = _as_trained(recipe.phase(phase.start.parent), run_file)
     compared = {one.name: one.model_dump(mode="json", include={*TRAINED_AS, "slice"} - _plain_rows(one)) for one in (parent, phase)}
-    drawn = sorted(recipe.drawn_before(phase))
-    return digest_of_json(
-        {"declared": _declared(recipe, phase.start), "compared": compared, "drawn": drawn, "start": run.decisive["start"]}
-    )
+    drawn = recipe.drawn_before(phase)
+    decided = {
+        "declared": _declared(recipe, phase.start),
+        "compared": compared,
+        "drawn": sorted(drawn.ever),
+        "start": run.decisive["start"],
+    }
+    return digest_of_json({**decided, "earlier": sorted(drawn.earlier)} if drawn.earlier else decided)
 
 
 def _plain_rows(phase: Phase) -> set[str]:

@@ -1,6 +1,7 @@
 """How much text a recipe draws from each component, what is therefore read of it, and whether what was read is enough."""
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 from flows.recipes.phase import Phase
 from flows.recipes.recipe import BETWEEN, Recipe
@@ -24,6 +25,19 @@ def needed_tokens(recipe: Recipe, phases: Iterable[Phase] | None = None) -> dict
         for name, sequences in schedule.realised(order.first_step, phase.stop_step).items():
             needs[name] = max(needs.get(name, 0), sequences * phase.model.seq_len)
     return needs
+
+
+def drawn_earlier(recipe: Recipe, phase: Phase) -> dict[str, int]:
+    """Component → tokens that the lineage drew from it before the order of a phase began; nothing where that is step 0."""
+    drawn: dict[str, int] = {}
+    lineage = recipe.lineage(phase)
+    for part, child in pairwise(lineage):
+        stop = min(child.start_step, phase.order.first_step)
+        if stop > part.start_step:
+            schedule = MixtureSchedule(batch=recipe.batch_of_lineage(part), mixture=recipe.mixture_of_lineage(part), order=part.order)
+            for name, sequences in schedule.realised(part.start_step, stop).items():
+                drawn[name] = drawn.get(name, 0) + sequences * part.model.seq_len
+    return {name: tokens for name, tokens in sorted(drawn.items()) if tokens and name in phase.components}
 
 
 def budgets_of(recipe: Recipe) -> dict[str, int]:

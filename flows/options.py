@@ -104,10 +104,15 @@ set_option = click.option(
 
 
 _EVALUATION_OPTIONS = (
-    click.option("--suite", metavar="S", help="Benchmarks of this suite: core, core+mmlu, generation, leaderboard, trinity, folder."),
+    click.option(
+        "--suite", metavar="S", help="Benchmarks of this suite: core, core+mmlu, generation, leaderboard, trinity, folder, niah[:LENGTH]."
+    ),
     click.option("--benchmarks", metavar="DIR", help="With --suite: their items, as JSON lines [default: the hub]."),
     click.option("--limit", type=click.IntRange(min=1), metavar="N", help="With --suite: only the first N items of each part, for a look."),
     click.option("--weights", type=click.Choice(["last", "ema"]), help="With --suite: the last, or their moving average [default: last]."),
+    click.option(
+        "--context", type=click.IntRange(min=2), metavar="N", help="With --suite: read N tokens, more than the model was trained on."
+    ),
     click.option("--allow-code", is_flag=True, help="With --suite: run programs that the model writes, in a sandbox."),
     click.option("--text", metavar="DIR", help="Corpus fit on this text: bits per byte and perplexity of each file and folder in DIR."),
     click.option("--held-out", is_flag=True, help="Corpus fit on the phase's held-out documents, each component a subset."),

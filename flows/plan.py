@@ -80,6 +80,7 @@ def data_plan(recipe: Recipe, home: Home, *, digests: KnownDigests | None = None
         pins=recipe.pins,
         digests=digests,
         budgets=budgets_of(recipe),
+        length_bias=recipe.length_bias,
     )
 
 

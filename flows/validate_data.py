@@ -3,7 +3,7 @@
 from flows.decided_by import decided_by
 from flows.door import door, this_run
 from flows.hand_off import hand_off_facts
-from flows.needs import check_enough
+from flows.needs import check_enough, drawn_earlier
 from flows.recipes.assignments import Settings
 from flows.recipes.phase import Phase
 from flows.recipes.recipe import Scale
@@ -49,6 +49,14 @@ def judge_phase_data(resolved: Resolved, chosen: Phase) -> None:
     accepts = accepted_in(chosen.name, resolved.recipe.accepts)
     asks = resolved.recipe.asks_people_in(chosen)
     verdict = data_gate(
-        run, plan, chosen.gates.data, resolved.home, hand_off=hand_off, decided_by=rests_on, accepts=accepts, asks_people=asks
+        run,
+        plan,
+        chosen.gates.data,
+        resolved.home,
+        hand_off=hand_off,
+        tokens_before=drawn_earlier(resolved.recipe, chosen),
+        decided_by=rests_on,
+        accepts=accepts,
+        asks_people=asks,
     )
     raise_unless_let_pass(verdict, run.verdict, approving_command(resolved, chosen))

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -17,6 +18,7 @@ from flows.recipes.recipe import Scale
 from flows.resolved import resolve
 from flows.terminal import shown_on_terminal
 from flows.trained import named_phase, trained_run
+from tasks.evaluation.suites.needle import Haystack, lengths_of, names_needles, needle_suite, words_of_folder
 from tasks.evaluation.suites.suites import find_suite
 from tasks.home import Home
 from trainer.base.errors import ConfigError
@@ -39,14 +41,20 @@ class SuiteOptions:
     weights: Weights = "last"
     allow_code: bool = False
     tokenizer: str | None = None
+    context: int | None = None
 
 
 class Found(NamedTuple):
-    """A model that was named: where it is, and how it is opened."""
+    """A model that was named: where it is, and how it is opened.
+
+    Attributes:
+        held_out: component → cache of text that nothing of the recipe trains on; None where no recipe is known.
+    """
 
     place: Path
     phase: str | None
     open: "Callable[[], JaxLanguageModel]"
+    held_out: dict[str, Path] | None = None
 
 
 def evaluate_suite(target: str, scale: Scale | None, home: str | None, options: SuiteOptions) -> dict[str, Any]:
@@ -59,7 +67,8 @@ def evaluate_suite(target: str, scale: Scale | None, home: str | None, options: 
         EvaluationError: the model's answers are not finite.
         TakenOver, StorageError: as `Resolved.kept`.
     """
-    suite = find_suite(options.suite)
+    lengths = lengths_of(options.suite) if names_needles(options.suite) else None
+    fixed = find_suite(options.suite) if lengths is None else None
     began = time.perf_counter()
     with shown_on_terminal(), ExitStack() as kept:
         found = _find(target, scale, home, options, kept)
@@ -67,8 +76,13 @@ def evaluate_suite(target: str, scale: Scale | None, home: str | None, options: 
 
         benchmarks = Path(options.benchmarks).resolve() if options.benchmarks else None
         about = {"checkpoint": str(found.place), "phase": found.phase, "weights": options.weights}
-        how = Options(benchmarks, options.limit, allow_code=options.allow_code)
-        measured = run_suite(suite, found.open(), how, place=found.place.resolve(), weights=options.weights, about=about)
+        model = found.open()
+        if options.context is not None:
+            model.read_up_to(options.context)
+        suite = fixed or needle_suite(lengths or (), model.max_length)
+        haystack = _haystack(found, benchmarks, model)
+        how = Options(benchmarks, options.limit, allow_code=options.allow_code, haystack=haystack)
+        measured = run_suite(suite, model, how, place=found.place.resolve(), weights=options.weights, about=about)
     return {
         **about,
         "suite": suite.name,
@@ -79,6 +93,23 @@ def evaluate_suite(target: str, scale: Scale | None, home: str | None, options: 
         "kept": str(measured.path),
         "seconds": round(time.perf_counter() - began, 3),
     }
+
+
+def _haystack(found: Found, benchmarks: Path | None, model: "JaxLanguageModel") -> Haystack | None:
+    """The words that needles are hidden in: of the folder of benchmarks where one is given, else of the recipe's held-out text."""
+    if benchmarks is not None:
+        return partial(words_of_folder, benchmarks)
+    held_out = found.held_out
+    if held_out is None:
+        return None
+
+    def words() -> list[str]:
+        from tasks.evaluation.held_out import read_held_out_texts
+
+        texts = read_held_out_texts(held_out, model.tokenizer)
+        return [word for documents in texts.values() for document in documents for word in document.text.split()]
+
+    return words
 
 
 def is_complete(evaluation: dict[str, Any]) -> bool:
@@ -135,7 +166,8 @@ def _find(target: str, scale: Scale | None, home: str | None, options: SuiteOpti
     kept.enter_context(resolved.kept(f"`phasewise evaluate {target}`"))
     _run, result = trained_run(resolved, chosen)
     checkpoint = Path(result["checkpoint"])
-    return Found(checkpoint, chosen.name, lambda: _open_checkpoint(checkpoint, resolved.plan.tokenizer, options.weights))
+    held_out = {name: resolved.plan.components[name].held_out.folder for name in resolved.plan.benchmark_components}
+    return Found(checkpoint, chosen.name, lambda: _open_checkpoint(checkpoint, resolved.plan.tokenizer, options.weights), held_out)
 
 
 def _find_folder(place: Path, options: SuiteOptions) -> Found:

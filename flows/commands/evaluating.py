@@ -10,7 +10,7 @@ from flows.recipes import scale_of
 from flows.recipes.recipe import Scale
 
 WAYS = {
-    "suite": {"suite", "benchmarks", "limit", "weights", "allow_code", "tokenizer"},
+    "suite": {"suite", "benchmarks", "limit", "weights", "allow_code", "tokenizer", "context"},
     "text": {"text", "text_key", "tokenizer"},
     "held_out": {"held_out"},
 }

@@ -1,5 +1,6 @@
 """What a hand-off changes between two phases, and how that is put in words."""
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -14,19 +15,25 @@ CARRIED = "carried"
 MAX_NAMED = 4
 BALANCING = {"balancing", "sequence_loss"}
 """The fields of `Experts` that change no weight's shape."""
+DIGEST = re.compile("[0-9a-f]{64}")
 Pair = tuple[str, str]
 
 
-def changes_between(parent: Phase, phase: Phase, *, drawn: Collection[str] = ()) -> dict[Change, tuple[object, object]]:
+def changes_between(
+    parent: Phase, phase: Phase, *, drawn: Collection[str] = (), earlier: Collection[str] = ()
+) -> dict[Change, tuple[object, object]]:
     """What the hand-off changes: name → (before, after).
 
     A learning rate counts as changed where it jumps by more than 1 %. The state of the optimizer is its own and that of the rolling
     windows; fresh gains of QK-norm come with a change of architecture. How the load on experts is balanced is no part of the architecture:
-    the rule, the weight of the sequence-wise loss, and where the rule's momentum comes from are `balancing`. The coverage changes where
-    components that were drawn from go on in another order: a place in it then means another row.
+    the rule, the weight of the sequence-wise loss, and where the rule's momentum comes from are `balancing`. Nor is the length of the rows:
+    it is `seq_len`, and the batch is then compared in tokens. The coverage changes where components that were drawn from go on in another
+    order: a place in it then means another row. It also changes where the order goes on and comes to a component that was drawn from
+    before the order began.
 
     Args:
-        drawn: the components that the lineage drew from before this phase, by the order of its parent.
+        drawn: the components that the lineage drew from before this phase.
+        earlier: those of them that it drew from before the order of the parent began, and not since.
     """
     before, after = phase.start_step - 1, phase.start_step
     rate_before, rate_after = value_in(segment_at(parent, before), after), value_in(segment_at(phase, after), after)
@@ -36,7 +43,8 @@ def changes_between(parent: Phase, phase: Phase, *, drawn: Collection[str] = ())
     compared: dict[Change, tuple[object, object]] = {
         "architecture": (_architecture(parent.model), _architecture(phase.model)),
         "rope": (parent.model.rope, phase.model.rope),
-        "batch": ((parent.batch.at(before),), batches_after),
+        "seq_len": (parent.model.seq_len, phase.model.seq_len),
+        "batch": _batch(parent, phase, parent.batch.at(before), batches_after),
         "schedule": (_shape(segment_at(parent, before)), _shape(segment_at(phase, after))),
         "optimizer": (parent.optimizer, phase.optimizer),
         "optimizer_state": ({"optimizer": CARRIED, "windows": CARRIED}, {"optimizer": optimizer_state, "windows": windows}),
@@ -44,7 +52,7 @@ def changes_between(parent: Phase, phase: Phase, *, drawn: Collection[str] = ())
         "order": (parent.order, phase.order),
         "packing": (parent.packing, phase.packing),
         "loss_on": (parent.loss_on, phase.loss_on),
-        "coverage": _coverage(parent, phase, drawn),
+        "coverage": _coverage(parent, phase, drawn, earlier),
         "ema": (CARRIED, ema_state) if ema_before == ema_after else (ema_before, ema_after),
         "z_loss": (parent.stability.z_loss.at(before), phase.stability.z_loss.at(after)),
         "max_grad_norm": (parent.stability.max_grad_norm.at(before), phase.stability.max_grad_norm.at(after)),
@@ -60,9 +68,8 @@ def changes_between(parent: Phase, phase: Phase, *, drawn: Collection[str] = ())
     return found
 
 
-def undeclared_changes(parent: Phase, phase: Phase, start: HandOff, drawn: Collection[str]) -> dict[Change, str]:
-    """What the hand-off changes and does not declare, each in words."""
-    found = changes_between(parent, phase, drawn=drawn)
+def undeclared_changes(found: Mapping[Change, tuple[object, object]], start: HandOff) -> dict[Change, str]:
+    """What of the changes of a hand-off it does not declare, each in words."""
     return {name: _described(name, *found[name]) for name in sorted(set(found) - set(start.declares))}
 
 
@@ -80,19 +87,28 @@ def both_in_words(before: object, after: object) -> Pair:
     return _named(was, differing), _named(now, differing)
 
 
-def _coverage(parent: Phase, phase: Phase, drawn: Collection[str]) -> tuple[object, object]:
+def _batch(parent: Phase, phase: Phase, before: int, after: tuple[int, ...]) -> tuple[object, object]:
+    """In sequences; where these become longer or shorter, in tokens: as many tokens a step are the same batch."""
+    if parent.model.seq_len == phase.model.seq_len:
+        return (before,), after
+    tokens = [size * phase.model.seq_len for size in after]
+    return f"{before * parent.model.seq_len:,} tokens", ", ".join(f"{size:,} tokens" for size in tokens)
+
+
+def _coverage(parent: Phase, phase: Phase, drawn: Collection[str], earlier: Collection[str]) -> tuple[object, object]:
     whole = "each row once an epoch"
-    orders = ((parent.order, parent.packing), (phase.order, phase.packing))
-    places = [(order.seed, order.permutation, order.first_step, order.buffer_documents, packing) for order, packing in orders]
-    again = [name for name in phase.components if name in drawn]
-    if places[0] == places[1] or not again:
+    sides = (parent, phase)
+    orders = [one.order.model_dump(include={"seed", "permutation", "first_step", "buffer_documents"}) for one in sides]
+    goes_on = (orders[0], parent.packing, parent.model.seq_len) == (orders[1], phase.packing, phase.model.seq_len)
+    again = [name for name in phase.components if name in (earlier if goes_on else drawn)]
+    if not again:
         return whole, whole
     return whole, f"rows of {name_some(again, MAX_NAMED)} come again within their epoch, and others not at all"
 
 
 def _architecture(model: ModelConfig) -> dict[str, Any]:
     """The model without what is compared under a name of its own."""
-    found = model.model_dump(mode="json", exclude={"rope"})
+    found = model.model_dump(mode="json", exclude={"rope", "seq_len"})
     if found["experts"] is not None:
         found["experts"] = {name: value for name, value in found["experts"].items() if name not in BALANCING}
     return found
@@ -150,4 +166,4 @@ def _in_words(value: Any) -> str:
         return ", ".join(_in_words(_plain(part)) for part in value)
     if isinstance(value, float):
         return f"{value:g}"
-    return value[:16] if isinstance(value, str) and len(value) == 64 else str(value)
+    return value[:16] if isinstance(value, str) and DIGEST.fullmatch(value) else str(value)

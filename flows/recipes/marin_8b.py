@@ -9,6 +9,7 @@ from flows.recipes.marin.accepted import LINEAR_8B, accepted_without_average, ac
 from flows.recipes.marin.annealing import microannealing
 from flows.recipes.marin.deep_cooldowns import deep_cooldowns
 from flows.recipes.marin.desserts import desserts
+from flows.recipes.marin.extension import context_extension
 from flows.recipes.marin.instruction import instruction
 from flows.recipes.marin.mixtures import JELLYFISH_MIXTURE, KESTREL_MIXTURE, PHOENIX_BRIDGE, PHOENIX_MIXTURE, STARLING_MIXTURE
 from flows.recipes.marin.notes_8b import (
@@ -135,6 +136,7 @@ PHASES = (
     *desserts(OCELOT, JELLYFISH),
     *DEEP_COOLDOWNS,
     *instruction(DEEPER_STARLING, DEEP_COOLDOWNS[-1]),
+    context_extension(DEEPER_STARLING),
 )
 
 MARIN_8B = Recipe(

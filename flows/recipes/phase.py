@@ -37,6 +37,7 @@ LOCAL_SLICE = "local"
 Change = Literal[
     "architecture", "rope", "batch", "learning_rate", "schedule", "optimizer", "optimizer_state", "mixture", "order", "coverage",
     "ema", "z_loss", "max_grad_norm", "max_update_rms", "max_update_norm", "skip_step", "slice", "balancing", "packing", "loss_on",
+    "seq_len",
 ]  # fmt: skip
 
 

@@ -2,6 +2,9 @@
 
 * steps ÷ 1000, rounded; a warm-up or a decay takes at least two, so that it has a middle;
 * batch ÷ 512 sequences of 1/32 the length, so that the batch ratios stay;
+* rows that are longer than those the lineage began with are as many times longer. Where the recipe's longest would be more than 8 times
+  longer, they are 8 times longer, and those between grow by a root of their factor; the batch then has as many tokens as
+  the recipe's ÷ 512 ÷ 32. Windows of local layers stay what they are. Lengths of documents that the recipe names shrink as the rows do;
 * a model of two layers, 128 wide, with the recipe's ratio of query to kv heads and of d_ff to d_model, in float32;
 * a sparse model keeps its structure in eight layers: one dense layer where the recipe has some, then experts; its pattern of local and
   global layers, so with one global in four two such groups, and windows of 1/32; eight experts, two of them active, as many shared ones as
@@ -34,6 +37,7 @@
 
 import math
 from itertools import pairwise
+from typing import NamedTuple
 
 from flows.recipes.catalogue import CATALOGUE
 from flows.recipes.evaluation_cost import seldom_enough
@@ -41,6 +45,7 @@ from flows.recipes.phase import LOCAL_SLICE, EvaluationSettings, FromScratch, Ga
 from flows.recipes.recipe import Recipe, Tokenizer
 from flows.recipes.step_axis import MIN_WINDOW_STEPS, StepAxis, shorter_window
 from tasks.data.conversations.template import template_of
+from tasks.data.length_bias import LengthBias
 from tasks.evaluation.measured import MADE_BENCHMARKS, real_of
 from trainer.config import (
     DataOrder,
@@ -53,6 +58,8 @@ from trainer.config import (
 )
 
 STEPS, BATCH, LENGTH = 1000, 512, 32
+MAX_LONGER = 8
+"""A row of 1,024 tokens where the first were 128: what two cores train in seconds."""
 D_MODEL, NUM_LAYERS, NUM_QUERY_HEADS, VOCAB_SIZE = 128, 2, 4, 4096
 SPARSE_LAYERS, NUM_EXPERTS, NUM_ACTIVE, MIN_D_EXPERT = 8, 8, 2, 32
 BLOCK_SEQUENCES, MIN_EMA_STEPS, MIN_SEGMENT_STEPS, HELD_OUT_TOKENS = 160, 8, 2, 2048
@@ -71,7 +78,8 @@ def to_proxy(recipe: Recipe) -> Recipe:
     """The recipe at proxy scale."""
     window, rate = AXIS.max_window(recipe), min_balancing_rate(recipe)
     phases = tuple(
-        proxy_phase(phase, AXIS.needed_steps(recipe, phase), max_window=window, min_balancing_rate=rate) for phase in recipe.phases
+        proxy_phase(phase, AXIS.needed_steps(recipe, phase), max_window=window, min_balancing_rate=rate, rows=_rows(recipe, phase))
+        for phase in recipe.phases
     )
     main_line = tuple(sorted({component for phase in recipe.main_line for component in phase.components}))
     tokenizer = Tokenizer(
@@ -90,6 +98,7 @@ def to_proxy(recipe: Recipe) -> Recipe:
         approvable=recipe.approvable,
         warnings_ask_people=recipe.warnings_ask_people,
         max_tokens=recipe.max_tokens,
+        length_bias={name: _proxy_bias(recipe, name, bias) for name, bias in recipe.length_bias.items()},
     )
 
 
@@ -107,19 +116,71 @@ def min_balancing_rate(recipe: Recipe) -> float:
     return BIAS_REACH / max(steps(phase.stop_step) for phase in recipe.main_line or recipe.phases)
 
 
+def _rows(recipe: Recipe, phase: Phase) -> "Rows":
+    """The rows of a phase beside the first ones of its lineage and the longest of the recipe."""
+    longest = max(other.model.seq_len for other in recipe.phases)
+    return proxy_rows(phase.model.seq_len, recipe.lineage(phase)[0].model.seq_len, longest)
+
+
+def _proxy_bias(recipe: Recipe, component: str, bias: LengthBias) -> LengthBias:
+    """The same chances at lengths that shrink as the longest rows do that the component fills."""
+    rows = [_rows(recipe, phase) for phase in recipe.phases if component in phase.components]
+    longest = max(rows)
+    return bias.but(full_tokens=max(1, round(bias.full_tokens * longest.small / longest.full)))
+
+
+class Rows(NamedTuple):
+    """The rows of a phase.
+
+    Attributes:
+        full: tokens of a row of the recipe; `small` is that of the proxy.
+    """
+
+    full: int
+    small: int
+
+    def sequences(self, full: int) -> int:
+        """A batch of the recipe, ÷ 512; of rows that are shorter than 1/32, as many more."""
+        shorter = 1.0 if self.small == self.full // LENGTH else self.full / LENGTH / self.small
+        return max(1, round(full * shorter / BATCH))
+
+
+def proxy_rows(seq_len: int, first_seq_len: int, longest_seq_len: int | None = None) -> Rows:
+    """1/32 of the length. Where the longest rows would be more than `MAX_LONGER` times the lineage's first ones, they are so many times
+    those, and what lies between grows by a root of its factor: 1, 16 and 64 times become 1, 4 and 8 times.
+
+    Args:
+        longest_seq_len: of the recipe; None is these.
+    """
+    most = (longest_seq_len or seq_len) / first_seq_len
+    root = math.log(MAX_LONGER) / math.log(most) if most > MAX_LONGER else 1.0
+    longer = max(1.0, seq_len / first_seq_len)
+    return Rows(seq_len, max(1, round(min(seq_len, first_seq_len) * longer**root) // LENGTH))
+
+
 def proxy_phase(
-    phase: Phase, keep_steps: tuple[int, ...] = (), *, max_window: int = MIN_WINDOW_STEPS, min_balancing_rate: float = 0.0
+    phase: Phase,
+    keep_steps: tuple[int, ...] = (),
+    *,
+    max_window: int = MIN_WINDOW_STEPS,
+    min_balancing_rate: float = 0.0,
+    rows: Rows | None = None,
 ) -> Phase:
-    """One phase by the rules above; the checkpoints of `keep_steps` are kept, and no window holds more than `max_window` steps."""
+    """One phase by the rules above; the checkpoints of `keep_steps` are kept, and no window holds more than `max_window` steps.
+
+    Args:
+        rows: as long as these; None is 1/32 of its own.
+    """
+    rows = rows or proxy_rows(phase.model.seq_len, phase.model.seq_len)
     start = phase.start if isinstance(phase.start, FromScratch) else AXIS.hand_off(phase.start)
     return Phase(
         name=phase.name,
         start=start,
         stop_step=steps(phase.stop_step),
-        model=proxy_model(phase.model, min_balancing_rate=min_balancing_rate),
+        model=proxy_model(phase.model, min_balancing_rate=min_balancing_rate, seq_len=rows.small),
         optimizer=phase.optimizer,
         learning_rate=AXIS.segments(phase.learning_rate),
-        batch=AXIS.by_steps(phase.batch, lambda size: max(1, round(size / BATCH))),
+        batch=AXIS.by_steps(phase.batch, rows.sequences),
         mixture=AXIS.by_steps(phase.mixture, raise_small_shares),
         order=proxy_order(phase.order),
         stability=Stability(
@@ -132,8 +193,8 @@ def proxy_phase(
         ),
         slice=always(LOCAL_SLICE),
         checkpoints=AXIS.checkpoints(phase.checkpoints, keep_steps, every_minutes=None),
-        evaluation=proxy_evaluation(phase),
-        gates=_gates(phase),
+        evaluation=proxy_evaluation(phase, rows),
+        gates=_gates(phase, rows),
         instrumentation=phase.instrumentation,
         recovery=proxy_recovery(phase.recovery, max_window),
         packing=phase.packing,
@@ -146,11 +207,11 @@ def proxy_phase(
     )
 
 
-def proxy_evaluation(phase: Phase) -> EvaluationSettings:
+def proxy_evaluation(phase: Phase, rows: Rows) -> EvaluationSettings:
     """Benchmarks that are made here, and the loss on held-out text as often as costs little."""
     every = phase.evaluation.loss_every_steps
     if every is not None:
-        every = max(1, steps(every), seldom_enough(phase, lambda size: max(1, round(size / BATCH)), loss_sequences=LOSS_SEQUENCES))
+        every = max(1, steps(every), seldom_enough(phase, rows.sequences, loss_sequences=LOSS_SEQUENCES))
     return EvaluationSettings(
         benchmarks=MADE_BENCHMARKS if real_of(phase.evaluation.benchmarks) else phase.evaluation.benchmarks,
         held_out_tokens=HELD_OUT_TOKENS,
@@ -164,14 +225,18 @@ def steps(full: int) -> int:
     return AXIS.steps(full)
 
 
-def proxy_model(model: ModelConfig, *, min_balancing_rate: float = 0.0) -> ModelConfig:
-    """The same shape, small; biases of routers move at no smaller rate than this one."""
+def proxy_model(model: ModelConfig, *, min_balancing_rate: float = 0.0, seq_len: int | None = None) -> ModelConfig:
+    """The same shape, small; biases of routers move at no smaller rate than this one.
+
+    Args:
+        seq_len: of the small model's rows; None is 1/32 of the recipe's.
+    """
     scaling = model.rope.scaling
     if scaling:
         scaling = type(scaling)(**{**scaling.model_dump(), "original_max_positions": scaling.original_max_positions // LENGTH})
     small: dict[str, object] = {
         "vocab_size": VOCAB_SIZE,
-        "seq_len": model.seq_len // LENGTH,
+        "seq_len": seq_len or model.seq_len // LENGTH,
         "num_layers": NUM_LAYERS,
         "d_model": D_MODEL,
         "d_ff": round(D_MODEL * model.d_ff / model.d_model),
@@ -238,11 +303,11 @@ def _max_violation(phase: Phase) -> float | None:
     return min(limit, COLLAPSED_SHARE * (experts.num_experts / experts.num_active - 1))
 
 
-def _gates(phase: Phase) -> Gates:
+def _gates(phase: Phase, rows: Rows) -> Gates:
     """The recipe's limits; a share cannot be met more closely than to a sequence of the shortest stage, and of few updates one is more."""
     starts = [steps(step) for step, _ in phase.mixture.within(phase.start_step, phase.stop_step)]
     shortest = min(max(1, after - before) for before, after in pairwise([*starts, steps(phase.stop_step)]))
-    sequences = shortest * max(1, round(phase.batch.at(phase.stop_step - 1) / BATCH))
+    sequences = shortest * rows.sequences(phase.batch.at(phase.stop_step - 1))
     limit = max(phase.gates.data.max_share_error_points, 100 * MAX_SHARE_ERROR_SEQUENCES / sequences)
     data = phase.gates.data.but(max_share_error_points=limit, max_share_error_percent=None)
     percent = max(phase.gates.health.max_spike_percent, MAX_SPIKE_PERCENT)

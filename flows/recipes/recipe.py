@@ -2,18 +2,20 @@
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Literal, TypeVar, get_args
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 from pydantic import Field, model_validator
 
 from flows.recipes.accepting import accepted_among, approvable_among, check_accepts, check_all_approvable
+from flows.recipes.carried import check_carried
 from flows.recipes.changes import changes_between, undeclared_changes
-from flows.recipes.phase import HandOff, Phase
+from flows.recipes.phase import Change, HandOff, Phase
+from tasks.data.length_bias import LengthBias
 from tasks.data.pin import Pin
 from tasks.data.source import WITHOUT_FIELDS, Source
 from trainer.base.errors import ConfigError
 from trainer.base.frozen import Frozen
-from trainer.config import MixtureShares, Smebu, Steps, sequences_between
+from trainer.config import MixtureShares, Steps, sequences_between
 from validations.accepted import AcceptedWarning
 from validations.approvable import ApprovableCheck, AsksPeople, asked_in
 
@@ -54,6 +56,17 @@ class Tokenizer(Frozen):
         return self
 
 
+class Drawn(NamedTuple):
+    """The components that a lineage drew from before a phase.
+
+    Attributes:
+        earlier: those of them that it drew from before the order of the phase's parent began, and not since.
+    """
+
+    ever: frozenset[str]
+    earlier: frozenset[str]
+
+
 class Recipe(Frozen):
     """Phases in an order in which every parent comes before its children.
 
@@ -65,6 +78,7 @@ class Recipe(Frozen):
         accepts: the warnings that are expected because the recipe prescribes what they warn of. What stops a phase cannot be accepted.
         approvable: the checks whose failure a person may let pass. Of data, none that looks for test items, stale caches or what a
             hand-off does not declare.
+        length_bias: component → which of its documents are trained on, by their length; of the others all are.
         max_tokens: read about so many tokens of all components together, in files that are chosen by their names, rather than everything. A
             scale between reads what it draws and a quarter more where this is None.
         warnings_ask_people: a phase whose verdict warns waits for a person; else it goes on, and the warning is shown.
@@ -80,6 +94,7 @@ class Recipe(Frozen):
     approvable: tuple[ApprovableCheck, ...] = ()
     warnings_ask_people: bool = False
     max_tokens: int | None = Field(default=None, gt=0)
+    length_bias: dict[str, LengthBias] = Field(default={})
 
     @property
     def run_name(self) -> str:
@@ -133,6 +148,7 @@ class Recipe(Frozen):
         drawn = {component for phase in phases for component in phase.components}
         sources = {component: source for component, source in self.sources.items() if component in drawn}
         pins = tuple(pin for pin in self.pins if pin.component in drawn)
+        length_bias = {component: bias for component, bias in self.length_bias.items() if component in drawn}
         tokenizer = self.tokenizer
         if drawn == set(tokenizer.components or ()):
             tokenizer = tokenizer.but(components=None)
@@ -148,6 +164,7 @@ class Recipe(Frozen):
             approvable=approvable_among(names, self.approvable),
             warnings_ask_people=self.warnings_ask_people,
             max_tokens=self.max_tokens,
+            length_bias=length_bias,
         )
 
     def asks_people_in(self, phase: Phase) -> AsksPeople:
@@ -156,14 +173,28 @@ class Recipe(Frozen):
 
     def tokens_before(self, phase: Phase, step: int) -> int:
         """Tokens that the lineage of a phase had trained on when so many updates were applied."""
-        return phase.model.seq_len * sequences_between(self.batch_of_lineage(phase), 0, step)
+        stretches = ((part, min(stop, step)) for part, stop in self._parts(phase) if part.start_step < step)
+        return sum(part.model.seq_len * sequences_between(part.batch, part.start_step, stop) for part, stop in stretches)
 
-    def drawn_before(self, phase: Phase) -> frozenset[str]:
-        """The components that the lineage drew from before a phase, as far back as the order of its parent reaches."""
+    def changes_of(self, phase: Phase, parent: Phase | None = None) -> dict[Change, tuple[object, object]]:
+        """What the hand-off to a phase changes, name → before and after; nothing where it starts from scratch.
+
+        Args:
+            parent: as it was really trained; None is the recipe's.
+        """
+        if not isinstance(phase.start, HandOff):
+            return {}
+        drawn = self.drawn_before(phase)
+        return changes_between(parent or self.phase(phase.start.parent), phase, drawn=drawn.ever, earlier=drawn.earlier)
+
+    def drawn_before(self, phase: Phase) -> Drawn:
+        """The components that the lineage drew from before a phase."""
         parts = self._parts(phase)[:-1]
         first = parts[-1][0].order.first_step if parts else 0
+        ever = frozenset(name for part, stop in parts for name in part.drawn_in(part.start_step, stop))
         within = ((part, max(part.start_step, first), stop) for part, stop in parts if stop > first)
-        return frozenset(name for part, start, stop in within for name in part.drawn_in(start, stop))
+        by_order = frozenset(name for part, start, stop in within for name in part.drawn_in(start, stop))
+        return Drawn(ever, ever - by_order)
 
     def lineage(self, phase: Phase) -> tuple[Phase, ...]:
         """The phase's ancestors and itself, oldest first."""
@@ -219,18 +250,18 @@ class Recipe(Frozen):
                 f"the order of phase {phase.name} must begin where its parent's does, at step {parent.order.first_step}, or again at step "
                 f"{start.step}; found order.first_step {phase.order.first_step}"
             )
-        _check_new_parts(parent, phase, start)
+        check_carried(parent, phase, start)
         self._check_declared(parent, phase, start)
 
     def _check_declared(self, parent: Phase, phase: Phase, start: HandOff) -> None:
         """Refuse a change that is not declared, and a declared one that is none; at a smaller scale all phases are on one machine."""
-        made = changes_between(parent, phase, drawn=self.drawn_before(phase))
+        made = self.changes_of(phase, parent)
         if needless := [name for name in start.declares if name not in made and (name != "slice" or not self.is_scaled)]:
             raise ValueError(
                 f"the hand-off {parent.name} → {phase.name} declares {', '.join(needless)}, and changes no such thing: take "
                 f"{'it' if len(needless) == 1 else 'them'} out of `declares`, or make the change"
             )
-        if undeclared := undeclared_changes(parent, phase, start, self.drawn_before(phase)):
+        if undeclared := undeclared_changes(made, start):
             changes = "; ".join(f"{name}: {words}" for name, words in undeclared.items())
             raise ValueError(
                 f"the hand-off {parent.name} → {phase.name} makes {'a change' if len(undeclared) == 1 else 'changes'} that it does not "
@@ -241,6 +272,7 @@ class Recipe(Frozen):
     def _sources_and_pins_have_components(self) -> "Recipe":
         named = (
             ("sources", tuple(self.sources)),
+            ("length_bias", tuple(self.length_bias)),
             ("pins", tuple(pin.component for pin in self.pins)),
             ("tokenizer.components", self.tokenizer.components or ()),
         )
@@ -279,41 +311,6 @@ class Recipe(Frozen):
         check_accepts(self.accepts, self.phases)
         check_all_approvable(self.approvable, self.phases)
         return self
-
-
-def _check_new_parts(parent: Phase, phase: Phase, start: HandOff) -> None:
-    """Refuse a phase that begins with what its parent has not, where the hand-off does not say what it begins with."""
-    named = (*start.fresh, *(graft.part for graft in start.graft))
-    if parent.model.qk_norm < phase.model.qk_norm and "qk_norm" not in named:
-        raise ValueError(
-            f"the hand-off {parent.name} → {phase.name} switches QK-norm on, and {parent.name} has no weights of it: name qk_norm in "
-            "`fresh`"
-        )
-    if not _has_momentum(parent) and _has_momentum(phase) and "balancing" not in named:
-        raise ValueError(
-            f"the hand-off {parent.name} → {phase.name} switches SMEBU on, and {parent.name} has no momentum of the routers' biases: name "
-            "balancing in `fresh`. The biases themselves are carried"
-        )
-    before, after = _expert_shapes(parent), _expert_shapes(phase)
-    if before != after:
-        raise ValueError(
-            f"the hand-off {parent.name} → {phase.name} must keep the experts' weights, found {_shapes_in_words(before)} before it and "
-            f"{_shapes_in_words(after)} after it: no weight of the parent has such a shape. Start the phase from scratch"
-        )
-
-
-def _has_momentum(phase: Phase) -> bool:
-    return phase.model.experts is not None and isinstance(phase.model.experts.balancing, Smebu)
-
-
-def _expert_shapes(phase: Phase) -> dict[str, int] | None:
-    """What decides the shapes of the experts' weights."""
-    fields = {"num_dense_layers", "num_experts", "num_shared", "d_expert"}
-    return phase.model.experts.model_dump(include=fields) if phase.model.experts else None
-
-
-def _shapes_in_words(shapes: dict[str, int] | None) -> str:
-    return ", ".join(f"{name} {value:,}" for name, value in sorted(shapes.items())) if shapes else "no experts"
 
 
 def _having(known: dict[str, Phase], name: str, step: int, takes_from: str) -> Phase:

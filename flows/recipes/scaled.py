@@ -5,8 +5,8 @@
   the recipe's size, its ratios of query to kv heads, of d_ff and of the experts' width to d_model; as many experts as the recipe has;
 * 20 tokens a parameter over the longest lineage of the main line (Hoffmann et al., 2022, table 3), shared among phases as in the recipe;
 * batch by the square root of the tokens: the batch up to which more sequences save steps grows with the data, by a power of 0.4 to 0.5,
-  and hardly with the model (Zhang et al., 2024; Bergsma et al., 2025). What all batches of the main line are multiples of becomes a power
-  of two, so that their ratios stay exactly, and slices can cut them;
+  and hardly with the model (Zhang et al., 2024; Bergsma et al., 2025). What all batches of the main line are multiples of, those of longer
+  rows left out, becomes a power of two, so that their ratios stay exactly, and slices can cut them;
 * the step axis is shorter by what is left: both of them together make the tokens;
 * learning rates times √(batch / the recipe's batch) · the recipe's width / width: Marin's rule for its own sweeps over sizes, `0.33 ·
   √batch / hidden_dim`; by the width it is that of µP for Adam's matrices (Yang et al., 2022). It holds for the rate that AdamC divides by;
@@ -85,6 +85,7 @@ def to_scale(recipe: Recipe, scale: Between) -> Recipe:
         approvable=recipe.approvable,
         warnings_ask_people=recipe.warnings_ask_people,
         max_tokens=recipe.max_tokens,
+        length_bias=recipe.length_bias,
     )
 
 
@@ -105,7 +106,8 @@ def scaling_of(recipe: Recipe, scale: Between) -> Scaling:
     shape = shape_of(model, target, f"{recipe.name} at scale {scale}")
     all_tokens = max(recipe.tokens_before(phase, phase.stop_step) for phase in main)
     share = TOKENS_A_PARAMETER * target / all_tokens
-    sizes = {size for phase in main for _, size in phase.batch.within(phase.start_step, phase.stop_step)}
+    of_one_length = [phase for phase in main if phase.model.seq_len == model.seq_len]
+    sizes = {size for phase in of_one_length for _, size in phase.batch.within(phase.start_step, phase.stop_step)}
     unit = reduce(math.gcd, sizes)
     batch = 2.0 ** max(0, round(math.log2(unit * math.sqrt(share)))) / unit
     axis = StepAxis(batch / share, min_segment_steps=MIN_SEGMENT_STEPS, min_warmup_steps=MIN_WARMUP_STEPS)

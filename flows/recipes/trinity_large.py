@@ -8,8 +8,10 @@ blank is from public notes, or this project's choice: `phasewise show trinity-la
 from flows.recipes.phase import FromScratch, Phase, continued
 from flows.recipes.recipe import Recipe
 from flows.recipes.trinity.accepted import accepted_without_cooldown
-from flows.recipes.trinity.mixtures import LARGE_MIXTURES
+from flows.recipes.trinity.extension import context_extension, extension_steps
+from flows.recipes.trinity.mixtures import LARGE_MIXTURES, LENGTH_BIAS
 from flows.recipes.trinity.notes_large import FIRST_RUNS_NOTES, PHASE_1_NOTES, PHASE_2_NOTES, PHASE_3_NOTES
+from flows.recipes.trinity.notes_long import LARGE_LONG_NOTES
 from flows.recipes.trinity.settings import (
     ORDER,
     TOKENIZER,
@@ -27,7 +29,7 @@ from flows.recipes.trinity.settings import (
 )
 from trainer.config import Balancing, CheckpointPolicy, Experts, ModelConfig, SignBalancing, Smebu, Steps, always
 
-SEQ_LEN = 8_192
+SEQ_LEN, SEQ_LEN_LONG = 8_192, 262_144
 PEAK, FLOOR = 8e-4, 8e-5
 
 # 12,288 sequences of 8,192 tokens a step up to 4.9 T, and 16,384 from there on. Phases of 13/20, 4/20 and 3/20 of 17 T.
@@ -110,6 +112,12 @@ PHASE_3 = continued(
     notes=PHASE_3_NOTES,
 )
 
+#   extension  117 B / 134,217,728 tokens a step = 872 steps of 512 sequences, to step 139,701; the cosine goes on to a twentieth
+END_4 = END_3 + extension_steps(PHASE_3)
+CONTEXT_EXTENSION = context_extension(
+    PHASE_3, seq_len=SEQ_LEN_LONG, learning_rate=(cosine(END_3, END_4, FLOOR, FLOOR / 2),), notes=LARGE_LONG_NOTES
+)
+
 FIRST_RUNS = PHASE_1.but(
     name="first-runs",
     stop_step=10_000,
@@ -120,6 +128,13 @@ FIRST_RUNS = PHASE_1.but(
     notes=FIRST_RUNS_NOTES,
 )
 
-PHASES = (PHASE_1, PHASE_2, PHASE_3, FIRST_RUNS)
+PHASES = (PHASE_1, PHASE_2, PHASE_3, CONTEXT_EXTENSION, FIRST_RUNS)
 
-TRINITY_LARGE = Recipe(name="trinity-large", scale="full", tokenizer=TOKENIZER, phases=PHASES, accepts=(accepted_without_cooldown(PHASES),))
+TRINITY_LARGE = Recipe(
+    name="trinity-large",
+    scale="full",
+    tokenizer=TOKENIZER,
+    phases=PHASES,
+    accepts=(accepted_without_cooldown(PHASES),),
+    length_bias=LENGTH_BIAS,
+)

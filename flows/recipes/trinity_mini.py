@@ -1,4 +1,5 @@
-"""Trinity Mini: 26.1 B parameters, of which a token meets 3.47 B; three phases of 7, 1.8 and 1.2 T tokens.
+"""Trinity Mini: 26.1 B parameters, of which a token meets 3.47 B; three phases of 7, 1.8 and 1.2 T tokens,
+and the extension of the context.
 
 The values are those of the Trinity Large report, where it prints them. What the report leaves blank and public notes do not have is this
 project's choice: `phasewise show trinity-mini --notes` lists it, and `--sources` says of each value where it comes from.
@@ -6,11 +7,14 @@ project's choice: `phasewise show trinity-mini --notes` lists it, and `--sources
 
 from flows.recipes.recipe import Recipe
 from flows.recipes.trinity.accepted import accepted_without_cooldown
+from flows.recipes.trinity.mixtures import LENGTH_BIAS
 from flows.recipes.trinity.notes import MINI_NOTES, MINI_PHASE_2_NOTES, MINI_PHASE_3_NOTES
+from flows.recipes.trinity.notes_long import MINI_LONG_NOTES
 from flows.recipes.trinity.settings import TOKENIZER, small
-from flows.recipes.trinity.small import three_phases
+from flows.recipes.trinity.small import extended, three_phases
 from trainer.config import Experts, SignBalancing
 
+SEQ_LEN_LONG = 131_072
 MODEL = small(
     num_layers=32,
     d_model=2048,
@@ -29,6 +33,16 @@ MODEL = small(
     ),
 )
 
-PHASES = PHASE_1, PHASE_2, PHASE_3 = three_phases(MODEL, (MINI_NOTES, MINI_PHASE_2_NOTES, MINI_PHASE_3_NOTES))
+PHASE_1, PHASE_2, PHASE_3 = three_phases(MODEL, (MINI_NOTES, MINI_PHASE_2_NOTES, MINI_PHASE_3_NOTES))
+CONTEXT_EXTENSION = extended(PHASE_3, seq_len=SEQ_LEN_LONG, notes=MINI_LONG_NOTES)
 
-TRINITY_MINI = Recipe(name="trinity-mini", scale="full", tokenizer=TOKENIZER, phases=PHASES, accepts=(accepted_without_cooldown(PHASES),))
+PHASES = (PHASE_1, PHASE_2, PHASE_3, CONTEXT_EXTENSION)
+
+TRINITY_MINI = Recipe(
+    name="trinity-mini",
+    scale="full",
+    tokenizer=TOKENIZER,
+    phases=PHASES,
+    accepts=(accepted_without_cooldown(PHASES),),
+    length_bias=LENGTH_BIAS,
+)

@@ -1,4 +1,5 @@
-"""Trinity Nano: 6.12 B parameters, of which a token meets 1.02 B; three phases of 7, 1.8 and 1.2 T tokens.
+"""Trinity Nano: 6.12 B parameters, of which a token meets 1.02 B; three phases of 7, 1.8 and 1.2 T tokens,
+and the extension of the context.
 
 The values are those of the Trinity Large report, where it prints them. What the report leaves blank and public notes do not have is this
 project's choice: `phasewise show trinity-nano --notes` lists it, and `--sources` says of each value where it comes from.
@@ -7,11 +8,14 @@ project's choice: `phasewise show trinity-nano --notes` lists it, and `--sources
 from flows.recipes.recipe import Recipe
 from flows.recipes.trinity.accepted import accepted_without_cooldown
 from flows.recipes.trinity.instruction import instruction
+from flows.recipes.trinity.mixtures import LENGTH_BIAS
 from flows.recipes.trinity.notes import NANO_NOTES, NANO_PHASE_2_NOTES, NANO_PHASE_3_NOTES
+from flows.recipes.trinity.notes_long import NANO_LONG_NOTES
 from flows.recipes.trinity.settings import SMALL_PEAK, TOKENIZER, small
-from flows.recipes.trinity.small import three_phases
+from flows.recipes.trinity.small import extended, three_phases
 from trainer.config import Experts, SignBalancing
 
+SEQ_LEN_LONG = 262_144
 MODEL = small(
     num_layers=56,
     d_model=1024,
@@ -30,7 +34,17 @@ MODEL = small(
     ),
 )
 
-MAIN_LINE = PHASE_1, PHASE_2, PHASE_3 = three_phases(MODEL, (NANO_NOTES, NANO_PHASE_2_NOTES, NANO_PHASE_3_NOTES))
-PHASES = (*MAIN_LINE, instruction(PHASE_3, peak=SMALL_PEAK))
+PHASE_1, PHASE_2, PHASE_3 = three_phases(MODEL, (NANO_NOTES, NANO_PHASE_2_NOTES, NANO_PHASE_3_NOTES))
+CONTEXT_EXTENSION = extended(PHASE_3, seq_len=SEQ_LEN_LONG, notes=NANO_LONG_NOTES)
+SFT = instruction(CONTEXT_EXTENSION, peak=SMALL_PEAK)
 
-TRINITY_NANO = Recipe(name="trinity-nano", scale="full", tokenizer=TOKENIZER, phases=PHASES, accepts=(accepted_without_cooldown(PHASES),))
+PHASES = (PHASE_1, PHASE_2, PHASE_3, CONTEXT_EXTENSION, SFT)
+
+TRINITY_NANO = Recipe(
+    name="trinity-nano",
+    scale="full",
+    tokenizer=TOKENIZER,
+    phases=PHASES,
+    accepts=(accepted_without_cooldown(PHASES),),
+    length_bias=LENGTH_BIAS,
+)

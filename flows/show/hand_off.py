@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from flows.recipes.changes import both_in_words, changes_between
+from flows.recipes.changes import both_in_words
 from flows.recipes.phase import HandOff, Phase
 from flows.recipes.recipe import Recipe
 
@@ -11,7 +11,7 @@ def describe_changes(recipe: Recipe, phase: Phase) -> list[dict[str, Any]]:
     """What the hand-off to the phase changes, each with before and after. An undeclared one was refused when the recipe was loaded."""
     if not isinstance(phase.start, HandOff):
         return []
-    found = changes_between(recipe.phase(phase.start.parent), phase, drawn=recipe.drawn_before(phase))
+    found = recipe.changes_of(phase)
     return [
         {"what": what, "before": _plain(before), "after": _plain(after), "declared": what in phase.start.declares}
         for what, (before, after) in found.items()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.data.caches import ENCODER, read_by
+from tasks.data.caches import ENCODER, LENGTH_BIAS, described, read_by
 from tasks.data.documents import DocumentsManifest, documents_key, read_documents_manifest
 from tasks.data.encode import ShardRecord, shard_name
 from tasks.data.normalize import NORMALIZER
@@ -97,7 +97,9 @@ def _smaller_caches(component: ComponentPlan, split: Split, tokenizer: Path) -> 
         except (OSError, DataError):
             continue
         made_by = (manifest.reader, manifest.normalizer, manifest.encoder, manifest.tokenizer_digest)
-        if made_by == versions and _is_smaller(component, manifest.source, manifest.sources):
+        source = dict(manifest.source)
+        takes_alike = source.pop(LENGTH_BIAS, None) == described(component.bias_of(split)).get(LENGTH_BIAS)
+        if made_by == versions and takes_alike and _is_smaller(component, source, manifest.sources):
             yield folder, manifest
 
 

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from tasks.data import documents, encode, hashed_file, tokenizer
+from tasks.data import length_bias as length_bias_code
 from tasks.data.conversations import tokens
 from tasks.data.conversations.compose import COMPOSER
 from tasks.data.conversations.template import chat_of
 from tasks.data.documents import DOCUMENTS, DocumentsManifest, read_documents_manifest
 from tasks.data.encode import ShardRecord, encoding_of, read_record, shard_name
+from tasks.data.length_bias import REASON, LengthBias
 from tasks.data.normalize import NORMALIZER
 from tasks.data.reading import READER
 from tasks.data.tokenizer import tokenizer_digest
@@ -20,7 +22,8 @@ from trainer.base.errors import DataError
 from trainer.base.storage import digest_of_json, remove_strays
 from trainer.data.manifest import FORMAT_VERSION, Manifest, Split, write_manifest
 
-ENCODER_CODE = (encode, documents, hashed_file, tokenizer, tokens)
+ENCODER_CODE = (encode, documents, hashed_file, length_bias_code, tokenizer, tokens)
+LENGTH_BIAS = "length_bias"
 ENCODER = f"begin-end-3+{code_digest(*ENCODER_CODE)}+tokenizers-{version('tokenizers')}"
 
 
@@ -29,18 +32,34 @@ def read_by(source: Mapping[str, Any]) -> str:
     return f"{READER} {DOCUMENTS}" if source.get("conversation") is None else f"{READER} {COMPOSER} {DOCUMENTS}"
 
 
-def cache_key(documents_key: str, split: Split, tokenizer_key: str) -> str:
+def cache_key(documents_key: str, split: Split, tokenizer_key: str, length_bias: LengthBias | None = None) -> str:
     """Digest of everything that decides a cache's bytes."""
-    return digest_of_json(
-        {"format": FORMAT_VERSION, "encoder": ENCODER, "documents": documents_key, "split": split, "tokenizer": tokenizer_key}
-    )
+    decisive = {"format": FORMAT_VERSION, "encoder": ENCODER, "documents": documents_key, "split": split, "tokenizer": tokenizer_key}
+    return digest_of_json(decisive | described(length_bias))
 
 
-def finish_cache(component: str, split: Split, documents: Path, tokenizer_path: Path, key: str, folder: Path) -> Manifest:
-    """Collect the records of all shards, clear away what no record names, and write the manifest."""
+def described(length_bias: LengthBias | None) -> dict[str, Any]:
+    """What a key and a manifest's `source` say of it: nothing where all documents are taken."""
+    return {} if length_bias is None else {LENGTH_BIAS: length_bias.model_dump(mode="json")}
+
+
+def finish_cache(
+    component: str, split: Split, documents: Path, tokenizer_path: Path, key: str, folder: Path, *, length_bias: LengthBias | None = None
+) -> Manifest:
+    """Collect the records of all shards, clear away what no record names, and write the manifest.
+
+    Raises:
+        DataError: a shard is not whole, or no document was taken.
+    """
     read = read_documents_manifest(documents)
     records = [_record(folder, number) for number in range(len(read.parts))]
     filled = [record for record in records if record.shard.documents]
+    if length_bias is not None and not filled:
+        many = sum(record.left_out for record in records)
+        raise DataError(
+            f"{component} must have a document to train on, and its length_bias takes none of {many:,}: they are shorter than its "
+            f"full_tokens of {length_bias.full_tokens:,}. Lower that, or raise its floor of {length_bias.floor:g}."
+        )
     begin, end, dtype = encoding_of(tokenizer_path)
     chat = chat_of(read.source)
     manifest = Manifest(
@@ -48,7 +67,7 @@ def finish_cache(component: str, split: Split, documents: Path, tokenizer_path: 
         component=component,
         split=split,
         key=key,
-        source=read.source,
+        source=read.source | described(length_bias),
         sources=read.sources,
         reader=read_by(read.source),
         normalizer=NORMALIZER,
@@ -61,7 +80,7 @@ def finish_cache(component: str, split: Split, documents: Path, tokenizer_path: 
         documents=sum(record.shard.documents for record in filled),
         tokens=sum(record.shard.tokens for record in filled),
         text_bytes=sum(record.text_bytes for record in filled),
-        left_out=_left_out(read),
+        left_out=_left_out(read) | ({} if length_bias is None else {REASON: sum(record.left_out for record in records)}),
         template=None if chat is None else chat.digest,
     )
     kept = {name for record in filled for name in record.shard.files}

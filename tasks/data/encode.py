@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from tasks.data.conversations.template import ChatTemplate, chat_of
-from tasks.data.conversations.tokens import ConversationEncoder, ids_of_tokens
+from tasks.data.conversations.tokens import NO_SPANS, ConversationEncoder, Encoded, ids_of_tokens
 from tasks.data.documents import DocumentsManifest, read_documents, read_documents_manifest
 from tasks.data.hashed_file import HashedFile
+from tasks.data.length_bias import LengthBias
 from tasks.data.records import read_model
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer
 from trainer.base.errors import DataError
@@ -33,10 +34,15 @@ INDEX_ROWS = 1 << 13
 
 
 class ShardRecord(Frozen):
-    """Written when a shard is whole: a part that has one is not encoded again. Sizes are in bytes."""
+    """Written when a shard is whole: a part that has one is not encoded again. Sizes are in bytes.
+
+    Attributes:
+        left_out: documents of the part that a length bias did not take.
+    """
 
     shard: Shard
     text_bytes: int = Field(ge=0)
+    left_out: int = Field(default=0, ge=0)
     tokens_size: int = Field(ge=0)
     index_size: int = Field(ge=0)
     spans_size: int | None = Field(default=None, ge=0)
@@ -81,8 +87,14 @@ def encoding_of(tokenizer_path: Path) -> Encoding:
     return Encoding(begin, end, np.dtype(width))
 
 
-def encode_part(documents: Path, number: int, tokenizer_path: Path, targets: Mapping[Split, Path]) -> None:
-    """Write the shards of one part, for each split that is not done. Each document becomes begin-of-text, its tokens, end-of-text."""
+def encode_part(
+    documents: Path, number: int, tokenizer_path: Path, targets: Mapping[Split, Path], length_bias: LengthBias | None = None
+) -> None:
+    """Write the shards of one part, for each split that is not done. Each document becomes begin-of-text, its tokens, end-of-text.
+
+    Args:
+        length_bias: which documents of the training split are taken, by their tokens; None is all.
+    """
     missing = {split: folder for split, folder in targets.items() if read_record(folder, number) is None}
     if not missing:
         return
@@ -90,7 +102,12 @@ def encode_part(documents: Path, number: int, tokenizer_path: Path, targets: Map
     chat = chat_of(manifest.source)
     done: dict[Path, ShardRecord] = {}
     with ExitStack() as stack:
-        writers = {split: stack.enter_context(_shard(folder, number, tokenizer_path, chat, done)) for split, folder in missing.items()}
+        writers = {
+            split: stack.enter_context(
+                _shard(folder, number, Making(tokenizer_path, chat, length_bias if split == "train" else None), done)
+            )
+            for split, folder in missing.items()
+        }
         for table in read_documents(documents, manifest, number):
             for split, writer in writers.items():
                 writer.add(table.filter(pc.field("split") == split))
@@ -106,30 +123,54 @@ class ShardFiles(NamedTuple):
     spans: HashedFile | None
 
 
+class Making(NamedTuple):
+    """What decides a shard beside its documents: tokenizer, chat template, and which documents are taken by their length."""
+
+    tokenizer: Path
+    chat: ChatTemplate | None
+    length_bias: LengthBias | None
+
+
 class ShardWriter:
     """Appends documents to a shard: token ids to one file, a row a document to another, spans to a third. Memory does not grow with it."""
 
-    def __init__(self, files: ShardFiles, tokenizer_path: Path, chat: ChatTemplate | None):
+    def __init__(self, files: ShardFiles, making: Making):
+        tokenizer_path, chat, self._length_bias = making
         self._files = files
         self._tokenizer = _tokenizer(tokenizer_path)
         self._encoding = encoding_of(tokenizer_path)
         special = {} if chat is None else ids_of_tokens(self._tokenizer, chat, tokenizer_path)
         self._chats = None if chat is None else ConversationEncoder(self._tokenizer, special)
         self._rows: list[pa.Table] = []
-        self.num_tokens = self.num_documents = self.text_bytes = self.num_spans = 0
+        self.num_tokens = self.num_documents = self.text_bytes = self.num_spans = self.left_out = 0
 
     def add(self, documents: pa.Table) -> None:
         """Encode documents and append them."""
         texts = [str(text) for text in documents["text"].to_pylist()]
         if not texts:
             return
-        ids = self._plain(texts) if self._chats is None else self._conversations(self._chats, documents, texts)
+        encoded = self._plain(texts) if self._chats is None else self._conversations(self._chats, documents, texts)
+        if bias := self._length_bias:
+            names = [str(name) for name in documents["id"].to_pylist()]
+            taken = [place for place, (name, one) in enumerate(zip(names, encoded, strict=True)) if bias.takes(name, len(one.ids))]
+            self.left_out += len(texts) - len(taken)
+            documents, texts, encoded = documents.take(taken), [texts[place] for place in taken], [encoded[place] for place in taken]
+        if texts:
+            self._append(documents, texts, encoded)
+
+    def _append(self, documents: pa.Table, texts: list[str], encoded: list[Encoded]) -> None:
+        begin, end, dtype = self._encoding
+        ids = [[begin, *one.ids, end] for one in encoded]
         lengths = np.array([len(tokens) for tokens in ids], np.int64)
         offsets = self.num_tokens + np.cumsum([0, *lengths[:-1]])
         rows = documents.select(["id", "source_file"])
         self._rows.append(rows.append_column("offset", pa.array(offsets)).append_column("length", pa.array(lengths)))
         for tokens in ids:
-            self._files.tokens.write(np.array(tokens, self._encoding.dtype).tobytes())
+            self._files.tokens.write(np.array(tokens, dtype).tobytes())
+        if self._files.spans is not None:
+            for one, offset in zip(encoded, offsets.tolist(), strict=True):
+                self._files.spans.write((one.spans + offset + 1).astype(SPAN).tobytes())
+                self.num_spans += len(one.spans)
         self.num_tokens += int(lengths.sum())
         self.num_documents += len(texts)
         self.text_bytes += sum(len(text.encode()) for text in texts)
@@ -142,37 +183,24 @@ class ShardWriter:
             self._files.index.write_table(pa.concat_tables(self._rows).cast(INDEX_SCHEMA).combine_chunks())
         self._rows = []
 
-    def _plain(self, texts: list[str]) -> list[list[int]]:
-        begin, end, _ = self._encoding
-        return [[begin, *encoding.ids, end] for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    def _plain(self, texts: list[str]) -> list[Encoded]:
+        return [Encoded(encoding.ids, NO_SPANS) for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
-    def _conversations(self, encoder: ConversationEncoder, documents: pa.Table, texts: list[str]) -> list[list[int]]:
-        """The same for conversations, and the spans are written where there are any."""
-        begin, end, _ = self._encoding
+    def _conversations(self, encoder: ConversationEncoder, documents: pa.Table, texts: list[str]) -> list[Encoded]:
         characters: list[list[int]] = [spans or [] for spans in documents["spans"].to_pylist()]
-        ids: list[list[int]] = []
-        at = self.num_tokens
-        for encoded in encoder.encode(texts, characters):
-            ids.append([begin, *encoded.ids, end])
-            if self._files.spans is not None:
-                self._files.spans.write((encoded.spans + at + 1).astype(SPAN).tobytes())
-                self.num_spans += len(encoded.spans)
-            at += len(ids[-1])
-        return ids
+        return list(encoder.encode(texts, characters))
 
 
 @contextmanager
-def _shard(
-    folder: Path, number: int, tokenizer_path: Path, chat: ChatTemplate | None, done: dict[Path, ShardRecord]
-) -> Iterator[ShardWriter]:  # fmt: skip
+def _shard(folder: Path, number: int, making: Making, done: dict[Path, ShardRecord]) -> Iterator[ShardWriter]:
     """A writer of one shard; its files appear, and its record is put into `done`, when the block ends without an error."""
     name = shard_name(number)
     with ExitStack() as stack:
         tokens, index = (HashedFile(stack.enter_context(writing(folder / f"{name}.{ending}"))) for ending in ("bin", "parquet"))
-        marks = chat is not None and chat.marks_answers
+        marks = making.chat is not None and making.chat.marks_answers
         spans = HashedFile(stack.enter_context(writing(folder / f"{name}.spans"))) if marks else None
         with pq.ParquetWriter(pa.PythonFile(index, "w"), INDEX_SCHEMA, compression="zstd") as rows:
-            writer = ShardWriter(ShardFiles(tokens, rows, spans), tokenizer_path, chat)
+            writer = ShardWriter(ShardFiles(tokens, rows, spans), making)
             yield writer
             writer.flush()
     shard = Shard(
@@ -184,10 +212,8 @@ def _shard(
         spans=None if spans is None else writer.num_spans,
         spans_digest=None if spans is None else spans.hexdigest(),
     )
-    spans_size = None if spans is None else spans.size
-    done[folder] = ShardRecord(
-        shard=shard, text_bytes=writer.text_bytes, tokens_size=tokens.size, index_size=index.size, spans_size=spans_size
-    )  # fmt: skip
+    sizes = {"tokens_size": tokens.size, "index_size": index.size, "spans_size": None if spans is None else spans.size}
+    done[folder] = ShardRecord(shard=shard, text_bytes=writer.text_bytes, left_out=writer.left_out, **sizes)
 
 
 @lru_cache(maxsize=4)

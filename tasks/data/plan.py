@@ -4,12 +4,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 
 from tasks.data.budget import budgeted, bundles_by_piece
 from tasks.data.caches import cache_key
 from tasks.data.conversations.template import ChatTemplate, resolved, template_of
 from tasks.data.digests import KnownDigests
 from tasks.data.documents import documents_key
+from tasks.data.length_bias import LengthBias
 from tasks.data.listing import Listing, at_commit, fingerprint
 from tasks.data.parts import Bundle, bundles_of, part_bytes
 from tasks.data.pin import Pin
@@ -45,6 +47,7 @@ class ComponentPlan:
     Attributes:
         source: of a data set of the hub, at the commit that was listed.
         revision: what the recipe calls that commit.
+        length_bias: which documents are trained on, by their length; None is all.
     """
 
     name: str
@@ -54,6 +57,7 @@ class ComponentPlan:
     train: CachePlan
     held_out: CachePlan
     revision: str | None = None
+    length_bias: LengthBias | None = None
 
     @property
     def files(self) -> tuple[SourceFile, ...]:
@@ -75,6 +79,10 @@ class ComponentPlan:
     def cache(self, split: Split) -> CachePlan:
         """The cache of a split."""
         return self.train if split == "train" else self.held_out
+
+    def bias_of(self, split: Split) -> LengthBias | None:
+        """Which documents of a split are taken. What is held out is measured on, and is whole."""
+        return self.length_bias if split == "train" else None
 
 
 @dataclass(frozen=True)
@@ -134,6 +142,7 @@ def plan_data(
     pins: Iterable[Pin] = (),
     digests: KnownDigests | None = None,
     budgets: Mapping[str, int] | None = None,
+    length_bias: Mapping[str, LengthBias] = MappingProxyType({}),
 ) -> DataPlan:
     """Expand and fingerprint the sources; every key and folder follows from the digests. A pin names another folder, not another key.
 
@@ -144,6 +153,7 @@ def plan_data(
         benchmark_components: those from whose held-out text the benchmarks are made; None is all.
         digests: the files' contents as this command knows them; None is what the home keeps of earlier commands.
         budgets: component → tokens of which a part of its files will do; of the others everything is read.
+        length_bias: component → which of its documents are trained on, by their length.
 
     Raises:
         ConfigError: the folder of the tokenizer has none, or a chat template cannot be used.
@@ -160,22 +170,20 @@ def plan_data(
     pinned = {(pin.component, pin.split): pin for pin in pins}
 
     def cache(name: str, split: Split) -> CachePlan:
-        key = cache_key(documents[name], split, tokenizer)
+        key = cache_key(documents[name], split, tokenizer, length_bias.get(name) if split == "train" else None)
         pin = pinned.get((name, split))
         folder = as_path(pin.url) if pin else home.tokens(name, split, key)
         return CachePlan(key, folder, home.lock(f"tokens-{name}-{split}-{key[:16]}"), pin)
 
     def component(name: str, key: str) -> ComponentPlan:
-        lock = home.lock(f"documents-{name}-{key[:16]}")
-        written = CachePlan(key, home.documents(name, key), lock)
+        written = CachePlan(key, home.documents(name, key), home.lock(f"documents-{name}-{key[:16]}"))
         train, held_out = cache(name, "train"), cache(name, "held_out")
-        source = budgeted(fixed[name], listings[name].budget)
-        return ComponentPlan(name, source, listings[name], written, train, held_out, sources[name].revision)
+        source, revision = budgeted(fixed[name], listings[name].budget), sources[name].revision
+        return ComponentPlan(name, source, listings[name], written, train, held_out, revision, length_bias.get(name))
 
     components = {name: component(name, key) for name, key in documents.items()}
     asked_of = tuple(sorted(components if benchmark_components is None else benchmark_components))
-    held_out = {name: components[name].held_out.key for name in asked_of}
-    benchmarks = digest_of_json({"version": BENCHMARKS_VERSION, "held_out": held_out})
+    benchmarks = digest_of_json({"version": BENCHMARKS_VERSION, "held_out": {name: components[name].held_out.key for name in asked_of}})
     return DataPlan(
         components,
         trained_on,

@@ -125,7 +125,15 @@ def build_missing_caches(plan: DataPlan) -> int:
             adopt_shards(component, split, plan.tokenizer)
         run_all("token caches", encode_part, _parts_to_encode(plan, missing))
         manifests = [
-            finish_cache(c.name, split, c.documents.folder, plan.tokenizer, c.cache(split).key, c.cache(split).folder)
+            finish_cache(
+                c.name,
+                split,
+                c.documents.folder,
+                plan.tokenizer,
+                c.cache(split).key,
+                c.cache(split).folder,
+                length_bias=c.bias_of(split),
+            )
             for c, split in missing
         ]
     if missing:
@@ -252,7 +260,7 @@ def _parts_to_encode(plan: DataPlan, missing: Sequence[tuple[ComponentPlan, Spli
     for component, split in missing:
         targets.setdefault(component.name, {})[split] = component.cache(split).folder
     return [
-        (plan.components[name].documents.folder, number, plan.tokenizer, folders)
+        (plan.components[name].documents.folder, number, plan.tokenizer, folders, plan.components[name].length_bias)
         for name, folders in targets.items()
         for number in range(len(read_documents_manifest(plan.components[name].documents.folder).parts))
     ]

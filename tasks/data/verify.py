@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.data.caches import ENCODER, read_by
+from tasks.data.caches import ENCODER, LENGTH_BIAS, described, read_by
 from tasks.data.documents import DECISIVE_SETTINGS, read_documents_manifest
 from tasks.data.listing import selects
 from tasks.data.normalize import NORMALIZER
@@ -70,6 +70,7 @@ def differs_in_code_alone(component: ComponentPlan, manifest: Manifest) -> bool:
     now = component.source.model_dump(mode="json")
     then = manifest.source
     has_same_settings = all(now[name] == then.get(name) for name in DECISIVE_SETTINGS)
+    has_same_settings &= described(component.bias_of(manifest.split)).get(LENGTH_BIAS) == then.get(LENGTH_BIAS)
     return has_same_settings and not _changed_files(component, manifest) and bool(_changed_code(manifest))
 
 
@@ -149,6 +150,9 @@ def _changes(component: ComponentPlan, manifest: Manifest, tokenizer: Path) -> l
     for name in DECISIVE_SETTINGS:
         if now[name] != then.get(name):
             found.append(Difference(f"{name} changed", place, *_in_words(now[name], then.get(name))))
+    wanted, was = described(component.bias_of(manifest.split)).get(LENGTH_BIAS), then.get(LENGTH_BIAS)
+    if wanted != was:
+        found.append(Difference(f"{LENGTH_BIAS} changed", place, str(wanted), str(was)))
     found += [Difference(what, place, expected, was) for what, expected, was in _changed_code(manifest)]
     expected = digest_of_file(tokenizer) if tokenizer.exists() else f"{tokenizer.parent.name}, not made yet"
     try:

@@ -34,6 +34,7 @@ class JaxLanguageModel(TemplateLM):
     Attributes:
         num_contexts: those that a continuation or a text was asked for behind, since the model is here.
         num_cut_contexts: those of them that lost their beginning.
+        trained_length: tokens of the rows that the model was trained on.
 
     Args:
         special: the tokens that began and ended the documents which the model was trained on.
@@ -49,6 +50,7 @@ class JaxLanguageModel(TemplateLM):
         super().__init__()
         self.params = jax.device_put(params, None if mesh is None else state_shardings(params, config, mesh))
         self.config = config
+        self.trained_length = config.seq_len
         self.tokenizer = tokenizer
         self.begin_of_text, self.end_of_text = special
         self.begins_texts = begins_texts
@@ -71,6 +73,18 @@ class JaxLanguageModel(TemplateLM):
     def max_length(self) -> int:
         """Tokens that the model sees."""
         return self.config.seq_len
+
+    def read_up_to(self, length: int) -> None:
+        """Have the model read texts of so many tokens, which may be more than it was trained on. No weight depends on it.
+
+        Raises:
+            ConfigError: it reads as much already.
+        """
+        if length <= self.config.seq_len:
+            raise ConfigError(
+                f"--context must be more than the {self.config.seq_len:,} tokens that the model reads, found {length:,}: leave it out."
+            )
+        self.config = self.config.but(seq_len=length)
 
     @property
     def tokenizer_name(self) -> str:

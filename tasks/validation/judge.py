@@ -14,7 +14,7 @@ from trainer.base.errors import DataError
 from trainer.base.run_folder import RunFolder
 from trainer.base.storage import as_path, digest_of_file
 from trainer.config import RunConfig
-from trainer.data.manifest import read_manifest
+from trainer.data.manifest import Manifest, read_manifest
 from trainer.data.mixture import MixtureSchedule
 from trainer.metrics import read_metrics
 from validations.accepted import AcceptedWarning
@@ -39,6 +39,7 @@ def judge_phase_data(
     home: Home,
     *,
     hand_off: pd.DataFrame,
+    tokens_before: Mapping[str, int] = MappingProxyType({}),
     decided_by: Mapping[str, str] = MappingProxyType({}),
     accepts: Sequence[AcceptedWarning] = (),
     asks_people: AsksPeople = NOBODY,
@@ -47,6 +48,7 @@ def judge_phase_data(
 
     Args:
         hand_off: what the phase declares to change against what it changes.
+        tokens_before: component → tokens that the lineage drew from it before the order of the phase began.
         decided_by: what the verdict rests on beside the caches, name → digest.
         accepts: the warnings that the recipe accepts in this phase; none are, unless it says so.
         asks_people: what the recipe puts to people in this phase; nothing, unless it says so.
@@ -68,7 +70,7 @@ def judge_phase_data(
     evidence = DataEvidence(
         caches=cache_evidence(caches),
         differences=differences_evidence({name: [one.as_json() for one in found] for name, found in differences.items()}, caches),
-        mixture=_mixture(run, rows),
+        mixture=_mixture(run, rows, manifests, tokens_before),
         order=order,
         shifts=shifts,
         leakage=leakage_evidence(scans.scans, scans.items, limits.leakage, scan_keys=scans.keys, expected_scan_keys=expected),
@@ -103,9 +105,14 @@ def judge_phase_health(
     return verdict
 
 
-def _mixture(run: RunConfig, rows: Mapping[str, int]) -> pd.DataFrame:
+def _mixture(run: RunConfig, rows: Mapping[str, int], manifests: Mapping[str, Manifest], tokens_before: Mapping[str, int]) -> pd.DataFrame:
     schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
-    return mixture_evidence(schedule, start_step=run.start_step, stop_step=run.stop_step, rows=rows, seq_len=run.model.seq_len)
+    before = {
+        name: tokens / manifests[name].tokens for name, tokens in tokens_before.items() if name in manifests and manifests[name].tokens
+    }
+    return mixture_evidence(
+        schedule, start_step=run.start_step, stop_step=run.stop_step, rows=rows, seq_len=run.model.seq_len, epochs_before=before
+    )
 
 
 def _is_there(folder: Path) -> bool:

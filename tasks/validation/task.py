@@ -37,12 +37,23 @@ def data_gate(
     home: Home,
     *,
     hand_off: pd.DataFrame,
+    tokens_before: Mapping[str, int],
     decided_by: Mapping[str, str],
     accepts: Accepts,
     asks_people: AsksPeople,
 ) -> Verdict:
     """Gather the evidence on the phase's data, judge it, write the verdict."""
-    verdict = judge_phase_data(run, plan, limits, home, hand_off=hand_off, decided_by=decided_by, accepts=accepts, asks_people=asks_people)
+    verdict = judge_phase_data(
+        run,
+        plan,
+        limits,
+        home,
+        hand_off=hand_off,
+        tokens_before=tokens_before,
+        decided_by=decided_by,
+        accepts=accepts,
+        asks_people=asks_people,
+    )
     publish(verdict, run.verdict)
     return verdict
 

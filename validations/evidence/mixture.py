@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Protocol
 
 import pandas as pd
@@ -46,7 +47,15 @@ class Schedule(Protocol):
         ...
 
 
-def mixture_evidence(schedule: Schedule, *, start_step: int, stop_step: int, rows: Mapping[Component, int], seq_len: int) -> pd.DataFrame:
+def mixture_evidence(
+    schedule: Schedule,
+    *,
+    start_step: int,
+    stop_step: int,
+    rows: Mapping[Component, int],
+    seq_len: int,
+    epochs_before: Mapping[Component, float] = MappingProxyType({}),
+) -> pd.DataFrame:
     """One row for each stage (a run of steps with one mixture) and component that it intends or draws.
 
     The columns, where their names do not say it:
@@ -60,19 +69,25 @@ def mixture_evidence(schedule: Schedule, *, start_step: int, stop_step: int, row
 
     Args:
         rows: component → rows of `seq_len` tokens that one epoch of its cache has.
+        epochs_before: component → how often the lineage had seen it when the schedule's order began.
     """
     stages = schedule.mixture.within(start_step, stop_step)
     edges = [step for step, _ in stages] + [stop_step]
     measured = [
         row
         for (_, shares), (start, stop) in zip(stages, pairwise(edges), strict=True)
-        for row in _measure_stage(schedule, shares, (start, stop), rows, seq_len)
+        for row in _measure_stage(schedule, shares, (start, stop), rows, seq_len, epochs_before)
     ]
     return pd.DataFrame(measured, columns=list(COLUMNS))
 
 
 def _measure_stage(
-    schedule: Schedule, shares: MixtureShares, steps: tuple[int, int], rows: Mapping[Component, int], seq_len: int
+    schedule: Schedule,
+    shares: MixtureShares,
+    steps: tuple[int, int],
+    rows: Mapping[Component, int],
+    seq_len: int,
+    epochs_before: Mapping[Component, float],
 ) -> list[dict[str, object]]:
     start, stop = steps
     block = schedule.order.block_sequences
@@ -109,7 +124,7 @@ def _measure_stage(
                 "is_drawn": sequences > 0,
                 "rows": available,
                 "epochs": _epochs(sequences, available),
-                "epochs_since_step_0": _epochs(drawn_since_0.get(name, 0), available),
+                "epochs_since_step_0": epochs_before.get(name, 0.0) + _epochs(drawn_since_0.get(name, 0), available),
             }
         )
     return measured

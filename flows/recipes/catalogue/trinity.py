@@ -26,4 +26,10 @@ TRINITY: dict[str, ComponentData] = {
     "stem_trinity": closed("questions", "sklearn", kilobytes=1000),
     "stem_trinity_synthetic": closed("questions", "matplotlib", kilobytes=700),
     "instruction_trinity": ComponentData(source=None, stand_in=asked_about("numpy", "jax", layout=INSTRUCTION_LAYOUT)),
+    "pretraining_trinity_long": closed("code", "jax", kilobytes=1000),
+    "pdf_trinity": closed("docstrings", "redis", "huggingface_hub", kilobytes=400),
+    "repositories_trinity": closed("code", "orbax", "numba", kilobytes=800),
+    "books_trinity": closed("docstrings", "pyarrow", "numpy", kilobytes=400),
+    "instruction_trinity_long": closed("questions", "optax", "narwhals", kilobytes=400),
+    "mathematics_trinity_long": closed("code", "opt_einsum", "more_itertools", kilobytes=300),
 }

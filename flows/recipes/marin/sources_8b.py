@@ -47,6 +47,13 @@ SFT: Sources = run_of(
     },
 )
 
+EXTENSION: Sources = {
+    field: ours("no phase of the record: rows of 32,768 tokens after Deeper Starling")
+    for field in (
+        *("name", "start", "stop_step", "model.seq_len", "model.rope", "learning_rate", "batch", "mixture", "order", "gates", "evaluation"),
+        *("model", "optimizer", "stability", "slice", "checkpoints"),
+    )
+}
 SOURCES_8B = RecordSources(
     COMMON,
     {
@@ -76,6 +83,7 @@ SOURCES_8B = RecordSources(
             name: run_of(SPOONBILL, own={"model.float32_attention": code(SPOONBILL), "instrumentation.layer_norms_every": code(SPOONBILL)})
             for name in ("spoonbill-float32", "spoonbill-z-loss", "deeper-spoonbill")
         },
+        "context-extension": EXTENSION,
         "sft": SFT,
         "sft-spoonbill": {**SFT, **run_of("Marin experiment code, SFT of Spoonbill")},
     },

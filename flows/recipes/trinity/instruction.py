@@ -40,7 +40,7 @@ def instruction(parent: Phase, *, peak: float, name: str = "sft", mixture: str =
     start, stop = parent.stop_step, parent.stop_step + STEPS
     top, rate = start + int(WARMUP * STEPS), PEAK_SHARE * peak
     model = parent.model.but(seq_len=SEQ_LEN)
-    others: tuple[Change, ...] = ("architecture",) if model != parent.model else ()
+    others: tuple[Change, ...] = ("seq_len",) if model != parent.model else ()
     return continued(
         parent,
         name=name,

@@ -7,6 +7,7 @@ Weights are trillions of tokens of the whole mix (Trinity Large report, §3.1), 
 
 from collections.abc import Mapping
 
+from tasks.data.length_bias import LengthBias
 from trainer.config import MixtureShares
 
 SMALL_MIX: tuple[Mapping[str, float], ...] = (
@@ -79,5 +80,18 @@ def percent(weights: Mapping[str, float]) -> MixtureShares:
     return {name: 100 * weight / total for name, weight in weights.items()}
 
 
+LONG_MIX: Mapping[str, float] = {
+    "pretraining_trinity_long": 0.40,
+    "pdf_trinity": 0.20,
+    "repositories_trinity": 0.15,
+    "books_trinity": 0.10,
+    "instruction_trinity_long": 0.10,
+    "mathematics_trinity_long": 0.05,
+}
+"""Of the extension of the context, for all three models: the kinds are the report's (§3.5), the shares this project's."""
+
 SMALL_MIXTURES = tuple(percent(weights) for weights in SMALL_MIX)
 LARGE_MIXTURES = tuple(percent(weights) for weights in LARGE_MIX)
+LONG_MIXTURE = percent(LONG_MIX)
+LENGTH_BIAS = {"pretraining_trinity_long": LengthBias(floor=0.01, ceiling=0.90, full_tokens=131_072)}
+"""Of the text of pre-training that the extension draws from again: 1 % of its shortest documents, 90 % from 128 K tokens on (§3.5)."""

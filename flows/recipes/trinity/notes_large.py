@@ -50,11 +50,6 @@ PHASE_3_NOTES = (
         "after batch. This project's rows are permuted throughout, and nothing changes here",
         place="§3.2",
     ),
-    unstated(
-        "evaluation",
-        "the base model that the report measures came after the extension of the context, which this recipe does not have",
-        place="§5.1",
-    ),
 )
 FIRST_RUNS_NOTES = (
     unstated(

@@ -31,6 +31,9 @@ RESULTS: Mapping[str, dict[str, tuple[Reported, ...]]] = {
             event("balance of the experts", "MaxVio stopped diverging, and the load remained balanced throughout the run", "§6"),
         ),
         "phase-3": (
+            event("random sequential document buffer", "BatchHet fell by a factor of 4.23, variance from step to step by 2.4", "§3.2"),
+        ),
+        "context-extension": (
             *scores(
                 TABLE_3,
                 {
@@ -46,7 +49,6 @@ RESULTS: Mapping[str, dict[str, tuple[Reported, ...]]] = {
                     "GPQA Diamond (5-shot)": 43.94,
                 },
             ),
-            event("random sequential document buffer", "BatchHet fell by a factor of 4.23, variance from step to step by 2.4", "§3.2"),
         ),
         "first-runs": (
             event("balance of the experts", "load became uneven, experts collapsed, and MaxVio climbed suddenly", "§6"),

@@ -1,6 +1,7 @@
-"""The three phases of the small models, Nano and Mini, which differ in their shapes alone."""
+"""The phases of the small models, Nano and Mini, which differ in their shapes and in the length of the last one's rows alone."""
 
 from flows.recipes.phase import FromScratch, Note, Phase, continued
+from flows.recipes.trinity.extension import context_extension, extension_steps
 from flows.recipes.trinity.mixtures import SMALL_MIXTURES
 from flows.recipes.trinity.settings import (
     ORDER,
@@ -63,3 +64,18 @@ def three_phases(model: ModelConfig, notes: tuple[tuple[Note, ...], tuple[Note, 
         notes=notes[2],
     )
     return phase_1, phase_2, phase_3
+
+
+WARM_AGAIN_SHARE, WARM_AGAIN_RATE = 0.1, 0.1
+"""Of the extension's steps, and of the peak."""
+
+
+def extended(parent: Phase, *, seq_len: int, notes: tuple[Note, ...]) -> Phase:
+    """Rows of `seq_len` tokens: the rate rises again to a tenth of the peak, and falls to nothing.
+
+    117 B tokens at 33,554,432 a step are 3,487 steps, to step 510,127.
+    """
+    start, steps = parent.stop_step, extension_steps(parent)
+    top = start + round(WARM_AGAIN_SHARE * steps)
+    rates = (linear(start, top, 0.0, WARM_AGAIN_RATE * SMALL_PEAK), linear(top, start + steps, WARM_AGAIN_RATE * SMALL_PEAK, 0.0))
+    return context_extension(parent, seq_len=seq_len, learning_rate=rates, declares=("schedule",), notes=notes)

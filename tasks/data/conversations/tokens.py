@@ -23,6 +23,9 @@ class Encoded(NamedTuple):
     spans: Int[np.ndarray, "n 2"]
 
 
+NO_SPANS = np.zeros((0, 2), np.int64)
+
+
 class _Piece(NamedTuple):
     """A stretch of a text: a special token, or what is between two. `start` is its first character."""
 

@@ -73,16 +73,21 @@ class Definition(Frozen):
 
 
 class Asked(Frozen):
-    """A line of a suite: a benchmark with so many examples in the prompt."""
+    """A line of a suite: a benchmark with so many examples in the prompt.
+
+    Attributes:
+        length: tokens of an item, where it is made for the model at any length; its name then has that in place of the examples.
+    """
 
     benchmark: str
     shots: int = Field(ge=0)
     source: str
+    length: int | None = Field(default=None, gt=0)
 
     @property
     def label(self) -> str:
-        """The name of its result: `arc_easy:10`."""
-        return f"{self.benchmark}:{self.shots}"
+        """The name of its result: `arc_easy:10`, `niah:8192`."""
+        return f"{self.benchmark}:{self.shots if self.length is None else self.length}"
 
 
 class Suite(Frozen):

@@ -12,7 +12,10 @@ from trainer.base.storage import digest_of_json, read_json, write_json
 
 MEASURING = (
     "tasks/evaluation/suites/*.py",
-    *(f"tasks/evaluation/{name}.py" for name in ("generation", "language_model", "requests", "rows", "sampling", "scoring", "setting")),
+    *(
+        f"tasks/evaluation/{name}.py"
+        for name in ("generation", "language_model", "needles", "requests", "rows", "sampling", "scoring", "setting")
+    ),
 )
 """The files that decide what is measured. The model's own code, which is the trainer's, is left out on purpose."""
 

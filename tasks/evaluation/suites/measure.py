@@ -52,7 +52,16 @@ def measure(model: "JaxLanguageModel", prepared: Prepared, *, limit: int | None)
         except DataError as error:
             return Hole(str(error))
         setting = _setting(found, prepared, precision=model.config.compute_dtype)
-    return _row(found, prepared, scored, setting=setting, cut=cut, limit=limit, seconds=time.perf_counter() - began), scored.answers
+    seconds = time.perf_counter() - began
+    row = _row(found, prepared, scored, setting=setting, cut=cut, limit=limit, seconds=seconds, longer=_reads_longer(model))
+    return row, scored.answers
+
+
+def _reads_longer(model: "JaxLanguageModel") -> list[str]:
+    """That the model reads more than it was trained on, in words; nothing where it does not."""
+    if model.max_length == model.trained_length:
+        return []
+    return [f"it reads {model.max_length:,} tokens, and was trained on rows of {model.trained_length:,}"]
 
 
 def _score(found: Put, prepared: Prepared) -> Scored:
@@ -144,7 +153,7 @@ def _setting(found: Put, prepared: Prepared, *, precision: str) -> Setting:
 
 
 def _row(
-    found: Put, prepared: Prepared, scored: Scored, *, setting: Setting, cut: Cut, limit: int | None, seconds: float
+    found: Put, prepared: Prepared, scored: Scored, *, setting: Setting, cut: Cut, limit: int | None, seconds: float, longer: list[str]
 ) -> SuiteResult:  # fmt: skip
     definition, asked, count = prepared.definition, prepared.asked, len(scored.values)
     return SuiteResult(
@@ -164,7 +173,7 @@ def _row(
         limit=limit,
         cut=cut,
         max_new_tokens=list(found.max_new_tokens) if found.max_new_tokens else None,
-        remarks=_remarks(definition.remark, setting, cut=cut, limit=limit, max_new_tokens=found.max_new_tokens),
+        remarks=_remarks(definition.remark, setting, cut=cut, limit=limit, max_new_tokens=found.max_new_tokens) + longer,
         guarded=list(scored.guarded),
         setting=setting,
         seconds=round(seconds, 3),

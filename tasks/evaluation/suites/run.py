@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tasks.evaluation.needles import Needles
 from tasks.evaluation.suites.definition import Asked, Suite
 from tasks.evaluation.suites.kept import Kept, kept_path, read_kept, result_key, write_kept
 from tasks.evaluation.suites.known import find_definition
+from tasks.evaluation.suites.needle import Haystack, definition_of, prepare_needles
 from tasks.evaluation.suites.prepare import Hole, Prepared, prepare
 from tasks.evaluation.suites.result import SuiteResult, hole
 from tasks.progress import say
@@ -24,11 +26,15 @@ class Options(NamedTuple):
         benchmarks: a folder with the items, as JSON lines; None is the hub.
         limit: only the first so many items of each part, for a look: such a value is compared with nothing.
         allow_code: run programs that the model writes, in a sandbox.
+        haystack: gives the words of a text that the model never saw, for needles; None: there is none.
+        needles: how they are asked; None is as by default.
     """
 
     benchmarks: Path | None
     limit: int | None = None
     allow_code: bool = False
+    haystack: Haystack | None = None
+    needles: Needles | None = None
 
 
 class Measured(NamedTuple):
@@ -92,8 +98,13 @@ def _measure(
     asked: Asked, model: "JaxLanguageModel", options: Options, *, before: Kept | None, named: Mapping[str, Any]
 ) -> Kept | SuiteResult:  # fmt: skip
     """What is kept, where it holds; else what is measured; else a hole."""
-    definition = find_definition(asked.benchmark)
-    prepared = prepare(definition, asked, options.benchmarks, allow_code=options.allow_code)
+    if asked.length is None:
+        definition = find_definition(asked.benchmark)
+        prepared = prepare(definition, asked, options.benchmarks, allow_code=options.allow_code)
+    else:
+        needles = options.needles or Needles(length=asked.length)
+        definition = definition_of(asked, needles.wording, needles.keys)
+        prepared = prepare_needles(asked, model, options.haystack, needles=needles)
     if isinstance(prepared, Hole):
         return hole(definition, asked, prepared.reason)
     digest = _items_digest(prepared)

@@ -24,7 +24,7 @@ def find_suite(name: str) -> Suite:
         ConfigError: there is none.
     """
     if name not in SUITES:
-        raise ConfigError(f"--suite must be one of {', '.join(SUITES)}, found {name!r}.")
+        raise ConfigError(f"--suite must be one of {', '.join(SUITES)}, niah or niah:LENGTH, found {name!r}.")
     return SUITES[name]
 
 

@@ -301,6 +301,12 @@ SOURCE: dict[str, Row] = {
     "normalization.trailing_spaces": Row(to("strip"), CACHES),
     "max_bad_fraction": Row(to(0.5), "data verdict"),
 }
+LENGTH_BIAS: dict[str, Row] = {
+    "floor": Row(times(2), CACHES),
+    "ceiling": Row(times(0.5), CACHES),
+    "full_tokens": Row(times(2), CACHES),
+    "seed": Row(plus(1), CACHES),
+}
 PIN: dict[str, Row] = {
     "component": Row(to("starcoderdata"), RUN),
     "split": Row(to("held_out"), EVALUATION),
@@ -329,6 +335,7 @@ FIELDS: dict[str, Row] = {
     **{f"phases.{name}": row for name, row in PHASE.items()},
     **{f"phases.start<HandOff>.{name}": row for name, row in HAND_OFF.items()},
     **{f"sources.{name}": row for name, row in SOURCE.items()},
+    **{f"length_bias.{name}": row for name, row in LENGTH_BIAS.items()},
     **{f"pins.{name}": row for name, row in PIN.items()},
     **{f"accepts.{name}": row for name, row in ACCEPT.items()},
     **{f"approvable.{name}": row for name, row in APPROVE.items()},

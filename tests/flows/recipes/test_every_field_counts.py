@@ -14,7 +14,6 @@ from flows.decided_by import unreadable_key
 from flows.declared import check_declared
 from flows.plan import build_run, data_plan
 from flows.recipes import load_record
-from flows.recipes.changes import changes_between
 from flows.recipes.phase import HandOff, Phase
 from flows.recipes.recipe import Recipe
 from flows.setups import setups_of
@@ -86,6 +85,7 @@ class World:
         approvable = {"table": "mixture", "check": "expect_epochs_within_limit", "phases": None}
         sources = {"starcoderdata": source, "proofpile_2": source | {"url": str(self.root / "proofpile_2")}}
         pins = [{"component": "proofpile_2", "split": "train", "url": "/pinned/cache", "digest": "0" * 64}]
+        raw["length_bias"] = {"starcoderdata": {"floor": 0.1, "ceiling": 0.8, "full_tokens": 100, "seed": 0}}
         raw |= {"phases": [phase], "sources": sources, "pins": pins, "accepts": [accepted], "approvable": [approvable]}
         return self._with_hand_offs(raw) if "<HandOff>" in path else raw
 
@@ -174,7 +174,7 @@ class World:
     def _plan(self, recipe: Recipe) -> DataPlan:
         """The plan, with benchmarks; worked out once for the same data."""
         data = digest_of_json(
-            [recipe.model_dump(mode="json", include={"tokenizer", "sources", "pins", "max_tokens"}), recipe.main_components]
+            [recipe.model_dump(mode="json", include={"tokenizer", "sources", "pins", "max_tokens", "length_bias"}), recipe.main_components]
         )
         if data not in self._plans:
             self._plans[data] = data_plan(recipe, self.home)
@@ -198,7 +198,7 @@ def _hand_off(recipe: Recipe, phase: Phase) -> Any:
     """What the table of hand-offs says: what is declared, and what is changed."""
     if not isinstance(phase.start, HandOff):
         return None
-    return phase.start.declares, changes_between(recipe.phase(phase.start.parent), phase, drawn=recipe.drawn_before(phase))
+    return phase.start.declares, recipe.changes_of(phase)
 
 
 def _judgements(phase: Phase) -> Iterable[tuple[str, str, Any]]:

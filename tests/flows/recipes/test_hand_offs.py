@@ -83,10 +83,13 @@ CHANGES: dict[Change, dict[str, Any]] = {
     "slice": {"slice": [[0, "another"]]},
     "packing": {"packing": "greedy"},
     "loss_on": {"loss_on": "answers"},
+    "seq_len": {"model__seq_len": 256, "batch": [[0, 4]], "order__first_step": 1400},
 }
 
 
-COME_TOGETHER: dict[Change, tuple[Change, ...]] = {"order": ("coverage",), "coverage": ("order",), "packing": ("coverage",)}
+COME_TOGETHER: dict[Change, tuple[Change, ...]] = {
+    "order": ("coverage",), "coverage": ("order",), "packing": ("coverage",), "seq_len": ("order", "coverage"),
+}  # fmt: skip
 
 
 def undeclared(parent: str, phase: str, change: str) -> str:
@@ -110,7 +113,7 @@ def test_every_kind_of_change_is_seen_and_may_be_declared(change: Change):
     deeper["start"]["declares"] = sorted({*declared, change, *COME_TOGETHER.get(change, ())})
     recipe = Recipe.model_validate(raw)
     phase = recipe.phase("deeper-starling")
-    assert change in changes_between(recipe.phase("starling"), phase, drawn=recipe.drawn_before(phase))
+    assert change in recipe.changes_of(phase)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,7 @@ def test_state_that_is_not_carried_is_declared(start: dict[str, Any], change: Ch
     declares = [*PROXY_32B.phase("mantis").start.model_dump()["declares"], change]
     recipe = Recipe.model_validate(edited(PROXY_32B, "mantis", **changes, start__declares=declares))
     phase = recipe.phase("mantis")
-    found = changes_between(recipe.phase("qk-norm"), phase, drawn=recipe.drawn_before(phase))
+    found = recipe.changes_of(phase)
     assert found[change][1] == after
     assert set(found) == set(declares)
 

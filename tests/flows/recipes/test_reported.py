@@ -82,11 +82,11 @@ def test_trinity_s_results_are_of_phases_that_exist():
     assert {name: set(rows) for name, rows in RESULTS.items()} == {
         "trinity-nano": {"phase-1"},
         "trinity-mini": {"phase-1"},
-        "trinity-large": {"phase-1", "phase-3", "first-runs"},
+        "trinity-large": {"phase-1", "phase-3", "context-extension", "first-runs"},
     }
     for name, rows in RESULTS.items():
         assert results_of(load_record(name, "full")) == rows
-    assert value("trinity-large", "phase-3", "GPQA Diamond (5-shot)") == 43.94
+    assert value("trinity-large", "context-extension", "GPQA Diamond (5-shot)") == 43.94
 
 
 def test_the_report_has_all_of_them_at_full_scale_and_scores_and_losses_at_proxy_scale():

@@ -134,7 +134,9 @@ def test_batches_follow_the_root_of_the_tokens_and_keep_their_ratios(name: str, 
     assert len(ratios) == 1
     ratio = ratios.pop()
     assert math.sqrt(share / 2) <= ratio <= math.sqrt(share * 2)
-    assert all(phase.batch.at(phase.start_step) % 8 == 0 for phase in SCALED[name, scale].main_line)
+    small = SCALED[name, scale]
+    first = small.main_line[0].model.seq_len
+    assert all(phase.batch.at(phase.start_step) % 8 == 0 for phase in small.main_line if phase.model.seq_len == first)
 
 
 @each

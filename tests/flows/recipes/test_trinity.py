@@ -55,15 +55,15 @@ def test_three_dense_layers_make_large_a_model_of_420_billion():
 @pytest.mark.parametrize(
     ("name", "trillions", "steps"),
     [
-        ("trinity-nano", (7, 1.8, 1.2), (417_233, 470_877, 506_640)),
-        ("trinity-mini", (7, 1.8, 1.2), (417_233, 470_877, 506_640)),
-        ("trinity-large", (11.05, 3.4, 2.55), (94_498, 119_830, 138_829)),
+        ("trinity-nano", (7, 1.8, 1.2, 0.117), (417_233, 470_877, 506_640, 510_127)),
+        ("trinity-mini", (7, 1.8, 1.2, 0.117), (417_233, 470_877, 506_640, 510_127)),
+        ("trinity-large", (11.05, 3.4, 2.55, 0.117), (94_498, 119_830, 138_829, 139_701)),
     ],
 )
 def test_phases_have_the_tokens_of_the_report(name: str, trillions: tuple[float, ...], steps: tuple[int, ...]):
     """To a step's tokens: steps are whole."""
     main_line = FULL[name].main_line
-    assert [phase.name for phase in main_line] == ["phase-1", "phase-2", "phase-3"]
+    assert [phase.name for phase in main_line] == ["phase-1", "phase-2", "phase-3", "context-extension"]
     assert tuple(phase.stop_step for phase in main_line) == steps
     for phase, expected in zip(main_line, trillions, strict=True):
         one_step = phase.model.seq_len * phase.batch.at(phase.stop_step)
@@ -85,12 +85,15 @@ def test_large_s_batch_grows_after_4_9_trillion_tokens():
         ("trinity-nano", 470_876, 1e-3),
         ("trinity-nano", 470_877, 1e-3),
         ("trinity-nano", 506_640, 0.0),
+        ("trinity-nano", 506_989, 1e-4),
+        ("trinity-nano", 510_127, 0.0),
         ("trinity-mini", 1_000, 5e-4),
         ("trinity-mini", 470_876, 1e-3),
         ("trinity-mini", 506_640, 0.0),
         ("trinity-large", 1_000, 4e-4),
         ("trinity-large", 94_498, 8e-4),
         ("trinity-large", 138_829, 8e-5),
+        ("trinity-large", 139_701, 4e-5),
         ("trinity-large", round((94_498 + 138_829) / 2), (8e-4 + 8e-5) / 2),
     ],
 )
@@ -164,9 +167,10 @@ def test_later_phases_have_more_code_mathematics_and_science(name: str):
     def share(phase: Phase, *kinds: str) -> float:
         return sum(value for component, value in phase.mixture.at(phase.start_step).items() if component.startswith(kinds))
 
-    shares = [[share(phase, kind) for kind in ("code", "mathematics", "stem")] for phase in FULL[name].main_line]
+    phases = [phase for phase in FULL[name].main_line if phase.name != "context-extension"]
+    shares = [[share(phase, kind) for kind in ("code", "mathematics", "stem")] for phase in phases]
     assert all(list(column) == sorted(column) for column in zip(*shares, strict=True))
-    web = [share(phase, "web") for phase in FULL[name].main_line]
+    web = [share(phase, "web") for phase in phases]
     assert web == sorted(web, reverse=True)
 
 
@@ -247,9 +251,34 @@ def test_a_sparse_model_without_scaled_embeddings_keeps_them():
 
 def test_the_proxy_has_a_thousandth_of_the_steps():
     assert {name: [phase.stop_step for phase in PROXY[name].main_line] for name in TRINITY} == {
-        "trinity-nano": [417, 471, 507],
-        "trinity-mini": [417, 471, 507],
-        "trinity-large": [94, 120, 139],
+        "trinity-nano": [417, 471, 507, 510],
+        "trinity-mini": [417, 471, 507, 510],
+        "trinity-large": [94, 120, 139, 140],
     }
-    assert [phase.batch.at(phase.start_step) for phase in PROXY["trinity-nano"].main_line] == [8, 16, 16]
+    assert [phase.batch.at(phase.start_step) for phase in PROXY["trinity-nano"].main_line] == [8, 16, 16, 2]
     assert PROXY["trinity-large"].phase("phase-1").batch.root == ((0, 24), (49, 32))
+
+
+@pytest.mark.parametrize(("name", "seq_len", "declares"), [
+    ("trinity-nano", 262_144, {"seq_len", "schedule", "mixture", "order"}),
+    ("trinity-mini", 131_072, {"seq_len", "schedule", "mixture", "order"}),
+    ("trinity-large", 262_144, {"seq_len", "mixture", "order"}),
+])  # fmt: skip
+@pytest.mark.parametrize("scale", ["full", "proxy"])
+def test_the_extension_changes_rows_and_data_and_nothing_else(name: str, seq_len: int, declares: set[str], scale: str):
+    """Windows and RoPE stay, and as many tokens a step. The rate of the small models rises again, so their schedule changes."""
+    recipe = (FULL if scale == "full" else PROXY)[name]
+    before, phase = recipe.phase("phase-3"), recipe.phase("context-extension")
+    assert set(recipe.changes_of(phase)) == declares
+    assert phase.model == before.model.but(seq_len=phase.model.seq_len)
+    assert phase.model.seq_len == (seq_len if scale == "full" else 8 * before.model.seq_len)
+    assert phase.batch.at(phase.start_step) * phase.model.seq_len == before.batch.at(before.stop_step - 1) * before.model.seq_len
+    assert phase.order == before.order.but(first_step=phase.start_step)
+
+
+def test_the_extension_s_documents_are_taken_by_length_which_shrinks_with_the_rows():
+    for name in TRINITY:
+        (full,), (small,) = (list(scale[name].length_bias.values()) for scale in (FULL, PROXY))
+        rows = [scale[name].phase("context-extension").model.seq_len for scale in (FULL, PROXY)]
+        assert (full.floor, full.ceiling, full.full_tokens) == (small.floor, small.ceiling, 131_072) == (0.01, 0.9, 131_072)
+        assert small.full_tokens / rows[1] == full.full_tokens / rows[0]

@@ -6,6 +6,7 @@ from tasks.data.caches import finish_cache
 from tasks.data.deduplicate import find_copies, num_buckets, ranges_of
 from tasks.data.documents import DocumentsManifest, finish_documents, read_documents_manifest
 from tasks.data.encode import encode_part
+from tasks.data.length_bias import LengthBias
 from tasks.data.listing import Listing, fingerprint
 from tasks.data.parts import Bundle, read_to_parts
 from tasks.data.reading import pieces_of
@@ -27,8 +28,10 @@ def write_documents(source: Source, folder: Path, max_part_bytes: int = 1 << 20)
     return finish_documents("web", source, listing, records, kept, folder)
 
 
-def build_cache(documents: Path, split: Split, tokenizer: Path, folder: Path, key: str = "key") -> Manifest:
+def build_cache(
+    documents: Path, split: Split, tokenizer: Path, folder: Path, key: str = "key", *, length_bias: LengthBias | None = None
+) -> Manifest:
     """Encode every part for one split, and finish."""
     for number in range(len(read_documents_manifest(documents).parts)):
-        encode_part(documents, number, tokenizer, {split: folder})
-    return finish_cache("web", split, documents, tokenizer, key, folder)
+        encode_part(documents, number, tokenizer, {split: folder}, length_bias)
+    return finish_cache("web", split, documents, tokenizer, key, folder, length_bias=length_bias)
