@@ -18,6 +18,7 @@ from trainer.base.run_folder import RunFolder
 from trainer.base.storage import as_path, digest_of_file
 from trainer.base.wording import name_some
 from trainer.config import Component
+from trainer.data.buffered import BufferedComponent
 from trainer.data.cache import TokenCache
 from trainer.data.document_index import DocumentIndex
 from trainer.data.manifest import MANIFEST_NAME, SPLITS, Split
@@ -114,7 +115,9 @@ def _traced(resolved: Resolved, phase: Phase, stop_step: int, indices: Mapping[C
             raise DataError(
                 f"component {name} must have a row of {phase.model.seq_len} tokens, found {tokens} tokens in all: nothing trains."
             )
-    order = TracedOrder(schedule, batch, phase.start_step, stop_step, rows)
+    seq_len, has_buffer = phase.model.seq_len, phase.order.buffer_documents is not None
+    buffered = {name: BufferedComponent(name, indices[name].cache, phase.order, seq_len) for name in rows} if has_buffer else {}
+    order = TracedOrder(schedule, batch, phase.start_step, stop_step, rows, buffered)
     return TracedPhase(phase, stop_step, order, _trained(recipe, phase, resolved, indices))
 
 

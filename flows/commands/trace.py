@@ -219,15 +219,17 @@ def _how_it_trains(traced: Traced, one: FoundDocument, trained: Sequence[Trained
 def _why_not(traced: Traced, one: FoundDocument) -> str:
     """A document of the training cache that no phase draws: not taken so far, or in the rest that fills no row."""
     drawing = [phase for phase in traced.phases if phase.order.drawn.get(one.component)]
-    if all(one.asked.first >= phase.order.rows[one.component] * phase.seq_len for phase in drawing):
+    whole = [phase.order.rows[one.component] * phase.seq_len for phase in drawing if phase.order.from_caches]
+    if len(whole) == len(drawing) and all(one.asked.first >= tokens for tokens in whole):
         return "they are in the rest of the cache that fills no row"
     return f"{', '.join(phase.phase.name for phase in drawing)} draw{'s' if len(drawing) == 1 else ''} other rows of {one.component}"
 
 
 def _print_row(console: Console, pieces: Sequence[dict[str, Any]]) -> None:
     first = pieces[0]
-    row = f"row {first['cache_row']:,} of its cache, pass {first['epoch'] + 1}"
-    head = f"{first['phase']} step {first['step']:,} row {first['row']}: {first['component']}, {row}"
+    of_cache = first["buffer_row"] is None
+    row = f"row {first['cache_row']:,} of its cache" if of_cache else f"row {first['buffer_row']:,} from its document buffer"
+    head = f"{first['phase']} step {first['step']:,} row {first['row']}: {first['component']}, {row}, pass {first['epoch'] + 1}"
     console.print(head, markup=False)
     for piece in pieces:
         last = piece["offset"] + piece["tokens"] - 1

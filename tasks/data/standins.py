@@ -33,6 +33,7 @@ class StandIn(Frozen):
 
     Attributes:
         test_items: whether made-up word problems, a benchmark's test items, lie beside it in a `test.json`.
+        followed_by: stand-ins whose documents come after its own, so that the text is sorted by where it is from.
     """
 
     view: View
@@ -40,6 +41,7 @@ class StandIn(Frozen):
     without: tuple[str, ...] = ()
     max_bytes: int = Field(gt=0)
     test_items: bool = False
+    followed_by: tuple["StandIn", ...] = ()
 
 
 def stand_in_source(stand_in: StandIn, folder: Path) -> Source:
@@ -50,6 +52,8 @@ def stand_in_source(stand_in: StandIn, folder: Path) -> Source:
 
 def collect(stand_in: StandIn) -> list[dict[str, str]]:
     """The documents of one stand-in: `id` (where it is from) and `text`. Files come in an order that spreads over the packages.
+
+    What it is followed by comes after it, document by document.
 
     Raises:
         DataError: this installation has none of the files, or no text in them.
@@ -66,6 +70,8 @@ def collect(stand_in: StandIn) -> list[dict[str, str]]:
         raise DataError(
             f"this Python installation has no text for {stand_in.view} of {', '.join(stand_in.where)}: install constraints.txt."
         )
+    for later in stand_in.followed_by:
+        documents += collect(later)
     return documents
 
 

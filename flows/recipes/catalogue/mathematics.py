@@ -33,6 +33,9 @@ DOLMINO_MATH_AS_CACHED = Source(
 )
 """All of the bundle, with GSM8K's test split, as the cache `all_math-9d507c` had it. That one was pinned by its path."""
 
+SORTED_STAND_IN = stand_in("code", *site("humanize", "h11"), kilobytes=45, followed_by=(stand_in("code", *site("idna"), kilobytes=12),))
+"""Programs, and after all of them tables of numbers."""
+
 MATHEMATICS: dict[str, ComponentData] = {
     "proofpile_2": ComponentData(
         source=hub(PROOFPILE, *(f"{subset}/train/*.jsonl.zst" for subset in ("algebraic-stack", "arxiv", "open-web-math"))),
@@ -54,6 +57,9 @@ MATHEMATICS: dict[str, ComponentData] = {
     "megamath_web": ComponentData(
         source=hub(MEGAMATH, "megamath-web/*/*.parquet", max_bad_fraction=CRAWL_BAD_FRACTION),
         stand_in=stand_in("docstrings", *site("pyparsing", "opt_einsum", "absl", "etils", "mpl_toolkits"), kilobytes=350),
+    ),
+    "megamath_web_by_folder": ComponentData(
+        source=hub(MEGAMATH, "megamath-web/*/*.parquet", max_bad_fraction=CRAWL_BAD_FRACTION), stand_in=SORTED_STAND_IN
     ),
     "megamath_web_pro": ComponentData(
         source=hub(MEGAMATH, "megamath-web-pro/*.parquet", max_bad_fraction=CRAWL_BAD_FRACTION),
