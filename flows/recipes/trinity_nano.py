@@ -8,7 +8,7 @@ from flows.recipes.recipe import Recipe
 from flows.recipes.trinity.accepted import accepted_without_cooldown
 from flows.recipes.trinity.notes import NANO_NOTES, NANO_PHASE_2_NOTES, NANO_PHASE_3_NOTES
 from flows.recipes.trinity.settings import TOKENIZER, small
-from flows.recipes.trinity.small import three_phases
+from flows.recipes.trinity.small import from_buffers, three_phases
 from trainer.config import Experts, SignBalancing
 
 MODEL = small(
@@ -29,6 +29,7 @@ MODEL = small(
     ),
 )
 
-PHASES = PHASE_1, PHASE_2, PHASE_3 = three_phases(MODEL, (NANO_NOTES, NANO_PHASE_2_NOTES, NANO_PHASE_3_NOTES))
+PHASE_1, PHASE_2, PHASE_3 = three_phases(MODEL, (NANO_NOTES, NANO_PHASE_2_NOTES, NANO_PHASE_3_NOTES))
+PHASES = (PHASE_1, PHASE_2, PHASE_3, from_buffers(PHASE_2, PHASE_3))
 
 TRINITY_NANO = Recipe(name="trinity-nano", scale="full", tokenizer=TOKENIZER, phases=PHASES, accepts=(accepted_without_cooldown(PHASES),))

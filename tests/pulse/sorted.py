@@ -87,7 +87,7 @@ def ask_the_gate(home: Home, plan: DataPlan, order_seed: int) -> int:
         print(f"\n{name}, seed {order_seed}: {'passes' if verdict.passes else 'is refused'}", flush=True)
         for check in verdict.checks:
             if check.table in ("leakage", "order", "shifts"):
-                print(f"  {check.table:<8} {check.expectation}: {'passes' if check.passes else check.severity}")
+                print(f"  {check.table:<8} {'passes' if check.passes else check.severity}: {check.asks}")
         for reason in verdict.reasons:
             print(f"  {reason.severity}: {reason.sentence}")
         _, shifts = order_evidence(run, limits.order)

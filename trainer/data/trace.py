@@ -138,8 +138,9 @@ class TracedOrder:
             first = draws.row * seq_len
             return Runs(np.arange(len(first)), np.zeros_like(first), first, first + seq_len)
         found = [self.buffered[component].of_pass(epoch).row(row) for epoch, row in zip(*map(np.ndarray.tolist, draws[3:5]), strict=True)]
-        draw = np.repeat(np.arange(len(found)), [len(pieces.row) for pieces in found])
-        at, first, length = (np.concatenate([pieces[column] for pieces in found]) for column in (1, 2, 3))
+        draw = np.repeat(np.arange(len(found)), np.array([len(pieces.row) for pieces in found], np.int64))
+        empty = np.empty(0, np.int64)
+        at, first, length = (np.concatenate([empty, *(pieces[column] for pieces in found)]) for column in (1, 2, 3))
         return Runs(draw, at, first, first + length)
 
     def of_ranges(

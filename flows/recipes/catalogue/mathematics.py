@@ -33,8 +33,16 @@ DOLMINO_MATH_AS_CACHED = Source(
 )
 """All of the bundle, with GSM8K's test split, as the cache `all_math-9d507c` had it. That one was pinned by its path."""
 
-SORTED_STAND_IN = stand_in("code", *site("humanize", "h11"), kilobytes=45, followed_by=(stand_in("code", *site("idna"), kilobytes=12),))
-"""Programs, and after all of them tables of numbers."""
+SORTED_STAND_IN = stand_in(
+    "docstrings",
+    *site("h11"),
+    kilobytes=12,
+    followed_by=(
+        stand_in("code", *site("pyasn1_modules"), kilobytes=50),
+        stand_in("doctests", *site("humanize", "semver", "graphviz"), kilobytes=20),
+    ),
+)
+"""A little prose, then formats of data in a notation that repeats itself, and exercises after all of them."""
 
 MATHEMATICS: dict[str, ComponentData] = {
     "proofpile_2": ComponentData(

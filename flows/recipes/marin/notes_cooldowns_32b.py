@@ -78,7 +78,7 @@ BISON_CLEAN_NOTES = (
     ),
     unstated(
         "mixture",
-        "the leaked bundle is replaced by MegaMath's web text, folder after folder, at 24 %: nearly one epoch of it. Bison's own mathematics "
+        "the leaked bundle is replaced by MegaMath's web text, folder after folder, at 30 %: 1.2 epochs. Bison's own mathematics "
         "has 1.1 and 4.3 %, of which a proxy draws 6 and 22 rows: too few for a shift to be seen or predicted",
         source=f"issue 1681; {R32}, Attempt 2",
         place=MANTIS_FILE,

@@ -2,7 +2,9 @@
 
 from flows.recipes.phase import FromScratch, Note, Phase, continued
 from flows.recipes.trinity.mixtures import SMALL_MIXTURES
+from flows.recipes.trinity.notes import FROM_BUFFERS_NOTES
 from flows.recipes.trinity.settings import (
+    BUFFER_DOCUMENTS,
     ORDER,
     SMALL_PEAK,
     SMALL_STEPS,
@@ -63,3 +65,18 @@ def three_phases(model: ModelConfig, notes: tuple[tuple[Note, ...], tuple[Note, 
         notes=notes[2],
     )
     return phase_1, phase_2, phase_3
+
+
+def from_buffers(phase_2: Phase, phase_3: Phase) -> Phase:
+    """A branch: the third phase with rows from document buffers, as Large has it."""
+    return continued(
+        phase_2,
+        name="phase-3-from-buffers",
+        stop_step=phase_3.stop_step,
+        declares=("schedule", "mixture", "order", "coverage"),
+        branch=True,
+        learning_rate=phase_3.learning_rate,
+        mixture=phase_3.mixture,
+        order=phase_2.order.but(buffer_documents=BUFFER_DOCUMENTS),
+        notes=FROM_BUFFERS_NOTES,
+    )

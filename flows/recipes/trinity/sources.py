@@ -83,7 +83,17 @@ NANO: Sources = {
     "optimizer.adam_learning_rate_scale": ours("Mini's rates, 1e-3 and 2e-4"),
 }
 
-SOURCES_NANO = RecordSources(NANO, {"phase-3": {"learning_rate.start_step": ours("with phase 3, as Mini's")}})
-SOURCES_MINI = RecordSources(
-    COMMON, {"phase-3": {"learning_rate.start_step": notes(f"{CARD}: the decay begins at 8.8 T of 10 T tokens, with phase 3", "high")}}
+FROM_BUFFERS: Sources = {
+    "name": ours("a branch that the report does not have"),
+    "order.buffer_documents": ours("Large's, by public notes"),
+}
+
+SOURCES_NANO = RecordSources(
+    NANO,
+    {
+        "phase-3": {"learning_rate.start_step": ours("with phase 3, as Mini's")},
+        "phase-3-from-buffers": {**FROM_BUFFERS, "learning_rate.start_step": ours("with phase 3, as Mini's")},
+    },
 )
+MINI_DECAY: Sources = {"learning_rate.start_step": notes(f"{CARD}: the decay begins at 8.8 T of 10 T tokens, with phase 3", "high")}
+SOURCES_MINI = RecordSources(COMMON, {"phase-3": MINI_DECAY, "phase-3-from-buffers": {**FROM_BUFFERS, **MINI_DECAY}})
