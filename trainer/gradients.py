@@ -37,9 +37,7 @@ def mean_gradients(
     def gradients(rows: tuple[Int[Array, "b t"], SegmentIds]) -> tuple[Params, LossSums]:
         return jax.grad(objective, has_aux=True)(params, *rows, z_loss)
 
-    def add(
-        total: tuple[Params, LossSums], part: tuple[Int[Array, "b t"], SegmentIds]
-    ) -> tuple[tuple[Params, LossSums], Float[Array, ""]]:
+    def add(total: tuple[Params, LossSums], part: tuple[Int[Array, "b t"], SegmentIds]) -> tuple[tuple[Params, LossSums], Float[Array, ""]]:
         found = gradients(part)
         loss = jnp.where(found[1].tokens > 0, found[1].cross_entropy / found[1].tokens, jnp.nan)
         return jax.tree.map(jnp.add, total, found), loss

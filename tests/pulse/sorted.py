@@ -42,7 +42,7 @@ SEEDS, LUCK_SEEDS = 3, 1000
 
 
 class Rise(NamedTuple):
-    """How far the mean loss of the rows after a step lies above that of the rows before it, in nats a token."""
+    """How far the mean loss from a step on lies above that of as many steps before it, in nats a token."""
 
     mathematics: float
     overall: float
@@ -50,12 +50,12 @@ class Rise(NamedTuple):
 
 def rise_at(losses: Losses, step: int) -> Rise:
     """At a step that is known beforehand."""
-    late = losses.steps >= step
-    of_mathematics = losses.is_mathematics
-    values = losses.values
+    after = losses.steps >= step
+    before = ~after & (losses.steps >= 2 * step - losses.steps.max() - 1)
+    values, of_mathematics = losses.values, losses.is_mathematics
     return Rise(
-        float(values[late & of_mathematics].mean() - values[~late & of_mathematics].mean()),
-        float(values[late].mean() - values[~late].mean()),
+        float(values[after & of_mathematics].mean() - values[before & of_mathematics].mean()),
+        float(values[after].mean() - values[before].mean()),
     )
 
 

@@ -51,9 +51,7 @@ def test_parts_count_by_their_tokens(rows: tuple[jax.Array, jax.Array], part: in
 def test_the_loss_of_each_part_is_kept_and_a_part_of_padding_has_none(rows: tuple[jax.Array, jax.Array], part: int):
     """Part i has the rows i, i + n, …; the second row of these is padding."""
     tokens, counted = np.asarray(rows[0], np.float64), np.asarray(rows[1]) * (np.arange(8) % (8 // part) != 1)[:, None]
-    sums, _ = mean_gradients(
-        objective, {"w": jnp.float32(1.5)}, (rows[0], jnp.asarray(counted)), z_loss=Z_LOSS, microbatch_sequences=part
-    )
+    sums, _ = mean_gradients(objective, {"w": jnp.float32(1.5)}, (rows[0], jnp.asarray(counted)), z_loss=Z_LOSS, microbatch_sequences=part)
     assert sums.part_losses is not None
     squares, weights = ((1.5 * tokens) ** 2 * counted).sum(axis=1), counted.sum(axis=1)
     expected = [squares[first :: 8 // part].sum() / max(weights[first :: 8 // part].sum(), 1) for first in range(8 // part)]

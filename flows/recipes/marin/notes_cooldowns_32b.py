@@ -71,8 +71,8 @@ BISON_FLAT_NOTES = (
 BISON_CLEAN_NOTES = (
     unstated(
         "phase",
-        "this project's question, not the record's: what Bison's linear permutation does to sorted data, without the leak that stops Bison. "
-        "Its parent, its schedule and the ratios of all its other components are Bison's",
+        "this project's question, not the record's: what Bison's linear permutation does to sorted data, without the leak that stops "
+        "Bison. Its parent, its schedule and the ratios of all its other components are Bison's",
         source=f"{R32}, Shuffling anomaly",
         place=f"{R32}, Shuffling: Linear vs. Feistel",
     ),

@@ -8,8 +8,8 @@ from flows.recipes.words import afmoe, constant, cosine, linear, stability
 from trainer.config import AdamW, DataOrder, Experts, ModelConfig, Muon
 
 __all__ = [
-    "AFTER_PHASE_1", "BUFFER_DOCUMENTS", "ORDER", "SMALL_PEAK", "SMALL_STEPS", "STEP_UP", "TOKENIZER", "TRILLION", "WARMUP_STEPS", "constant", "cosine",
-    "evaluated", "gates", "linear", "muon", "small", "stability", "steps_for", "trinity",
+    "AFTER_PHASE_1", "BUFFER_DOCUMENTS", "ORDER", "SMALL_PEAK", "SMALL_STEPS", "STEP_UP", "TOKENIZER", "TRILLION", "WARMUP_STEPS",
+    "constant", "cosine", "evaluated", "gates", "linear", "muon", "small", "stability", "steps_for", "trinity",
 ]  # fmt: skip
 
 TRILLION = 10**12
