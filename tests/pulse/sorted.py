@@ -1,9 +1,9 @@
 """What Bison's order does to sorted data, predicted and then trained: `python -m tests.pulse.sorted FOLDER [--seeds N]`.
 
-`bison-clean` is Bison without the leaked bundle, and a quarter of it is mathematics that is sorted by where it is from. First its data are
-judged: nothing leaks, and the order decides. Of the seeds of the order the first is taken whose stride lets the data change late, as
-Bison's did. What the gate says of it, and what counts of pairs of tokens predict, is printed before anything is trained. Then both branches
-train from the same weights, by the record's linear permutation and by Feistel's. `docs/marin.md` says what came of it.
+`bison-clean` is Bison without the leaked bundle, and three tenths of it are mathematics that is sorted by where it is from. First its data
+are judged: nothing leaks, and the order decides. Of the seeds of the order the first N are taken whose stride lets the data change late, as
+Bison's did. What the gate says, and what counts of pairs of tokens predict, is printed before a branch is trained. Then both branches train
+from the same weights, by the record's linear permutation and by Feistel's, once a seed. `docs/marin.md` says what came of it.
 """
 
 import argparse
@@ -36,9 +36,17 @@ from tests.pulse.sorted_runs import (
 from trainer.data.mixture import MixtureSchedule
 from validations.evidence.hand_off import hand_off_evidence
 from validations.evidence.order.evidence import order_evidence
-from validations.evidence.order.shift import find_shift
 
 SEEDS, LUCK_SEEDS = 3, 1000
+
+
+class Told(NamedTuple):
+    """One seed of the order: the change that the gate predicts, and branch → the losses that pairs predict and that were seen."""
+
+    seed: int
+    change: int
+    predicted: dict[str, Losses]
+    seen: dict[str, Losses]
 
 
 class Rise(NamedTuple):
@@ -46,6 +54,9 @@ class Rise(NamedTuple):
 
     mathematics: float
     overall: float
+
+    def __str__(self) -> str:
+        return f"mathematics {self.mathematics:+.2f}, overall {self.overall:+.2f} nats a token"
 
 
 def rise_at(losses: Losses, step: int) -> Rise:
@@ -59,14 +70,6 @@ def rise_at(losses: Losses, step: int) -> Rise:
     )
 
 
-def change_of(losses: Losses) -> str:
-    """Where the loss of the mathematics changes most, row by row as they are drawn, in words."""
-    chosen = losses.is_mathematics
-    shift = find_shift(losses.values[chosen])
-    step = losses.steps[chosen][min(shift.at, chosen.sum() - 1)]
-    return f"changes most at step {step}, by {shift.after - shift.before:+.2f} nats (p = {shift.p_value:.0e})"
-
-
 def interval(values: Sequence[float]) -> str:
     """A mean with the 95 % interval that Student's t gives it."""
     mean = float(np.mean(values))
@@ -76,10 +79,9 @@ def interval(values: Sequence[float]) -> str:
     return f"{mean:+.2f} ± {half:.2f}"
 
 
-def ask_the_gate(home: Home, plan: DataPlan, order_seed: int) -> int:
-    """Print what the gate of the data says of both branches; the step of the change that it predicts for the linear one."""
+def ask_the_gate(home: Home, plan: DataPlan, order_seed: int) -> None:
+    """Print what the gate of the data says of both branches."""
     recipe = branches(order_seed)
-    found = 0
     for name in BRANCHES:
         run = run_of(recipe, name, home, plan, needs_parent=False)
         limits = recipe.phase(name).gates.data
@@ -96,10 +98,29 @@ def ask_the_gate(home: Home, plan: DataPlan, order_seed: int) -> int:
                 f"  {row['signal']:<16} step {row['change_at_step']}: {row['before']:.3g} → {row['after']:.3g}, "
                 f"{row['shift_deviations']:.2f} deviations, p = {row['p_value']:.0e}"
             )
-        if name == LINEAR:
-            surest = shifts[shifts["component"] == MATHEMATICS].sort_values("p_value").iloc[0]
-            found = int(surest["change_at_step"])
-    return found
+
+
+def predicted_change(home: Home, plan: DataPlan, order_seed: int) -> int:
+    """The step of the surest change that the evidence has of the linear branch."""
+    recipe = branches(order_seed)
+    run = run_of(recipe, LINEAR, home, plan, needs_parent=False)
+    _, shifts = order_evidence(run, recipe.phase(LINEAR).gates.data.order)
+    return int(shifts[shifts["component"] == MATHEMATICS].sort_values("p_value").iloc[0]["change_at_step"])
+
+
+def tell_of(order_seed: int, home: Home, plan: DataPlan) -> Told:
+    """Predict, print it, and then train."""
+    recipe, change = branches(order_seed), predicted_change(home, plan, order_seed)
+    parents = [run_of(recipe, parent, home, plan, needs_parent=False) for parent in PARENTS]
+    predicted = {name: predict(parents, run_of(recipe, name, home, plan, needs_parent=False)) for name in BRANCHES}
+    told = Told(order_seed, change, predicted, {})
+    print(f"\nseed {order_seed}: the gate predicts a change at step {change}", flush=True)
+    for name in BRANCHES:
+        print(f"  predicted {name}: {rise_at(predicted[name], change)}", flush=True)
+    for name in BRANCHES:
+        told.seen[name] = train_branch(run_of(recipe, name, home, plan))
+        print(f"  seen      {name}: {rise_at(told.seen[name], change)}", flush=True)
+    return told
 
 
 def tell(folder: Path, seeds: int, luck_seeds: int) -> None:
@@ -108,45 +129,31 @@ def tell(folder: Path, seeds: int, luck_seeds: int) -> None:
     plan = prepare(home)
     run = run_of(branches(), LINEAR, home, plan, needs_parent=False)
     drawn = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order).realised(run.start_step, run.stop_step)[MATHEMATICS]
-    luck = try_luck(Path(run.caches[MATHEMATICS]), run.model.seq_len, drawn, luck_seeds)
+    luck = try_luck(Path(run.caches[MATHEMATICS]), run.model.seq_len, drawn, luck_seeds, wanted=seeds)
     print(f"{drawn} rows of {MATHEMATICS} are drawn. Of {luck.seeds:,} seeds a shift is predicted for {luck.shifting}.")
-    print(f"The first with a late one is {luck.unlucky}: neighbours in time are {luck.stride} rows apart in the cache.")
-    change = ask_the_gate(home, plan, luck.unlucky)
-    predicted: dict[str, Losses] = {}
-    for name in BRANCHES:
-        recipe = branches(luck.unlucky)
-        parents = [run_of(recipe, parent, home, plan, needs_parent=False) for parent in PARENTS]
-        predicted[name] = predict(parents, run_of(recipe, name, home, plan, needs_parent=False))
-        rise = rise_at(predicted[name], change)
-        print(f"predicted {name}: {change_of(predicted[name])}; from {change} on {rise.mathematics:+.2f}, overall {rise.overall:+.2f}")
-    seen = see(folder, plan, luck.unlucky, seeds)
-    compare(predicted, seen, change)
-    draw(predicted, seen, change).savefig(folder / "sorted.png", dpi=100)
+    for seed, stride in luck.unlucky:
+        print(f"Seed {seed} has a late one: neighbours in time are {stride} rows apart in the cache.")
+    ask_the_gate(home, plan, luck.unlucky[0][0])
+    train_parents(branches(), home, plan)
+    told = [tell_of(seed, home, plan) for seed, _ in luck.unlucky]
+    print(table(told))
+    draw(told).savefig(folder / "sorted.png", dpi=100)
     print(folder / "sorted.png")
 
 
-def see(folder: Path, plan: DataPlan, order_seed: int, seeds: int) -> dict[str, list[Losses]]:
-    """Train both branches, once a seed of the weights."""
-    seen: dict[str, list[Losses]] = {name: [] for name in BRANCHES}
-    for seed in range(seeds):
-        recipe, home = branches(order_seed, seed), Home.open(str(folder / f"weights-{seed}"))
-        train_parents(recipe, home, plan)
-        for name in BRANCHES:
-            seen[name].append(train_branch(run_of(recipe, name, home, plan)))
-            print(f"seen {name}, weights {seed}: {change_of(seen[name][-1])}", flush=True)
-    return seen
-
-
-def compare(predicted: dict[str, Losses], seen: dict[str, list[Losses]], change: int) -> None:
-    """Predicted and seen side by side."""
-    print(f"\n| from step {change} on, nats a token | predicted | seen |\n|---|---|---|")
+def table(told: Sequence[Told]) -> str:
+    """Predicted and seen side by side, means over the seeds of the order."""
+    lines = ["", "| from the predicted step on, nats a token | predicted | seen |", "|---|---|---|"]
     for number, what in enumerate(Rise._fields):
-        rises = {name: [rise_at(one, change)[number] for one in seen[name]] for name in BRANCHES}
+        found = {
+            kind: {name: [rise_at(getattr(one, kind)[name], one.change)[number] for one in told] for name in BRANCHES}
+            for kind in ("predicted", "seen")
+        }
         for name in BRANCHES:
-            print(f"| {what}, {name} | {rise_at(predicted[name], change)[number]:+.2f} | {interval(rises[name])} |")
-        expected = rise_at(predicted[LINEAR], change)[number] - rise_at(predicted[FEISTEL], change)[number]
-        differences = [linear - feistel for linear, feistel in zip(rises[LINEAR], rises[FEISTEL], strict=True)]
-        print(f"| {what}, difference of the two | {expected:+.2f} | {interval(differences)} |", flush=True)
+            lines.append(f"| {what}, {name} | {interval(found['predicted'][name])} | {interval(found['seen'][name])} |")
+        apart = {kind: [a - b for a, b in zip(of[LINEAR], of[FEISTEL], strict=True)] for kind, of in found.items()}
+        lines.append(f"| {what}, difference | {interval(apart['predicted'])} | {interval(apart['seen'])} |")
+    return "\n".join(lines)
 
 
 def main() -> None:

@@ -1,28 +1,42 @@
 """The picture of `tests.pulse.sorted`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from matplotlib.figure import Figure
 
 from tests.pulse.sorted_runs import BRANCHES, Losses
 
-TITLES = {BRANCHES[0]: "linear permutation", BRANCHES[1]: "Feistel permutation"}
+TITLES = dict(zip(BRANCHES, ("linear permutation", "Feistel permutation"), strict=True))
 
 
-def draw(predicted: Mapping[str, Losses], seen: Mapping[str, Sequence[Losses]], change: int) -> Figure:
-    """A panel a branch: the loss of the mathematics, predicted and seen, and of all rows; the change that the gate predicts."""
-    figure = Figure(figsize=(9.0, 3.2), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, name in zip(panels, BRANCHES, strict=True):
-        for number, losses in enumerate(seen[name]):
-            steps, values = losses.by_step(mathematics=True)
-            axes.plot(steps, values, color="#17705f", linewidth=1.0, label="mathematics, trained" if number == 0 else None)
-            steps, values = losses.by_step(mathematics=False)
-            axes.plot(steps, values, color="#888888", linewidth=0.8, label="all rows, trained" if number == 0 else None)
-        steps, values = predicted[name].by_step(mathematics=True)
-        axes.plot(steps, values, color="#b0531c", linewidth=1.2, linestyle="--", label="mathematics, predicted by pairs of tokens")
-        axes.axvline(change, color="#2b6a9e", linewidth=1.0, linestyle=":", label="change that the gate predicts for the linear one")
-        axes.set(title=TITLES[name], xlabel="step")
-    panels[0].set_ylabel("loss, nats a token")
-    panels[0].legend(fontsize=7)
+class Told(Protocol):
+    """What is drawn of one seed."""
+
+    @property
+    def change(self) -> int: ...
+    @property
+    def predicted(self) -> dict[str, Losses]: ...
+    @property
+    def seen(self) -> dict[str, Losses]: ...
+
+
+def draw(told: Sequence[Told]) -> Figure:
+    """A row a seed, a panel a branch: the loss of the mathematics, predicted and seen, and of all rows; the step that the gate predicts."""
+    figure = Figure(figsize=(9.0, 0.6 + 2.4 * len(told)), layout="constrained")
+    rows = figure.subplots(len(told), 2, sharey=True, sharex=True, squeeze=False)
+    for panels, one in zip(rows, told, strict=True):
+        for axes, name in zip(panels, BRANCHES, strict=True):
+            axes.plot(*one.seen[name].by_step(mathematics=True), color="#17705f", linewidth=1.2, label="mathematics, trained")
+            axes.plot(*one.seen[name].by_step(mathematics=False), color="#888888", linewidth=0.8, label="all rows, trained")
+            predicted = one.predicted[name].by_step(mathematics=True)
+            axes.plot(*predicted, color="#b0531c", linewidth=1.2, linestyle="--", label="mathematics, by pairs of tokens")
+            axes.axvline(one.change, color="#2b6a9e", linewidth=1.0, linestyle=":", label="change that the gate predicts")
+    for axes, name in zip(rows[0], BRANCHES, strict=True):
+        axes.set_title(TITLES[name])
+    for panels in rows:
+        panels[0].set_ylabel("loss, nats a token")
+    for axes in rows[-1]:
+        axes.set_xlabel("step")
+    rows[0][0].legend(fontsize=7)
     return figure

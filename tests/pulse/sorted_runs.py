@@ -6,6 +6,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import jax
@@ -13,7 +14,6 @@ import numpy as np
 
 from flows.plan import build_run, data_plan, stand_ins_of
 from flows.recipes import load_record
-from flows.recipes.phase import FromScratch
 from flows.recipes.recipe import Recipe
 from tasks.data.cluster import cluster
 from tasks.data.plan import DataPlan
@@ -65,15 +65,14 @@ class Losses:
         return steps, np.array([self.values[chosen & (self.steps == step)].mean() for step in steps])
 
 
-def branches(order_seed: int = 0, weight_seed: int = 0) -> Recipe:
-    """The main line and both branches at proxy scale, with this seed for the order of the branches and that one for the weights."""
+def branches(order_seed: int = 0) -> Recipe:
+    """The main line and both branches at proxy scale, with this seed for the order of the branches."""
     recipe = load_record("marin-32b", "proxy")
     phases = [phase for phase in recipe.phases if phase.name in BRANCHES or not phase.branch]
     changed = [phase.but(order=phase.order.but(seed=order_seed)) if phase.name in BRANCHES else phase for phase in phases]
-    seeded = [phase.but(start=FromScratch(seed=weight_seed)) if isinstance(phase.start, FromScratch) else phase for phase in changed]
-    kept = {phase.name for phase in seeded}
+    kept = {phase.name for phase in changed}
     accepts = [one.but(phases=tuple(name for name in one.phases if name in kept)) if one.phases else one for one in recipe.accepts]
-    return recipe.but(phases=tuple(seeded), accepts=tuple(one for one in accepts if one.phases is None or one.phases))
+    return recipe.but(phases=tuple(changed), accepts=tuple(one for one in accepts if one.phases is None or one.phases))
 
 
 def prepare(home: Home) -> DataPlan:
@@ -90,7 +89,7 @@ def prepare(home: Home) -> DataPlan:
 
 
 def run_of(recipe: Recipe, phase: str, home: Home, plan: DataPlan, *, needs_parent: bool = True) -> RunConfig:
-    """A phase as the trainer wants it; its folder is that of its weights' seed."""
+    """A phase as the trainer wants it."""
     run = build_run(recipe, recipe.phase(phase), home, plan.folders("train"), needs_parent=needs_parent)
     return run.but(verdict=str(Path(run.output) / "passing-verdict.json"))
 
@@ -110,25 +109,23 @@ class Luck:
 
     Attributes:
         shifting: kind of permutation → seeds with a shift that the gate would stop.
-        unlucky: the first seed with a late one under the linear permutation, and its stride.
+        unlucky: the first seeds with a late one under the linear permutation, and their strides.
     """
 
     seeds: int
     shifting: dict[Kind, int]
-    unlucky: int
-    stride: int
+    unlucky: list[tuple[int, int]]
 
 
-def try_luck(cache: Path, seq_len: int, drawn: int, seeds: int) -> Luck:
-    """Ask the first seeds, by what the rows' tokens say."""
+def try_luck(cache: Path, seq_len: int, drawn: int, seeds: int, *, wanted: int = 1) -> Luck:
+    """Ask the first seeds, by what the rows' tokens say, and look on for so many unlucky ones."""
     opened = TokenCache.open(cache)
     signal = token_mix(opened, np.arange(opened.num_rows(seq_len)), seq_len)
     kinds: tuple[Kind, ...] = ("linear", "feistel")
     shifting: dict[Kind, int] = {}
     for kind in kinds:
         shifting[kind] = sum(_is_shift(shift_in_order(signal, kind, seed, drawn)[0]) for seed in range(seeds))
-    unlucky, stride = next(_late(signal, drawn))
-    return Luck(seeds, shifting, unlucky, stride)
+    return Luck(seeds, shifting, list(islice(_late(signal, drawn), wanted)))
 
 
 def _is_shift(shift: Shift) -> bool:
@@ -140,7 +137,7 @@ def _late(signal: np.ndarray, drawn: int) -> Iterator[tuple[int, int]]:
         shift, stride = shift_in_order(signal, "linear", seed, drawn)
         if _is_shift(shift) and LATE[0] <= shift.at / min(drawn, len(signal)) <= LATE[1]:
             yield seed, stride
-    raise AssertionError(f"none of {MAX_SEEDS:,} seeds gives an order with a late shift")
+    raise AssertionError(f"too few of {MAX_SEEDS:,} seeds give an order with a late shift")
 
 
 def train_parents(recipe: Recipe, home: Home, plan: DataPlan) -> None:
