@@ -1,6 +1,7 @@
 """`phasewise trace` of a phase whose rows are filled from document buffers, against the trainer's loader, both ways."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from trainer.data.loader import Loader
 STEPS = range(53, 61)
 
 
-def key(row: dict[str, object]) -> Piece:
+def key(row: dict[str, Any]) -> Piece:
     names = ("phase", "step", "row", "component", "document", "file", "offset", "tokens", "at", "epoch", "cache_row", "buffer_row")
     return tuple(row[name] for name in names)
 
@@ -18,7 +19,7 @@ def key(row: dict[str, object]) -> Piece:
 def test_a_row_names_every_document_that_it_has_tokens_of_and_each_document_finds_its_rows(world: World):
     found = [row for step in STEPS for row in world.ask("/buffered", step=step)["rows"]]
     documents = {name: world.documents(name) for name in ("medu_science_qa", "dolmino_stackexchange", "flan")}
-    rows: dict[tuple[int, int], list[dict[str, object]]] = {}
+    rows: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for row in found:
         rows.setdefault((row["step"], row["row"]), []).append(row)
     loader = Loader(run_of(world.recipe, world.home, "buffered"))
