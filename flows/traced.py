@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+
 from flows.plan import build_run
 from flows.recipes.phase import Phase
 from flows.recipes.recipe import SCALES, Recipe, Scale
@@ -18,13 +20,14 @@ from trainer.base.run_folder import RunFolder
 from trainer.base.storage import as_path, digest_of_file
 from trainer.base.wording import name_some
 from trainer.config import Component
+from trainer.data.buffered import BufferedComponent
 from trainer.data.cache import TokenCache
 from trainer.data.document_index import DocumentIndex
 from trainer.data.manifest import MANIFEST_NAME, SPLITS, Split
 from trainer.data.mixture import MixtureSchedule
 from trainer.data.rows import RowsOfTokens
 from trainer.data.shards import build_maps
-from trainer.data.trace import TracedOrder
+from trainer.data.trace import Draws, Runs, TracedOrder
 
 Folders = dict[Split, dict[Component, Path]]
 Indices = dict[Split, dict[Component, DocumentIndex]]
@@ -44,6 +47,13 @@ class TracedPhase:
     def seq_len(self) -> int:
         """Tokens of a row."""
         return self.phase.model.seq_len
+
+    def runs_of(self, component: Component, draws: Draws) -> Runs:
+        """The tokens of these draws of one component, row by row."""
+        if not self.order.from_caches:
+            return self.order.runs_of(component, draws)
+        first = self.rows[component].firsts(draws.row)
+        return Runs(np.arange(len(first)), np.zeros_like(first), first, first + self.rows[component].used(draws.row))
 
 
 @dataclass(frozen=True)
@@ -118,7 +128,9 @@ def _traced(resolved: Resolved, phase: Phase, stop_step: int, indices: Mapping[C
             raise DataError(
                 f"component {name} must have a row of {phase.model.seq_len} tokens, found {tokens} tokens in all: nothing trains."
             )
-    order = TracedOrder(schedule, batch, phase.start_step, stop_step, rows)
+    has_buffer = phase.order.buffer_documents is not None
+    buffered = {name: BufferedComponent(name, laid[name].cache, phase.order, phase.model.seq_len) for name in rows if has_buffer}
+    order = TracedOrder(schedule, batch, phase.start_step, stop_step, rows, buffered)
     return TracedPhase(phase, stop_step, order, _trained(recipe, phase, resolved, indices), laid)
 
 

@@ -28,7 +28,8 @@ class Trained:
         step: as metrics and verdicts count: after this update so many were applied.
         row: the row in the batch, before the batch is cut into parts and shared by hosts.
         epoch: passes over the component that were completed before.
-        cache_row: which row of the component's cache it is.
+        cache_row: which row of the component's cache it is; None where a document buffer filled the row.
+        buffer_row: which row of its pass the buffer filled; None where the row is one of the cache.
         at: where in the row its tokens begin.
         offset: where in the document they begin, in tokens; the token that begins the document is number 0.
         tokens: how many there are.
@@ -40,7 +41,8 @@ class Trained:
     component: Component
     document: Located
     epoch: int
-    cache_row: int
+    cache_row: int | None
+    buffer_row: int | None
     at: int
     offset: int
     tokens: int
@@ -60,6 +62,7 @@ class Trained:
             "at": self.at,
             "epoch": self.epoch,
             "cache_row": self.cache_row,
+            "buffer_row": self.buffer_row,
             "text": text,
         }
 
@@ -94,9 +97,10 @@ def trained_at(traced: Traced, phase: TracedPhase, step: int, row: int | None) -
     for number in np.unique(draws.component).tolist():
         mine = draws.chosen(draws.component == number)
         name = phase.order.names[number]
-        first = phase.rows[name].firsts(mine.row)
-        pieces = traced.indices["train"][name].covering(first, first + phase.rows[name].used(mine.row))
-        found += [_trained(phase, name, mine, piece.of, piece) for piece in pieces]
+        runs = phase.runs_of(name, mine)
+        for piece in traced.indices["train"][name].covering(runs.first, runs.stop):
+            at = int(runs.at[piece.of]) + piece.first - int(runs.first[piece.of])
+            found.append(_trained(phase, name, mine, int(runs.draw[piece.of]), piece, at=at))
     return sorted(found, key=_place)
 
 
@@ -113,19 +117,21 @@ def excerpts(traced: Traced, found: Sequence[Trained]) -> list[str | None]:
         DataError: the tokens are not those of the documents that the index names.
     """
     texts: list[str | None] = [None] * len(found)
-    phases = {phase.phase.name: phase for phase in traced.phases}
-    numbered = sorted(enumerate(found[:MAX_TEXTS]), key=lambda one: (one[1].component, one[1].phase))
-    for (component, name), group in groupby(numbered, key=lambda one: (one[1].component, one[1].phase)):
+    numbered = sorted(enumerate(found[:MAX_TEXTS]), key=lambda one: one[1].component)
+    for component, group in groupby(numbered, key=lambda one: one[1].component):
         members = list(group)
         cache, text = traced.indices["train"][component].cache, traced.text_of(component)
-        rows, which = np.unique([one.cache_row for _, one in members], return_inverse=True)
-        tokens = np.empty((len(rows), phases[name].seq_len), np.int32)
-        fetch(phases[name].rows[component].read(rows, tokens, np.arange(len(rows))))
-        for (number, one), at in zip(members, which.tolist(), strict=True):
-            piece = tokens[at, one.at : one.at + one.tokens]
-            check_begins(cache, one, piece)
-            texts[number] = text and _shortened(text.excerpt(piece[:EXCERPT_TOKENS]), is_whole=one.tokens <= EXCERPT_TOKENS)
+        for (number, one), tokens in zip(members, _read_tokens(cache, [one for _, one in members]), strict=True):
+            check_begins(cache, one, tokens)
+            texts[number] = text and _shortened(text.excerpt(tokens[:EXCERPT_TOKENS]), is_whole=one.tokens <= EXCERPT_TOKENS)
     return texts
+
+
+def _read_tokens(cache: TokenCache, found: Sequence[Trained]) -> list[np.ndarray]:
+    """All tokens of each piece."""
+    tokens = [np.empty(one.tokens, np.int32) for one in found]
+    fetch([wanted for one, out in zip(found, tokens, strict=True) for wanted in cache.read_piece(one.document.first + one.offset, out)])
+    return tokens
 
 
 def check_begins(cache: TokenCache, one: Trained, tokens: np.ndarray) -> None:
@@ -152,6 +158,9 @@ def tokens_trained(found: Iterable[Trained]) -> int:
 def _in_phase(phase: TracedPhase, component: Component, asked: Sequence[Asked]) -> Iterator[tuple[Asked, Trained]]:
     if not phase.order.drawn.get(component) or not asked:
         return
+    if not phase.order.from_caches:
+        yield from _in_buffered_phase(phase, component, asked)
+        return
     laid = phase.rows[component]
     spans = [laid.between(one.first, one.stop) for one in asked]
     wanted = np.unique(np.concatenate([np.arange(span.start, span.stop) for span in spans]))
@@ -166,12 +175,24 @@ def _in_phase(phase: TracedPhase, component: Component, asked: Sequence[Asked]) 
         for number in by_row[np.searchsorted(rows, span.start) : np.searchsorted(rows, span.stop)].tolist():
             if int(draws.update[number]) in phase.trained.passed_over:
                 continue
-            piece = Piece(0, one.document, max(one.first, int(firsts[number])), min(one.stop, int(stops[number])))
-            yield one, _trained(phase, component, draws, number, piece)
+            first = int(firsts[number])
+            piece = Piece(0, one.document, max(one.first, first), min(one.stop, int(stops[number])))
+            yield one, _trained(phase, component, draws, number, piece, at=piece.first - first)
 
 
-def _trained(phase: TracedPhase, component: Component, draws: Draws, number: int, piece: Piece) -> Trained:
-    [first] = phase.rows[component].firsts(draws.row[number : number + 1]).tolist()
+def _in_buffered_phase(phase: TracedPhase, component: Component, asked: Sequence[Asked]) -> Iterator[tuple[Asked, Trained]]:
+    first, stop = (np.array([getattr(one, name) for one in asked], np.int64) for name in ("first", "stop"))
+    which, draws, runs = phase.order.of_ranges(component, first, stop)
+    for number in np.lexsort((draws.place, draws.update, which)).tolist():
+        if int(draws.update[number]) in phase.trained.passed_over:
+            continue
+        one = asked[int(which[number])]
+        piece = Piece(0, one.document, int(runs.first[number]), int(runs.stop[number]))
+        yield one, _trained(phase, component, draws, number, piece, at=int(runs.at[number]))
+
+
+def _trained(phase: TracedPhase, component: Component, draws: Draws, number: int, piece: Piece, *, at: int) -> Trained:
+    row = int(draws.row[number])
     return Trained(
         phase=phase.phase.name,
         step=int(draws.update[number]) + 1,
@@ -179,8 +200,9 @@ def _trained(phase: TracedPhase, component: Component, draws: Draws, number: int
         component=component,
         document=piece.document,
         epoch=int(draws.epoch[number]),
-        cache_row=int(draws.row[number]),
-        at=piece.first - first,
+        cache_row=row if phase.order.from_caches else None,
+        buffer_row=None if phase.order.from_caches else row,
+        at=at,
         offset=piece.first - piece.document.first,
         tokens=piece.stop - piece.first,
     )

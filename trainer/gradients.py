@@ -36,14 +36,17 @@ def mean_gradients(
     """Sums over the batch, and the gradients of (Σ cross-entropy + z_loss · Σ logsumexp²) / Σ tokens.
 
     Losses and gradients are summed over the parts and divided once, so that parts with unequal numbers of tokens count by their tokens.
+    What each part's loss was is kept beside the sums.
     """
 
     def gradients(rows: Rows) -> tuple[Params, LossSums]:
         tokens, segment_ids, *targets = rows
         return jax.grad(objective, has_aux=True)(params, tokens, segment_ids, z_loss, *targets)
 
-    def add(total: tuple[Params, LossSums], part: Rows) -> tuple[tuple[Params, LossSums], None]:
-        return jax.tree.map(jnp.add, total, gradients(part)), None
+    def add(total: tuple[Params, LossSums], part: Rows) -> tuple[tuple[Params, LossSums], Float[Array, ""]]:
+        found = gradients(part)
+        loss = jnp.where(found[1].tokens > 0, found[1].cross_entropy / found[1].tokens, jnp.nan)
+        return jax.tree.map(jnp.add, total, found), loss
 
     with jax.numpy_dtype_promotion("strict"):
         if microbatch_sequences is None or len(rows[0]) <= microbatch_sequences:
@@ -52,7 +55,8 @@ def mean_gradients(
             parts = microbatches(rows, microbatch_sequences)
             one = jax.eval_shape(gradients, jax.tree.map(lambda part: part[0], parts))
             start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), one)
-            (summed, sums), _ = jax.lax.scan(add, start, parts)
+            (summed, sums), part_losses = jax.lax.scan(add, start, parts)
+            sums = sums._replace(part_losses=part_losses)
     return sums, optax.tree.scale(1.0 / jnp.maximum(sums.tokens, 1.0), summed)
 
 

@@ -19,12 +19,15 @@ class LossSums(NamedTuple):
     Attributes:
         tokens: how many were predicted.
         routing: what the routers did; None where there are no experts, and from the loss alone.
+        part_losses: of a batch that was cut into parts, the mean loss of each, no number where a part predicts nothing. None where
+            it was not cut.
     """
 
     cross_entropy: Float[Array, ""]
     squared_log_z: Float[Array, ""]
     tokens: Float[Array, ""]
     routing: Routing | None = None
+    part_losses: Float[Array, " n"] | None = None
 
 
 class Chunks(NamedTuple):

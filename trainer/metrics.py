@@ -69,6 +69,7 @@ _WITH_EXPERTS = "of models with experts"
 _AT_LAYER_EXPERTS = "each `instrumentation.layer_norms_every` steps and at the phase's end, of models with experts"
 _WHILE_ON = "while it is on"
 _IN_PHASE = "in a phase that has it at any step"
+_WITH_PARTS = "where the batch is cut into parts"
 _AT_EVALUATIONS = "at evaluations: each `evaluation.every_steps` and at the phase's end"
 
 
@@ -83,6 +84,7 @@ def _norm_metrics(name: str, what: str) -> Iterable[Metric]:
 TABLE: tuple[Metric, ...] = (
     Metric("step", "updates", "applied so far, this one included"),
     Metric("loss", "nats a token", "cross-entropy of this update's batch, before the update, without z-loss"),
+    Metric("batch_het", "nats a token", "largest loss of a part of the batch above the mean of all parts (BatchHet)", _WITH_PARTS),
     Metric("log_z_squared", "nats²", "mean square of the logarithm of the partition function: what z-loss weighs"),
     *(metric for name, what in NORMS.items() for metric in _norm_metrics(name, what)),
     Metric("ema_distance", "share", "norm of (weights - moving average) over norm of the weights, after the update", "with an average"),

@@ -54,6 +54,7 @@ class StepMetrics(NamedTuple):
     """
 
     loss: Scalar
+    batch_het: Scalar | None
     log_z_squared: Scalar
     grad_norm: Scalar
     grad_norms: Float[Array, " group"]
@@ -121,6 +122,7 @@ def build_train_step(
         measured = {"grad": grad_squares, "update": update_squares, **squares_of(after, model)}
         return after, StepMetrics(
             loss=loss,
+            batch_het=None if sums.part_losses is None else jnp.nanmax(sums.part_losses) - jnp.nanmean(sums.part_losses),
             log_z_squared=sums.squared_log_z / sums.tokens,
             grad_clip_factor=grad_clip_factor,
             ema_distance=None if after.ema is None else ema_distance(after.params, after.ema),

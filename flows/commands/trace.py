@@ -219,7 +219,7 @@ def _how_it_trains(traced: Traced, one: FoundDocument, trained: Sequence[Trained
 def _why_not(traced: Traced, one: FoundDocument) -> str:
     """A document of the training cache that no phase draws: not taken so far, in the rest that fills no row, or cut off."""
     drawing = [phase for phase in traced.phases if phase.order.drawn.get(one.component)]
-    if not any(phase.rows[one.component].between(one.asked.first, one.asked.stop) for phase in drawing):
+    if all(phase.order.from_caches and not phase.rows[one.component].between(one.asked.first, one.asked.stop) for phase in drawing):
         if any(phase.phase.packing != "chunk" for phase in drawing):
             return "they lie behind the first row's length of tokens of their document, where it is cut"
         return "they are in the rest of the cache that fills no row"
@@ -228,8 +228,9 @@ def _why_not(traced: Traced, one: FoundDocument) -> str:
 
 def _print_row(console: Console, pieces: Sequence[dict[str, Any]]) -> None:
     first = pieces[0]
-    row = f"row {first['cache_row']:,} of its cache, pass {first['epoch'] + 1}"
-    head = f"{first['phase']} step {first['step']:,} row {first['row']}: {first['component']}, {row}"
+    of_cache = first["buffer_row"] is None
+    row = f"row {first['cache_row']:,} of its cache" if of_cache else f"row {first['buffer_row']:,} from its document buffer"
+    head = f"{first['phase']} step {first['step']:,} row {first['row']}: {first['component']}, {row}, pass {first['epoch'] + 1}"
     console.print(head, markup=False)
     for piece in pieces:
         last = piece["offset"] + piece["tokens"] - 1

@@ -1,11 +1,18 @@
-"""Marin 32B: phase 1 → QK-norm → Bison, and Mantis in its place; beside them what was tried in phase 2, and a flat end of Bison.
+"""Marin 32B: phase 1 → QK-norm → Bison, and Mantis in its place; beside them what was tried in phase 2, a flat end of
+Bison, and two branches of this project that ask what Bison's order does to sorted data.
 
 The values are those of the experiment code (exp1295, 1380, 1388, 1390, 1395, 1529) as it was run; where the retrospective says otherwise,
 `discrepancies` has both, and what it does not say is in `notes`. Tokens of what counts: 2.679 T + 2.684 T + 1.074 T = 6.437 T.
 """
 
 from flows.recipes.marin.accepted import accepted_orders_32b, accepted_without_cooldown
-from flows.recipes.marin.mixtures import BISON_MIXTURE, MANTIS_MIXTURE, MANTIS_MIXTURE_WITH_CODE, PRETRAINING_MIXTURE
+from flows.recipes.marin.mixtures import (
+    BISON_CLEAN_MIXTURE,
+    BISON_MIXTURE,
+    MANTIS_MIXTURE,
+    MANTIS_MIXTURE_WITH_CODE,
+    PRETRAINING_MIXTURE,
+)
 from flows.recipes.marin.notes_32b import (
     MUON_DIFFERENCES,
     MUON_NOTES,
@@ -18,6 +25,7 @@ from flows.recipes.marin.notes_32b import (
     QK_NORM_NOTES,
 )
 from flows.recipes.marin.notes_cooldowns_32b import (
+    BISON_CLEAN_NOTES,
     BISON_DIFFERENCES,
     BISON_FLAT_NOTES,
     BISON_NOTES,
@@ -177,6 +185,21 @@ BISON_FLAT = continued(
     notes=BISON_FLAT_NOTES,
 )
 
+BISON_CLEAN = continued(
+    QK_NORM,
+    name="bison-clean",
+    stop_step=192_000,
+    declares=("optimizer", "schedule", "mixture", "order", "coverage"),
+    branch=True,
+    optimizer=ADAMC,
+    learning_rate=(linear(160_000, 192_000, PEAK, FLOOR),),
+    mixture=always(BISON_CLEAN_MIXTURE),
+    order=QK_NORM.order.but(first_step=160_000),
+    notes=BISON_CLEAN_NOTES,
+)
+
+BISON_CLEAN_FEISTEL = BISON_CLEAN.but(name="bison-clean-feistel", order=BISON_CLEAN.order.but(permutation="feistel"))
+
 MANTIS = continued(
     QK_NORM,
     name="mantis",
@@ -190,7 +213,7 @@ MANTIS = continued(
     notes=MANTIS_NOTES,
 )
 
-PHASES = (PHASE_1, QK_NORM, BISON, MANTIS, NECROMANCY, MUON, NADAMW, BISON_FLAT)
+PHASES = (PHASE_1, QK_NORM, BISON, MANTIS, NECROMANCY, MUON, NADAMW, BISON_FLAT, BISON_CLEAN, BISON_CLEAN_FEISTEL)
 
 MARIN_32B = Recipe(
     name="marin-32b",

@@ -1,7 +1,8 @@
 """Trinity Large: 398.6 B parameters, of which a token meets 13.4 B; 17 T tokens in three phases, sampled 13 : 4 : 3 from a mix of 20 T.
 
 The main line has the configuration that the run ended with, from its first step on. `first-runs` is the earlier one, which lost its
-balance: six changes at once followed, and one of them, six dense layers in place of three, makes a new run of it. What the report leaves
+balance: six changes at once followed, and one of them, six dense layers in place of three, makes a new run of it. Phase 3 draws from
+buffers of documents; `phase-3-without-buffer` is the same from permuted rows. What the report leaves
 blank is from public notes, or this project's choice: `phasewise show trinity-large --notes` lists it.
 """
 
@@ -10,9 +11,10 @@ from flows.recipes.recipe import Recipe
 from flows.recipes.trinity.accepted import accepted_without_cooldown
 from flows.recipes.trinity.extension import context_extension, extension_steps
 from flows.recipes.trinity.mixtures import LARGE_MIXTURES, LENGTH_BIAS
-from flows.recipes.trinity.notes_large import FIRST_RUNS_NOTES, PHASE_1_NOTES, PHASE_2_NOTES, PHASE_3_NOTES
+from flows.recipes.trinity.notes_large import FIRST_RUNS_NOTES, PHASE_1_NOTES, PHASE_2_NOTES, PHASE_3_NOTES, WITHOUT_BUFFER_NOTES
 from flows.recipes.trinity.notes_long import LARGE_LONG_NOTES
 from flows.recipes.trinity.settings import (
+    BUFFER_DOCUMENTS,
     ORDER,
     TOKENIZER,
     TRILLION,
@@ -106,9 +108,10 @@ PHASE_3 = continued(
     PHASE_2,
     name="phase-3",
     stop_step=END_3,
-    declares=("mixture",),
+    declares=("mixture", "order", "coverage"),
     learning_rate=(DECAY,),
     mixture=always(LARGE_MIXTURES[2]),
+    order=PHASE_2.order.but(buffer_documents=BUFFER_DOCUMENTS),
     notes=PHASE_3_NOTES,
 )
 
@@ -116,6 +119,17 @@ PHASE_3 = continued(
 END_4 = END_3 + extension_steps(PHASE_3)
 CONTEXT_EXTENSION = context_extension(
     PHASE_3, seq_len=SEQ_LEN_LONG, learning_rate=(cosine(END_3, END_4, FLOOR, FLOOR / 2),), notes=LARGE_LONG_NOTES
+)
+
+PHASE_3_WITHOUT_BUFFER = continued(
+    PHASE_2,
+    name="phase-3-without-buffer",
+    stop_step=END_3,
+    declares=("mixture",),
+    branch=True,
+    learning_rate=(DECAY,),
+    mixture=always(LARGE_MIXTURES[2]),
+    notes=WITHOUT_BUFFER_NOTES,
 )
 
 FIRST_RUNS = PHASE_1.but(
@@ -128,7 +142,7 @@ FIRST_RUNS = PHASE_1.but(
     notes=FIRST_RUNS_NOTES,
 )
 
-PHASES = (PHASE_1, PHASE_2, PHASE_3, CONTEXT_EXTENSION, FIRST_RUNS)
+PHASES = (PHASE_1, PHASE_2, PHASE_3, CONTEXT_EXTENSION, PHASE_3_WITHOUT_BUFFER, FIRST_RUNS)
 
 TRINITY_LARGE = Recipe(
     name="trinity-large",

@@ -11,7 +11,7 @@ from flows.recipes.trinity.mixtures import LENGTH_BIAS
 from flows.recipes.trinity.notes import MINI_NOTES, MINI_PHASE_2_NOTES, MINI_PHASE_3_NOTES
 from flows.recipes.trinity.notes_long import MINI_LONG_NOTES
 from flows.recipes.trinity.settings import TOKENIZER, small
-from flows.recipes.trinity.small import extended, three_phases
+from flows.recipes.trinity.small import extended, from_buffers, three_phases
 from trainer.config import Experts, SignBalancing
 
 SEQ_LEN_LONG = 131_072
@@ -36,7 +36,7 @@ MODEL = small(
 PHASE_1, PHASE_2, PHASE_3 = three_phases(MODEL, (MINI_NOTES, MINI_PHASE_2_NOTES, MINI_PHASE_3_NOTES))
 CONTEXT_EXTENSION = extended(PHASE_3, seq_len=SEQ_LEN_LONG, notes=MINI_LONG_NOTES)
 
-PHASES = (PHASE_1, PHASE_2, PHASE_3, CONTEXT_EXTENSION)
+PHASES = (PHASE_1, PHASE_2, PHASE_3, CONTEXT_EXTENSION, from_buffers(PHASE_2, PHASE_3))
 
 TRINITY_MINI = Recipe(
     name="trinity-mini",

@@ -12,7 +12,7 @@ from flows.recipes.trinity.mixtures import LENGTH_BIAS
 from flows.recipes.trinity.notes import NANO_NOTES, NANO_PHASE_2_NOTES, NANO_PHASE_3_NOTES
 from flows.recipes.trinity.notes_long import NANO_LONG_NOTES
 from flows.recipes.trinity.settings import SMALL_PEAK, TOKENIZER, small
-from flows.recipes.trinity.small import extended, three_phases
+from flows.recipes.trinity.small import extended, from_buffers, three_phases
 from trainer.config import Experts, SignBalancing
 
 SEQ_LEN_LONG = 262_144
@@ -38,7 +38,7 @@ PHASE_1, PHASE_2, PHASE_3 = three_phases(MODEL, (NANO_NOTES, NANO_PHASE_2_NOTES,
 CONTEXT_EXTENSION = extended(PHASE_3, seq_len=SEQ_LEN_LONG, notes=NANO_LONG_NOTES)
 SFT = instruction(CONTEXT_EXTENSION, peak=SMALL_PEAK)
 
-PHASES = (PHASE_1, PHASE_2, PHASE_3, CONTEXT_EXTENSION, SFT)
+PHASES = (PHASE_1, PHASE_2, PHASE_3, CONTEXT_EXTENSION, SFT, from_buffers(PHASE_2, PHASE_3))
 
 TRINITY_NANO = Recipe(
     name="trinity-nano",

@@ -37,6 +37,7 @@ class StandIn(Frozen):
     Attributes:
         test_items: whether made-up word problems, a benchmark's test items, lie beside it in a `test.json`.
         conversation: the layout in which the questions and answers of these files are written; None writes text.
+        followed_by: stand-ins whose documents come after its own, so that the text is sorted by where it is from.
     """
 
     view: View
@@ -45,6 +46,7 @@ class StandIn(Frozen):
     max_bytes: int = Field(gt=0)
     test_items: bool = False
     conversation: Conversation | None = None
+    followed_by: tuple["StandIn", ...] = ()
 
 
 def stand_in_source(stand_in: StandIn, folder: Path) -> Source:
@@ -59,6 +61,8 @@ def collect(stand_in: StandIn) -> list[dict[str, Any]]:
     """The documents of one stand-in: `id` (where it is from) and `text`, or what a conversation's layout has.
 
     Files come in an order that spreads over the packages.
+
+    What it is followed by comes after it, document by document.
 
     Raises:
         DataError: this installation has none of the files, or no text in them.
@@ -75,6 +79,8 @@ def collect(stand_in: StandIn) -> list[dict[str, Any]]:
         raise DataError(
             f"this Python installation has no text for {stand_in.view} of {', '.join(stand_in.where)}: install constraints.txt."
         )
+    for later in stand_in.followed_by:
+        documents += collect(later)
     return documents
 
 

@@ -1,8 +1,10 @@
 """How alike the microbatches of a batch are, by the order of the data: `python -m tests.pulse.batch_heterogeneity OUT [--seeds 3]`.
 
-Documents of log-normal length from eight components, each easier or harder to predict, train a small model in three orders: packed one
-after the other, as a stream gives them; the same rows permuted; and from document buffers of several sizes. BatchHet is the largest loss of
-a microbatch minus the mean over the microbatches of its update (Trinity Large report, equation 40). `docs/trinity.md` has the figures.
+Documents of log-normal length from eight components, each easier or harder to predict, train a small model in several orders. Packed one
+after the other, each device has a stream of its own, as TorchTitan gives it: the report's baseline. Or all devices cut one stream between
+them. Or the same rows are permuted, or come from document buffers of several sizes. A microbatch is what one device has of an update.
+BatchHet is the largest loss of a microbatch minus the mean over the microbatches of its update (Trinity Large report, equation 40).
+`--rows-a-device 8` is one setting with all buffers; several of them are compared with one buffer. `docs/trinity.md` has the figures.
 """
 
 import os
@@ -29,14 +31,16 @@ from trainer.state import init_state
 from trainer.step import build_train_step
 
 STEPS, WARMUP_STEPS, MEASURED_FROM = 150, 10, 50
-MICROBATCHES, MICROBATCH_SEQUENCES, SEQ_LEN = 8, 8, 64
-SEQUENCES = MICROBATCHES * MICROBATCH_SEQUENCES
+MICROBATCHES, SEQ_LEN = 8, 64
+ROWS_A_DEVICE = (8,)
+"""Trinity Large has six, and later eight."""
 VOCAB_SIZE, COMPONENTS, DOCUMENTS = 128, 8, 4000
 MEDIAN_TOKENS, LOG_DEVIATION = 150, 1.3
 """Of the documents' lengths: the mean is 350 tokens, five rows and a half; one in fifty has more than 2,200."""
 BUFFERS = (2, 8, 32, 128, 512)
 PEAK_RATE = 1e-2
-SEQUENTIAL, PERMUTED = "sequential", "rows permuted"
+ONE_BUFFER = 128
+SEQUENTIAL, ONE_STREAM, PERMUTED = "sequential, a stream a device", "sequential, one stream", "rows permuted"
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Spread:
     """
 
     order: str
+    rows_a_device: int
     seed: int
     batch_het: float
     step_variance: float
@@ -94,9 +99,9 @@ def write_documents(folder: Path, seed: int) -> Path:
     return write_token_cache(folder, [documents])
 
 
-def run_of(folder: Path, seed: int, buffer_documents: int | None) -> RunConfig:
+def run_of(folder: Path, seed: int, buffer_documents: int | None, rows_a_device: int) -> RunConfig:
     """One phase over one cache."""
-    unlimited = [[0, None]]
+    unlimited, sequences = [[0, None]], MICROBATCHES * rows_a_device
     values = {
         "recipe": "heterogeneity",
         "scale": "own",
@@ -114,9 +119,9 @@ def run_of(folder: Path, seed: int, buffer_documents: int | None) -> RunConfig:
             "max_grad_norm": [[0, 1.0]],
             **dict.fromkeys(("z_loss", "ema_decay", "max_update_rms", "max_update_norm", "skip_step"), unlimited),
         },
-        "batch": [[0, SEQUENCES]],
+        "batch": [[0, sequences]],
         "mixture": [[0, {"text": 100}]],
-        "order": {"seed": seed, "permutation": "feistel", "block_sequences": SEQUENCES, "buffer_documents": buffer_documents},
+        "order": {"seed": seed, "permutation": "feistel", "block_sequences": sequences, "buffer_documents": buffer_documents},
         "checkpoints": {"every_steps": STEPS, "every_minutes": None, "keep_all": False},
         "start": None,
         "caches": {"text": str(folder)},
@@ -126,36 +131,44 @@ def run_of(folder: Path, seed: int, buffer_documents: int | None) -> RunConfig:
     return RunConfig.model_validate(values)
 
 
-def in_sequence(cache: TokenCache, step: int) -> Batch:
-    """Rows as they lie in the cache, whose documents are in random order: a long document goes on through the rows of a microbatch."""
-    rows = cache.rows(np.arange(step * SEQUENCES, (step + 1) * SEQUENCES), SEQ_LEN)
+def in_sequence(cache: TokenCache, rows_a_device: int, streams: int, step: int) -> Batch:
+    """Rows as they lie in the cache, whose documents are in random order: a long document goes on through the rows of a microbatch.
+
+    Args:
+        streams: the cache is cut into so many; each gives its next rows, and the batch has one stream's after the other's.
+    """
+    each = MICROBATCHES * rows_a_device // streams
+    begins = np.arange(streams) * (cache.num_rows(SEQ_LEN) // streams) + step * each
+    rows = cache.rows((begins[:, None] + np.arange(each)).ravel(), SEQ_LEN)
     return Batch(rows, cache.manifest.begin_of_text)
 
 
-def orders(folder: Path, seed: int) -> dict[str, tuple[RunConfig, Callable[[int], Batch]]]:
+def orders(folder: Path, seed: int, rows_a_device: int, buffers: Sequence[int]) -> dict[str, tuple[RunConfig, Callable[[int], Batch]]]:
     """Name → run, and the batch of a step."""
-    plain = run_of(folder, seed, None)
+    plain, cache = run_of(folder, seed, None, rows_a_device), TokenCache.open(folder)
     found: dict[str, tuple[RunConfig, Callable[[int], Batch]]] = {
-        SEQUENTIAL: (plain, partial(in_sequence, TokenCache.open(folder))),
+        SEQUENTIAL: (plain, partial(in_sequence, cache, rows_a_device, MICROBATCHES)),
+        ONE_STREAM: (plain, partial(in_sequence, cache, rows_a_device, 1)),
         PERMUTED: (plain, Loader(plain).batch),
     }
-    for documents in BUFFERS:
-        run = run_of(folder, seed, documents)
+    for documents in buffers:
+        run = run_of(folder, seed, documents, rows_a_device)
         found[f"buffer of {documents}"] = (run, Loader(run).batch)
     return found
 
 
-def build_losses(model: ModelConfig) -> Callable[..., jax.Array]:
+def build_losses(model: ModelConfig, rows_a_device: int) -> Callable[..., jax.Array]:
     """Weights, tokens and documents of a batch → the mean loss of each microbatch."""
     mean_loss = build_mean_loss(model, Execution())
-    cut = (MICROBATCHES, MICROBATCH_SEQUENCES, SEQ_LEN)
+    cut = (MICROBATCHES, rows_a_device, SEQ_LEN)
     of_parts = jax.vmap(mean_loss, in_axes=(None, 0, 0))
     return jax.jit(lambda params, tokens, segments: of_parts(params, tokens.reshape(cut), segments.reshape(cut)))
 
 
-def measure(order: str, seed: int, run: RunConfig, batch_of: Callable[[int], Batch]) -> Spread:
+def measure(order: str, run: RunConfig, batch_of: Callable[[int], Batch]) -> Spread:
     """Train, and before each update take the loss of each of its microbatches."""
-    update, losses_of = build_train_step(run.model, run.optimizer), build_losses(run.model)
+    rows_a_device = run.batch.at(0) // MICROBATCHES
+    update, losses_of = build_train_step(run.model, run.optimizer), build_losses(run.model, rows_a_device)
     state = init_state(run)
     hets, means = list[float](), list[float]()
     for step in range(STEPS):
@@ -166,7 +179,7 @@ def measure(order: str, seed: int, run: RunConfig, batch_of: Callable[[int], Bat
         state, _ = update(state, batch.tokens, batch.segment_ids, scheduled_at(run, step))
     of_losses = np.array(means[MEASURED_FROM:])
     step_variance = float(np.mean(np.diff(of_losses) ** 2) / 2)
-    return Spread(order, seed, float(np.mean(hets[MEASURED_FROM:])), step_variance, float(of_losses.mean()))
+    return Spread(order, rows_a_device, run.seed, float(np.mean(hets[MEASURED_FROM:])), step_variance, float(of_losses.mean()))
 
 
 def table(found: Sequence[Spread]) -> str:
@@ -191,14 +204,14 @@ def table(found: Sequence[Spread]) -> str:
 
 
 def draw(found: Sequence[Spread]) -> Figure:
-    """BatchHet and step-to-step variance over the buffer's size, with lines for the two orders without one; a dot a seed."""
+    """BatchHet and step-to-step variance over the buffer's size, with lines for the orders without one; a dot a seed."""
     figure = Figure(figsize=(9.0, 3.0), layout="constrained")
     fields = (("batch_het", "BatchHet, nats a token"), ("step_variance", "step-to-step variance of the loss"))
     for axes, (field, title) in zip(figure.subplots(1, 2), fields, strict=True):
         for documents in BUFFERS:
             values = [getattr(one, field) for one in found if one.order == f"buffer of {documents}"]
             axes.scatter([documents] * len(values), values, color="#17705f", s=14, label="document buffer" if documents == 2 else None)
-        for name, colour in ((SEQUENTIAL, "#b0531c"), (PERMUTED, "#2b6a9e")):
+        for name, colour in ((SEQUENTIAL, "#b0531c"), (ONE_STREAM, "#c9a227"), (PERMUTED, "#2b6a9e")):
             mean = float(np.mean([getattr(one, field) for one in found if one.order == name]))
             axes.axhline(mean, color=colour, linewidth=1.2, label=name)
         axes.set(xscale="log", xlabel="documents in the buffer when it is refilled", title=title)
@@ -214,16 +227,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rows-a-device", type=int, nargs="+", default=ROWS_A_DEVICE)
     arguments = parser.parse_args()
     found: list[Spread] = []
+    settings = arguments.rows_a_device
     for seed in range(arguments.seeds):
         folder = write_documents(arguments.out / f"text-{seed}", seed)
-        for name, (run, batch_of) in orders(folder, seed).items():
-            found.append(measure(name, seed, run, batch_of))
-            print(found[-1], flush=True)
-    (arguments.out / "batch-heterogeneity.md").write_text(table(found) + "\n")
-    draw(found).savefig(arguments.out / "batch-heterogeneity.png", dpi=100)
-    print(table(found))
+        for rows in settings:
+            for name, (run, batch_of) in orders(folder, seed, rows, BUFFERS if len(settings) == 1 else (ONE_BUFFER,)).items():
+                found.append(measure(name, run, batch_of))
+                print(found[-1], flush=True)
+    for rows in settings:
+        print(f"\n{rows} rows a device\n\n{table([one for one in found if one.rows_a_device == rows])}")
+    if len(settings) == 1:
+        draw(found).savefig(arguments.out / "batch-heterogeneity.png", dpi=100)
 
 
 if __name__ == "__main__":

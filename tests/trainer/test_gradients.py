@@ -47,6 +47,23 @@ def test_parts_count_by_their_tokens(rows: tuple[jax.Array, jax.Array], part: in
     assert float(gradients["w"]) == pytest.approx((1 + 2 * Z_LOSS) * 2 * 1.5 * squares / 27, rel=1e-6)
 
 
+@pytest.mark.parametrize("part", [2, 4])
+def test_the_loss_of_each_part_is_kept_and_a_part_of_padding_has_none(rows: tuple[jax.Array, jax.Array], part: int):
+    """Part i has the rows i, i + n, …; the second row of these is padding."""
+    tokens, counted = np.asarray(rows[0], np.float64), np.asarray(rows[1]) * (np.arange(8) % (8 // part) != 1)[:, None]
+    sums, _ = mean_gradients(objective, {"w": jnp.float32(1.5)}, (rows[0], jnp.asarray(counted)), z_loss=Z_LOSS, microbatch_sequences=part)
+    assert sums.part_losses is not None
+    squares, weights = ((1.5 * tokens) ** 2 * counted).sum(axis=1), counted.sum(axis=1)
+    expected = [squares[first :: 8 // part].sum() / max(weights[first :: 8 // part].sum(), 1) for first in range(8 // part)]
+    np.testing.assert_allclose(sums.part_losses, [np.nan if first == 1 else loss for first, loss in enumerate(expected)], rtol=1e-6)
+
+
+def test_a_batch_that_is_not_cut_has_no_parts(rows: tuple[jax.Array, jax.Array]):
+    for part in (None, 8):
+        sums, _ = mean_gradients(objective, {"w": jnp.float32(1.5)}, rows, z_loss=0.0, microbatch_sequences=part)
+        assert sums.part_losses is None
+
+
 def test_a_batch_in_which_nothing_counts_has_no_gradient(rows: tuple[jax.Array, jax.Array]):
     nothing = rows[0], jnp.zeros_like(rows[1])
     _, gradients = mean_gradients(objective, {"w": jnp.float32(1.5)}, nothing, z_loss=0.0, microbatch_sequences=None)

@@ -117,6 +117,24 @@ class DocumentBuffer:
             found[order[which]] = np.repeat(pieces.row, counts)
         return found
 
+    def pieces_of(self, first: Int[np.ndarray, " n"], stop: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, " p"], Pieces]:
+        """The pieces that have tokens of these ranges `[first, stop)` of the cache, and the number of the range of each.
+
+        The whole pass is played for it. No two ranges may overlap, and each is within one document.
+        """
+        order = np.argsort(first, kind="stable")
+        order = order[np.asarray(stop)[order] > np.asarray(first)[order]]
+        firsts, stops = np.asarray(first)[order], np.asarray(stop)[order]
+        which, found = [np.empty(0, np.int64)], [Pieces(*np.empty((4, 0), np.int64))]
+        for number in range(-(-self.num_rows // WINDOW_ROWS) if len(firsts) else 0):
+            with self._lock:
+                pieces = self._window(number)
+            last_before = np.searchsorted(firsts, pieces.first + pieces.length, "left") - 1
+            chosen = np.flatnonzero((last_before >= 0) & (stops[last_before] > pieces.first))
+            which.append(order[last_before[chosen]])
+            found.append(Pieces(*(column[chosen] for column in pieces)))
+        return np.concatenate(which), Pieces(*np.concatenate(found, axis=1))
+
     def _window(self, number: int) -> Pieces:
         """The pieces of rows `[number, number + 1) · WINDOW_ROWS`, played from the last state before them that is kept."""
         if number in self._windows:

@@ -2,13 +2,14 @@
 
 Forward it asks what the loader asks, `MixtureSchedule` and `Order`. Backward it solves the same for the sequence: the inverse of each
 pass's permutation gives the position within the component, the stage's counts give the block, the block's order gives the place in it, and
-the segments of the batch schedule give update and place in the batch.
+the segments of the batch schedule give update and place in the batch. Where rows come from a document buffer, its plan is asked for the
+positions, and a row has pieces of several documents.
 
 Updates are counted from 0 here, as the loader counts them. Update u makes step u + 1 of the metrics.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from jaxtyping import Int
 
 from trainer.base.errors import ConfigError
 from trainer.config import Component, Steps
+from trainer.data.buffered import BufferedComponent
 from trainer.data.loader import SPAN_SEQUENCES, Order
 from trainer.data.mixture import MixtureSchedule, block_counts
 from trainer.data.permutation import Permutation, derive_key
@@ -30,7 +32,7 @@ class Draws(NamedTuple):
         place: its row in the batch, before the batch is cut into parts and shared by hosts.
         component: the number of its component in `TracedOrder.names`.
         epoch: how many passes over the component were completed before.
-        row: the row of the component's cache.
+        row: the row of the component's cache; where a document buffer fills the rows, the row of its pass.
     """
 
     update: Int[np.ndarray, " n"]
@@ -42,6 +44,21 @@ class Draws(NamedTuple):
     def chosen(self, which: np.ndarray) -> "Draws":
         """Some of them, by a mask or by numbers."""
         return Draws(*(column[which] for column in self))
+
+
+class Runs(NamedTuple):
+    """Runs of tokens of a component's cache that rows hold: arrays with an entry each.
+
+    Attributes:
+        draw: the number of the row among the draws that they are asked of.
+        at: where in the row the run begins.
+        first, stop: its tokens, counted over the whole cache.
+    """
+
+    draw: Int[np.ndarray, " p"]
+    at: Int[np.ndarray, " p"]
+    first: Int[np.ndarray, " p"]
+    stop: Int[np.ndarray, " p"]
 
 
 class _Stretch(NamedTuple):
@@ -66,9 +83,10 @@ class TracedOrder:
 
     Attributes:
         rows: component → rows of its cache, for every component that these updates draw from.
+        buffered: component → the plans of its document buffer; of each of them, where the order has one.
 
     Raises:
-        ConfigError: the order has a document buffer, whose rows are no rows of the cache.
+        ConfigError: the order has a document buffer, and a component's plans are not given.
     """
 
     schedule: MixtureSchedule
@@ -76,14 +94,21 @@ class TracedOrder:
     start_update: int
     stop_update: int
     rows: Mapping[Component, int]
+    buffered: Mapping[Component, BufferedComponent] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         documents = self.schedule.order.buffer_documents
-        if documents is not None:
+        if documents is None:
+            return
+        if missing := sorted(set(self.rows) - set(self.buffered)):
             raise ConfigError(
-                f"an order that can be traced must draw rows of the caches, found order.buffer_documents {documents} in the phase that "
-                f"ends at step {self.stop_update}: trace a phase without a document buffer."
+                f"rows from buffers of {documents} documents are traced by the buffers' plans, and none is given of {', '.join(missing)}."
             )
+
+    @property
+    def from_caches(self) -> bool:
+        """Whether rows are rows of the caches; else a document buffer fills them."""
+        return self.schedule.order.buffer_documents is None
 
     @cached_property
     def names(self) -> tuple[Component, ...]:
@@ -104,13 +129,45 @@ class TracedOrder:
         order = Order(self.schedule, dict(self.rows))
         spans = range(first // SPAN_SEQUENCES, -(-stop // SPAN_SEQUENCES))
         rows = np.concatenate([order.span(number)[1] for number in spans])[first % SPAN_SEQUENCES :][: stop - first]
-        lengths = np.array([self.rows.get(name, 1) for name in self.names])
-        return Draws(np.full(len(places), update), places, components, positions // lengths[components], rows)
+        epochs, within = np.divmod(positions, np.array([self.rows.get(name, 1) for name in self.names])[components])
+        return Draws(np.full(len(places), update), places, components, epochs, rows if self.from_caches else within)
+
+    def runs_of(self, component: Component, draws: Draws) -> Runs:
+        """The tokens of these draws of one component, row by row, where a document buffer fills them."""
+        found = [self.buffered[component].of_pass(epoch).row(row) for epoch, row in zip(*map(np.ndarray.tolist, draws[3:5]), strict=True)]
+        draw = np.repeat(np.arange(len(found)), np.array([len(pieces.row) for pieces in found], np.int64))
+        empty = np.empty(0, np.int64)
+        at, first, length = (np.concatenate([empty, *(pieces[column] for pieces in found)]) for column in (1, 2, 3))
+        return Runs(draw, at, first, first + length)
+
+    def of_ranges(
+        self, component: Component, first: Int[np.ndarray, " n"], stop: Int[np.ndarray, " n"]
+    ) -> tuple[Int[np.ndarray, " p"], Draws, Runs]:
+        """Every draw of a row that a document buffer filled with tokens of these ranges `[first, stop)` of the cache.
+
+        Returns the number of the range, the draw, and the tokens of the range that it has; an entry each, and each draw its own row.
+        """
+        drawn = self._positions_drawn(component)
+        which, positions, found = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty((3, 0), np.int64)]
+        for epoch in self._passes(component, *drawn):
+            ranges, pieces = self.buffered[component].of_pass(epoch).pieces_of(first, stop)
+            at = epoch * self.rows[component] + pieces.row
+            inside = (at >= drawn[0]) & (at < drawn[1])
+            ranges, at, pieces = ranges[inside], at[inside], [column[inside] for column in pieces]
+            begin, end = np.maximum(pieces[2], first[ranges]), np.minimum(pieces[2] + pieces[3], stop[ranges])
+            which.append(ranges)
+            positions.append(at)
+            found.append(np.stack([pieces[1] + begin - pieces[2], begin, end]))
+        at = np.concatenate(positions)
+        updates, places = self._updates_of(self._sequences_of(component, at))
+        epochs, rows = np.divmod(at, self.rows[component])
+        number = self.names.index(component) if component in self.names else 0
+        draws = Draws(updates, places, np.full(len(at), number), epochs, rows)
+        return np.concatenate(which), draws, Runs(np.arange(len(at)), *np.concatenate(found, axis=1))
 
     def of_rows(self, component: Component, rows: Int[np.ndarray, " n"]) -> Draws:
         """Every draw of these rows of a component's cache, ordered by update and place. Rows must be different from each other."""
-        first = self.schedule.realised(self.schedule.order.first_step, self.start_update).get(component, 0)
-        stop = first + self.drawn.get(component, 0)
+        first, stop = self._positions_drawn(component)
         found = [self._of_pass(component, epoch, rows, (first, stop)) for epoch in self._passes(component, first, stop)]
         number = self.names.index(component) if component in self.names else 0
         if not found:
@@ -120,6 +177,11 @@ class TracedOrder:
         updates, places = self._updates_of(self._sequences_of(component, positions))
         draws = Draws(updates, places, np.full(len(updates), number), epochs, drawn_rows)
         return draws.chosen(np.lexsort((places, updates)))
+
+    def _positions_drawn(self, component: Component) -> tuple[int, int]:
+        """The positions within the component that these updates draw: from the first up to, not including, the second."""
+        first = self.schedule.realised(self.schedule.order.first_step, self.start_update).get(component, 0)
+        return first, first + self.drawn.get(component, 0)
 
     def _passes(self, component: Component, first: int, stop: int) -> range:
         return range(first // self.rows[component], -(-stop // self.rows[component])) if stop > first else range(0)

@@ -60,10 +60,17 @@ def dolma(folder: str, prefix: str, files: int, *, max_bad_fraction: float = 0.0
     return Source(url=DOLMA_FILES, include=include, format="jsonl", max_bad_fraction=max_bad_fraction)
 
 
-def stand_in(view: str, *where: str, kilobytes: int, without: tuple[str, ...] = (), test_items: bool = False) -> StandIn:
-    """At most so many kilobytes of a view of this installation's files."""
-    fields = {"view": view, "where": where, "without": without, "max_bytes": kilobytes * KILOBYTE, "test_items": test_items}
-    return StandIn.model_validate(fields)
+def stand_in(
+    view: str,
+    *where: str,
+    kilobytes: int,
+    without: tuple[str, ...] = (),
+    test_items: bool = False,
+    followed_by: tuple[StandIn, ...] = (),
+) -> StandIn:
+    """At most so many kilobytes of a view of this installation's files, and then what it is followed by."""
+    fields = {"view": view, "where": where, "without": without, "max_bytes": kilobytes * KILOBYTE}
+    return StandIn.model_validate({**fields, "test_items": test_items, "followed_by": followed_by})
 
 
 def site(*packages: str) -> tuple[str, ...]:

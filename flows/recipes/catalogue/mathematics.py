@@ -33,6 +33,17 @@ DOLMINO_MATH_AS_CACHED = Source(
 )
 """All of the bundle, with GSM8K's test split, as the cache `all_math-9d507c` had it. That one was pinned by its path."""
 
+SORTED_STAND_IN = stand_in(
+    "docstrings",
+    *site("h11"),
+    kilobytes=12,
+    followed_by=(
+        stand_in("code", *site("pyasn1_modules"), kilobytes=50),
+        stand_in("doctests", *site("humanize", "semver", "graphviz"), kilobytes=20),
+    ),
+)
+"""A little prose, then formats of data in a notation that repeats itself, and exercises after all of them."""
+
 MATHEMATICS: dict[str, ComponentData] = {
     "proofpile_2": ComponentData(
         source=hub(PROOFPILE, *(f"{subset}/train/*.jsonl.zst" for subset in ("algebraic-stack", "arxiv", "open-web-math"))),
@@ -54,6 +65,9 @@ MATHEMATICS: dict[str, ComponentData] = {
     "megamath_web": ComponentData(
         source=hub(MEGAMATH, "megamath-web/*/*.parquet", max_bad_fraction=CRAWL_BAD_FRACTION),
         stand_in=stand_in("docstrings", *site("pyparsing", "opt_einsum", "absl", "etils", "mpl_toolkits"), kilobytes=350),
+    ),
+    "megamath_web_by_folder": ComponentData(
+        source=hub(MEGAMATH, "megamath-web/*/*.parquet", max_bad_fraction=CRAWL_BAD_FRACTION), stand_in=SORTED_STAND_IN
     ),
     "megamath_web_pro": ComponentData(
         source=hub(MEGAMATH, "megamath-web-pro/*.parquet", max_bad_fraction=CRAWL_BAD_FRACTION),

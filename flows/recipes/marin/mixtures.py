@@ -83,6 +83,9 @@ HIGH_QUALITY_32B = {
 }
 BISON_MATH = {"all_math_9d507c": 0.00422 * 2}
 
+# Percent, of MegaMath's web text in the order of its folders. Of Bison's 1.074 T tokens these are 322 B: 1.2 epochs of its 263.9 B.
+SORTED_MATH = {"megamath_web_by_folder": 30.0}
+
 # Mantis gives MegaMath 0.371 T in proportion to its tokens, and then keeps a quarter of its web text.
 MEGAMATH = {
     "megamath_web": 0.2639,
@@ -106,5 +109,6 @@ STARLING_MIXTURE = percent(NEMOTRON, 70) | percent(STARLING_HIGH_QUALITY, 30)
 PRETRAINING_MIXTURE = percent(NEMOTRON | STARCODER | PROOFPILE)
 COOLDOWN_WEB = percent(NEMOTRON | STARCODER | PROOFPILE, 70)
 BISON_MIXTURE = COOLDOWN_WEB | percent(HIGH_QUALITY_32B | BISON_MATH, 30)
+BISON_CLEAN_MIXTURE = percent({name: share for name, share in BISON_MIXTURE.items() if name not in BISON_MATH}, 70) | SORTED_MATH
 MANTIS_MIXTURE = COOLDOWN_WEB | percent(HIGH_QUALITY_32B | MANTIS_MATH, 30)
 MANTIS_MIXTURE_WITH_CODE = COOLDOWN_WEB | percent(HIGH_QUALITY_32B | MANTIS_MATH | STACK_PYTHON, 30)

@@ -68,6 +68,30 @@ BISON_FLAT_NOTES = (
     ),
 )
 
+BISON_CLEAN_NOTES = (
+    unstated(
+        "phase",
+        "this project's question, not the record's: what Bison's linear permutation does to sorted data, without the leak that stops "
+        "Bison. Its parent, its schedule and the ratios of all its other components are Bison's",
+        source=f"{R32}, Shuffling anomaly",
+        place=f"{R32}, Shuffling: Linear vs. Feistel",
+    ),
+    unstated(
+        "mixture",
+        "the leaked bundle is replaced by MegaMath's web text, folder after folder, at 30 %: 1.2 epochs. Bison's own mathematics "
+        "has 1.1 and 4.3 %, of which a proxy draws 6 and 22 rows: too few for a shift to be seen or predicted",
+        source=f"issue 1681; {R32}, Attempt 2",
+        place=MANTIS_FILE,
+    ),
+    unstated(
+        "order",
+        "it begins again at step 160,000, so that the two branches differ in the permutation alone. Whether a linear permutation shifts is "
+        "luck: its stride is drawn",
+        source=f"{R32}, Shuffling: Linear vs. Feistel",
+        place=BISON_FILE,
+    ),
+)
+
 MANTIS_DIFFERENCES = (
     FLOOR,
     SKIP_STEP,

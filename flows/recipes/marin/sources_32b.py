@@ -37,6 +37,15 @@ COOLDOWN: Sources = {
     "model.sliding_window": code(EXP1395),
 }
 
+ASKS_ABOUT_ORDER: Sources = {
+    **run_of(BISON_FILE),
+    **COOLDOWN,
+    "name": ours("a branch that the record does not have"),
+    "branch": ours("a branch that the record does not have"),
+    "mixture": ours("Bison's without the leaked bundle, and sorted mathematics"),
+    "order.first_step": ours("the order begins with the branch"),
+}
+
 SOURCES_32B = RecordSources(
     COMMON,
     {
@@ -53,6 +62,8 @@ SOURCES_32B = RecordSources(
             "model.sliding_window": code(EXP1395),
         },
         "bison": {**run_of(BISON_FILE), **COOLDOWN, "mixture": code(BISON_FILE)},
+        "bison-clean": ASKS_ABOUT_ORDER,
+        "bison-clean-feistel": {**ASKS_ABOUT_ORDER, "order.permutation": ours("what bison-clean is compared with")},
         "mantis": {
             **run_of(MANTIS_FILE),
             **COOLDOWN,

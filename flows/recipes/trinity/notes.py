@@ -99,3 +99,11 @@ MINI_PHASE_3_NOTES = (
         place="§3.4.2",
     ),
 )
+FROM_BUFFERS_NOTES = (
+    unstated(
+        "order",
+        "this project's question, not the report's: this model's third phase with rows from document buffers (RSDB), which the report has "
+        "in Large's third phase only. The size is Large's by public notes, 4,096 documents: a device there, a component here",
+        place="§3.2",
+    ),
+)

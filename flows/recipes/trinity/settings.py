@@ -10,13 +10,15 @@ from flows.recipes.words import afmoe, constant, cosine, linear, stability
 from trainer.config import AdamW, DataOrder, Experts, ModelConfig, Muon
 
 __all__ = [
-    "AFTER_PHASE_1", "ORDER", "SMALL_PEAK", "SMALL_STEPS", "STEP_UP", "TOKENIZER", "TRILLION", "WARMUP_STEPS", "constant", "cosine",
-    "evaluated", "gates", "linear", "muon", "small", "stability", "steps_for", "trinity",
+    "AFTER_PHASE_1", "BUFFER_DOCUMENTS", "ORDER", "SMALL_PEAK", "SMALL_STEPS", "STEP_UP", "TOKENIZER", "TRILLION", "WARMUP_STEPS",
+    "constant", "cosine", "evaluated", "gates", "linear", "muon", "small", "stability", "steps_for", "trinity",
 ]  # fmt: skip
 
 TRILLION = 10**12
 TOKENIZER = Tokenizer(name="arcee-ai/Trinity-Large-Base", vocab_size=200_192)
 ORDER = DataOrder(seed=0, permutation="feistel", block_sequences=2048)
+BUFFER_DOCUMENTS = 4_096
+"""Of Large's third phase, by public notes: a buffer for each device there, for each component here."""
 WARMUP_STEPS = 2_000
 LOSS_SEQUENCES = 64
 

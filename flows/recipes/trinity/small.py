@@ -3,7 +3,9 @@
 from flows.recipes.phase import FromScratch, Note, Phase, continued
 from flows.recipes.trinity.extension import context_extension, extension_steps
 from flows.recipes.trinity.mixtures import SMALL_MIXTURES
+from flows.recipes.trinity.notes import FROM_BUFFERS_NOTES
 from flows.recipes.trinity.settings import (
+    BUFFER_DOCUMENTS,
     ORDER,
     SMALL_PEAK,
     SMALL_STEPS,
@@ -79,3 +81,18 @@ def extended(parent: Phase, *, seq_len: int, notes: tuple[Note, ...]) -> Phase:
     top = start + round(WARM_AGAIN_SHARE * steps)
     rates = (linear(start, top, 0.0, WARM_AGAIN_RATE * SMALL_PEAK), linear(top, start + steps, WARM_AGAIN_RATE * SMALL_PEAK, 0.0))
     return context_extension(parent, seq_len=seq_len, learning_rate=rates, declares=("schedule",), notes=notes)
+
+
+def from_buffers(phase_2: Phase, phase_3: Phase) -> Phase:
+    """A branch: the third phase with rows from document buffers, as Large has it."""
+    return continued(
+        phase_2,
+        name="phase-3-from-buffers",
+        stop_step=phase_3.stop_step,
+        declares=("schedule", "mixture", "order", "coverage"),
+        branch=True,
+        learning_rate=phase_3.learning_rate,
+        mixture=phase_3.mixture,
+        order=phase_2.order.but(buffer_documents=BUFFER_DOCUMENTS),
+        notes=FROM_BUFFERS_NOTES,
+    )

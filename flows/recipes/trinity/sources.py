@@ -98,8 +98,18 @@ SFT: Sources = {
     "batch": ours("not stated: 64 sequences"),
     "mixture": ours("the data are not public: one component"),
 }
+FROM_BUFFERS: Sources = {
+    "name": ours("a branch that the report does not have"),
+    "order.buffer_documents": ours("Large's, by public notes"),
+}
 
-SOURCES_NANO = RecordSources(NANO, {"phase-3": {"learning_rate.start_step": ours("with phase 3, as Mini's")}, "sft": SFT})
-SOURCES_MINI = RecordSources(
-    COMMON, {"phase-3": {"learning_rate.start_step": notes(f"{CARD}: the decay begins at 8.8 T of 10 T tokens, with phase 3", "high")}}
+SOURCES_NANO = RecordSources(
+    NANO,
+    {
+        "phase-3": {"learning_rate.start_step": ours("with phase 3, as Mini's")},
+        "phase-3-from-buffers": {**FROM_BUFFERS, "learning_rate.start_step": ours("with phase 3, as Mini's")},
+        "sft": SFT,
+    },
 )
+MINI_DECAY: Sources = {"learning_rate.start_step": notes(f"{CARD}: the decay begins at 8.8 T of 10 T tokens, with phase 3", "high")}
+SOURCES_MINI = RecordSources(COMMON, {"phase-3": MINI_DECAY, "phase-3-from-buffers": {**FROM_BUFFERS, **MINI_DECAY}})

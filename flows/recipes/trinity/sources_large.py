@@ -32,7 +32,12 @@ SOURCES_LARGE = RecordSources(
     LARGE,
     {
         "phase-2": DECAY,
-        "phase-3": DECAY,
+        "phase-3": {**DECAY, "order.buffer_documents": notes(f"{REVIEWS}: 4,096 documents, a device", ONE)},
+        "phase-3-without-buffer": {
+            **DECAY,
+            "name": ours("a branch that the report does not have"),
+            "branch": ours("a branch that the report does not have"),
+        },
         "first-runs": {
             "name": prose("§6: first few runs"),
             "stop_step": ours("not stated: about 1 T tokens"),

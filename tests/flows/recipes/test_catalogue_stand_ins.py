@@ -25,8 +25,9 @@ PROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
 
 def packages(stand_in: StandIn) -> set[str]:
-    """The installed packages that it draws from; `*.dist-info` is all of them."""
-    return {pattern.removeprefix("site:").split("/")[0] for pattern in stand_in.where if pattern.startswith("site:")}
+    """The installed packages that it draws from, or what it is followed by; `*.dist-info` is all of them."""
+    own = {pattern.removeprefix("site:").split("/")[0] for pattern in stand_in.where if pattern.startswith("site:")}
+    return own.union(*map(packages, stand_in.followed_by))
 
 
 def test_no_two_stand_ins_are_alike():

@@ -1,4 +1,4 @@
-"""A recipe of four phases over text of its own, and a home in which its caches are prepared; nothing is trained."""
+"""A recipe of five phases over text of its own, and a home in which its caches are prepared; nothing is trained."""
 
 import json
 import random
@@ -43,7 +43,7 @@ def rate(start: int, stop: int) -> list[dict[str, Any]]:
 
 
 def traced_recipe(sources: Path) -> Recipe:
-    """Two batches; a switch of the mixture within a block; a new order with another permutation; a branch beside them."""
+    """Two batches; a switch of the mixture within a block; a new order with another permutation; two branches beside them."""
     raw: dict[str, Any] = tiny_recipe().model_dump(mode="json")
     first, second = raw["phases"]
     second["mixture"] = [[0, COMPONENTS], [47, OTHER_MIXTURE]]
@@ -66,14 +66,20 @@ def traced_recipe(sources: Path) -> Recipe:
         "mixture": [[0, {"flan": 100.0}]],
         "branch": True,
     }
-    for phase in (second, third, branch):
+    buffered: dict[str, Any] = {
+        **third,
+        "name": "buffered",
+        "order": {**third["order"], "buffer_documents": 3},
+        "branch": True,
+    }
+    for phase in (second, third, branch, buffered):
         phase["order"] = dict(phase["order"]) | {"cut_blocks": True}
     second["checkpoints"] = {**second["checkpoints"], "at_steps": [45]}
     first["order"]["cut_blocks"] = True
     named = {name: Source(url=(sources / name).as_uri(), include=("**/*.jsonl",), format="jsonl") for name in COMPONENTS}
     raw["sources"] = {name: source.model_dump(mode="json") for name, source in named.items()}
     raw["tokenizer"] = {"name": None, "vocab_size": VOCAB_SIZE, "components": None}
-    return Recipe.model_validate({**raw, "phases": [first, second, third, branch]})
+    return Recipe.model_validate({**raw, "phases": [first, second, third, branch, buffered]})
 
 
 def write_sources(folder: Path) -> None:

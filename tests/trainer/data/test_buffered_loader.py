@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from trainer.base.errors import ConfigError, DataError
 from trainer.base.storage import digest_of_file
 from trainer.config import RunConfig
+from trainer.data.buffered import BufferedComponent
 from trainer.data.cache import TokenCache
 from trainer.data.contract import changed_since
 from trainer.data.document_index import DocumentIndex
@@ -144,9 +145,57 @@ def test_another_size_is_another_order_and_a_resume_with_it_is_refused(run: RunC
         assert not np.array_equal(Loader(other).batch(3).tokens, Loader(run).batch(3).tokens)
 
 
-def test_a_trace_is_refused(run: RunConfig):
+def traced(run: RunConfig) -> TracedOrder:
     schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
-    with pytest.raises(ConfigError, match=r"found order\.buffer_documents 8"):
+    buffered = {
+        name: BufferedComponent(name, TokenCache.open(run.caches[name]), run.order, run.model.seq_len)
+        for name in schedule.realised(run.start_step, run.stop_step)
+    }
+    rows = {name: one.num_rows for name, one in buffered.items()}
+    return TracedOrder(schedule, run.batch, run.start_step, run.stop_step, rows, buffered)
+
+
+def test_a_trace_names_the_tokens_of_every_row_and_finds_each_document_again(run: RunConfig):
+    """Forward against the loader's batches, and backward, from all documents, against forward."""
+    order, loader = traced(run), Loader(run)
+    caches = {name: TokenCache.open(run.caches[name]) for name in order.rows}
+    tokens = {name: cache.rows(np.arange(1), cache.manifest.tokens)[0] for name, cache in caches.items()}
+    forward: Counter[tuple[object, ...]] = Counter()
+    for update in range(run.start_step, run.stop_step):
+        draws, batch = order.of_update(update), np.full((run.batch.at(update), run.model.seq_len), -1)
+        for number, name in enumerate(order.names):
+            mine = draws.chosen(draws.component == number)
+            for draw, at, first, stop in zip(*order.runs_of(name, mine), strict=True):
+                batch[mine.place[draw], at : at + stop - first] = tokens[name][first:stop]
+                forward[name, update, mine.place[draw], mine.epoch[draw], mine.row[draw], at, first, stop] += 1
+        np.testing.assert_array_equal(batch, loader.batch(update).tokens)
+    backward: Counter[tuple[object, ...]] = Counter()
+    for name, cache in caches.items():
+        starts = DocumentIndex(cache).starts()
+        which, draws, runs = order.of_ranges(name, starts[:-1], starts[1:])
+        assert (starts[which] <= runs.first).all()
+        assert (runs.stop <= starts[which + 1]).all()
+        backward.update((name, *row) for row in zip(*(draws[:2]), *(draws[3:]), *(runs[1:]), strict=True))
+    assert backward == forward
+    assert {piece[3] for piece in forward} >= {0, 1}, "more than one pass"
+
+
+def test_of_a_passage_the_rows_are_named_that_have_tokens_of_it(run: RunConfig):
+    order = traced(run)
+    name = max(order.rows, key=lambda one: order.rows[one])
+    starts = DocumentIndex(TokenCache.open(run.caches[name])).starts()
+    longest = int(np.diff(starts).argmax())
+    first, stop = int(starts[longest]) + 3, int(starts[longest + 1]) - 2
+    which, _, runs = order.of_ranges(name, np.array([first, first]), np.array([stop, first]))
+    assert set(which.tolist()) == {0}, "an empty range is in no row"
+    assert (int(runs.first.min()), int(runs.stop.max())) == (first, stop)
+    whole, _, _ = order.of_ranges(name, starts[:-1], starts[1:])
+    assert len(which) == (whole == longest).sum()
+
+
+def test_a_trace_without_the_plans_is_refused(run: RunConfig):
+    schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
+    with pytest.raises(ConfigError, match=r"buffers of 8 documents .* none is given of books"):
         TracedOrder(schedule, run.batch, 0, 60, {"books": 10})
 
 

@@ -21,6 +21,7 @@ from validations.evidence.health.metrics import Floats, Metrics, read_columns, r
 from validations.evidence.health.phenomena import Measure, grad_norm_spikes_of, param_norm_jumps_of
 from validations.evidence.health.shifts import Change, largest_rise, largest_shift
 from validations.evidence.health.spikes import LEAD_UPDATES, MIN_WINDOW, Spikes, find_leads, find_spikes
+from validations.evidence.health.spread import spread_findings
 from validations.limits import HealthLimits
 
 LM_HEAD = "lm_head"
@@ -51,7 +52,8 @@ def health_evidence(metrics: Sequence[Row], limits: HealthLimits, *, groups: Seq
     found = read_columns(metrics)
     spikes = [*_spikes(found, limits, groups), *_of_absent_groups(groups)]
     averages = _averages(found, limits, groups)
-    findings = [_non_finite(found, groups), *spikes, *_changes(found, limits), *averages, *balance_findings(found, limits.max_violation)]
+    balance, spread = balance_findings(found, limits.max_violation), spread_findings(found)
+    findings = [_non_finite(found, groups), *spikes, *_changes(found, limits), *averages, *balance, *spread]
     return pd.DataFrame([finding.row() for finding in findings], columns=list(COLUMNS))
 
 

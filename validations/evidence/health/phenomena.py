@@ -25,6 +25,8 @@ class Measure(StrEnum):
     DATA_SHARE = "data_share"
     MAX_VIOLATION = "max_violation"
     EARLY_VIOLATION = "early_max_violation"
+    LOSS_STEP_SPREAD = "loss_step_spread"
+    BATCH_HET = "batch_het"
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ PHENOMENA: dict[str, Phenomenon] = {
     Measure.DATA_SHARE: Phenomenon("training waits for data", f'{TRINITY_LARGE}, section "3.2 Data Preparation"'),
     Measure.MAX_VIOLATION: Phenomenon("experts collapse", f'{TRINITY_LARGE}, section "6 Discussion"'),
     Measure.EARLY_VIOLATION: Phenomenon("experts off their balance for a time", f'{TRINITY_LARGE}, section "6 Discussion"'),
+    Measure.LOSS_STEP_SPREAD: Phenomenon("batches unlike each other", f'{TRINITY_LARGE}, section "3.2 Data Preparation"'),
+    Measure.BATCH_HET: Phenomenon("parts of a batch unlike each other", f'{TRINITY_LARGE}, section "3.2 Data Preparation"'),
     **{grad_norm_spikes_of(group): GRADIENT_OF_GROUP for group in ALL_GROUPS},
     **{param_norm_jumps_of(group): NORM_OF_GROUP for group in ALL_GROUPS},
 }

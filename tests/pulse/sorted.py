@@ -1,0 +1,170 @@
+"""What Bison's order does to sorted data, predicted and then trained: `python -m tests.pulse.sorted FOLDER [--seeds N]`.
+
+`bison-clean` is Bison without the leaked bundle, and three tenths of it are mathematics that is sorted by where it is from. First its data
+are judged: nothing leaks, and the order decides. Of the seeds of the order the first N are taken whose stride lets the data change late, as
+Bison's did. What the gate says, and what counts of pairs of tokens predict, is printed before a branch is trained. Then both branches train
+from the same weights, by the record's linear permutation and by Feistel's, once a seed. `docs/marin.md` says what came of it.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import t as student
+
+from tasks.data.plan import DataPlan
+from tasks.home import Home
+from tasks.validation.judge import judge_phase_data
+from tests.pulse.sorted_picture import draw
+from tests.pulse.sorted_prediction import predict
+from tests.pulse.sorted_runs import (
+    BRANCHES,
+    FEISTEL,
+    LINEAR,
+    MATHEMATICS,
+    PARENTS,
+    Losses,
+    branches,
+    prepare,
+    run_of,
+    train_branch,
+    train_parents,
+    try_luck,
+)
+from trainer.data.mixture import MixtureSchedule
+from validations.evidence.hand_off import hand_off_evidence
+from validations.evidence.order.evidence import order_evidence
+
+SEEDS, LUCK_SEEDS = 3, 1000
+
+
+class Told(NamedTuple):
+    """One seed of the order: the change that the gate predicts, and branch → the losses that pairs predict and that were seen."""
+
+    seed: int
+    change: int
+    predicted: dict[str, Losses]
+    seen: dict[str, Losses]
+
+
+class Rise(NamedTuple):
+    """How far the mean loss from a step on lies above that of as many steps before it, in nats a token."""
+
+    mathematics: float
+    overall: float
+
+    def __str__(self) -> str:
+        return f"mathematics {self.mathematics:+.2f}, overall {self.overall:+.2f} nats a token"
+
+
+def rise_at(losses: Losses, step: int) -> Rise:
+    """At a step that is known beforehand."""
+    after = losses.steps >= step
+    before = ~after & (losses.steps >= 2 * step - losses.steps.max() - 1)
+    values, of_mathematics = losses.values, losses.is_mathematics
+    return Rise(
+        float(values[after & of_mathematics].mean() - values[before & of_mathematics].mean()),
+        float(values[after].mean() - values[before].mean()),
+    )
+
+
+def interval(values: Sequence[float]) -> str:
+    """A mean with the 95 % interval that Student's t gives it."""
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return f"{mean:+.2f}"
+    half = float(student.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5)
+    return f"{mean:+.2f} ± {half:.2f}"
+
+
+def ask_the_gate(home: Home, plan: DataPlan, order_seed: int) -> None:
+    """Print what the gate of the data says of both branches."""
+    recipe = branches(order_seed)
+    for name in BRANCHES:
+        run = run_of(recipe, name, home, plan, needs_parent=False)
+        limits = recipe.phase(name).gates.data
+        verdict = judge_phase_data(run, plan, limits, home, hand_off=hand_off_evidence(None, {}))
+        print(f"\n{name}, seed {order_seed}: {'passes' if verdict.passes else 'is refused'}", flush=True)
+        for check in verdict.checks:
+            if check.table in ("leakage", "order", "shifts"):
+                print(f"  {check.table:<8} {'passes' if check.passes else check.severity}: {check.asks}")
+        for reason in verdict.reasons:
+            print(f"  {reason.severity}: {reason.sentence}")
+        _, shifts = order_evidence(run, limits.order)
+        for row in shifts[shifts["component"] == MATHEMATICS].to_dict("records"):
+            print(
+                f"  {row['signal']:<16} step {row['change_at_step']}: {row['before']:.3g} → {row['after']:.3g}, "
+                f"{row['shift_deviations']:.2f} deviations, p = {row['p_value']:.0e}"
+            )
+
+
+def predicted_change(home: Home, plan: DataPlan, order_seed: int) -> int:
+    """The step of the surest change that the evidence has of the linear branch."""
+    recipe = branches(order_seed)
+    run = run_of(recipe, LINEAR, home, plan, needs_parent=False)
+    _, shifts = order_evidence(run, recipe.phase(LINEAR).gates.data.order)
+    return int(shifts[shifts["component"] == MATHEMATICS].sort_values("p_value").iloc[0]["change_at_step"])
+
+
+def tell_of(order_seed: int, home: Home, plan: DataPlan) -> Told:
+    """Predict, print it, and then train."""
+    recipe, change = branches(order_seed), predicted_change(home, plan, order_seed)
+    parents = [run_of(recipe, parent, home, plan, needs_parent=False) for parent in PARENTS]
+    predicted = {name: predict(parents, run_of(recipe, name, home, plan, needs_parent=False)) for name in BRANCHES}
+    told = Told(order_seed, change, predicted, {})
+    print(f"\nseed {order_seed}: the gate predicts a change at step {change}", flush=True)
+    for name in BRANCHES:
+        print(f"  predicted {name}: {rise_at(predicted[name], change)}", flush=True)
+    for name in BRANCHES:
+        told.seen[name] = train_branch(run_of(recipe, name, home, plan))
+        print(f"  seen      {name}: {rise_at(told.seen[name], change)}", flush=True)
+    return told
+
+
+def tell(folder: Path, seeds: int, luck_seeds: int) -> None:
+    """The whole story."""
+    home = Home.open(str(folder / "home"))
+    plan = prepare(home)
+    run = run_of(branches(), LINEAR, home, plan, needs_parent=False)
+    drawn = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order).realised(run.start_step, run.stop_step)[MATHEMATICS]
+    luck = try_luck(Path(run.caches[MATHEMATICS]), run.model.seq_len, drawn, luck_seeds, wanted=seeds)
+    print(f"{drawn} rows of {MATHEMATICS} are drawn. Of {luck.seeds:,} seeds a shift is predicted for {luck.shifting}.")
+    for seed, stride in luck.unlucky:
+        print(f"Seed {seed} has a late one: neighbours in time are {stride} rows apart in the cache.")
+    ask_the_gate(home, plan, luck.unlucky[0][0])
+    train_parents(branches(), home, plan)
+    told = [tell_of(seed, home, plan) for seed, _ in luck.unlucky]
+    print(table(told))
+    draw(told).savefig(folder / "sorted.png", dpi=100)
+    print(folder / "sorted.png")
+
+
+def table(told: Sequence[Told]) -> str:
+    """Predicted and seen side by side, means over the seeds of the order."""
+    lines = ["", "| from the predicted step on, nats a token | predicted | seen |", "|---|---|---|"]
+    for number, what in enumerate(Rise._fields):
+        found = {
+            kind: {name: [rise_at(getattr(one, kind)[name], one.change)[number] for one in told] for name in BRANCHES}
+            for kind in ("predicted", "seen")
+        }
+        for name in BRANCHES:
+            lines.append(f"| {what}, {name} | {interval(found['predicted'][name])} | {interval(found['seen'][name])} |")
+        apart = {kind: [a - b for a, b in zip(of[LINEAR], of[FEISTEL], strict=True)] for kind, of in found.items()}
+        lines.append(f"| {what}, difference | {interval(apart['predicted'])} | {interval(apart['seen'])} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Tell it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--luck-seeds", type=int, default=LUCK_SEEDS)
+    asked = parser.parse_args()
+    tell(asked.folder.resolve(), asked.seeds, asked.luck_seeds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""The two branches of Marin 32B over sorted mathematics: their data, an unlucky stride, and their training with the loss of each row."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from flows.plan import build_run, data_plan, stand_ins_of
+from flows.recipes import load_record
+from flows.recipes.recipe import Recipe
+from tasks.data.cluster import cluster
+from tasks.data.plan import DataPlan
+from tasks.data.prepare import build_missing_caches, collect_stand_ins, make_missing_tokenizer, write_missing_documents
+from tasks.evaluation.made import write_missing_benchmarks
+from tasks.home import Home
+from tests.trainer.token_caches import write_passing_verdict
+from trainer.checkpoints.hand_off import state_to_start_from
+from trainer.config import RunConfig
+from trainer.data.cache import TokenCache
+from trainer.data.loader import Loader
+from trainer.data.mixture import MixtureSchedule
+from trainer.data.permutation import Kind, Permutation, derive_key
+from trainer.held_out_loss import build_mean_loss
+from trainer.run import execute
+from trainer.schedule import scheduled_at
+from trainer.step import build_train_step
+from validations.evidence.order.shift import Shift, find_shift
+from validations.evidence.order.signals import token_mix
+
+MATHEMATICS = "megamath_web_by_folder"
+LINEAR, FEISTEL = "bison-clean", "bison-clean-feistel"
+BRANCHES = (LINEAR, FEISTEL)
+PARENTS = ("phase-1", "qk-norm")
+MAX_P_VALUE, MIN_DEVIATIONS = 3e-9, 0.5
+"""What the gate calls a shift: the recipe's limit, at about the rate that is left for each row of its tables."""
+MAX_SEEDS = 100_000
+LATE = (0.7, 0.95)
+"""An unlucky order is looked for whose shift is in this part of the phase. Bison's was at 0.94."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Cross-entropy of each row that a branch draws, in nats a token, before the update that trains on it.
+
+    Attributes:
+        steps: the update of each row.
+        is_mathematics: whether the row is of the sorted component.
+    """
+
+    steps: np.ndarray
+    is_mathematics: np.ndarray
+    values: np.ndarray
+
+    def by_step(self, *, mathematics: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Steps, and the mean loss at each: of the sorted component, or of all rows."""
+        chosen = self.is_mathematics if mathematics else np.ones(len(self.steps), bool)
+        steps = np.unique(self.steps[chosen])
+        return steps, np.array([self.values[chosen & (self.steps == step)].mean() for step in steps])
+
+
+def branches(order_seed: int = 0) -> Recipe:
+    """The main line and both branches at proxy scale, with this seed for the order of the branches."""
+    recipe = load_record("marin-32b", "proxy")
+    phases = [phase for phase in recipe.phases if phase.name in BRANCHES or not phase.branch]
+    changed = [phase.but(order=phase.order.but(seed=order_seed)) if phase.name in BRANCHES else phase for phase in phases]
+    kept = {phase.name for phase in changed}
+    accepts = [one.but(phases=tuple(name for name in one.phases if name in kept)) if one.phases else one for one in recipe.accepts]
+    return recipe.but(phases=tuple(changed), accepts=tuple(one for one in accepts if one.phases is None or one.phases))
+
+
+def prepare(home: Home) -> DataPlan:
+    """What `phasewise data prepare marin-32b/bison-clean` does, without a Prefect server."""
+    recipe = branches()
+    with cluster():
+        collect_stand_ins(stand_ins_of(recipe), home.sources)
+        plan = data_plan(recipe, home)
+        write_missing_documents(plan)
+        make_missing_tokenizer(plan, recipe.tokenizer.vocab_size, recipe.tokenizer.name)
+        build_missing_caches(plan)
+        write_missing_benchmarks(plan)
+    return plan
+
+
+def run_of(recipe: Recipe, phase: str, home: Home, plan: DataPlan, *, needs_parent: bool = True) -> RunConfig:
+    """A phase as the trainer wants it."""
+    run = build_run(recipe, recipe.phase(phase), home, plan.folders("train"), needs_parent=needs_parent)
+    return run.but(verdict=str(Path(run.output) / "passing-verdict.json"))
+
+
+def shift_in_order(signal: np.ndarray, kind: Kind, seed: int, drawn: int) -> tuple[Shift, int]:
+    """The shift of a signal of all rows of the mathematics, in the order of a seed, and the order's stride between neighbours in time."""
+    rows = len(signal)
+    permutation = Permutation.build(kind, length=rows, key=derive_key("component", seed, MATHEMATICS, 0))
+    order = permutation(np.arange(min(drawn, rows)))
+    stride = int(order[1] - order[0]) % rows
+    return find_shift(signal[order]), min(stride, rows - stride)
+
+
+@dataclass(frozen=True)
+class Luck:
+    """How many of some seeds give an order under which the data shifts, and the first whose shift is late.
+
+    Attributes:
+        shifting: kind of permutation → seeds with a shift that the gate would stop.
+        unlucky: the first seeds with a late one under the linear permutation, and their strides.
+    """
+
+    seeds: int
+    shifting: dict[Kind, int]
+    unlucky: list[tuple[int, int]]
+
+
+def try_luck(cache: Path, seq_len: int, drawn: int, seeds: int, *, wanted: int = 1) -> Luck:
+    """Ask the first seeds, by what the rows' tokens say, and look on for so many unlucky ones."""
+    opened = TokenCache.open(cache)
+    signal = token_mix(opened, np.arange(opened.num_rows(seq_len)), seq_len)
+    kinds: tuple[Kind, ...] = ("linear", "feistel")
+    shifting: dict[Kind, int] = {}
+    for kind in kinds:
+        shifting[kind] = sum(_is_shift(shift_in_order(signal, kind, seed, drawn)[0]) for seed in range(seeds))
+    return Luck(seeds, shifting, list(islice(_late(signal, drawn), wanted)))
+
+
+def _is_shift(shift: Shift) -> bool:
+    return shift.p_value < MAX_P_VALUE and shift.deviations > MIN_DEVIATIONS
+
+
+def _late(signal: np.ndarray, drawn: int) -> Iterator[tuple[int, int]]:
+    for seed in range(1, MAX_SEEDS):
+        shift, stride = shift_in_order(signal, "linear", seed, drawn)
+        if _is_shift(shift) and LATE[0] <= shift.at / min(drawn, len(signal)) <= LATE[1]:
+            yield seed, stride
+    raise AssertionError(f"too few of {MAX_SEEDS:,} seeds give an order with a late shift")
+
+
+def train_parents(recipe: Recipe, home: Home, plan: DataPlan) -> None:
+    """The phases that the branches start from, through the trainer."""
+    for phase in PARENTS:
+        run = run_of(recipe, phase, home, plan)
+        if not (Path(run.output) / "result.json").exists():
+            write_passing_verdict(run)
+            execute(run)
+
+
+def component_of(run: RunConfig, step: int) -> np.ndarray:
+    """Whether each row of an update is of the sorted component."""
+    schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
+    return schedule.batch(step)[0] == schedule.components().index(MATHEMATICS)
+
+
+def train_branch(run: RunConfig) -> Losses:
+    """Train as the trainer does, and before each update take the loss of each of its rows."""
+    mean_loss = build_mean_loss(run.model, run.execution)
+    of_rows = jax.jit(jax.vmap(mean_loss, in_axes=(None, 0, 0)))
+    update = build_train_step(run.model, run.optimizer, run.execution)
+    state, loader = state_to_start_from(run), Loader(run)
+    steps, mathematics, values = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+    for step in range(run.start_step, run.stop_step):
+        batch = loader.batch(step)
+        losses = np.asarray(of_rows(state.params, batch.tokens[:, None], batch.segment_ids[:, None]))
+        steps.append(np.full(len(losses), step))
+        mathematics.append(component_of(run, step))
+        values.append(losses)
+        state, _ = update(state, batch.tokens, batch.segment_ids, scheduled_at(run, step))
+    return Losses(np.concatenate(steps), np.concatenate(mathematics), np.concatenate(values))
