@@ -1,6 +1,6 @@
 """Which experts each token has, and what that says of the load on them.
 
-Shape letters: n token (rows of a batch one after the other; or b row and t position, as `trainer.kernels.rows.join_rows` has it), d d_model,
+Shape letters: n token (rows of a batch one after the other; or b row and t position, see `trainer.kernels.rows.join_rows`), d d_model,
 x expert, k chosen expert.
 Logits, scores, gates and sums are float32, whatever the type of the tokens.
 """
