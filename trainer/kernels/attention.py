@@ -13,7 +13,8 @@ from jaxtyping import Array, Float, Int
 from trainer.base.errors import ConfigError
 from trainer.config import LANES, ModelConfig
 from trainer.kernels import context, cudnn, xla
-from trainer.sharding import context_parts, map_shards
+from trainer.kernels.rows import context_parts
+from trainer.sharding import map_shards
 
 KERNELS = ("splash", "cudnn", "xla")
 """In the order of their speed where they can run."""

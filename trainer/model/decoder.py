@@ -14,12 +14,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from trainer.config import Execution, Kept, ModelConfig
 from trainer.kernels.attention import attend
+from trainer.kernels.rows import join_rows
 from trainer.model.experts import Routing, in_layer_order, mix_experts
 from trainer.model.layers import Cycle, LayerKind, Stack, cycles
 from trainer.model.params import Params
 from trainer.model.remat import Block, check_names, remat
 from trainer.model.rope import Rotation, rotate, rotations
-from trainer.sharding import constrain, constrain_activation, join_rows
+from trainer.sharding import constrain, constrain_activation
 
 PLAIN = Execution()
 MAX_UNROLLED_LAYERS = 4

@@ -12,9 +12,10 @@ from jaxtyping import Array, Bool, Float
 from trainer.config import Experts
 from trainer.kernels.expert_blocks import Matrices
 from trainer.kernels.expert_parallel import apply_on_mesh
+from trainer.kernels.rows import join_rows
 from trainer.model.params import Params
 from trainer.model.router import Load, measure_load, route, sequence_loss
-from trainer.sharding import constrain, join_rows
+from trainer.sharding import constrain
 
 
 class Routing(NamedTuple):

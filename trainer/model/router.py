@@ -1,7 +1,7 @@
 """Which experts each token has, and what that says of the load on them.
 
-Shape letters: n token (rows of a batch one after the other; or b row and t position: `trainer.sharding.join_rows`), d d_model, x expert,
-k chosen expert.
+Shape letters: n token (rows of a batch one after the other; or b row and t position, see `trainer.kernels.rows.join_rows`), d d_model,
+x expert, k chosen expert.
 Logits, scores, gates and sums are float32, whatever the type of the tokens.
 """
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from trainer.config import Experts
-from trainer.sharding import map_tokens
+from trainer.kernels.rows import map_tokens
 
 EPSILON = 1e-20
 """Keeps the gates finite where all scores of a token underflow (as AFMoE of transformers has it)."""
