@@ -21,7 +21,7 @@ from trainer.metrics import Row, of_the_clock, read_metrics
 from trainer.passed_over import PassedOver, Window, write_passed_over
 from trainer.run import main
 
-pytestmark = pytest.mark.timeout(240)  # a guard against hanging
+pytestmark = pytest.mark.timeout(600)  # a guard against hanging
 
 STEPS, MOVED_AT, SAVED_EVERY = 12, 7, 5
 TWO, ONE = Execution(mesh=Mesh(fsdp=2)), Execution()

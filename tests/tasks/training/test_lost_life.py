@@ -17,7 +17,7 @@ from trainer.base.run_folder import RunFolder, is_kept
 from trainer.base.storage import write_json
 from trainer.config import RunConfig
 
-pytestmark = pytest.mark.timeout(240)  # a guard against hanging
+pytestmark = pytest.mark.timeout(600)  # a guard against hanging
 
 STEPS, SAVED_EVERY, HANGS_AFTER = 16, 5, 8
 MACHINE = """
