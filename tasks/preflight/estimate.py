@@ -86,7 +86,7 @@ def estimate(step: StepShape, where: Slice, setting: Setting, policies: Policies
     logits = FLOAT32_BYTES * min(setting.loss_tokens_a_chip * mesh.tensor, tokens) * model.vocab_size / mesh.tensor / GIB
     block = tokens * block_a_token(model, mesh.tensor) * (1 if model.experts is None else SPARSE_WORK) / GIB
     amounts = np.stack([ones, kept / GIB, block * ones, logits * ones], axis=1)
-    host = tokens * policies.on_host
+    host = tokens * np.where((mesh.context > 1) & (policies.on_host > 0), np.inf, policies.on_host)  # XLA fails: decision 80
     terms = np.stack(_terms(step, where, setting, policies, tokens * setting.parts), axis=1)
     return Estimates(known * ones, amounts, host / GIB, terms)
 

@@ -21,7 +21,7 @@ def estimate_plan(step: StepShape, where: Slice) -> Found:
     limit_gib = where.chip.device_gib * where.chip.usable
     gib, seconds = table.gib(), table.seconds()
     fits = (gib + RESERVED_BYTES / GIB <= limit_gib) & (table.host <= host_gib(where))
-    least = int(np.argmin(gib))
+    least = int(np.argmin(np.where(np.isfinite(table.host), gib, np.inf)))
     best = int(np.argmin(np.where(fits, seconds, np.inf))) if fits.any() else least
     plan, needs = table.plan(best), float(gib[best])
     roofline = Roofline(**dict(zip(Roofline.model_fields, map(float, table.terms[best]), strict=True)))

@@ -68,6 +68,16 @@ def test_what_rows_that_are_cut_along_positions_need_and_send_by_hand() -> None:
     assert np.delete(other.terms, 2, axis=1) == pytest.approx(np.delete(one.terms, 2, axis=1))
 
 
+def test_nothing_goes_to_the_host_where_rows_are_cut_along_positions() -> None:
+    """The compiler failed on it."""
+    where = find_slice("v5p-128")
+    step = step_of(LLAMA_8B.but(seq_len=32_768), 64)
+    policies = measure_policies(step, where, ["full", "offload"], 1)
+    apart, cut = (estimate(step, where, Setting(mesh, 1, 2048), policies).host for mesh in (Mesh(fsdp=64), Mesh(fsdp=16, context=4)))
+    assert np.isfinite(apart).all()
+    assert np.isfinite(cut).tolist() == [True, False]
+
+
 def test_a_window_within_a_part_gathers_no_keys() -> None:
     model, mesh = LLAMA_8B.but(seq_len=32_768, sliding_window=4096, global_attention_every=4), Mesh(fsdp=16, context=4)
     assert gathering_layers(model, mesh) == 8
