@@ -38,11 +38,11 @@ SORTED_STAND_IN = stand_in(
     *site("h11"),
     kilobytes=12,
     followed_by=(
-        stand_in("code", *site("pyasn1_modules"), kilobytes=50),
+        stand_in("code", "site:hpack/huffman_table.py", kilobytes=50),
         stand_in("doctests", *site("humanize", "semver", "graphviz"), kilobytes=20),
     ),
 )
-"""A little prose, then formats of data in a notation that repeats itself, and exercises after all of them."""
+"""A little prose, then a table of numbers that repeats itself, and exercises after all of it."""
 
 MATHEMATICS: dict[str, ComponentData] = {
     "proofpile_2": ComponentData(

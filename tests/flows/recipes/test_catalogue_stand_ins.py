@@ -68,13 +68,16 @@ def test_trinity_s_stand_ins_share_no_package_with_each_other():
 def test_every_package_comes_with_the_program():
     """And not with the tools of those who work on it: a stand-in must be there for everyone."""
     project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
-    wanted, found = [Requirement(line).name for line in project["dependencies"]], set[str]()
+    wanted, found, seen = [Requirement(line) for line in project["dependencies"]], set[str](), set[tuple[str, str]]()
     while wanted:
-        name = plain(wanted.pop())
-        if name not in found:
-            found.add(name)
-            required = [Requirement(line) for line in importlib.metadata.distribution(name).requires or ()]
-            wanted += [one.name for one in required if not one.marker or one.marker.evaluate({"extra": ""})]
+        one = wanted.pop()
+        name = plain(one.name)
+        for extra in {"", *one.extras}:  # `httpx[http2]` brings hpack
+            if (name, extra) not in seen:
+                seen.add((name, extra))
+                found.add(name)
+                required = [Requirement(line) for line in importlib.metadata.distribution(name).requires or ()]
+                wanted += [of_it for of_it in required if not of_it.marker or of_it.marker.evaluate({"extra": extra})]
     sold_as = importlib.metadata.packages_distributions()
     for component, stand_in in STAND_INS.items():
         for package in packages(stand_in) - {"*.dist-info"}:
