@@ -2,7 +2,7 @@
 
 A model of two layers as Trinity's learns on rows of 128 tokens to give the value that a key had. Then it goes on for a sixth as many
 updates: on rows of 512 tokens, as a context extension does, or on short rows as before. MK-NIAH asks all three at both lengths.
-`docs/trinity.md` has the table.
+`docs/trinity.md` has the table, and what it does not show.
 """
 
 from tests.pulse.needle_runs import LONG, NEEDLES, SHORT, Lengths, first_run, haystack, next_run, tokenizer, train

@@ -106,7 +106,8 @@ def cache(home: Path, length: int, rows: int) -> Path:
 
 def first_run(home: Path, seed: int, lengths: Lengths) -> RunConfig:
     """On short rows, from scratch, at a constant rate."""
-    rates = (linear(0, WARMUP_STEPS, 0.0, PEAK_RATE), constant(WARMUP_STEPS, lengths.first, PEAK_RATE))
+    warm = min(WARMUP_STEPS, lengths.first // 2)
+    rates = (linear(0, warm, 0.0, PEAK_RATE), constant(warm, lengths.first, PEAK_RATE))
     sequences = BATCH_TOKENS // SHORT
     return RunConfig.model_validate(
         {
