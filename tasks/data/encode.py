@@ -102,7 +102,7 @@ class ShardFiles(NamedTuple):
     """What a shard's writer writes to; `spans` where its documents say which tokens count."""
 
     tokens: HashedFile
-    index: pq.ParquetWriter
+    rows: pq.ParquetWriter
     spans: HashedFile | None
 
 
@@ -139,7 +139,7 @@ class ShardWriter:
     def flush(self) -> None:
         """Write the rows that wait."""
         if self._rows:
-            self._files.index.write_table(pa.concat_tables(self._rows).cast(INDEX_SCHEMA).combine_chunks())
+            self._files.rows.write_table(pa.concat_tables(self._rows).cast(INDEX_SCHEMA).combine_chunks())
         self._rows = []
 
     def _plain(self, texts: list[str]) -> list[list[int]]:
