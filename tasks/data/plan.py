@@ -18,7 +18,7 @@ from tasks.data.tokenizer import tokenizer_key
 from tasks.data.vocabularies.folder import content_name
 from tasks.home import Home
 from trainer.base.storage import as_path, digest_of_json
-from trainer.data.manifest import MANIFEST_NAME, SourceFile, Split
+from trainer.data.manifest import MANIFEST_NAME, SPLITS, SourceFile, Split
 
 BENCHMARKS_VERSION = "benchmarks-3"
 
@@ -161,21 +161,17 @@ def plan_data(
 
     def cache(name: str, split: Split) -> CachePlan:
         key = cache_key(documents[name], split, tokenizer)
-        pin = pinned.get((name, split))
-        folder = as_path(pin.url) if pin else home.tokens(name, split, key)
+        folder = as_path(pin.url) if (pin := pinned.get((name, split))) else home.tokens(name, split, key)
         return CachePlan(key, folder, home.lock(f"tokens-{name}-{split}-{key[:16]}"), pin)
 
     def component(name: str, key: str) -> ComponentPlan:
-        lock = home.lock(f"documents-{name}-{key[:16]}")
-        written = CachePlan(key, home.documents(name, key), lock)
-        train, held_out = cache(name, "train"), cache(name, "held_out")
-        source = budgeted(fixed[name], listings[name].budget)
-        return ComponentPlan(name, source, listings[name], written, train, held_out, sources[name].revision)
+        written = CachePlan(key, home.documents(name, key), home.lock(f"documents-{name}-{key[:16]}"))
+        read, caches = budgeted(fixed[name], listings[name].budget), (cache(name, split) for split in SPLITS)
+        return ComponentPlan(name, read, listings[name], written, *caches, revision=sources[name].revision)
 
     components = {name: component(name, key) for name, key in documents.items()}
     asked_of = tuple(sorted(components if benchmark_components is None else benchmark_components))
-    held_out = {name: components[name].held_out.key for name in asked_of}
-    benchmarks = digest_of_json({"version": BENCHMARKS_VERSION, "held_out": held_out})
+    benchmarks = _benchmarks_key(components, asked_of)
     return DataPlan(
         components,
         trained_on,
@@ -186,6 +182,12 @@ def plan_data(
         special,
         digests,
     )
+
+
+def _benchmarks_key(components: Mapping[str, ComponentPlan], asked_of: Iterable[str]) -> str:
+    """Digest of everything that decides the benchmarks."""
+    held_out = {name: components[name].held_out.key for name in asked_of}
+    return digest_of_json({"version": BENCHMARKS_VERSION, "held_out": held_out})
 
 
 def _with_template(source: Source) -> Source:

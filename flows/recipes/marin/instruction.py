@@ -1,7 +1,7 @@
 """Supervised fine-tuning of Marin 8B: what was released (exp1237), and the trial on Spoonbill.
 
-The record trains on conversations with a loss on the answers alone; here they are plain text until a chat template comes with the phases
-of instruction. Its steps start from 0; here they go on from the parent's.
+The data are conversations, by Marin's chat template (`flows/recipes/catalogue/instruction.py`). The record's steps start from 0; here they
+go on from the parent's.
 """
 
 from flows.recipes.marin.notes import PAPER, R8, differs, unstated
