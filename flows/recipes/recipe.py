@@ -38,8 +38,8 @@ class Tokenizer(Frozen):
     Attributes:
         name: a folder that `phasewise tokenizer train` wrote begins with `/`, `./`, `../` or `~/`; else it is a name on the hub.
         components: those that it is trained on; None is all that the recipe draws from.
-        special_tokens: that it must have besides those that begin and end a document. Those of the chat templates of what is drawn from
-            are among them without being named; name those that only a branch needs, so that the main line's tokenizer has them, too.
+        special_tokens: that one that is trained gets besides those that begin and end a document. Those of the chat templates of what is
+            drawn from are among them without being named; name those that only a branch needs, so that the main line's has them, too.
     """
 
     name: str | None = None
@@ -52,6 +52,10 @@ class Tokenizer(Frozen):
         if self.name is not None and self.components is not None:
             raise ValueError(
                 f"components are what a tokenizer is trained on, and {self.name} is taken as it is: take them out, or let name be null"
+            )
+        if self.name is not None and self.special_tokens:
+            raise ValueError(
+                f"special_tokens are of a tokenizer that is trained here, and {self.name} has the special tokens that it has: take them out"
             )
         return self
 

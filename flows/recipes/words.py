@@ -10,6 +10,7 @@ from flows.recipes.phase import LOCAL_SLICE, EvaluationSettings, FromScratch, Ga
 from flows.recipes.rates import constant, cooldown, cosine, inverse, linear, wsd, wsd_s
 from flows.recipes.recipe import Recipe, Tokenizer
 from flows.recipes.shapes import afmoe, llama, qwen
+from tasks.data.conversations.declared import AnswerColumn, Conversation
 from tasks.data.pin import Pin
 from tasks.data.source import FieldFilter, Filter, Source, TextFilter
 from tasks.evaluation.measured import MADE_BENCHMARKS
@@ -40,7 +41,8 @@ from validations.accepted import AcceptedWarning
 from validations.limits import DataLimits, GateLimits, HealthLimits, LeakageLimits, OrderLimits, PackingLimits
 
 __all__ = [
-    "AcceptedWarning", "AdamC", "AdamW", "CheckpointPolicy", "DataLimits", "DataOrder", "EvaluationSettings", "Experts", "FieldFilter",
+    "AcceptedWarning", "AdamC", "AdamW", "AnswerColumn", "CheckpointPolicy", "Conversation", "DataLimits", "DataOrder",
+    "EvaluationSettings", "Experts", "FieldFilter",
     "Filter", "FromScratch", "GateLimits", "Gates", "GraftFrom", "HandOff", "HealthLimits", "Instrumentation", "LeakageLimits",
     "LearningRateSegment", "Llama3RopeScaling", "MixtureShares", "ModelConfig", "Muon", "NAdamW", "Optimizer", "OrderLimits", "Phase",
     "Pin", "Recipe", "RollingLimit", "Rope", "SignBalancing", "Smebu", "Source", "Stability", "Steps", "TextFilter", "Tokenizer", "adamc",
@@ -74,7 +76,7 @@ def text(url: str, *include: str, **fields: Any) -> Source:
     Args:
         url: the folder, or an fsspec URL of one.
         include: globs over paths below it, in which `*` crosses slashes; all files where none is given.
-        fields: other fields of `Source`, such as `format="jsonl"`, `text_key`, `exclude`, `filters`.
+        fields: other fields of `Source`, such as `format="jsonl"`, `text_key`, `conversation`, `exclude`, `filters`.
     """
     return Source.model_validate({"url": url, "include": include or ("*",), "format": "text", **fields})
 

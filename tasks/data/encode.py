@@ -119,7 +119,7 @@ class ShardFiles(NamedTuple):
     """What a shard's writer writes to; `spans` where its documents say which tokens count."""
 
     tokens: HashedFile
-    index: pq.ParquetWriter
+    rows: pq.ParquetWriter
     spans: HashedFile | None
 
 
@@ -180,7 +180,7 @@ class ShardWriter:
     def flush(self) -> None:
         """Write the rows that wait."""
         if self._rows:
-            self._files.index.write_table(pa.concat_tables(self._rows).cast(INDEX_SCHEMA).combine_chunks())
+            self._files.rows.write_table(pa.concat_tables(self._rows).cast(INDEX_SCHEMA).combine_chunks())
         self._rows = []
 
     def _plain(self, texts: list[str]) -> list[Encoded]:
@@ -212,8 +212,14 @@ def _shard(folder: Path, number: int, making: Making, done: dict[Path, ShardReco
         spans=None if spans is None else writer.num_spans,
         spans_digest=None if spans is None else spans.hexdigest(),
     )
-    sizes = {"tokens_size": tokens.size, "index_size": index.size, "spans_size": None if spans is None else spans.size}
-    done[folder] = ShardRecord(shard=shard, text_bytes=writer.text_bytes, left_out=writer.left_out, **sizes)
+    done[folder] = ShardRecord(
+        shard=shard,
+        text_bytes=writer.text_bytes,
+        left_out=writer.left_out,
+        tokens_size=tokens.size,
+        index_size=index.size,
+        spans_size=None if spans is None else spans.size,
+    )
 
 
 @lru_cache(maxsize=4)

@@ -20,7 +20,7 @@ from tasks.data.tokenizer import tokenizer_key
 from tasks.data.vocabularies.folder import content_name
 from tasks.home import Home
 from trainer.base.storage import as_path, digest_of_json
-from trainer.data.manifest import MANIFEST_NAME, SourceFile, Split
+from trainer.data.manifest import MANIFEST_NAME, SPLITS, SourceFile, Split
 
 BENCHMARKS_VERSION = "benchmarks-3"
 
@@ -171,19 +171,19 @@ def plan_data(
 
     def cache(name: str, split: Split) -> CachePlan:
         key = cache_key(documents[name], split, tokenizer, length_bias.get(name) if split == "train" else None)
-        pin = pinned.get((name, split))
-        folder = as_path(pin.url) if pin else home.tokens(name, split, key)
+        folder = as_path(pin.url) if (pin := pinned.get((name, split))) else home.tokens(name, split, key)
         return CachePlan(key, folder, home.lock(f"tokens-{name}-{split}-{key[:16]}"), pin)
 
     def component(name: str, key: str) -> ComponentPlan:
         written = CachePlan(key, home.documents(name, key), home.lock(f"documents-{name}-{key[:16]}"))
-        train, held_out = cache(name, "train"), cache(name, "held_out")
-        source, revision = budgeted(fixed[name], listings[name].budget), sources[name].revision
-        return ComponentPlan(name, source, listings[name], written, train, held_out, revision, length_bias.get(name))
+        read, caches = budgeted(fixed[name], listings[name].budget), (cache(name, split) for split in SPLITS)
+        return ComponentPlan(
+            name, read, listings[name], written, *caches, revision=sources[name].revision, length_bias=length_bias.get(name)
+        )
 
     components = {name: component(name, key) for name, key in documents.items()}
     asked_of = tuple(sorted(components if benchmark_components is None else benchmark_components))
-    benchmarks = digest_of_json({"version": BENCHMARKS_VERSION, "held_out": {name: components[name].held_out.key for name in asked_of}})
+    benchmarks = _benchmarks_key(components, asked_of)
     return DataPlan(
         components,
         trained_on,
@@ -194,6 +194,12 @@ def plan_data(
         special,
         digests,
     )
+
+
+def _benchmarks_key(components: Mapping[str, ComponentPlan], asked_of: Iterable[str]) -> str:
+    """Digest of everything that decides the benchmarks."""
+    held_out = {name: components[name].held_out.key for name in asked_of}
+    return digest_of_json({"version": BENCHMARKS_VERSION, "held_out": held_out})
 
 
 def _with_template(source: Source) -> Source:

@@ -61,16 +61,8 @@ def export_phase(
             f"{checkpoint} holds other weights than the phase's result names: expected {result['params_digest'][:12]}, "
             f"found {digest[:12]}. Train the phase again."
         )
-    origin = {
-        "recipe": run.recipe,
-        "scale": run.scale,
-        "phase": run.phase,
-        "step": run.stop_step,
-        "weights": weights,
-        "steps": list(steps),
-        "dtype": dtype,
-        "params_digest": digest,
-    }
+    which = {"weights": weights, "steps": list(steps), "dtype": dtype, "params_digest": digest}
+    origin = {"recipe": run.recipe, "scale": run.scale, "phase": run.phase, "step": run.stop_step, **which}
     chat = chats[0] if len({chat.text for chat in chats}) == 1 else None
     beside = _beside(tokenizer_files(tokenizer, run.model.seq_len, chat), origin, claims or {})
     write_folder(folder, params, run.model, tokenizer=beside, dtype=dtype)
@@ -79,11 +71,8 @@ def export_phase(
         "folder": str(folder.resolve()),
         "architecture": read_json(folder / "config.json")["architectures"][0],
         "checkpoint": str(checkpoint),
-        "weights": weights,
-        "steps": list(steps),
-        "params_digest": digest,
+        **which,
         "parameters": count_parameters(run.model),
-        "dtype": dtype,
         "chat_template": chat.name if chat else None,
         "chat_templates_left_out": [] if chat else sorted({chat.name for chat in chats}),
         "bytes": sum(files.values()),

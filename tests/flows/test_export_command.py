@@ -194,7 +194,7 @@ def test_a_tokenizer_without_those_tokens_is_refused(
     other = tmp_path / "tokenizer.json"
     other.write_text(tokenizer.read_text().replace(END_OF_TEXT, "<|end|>"))
     resolved, _ = export.resolve("tiny/kestrel", "proxy", None)
-    monkeypatch.setattr(resolved, "plan", SimpleNamespace(tokenizer=other))
+    monkeypatch.setattr(resolved, "plan", SimpleNamespace(tokenizer=other, chats_of=lambda _: ()))
     result = phasewise_export(tmp_path / "out")
     assert result.exit_code == 1
     assert f"must have the tokens {BEGIN_OF_TEXT} and {END_OF_TEXT}" in as_written(result)

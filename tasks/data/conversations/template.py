@@ -5,25 +5,24 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import nodes
 from jinja2.exceptions import TemplateError
 
 from tasks.data.conversations.built_in import BUILT_IN
 from tasks.data.conversations.declared import Conversation, is_jinja, names_file
+from tasks.data.conversations.messages import Message
 from tasks.data.conversations.sandbox import RUN, Refused, Run, Sandbox
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
 from trainer.base.errors import ConfigError, DataError
 from trainer.base.storage import as_path, digest_of_bytes
 
 LOOKS_SPECIAL = re.compile(r"<\|[^|<>\s]+\|>")
-PROBES = (
-    (("system", "s"), ("user", "u"), ("assistant", "a"), ("user", "u"), ("assistant", "a")),
-    (("user", "u"), ("assistant", "a")),
-)
+TURN = (Message(role="user", content="u"), Message(role="assistant", content="a"))
+PROBES = ((Message(role="system", content="s"), *TURN, *TURN), TURN)
 Span = tuple[int, int]
-Messages = Sequence[Mapping[Literal["role", "content"], str]]
+Messages = Sequence[Message]
 
 
 class Rendered(NamedTuple):
@@ -131,7 +130,7 @@ class ChatTemplate:
         """A conversation of every role, or of as many as it takes; None where it takes neither."""
         for probe in PROBES:
             try:
-                return self.render([{"role": role, "content": content} for role, content in probe], "a conversation that is made up")
+                return self.render(probe, "a conversation that is made up")
             except Refused:
                 continue
         return None

@@ -80,6 +80,10 @@ class World:
             "format": "jsonl",
             "filters": [{"kind": "field", "key": "text", "keep": ["x"]}, {"kind": "text", "measure": "words", "min": 1.0, "max": 9.0}],
         }
+        if ".conversation" in path:
+            asks = {"prompt": "asked"} if path.endswith(".prompt") else {"messages": "messages"}
+            answer = {"key": "answers", "content": "text", "best_by": "rating"}
+            source["conversation"] = {**asks, "answer": answer, "system": "system", "template": "marin"}
         source = Source.model_validate(source).model_dump(mode="json")
         accepted = raw["accepts"][0] | {"phases": None}
         approvable = {"table": "mixture", "check": "expect_epochs_within_limit", "phases": None}

@@ -32,7 +32,7 @@ each_phase = pytest.mark.parametrize(("full", "proxy"), PAIRS)
 
 
 def test_it_is_a_function_of_the_recipe():
-    again = to_proxy(Recipe.model_validate(FULL.model_dump(mode="json")))
+    again = to_proxy(Recipe.model_validate(load_record("marin-8b", "full").model_dump(mode="json"))).with_branch(None)
     assert digest_of_json(again.model_dump(mode="json")) == digest_of_json(PROXY.model_dump(mode="json"))
     assert (PROXY.name, PROXY.scale, PROXY.run_name) == ("marin-8b", "proxy", "marin-8b-proxy")
     assert Recipe.model_validate(PROXY.model_dump(mode="json")) == PROXY

@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from trainer.base.errors import DataError
+from trainer.base.storage import digest_of_json, read_json
 from trainer.data import cache as cache_module
 from trainer.data import shards
 from trainer.data.cache import TokenCache
@@ -276,3 +278,19 @@ def test_a_shard_that_changes_while_it_is_read_is_refused(gcs: Path, write_cache
     (folder / "shard-00001.bin").unlink()
     with pytest.raises(DataError, match=r"a shard of a cache that is being read is gone: .*shard-00001\.bin"):
         cache.rows(np.array([0]), 30)
+
+
+def test_a_cache_of_the_format_before_conversations_is_read_as_it_is(folder: Path):
+    """With its digest of then, by which verdicts and contracts name it, and its content."""
+    manifest = read_manifest(folder)
+    older = manifest.but(format_version=2)
+    write_manifest(folder, older)
+    written = read_json(folder / "manifest.json")
+    assert "template" not in written
+    assert not {"spans", "spans_digest"} & set(written["shards"][0])
+    assert written["digest"] == digest_of_json({name: value for name, value in written.items() if name != "digest"})
+    assert read_manifest(folder) == older
+    assert older.content == manifest.content
+    assert TokenCache.open(folder).spans() is None
+    with pytest.raises(ValidationError, match="format version 2 has no conversations"):
+        older.but(template="a digest")
