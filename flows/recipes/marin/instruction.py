@@ -1,7 +1,7 @@
 """Supervised fine-tuning of Marin 8B: what was released (exp1237), and the trial on Spoonbill.
 
-It trains on conversations, by Marin's chat template (`flows/recipes/catalogue/instruction.py`), packed into rows, with a loss on the answers
-alone. The record's steps start from 0; here they go on from the parent's.
+It trains on conversations, by Marin's chat template (`flows/recipes/catalogue/instruction.py`), packed into rows, with a loss on the
+answers alone. The record's steps start from 0; here they go on from the parent's.
 """
 
 from flows.recipes.marin.notes import PAPER, R8, differs, unstated
