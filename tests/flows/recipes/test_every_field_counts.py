@@ -74,7 +74,7 @@ class World:
         """The recipe in which this field can be changed: everything that may be absent is there, and all else is the record's."""
         raw = load_record("marin-32b", scale).model_dump(mode="json")
         phase = self._phase(raw["phases"][0], path)
-        source = {
+        source: Raw = {
             "url": str(self.root / "starcoderdata"),
             "include": ["*.jsonl"],
             "format": "jsonl",
