@@ -27,6 +27,7 @@ from trainer.data.cache import TokenCache
 from trainer.data.loader import Loader
 from trainer.data.mixture import MixtureSchedule
 from trainer.data.permutation import Kind, Permutation, derive_key
+from trainer.data.rows import RowsOfTokens
 from trainer.held_out_loss import build_mean_loss
 from trainer.run import execute
 from trainer.schedule import scheduled_at
@@ -119,8 +120,8 @@ class Luck:
 
 def try_luck(cache: Path, seq_len: int, drawn: int, seeds: int, *, wanted: int = 1) -> Luck:
     """Ask the first seeds, by what the rows' tokens say, and look on for so many unlucky ones."""
-    opened = TokenCache.open(cache)
-    signal = token_mix(opened, np.arange(opened.num_rows(seq_len)), seq_len)
+    laid = RowsOfTokens(TokenCache.open(cache), "chunk", seq_len)
+    signal = token_mix(laid, np.arange(laid.num_rows))
     kinds: tuple[Kind, ...] = ("linear", "feistel")
     shifting: dict[Kind, int] = {}
     for kind in kinds:

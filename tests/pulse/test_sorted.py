@@ -14,6 +14,7 @@ from tests.pulse.sorted_runs import LATE, MATHEMATICS, Losses, shift_in_order, t
 from tests.trainer.token_caches import BEGIN, END, write_token_cache
 from trainer.config import RunConfig
 from trainer.data.cache import TokenCache
+from trainer.data.rows import RowsOfTokens
 from validations.evidence.order.signals import token_mix
 
 STEPS, DRAWN, EASY, HARD = 40, 320, 260, 80
@@ -52,7 +53,7 @@ def test_luck_is_counted_and_the_shift_is_predicted_and_then_seen(run: RunConfig
     luck = try_luck(cache, SEQ_LEN, DRAWN, 100)
     assert luck.shifting["linear"] > 0
     assert luck.shifting["feistel"] == 0
-    signal = token_mix(TokenCache.open(cache), np.arange(EASY + HARD), SEQ_LEN)
+    signal = token_mix(RowsOfTokens(TokenCache.open(cache), "chunk", SEQ_LEN), np.arange(EASY + HARD))
     ((seed, expected_stride),) = luck.unlucky
     shift, stride = shift_in_order(signal, "linear", seed, DRAWN)
     assert LATE[0] <= shift.at / DRAWN <= LATE[1]
