@@ -13,6 +13,7 @@ from tasks.prediction.calibrate import calibrate
 from tasks.prediction.costs import Costs, step_keys
 from tasks.prediction.evidence import keep_calibration, known_costs
 from tasks.prediction.predict import Prediction, predict, predict_slice, price_per_hour
+from tasks.preflight.slices import find_slice
 from tasks.progress import say
 from tasks.training.choice import HERE, chosen_kind
 from tasks.training.machine import execution_here, machine_here
@@ -30,6 +31,9 @@ def predict_phase(phase: Phase, run: RunConfig, home: Home) -> Prediction:
         prediction = _of_this_machine(phase, run, known_costs(home))
         if is_here(phase) or prediction.seconds is not None:
             return prediction
+    if any(name != LOCAL_SLICE and find_slice(name).chip.platform == "cpu" for _, name in slices_of(phase)):
+        why = "no update like its own was measured on this machine, and what preflight computes says nothing of a CPU's time"
+        return Prediction(run_digest=run.digest, steps=run.stop_step - run.start_step, source=why)
     from tasks.preflight.preflight import preflight_setup  # it imports jax
 
     reports: list[dict[str, Any]] = [preflight_setup(setup, home) for setup in setups_of([phase])]

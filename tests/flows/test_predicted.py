@@ -21,7 +21,7 @@ from tests.pulse.runs import tiny_recipe
 from trainer.base.errors import ConfigError
 from trainer.config import RunConfig, always
 
-REPORT = {"slice": "cpu-2", "steps": 40, "step_seconds": 2.0, "estimated": False, "gib_per_chip": {"peak": 1.0}}
+REPORT = {"slice": "v5e-8", "steps": 40, "step_seconds": 2.0, "estimated": False, "gib_per_chip": {"peak": 1.0}}
 
 HOLDS = """
 import sys
@@ -72,27 +72,37 @@ def test_only_what_is_not_known_is_calibrated_and_only_where_asked(home: Home, m
 
 def test_a_slice_has_preflights_time_unless_this_machine_is_it_and_was_measured(home: Home, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(preflight_module, "preflight_setup", lambda setup, home: REPORT)
-    recipe, phase = kestrel_on("cpu-2")
+    recipe, phase = kestrel_on("v5e-8")
     run = run_without_data(recipe, phase, home)
     assert predict_local(recipe, [phase], home, calibrates=False) == {}
-    assert predict_phase(phase, run, home).source == "preflight's roofline for cpu-2"
+    assert predict_phase(phase, run, home).source == "preflight's roofline for v5e-8"
     keep_calibration(home, costs_of(run, 2))
     assert predict_phase(phase, run, home).source == "a calibration"
     monkeypatch.setenv(LAUNCHER_VARIABLE, "jobset")
-    assert predict_phase(phase, run, home).source == "preflight's roofline for cpu-2", "it trains elsewhere"
+    assert predict_phase(phase, run, home).source == "preflight's roofline for v5e-8", "it trains elsewhere"
 
 
 def test_a_phase_that_moves_has_preflights_time_of_each_slice(home: Home, monkeypatch: pytest.MonkeyPatch):
     """What was measured here is of one of them."""
     monkeypatch.setattr(preflight_module, "preflight_setup", lambda setup, home: {**REPORT, "slice": setup.slice, "steps": setup.steps})
-    recipe, phase = kestrel_on("cpu-2")
-    phase = phase.but(slice=[[0, "cpu-2"], [15, "cpu-1"]])
+    recipe, phase = kestrel_on("v5e-8")
+    phase = phase.but(slice=[[0, "v5e-8"], [15, "v6e-8"]])
     run = run_without_data(recipe, phase, home)
     keep_calibration(home, costs_of(run, 2))
     prediction = predict_phase(phase, run, home)
-    assert (prediction.seconds, prediction.source) == (80.0, "preflight's roofline for cpu-2 and cpu-1")
-    part = phase.but(slice=[[0, "local"], [15, "cpu-1"]])
+    assert (prediction.seconds, prediction.source) == (80.0, "preflight's roofline for v5e-8 and v6e-8")
+    part = phase.but(slice=[[0, "local"], [15, "v6e-8"]])
     assert predict_phase(part, run, home).source.startswith("15 updates are made on this machine")
+
+
+def test_of_a_cpu_preflight_has_no_time(home: Home, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(preflight_module, "preflight_setup", lambda setup, home: pytest.fail("its roofline says nothing"))
+    recipe, phase = kestrel_on("cpu-2")
+    run = run_without_data(recipe, phase, home)
+    for moves in ("cpu-2", [[0, "cpu-2"], [15, "cpu-1"]]):
+        of_cpu = phase.but(slice=[[0, moves]] if isinstance(moves, str) else moves)
+        prediction = predict_phase(of_cpu, run, home)
+        assert (prediction.seconds, "nothing of a CPU's time" in prediction.source) == (None, True)
 
 
 def test_the_price_is_of_the_environment(home: Home, monkeypatch: pytest.MonkeyPatch):
