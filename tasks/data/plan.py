@@ -177,23 +177,15 @@ def plan_data(
     def component(name: str, key: str) -> ComponentPlan:
         written = CachePlan(key, home.documents(name, key), home.lock(f"documents-{name}-{key[:16]}"))
         read, caches = budgeted(fixed[name], listings[name].budget), (cache(name, split) for split in SPLITS)
-        return ComponentPlan(
-            name, read, listings[name], written, *caches, revision=sources[name].revision, length_bias=length_bias.get(name)
-        )
+        revision, bias = sources[name].revision, length_bias.get(name)
+        return ComponentPlan(name, read, listings[name], written, *caches, revision=revision, length_bias=bias)
 
     components = {name: component(name, key) for name, key in documents.items()}
     asked_of = tuple(sorted(components if benchmark_components is None else benchmark_components))
     benchmarks = _benchmarks_key(components, asked_of)
-    return DataPlan(
-        components,
-        trained_on,
-        home.tokenizer(tokenizer) / "tokenizer.json",
-        home.benchmarks(benchmarks),
-        asked_of,
-        home.lock(f"recipe-{benchmarks[:16]}"),
-        special,
-        digests,
-    )
+    places = home.tokenizer(tokenizer) / "tokenizer.json", home.benchmarks(benchmarks)
+    lock = home.lock(f"recipe-{benchmarks[:16]}")
+    return DataPlan(components, trained_on, *places, asked_of, lock, special, digests)
 
 
 def _benchmarks_key(components: Mapping[str, ComponentPlan], asked_of: Iterable[str]) -> str:

@@ -25,7 +25,7 @@ TRINITY: dict[str, ComponentData] = {
     "mathematics_trinity": closed("doctests", "scipy", kilobytes=1000),
     "stem_trinity": closed("questions", "sklearn", kilobytes=1000),
     "stem_trinity_synthetic": closed("questions", "matplotlib", kilobytes=700),
-    "instruction_trinity": ComponentData(source=None, stand_in=asked_about("numpy", "jax", layout=INSTRUCTION_LAYOUT)),
+    "instruction_trinity": ComponentData(source=None, stand_in=asked_about("nltk", "fsspec", layout=INSTRUCTION_LAYOUT)),
     "pretraining_trinity_long": closed("code", "jax", kilobytes=1000),
     "pdf_trinity": closed("docstrings", "redis", "huggingface_hub", kilobytes=400),
     "repositories_trinity": closed("code", "orbax", "numba", kilobytes=800),
