@@ -154,7 +154,11 @@ class ShardWriter:
             names = [str(name) for name in documents["id"].to_pylist()]
             taken = [place for place, (name, one) in enumerate(zip(names, encoded, strict=True)) if bias.takes(name, len(one.ids))]
             self.left_out += len(texts) - len(taken)
-            documents, texts, encoded = documents.take(taken), [texts[place] for place in taken], [encoded[place] for place in taken]
+            documents, texts, encoded = (
+                documents.take(pa.array(taken, pa.int64())),
+                [texts[place] for place in taken],
+                [encoded[place] for place in taken],
+            )
         if texts:
             self._append(documents, texts, encoded)
 

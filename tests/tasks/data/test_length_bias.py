@@ -1,5 +1,6 @@
 """Documents that are taken by their length: the chance, the draw, what is counted, and that another bias is another cache."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from tasks.data.length_bias import REASON, LengthBias
 from tasks.data.plan import DataPlan, plan_data
 from tasks.data.prepare import _parts_to_encode  # pyright: ignore[reportPrivateUsage]  # Dask takes seconds to start
 from tasks.data.verify import differs_in_code_alone, verify_component
+from tasks.home import Home
 from tests.tasks.conftest import VOCAB_SIZE, World
 from tests.tasks.data.builds import build_cache
 from trainer.base.errors import DataError
@@ -58,8 +60,16 @@ def test_what_is_no_chance_is_refused(fields: dict[str, float]):
 
 
 @pytest.fixture
-def biased(prepared: World) -> DataPlan:
-    plan = plan_with(prepared, SOME)
+def own(prepared: World, tmp_path: Path) -> World:
+    """A home of its own: a cache with a bias would be found by whoever looks for the nearest one."""
+    for part in ("tokens", "documents", "tokenizers"):
+        shutil.copytree(prepared.home.root / part, tmp_path / part)
+    return type(prepared)(Home(tmp_path), prepared.sources)
+
+
+@pytest.fixture
+def biased(own: World) -> DataPlan:
+    plan = plan_with(own, SOME)
     build(plan)
     return plan
 
@@ -74,8 +84,8 @@ def plan_with(world: World, bias: LengthBias | None) -> DataPlan:
     return plan_data(sources, world.home, vocab_size=VOCAB_SIZE, length_bias={} if bias is None else {"web": bias})
 
 
-def test_a_cache_has_the_documents_that_the_draw_takes_and_counts_the_others(biased: DataPlan, prepared: World):
-    whole = TokenCache.open(plan_with(prepared, None).components["web"].train.folder)
+def test_a_cache_has_the_documents_that_the_draw_takes_and_counts_the_others(biased: DataPlan, own: World):
+    whole = TokenCache.open(plan_with(own, None).components["web"].train.folder)
     cache = TokenCache.open(biased.components["web"].train.folder)
     everything = {one.id: one.tokens.tolist() for one in whole.documents()}
     taken = {name: tokens for name, tokens in everything.items() if SOME.takes(name, len(tokens) - 2)}
@@ -88,8 +98,8 @@ def test_a_cache_has_the_documents_that_the_draw_takes_and_counts_the_others(bia
     assert REASON not in whole.manifest.left_out
 
 
-def test_held_out_text_and_other_components_keep_their_caches(biased: DataPlan, prepared: World):
-    plain = plan_with(prepared, None)
+def test_held_out_text_and_other_components_keep_their_caches(biased: DataPlan, own: World):
+    plain = plan_with(own, None)
     for name, component in plain.components.items():
         assert biased.components[name].held_out == component.held_out
         assert (biased.components[name].train == component.train) == (name != "web")
@@ -97,23 +107,23 @@ def test_held_out_text_and_other_components_keep_their_caches(biased: DataPlan, 
 
 
 @pytest.mark.parametrize("change", [{"floor": 0.06}, {"ceiling": 0.8}, {"full_tokens": 151}, {"seed": 1}])
-def test_every_field_of_it_is_in_the_key(prepared: World, change: dict[str, float]):
-    keys = {plan_with(prepared, bias).components["web"].train.key for bias in (None, SOME, SOME.but(**change))}
+def test_every_field_of_it_is_in_the_key(own: World, change: dict[str, float]):
+    keys = {plan_with(own, bias).components["web"].train.key for bias in (None, SOME, SOME.but(**change))}
     assert len(keys) == 3
 
 
-def test_a_cache_of_another_bias_is_found_out(biased: DataPlan, prepared: World):
-    assert verify_component("web", biased, prepared.home) == []
-    other = plan_with(prepared, SOME.but(ceiling=0.5))
-    found = [str(one) for one in verify_component("web", other, prepared.home)]
+def test_a_cache_of_another_bias_is_found_out(biased: DataPlan, own: World):
+    assert verify_component("web", biased, own.home) == []
+    other = plan_with(own, SOME.but(ceiling=0.5))
+    found = [str(one) for one in verify_component("web", other, own.home)]
     assert any("length_bias changed" in one and "'ceiling': 0.5" in one and "'ceiling': 0.9" in one for one in found)
     manifest = read_manifest(biased.components["web"].train.folder).model_copy(update={"encoder": "older"})
     assert differs_in_code_alone(biased.components["web"], manifest)
     assert not differs_in_code_alone(other.components["web"], manifest)
 
 
-def test_a_bias_that_takes_nothing_is_refused_with_what_to_do(prepared: World):
-    plan = plan_with(prepared, LengthBias(floor=0.0, ceiling=1e-9, full_tokens=10**9))
+def test_a_bias_that_takes_nothing_is_refused_with_what_to_do(own: World):
+    plan = plan_with(own, LengthBias(floor=0.0, ceiling=1e-9, full_tokens=10**9))
     with pytest.raises(DataError, match=r"its length_bias takes none of \d+: .*full_tokens of 1,000,000,000.*floor of 0"):
         build(plan)
 
