@@ -255,7 +255,7 @@ def test_up_becomes_the_local_deployment(phasewise: Run, monkeypatch: pytest.Mon
 def test_as_a_program_of_its_own(tmp_path: Path):
     """The streams are the real ones here: nothing but JSON on one, and no traceback on the other."""
     shown = subprocess.run([sys.executable, "-m", "flows.cli", "show", "marin-8b", "--json"], capture_output=True, text=True, check=True)
-    assert len(json.loads(shown.stdout)["phases"]) == 36
+    assert len(json.loads(shown.stdout)["phases"]) == 37
     assert shown.stderr == ""
     command = [Path(sys.executable).with_name("phasewise"), "run", "marin-7b", "--home", tmp_path, "--json"]
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
