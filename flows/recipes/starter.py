@@ -179,6 +179,7 @@ def _continued(phase: Phase, before: Phase, parent: Phase, start: HandOff, value
         values["optimizer"] = (f"adamc({', '.join(f'{name}={value:g}' for name, value in given.items())})", words.adamc(**given))
     if phase.model.qk_norm != before.model.qk_norm:
         values["model"] = ("qwen(**SHAPE)", words.qwen(**_shape(phase.model)))
+    values |= _rows(phase, before, parent, start)
     if phase.mixture.within(start.step, phase.stop_step) != ((start.step, before.mixture.at(start.step - 1)),):
         falls = phase.learning_rate[-1].end < phase.learning_rate[-1].start
         values["mixture"] = ('{"all": 50, "best": 50}', BETTER) if falls else ('{"all": 100}', ALL)
@@ -192,6 +193,19 @@ def _continued(phase: Phase, before: Phase, parent: Phase, start: HandOff, value
     origin = f", fresh={_tuple(map(_quoted, fresh))}" if fresh else ""
     head = f'{_constant(phase.name)} = continued(\n    {_constant(parent.name)}, name="{phase.name}", stop_step={phase.stop_step}{origin},'
     return made, f"{head} declares={_tuple(map(_quoted, declares))},\n{_settings(values)}"
+
+
+def _rows(phase: Phase, before: Phase, parent: Phase, start: HandOff) -> Values:
+    """Longer rows, and how they are filled, where that changes. Rows of another length begin the order again."""
+    length, values, order = phase.model.seq_len, dict[str, tuple[str, Any]](), dict[str, Any]()
+    if length != before.model.seq_len:
+        values["model"] = (f"{_constant(parent.name)}.model.but(seq_len={length})", parent.model.but(seq_len=length))
+        order["first_step"] = start.step
+    if phase.order.buffer_documents != before.order.buffer_documents:
+        order["buffer_documents"] = phase.order.buffer_documents
+    if order:
+        values["order"] = (f"{_constant(parent.name)}.order.but({_arguments(order)})", parent.order.but(**order))
+    return values
 
 
 def _model(model: ModelConfig) -> tuple[ModelConfig, str]:

@@ -71,6 +71,8 @@ def test_the_main_line_of_a_recipe_keeps_its_steps_and_rates(phasewise: Run, ori
         assert phase.model.qk_norm == of_proxy.model.qk_norm
         assert phase.optimizer.kind == of_proxy.optimizer.kind
         assert phase.model.experts == of_proxy.model.experts
+        assert phase.model.seq_len == of_proxy.model.seq_len
+        assert phase.order.buffer_documents == of_proxy.order.buffer_documents
         assert phase.gates.health.max_violation == pytest.approx(of_proxy.gates.health.max_violation)
         if isinstance(phase.optimizer, Muon) and isinstance(of_proxy.optimizer, Muon):
             rounded = {"initializer_std": of_proxy.model.initializer_std, "embedding_scale": of_proxy.model.embedding_scale}

@@ -145,7 +145,10 @@ def test_a_watched_run_ends_with_the_same_weights_and_writes_every_name(
     entries = {name: metric_of(name) for row in rows for name in row}
     assert [name for name, entry in entries.items() if entry is None] == []
     missing = [metric for metric in TABLE if metric not in entries.values()]
-    assert [metric.name for metric in missing if "experts" not in metric.when] == ["counted_tokens"]  # of packed rows
+    assert [metric.name for metric in missing if "experts" not in metric.when] == [
+        "batch_het",
+        "counted_tokens",
+    ]  # of batches in parts, and of packed rows
     assert all(value is not None for row in rows for value in row.values())
 
 

@@ -188,7 +188,7 @@ def test_a_kernel_that_cannot_run_here_is_refused(make_run: MakeRun, said: Calla
 def test_the_codes_are_those_that_scripts_know():
     assert {code.name: code.value for code in ExitCode} == {
         "DONE": 0, "REFUSED": 1, "USAGE": 2, "DIVERGED": 3, "STALLED": 4, "LOST": 5, "TAKEN_OVER": 6, "NO_STORAGE": 7,
-        "ASKS": 8, "PREEMPTED": 75,
+        "ASKS": 8, "MOVES": 9, "PREEMPTED": 75,
     }  # fmt: skip
 
 

@@ -39,6 +39,7 @@ def run_of(config: ModelConfig, output: Path, *components: str) -> RunConfig:
             output=str(output),
             model=config,
             keeps_average=False,
+            loss_on="all",
             caches=dict.fromkeys(components or ("law",), "cache"),
             start_step=0,
             stop_step=10,
