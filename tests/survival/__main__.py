@@ -63,4 +63,7 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    ended = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(ended)  # trainers that were killed here left threads that wait for ever: a process that is killed has none left
