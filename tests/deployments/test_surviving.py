@@ -15,6 +15,7 @@ import pytest
 from deployments.watch import SWEEP_SECONDS
 from deployments.worker import RUN_MODULE
 from flows.rerun import MESSAGE
+from tasks.home import Home
 from tests.deployments.spiking_recipe import NOISE_FROM, NOISE_TO, STOP_STEP
 from tests.deployments.up import WAIT_SECONDS, Up, ask, environment, final_state, pause, processes, start_run, state_of, wait_for
 from trainer.base.decision import decision_path
@@ -59,6 +60,7 @@ def asked(up: Up) -> str:
     """A run whose training met a jump of its loss. Its process was killed once before, and started once more."""
     run = start_run(up, "train-phase/spiking-kestrel")
     wait_for(up, "that it runs", lambda: state_of(up, run)["name"] == "Running")
+    wait_for(up, "that its process is known by its file", Home.open(str(up.home)).presence(run).exists)
     (flow,) = processes(up, RUN_MODULE)
     flow.kill()
     wait_for(up, "the second start", lambda: MESSAGE in [state["message"] for state in states(up, run)])
