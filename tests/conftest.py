@@ -16,7 +16,7 @@ if QUICK_COMPILATION not in os.environ.get("XLA_FLAGS", ""):
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what is to run in its background; children would ignore Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["tests.stores.fixtures", "tests.processor_time"]
+pytest_plugins = ["tests.compilation", "tests.processor_time", "tests.stores.fixtures"]
 TESTS = Path(__file__).parent
 LONGEST = (
     "pulse/test_run.py",

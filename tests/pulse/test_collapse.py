@@ -1,13 +1,13 @@
 """A router that collapses in the trainer is stopped by the health verdict, and both cures hold it. One seed of `tests.pulse.collapse`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 
-import jax
 import numpy as np
 import pytest
 
 from tasks.publication.report import render
+from tests.compilation import compile_from_now_on
 from tests.pulse.collapse_pictures import report_of
 from tests.pulse.collapse_runs import KINDS, LIMITS, NUM_EXPERTS, Trained, train
 from tests.validations.evidence.health.simulated import evidence
@@ -19,14 +19,17 @@ STEPS = 160
 Train = Callable[[str], Trained]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation() -> None:
+    """What is compiled here runs for two seconds."""
+    compile_from_now_on(quickly=True)
+
+
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Train:
     """Trains a kind of balancing once, all of them from the same weights on the same batches."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)  # what is compiled runs for two seconds
     home = tmp_path_factory.mktemp("collapse")
-    yield cache(lambda kind: train(kind, 0, home, STEPS))
-    jax.config.update("jax_disable_most_optimizations", before)
+    return cache(lambda kind: train(kind, 0, home, STEPS))
 
 
 def test_without_balancing_the_phase_is_stopped_where_the_balance_is_lost(trained: Train):

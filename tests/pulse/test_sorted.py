@@ -1,12 +1,11 @@
 """A shift that is predicted from a cache alone, and then trained: `tests.pulse.sorted` with made text and a tiny model."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
+from tests.compilation import compile_from_now_on
 from tests.pulse.batch_heterogeneity import SEQ_LEN, VOCAB_SIZE, run_of
 from tests.pulse.sorted import interval, rise_at
 from tests.pulse.sorted_prediction import Pairs, predict
@@ -39,15 +38,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     return base.but(learning_rate=rate, order=base.order.but(block_sequences=16))
 
 
-@pytest.fixture
-def quickly_compiled() -> Iterator[None]:
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)  # what is compiled runs for a second
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation() -> None:
+    """What is compiled here runs for a second."""
+    compile_from_now_on(quickly=True)
 
 
-@pytest.mark.usefixtures("quickly_compiled")
 def test_luck_is_counted_and_the_shift_is_predicted_and_then_seen(run: RunConfig):
     cache = Path(run.caches[MATHEMATICS])
     luck = try_luck(cache, SEQ_LEN, DRAWN, 100)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from tests.compilation import compile_from_now_on
 from tests.trainer.token_caches import BEGIN, END, write_passing_verdict, write_token_cache
 from trainer.base.storage import write_json
 from trainer.config import ModelConfig, Rope, RunConfig
@@ -37,8 +38,8 @@ RowsOf = Callable[[RunConfig], list[Row]]
 @pytest.fixture(scope="module", autouse=True)
 def quick_compilation(home: Path) -> Iterator[None]:
     """What is compiled here runs for milliseconds: XLA's optimisations, which take seconds, are left out, and processes share the rest."""
+    compile_from_now_on(quickly=True)
     changes = {
-        "jax_disable_most_optimizations": True,
         "jax_compilation_cache_dir": str(home / "compilation-cache"),
         "jax_persistent_cache_min_compile_time_secs": 0.5,
     }

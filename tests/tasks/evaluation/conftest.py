@@ -1,7 +1,7 @@
 """A small world: texts, a tokenizer trained on them, a tiny model, held-out caches and benchmarks."""
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -15,6 +15,7 @@ from tasks.data.special_tokens import SpecialTokens, special_tokens
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
 from tasks.evaluation.benchmark_folder import write_benchmarks
 from tasks.evaluation.held_out import HeldOutDocument, HeldOutTokens, read_held_out_tokens
+from tests.compilation import compile_from_now_on
 from trainer.base.storage import digest_of_bytes, digest_of_file
 from trainer.config import ModelConfig, Rope
 from trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, write_manifest
@@ -28,12 +29,9 @@ PAIRS = [(f"qu{vowel}{end}", f"{end}{vowel}x") for vowel in "aeiou" for end in (
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_compilation() -> Iterator[None]:
+def quick_compilation() -> None:
     """What is compiled here runs for milliseconds: XLA's optimisations, which take seconds, are left out."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+    compile_from_now_on(quickly=True)
 
 
 def write_prose(seed: int, num_words: int) -> str:

@@ -1,14 +1,13 @@
 """Runs that were really trained: a healthy one is silent and wholly judged, and what is done to the others is found."""
 
 import os
-from collections.abc import Iterator
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax
 
-import jax
 import numpy as np
 import pytest
 
+from tests.compilation import compile_from_now_on
 from tests.validations.evidence.health.simulated import evidence
 from tests.validations.evidence.health.trained import Run, cosine, counting, noise, train
 from trainer.metrics import SPARSE_GROUPS
@@ -16,12 +15,9 @@ from validations.evidence.health.phenomena import Measure
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_compilation() -> Iterator[None]:
+def quick_compilation() -> None:
     """What is compiled here runs for a second: XLA's optimisations, which take several, are left out."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+    compile_from_now_on(quickly=True)
 
 
 OF_EXPERTS = (Measure.MAX_VIOLATION, *SPARSE_GROUPS)
