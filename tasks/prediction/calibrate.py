@@ -69,7 +69,7 @@ def calibrate(run: RunConfig, batch_sequences: int, home: Home, launcher: Launch
         source = f"a calibration of {time.time() - started:.0f} s on {time.strftime('%Y-%m-%d at %H:%M', time.localtime(started))}"
         costs = costs_of(made, rows, lives[0], source=source, measured_at=time.time(), sizes=(size, place.metrics.stat().st_size))
     assert costs is not None, "it is stopped after a few updates"
-    return costs
+    return costs.but(is_calibration=True)
 
 
 def scratch_run(run: RunConfig, batch_sequences: int, folder: Path) -> RunConfig:

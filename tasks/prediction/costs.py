@@ -61,6 +61,7 @@ class Costs(Frozen):
         first_evaluation_seconds: that the first one took beyond that: it compiles.
         checkpoint_bytes, row_bytes: of one checkpoint, and of a row of the metrics.
         peak_memory_bytes: the most that the process held in this machine's memory.
+        is_calibration: somebody asked what it costs now; what was measured before is out of date.
     """
 
     source: str
@@ -79,6 +80,7 @@ class Costs(Frozen):
     checkpoint_bytes: int | None
     row_bytes: float
     peak_memory_bytes: int | None
+    is_calibration: bool = False
 
 
 def step_key(run: RunConfig, batch_sequences: int) -> str:
@@ -95,6 +97,41 @@ def step_key(run: RunConfig, batch_sequences: int) -> str:
 def step_keys(run: RunConfig) -> dict[int, str]:
     """Sequences → key, of every batch size of the run."""
     return {size: step_key(run, size) for _, size in run.batch.within(run.start_step, run.stop_step)}
+
+
+def middle_of(measured: Sequence[Costs], key: str) -> Costs:
+    """What updates of a shape usually cost here: the middle of several measurements, item by item.
+
+    One phase is off by a tenth where the machine does something else meanwhile. What depends on whether the step was
+    compiled already is the newest's alone.
+
+    Args:
+        measured: of this key, the newest first; one at least.
+    """
+    newest = measured[0]
+    alike = [costs for costs in measured if costs.from_scratch == newest.from_scratch]
+    steps = [costs.steps[key] for costs in measured]
+    step = newest.steps[key].but(
+        seconds=median(one.seconds for one in steps),
+        low_seconds=min(one.low_seconds for one in steps),
+        high_seconds=max(one.high_seconds for one in steps),
+    )
+    others = f", the middle of {len(measured)} measurements of which this is the newest" if len(measured) > 1 else ""
+    return newest.but(
+        source=newest.source + others,
+        steps={**newest.steps, key: step},
+        process_seconds=median(costs.process_seconds for costs in measured),
+        start_seconds=median(costs.start_seconds for costs in alike),
+        finish_seconds=median(costs.finish_seconds for costs in measured),
+        save_seconds=_median([costs.save_seconds for costs in measured]),
+        last_save_seconds=median(costs.last_save_seconds for costs in measured),
+        evaluation_seconds=_median([costs.evaluation_seconds for costs in measured]),
+    )
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def read_costs(folder: Path, source: str) -> Costs | None:

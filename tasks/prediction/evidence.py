@@ -1,4 +1,4 @@
-"""What is known of this machine: phases that were trained here, and calibrations. The newest counts."""
+"""What is known of this machine: phases that were trained here, and calibrations."""
 
 from contextlib import suppress
 from pathlib import Path

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from tasks.prediction.costs import Costs, StepCost, held_out_sequences, saves_of, step_keys
+from tasks.prediction.costs import Costs, StepCost, held_out_sequences, middle_of, saves_of, step_keys
 from trainer.base.errors import ConfigError
 from trainer.base.frozen import Frozen
 from trainer.base.run_folder import RunFolder
@@ -20,6 +20,8 @@ PRICE_VARIABLE = "PHASEWISE_USD_PER_HOUR"
 """What an hour of what a phase trains on costs, all of it together."""
 COMPILED_SHARE = 0.2
 """Of the first update's extra time that is left where the compiled step is there: tracing and reading it (proxy phases: 0.13 to 0.25)."""
+MAX_MEASUREMENTS = 5
+"""Of one batch shape, whose middle is taken (docs/measurements/scales.md)."""
 MIN_ERROR = 0.1
 OTHER_ERROR = 0.25
 """Of all that is not an update: starts, compilation, checkpoints, evaluation."""
@@ -68,7 +70,7 @@ class Prediction(Frozen):
 
 
 def predict(run: RunConfig, known: Sequence[Costs], *, is_from_scratch: bool, usd_per_hour: float | None = None) -> Prediction:
-    """By what is known of each batch size, the newest first.
+    """By what is known of each batch size: the middle of the newest measurements, back to the last calibration.
 
     Args:
         known: what was measured under the conditions of now.
@@ -76,7 +78,7 @@ def predict(run: RunConfig, known: Sequence[Costs], *, is_from_scratch: bool, us
     """
     keys = step_keys(run)
     newest = sorted(known, key=lambda costs: costs.measured_at, reverse=True)
-    found = {size: next((costs for costs in newest if key in costs.steps), None) for size, key in keys.items()}
+    found = {size: _usual(newest, key) for size, key in keys.items()}
     steps = run.stop_step - run.start_step
     if missing := [size for size, costs in found.items() if costs is None]:
         sizes = ", ".join(map(str, missing))
@@ -109,6 +111,17 @@ def predict(run: RunConfig, known: Sequence[Costs], *, is_from_scratch: bool, us
         source="; ".join(dict.fromkeys(costs.source for costs in by_size.values())),
         left_out=left_out,
     )
+
+
+def _usual(newest_first: Sequence[Costs], key: str) -> Costs | None:
+    """Of the updates with this key; None where none was measured."""
+    measured: list[Costs] = []
+    for costs in newest_first:
+        if key in costs.steps:
+            measured.append(costs)
+            if costs.is_calibration or len(measured) == MAX_MEASUREMENTS:
+                break
+    return middle_of(measured, key) if measured else None
 
 
 def predict_slice(run: RunConfig, reports: Sequence[Mapping[str, Any]], usd_per_hour: float | None = None) -> Prediction:

@@ -1,7 +1,7 @@
 """How good predictions are: `python -m tests.pulse.predicted FOLDER [--phases 60]` trains so many small phases, predicted first.
 
 The phases are those of the recipes at proxy scale, with other batches and lengths, on made-up tokens. Each shape is calibrated once. Two
-predictions are made of each phase: by its calibration alone, and as `phasewise run` does, by the newest of all that was measured. FOLDER is
+predictions are made of each phase: by its calibration alone, and as `phasewise run` does, by all that was measured. FOLDER is
 the home of all this; what is done in it already is not done again. The machine should have nothing else to do.
 """
 
@@ -121,24 +121,24 @@ def main() -> None:
     parser.add_argument("--recipes", default=RECIPES, help="between commas; those with experts, such as trinity-nano, take minutes a phase")
     given = parser.parse_args()
     home = Home.open(given.folder)
-    print(f"{'phase':10} {'parameters as':28} {'steps':>5} {'took':>7} {'calibrated':>11} {'newest':>8} {'error':>7} {'error':>7}")
+    print(f"{'phase':10} {'parameters as':28} {'steps':>5} {'took':>7} {'calibrated':>11} {'as a run':>8} {'error':>7} {'error':>7}")
     alone: list[float] = []
-    newest: list[float] = []
+    as_run: list[float] = []
     for run in phases(home, given.phases, given.recipes):
         is_done = RunFolder.at(run.output).result.exists()
         found = measure(run, home)
         shape = f"{run.model.num_layers} × {run.model.d_model}, batch {run.batch.at(0)}, {run.optimizer.kind}"
         calibrated = error(found.by_calibration or 0.0, found.took)
-        as_run = error(found.predicted, found.took)
+        predicted = error(found.predicted, found.took)
         print(
             f"{run.phase:10} {shape:28} {run.stop_step:5} {found.took:6.1f}s {found.by_calibration or 0:10.1f}s {found.predicted:7.1f}s "
-            f"{calibrated:+7.0%} {as_run:+7.0%}{' (done before)' if is_done else ''}",
+            f"{calibrated:+7.0%} {predicted:+7.0%}{' (done before)' if is_done else ''}",
             flush=True,
         )
         alone.append(calibrated)
-        newest.append(as_run)
+        as_run.append(predicted)
     print(said("by the calibration alone", alone))
-    print(said("by the newest measurement", newest))
+    print(said("as a run is predicted", as_run))
 
 
 if __name__ == "__main__":

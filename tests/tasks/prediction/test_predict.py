@@ -130,14 +130,43 @@ def test_what_costs_nothing_changes_no_key(changes: dict[str, Any]):
     assert step_keys(tiny_run(**other)) == step_keys(tiny_run(stop_step=100))
 
 
-def test_the_newest_measurement_counts_and_is_named():
+def in_turn(run: RunConfig, process_seconds: list[float]) -> list[Costs]:
+    """Measurements one after the other, told apart by one part."""
+    found = [measured(run, source=f"number {number}", measured_at=NOW + number)[0] for number in range(len(process_seconds))]
+    return [costs.but(process_seconds=seconds) for costs, seconds in zip(found, process_seconds, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("process_seconds", "used", "of"),
+    [([9.0], 9.0, 1), ([9.0, 1.0, 2.0], 2.0, 3), ([90.0, 90.0, 90.0, 1.0, 5.0, 2.0, 4.0, 3.0], 3.0, 5)],
+)
+def test_the_middle_of_the_last_five_measurements_counts_and_the_newest_is_named(process_seconds: list[float], used: float, of: int):
     run = tiny_run(stop_step=100)
-    old, _ = measured(run, source="the old one", measured_at=NOW)
-    new, _ = measured(run, source="the new one", measured_at=NOW + 1)
-    new = new.but(process_seconds=100.0)
-    for known in ([old, new], [new, old]):
-        prediction = predict(run, known, is_from_scratch=True)
-        assert (prediction.source, prediction.parts["process"]) == ("the new one", 100.0)
+    known = in_turn(run, process_seconds)
+    others = f", the middle of {of} measurements of which this is the newest" if of > 1 else ""
+    for order in (known, known[::-1]):
+        prediction = predict(run, order, is_from_scratch=True)
+        assert (prediction.source, prediction.parts["process"]) == (f"number {len(known) - 1}{others}", used)
+
+
+def test_one_phase_that_was_disturbed_moves_neither_time_nor_what_is_beside_it():
+    run = tiny_run(stop_step=100)
+    calm, wall = measured(run)
+    key = step_keys(run)[2]
+    slow = {key: calm.steps[key].but(seconds=5.0, high_seconds=6.0)}
+    disturbed = calm.but(steps=slow, save_seconds=9.0, last_save_seconds=9.0, evaluation_seconds=9.0, finish_seconds=9.0, start_seconds=9.0)
+    known = [calm.but(measured_at=NOW), calm.but(measured_at=NOW + 1), disturbed.but(measured_at=NOW + 2)]
+    prediction = predict(run, known, is_from_scratch=True)
+    assert prediction.seconds == pytest.approx(predict(run, [calm], is_from_scratch=True).seconds)
+    assert prediction.high_seconds is not None
+    assert prediction.high_seconds > 6 * 99 > wall  # what happened may happen again
+
+
+def test_what_was_measured_before_a_calibration_is_out_of_date():
+    run = tiny_run(stop_step=100)
+    known = in_turn(run, [1.0, 2.0, 3.0, 30.0, 40.0])
+    known[3] = known[3].but(is_calibration=True)
+    assert predict(run, known, is_from_scratch=True).parts["process"] == 35.0
 
 
 def test_what_was_not_measured_is_named_as_left_out():
