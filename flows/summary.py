@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from flows.finished import PACKAGES, computed_of, keys_path, report_keys, report_path
+from flows.macro_mean import macro_mean, shared_components
 from flows.measured import measured_of
 from flows.recipes.phase import HandOff, Phase
 from flows.recipes.recipe import Recipe
@@ -24,6 +25,7 @@ from trainer.base.decision import Ruling
 from trainer.base.run_folder import RunFolder
 from trainer.base.storage import read_json, write_json
 from trainer.base.wording import plural
+from trainer.config import Component
 from trainer.data.mixture import MixtureSchedule
 from trainer.metrics import read_metrics
 from trainer.passed_over import read_roll_backs
@@ -40,15 +42,18 @@ MEASURES = ("score", "loss")
 VERDICT_WORDS = {"done": "passed", "refused": "failed", "waits for a person": "waits for a person", "not reached": None}
 
 
-def phase_summary(record: PhaseRecord) -> dict[str, Any]:
+def phase_summary(record: PhaseRecord, shared: Sequence[Component] = ()) -> dict[str, Any]:
     """One phase in the shape of `phasewise run --json`; what was not measured is null.
 
     `steps` counts updates, also those that a roll-back passed over; `passed_over` names these, counted from 0. `bits_per_byte` is the mean
     over components, on held-out text; `standing` is `verdict` with its warnings.
+
+    Args:
+        shared: as of `flows.macro_mean.macro_mean`.
     """
     phase = record.phase
     result = record.result or {}
-    evaluation = record.evaluation or {}
+    macro = macro_mean(record.evaluation, shared)
     counts = sum_counts(verdict.counts for verdict in record.verdicts)
     return {
         "name": phase.name,
@@ -59,8 +64,8 @@ def phase_summary(record: PhaseRecord) -> dict[str, Any]:
         "passed_over": result.get("passed_over", []),
         "learning_rate": {"from": learning_rate_at(phase.learning_rate, phase.start_step), "to": phase.learning_rate[-1].end},
         "final_loss": result.get("final_loss"),
-        "bits_per_byte": evaluation.get("macro_bits_per_byte"),
-        "ema_bits_per_byte": evaluation.get("ema_macro_bits_per_byte"),
+        "bits_per_byte": macro.trained,
+        "ema_bits_per_byte": macro.averaged,
         "verdict": VERDICT_WORDS[record.state],
         "standing": _standing_words(record),
         "checks": counts.model_dump(),
@@ -88,16 +93,18 @@ def _standing_words(record: PhaseRecord) -> str | None:
 
 
 def run_summary(resolved: Resolved) -> dict[str, Any]:
-    """The whole recipe in the shape of `phasewise run --json`."""
+    """The whole recipe in the shape of `phasewise run --json`. `bits_per_byte_over`: see `flows.macro_mean`."""
     recipe = resolved.recipe
     report = report_path(resolved)
     records = read_records(resolved)
     verdicts = [verdict for record in records for verdict in record.verdicts]
     counts = [verdict.counts for verdict in verdicts]
+    shared = shared_components([record.evaluation for record in records])
     return {
         "recipe": recipe.name,
         "scale": recipe.scale,
-        "phases": [phase_summary(record) for record in records],
+        "phases": [phase_summary(record, shared) for record in records],
+        "bits_per_byte_over": list(shared) or None,
         "told": f"{verdicts_in_words(counts)}: {sum_counts(counts).shares}",
         "checks": sum_counts(counts).model_dump(),
         "unused": [warning.words for warning in unused_of(verdicts)],
@@ -116,6 +123,7 @@ def build_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> Report:
     """The report's contents, from what the home has."""
     recipe = resolved.recipe
     passed = all(record.state == "done" for record in records)
+    shared = shared_components([record.evaluation for record in records])
     return Report(
         recipe=recipe.name,
         scale=recipe.scale,
@@ -123,7 +131,8 @@ def build_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> Report:
         status="passed" if passed else "stopped",
         headline=headline(records),
         parameters=_count_parameters(recipe.phases[-1]),
-        phases=tuple(_phase_report(resolved, record) for record in records),
+        phases=tuple(_phase_report(resolved, record, shared) for record in records),
+        macro_over=shared,
         baselines=read_baselines(resolved),
         unused=tuple(warning.words for warning in unused_of(verdict for record in records for verdict in record.verdicts)),
         facts=_facts(resolved),
@@ -161,13 +170,14 @@ def headline(records: Sequence[PhaseRecord]) -> str:
     return f"{len(done)} of {len(records)} phases are done."
 
 
-def _phase_report(resolved: Resolved, record: PhaseRecord) -> PhaseReport:
+def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Component]) -> PhaseReport:
     recipe = resolved.recipe
     home = resolved.home
     trace = f"phasewise trace {resolved.recipe_name}/{record.phase.name} {resolved.options}"
     phase = record.phase
     result = record.result or {}
     evaluation = record.evaluation or {}
+    macro = macro_mean(record.evaluation, shared)
     rows = read_metrics(RunFolder.at(record.run.output).metrics) if record.run and record.result else []
     data_path, health_path, model_path = (str(home.verdict(recipe.run_name, phase.name, gate)) for gate in ("data", "health", "model"))
     verdicts = (
@@ -190,8 +200,8 @@ def _phase_report(resolved: Resolved, record: PhaseRecord) -> PhaseReport:
         final_loss=result.get("final_loss"),
         mixture=_realised_mixture(recipe, phase),
         bits_per_byte=evaluation.get("bits_per_byte", {}),
-        macro_bits_per_byte=evaluation.get("macro_bits_per_byte"),
-        ema_macro_bits_per_byte=evaluation.get("ema_macro_bits_per_byte"),
+        macro_bits_per_byte=macro.trained,
+        ema_macro_bits_per_byte=macro.averaged,
         benchmarks=tuple(_benchmark_report(found) for found in evaluation.get("results", [])),
         measured=measured_of(record, home.verdict(recipe.run_name, phase.name, "model").with_suffix("")),
         declares=phase.start.declares if isinstance(phase.start, HandOff) else (),

@@ -150,6 +150,8 @@ def print_summary(console: Console, summary: dict[str, Any]) -> None:
     print_words(console, f"{summary['told']}.")
     for words in summary["unused"]:
         print_words(console, f"Accepted by the recipe, and not found: {words}.")
+    if over := summary["bits_per_byte_over"]:
+        print_words(console, f"Bits per byte: of the {wording.plural(len(over), 'component')} on which all phases were measured.")
     baselines = ", ".join(f"{name} {value:.3f}" for name, value in summary["baselines"].items())
     if baselines:
         print_words(console, f"For comparison, held-out bits per byte of {baselines}.")

@@ -197,6 +197,7 @@ class Report(Recorded):
         created: ISO time.
         headline: one sentence that says what happened.
         baselines: name → macro bits per byte of a simple model on the same held-out text.
+        macro_over: the components that the macro means are over, where some phases were measured on others as well; else none.
         unused: what the recipe accepts and no verdict found, in words.
         facts: the small print: tokenizer, seed, versions, home.
     """
@@ -209,5 +210,6 @@ class Report(Recorded):
     parameters: int
     phases: tuple[PhaseReport, ...]
     baselines: dict[str, float] = Field(default_factory=dict)
+    macro_over: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     facts: dict[str, str] = Field(default_factory=dict)

@@ -65,10 +65,16 @@ def component_rows(phases: tuple[PhaseReport, ...]) -> list[Row]:
     return sorted(rows, key=place_of)
 
 
-def macro_row(phases: tuple[PhaseReport, ...]) -> Row:
-    """The macro mean over components, coloured on its own scale."""
+def macro_row(phases: tuple[PhaseReport, ...], over: tuple[Component, ...] = ()) -> Row:
+    """The macro mean over components, coloured on its own scale. Means over other components than the parent's have no change.
+
+    Args:
+        over: the components of all means; none where each is over its phase's own.
+    """
     values = {phase.name: phase.macro_bits_per_byte for phase in phases}
-    changes = changes_of(phases, values)
+    measured = {phase.name: over or frozenset(phase.bits_per_byte) for phase in phases}
+    alike = [measured.get(phase.parent or "") == measured[phase.name] for phase in phases]
+    changes = [change if same else None for change, same in zip(changes_of(phases, values), alike, strict=True)]
     scale = scale_of([change for change in changes if change is not None])
     cells = (Cell(values[phase.name], change, strength_of(change, scale), False) for phase, change in zip(phases, changes, strict=True))
     return Row("macro", tuple(cells))

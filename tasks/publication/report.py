@@ -50,7 +50,7 @@ def render(report: Report) -> str:
         macro=macro_picture(report),
         columns=columns,
         rows=rows,
-        macro_row=macro_row(columns) if rows else None,
+        macro_row=macro_row(columns, report.macro_over) if rows else None,
         gauges=gauges_of(report),
         across=across_picture(report),
         measured=measured_phases(report),

@@ -18,6 +18,7 @@ SUMMARY: dict[str, Any] = {
     "scale": "proxy",
     "baselines": {"byte 3-gram": 3.1234},
     "told": "3 of 3 verdicts passed, 1 of them with warnings: 28 of 30 checks passed, 2 warnings",
+    "bits_per_byte_over": ["code", "web"],
     "unused": ["expect_order_to_mix where permutation = linear"],
     "phases": [
         {
@@ -104,6 +105,7 @@ def test_the_table_fits_a_terminal_of_eighty_columns_whatever_the_verdict():
     assert "…" not in table
     assert re.search(r"deeper-starling .* passed with *\n +2 warnings *\n", table)
     assert "Accepted by the recipe, and not found: expect_order_to_mix where permutation = linear." in text
+    assert "Bits per byte: of the 2 components on which all phases were measured." in text
 
 
 def test_a_line_breaks_between_words_at_the_width_of_a_terminal_and_nowhere_else() -> None:

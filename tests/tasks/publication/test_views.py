@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tasks.publication.mixture import families_of, spans_of
-from tasks.publication.progress import component_rows, evaluated_phases, gauges_of
+from tasks.publication.progress import component_rows, evaluated_phases, gauges_of, macro_row
 from tasks.publication.report import BenchmarkReport, PhaseReport, Report, VerdictReport
 from tasks.publication.summary import standing_of
 from tasks.publication.training_curves import label_rows, smoothed, thinned
@@ -18,6 +18,15 @@ def build_phase(name: str, **fields: object) -> PhaseReport:
 
 def build_report(*phases: PhaseReport) -> Report:
     return Report(recipe="r", scale="proxy", created="now", status="passed", headline="h", parameters=1, phases=phases)
+
+
+def test_a_mean_over_other_components_than_the_parent_s_has_no_change():
+    bits = {"web": 2.0, "code": 1.0}
+    first = build_phase("first", bits_per_byte=bits, macro_bits_per_byte=1.5)
+    talks = build_phase("talks", parent="first", bits_per_byte={**bits, "talks": 4.5}, macro_bits_per_byte=2.5)
+    assert [cell.change for cell in macro_row((first, talks)).cells] == [None, None]
+    over_shared = talks.model_copy(update={"macro_bits_per_byte": 1.5})
+    assert [cell.change for cell in macro_row((first, over_shared), ("code", "web")).cells] == [None, 0.0]
 
 
 def test_components_that_begin_alike_are_a_family():
