@@ -21,13 +21,18 @@ KEYS_NAME = "keys.json"
 PACKAGES = ("phasewise", "jax", "optax", "orbax-checkpoint", "prefect", "dask", "great-expectations", "lm-eval")
 """The report names their versions."""
 REPORTING = (
-    "flows/summary.py",
+    "flows/macro_mean.py",
     "flows/measured.py",
     "flows/recipes/reported.py",
     "flows/recipes/*/results*.py",
+    "flows/show/words.py",
+    "flows/summary.py",
+    "tasks/prediction/account.py",
     "tasks/publication/*.py",
     "tasks/training/computed.py",
+    "tasks/training/spent.py",
     "trainer/base/wording.py",
+    "trainer/passed_over.py",
     "validations/data_docs.py",
     "validations/report/*.py",
 )

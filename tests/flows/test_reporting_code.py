@@ -1,0 +1,29 @@
+"""A report is written again when the code changes that says something in it."""
+
+import ast
+
+from flows.finished import REPORTING
+from trainer.base.code_digest import HOUSE, ROOMS, files_of
+
+MAKERS = ("flows/summary.py", "flows/measured.py", "flows/macro_mean.py")
+READS_ALONE = {
+    "flows/finished.py", "flows/recipes/phase.py", "flows/recipes/recipe.py", "flows/record.py", "flows/resolved.py",
+    "tasks/evaluation/baselines.py", "trainer/base/decision.py", "trainer/base/run_folder.py", "trainer/base/storage.py",
+    "trainer/config/__init__.py", "trainer/data/mixture.py", "trainer/metrics.py", "trainer/schedule.py",
+    "validations/evidence/model_tables.py", "validations/expectations/reasons.py", "validations/outcomes.py", "validations/verdict.py",
+}  # fmt: skip
+"""What these import to read the home, or for its types. What these read is in the report's key itself."""
+
+
+def imported(path: str) -> set[str]:
+    """The files of our own that a file imports."""
+    tree = ast.parse((HOUSE / path).read_text())
+    names = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    ours = {name.replace(".", "/") for name in names if name.partition(".")[0] in ROOMS}
+    return {f"{name}.py" if (HOUSE / f"{name}.py").exists() else f"{name}/__init__.py" for name in ours}
+
+
+def test_whatever_says_something_in_a_report_is_in_its_version():
+    known = {path.relative_to(HOUSE).as_posix() for path in files_of(*REPORTING)}
+    assert set(MAKERS) <= known
+    assert {name for maker in MAKERS for name in imported(maker)} - known - READS_ALONE == set()
