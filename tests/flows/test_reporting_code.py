@@ -10,7 +10,8 @@ READS_ALONE = {
     "flows/finished.py", "flows/recipes/phase.py", "flows/recipes/recipe.py", "flows/record.py", "flows/resolved.py",
     "tasks/evaluation/baselines.py", "trainer/base/decision.py", "trainer/base/run_folder.py", "trainer/base/storage.py",
     "trainer/config/__init__.py", "trainer/data/mixture.py", "trainer/metrics.py", "trainer/schedule.py",
-    "validations/evidence/model_tables.py", "validations/expectations/reasons.py", "validations/outcomes.py", "validations/verdict.py",
+    "trainer/model/params.py", "validations/evidence/evaluation.py",
+    "validations/expectations/reasons.py", "validations/outcomes.py", "validations/verdict.py",
 }  # fmt: skip
 """What these import to read the home, or for its types. What these read is in the report's key itself."""
 
