@@ -17,8 +17,8 @@ from validations.evidence.paired import pair_items
 from validations.evidence.proportions import difference_interval
 
 COLUMNS = (
-    "name", "value", "stderr", "baseline", "items", "right", "accuracy_p_value", "likelihoods", "floor_p_value", "against", "parent",
-    "difference", "low", "high", "why_not",
+    "name", "against", "parent", "difference", "low", "high", "why_not", "value", "stderr", "baseline", "items", "right",
+    "accuracy_p_value", "likelihoods", "floor_p_value",
 )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ LLAMA3 = rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{
 
 LLAMA2 = (
     r"[\p{N}\r\n\t]",  # a digit, a line end and a tab are tokens of their own
-    r" ?[\p{L}\p{M}]+| ?[^\s\p{L}\p{M}\p{N}]+| +(?! )| +",
+    r" ?[\p{L}\p{M}]+| ?[^\s\p{L}\p{M}\p{N}]+| +(?= \S)| +",
 )
 """What Llama 2's vocabulary can have: no token has letters and marks in it, or a digit and anything else, and a space is the beginning of
 the token that follows it, or in a run of spaces. SentencePiece has these rules when it chooses entries, and no pattern when it cuts."""
