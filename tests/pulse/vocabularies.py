@@ -4,8 +4,8 @@ Tokenizers are trained on the files of Python's standard library, all but one in
 Marin chose among, Llama 2's, GPT-NeoX's and Llama 3's, at one size and at sizes that are to each other as theirs are (32,000, 50,257 and
 128,256). Then one model with one recipe – Kestrel's at proxy scale, 64 wide – is trained from scratch with each, with the same number of
 updates of the same number of tokens. So a vocabulary of more bytes a token sees more text, and a larger one has more parameters: that is
-the choice as Marin made it. What is measured is bits per byte on the files that were held out. The interval is of 95 %, by drawing files and
-seeds again; the difference to the first vocabulary is taken file by file and seed by seed, so it is narrower than the two intervals.
+the choice as Marin made it. What is measured is bits per byte on the files that were held out. The interval is of 95 %, by drawing files
+and seeds again; the difference to the first vocabulary is taken file by file and seed by seed, so it is narrower than the two intervals.
 `docs/tokenizers.md` says what came of it.
 """
 
