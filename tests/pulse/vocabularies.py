@@ -168,7 +168,7 @@ def main(folder: Path, tables: Mapping[str, Sequence[Vocabulary]], *, steps: int
     texts = files()
     sizes = np.array([len(text.encode()) for text in texts[1]])
     wanted = sorted({one for table in tables.values() for one in table})
-    largest = {split: max(one.size for one in wanted if one.split == split) for split in {one.split for one in wanted}}
+    largest: dict[SplitName, int] = {one.split: one.size for one in wanted}  # they are sorted: the last of a split is its largest
     content = {split: train_tokenizer({"library": texts[0]}, size, split=split).content for split, size in largest.items()}
     folder.mkdir(parents=True, exist_ok=True)
     print(f"{steps} updates of {SEQUENCES} rows, {plural(seeds, 'seed')}, {len(sizes)} files held out, {sizes.sum():,} bytes", flush=True)

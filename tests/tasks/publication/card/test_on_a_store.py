@@ -130,7 +130,7 @@ def test_the_flow_exports_to_the_store_once_and_takes_nothing_over(world: World,
     export_phase.fn(str(world.recipe), PHASE, "proxy", world.url)
     assert read_json(folder / ORIGIN_NAME)["phase"] == PHASE
     assert committed(world) == before
-    assert not list(Home.at(world.url).exporting.iterdir())
+    assert not list(world.at("two").exporting.iterdir())
 
 
 def test_a_card_does_not_hold_where_a_committed_file_changed(world: World, tmp_path: Path):
