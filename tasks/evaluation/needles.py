@@ -18,6 +18,8 @@ from trainer.base.storage import digest_of_json
 
 MAX_NEW_TOKENS = 8
 """Room behind a prompt for what the model writes: no value of the default wording is longer, by the bytes that it has."""
+MIN_KEYS = 2
+"""Of one there would be nothing to choose."""
 
 _COLOURS = (
     "amber", "azure", "black", "bronze", "brown", "copper", "coral", "crimson", "golden", "green", "grey", "indigo", "ivory", "olive",
@@ -64,7 +66,7 @@ class Needles(Frozen):
     """
 
     length: int = Field(ge=MIN_LENGTH)
-    keys: int = Field(default=4, ge=2)
+    keys: int = Field(default=4, ge=MIN_KEYS)
     depths: tuple[float, ...] = Field(default=(0.0, 0.25, 0.5, 0.75, 1.0), min_length=1)
     items_per_depth: int = Field(default=8, gt=0)
     wording: Wording = Wording()
@@ -129,6 +131,12 @@ def build_items(needles: Needles, haystack: Sequence[str], count_tokens: Callabl
 def least_length(needles: Needles, count_tokens: Callable[[str], int]) -> int:
     """Tokens that the longest item has without any text around its needles: a shorter length has no room for it."""
     return max(_least(needles, draw, count_tokens) for draw in _draws(needles, frozenset()))
+
+
+def with_room(needles: Needles, count_tokens: Callable[[str], int]) -> Needles:
+    """The same with as many of its keys as its length has room for, and two where it has none for these either."""
+    fewer = (needles.but(keys=keys) for keys in range(needles.keys, MIN_KEYS, -1))
+    return next((one for one in fewer if least_length(one, count_tokens) <= one.length), needles.but(keys=MIN_KEYS))
 
 
 def _least(needles: Needles, draw: _Draw, count_tokens: Callable[[str], int]) -> int:

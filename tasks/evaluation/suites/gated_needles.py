@@ -11,12 +11,14 @@ from tokenizers import Tokenizer
 
 from tasks.evaluation.answers import BenchmarkResult
 from tasks.evaluation.measured import needle_length
-from tasks.evaluation.needles import Needles, least_length
+from tasks.evaluation.needle_lengths import MIN_LENGTH
+from tasks.evaluation.needles import MIN_KEYS, Needles, least_length, with_room
 from tasks.evaluation.suites.definition import Asked
 from tasks.evaluation.suites.gated import SOURCE, as_gate_result
 from tasks.evaluation.suites.kept import measuring_code
 from tasks.evaluation.suites.needle import prepare_needles
 from tasks.evaluation.suites.prepare import Hole
+from tasks.progress import say
 from trainer.base.errors import ConfigError, EvaluationError
 from trainer.base.storage import digest_of_json
 
@@ -34,14 +36,14 @@ def needle_key(labels: Iterable[str], haystack: Mapping[str, str]) -> dict[str, 
 
 
 def check_room(phase: str, labels: Sequence[str], tokenizer: Tokenizer) -> None:
-    """Refuse lengths that have no room for the needles alone, by the tokenizer that the phase trains with.
+    """Refuse lengths that have no room for two needles and nothing else, by the tokenizer that the phase trains with.
 
     Raises:
         ConfigError: with the least length.
     """
     if not labels:
         return
-    needles = Needles(length=1_000_000)
+    needles = Needles(length=MIN_LENGTH, keys=MIN_KEYS)
     least = least_length(needles, lambda text: 1 + len(tokenizer.encode(text, add_special_tokens=False).ids))
     if short := [label for label in labels if (needle_length(label) or 0) < least]:
         raise ConfigError(
@@ -51,7 +53,7 @@ def check_room(phase: str, labels: Sequence[str], tokenizer: Tokenizer) -> None:
 
 
 def needle_results(model: "JaxLanguageModel", labels: Iterable[str], words: Sequence[str]) -> list[BenchmarkResult]:
-    """Each benchmark on all of its items.
+    """Each benchmark on all of its items. A short one has fewer needles, down to two: as many as there is room for, which is said.
 
     Args:
         words: of the text that needles are hidden in.
@@ -64,12 +66,20 @@ def needle_results(model: "JaxLanguageModel", labels: Iterable[str], words: Sequ
     results: list[BenchmarkResult] = []
     for label in sorted(labels):
         asked = Asked(benchmark=label.partition(":")[0], shots=0, source=SOURCE, length=needle_length(label))
-        prepared = prepare_needles(asked, model, lambda: words)
+        prepared = prepare_needles(asked, model, lambda: words, needles=_needles(label, model))
         found = prepared if isinstance(prepared, Hole) else measure(model, prepared, limit=None)
         if isinstance(found, Hole):
             raise EvaluationError(f"the phase names {label}, which cannot be measured: {found.reason}. Take it out of {SOURCE}.")
         results.append(as_gate_result(*found))
     return results
+
+
+def _needles(label: str, model: "JaxLanguageModel") -> Needles:
+    wanted = Needles(length=max(MIN_LENGTH, needle_length(label) or 0))
+    found = with_room(wanted, lambda text: len(model.tok_encode(text)))
+    if found.keys < wanted.keys:
+        say(f"{label}: {found.keys} needles in a text in place of {wanted.keys}, for which it has no room")
+    return found
 
 
 def words_of_held_out(caches: Mapping[str, Path], tokenizer: Tokenizer) -> list[str]:

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from tokenizers import Tokenizer
 
+from tasks.evaluation.needles import Needles, least_length
 from tasks.evaluation.suites.gated_needles import check_room, needle_key, needle_results
 from tests.tasks.evaluation.suites.conftest import Scripted
 from tests.tasks.evaluation.suites.test_gated import LIMITS, evaluation_of, stops
@@ -70,9 +71,21 @@ def test_what_the_model_cannot_read_is_no_result(scripted: Scripted, tokenizer: 
 def test_a_length_without_room_is_refused_with_the_least(tokenizer: Tokenizer):
     check_room("late", ["niah:1000"], tokenizer)
     with pytest.raises(
-        ConfigError, match=r"phase late cannot be asked niah:64 \(evaluation.benchmarks\): 4 needles, .* Take niah:\d+ or more"
+        ConfigError, match=r"phase late cannot be asked niah:64 \(evaluation.benchmarks\): 2 needles, .* Take niah:\d+ or more"
     ):
         check_room("late", ["niah:64", "niah:1000"], tokenizer)
+
+
+def test_a_short_text_has_as_many_needles_as_there_is_room_for(scripted: Scripted, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture):
+    def count(text: str) -> int:
+        return 1 + len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    least = {keys: least_length(Needles(length=1000, keys=keys), count) for keys in (2, 3, 4)}
+    for keys, length in ((4, least[4]), (3, least[4] - 1), (3, least[3]), (2, least[3] - 1), (2, least[2])):
+        label = f"niah:{length}"
+        (result,) = measured(scripted, tokenizer, "x", finds=True, labels=(label,))["results"]
+        assert {len(answer["log_likelihoods"]) for answer in result["answers"]} == {keys}
+        assert (f"{label}: {keys} needles in a text in place of 4" in caplog.text) == (keys < 4)
 
 
 def test_text_and_length_decide_the_key():
