@@ -40,12 +40,12 @@ class Rerun:
         started: list[str] = []
         async with get_client() as client:
             for run in await _crashed(client):
-                if str(run.id) not in {*self._settled, *but} and await self._may_start(client, run):
+                if str(run.id) not in {*self._settled, *but} and await self.may_start(client, run):
                     await _start(client, run)
                     started.append(run.name)
         return started
 
-    async def _may_start(self, client: Any, run: Any) -> bool:
+    async def may_start(self, client: Any, run: Any) -> bool:
         """Not what was stopped with an earlier `phasewise up`, what was started again before, or what is alive."""
         if run.deployment_id is None or run.parent_task_run_id is not None or run.state.timestamp < self._since:
             return False
