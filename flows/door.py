@@ -101,7 +101,7 @@ def _name_of_run(template: str) -> str:
     given["recipe"] = FILE.sub(r"\1", str(given.get("recipe")))
     name = template.format(**given)
     if run_id := current.id:
-        with suppress(PhasewiseError):  # a home that cannot be used: the run itself says so
+        with suppress(PhasewiseError, OSError):  # a home that cannot be used: the run itself says so
             stay_present(Home.at(home), run_id, name)
     return name
 
