@@ -1,7 +1,8 @@
 """`python -m deployments.flow_process`: Prefect's engine for one flow run, in a process that never outlives its worker.
 
 The worker holds the other end of its standard input. When that ends, however the worker did, the run is stopped as by SIGTERM and reports
-it; a run that doesn't end in time is cut off.
+it; a run that doesn't end in time is cut off. The file by which others know that the run's process lives is held before Prefect begins:
+a run that dies at any moment is known to be dead.
 """
 
 import os
@@ -9,7 +10,11 @@ import runpy
 import signal
 import threading
 import time
+from contextlib import suppress
 
+from flows.presence import stay_present
+from tasks.holder import AlreadyHeld
+from tasks.home import Home
 from trainer.process.collecting import collect_rarely
 from trainer.process.parent import wait_for_end_of_input
 from trainer.process.stopping import stop_seconds
@@ -23,7 +28,16 @@ def main() -> None:
     collect_rarely()
     os.setsid()  # Ctrl-C on the terminal is for the worker, which stops its runs itself
     threading.Thread(target=_end_with_standard_input, daemon=True).start()
+    _say_that_it_lives()
     runpy.run_module("prefect.engine", run_name="__main__", alter_sys=True)
+
+
+def _say_that_it_lives() -> None:
+    """In the home of the worker; elsewhere the flow does it, which is told its home."""
+    run_id = os.environ.get("PREFECT__FLOW_RUN_ID")
+    if run_id and "PHASEWISE_HOME" in os.environ:
+        with suppress(AlreadyHeld, OSError):  # an earlier process of the run is about to end, or the home takes nothing: the flow says so
+            stay_present(Home.at(None), run_id, run_id)
 
 
 def _end_with_standard_input() -> None:

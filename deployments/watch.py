@@ -31,7 +31,7 @@ async def watch(home: Home, server: OwnServer | None) -> None:
     from flows.waiting import wake  # it imports what reads records
 
     sweep = Sweep(home, SERVED)
-    rerun = Rerun(home, datetime.now(UTC))
+    rerun = Rerun(home, datetime.now(UTC), SERVED if server else ())
     since_sweep = 0.0
     while True:
         await asyncio.sleep(LOOK_SECONDS)

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from flows.recipes.phase import Phase
 from flows.recipes.recipe import Recipe
-from tasks.evaluation.measured import real_of
+from tasks.data.plan import DataPlan
+from tasks.evaluation.measured import needles_of, real_of
 from tasks.evaluation.renderings import check_renderings
 from trainer.base.errors import ConfigError, DataError, RecipeError
 
@@ -35,6 +36,19 @@ def check_benchmarks(recipe: Recipe, phase: Phase) -> None:
     except ConfigError as error:
         instead = "" if recipe.uses_stand_ins else " Or use --scale proxy, whose benchmarks are made from held-out text."
         raise RecipeError(f"phase {phase.name} of {recipe.run_name} cannot be judged by its gate: {error}{instead}") from None
+
+
+def check_needles(plan: DataPlan, phase: Phase) -> None:
+    """Refuse needles in texts that have no room for them, once the phase's tokenizer is there.
+
+    Raises:
+        ConfigError: with the least length.
+    """
+    if labels := needles_of(phase.evaluation.benchmarks):
+        from tasks.data.tokenizer import load_tokenizer
+        from tasks.evaluation.suites.gated_needles import check_room
+
+        check_room(phase.name, labels, load_tokenizer(plan.tokenizer))
 
 
 def _check_renderings(recipe: Recipe, phase: Phase) -> None:

@@ -8,6 +8,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 from prefect import Flow, State, get_run_logger
@@ -91,10 +92,18 @@ def door(*, name: str, flow_run_name: str) -> Callable[[Callable[P, R]], Flow[P,
 
 
 def _name_of_run(template: str) -> str:
-    """Of a recipe in a file, the file's name without its folder."""
+    """Of a recipe in a file, the file's name without its folder.
+
+    Prefect asks for it before it shows a run as Running. So the process says here that it is alive, and no run is shown without that.
+    """
     given = dict(current.parameters)
+    home: str | None = given.get("home")
     given["recipe"] = FILE.sub(r"\1", str(given.get("recipe")))
-    return template.format(**given)
+    name = template.format(**given)
+    if run_id := current.id:
+        with suppress(PhasewiseError, OSError):  # a home that cannot be used: the run itself says so
+            stay_present(Home.at(home), run_id, name)
+    return name
 
 
 def say_waiting(holder: Holder) -> None:

@@ -1,5 +1,7 @@
 """A trained phase → a folder that `transformers` reads, in the home."""
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -39,16 +41,20 @@ def export_phase(
         settings: Changes of the recipe for a trial, each PHASE.FIELD=VALUE: what `--set` takes.
     """
     from flows.commands.export import export_target
+    from tasks.publication.placing import is_placed, place
 
-    resolved, chosen = resolve_phase(recipe, phase, scale, home, local_for="a flow that exports into its home")
+    resolved, chosen = resolve_phase(recipe, phase, scale, home, reads_only=True)
     _, result = trained_run(resolved, chosen)
     wanted = f"average:{average_of}" if weights == "average" else weights
     name = f"{phase}-{wanted.replace(':', '-')}-{dtype}-{result['params_digest'][:12]}"
     folder = resolved.home.exported(resolved.recipe.run_name, name)
-    if folder.exists():
+    if is_placed(folder):
         say(f"{phase}: exported already, to {folder}")
         return
-    making = folder.with_name(f".{folder.name}")
-    exported = export_target(f"{resolved.recipe_name}/{phase}", str(making), scale, str(resolved.home.root), weights=wanted, dtype=dtype)
-    making.rename(folder)
+    resolved.home.make_ready()
+    resolved.home.exporting.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f"{name}-", dir=resolved.home.exporting) as made:
+        target, root = f"{resolved.recipe_name}/{phase}", str(resolved.home.root)
+        exported = export_target(target, made, scale, root, weights=wanted, dtype=dtype)
+        place(Path(made), folder)
     say(f"{phase}: exported to {folder}: {', '.join(exported['files'])}")

@@ -38,6 +38,7 @@ class _Tables:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.benchmarks, self.bits_per_byte = self._rows("benchmarks"), self._rows("bits_per_byte")
+        self.needles = self._rows("needles")
         rows = [self._rows(name) for name in reversed(COMPARISONS)]
         self.compared = {name: row for table in rows for name, row in table.items()}
         self.comparable = self._rows("comparable")
@@ -58,6 +59,8 @@ def _benchmark(result: Row, tables: _Tables | None, *, has_parent: bool) -> Meas
     found = MeasuredReport(
         what=what, higher_is_better=True, value=value, stderr=_known(result.get("stderr")), floor=_known(result.get("baseline"))
     )
+    if tables and has_parent and (needle := tables.needles.get(what)) and needle["value"] == value:
+        return _but(found, **({"not_compared": str(needle["why_not"])} if needle["why_not"] else _against(value, needle)))
     row = tables.benchmarks.get(what) if tables else None
     if tables is None or row is None or not has_parent or row["value"] != value:
         return found

@@ -10,7 +10,7 @@ _present: set[str] = set()
 
 
 def stay_present(home: Home, flow_run_id: str, name: str) -> None:
-    """Hold the file of a flow run until this process ends, however it does."""
+    """Hold the file of a flow run until this process ends, however it does; a run that it holds already is not held twice."""
     if flow_run_id not in _present:
         _held.enter_context(holding(home.presence(flow_run_id), f"flow run '{name}'"))
         _present.add(flow_run_id)

@@ -19,8 +19,14 @@ MESSAGE = "Its process crashed: started once more by `phasewise up`. It goes on 
 class Rerun:
     """Starts what crashed since `phasewise up` came up, each run once in its life."""
 
-    def __init__(self, home: Home, since: datetime) -> None:
-        self._home, self._since = home, since
+    def __init__(self, home: Home, since: datetime, pools: Collection[str] = ()) -> None:
+        """What is looked at.
+
+        Args:
+            pools: work pools that nobody else serves. A run of theirs may crash before its process holds a file; others without one are
+                of another home.
+        """
+        self._home, self._since, self._pools = home, since, pools
         self._settled: set[str] = set()
 
     async def look(self, but: Collection[str] = ()) -> list[str]:
@@ -34,16 +40,17 @@ class Rerun:
         started: list[str] = []
         async with get_client() as client:
             for run in await _crashed(client):
-                if str(run.id) not in {*self._settled, *but} and await self._may_start(client, run):
+                if str(run.id) not in {*self._settled, *but} and await self.may_start(client, run):
                     await _start(client, run)
                     started.append(run.name)
         return started
 
-    async def _may_start(self, client: Any, run: Any) -> bool:
+    async def may_start(self, client: Any, run: Any) -> bool:
         """Not what was stopped with an earlier `phasewise up`, what was started again before, or what is alive."""
         if run.deployment_id is None or run.parent_task_run_id is not None or run.state.timestamp < self._since:
             return False
-        if is_present(self._home, str(run.id)) is not False:  # alive, or of another home
+        lives = is_present(self._home, str(run.id))
+        if lives or (lives is None and run.work_pool_name not in self._pools):
             return False
         states = await client.read_flow_run_states(run.id)
         self._settled.add(str(run.id))

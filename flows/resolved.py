@@ -219,31 +219,31 @@ def resolving_once() -> Iterator[None]:
 
 
 def resolve(
-    target: str, scale: Scale, home: str | None, *, local_for: str | None = None, reads_only: bool = False, has_weights: bool = False
+    target: str, scale: Scale, home: str | None, *, reads_only: bool = False, has_weights: bool = False
 ) -> tuple[Resolved, Phase | None]:
     """What `RECIPE[/PHASE]` names, and the phase if one is named. Nothing is made, and the sources are not looked at yet.
 
     Args:
-        home: as `Home.at` takes it, with `local_for` and `reads_only`.
+        home: as `Home.at` takes it, with `reads_only`.
         has_weights: where the home is only read, and on a store: whether the checkpoints of the phase are brought here, too.
 
     Raises:
         ConfigError: no such recipe, phase or home.
     """
-    found = (_found.get() or _Found()).resolve(target, scale, Home.at(home, local_for=local_for, reads_only=reads_only))
+    found = (_found.get() or _Found()).resolve(target, scale, Home.at(home, reads_only=reads_only))
     if reads_only:
         phase = found[1]
         found[0].home.look(found[0].recipe.run_name, weights_of=phase.name if phase and has_weights else None)
     return found
 
 
-def resolve_phase(recipe: str, phase: str, scale: Scale, home: str | None, *, local_for: str | None = None) -> tuple[Resolved, Phase]:
+def resolve_phase(recipe: str, phase: str, scale: Scale, home: str | None, *, reads_only: bool = False) -> tuple[Resolved, Phase]:
     """A phase of a recipe, which may be named `RECIPE/BRANCH`: then its ancestors are found in that.
 
     Raises:
         ConfigError: as `resolve`.
     """
-    resolved, _ = resolve(recipe, scale, home, local_for=local_for)
+    resolved, _ = resolve(recipe, scale, home, reads_only=reads_only)
     if phase not in {one.name for one in resolved.recipe.phases}:
-        resolved, _ = resolve(f"{split_target(recipe)[0]}/{phase}", scale, home)
+        resolved, _ = resolve(f"{split_target(recipe)[0]}/{phase}", scale, home, reads_only=reads_only)
     return resolved, resolved.recipe.phase(phase)

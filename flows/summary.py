@@ -15,7 +15,7 @@ from flows.recipes.recipe import Recipe
 from flows.recipes.reported import results_of
 from flows.record import PhaseRecord, read_records
 from flows.resolved import Resolved
-from flows.show.words import loss_in_words
+from flows.show.words import bias_in_words, rows_in_words
 from tasks.evaluation.baselines import baselines_path
 from tasks.prediction.account import read_account, words_of_account
 from tasks.publication.contents import BenchmarkReport, PhaseReport, RecordReport, Report, RollBackReport, VerdictReport
@@ -199,6 +199,7 @@ def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Comp
         routing=routing_of(rows, phase.gates.health.max_violation),
         final_loss=result.get("final_loss"),
         mixture=_realised_mixture(recipe, phase),
+        reads=_reads(recipe, phase),
         bits_per_byte=evaluation.get("bits_per_byte", {}),
         macro_bits_per_byte=macro.trained,
         ema_macro_bits_per_byte=macro.averaged,
@@ -276,7 +277,7 @@ def _facts(resolved: Resolved) -> dict[str, str]:
     buffered = [f"{name} from buffers of {documents:,} documents" for name, documents in with_buffer]
     return {
         "tokenizer": tokenizer,
-        "data order": "; ".join([order, *buffered, *_packed(recipe)]),
+        "data order": "; ".join([order, *buffered]),
         "held-out text": _held_out(first, components),
         "home": str(resolved.home.root),
         "python": platform.python_version(),
@@ -284,13 +285,11 @@ def _facts(resolved: Resolved) -> dict[str, str]:
     }
 
 
-def _packed(recipe: Recipe) -> list[str]:
-    """Phases whose rows are packed, or that are trained on answers alone."""
-    return [
-        f"{phase.name} in rows of packing {phase.packing}, with its loss on {loss_in_words(phase.loss_on)}"
-        for phase in recipe.phases
-        if (phase.packing, phase.loss_on) != ("chunk", "all")
-    ]
+def _reads(recipe: Recipe, phase: Phase) -> tuple[str, ...]:
+    """How its rows are packed, what its loss is on, and which documents are taken by their length; nothing where that is as in most."""
+    taken = [(name, bias) for name, bias in sorted(recipe.length_bias.items()) if name in phase.components]
+    by_length = [f"documents of {name} by their length: {bias_in_words(bias.model_dump(mode='json'))}" for name, bias in taken]
+    return tuple(filter(None, [rows_in_words(phase.packing, phase.loss_on), *by_length]))
 
 
 def _held_out(phase: Phase, components: int) -> str:

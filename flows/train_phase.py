@@ -6,6 +6,7 @@ from prefect.artifacts import create_table_artifact
 
 from flows.ancestors import check_ancestors_hold, check_ancestors_passed, check_verdicts
 from flows.asking import asking_people, take_answers
+from flows.declared import check_needles
 from flows.door import door, say_waiting, this_run
 from flows.evaluate_checkpoint import evaluate_checkpoint
 from flows.execution import runs_on_slices
@@ -82,6 +83,7 @@ def train_judged(resolved: Resolved, phase: Phase) -> None:
     """Judge the data, train, judge the training, judge the model; the first verdict that fails ends it.
 
     Raises:
+        ConfigError: the phase hides needles in texts that have no room for them.
         VerdictError: a verdict fails.
         WaitsForPerson: a verdict, or the training itself, asks a person.
         TrainingDiverged: the loss is no number any more; the verdict on the training says where.
@@ -89,6 +91,7 @@ def train_judged(resolved: Resolved, phase: Phase) -> None:
     recipe = resolved.recipe
     home = str(resolved.home.root)
     accepts, asks = accepted_in(phase.name, recipe.accepts), recipe.asks_people_in(phase)
+    check_needles(resolved.plan, phase)
     validate_data(resolved.name, phase.name, recipe.scale, home, resolved.settings)
     planned = runs_on_slices(resolved, phase)
     run = planned[-1].run

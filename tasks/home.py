@@ -37,14 +37,11 @@ class Home:
     reads_only: bool = field(default=False, compare=False)
 
     @classmethod
-    def at(cls, url: str | None, *, local_for: str | None = None, reads_only: bool = False) -> "Home":
+    def at(cls, url: str | None, *, reads_only: bool = False) -> "Home":
         """The home at `url`, at `PHASEWISE_HOME`, or at `./.phasewise`. Nothing is made, and it need not be there.
 
-        Args:
-            local_for: names what cannot be done on a store.
-
         Raises:
-            ConfigError: it is neither a local folder nor a gs:// URL, it is not local though it must be, or it is only read and cannot be.
+            ConfigError: it is neither a local folder nor a gs:// URL, or it is only read and cannot be.
         """
         text = url or os.environ.get("PHASEWISE_HOME") or DEFAULT_HOME
         if "://" in text and not text.startswith(("file://", "gs://", "gcs://")):
@@ -56,22 +53,18 @@ class Home:
             if reads_only:
                 _look_at_folder(root)
             return cls(root, reads_only)
-        if local_for:
-            raise ConfigError(
-                f"{local_for} needs a home that is a local folder, found {root}. Choose a folder with --home or PHASEWISE_HOME."
-            )
         if reads_only:
             _look_at_store(root, *store)
         return cls(root, reads_only)
 
     @classmethod
-    def open(cls, url: str | None, *, local_for: str | None = None, reads_only: bool = False) -> "Home":
+    def open(cls, url: str | None, *, reads_only: bool = False) -> "Home":
         """The home as `at` gives it, made ready unless it is only read.
 
         Raises:
             ConfigError: as `at` and `make_ready`.
         """
-        home = cls.at(url, local_for=local_for, reads_only=reads_only)
+        home = cls.at(url, reads_only=reads_only)
         if not reads_only:
             home.make_ready()
         return home
@@ -254,8 +247,13 @@ class Home:
         return RunFolder(self.run(run_name, phase)).question
 
     def exported(self, run_name: str, name: str) -> Path:
-        """A folder of weights that a flow wrote."""
-        return self.work / "exports" / run_name / name
+        """A folder of weights that a flow wrote: in the home, also where that is on a store."""
+        return self.root / "exports" / run_name / name
+
+    @property
+    def exporting(self) -> Path:
+        """Where such a folder is made, on this machine."""
+        return (self.root if self.is_local else self._on_this_machine) / "exports" / ".making"
 
     def verdict(self, run_name: str, phase: str, gate: str) -> Path:
         """The verdict file of a phase's data or gate."""

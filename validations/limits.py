@@ -110,6 +110,8 @@ class GateLimits(Frozen):
             than chance.
         max_score_rise: the same of a rise, which is impossible beyond it: only who saw the test items learns so much in a phase. `None`
             allows any.
+        needle_error_rate: how often a model that finds no needle may pass each of the phase's benchmarks of needles (`niah`). `None`
+            measures and shows them, and asks nothing.
         exposure_error_rate: how often a model that never saw the test items may be refused for how it reads them under two renderings.
             `None` does not ask.
         min_answer_gain_nats: how much likelier the answers of held-out conversations must be than they were to the parent, in nats a
@@ -123,6 +125,7 @@ class GateLimits(Frozen):
     false_refusal_rate: float | None = Field(default=None, gt=0, lt=0.5)
     max_score_fall: float | None = Field(default=None, ge=0, lt=1)
     max_score_rise: float | None = Field(default=None, gt=0, lt=1)
+    needle_error_rate: float | None = Field(default=None, gt=0, lt=0.5)
     exposure_error_rate: float | None = Field(default=None, gt=0, lt=0.5)
     min_answer_gain_nats: float | None = Field(default=None, allow_inf_nan=False)
     answer_error_rate: float | None = Field(default=None, gt=0, lt=0.5)

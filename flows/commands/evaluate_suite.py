@@ -104,10 +104,9 @@ def _haystack(found: Found, benchmarks: Path | None, model: "JaxLanguageModel") 
         return None
 
     def words() -> list[str]:
-        from tasks.evaluation.held_out import read_held_out_texts
+        from tasks.evaluation.suites.gated_needles import words_of_held_out
 
-        texts = read_held_out_texts(held_out, model.tokenizer)
-        return [word for documents in texts.values() for document in documents for word in document.text.split()]
+        return words_of_held_out(held_out, model.tokenizer)
 
     return words
 

@@ -1,18 +1,26 @@
 """`phasewise status`."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 
 from flows.ancestors import phases_to_train
 from flows.finished import find_of_recipe
+from flows.recipes.phase import Phase
 from flows.recipes.recipe import Scale
 from flows.record import Finding, read_record
 from flows.resolved import Resolved, resolve
 from tasks.data.standins import missing_stand_ins
+from tasks.data.touched import changed_files
 from tasks.prediction.account import Account, read_account, words_of_account
 from tasks.training.spent import Spent, read_spent, words_of
 from trainer.base.errors import DataError
+from trainer.base.wording import name_some
+from trainer.data.manifest import SPLITS
+
+SHARDS = "shards"
+"""What a finding is called that a file of a cache was changed."""
 
 
 def describe(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
@@ -27,7 +35,8 @@ def describe(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
         missing = Finding(what="sources", holds=False, again="prepare", why=_why_no_sources(resolved, error))
         found = [(one.name, "not reached", (missing,)) for one in wanted]
     else:
-        found = [(record.phase.name, record.state, record.findings) for record in records]
+        damaged = _damaged_caches(resolved, wanted)
+        found = [(one.phase.name, one.state, (*one.findings, *_shards_of(one.phase, damaged))) for one in records]
         of_recipe = () if phase else find_of_recipe(resolved, records)
     phases = [
         {
@@ -43,14 +52,39 @@ def describe(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
     return {"recipe": recipe.name, "scale": recipe.scale, "phases": phases, "results": results}
 
 
+def _damaged_caches(resolved: Resolved, phases: Sequence[Phase]) -> dict[str, str]:
+    """Component → what of its caches is not what their manifests say, in words; those that are sound are not among them."""
+    words: dict[str, str] = {}
+    for name in sorted({name for phase in phases for name in phase.components}):
+        caches = [cache for split in SPLITS if (cache := resolved.plan.components[name].cache(split)).is_built]
+        if files := [f"{cache.folder.name}/{file}" for cache in caches for file in changed_files(cache.folder, resolved.digests)]:
+            words[name] = name_some(files, 3)
+    return words
+
+
+def _shards_of(phase: Phase, damaged: Mapping[str, str]) -> tuple[Finding, ...]:
+    """One finding of all that a phase draws from."""
+    files = [words for name, words in damaged.items() if name in phase.components]
+    if not files:
+        return ()
+    why = (
+        f"changed since the cache was written: {'; '.join(files)}. `phasewise data verify` names every difference; delete the cache's "
+        "folder and prepare the data again"
+    )
+    return (Finding(what=SHARDS, holds=False, again="prepare", why=why),)
+
+
 def _why_no_sources(resolved: Resolved, error: DataError) -> str:
     missing = missing_stand_ins(resolved.stand_ins, resolved.home.sources)
     return f"the text of {len(missing)} components is not collected from this installation yet" if missing else str(error)
 
 
 def is_done(description: dict[str, Any]) -> bool:
-    """Whether every phase is done, and what is of the recipe as a whole holds."""
-    return all(phase["state"] == "done" for phase in description["phases"]) and all(found["holds"] for found in description["results"])
+    """Whether every phase is done, no cache was changed, and what is of the recipe as a whole holds."""
+    phases = description["phases"]
+    if any(one["what"] == SHARDS and not one["holds"] for phase in phases for one in phase["results"]):
+        return False
+    return all(phase["state"] == "done" for phase in phases) and all(found["holds"] for found in description["results"])
 
 
 def print_description(description: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from flows.recipes.phase import Phase
+from flows.recipes.proxy import special_tokens_of
 from flows.recipes.recipe import Scale
 from flows.record import read_record
 from flows.resolved import Resolved, resolve, resolving_once
@@ -21,7 +22,7 @@ from tasks.data.vocabularies.folder import (
     write_folder,
 )
 from tasks.data.vocabularies.splits import SplitName
-from tasks.data.vocabularies.training import TRAINED_BY, Amount, check_vocab_size, train, truncate
+from tasks.data.vocabularies.training import SPECIAL_TOKENS, TRAINED_BY, Amount, check_vocab_size, train, truncate
 from trainer.base.errors import ConfigError, DataError, VerdictError
 from trainer.base.storage import as_path, digest_of_bytes, digest_of_file
 from trainer.base.wording import megabytes
@@ -32,12 +33,15 @@ VERDICT = "verdict on its data"
 
 @resolving_once()
 def train_tokenizer(
-    target: str, scale: Scale, home: str | None, out: str, *, vocab_size: int, split: SplitName, max_bytes: int
+    target: str, scale: Scale, home: str | None, out: str, *, vocab_size: int, split: SplitName, max_bytes: int, chat_tokens: bool = False
 ) -> dict[str, Any]:
     """Train a tokenizer on the training text of a recipe's phases, all of it judged; its manifest, in the shape of `--json`.
 
+    Args:
+        chat_tokens: whether it has the special tokens that the chat templates of all phases write, branches too.
+
     Raises:
-        ConfigError: the vocabulary is smaller than bytes, or the folder has something in it.
+        ConfigError: the vocabulary is smaller than bytes, the folder has something in it, or no chat template writes special tokens.
         VerdictError: a phase has no verdict on its data, or one that does not let it train as it is now.
         DataError: the data are not prepared, or are not what was judged; or the text gives too few entries.
     """
@@ -45,15 +49,18 @@ def train_tokenizer(
     folder = folder_at(out)
     check_target(folder)
     resolved, phase = resolve(target, scale, home)
+    special_tokens = _chat_tokens(resolved) if chat_tokens else ()
+    check_vocab_size(vocab_size, special_tokens)
     resolved.home.make_ready()
     with resolved.home.held(f"`phasewise tokenizer train {target}`"):
         judged_in = judged_components(resolved, [phase] if phase else resolved.recipe.phases)
         plans = {name: resolved.plan.components[name] for name in sorted(judged_in)}
         texts = {name: split_texts(plan.documents.folder, "train") for name, plan in plans.items()}
-        trained = train(texts, vocab_size, split=split, max_bytes=max_bytes)
+        trained = train(texts, vocab_size, split=split, max_bytes=max_bytes, special_tokens=special_tokens)
         manifest = TokenizerManifest(
             tokenizer_digest=digest_of_bytes(trained.content.encode()),
             vocab_size=vocab_size,
+            special_tokens=special_tokens,
             split=split,
             max_bytes_per_component=max_bytes,
             recipe=resolved.recipe.name,
@@ -81,7 +88,7 @@ def truncate_tokenizer(name: str, out: str, *, vocab_size: int) -> dict[str, Any
         raise DataError(
             f"{file.parent} has no {MANIFEST_NAME}, so nobody knows what it was trained on. Cut one that `phasewise tokenizer train` wrote."
         )
-    content = truncate(file.read_text(encoding="utf-8"), vocab_size)
+    content = truncate(file.read_text(encoding="utf-8"), vocab_size, manifest.special_tokens)
     cut = manifest.but(
         tokenizer_digest=digest_of_bytes(content.encode()),
         vocab_size=vocab_size,
@@ -97,10 +104,27 @@ def print_manifest(written: dict[str, Any]) -> None:
     of_size = f"{written['vocab_size']:,} entries, split as {written['split']}"
     cut = f", cut from {written['truncated_from']:,}" if written["truncated_from"] else ""
     console.print(f"{written['folder']}: {of_size}{cut}", soft_wrap=True, markup=False)
+    if written["special_tokens"]:
+        console.print(f"  with the special tokens {', '.join(written['special_tokens'])}", soft_wrap=True, markup=False)
     for one in written["trained_on"]:
         part = "all of it" if one["is_whole"] else "its beginning"
         amount = f"{one['documents']:,} documents, {megabytes(one['text_bytes'])}, {part}"
         console.print(f"  {one['component']}: {amount}; judged in {one['phase']}", soft_wrap=True, markup=False)
+
+
+def _chat_tokens(resolved: Resolved) -> tuple[str, ...]:
+    """The special tokens of the recipe's chat templates, sorted, but for those that every tokenizer has.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    found = tuple(token for token in special_tokens_of(resolved.recipe) if token not in SPECIAL_TOKENS)
+    if not found:
+        raise ConfigError(
+            f"--chat-tokens needs conversations whose chat template writes special tokens, and no phase of {resolved.recipe.name} has any: "
+            "leave it out."
+        )
+    return found
 
 
 def judged_components(resolved: Resolved, phases: Iterable[Phase]) -> dict[str, Phase]:

@@ -25,21 +25,23 @@ def tokenizer() -> None:
     show_default=True,
     help="How text is cut before pairs are merged.",
 )
+@click.option("--chat-tokens", is_flag=True, help="With the special tokens that the chat templates of the recipe's phases write.")
 @click.option("--max-bytes", type=click.IntRange(min=1), default=100_000_000, show_default=True, metavar="N", help="Of each component.")
 @scale_option
 @set_option
 @home_option
 @json_option
 def train(
-    target: str, scale: Scale, home: str | None, as_json: bool, *, out: str, vocab_size: int, split: SplitName, max_bytes: int
-) -> None:
+    target: str, scale: Scale, home: str | None, as_json: bool, *, out: str, vocab_size: int, split: SplitName, max_bytes: int,
+    chat_tokens: bool,
+) -> None:  # fmt: skip
     """Train byte-level BPE on the training text of a recipe's phases, or of one phase, and write it to the folder OUT.
 
     Every phase must have a verdict on its data that lets it train: `phasewise run` judges.
     """
     from flows.commands.tokenizer_train import print_manifest, train_tokenizer
 
-    written = train_tokenizer(target, scale, home, out, vocab_size=vocab_size, split=split, max_bytes=max_bytes)
+    written = train_tokenizer(target, scale, home, out, vocab_size=vocab_size, split=split, max_bytes=max_bytes, chat_tokens=chat_tokens)
     print_found(written, print_manifest, as_json=as_json)
 
 

@@ -1,8 +1,9 @@
-"""The benchmarks that a phase can name: two that are made from its own held-out text, and lm-eval's, with the number of their examples."""
+"""The benchmarks that a phase can name: two that are made from its own held-out text, needles that are hidden in it, and lm-eval's."""
 
 from collections.abc import Collection
 
-from tasks.evaluation.measured import MADE_BENCHMARKS, real_of
+from tasks.evaluation.measured import MADE_BENCHMARKS, needle_length, needles_of, real_of
+from tasks.evaluation.needle_lengths import MIN_LENGTH
 
 CORE_BENCHMARKS = (
     "agieval_lsat_ar:3", "arc_easy:10", "arc_challenge:10", "boolq:10", "commonsense_qa:10", "copa:0", "hellaswag:0", "hellaswag:10",
@@ -18,12 +19,19 @@ def check_names(benchmarks: Collection[str]) -> None:
     Raises:
         ValueError: with what is known.
     """
-    known = f"known are {', '.join(MADE_BENCHMARKS)}, made from held-out text, and lm-eval's with their examples, such as arc_easy:10"
-    if not benchmarks:
-        raise ValueError(f"at least one benchmark must be named, found none: a gate that asks none knows only the loss; {known}")
+    known = (
+        f"known are {', '.join(MADE_BENCHMARKS)}, made from held-out text, needles hidden in it with their length, such as niah:4096, and "
+        "lm-eval's with their examples, such as arc_easy:10"
+    )
+    if not set(benchmarks) - set(needles_of(benchmarks)):
+        needles = " beside needles" if benchmarks else ""
+        raise ValueError(f"at least one benchmark must be named{needles}, found none: a gate that asks none knows only the loss; {known}")
     for name in real_of(benchmarks):
         if name not in WITH_MMLU and (reason := _why_unknown(name)):
             raise ValueError(f"nothing knows the benchmark {name!r}: {reason}; {known}")
+    for name in needles_of(benchmarks):
+        if (needle_length(name) or 0) < MIN_LENGTH:
+            raise ValueError(f"{name!r} must say the tokens of its text behind a colon, {MIN_LENGTH} or more, as in niah:4096; {known}")
     if len(set(benchmarks)) < len(benchmarks):
         raise ValueError(f"a benchmark must be named once, found {', '.join(benchmarks)}")
 
@@ -42,3 +50,17 @@ def _why_unknown(label: str) -> str:
     if int(shots) and DEFINITIONS[name].shots_split is None:
         return f"it has no split for examples, only {name}:0 can be asked"
     return ""
+
+
+def check_lengths(phase: str, benchmarks: Collection[str], seq_len: int) -> None:
+    """Refuse needles in a text that is longer than the rows of the phase.
+
+    Raises:
+        ValueError: with the length of the rows.
+    """
+    for name in needles_of(benchmarks):
+        if (needle_length(name) or 0) > seq_len:
+            raise ValueError(
+                f"phase {phase} cannot be asked {name} (evaluation.benchmarks): its rows have {seq_len:,} tokens, and the needle would be "
+                f"cut off. Take {name.partition(':')[0]}:{seq_len} or less, or longer rows"
+            )

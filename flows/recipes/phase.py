@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from flows.recipes.benchmarks import check_names
-from tasks.evaluation.measured import Measured
+from flows.recipes.benchmarks import check_lengths, check_names
+from tasks.evaluation.measured import Measured, needles_of
 from tasks.evaluation.renderings import Renderings
 from trainer.base.frozen import Frozen
 from trainer.config import (
@@ -104,7 +104,7 @@ class EvaluationSettings(Frozen):
     """What is measured at a phase's end, and the loss on held-out text while it trains.
 
     Attributes:
-        benchmarks: those that are measured, and that the gate asks.
+        benchmarks: those that are measured, and that the gate asks; of needles only where `gates.model.needle_error_rate` says so.
         held_out_tokens: bounds the text of a component that bits per byte are measured on.
         loss_every_steps: the loss is measured each so many steps; None is never.
         loss_sequences: on so many rows of each component that the phase draws from.
@@ -211,6 +211,12 @@ class Phase(Frozen):
             raise ValueError(
                 f"phase {self.name} limits how far its experts may be off their balance (gates.health.max_violation), and its model has "
                 "none: take the limit out"
+            )
+        check_lengths(self.name, self.evaluation.benchmarks, self.model.seq_len)
+        if self.gates.model.needle_error_rate is not None and not needles_of(self.evaluation.benchmarks):
+            raise ValueError(
+                f"phase {self.name} is asked to find needles (gates.model.needle_error_rate), and hides none: name them in "
+                f"evaluation.benchmarks, for example niah:{self.model.seq_len}, or take the limit out"
             )
         if (self.evaluation.renderings is None) != (self.gates.model.exposure_error_rate is None):
             raise ValueError(

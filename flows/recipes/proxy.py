@@ -23,7 +23,8 @@
 * a stage may be 1.5 sequences of its own off in a component's share, where that is more than the recipe's limit, and a block as far as
   it is; the recipe's own blocks are held to its own limits at either scale;
 * where a benchmark of lm-eval is named, both that are made from held-out text are measured in place of all; test items that are
-  read under two renderings are longer than its rows, and are not read;
+  read under two renderings are longer than its rows, and are not read; needles are in texts that shrink as rows of their length do, and
+  no gate asks for them: so small a model finds none;
 * the loss on held-out text is that of one row a component, each 1/1000 of the recipe's steps, or as seldom as keeps it under a twentieth
   of the training's arithmetic (a forward pass is a third of an update's; where there is an EMA, it takes two); and once at the end;
 * the tokenizer is trained on the stand-ins; RoPE's stretch starts at 1/32 of the positions;
@@ -36,6 +37,7 @@
 """
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -46,7 +48,8 @@ from flows.recipes.recipe import Recipe, Tokenizer
 from flows.recipes.step_axis import MIN_WINDOW_STEPS, StepAxis, shorter_window
 from tasks.data.conversations.template import template_of
 from tasks.data.length_bias import LengthBias
-from tasks.evaluation.measured import MADE_BENCHMARKS, real_of
+from tasks.evaluation.measured import MADE_BENCHMARKS, made_of, needle_length, needles_of, real_of
+from tasks.evaluation.needle_lengths import MIN_LENGTH
 from trainer.config import (
     DataOrder,
     MixtureShares,
@@ -134,10 +137,17 @@ class Rows(NamedTuple):
 
     Attributes:
         full: tokens of a row of the recipe; `small` is that of the proxy.
+        first, longest: rows of the recipe by which the others shrink, as in `proxy_rows`; 0 is these.
     """
 
     full: int
     small: int
+    first: int = 0
+    longest: int = 0
+
+    def shortened(self, length: int) -> int:
+        """Of a text of so many tokens, as a row of its length is."""
+        return proxy_rows(length, self.first or self.full, self.longest or None).small
 
     def sequences(self, full: int) -> int:
         """A batch of the recipe, ÷ 512; of rows that are shorter than 1/32, as many more."""
@@ -155,7 +165,8 @@ def proxy_rows(seq_len: int, first_seq_len: int, longest_seq_len: int | None = N
     most = (longest_seq_len or seq_len) / first_seq_len
     root = math.log(MAX_LONGER) / math.log(most) if most > MAX_LONGER else 1.0
     longer = max(1.0, seq_len / first_seq_len)
-    return Rows(seq_len, max(1, round(min(seq_len, first_seq_len) * longer**root) // LENGTH))
+    small = max(1, round(min(seq_len, first_seq_len) * longer**root) // LENGTH)
+    return Rows(seq_len, small, first_seq_len, longest_seq_len or seq_len)
 
 
 def proxy_phase(
@@ -213,11 +224,18 @@ def proxy_evaluation(phase: Phase, rows: Rows) -> EvaluationSettings:
     if every is not None:
         every = max(1, steps(every), seldom_enough(phase, rows.sequences, loss_sequences=LOSS_SEQUENCES))
     return EvaluationSettings(
-        benchmarks=MADE_BENCHMARKS if real_of(phase.evaluation.benchmarks) else phase.evaluation.benchmarks,
+        benchmarks=_proxy_benchmarks(phase.evaluation.benchmarks, rows),
         held_out_tokens=HELD_OUT_TOKENS,
         loss_every_steps=every,
         loss_sequences=LOSS_SEQUENCES,
     )
+
+
+def _proxy_benchmarks(benchmarks: Sequence[str], rows: Rows) -> tuple[str, ...]:
+    """Those that are made here in place of lm-eval's; needles in texts that shrink as rows of their length do, where there is room."""
+    made = MADE_BENCHMARKS if real_of(benchmarks) else made_of(benchmarks)
+    short = [(name.partition(":")[0], rows.shortened(needle_length(name) or 0)) for name in needles_of(benchmarks)]
+    return (*made, *dict.fromkeys(f"{name}:{length}" for name, length in short if length >= MIN_LENGTH))
 
 
 def steps(full: int) -> int:
@@ -312,4 +330,4 @@ def _gates(phase: Phase, rows: Rows) -> Gates:
     data = phase.gates.data.but(max_share_error_points=limit, max_share_error_percent=None)
     percent = max(phase.gates.health.max_spike_percent, MAX_SPIKE_PERCENT)
     health = phase.gates.health.but(max_spike_percent=percent, max_violation=_max_violation(phase))
-    return Gates(data=data, health=health, model=phase.gates.model.but(exposure_error_rate=None))
+    return Gates(data=data, health=health, model=phase.gates.model.but(exposure_error_rate=None, needle_error_rate=None))

@@ -112,6 +112,7 @@ PHASE_3 = continued(
     learning_rate=(DECAY,),
     mixture=always(LARGE_MIXTURES[2]),
     order=PHASE_2.order.but(buffer_documents=BUFFER_DOCUMENTS),
+    evaluation=PHASE_2.evaluation.but(benchmarks=(*PHASE_2.evaluation.benchmarks, f"niah:{SEQ_LEN}")),
     notes=PHASE_3_NOTES,
 )
 

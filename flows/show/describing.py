@@ -68,11 +68,13 @@ def phases_at(phases: tuple[Phase, ...], step: int) -> list[Phase]:
 
 
 def describe_recipe(recipe: Recipe) -> dict[str, Any]:
-    """Name, scale and tokenizer; the sources and pins that the recipe itself brings, where it brings any."""
+    """Name, scale and tokenizer; sources, pins, and components whose documents are taken by their length, where the recipe has any."""
     sources = {name: source.model_dump(mode="json") for name, source in recipe.sources.items()}
     pins = [pin.model_dump(mode="json") for pin in recipe.pins]
     named = {"recipe": recipe.name, "scale": recipe.scale, "tokenizer": recipe.tokenizer.model_dump(mode="json")}
-    return {**named, **({"sources": sources} if sources else {}), **({"pins": pins} if pins else {})}
+    biases = {name: bias.model_dump(mode="json") for name, bias in sorted(recipe.length_bias.items())}
+    beside = {"sources": sources, "pins": pins, "length_bias": biases}
+    return {**named, **{name: found for name, found in beside.items() if found}}
 
 
 def describe_phase(recipe: Recipe, phase: Phase) -> dict[str, Any]:
@@ -105,6 +107,7 @@ def describe_phase(recipe: Recipe, phase: Phase) -> dict[str, Any]:
         "order": phase.order.model_dump(mode="json"),
         "packing": phase.packing,
         "loss_on": phase.loss_on,
+        "length_bias": {name: bias.model_dump(mode="json") for name, bias in recipe.length_bias.items() if name in phase.components},
         "slice": entries(phase.slice),
         "checkpoints": phase.checkpoints.model_dump(mode="json"),
         "evaluation": phase.evaluation.model_dump(mode="json"),

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.recipes.recipe import scale_in_words
-from flows.show.words import arrows, mixture_in_a_word, rate_ends
+from flows.show.words import arrows, bias_in_words, mixture_in_a_word, rate_ends, rows_in_words
 from trainer.base.wording import tokens
 from validations.accepted import AcceptedWarning
 
@@ -27,6 +27,7 @@ def print_table(description: dict[str, Any], console: Console, *, branches: bool
         _print_lines(shown, console)
     else:
         _print_pairs_of_lines(shown, console)
+    _print_rows_and_documents(shown, console)
     for phase in shown:
         if phase["verdict"]["why"]:
             console.print(f"{phase['name']} {phase['verdict']['state']} here: {phase['verdict']['why']}", markup=False)
@@ -100,6 +101,15 @@ def _print_pairs_of_lines(shown: list[dict[str, Any]], console: Console) -> None
         numbers = f"{row['phase']:<{width}}  {row['steps']:<21}  {row['tokens']:<7}  {row['batch']}; {row['rate']}"
         console.print(Text(numbers))
         console.print(Text(f"  {row['mixture']}; {row['slice']}; {row['model']}; verdict {row['verdict']}", style="dim"))
+
+
+def _print_rows_and_documents(shown: list[dict[str, Any]], console: Console) -> None:
+    """What a phase reads where that is not all text, cut one document after the other; nothing where it is."""
+    lines = [f"{phase['name']}: {rows}" for phase in shown if (rows := rows_in_words(phase["packing"], phase["loss_on"]))]
+    taken = {name: bias for phase in shown for name, bias in phase["length_bias"].items()}
+    lines += [f"documents of {name} by their length: {bias_in_words(bias)}" for name, bias in sorted(taken.items())]
+    for line in lines:
+        console.print(line, markup=False)
 
 
 def _print_own_data(description: dict[str, Any], console: Console) -> None:

@@ -62,3 +62,19 @@ def packing_in_words(packing: str) -> str:
 def loss_in_words(loss_on: str) -> str:
     """Which tokens are predicted."""
     return {"all": "all tokens", "answers": "answers alone"}[loss_on]
+
+
+def rows_in_words(packing: str, loss_on: str) -> str:
+    """Both, where they are not those of most phases; else nothing."""
+    if (packing, loss_on) == ("chunk", "all"):
+        return ""
+    return f"packing {packing}, loss on {loss_in_words(loss_on)}"
+
+
+def bias_in_words(bias: dict[str, Any]) -> str:
+    """How the documents of a component are taken by their length."""
+    seed = f", seed {bias['seed']}" if bias["seed"] else ""
+    return (
+        f"{100 * bias['ceiling']:g} % from {bias['full_tokens']:,} tokens on, of shorter ones in proportion to their length, and at least "
+        f"{100 * bias['floor']:g} %{seed}"
+    )

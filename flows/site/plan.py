@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.show.page import groups_of
-from flows.show.words import loss_in_words, rate_ends
+from flows.show.words import rate_ends, rows_in_words
 from flows.site.shelf import PhaseFiles
 from trainer.base.wording import in_words, tokens
 
@@ -58,9 +58,8 @@ def _of_recipe(phase: dict[str, Any]) -> Plan:
 
 def _rows(phase: Mapping[str, Any]) -> dict[str, str]:
     """How documents become rows and what is predicted, where that is not all text in full rows."""
-    if (phase["packing"], phase["loss_on"]) == ("chunk", "all"):
-        return {}
-    return {"rows": f"packing {phase['packing']}, loss on {loss_in_words(phase['loss_on'])}"}
+    rows = rows_in_words(phase["packing"], phase["loss_on"])
+    return {"rows": rows} if rows else {}
 
 
 def _of_run(run: Mapping[str, Any]) -> Plan:

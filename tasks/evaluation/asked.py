@@ -20,6 +20,7 @@ class Asked(Frozen):
         measured_on: component → digest of the text that bits per byte are measured on.
         benchmarks: the folder of those that are made here.
         real: the folder of the others; None where none is asked for.
+        haystack: the components of `held_out` whose text needles are hidden in: the same ones for all phases.
     """
 
     run: RunConfig
@@ -31,6 +32,7 @@ class Asked(Frozen):
     measured_on: dict[str, str]
     benchmarks: str
     real: Path | None
+    haystack: tuple[str, ...]
 
 
 def ask(run: RunConfig, result: dict[str, Any], plan: DataPlan, measured: Measured) -> Asked:
@@ -53,6 +55,7 @@ def ask(run: RunConfig, result: dict[str, Any], plan: DataPlan, measured: Measur
         measured_on=measured_on(run, plan, measured.held_out_tokens),
         benchmarks=str(plan.benchmarks),
         real=_real_folder(measured),
+        haystack=tuple(sorted(plan.benchmark_components)),
     )
 
 

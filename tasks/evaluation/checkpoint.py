@@ -13,6 +13,7 @@ from tasks.evaluation.asked import Asked
 from tasks.evaluation.evaluate import evaluate_model, measure_benchmarks, open_model
 from tasks.evaluation.finished import evaluation_path, finished_evaluation
 from tasks.evaluation.held_out import HeldOutTokens, read_held_out_tokens
+from tasks.evaluation.measured import needles_of
 from tasks.evaluation.schedule_point import read_schedule_point
 from tasks.progress import say
 from trainer.base.errors import CheckpointError
@@ -36,6 +37,7 @@ def evaluate_phase(asked: Asked) -> dict[str, Any]:
     held_out = read_held_out_tokens(
         {name: as_path(url) for name, url in asked.held_out.items()}, tokenizer, max_tokens=asked.measured.held_out_tokens
     )
+    haystack = _haystack(asked, tokenizer)
     checkpoint = Path(asked.result["checkpoint"])
     params = read_params(checkpoint, run.model)
     found = evaluate_model(
@@ -47,6 +49,7 @@ def evaluate_phase(asked: Asked) -> dict[str, Any]:
         held_out=held_out,
         real=asked.real,
         renderings=asked.measured.renderings,
+        haystack=haystack,
     )
     answers = answers_beside_parent(run, params, {name: as_path(url) for name, url in asked.held_out.items()}, asked.measured)
     if answers:
@@ -60,7 +63,7 @@ def evaluate_phase(asked: Asked) -> dict[str, Any]:
         "weights": "last",
         "schedule": read_schedule_point(run),
         **found,
-        "results": _with_checkpoints(asked, checkpoint, found["results"], tokenizer, held_out),
+        "results": _with_checkpoints(asked, checkpoint, found["results"], tokenizer, held_out, haystack),
         **_averages(run, checkpoint, held_out),
         **({"answers": answers} if answers else {}),
     }
@@ -68,8 +71,22 @@ def evaluate_phase(asked: Asked) -> dict[str, Any]:
     return evaluation
 
 
+def _haystack(asked: Asked, tokenizer: Tokenizer) -> Sequence[str]:
+    """The words that needles are hidden in; none where the phase hides none."""
+    if not needles_of(asked.measured.benchmarks):
+        return ()
+    from tasks.evaluation.suites.gated_needles import words_of_held_out
+
+    return words_of_held_out({name: as_path(asked.held_out[name]) for name in asked.haystack}, tokenizer)
+
+
 def _with_checkpoints(
-    asked: Asked, checkpoint: Path, results: Sequence[BenchmarkResult], tokenizer: Tokenizer, held_out: Mapping[str, HeldOutTokens]
+    asked: Asked,
+    checkpoint: Path,
+    results: Sequence[BenchmarkResult],
+    tokenizer: Tokenizer,
+    held_out: Mapping[str, HeldOutTokens],
+    haystack: Sequence[str],
 ) -> list[BenchmarkResult]:
     """The results, with the scores of the phase's last checkpoints where at least three are kept: a gate takes their spread as noise.
 
@@ -83,7 +100,7 @@ def _with_checkpoints(
     try:
         for step in last_steps(folder, run, min(kept, MAX_AVERAGED))[:-1]:
             model = open_model(read_params(folder / str(step), run.model), run.model, tokenizer, held_out)
-            before = measure_benchmarks(model, asked.benchmarks, asked.measured.benchmarks, asked.real)
+            before = measure_benchmarks(model, asked.benchmarks, asked.measured.benchmarks, asked.real, haystack)
             for of_benchmark, earlier in zip(values, before, strict=True):
                 of_benchmark.append(earlier["value"])
     except CheckpointError as error:

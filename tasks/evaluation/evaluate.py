@@ -21,7 +21,7 @@ from tasks.evaluation.answers import BenchmarkResult, ItemAnswer, read_answers
 from tasks.evaluation.benchmark_folder import Benchmark, read_benchmark_folder
 from tasks.evaluation.bits_per_byte import bits_per_byte
 from tasks.evaluation.held_out import HeldOutTokens
-from tasks.evaluation.measured import made_of, real_of
+from tasks.evaluation.measured import made_of, needles_of, real_of
 from tasks.evaluation.renderings import ReadRenderings, Renderings, measure_renderings
 from tasks.evaluation.setting import read_setting
 from trainer.base.errors import DataError
@@ -63,6 +63,7 @@ def evaluate_model(
     held_out: Mapping[str, HeldOutTokens],
     real: Path | None = None,
     renderings: Renderings | None = None,
+    haystack: Sequence[str] = (),
 ) -> Evaluation:
     """Run the benchmarks of these names, and bits per byte on every component's held-out text.
 
@@ -70,6 +71,7 @@ def evaluate_model(
         benchmarks: the folder of those that are made here.
         real: the folder of the others, which are lm-eval's.
         renderings: test items to be read under two renderings.
+        haystack: the words of the text that needles are hidden in.
 
     Raises:
         ConfigError: that folder lacks what a benchmark needs.
@@ -78,7 +80,7 @@ def evaluate_model(
     """
     described = read_benchmark_folder(benchmarks).only(made_of(names))
     model = open_model(params, config, tokenizer, held_out)
-    results = measure_benchmarks(model, benchmarks, names, real)
+    results = measure_benchmarks(model, benchmarks, names, real, haystack)
     measured = bits_per_byte(model.params, config, held_out)
     evaluation = Evaluation(
         benchmarks=sorted(names),
@@ -93,7 +95,9 @@ def evaluate_model(
     return evaluation
 
 
-def measure_benchmarks(model: "JaxLanguageModel", benchmarks: str | Path, names: Sequence[str], real: Path | None) -> list[BenchmarkResult]:
+def measure_benchmarks(
+    model: "JaxLanguageModel", benchmarks: str | Path, names: Sequence[str], real: Path | None, haystack: Sequence[str] = ()
+) -> list[BenchmarkResult]:
     """Scores and answers alone; arguments and errors as of `evaluate_model`."""
     described = read_benchmark_folder(benchmarks).only(made_of(names)).benchmarks
     found = _run_lm_eval(model, as_path(benchmarks), [benchmark.name for benchmark in described]) if described else {}
@@ -107,6 +111,10 @@ def measure_benchmarks(model: "JaxLanguageModel", benchmarks: str | Path, names:
         from tasks.evaluation.suites.gated import gate_results
 
         results += gate_results(model, labels, real)
+    if needles := needles_of(names):
+        from tasks.evaluation.suites.gated_needles import needle_results
+
+        results += needle_results(model, needles, haystack)
     return results
 
 

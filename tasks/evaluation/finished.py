@@ -6,7 +6,7 @@ from typing import Any
 
 from tasks.data.plan import ComponentPlan, DataPlan
 from tasks.evaluation.benchmark_folder import read_benchmark_folder
-from tasks.evaluation.measured import Measured, made_of, real_of
+from tasks.evaluation.measured import Measured, made_of, needles_of, real_of
 from tasks.evaluation.renderings import renderings_key
 from tasks.evaluation.schedule_point import read_schedule_point
 from trainer.base.code_digest import code_digest
@@ -70,6 +70,7 @@ def evaluation_key(run: RunConfig, params_digest: str, plan: DataPlan, measured:
     return digest_of_json(
         {
             **_real_benchmarks(measured),
+            **_needles(measured, plan),
             **({"renderings": renderings_key(measured.renderings)} if measured.renderings else {}),
             **_answers_key(run),
             "params": params_digest,
@@ -99,6 +100,15 @@ def _real_benchmarks(measured: Measured) -> dict[str, dict[str, str]]:
     from tasks.evaluation.suites.gated import gate_key  # a third of a second, which the made ones do without
 
     return {"real_benchmarks": gate_key(labels)}
+
+
+def _needles(measured: Measured, plan: DataPlan) -> dict[str, dict[str, str]]:
+    """Their digests; nothing where none are asked for."""
+    if not (labels := needles_of(measured.benchmarks)):
+        return {}
+    from tasks.evaluation.suites.gated_needles import needle_key  # a third of a second, which the made ones do without
+
+    return {"needles": needle_key(labels, {name: _content_of(plan.components[name]) for name in plan.benchmark_components})}
 
 
 def _answers_key(run: RunConfig) -> dict[str, Any]:

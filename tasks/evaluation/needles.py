@@ -11,13 +11,15 @@ from typing import NamedTuple
 
 from pydantic import Field, model_validator
 
+from tasks.evaluation.needle_lengths import MIN_LENGTH
 from trainer.base.errors import DataError
 from trainer.base.frozen import Frozen
 from trainer.base.storage import digest_of_json
 
 MAX_NEW_TOKENS = 8
 """Room behind a prompt for what the model writes: no value of the default wording is longer, by the bytes that it has."""
-MIN_LENGTH = 64
+MIN_KEYS = 2
+"""Of one there would be nothing to choose."""
 
 _COLOURS = (
     "amber", "azure", "black", "bronze", "brown", "copper", "coral", "crimson", "golden", "green", "grey", "indigo", "ivory", "olive",
@@ -64,7 +66,7 @@ class Needles(Frozen):
     """
 
     length: int = Field(ge=MIN_LENGTH)
-    keys: int = Field(default=4, ge=2)
+    keys: int = Field(default=4, ge=MIN_KEYS)
     depths: tuple[float, ...] = Field(default=(0.0, 0.25, 0.5, 0.75, 1.0), min_length=1)
     items_per_depth: int = Field(default=8, gt=0)
     wording: Wording = Wording()
@@ -126,6 +128,27 @@ def build_items(needles: Needles, haystack: Sequence[str], count_tokens: Callabl
     return [_item(needles, draw, haystack, count_tokens) for draw in draws]
 
 
+def least_length(needles: Needles, count_tokens: Callable[[str], int]) -> int:
+    """Tokens that the longest item has without any text around its needles: a shorter length has no room for it."""
+    return max(_least(needles, draw, count_tokens) for draw in _draws(needles, frozenset()))
+
+
+def with_room(needles: Needles, count_tokens: Callable[[str], int]) -> Needles:
+    """The same with as many of its keys as its length has room for, and two where it has none for these either."""
+    fewer = (needles.but(keys=keys) for keys in range(needles.keys, MIN_KEYS, -1))
+    return next((one for one in fewer if least_length(one, count_tokens) <= one.length), needles.but(keys=MIN_KEYS))
+
+
+def _least(needles: Needles, draw: _Draw, count_tokens: Callable[[str], int]) -> int:
+    return count_tokens(_prompt(needles, draw, [], 0)[0]) + _answer_tokens(draw, count_tokens)
+
+
+def _answer_tokens(draw: _Draw, count_tokens: Callable[[str], int]) -> int:
+    """Room that is kept behind a prompt."""
+    answers = max(count_tokens(f"{draw.keys[0]} {value}") - count_tokens(draw.keys[0]) for value in draw.values)
+    return max(answers, MAX_NEW_TOKENS)
+
+
 def _draws(needles: Needles, words: frozenset[str]) -> list[_Draw]:
     many = len(needles.depths) * needles.items_per_depth
     return [_draw(needles, words, number, needles.depths[number % len(needles.depths)]) for number in range(many)]
@@ -164,16 +187,15 @@ def _fraction(what: str, number: int, more: int) -> float:
 
 
 def _item(needles: Needles, draw: _Draw, haystack: Sequence[str], count_tokens: Callable[[str], int]) -> NeedleItem:
-    answers = max(count_tokens(f"{draw.keys[0]} {value}") - count_tokens(draw.keys[0]) for value in draw.values)
-    room = needles.length - max(answers, MAX_NEW_TOKENS)
+    room = needles.length - _answer_tokens(draw, count_tokens)
 
     def tokens_of(words: int) -> int:
         return count_tokens(_prompt(needles, draw, haystack, words)[0])
 
-    if tokens_of(0) > room:
+    if (least := _least(needles, draw, count_tokens)) > needles.length:
         raise DataError(
-            f"{needles.length:,} tokens have no room for {needles.keys} needles, their question and its answer, which take "
-            f"{tokens_of(0) + needles.length - room:,}: take a greater length, or fewer keys."
+            f"{needles.length:,} tokens have no room for {needles.keys} needles, their question and its answer, which take {least:,}: take "
+            "a greater length, or fewer keys."
         )
     words = bisect_right(range(needles.length + 1), room, key=tokens_of) - 1
     prompt, before = _prompt(needles, draw, haystack, words)

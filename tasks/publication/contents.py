@@ -144,6 +144,7 @@ class PhaseReport(Recorded):
     Attributes:
         learning_rate, loss: points (step, value).
         mixture: (first step of the span, component → percent realised).
+        reads: how its rows are packed, what its loss is on, which documents are taken by their length, in words.
         bits_per_byte: component → held-out bits per byte at the end of the phase; the two macro values are means over components.
         declares: what the hand-off declares to change.
         parent: the name of the phase that this one starts from.
@@ -168,6 +169,7 @@ class PhaseReport(Recorded):
     routing: RoutingReport | None = None
     final_loss: float | None = None
     mixture: tuple[tuple[int, dict[Component, float]], ...] = ()
+    reads: tuple[str, ...] = ()
     bits_per_byte: dict[Component, float] = Field(default_factory=dict)
     macro_bits_per_byte: float | None = None
     ema_macro_bits_per_byte: float | None = None

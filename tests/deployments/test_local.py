@@ -3,13 +3,16 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from flows.presence import is_present
 from tasks.holder import holding
 from tasks.home import Home
-from tests.deployments.up import WAIT_SECONDS, launch
+from tests.deployments.up import WAIT_SECONDS, environment, launch
 from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(900)  # a guard against hanging
@@ -43,12 +46,33 @@ def test_a_home_has_one_server_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_flow_run_ends_with_its_worker() -> None:
-    with subprocess.Popen([sys.executable, "-c", ENGINE_THAT_WAITS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with engine() as process:
         assert process.stdin
-        assert process.stdout
-        assert process.stdout.readline() == b"up\n"
         process.stdin.close()
         assert process.wait(WAIT_SECONDS) == -signal.SIGTERM
+
+
+def test_a_flow_run_is_known_to_live_before_prefect_begins_and_to_be_dead_once_it_is_killed(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    assert is_present(home, "a-run") is None
+    with engine(PHASEWISE_HOME=str(tmp_path), PREFECT__FLOW_RUN_ID="a-run") as process:
+        assert is_present(home, "a-run") is True
+        process.kill()
+        process.wait(WAIT_SECONDS)
+        assert is_present(home, "a-run") is False
+    with engine(PHASEWISE_HOME=str(tmp_path), PREFECT__FLOW_RUN_ID="a-run") as process:
+        assert is_present(home, "a-run") is True, "started again, it is alive again"
+        process.kill()
+
+
+@contextmanager
+def engine(**settings: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The process of a flow run, in place of Prefect's engine one that waits."""
+    command = [sys.executable, "-c", ENGINE_THAT_WAITS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**environment(), **settings}) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"up\n"
+        yield process
 
 
 def test_prefect_is_not_imported_before_the_address_of_the_server_is_known() -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from deployments.watch import SWEEP_SECONDS
 from deployments.worker import RUN_MODULE
+from flows.leftovers import MESSAGE as LEFT_OVER
 from flows.rerun import MESSAGE
-from tasks.home import Home
 from tests.deployments.spiking_recipe import NOISE_FROM, NOISE_TO, STOP_STEP
 from tests.deployments.up import WAIT_SECONDS, Up, ask, environment, final_state, pause, processes, start_run, state_of, wait_for
 from trainer.base.decision import decision_path
@@ -26,6 +26,14 @@ HASTY = {"PREFECT_API_REQUEST_TIMEOUT": "4", "PREFECT_CLIENT_MAX_RETRIES": "2"}
 AWAY_SECONDS = 25.0
 """Longer than the three tries of a request take together with these settings, and the seconds between them."""
 SERVER_MODULE = "flows.server"
+DIES_AS_IT_BEGINS = """
+import os, signal, sys
+import flows.door
+from flows.prepare_data import prepare_data
+flows.door.end_if_missed = lambda: os.kill(os.getpid(), signal.SIGKILL)
+prepare_data("marin-8b", home=sys.argv[1])
+"""
+"""A flow run of a terminal that ends between Prefect's state Running and the first line of its flow."""
 
 
 def folder(up: Up, recipe: str) -> Path:
@@ -57,11 +65,9 @@ def suspended(up: Up, run: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def asked(up: Up) -> str:
-    """A run whose training met a jump of its loss. Its process was killed once before, and started once more."""
+    """A run whose training met a jump of its loss. Its process was killed once before, in its first moment, and started once more."""
     run = start_run(up, "train-phase/spiking-kestrel")
-    wait_for(up, "that it runs", lambda: state_of(up, run)["name"] == "Running")
-    wait_for(up, "that its process is known by its file", Home.open(str(up.home)).presence(run).exists)
-    (flow,) = processes(up, RUN_MODULE)
+    (flow,) = wait_for(up, "its process", lambda: processes(up, RUN_MODULE))
     flow.kill()
     wait_for(up, "the second start", lambda: MESSAGE in [state["message"] for state in states(up, run)])
     suspended(up, run)
@@ -135,6 +141,15 @@ def test_the_place_of_a_killed_process_is_free_within_90_seconds(up: Up, capsys:
     assert seconds < MAX_SLOT_SECONDS
     for run in (first, second):
         cancel(up, run)
+
+
+def test_a_run_that_dies_as_soon_as_it_is_running_is_closed(up: Up):
+    begun = {run["id"] for run in ask(up, "flow_runs/filter", {})}
+    command = [sys.executable, "-c", DIES_AS_IT_BEGINS, str(up.home)]
+    assert subprocess.run(command, env={**environment(), "PREFECT_API_URL": up.api}, check=False).returncode == -signal.SIGKILL
+    (run,) = {run["id"] for run in ask(up, "flow_runs/filter", {})} - begun
+    assert "Running" in [state["name"] for state in states(up, run)]
+    assert final_state(up, run)["message"] == LEFT_OVER
 
 
 def cancel(up: Up, run: str) -> None:

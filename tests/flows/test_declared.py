@@ -10,7 +10,9 @@ from flows.commands.run import run_recipe
 from flows.declared import check_declared
 from flows.evaluate_checkpoint import evaluate_checkpoint
 from flows.recipes import load_recipe, load_record
+from flows.recipes.proxy import proxy_phase
 from flows.train_phase import train_phase
+from tasks.evaluation.measured import needles_of
 from tasks.evaluation.suites.folder import BENCHMARKS_VARIABLE
 from tests.pulse.runs import tiny_recipe
 from trainer.base.errors import ConfigError
@@ -40,6 +42,11 @@ def written(folder: Path, *benchmarks: str) -> str:
         (("wsc273:1",), "it has no split for examples, only wsc273:0 can be asked"),
         (("humaneval:0",), "it runs programs that the model writes"),
         ((), "at least one benchmark must be named, found none"),
+        (("niah:128",), "at least one benchmark must be named beside needles, found none"),
+        (("next_word", "niah"), "'niah' must say the tokens of its text behind a colon, 64 or more, as in niah:4096"),
+        (("next_word", "niah:8"), "'niah:8' must say the tokens"),
+        (("next_word", "niah_written:0128"), "must say the tokens"),
+        (("next_word", "niah:100000"), r"cannot be asked niah:100000 .* its rows have \d+ tokens, and the needle would be cut off"),
         (("next_word", "next_word"), "must be named once, found next_word, next_word"),
     ],
 )
@@ -77,3 +84,24 @@ def test_the_record_names_lm_evals_and_its_proxy_those_that_are_made(monkeypatch
     monkeypatch.delenv(BENCHMARKS_VARIABLE, raising=False)
     with pytest.raises(ConfigError, match="piqa:10"):
         check_declared(full, full.phases)
+
+
+def test_trinity_looks_for_needles_in_rows_of_both_lengths() -> None:
+    for name, lengths in (("trinity-nano", (128, 1024)), ("trinity-mini", (128, 1024)), ("trinity-large", (256, 2048))):
+        recipes = {scale: load_record(name, scale) for scale in ("full", "proxy")}
+        rows = {
+            scale: tuple(recipe.phase(one).model.seq_len for one in ("phase-3", "context-extension")) for scale, recipe in recipes.items()
+        }
+        assert rows["proxy"] == lengths
+        for scale, recipe in recipes.items():
+            short, long = (f"niah:{length}" for length in rows[scale])
+            named = [needles_of(recipe.phase(one).evaluation.benchmarks) for one in ("phase-2", "phase-3", "context-extension")]
+            assert named == [(), (short,), (short, long)]
+
+
+def test_no_proxy_is_asked_to_find_needles_and_who_asks_must_hide_some() -> None:
+    phase = load_record("trinity-nano", "full").phase("context-extension")
+    asks = phase.gates.but(model=phase.gates.model.but(needle_error_rate=0.01))
+    assert proxy_phase(phase.but(gates=asks)).gates.model.needle_error_rate is None
+    with pytest.raises(ValueError, match=r"phase phase-2 is asked to find needles .*, and hides none: name them in evaluation.benchmarks"):
+        load_record("trinity-nano", "full").phase("phase-2").but(gates=asks)

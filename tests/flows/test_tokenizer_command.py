@@ -13,7 +13,7 @@ from flows import cli
 from flows.decided_by import decided_by
 from flows.resolved import resolve_phase
 from tasks.data.tokenizer import train_tokenizer
-from tasks.data.vocabularies.folder import MANIFEST_NAME
+from tasks.data.vocabularies.folder import MANIFEST_NAME, open_tokenizer
 from tasks.evaluation.made import write_missing_benchmarks
 from tasks.home import Home
 from tests.flows.trace.world import World, prepare, traced_recipe
@@ -26,7 +26,7 @@ from validations.expectations.suites import SUITES, version_of
 from validations.verdict import Verdict, accepted_by, write_verdict
 
 Phasewise = Callable[..., Result]
-VOCAB_SIZE, DOCUMENTS = 290, 64
+VOCAB_SIZE, DOCUMENTS, TURN_END = 290, 64, "<|eot_id|>"
 COMPONENTS = {"medu_science_qa", "dolmino_stackexchange", "flan"}
 
 
@@ -38,7 +38,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         write_lines(
             root / "text" / name / "text.jsonl", [write_prose(1000 * place + number, 4 + number % 6) for number in range(DOCUMENTS)]
         )
-    recipe = traced_recipe(root / "text")
+    plain = traced_recipe(root / "text")
+    recipe = plain.but(tokenizer=plain.tokenizer.but(special_tokens=(TURN_END,)))
     world = World(root / "recipe.json", Home.open(str(root / "home")))
     world.recipe.write_text(recipe.model_dump_json())
     prepare(recipe, world.home)
@@ -110,6 +111,23 @@ def test_no_component_gives_more_than_is_asked_for(world: World, tmp_path: Path)
         assert not one["is_whole"]
         assert 5000 <= one["text_bytes"] < 5000 + 1500
     assert found["max_bytes_per_component"] == 5000
+
+
+def test_special_tokens_of_the_recipe_are_an_option_and_in_the_manifest(world: World, trained: Path, tmp_path: Path):
+    found = json.loads(train(world, tmp_path / "chat", "--chat-tokens", "--json").stdout)
+    assert found["special_tokens"] == [TURN_END]
+    assert read_json(tmp_path / "chat" / MANIFEST_NAME)["special_tokens"] == [TURN_END]
+    assert read_json(trained / MANIFEST_NAME)["special_tokens"] == []
+    assert call("truncate", tmp_path / "chat", tmp_path / "cut", "--vocab-size", 270).exit_code == 0
+    for name in ("chat", "cut"):
+        assert open_tokenizer(tmp_path / name / "tokenizer.json").token_to_id(TURN_END) == 2
+    assert "must be at least 259" in refusal(train(world, tmp_path / "small", "--chat-tokens", vocab_size=258))
+
+
+def test_special_tokens_where_no_template_writes_any_are_refused(world: World, tmp_path: Path):
+    recipe = World(tmp_path / "plain.json", world.home)
+    write_json(recipe.recipe, read_json(world.recipe) | {"tokenizer": {"name": None, "vocab_size": VOCAB_SIZE}})
+    assert "no phase of tiny has any: leave it out" in refusal(train(recipe, tmp_path / "out", "--chat-tokens"))
 
 
 def test_text_that_nobody_judged_is_refused(world: World, tmp_path: Path):

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flows.commands.status import describe
+from flows.commands.status import describe, is_done
 from tests.pulse.changes import CHANGES, Again, changed, what_must_be_done_again
 from tests.pulse.in_turn import InTurn
 from tests.pulse.runs import Finished, Start, complete, kill_when, trained_files, wait_until, with_limits
@@ -145,6 +145,18 @@ def test_to_ask_for_the_status_makes_nothing(finished: Finished, recipe_file: Pa
         assert states(recipe_file, nowhere) == ["not reached", "not reached"]
     assert not (tmp_path / "no").exists()
     assert not list(gcs.parent.glob(f"{gcs.name}/**"))
+
+
+def test_a_changed_byte_of_a_cache_is_named_by_the_status(finished: Finished, recipe_file: Path, home: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(home, tmp_path / "copied"))
+    assert is_done(describe(str(recipe_file), "proxy", str(copied)))
+    shard = next(copied.glob("tokens/*/train-*/shard-00000.bin"))
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    found = describe(str(recipe_file), "proxy", str(copied))
+    (why,) = {one["why"] for phase in found["phases"] for one in phase["results"] if one["what"] == "shards"}
+    assert f"{shard.parent.name}/{shard.name}" in why
+    assert not is_done(found)
 
 
 def test_nothing_is_trained_again_where_other_code_prepares_the_same_bytes(

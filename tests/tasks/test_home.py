@@ -74,10 +74,12 @@ def test_a_home_on_a_store_has_the_same_layout_there(gcs: Path, tmp_path: Path, 
     assert home.prefect != Home.open(f"{gcs}/other").prefect
 
 
-def test_what_needs_a_local_home_says_so(gcs: Path, tmp_path: Path):
-    assert Home.open(str(tmp_path), local_for="training").root == tmp_path
-    with pytest.raises(ConfigError, match=rf"training needs a home that is a local folder, found {gcs}"):
-        Home.open(str(gcs), local_for="training")
+def test_exports_are_in_the_home_and_made_on_this_machine(gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PHASEWISE_SCRATCH", str(tmp_path / "scratch"))
+    far, here = Home.open(str(gcs)), Home.open(str(tmp_path / "home"))
+    assert str(far.exported("tiny-proxy", "last")) == f"{gcs}/exports/tiny-proxy/last"
+    assert far.exporting.is_relative_to(tmp_path / "scratch")
+    assert here.exporting.is_relative_to(here.root)
 
 
 def test_a_missing_bucket_is_refused(faulty_store: FaultyStore):

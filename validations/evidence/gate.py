@@ -7,6 +7,7 @@ from validations.evidence.answers import answers_table
 from validations.evidence.comparable import Evaluation
 from validations.evidence.evaluation import BENCHMARK, BITS_PER_BYTE, asked_evidence, gate_evidence
 from validations.evidence.exposure import exposure_table
+from validations.evidence.needles import needle_table, without_needles
 from validations.limits import GateLimits
 
 
@@ -17,10 +18,11 @@ def gate_tables(evaluation: Evaluation, parent: Evaluation | None, limits: GateL
         parent: the evaluation of the phase that this one starts from; None where it starts from scratch.
 
     Raises:
-        DataError: as `gate_evidence`, `against_parent`, `exposure_table` and `answers_table`.
+        DataError: as `gate_evidence`, `against_parent`, `needle_table`, `exposure_table` and `answers_table`.
     """
-    evidence = gate_evidence(evaluation, parent, floor_error_rate=limits.asked_floor_error_rate)
-    compared = against_parent(evaluation, parent, limits)
+    others = without_needles(evaluation)
+    evidence = gate_evidence(others, parent, floor_error_rate=limits.asked_floor_error_rate)
+    compared = against_parent(others, parent, limits)
     return {
         "asked": asked_evidence(evaluation),
         "benchmarks": evidence[evidence["kind"] == BENCHMARK].reset_index(drop=True),
@@ -29,6 +31,7 @@ def gate_tables(evaluation: Evaluation, parent: Evaluation | None, limits: GateL
         "falls": compared.falls,
         "rises": compared.rises,
         "likelihoods": compared.likelihoods,
+        "needles": needle_table(evaluation, parent),
         "exposure": exposure_table(evaluation, parent),
         "answers": answers_table(evaluation, limits),
     }

@@ -17,7 +17,7 @@ def gate_notes(tables: Mapping[str, pd.DataFrame], *, asks_floor: bool) -> tuple
     test items are read.
 
     Args:
-        tables: `benchmarks`, `comparable`, `falls`, `rises`, `answers` and `exposure` of a gate's evidence.
+        tables: `benchmarks`, `comparable`, `falls`, `rises`, `needles`, `answers` and `exposure` of a gate's evidence.
         asks_floor: whether the recipe asks that a benchmark is above its floor.
     """
     benchmarks, falls, rises = (_by_name(tables[name]) for name in ("benchmarks", "falls", "rises"))
@@ -25,7 +25,7 @@ def gate_notes(tables: Mapping[str, pd.DataFrame], *, asks_floor: bool) -> tuple
         _note(comparison, benchmarks[name], falls.get(name) or rises.get(name), (falls.get(name), rises.get(name)), asks_floor=asks_floor)
         for name, comparison in _by_name(tables["comparable"]).items()
     )
-    return (*notes, *_answers(tables["answers"]), *_exposure(tables["exposure"]))
+    return (*notes, *_needles(tables["needles"]), *_answers(tables["answers"]), *_exposure(tables["exposure"]))
 
 
 def _note(comparison: Row, benchmark: Row, change: Row | None, asked: Sequence[Row | None], *, asks_floor: bool) -> str:
@@ -67,6 +67,19 @@ def _floor(benchmark: Row, *, asks_floor: bool) -> str:
         f"The floor alone decides: accuracy shows {margin:.3f} above the baseline of {baseline:.3f} in {IN_TEN}, and the likelihood of the "
         "right answers may show less."
     )
+
+
+def _needles(table: pd.DataFrame) -> tuple[str, ...]:
+    """One note a benchmark of needles."""
+    notes: list[str] = []
+    for row in table.to_dict("records"):
+        score = f"{row['name']}: {row['value']:.3f}, where a guess has {row['baseline']:.3f}"
+        if row["why_not"]:
+            notes.append(f"{score}; not compared with a parent: {row['why_not']}.")
+            continue
+        difference = f"{row['difference']:+.3f} ({row['low']:+.3f} to {row['high']:+.3f})"
+        notes.append(f"{score}; {difference} to {row['against']}'s {row['parent']:.3f} on the same {row['items']:,} items.")
+    return tuple(notes)
 
 
 def _answers(table: pd.DataFrame) -> tuple[str, ...]:

@@ -32,6 +32,8 @@ def gate_checks(limits: GateLimits, tables: Mapping[str, pd.DataFrame]) -> tuple
         checks.append(_keeps_to_parent(limits))
     if limits.false_refusal_rate is not None:
         checks += [IS_COMPARABLE, *_against_parent(limits, limits.false_refusal_rate, tables)]
+    if limits.needle_error_rate is not None:
+        checks += [expect_rows("needles", "Name needles in the phase's evaluation.benchmarks."), _finds_needles(limits.needle_error_rate)]
     if limits.exposure_error_rate is not None:
         checks += [expect_rows("exposure", "Name the items in the phase's evaluation.renderings."), _is_unseen(limits.exposure_error_rate)]
     has_parent = tables["answers"].get("against", pd.Series(["unknown"])).ne("").any() or tables["answers"].empty
@@ -98,6 +100,24 @@ def _is_above_floor(error_rate: float) -> Check:
         limit=f"at most {error_rate:g}, the share of models at the floor that may pass",
         where="{name}",
         what_to_do="Train for longer, or check that the benchmark suits a model of this size.",
+    )
+
+
+def _finds_needles(error_rate: float) -> Check:
+    """As for other benchmarks, either test may say so."""
+    return Check(
+        table="needles",
+        expectation="ExpectScoreToBeAboveTheFloor",
+        arguments={"column": "floor_p_value", "limit": error_rate},
+        severity="critical",
+        asks="At every length, accuracy or the likelihood of the right values shows that the model finds needles.",
+        what="{name} does not tell the model from one that finds no needle: {right} of {items} right, {value:.3f} ± {stderr:.3f} against "
+        "the {baseline:.3f} of a guess, and {likelihoods}",
+        found="p = {floor_p_value:.2g} of both tests together",
+        limit=f"at most {error_rate:g}, the share of models that find none and may pass",
+        where="{name}",
+        what_to_do="Train for longer on rows of that length, take the length out of evaluation.benchmarks, or only measure it "
+        "(gates.model.needle_error_rate null).",
     )
 
 

@@ -51,10 +51,10 @@ SUITES = {
     ),
     GATE_SUITE: Suite(
         GATE_SUITE,
-        6,
-        ("asked", "benchmarks", "bits_per_byte", "comparable", "falls", "rises", "likelihoods", "exposure", "answers"),
+        7,
+        ("asked", "benchmarks", "bits_per_byte", "comparable", "falls", "rises", "likelihoods", "needles", "exposure", "answers"),
         lambda thresholds, tables: gate_checks(GateLimits.model_validate(thresholds), tables),
-        ("evaluation.py", "floor.py", "exposure.py", "fragility.py", "answers.py", *COMPARED_BY),
+        ("evaluation.py", "floor.py", "exposure.py", "fragility.py", "answers.py", "needles.py", "needle_names.py", *COMPARED_BY),
     ),
 }
 

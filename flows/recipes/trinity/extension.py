@@ -28,7 +28,7 @@ def context_extension(
     declares: tuple[Change, ...] = (),
     notes: tuple[Note, ...],
 ) -> Phase:
-    """The phase, from the end of its parent: the same tokens a step, in fewer and longer rows.
+    """The phase, from the end of its parent: the same tokens a step, in fewer and longer rows; needles are looked for in both lengths.
 
     Args:
         seq_len: a multiple of the parent's.
@@ -45,6 +45,7 @@ def context_extension(
         batch=always(parent.batch.at(parent.stop_step - 1) // longer),
         mixture=always(LONG_MIXTURE),
         order=parent.order.but(first_step=parent.stop_step),
+        evaluation=parent.evaluation.but(benchmarks=(*parent.evaluation.benchmarks, f"niah:{seq_len}")),
         gates=gates(max_increase_bits_per_byte=MAX_INCREASE_BITS_PER_BYTE),
         notes=notes,
     )

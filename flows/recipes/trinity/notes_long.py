@@ -31,8 +31,8 @@ LONG_SLICE = unstated(
 )
 LONG_GATE = unstated(
     "evaluation",
-    "the run was steered by MK-NIAH at the target length; its scores are blank. `phasewise evaluate --suite niah` measures it, and no gate "
-    "of the recipe does",
+    "the run was steered by MK-NIAH at the target length; its scores are blank. It is measured at the length of the rows before and of the "
+    "longer ones; how much must be found is not stated, and no gate of the recipe asks",
     place=PLACE,
 )
 COMMON_LONG_NOTES = (LONG_DATA, LONG_SAMPLING, LONG_BATCH, LONG_ORDER, LONG_SLICE, LONG_GATE)

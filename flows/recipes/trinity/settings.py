@@ -1,5 +1,6 @@
 """What the three models of Trinity have in common: optimizer, limits, and the arithmetic from tokens to steps."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from flows.recipes import words
@@ -97,9 +98,14 @@ def small(*, num_layers: int, d_model: int, d_ff: int, num_query_heads: int, num
     )
 
 
-def evaluated(*, loss_every_steps: int = 1_000) -> EvaluationSettings:
-    """The loss on held-out text so often, and the benchmarks that Marin was measured on at the end."""
-    return words.evaluated(loss_every_steps=loss_every_steps, benchmarks=WITH_MMLU, held_out_tokens=None, loss_sequences=LOSS_SEQUENCES)
+def evaluated(*, loss_every_steps: int = 1_000, needles: Sequence[int] = ()) -> EvaluationSettings:
+    """The loss on held-out text so often, and the benchmarks that Marin was measured on at the end.
+
+    Args:
+        needles: lengths of texts in which needles are looked for, too.
+    """
+    benchmarks = (*WITH_MMLU, *(f"niah:{length}" for length in needles))
+    return words.evaluated(loss_every_steps=loss_every_steps, benchmarks=benchmarks, held_out_tokens=None, loss_sequences=LOSS_SEQUENCES)
 
 
 MAX_VIOLATION = 5.0

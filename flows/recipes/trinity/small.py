@@ -63,6 +63,7 @@ def three_phases(model: ModelConfig, notes: tuple[tuple[Note, ...], tuple[Note, 
         declares=("schedule", "mixture"),
         learning_rate=(linear(END_2, END_3, SMALL_PEAK, 0.0),),
         mixture=always(SMALL_MIXTURES[2]),
+        evaluation=evaluated(needles=(model.seq_len,)),
         notes=notes[2],
     )
     return phase_1, phase_2, phase_3

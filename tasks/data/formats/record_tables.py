@@ -11,14 +11,13 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.data.formats.arrow_messages import FILE_START, NO_MORE, check_next_batch
 from tasks.data.formats.expansion import check_expansion
 from tasks.data.formats.findings import MAX_DOCUMENT_BYTES, Fault, FileFault, Finding, sample_of
 from tasks.data.formats.kinds import PARQUET_MAGIC
 from tasks.data.formats.parquet_footer import Chunk, RowGroup, read_footer
 from tasks.data.formats.parquet_pages import check_pages
 from tasks.data.formats.streams import BUFFER_BYTES
-from tasks.data.formats.tables import MAX_HELD_BYTES, batch_rows, is_index, size_between
+from tasks.data.formats.tables import MAX_HELD_BYTES, ArrowStream, batch_rows, is_index, size_between
 
 TakeRow = Callable[[Mapping[str, object], str], Finding]
 """A row's columns by name, and where it is → what it holds."""
@@ -57,20 +56,11 @@ def read_arrow_records(file: io.BufferedReader, *, keys: Sequence[str], take: Ta
     Raises:
         FileFault: as `read_parquet_records`.
     """
-    is_file = FILE_START.startswith(file.read(len(FILE_START)) or b"none")
-    size = size_between(file, FILE_START, 2 * len(FILE_START)) if is_file else file.seek(0, io.SEEK_END)
-    if size == 0:
-        raise FileFault("empty file", "it has no bytes")
-    file.seek(8 if is_file else 0)
-    check_next_batch(file, size)
-    stream = pa.ipc.open_stream(pa.PythonFile(file, "r"))
+    stream = ArrowStream.open(file)
     columns = _columns(stream.schema, keys)
     row = 0
-    while (batch_bytes := check_next_batch(file, size)) != NO_MORE:
-        batch = stream.read_next_batch()
-        batch.validate()
+    for batch, step in stream.batches():
         chosen = batch.select(columns)
-        step = batch_rows(batch_bytes, batch.num_rows)
         for start in range(0, batch.num_rows, step):
             yield from _findings(chosen.slice(start, step), row + start, take)
         row += batch.num_rows

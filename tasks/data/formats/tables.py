@@ -71,21 +71,52 @@ def read_arrow(file: io.BufferedReader, *, text_key: str, field_keys: Sequence[s
     Raises:
         FileFault: as `read_parquet`.
     """
-    is_file = FILE_START.startswith(file.read(len(FILE_START)) or b"none")
-    size = size_between(file, FILE_START, 2 * len(FILE_START)) if is_file else file.seek(0, io.SEEK_END)
-    if size == 0:
-        raise FileFault("empty file", "it has no bytes")
-    file.seek(8 if is_file else 0)
-    check_next_batch(file, size)
-    stream = pa.ipc.open_stream(pa.PythonFile(file, "r"))
-    rows = _Rows.build(stream.schema, text_key=text_key, field_keys=field_keys, sift=sift, file_bytes=size)
-    while (batch_bytes := check_next_batch(file, size)) != NO_MORE:
-        batch = stream.read_next_batch()
-        batch.validate()
-        step = batch_rows(batch_bytes, batch.num_rows)
+    stream = ArrowStream.open(file)
+    rows = _Rows.build(stream.schema, text_key=text_key, field_keys=field_keys, sift=sift, file_bytes=stream.size_bytes)
+    for batch, step in stream.batches():
         for start in range(0, batch.num_rows, step):
             yield from rows.findings(batch.slice(start, step))
     rows.check_not_empty()
+
+
+@dataclass(frozen=True)
+class ArrowStream:
+    """An open file in either of Arrow's formats, past its start. No message is read whose claims were not checked."""
+
+    file: io.BufferedReader
+    size_bytes: int
+    reader: pa.ipc.RecordBatchStreamReader
+
+    @classmethod
+    def open(cls, file: io.BufferedReader) -> "ArrowStream":
+        """Read up to the schema.
+
+        Raises:
+            FileFault: the file is truncated, or has no bytes.
+        """
+        is_file = FILE_START.startswith(file.read(len(FILE_START)) or b"none")
+        size = size_between(file, FILE_START, 2 * len(FILE_START)) if is_file else file.seek(0, io.SEEK_END)
+        if size == 0:
+            raise FileFault("empty file", "it has no bytes")
+        file.seek(8 if is_file else 0)
+        check_next_batch(file, size)
+        return cls(file, size, pa.ipc.open_stream(pa.PythonFile(file, "r")))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Its columns."""
+        return self.reader.schema
+
+    def batches(self) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """Every record batch, and how many of its rows are looked at together.
+
+        Raises:
+            FileFault: a batch claims more than the file can hold.
+        """
+        while (batch_bytes := check_next_batch(self.file, self.size_bytes)) != NO_MORE:
+            batch = self.reader.read_next_batch()
+            batch.validate()
+            yield batch, batch_rows(batch_bytes, batch.num_rows)
 
 
 @dataclass

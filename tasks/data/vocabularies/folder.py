@@ -48,6 +48,7 @@ class TokenizerManifest(Frozen):
     Attributes:
         tokenizer_digest: SHA-256 of `tokenizer.json`.
         vocab_size: entries, with the special tokens.
+        special_tokens: those besides the two that begin and end a document.
         truncated_from: entries of the tokenizer that it was cut from; None where it was trained at its size.
         max_bytes_per_component: a component gave no more than this, and the rest of the document in which that ends.
         trained_by: versions of the code that trained it.
@@ -56,6 +57,7 @@ class TokenizerManifest(Frozen):
     format_version: int = FORMAT_VERSION
     tokenizer_digest: str
     vocab_size: int = Field(gt=0)
+    special_tokens: tuple[str, ...] = ()
     truncated_from: int | None = None
     split: SplitName
     max_bytes_per_component: int = Field(gt=0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer
 
-SplitName = Literal["trinity", "llama3", "gpt2"]
+SplitName = Literal["trinity", "llama3", "gpt2", "llama2", "neox"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
 
 MAX_DIGITS = 510
@@ -38,18 +38,35 @@ WORDS = rf"{ASCII_MARKS}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+
 LLAMA3 = rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{WHITE_SPACE}"
 """Llama 3's: groups of three digits begin at the left: 123|456|7."""
 
+LLAMA2 = (
+    r"[\p{N}\r\n\t]",  # a digit, a line end and a tab are tokens of their own
+    r" ?[\p{L}\p{M}]+| ?[^\s\p{L}\p{M}\p{N}]+| +(?= \S)| +",
+)
+"""What Llama 2's vocabulary can have: no token has letters and marks in it, or a digit and anything else, and a space is the beginning of
+the token that follows it, or in a run of spaces. SentencePiece has these rules when it chooses entries, and no pattern when it cuts."""
+
+NEOX_SPACES = r" {2,24}"
+"""GPT-NeoX has an entry for each run of 2 to 24 spaces, which is found before anything else; the rest is cut as by GPT-2."""
+
+PATTERNS: dict[SplitName, tuple[str, ...]] = {
+    "trinity": (*DIGITS, f"[{SCRIPTS}]+", WORDS),
+    "llama3": (LLAMA3,),
+    "gpt2": (),
+    "llama2": LLAMA2,
+    "neox": (NEOX_SPACES,),
+}
+"""Before bytes; those that have GPT-2's have it after these."""
+
 
 def build_pre_tokenizer(name: SplitName) -> "PreTokenizer":
     """Cuts a text, and writes the bytes of each piece as the characters of byte-level BPE.
 
     Args:
         name: `trinity` has the three stages of the Trinity Large report, 2.1.1: digits, scripts, words. `llama3` has one pattern. `gpt2`
-            is the one that a recipe's own tokenizer has.
+            is the one that a recipe's own tokenizer has. `neox` has that one, and runs of spaces apart. `llama2` has the rules of Llama 2.
     """
     from tokenizers import Regex, pre_tokenizers
 
-    if name == "gpt2":
-        return pre_tokenizers.ByteLevel(add_prefix_space=False)
-    patterns = (*DIGITS, f"[{SCRIPTS}]+", WORDS) if name == "trinity" else (LLAMA3,)
-    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
-    return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PATTERNS[name]]
+    has_pattern_of_its_own = name in ("gpt2", "neox")
+    return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=has_pattern_of_its_own)])

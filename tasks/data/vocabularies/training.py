@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -15,6 +16,7 @@ from trainer.base.errors import ConfigError, DataError
 
 SPECIAL_TOKENS = (BEGIN_OF_TEXT, END_OF_TEXT)
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
+"""Where there are no more special tokens."""
 MAX_BYTES = 100_000_000
 TRAINED_BY = f"byte-bpe-2+{code_digest(sys.modules[__name__], splits)}+tokenizers-{version('tokenizers')}"
 
@@ -33,23 +35,33 @@ class Trained(NamedTuple):
     amounts: dict[str, Amount]
 
 
-def check_vocab_size(vocab_size: int) -> None:
+def check_vocab_size(vocab_size: int, special_tokens: Sequence[str] = ()) -> None:
     """Refuse a vocabulary that has no room for every byte and the special tokens.
+
+    Args:
+        special_tokens: those besides the two that begin and end a document.
 
     Raises:
         ConfigError: it is too small.
     """
-    if vocab_size < MIN_VOCAB_SIZE:
-        raise ConfigError(
-            f"--vocab-size must be at least {MIN_VOCAB_SIZE}, for 256 bytes and {len(SPECIAL_TOKENS)} special tokens, found {vocab_size:,}."
-        )
+    least = MIN_VOCAB_SIZE + len(special_tokens)
+    if vocab_size < least:
+        raise ConfigError(f"--vocab-size must be at least {least}, for 256 bytes and {least - 256} special tokens, found {vocab_size:,}.")
 
 
-def train(components: Mapping[str, Iterable[str]], vocab_size: int, *, split: SplitName, max_bytes: int = MAX_BYTES) -> Trained:
+def train(
+    components: Mapping[str, Iterable[str]],
+    vocab_size: int,
+    *,
+    split: SplitName,
+    max_bytes: int = MAX_BYTES,
+    special_tokens: Sequence[str] = (),
+) -> Trained:
     """Train on the first `max_bytes` bytes of each component's texts, and on the rest of the document that they end in.
 
     Args:
-        components: component → its training texts.
+        components: component → its training texts. Where one spells a special token, nothing is learnt from that.
+        special_tokens: those besides the two that begin and end a document, such as a chat template writes. They come after these.
 
     Raises:
         ConfigError: the vocabulary is smaller than bytes and special tokens.
@@ -57,19 +69,19 @@ def train(components: Mapping[str, Iterable[str]], vocab_size: int, *, split: Sp
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    check_vocab_size(vocab_size)
+    check_vocab_size(vocab_size, special_tokens)
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = build_pre_tokenizer(split)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=[*SPECIAL_TOKENS, *special_tokens],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     amounts: dict[str, Amount] = {}
-    tokenizer.train_from_iterator(_texts(components, max_bytes, amounts), trainer)
+    tokenizer.train_from_iterator(_without(special_tokens, _texts(components, max_bytes, amounts)), trainer)
     if (found := tokenizer.get_vocab_size()) < vocab_size:
         raise DataError(
             f"the text must give {vocab_size:,} entries, found {found:,} in {sum(one.text_bytes for one in amounts.values()):,} bytes: no "
@@ -78,24 +90,27 @@ def train(components: Mapping[str, Iterable[str]], vocab_size: int, *, split: Sp
     return Trained(tokenizer.to_str(pretty=True), amounts)
 
 
-def truncate(content: str, vocab_size: int) -> str:
+def truncate(content: str, vocab_size: int, special_tokens: Sequence[str] = ()) -> str:
     """The same tokenizer with its first `vocab_size` entries, as the text of its `tokenizer.json`.
 
     A merge has the rank in which it was learnt, and none rests on a later one. So this is the tokenizer that training at the smaller size
     gives (Trinity Large report, 2.1.2).
 
+    Args:
+        special_tokens: those that it was trained with, besides the two that begin and end a document.
+
     Raises:
         ConfigError: the size is not smaller, or has no room for bytes and special tokens.
         DataError: it is no byte-level BPE whose entries are special tokens, bytes and merges, in this order.
     """
-    check_vocab_size(vocab_size)
+    check_vocab_size(vocab_size, special_tokens)
     written: dict[str, Any] = json.loads(content)
-    ranked = _ranked(written)
+    ranked = _ranked(written, [*SPECIAL_TOKENS, *special_tokens])
     if vocab_size > len(ranked):
         raise ConfigError(f"--vocab-size must be at most the {len(ranked):,} entries that there are, found {vocab_size:,}.")
     model = written["model"]
     model["vocab"] = {token: number for number, token in enumerate(ranked[:vocab_size])}
-    model["merges"] = _merges_of(model["merges"], vocab_size - MIN_VOCAB_SIZE)
+    model["merges"] = _merges_of(model["merges"], vocab_size - MIN_VOCAB_SIZE - len(special_tokens))
     from tokenizers import Tokenizer
 
     return Tokenizer.from_str(json.dumps(written)).to_str(pretty=True)
@@ -113,7 +128,7 @@ def _merges_of(merges: Sequence[Sequence[str]], num_entries: int) -> list[Sequen
     return kept
 
 
-def _ranked(written: Mapping[str, Any]) -> list[str]:
+def _ranked(written: Mapping[str, Any], special_tokens: Sequence[str]) -> list[str]:
     """The entries by id, which are by rank.
 
     Raises:
@@ -125,12 +140,20 @@ def _ranked(written: Mapping[str, Any]) -> list[str]:
     ranked = [by_id[number] for number in sorted(by_id)]
     made = list(dict.fromkeys("".join(merge) for merge in model["merges"])) if is_bpe else []
     has_every_id = sorted(by_id) == list(range(len(ranked)))
-    if not (is_bpe and has_every_id and ranked[:2] == list(SPECIAL_TOKENS) and ranked[MIN_VOCAB_SIZE:] == made):
+    first = len(special_tokens)
+    if not (is_bpe and has_every_id and ranked[:first] == list(special_tokens) and ranked[first + 256 :] == made):
         raise DataError(
-            "a tokenizer is cut by the rank of its merges: its entries must be the two special tokens, 256 bytes, then one for each merge "
+            f"a tokenizer is cut by the rank of its merges: its entries must be {first} special tokens, 256 bytes, then one for each merge "
             "in order, as `phasewise tokenizer train` writes them. This one has others."
         )
     return ranked
+
+
+def _without(special_tokens: Sequence[str], texts: Iterable[str]) -> Iterator[str]:
+    """The texts, cut where a special token is."""
+    pattern = re.compile("|".join(map(re.escape, special_tokens)))
+    for text in texts:
+        yield from filter(None, pattern.split(text) if special_tokens else [text])
 
 
 def _texts(components: Mapping[str, Iterable[str]], max_bytes: int, amounts: dict[str, Amount]) -> Iterator[str]:

@@ -9,6 +9,7 @@ import pandas as pd
 from pydantic import ValidationError
 
 from tasks.evaluation.benchmark_folder import read_benchmark_folder
+from tasks.evaluation.measured import made_of
 from tasks.publication.card.data_claims import check_shards, find_cache
 from tasks.publication.card.home_files import HomeFiles
 from tasks.publication.card.training_claims import Trained
@@ -137,7 +138,7 @@ def _benchmark_files(files: HomeFiles, evaluation: Mapping[str, Any]) -> dict[st
     """The items that were asked, by the digest that the evaluation names."""
     for path in sorted(files.place("benchmarks").glob(f"*/{MANIFEST_NAME}")):
         try:
-            chosen = read_benchmark_folder(path.parent).only(evaluation["benchmarks"])
+            chosen = read_benchmark_folder(path.parent).only(made_of(evaluation["benchmarks"]))
         except DataError:
             continue
         if chosen.digest == evaluation["benchmarks_digest"]:

@@ -214,6 +214,7 @@ GATES: dict[str, Row] = {
     "model.false_refusal_rate": Row(times(0.5), GATE),
     "model.max_score_fall": Row(times(0.5), GATE),
     "model.max_score_rise": Row(times(0.5), GATE),
+    "model.needle_error_rate": Row(times(0.5), GATE),
     "model.exposure_error_rate": Row(times(0.5), GATE),
     "model.min_answer_gain_nats": Row(to(0.5), GATE),
     "model.answer_error_rate": Row(times(0.5), GATE),

@@ -121,6 +121,9 @@ class World:
                 "answer": "text", "left_out": "<<.*?>>",
             }  # fmt: skip
             phase["gates"]["model"]["exposure_error_rate"] = 0.01
+        if path.endswith("needle_error_rate"):
+            phase["evaluation"]["benchmarks"] += [f"niah:{phase['model']['seq_len']}"]
+            phase["gates"]["model"]["needle_error_rate"] = 0.01
         if path.endswith(("answer_gain_nats", "answer_error_rate")):
             phase["loss_on"] = "answers"
             phase["gates"]["model"] |= {"min_answer_gain_nats": 0.0, "answer_error_rate": 0.01}

@@ -54,7 +54,7 @@ def asked(run: RunConfig, last: TrainState, tokenizer: Path, caches: Mapping[str
     measured = Measured(benchmarks=NAMES, held_out_tokens=100)
     return Asked(
         run=run, result=result, measured=measured, key="key", tokenizer=str(tokenizer), measured_on={},
-        held_out={name: str(path) for name, path in caches.items()}, benchmarks=str(benchmarks), real=None,
+        held_out={name: str(path) for name, path in caches.items()}, benchmarks=str(benchmarks), real=None, haystack=(),
     )  # fmt: skip
 
 

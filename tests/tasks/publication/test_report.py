@@ -236,3 +236,10 @@ def test_what_the_record_reported_is_on_the_page_of_its_phase(passed_report: Rep
     assert "What else the record reported" not in page
     assert "MMLU &lt;5-shot&gt;" in page
     assert "65.3 %" in page
+
+
+def test_rows_and_documents_are_told_where_they_are_not_those_of_most(passed_report: Report):
+    assert "Rows and documents" not in render(passed_report)
+    first, *others = passed_report.phases
+    told = changed(passed_report, phases=(changed(first, reads=("packing pad", "documents of web")), *others))
+    assert f"{first.name}: packing pad; documents of web" in Page(render(told)).text

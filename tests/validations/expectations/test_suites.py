@@ -32,6 +32,7 @@ GATE_LIMITS = LIMITS.but(
     false_refusal_rate=0.05,
     max_score_fall=0.01,
     max_score_rise=0.25,
+    needle_error_rate=0.01,
     exposure_error_rate=0.01,
     min_answer_gain_nats=0.1,
     answer_error_rate=0.01,
@@ -44,7 +45,8 @@ def tables_of(data_evidence: Callable[..., DataEvidence]) -> Callable[[str], Tab
 
     def build(suite: str) -> Tables:
         if suite == "gate":
-            evaluation = BETTER | {"renderings": read(seed=2), "answers": answers(0.4)}
+            needles = [*BETTER["results"], BETTER["results"][0] | {"benchmark": "niah:300"}]
+            evaluation = BETTER | {"results": needles, "renderings": read(seed=2), "answers": answers(0.4)}
             return gate_tables(evaluation, PARENT | {"renderings": read(seed=1)}, GATE_LIMITS)
         if suite == "health":
             return {"health": health_evidence(healthy_rows(Scenario()), HEALTH_LIMITS, groups=PARAM_GROUPS)}

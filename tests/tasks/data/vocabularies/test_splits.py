@@ -61,6 +61,18 @@ def test_the_main_pattern():
     ]  # fmt: skip
 
 
+def test_llama_2_has_single_digits_and_spaces_before_words():
+    assert cut("don't  f(.x) = 12 a1", "llama2") == [
+        "don", "'", "t", " ", " f", "(.", "x", ")", " =", " ", "1", "2", " a", "1"
+    ]  # fmt: skip
+    assert cut("a\n\n\tb   ", "llama2") == ["a", "\n", "\n", "\t", "b", "   "]
+
+
+def test_neox_has_runs_of_spaces_apart_and_gpt_2_s_pattern_around_them():
+    assert cut("don't  f(.x) 12 a1", "neox") == ["don", "'t", "  ", "f", "(.", "x", ")", " 12", " a", "1"]
+    assert cut(f"x{' ' * 30}y", "neox") == ["x", " " * 24, " " * 6, "y"]
+
+
 @given(text=st.text(), name=st.sampled_from(SPLITS))
 def test_nothing_is_lost_between_the_cuts(text: str, name: SplitName):
     assert "".join(cut(text, name)) == text

@@ -58,6 +58,22 @@ def test_every_text_comes_back(trained: tuple[SplitName, str], text: str):
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids, skip_special_tokens=False) == text
 
 
+def test_special_tokens_of_a_template_have_entries_and_nothing_is_learnt_from_them():
+    """A cut keeps them, and where a text spells one, its bytes are not merged towards it."""
+    more = ("<|eot_id|>", "<|start_header_id|>")
+    texts = {"chat": ["<|start_header_id|>" * 50 + " river mountain river mountain" * 20]}
+    larger = train(texts, 272, split="llama3", special_tokens=more).content
+    tokenizer = Tokenizer.from_str(larger)
+    assert [tokenizer.id_to_token(number) for number in range(4)] == ["<|begin_of_text|>", "<|end_of_text|>", *more]
+    assert tokenizer.encode("<|eot_id|>", add_special_tokens=False).ids == [2]
+    assert not [token for token in tokenizer.get_vocab() if "head" in token and token not in more]
+    assert truncate(larger, 266, more) == train(texts, 266, split="llama3", special_tokens=more).content
+    with pytest.raises(ConfigError, match="at least 260, for 256 bytes and 4 special tokens"):
+        truncate(larger, 259, more)
+    with pytest.raises(DataError, match="its entries must be 2 special tokens"):
+        truncate(larger, 266)
+
+
 def test_no_more_is_read_than_is_asked_for():
     found = train({"a": ["12345678"] * 5, "b": ["x"]}, MIN_VOCAB_SIZE, split="trinity", max_bytes=9)
     assert found.amounts == {"a": Amount(2, 16), "b": Amount(1, 1)}

@@ -13,8 +13,10 @@ from click.testing import CliRunner, Result
 from deployments.site_process import Bound, own_site
 from flows import cli
 from flows.commands import approve
+from flows.export_phase import export_phase
 from tasks.home import Home
 from tasks.locks import held
+from tasks.publication.exported_weights import ORIGIN_NAME
 from tasks.store.publisher import Kept, Publisher
 from tests.flows.test_approve_command import verdict
 from tests.ports import free_port
@@ -110,6 +112,25 @@ def test_what_only_reads_brings_what_it_needs_and_takes_nothing_over(world: Worl
     assert committed(world) == before
     assert not list((tmp_path / "four").rglob("checkpoints"))  # who needs no weights gets none
     assert {path.name for path in (tmp_path / "one").rglob("checkpoints")} == {"checkpoints"}
+
+
+def test_the_flow_exports_to_the_store_once_and_takes_nothing_over(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    before = committed(world)
+    here = tmp_path / "here"
+    assert world.run("one", "export", here, home=str(world.local)).exit_code == 0
+    world.at("two")
+    for said in ("exported to", "exported already, to"):
+        caplog.clear()
+        export_phase.fn(str(world.recipe), PHASE, "proxy", world.url)
+        assert said in caplog.text
+    (folder,) = as_path(f"{world.url}/exports/{RUN_NAME}").iterdir()
+    assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in here.iterdir())
+    assert digest_of_file(folder / "model.safetensors") == digest_of_file(here / "model.safetensors")
+    (folder / ORIGIN_NAME).unlink()  # as where somebody was killed before the last file
+    export_phase.fn(str(world.recipe), PHASE, "proxy", world.url)
+    assert read_json(folder / ORIGIN_NAME)["phase"] == PHASE
+    assert committed(world) == before
+    assert not list(world.at("two").exporting.iterdir())
 
 
 def test_a_card_does_not_hold_where_a_committed_file_changed(world: World, tmp_path: Path):
