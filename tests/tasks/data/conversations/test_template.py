@@ -57,6 +57,8 @@ def test_answers_are_what_is_between_the_marks():
         ("{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}", "RecursionError"),
         ("{{ 'x' * 100000000 }}", "TooMuchWork: it repeats something"),
         ("{{ 9 ** 9 }}", "SecurityError: it takes a power"),
+        ("{{ messages[0].content.strip }}", "SecurityError: it writes the builtin_function_or_method 'strip' itself"),
+        ("{{ lipsum() }}", "UndefinedError: 'lipsum' is undefined"),
         ("x{{ bos_token }}", "must write <|begin_of_text|> once, at the start of a conversation"),
         ("{% macro f() %}x{% generation %}a{% endgeneration %}{% endmacro %}u{{ f() }}", "has a generation block inside a macro"),
         ("{% generation %}{% generation %}a{% endgeneration %}b{% endgeneration %}", "has a generation block inside a macro"),
@@ -77,6 +79,7 @@ def test_one_that_fails_or_reaches_for_what_it_must_not_is_named_with_the_record
         ("{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}", "it has a recursive loop"),
         ("{{ strftime_now('%Y') }}", "asks for the date by strftime_now"),
         ("{% if strftime_now is defined %}x{% endif %}", "asks for the date by strftime_now"),
+        ("{{ ['a', 'b'] | random }}", "No filter named 'random'"),
     ],
 )
 def test_one_that_cannot_be_used_is_refused_before_anything_is_read(template: str, message: str):
