@@ -103,6 +103,7 @@ def describe_phase(recipe: Recipe, phase: Phase) -> dict[str, Any]:
         "optimizer": phase.optimizer.model_dump(mode="json"),
         "stability": {name: [[step, plain(value)] for step, value in entries(values)] for name, values in phase.stability},
         "order": phase.order.model_dump(mode="json"),
+        "length_bias": {name: bias.model_dump(mode="json") for name, bias in recipe.length_bias.items() if name in phase.components},
         "packing": phase.packing,
         "loss_on": phase.loss_on,
         "slice": entries(phase.slice),

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from flows.show.hand_off import change_in_words
 from flows.show.model import describe_model, model_in_words, rope_in_words
-from flows.show.words import by_steps, loss_in_words, packing_in_words, rate_ends, shares
+from flows.show.words import bias_in_words, by_steps, loss_in_words, packing_in_words, rate_ends, shares
 from trainer.base.wording import in_words, number, tokens
 
 MAX_SEGMENTS = 5
@@ -40,6 +40,7 @@ def groups_of(phase: dict[str, Any], tokenizer: dict[str, Any]) -> dict[str, Val
         "stability": {_plain_name(name): by_steps(entries) for name, entries in phase["stability"].items()},
         "recovery": _settings(phase["recovery"] or {"action": "stop"}),
         "order": _settings(phase["order"]),
+        "documents by their length": {name: bias_in_words(bias) for name, bias in phase["length_bias"].items()},
         "rows": {"packing": packing_in_words(phase["packing"]), "loss on": loss_in_words(phase["loss_on"])},
         "checkpoints": _settings(phase["checkpoints"]),
         "evaluation": _settings({**phase["evaluation"], "held_out_tokens": phase["evaluation"]["held_out_tokens"] or "all"}),

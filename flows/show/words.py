@@ -1,5 +1,6 @@
 """Settings of a phase as a person reads them. How a single value is written is in `trainer/base/wording.py`."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from trainer.base.wording import in_words
@@ -62,3 +63,9 @@ def packing_in_words(packing: str) -> str:
 def loss_in_words(loss_on: str) -> str:
     """Which tokens are predicted."""
     return {"all": "all tokens", "answers": "answers alone"}[loss_on]
+
+
+def bias_in_words(bias: Mapping[str, Any]) -> str:
+    """Which documents of a component are trained on."""
+    floor, ceiling = (100 * bias[name] for name in ("floor", "ceiling"))
+    return f"{floor:.3g} % of short documents, up to {ceiling:.3g} % from {bias['full_tokens']:,} tokens on (seed {bias['seed']})"
