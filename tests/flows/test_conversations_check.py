@@ -22,3 +22,13 @@ def test_answers_of_plain_text_are_refused_by_name(tmp_path: Path):
     with pytest.raises(RecipeError, match=r"phase sft of marin-8b-proxy has loss_on answers.* and smoltalk is plain text: give each"):
         check_conversations(own, sft, home)
     check_conversations(own, [own.phase("kestrel")], home)
+
+
+def test_a_template_that_does_not_say_what_an_answer_is_is_refused_before_anything_is_made(tmp_path: Path):
+    home = Home.open(str(tmp_path))
+    recipe = load_record("marin-8b", "proxy")
+    how = {"messages": "messages", "template": "{% for message in messages %}{{ message.content }}{% endfor %}"}
+    source = Source.model_validate({"url": str(tmp_path), "include": ("*.jsonl",), "format": "jsonl", "conversation": how})
+    own = Recipe.model_validate({**recipe.model_dump(mode="json"), "sources": {"smoltalk": source.model_dump(mode="json")}})
+    with pytest.raises(RecipeError, match=r"the chat template of smoltalk does not say what an answer is: put \{% generation %\}"):
+        check_conversations(own, [own.phase("sft")], home)
