@@ -69,13 +69,21 @@ class Generation(Extension):
         return text
 
 
+class Nothing(Undefined):
+    """What a template names and nobody gives it: it may be asked for, and not be written. So a misspelt name is no empty text."""
+
+    __slots__ = ()
+    __str__ = Undefined._fail_with_undefined_error  # pyright: ignore[reportPrivateUsage]  # as Jinja's own StrictUndefined does
+
+
 class Sandbox(ImmutableSandboxedEnvironment):
     """Jinja's, with blocks trimmed as `transformers` has them."""
 
     intercepted_binops = frozenset({"*", "**"})
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"], finalize=_written)
+        extensions = (Generation, "jinja2.ext.loopcontrols")
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_written, undefined=Nothing)
         self.filters["tojson"] = _to_json
         del self.filters["random"], self.globals["lipsum"]
         self.globals.update({"raise_exception": _refuse})  # pyright: ignore[reportArgumentType, reportCallIssue]  # typed by Jinja's own

@@ -31,7 +31,7 @@ def test_it_has_what_transformers_gives_a_template():
     assert (
         render("{{ bos_token }}{% if tools or documents or add_generation_prompt %}x{% endif %}{{ eos_token }}").text == "<|end_of_text|>"
     )
-    assert render("{{ unknown }}{{ loop is defined }}").text == "False"
+    assert render("{{ loop is defined }}{{ 'x' if messages[0].tools else messages[0].tools | default('none') }}").text == "Falsenone"
     assert render("{% for m in messages %}{{ loop.length }}{{ loop.last }} {% endfor %}").text == "2False 2True "
 
 
@@ -47,6 +47,8 @@ def test_answers_are_what_is_between_the_marks():
     [
         ("{{ 1 / 0 }}", "the chat template mine failed at a.jsonl, byte 12: ZeroDivisionError"),
         ("{{ messages[0].content.nothing.more }}", "UndefinedError"),
+        ("{{ messages[0].contents }}", "UndefinedError: 'dict object' has no attribute 'contents'"),
+        ("{{ 'u' ~ messages[0].contents | trim }}", "UndefinedError: 'dict object' has no attribute 'contents'"),
         ("{{ messages.__class__ }}", "SecurityError: it reaches for the attribute '__class__' of a list"),
         ("{{ messages.append(1) }}", "SecurityError"),
         (
