@@ -10,6 +10,7 @@ from tasks.data.plan import DataPlan
 from trainer.base.errors import DataError
 from trainer.data.manifest import read_manifest
 from trainer.data.mixture import MixtureSchedule
+from trainer.data.rows import DrawnRows
 
 
 def needed_tokens(recipe: Recipe, phases: Iterable[Phase] | None = None) -> dict[str, int]:
@@ -27,17 +28,18 @@ def needed_tokens(recipe: Recipe, phases: Iterable[Phase] | None = None) -> dict
     return needs
 
 
-def drawn_earlier(recipe: Recipe, phase: Phase) -> dict[str, int]:
-    """Component → tokens that the lineage drew from it before the order of a phase began; nothing where that is step 0."""
-    drawn: dict[str, int] = {}
+def drawn_earlier(recipe: Recipe, phase: Phase) -> dict[str, tuple[DrawnRows, ...]]:
+    """Component → the rows that the lineage drew from it before the order of a phase began; nothing where that is step 0."""
+    drawn: dict[str, tuple[DrawnRows, ...]] = {}
     lineage = recipe.lineage(phase)
     for part, child in pairwise(lineage):
         stop = min(child.start_step, phase.order.first_step)
         if stop > part.start_step:
             schedule = MixtureSchedule(batch=recipe.batch_of_lineage(part), mixture=recipe.mixture_of_lineage(part), order=part.order)
             for name, sequences in schedule.realised(part.start_step, stop).items():
-                drawn[name] = drawn.get(name, 0) + sequences * part.model.seq_len
-    return {name: tokens for name, tokens in sorted(drawn.items()) if tokens and name in phase.components}
+                if sequences and name in phase.components:
+                    drawn[name] = (*drawn.get(name, ()), DrawnRows(sequences, part.model.seq_len, part.packing))
+    return dict(sorted(drawn.items()))
 
 
 def budgets_of(recipe: Recipe) -> dict[str, int]:

@@ -58,7 +58,7 @@ def test_what_was_passed_over_is_not_claimed_and_what_was_predicted_is(tmp_path:
 
 
 def test_the_page_says_that_padding_is_among_the_tokens(tmp_path: Path, trained: Trained):
-    claims = {"recipe": "r", "phase": "p", "scale": "own", "training": problems(tmp_path, trained)[0]}
+    claims: dict[str, Any] = {"recipe": "r", "phase": "p", "scale": "own", "training": problems(tmp_path, trained)[0]}
     origin = {"weights": "last", "step": 2, "steps": [2], "dtype": "float32"}
     tokens = trained.run.model.seq_len
     assert f"on {tokens:,} tokens, padding included, of which 7 were predicted." in build_model_card(origin, claims)
