@@ -15,13 +15,17 @@ from trainer.data.mixture import MixtureSchedule, check_shares
 
 
 def check_sources(recipe: Recipe, home: Home) -> None:
-    """Refuse sources that cannot be read.
+    """Refuse sources that cannot be read, and chat templates that fail at any conversation.
 
     Raises:
         RecipeError: as `flows.plan.sources_of`.
-        DataError: a component has no files.
+        ConfigError: a chat template cannot be used.
+        DataError: a component has no files, or a chat template fails at a conversation that is made up.
     """
     sources = sources_of(recipe, home)
+    for source in sources.values():
+        if source.conversation:
+            template_of(source.conversation).probe()
     to_collect = missing_stand_ins(stand_ins_of(recipe), home.sources)
     for name, source in sources.items():
         if name not in to_collect:
