@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from flows.plan import sources_of, stand_ins_of
 from flows.recipes.phase import LOCAL_SLICE, Phase
 from flows.recipes.recipe import Recipe
+from tasks.data.conversations.template import template_of
 from tasks.data.listing import expand
 from tasks.data.standins import missing_stand_ins
 from tasks.home import Home
@@ -14,13 +15,17 @@ from trainer.data.mixture import MixtureSchedule, check_shares
 
 
 def check_sources(recipe: Recipe, home: Home) -> None:
-    """Refuse sources that cannot be read.
+    """Refuse sources that cannot be read, and chat templates that fail at any conversation.
 
     Raises:
         RecipeError: as `flows.plan.sources_of`.
-        DataError: a component has no files.
+        ConfigError: a chat template cannot be used.
+        DataError: a component has no files, or a chat template fails at a conversation that is made up.
     """
     sources = sources_of(recipe, home)
+    for source in sources.values():
+        if source.conversation:
+            template_of(source.conversation).probe()
     to_collect = missing_stand_ins(stand_ins_of(recipe), home.sources)
     for name, source in sources.items():
         if name not in to_collect:
@@ -28,10 +33,13 @@ def check_sources(recipe: Recipe, home: Home) -> None:
 
 
 def check_conversations(recipe: Recipe, phases: Iterable[Phase], home: Home) -> None:
-    """Refuse phases that predict answers of what is no conversation. Of a pinned cache its manifest says, when the cache is read.
+    """Refuse phases that predict answers of what is no conversation, or whose chat template does not say what an answer is.
+
+    Of a pinned cache its manifest says, when the cache is read.
 
     Raises:
         RecipeError: with the components; or as `flows.plan.sources_of`.
+        ConfigError: a chat template cannot be used.
     """
     pinned = {pin.component for pin in recipe.pins if pin.split == "train"}
     for phase in phases:
@@ -43,6 +51,13 @@ def check_conversations(recipe: Recipe, phases: Iterable[Phase], home: Home) -> 
                 f"phase {phase.name} of {recipe.run_name} has loss_on answers, so all it draws from must be conversations, and "
                 f"{', '.join(plain)} {'is' if len(plain) == 1 else 'are'} plain text: give each a source with a `conversation` under "
                 "`sources` in the recipe's file, or set loss_on to all."
+            )
+        told = {name: how for name in phase.components if name not in pinned and (how := sources[name].conversation)}
+        if silent := [name for name, how in told.items() if not template_of(how).marks_answers]:
+            raise RecipeError(
+                f"phase {phase.name} of {recipe.run_name} has loss_on answers, and the chat template of {', '.join(silent)} does not say "
+                "what an answer is: put {% generation %} … {% endgeneration %} around what the assistant writes, with the token that ends "
+                "its turn."
             )
 
 

@@ -7,6 +7,7 @@ from flows.resolved import Resolved
 from tasks.data.plan import DataPlan
 from trainer.base.storage import digest_of_json
 from trainer.config import RunConfig, without_added
+from trainer.data.rows import DrawnRows
 
 IN_ORDER = ("start_step", "stop_step", "batch", "mixture", "order")
 
@@ -27,9 +28,14 @@ def decided_by(resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, st
         "unreadable": unreadable_key(phase, resolved.plan),
     }
     if earlier := drawn_earlier(resolved.recipe, phase):
-        found["drawn before the order began"] = digest_of_json(earlier)
+        found["drawn before the order began"] = digest_of_json({name: _in_tokens(rows) for name, rows in earlier.items()})
     hand_off = hand_off_key(resolved.recipe, phase, run)
     return found if hand_off is None else {**found, "hand-off": hand_off}
+
+
+def _in_tokens(rows: tuple[DrawnRows, ...]) -> int | tuple[DrawnRows, ...]:
+    """Full rows by their tokens, as verdicts of before name them; packed ones as they are."""
+    return sum(one.places for one in rows) if all(one.packing == "chunk" for one in rows) else rows
 
 
 def unreadable_key(phase: Phase, plan: DataPlan) -> str:

@@ -2,14 +2,17 @@
 
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import NamedTuple
 
 from flows.recipes.phase import Phase
 from flows.recipes.recipe import BETWEEN, Recipe
 from tasks.data.budget import shared
-from tasks.data.plan import DataPlan
+from tasks.data.plan import ComponentPlan, DataPlan
 from trainer.base.errors import DataError
+from trainer.data.cache import TokenCache
 from trainer.data.manifest import read_manifest
 from trainer.data.mixture import MixtureSchedule
+from trainer.data.rows import DrawnRows, RowsOfTokens
 
 
 def needed_tokens(recipe: Recipe, phases: Iterable[Phase] | None = None) -> dict[str, int]:
@@ -27,17 +30,18 @@ def needed_tokens(recipe: Recipe, phases: Iterable[Phase] | None = None) -> dict
     return needs
 
 
-def drawn_earlier(recipe: Recipe, phase: Phase) -> dict[str, int]:
-    """Component → tokens that the lineage drew from it before the order of a phase began; nothing where that is step 0."""
-    drawn: dict[str, int] = {}
+def drawn_earlier(recipe: Recipe, phase: Phase) -> dict[str, tuple[DrawnRows, ...]]:
+    """Component → the rows that the lineage drew from it before the order of a phase began; nothing where that is step 0."""
+    drawn: dict[str, tuple[DrawnRows, ...]] = {}
     lineage = recipe.lineage(phase)
     for part, child in pairwise(lineage):
         stop = min(child.start_step, phase.order.first_step)
         if stop > part.start_step:
             schedule = MixtureSchedule(batch=recipe.batch_of_lineage(part), mixture=recipe.mixture_of_lineage(part), order=part.order)
             for name, sequences in schedule.realised(part.start_step, stop).items():
-                drawn[name] = drawn.get(name, 0) + sequences * part.model.seq_len
-    return {name: tokens for name, tokens in sorted(drawn.items()) if tokens and name in phase.components}
+                if sequences and name in phase.components:
+                    drawn[name] = (*drawn.get(name, ()), DrawnRows(sequences, part.model.seq_len, part.packing))
+    return dict(sorted(drawn.items()))
 
 
 def budgets_of(recipe: Recipe) -> dict[str, int]:
@@ -54,24 +58,50 @@ def budgets_of(recipe: Recipe) -> dict[str, int]:
 def check_enough(recipe: Recipe, plan: DataPlan, phases: Iterable[Phase]) -> None:
     """Refuse budgeted caches that hold less than is drawn: their text would be repeated, and the recipe does not say so.
 
-    A component of which everything is read is repeated as the recipe has it: how often, its verdict says.
+    Of packed rows the rows are counted: some have padding, and what is longer than a row is cut. A component of which everything is read is
+    repeated as the recipe has it: how often, its verdict says.
 
     Raises:
         DataError: with every such component, and the budget that would do.
     """
+    phases = list(phases)
+    full = needed_tokens(recipe, [phase for phase in phases if phase.packing == "chunk"])
+    asked = [(name, Needed(need, "tokens", None)) for name, need in sorted(full.items())]
+    asked += [one for phase in phases if phase.packing != "chunk" for one in _needed_rows(recipe, phase)]
     short, ratios = list[str](), list[float]()
-    for name, need in sorted(needed_tokens(recipe, phases).items()):
+    for name, needed in asked:
         component = plan.components[name]
         budget = component.listing.budget
         if budget is None or component.train.pin or not component.train.is_built:
             continue
-        found = read_manifest(component.train.folder).tokens
-        if found < need:
-            ratios.append(need / max(found, 1))
-            short.append(f"{name} has {found:,} tokens to train on, from {budget.words}, and {need:,} are drawn")
+        found = _found(component, needed)
+        if found < needed.drawn:
+            ratios.append(needed.drawn / max(found, 1))
+            short.append(f"{name} has {found:,} {needed.unit} to train on, from {budget.words}, and {needed.drawn:,} are drawn")
     if short:
         enough = round(1.1 * max(ratios) * sum(budgets_of(recipe).values()))
         raise DataError(
             f"less was read than is trained on: {'; '.join(short)}. Its text would be repeated, which the recipe does not say. Prepare the "
             f"data with --max-tokens {enough}, and train with the same; what is there is kept."
         )
+
+
+class Needed(NamedTuple):
+    """How much is drawn of a component: tokens, or rows of the phase that packs them."""
+
+    drawn: int
+    unit: str
+    packed_in: Phase | None
+
+
+def _needed_rows(recipe: Recipe, phase: Phase) -> list[tuple[str, Needed]]:
+    schedule = MixtureSchedule(batch=recipe.batch_of_lineage(phase), mixture=recipe.mixture_of_lineage(phase), order=phase.order)
+    drawn = schedule.realised(phase.order.first_step, phase.stop_step)
+    return [(name, Needed(count, f"rows of {phase.name}", phase)) for name, count in sorted(drawn.items()) if name in phase.components]
+
+
+def _found(component: ComponentPlan, needed: Needed) -> int:
+    folder, phase = component.train.folder, needed.packed_in
+    if phase is None:
+        return read_manifest(folder).tokens
+    return RowsOfTokens(TokenCache.open(folder), phase.packing, phase.model.seq_len).num_rows

@@ -54,7 +54,7 @@ def judge_phase_data(resolved: Resolved, chosen: Phase) -> None:
         chosen.gates.data,
         resolved.home,
         hand_off=hand_off,
-        tokens_before=drawn_earlier(resolved.recipe, chosen),
+        rows_before=drawn_earlier(resolved.recipe, chosen),
         decided_by=rests_on,
         accepts=accepts,
         asks_people=asks,

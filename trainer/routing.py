@@ -61,7 +61,7 @@ def measure_routing(routing: Routing, model: ModelConfig) -> RoutingMetrics:
     load = routing.load
     tokens = jnp.maximum(load.tokens, 1).astype(jnp.float32)
     largest = jnp.log(jnp.float32(model.experts.num_experts))
-    assigned = jnp.maximum(jnp.sum(load.counts.astype(jnp.float32)), 1.0)
+    assigned = jnp.maximum(jnp.sum(load.assigned.astype(jnp.float32)), 1.0)
     return RoutingMetrics(
         max_violations=max_violation(load.counts),
         dead_experts=dead_experts(load.counts),

@@ -139,13 +139,19 @@ def build_train_step(
 def build_objective(model: ModelConfig, execution: Execution) -> Objective:
     """What is differentiated. Where documents are named, padding (document 0) is not predicted and moves no balance of experts.
 
-    Where targets are named, no other token is predicted. Which ones are is decided with the rows (`trainer.data.rows`).
+    Where targets are named, no other token is predicted. Which ones are is decided with the rows (`trainer.data.rows`). A part of a batch
+    may have few of them and as many rows as another one: so its balance of experts counts by its tokens, not by its targets.
 
     A model that does not attend within documents attends as if its row were one; padding comes last, so nothing sees it.
     """
 
     def objective(
-        params: Params, tokens: Int[Array, "b t"], segment_ids: SegmentIds, z_loss: float | Array, targets: Targets | None = None
+        params: Params,
+        tokens: Int[Array, "b t"],
+        segment_ids: SegmentIds,
+        z_loss: float | Array,
+        targets: Targets | None = None,
+        targets_a_token: Scalar | None = None,
     ) -> tuple[Scalar, LossSums]:
         params = constrain_params(params, model)
         seen = segment_ids if model.attend_within_documents else None
@@ -158,7 +164,9 @@ def build_objective(model: ModelConfig, execution: Execution) -> Objective:
         loss, sums = objective_sums(hidden, head, tokens, z_loss, chunk_tokens=chunk, targets_weight=weight)
         if routing is None or model.experts is None:
             return loss, sums
-        loss = loss + model.experts.sequence_loss * mean_sequence_loss(routing) * sums.tokens
+        a_token = targets_a_token
+        balance = mean_sequence_loss(routing) * sums.tokens if a_token is None else jnp.sum(routing.sequence_loss) * a_token
+        loss = loss + model.experts.sequence_loss * balance
         return loss, sums._replace(routing=jax.lax.stop_gradient(routing))
 
     return objective

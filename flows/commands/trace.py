@@ -172,6 +172,9 @@ def _remarks(traced: Traced, found: Sequence[Trained]) -> list[str]:
                 f"{one.phase.name} rolled back, and passed over {name_some(list(map(str, windows)), 5)} with their data: nothing of them "
                 "was trained, and nothing of them is listed."
             )
+    listed = {one.phase for one in found}
+    if answers := [one.phase.name for one in traced.phases if one.phase.loss_on == "answers" and one.phase.name in listed]:
+        remarks.append(f"Of {', '.join(answers)} the answers alone are predicted: all else that is listed is read, and not predicted.")
     if found and any(traced.text_of(component) is None for component in {one.component for one in found}):
         remarks.append("No text is shown: the tokenizer of these caches is not in this home.")
     return remarks

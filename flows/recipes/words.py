@@ -11,6 +11,7 @@ from flows.recipes.rates import constant, cooldown, cosine, inverse, linear, wsd
 from flows.recipes.recipe import Recipe, Tokenizer
 from flows.recipes.shapes import afmoe, llama, qwen
 from tasks.data.conversations.declared import AnswerColumn, Conversation
+from tasks.data.length_bias import LengthBias
 from tasks.data.pin import Pin
 from tasks.data.source import FieldFilter, Filter, Source, TextFilter
 from tasks.evaluation.measured import MADE_BENCHMARKS
@@ -44,8 +45,9 @@ __all__ = [
     "AcceptedWarning", "AdamC", "AdamW", "AnswerColumn", "CheckpointPolicy", "Conversation", "DataLimits", "DataOrder",
     "EvaluationSettings", "Experts", "FieldFilter",
     "Filter", "FromScratch", "GateLimits", "Gates", "GraftFrom", "HandOff", "HealthLimits", "Instrumentation", "LeakageLimits",
-    "LearningRateSegment", "Llama3RopeScaling", "MixtureShares", "ModelConfig", "Muon", "NAdamW", "Optimizer", "OrderLimits", "Phase",
-    "Pin", "Recipe", "RollingLimit", "Rope", "SignBalancing", "Smebu", "Source", "Stability", "Steps", "TextFilter", "Tokenizer", "adamc",
+    "LearningRateSegment", "LengthBias", "Llama3RopeScaling", "MixtureShares", "ModelConfig", "Muon", "NAdamW", "Optimizer",
+    "OrderLimits", "Phase", "Pin", "Recipe", "RollingLimit", "Rope", "SignBalancing", "Smebu", "Source", "Stability", "Steps",
+    "TextFilter", "Tokenizer", "adamc",
     "adamw", "afmoe", "always", "checkpoints", "constant", "continued", "cooldown", "cosine", "evaluated", "from_scratch", "gates",
     "inverse", "linear", "llama", "muon", "nadamw", "order", "qwen", "stability", "text", "wsd", "wsd_s",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from flows.recipes import load_record, split_target
 from flows.recipes.catalogue import CATALOGUE
 from flows.recipes.recipe import Recipe, Scale, scale_in_words
 from flows.show.page import print_values
+from flows.show.words import bias_in_words
 from trainer.base.errors import ConfigError
 from trainer.base.wording import in_words
 
@@ -34,6 +35,7 @@ def describe_component(target: str, scale: Scale, name: str) -> dict[str, Any]:
         "own_source": own is not None,
         "is_public": bool(source) or entry is None,
         "stand_in": entry.stand_in.model_dump(mode="json") if entry and entry.stand_in else None,
+        "length_bias": bias.model_dump(mode="json") if (bias := recipe.length_bias.get(name)) else None,
         "phases": _shares(recipe, name),
     }
 
@@ -54,6 +56,8 @@ def print_component(description: dict[str, Any]) -> None:
     if description["stand_in"] and not description["own_source"]:
         stand_in = {name.replace("_", " "): in_words(value) for name, value in description["stand_in"].items()}
         print_values(console, "its stand-in at proxy scale", stand_in)
+    if description["length_bias"]:
+        print_values(console, "its documents by their length", {"are trained on": bias_in_words(description["length_bias"])})
     phases = {
         phase["name"]: ", ".join(f"{share:.2f} % from {step:,}" for step, share in phase["shares"]) for phase in description["phases"]
     }

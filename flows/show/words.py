@@ -1,5 +1,6 @@
 """Settings of a phase as a person reads them. How a single value is written is in `trainer/base/wording.py`."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from trainer.base.wording import in_words
@@ -71,7 +72,7 @@ def rows_in_words(packing: str, loss_on: str) -> str:
     return f"packing {packing}, loss on {loss_in_words(loss_on)}"
 
 
-def bias_in_words(bias: dict[str, Any]) -> str:
+def bias_in_words(bias: Mapping[str, Any]) -> str:
     """How the documents of a component are taken by their length."""
     seed = f", seed {bias['seed']}" if bias["seed"] else ""
     return (

@@ -198,6 +198,9 @@ def _check_readable(missing: Sequence[ComponentPlan], records: Mapping[str, list
             if tally.reasons:
                 counts = ", ".join(f"{reason}: {count}" for reason, count in tally.reasons.items())
                 say(f"{component.name}: within its limit, these could not be used: {counts}. Samples are in {quarantine}")
+            if component.source.conversation and tally.left_out:
+                counts = ", ".join(f"{count:,} for {reason}" for reason, count in sorted(tally.left_out.items()))
+                say(f"{component.name}: conversations that were left out: {counts}")
     if refusals:
         raise DataError("; ".join(refusals))
 

@@ -78,11 +78,21 @@ def fetch_tokenizer(name: str, path: Path) -> None:
 
 
 def load_tokenizer(path: Path) -> "Tokenizer":
-    """The tokenizer of a file; one thread, because its callers already run side by side."""
+    """The tokenizer of a file; one thread, because its callers already run side by side.
+
+    Whether it cuts or fills up what it encodes, which a file may say, is not taken from there: a document is encoded whole, and alone.
+
+    Raises:
+        DataError: it leaves out merges by chance (BPE dropout): the same text would be other tokens each time.
+    """
     from tokenizers import Tokenizer
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    if dropout := getattr(tokenizer.model, "dropout", None):
+        raise DataError(f"the tokenizer {path} must give a text the same tokens each time, found a dropout of {dropout:g}: set it to null.")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     tokenizer.encode_special_tokens = True  # a document that spells a special token must not become one
     return tokenizer
 

@@ -42,7 +42,8 @@ def measure_baselines(plan: DataPlan, home: Home, held_out_tokens: int | None) -
         tokenizer = load_tokenizer(plan.tokenizer)
         folders = {component.name: component.held_out.folder for component in components}
         held_out = read_held_out_tokens(folders, tokenizer, max_tokens=held_out_tokens)
-        texts = {name: tokenizer.decode_batch([tokens.tolist() for tokens in found.documents]) for name, found in held_out.items()}
+        tokens = {name: [document.tolist() for document in found.documents] for name, found in held_out.items()}
+        texts = {name: tokenizer.decode_batch(ids, skip_special_tokens=False) for name, ids in tokens.items()}
         training = (text for component in components for text in split_texts(component.documents.folder, "train"))
         measured = ngram_bits_per_byte(training, texts, ORDERS)
         write_json(path, {f"byte {order}-gram": measured[order].macro for order in ORDERS})

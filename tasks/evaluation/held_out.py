@@ -93,13 +93,15 @@ def _read(component: str, folder: Path) -> HeldOutTokens:
     if not cache.manifest.text_bytes:
         raise DataError(f"{component} must have held-out text, found 0 bytes in {folder}. Give it more source files.")
     special = special_tokens_of(cache.manifest)
-    documents = [document.tokens[~np.isin(document.tokens, special)].astype(np.int32) for document in cache.documents()]
+    documents = [document.tokens[1:-1].astype(np.int32) for document in cache.documents()]  # a chat template may write the end token, too
     return HeldOutTokens(documents, cache.manifest.text_bytes, special)
 
 
 def _first(held: HeldOutTokens, tokenizer: Tokenizer, max_tokens: int) -> HeldOutTokens:
-    """The first documents, up to and with the one that reaches `max_tokens`."""
+    """The first documents, up to and with the one that reaches `max_tokens`. Their bytes are counted as the manifest counts those of all:
+    with the special tokens that a chat template wrote, which are predicted, too.
+    """
     ends = np.cumsum([len(document) for document in held.documents])
     documents = held.documents[: int(np.searchsorted(ends, max_tokens)) + 1]
-    texts = tokenizer.decode_batch([document.tolist() for document in documents])
+    texts = tokenizer.decode_batch([document.tolist() for document in documents], skip_special_tokens=False)
     return HeldOutTokens(documents, sum(len(text.encode()) for text in texts), held.special)

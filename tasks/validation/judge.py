@@ -14,8 +14,10 @@ from trainer.base.errors import DataError
 from trainer.base.run_folder import RunFolder
 from trainer.base.storage import as_path, digest_of_file
 from trainer.config import RunConfig
-from trainer.data.manifest import Manifest, read_manifest
+from trainer.data.cache import TokenCache
+from trainer.data.manifest import read_manifest
 from trainer.data.mixture import MixtureSchedule
+from trainer.data.rows import DrawnRows, RowsOfTokens
 from trainer.metrics import read_metrics
 from validations.accepted import AcceptedWarning
 from validations.approvable import NOBODY, AsksPeople
@@ -39,7 +41,7 @@ def judge_phase_data(
     home: Home,
     *,
     hand_off: pd.DataFrame,
-    tokens_before: Mapping[str, int] = MappingProxyType({}),
+    rows_before: Mapping[str, Sequence[DrawnRows]] = MappingProxyType({}),
     decided_by: Mapping[str, str] = MappingProxyType({}),
     accepts: Sequence[AcceptedWarning] = (),
     asks_people: AsksPeople = NOBODY,
@@ -48,7 +50,7 @@ def judge_phase_data(
 
     Args:
         hand_off: what the phase declares to change against what it changes.
-        tokens_before: component → tokens that the lineage drew from it before the order of the phase began.
+        rows_before: component → rows that the lineage drew from it before the order of the phase began.
         decided_by: what the verdict rests on beside the caches, name → digest.
         accepts: the warnings that the recipe accepts in this phase; none are, unless it says so.
         asks_people: what the recipe puts to people in this phase; nothing, unless it says so.
@@ -70,7 +72,7 @@ def judge_phase_data(
     evidence = DataEvidence(
         caches=cache_evidence(caches),
         differences=differences_evidence({name: [one.as_json() for one in found] for name, found in differences.items()}, caches),
-        mixture=_mixture(run, rows, manifests, tokens_before),
+        mixture=_mixture(run, rows, {name: epochs_of(drawn, caches[name]) for name, drawn in rows_before.items() if name in caches}),
         order=order,
         shifts=shifts,
         leakage=leakage_evidence(scans.scans, scans.items, limits.leakage, scan_keys=scans.keys, expected_scan_keys=expected),
@@ -105,13 +107,22 @@ def judge_phase_health(
     return verdict
 
 
-def _mixture(run: RunConfig, rows: Mapping[str, int], manifests: Mapping[str, Manifest], tokens_before: Mapping[str, int]) -> pd.DataFrame:
+def epochs_of(drawn: Iterable[DrawnRows], folder: Path) -> float:
+    """How often a cache was seen that these rows were drawn from. Packed rows have padding, and leave out what is cut: rows are counted."""
+    cache = TokenCache.open(folder)
+    epochs = 0.0
+    for one in drawn:
+        rows = cache.manifest.tokens / one.seq_len
+        if one.packing != "chunk":
+            rows = RowsOfTokens(cache, one.packing, one.seq_len).num_rows
+        epochs += one.sequences / rows if rows else 0.0
+    return epochs
+
+
+def _mixture(run: RunConfig, rows: Mapping[str, int], epochs_before: Mapping[str, float]) -> pd.DataFrame:
     schedule = MixtureSchedule(batch=run.batch, mixture=run.mixture, order=run.order)
-    before = {
-        name: tokens / manifests[name].tokens for name, tokens in tokens_before.items() if name in manifests and manifests[name].tokens
-    }
     return mixture_evidence(
-        schedule, start_step=run.start_step, stop_step=run.stop_step, rows=rows, seq_len=run.model.seq_len, epochs_before=before
+        schedule, start_step=run.start_step, stop_step=run.stop_step, rows=rows, seq_len=run.model.seq_len, epochs_before=epochs_before
     )
 
 

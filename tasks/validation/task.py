@@ -17,6 +17,7 @@ from tasks.validation.judge import judge_phase_data, judge_phase_health
 from trainer.base.decision import read_decisions, ruling_of
 from trainer.base.storage import as_path
 from trainer.config import RunConfig
+from trainer.data.rows import DrawnRows
 from validations.accepted import AcceptedWarning
 from validations.approvable import AsksPeople
 from validations.data_docs import build_data_docs
@@ -37,7 +38,7 @@ def data_gate(
     home: Home,
     *,
     hand_off: pd.DataFrame,
-    tokens_before: Mapping[str, int],
+    rows_before: Mapping[str, Sequence[DrawnRows]],
     decided_by: Mapping[str, str],
     accepts: Accepts,
     asks_people: AsksPeople,
@@ -49,7 +50,7 @@ def data_gate(
         limits,
         home,
         hand_off=hand_off,
-        tokens_before=tokens_before,
+        rows_before=rows_before,
         decided_by=decided_by,
         accepts=accepts,
         asks_people=asks_people,

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -11,9 +12,11 @@ from flows.needs import budgets_of, check_enough, needed_tokens
 from flows.options import max_tokens_option, set_option
 from flows.recipes import load_recipe
 from flows.recipes.assignments import settings_in_force
-from flows.recipes.recipe import Recipe
+from flows.recipes.recipe import Recipe, Tokenizer
+from flows.recipes.words import from_scratch, llama, wsd
 from tasks.data.budget import MARGIN, Budget
 from tasks.data.plan import DataPlan
+from tests.trainer.token_caches import BEGIN, END, write_token_cache
 from trainer.base.errors import DataError
 from trainer.data.manifest import FORMAT_VERSION, Manifest, write_manifest
 
@@ -101,3 +104,21 @@ def test_too_little_is_refused_by_name_before_training(tmp_path: Path):
 
 def test_a_component_that_is_read_whole_may_be_repeated(tmp_path: Path):
     check_enough(SMALL, plan(tmp_path, 1, budget=False), [KESTREL])
+
+
+@pytest.mark.parametrize(("documents", "enough"), [(32, True), (31, False)])
+def test_of_packed_rows_the_rows_are_counted(tmp_path: Path, documents: int, enough: bool):
+    """A document a row: 32 are drawn, which have fewer tokens than full rows would."""
+    model = llama(num_layers=2, d_model=64, seq_len=128)
+    rates = wsd(stop_step=4, warmup=1, decay=0, peak=1e-3)
+    phase = from_scratch(name="sft", stop_step=4, model=model, learning_rate=rates, batch=8, mixture={"web": 100}, packing="pad")
+    recipe = Recipe(name="mine", tokenizer=Tokenizer(vocab_size=2048), phases=(phase,), max_tokens=1000)
+    folder = write_token_cache(tmp_path / "web", [[np.array([BEGIN, 5, END], np.uint16)] * documents])
+    component = plan(tmp_path / "other", 1).components["dclm_baseline"]
+    component.train.folder = folder  # pyright: ignore[reportAttributeAccessIssue]  # made of plain names
+    found = cast(DataPlan, SimpleNamespace(components={"web": component}))
+    if enough:
+        check_enough(recipe, found, [phase])
+        return
+    with pytest.raises(DataError, match=r"web has 31 rows of sft to train on, from 2 of 9 files, .* and 32 are drawn"):
+        check_enough(recipe, found, [phase])

@@ -138,6 +138,15 @@ def test_padding_moves_no_balance(run: RunConfig):
     np.testing.assert_allclose(loads[0].sum(axis=-1), 1, rtol=1e-6)
 
 
+def test_padding_that_overflows_is_a_share_of_what_was_computed(run: RunConfig):
+    """Almost all is padding, which is all alike and has the same experts: of what counts alone it would be more than everything."""
+    documents = ONE.copy()
+    documents[:, 2:] = 0
+    _, measured = build_train_step(run.model, run.optimizer)(init_state(run), np.where(documents, ROWS, 9), documents, scheduled_at(run, 1))
+    assert measured.routing is not None
+    assert 0.1 < float(measured.routing.overflowed) <= 1
+
+
 def test_the_sequence_loss_is_added_with_its_weight(sparse: ModelConfig, run: RunConfig):
     """The objective grows by weight · Σ over layers of the mean row's loss · predicted tokens; its measure has no weight."""
     params = init_state(run).params
@@ -181,7 +190,7 @@ def test_biases_of_a_stack_are_those_of_its_layers(model: ModelConfig):
     nothing = jnp.zeros(len(layers), jnp.int32)
     for moved in layers:
         counts = jnp.asarray([[8, 0, 0, 0] if layer == moved else [2, 2, 2, 2] for layer in layers], jnp.int32)
-        routing = Routing(Load(counts, nothing.astype(jnp.float32), nothing, nothing), nothing.astype(jnp.float32))
+        routing = Routing(Load(counts, nothing.astype(jnp.float32), nothing, nothing, nothing), nothing.astype(jnp.float32))
         after, momentum = move_biases(params, None, routing, pattern)
         assert momentum is None
         for stack in stacks(pattern):

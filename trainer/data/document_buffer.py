@@ -120,19 +120,23 @@ class DocumentBuffer:
     def pieces_of(self, first: Int[np.ndarray, " n"], stop: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, " p"], Pieces]:
         """The pieces that have tokens of these ranges `[first, stop)` of the cache, and the number of the range of each.
 
-        The whole pass is played for it. No two ranges may overlap, and each is within one document.
+        The whole pass is played for it. A piece may have tokens of several ranges, and is then there for each; ranges may overlap.
         """
         order = np.argsort(first, kind="stable")
         order = order[np.asarray(stop)[order] > np.asarray(first)[order]]
         firsts, stops = np.asarray(first)[order], np.asarray(stop)[order]
+        reached = np.maximum.accumulate(stops)
         which, found = [np.empty(0, np.int64)], [Pieces(*np.empty((4, 0), np.int64))]
         for number in range(-(-self.num_rows // WINDOW_ROWS) if len(firsts) else 0):
             with self._lock:
                 pieces = self._window(number)
-            last_before = np.searchsorted(firsts, pieces.first + pieces.length, "left") - 1
-            chosen = np.flatnonzero((last_before >= 0) & (stops[last_before] > pieces.first))
-            which.append(order[last_before[chosen]])
-            found.append(Pieces(*(column[chosen] for column in pieces)))
+            begin = np.searchsorted(reached, pieces.first, "right")
+            counts = np.maximum(np.searchsorted(firsts, pieces.first + pieces.length, "left") - begin, 0)
+            piece = np.repeat(np.arange(len(counts)), counts)
+            touching = np.repeat(begin - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+            chosen = stops[touching] > pieces.first[piece]
+            which.append(order[touching[chosen]])
+            found.append(Pieces(*(column[piece[chosen]] for column in pieces)))
         return np.concatenate(which), Pieces(*np.concatenate(found, axis=1))
 
     def _window(self, number: int) -> Pieces:

@@ -37,6 +37,19 @@ PLAIN = RowRule()
 """Full rows, every token."""
 
 
+class DrawnRows(NamedTuple):
+    """Rows of one kind that were drawn of a component: how many, of how many tokens, and how documents became them."""
+
+    sequences: int
+    seq_len: int
+    packing: PackingKind = "chunk"
+
+    @property
+    def places(self) -> int:
+        """Tokens that they have room for. Where documents are cut into full rows, each holds one."""
+        return self.sequences * self.seq_len
+
+
 class RowsOfTokens:
     """Where the rows of a cache lie. Rows of `chunk` are not listed; of packed ones the documents' lengths are read once, digests checked.
 

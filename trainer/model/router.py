@@ -40,13 +40,15 @@ class Load(NamedTuple):
         entropy: Σ over tokens of the entropy, in nats, of the token's scores divided by their sum. At most tokens · log(num_experts).
         tokens: how many there were.
         overflowed: assignments beyond 1.25 times the mean load of an expert, in the parts of the batch that were computed at once. None of
-            them was dropped.
+            them was dropped. Padding is computed, too, and counts here.
+        assigned: all assignments, those of padding among them.
     """
 
     counts: Int[Array, " x"]
     entropy: Float[Array, ""]
     tokens: Int[Array, ""]
     overflowed: Int[Array, ""]
+    assigned: Int[Array, ""]
 
 
 def route(x: Float[Array, "*n d"], weight: Float[Array, "d x"], bias: Float[Array, " x"], experts: Experts) -> Routed:
@@ -80,9 +82,8 @@ def measure_load(routed: Routed, overflowed: Int[Array, ""], counted: Bool[Array
     picked = _one_hot(routed.chosen, num_experts) & counted[..., None, None]
     shares = score_shares(routed)
     entropy = -jnp.sum(jnp.where(counted[..., None], jax.scipy.special.xlogy(shares, shares), jnp.float32(0)))
-    return Load(
-        jnp.sum(picked, axis=tuple(range(picked.ndim - 1)), dtype=jnp.int32), entropy, jnp.sum(counted, dtype=jnp.int32), overflowed
-    )
+    counts = jnp.sum(picked, axis=tuple(range(picked.ndim - 1)), dtype=jnp.int32)
+    return Load(counts, entropy, jnp.sum(counted, dtype=jnp.int32), overflowed, jnp.asarray(routed.chosen.size, jnp.int32))
 
 
 def sequence_loss(routed: Routed, rows: int, counted: Bool[Array, "*n"] | None = None) -> Float[Array, ""]:

@@ -9,6 +9,8 @@ from tasks.data.formats.fields import NOT_AN_OBJECT, reach
 from tasks.data.formats.findings import Reason
 
 NotWanted = Literal["empty content", "no answer", "no messages"]
+CALLS = ("tool_calls", "function_call")
+"""Fields of a message in which it says something beside its content: text without them would be another conversation."""
 
 
 class Message(TypedDict):
@@ -35,8 +37,8 @@ def messages_of(record: Mapping[str, object], how: Conversation) -> list[Message
     """The messages in order: the system text of its column, the list or the question, the answer of its column.
 
     Raises:
-        NoConversation: a column is missing or holds something else, a role is unknown, a message is empty, there are two system texts, or
-            there is no answer.
+        NoConversation: a column is missing or holds something else, a role is unknown, a message is empty or calls a tool, there are two
+            system texts, or there is no answer.
     """
     found = [*_system(record, how), *_said(record, how), *_answered(record, how)]
     if sum(message["role"] == "system" for message in found) > 1:
@@ -79,6 +81,8 @@ def _said(record: Mapping[str, object], how: Conversation) -> Iterator[Message]:
             raise NoConversation("wrong type")
         if role not in how.roles:
             raise NoConversation("unknown role")
+        if any(message.get(name) for name in CALLS):
+            raise NoConversation("call of a tool")
         yield Message(role=how.roles[role], content=content or "")
 
 

@@ -1,5 +1,7 @@
 """Where a chat template runs: Jinja in a sandbox, with what `transformers` gives a template, and a bound on the work.
 
+What it writes depends on the conversation alone: there is no date, no chance, and no place in memory.
+
 A template comes from anywhere. So it reaches no attribute with an underscore and changes nothing that it is given (Jinja's immutable
 sandbox), and its loops, calls and products are counted. What a filter such as `center` may write at once is not.
 """
@@ -12,7 +14,7 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.runtime import Context, Macro
+from jinja2.runtime import Context, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_STEPS = 1_000_000
@@ -67,14 +69,23 @@ class Generation(Extension):
         return text
 
 
+class Nothing(Undefined):
+    """What a template names and nobody gives it: it may be asked for, and not be written. So a misspelt name is no empty text."""
+
+    __slots__ = ()
+    __str__ = Undefined._fail_with_undefined_error  # pyright: ignore[reportPrivateUsage]  # as Jinja's own StrictUndefined does
+
+
 class Sandbox(ImmutableSandboxedEnvironment):
     """Jinja's, with blocks trimmed as `transformers` has them."""
 
     intercepted_binops = frozenset({"*", "**"})
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])
+        extensions = (Generation, "jinja2.ext.loopcontrols")
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_written, undefined=Nothing)
         self.filters["tojson"] = _to_json
+        del self.filters["random"], self.globals["lipsum"]
         self.globals.update({"raise_exception": _refuse})  # pyright: ignore[reportArgumentType, reportCallIssue]  # typed by Jinja's own
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805  # a template may name an argument self
@@ -121,6 +132,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
 def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
     """JSON without the escapes of HTML that Jinja's own has."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _written(value: Any) -> Any:
+    """What is written of a value: of `message.content.strip` without its brackets it would be where it lies in memory."""
+    if callable(value) and not isinstance(value, Undefined):
+        raise SecurityError(f"it writes the {type(value).__name__} {getattr(value, '__name__', '')!r} itself: put () behind its name")
+    return value
 
 
 def _refuse(message: str) -> None:

@@ -90,9 +90,17 @@ def ids_of_tokens(tokenizer: "Tokenizer", chat: ChatTemplate, place: Path | str 
         place: the tokenizer's file, for the message.
 
     Raises:
-        DataError: the tokenizer lacks one, or the template writes a special token of the tokenizer that it does not name.
+        DataError: the tokenizer lacks one or has one that takes the space beside it, or the template writes a special token of the
+            tokenizer that it does not name.
     """
-    added = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
+    tokens = tokenizer.get_added_tokens_decoder()
+    added = {token.content: number for number, token in tokens.items()}
+    used = {*chat.special_tokens, END_OF_TEXT}
+    if taking := sorted(token.content for token in tokens.values() if token.content in used and (token.lstrip or token.rstrip)):
+        raise DataError(
+            f"the tokenizer {place} must leave the text beside {', '.join(taking)} as it is, and takes the space there (lstrip, rstrip): "
+            f"what is trained on would not be what the chat template {chat.name} gives it later. Set both to false in its tokenizer.json."
+        )
     if missing := [token for token in chat.special_tokens if token not in added]:
         raise DataError(
             f"the tokenizer {place} must have {', '.join(missing)} as special tokens, one token each: the chat template {chat.name} writes "

@@ -16,6 +16,7 @@ Reason = Literal[
     "too long",
     "unknown role",
     "two system texts",
+    "call of a tool",
     "special token in a message",
     "refused by the chat template",
     "expands too much",

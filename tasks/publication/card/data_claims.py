@@ -40,7 +40,7 @@ def data_claims(
         check_shards(files, f"data.{name}", where, manifest)
         _check_sources(files, name, manifest, source_folders)
         claims[name] = {
-            "manifest": manifest.model_dump(mode="json"),
+            "manifest": manifest.as_written(),
             "manifest_digest": manifest.digest,
             "content": manifest.content,
             "where": where,

@@ -59,13 +59,20 @@ def _head(claims: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         f"A decoder with {model['num_layers']} layers and d_model {model['d_model']}, trained at {claims['scale']} scale from step "
-        f"{settings['start_step']:,} to step {settings['stop_step']:,} on {training['tokens']:,} tokens. Its last checkpoint is of "
+        f"{settings['start_step']:,} to step {settings['stop_step']:,} on {training['tokens']:,} tokens{_counted(training)}. Its last "
+        "checkpoint is of "
         f"{training['finished']}; the loss was {training['final_loss']:.4f} nats a token over the last 10 updates."
     )
     yield ""
     yield f"Weights `{training['params_digest'][:SHOWN_DIGITS]}`, run `{training['run_digest'][:SHOWN_DIGITS]}`, seed {settings['seed']}."
     licence = claims.get("said", {}).get("licence")
     yield f"Licence, as its author says: {licence}." if licence else "No licence is stated."
+
+
+def _counted(training: Mapping[str, Any]) -> str:
+    """How many of its tokens were predicted, where not all were."""
+    counted = training.get("counted_tokens")
+    return "" if counted is None else f", padding included, of which {counted:,} were predicted"
 
 
 def _lineage(claims: Mapping[str, Any]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from trainer.base.run_folder import CHECKPOINTS_NAME, METRICS_NAME, RESULT_NAME,
 from trainer.config import RunConfig, sequences_between
 from trainer.config.added import without_added
 from trainer.metrics import read_metrics
+from trainer.passed_over import passed_over_in
 
 FINAL_LOSS_UPDATES = 10
 """As the trainer takes the mean for its result."""
@@ -40,13 +41,18 @@ def read_trained(files: HomeFiles, run_name: str, phase: str, field: str) -> Tra
 
 
 def training_claims(files: HomeFiles, trained: Trained) -> dict[str, Any]:
-    """Settings and result. `run_digest` is the digest of `settings`: it can be worked out from the card alone."""
+    """Settings and result. `run_digest` is the digest of `settings`: it can be worked out from the card alone. `tokens` are places of rows,
+    and `counted_tokens`, where not all of them are predicted, those that are.
+    """
     run, result, folder, _ = trained
     if result.get("run_digest") not in (run.digest, run.digest_with_places):
         files.problem("training.run_digest", f"result.json says {str(result.get('run_digest'))[:16]}, run.json has {run.digest[:16]}")
-    tokens = run.model.seq_len * sequences_between(run.batch, run.start_step, run.stop_step)
-    files.agree("training.tokens", "its settings give", result.get("tokens"), tokens)
-    losses = [row["loss"] for row in read_metrics(RunFolder(files.place(folder)).metrics)][-FINAL_LOSS_UPDATES:]
+    sequences = sequences_between(run.batch, run.start_step, run.stop_step) - passed_over_in(result).sequences(run)
+    files.agree("training.tokens", "its settings give", result.get("tokens"), run.model.seq_len * sequences)
+    rows = read_metrics(RunFolder(files.place(folder)).metrics)
+    counted = [row["counted_tokens"] for row in rows if "counted_tokens" in row]
+    files.agree("training.counted_tokens", "its metrics give", result.get("counted_tokens"), round(sum(counted)) if counted else None)
+    losses = [row["loss"] for row in rows][-FINAL_LOSS_UPDATES:]
     files.agree("training.final_loss", "its metrics give", result.get("final_loss"), sum(losses) / len(losses) if losses else None)
     stamps = files.json("training.finished", f"{trained.checkpoint}/{STAMPS}") or {}
     return {
@@ -54,6 +60,7 @@ def training_claims(files: HomeFiles, trained: Trained) -> dict[str, Any]:
         "run_digest": run.digest,
         "params_digest": result.get("params_digest"),
         "tokens": result.get("tokens"),
+        **({"counted_tokens": result["counted_tokens"]} if "counted_tokens" in result else {}),
         "final_loss": result.get("final_loss"),
         "finished": _moment(stamps.get("commit_timestamp_nsecs")),
         "rests_on": files.ground(

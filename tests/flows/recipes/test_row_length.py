@@ -14,6 +14,7 @@ from flows.recipes.words import from_scratch, llama, order, wsd
 from tasks.data.length_bias import LengthBias
 from trainer.config import always
 from trainer.data.mixture import MixtureSchedule
+from trainer.data.rows import DrawnRows
 from validations.evidence.mixture import mixture_evidence
 
 MODEL = llama(num_layers=2, d_model=64, seq_len=128, sliding_window=32)
@@ -113,7 +114,7 @@ def test_what_was_drawn_before_the_order_began_is_counted_in_tokens_of_then():
     made = recipe(middle, last)
     assert drawn_earlier(made, made.phase("first")) == {}
     for name in ("longer", "last"):
-        assert drawn_earlier(made, made.phase(name)) == {"web": FIRST.tokens}
+        assert drawn_earlier(made, made.phase(name)) == {"web": (DrawnRows(FIRST.tokens // 128, 128),)}
 
 
 def test_epochs_count_what_was_drawn_before_the_order_began():

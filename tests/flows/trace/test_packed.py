@@ -65,6 +65,17 @@ def test_backward_finds_every_row_and_nothing_else(packed: World, forward: Count
     assert cut, "a document is longer than a row"
 
 
+def test_it_says_where_the_answers_alone_are_predicted(packed: World, tmp_path: Path):
+    raw = json.loads(packed.recipe.read_text())
+    raw["phases"][2] |= {"loss_on": "answers"}
+    raw["phases"][2]["start"]["declares"].append("loss_on")
+    path = tmp_path / packed.recipe.name
+    path.write_text(json.dumps(raw))
+    said = "Of third the answers alone are predicted: all else that is listed is read, and not predicted."
+    assert said in World(path, packed.home).ask("/third", step=53, row=0)["remarks"]
+    assert said not in packed.ask("/third", step=53, row=0)["remarks"]
+
+
 def test_the_utilisation_is_that_of_what_is_drawn(packed: World, forward: Counter[Piece]):
     """The mean over the rows of each component, as often as the phase draws from it."""
     recipe = at_scale(Recipe.model_validate_json(Path(packed.recipe).read_text()), "proxy", str(packed.recipe))

@@ -1,5 +1,6 @@
 """The byte-level tokenizer: the same for the same training split, and every text comes back."""
 
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,6 +54,26 @@ def test_it_has_the_size_that_was_asked_for(trained: Tokenizer, tmp_path: Path):
 
 def test_begin_and_end_are_the_first_two(trained: Tokenizer):
     assert (trained.token_to_id(BEGIN_OF_TEXT), trained.token_to_id(END_OF_TEXT)) == (0, 1)
+
+
+def test_what_a_file_says_of_cutting_and_filling_up_is_not_taken_from_it(trained: Tokenizer, tmp_path: Path):
+    """A tokenizer of the hub may be saved so: then documents would end early, and their tokens depend on those beside them."""
+    texts = ["a river", "a river runs past the lighthouse"]
+    other = Tokenizer.from_str(trained.to_str())
+    other.enable_truncation(2)
+    other.enable_padding(length=40)
+    (tmp_path / "tokenizer.json").write_text(other.to_str())
+    read = load_tokenizer(tmp_path / "tokenizer.json")
+    assert [one.ids for one in read.encode_batch(texts)] == [one.ids for one in trained.encode_batch(texts)]
+    assert {len(one.ids) for one in other.encode_batch(texts)} == {40}
+
+
+def test_a_tokenizer_with_chance_in_it_is_refused(trained: Tokenizer, tmp_path: Path):
+    written = json.loads(trained.to_str())
+    written["model"]["dropout"] = 0.5
+    (tmp_path / "tokenizer.json").write_text(json.dumps(written))
+    with pytest.raises(DataError, match=r"must give a text the same tokens each time, found a dropout of 0\.5"):
+        load_tokenizer(tmp_path / "tokenizer.json")
 
 
 def test_words_of_the_training_split_are_short(trained: Tokenizer):

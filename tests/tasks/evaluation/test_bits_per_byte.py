@@ -7,6 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tasks.data.special_tokens import SpecialTokens
+from tasks.data.tokenizer import load_tokenizer
 from tasks.evaluation import held_out as held_out_module
 from tasks.evaluation.bits_per_byte import bits_per_byte
 from tasks.evaluation.held_out import (
@@ -16,8 +17,10 @@ from tasks.evaluation.held_out import (
     read_held_out_texts,
     read_held_out_tokens,
 )
+from tests.tasks.data.conversations.worlds import layout, made_conversations, write_caches, write_source
 from trainer.base.errors import DataError
 from trainer.config import ModelConfig
+from trainer.data.manifest import read_manifest
 from trainer.model.params import Params
 
 HeldOut = Mapping[str, Sequence[HeldOutDocument]]
@@ -84,6 +87,18 @@ def test_less_text_means_whole_documents_and_their_own_bytes(
         less = read_held_out_tokens(caches, tokenizer, max_tokens=max_tokens)["law"]
         assert len(less.documents) == count
         assert less.text_bytes == sum(len(document.text.encode()) for document in held_out_texts["law"][:count])
+
+
+def test_of_conversations_the_tokens_that_the_template_writes_count_in_part_as_in_whole(tmp_path: Path) -> None:
+    """All special tokens, the one that ends documents among them, are predicted: so they are in the bytes that are divided by."""
+    template = "{% for m in messages %}<|turn|>{{ m.content }}{{ eos_token }}{% endfor %}"
+    write_caches(write_source(tmp_path / "source", layout("messages", template), made_conversations(60)), tmp_path)
+    tokenizer = load_tokenizer(tmp_path / "tokenizer" / "tokenizer.json")
+    manifest = read_manifest(tmp_path / "held_out")
+    for max_tokens in (None, 10**9):
+        found = read_held_out_tokens({"talk": tmp_path / "held_out"}, tokenizer, max_tokens=max_tokens)["talk"]
+        assert found.text_bytes == manifest.text_bytes
+        assert sum(map(len, found.documents)) == manifest.tokens - 2 * manifest.documents
 
 
 def test_caches_that_cannot_be_measured_are_refused(

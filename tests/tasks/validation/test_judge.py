@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -19,10 +20,12 @@ from tasks.data.plan import DataPlan
 from tasks.evaluation.suites.folder import BENCHMARKS_VARIABLE
 from tasks.validation import judge, scan_caches
 from tasks.validation.scan_caches import test_items as items_of
+from tests.trainer.token_caches import BEGIN, END, write_token_cache
 from trainer.base.errors import ConfigError, DataError, VerdictError
 from trainer.base.storage import digest_of_bytes
 from trainer.config import RunConfig
 from trainer.data.manifest import SourceFile, read_manifest
+from trainer.data.rows import DrawnRows
 from trainer.process.permission import check_permission
 from validations.evidence.hand_off import hand_off_evidence
 from validations.limits import DataLimits, LeakageLimits, OrderLimits
@@ -258,3 +261,12 @@ def test_a_branch_that_is_planned_beside_a_phase_changes_nothing_that_is_looked_
     alone = replace(with_branch, components={name: with_branch.components[name] for name in ("code", "law")})
     assert scan_caches.items_key(with_branch, ["code"]) == scan_caches.items_key(alone, ["law"])
     assert scan_caches.items_key(with_branch, ["code", "web"]) != scan_caches.items_key(with_branch, ["code"])
+
+
+def test_epochs_before_an_order_count_packed_rows_by_themselves(tmp_path: Path):
+    """Three documents: padded rows have most of their places empty, and greedy ones leave out the end of the longest."""
+    documents = [np.array([BEGIN, *[5] * (length - 2), END], np.uint16) for length in (4, 4, 52)]
+    folder = write_token_cache(tmp_path / "web", [documents])
+    assert judge.epochs_of([DrawnRows(3, 16, "pad")], folder) == 1.0
+    assert judge.epochs_of([DrawnRows(2, 16, "greedy")], folder) == 1.0
+    assert judge.epochs_of([DrawnRows(3, 10), DrawnRows(3, 16, "pad")], folder) == 1.5

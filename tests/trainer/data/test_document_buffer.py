@@ -162,6 +162,26 @@ def test_the_row_of_a_token_is_found(lengths: list[int]):
     assert (expected == -1).sum() == sum(lengths) % 32
 
 
+def test_every_piece_of_a_range_is_found_where_ranges_lie_in_one_piece_or_overlap():
+    """As where a text is in a document twice: against each piece of each row held beside each range."""
+    lengths = [17, 3, 40, 25, 9, 31]
+    buffer = buffer_of(lengths, seq_len=16, low=2)
+    first = np.array([41, 22, 24, 30, 0, 60, 50, 61])
+    stop = np.array([55, 26, 29, 30, 9, 85, 53, 64])
+    rows = [buffer.row(row) for row in range(buffer.num_rows)]
+    expected = {
+        (number, row, int(at), int(begin))
+        for row, pieces in enumerate(rows)
+        for at, begin, length in zip(pieces.start, pieces.first, pieces.length, strict=True)
+        for number in range(len(first))
+        if max(begin, first[number]) < min(begin + length, stop[number])
+    }
+    which, found = buffer.pieces_of(first, stop)
+    assert len(which) == len(expected)
+    assert set(zip(which.tolist(), found.row.tolist(), found.start.tolist(), found.first.tolist(), strict=True)) == expected
+    assert max(Counter((row, at) for _, row, at, _ in expected).values()) > 1
+
+
 def test_a_long_document_is_spread_over_rows(lengths: list[int]):
     """What the buffer is for: one document of 100 rows among many short ones does not fill row after row."""
     buffer = buffer_of([*lengths, 3_200], seq_len=32, low=64)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tasks.data import prepare
 from tasks.data.conversations.declared import Conversation
 from tasks.data.deduplicate import find_copies, ranges_of
 from tasks.data.documents import finish_documents
@@ -90,6 +91,18 @@ def test_a_template_s_file_may_move_and_may_not_change(source: Source, home: Hom
         moved = source.but(conversation=Conversation(messages="messages", template=str(tmp_path / name)).model_dump())
         keys.append(planned(moved, home).components["web"].train.key)
     assert keys[0] == keys[1] != keys[2]
+
+
+def test_what_is_left_out_is_said_when_the_data_are_prepared(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nothing is wrong with it, and nobody else would tell."""
+    made = made_conversations(60)
+    source = write_source(tmp_path / "source", layout("messages"), [*made, *([said[:1] for said in made[:7]])])
+    web = planned(source, home).components["web"]
+    said: list[str] = []
+    monkeypatch.setattr(prepare, "say", said.append)
+    records = [read_to_parts(bundle, web.part_bytes, web.documents.folder) for bundle in web.bundles]
+    prepare._check_readable([web], {"web": records})  # pyright: ignore[reportPrivateUsage]
+    assert said == ["web: conversations that were left out: 7 for no answer"]
 
 
 def flipped(path: Path) -> None:

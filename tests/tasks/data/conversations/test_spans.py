@@ -1,5 +1,6 @@
 """From a file of conversations to tokens and spans, with what is expected written by hand."""
 
+import json
 import re
 from pathlib import Path
 
@@ -199,8 +200,19 @@ def test_special_tokens_that_a_template_puts_together_are_refused_by_name(caches
         build_cache(caches / "other-documents", "train", caches / "tokenizer" / "tokenizer.json", caches / "other")
 
 
+def test_a_token_that_takes_the_space_beside_it_is_refused_by_name(caches: Path):
+    """As `transformers` reads it, the text behind it would lose its line end."""
+    path = caches / "tokenizer" / "tokenizer.json"
+    written = json.loads(path.read_text())
+    next(token for token in written["added_tokens"] if token["content"] == "<|eot_id|>")["rstrip"] = True
+    path.with_name("other.json").write_text(json.dumps(written))
+    with pytest.raises(DataError, match=r"must leave the text beside <\|eot_id\|> as it is, and takes the space there"):
+        build_cache(caches / "documents", "train", path.with_name("other.json"), caches / "other")
+
+
 def test_what_is_no_conversation_is_counted_by_its_reason(tmp_path: Path):
     good = [as_record(said, layout("messages")) for said in made_conversations(60)]
+    good[0]["messages"][-1]["tool_calls"] = []
     user, assistant = {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}
     system = {"role": "system", "content": "s"}
     bad = {
@@ -212,6 +224,10 @@ def test_what_is_no_conversation_is_counted_by_its_reason(tmp_path: Path):
         "no messages": [{"messages": []}, {"messages": None}],
         "unknown role": [{"messages": [user, {"role": "tool", "content": "t"}, assistant]}],
         "two system texts": [{"messages": [system, system, user, assistant]}],
+        "call of a tool": [
+            {"messages": [user, {**assistant, "tool_calls": [{"name": "f"}]}]},
+            {"messages": [user, {"role": "assistant", "content": None, "function_call": {"name": "f"}}, assistant]},
+        ],
         "special token in a message": [{"messages": [user, {"role": "assistant", "content": "a<|im_end|>b"}]}],
         "refused by the chat template": [{"messages": [user, system, assistant]}],
         "missing key": [{"message": []}, {"messages": [{"role": "user"}]}],

@@ -31,7 +31,7 @@ def test_it_has_what_transformers_gives_a_template():
     assert (
         render("{{ bos_token }}{% if tools or documents or add_generation_prompt %}x{% endif %}{{ eos_token }}").text == "<|end_of_text|>"
     )
-    assert render("{{ unknown }}{{ loop is defined }}").text == "False"
+    assert render("{{ loop is defined }}{{ 'x' if messages[0].tools else messages[0].tools | default('none') }}").text == "Falsenone"
     assert render("{% for m in messages %}{{ loop.length }}{{ loop.last }} {% endfor %}").text == "2False 2True "
 
 
@@ -47,6 +47,8 @@ def test_answers_are_what_is_between_the_marks():
     [
         ("{{ 1 / 0 }}", "the chat template mine failed at a.jsonl, byte 12: ZeroDivisionError"),
         ("{{ messages[0].content.nothing.more }}", "UndefinedError"),
+        ("{{ messages[0].contents }}", "UndefinedError: 'dict object' has no attribute 'contents'"),
+        ("{{ 'u' ~ messages[0].contents | trim }}", "UndefinedError: 'dict object' has no attribute 'contents'"),
         ("{{ messages.__class__ }}", "SecurityError: it reaches for the attribute '__class__' of a list"),
         ("{{ messages.append(1) }}", "SecurityError"),
         (
@@ -57,6 +59,8 @@ def test_answers_are_what_is_between_the_marks():
         ("{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}", "RecursionError"),
         ("{{ 'x' * 100000000 }}", "TooMuchWork: it repeats something"),
         ("{{ 9 ** 9 }}", "SecurityError: it takes a power"),
+        ("{{ messages[0].content.strip }}", "SecurityError: it writes the builtin_function_or_method 'strip' itself"),
+        ("{{ lipsum() }}", "UndefinedError: 'lipsum' is undefined"),
         ("x{{ bos_token }}", "must write <|begin_of_text|> once, at the start of a conversation"),
         ("{% macro f() %}x{% generation %}a{% endgeneration %}{% endmacro %}u{{ f() }}", "has a generation block inside a macro"),
         ("{% generation %}{% generation %}a{% endgeneration %}b{% endgeneration %}", "has a generation block inside a macro"),
@@ -77,6 +81,7 @@ def test_one_that_fails_or_reaches_for_what_it_must_not_is_named_with_the_record
         ("{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}", "it has a recursive loop"),
         ("{{ strftime_now('%Y') }}", "asks for the date by strftime_now"),
         ("{% if strftime_now is defined %}x{% endif %}", "asks for the date by strftime_now"),
+        ("{{ ['a', 'b'] | random }}", "No filter named 'random'"),
     ],
 )
 def test_one_that_cannot_be_used_is_refused_before_anything_is_read(template: str, message: str):
