@@ -16,11 +16,11 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from flows.recipes.words import adamw, constant, linear, llama, order, stability
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
 from tasks.evaluation.needles import Needles, Wording
-from tests.trainer.token_caches import BEGIN, END, write_passing_verdict, write_token_cache
+from tests.trainer.token_caches import BEGIN, END, write_conversations, write_passing_verdict
 from trainer.base.run_folder import RunFolder
 from trainer.base.storage import read_json
 from trainer.checkpoints.path import checkpoint_path
-from trainer.config import CheckpointPolicy, ModelConfig, RunConfig, StartFrom, Steps, always
+from trainer.config import CheckpointPolicy, ModelConfig, Rope, RunConfig, StartFrom, Steps, always
 from trainer.run import execute
 
 SHORT, LONG = 128, 512
@@ -29,8 +29,10 @@ WINDOW = 32
 WARMUP_STEPS, PEAK_RATE = 30, 4e-3
 BATCH_TOKENS = 2_048
 WORDS, KEYS, VALUES, VOCAB_SIZE = 16, 32, 32, 96
-TOLD, ASKED = 8, 4
-"""Keys of a document, and how often each is asked for in a short one."""
+TOLD = 8
+"""Keys that a text of the benchmark tells; a document tells from one to so many, so that easy ones are among them."""
+ASKED_SHARE = 0.5
+"""How much of a row asks for its keys, with their values."""
 WORD_NAMES = tuple(f"w{number}" for number in range(WORDS))
 KEY_NAMES = tuple(f"k{number}" for number in range(KEYS))
 VALUE_NAMES = tuple(f"v{number}" for number in range(VALUES))
@@ -40,13 +42,15 @@ NEEDLES = Needles(
     items_per_depth=16,
     wording=Wording(needle="{key} {value}", question="{key}", keys=KEY_NAMES, values=VALUE_NAMES),
 )
+Document = tuple[np.ndarray, list[tuple[int, int]]]
+"""Its tokens, and the spans of them that are answers."""
 
 
 class Lengths(NamedTuple):
     """How long each part of the experiment is, in updates."""
 
-    first: int = 1_500
-    extension: int = 250
+    first: int = 600
+    extension: int = 100
 
 
 def tokenizer() -> Tokenizer:
@@ -64,15 +68,20 @@ def haystack() -> list[str]:
 
 
 def model(seq_len: int) -> ModelConfig:
-    """Two layers as Trinity has them: a local one with RoPE and a window, and a global one without positions."""
+    """Two layers as Trinity has them: a local one with RoPE and a window, and a global one without positions.
+
+    RoPE's theta is as small for the window as Trinity's, 10,000, is for its 4,096 tokens.
+    """
     return llama(
         num_layers=2,
         d_model=64,
         num_query_heads=4,
         num_kv_heads=2,
+        head_dim=32,
         d_ff=64,
         seq_len=seq_len,
         vocab_size=VOCAB_SIZE,
+        rope=Rope(theta=100, scaling=None),
         qk_norm=True,
         embedding_scale=8.0,
         initializer_std=0.0625,
@@ -83,25 +92,30 @@ def model(seq_len: int) -> ModelConfig:
     )
 
 
-def documents(length: int, count: int) -> Iterator[np.ndarray]:
-    """Documents of exactly one row: words, among them keys each with a value, and at the end the keys again and again with their values."""
+def documents(length: int, count: int) -> Iterator[Document]:
+    """Documents of exactly one row: words, among them keys each with a value, and then the keys again and again with their values.
+
+    The values that are given again are the answers.
+    """
     rng = np.random.default_rng(length)
-    asked_often = ASKED if length == SHORT else ASKED * length // SHORT // 2
-    first_key = END + 1 + WORDS
+    first_key, asks = END + 1 + WORDS, int(ASKED_SHARE * length) // 2
     for _ in range(count):
-        keys = first_key + rng.permutation(KEYS)[:TOLD]
-        pairs = np.stack([keys, first_key + KEYS + rng.integers(VALUES, size=TOLD)], axis=1)
-        asked = np.concatenate([rng.permutation(pairs) for _ in range(asked_often)]).reshape(-1)
+        told = int(rng.integers(1, TOLD + 1))
+        keys = first_key + rng.permutation(KEYS)[:told]
+        pairs = np.stack([keys, first_key + KEYS + rng.integers(VALUES, size=told)], axis=1)
+        asked = np.concatenate([rng.permutation(pairs) for _ in range(-(-asks // told))])[:asks].reshape(-1)
         text = END + 1 + rng.integers(WORDS, size=length - 2 - pairs.size - asked.size)
-        places = np.sort(rng.integers(0, len(text) + 1, size=TOLD))
-        told = np.insert(text, np.repeat(places, 2), pairs.reshape(-1))
-        yield np.array([BEGIN, *told, *asked, END], np.uint16)
+        places = np.sort(rng.integers(0, len(text) + 1, size=told))
+        before = np.insert(text, np.repeat(places, 2), pairs.reshape(-1))
+        first = 1 + len(before) + 1
+        answers = [(place, place + 1) for place in range(first, first + 2 * asks, 2)]
+        yield np.array([BEGIN, *before, *asked, END], np.uint16), answers
 
 
 def cache(home: Path, length: int, rows: int) -> Path:
     """At least so many documents of a length as a token cache."""
     folder = home / f"{rows}-rows-of-{length}"
-    return folder if (folder / "manifest.json").exists() else write_token_cache(folder, [list(documents(length, rows))])
+    return folder if (folder / "manifest.json").exists() else write_conversations(folder, [list(documents(length, rows))])
 
 
 def first_run(home: Path, seed: int, lengths: Lengths) -> RunConfig:
@@ -161,6 +175,7 @@ def _common(home: Path, seed: int, phase: str) -> dict[str, object]:
         "seed": seed,
         "optimizer": adamw(),
         "stability": stability(),
+        "loss_on": "answers",
         "mixture": always({"rows": 100.0}),
         "checkpoints": CheckpointPolicy(every_steps=100_000, every_minutes=None, keep_all=False),
         "verdict": str(output / "verdict.json"),

@@ -7,9 +7,8 @@ import pytest
 
 from tasks.evaluation.needles import MAX_NEW_TOKENS, build_items
 from tests.pulse import needle_runs
-from tests.pulse.needle import ARMS, Found, table
+from tests.pulse.needle import ARMS, Found, answers, table
 from tests.pulse.needle_runs import (
-    ASKED,
     BATCH_TOKENS,
     LONG,
     NEEDLES,
@@ -32,13 +31,27 @@ TINY = Lengths(first=2, extension=2)
 @pytest.mark.parametrize("length", [SHORT, LONG])
 def test_a_document_is_a_row_and_tells_each_key_before_it_asks(length: int):
     first_key = 2 + needle_runs.WORDS
-    for document in documents(length, 20):
+    often = set[int]()
+    for document, spans in documents(length, 40):
         assert len(document) == length
         keys = np.flatnonzero((document >= first_key) & (document < first_key + needle_runs.KEYS))
-        told = {int(document[place]): int(document[place + 1]) for place in keys[:TOLD]}
-        assert len(told) == TOLD
-        assert all(told[int(document[place])] == document[place + 1] for place in keys[TOLD:])
-        assert len(keys) == TOLD * (1 + (ASKED if length == SHORT else ASKED * length // SHORT // 2))
+        asked = [place - 1 for place, _ in spans]
+        assert len(asked) == length // 4
+        told = {int(document[place]): int(document[place + 1]) for place in keys if place not in asked}
+        assert all(place < min(asked) for place in keys if place not in asked)
+        assert all(told[int(document[place])] == document[place + 1] for place in asked)
+        assert len(keys) == len(told) + len(asked)
+        often.add(len(told))
+    assert often == set(range(1, TOLD + 1))
+
+
+def test_the_loss_is_on_the_answers_alone(tmp_path: Path):
+    first = first_run(tmp_path, 0, TINY)
+    batch = Loader(first).batch(0)
+    assert batch.targets is not None
+    values = batch.tokens >= 2 + needle_runs.WORDS + needle_runs.KEYS
+    assert set(batch.targets.sum(axis=1)) == {SHORT // 4}
+    assert values[batch.targets].all()
 
 
 def test_the_extension_has_as_many_tokens_a_step_and_an_order_of_its_own(tmp_path: Path):
@@ -60,6 +73,23 @@ def test_the_benchmark_s_items_fit_and_are_read_word_by_word():
         assert all(f"{item.prompt.split()[-1]} {item.answer}" in item.prompt for item in items)
 
 
-def test_the_table_has_a_line_a_model():
-    found = [Found(arm, 0, length, 0.5, 0.25, 0.4, 0.125, 80) for arm in ARMS for length in (SHORT, LONG)]
-    assert table(found).splitlines()[-1] == f"| {ARMS[-1]} | 0.50 | 0.25 | 0.50 | 0.25 | 0.40 and 0.40 |"
+def found_of(seed: int, *chosen: float) -> list[Found]:
+    """What each arm finds at both lengths."""
+    places = [(arm, length) for arm in ARMS for length in (SHORT, LONG)]
+    return [Found(arm, seed, length, of, 0.25, 0.4, 0.125, 80) for (arm, length), of in zip(places, chosen, strict=True)]
+
+
+def test_the_table_has_a_line_a_model_with_the_interval_of_its_seeds():
+    found = found_of(0, 1, 0.5, 1, 0.5, 1, 1) + found_of(1, 1, 0.6, 1, 0.7, 1, 1)
+    assert table(found).splitlines()[3] == (
+        f"| {ARMS[1]} | 1.00 ± 0.00 (1.00 to 1.00) | 0.25 ± 0.00 (0.25 to 0.25) | 0.60 ± 1.27 (0.50 to 0.70) | 0.25 ± 0.00 (0.25 to 0.25) "
+        "| 0.40 and 0.40 |"
+    )
+    assert "nan" not in table(found_of(0, 1, 1, 1, 1, 1, 1))
+
+
+def test_what_was_asked_for_is_counted_by_seeds():
+    found = found_of(0, 0.96, 0.2, 1, 0.72, 1, 0.94) + found_of(1, 0.94, 0.2, 1, 0.68, 1, 0.96) + found_of(2, 1, 0.5, 1, 0.75, 1, 1)
+    *counts, gains = answers(found)
+    assert [line.partition(":")[0] for line in counts] == ["2 of 3 seeds", "2 of 3 seeds", "2 of 3 seeds"]
+    assert "0.25 ± 0.07 (0.22 to 0.28)" in gains
