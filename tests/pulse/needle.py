@@ -28,7 +28,7 @@ from trainer.config import RunConfig
 ARMS = ("short rows", "as many updates more on short rows", "extension to long rows")
 
 
-SEEDS = 5
+SEEDS = 4
 MIN_LEARNED, MIN_FALL = 0.95, 0.25
 ASKED_FOR = (
     f"it has learned its rows: {MIN_LEARNED} and more at {SHORT} tokens, before any extension",

@@ -49,8 +49,8 @@ Document = tuple[np.ndarray, list[tuple[int, int]]]
 class Lengths(NamedTuple):
     """How long each part of the experiment is, in updates."""
 
-    first: int = 600
-    extension: int = 100
+    first: int = 800
+    extension: int = 130
 
 
 def tokenizer() -> Tokenizer:
