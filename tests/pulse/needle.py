@@ -19,16 +19,17 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.evaluation.loading import model_of_checkpoint
-from tasks.evaluation.suites.needle import needle_suite
+from tasks.evaluation.suites.needle import WRITTEN, needle_suite
 from tasks.evaluation.suites.run import Options, run_suite
 from tests.pulse.intervals import half_width
 from trainer.checkpoints.path import checkpoint_path
 from trainer.config import RunConfig
 
 ARMS = ("short rows", "as many updates more on short rows", "extension to long rows")
-
-
 SEEDS = 4
+FAR = 4 * LONG
+"""How far a model reads on: four times the longest rows."""
+COLUMNS = ((SHORT, "chosen"), (SHORT, "written"), (LONG, "chosen"), (LONG, "written"), (FAR, "written"))
 MIN_LEARNED, MIN_FALL = 0.95, 0.25
 ASKED_FOR = (
     f"it has learned its rows: {MIN_LEARNED} and more at {SHORT} tokens, before any extension",
@@ -41,42 +42,46 @@ class Found(NamedTuple):
     """What a model scores at a length.
 
     Attributes:
-        chosen, written: share of the values that it finds likeliest, and that it writes.
+        chosen: share of the values that it finds likeliest among those of the text's keys; None where it only writes.
+        written: share of the values that it writes.
         probability: mean probability of the right value among those of all keys.
-        floor: what no model is needed for.
     """
 
     arm: str
     seed: int
     length: int
-    chosen: float
+    chosen: float | None
     written: float
-    probability: float
-    floor: float
+    probability: float | None
     items: int
 
 
 def measure(arm: str, run: RunConfig, home: Path) -> list[Found]:
-    """MK-NIAH at both lengths, on the weights at the run's end."""
+    """MK-NIAH at each length, on the weights at the run's end."""
     path = home / "tokenizer.json"
     tokenizer().save(str(path))
     checkpoint = checkpoint_path(Path(run.output), run.stop_step)
     model = model_of_checkpoint(checkpoint, path)
-    if model.max_length < LONG:
-        model.read_up_to(LONG)
+    model.read_up_to(FAR)
+    both = needle_suite((SHORT, LONG, FAR), FAR)
+    suite = both.but(asked=tuple(one for one in both.asked if one.length != FAR or one.benchmark == WRITTEN))
     how = Options(None, haystack=haystack, needles=NEEDLES)
-    rows = run_suite(needle_suite((SHORT, LONG), LONG), model, how, place=checkpoint, weights="last", about={}).results
-    return [_found(arm, run.seed, length, *rows[2 * place : 2 * place + 2]) for place, length in enumerate((SHORT, LONG))]
+    rows = run_suite(suite, model, how, place=checkpoint, weights="last", about={}).results
+    return [
+        _found(arm, run.seed, SHORT, *rows[:2]),
+        _found(arm, run.seed, LONG, *rows[2:4]),
+        _found(arm, run.seed, FAR, None, rows[4]),
+    ]
 
 
 def _found(arm: str, seed: int, length: int, chosen: object, written: object) -> Found:
-    assert isinstance(chosen, dict)
     assert isinstance(written, dict)
-    assert chosen["hole"] is None, chosen["hole"]
     assert written["hole"] is None, written["hole"]
-    return Found(
-        arm, seed, length, chosen["value"], written["value"], chosen["choice_probability"], chosen["baseline"], chosen["items"]
-    )  # fmt: skip
+    if chosen is None:
+        return Found(arm, seed, length, None, written["value"], None, written["items"])
+    assert isinstance(chosen, dict)
+    assert chosen["hole"] is None, chosen["hole"]
+    return Found(arm, seed, length, chosen["value"], written["value"], chosen["choice_probability"], chosen["items"])
 
 
 def tell(home: Path, seeds: Sequence[int], lengths: Lengths) -> list[Found]:
@@ -87,7 +92,7 @@ def tell(home: Path, seeds: Sequence[int], lengths: Lengths) -> list[Found]:
         runs = (first, train(next_run(home, first, SHORT, lengths)), train(next_run(home, first, LONG, lengths)))
         for arm, run in zip(ARMS, runs, strict=True):
             found += measure(arm, run, home)
-            for one in found[-2:]:
+            for one in found[-3:]:
                 print(one, flush=True)
     return found
 
@@ -95,16 +100,21 @@ def tell(home: Path, seeds: Sequence[int], lengths: Lengths) -> list[Found]:
 def table(found: Sequence[Found]) -> str:
     """A line a model: what it finds at each length, the mean over the seeds with its interval, and the worst and the best of them."""
     lines = [
-        f"| trained on | {SHORT} tokens: chosen | written | {LONG} tokens: chosen | written "
+        f"| trained on | {SHORT} tokens: chosen | written | {LONG} tokens: chosen | written | {FAR:,} tokens: written "
         f"| probability of the right value, {SHORT} and {LONG} |",
-        "|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|",
     ]
     for arm in dict.fromkeys(one.arm for one in found):
-        of = {length: [one for one in found if (one.arm, one.length) == (arm, length)] for length in (SHORT, LONG)}
-        cells = [_over_seeds([getattr(one, field) for one in of[length]]) for length in of for field in ("chosen", "written")]
-        likely = [f"{np.mean([one.probability for one in of[length]]):.2f}" for length in of]
+        of = {length: [one for one in found if (one.arm, one.length) == (arm, length)] for length in (SHORT, LONG, FAR)}
+        cells = [_over_seeds([_known(getattr(one, field)) for one in of[length]]) for length, field in COLUMNS]
+        likely = [f"{np.mean([_known(one.probability) for one in of[length]]):.2f}" for length in (SHORT, LONG)]
         lines.append(f"| {arm} | {' | '.join(cells)} | {' and '.join(likely)} |")
     return "\n".join(lines)
+
+
+def _known(value: float | None) -> float:
+    assert value is not None
+    return value
 
 
 def _over_seeds(values: Sequence[float]) -> str:
@@ -114,7 +124,7 @@ def _over_seeds(values: Sequence[float]) -> str:
 
 def answers(found: Sequence[Found]) -> list[str]:
     """In how many of the seeds each thing that was asked for came true, and what the extension brings at four times the length."""
-    chosen = {(one.arm, one.length, one.seed): one.chosen for one in found}
+    chosen = {(one.arm, one.length, one.seed): one.chosen for one in found if one.chosen is not None}
     seeds = sorted({one.seed for one in found})
     short, control, extension = ARMS
     came_true = (

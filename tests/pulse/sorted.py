@@ -30,9 +30,9 @@ from tests.pulse.sorted_runs import (
     PARENTS,
     Losses,
     branches,
+    losses_of,
     prepare,
     run_of,
-    train_branch,
     train_parents,
     try_luck,
 )
@@ -120,7 +120,7 @@ def tell_of(order_seed: int, home: Home, plan: DataPlan, weights: dict[int, Home
         print(f"  predicted {name}: {rise_at(predicted[name], change)}", flush=True)
     told: list[Told] = []
     for seed, of_seed in weights.items():
-        seen = {name: train_branch(run_of(branches(order_seed, seed), name, of_seed, plan)) for name in BRANCHES}
+        seen = {name: losses_of(run_of(branches(order_seed, seed), name, of_seed, plan)) for name in BRANCHES}
         told.append(Told(order_seed, seed, change, predicted, seen))
         for name in BRANCHES:
             print(f"  seen      {name}, weights {seed}: {rise_at(seen[name], change)}", flush=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from tasks.data.plan import DataPlan
 from tasks.home import Home
-from tests.pulse.sorted_runs import FEISTEL, LINEAR, MIN_DEVIATIONS, Losses, branches, run_of, train_branch
+from tests.pulse.sorted_runs import FEISTEL, LINEAR, MIN_DEVIATIONS, Losses, branches, losses_of, run_of
 from validations.evidence.order.evidence import order_evidence
 from validations.evidence.order.shift import Shift, find_shift
 
@@ -68,16 +68,16 @@ def ask_orders(home: Home, plan: DataPlan, seeds: dict[int, str]) -> list[Asked]
     Args:
         seeds: order seed → how it was found.
     """
-    linear = {seed: train_branch(run_of(branches(seed), LINEAR, home, plan)) for seed in seeds}
-    feistel = {seed: train_branch(run_of(branches(seed), FEISTEL, home, plan)) for seed in seeds}
-    line = line_of(list(feistel.values()))
+    runs = {(seed, branch): run_of(branches(seed), branch, home, plan) for branch in (FEISTEL, LINEAR) for seed in seeds}
+    losses = {which: losses_of(run) for which, run in runs.items()}
     asked: list[Asked] = []
     for seed, drawn in seeds.items():
-        others = [losses for other, losses in feistel.items() if other != seed]
-        null, _ = loss_shift(feistel[seed], line_of(others))
-        refused, *change = told_by_gate(home, plan, seed, LINEAR)
+        others = [losses[other, FEISTEL] for other in seeds if other != seed]
+        null, _ = loss_shift(losses[seed, FEISTEL], line_of(others))
+        is_refused, change, p_value = told_by_gate(home, plan, seed, LINEAR)
         null_is_refused, *_ = told_by_gate(home, plan, seed, FEISTEL)
-        asked.append(Asked(seed, drawn, refused, *change, *loss_shift(linear[seed], line), null, null_is_refused))
+        seen, seen_step = loss_shift(losses[seed, LINEAR], line_of([losses[other, FEISTEL] for other in seeds]))
+        asked.append(Asked(seed, drawn, is_refused, change, p_value, seen, seen_step, null, null_is_refused))
         print(asked[-1], flush=True)
     return asked
 

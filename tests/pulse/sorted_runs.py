@@ -22,6 +22,7 @@ from tasks.data.prepare import build_missing_caches, collect_stand_ins, make_mis
 from tasks.evaluation.made import write_missing_benchmarks
 from tasks.home import Home
 from tests.trainer.token_caches import write_passing_verdict
+from trainer.base.storage import digest_of_json
 from trainer.checkpoints.hand_off import state_to_start_from
 from trainer.config import RunConfig
 from trainer.data.cache import TokenCache
@@ -29,10 +30,10 @@ from trainer.data.loader import Loader
 from trainer.data.mixture import MixtureSchedule
 from trainer.data.permutation import Kind, Permutation, derive_key
 from trainer.data.rows import RowsOfTokens
-from trainer.held_out_loss import build_mean_loss
+from trainer.held_out_loss import MeanLoss, build_mean_loss
 from trainer.run import execute
 from trainer.schedule import scheduled_at
-from trainer.step import build_train_step
+from trainer.step import TrainStep, build_train_step
 from validations.evidence.order.shift import Shift, find_shift
 from validations.evidence.order.signals import token_mix
 
@@ -172,11 +173,34 @@ def component_of(run: RunConfig, step: int) -> np.ndarray:
     return schedule.batch(step)[0] == schedule.components().index(MATHEMATICS)
 
 
+def losses_of(run: RunConfig) -> Losses:
+    """What `train_branch` gives. It is kept beside the run, by the run's digest."""
+    path = Path(run.output) / f"losses-{run.digest}.npz"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found = train_branch(run)
+        unfinished = path.with_suffix(".unfinished.npz")
+        np.savez(unfinished, steps=found.steps, is_mathematics=found.is_mathematics, values=found.values)
+        unfinished.rename(path)
+    with np.load(path) as kept:
+        return Losses(kept["steps"], kept["is_mathematics"], kept["values"])
+
+
+_PROGRAMS = dict[str, tuple[TrainStep, MeanLoss]]()
+
+
+def _programs(run: RunConfig) -> tuple[TrainStep, MeanLoss]:
+    """The update, and the loss of each row: compiled once for all branches that are alike."""
+    key = digest_of_json([part.model_dump(mode="json") for part in (run.model, run.optimizer, run.execution)])
+    if key not in _PROGRAMS:
+        of_rows = jax.jit(jax.vmap(build_mean_loss(run.model, run.execution), in_axes=(None, 0, 0)))
+        _PROGRAMS[key] = build_train_step(run.model, run.optimizer, run.execution), of_rows
+    return _PROGRAMS[key]
+
+
 def train_branch(run: RunConfig) -> Losses:
     """Train as the trainer does, and before each update take the loss of each of its rows."""
-    mean_loss = build_mean_loss(run.model, run.execution)
-    of_rows = jax.jit(jax.vmap(mean_loss, in_axes=(None, 0, 0)))
-    update = build_train_step(run.model, run.optimizer, run.execution)
+    update, of_rows = _programs(run)
     state, loader = state_to_start_from(run), Loader(run)
     steps, mathematics, values = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
     for step in range(run.start_step, run.stop_step):

@@ -7,7 +7,7 @@ import pytest
 
 from tasks.evaluation.needles import MAX_NEW_TOKENS, build_items
 from tests.pulse import needle_runs
-from tests.pulse.needle import ARMS, Found, answers, table
+from tests.pulse.needle import ARMS, FAR, Found, answers, table
 from tests.pulse.needle_runs import (
     BATCH_TOKENS,
     LONG,
@@ -76,14 +76,15 @@ def test_the_benchmark_s_items_fit_and_are_read_word_by_word():
 def found_of(seed: int, *chosen: float) -> list[Found]:
     """What each arm finds at both lengths."""
     places = [(arm, length) for arm in ARMS for length in (SHORT, LONG)]
-    return [Found(arm, seed, length, of, 0.25, 0.4, 0.125, 80) for (arm, length), of in zip(places, chosen, strict=True)]
+    near = [Found(arm, seed, length, of, 0.25, 0.4, 80) for (arm, length), of in zip(places, chosen, strict=True)]
+    return near + [Found(arm, seed, FAR, None, 0.1, None, 80) for arm in ARMS]
 
 
 def test_the_table_has_a_line_a_model_with_the_interval_of_its_seeds():
     found = found_of(0, 1, 0.5, 1, 0.5, 1, 1) + found_of(1, 1, 0.6, 1, 0.7, 1, 1)
     assert table(found).splitlines()[3] == (
         f"| {ARMS[1]} | 1.00 ± 0.00 (1.00 to 1.00) | 0.25 ± 0.00 (0.25 to 0.25) | 0.60 ± 1.27 (0.50 to 0.70) | 0.25 ± 0.00 (0.25 to 0.25) "
-        "| 0.40 and 0.40 |"
+        "| 0.10 ± 0.00 (0.10 to 0.10) | 0.40 and 0.40 |"
     )
     assert "nan" not in table(found_of(0, 1, 1, 1, 1, 1, 1))
 

@@ -103,7 +103,7 @@ def test_a_rise_is_from_as_many_steps_before_as_there_are_after():
     assert rise_at(losses, 15) == pytest.approx((3 - 1, 10 / 3 - 1))
 
 
-def of_values(values: Sequence[float]) -> Losses:
+def of_values(values: Sequence[float] | np.ndarray) -> Losses:
     """A row a step: of the mathematics every second one, and the others cost what no line would have."""
     steps = np.arange(2 * len(values))
     return Losses(steps, steps % 2 == 0, np.array([cost for value in values for cost in (value, 99.0 * len(steps))]))
