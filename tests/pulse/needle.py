@@ -1,14 +1,28 @@
 """A needle at four times the length of the rows, before and after an extension: `python -m tests.pulse.needle FOLDER [--seeds N]`.
 
-A model of two layers as Trinity's learns on rows of 128 tokens to give the value that a key had. Then it goes on for a sixth as many
-updates: on rows of 512 tokens, as a context extension does, or on short rows as before. MK-NIAH asks all three at both lengths.
+A model of two layers learns on rows of up to 128 tokens to give the value that a key had. Then it goes on for a sixth as many updates: on
+rows of 512 tokens, as a context extension does, or on short rows as before. MK-NIAH asks all three at both lengths, and at 2,048 tokens.
+There are two models: one has Trinity's layers, a local one with RoPE and a global one without positions; one has RoPE in both, as Marin's.
 
 What would show what an extension is for was written down before a reported seed was trained (`ASKED_FOR`): in every seed the model has
 learned its own rows, as many updates more on short rows leave it far worse at four times the length, and the extension brings that back.
 The settings were chosen on seeds from 100 on. `docs/trinity.md` has the table, and which of the three came true.
 """
 
-from tests.pulse.needle_runs import LONG, NEEDLES, SHORT, Lengths, first_run, haystack, next_run, tokenizer, train
+from tests.pulse.needle_runs import (
+    LONG,
+    MARIN,
+    NEEDLES,
+    SHORT,
+    TRINITY,
+    Lengths,
+    Pattern,
+    haystack,
+    next_run,
+    runs_before,
+    tokenizer,
+    train,
+)  # fmt: skip
 
 # isort: split
 import argparse
@@ -84,16 +98,16 @@ def _found(arm: str, seed: int, length: int, chosen: object, written: object) ->
     return Found(arm, seed, length, chosen["value"], written["value"], chosen["choice_probability"], chosen["items"])
 
 
-def tell(home: Path, seeds: Sequence[int], lengths: Lengths) -> list[Found]:
-    """Train and measure all, a line each."""
+def tell(home: Path, pattern: Pattern, seeds: Sequence[int], lengths: Lengths) -> list[Found]:
+    """Train and measure all of a pattern, a line each."""
     found: list[Found] = []
     for seed in seeds:
-        first = train(first_run(home, seed, lengths))
-        runs = (first, train(next_run(home, first, SHORT, lengths)), train(next_run(home, first, LONG, lengths)))
+        *_, first = map(train, runs_before(home, seed, pattern, lengths))
+        runs = (first, *(train(next_run(home, first, pattern, length, lengths)) for length in (SHORT, LONG)))
         for arm, run in zip(ARMS, runs, strict=True):
             found += measure(arm, run, home)
             for one in found[-3:]:
-                print(one, flush=True)
+                print(pattern.name, one, flush=True)
     return found
 
 
@@ -145,7 +159,10 @@ if __name__ == "__main__":
     parser.add_argument("--extension", type=int, default=Lengths().extension)
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    measured = tell(given.folder, range(given.seeds), Lengths(given.first, given.extension))
-    text = "\n".join([table(measured), "", *answers(measured)])
+    lines: list[str] = []
+    for pattern in (TRINITY, MARIN):
+        measured = tell(given.folder, pattern, range(given.seeds), Lengths(given.first, given.extension))
+        lines += [f"{pattern.name}:", "", table(measured), "", *answers(measured), ""]
+    text = "\n".join(lines)
     (given.folder / "needle.md").write_text(text + "\n")
     print(text)

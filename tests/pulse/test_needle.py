@@ -11,28 +11,33 @@ from tests.pulse.needle import ARMS, FAR, Found, answers, table
 from tests.pulse.needle_runs import (
     BATCH_TOKENS,
     LONG,
+    MARIN,
     NEEDLES,
+    OPENING,
     SHORT,
     TOLD,
+    TRINITY,
     Lengths,
+    Pattern,
     documents,
-    first_run,
     haystack,
     next_run,
+    runs_before,
     tokenizer,
 )
 from trainer.base.run_folder import RunFolder
 from trainer.base.storage import write_json
+from trainer.config import RunConfig
 from trainer.data.loader import Loader
 
-TINY = Lengths(first=2, extension=2)
+TINY = Lengths(first=4, extension=2)
 
 
-@pytest.mark.parametrize("length", [SHORT, LONG])
+@pytest.mark.parametrize("length", [OPENING, SHORT, LONG])
 def test_a_document_is_a_row_and_tells_each_key_before_it_asks(length: int):
     first_key = 2 + needle_runs.WORDS
     often = set[int]()
-    for document, spans in documents(length, 40):
+    for document, spans in documents(length, 60):
         assert len(document) == length
         keys = np.flatnonzero((document >= first_key) & (document < first_key + needle_runs.KEYS))
         asked = [place - 1 for place, _ in spans]
@@ -42,11 +47,11 @@ def test_a_document_is_a_row_and_tells_each_key_before_it_asks(length: int):
         assert all(told[int(document[place])] == document[place + 1] for place in asked)
         assert len(keys) == len(told) + len(asked)
         often.add(len(told))
-    assert often == set(range(1, TOLD + 1))
+    assert often == set(range(1, min(TOLD, length // 8) + 1))
 
 
 def test_the_loss_is_on_the_answers_alone(tmp_path: Path):
-    first = first_run(tmp_path, 0, TINY)
+    first = next(runs_before(tmp_path, 0, TRINITY, TINY))
     batch = Loader(first).batch(0)
     assert batch.targets is not None
     values = batch.tokens >= 2 + needle_runs.WORDS + needle_runs.KEYS
@@ -54,15 +59,26 @@ def test_the_loss_is_on_the_answers_alone(tmp_path: Path):
     assert values[batch.targets].all()
 
 
-def test_the_extension_has_as_many_tokens_a_step_and_an_order_of_its_own(tmp_path: Path):
-    """Nothing is trained here, which takes a minute: the parent's result is made up."""
-    first = first_run(tmp_path, 0, TINY)
-    write_json(RunFolder.at(first.output).result, {"params_digest": "0"})
-    longer = next_run(tmp_path, first, LONG, TINY)
-    assert longer.order.first_step == first.stop_step
-    assert {run.batch.at(run.stop_step - 1) * run.model.seq_len for run in (first, longer)} == {BATCH_TOKENS}
-    assert Loader(longer).batch(longer.start_step).tokens.shape == (BATCH_TOKENS // LONG, LONG)
-    assert longer.model == first.model.but(seq_len=LONG)
+@pytest.mark.parametrize("pattern", [TRINITY, MARIN])
+def test_each_change_of_rows_has_as_many_tokens_a_step_and_an_order_of_its_own(tmp_path: Path, pattern: Pattern):
+    """Nothing is trained here, which takes a minute: the parents' results are made up."""
+    runs = list[RunConfig]()
+    for run in runs_before(tmp_path, 0, pattern, TINY):
+        write_json(RunFolder.at(run.output).result, {"params_digest": "0"})
+        runs.append(run)
+    assert [run.model.seq_len for run in runs] == ([SHORT] if pattern is TRINITY else [OPENING, SHORT])
+    runs.append(next_run(tmp_path, runs[-1], pattern, LONG, TINY))
+    assert [run.start_step for run in runs] == [0, *(run.stop_step for run in runs[:-1])]
+    assert [run.order.first_step for run in runs] == [run.start_step for run in runs]
+    assert {run.batch.at(run.stop_step - 1) * run.model.seq_len for run in runs} == {BATCH_TOKENS}
+    assert Loader(runs[-1]).batch(runs[-1].start_step).tokens.shape == (BATCH_TOKENS // LONG, LONG)
+    assert {run.model.but(seq_len=LONG) for run in runs} == {pattern.model(LONG)}
+    assert len({run.output for run in runs}) == len(runs)
+
+
+def test_one_model_has_positions_in_both_layers_and_one_in_its_local_layer():
+    assert (TRINITY.model(SHORT).sliding_window, TRINITY.model(SHORT).global_attention_every) == (TRINITY.window, 2)
+    assert (MARIN.model(SHORT).sliding_window, MARIN.model(SHORT).global_attention_every) == (None, None)
 
 
 def test_the_benchmark_s_items_fit_and_are_read_word_by_word():
