@@ -40,7 +40,7 @@ def draw(told: Sequence[Told]) -> Figure:
         panels[0].set_ylabel("loss, nats a token")
     for axes in rows[-1]:
         axes.set_xlabel("step")
-    rows[0][0].legend(fontsize=7)
+    rows[0][1].legend(fontsize=7)
     return figure
 
 
