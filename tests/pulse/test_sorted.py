@@ -10,7 +10,7 @@ import pytest
 from flows.recipes.phase import FromScratch
 from tests.pulse.batch_heterogeneity import SEQ_LEN, VOCAB_SIZE, run_of
 from tests.pulse.sorted import Told, interval, rise_at, table
-from tests.pulse.sorted_orders import Asked, is_seen, line_of, loss_shift, table_of_orders
+from tests.pulse.sorted_orders import Asked, Curve, curve_of, is_seen, loss_shift, table_of_orders
 from tests.pulse.sorted_prediction import Pairs, predict
 from tests.pulse.sorted_runs import (
     BRANCHES,
@@ -82,7 +82,7 @@ def test_luck_is_counted_and_the_shift_is_predicted_and_then_seen(run: RunConfig
         assert rise_at(linear, change).mathematics > 1, losses_of
         assert rise_at(linear, change).overall > 0.4
         assert rise_at(feistel, change).mathematics < 0.3
-        seen, step = loss_shift(linear, line_of([feistel]))
+        seen, step = loss_shift(linear, curve_of([feistel]))
         assert is_seen(seen)
         assert step > STEPS // 2
 
@@ -109,16 +109,24 @@ def of_values(values: Sequence[float] | np.ndarray) -> Losses:
     return Losses(steps, steps % 2 == 0, np.array([cost for value in values for cost in (value, 99.0 * len(steps))]))
 
 
-def test_a_loss_shifts_where_it_leaves_the_line_of_feistel_s_order():
+def test_a_loss_shifts_where_it_leaves_the_curve_of_feistel_s_orders():
     rng = np.random.default_rng(0)
-    falling, rising = (np.linspace(5, 3, 100) + 0.1 * rng.standard_normal(100) for _ in range(2))
+    fast_at_first = 3 + 2 * np.exp(-np.arange(100) / 20)
+    orders = [of_values(fast_at_first + 0.1 * rng.standard_normal(100)) for _ in range(10)]
+    assert not any(is_seen(loss_shift(one, curve_of([other for other in orders if other is not one]))[0]) for one in orders)
+    rising = fast_at_first + 0.1 * rng.standard_normal(100)
     rising[80:] += 0.5
-    line = line_of([of_values(falling)])
-    assert not is_seen(loss_shift(of_values(falling), line)[0])
-    shift, step = loss_shift(of_values(rising), line)
+    shift, step = loss_shift(of_values(rising), curve_of(orders))
     assert is_seen(shift)
     assert (step, shift.after > shift.before) == (160, True)
-    assert is_seen(loss_shift(of_values(falling), np.array([0.0, 4.0]))[0]), "a loss that falls as it learns is no shift: the line is asked"
+    flat = Curve(np.arange(2), np.array([4.0, 4.0]))
+    assert is_seen(loss_shift(orders[0], flat)[0]), "that it learns is no shift, so the curve is asked"
+
+
+def test_a_curve_is_the_mean_of_a_step_s_rows():
+    curve = curve_of([of_values([1.0, 5.0]), of_values([2.0, 5.0])])
+    assert curve.steps.tolist() == [0, 2]
+    assert curve.means.tolist() == [1.5, 5.0]
 
 
 def test_the_table_of_orders_counts_what_is_refused_and_what_is_seen():
