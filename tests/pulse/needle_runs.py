@@ -147,7 +147,7 @@ def runs_before(home: Path, seed: int, pattern: Pattern, lengths: Lengths) -> It
             warm = min(WARMUP_STEPS, stop // 2) if parent is None else start
             risen = constant(warm, stop, PEAK_RATE)
             rates = (linear(0, warm, 0.0, PEAK_RATE), risen) if parent is None else (risen,)
-            parent = _run(home, seed, pattern, f"first-{length}", parent, length, stop, rates)
+            parent = _run(home, seed, pattern, f"rows-of-{length}-to-{stop}", parent, length, stop, rates)
             yield parent
 
 
@@ -155,7 +155,7 @@ def next_run(home: Path, parent: RunConfig, pattern: Pattern, length: int, lengt
     """From the end of a run, on rows of this length: as many tokens a step, and a rate that falls to nothing."""
     stop = parent.stop_step + lengths.extension
     rates = (linear(parent.stop_step, stop, PEAK_RATE, 0.0),)
-    return _run(home, parent.seed, pattern, f"rows-of-{length}", parent, length, stop, rates)
+    return _run(home, parent.seed, pattern, f"then-rows-of-{length}-to-{stop}", parent, length, stop, rates)
 
 
 def train(run: RunConfig) -> RunConfig:

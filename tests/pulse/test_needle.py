@@ -73,7 +73,10 @@ def test_each_change_of_rows_has_as_many_tokens_a_step_and_an_order_of_its_own(t
     assert {run.batch.at(run.stop_step - 1) * run.model.seq_len for run in runs} == {BATCH_TOKENS}
     assert Loader(runs[-1]).batch(runs[-1].start_step).tokens.shape == (BATCH_TOKENS // LONG, LONG)
     assert all(run.model.but(seq_len=LONG) == pattern.model(LONG) for run in runs)
-    assert len({run.output for run in runs}) == len(runs)
+    others = [
+        next_run(tmp_path, runs[-2], pattern, length, TINY._replace(extension=extension)) for length, extension in ((LONG, 3), (SHORT, 2))
+    ]
+    assert len({run.output for run in [*runs, *others]}) == len(runs) + 2
 
 
 def test_one_model_has_positions_in_both_layers_and_one_in_its_local_layer():
