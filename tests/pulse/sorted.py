@@ -149,9 +149,10 @@ def tell(folder: Path, *, seeds: int, weights: int, orders: int, luck_seeds: int
     print(f"The first seeds with one anywhere: {luck.refused}.")
     ask_the_gate(home, plan, luck.unlucky[0][0])
     homes = train_weights(folder, plan, weights)
-    told = [one for seed, _ in luck.unlucky for one in tell_of(seed, home, plan, homes)]
-    print(table(told))
-    draw(told).savefig(folder / "sorted.png", dpi=100)
+    told = {seed: tell_of(seed, home, plan, homes) for seed, _ in luck.unlucky}
+    for seed, of_seed in told.items():
+        print(f"\nseed {seed}:{table(of_seed)}", flush=True)
+    draw([one for of_seed in told.values() for one in of_seed]).savefig(folder / "sorted.png", dpi=100)
     print(folder / "sorted.png")
     blindly = np.random.default_rng(0).choice(luck_seeds, orders, replace=False)
     asked = ask_orders(
@@ -161,11 +162,11 @@ def tell(folder: Path, *, seeds: int, weights: int, orders: int, luck_seeds: int
 
 
 def table(told: Sequence[Told]) -> str:
-    """Predicted and seen side by side: means over the seeds of the order and of the weights, with the interval that these give."""
+    """Predicted and seen side by side for one seed of the order: means over the weights, with the interval that these give."""
     lines = ["", "| from the predicted step on, nats a token | predicted | seen |", "|---|---|---|"]
     for number, what in enumerate(Rise._fields):
         found = {
-            "predicted": {name: [rise_at(one.predicted[name], one.change)[number] for one in _one_each(told)] for name in BRANCHES},
+            "predicted": {name: [rise_at(told[0].predicted[name], told[0].change)[number]] for name in BRANCHES},
             "seen": {name: [rise_at(one.seen[name], one.change)[number] for one in told] for name in BRANCHES},
         }
         for name in BRANCHES:
@@ -173,11 +174,6 @@ def table(told: Sequence[Told]) -> str:
         apart = {kind: [a - b for a, b in zip(of[LINEAR], of[FEISTEL], strict=True)] for kind, of in found.items()}
         lines.append(f"| {what}, difference | {interval(apart['predicted'])} | {interval(apart['seen'])} |")
     return "\n".join(lines)
-
-
-def _one_each(told: Sequence[Told]) -> list[Told]:
-    """One of each seed of the order: what is predicted does not depend on the weights."""
-    return list({one.seed: one for one in told}.values())
 
 
 def main() -> None:
