@@ -14,6 +14,7 @@ import numpy as np
 
 from flows.plan import build_run, data_plan, stand_ins_of
 from flows.recipes import load_record
+from flows.recipes.phase import FromScratch, Phase
 from flows.recipes.recipe import Recipe
 from tasks.data.cluster import cluster
 from tasks.data.plan import DataPlan
@@ -21,6 +22,7 @@ from tasks.data.prepare import build_missing_caches, collect_stand_ins, make_mis
 from tasks.evaluation.made import write_missing_benchmarks
 from tasks.home import Home
 from tests.trainer.token_caches import write_passing_verdict
+from trainer.base.storage import digest_of_json
 from trainer.checkpoints.hand_off import state_to_start_from
 from trainer.config import RunConfig
 from trainer.data.cache import TokenCache
@@ -28,10 +30,10 @@ from trainer.data.loader import Loader
 from trainer.data.mixture import MixtureSchedule
 from trainer.data.permutation import Kind, Permutation, derive_key
 from trainer.data.rows import RowsOfTokens
-from trainer.held_out_loss import build_mean_loss
+from trainer.held_out_loss import MeanLoss, build_mean_loss
 from trainer.run import execute
 from trainer.schedule import scheduled_at
-from trainer.step import build_train_step
+from trainer.step import TrainStep, build_train_step
 from validations.evidence.order.shift import Shift, find_shift
 from validations.evidence.order.signals import token_mix
 
@@ -66,14 +68,20 @@ class Losses:
         return steps, np.array([self.values[chosen & (self.steps == step)].mean() for step in steps])
 
 
-def branches(order_seed: int = 0) -> Recipe:
-    """The main line and both branches at proxy scale, with this seed for the order of the branches."""
+def branches(order_seed: int = 0, weights_seed: int = 0) -> Recipe:
+    """The main line and both branches at proxy scale, with seeds for the order of the branches and for the first weights."""
     recipe = load_record("marin-32b", "proxy")
     phases = [phase for phase in recipe.phases if phase.name in BRANCHES or not phase.branch]
-    changed = [phase.but(order=phase.order.but(seed=order_seed)) if phase.name in BRANCHES else phase for phase in phases]
+    changed = [_seeded(phase, order_seed, weights_seed) for phase in phases]
     kept = {phase.name for phase in changed}
     accepts = [one.but(phases=tuple(name for name in one.phases if name in kept)) if one.phases else one for one in recipe.accepts]
     return recipe.but(phases=tuple(changed), accepts=tuple(one for one in accepts if one.phases is None or one.phases))
+
+
+def _seeded(phase: Phase, order_seed: int, weights_seed: int) -> Phase:
+    if isinstance(phase.start, FromScratch):
+        return phase.but(start=FromScratch(seed=weights_seed))
+    return phase.but(order=phase.order.but(seed=order_seed)) if phase.name in BRANCHES else phase
 
 
 def prepare(home: Home) -> DataPlan:
@@ -111,34 +119,43 @@ class Luck:
     Attributes:
         shifting: kind of permutation → seeds with a shift that the gate would stop.
         unlucky: the first seeds with a late one under the linear permutation, and their strides.
+        refused: the first seeds with one anywhere under the linear permutation.
     """
 
     seeds: int
     shifting: dict[Kind, int]
     unlucky: list[tuple[int, int]]
+    refused: list[int]
 
 
-def try_luck(cache: Path, seq_len: int, drawn: int, seeds: int, *, wanted: int = 1) -> Luck:
-    """Ask the first seeds, by what the rows' tokens say, and look on for so many unlucky ones."""
+def try_luck(cache: Path, seq_len: int, drawn: int, seeds: int, *, wanted: int = 1, refused: int = 0) -> Luck:
+    """Ask the first seeds, by what the rows' tokens say, and look on for so many unlucky ones, and so many with a shift anywhere."""
     laid = RowsOfTokens(TokenCache.open(cache), "chunk", seq_len)
     signal = token_mix(laid, np.arange(laid.num_rows))
     kinds: tuple[Kind, ...] = ("linear", "feistel")
     shifting: dict[Kind, int] = {}
     for kind in kinds:
         shifting[kind] = sum(_is_shift(shift_in_order(signal, kind, seed, drawn)[0]) for seed in range(seeds))
-    return Luck(seeds, shifting, list(islice(_late(signal, drawn), wanted)))
+    late = ((seed, stride) for seed, shift, stride in _shifting(signal, drawn) if _is_late(shift, min(drawn, len(signal))))
+    anywhere = (seed for seed, _, _ in _shifting(signal, drawn))
+    return Luck(seeds, shifting, list(islice(late, wanted)), list(islice(anywhere, refused)))
 
 
 def _is_shift(shift: Shift) -> bool:
     return shift.p_value < MAX_P_VALUE and shift.deviations > MIN_DEVIATIONS
 
 
-def _late(signal: np.ndarray, drawn: int) -> Iterator[tuple[int, int]]:
+def _is_late(shift: Shift, drawn: int) -> bool:
+    return LATE[0] <= shift.at / drawn <= LATE[1]
+
+
+def _shifting(signal: np.ndarray, drawn: int) -> Iterator[tuple[int, Shift, int]]:
+    """Seeds whose linear order shifts the data, with the shift and the stride."""
     for seed in range(1, MAX_SEEDS):
         shift, stride = shift_in_order(signal, "linear", seed, drawn)
-        if _is_shift(shift) and LATE[0] <= shift.at / min(drawn, len(signal)) <= LATE[1]:
-            yield seed, stride
-    raise AssertionError(f"too few of {MAX_SEEDS:,} seeds give an order with a late shift")
+        if _is_shift(shift):
+            yield seed, shift, stride
+    raise AssertionError(f"too few of {MAX_SEEDS:,} seeds give such an order")
 
 
 def train_parents(recipe: Recipe, home: Home, plan: DataPlan) -> None:
@@ -156,11 +173,34 @@ def component_of(run: RunConfig, step: int) -> np.ndarray:
     return schedule.batch(step)[0] == schedule.components().index(MATHEMATICS)
 
 
+def losses_of(run: RunConfig) -> Losses:
+    """What `train_branch` gives. It is kept beside the run, by the run's digest."""
+    path = Path(run.output) / f"losses-{run.digest}.npz"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found = train_branch(run)
+        unfinished = path.with_suffix(".unfinished.npz")
+        np.savez(unfinished, steps=found.steps, is_mathematics=found.is_mathematics, values=found.values)
+        unfinished.rename(path)
+    with np.load(path) as kept:
+        return Losses(kept["steps"], kept["is_mathematics"], kept["values"])
+
+
+_PROGRAMS = dict[str, tuple[TrainStep, MeanLoss]]()
+
+
+def _programs(run: RunConfig) -> tuple[TrainStep, MeanLoss]:
+    """The update, and the loss of each row: compiled once for all branches that are alike."""
+    key = digest_of_json([part.model_dump(mode="json") for part in (run.model, run.optimizer, run.execution)])
+    if key not in _PROGRAMS:
+        of_rows = jax.jit(jax.vmap(build_mean_loss(run.model, run.execution), in_axes=(None, 0, 0)))
+        _PROGRAMS[key] = build_train_step(run.model, run.optimizer, run.execution), of_rows
+    return _PROGRAMS[key]
+
+
 def train_branch(run: RunConfig) -> Losses:
     """Train as the trainer does, and before each update take the loss of each of its rows."""
-    mean_loss = build_mean_loss(run.model, run.execution)
-    of_rows = jax.jit(jax.vmap(mean_loss, in_axes=(None, 0, 0)))
-    update = build_train_step(run.model, run.optimizer, run.execution)
+    update, of_rows = _programs(run)
     state, loader = state_to_start_from(run), Loader(run)
     steps, mathematics, values = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
     for step in range(run.start_step, run.stop_step):

@@ -7,49 +7,81 @@ import pytest
 
 from tasks.evaluation.needles import MAX_NEW_TOKENS, build_items
 from tests.pulse import needle_runs
-from tests.pulse.needle import ARMS, Found, table
+from tests.pulse.needle import ARMS, FAR, Found, answers, table
 from tests.pulse.needle_runs import (
-    ASKED,
     BATCH_TOKENS,
     LONG,
+    MARIN,
     NEEDLES,
+    OPENING,
     SHORT,
     TOLD,
+    TRINITY,
     Lengths,
+    Pattern,
     documents,
-    first_run,
     haystack,
     next_run,
+    runs_before,
     tokenizer,
 )
 from trainer.base.run_folder import RunFolder
 from trainer.base.storage import write_json
+from trainer.config import RunConfig
 from trainer.data.loader import Loader
 
-TINY = Lengths(first=2, extension=2)
+TINY = Lengths(first=4, extension=2)
 
 
-@pytest.mark.parametrize("length", [SHORT, LONG])
+@pytest.mark.parametrize("length", [OPENING, SHORT, LONG])
 def test_a_document_is_a_row_and_tells_each_key_before_it_asks(length: int):
     first_key = 2 + needle_runs.WORDS
-    for document in documents(length, 20):
+    often = set[int]()
+    for document, spans in documents(length, 60):
         assert len(document) == length
         keys = np.flatnonzero((document >= first_key) & (document < first_key + needle_runs.KEYS))
-        told = {int(document[place]): int(document[place + 1]) for place in keys[:TOLD]}
-        assert len(told) == TOLD
-        assert all(told[int(document[place])] == document[place + 1] for place in keys[TOLD:])
-        assert len(keys) == TOLD * (1 + (ASKED if length == SHORT else ASKED * length // SHORT // 2))
+        asked = [place - 1 for place, _ in spans]
+        assert len(asked) == length // 4
+        told = {int(document[place]): int(document[place + 1]) for place in keys if place not in asked}
+        assert all(place < min(asked) for place in keys if place not in asked)
+        assert all(told[int(document[place])] == document[place + 1] for place in asked)
+        assert len(keys) == len(told) + len(asked)
+        often.add(len(told))
+    assert often == set(range(1, min(TOLD, length // 8) + 1))
 
 
-def test_the_extension_has_as_many_tokens_a_step_and_an_order_of_its_own(tmp_path: Path):
-    """Nothing is trained here, which takes a minute: the parent's result is made up."""
-    first = first_run(tmp_path, 0, TINY)
-    write_json(RunFolder.at(first.output).result, {"params_digest": "0"})
-    longer = next_run(tmp_path, first, LONG, TINY)
-    assert longer.order.first_step == first.stop_step
-    assert {run.batch.at(run.stop_step - 1) * run.model.seq_len for run in (first, longer)} == {BATCH_TOKENS}
-    assert Loader(longer).batch(longer.start_step).tokens.shape == (BATCH_TOKENS // LONG, LONG)
-    assert longer.model == first.model.but(seq_len=LONG)
+def test_the_loss_is_on_the_answers_alone(tmp_path: Path):
+    first = next(runs_before(tmp_path, 0, TRINITY, TINY))
+    batch = Loader(first).batch(0)
+    assert batch.targets is not None
+    values = batch.tokens >= 2 + needle_runs.WORDS + needle_runs.KEYS
+    assert set(batch.targets.sum(axis=1)) == {SHORT // 4}
+    assert values[batch.targets].all()
+
+
+@pytest.mark.parametrize("pattern", [TRINITY, MARIN])
+def test_each_change_of_rows_has_as_many_tokens_a_step_and_an_order_of_its_own(tmp_path: Path, pattern: Pattern):
+    """Nothing is trained here, which takes a minute: the parents' results are made up."""
+    runs = list[RunConfig]()
+    for run in runs_before(tmp_path, 0, pattern, TINY):
+        write_json(RunFolder.at(run.output).result, {"params_digest": "0"})
+        runs.append(run)
+    assert [run.model.seq_len for run in runs] == ([SHORT] if pattern is TRINITY else [OPENING, SHORT])
+    runs.append(next_run(tmp_path, runs[-1], pattern, LONG, TINY))
+    assert [run.start_step for run in runs] == [0, *(run.stop_step for run in runs[:-1])]
+    assert [run.order.first_step for run in runs] == [run.start_step for run in runs]
+    assert {run.batch.at(run.stop_step - 1) * run.model.seq_len for run in runs} == {BATCH_TOKENS}
+    assert Loader(runs[-1]).batch(runs[-1].start_step).tokens.shape == (BATCH_TOKENS // LONG, LONG)
+    assert all(run.model.but(seq_len=LONG) == pattern.model(LONG) for run in runs)
+    others = [
+        next_run(tmp_path, runs[-2], pattern, length, TINY._replace(extension=extension)) for length, extension in ((LONG, 3), (SHORT, 2))
+    ]
+    assert len({run.output for run in [*runs, *others]}) == len(runs) + 2
+
+
+def test_one_model_has_positions_in_both_layers_and_one_in_its_local_layer():
+    assert (TRINITY.model(SHORT).sliding_window, TRINITY.model(SHORT).global_attention_every) == (TRINITY.window, 2)
+    assert (MARIN.model(SHORT).sliding_window, MARIN.model(SHORT).global_attention_every) == (None, None)
 
 
 def test_the_benchmark_s_items_fit_and_are_read_word_by_word():
@@ -60,6 +92,24 @@ def test_the_benchmark_s_items_fit_and_are_read_word_by_word():
         assert all(f"{item.prompt.split()[-1]} {item.answer}" in item.prompt for item in items)
 
 
-def test_the_table_has_a_line_a_model():
-    found = [Found(arm, 0, length, 0.5, 0.25, 0.4, 0.125, 80) for arm in ARMS for length in (SHORT, LONG)]
-    assert table(found).splitlines()[-1] == f"| {ARMS[-1]} | 0.50 | 0.25 | 0.50 | 0.25 | 0.40 and 0.40 |"
+def found_of(seed: int, *chosen: float) -> list[Found]:
+    """What each arm finds at both lengths."""
+    places = [(arm, length) for arm in ARMS for length in (SHORT, LONG)]
+    near = [Found(arm, seed, length, of, 0.25, 0.4, 80) for (arm, length), of in zip(places, chosen, strict=True)]
+    return near + [Found(arm, seed, FAR, None, 0.1, None, 80) for arm in ARMS]
+
+
+def test_the_table_has_a_line_a_model_with_the_interval_of_its_seeds():
+    found = found_of(0, 1, 0.5, 1, 0.5, 1, 1) + found_of(1, 1, 0.6, 1, 0.7, 1, 1)
+    assert table(found).splitlines()[3] == (
+        f"| {ARMS[1]} | 1.00 ± 0.00 (1.00 to 1.00) | 0.25 ± 0.00 (0.25 to 0.25) | 0.60 ± 1.27 (0.50 to 0.70) | 0.25 ± 0.00 (0.25 to 0.25) "
+        "| 0.10 ± 0.00 (0.10 to 0.10) | 0.40 and 0.40 |"
+    )
+    assert "nan" not in table(found_of(0, 1, 1, 1, 1, 1, 1))
+
+
+def test_what_was_asked_for_is_counted_by_seeds():
+    found = found_of(0, 0.96, 0.2, 1, 0.72, 1, 0.94) + found_of(1, 0.94, 0.2, 1, 0.68, 1, 0.96) + found_of(2, 1, 0.5, 1, 0.75, 1, 1)
+    *counts, gains = answers(found)
+    assert [line.partition(":")[0] for line in counts] == ["2 of 3 seeds", "2 of 3 seeds", "2 of 3 seeds"]
+    assert "0.25 ± 0.07 (0.22 to 0.28)" in gains
