@@ -128,7 +128,7 @@ def _launch(
         raise TrainingError(
             f"{run.phase} was trained, and {RunFolder(folder).result} does not read: start it again, which writes it again."
         )
-    return result
+    return {**result, "checkpoint": str(checkpoint_path(run.output, run.stop_step))}
 
 
 def _check_answered(run: RunConfig) -> None:
