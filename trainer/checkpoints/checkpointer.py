@@ -86,9 +86,9 @@ class Checkpoints:
         self._clock, self._check, self._alone, self._watch = clock, check, alone, watch
         self._saved_at = clock()
         self._damaged: set[int] = set()
-        self._apart = exchange_here()
-        self._has_folder = is_first() or self._apart is not None
-        self._writer = build_writer(is_apart=self._apart is not None)
+        self._exchange = exchange_here()
+        self._has_folder = is_first() or self._exchange is not None
+        self._writer = build_writer(is_apart=self._exchange is not None)
         self._background = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
         self._copy: Leaves | None = None
@@ -250,9 +250,9 @@ class Checkpoints:
         """The files of a checkpoint: those here, or where hosts have folders of their own those of all of them."""
         path = self.folder / str(step)
         here = digests_here(path)
-        if self._apart is None:
+        if self._exchange is None:
             return here
-        return united(path, [from_text(said) for said in self._apart.tell(f"checkpoint {step}", as_text(here))])
+        return united(path, [from_text(said) for said in self._exchange.tell(f"checkpoint {step}", as_text(here))])
 
     def _prune(self) -> None:
         steps = saved_steps(self.folder)

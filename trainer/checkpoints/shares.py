@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import jax
 import orbax.checkpoint as ocp
 
 from trainer.base.errors import StorageError
@@ -28,10 +29,12 @@ def build_writer(*, is_apart: bool) -> ocp.AsyncCheckpointer:
     if not is_apart:
         return ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(state=ocp.PyTreeCheckpointHandler(), about=ocp.JsonCheckpointHandler()))
     everyone = ocp.options.MultiprocessingOptions(primary_host=None)
+    # Orbax's own registry is one for the whole process: whoever reads a checkpoint meanwhile says there again that host 0 makes folders
+    arrays = ocp.type_handlers.create_type_handler_registry((jax.Array, ocp.type_handlers.ArrayHandler()))
     return ocp.AsyncCheckpointer(
         ocp.CompositeCheckpointHandler(
-            ocp.CompositeOptions(multiprocessing_options=everyone),
-            state=ocp.PyTreeCheckpointHandler(use_ocdbt=False, multiprocessing_options=everyone),
+            composite_options=ocp.CompositeOptions(multiprocessing_options=everyone),
+            state=ocp.PyTreeCheckpointHandler(use_ocdbt=False, multiprocessing_options=everyone, type_handler_registry=arrays),
             about=ocp.JsonCheckpointHandler(multiprocessing_options=everyone),
         ),
         multiprocessing_options=everyone,
