@@ -1,8 +1,8 @@
 """A trainer that waits where a test wants it: called as `python` is, `gated -m trainer RUN.json …`. It is the real one in all else.
 
 While the file `gate-N` is in the run's folder, or in the folder that `GATES` names, every process waits after update N; the row of update
-N - 1 is there then. Where `asked-N` is there, too, they go on when jax has told all of them that one was asked to stop: jax looks for a signal once a second, and a thousand
-updates like these might be made before.
+N - 1 is there then. Where `asked-N` is there, too, they go on when jax has told all of them that one was asked to stop: jax looks for a
+signal once a second, and a thousand updates like these might be made before.
 """
 
 import itertools

@@ -68,7 +68,8 @@ class Sender:
         """
         self._ended.set()
         for thread in self._threads:
-            thread.join()
+            if thread.is_alive():
+                thread.join()
         for number in range(TRIES):
             try:
                 self.send_checkpoints()
