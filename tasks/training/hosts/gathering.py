@@ -49,6 +49,7 @@ class Gathering:
         self._hosts = hosts
         self._ever: set[str] = set()
         self._applied: dict[str, Pieces] = {}
+        self._heartbeat, self._others = b"", 0
         self._one_at_a_time = threading.Lock()
 
     def begin(self) -> None:
@@ -146,12 +147,14 @@ class Gathering:
                 path.unlink(missing_ok=True)
 
     def _write_heartbeat(self, post: Post) -> None:
-        said = post.heartbeat.encode()
-        with suppress(FileNotFoundError):
-            if self._folder.heartbeat.read_bytes() == said:
-                return
-        if said:
+        """Of the first host; where that has ended, any post of another one is a sign of life."""
+        said, others = post.heartbeat.encode(), sum(one.number for one, _ in list(self._posts.values()))
+        if said and said != self._heartbeat:
             write_atomically(self._folder.heartbeat, said)
+        elif post.stage == "ended" and others > self._others:
+            with suppress(FileNotFoundError):
+                os.utime(self._folder.heartbeat)
+        self._heartbeat, self._others = said, others
 
 
 class GatheredAttempt:

@@ -4,6 +4,7 @@ Two threads. One posts every few seconds. The other sends checkpoints, which tak
 about to send, so that nobody deletes content of the same digest meanwhile.
 """
 
+import json
 import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -17,6 +18,7 @@ from tasks.training.hosts.post import Post, Posts
 from trainer.base.errors import StorageError, TakenOver
 from trainer.base.storage import digest_of_file, write_json
 from trainer.checkpoints.files import committed_files
+from trainer.process.heartbeat import read_heartbeat
 from trainer.process.roll_call import read_presence
 
 ROLL_CALL_SECONDS = 0.2
@@ -44,15 +46,16 @@ class Sender:
         self._sending: tuple[str, ...] = ()
         self._present: set[int] = set()
         self._one_at_a_time = threading.Lock()
-        self._ended = threading.Event()
+        self._trained, self._ended = threading.Event(), threading.Event()
         self._lost: TakenOver | None = None
         self._said = ""
-        self._threads = [threading.Thread(target=self._run, args=(what,), daemon=True) for what in (self.post, self.send_checkpoints)]
+        self._posting = threading.Thread(target=self._run, args=(self.post, self._ended), name="posts", daemon=True)
+        self._sends = threading.Thread(target=self._run, args=(self.send_checkpoints, self._trained), name="sends", daemon=True)
 
     def start(self) -> None:
         """Begin."""
-        for thread in self._threads:
-            thread.start()
+        self._posting.start()
+        self._sends.start()
 
     @property
     def lost(self) -> TakenOver | None:
@@ -66,13 +69,21 @@ class Sender:
             TakenOver: the launch is over.
             StorageError: the store does not take it.
         """
-        self._ended.set()
-        for thread in self._threads:
-            if thread.is_alive():
-                thread.join()
+        self._trained.set()
+        if self._sends.is_alive():
+            self._sends.join()
+        try:
+            self._finish()
+        finally:
+            self._ended.set()
+
+    def _finish(self) -> None:
         for number in range(TRIES):
             try:
                 self.send_checkpoints()
+                self._ended.set()
+                if self._posting.is_alive():
+                    self._posting.join()
                 self.post(ended=True)
                 return
             except (TakenOver, StorageError):
@@ -143,8 +154,8 @@ class Sender:
                 f"{head.number}). Nothing more of this one is kept."
             )
 
-    def _run(self, what: Callable[[], Any]) -> None:
-        while not self._ended.wait(self._every if self._hosts == 1 or len(self._present) == self._hosts else ROLL_CALL_SECONDS):
+    def _run(self, what: Callable[[], Any], ended: threading.Event) -> None:
+        while not ended.wait(self._every if self._hosts == 1 or len(self._present) == self._hosts else ROLL_CALL_SECONDS):
             try:
                 what()
                 self._said = ""
@@ -186,6 +197,10 @@ class Sender:
         return found
 
     def _heartbeat(self) -> str:
+        """The trainer's, and while what it left is sent one of ours: who sends is not silent."""
+        if self._trained.is_set():
+            said = read_heartbeat(self._work.run.path)
+            return json.dumps({**said, "beat": f"{said.get('beat', 0)} and {self._post.number} while sending", "work": "send"})
         with suppress(OSError):
             return self._work.run.heartbeat.read_text()
         return ""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tasks.home import SCRATCH_VARIABLE
 from tasks.store.keeping import keeper_of
 from tasks.store.publisher import Kept
 from tasks.training.group import DONE_SECONDS, Group
@@ -57,6 +58,7 @@ class Workers(Frozen):
         port: of the coordinator, on the first host.
         known_hosts: the file that has the hosts' keys; None is the user's own.
         key: the private key that opens the hosts; None is what the user's ssh would try.
+        scratch: where hosts have their part of the work of a home on a store; None is each user's cache folder.
         environment: variables of every process.
     """
 
@@ -66,6 +68,7 @@ class Workers(Frozen):
     port: int = 8476
     known_hosts: Path | None = None
     key: Path | None = None
+    scratch: str | None = None
     environment: Mapping[str, str] = {}
 
     @property
@@ -158,6 +161,7 @@ class TpuVmLauncher:
         given = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON) and name not in NOT_PASSED_ON}
         shared = {
             **given,
+            **({SCRATCH_VARIABLE: workers.scratch} if workers.scratch else {}),
             **workers.environment,
             "JAX_COORDINATOR_ADDRESS": f"{first}:{workers.port}",
             "JAX_NUM_PROCESSES": str(len(workers.hosts)),
