@@ -1,7 +1,7 @@
 """Two hosts that share nothing but the store: a run is lost with one of them, preempted, and ends as on a common folder, bit for bit.
 
 The hosts, their connections, trainers and folders are real; the store is the emulator. Trainers wait where they are struck
-(`tests.trainer.gated`).
+(`tests.trainer.gated`). What goes wrong between hosts and store is tried without trainers in `test_host_faults`.
 """
 
 import os
@@ -25,7 +25,7 @@ from tests.ports import free_port
 from tests.stores.emulator import BUCKET, the_emulator
 from tests.tasks.training.conftest import BuildRun
 from tests.tasks.training.machines import environment_here
-from tests.tasks.training.test_launchers import ON_TWO, hosts, rows_of, short
+from tests.tasks.training.test_launchers import ASKED, ON_TWO, hosts, rows_of, short
 from tests.tasks.training.tpu_vm.ssh_hosts import SshHosts, ssh_hosts
 from tests.trainer.gated import gate, open_gate
 from trainer.base.code_digest import HOUSE
@@ -35,7 +35,12 @@ from trainer.config import RunConfig
 from trainer.events import read_events
 from trainer.metrics import Row
 
-pytestmark = pytest.mark.timeout(900)  # a guard against hanging
+pytestmark = [
+    pytest.mark.timeout(900),  # a guard against hanging
+    pytest.mark.skipif(
+        not os.environ.get(ASKED), reason=f"eight trainers one after the other take a minute and a half of a core: set {ASKED}"
+    ),
+]
 
 RUN_NAME, PHASE = "tiny-proxy", "apart"
 LOST_AT, PREEMPTED_AT = 7, 12
