@@ -1,8 +1,8 @@
 """A recipe on two hosts that share nothing but the store: `python -m tests.pulse.hosts_on_a_store FOLDER`.
 
 `phasewise run` with the launcher `tpu_vm` and its home on the emulator. The hosts are reached by ssh on loopback, with a folder each. One
-of their trainers is killed. Then the same recipe is trained by two processes of this machine in a local home, undisturbed. It says what it
-found, and fails where the weights or rows differ, or the report does not say how it was trained. On two cores it takes some minutes.
+of their trainers is killed. Then the same recipe is trained on the same hosts in a home that both see, undisturbed. It says what it found,
+and fails where the weights or rows differ, or the report does not say how it was trained. On two cores it takes some minutes.
 """
 
 import json
@@ -50,19 +50,25 @@ def main(root: Path) -> None:
     recipe.write_text(text)
     (root / "hosts").mkdir()
     with ssh_hosts(root / "hosts", HOSTS) as machines, own_server(Home(root / "server"), free_port(), "hosts on a store") as server:
-        common = {**os.environ, "PREFECT_API_URL": server.url, "PHASEWISE_DASK_WORKERS": "2", "PHASEWISE_PUBLISH_SECONDS": "1"}
-        away = {"PHASEWISE_SCRATCH": str(root / "launcher"), **launched_by_ssh(machines, python_of_hosts(root, emulator.url))}
+        environment = {
+            **os.environ,
+            **launched_by_ssh(machines, python_of_hosts(root, emulator.url)),
+            "PREFECT_API_URL": server.url,
+            "PHASEWISE_DASK_WORKERS": "2",
+            "PHASEWISE_PUBLISH_SECONDS": "1",
+            "PHASEWISE_SCRATCH": str(root / "launcher"),
+        }
 
-        def start(name: str, home: str, own: Mapping[str, str]) -> subprocess.Popen[str]:
+        def start(name: str, home: str) -> subprocess.Popen[str]:
             command = [sys.executable, "-m", "flows.cli", "run", str(recipe), "--home", home, "--json"]
             errors = open(root / f"{name}.log", "w")  # noqa: SIM115  # the process has it
-            return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env={**common, **own})
+            return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
 
-        process = start("away", HOME, away)
+        process = start("away", HOME)
         lose_a_trainer(process, root / "launcher")
         on_hosts = complete(process)
         print("ended on two hosts", flush=True)
-        here = complete(start("here", str(root / "local"), {"PHASEWISE_PROCESSES": str(HOSTS)}))
+        here = complete(start("here", str(root / "local")))
     compare(on_hosts, here, run_below(root / "launcher"), Home(root / "local").run(RUN_NAME, PHASE))
     check_report(Path(on_hosts["report"]).read_text())
     check_store(root)
@@ -112,8 +118,8 @@ def compare(on_hosts: Mapping[str, Any], here: Mapping[str, Any], away: Path, lo
 
 
 def check_report(page: str) -> None:
-    """It names the slice and the home."""
-    for wanted in (SLICE, HOME, "SIGKILL"):
+    """It names the slice, its mesh, from where the run went on, and the home."""
+    for wanted in (f"{SLICE}: {HOSTS} devices (replica {HOSTS})", "it went on from step", HOME):
         print(f"the report {'names' if wanted in page else 'DOES NOT NAME'} {wanted}")
         assert wanted in page
 

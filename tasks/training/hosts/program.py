@@ -100,7 +100,7 @@ def main(arguments: Sequence[str]) -> int:
         said = parser.parse_args(arguments)
         end_with_parent(ExitCode.PREEMPTED, lambda: stop.seconds_left)
         work = Work.of(said.home, said.run_name, said.phase, said.root)
-        with locked(work.kept.work / "lock", wait=False) as is_ours:
+        with locked(work.kept.work / "host.lock", wait=False) as is_ours:
             if not is_ours:
                 raise ConfigError(f"another program trains on this host in {work.kept.work}: wait for it, or stop it.")
             return _train(work, Place.of(os.environ), said.python, stop)
