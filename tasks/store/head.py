@@ -91,6 +91,11 @@ class HeadObject:
         found = VersionedObject(self.place).read()
         return (Head(), ABSENT) if found is None else (self._parsed(found.content), found.generation)
 
+    def read_changed(self, known: str) -> tuple[Head, str] | None:
+        """The head and its generation where that is not `known` any more: little is asked where it is."""
+        found = VersionedObject(self.place).read(known)
+        return found and (self._parsed(found.content), found.generation)
+
     def replace(self, head: Head, generation: str) -> str:
         """Put `head` in the place of the version `generation`, and return the new one.
 

@@ -168,6 +168,7 @@ class Publisher:
         Raises:
             TakenOver, StorageError: as `publish`.
         """
+        assert not (name and self._launch), "one launch at a time"
         with self._one_at_a_time:
             self._sent |= set(self._elsewhere.ever_sent())
             self._launch, self._elsewhere = name, elsewhere or Nobody()

@@ -58,15 +58,13 @@ class Exchange:
         """What each process says of the same, in their order. All must ask, equally often.
 
         Raises:
-            TrainingError: one says nothing, or is at something else.
+            JaxRuntimeError: one says nothing: it is gone.
+            TrainingError: one is at something else.
         """
         self._number += 1
         key = f"phasewise/apart/{self._number}"
         self._client.key_value_set(f"{key}/{self._index}", f"{what}\n{said}")
-        try:
-            found = [self._client.blocking_key_value_get(f"{key}/{number}", 1000 * TELL_SECONDS) for number in range(self._count)]
-        except jax.errors.JaxRuntimeError as error:
-            raise TrainingError(f"a host did not say what it has of {what}: {error}") from error
+        found = [self._client.blocking_key_value_get(f"{key}/{number}", 1000 * TELL_SECONDS) for number in range(self._count)]
         if self._number > 1:  # whoever says something has read what was said before
             self._client.key_value_delete(f"phasewise/apart/{self._number - 1}/{self._index}")
         heads = {one.partition("\n")[0] for one in found}

@@ -43,6 +43,7 @@ class Sender:
         self._changed: set[str] = set()
         self._sent_pieces: dict[tuple[str, int], str] = {}
         self._sent: dict[str, tuple[str, ...]] = {}
+        self._seen = ""
         self._sending: tuple[str, ...] = ()
         self._present: set[int] = set()
         self._one_at_a_time = threading.Lock()
@@ -146,13 +147,16 @@ class Sender:
         Raises:
             TakenOver: it has not.
         """
-        head, _ = self._work.kept.head.read()
-        if head.launch != self._post.launch:
-            now = f"the launch {head.launch} has it" if head.launch else "no hosts are to work on it"
-            raise TakenOver(
-                f"host {self._post.host} of the launch {self._post.launch} may not go on with {self._work.folder}: {now} (number "
-                f"{head.number}). Nothing more of this one is kept."
-            )
+        if self._lost is None and (found := self._work.kept.head.read_changed(self._seen)):
+            head, self._seen = found
+            if head.launch != self._post.launch:
+                now = f"the launch {head.launch} has it" if head.launch else "no hosts are to work on it"
+                self._lost = TakenOver(
+                    f"host {self._post.host} of the launch {self._post.launch} may not go on with {self._work.folder}: {now} (number "
+                    f"{head.number}). Nothing more of this one is kept."
+                )
+        if self._lost:
+            raise self._lost
 
     def _run(self, what: Callable[[], Any], ended: threading.Event) -> None:
         while not ended.wait(self._every if self._hosts == 1 or len(self._present) == self._hosts else ROLL_CALL_SECONDS):

@@ -9,6 +9,7 @@ import os
 import shlex
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tasks.training.group import DONE_SECONDS, Group
 from tasks.training.hosts.gathering import GatheredAttempt, Gathering
 from tasks.training.protocol import Life, log_of
 from tasks.training.tpu_vm.connections import Host, Loop, Worker, connect
-from trainer.base.errors import TrainingError
+from trainer.base.errors import StorageError, TakenOver, TrainingError
 from trainer.base.frozen import Frozen
 from trainer.process.parent import SILENT_VARIABLE
 from trainer.process.roll_call import forget_roll_calls
@@ -95,11 +96,12 @@ class TpuVmLauncher:
         if keeper is None:
             return self._begun_on_hosts(life, None, DONE_SECONDS)
         gathering = Gathering(keeper, life, len(self._workers.hosts))
-        gathering.begin()
         try:
+            gathering.begin()
             return GatheredAttempt(self._begun_on_hosts(life, keeper.kept, SENT_SECONDS), gathering, life.folder)
         except BaseException:
-            gathering.end()
+            with suppress(TakenOver, StorageError):  # why it did not begin is what is said
+                gathering.end()
             raise
 
     def _begun_on_hosts(self, life: Life, kept: Kept | None, done_seconds: float) -> "SshGroup":

@@ -9,6 +9,7 @@ import pytest
 
 from trainer.base.errors import ConfigError, TrainingError
 from trainer.process.apart import Exchange, are_apart, check_goes_apart
+from trainer.process.distributed import is_of_the_runtime
 
 
 class Keys:
@@ -57,6 +58,14 @@ def test_all_hear_all_in_order_and_little_is_kept():
     words = [[f"{index} {number}" for number in range(5)] for index in range(3)]
     assert told(keys, words) == [[[one[number] for one in words] for number in range(5)]] * 3
     assert len(keys.said) == 3
+
+
+def test_one_that_says_nothing_is_lost(monkeypatch: pytest.MonkeyPatch):
+    keys = Keys()
+    monkeypatch.setattr(keys.changed, "wait_for", lambda *_, **__: False)
+    with pytest.raises(jax.errors.JaxRuntimeError) as gone:
+        Exchange(keys, 0, 2).tell("checkpoint 5", "a")
+    assert is_of_the_runtime(gone.value), "so the run is started again"
 
 
 def test_processes_that_are_at_different_things_are_refused():

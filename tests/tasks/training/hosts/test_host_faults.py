@@ -30,8 +30,9 @@ def die(*_: object, **__: object) -> None:
     raise Killed
 
 
-def test_what_all_hosts_sent_is_named_and_is_whole_elsewhere(gcs: Path, tmp_path: Path):
-    with Launch(tmp_path, gcs) as launch:
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_what_all_hosts_sent_is_named_and_is_whole_elsewhere(gcs: Path, tmp_path: Path, hosts: int):
+    with Launch(tmp_path, gcs, hosts=hosts) as launch:
         launch.train_to(5)
         launch.send()
         assert launch.commit() == [5]
@@ -180,8 +181,10 @@ def test_a_host_of_an_old_launch_that_wakes_up_is_refused_by_the_store(gcs: Path
     with Launch(tmp_path / "new", gcs, name="launch-2") as new:
         head = new.kept.head.read()
         for host in (0, 1):
-            with pytest.raises(TakenOver, match="the launch launch-2 has it"):
-                old.senders[host].post()
+            for _ in range(2):
+                with pytest.raises(TakenOver, match="the launch launch-2 has it"):
+                    old.senders[host].post()
+            assert old.senders[host].lost
         monkeypatch.setattr(old.senders[1], "check_launch", lambda: None)  # it has looked just before
         old.train_to(7)
         with pytest.raises(TakenOver, match=r"host 1 of the launch launch-1 is refused by gs://.*: the launch is over"):
