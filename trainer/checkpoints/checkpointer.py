@@ -23,7 +23,6 @@ from jax.experimental import multihost_utils
 from trainer.base.errors import CheckpointError, StorageError, TakenOver
 from trainer.checkpoints.files import (
     UNCOMMITTED,
-    Digests,
     digests_here,
     find_damage,
     is_committed,
@@ -233,7 +232,7 @@ class Checkpoints:
                 self._writer.wait_until_finished()
                 if self._has_folder:
                     self._check()
-                    write_digests(self.folder / str(step), self._united(step))
+                    self._write_digests(self.folder / str(step))
                     with self._alone():
                         self._prune()
         except TakenOver:
@@ -246,13 +245,13 @@ class Checkpoints:
                 "and start again."
             ) from error
 
-    def _united(self, step: int) -> Digests:
-        """The files of a checkpoint: those here, or where hosts have folders of their own those of all of them."""
-        path = self.folder / str(step)
-        here = digests_here(path)
+    def _write_digests(self, path: Path) -> None:
+        """Commit: the files that are here, or where hosts have folders of their own those of all of them."""
         if self._exchange is None:
-            return here
-        return united(path, [from_text(said) for said in self._exchange.tell(f"checkpoint {step}", as_text(here))])
+            write_digests(path)
+            return
+        shares = self._exchange.tell(f"checkpoint {path.name}", as_text(digests_here(path)))
+        write_digests(path, united(path, [from_text(share) for share in shares]))
 
     def _prune(self) -> None:
         steps = saved_steps(self.folder)
