@@ -1,6 +1,7 @@
 """What goes wrong between hosts, their launcher and the store: nothing is named that is not there, who was shut out changes nothing."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +75,8 @@ def test_a_host_that_is_killed(gcs: Path, tmp_path: Path, monkeypatch: pytest.Mo
         assert launch.run.result.exists() == (10 in named), "no result without its checkpoint"
         rows = launch.run.metrics.read_text().splitlines()
         assert json.loads(rows[-1])["step"] == 10, "rows come before their checkpoint"
+    needed, there = launch.content()
+    assert there == needed, "what no head needs is deleted when the launch ends"
     other = Kept(tmp_path / "other", gcs, RUN_NAME)
     other.look(checkpoints=True)
     assert find_damage(other.work / "runs" / RUN_NAME / PHASE / "checkpoints" / str(named[-1])) is None
@@ -134,19 +137,26 @@ def test_a_store_that_is_away_for_long_gets_the_rest_later_and_a_host_that_ends_
         assert launch.commit() == [5]
 
 
-def test_a_post_whose_answer_is_lost_is_this_hosts(faulty_store: FaultyStore, tmp_path: Path):
+@pytest.mark.parametrize("is_away_after", [False, True])
+def test_a_post_whose_answer_is_lost_is_this_hosts(faulty_store: FaultyStore, tmp_path: Path, is_away_after: bool):
     with Launch(tmp_path, faulty_store.root) as launch:
         faulty_store.faults.drop_reply(where="launches/launch-1/1", method="POST", times=1)
-        launch.send(1)
+        if is_away_after:
+            faulty_store.faults.refuse(where="launches/launch-1/1", method="POST", times=OFTEN)
+            with suppress(Exception):  # stores have error types of their own
+                launch.senders[1].post()
+            assert [kind for kind, _ in faulty_store.faults.happened][:2] == ["drop_reply", "refuse"]
+            faulty_store.faults.clear()
         launch.train_to(5)
         launch.send()
         assert launch.commit() == [5]
 
 
+@pytest.mark.parametrize("sent", ["before the launcher looks", "after it has looked"])
 def test_content_that_a_host_sends_again_is_not_deleted_with_the_checkpoint_that_had_it(
-    gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: str
 ):
-    """The launcher looks what may go; the host says that it sends the same content; the launcher deletes: not that."""
+    """The launcher looks what may go, and deletes: not what a host sends of a checkpoint that the launcher does not know yet."""
     with Launch(tmp_path, gcs) as launch:
         launch.train_to(5, same="as in all")
         launch.send()
@@ -157,10 +167,13 @@ def test_content_that_a_host_sends_again_is_not_deleted_with_the_checkpoint_that
         versions = Objects.versions
 
         def seen_and_sent(objects: Objects, digests: set[str]) -> dict[str, str]:
-            found = versions(objects, digests)
             monkeypatch.setattr(Objects, "versions", versions)
+            if sent == "before the launcher looks":
+                launch.send()
+            found = versions(objects, digests)
             assert len(found) == 4, "the list, both shares and what the first host says about it"
-            launch.send()
+            if sent == "after it has looked":
+                launch.send()
             return found
 
         monkeypatch.setattr(Objects, "versions", seen_and_sent)
@@ -168,6 +181,8 @@ def test_content_that_a_host_sends_again_is_not_deleted_with_the_checkpoint_that
         launch.publisher.publish()
         assert launch.committed() == []
         assert launch.commit() == [10]
+    needed, there = launch.content()
+    assert there == needed
     other = Kept(tmp_path / "other", gcs, RUN_NAME)
     other.look(checkpoints=True)
     assert find_damage(other.work / "runs" / RUN_NAME / PHASE / "checkpoints" / "10") is None

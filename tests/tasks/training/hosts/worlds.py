@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tasks.store.publisher import Kept, Publisher
+from tasks.store.snapshot import digests_listed, is_list_of_checkpoint
 from tasks.training.hosts.gathering import Gathering
 from tasks.training.hosts.needs import Work
 from tasks.training.hosts.post import Post, Posts
@@ -103,3 +104,12 @@ class Launch:
     def committed(self) -> list[int]:
         head, _ = self.kept.head.read()
         return sorted(int(name.split("/")[-2]) for name in head.files if "/checkpoints/" in name)
+
+    def content(self) -> tuple[set[str], set[str]]:
+        """The digests that the head needs, and those of the objects that are on the store."""
+        objects, (head, _) = self.kept.objects, self.kept.head.read()
+        needed = {piece.sha256 for pieces in head.files.values() for piece in pieces}
+        for name, pieces in head.files.items():
+            if is_list_of_checkpoint(name):
+                needed |= digests_listed(b"".join(objects.content(piece.sha256) for piece in pieces))
+        return needed, {path.name for path in objects.folder.iterdir()}
