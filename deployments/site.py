@@ -27,7 +27,7 @@ from flows.site.shelf import Set, Shelf
 from flows.site.site import Site, static_files
 from flows.site.tables import asked_of
 from tasks.home import Home
-from tasks.store.publisher import publish_seconds
+from tasks.store.interval import publish_seconds
 from trainer.base.errors import ConfigError, PhasewiseError
 from trainer.process.parent import end_with_parent
 

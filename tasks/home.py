@@ -176,6 +176,11 @@ class Home:
         return self._on_this_machine / ("looked-at" if self.reads_only else "work")
 
     @property
+    def on_host(self) -> Path:
+        """Where a host that trains for a home on a store has its part of the work. The launcher may work on the same machine."""
+        return self._on_this_machine / "host"
+
+    @property
     def _on_this_machine(self) -> Path:
         caches = Path(os.environ.get(SCRATCH_VARIABLE) or os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
         return caches / "phasewise" / digest_of_bytes(str(self.root).encode())[:16]

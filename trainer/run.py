@@ -16,6 +16,7 @@ from trainer.config import RunConfig
 from trainer.kernels.attention import check_kernel
 from trainer.loop import Guards, Moves, Preempted, train
 from trainer.process import distributed
+from trainer.process.apart import are_apart, check_goes_apart
 from trainer.process.fence import Fence, only_one_trainer
 from trainer.process.heartbeat import Heartbeat
 from trainer.process.parent import end_with_parent
@@ -86,6 +87,8 @@ def read_run(path: Path) -> RunConfig:
 
 def execute(run: RunConfig) -> dict[str, Any]:
     """Ask for permission, train, write `result.json`."""
+    if are_apart():
+        check_goes_apart(run)
     check_sinks(run.instrumentation)
     check_kernel(run.execution.attention, jax.default_backend(), run.model, context=run.execution.mesh.context)
     check_permission(run)

@@ -111,8 +111,8 @@ class Slice(Frozen):
 
     @property
     def hosts(self) -> int:
-        """All machines that hold them."""
-        return -(-self.chips // self.chip.chips_per_host)
+        """All machines that hold them; no two slices are on one."""
+        return self.count * -(-self.chips_of_each // self.chip.chips_per_host)
 
     @property
     def mesh(self) -> Mesh:

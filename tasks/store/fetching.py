@@ -9,9 +9,9 @@ from tasks.store.head import Files, Piece
 from tasks.store.objects import Objects
 from tasks.store.snapshot import digest_of_pieces, is_list_of_checkpoint, kept_names
 from trainer.base.errors import StorageError
-from trainer.base.run_folder import CHECKPOINTS_NAME, is_kept
+from trainer.base.run_folder import CHECKPOINTS_NAME, RunFolder, is_kept
 from trainer.base.storage import file_system_of, write_atomically
-from trainer.checkpoints.files import DIGESTS_NAME, committed_files, find_damage, remove_checkpoint
+from trainer.checkpoints.files import DIGESTS_NAME, committed_files, digests_here, find_damage, has_its_files, remove_checkpoint
 
 HEAD_NAME, OBJECTS_NAME = "head.json", "objects"
 ARRIVING = ".arriving"
@@ -47,7 +47,7 @@ def bring_here(root: Path, folders: Iterable[str], files: Files, objects: Object
             elif path.exists() and digest_of_pieces(path) != tuple(pieces):
                 remove_checkpoint(path.parent)
         elif digest_of_pieces(path) != tuple(pieces):
-            write_atomically(path, _content(root / ARRIVING, pieces, objects))
+            write_atomically(path, content_of(root / ARRIVING, pieces, objects))
             came += 1
     shutil.rmtree(root / ARRIVING, ignore_errors=True)
     return came
@@ -56,12 +56,28 @@ def bring_here(root: Path, folders: Iterable[str], files: Files, objects: Object
 def _bring_or_leave(listed: Path, pieces: tuple[Piece, ...], objects: Objects) -> int:
     """A checkpoint that is damaged there is left out: the trainer goes on from the one before, as where one is damaged here."""
     try:
-        return _bring_checkpoint(listed, pieces, objects)
+        return bring_checkpoint(listed, pieces, objects)
     except StorageError as damage:
         shutil.rmtree(listed.parent, ignore_errors=True)
         shutil.rmtree(_arriving(listed), ignore_errors=True)
         say(f"checkpoint {listed.parent} is left out: {damage}")
         return 0
+
+
+def settle_checkpoints(root: Path, folders: Iterable[str], files: Files, objects: Objects) -> None:
+    """Have no checkpoint here of which files are not here, as where other hosts wrote and sent them: bring those that the head names.
+
+    One that it does not name is deleted, and the result that may rest on it.
+    """
+    for name, listed in list(kept_names(root, folders)):
+        if not is_list_of_checkpoint(name) or has_its_files(listed.parent):
+            continue
+        pieces = files.get(name)
+        if pieces is not None and digest_of_pieces(listed) == tuple(pieces):
+            _bring_or_leave(listed, tuple(pieces), objects)
+        else:
+            remove_checkpoint(listed.parent)
+            RunFolder.of_checkpoint(listed.parent).result.unlink(missing_ok=True)
 
 
 def _arriving(listed: Path) -> Path:
@@ -97,26 +113,34 @@ def bring_uploaded(root: Path, folders: Iterable[str], store: Path, *, weights_b
     return came
 
 
-def _bring_checkpoint(listed: Path, pieces: tuple[Piece, ...], objects: Objects) -> int:
-    """The list of its files comes last: cut short, it is a checkpoint that was never committed."""
+def bring_checkpoint(listed: Path, pieces: tuple[Piece, ...], objects: Objects) -> int:
+    """The files of a checkpoint that are not here. Their list comes last: cut short, it is a checkpoint that was never committed.
+
+    Raises:
+        StorageError: one is missing there, or damaged.
+    """
     folder = listed.parent
     if digest_of_pieces(listed) == tuple(pieces) and find_damage(folder) is None:
         return 0
-    shutil.rmtree(folder, ignore_errors=True)
+    listed.unlink(missing_ok=True)
     arrived = _arriving(listed) / listed.name
-    content = _content(arrived.parent, pieces, objects)
+    content = content_of(arrived.parent, pieces, objects)
     write_atomically(arrived, content)
     wanted = committed_files(arrived.parent)
     if isinstance(wanted, str):
         raise StorageError(f"{listed} {wanted}, also on the store. Bring back an earlier version of the head.")
-    objects.bring_all({folder / name: digest for name, (_, digest) in wanted.items()})
+    here = digests_here(folder) if folder.exists() else {}
+    for name in here.keys() - wanted.keys():
+        (folder / name).unlink()
+    missing = {folder / name: said[1] for name, said in wanted.items() if here.get(name) != said}
+    objects.bring_all(missing)
     write_atomically(listed, content)
     shutil.rmtree(arrived.parent)
-    return len(wanted) + 1
+    return len(missing) + 1
 
 
-def _content(arriving: Path, pieces: Iterable[Piece], objects: Objects) -> bytes:
-    """The bytes of a file that is not large, from its pieces."""
+def content_of(arriving: Path, pieces: Iterable[Piece], objects: Objects) -> bytes:
+    """The bytes of a file that is not large, from its pieces, which wait in the folder `arriving`."""
     wanted: Mapping[Path, str] = {arriving / piece.sha256: piece.sha256 for piece in pieces}
     objects.bring_all(wanted)
     return b"".join((arriving / piece.sha256).read_bytes() for piece in pieces)

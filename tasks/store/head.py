@@ -4,24 +4,16 @@ All else on the store is content under the name of its digest, and counts for no
 the store's precondition that it is still the version that was read: of two who replace it one is refused, whatever their clocks say.
 """
 
-import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
 
 from pydantic import Field, ValidationError
 
-from trainer.base.errors import ConfigError, StorageError, TakenOver
+from tasks.store.versioned import ABSENT, AnotherVersion, VersionedObject
+from trainer.base.errors import StorageError, TakenOver
 from trainer.base.frozen import Frozen
-from trainer.base.storage import file_system_of
-
-ABSENT = "0"
-"""The generation of an object that is not there."""
-CONDITION_FAILED = FileExistsError
-"""gcsfs's word for a precondition that does not hold."""
 
 
 class Piece(Frozen):
@@ -46,21 +38,28 @@ class Head(Frozen):
         number: who works there has the next number of the one before: a fencing number.
         holder: no two who work have the same.
         commit: no two heads have the same.
+        launch: hosts that work on it for the holder, and send content (`tasks.training.hosts`); empty where there are none. Those of
+            another launch are refused.
     """
 
     format: int = 1
     number: int = 0
     holder: str = ""
     commit: str = ""
+    launch: str = ""
     files: dict[str, tuple[Piece, ...]] = Field(default_factory=dict)
 
     def taken(self) -> "Head":
         """The same files under a new holder."""
         return Head(number=self.number + 1, holder=uuid.uuid4().hex, commit=uuid.uuid4().hex, files=self.files)
 
-    def followed(self, files: Files) -> "Head":
+    def followed(self, files: Files, launch: str = "") -> "Head":
         """The next commit of the same holder."""
-        return Head(number=self.number, holder=self.holder, commit=uuid.uuid4().hex, files=dict(files))
+        return Head(number=self.number, holder=self.holder, commit=uuid.uuid4().hex, launch=launch, files=dict(files))
+
+    def written(self) -> bytes:
+        """As it is on the store. A head without a launch reads as it did before there were any."""
+        return self.model_dump_json(exclude=None if self.launch else {"launch"}).encode()
 
 
 @dataclass(frozen=True)
@@ -80,12 +79,7 @@ class HeadObject:
         Raises:
             ConfigError: the store cannot replace an object on the condition that it is still a certain version.
         """
-        store = file_system_of(place)
-        if store is None or "gs" not in store[0].protocol:
-            raise ConfigError(
-                f"training needs a store that replaces an object only if it is still the version that was read, found {place}: that is "
-                "known for gs:// alone. Take a home on gs://, or a local folder."
-            )
+        VersionedObject.at(place)
         return cls(place)
 
     def read(self) -> tuple[Head, str]:
@@ -94,17 +88,13 @@ class HeadObject:
         Raises:
             StorageError: what is there is no head of this version.
         """
-        file_system, bucket, name = self._named()
-        while True:
-            try:
-                _, about = file_system.call("GET", "b/{}/o/{}", bucket, name)
-                generation = str(json.loads(about)["generation"])
-                _, content = file_system.call("GET", "b/{}/o/{}", bucket, name, alt="media", ifGenerationMatch=generation)
-            except FileNotFoundError:
-                return Head(), ABSENT
-            except CONDITION_FAILED:
-                continue  # replaced between the two requests
-            return self._parsed(content), generation
+        found = VersionedObject(self.place).read()
+        return (Head(), ABSENT) if found is None else (self._parsed(found.content), found.generation)
+
+    def read_changed(self, known: str) -> tuple[Head, str] | None:
+        """The head and its generation where that is not `known` any more: little is asked where it is."""
+        found = VersionedObject(self.place).read(known)
+        return found and (self._parsed(found.content), found.generation)
 
     def replace(self, head: Head, generation: str) -> str:
         """Put `head` in the place of the version `generation`, and return the new one.
@@ -112,32 +102,13 @@ class HeadObject:
         Raises:
             TakenOver: another version is there, so somebody else works there now.
         """
-        file_system, bucket, name = self._named()
-        upload = f"{file_system._location}/upload/storage/v1/b/{quote(bucket)}/o"  # gcsfs has no public word for it
         try:
-            _, answer = file_system.call(
-                "POST",
-                upload,
-                uploadType="media",
-                name=name,
-                ifGenerationMatch=generation,
-                headers={"Content-Type": "application/octet-stream"},
-                data=head.model_dump_json().encode(),
-            )
-            return str(json.loads(answer)["generation"])
-        except CONDITION_FAILED:
-            found, now = self.read()
-            if found.commit == head.commit:  # the answer to our first request was lost, and gcsfs asked again
-                return now
+            return VersionedObject(self.place).replace(head.written(), generation)
+        except AnotherVersion:
             raise TakenOver(
-                f"{self.place} is another's: this one has number {head.number}, the store has {found.number}. Nothing more of this one is "
-                "kept; the other one goes on."
+                f"{self.place} is another's: this one has number {head.number}, the store has {self.read()[0].number}. Nothing more of "
+                "this one is kept; the other one goes on."
             ) from None
-
-    def _named(self) -> tuple[Any, str, str]:
-        store = file_system_of(self.place)
-        assert store is not None
-        return (store[0], *store[1].split("/", 1))  # pyright: ignore[reportReturnType]  # two parts
 
     def _parsed(self, content: bytes) -> Head:
         try:

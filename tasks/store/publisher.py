@@ -1,7 +1,5 @@
 """Keeps the work on a recipe on the store while it goes on here: what is new is sent, and the head then names it."""
 
-import math
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -9,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.progress import say
-from tasks.store.fetching import HEAD_NAME, OBJECTS_NAME, bring_here, bring_uploaded
-from tasks.store.head import ABSENT, Head, HeadObject
+from tasks.store.elsewhere import Elsewhere, Nobody
+from tasks.store.fetching import HEAD_NAME, OBJECTS_NAME, bring_here, bring_uploaded, settle_checkpoints
+from tasks.store.head import Head, HeadObject
+from tasks.store.interval import publish_seconds
 from tasks.store.objects import Objects
 from tasks.store.snapshot import (
     Changing,
@@ -22,16 +22,14 @@ from tasks.store.snapshot import (
     pieces_of,
     take_snapshot,
 )
-from trainer.base.errors import ConfigError, StorageError, TakenOver
+from tasks.store.versioned import ABSENT
+from trainer.base.errors import StorageError, TakenOver
 from trainer.base.file_lock import locked
 from trainer.base.storage import read_json, write_json
 
 WORKED_ON = ("reports", "runs", "verdicts")
 """What of a home is worked on here, and kept."""
-PUBLISH_SECONDS = 30.0
-"""What a machine that is lost had done since the last time is done again."""
 TRIES = 5
-PUBLISH_VARIABLE = "PHASEWISE_PUBLISH_SECONDS"
 
 
 @dataclass(frozen=True)
@@ -136,6 +134,7 @@ class Publisher:
         self._sent: set[str] = set()
         self._lost: TakenOver | None = None
         self._is_said = False
+        self._launch, self._elsewhere = "", Nobody()
         self._one_at_a_time = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"keeps {kept.run_name}", daemon=True)
@@ -154,6 +153,27 @@ class Publisher:
             return
         with suppress(TakenOver, StorageError):  # why it ended is said already
             self.publish()
+
+    @property
+    def kept(self) -> Kept:
+        """What it keeps."""
+        return self._kept
+
+    def launch(self, name: str, elsewhere: Elsewhere | None = None) -> None:
+        """Commit what is here, and that the hosts of this launch work on it from now on; an empty name ends the launch.
+
+        Args:
+            elsewhere: what they send. A checkpoint whose list is here need not have its files here where they sent them.
+
+        Raises:
+            TakenOver, StorageError: as `publish`.
+        """
+        assert not (name and self._launch), "one launch at a time"
+        with self._one_at_a_time:
+            self._sent |= set(self._elsewhere.ever_sent())
+            self._launch, self._elsewhere = name, elsewhere or Nobody()
+        if not self.publish():
+            raise StorageError(f"{self._kept.work} changed all the time: what works there? Stop it, and start again on this machine.")
 
     def check(self) -> None:
         """Go on only if nobody else took the work over.
@@ -188,7 +208,7 @@ class Publisher:
         for _ in range(TRIES):
             try:
                 snapshot = take_snapshot(self._kept.work, self._kept.folders)
-                if snapshot.files != self._head.files:
+                if (snapshot.files, self._launch) != (self._head.files, self._head.launch):
                     self._commit(snapshot)
                 return True
             except Changing:  # a checkpoint was deleted or replaced while it was read or sent
@@ -203,7 +223,9 @@ class Publisher:
         if is_ours:
             self._note(before.commit, self._head.commit)
         self._generation = self._kept.head.replace(self._head, generation)
-        if not is_ours:
+        if is_ours:
+            settle_checkpoints(self._kept.work, self._kept.folders, self._head.files, self._kept.objects)
+        else:
             came = self._kept.bring(self._head, generation)
             if came:
                 say(f"{self._kept.run_name}: {came:,} files came from {self._kept.store}")
@@ -222,17 +244,19 @@ class Publisher:
 
     def _commit(self, snapshot: Snapshot) -> None:
         """Content first, then the head that names it, then what no head names any more is deleted."""
-        new: Mapping[str, Source] = {digest: source for digest, source in snapshot.sources.items() if digest not in self._sent}
+        there = self._sent | set(self._elsewhere.sent())
+        new: Mapping[str, Source] = {digest: source for digest, source in snapshot.sources.items() if digest not in there}
         objects = self._kept.objects
         objects.send(new)
         self._check_sent_as_listed(snapshot)
-        head = self._head.followed(snapshot.files)
+        head = self._head.followed(snapshot.files, self._launch)
         unnamed = objects.versions(self._sent - snapshot.sources.keys())
         self._note(self._head.commit, head.commit)
         self._generation = self._kept.head.replace(head, self._generation)
-        self._head, self._sent = head, set(snapshot.sources)
+        needed = set(self._elsewhere.needed()) if unnamed else set[str]()
+        self._head, self._sent = head, set(snapshot.sources) | (unnamed.keys() & needed)
         self._note(head.commit)
-        objects.delete(unnamed)
+        objects.delete({digest: version for digest, version in unnamed.items() if digest not in needed})
 
     def _check_sent_as_listed(self, snapshot: Snapshot) -> None:
         """A checkpoint that was replaced while it was sent would have other bytes under the name of its digest.
@@ -265,16 +289,3 @@ class Publisher:
 
     def _note(self, *commits: str) -> None:
         write_json(self._kept.known, {"commits": commits})
-
-
-def publish_seconds(environment: Mapping[str, str] = os.environ) -> float:
-    """How often it is looked whether there is something to commit.
-
-    Raises:
-        ConfigError: `PHASEWISE_PUBLISH_SECONDS` is no number above 0.
-    """
-    value = environment.get(PUBLISH_VARIABLE) or str(PUBLISH_SECONDS)
-    with suppress(ValueError):
-        if 0 < (seconds := float(value)) < math.inf:
-            return seconds
-    raise ConfigError(f"{PUBLISH_VARIABLE} must be a number of seconds above 0, found '{value}'. Correct it, or leave it unset.")

@@ -10,6 +10,7 @@
 moves from slice to slice `SLICE=…` of each, with `|` between them |
 | `PHASEWISE_TPU_PYTHON`, `…_PROJECT` | tpu_vm: where these are on every host; as here if they are not set |
 | `PHASEWISE_TPU_KNOWN_HOSTS`, `…_KEY` | tpu_vm: files of ssh; the user's own if they are not set |
+| `PHASEWISE_TPU_SCRATCH` | tpu_vm: where hosts keep their part of a home on a store; their user's cache folder if it is not set |
 """
 
 import os
@@ -114,6 +115,7 @@ def _tpu_vm(slices: Slice, environment: Mapping[str, str]) -> Launcher:
             project=environment.get("PHASEWISE_TPU_PROJECT") or str(HOUSE),
             known_hosts=Path(known_hosts) if known_hosts else None,
             key=Path(key) if key else None,
+            scratch=environment.get("PHASEWISE_TPU_SCRATCH") or None,
         )
     )
 

@@ -50,10 +50,14 @@ class Member(Protocol):
 
 
 class Group:
-    """An attempt of several processes, the first of which writes what is written once."""
+    """An attempt of several processes, the first of which writes what is written once.
 
-    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._folder, self._clock = folder, clock
+    Args:
+        done_seconds: how long the others have to end after one that is done.
+    """
+
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic, done_seconds: float = DONE_SECONDS) -> None:
+        self._folder, self._clock, self._done_seconds = folder, clock, done_seconds
         self._members: list[Member] = []
         self._cut: set[int] = set()
         self._first_ended: float | None = None
@@ -72,7 +76,7 @@ class Group:
         if ended:
             now = self._clock()
             self._first_ended = now if self._first_ended is None else self._first_ended
-            if now - self._first_ended > grace_seconds(ended):
+            if now - self._first_ended > grace_seconds(ended, self._done_seconds):
                 self._cut |= {number for number, code in enumerate(codes) if code is None}
                 self._kill(self._cut)
         return None
@@ -125,10 +129,10 @@ class Group:
         return f"host {number} ({self._members[number].name})"
 
 
-def grace_seconds(ended: Sequence[int]) -> float:
+def grace_seconds(ended: Sequence[int], done_seconds: float = DONE_SECONDS) -> float:
     """How long the other processes may go on after these have ended."""
     if all(code in (ExitCode.DONE, ExitCode.MOVES) for code in ended):
-        return DONE_SECONDS
+        return done_seconds
     if decisive(ended) == ExitCode.PREEMPTED:
         return stop_seconds()
     return GRACE_SECONDS

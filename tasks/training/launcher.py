@@ -128,7 +128,8 @@ def _launch(
         raise TrainingError(
             f"{run.phase} was trained, and {RunFolder(folder).result} does not read: start it again, which writes it again."
         )
-    return result
+    here = {"checkpoint": str(checkpoint_path(run.output, run.stop_step))}  # a host has its own place for it
+    return {name: here.get(name, said) for name, said in result.items()}
 
 
 def _check_answered(run: RunConfig) -> None:

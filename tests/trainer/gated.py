@@ -1,11 +1,12 @@
 """A trainer that waits where a test wants it: called as `python` is, `gated -m trainer RUN.json …`. It is the real one in all else.
 
-While the file `gate-N` is in the run's folder, every process waits after update N; the row of update N - 1 is there then. Where `asked-N`
-is there, too, they go on when jax has told all of them that one was asked to stop: jax looks for a signal once a second, and a thousand
-updates like these might be made before.
+While the file `gate-N` is in the run's folder, or in the folder that `GATES` names, every process waits after update N; the row of update
+N - 1 is there then. Where `asked-N` is there, too, they go on when jax has told all of them that one was asked to stop: jax looks for a
+signal once a second, and a thousand updates like these might be made before.
 """
 
 import itertools
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -49,5 +50,6 @@ if __name__ == "__main__":
     import trainer.loop as loop
     from trainer.run import main
 
-    loop.stop_agreed = after_gate(Path(sys.argv[3]).parent, loop.stop_agreed)
+    gates = Path(os.environ.get("GATES") or Path(sys.argv[3]).parent)
+    loop.stop_agreed = after_gate(gates, loop.stop_agreed)
     sys.exit(main(sys.argv[3:]))

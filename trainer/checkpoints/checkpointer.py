@@ -23,6 +23,7 @@ from jax.experimental import multihost_utils
 from trainer.base.errors import CheckpointError, StorageError, TakenOver
 from trainer.checkpoints.files import (
     UNCOMMITTED,
+    digests_here,
     find_damage,
     is_committed,
     remove_checkpoint,
@@ -30,6 +31,7 @@ from trainer.checkpoints.files import (
     saved_steps,
     write_digests,
 )
+from trainer.checkpoints.shares import as_text, build_writer, from_text, united
 from trainer.checkpoints.state import (
     Leaves,
     about_of,
@@ -46,6 +48,7 @@ from trainer.checkpoints.state import (
 from trainer.config import CheckpointPolicy, RunConfig
 from trainer.data.contract import changed_since
 from trainer.passed_over import CONTRACT_NAME, PassedOver, passed_over_in
+from trainer.process.apart import exchange_here
 from trainer.process.distributed import decided_by_first, is_first, is_of_the_runtime
 from trainer.process.fence import Alone, no_check
 from trainer.state import TrainState, init_state
@@ -82,9 +85,9 @@ class Checkpoints:
         self._clock, self._check, self._alone, self._watch = clock, check, alone, watch
         self._saved_at = clock()
         self._damaged: set[int] = set()
-        self._writer = ocp.AsyncCheckpointer(
-            ocp.CompositeCheckpointHandler(state=ocp.PyTreeCheckpointHandler(), about=ocp.JsonCheckpointHandler())
-        )
+        self._exchange = exchange_here()
+        self._has_folder = is_first() or self._exchange is not None
+        self._writer = build_writer(is_apart=self._exchange is not None)
         self._background = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
         self._copy: Leaves | None = None
@@ -152,7 +155,7 @@ class Checkpoints:
         path = self.folder / str(step)
         if _agreed(int(step not in self._damaged and is_committed(path))):  # the first process has just committed it, or not yet
             return
-        if is_first():
+        if self._has_folder:
             with self._alone():
                 remove_unfinished(self.folder)
                 remove_checkpoint(path)
@@ -227,9 +230,9 @@ class Checkpoints:
             with self._watch():
                 begin()
                 self._writer.wait_until_finished()
-                if is_first():
+                if self._has_folder:
                     self._check()
-                    write_digests(self.folder / str(step))
+                    self._write_digests(self.folder / str(step))
                     with self._alone():
                         self._prune()
         except TakenOver:
@@ -241,6 +244,14 @@ class Checkpoints:
                 f"checkpoint {self.folder / str(step)} could not be written: {error}. The one before it is kept. Look after the storage, "
                 "and start again."
             ) from error
+
+    def _write_digests(self, path: Path) -> None:
+        """Commit: the files that are here, or where hosts have folders of their own those of all of them."""
+        if self._exchange is None:
+            write_digests(path)
+            return
+        shares = self._exchange.tell(f"checkpoint {path.name}", as_text(digests_here(path)))
+        write_digests(path, united(path, [from_text(share) for share in shares]))
 
     def _prune(self) -> None:
         steps = saved_steps(self.folder)

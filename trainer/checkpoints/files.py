@@ -17,6 +17,8 @@ DIGESTS_NAME = "digests.json"
 UNCOMMITTED = f"was never committed (it has no {DIGESTS_NAME})"
 DIGESTING_THREADS = 8
 """Hashing and reading release the interpreter's lock."""
+Digests = Mapping[str, tuple[int, str]]
+"""Name of a file below the checkpoint → its size in bytes and its SHA-256."""
 
 
 def saved_steps(folder: Path) -> list[int]:
@@ -29,16 +31,20 @@ def is_committed(checkpoint: Path) -> bool:
     return (checkpoint / DIGESTS_NAME).exists()
 
 
-def write_digests(checkpoint: Path) -> None:
-    """Commit: write down every file as it is now."""
+def write_digests(checkpoint: Path, files: Digests | None = None) -> None:
+    """Commit: write down every file as it is now; `files` are those that several hosts have of it."""
+    found = digests_here(checkpoint) if files is None else files
+    said = {name: {"size_bytes": size, "sha256": digest} for name, (size, digest) in found.items()}
+    write_json(checkpoint / DIGESTS_NAME, {"files": said})
+
+
+def digests_here(checkpoint: Path) -> Digests:
+    """Every file that is here, as it is now. Every byte is read."""
     names = [str(path.relative_to(checkpoint)) for path in sorted(checkpoint.rglob("*")) if path.is_file()]
     names = [name for name in names if name != DIGESTS_NAME]
     with ThreadPoolExecutor(DIGESTING_THREADS) as threads:
         digests = list(threads.map(lambda name: digest_of_file(checkpoint / name), names))
-    files = {
-        name: {"size_bytes": (checkpoint / name).stat().st_size, "sha256": digest} for name, digest in zip(names, digests, strict=True)
-    }
-    write_json(checkpoint / DIGESTS_NAME, {"files": files})
+    return {name: ((checkpoint / name).stat().st_size, digest) for name, digest in zip(names, digests, strict=True)}
 
 
 def find_damage(checkpoint: Path) -> str | None:
@@ -54,6 +60,12 @@ def find_damage(checkpoint: Path) -> str | None:
             if now != digest:
                 return f"is damaged: {name} has other bytes than were written (SHA-256 {now[:12]}, not {digest[:12]})"
     return None
+
+
+def has_its_files(checkpoint: Path) -> bool:
+    """Whether all files that its list names are here in their sizes. One whose list does not read is damaged, and lacks none."""
+    wanted = committed_files(checkpoint)
+    return isinstance(wanted, str) or _missing_or_cut(checkpoint, wanted) is None
 
 
 def find_damage_since(checkpoint: Path, written: Path) -> str | None:

@@ -9,13 +9,18 @@ import os
 import shlex
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tasks.training.group import Group
+from tasks.home import SCRATCH_VARIABLE
+from tasks.store.keeping import keeper_of
+from tasks.store.publisher import Kept
+from tasks.training.group import DONE_SECONDS, Group
+from tasks.training.hosts.gathering import GatheredAttempt, Gathering
 from tasks.training.protocol import Life, log_of
 from tasks.training.tpu_vm.connections import Host, Loop, Worker, connect
-from trainer.base.errors import TrainingError
+from trainer.base.errors import StorageError, TakenOver, TrainingError
 from trainer.base.frozen import Frozen
 from trainer.process.parent import SILENT_VARIABLE
 from trainer.process.roll_call import forget_roll_calls
@@ -27,14 +32,25 @@ BUSY = 96
 START_SECONDS = 60.0
 PARENT_SECONDS = 60.0
 BUSY_LOOK_SECONDS = 1.0
+SENT_SECONDS = 600.0
+"""How long hosts that send what they have on their own may end after the first one that is done."""
 LOCK = '"$HOME/.phasewise-trainer.lock"'
 OWNER = '"$HOME/.phasewise-trainer.owner"'
-PASSED_ON = ("JAX_", "XLA_FLAGS", "LIBTPU_INIT_ARGS", "TF_CPP_", "PHASEWISE_STALL", "PHASEWISE_HEARTBEAT", "PHASEWISE_JOIN")
+PASSED_ON = (
+    "JAX_",
+    "XLA_FLAGS",
+    "LIBTPU_INIT_ARGS",
+    "TF_CPP_",
+    "PHASEWISE_STALL",
+    "PHASEWISE_HEARTBEAT",
+    "PHASEWISE_JOIN",
+    "PHASEWISE_PUBLISH",
+)
 NOT_PASSED_ON = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "JAX_PLATFORMS")
 
 
 class Workers(Frozen):
-    """The hosts of a run, all of which see its folder under the same path.
+    """The hosts of a run, all of which see its folder under the same path, or reach the store that its home is on.
 
     Attributes:
         slices: the workers of each slice in order, as ssh names them: `[user@]name[:port]`.
@@ -43,6 +59,7 @@ class Workers(Frozen):
         port: of the coordinator, on the first host.
         known_hosts: the file that has the hosts' keys; None is the user's own.
         key: the private key that opens the hosts; None is what the user's ssh would try.
+        scratch: where hosts have their part of the work of a home on a store; None is each user's cache folder.
         environment: variables of every process.
     """
 
@@ -52,6 +69,7 @@ class Workers(Frozen):
     port: int = 8476
     known_hosts: Path | None = None
     key: Path | None = None
+    scratch: str | None = None
     environment: Mapping[str, str] = {}
 
     @property
@@ -72,19 +90,32 @@ class TpuVmLauncher:
         """Nobody, as far as the folder is concerned: whoever has the hosts is named when they are asked for."""
         return None
 
-    def start(self, life: Life) -> "SshGroup":
-        """See `Launcher`."""
+    def start(self, life: Life) -> "SshGroup | GatheredAttempt":
+        """See `Launcher`. Where the home is on a store, hosts have folders of their own."""
+        keeper = keeper_of(life.folder)
+        if keeper is None:
+            return self._begun_on_hosts(life, None, DONE_SECONDS)
+        gathering = Gathering(keeper, life, len(self._workers.hosts))
+        try:
+            gathering.begin()
+            return GatheredAttempt(self._begun_on_hosts(life, keeper.kept, SENT_SECONDS), gathering, life.folder)
+        except BaseException:
+            with suppress(TakenOver, StorageError):  # why it did not begin is what is said
+                gathering.end()
+            raise
+
+    def _begun_on_hosts(self, life: Life, kept: Kept | None, done_seconds: float) -> "SshGroup":
         loop = Loop()
         forget_roll_calls(life.folder)
         try:
-            return SshGroup(life.folder, loop, loop.run(self._started(life, loop)))
+            return SshGroup(life.folder, loop, loop.run(self._started(life, loop, kept)), done_seconds)
         except BaseException:
             loop.close()
             raise
 
-    async def _started(self, life: Life, loop: Loop) -> list[Worker]:
+    async def _started(self, life: Life, loop: Loop, kept: Kept | None) -> list[Worker]:
         """The program on all hosts, or on none."""
-        commands = list(zip(self._workers.hosts, self.commands(life), strict=True))
+        commands = list(zip(self._workers.hosts, self.commands(life, kept), strict=True))
         found = await asyncio.gather(
             *(self._start(life, loop, number, host, command) for number, (host, command) in enumerate(commands)), return_exceptions=True
         )
@@ -125,13 +156,14 @@ class TpuVmLauncher:
                 raise TrainingError(f"{host} has a trainer already, of {other}: a TPU has one program at a time. Wait for it, or stop it.")
             await asyncio.sleep(BUSY_LOOK_SECONDS)
 
-    def commands(self, life: Life) -> list[str]:
-        """Of each host, for its shell, which becomes the trainer."""
+    def commands(self, life: Life, kept: Kept | None = None) -> list[str]:
+        """Of each host, for its shell, which becomes the trainer; with `kept` the program that brings and sends what the trainer has."""
         workers = self._workers
         first = workers.hosts[0].name
         given = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON) and name not in NOT_PASSED_ON}
         shared = {
             **given,
+            **({SCRATCH_VARIABLE: workers.scratch} if workers.scratch else {}),
             **workers.environment,
             "JAX_COORDINATOR_ADDRESS": f"{first}:{workers.port}",
             "JAX_NUM_PROCESSES": str(len(workers.hosts)),
@@ -146,26 +178,37 @@ class TpuVmLauncher:
         places = [number for number, one in enumerate(workers.slices) for _ in one]
         return [
             self._command(
-                life, {**shared, "JAX_PROCESS_ID": str(index), **({"MEGASCALE_SLICE_ID": str(of)} if len(workers.slices) > 1 else {})}
+                life, kept, {**shared, "JAX_PROCESS_ID": str(index), **({"MEGASCALE_SLICE_ID": str(of)} if len(workers.slices) > 1 else {})}
             )
             for index, of in enumerate(places)
         ]
 
-    def _command(self, life: Life, environment: Mapping[str, str]) -> str:
+    def _command(self, life: Life, kept: Kept | None, environment: Mapping[str, str]) -> str:
         variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
-        run_file, owner = shlex.quote(str(life.run_file)), shlex.quote(life.owner)
+        owner, python = shlex.quote(life.owner), shlex.quote(self._workers.python)
+        program = ["trainer", str(life.run_file), "--with-parent"]
+        if kept is not None:
+            program = [
+                "tasks.training.hosts",
+                str(kept.store),
+                kept.run_name,
+                life.run.phase,
+                str(kept.work),
+                "--python",
+                self._workers.python,
+            ]
         return (
             f'exec 9>>{LOCK} && {{ flock -n 9 || {{ echo "busy $(cat {OWNER})"; exit {BUSY}; }}; }} && echo {owner} >{OWNER} && '
             f"cd {shlex.quote(self._workers.project)} && export {variables} && "
-            f'echo "pid $$" && exec {shlex.quote(self._workers.python)} -m trainer {run_file} --with-parent'
+            f'echo "pid $$" && exec {python} -m {" ".join(map(shlex.quote, program))}'
         )
 
 
 class SshGroup(Group):
     """The trainers on all hosts, and the thread that talks to them."""
 
-    def __init__(self, folder: Path, loop: Loop, workers: list[Worker]) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, loop: Loop, workers: list[Worker], done_seconds: float = DONE_SECONDS) -> None:
+        super().__init__(folder, done_seconds=done_seconds)
         self._loop = loop
         for worker in workers:
             self.add(worker)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.store.head import ABSENT, Head, HeadObject
+from tasks.store.head import Head, HeadObject
+from tasks.store.versioned import ABSENT
 from tests.stores.fixtures import FaultyStore
 from trainer.base.errors import ConfigError, StorageError, TakenOver
 from trainer.base.storage import as_path, write_atomically

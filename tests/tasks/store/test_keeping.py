@@ -56,10 +56,10 @@ def test_a_trainer_is_stopped_where_the_work_was_lost(gcs: Path, tmp_path: Path,
 def test_hosts_that_do_not_see_the_working_folder_are_refused(gcs: Path, tmp_path: Path):
     check_hosts_see("folder", "jobset")
     with keeping(machine(tmp_path, gcs).kept):
-        check_hosts_see("folder", "local")
-        for launcher in ("jobset", "tpu_vm"):
-            with pytest.raises(ConfigError, match=f"launcher {launcher} must see .*folder"):
-                check_hosts_see("folder", launcher)
+        for launcher in ("local", "tpu_vm"):
+            check_hosts_see("folder", launcher)
+        with pytest.raises(ConfigError, match=r"launcher jobset must see .*folder"):
+            check_hosts_see("folder", "jobset")
 
 
 def test_a_home_on_a_store_is_worked_on_here(gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

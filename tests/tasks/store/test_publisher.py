@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tasks.store import snapshot
+from tasks.store.interval import publish_seconds
 from tasks.store.objects import Objects
-from tasks.store.publisher import Publisher, publish_seconds
+from tasks.store.publisher import Publisher
 from tasks.store.snapshot import Source, pieces_of, take_snapshot
 from tests.stores.emulator import BUCKET, the_emulator
 from tests.tasks.store.worlds import Machine, machine

@@ -12,9 +12,9 @@ import asyncssh
 import pytest
 
 from tasks.training.follow import start_and_follow
-from tasks.training.protocol import Life, log_of
+from tasks.training.protocol import Attempt, Life, log_of
 from tasks.training.tpu_vm.connections import Host
-from tasks.training.tpu_vm.launcher import SshGroup, TpuVmLauncher, Workers
+from tasks.training.tpu_vm.launcher import TpuVmLauncher, Workers
 from tests.tasks.training.conftest import said_by
 from tests.tasks.training.tpu_vm.ssh_hosts import SshHosts, ssh_hosts
 from trainer.base.errors import ConfigError, TrainingError
@@ -46,7 +46,7 @@ def are_here(life: Life) -> bool:
     return len(list((life.folder / "roll-call").glob("*/*.json"))) >= 2
 
 
-def ended(group: SshGroup) -> int:
+def ended(group: Attempt) -> int:
     until(lambda: group.look() is not None)
     code = group.look()
     group.close()
@@ -90,7 +90,7 @@ def test_what_is_left_of_the_own_last_life_is_waited_for(hosts: SshHosts, worker
     first = TpuVmLauncher(workers).start(life)
     until(lambda: are_here(life))
     pid = said_by(life, 0)["pid"]
-    group: list[SshGroup] = []
+    group: list[Attempt] = []
 
     thread = threading.Thread(target=lambda: group.append(TpuVmLauncher(workers).start(bare_life())))
     thread.start()

@@ -1,0 +1,205 @@
+"""The program of a host without the launcher's folder: `python -m tasks.training.hosts HOME RUN_NAME PHASE ROOT [--python PYTHON]`.
+
+It says that it is there, waits for the other hosts, brings what the phase needs, and starts the trainer in a folder of this host, as a
+process of its own. While that works, what it writes is sent. It ends as the trainer ended, when all is sent.
+
+The environment says which host of which launch this is, as it does to a trainer (`trainer.process.distributed`).
+"""
+
+import argparse
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import NamedTuple
+
+from tasks.store.interval import publish_seconds
+from tasks.training.hosts.needs import Work
+from tasks.training.hosts.post import Post, Posts, Stage
+from tasks.training.hosts.sender import Sender
+from trainer.base.errors import ConfigError, HostMissing, PhasewiseError, TakenOver
+from trainer.base.exit_codes import ExitCode
+from trainer.base.file_lock import locked
+from trainer.config import RunConfig
+from trainer.process.apart import APART_VARIABLE
+from trainer.process.parent import SILENT_VARIABLE, end_with_parent
+from trainer.process.roll_call import JOIN_VARIABLE, join_seconds, named_host
+from trainer.process.stopping import stop_seconds
+from trainer.process.surroundings import HOSTS_VARIABLE, LAUNCH_VARIABLE
+
+POST_SECONDS = 5.0
+LOOK_SECONDS = 0.2
+LOCK_DESCRIPTOR = 9
+"""What the shell that started this holds the host's lock by; the trainer holds it, too."""
+
+
+class Place(NamedTuple):
+    """Which host of which launch this is."""
+
+    launch: str
+    host: int
+    hosts: int
+    names: Sequence[str]
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> "Place":
+        """What a launcher said.
+
+        Raises:
+            ConfigError: it did not say it.
+        """
+        names = (LAUNCH_VARIABLE, "JAX_PROCESS_ID", "JAX_NUM_PROCESSES")
+        if missing := [name for name in names if not environment.get(name)]:
+            raise ConfigError(f"a host is started by a launcher, which sets {', '.join(missing)}: set them, or train with phasewise run.")
+        launch, host, hosts = (environment[name] for name in names)
+        return cls(launch, int(host), int(hosts), environment.get(HOSTS_VARIABLE, "").split(","))
+
+
+class Stopped(BaseException):  # not an error, and nobody's to catch on the way: nothing is lost
+    """A SIGTERM came before the trainer was at work."""
+
+
+class Stop:
+    """SIGTERM and Ctrl-C: what there is to do about them, and how long that may take."""
+
+    def __init__(self) -> None:
+        self.trainer: subprocess.Popen[bytes] | None = None
+        self._until: float | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+
+    @property
+    def seconds_left(self) -> float:
+        """0 where nobody asked, and where the time is over."""
+        return 0.0 if self._until is None else max(0.0, self._until - time.monotonic())
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        if self._until is None:
+            self._until = time.monotonic() + stop_seconds()
+        if self.trainer is None:
+            raise Stopped
+        with suppress(ProcessLookupError):
+            self.trainer.terminate()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code, as of `python -m trainer`."""
+    stop = Stop()
+    try:
+        parser = argparse.ArgumentParser(prog="python -m tasks.training.hosts")
+        for name in ("home", "run_name", "phase", "root"):
+            parser.add_argument(name)
+        parser.add_argument("--python", default=sys.executable, help="what trains; the Python of this program if it is not given")
+        said = parser.parse_args(arguments)
+        end_with_parent(ExitCode.PREEMPTED, lambda: stop.seconds_left)
+        work = Work.of(said.home, said.run_name, said.phase, said.root)
+        with locked(work.kept.work / "host.lock", wait=False) as is_ours:
+            if not is_ours:
+                raise ConfigError(f"another program trains on this host in {work.kept.work}: wait for it, or stop it.")
+            return _train(work, Place.of(os.environ), said.python, stop)
+    except Stopped:
+        return ExitCode.PREEMPTED
+    except PhasewiseError as error:
+        print(f"trainer: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except Exception as error:  # stores have error types of their own
+        print(f"trainer: this host could not read or write what it needs: {error!r}", file=sys.stderr, flush=True)
+        return ExitCode.NO_STORAGE
+
+
+def _train(work: Work, place: Place, python: str, stop: Stop) -> int:
+    """From the first post to the last."""
+    posts = Posts.of(work.kept.store, work.kept.run_name, place.launch)
+    head, _ = work.kept.head.read()
+    if head.launch != place.launch:
+        raise TakenOver(
+            f"host {place.host} of the launch {place.launch} came, and {work.kept.head.place} names "
+            f"{f'the launch {head.launch}' if head.launch else 'no launch'} (number {head.number}): it begins nothing."
+        )
+    post = Post(launch=place.launch, host=place.host)
+    generation = posts.put(post)
+    _wait_for(posts, place, "here", limit_seconds=join_seconds(os.environ))
+    shutil.rmtree(work.run.roll_calls, ignore_errors=True)
+    run = work.bring(head)
+    ready = post.but(number=1, stage="ready")
+    generation = posts.put(ready, generation)
+    _wait_for(posts, place, "ready", limit_seconds=None)
+    sender = Sender(work, posts, ready, generation, every_seconds=min(POST_SECONDS, publish_seconds()), hosts=place.hosts)
+    stop.trainer = _started(work, run, place, python)
+    sender.start()
+    code = _ended(stop.trainer, lambda: sender.lost is not None)
+    sender.finish()
+    return code
+
+
+def _wait_for(posts: Posts, place: Place, stage: Stage, *, limit_seconds: float | None) -> None:
+    """Until all hosts are at a stage.
+
+    Raises:
+        HostMissing: one does not come in time; it is named.
+    """
+    since, there = time.monotonic(), set[int]()
+    while True:
+        for host in set(range(place.hosts)) - there:
+            if (found := posts.read(host)) and found[0].has_reached(stage):
+                there.add(host)
+        if len(there) == place.hosts:
+            return
+        waited = time.monotonic() - since
+        if limit_seconds is not None and waited > limit_seconds:
+            missing = ", ".join(named_host(host, list(place.names)) for host in range(place.hosts) if host not in there)
+            raise HostMissing(
+                f"{place.hosts} hosts must be there before training begins, found {len(there)} after {waited:.0f} s: {missing} did not "
+                f"come to {posts.folder}. Look whether it runs and reaches the store; {JOIN_VARIABLE} is how long it is waited for."
+            )
+        time.sleep(LOOK_SECONDS)
+
+
+def _started(work: Work, run: RunConfig, place: Place, python: str) -> subprocess.Popen[bytes]:
+    """The trainer of this host, which ends when this program does."""
+    environment = {name: value for name, value in os.environ.items() if name != SILENT_VARIABLE}
+    if place.hosts > 1:
+        environment[APART_VARIABLE] = "1"
+    print(f"host {place.host} of {place.hosts} ({socket.gethostname()}) trains {run.phase} in {work.run.path}", flush=True)
+    return subprocess.Popen(
+        [python, "-m", "trainer", str(work.run.run_file), "--with-parent"],
+        stdin=subprocess.PIPE,
+        env=environment,
+        pass_fds=[LOCK_DESCRIPTOR] if _is_open(LOCK_DESCRIPTOR) else [],
+        process_group=0,
+    )
+
+
+def _ended(trainer: subprocess.Popen[bytes], is_lost: Callable[[], bool]) -> int:
+    """How it ended: its code, or minus its signal."""
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return trainer.wait(LOOK_SECONDS)
+        if is_lost():
+            trainer.kill()
+            trainer.wait()
+            return ExitCode.TAKEN_OVER
+
+
+def _is_open(descriptor: int) -> bool:
+    with suppress(OSError):
+        os.fstat(descriptor)
+        return True
+    return False
+
+
+def end_as(code: int) -> None:
+    """End this process as its trainer ended: by the same signal, or with the same code."""
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with suppress(OSError, ValueError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
