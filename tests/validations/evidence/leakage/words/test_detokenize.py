@@ -32,7 +32,8 @@ def byte_level(sequence: bool = False) -> Tokenizer:
 
 
 def decoded(tokenizer: Tokenizer, ids: list[int]) -> bytes:
-    return tokenizer.decode(ids, skip_special_tokens=True).encode()
+    """By the tokenizer itself, with special tokens as they are written."""
+    return tokenizer.decode(ids, skip_special_tokens=False).encode()
 
 
 @pytest.mark.parametrize("sequence", [False, True])
@@ -44,14 +45,13 @@ def test_tokens_give_the_bytes_of_the_tokenizer(text: str, sequence: bool) -> No
     assert found == decoded(tokenizer, ids) == text.encode()
 
 
-def test_special_tokens_are_left_out_and_added_words_stay() -> None:
+def test_special_tokens_part_words_and_added_words_stay() -> None:
     tokenizer = byte_level()
     text = f"<|begin|>one [tag] two<|end|><|pad|>{TEXTS[2]}<|end|>"
     ids = tokenizer.encode(text).ids
     assert {tokenizer.token_to_id(name) for name in (*SPECIAL, "<|pad|>", "[tag]")} <= set(ids)
     found = build_detokenizer(tokenizer)(np.array(ids))
-    assert found == f"one [tag] two{TEXTS[2]}".encode()
-    assert found == decoded(tokenizer, ids)
+    assert found == f"one [tag] two  {TEXTS[2]}".encode()
 
 
 def test_an_added_word_with_accents_stays_as_written() -> None:
@@ -65,10 +65,16 @@ def test_an_added_word_with_accents_stays_as_written() -> None:
 def test_any_tokens_in_a_row_give_the_same_wherever_the_text_is_valid() -> None:
     tokenizer = byte_level()
     detokenize, rng = build_detokenizer(tokenizer), random.Random(1)
+    special = {tokenizer.token_to_id(name) for name in (*SPECIAL, "<|pad|>")}
     for _ in range(100):
         ids = [rng.randrange(tokenizer.get_vocab_size()) for _ in range(30)]
-        found = detokenize(np.array(ids, np.int32))
-        assert found.decode(errors="replace").encode() == decoded(tokenizer, ids)
+        plain = [number for number in ids if number not in special]
+        found = detokenize(np.array(plain, np.int32))
+        assert found.decode(errors="replace").encode() == decoded(tokenizer, plain)
+        ends = [plain[0], *ids, plain[0]]  # special tokens at the ends are nothing
+        by_token = [b" " if number in special else detokenize(np.array([number])) for number in ends]
+        assert detokenize(np.array(ends, np.int32)) == b"".join(by_token)
+        assert detokenize(np.array(sorted(special), np.int32)) == b""
 
 
 @pytest.mark.parametrize("kind", [np.uint16, np.uint32, np.int64])
@@ -87,8 +93,9 @@ def test_another_decoder_is_asked_itself() -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.add_special_tokens(["[SEP]"])
-    ids = [*tokenizer.encode("wrens sing").ids, 4]
+    ids = tokenizer.encode("wrens sing").ids
     assert build_detokenizer(tokenizer)(np.array(ids)) == b"wrens sing" == decoded(tokenizer, ids)
+    assert build_detokenizer(tokenizer)(np.array([4, *ids, 4, *ids, 4])) == b"wrens sing wrens sing"
 
 
 def test_a_tokenizer_without_a_decoder_is_asked_itself() -> None:
