@@ -38,6 +38,7 @@ DECIDES_NO_MEASURE = {
     "tasks.evaluation.finished": "makes the key",
     "tasks.evaluation.measured": "settings, which are in the key themselves",
     "tasks.evaluation.suites.gated": "its code is in the digests of the real benchmarks, which are in the key",
+    "tasks.evaluation.suites.gated_needles": "its code is in the digests of the needles, which are in the key",
     "tasks.progress": "says what happens",
 }
 
