@@ -29,7 +29,7 @@ from trainer.config import Component
 from trainer.data.mixture import MixtureSchedule
 from trainer.metrics import read_metrics
 from trainer.passed_over import read_roll_backs
-from trainer.schedule import learning_rate_at
+from trainer.schedule import turns_of
 from validations.expectations.reasons import Reason
 from validations.outcomes import sum_counts, verdicts_in_words
 from validations.verdict import Verdict, unused_of
@@ -62,7 +62,7 @@ def phase_summary(record: PhaseRecord, shared: Sequence[Component] = ()) -> dict
         "steps": phase.stop_step - phase.start_step,
         "tokens": result.get("tokens", phase.tokens) if result.get("passed_over") else phase.tokens,
         "passed_over": result.get("passed_over", []),
-        "learning_rate": {"from": learning_rate_at(phase.learning_rate, phase.start_step), "to": phase.learning_rate[-1].end},
+        "learning_rate": turns_of(phase.learning_rate, phase.start_step, phase.stop_step),
         "final_loss": result.get("final_loss"),
         "bits_per_byte": macro.trained,
         "ema_bits_per_byte": macro.averaged,
@@ -192,8 +192,7 @@ def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Comp
         stop_step=phase.stop_step,
         tokens=phase.tokens,
         batch_sequences=phase.batch.within(phase.start_step, phase.stop_step),
-        learning_rate_from=learning_rate_at(phase.learning_rate, phase.start_step),
-        learning_rate_to=phase.learning_rate[-1].end,
+        learning_rate_turns=turns_of(phase.learning_rate, phase.start_step, phase.stop_step),
         learning_rate=tuple((row["step"], row["learning_rate"]) for row in rows),
         loss=tuple((row["step"], row["loss"]) for row in rows if row["loss"] is not None),
         routing=routing_of(rows, phase.gates.health.max_violation),

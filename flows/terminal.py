@@ -136,12 +136,11 @@ def print_summary(console: Console, summary: dict[str, Any]) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict")  # in two lines where the terminal is narrow
     for phase in summary["phases"]:
-        rate = phase["learning_rate"]
         table.add_row(
             phase["name"],
             f"{phase['steps']:,}",
             f"{phase['tokens']:,}",
-            f"{wording.rate(rate['from'])} → {wording.rate(rate['to'])}",
+            " → ".join(map(wording.rate, phase["learning_rate"])),
             wording.decimal(phase["final_loss"], places=3),
             wording.decimal(phase["bits_per_byte"], places=3),
             phase["standing"] or "not reached",

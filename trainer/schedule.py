@@ -89,6 +89,14 @@ def value_in(segment: LearningRateSegment, step: int) -> float:
             return 1 / ((1 - done) / start + done / end)
 
 
+def turns_of(segments: tuple[LearningRateSegment, ...], start_step: int, stop_step: int) -> tuple[float, ...]:
+    """The first and the last learning rate of these steps, and between them the highest, where it is above both."""
+    parts = [one for one in segments if one.start_step < stop_step and one.end_step > start_step]
+    first, last = value_in(parts[0], start_step), value_in(parts[-1], stop_step)
+    top = max(value_in(one, step) for one in parts for step in (max(one.start_step, start_step), min(one.end_step, stop_step)))
+    return (first, top, last) if top > max(first, last) else (first, last)
+
+
 def _limit(limit: RollingLimit | None) -> Limit:
     return NO_LIMIT if limit is None else Limit(limit.sigmas, limit.min_samples)
 

@@ -21,13 +21,10 @@ def arrows(entries: list[list[Any]]) -> str:
 def rate_ends(segments: list[dict[str, Any]], start_step: int, stop_step: int) -> str:
     """A learning rate from → to in four digits, with the highest between where it rises above both."""
     from trainer.config import LearningRateSegment
-    from trainer.schedule import value_in
+    from trainer.schedule import turns_of
 
-    parts = [LearningRateSegment.model_validate(segment) for segment in segments if segment["start_step"] < stop_step]
-    first, last = value_in(parts[0], start_step), value_in(parts[-1], stop_step)
-    top = max(value_in(part, step) for part in parts for step in (max(part.start_step, start_step), min(part.end_step, stop_step)))
-    shown = [first, top, last] if top > max(first, last) else [first] if first == last else [first, last]
-    return " → ".join(f"{rate:.4g}" for rate in shown)
+    turns = turns_of(tuple(map(LearningRateSegment.model_validate, segments)), start_step, stop_step)
+    return " → ".join(f"{rate:.4g}" for rate in (turns[:1] if set(turns) == {turns[0]} else turns))
 
 
 def shares(mixture: dict[str, float]) -> str:

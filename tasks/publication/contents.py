@@ -142,6 +142,7 @@ class PhaseReport(Recorded):
     """One phase of the recipe. What was not measured is `None` or empty.
 
     Attributes:
+        learning_rate_turns: its first and last, and between them the highest, where it is above both.
         learning_rate, loss: points (step, value).
         mixture: (first step of the span, component → percent realised).
         reads: how its rows are packed, what its loss is on, which documents are taken by their length, in words.
@@ -162,8 +163,7 @@ class PhaseReport(Recorded):
     stop_step: int
     tokens: int
     batch_sequences: tuple[tuple[int, int], ...]
-    learning_rate_from: float | None
-    learning_rate_to: float | None
+    learning_rate_turns: tuple[float, ...]
     learning_rate: Points = ()
     loss: Points = ()
     routing: RoutingReport | None = None

@@ -11,7 +11,7 @@ from tasks.publication.report import write_report
 from tasks.publication.routing import routing_of
 from tests.pulse.collapse_runs import KINDS, LIMITS, NUM_ACTIVE, NUM_EXPERTS, STEPS, Trained
 from trainer.model.params import count_parameters
-from trainer.schedule import learning_rate_at
+from trainer.schedule import turns_of
 
 TITLES = {"none": "no balancing", "sign": "sign updates", "smebu": "SMEBU"}
 COLOURS = {"none": "#b0531c", "sign": "#2b6a9e", "smebu": "#17705f"}
@@ -71,8 +71,7 @@ def _phase(one: Trained) -> PhaseReport:
         stop_step=run.stop_step,
         tokens=sum(row["tokens"] for row in one.rows),
         batch_sequences=run.batch.within(run.start_step, run.stop_step),
-        learning_rate_from=learning_rate_at(run.learning_rate, run.start_step),
-        learning_rate_to=run.learning_rate[-1].end,
+        learning_rate_turns=turns_of(run.learning_rate, run.start_step, run.stop_step),
         learning_rate=tuple((row["step"], row["learning_rate"]) for row in one.rows),
         loss=tuple((row["step"], row["loss"]) for row in one.rows),
         routing=routing_of(one.rows, LIMITS.max_violation),

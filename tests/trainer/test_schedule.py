@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.config import LearningRateSegment, RunConfig
-from trainer.schedule import NO_LIMIT, Limit, learning_rate_at, scheduled_at, value_in
+from trainer.schedule import NO_LIMIT, Limit, learning_rate_at, scheduled_at, turns_of, value_in
 
 MakeRun = Callable[..., RunConfig]
 LIMIT = {"window": 128, "min_samples": 64, "sigmas": 2.0}
@@ -33,6 +33,14 @@ def segment(kind: str, start: float, end: float, start_step: int = 100, end_step
 def test_values_of_each_kind(kind: str, start: float, quarter: float, middle: float, end: float):
     found = [value_in(segment(kind, start, end), step) for step in (100, 125, 150, 200)]
     assert found == pytest.approx([start, quarter, middle, end], rel=1e-12)
+
+
+def test_the_highest_rate_is_said_where_it_is_above_both_ends():
+    rise_and_fall = (segment("linear", 0.0, 1e-3, 100, 150), segment("linear", 1e-3, 0.0, 150, 200))
+    assert turns_of(rise_and_fall, 100, 200) == pytest.approx((0.0, 1e-3, 0.0))
+    assert turns_of(rise_and_fall, 100, 125) == pytest.approx((0.0, 5e-4))
+    assert turns_of(rise_and_fall, 150, 175) == pytest.approx((1e-3, 5e-4))
+    assert turns_of((segment("constant", 1e-3, 1e-3),), 100, 200) == (1e-3, 1e-3)
 
 
 def test_inverse_moves_the_reciprocal_in_equal_steps():

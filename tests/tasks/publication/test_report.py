@@ -172,7 +172,7 @@ def test_dollars_and_foreign_letters_in_a_phase_name_are_plain_text(passed_repor
 
 
 def test_nothing_but_a_plan_still_gives_a_page(passed_report: Report, planned_phase: PhaseReport):
-    bare = changed(planned_phase, learning_rate_from=None, learning_rate_to=None, batch_sequences=(), tokens=0)
+    bare = changed(planned_phase, learning_rate_turns=(), batch_sequences=(), tokens=0)
     text = Page(render(changed(passed_report, phases=(bare,), baselines={}, facts={}))).text
     assert "0 of 1" in text
     assert "not measured" in text

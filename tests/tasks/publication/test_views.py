@@ -12,8 +12,8 @@ from validations.outcomes import CheckCounts
 
 
 def build_phase(name: str, **fields: object) -> PhaseReport:
-    plan = {"start_step": 0, "stop_step": 10, "tokens": 10, "batch_sequences": ((0, 1),), "learning_rate_from": 1.0}
-    return PhaseReport.model_validate(plan | {"name": name, "learning_rate_to": 0.0, "state": "done"} | fields)
+    plan = {"start_step": 0, "stop_step": 10, "tokens": 10, "batch_sequences": ((0, 1),), "learning_rate_turns": (1.0, 0.0)}
+    return PhaseReport.model_validate(plan | {"name": name, "state": "done"} | fields)
 
 
 def build_report(*phases: PhaseReport) -> Report:
