@@ -21,6 +21,7 @@ KEYS_NAME = "keys.json"
 PACKAGES = ("phasewise", "jax", "optax", "orbax-checkpoint", "prefect", "dask", "great-expectations", "lm-eval")
 """The report names their versions."""
 REPORTING = (
+    "flows/headline.py",
     "flows/macro_mean.py",
     "flows/measured.py",
     "flows/recipes/reported.py",

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from flows.finished import PACKAGES, computed_of, keys_path, report_keys, report_path
+from flows.headline import headline, status_of
 from flows.macro_mean import macro_mean, shared_components
 from flows.measured import measured_of
 from flows.recipes.phase import HandOff, Phase
@@ -122,13 +123,12 @@ def read_baselines(resolved: Resolved) -> dict[str, float]:
 def build_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> Report:
     """The report's contents, from what the home has."""
     recipe = resolved.recipe
-    passed = all(record.state == "done" for record in records)
     shared = shared_components([record.evaluation for record in records])
     return Report(
         recipe=recipe.name,
         scale=recipe.scale,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        status="passed" if passed else "stopped",
+        status=status_of(records),
         headline=headline(records),
         parameters=_count_parameters(recipe.phases[-1]),
         phases=tuple(_phase_report(resolved, record, shared) for record in records),
@@ -155,19 +155,6 @@ def refresh_report(resolved: Resolved) -> None:
     written = read_json(keys_path(resolved)) if keys_path(resolved).exists() else None
     if written != report_keys(resolved, records):
         write_recipe_report(resolved)
-
-
-def headline(records: Sequence[PhaseRecord]) -> str:
-    """What happened, in a sentence."""
-    done = [record for record in records if record.state == "done"]
-    if len(done) == len(records):
-        every = {1: "The phase", 2: "Both phases"}.get(len(records), f"All {len(records)} phases")
-        return f"{every} trained on judged data and passed {'its gate' if len(records) == 1 else 'their gates'}."
-    if waiting := [record.phase.name for record in records if record.state == "waits for a person"]:
-        return f"{len(done)} of {len(records)} phases passed; waiting for a person: {', '.join(waiting)}."
-    if refused := [record.phase.name for record in records if record.state == "refused"]:
-        return f"{len(done)} of {len(records)} phases passed; refused: {', '.join(refused)}."
-    return f"{len(done)} of {len(records)} phases are done."
 
 
 def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Component]) -> PhaseReport:

@@ -197,6 +197,7 @@ class Report(Recorded):
 
     Attributes:
         created: ISO time.
+        status: stopped where a phase is refused or waits for a person; unfinished where nothing stands in the way of the next one.
         headline: one sentence that says what happened.
         baselines: name → macro bits per byte of a simple model on the same held-out text.
         macro_over: the components that the macro means are over, where some phases were measured on others as well; else none.
@@ -207,7 +208,7 @@ class Report(Recorded):
     recipe: str
     scale: str
     created: str
-    status: Literal["passed", "stopped"]
+    status: Literal["passed", "stopped", "unfinished"]
     headline: str
     parameters: int
     phases: tuple[PhaseReport, ...]

@@ -157,6 +157,12 @@ def test_stopped_page_leads_with_the_reason(stopped_report: Report):
     assert html.count(" open>") == 1
 
 
+def test_a_run_that_goes_on_is_not_called_stopped(passed_report: Report):
+    html = render(changed(passed_report, status="unfinished", headline="4 of 5 phases are done; next is sft."))
+    assert "… Unfinished. 4 of 5 phases are done; next is sft." in Page(html).text
+    assert '<div class="status warned">' in html
+
+
 def test_names_are_never_markup(hostile_report: Report):
     page = Page(render(hostile_report))
     assert not {tag for tag, _ in page.tags} & {"i>y", "i>z"}
