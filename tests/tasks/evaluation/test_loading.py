@@ -115,7 +115,7 @@ def test_a_checkpoint_ends_a_text_where_its_export_does(
     checkpoint: Path, tokenizer: Tokenizer, state: TrainState, config: ModelConfig, tmp_path: Path
 ) -> None:
     """The same weights are to give the same answers: at the end of a document, and at that of an answer of each template."""
-    path, turn = tmp_path / "tokenizer.json", tokenizer.id_to_token(9)
+    path, turn = tmp_path / "tokenizer.json", str(tokenizer.id_to_token(9))
     path.write_text(tokenizer.to_str())
     marked = "{% generation %}{{ messages[0].content + END }}{% endgeneration %}"
     chats = [ChatTemplate(marked.replace("END", end), end, [turn]) for end in (f"'{turn}'", "eos_token")]
