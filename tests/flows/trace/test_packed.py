@@ -83,7 +83,7 @@ def test_of_each_row_it_says_how_many_tokens_are_predicted(packed: World, tmp_pa
     told = [one for name in ("one", "two") for one in answers.ask("/third", source_file=f"{name}/text.jsonl")["documents"]]
     silent = [one for one in told if one["told"].endswith("read, and never predicted")]
     assert silent == [one for one in told if one["rows"] and not one["predicted"]]
-    assert len(silent) > 10
+    assert silent
 
 
 def _as_the_loader(asked: World) -> int:
