@@ -19,7 +19,8 @@ from trainer.base.errors import ConfigError, DataError
 from trainer.base.storage import as_path, digest_of_bytes
 
 LOOKS_SPECIAL = re.compile(r"<\|[^|<>\s]+\|>")
-TURN = (Message(role="user", content="u"), Message(role="assistant", content="a"))
+ANSWER = "It is an answer."
+TURN = (Message(role="user", content="u"), Message(role="assistant", content=ANSWER))
 PROBES = ((Message(role="system", content="s"), *TURN, *TURN), TURN)
 Span = tuple[int, int]
 Messages = Sequence[Message]
@@ -127,12 +128,18 @@ class ChatTemplate:
         return self.text if probe and probe.begins else f"{{{{ bos_token }}}}{self.text}"
 
     def turn_end(self) -> str | None:
-        """The special token that ends an assistant's turn, where the template has one and says what an answer is."""
+        """The special token that ends an assistant's turn, where the template has one.
+
+        It ends the answer that is marked. Where none is, as in most templates that come with tokenizers, it is right behind the answer.
+        """
         rendered = self.probe()
-        if rendered is None or not rendered.spans:
+        if rendered is None:
             return None
-        answer = rendered.text[slice(*rendered.spans[-1])]
-        return next((token for token in (*self.special_tokens, END_OF_TEXT) if answer.endswith(token)), None)
+        if rendered.spans:
+            answer = rendered.text[slice(*rendered.spans[-1])]
+            return next((token for token in (*self.special_tokens, END_OF_TEXT) if answer.endswith(token)), None)
+        behind = rendered.text.rpartition(ANSWER)[2]
+        return next((token for token in (*self.special_tokens, END_OF_TEXT) if behind.startswith(token)), None)
 
     def probe(self) -> Rendered | None:
         """A conversation of every role, or of as many as it takes; None where it takes neither."""
