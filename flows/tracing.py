@@ -12,7 +12,9 @@ from trainer.base.errors import ConfigError, DataError
 from trainer.config import Component
 from trainer.data.cache import TokenCache
 from trainer.data.document_index import Located, Piece
+from trainer.data.rows import counted_before
 from trainer.data.shards import fetch
+from trainer.data.spans import answers_of
 from trainer.data.trace import Draws
 
 MAX_TEXTS = 1000
@@ -47,8 +49,8 @@ class Trained:
     offset: int
     tokens: int
 
-    def as_json(self, text: str | None) -> dict[str, Any]:
-        """In the shape of `phasewise trace --json`."""
+    def as_json(self, text: str | None, predicted: int) -> dict[str, Any]:
+        """In the shape of `phasewise trace --json`; `predicted` is how many of the tokens the loss counted."""
         return {
             "phase": self.phase,
             "step": self.step,
@@ -58,6 +60,7 @@ class Trained:
             "file": self.document.file,
             "offset": self.offset,
             "tokens": self.tokens,
+            "predicted": predicted,
             "document_tokens": self.document.length,
             "at": self.at,
             "epoch": self.epoch,
@@ -125,6 +128,26 @@ def excerpts(traced: Traced, found: Sequence[Trained]) -> list[str | None]:
             check_begins(cache, one, tokens)
             texts[number] = text and _shortened(text.excerpt(tokens[:EXCERPT_TOKENS]), is_whole=one.tokens <= EXCERPT_TOKENS)
     return texts
+
+
+def predicted(traced: Traced, found: Sequence[Trained]) -> list[int]:
+    """Of each piece, how many tokens are predicted, as `ComponentRows.targets` has it: never the first of a row, nor of a packed document.
+
+    Raises:
+        DataError: answers are predicted, and a cache does not say which tokens are theirs.
+    """
+    phases = {one.phase.name: one.phase for one in traced.phases}
+    counts = [one.tokens - int(one.at == 0 or (one.offset == 0 and phases[one.phase].packing != "chunk")) for one in found]
+    of_answers = [number for number, one in enumerate(found) if phases[one.phase].loss_on == "answers"]
+    for component in {found[number].component for number in of_answers}:
+        cache = traced.indices["train"][component].cache
+        members = [number for number in of_answers if found[number].component == component]
+        stops = np.array([found[number].document.first + found[number].offset + found[number].tokens for number in members])
+        spans = answers_of(cache.manifest, cache.spans())
+        told = counted_before(spans, stops) - counted_before(spans, stops - [counts[number] for number in members])
+        for number, count in zip(members, told.tolist(), strict=True):
+            counts[number] = count
+    return counts
 
 
 def _read_tokens(cache: TokenCache, found: Sequence[Trained]) -> list[np.ndarray]:

@@ -1,7 +1,7 @@
 """`phasewise evaluate --suite`."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,7 @@ from tasks.home import Home
 from trainer.base.errors import ConfigError
 
 if TYPE_CHECKING:
+    from tasks.data.conversations.template import ChatTemplate
     from tasks.evaluation.language_model import JaxLanguageModel
 
 Weights = Literal["last", "ema"]
@@ -165,8 +166,9 @@ def _find(target: str, scale: Scale | None, home: str | None, options: SuiteOpti
     kept.enter_context(resolved.kept(f"`phasewise evaluate {target}`"))
     _run, result = trained_run(resolved, chosen)
     checkpoint = Path(result["checkpoint"])
+    chats = resolved.plan.chats_of(chosen.components)
     held_out = {name: resolved.plan.components[name].held_out.folder for name in resolved.plan.benchmark_components}
-    return Found(checkpoint, chosen.name, lambda: _open_checkpoint(checkpoint, resolved.plan.tokenizer, options.weights), held_out)
+    return Found(checkpoint, chosen.name, lambda: _open_checkpoint(checkpoint, resolved.plan.tokenizer, options.weights, chats), held_out)
 
 
 def _find_folder(place: Path, options: SuiteOptions) -> Found:
@@ -184,15 +186,16 @@ def _find_folder(place: Path, options: SuiteOptions) -> Found:
 
 
 def _find_checkpoint(place: Path, home: str | None, options: SuiteOptions) -> Found:
-    from tasks.evaluation.opening import find_tokenizer
+    from tasks.evaluation.opening import find_chats, find_tokenizer
     from trainer.checkpoints.checkpointer import read_about
 
     given = Path(options.tokenizer) if options.tokenizer else None
-    tokenizer = find_tokenizer(place, read_about(place)["run"], given, Home.open(home).root if home else None)
-    return Found(place, None, lambda: _open_checkpoint(place, tokenizer, options.weights))
+    run, root = read_about(place)["run"], Home.open(home).root if home else None
+    tokenizer, chats = find_tokenizer(place, run, given, root), find_chats(place, run, root)
+    return Found(place, None, lambda: _open_checkpoint(place, tokenizer, options.weights, chats))
 
 
-def _open_checkpoint(place: Path, tokenizer: Path, weights: Weights) -> "JaxLanguageModel":
+def _open_checkpoint(place: Path, tokenizer: Path, weights: Weights, chats: Sequence["ChatTemplate"]) -> "JaxLanguageModel":
     from tasks.evaluation.loading import model_of_checkpoint
 
-    return model_of_checkpoint(place, tokenizer, weights=weights)
+    return model_of_checkpoint(place, tokenizer, weights=weights, chats=chats)

@@ -23,6 +23,7 @@ from trainer.base.storage import digest_of_json
 from trainer.base.wording import decimal
 
 MAX_BYTES = 1_000_000
+TEXT_KEY = "text"
 PLACES = 3
 
 
@@ -47,11 +48,15 @@ def compare_tokenizers(
     """Every tokenizer on the same texts, in the shape of `--json`.
 
     Raises:
-        ConfigError: a tokenizer is not there, or is named twice.
+        ConfigError: a tokenizer is not there, or is named twice; or an option would not be read.
         DataError: a tokenizer does not read or was changed, or there is no text.
     """
     if twice := sorted({name for name in names if list(names).count(name) > 1}):
         raise ConfigError(f"each tokenizer is compared once, found {', '.join(twice)} more than once.")
+    if text_key != TEXT_KEY and not Path(on).is_dir():
+        raise ConfigError(f"--text-key is for a folder of text, and {on} is none: a recipe says itself where its text is. Leave it out.")
+    if scale is not None and Path(on).is_dir():
+        raise ConfigError(f"--scale is for a recipe, and {on} is a folder of text: leave it out.")
     files = {name: checked_file(name) for name in names}
     texts = _of_folder(Path(on), max_bytes, text_key) if Path(on).is_dir() else _of_recipe(on, scale, home, max_bytes)
     return {

@@ -12,7 +12,7 @@ from flows.finding import FoundDocument, Search, find_by_file, find_by_id, find_
 from flows.recipes import split_target
 from flows.recipes.recipe import Scale, scale_in_words
 from flows.traced import Traced, open_traced
-from flows.tracing import Trained, excerpts, tokens_trained, trained_at, trains_at
+from flows.tracing import Trained, excerpts, predicted, tokens_trained, trained_at, trains_at
 from trainer.base.errors import ConfigError, DataError
 from trainer.base.wording import name_some
 
@@ -181,7 +181,8 @@ def _remarks(traced: Traced, found: Sequence[Trained]) -> list[str]:
 
 
 def _rows(traced: Traced, found: Sequence[Trained]) -> list[dict[str, Any]]:
-    return [one.as_json(text) for one, text in zip(found, excerpts(traced, found), strict=True)]
+    counts = predicted(traced, found)
+    return [one.as_json(text, count) for one, text, count in zip(found, excerpts(traced, found), counts, strict=True)]
 
 
 def _in_order(traced: Traced) -> Any:
@@ -192,6 +193,7 @@ def _in_order(traced: Traced) -> Any:
 def _document(traced: Traced, one: FoundDocument, trained: Sequence[Trained]) -> dict[str, Any]:
     asked = one.asked.stop - one.asked.first
     count = tokens_trained(trained)
+    is_predicted = any(predicted(traced, trained))
     return {
         "document": one.document.id,
         "component": one.component,
@@ -201,9 +203,10 @@ def _document(traced: Traced, one: FoundDocument, trained: Sequence[Trained]) ->
         "offset": one.asked.first - one.document.first,
         "tokens_asked": asked,
         "tokens_trained": count,
+        "predicted": is_predicted,
         "is_whole": one.is_whole,
         "rows": len(trained),
-        "told": _how_it_trains(traced, one, trained, count, asked),
+        "told": _how_it_trains(traced, one, trained, count, asked) + ("" if is_predicted or not trained else "; read, and never predicted"),
     }
 
 
@@ -212,7 +215,7 @@ def _how_it_trains(traced: Traced, one: FoundDocument, trained: Sequence[Trained
         return "held out, never trains"
     what = f"{asked:,} tokens" if one.is_whole else f"{asked:,} of its {one.document.length:,} tokens hold the text, which"
     if not trained:
-        return f"{what} {'do' if one.is_whole else ''} not train: {_why_not(traced, one)}".replace("  ", " ")
+        return f"{what} do not train: {_why_not(traced, one)}"
     times = Counter(place.phase for place in trained)
     named = ", ".join(f"{phase} in {rows:,} {'row' if rows == 1 else 'rows'}" for phase, rows in times.items())
     some = "" if count == asked else f"; {asked - count:,} tokens never do"
@@ -238,6 +241,8 @@ def _print_row(console: Console, pieces: Sequence[dict[str, Any]]) -> None:
     for piece in pieces:
         last = piece["offset"] + piece["tokens"] - 1
         where = f"{piece['document'][:ID_SHOWN]} {piece['file']} tokens {piece['offset']:,}–{last:,} of {piece['document_tokens']:,}"
+        if piece["predicted"] < piece["tokens"] - 1:  # all but a first one is as ever
+            where += f", {piece['predicted']:,} of them predicted"
         console.print(f"  {_plain(where)}", markup=False)
         if piece["text"]:
             console.print(f"    {_plain(piece['text'])}", markup=False)

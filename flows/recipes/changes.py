@@ -98,7 +98,7 @@ def _batch(parent: Phase, phase: Phase, before: int, after: tuple[int, ...]) -> 
 def _coverage(parent: Phase, phase: Phase, drawn: Collection[str], earlier: Collection[str]) -> tuple[object, object]:
     whole = "each row once an epoch"
     sides = (parent, phase)
-    orders = [one.order.model_dump(include={"seed", "permutation", "first_step", "buffer_documents"}) for one in sides]
+    orders = [one.order.model_dump(exclude={"cut_blocks"}) for one in sides]  # blocks decide how much was drawn before
     goes_on = (orders[0], parent.packing, parent.model.seq_len) == (orders[1], phase.packing, phase.model.seq_len)
     again = [name for name in phase.components if name in (earlier if goes_on else drawn)]
     if not again:

@@ -132,6 +132,13 @@ class Counting:
             )  # fmt: skip
 
 
+UNREAD: Reason = "field of a message that nothing reads"
+UNREAD_REMEDY = (
+    " A field of a message (reasoning_content, thinking, reasoning, train, training) that its chat template does not read and that is to "
+    "be left out must be named in the source's conversation.leave_out."
+)
+
+
 def refusal(component: str, source: Source, tally: Tally, quarantine_path: str | Path) -> str:
     """What to say when more can't be used than the source allows."""
     counts = ", ".join(f"{reason}: {count}" for reason, count in tally.reasons.items())
@@ -143,6 +150,7 @@ def refusal(component: str, source: Source, tally: Tally, quarantine_path: str |
         f"component {component}: at most {source.max_bad_fraction:.4%} of its documents and of its files may be unusable, found "
         f"{tally.bad_fraction:.4%} ({counts}) among {_count(tally.documents, 'document')} in {_count(tally.files, 'file')} of {source.url}."
         f"{example} Samples of each reason are in {quarantine_path}. Repair or exclude these files, or raise max_bad_fraction."
+        f"{UNREAD_REMEDY if UNREAD in tally.reasons else ''}"
     )
 
 

@@ -1,11 +1,12 @@
 """Evaluates the checkpoint at a phase's end and keeps what it found beside it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
+from tasks.data.conversations.ends import chats_of_caches, turn_end_ids
 from tasks.data.tokenizer import load_tokenizer
 from tasks.evaluation.answer_likelihood import answers_beside_parent, is_finite
 from tasks.evaluation.answers import BenchmarkResult
@@ -21,6 +22,10 @@ from trainer.base.storage import as_path, write_json
 from trainer.checkpoints.average import average_of_last, kept_steps, last_steps
 from trainer.checkpoints.checkpointer import read_params
 from trainer.config import RunConfig
+from trainer.model.params import Params
+
+if TYPE_CHECKING:
+    from tasks.evaluation.language_model import JaxLanguageModel
 
 MAX_AVERAGED = 4
 """So many of a phase's last checkpoints are averaged, and their scores compared, where more are kept."""
@@ -37,7 +42,7 @@ def evaluate_phase(asked: Asked) -> dict[str, Any]:
     held_out = read_held_out_tokens(
         {name: as_path(url) for name, url in asked.held_out.items()}, tokenizer, max_tokens=asked.measured.held_out_tokens
     )
-    haystack = _haystack(asked, tokenizer)
+    haystack, ends = _haystack(asked, tokenizer), _ends(asked, tokenizer)
     checkpoint = Path(asked.result["checkpoint"])
     params = read_params(checkpoint, run.model)
     found = evaluate_model(
@@ -50,6 +55,7 @@ def evaluate_phase(asked: Asked) -> dict[str, Any]:
         real=asked.real,
         renderings=asked.measured.renderings,
         haystack=haystack,
+        ends=ends,
     )
     answers = answers_beside_parent(run, params, {name: as_path(url) for name, url in asked.held_out.items()}, asked.measured)
     if answers:
@@ -63,7 +69,9 @@ def evaluate_phase(asked: Asked) -> dict[str, Any]:
         "weights": "last",
         "schedule": read_schedule_point(run),
         **found,
-        "results": _with_checkpoints(asked, checkpoint, found["results"], tokenizer, held_out, haystack),
+        "results": _with_checkpoints(
+            asked, checkpoint, found["results"], lambda params: open_model(params, run.model, tokenizer, held_out, ends), haystack
+        ),
         **_averages(run, checkpoint, held_out),
         **({"answers": answers} if answers else {}),
     }
@@ -80,12 +88,16 @@ def _haystack(asked: Asked, tokenizer: Tokenizer) -> Sequence[str]:
     return words_of_held_out({name: as_path(asked.held_out[name]) for name in asked.haystack}, tokenizer)
 
 
+def _ends(asked: Asked, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokens that end an answer of the conversations that the phase was trained on, as in its export."""
+    return turn_end_ids(tokenizer, chats_of_caches(as_path(asked.held_out[name]) for name in sorted(asked.run.caches)))
+
+
 def _with_checkpoints(
     asked: Asked,
     checkpoint: Path,
     results: Sequence[BenchmarkResult],
-    tokenizer: Tokenizer,
-    held_out: Mapping[str, HeldOutTokens],
+    opened: Callable[[Params], "JaxLanguageModel"],
     haystack: Sequence[str],
 ) -> list[BenchmarkResult]:
     """The results, with the scores of the phase's last checkpoints where at least three are kept: a gate takes their spread as noise.
@@ -99,7 +111,7 @@ def _with_checkpoints(
     values: list[list[float]] = [[] for _ in results]
     try:
         for step in last_steps(folder, run, min(kept, MAX_AVERAGED))[:-1]:
-            model = open_model(read_params(folder / str(step), run.model), run.model, tokenizer, held_out)
+            model = opened(read_params(folder / str(step), run.model))
             before = measure_benchmarks(model, asked.benchmarks, asked.measured.benchmarks, asked.real, haystack)
             for of_benchmark, earlier in zip(values, before, strict=True):
                 of_benchmark.append(earlier["value"])

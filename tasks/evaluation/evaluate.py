@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
@@ -64,6 +64,7 @@ def evaluate_model(
     real: Path | None = None,
     renderings: Renderings | None = None,
     haystack: Sequence[str] = (),
+    ends: Collection[int] = (),
 ) -> Evaluation:
     """Run the benchmarks of these names, and bits per byte on every component's held-out text.
 
@@ -72,6 +73,7 @@ def evaluate_model(
         real: the folder of the others, which are lm-eval's.
         renderings: test items to be read under two renderings.
         haystack: the words of the text that needles are hidden in.
+        ends: the tokens that end what the model writes, beside the one that ends a document.
 
     Raises:
         ConfigError: that folder lacks what a benchmark needs.
@@ -79,7 +81,7 @@ def evaluate_model(
         EvaluationError: the model gave an answer that is not finite, or a benchmark cannot be put to it.
     """
     described = read_benchmark_folder(benchmarks).only(made_of(names))
-    model = open_model(params, config, tokenizer, held_out)
+    model = open_model(params, config, tokenizer, held_out, ends)
     results = measure_benchmarks(model, benchmarks, names, real, haystack)
     measured = bits_per_byte(model.params, config, held_out)
     evaluation = Evaluation(
@@ -118,13 +120,15 @@ def measure_benchmarks(
     return results
 
 
-def open_model(params: Params, config: ModelConfig, tokenizer: Tokenizer, held_out: Mapping[str, HeldOutTokens]) -> "JaxLanguageModel":
-    """The weights as a language model, with the special tokens that the documents have."""
+def open_model(
+    params: Params, config: ModelConfig, tokenizer: Tokenizer, held_out: Mapping[str, HeldOutTokens], ends: Collection[int] = ()
+) -> "JaxLanguageModel":
+    """The weights as a language model, with the special tokens that the documents have; `ends` as of `evaluate_model`."""
     _go_offline()
     from tasks.evaluation.language_model import JaxLanguageModel
 
     special = shared_special_tokens({name: held.special for name, held in held_out.items()})
-    return JaxLanguageModel(params=params, config=config, tokenizer=tokenizer, special=special)
+    return JaxLanguageModel(params=params, config=config, tokenizer=tokenizer, special=special, ends=ends)
 
 
 def _run_lm_eval(model: "JaxLanguageModel", benchmarks: Path, names: list[str]) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tasks.data.conversations.ends import turn_ends
 from tasks.data.plan import ComponentPlan, DataPlan
 from tasks.evaluation.benchmark_folder import read_benchmark_folder
 from tasks.evaluation.measured import Measured, made_of, needles_of, real_of
@@ -16,6 +17,7 @@ from trainer.config import RunConfig, without_added
 
 MEASURING = (
     "tasks/data/special_tokens.py",
+    "tasks/data/conversations/ends.py",
     *(
         f"tasks/evaluation/{name}.py"
         for name in (
@@ -73,6 +75,7 @@ def evaluation_key(run: RunConfig, params_digest: str, plan: DataPlan, measured:
             **_needles(measured, plan),
             **({"renderings": renderings_key(measured.renderings)} if measured.renderings else {}),
             **_answers_key(run),
+            **_ends_key(run, plan),
             "params": params_digest,
             "model": without_added(run.model.model_dump(mode="json")),
             "average": run.keeps_average,
@@ -116,6 +119,12 @@ def _answers_key(run: RunConfig) -> dict[str, Any]:
     if run.loss_on == "all":
         return {}
     return {"answers": {"components": sorted(run.caches), "parent": run.start.params_digest if run.start else None}}
+
+
+def _ends_key(run: RunConfig, plan: DataPlan) -> dict[str, Any]:
+    """The tokens that end an answer; nothing of a phase without conversations."""
+    ends = turn_ends(plan.chats_of(run.caches))
+    return {"ends": list(ends)} if ends else {}
 
 
 @cache

@@ -3,10 +3,10 @@
 A batch's contexts end at the same slot. They are read in chunks, so that few shapes are compiled: for each size of cache one program that
 reads and one that writes.
 
-Shape letters: r rows, t slots, v vocab.
+Shape letters: r rows, t slots, v vocab, e tokens that end a text.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -53,7 +53,7 @@ class Growing(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """What a row got: its tokens, up to and without the end-of-text token, and whether all logits that they come from were finite."""
+    """What a row got: its tokens, up to and without the one that ended it, and whether all logits that they come from were finite."""
 
     tokens: list[int]
     finite: bool
@@ -69,7 +69,7 @@ def generate(
     prompts: Sequence[Prompt],
     *,
     max_new_tokens: int,
-    end_of_text: int,
+    ends: Collection[int],
     ended: Ended,
     sampling: Sampling = Sampling(),  # noqa: B008  # a frozen tuple
     seed: int = 0,
@@ -78,13 +78,14 @@ def generate(
     """At most `max_new_tokens` tokens behind each prompt, in the order given. Those behind where `ended` was true may be in vain.
 
     Args:
+        ends: the tokens of which the first one ends a text; at least one.
         prompts: with `max_new_tokens` they are at most `config.seq_len` tokens long.
         mesh: the devices that `params` are cut over; None is one device.
     """
     found: list[Grown | None] = [None] * len(prompts)
     for slots, numbers in _batches(prompts, config.seq_len, max_new_tokens, mesh):
         batch = _Batch(params, config, [prompts[number] for number in numbers], slots=slots, seed=seed, sampling=sampling, mesh=mesh)
-        for number, grown in zip(numbers, batch.grow(max_new_tokens, end_of_text, ended), strict=True):
+        for number, grown in zip(numbers, batch.grow(max_new_tokens, sorted(ends), ended), strict=True):
             found[number] = grown
     assert all(grown is not None for grown in found), "a prompt is in no batch"
     return [grown for grown in found if grown is not None]
@@ -112,7 +113,7 @@ def read(
 
 @partial(jax.jit, static_argnames=("config", "mesh"), donate_argnames="growing")
 def write(
-    params: Params, growing: Growing, is_done: Bool[Array, " r"], steps: Int[Array, ""], end_of_text: Int[Array, ""],
+    params: Params, growing: Growing, is_done: Bool[Array, " r"], steps: Int[Array, ""], ends: Int[Array, " e"],
     sampling: Sampling, keys: UInt[Array, "r two"], *, config: ModelConfig, mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[Growing, Int[Array, "r t"], Bool[Array, " r"]]:  # fmt: skip
     """The next `steps` tokens of each row, at most `STEPS_AT_ONCE`; fewer where all rows are done. And whether their logits were finite."""
@@ -125,13 +126,13 @@ def write(
             number, (cache, z, step), is_done, written, finite = state
             chosen = choose_tokens(z, sampling, keys, step)
             finite &= is_done | jnp.isfinite(jnp.max(z, axis=-1))
-            is_done |= chosen == end_of_text
+            is_done |= jnp.isin(chosen, ends)
             hidden, cache = extend(params, chosen[:, None], config, cache)
             written = jax.lax.dynamic_update_slice_in_dim(written, chosen[:, None], number, axis=1)
             return number + 1, Growing(cache, project(params, hidden, config)[:, 0], step + 1), is_done, written, finite
 
         rows = is_done.shape[0]
-        nothing = jnp.full((rows, STEPS_AT_ONCE), end_of_text, jnp.int32)
+        nothing = jnp.full((rows, STEPS_AT_ONCE), ends[0], jnp.int32)
         state = jnp.int32(0), growing, is_done, nothing, jnp.ones(rows, jnp.bool_)
         _, growing, _, written, finite = jax.lax.while_loop(goes_on, write_one, state)
         return growing, written, finite
@@ -161,25 +162,25 @@ class _Batch:
         starts = self._placed(np.array([end - len(of_row) for of_row in filled], np.int32))
         self._growing = read(params, self._placed(tokens), starts, np.int32(chunks), config=config, slots=slots, mesh=mesh)
 
-    def grow(self, max_new_tokens: int, end_of_text: int, ended: Ended) -> list[Grown]:
+    def grow(self, max_new_tokens: int, ends: Sequence[int], ended: Ended) -> list[Grown]:
         """What each prompt got."""
         tokens: list[list[int]] = [[] for _ in self._prompts]
         finite = np.ones(len(self._prompts), bool)
         is_done = np.arange(self._rows) >= len(self._prompts)
         for start in range(0, max_new_tokens, STEPS_AT_ONCE):
             steps = min(STEPS_AT_ONCE, max_new_tokens - start)
-            written, is_finite = self._write(is_done, steps, end_of_text)
+            written, is_finite = self._write(is_done, steps, ends)
             for row in np.flatnonzero(~is_done):
                 tokens[row] += written[row, :steps].tolist()
                 finite[row] &= is_finite[row]
-                is_done[row] = end_of_text in tokens[row] or ended(tokens[row]) or not finite[row]
+                is_done[row] = any(end in tokens[row] for end in ends) or ended(tokens[row]) or not finite[row]
             if is_done.all():
                 break
-        return [Grown(_before(of_row, end_of_text), bool(is_finite)) for of_row, is_finite in zip(tokens, finite, strict=True)]
+        return [Grown(_before(of_row, ends), bool(is_finite)) for of_row, is_finite in zip(tokens, finite, strict=True)]
 
-    def _write(self, is_done: Bool[np.ndarray, " r"], steps: int, end_of_text: int) -> tuple[np.ndarray, np.ndarray]:
+    def _write(self, is_done: Bool[np.ndarray, " r"], steps: int, ends: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         self._growing, written, finite = write(
-            self._params, self._growing, self._placed(is_done), np.int32(steps), np.int32(end_of_text),
+            self._params, self._growing, self._placed(is_done), np.int32(steps), np.array(ends, np.int32),
             self._sampling, self._keys, config=self._config, mesh=self._mesh,
         )  # fmt: skip
         return np.asarray(written), np.asarray(finite)
@@ -207,5 +208,5 @@ def _batches(
         yield from ((slots, numbers[start : start + rows]) for start in range(0, len(numbers), rows))
 
 
-def _before(tokens: list[int], end: int) -> list[int]:
-    return tokens[: tokens.index(end)] if end in tokens else tokens
+def _before(tokens: list[int], ends: Collection[int]) -> list[int]:
+    return tokens[: next((place for place, token in enumerate(tokens) if token in ends), len(tokens))]

@@ -4,7 +4,7 @@ It gives the answers that lm-eval's `HFLM` gives for the exported folder.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -35,9 +35,11 @@ class JaxLanguageModel(TemplateLM):
         num_contexts: those that a continuation or a text was asked for behind, since the model is here.
         num_cut_contexts: those of them that lost their beginning.
         trained_length: tokens of the rows that the model was trained on.
+        ends: the tokens of which the first one ends what is written, sorted.
 
     Args:
         special: the tokens that began and ended the documents which the model was trained on.
+        ends: those that end what is written, beside the one that ends a document: of a model of conversations, what ends an answer.
         begins_texts: whether a text begins with `special.begin`. Some models of others know no such token.
         seed: of what is sampled. A request's sample depends on the seed, its text, and how often the same was asked for before.
         mesh: the devices to cut weights and batches over; None is one device.
@@ -45,7 +47,7 @@ class JaxLanguageModel(TemplateLM):
 
     def __init__(
         self, *, params: Params, config: ModelConfig, tokenizer: Tokenizer, special: SpecialTokens,
-        begins_texts: bool = True, seed: int = 0, mesh: jax.sharding.Mesh | None = None,
+        ends: Iterable[int] = (), begins_texts: bool = True, seed: int = 0, mesh: jax.sharding.Mesh | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.params = jax.device_put(params, None if mesh is None else state_shardings(params, config, mesh))
@@ -53,6 +55,7 @@ class JaxLanguageModel(TemplateLM):
         self.trained_length = config.seq_len
         self.tokenizer = tokenizer
         self.begin_of_text, self.end_of_text = special
+        self.ends = tuple(sorted({self.end_of_text, *ends}))
         self.begins_texts = begins_texts
         self.seed = seed
         self.mesh = mesh
@@ -154,7 +157,7 @@ class JaxLanguageModel(TemplateLM):
         return [check_finite(value, number, requests[number].arguments) for number, value in enumerate(sums)]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        """A text behind each context: up to its first stop string, the end-of-text token, or `max_gen_toks` tokens.
+        """A text behind each context: up to its first stop string, a token that ends what is written, or `max_gen_toks` tokens.
 
         Raises:
             ConfigError: what a benchmark asks for is not possible here.
@@ -191,7 +194,7 @@ class JaxLanguageModel(TemplateLM):
             return before_first(text, generation.stops) != text
 
         return generate(
-            self.params, self.config, prompts, max_new_tokens=generation.max_new_tokens, end_of_text=self.end_of_text,
+            self.params, self.config, prompts, max_new_tokens=generation.max_new_tokens, ends=self.ends,
             ended=has_stopped, sampling=generation.sampling, seed=self.seed, mesh=self.mesh,
         )  # fmt: skip
 

@@ -1,11 +1,14 @@
 """The language model of a checkpoint of ours, or of a Hugging Face folder. Importing this module imports lm-eval (seconds)."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 from tokenizers import Tokenizer
 
+from tasks.data.conversations.ends import turn_end_ids
+from tasks.data.conversations.template import ChatTemplate
 from tasks.data.special_tokens import SpecialTokens, special_tokens
 from tasks.data.tokenizer import load_tokenizer
 from tasks.evaluation.language_model import JaxLanguageModel
@@ -23,12 +26,19 @@ IN_FLOAT32 = Computation()
 
 
 def model_of_checkpoint(
-    checkpoint: Path, tokenizer: Path, *, weights: Weights = "last", mesh: Mesh | None = None, seed: int = 0
+    checkpoint: Path,
+    tokenizer: Path,
+    *,
+    weights: Weights = "last",
+    chats: Sequence[ChatTemplate] = (),
+    mesh: Mesh | None = None,
+    seed: int = 0,
 ) -> JaxLanguageModel:
     """The last weights of a checkpoint, or their moving average. Each device reads its own part.
 
     Args:
         tokenizer: the `tokenizer.json` that the model was trained with.
+        chats: the chat templates of the conversations that it was trained on: what ends an answer ends what is written, as in its export.
         mesh: of all devices there are; None is one device.
 
     Raises:
@@ -42,7 +52,8 @@ def model_of_checkpoint(
     special = special_tokens(read, tokenizer)
     shardings = None if found is None else state_shardings(abstract_params(config), config, found)
     params = read_params(checkpoint, config, ema=weights == "ema", shardings=shardings)
-    return JaxLanguageModel(params=params, config=config, tokenizer=read, special=special, seed=seed, mesh=found)
+    ends = turn_end_ids(read, chats)
+    return JaxLanguageModel(params=params, config=config, tokenizer=read, special=special, ends=ends, seed=seed, mesh=found)
 
 
 def model_of_folder(
@@ -52,7 +63,8 @@ def model_of_folder(
     mesh: Mesh | None = None,
     seed: int = 0,
 ) -> JaxLanguageModel:
-    """The model of a folder that `transformers` reads, ours or another's: its weights, its tokenizer, and how this begins a text.
+    """The model of a folder that `transformers` reads, ours or another's: its weights, its tokenizer, how this begins a text, and what
+    ends one that it writes: the tokenizer's end token, and all that `generate` of transformers ends at.
 
     Raises:
         CheckpointError: the folder is not whole, its model is none that this decoder computes, or it has no end token.
@@ -60,8 +72,9 @@ def model_of_folder(
     """
     params, config = read_folder(folder, computation=computation)
     tokenizer, special, begins_texts = _read_tokenizer(folder)
+    found, ends = _built(mesh, config), _ends_of(folder, config.vocab_size)
     return JaxLanguageModel(
-        params=params, config=config, tokenizer=tokenizer, special=special, begins_texts=begins_texts, seed=seed, mesh=_built(mesh, config)
+        params=params, config=config, tokenizer=tokenizer, special=special, ends=ends, begins_texts=begins_texts, seed=seed, mesh=found
     )
 
 
@@ -87,6 +100,20 @@ def _read_tokenizer(folder: Path) -> tuple[Tokenizer, SpecialTokens, bool]:
         )
     begins = tokenizer.encode("a").ids[:1] == [begin] and tokenizer.encode("a", add_special_tokens=False).ids[:1] != [begin]
     return tokenizer, SpecialTokens(end if begin is None else begin, end), begins
+
+
+def _ends_of(folder: Path, vocab_size: int) -> list[int]:
+    """The ids that `generation_config.json` ends a text at; without that file, `config.json`, as in transformers.
+
+    Raises:
+        CheckpointError: they are no ids of the model.
+    """
+    written = next(path for name in ("generation_config.json", "config.json") if (path := folder / name).exists())
+    found = read_json(written).get("eos_token_id")
+    ids = [] if found is None else found if isinstance(found, list) else [found]
+    if not all(isinstance(one, int) and 0 <= one < vocab_size for one in ids):
+        raise CheckpointError(f"eos_token_id in {written} must be ids below the model's vocab_size of {vocab_size:,}, found {found}.")
+    return ids
 
 
 def _id_of(tokenizer: Tokenizer, token: Any) -> int | None:

@@ -1,18 +1,21 @@
 """A checkpoint of ours, or a Hugging Face folder, opened to be measured: all of its weights, its tokenizer, and how a text begins."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+from tasks.data.conversations.template import ChatTemplate, chat_of
 from tasks.data.special_tokens import check_special_tokens, special_tokens
 from tasks.data.tokenizer import check_tokenizer, load_tokenizer, tokenizer_digest
+from tasks.progress import say
 from trainer.base.errors import ConfigError, DataError
 from trainer.base.wording import name_some
 from trainer.checkpoints.checkpointer import read_about, read_params
 from trainer.config import ModelConfig
-from trainer.data.manifest import read_manifest
+from trainer.data.manifest import Manifest, read_manifest
 from trainer.model.params import Params
 
 
@@ -98,6 +101,25 @@ def find_tokenizer(checkpoint: Path, run: Mapping[str, Any], given: Path | None,
     )
 
 
+def find_chats(checkpoint: Path, run: Mapping[str, Any], home: Path | None = None) -> tuple[ChatTemplate, ...]:
+    """The chat templates of the conversations that a checkpoint was trained on, as its caches name them.
+
+    Of a cache that is gone it is not known, which is said.
+
+    Args:
+        home: as for `find_tokenizer`.
+    """
+    elsewhere = [*([home] if home else []), *_home_around(checkpoint)]
+    found = {name: next((manifest for manifest, _ in _manifests(folder, elsewhere)), None) for name, folder in run["caches"].items()}
+    if gone := [name for name, manifest in found.items() if manifest is None]:
+        say(
+            f"{checkpoint}: the caches of {name_some(gone, 2)} are gone, so it is not known whether they were conversations: what the "
+            "model writes does not end with an answer of theirs. Name their home with --home."
+        )
+    chats = (chat_of(manifest.source) for manifest in found.values() if manifest)
+    return tuple(chat for chat in chats if chat is not None)
+
+
 def _home_around(checkpoint: Path) -> list[Path]:
     """The home that a checkpoint is in, HOME/runs/RECIPE/PHASE/checkpoints/STEP: it may have been moved since the run."""
     parents = checkpoint.resolve().parents
@@ -108,11 +130,16 @@ def _named_by_caches(run: Mapping[str, Any], elsewhere: Sequence[Path]) -> tuple
     """The digests of tokenizers that a run's caches name, and the homes that these are in; nothing of caches that are gone."""
     digests: set[str] = set()
     homes: set[Path] = set()
-    for folder in map(Path, run["caches"].values()):
-        for place in (folder, *(home / "tokens" / folder.parent.name / folder.name for home in elsewhere)):
-            try:
-                digests.add(read_manifest(place).tokenizer_digest)
-            except DataError:
-                continue
+    for folder in run["caches"].values():
+        for manifest, place in _manifests(folder, elsewhere):
+            digests.add(manifest.tokenizer_digest)
             homes.add(place.parents[2])
     return digests, homes
+
+
+def _manifests(named: str, elsewhere: Sequence[Path]) -> Iterator[tuple[Manifest, Path]]:
+    """Those of a cache that are there, and where: in the folder that a run names, and at its place in other homes."""
+    folder = Path(named)
+    for place in (folder, *(home / "tokens" / folder.parent.name / folder.name for home in elsewhere)):
+        with suppress(DataError):
+            yield read_manifest(place), place

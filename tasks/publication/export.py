@@ -8,6 +8,7 @@ from typing import Any, Literal
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from tasks.data.conversations.ends import turn_end_ids
 from tasks.data.conversations.template import ChatTemplate
 from tasks.data.special_tokens import special_tokens
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, check_tokenizer
@@ -63,8 +64,8 @@ def export_phase(
         )
     which = {"weights": weights, "steps": list(steps), "dtype": dtype, "params_digest": digest}
     origin = {"recipe": run.recipe, "scale": run.scale, "phase": run.phase, "step": run.stop_step, **which}
-    chat = chats[0] if len({chat.text for chat in chats}) == 1 else None
-    beside = _beside(tokenizer_files(tokenizer, run.model.seq_len, chat), origin, claims or {})
+    chat = _shared(chats)
+    beside = _beside(tokenizer_files(tokenizer, run.model.seq_len, chats), origin, claims or {})
     write_folder(folder, params, run.model, tokenizer=beside, dtype=dtype)
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     return {
@@ -86,15 +87,20 @@ def _beside(tokenizer: TokenizerFiles, origin: dict[str, Any], claims: Mapping[s
     return tokenizer._replace(files={**tokenizer.files, **{name: text.encode() for name, text in about.items()}})
 
 
-def tokenizer_files(path: Path, seq_len: int, chat: ChatTemplate | None = None) -> TokenizerFiles:
+def _shared(chats: Sequence[ChatTemplate]) -> ChatTemplate | None:
+    """The one that all are; None of several, and where there is none."""
+    return chats[0] if len({chat.text for chat in chats}) == 1 else None
+
+
+def tokenizer_files(path: Path, seq_len: int, chats: Sequence[ChatTemplate] = ()) -> TokenizerFiles:
     """The tokenizer, with what tells `transformers` which tokens begin and end a document.
 
     Our own tokenizer leaves it to the caller to begin a document. A model was never trained without that, so that the exported one does it
     by itself, as Llama 3's does; one that has rules of its own keeps them.
 
     Args:
-        chat: the template that made text of what was trained on. With it, `apply_chat_template` gives what was trained on, without the
-            token that ends a document; and text ends with the token that ends an answer.
+        chats: the templates that made text of what was trained on. With one, `apply_chat_template` gives what was trained on, without the
+            token that ends a document. What a model writes ends with the token that ends an answer of any of them.
     """
     check_tokenizer(path)
     tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
@@ -110,11 +116,10 @@ def tokenizer_files(path: Path, seq_len: int, chat: ChatTemplate | None = None) 
         "clean_up_tokenization_spaces": False,
     }
     files = {"tokenizer.json": tokenizer.to_str(pretty=True)}
-    turn_end = chat.turn_end() if chat else None
-    if chat is not None:
+    if (chat := _shared(chats)) is not None:
+        turn_end = chat.turn_end()
         about["chat_template"] = files[CHAT_TEMPLATE_NAME] = chat.with_begin()
         if turn_end is not None and not chat.uses_end_of_text:  # a template that writes `eos_token` means the one that it was used with
             about["eos_token"] = turn_end
     files["tokenizer_config.json"] = json.dumps(about, indent=2) + "\n"
-    end_of_turn = tokenizer.token_to_id(turn_end) if turn_end is not None else None
-    return TokenizerFiles({name: content.encode() for name, content in files.items()}, begin, end, end_of_turn)
+    return TokenizerFiles({name: content.encode() for name, content in files.items()}, begin, end, turn_end_ids(tokenizer, chats))

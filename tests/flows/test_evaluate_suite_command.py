@@ -12,9 +12,11 @@ from click.testing import CliRunner, Result
 from flows import cli
 from flows.plan import build_run
 from tasks.data.tokenizer import train_tokenizer
+from tasks.evaluation import loading, opening
 from tasks.home import Home
 from tests.flows.commands import assert_refused
 from tests.pulse.runs import tiny_recipe
+from trainer.base.errors import ConfigError
 from trainer.checkpoints.checkpointer import Checkpoints
 from trainer.config import RunConfig
 from trainer.state import init_state
@@ -100,6 +102,15 @@ def test_what_would_change_nothing_is_refused(evaluate: Evaluate, tmp_path: Path
     assert_refused(refused, 2, "has one set of weights: leave out --weights ema")
     (tmp_path / "config.json").unlink()
     assert_refused(CliRunner().invoke(cli.main, ["evaluate", str(tmp_path), "--suite", "core"]), 2, "and is neither")
+
+
+def test_the_chat_templates_of_its_caches_go_with_a_checkpoint(evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(*_: Any, **given: Any) -> None:
+        raise ConfigError(f"opened with {given['chats']}")
+
+    monkeypatch.setattr(opening, "find_chats", lambda *_: ("the template",))
+    monkeypatch.setattr(loading, "model_of_checkpoint", opened)
+    assert_refused(evaluate("--suite", "core"), 2, "opened with ('the template',)")
 
 
 def test_a_checkpoint_whose_caches_are_gone_asks_for_its_tokenizer(checkpoint: Path, benchmarks: Path) -> None:

@@ -65,8 +65,9 @@ def train(run: RunConfig, mesh: jax.sharding.Mesh | None) -> Trained:
     step, first, measured, batches = None, None, [], []
     for number, batch in enumerate(loader.batches(run.start_step, run.stop_step)):
         rows = place_batch(batch.tokens, mesh), place_batch(batch.segment_ids, mesh)
-        step = step or cast(Any, build).lower(state, *rows, scheduled_at(run, number)).compile()
-        state, values = step(state, *rows, scheduled_at(run, number))
+        given = state, *rows, scheduled_at(run, number), *(() if batch.targets is None else (place_batch(batch.targets, mesh),))
+        step = step or cast(Any, build).lower(*given).compile()
+        state, values = step(*given)
         measured.append(jax.device_get(values))
         batches.append(jax.device_get(rows))
         first = first or cast(TrainState, jax.tree.map(np.array, state))

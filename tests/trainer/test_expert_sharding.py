@@ -1,4 +1,7 @@
-"""A sparse model on meshes that deal out experts, in a process that has eight devices, against the same run on one device."""
+"""A sparse model on meshes that deal out experts, in a process that has eight devices, against the same run on one device.
+
+It learns the answers of packed conversations: rows have padding, and parts of a batch have more to predict than others.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -9,7 +12,9 @@ import jax
 import pytest
 
 from tests.trainer import on_eight_devices
+from tests.trainer.conftest import write_documents
 from tests.trainer.eight_devices import run_on_eight_devices
+from tests.trainer.token_caches import write_conversations
 from trainer.base.errors import ConfigError
 from trainer.base.storage import read_json, write_json
 from trainer.config import Mesh, ModelConfig, RunConfig
@@ -47,7 +52,11 @@ def sparse(model: ModelConfig) -> ModelConfig:
 def found(make_run: MakeRun, sparse: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, dict[str, Any]]:
     """Mesh → what training on it gave. The batch is two microbatches."""
     folder = tmp_path_factory.mktemp("sparse")
-    changes: dict[str, Any] = {"model": sparse.model_dump(), "stop_step": 4, "batch": [[0, 16]]}
+    cut = [document[:20] for document in write_documents(3, 200)]
+    documents = [(document, [(2, len(document) - 1 - number % 3)]) for number, document in enumerate(cut)]
+    of_answers = {"packing": "greedy", "loss_on": "answers", "mixture": [[0, {"talk": 100}]]}
+    caches = {"talk": str(write_conversations(folder / "talk", [documents]))}
+    changes: dict[str, Any] = {"model": sparse.model_dump(), "stop_step": 4, "batch": [[0, 16]], "caches": caches, **of_answers}
     runs = [make_run(name, **changes, execution={"mesh": mesh, "microbatch_sequences": 8}) for name, mesh in MESHES.items()]
     write_json(folder / "cases.json", [run.model_dump(mode="json") for run in runs])
     run_on_eight_devices(WORKER, folder / "cases.json", folder / "found.json")

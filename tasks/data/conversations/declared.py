@@ -40,6 +40,7 @@ class Conversation(Frozen):
         prompt: the column with the question, instead of `messages`.
         answer: the column whose text is the last message.
         system: the column with a system text. A record without one has no system message.
+        leave_out: fields of a message that are knowingly not used, such as `reasoning_content`. All others go to the template.
         template: the chat template: `marin` or `trinity`; a file, which begins with `/`, `./`, `../` or `~/` or is a URL; or Jinja itself.
         special_tokens: tokens that the template writes, and that do not look like `<|name|>`: those are found in it.
     """
@@ -51,6 +52,7 @@ class Conversation(Frozen):
     prompt: str | None = None
     answer: AnswerColumn | None = None
     system: str | None = None
+    leave_out: tuple[str, ...] = ()
     template: str = Field(min_length=1)
     special_tokens: tuple[str, ...] = ()
 
@@ -70,6 +72,8 @@ class Conversation(Frozen):
                 f"the chat template must be {' or '.join(BUILT_IN)}, a file (it begins with /, ./, ../ or ~/), or Jinja with braces; found "
                 f"{self.template!r}"
             )
+        if kept := sorted({self.role, self.content} & {*self.leave_out}):
+            raise ValueError(f"leave_out names {', '.join(kept)}, which every message needs: take it out")
         if "" in self.special_tokens:
             raise ValueError("special_tokens has an empty one: take it out")
         return self

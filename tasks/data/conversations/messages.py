@@ -1,8 +1,8 @@
 """From a record to the messages of its conversation, or why it is none."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, TypedDict, cast
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple, NotRequired, TypedDict, cast
 
 from tasks.data.conversations.declared import AnswerColumn, Conversation, Role
 from tasks.data.formats.fields import NOT_AN_OBJECT, reach
@@ -13,11 +13,44 @@ CALLS = ("tool_calls", "function_call")
 """Fields of a message in which it says something beside its content: text without them would be another conversation."""
 
 
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names of one field: what is thought before an answer. The first that a message has is given to a template as the first two of them."""
+TRAINED = ("train", "training")
+"""Some sets say so whether a message counts. Nothing here reads it."""
+WEIGHT = "weight"
+"""As in OpenAI's format for fine-tuning: 0 is an answer that is not learnt, 1 one that is."""
+
+
 class Message(TypedDict):
-    """One turn."""
+    """One turn.
+
+    `others` are the further fields of the record's message, for the template; what is null there is not among them.
+    """
 
     role: Role
     content: str
+    others: NotRequired[dict[str, object]]
+
+
+def whole(message: Message) -> dict[str, object]:
+    """A message as `transformers` gives it to a template (`_alias_reasoning_fields` of 5.23): with all that its record's message has."""
+    others = message.get("others", {})
+    found: dict[str, object] = {"role": message["role"], "content": message["content"], **others}
+    thought = next((others[name] for name in REASONING if name in others), None)
+    return found if thought is None else {"thinking": thought, **found, "reasoning_content": thought}
+
+
+def is_read(message: Message, names: Collection[str]) -> bool:
+    """Whether a template that reads these names reads what the message says of its answer, and of whether that counts."""
+    others = message.get("others", {})
+    thought = {name for name in REASONING if name in others}
+    unread = [name for name in TRAINED if name in others and name not in names]
+    return not unread and (not thought or not {*REASONING[:2], *thought}.isdisjoint(names))
+
+
+def counts(message: Message) -> bool:
+    """Whether an answer is learnt."""
+    return message.get("others", {}).get(WEIGHT) != 0
 
 
 class NoConversation(Exception):
@@ -37,15 +70,15 @@ def messages_of(record: Mapping[str, object], how: Conversation) -> list[Message
     """The messages in order: the system text of its column, the list or the question, the answer of its column.
 
     Raises:
-        NoConversation: a column is missing or holds something else, a role is unknown, a message is empty or calls a tool, there are two
-            system texts, or there is no answer.
+        NoConversation: a column is missing or holds something else, a role is unknown, a message is empty, calls a tool or has another
+            weight than 0 and 1, there are two system texts, or there is no answer that counts.
     """
     found = [*_system(record, how), *_said(record, how), *_answered(record, how)]
     if sum(message["role"] == "system" for message in found) > 1:
         raise NoConversation("two system texts")
     if any(not message["content"] or message["content"].isspace() for message in found):
         raise NoConversation("empty content", is_fault=False)
-    if not any(message["role"] == "assistant" for message in found):
+    if not any(message["role"] == "assistant" and counts(message) for message in found):
         raise NoConversation("no answer", is_fault=False)
     return found
 
@@ -83,7 +116,16 @@ def _said(record: Mapping[str, object], how: Conversation) -> Iterator[Message]:
             raise NoConversation("unknown role")
         if any(message.get(name) for name in CALLS):
             raise NoConversation("call of a tool")
-        yield Message(role=how.roles[role], content=content or "")
+        yield Message(role=how.roles[role], content=content or "", others=_others(message, how))
+
+
+def _others(message: Mapping[str, object], how: Conversation) -> dict[str, object]:
+    """The fields that are given to the template beside role and content."""
+    weight = message.get(WEIGHT)
+    if weight is not None and (isinstance(weight, bool) or weight not in (0, 1)):
+        raise NoConversation("weight is not 0 or 1")
+    known = {how.role, how.content, "role", "content", *how.leave_out}
+    return {name: value for name, value in message.items() if value is not None and name not in known}
 
 
 def _answered(record: Mapping[str, object], how: Conversation) -> Iterator[Message]:

@@ -12,21 +12,26 @@ from jinja2.exceptions import TemplateError
 
 from tasks.data.conversations.built_in import BUILT_IN
 from tasks.data.conversations.declared import Conversation, is_jinja, names_file
-from tasks.data.conversations.messages import Message
+from tasks.data.conversations.messages import Message, counts, whole
 from tasks.data.conversations.sandbox import RUN, Refused, Run, Sandbox
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
 from trainer.base.errors import ConfigError, DataError
 from trainer.base.storage import as_path, digest_of_bytes
 
 LOOKS_SPECIAL = re.compile(r"<\|[^|<>\s]+\|>")
-TURN = (Message(role="user", content="u"), Message(role="assistant", content="a"))
+ANSWER = "It is an answer."
+TURN = (Message(role="user", content="u"), Message(role="assistant", content=ANSWER))
 PROBES = ((Message(role="system", content="s"), *TURN, *TURN), TURN)
 Span = tuple[int, int]
 Messages = Sequence[Message]
 
 
+class NotMarked(Exception):
+    """An answer must not count, and the template does not say which text is its."""
+
+
 class Rendered(NamedTuple):
-    """A conversation's text without a begin-of-text token, and the spans of it that the assistant wrote, in characters.
+    """A conversation's text without a begin-of-text token, and the spans of it that the assistant wrote and that count, in characters.
 
     `begins` says whether the template wrote that token.
     """
@@ -43,6 +48,7 @@ class ChatTemplate:
         text: its Jinja.
         name: for messages.
         marks_answers: whether it says what an answer is.
+        names: what it reads of a message, as far as it spells it.
         special_tokens: what it writes that must be one token each, without the tokens that begin and end a document.
 
     Raises:
@@ -64,6 +70,7 @@ class ChatTemplate:
                 "a date into it, or take it out."
             )
         self.marks_answers = any(isinstance(block.call.node, nodes.ExtensionAttribute) for block in tree.find_all(nodes.CallBlock))
+        self.names = _spelled(tree)
         self.uses_end_of_text = "eos_token" in names
         found = dict.fromkeys((*LOOKS_SPECIAL.findall(text), *special_tokens))
         self.special_tokens = tuple(token for token in found if token not in (BEGIN_OF_TEXT, END_OF_TEXT))
@@ -78,11 +85,12 @@ class ChatTemplate:
 
         Raises:
             Refused: the template says that it does not take such a conversation.
+            NotMarked: an answer has the weight 0, and it cannot be told which text is its.
             DataError: it fails, does not end, or reaches for what it must not; with where the conversation is.
         """
         run = Run()
         variables = {
-            "messages": [dict(message) for message in messages], "tools": None, "documents": None, "add_generation_prompt": False,
+            "messages": [whole(message) for message in messages], "tools": None, "documents": None, "add_generation_prompt": False,
             "bos_token": BEGIN_OF_TEXT, "eos_token": END_OF_TEXT, RUN: run,
         }  # fmt: skip
         try:
@@ -92,10 +100,10 @@ class ChatTemplate:
             raise
         except Exception as error:  # a template is a program of somebody else: it may raise anything
             raise DataError(f"the chat template {self.name} failed at {where}: {type(error).__name__}: {error}. Correct it.") from None
-        return self._finished("".join(run.written), run, where)
+        return self._finished("".join(run.written), run, where, _counting(messages, [answer for _, answer in run.answers]))
 
-    def _finished(self, text: str, run: Run, where: str) -> Rendered:
-        """Without the begin token that it may write first."""
+    def _finished(self, text: str, run: Run, where: str, counting: Sequence[bool]) -> Rendered:
+        """Without the begin token that it may write first; with the spans of those answers that count."""
         first = len(BEGIN_OF_TEXT) if text.startswith(BEGIN_OF_TEXT) else 0
         if BEGIN_OF_TEXT in text[first:]:
             raise DataError(
@@ -111,7 +119,8 @@ class ChatTemplate:
                 f"the chat template {self.name} has a generation block inside a macro, a filter or another such block, or around "
                 f"{BEGIN_OF_TEXT}: at {where} it cannot be told where its answers are. Write the blocks where their text is put out."
             )
-        return Rendered(text, spans, bool(first))
+        learnt = [counts for counts, (_, answer) in zip(counting, run.answers, strict=True) if answer]
+        return Rendered(text, tuple(span for span, counts in zip(spans, learnt, strict=True) if counts), bool(first))
 
     def with_begin(self) -> str:
         """Its Jinja, so that it writes the begin-of-text token that every document has, also where it did not."""
@@ -119,12 +128,18 @@ class ChatTemplate:
         return self.text if probe and probe.begins else f"{{{{ bos_token }}}}{self.text}"
 
     def turn_end(self) -> str | None:
-        """The special token that ends an assistant's turn, where the template has one and says what an answer is."""
+        """The special token that ends an assistant's turn, where the template has one.
+
+        It ends the answer that is marked. Where none is, as in most templates that come with tokenizers, it is right behind the answer.
+        """
         rendered = self.probe()
-        if rendered is None or not rendered.spans:
+        if rendered is None:
             return None
-        answer = rendered.text[slice(*rendered.spans[-1])]
-        return next((token for token in (*self.special_tokens, END_OF_TEXT) if answer.endswith(token)), None)
+        if rendered.spans:
+            answer = rendered.text[slice(*rendered.spans[-1])]
+            return next((token for token in (*self.special_tokens, END_OF_TEXT) if answer.endswith(token)), None)
+        behind = rendered.text.rpartition(ANSWER)[2]
+        return next((token for token in (*self.special_tokens, END_OF_TEXT) if behind.startswith(token)), None)
 
     def probe(self) -> Rendered | None:
         """A conversation of every role, or of as many as it takes; None where it takes neither."""
@@ -134,6 +149,22 @@ class ChatTemplate:
             except Refused:
                 continue
         return None
+
+
+def _counting(messages: Messages, answers: Sequence[str]) -> list[bool]:
+    """Of each answer that the template marks, whether it counts. Where one does not, each of the assistant's messages must have one."""
+    said = [message for message in messages if message["role"] == "assistant"]
+    if all(counts(message) for message in said):
+        return [True] * len(answers)
+    if len(said) != len(answers) or any(one["content"].strip() not in text for one, text in zip(said, answers, strict=True)):
+        raise NotMarked
+    return [counts(message) for message in said]
+
+
+def _spelled(tree: nodes.Template) -> frozenset[str]:
+    """The names that a template takes of things by a dot or in quotes."""
+    dotted = {node.attr for node in tree.find_all(nodes.Getattr)}
+    return frozenset({*dotted, *(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))})
 
 
 def template_text(how: Conversation) -> str:

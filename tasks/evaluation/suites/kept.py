@@ -12,6 +12,7 @@ from trainer.base.storage import digest_of_json, read_json, write_json
 
 MEASURING = (
     "tasks/evaluation/suites/*.py",
+    "tasks/data/conversations/ends.py",
     *(
         f"tasks/evaluation/{name}.py"
         for name in ("generation", "language_model", "needles", "requests", "rows", "sampling", "scoring", "setting")

@@ -83,13 +83,13 @@ def run_suite(
 
 
 def name_model(model: "JaxLanguageModel") -> dict[str, Any]:
-    """What decides a model's answers: weights, computation, tokenizer and how it begins a text."""
+    """What decides a model's answers: weights, computation, tokenizer, how it begins a text, and what ends one that it writes."""
     from trainer.state import params_digest
 
     return {
         "params": params_digest(model.params),
         "computation": model.config.model_dump(mode="json"),
-        "tokenizer": digest_of_json([model.tokenizer.to_str(), model.begin_of_text, model.end_of_text, model.begins_texts]),
+        "tokenizer": digest_of_json([model.tokenizer.to_str(), model.begin_of_text, model.ends, model.begins_texts]),
         "seed": model.seed,
     }
 

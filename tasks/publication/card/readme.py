@@ -168,3 +168,19 @@ def _data(claims: Mapping[str, Any]) -> Iterator[str]:
         manifest = cache["manifest"]
         digest = cache["manifest_digest"][:SHOWN_DIGITS]
         yield f"| {name} | {len(manifest['sources'])} | {manifest['documents']:,} | {manifest['tokens']:,} | `{digest}` |"
+    for name, cache in claims["data"].items():
+        yield from _made_of(name, cache["manifest"])
+
+
+def _made_of(name: str, manifest: Mapping[str, Any]) -> Iterator[str]:
+    """What is special of a component's text: who wrote it around messages, and which documents were not taken."""
+    if template := manifest.get("template"):
+        marked = ", which marks the answers" if manifest["shards"][0]["spans"] is not None else ""
+        yield ""
+        yield f"{name} has conversations, put into text by the chat template `{template[:SHOWN_DIGITS]}`{marked}."
+    if bias := manifest["source"].get("length_bias"):
+        yield ""
+        yield (
+            f"Of {name} documents were taken by their length: {100 * bias['ceiling']:g} % from {bias['full_tokens']:,} tokens on, of "
+            f"shorter ones in proportion to their length, and at least {100 * bias['floor']:g} %."
+        )

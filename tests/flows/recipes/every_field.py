@@ -308,6 +308,7 @@ SOURCE: dict[str, Row] = {
     "conversation.system": Row(to(None), CACHES),
     "conversation.template": Row(to("trinity"), CACHES),
     "conversation.special_tokens": Row(to(["[INST]"]), CACHES),
+    "conversation.leave_out": Row(to(["name"]), CACHES),
     "normalization.unicode": Row(to(None), CACHES),
     "normalization.line_ends": Row(to("keep"), CACHES),
     "normalization.trailing_spaces": Row(to("strip"), CACHES),

@@ -12,6 +12,8 @@ from flows.recipes.phase import Change, HandOff, Phase
 from flows.recipes.proxy import to_proxy
 from flows.recipes.recipe import Recipe
 from trainer.base.errors import ConfigError
+from trainer.config import DataOrder, MixtureShares, Steps
+from trainer.data.mixture import MixtureSchedule
 
 FULL, PROXY = load_recipe("marin-8b", "full"), load_recipe("marin-8b", "proxy")
 PROXY_32B = load_recipe("marin-32b", "proxy")
@@ -114,6 +116,21 @@ def test_every_kind_of_change_is_seen_and_may_be_declared(change: Change):
     recipe = Recipe.model_validate(raw)
     phase = recipe.phase("deeper-starling")
     assert change in recipe.changes_of(phase)
+
+
+@pytest.mark.parametrize("change", [{"order__block_sequences": 40}, {"order__rounding": "floor"}])
+def test_other_blocks_count_otherwise_what_was_drawn_and_so_change_the_coverage(change: dict[str, Any]):
+    """From 24 sequences with 10 % of `b`, blocks of 8 drew 3 of it and a block of 40 drew 2: one would come again."""
+    order = DataOrder(seed=0, permutation="feistel", block_sequences=8, cut_blocks=True)
+    drawn = [
+        MixtureSchedule(batch=Steps[int](((0, 8),)), mixture=Steps[MixtureShares](((0, {"a": 90, "b": 10}),)), order=one).realised(0, 3)[
+            "b"
+        ]
+        for one in (order, order.but(block_sequences=40))
+    ]
+    assert drawn == [3, 2]
+    with pytest.raises(ValidationError, match=undeclared("starling", "deeper-starling", "coverage")):
+        Recipe.model_validate(edited(PROXY, "deeper-starling", **change))
 
 
 @pytest.mark.parametrize(

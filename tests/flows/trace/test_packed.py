@@ -65,15 +65,38 @@ def test_backward_finds_every_row_and_nothing_else(packed: World, forward: Count
     assert cut, "a document is longer than a row"
 
 
-def test_it_says_where_the_answers_alone_are_predicted(packed: World, tmp_path: Path):
+def test_of_each_row_it_says_how_many_tokens_are_predicted(packed: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As the loader has it, of all tokens and of answers alone; and that a question is never predicted."""
     raw = json.loads(packed.recipe.read_text())
     raw["phases"][2] |= {"loss_on": "answers"}
     raw["phases"][2]["start"]["declares"].append("loss_on")
     path = tmp_path / packed.recipe.name
     path.write_text(json.dumps(raw))
+    monkeypatch.setattr(TokenCache, "spans", lambda cache: np.arange(7, cache.manifest.tokens - 9, 31)[:, None] + np.array([0, 9]))
+    answers = World(path, packed.home)
+    counts = {name: _as_the_loader(asked) for name, asked in (("all", packed), ("answers", answers))}
+    assert 0 < counts["answers"] < counts["all"] / 2
     said = "Of third the answers alone are predicted: all else that is listed is read, and not predicted."
-    assert said in World(path, packed.home).ask("/third", step=53, row=0)["remarks"]
+    assert said in answers.ask("/third", step=53, row=0)["remarks"]
     assert said not in packed.ask("/third", step=53, row=0)["remarks"]
+    monkeypatch.setattr(TokenCache, "spans", lambda cache: np.empty((0, 2), np.int64))
+    told = [one for name in ("one", "two") for one in answers.ask("/third", source_file=f"{name}/text.jsonl")["documents"]]
+    silent = [one for one in told if one["told"].endswith("read, and never predicted")]
+    assert silent == [one for one in told if one["rows"] and not one["predicted"]]
+    assert silent
+
+
+def _as_the_loader(asked: World) -> int:
+    """How many tokens are predicted in all steps, once they are those of each batch."""
+    loader = Loader(run_of(asked.recipe, asked.home, "third"))
+    total = 0
+    for step in STEPS:
+        targets = loader.batch(step - 1).targets
+        assert targets is not None
+        for row in asked.ask("/third", step=step)["rows"]:
+            assert row["predicted"] == targets[row["row"], row["at"] : row["at"] + row["tokens"]].sum()
+            total += row["predicted"]
+    return total
 
 
 def test_the_utilisation_is_that_of_what_is_drawn(packed: World, forward: Counter[Piece]):

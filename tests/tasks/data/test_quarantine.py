@@ -110,6 +110,9 @@ def test_a_refusal_says_what_was_required_and_found_where_and_what_to_do():
         "Repair or exclude these files, or raise max_bad_fraction.",
     ):
         assert part in text
+    assert "leave_out" not in text
+    unread = count([Fault("field of a message that nothing reads", "byte 0", "{}")])
+    assert "must be named in the source's conversation.leave_out" in refusal("web", SOURCE, unread, "quarantine.jsonl")
 
 
 def test_the_quarantine_file_has_a_line_a_sample(tmp_path: Path):

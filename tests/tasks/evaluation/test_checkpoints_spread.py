@@ -1,6 +1,6 @@
 """The scores of a phase's last checkpoints, which a gate takes as the noise of the training."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from flows.plan import build_run
+from tasks.evaluation import checkpoint, evaluate
 from tasks.evaluation.asked import Asked
 from tasks.evaluation.checkpoint import evaluate_phase
 from tasks.evaluation.evaluate import measure_benchmarks, open_model
@@ -58,10 +59,23 @@ def asked(run: RunConfig, last: TrainState, tokenizer: Path, caches: Mapping[str
     )  # fmt: skip
 
 
+def _keeping_ends(measure: Callable[..., Any], ends: list[Sequence[int]]) -> Callable[..., Any]:
+    def kept(model: Any, *given: Any) -> Any:
+        ends.append(model.ends)
+        return measure(model, *given)
+
+    return kept
+
+
 def test_three_kept_checkpoints_are_scored_and_a_damaged_one_costs_only_their_spread(
     run: RunConfig, config: ModelConfig, tokenizer: Tokenizer, caches: Mapping[str, Path], benchmarks: Path, tmp_path: Path,
-    held_out_tokens: Mapping[str, HeldOutTokens], caplog: pytest.LogCaptureFixture,
+    held_out_tokens: Mapping[str, HeldOutTokens], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    ends: list[Sequence[int]] = []
+    monkeypatch.setattr(checkpoint, "chats_of_caches", lambda folders: ())
+    monkeypatch.setattr(checkpoint, "turn_end_ids", lambda tokenizer, chats: (7,))
+    monkeypatch.setattr(evaluate, "measure_benchmarks", _keeping_ends(evaluate.measure_benchmarks, ends))
+    monkeypatch.setattr(checkpoint, "measure_benchmarks", _keeping_ends(checkpoint.measure_benchmarks, ends))
     written = tmp_path / "tokenizer.json"
     tokenizer.save(str(written))
     states = {step: random_state(run, step) for step in STEPS}
@@ -71,6 +85,7 @@ def test_three_kept_checkpoints_are_scored_and_a_damaged_one_costs_only_their_sp
         measure_benchmarks(open_model(state.params, config, tokenizer, held_out_tokens), benchmarks, NAMES, None)
         for state in states.values()
     ]
+    assert ends == [(1, 7)] * len(STEPS), "all checkpoints end what they write alike"
     expected = [[float(of_step[place]["value"]) for of_step in scores] for place in range(len(NAMES))]
     assert [result["checkpoint_values"] for result in found["results"]] == expected
     assert len({*expected[0], *expected[1]}) > 2

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from flows.recipes.words import adamw, constant
+from tasks.data.conversations.template import ChatTemplate
 from tasks.data.plan import DataPlan
 from tasks.evaluation import finished
 from tasks.evaluation.benchmark_folder import write_benchmarks
@@ -22,13 +23,15 @@ Key = Callable[..., str]
 BOTH = ("word_order", "next_word")
 
 
-def plan_of(benchmarks: Path, **held_out: Any) -> DataPlan:
-    """Of a plan, what an evaluation asks: main-line components `law` and `web`, and a branch's `flan`."""
+def plan_of(benchmarks: Path, templates: Mapping[str, str] = {}, **held_out: Any) -> DataPlan:
+    """Of a plan, what an evaluation asks: main-line components `law` and `web`, and a branch's `flan`; some have chat templates."""
     keys = {"law": "key of law", "web": "key of web", "flan": "key of flan"} | held_out
     components = {
         name: SimpleNamespace(held_out=SimpleNamespace(key=key, pin=None, folder=Path("elsewhere") / name)) for name, key in keys.items()
     }
-    return cast(DataPlan, SimpleNamespace(benchmarks=benchmarks, benchmark_components=("law", "web"), components=components))
+    chats = {name: ChatTemplate(text, name) for name, text in templates.items()}
+    of_plan = {"benchmarks": benchmarks, "benchmark_components": ("law", "web"), "components": components}
+    return cast(DataPlan, SimpleNamespace(**of_plan, chats_of=lambda names: tuple(chats[name] for name in names if name in chats)))
 
 
 def run_of(config: ModelConfig, output: Path, *components: str) -> RunConfig:
@@ -74,6 +77,14 @@ def test_what_decides_an_evaluation_moves_its_key_and_nothing_else_does(key: Key
     monkeypatch.setattr(finished, "measuring_code", lambda: "other code")
     changed.append(key())
     assert len({before, *changed}) == 1 + len(changed)
+
+
+def test_what_ends_an_answer_is_in_the_key_of_a_phase_of_conversations_alone(key: Key) -> None:
+    def ending(token: str) -> dict[str, str]:
+        return {"flan": f"{{% generation %}}{{{{ messages[0].content + '{token}' }}}}{{% endgeneration %}}"}
+
+    assert key(templates=ending("<|end|>")) == key()
+    assert len({key("flan", templates=given) for given in ({}, ending("<|end|>"), ending("<|stop|>"))}) == 3
 
 
 def test_a_field_that_came_later_moves_the_key_with_a_new_value_only(

@@ -117,12 +117,12 @@ def test_the_first_of_several_stop_strings_counts() -> None:
     assert before_first("one. two\n", ()) == "one. two\n"
 
 
-def test_generation_stops_before_end_of_text(
+def test_generation_stops_before_any_of_the_tokens_that_end_a_text(
     model: JaxLanguageModel, log_softmax: LogSoftmax, config: ModelConfig, tokenizer: Tokenizer
 ) -> None:
     tokens = greedy_tokens(log_softmax, config, tokenizer, CONTEXTS[0], 8)
     stops_at = next(place for place in range(2, 8) if tokens[place] not in tokens[:place])
-    model.end_of_text = tokens[stops_at]
+    model.ends = (max(tokens) + 1, tokens[stops_at])
     [answer] = model.generate_until(instances("generate_until", [(CONTEXTS[0], {"max_gen_toks": 20})]))
     assert answer == tokenizer.decode(tokens[:stops_at])
 

@@ -11,15 +11,18 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from tasks.data.conversations.template import ChatTemplate
 from tasks.data.tokenizer import load_tokenizer
 from tasks.evaluation import loading
 from tasks.evaluation.loading import model_of_checkpoint, model_of_folder
+from tasks.publication.export import tokenizer_files
 from tests.tasks.evaluation.hflm import GOLDEN
 from tests.trainer.eight_devices import run_on_eight_devices
 from trainer.base.errors import CheckpointError, ConfigError
 from trainer.base.storage import read_json
 from trainer.checkpoints.checkpointer import Checkpoints
 from trainer.config import Mesh, ModelConfig, RunConfig
+from trainer.model.hugging_face import write_folder
 from trainer.state import TrainState, init_state
 
 
@@ -90,6 +93,36 @@ def test_a_folder_s_tokenizer_says_how_a_text_begins(tmp_path: Path) -> None:
     (tmp_path / "endless" / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match=r"must hold tokenizer\.json"):
         model_of_folder(tmp_path / "endless")
+
+
+def test_what_a_folder_ends_a_text_at_is_what_generate_of_transformers_does(tmp_path: Path) -> None:
+    """The tokenizer's end token, and the ids of `generation_config.json`; where there is none, of `config.json`."""
+    assert model_of_folder(GOLDEN / "model").ends == (1,)
+    for name, ids in (("generation_config.json", [1, 7, 9]), ("config.json", 7)):
+        folder = tmp_path / name
+        shutil.copytree(GOLDEN / "model", folder)
+        if name == "config.json":
+            (folder / "generation_config.json").unlink(missing_ok=True)
+        written = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+        (folder / name).write_text(json.dumps({**written, "eos_token_id": ids}))
+        assert model_of_folder(folder).ends == tuple(sorted({1, *(ids if isinstance(ids, list) else [ids])}))
+    (tmp_path / "generation_config.json" / "generation_config.json").write_text('{"eos_token_id": [1, 70000]}')
+    with pytest.raises(CheckpointError, match=r"ids below the model's vocab_size of [\d,]+, found \[1, 70000\]"):
+        model_of_folder(tmp_path / "generation_config.json")
+
+
+def test_a_checkpoint_ends_a_text_where_its_export_does(
+    checkpoint: Path, tokenizer: Tokenizer, state: TrainState, config: ModelConfig, tmp_path: Path
+) -> None:
+    """The same weights are to give the same answers: at the end of a document, and at that of an answer of each template."""
+    path, turn = tmp_path / "tokenizer.json", str(tokenizer.id_to_token(9))
+    path.write_text(tokenizer.to_str())
+    marked = "{% generation %}{{ messages[0].content + END }}{% endgeneration %}"
+    chats = [ChatTemplate(marked.replace("END", end), end, [turn]) for end in (f"'{turn}'", "eos_token")]
+    for given, ends in (((), (1,)), (chats[:1], (1, 9)), (chats[1:], (1,)), (chats, (1, 9))):
+        folder = tmp_path / f"out-{len(given)}-{len(ends)}"
+        write_folder(folder, state.params, config, tokenizer=tokenizer_files(path, config.seq_len, given))
+        assert model_of_checkpoint(checkpoint, path, chats=given).ends == model_of_folder(folder).ends == ends
 
 
 def changed(folder: Path, of_config: Mapping[str, Any], of_tokenizer: Mapping[str, Any]) -> loading.JaxLanguageModel:

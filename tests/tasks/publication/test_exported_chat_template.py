@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.data.conversations.ends import chats_of_caches, turn_ends
 from tasks.data.conversations.template import template_of
 from tasks.data.tokenizer import END_OF_TEXT
 from tasks.publication.export import CHAT_TEMPLATE_NAME, tokenizer_files
@@ -23,7 +24,7 @@ WITHOUT_BEGIN = """
 def exported(folder: Path, template: str) -> tuple[dict[str, str], list[int] | int, Path]:
     """What `tokenizer_config.json` says, which ids end text, and the folder."""
     path = folder / "tokenizer" / "tokenizer.json"
-    written = tokenizer_files(path, 128, template_of(layout("messages", template)))
+    written = tokenizer_files(path, 128, [template_of(layout("messages", template))])
     (folder / "out").mkdir()
     for name, content in written.files.items():
         (folder / "out" / name).write_bytes(content)
@@ -44,6 +45,9 @@ def test_the_folder_has_the_template_that_was_trained_with(tmp_path: Path, templ
     assert about["eos_token"] == turn_end
     cache = TokenCache.open(tmp_path / "train")
     assert ends == (cache.manifest.end_of_text if turn_end == END_OF_TEXT else sorted((cache.manifest.end_of_text, _id(folder, turn_end))))
+    assert turn_ends(chats_of_caches([tmp_path / "train", tmp_path / "held_out"])) == (
+        turn_end,
+    )  # what evaluates the phase knows it from there
     if find_spec("transformers") is None:
         pytest.skip("transformers is not installed (extra `parity`): what it makes of the folder was not looked at")
     theirs = import_module("transformers").AutoTokenizer.from_pretrained(folder)

@@ -30,18 +30,18 @@ SHOWN_NAMES = 3
 class TokenizerFiles(NamedTuple):
     """Files by name that go beside the weights, and the ids of the tokens that begin and end a document.
 
-    `end_of_turn` is the one that ends an answer, of a model of conversations.
+    `ends_of_turns` are those that end an answer, of a model of conversations.
     """
 
     files: Mapping[str, bytes]
     begin_of_text: int
     end_of_text: int
-    end_of_turn: int | None = None
+    ends_of_turns: tuple[int, ...] = ()
 
     @property
     def ends(self) -> dict[str, int | list[int]]:
         """What `config.json` and `generation_config.json` say of them: text is made until one that ends it."""
-        stops = {self.end_of_text} if self.end_of_turn is None else {self.end_of_turn, self.end_of_text}
+        stops = {self.end_of_text, *self.ends_of_turns}
         return {"bos_token_id": self.begin_of_text, "eos_token_id": self.end_of_text if len(stops) == 1 else sorted(stops)}
 
 

@@ -4,6 +4,7 @@ Needs `transformers` of the extra `parity` (no PyTorch). `test_spans.py` has han
 """
 
 import unicodedata
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,12 +12,20 @@ from typing import Any
 
 import pytest
 
-from tasks.data.conversations.messages import Message, messages_of
+from tasks.data.conversations.messages import messages_of
 from tasks.data.conversations.stand_ins import as_record
 from tasks.data.conversations.template import template_of
 from tasks.data.parts import split_of
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
-from tests.tasks.data.conversations.worlds import BEYOND_ASCII, LAYOUTS, layout, made_conversations, write_caches, write_source
+from tests.tasks.data.conversations.worlds import (
+    BEYOND_ASCII,
+    LAYOUTS,
+    layout,
+    made_conversations,
+    write_caches,
+    write_records,
+    write_source,
+)
 from trainer.base.storage import digest_of_bytes
 from trainer.data.cache import TokenCache
 from trainer.data.manifest import SPLITS
@@ -44,6 +53,24 @@ def test_every_token_and_every_span_is_that_of_apply_chat_template(tmp_path: Pat
     assert compared >= CONVERSATIONS
 
 
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed (extra `parity`)")
+def test_a_template_is_given_the_whole_message_as_apply_chat_template_gives_it(tmp_path: Path):
+    """Thoughts of an answer, names and nested fields; each conversation has some of them."""
+    template = (
+        "{{ bos_token }}{% for message in messages %}{{ message | tojson }}{{ message.name or '' }}{% if message.role == 'assistant' %}"
+        "{% generation %}{% if message.reasoning_content is string %}<think>{{ message.reasoning_content }}</think>{% endif %}"
+        "{{ message.content }}{% endgeneration %}{% endif %}{% endfor %}"
+    )
+    more = [{}, {"reasoning_content": "It is ü."}, {"name": "a", "tags": ["x", {"y": 1}]}, {"weight": 1, "reasoning": "Hm."}]
+    records = [[{**message, **more[(turn + n) % 4]} for turn, message in enumerate(said)] for n, said in enumerate(made_conversations(100))]
+    write_records(tmp_path / "source" / "a.jsonl", [{"messages": said} for said in records])
+    how = layout("messages", template)
+    write_caches(write_source(tmp_path / "none", how, []).but(url=(tmp_path / "source").as_uri()), tmp_path)
+    theirs = tokenizer_of_transformers(tmp_path / "tokenizer" / "tokenizer.json", template)
+    documents = expected(theirs, records)
+    assert sum(compare(TokenCache.open(tmp_path / split), documents[split]) for split in SPLITS) > 90
+
+
 def tokenizer_of_transformers(path: Path, template: str) -> Any:
     """As an exported folder has it."""
     build = import_module("transformers").PreTrainedTokenizerFast
@@ -52,7 +79,7 @@ def tokenizer_of_transformers(path: Path, template: str) -> Any:
     return tokenizer
 
 
-def expected(theirs: Any, conversations: list[list[Message]]) -> dict[str, dict[str, tuple[list[int], list[bool]]]]:
+def expected(theirs: Any, conversations: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, tuple[list[int], list[bool]]]]:
     """Split → id of a document → its tokens and which count, as `transformers` has them; each document once, in order."""
     found: dict[str, dict[str, tuple[list[int], list[bool]]]] = {split: {} for split in SPLITS}
     for said in conversations:

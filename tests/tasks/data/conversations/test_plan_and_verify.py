@@ -61,6 +61,7 @@ def build(plan: DataPlan) -> None:
         {"system": "system"},
         {"answer": {"key": "answer"}},
         {"special_tokens": ("[INST]",)},
+        {"leave_out": ("name",)},
     ],
 )
 def test_every_setting_of_a_conversation_is_in_the_keys(source: Source, home: Home, change: dict[str, Any]):

@@ -3,17 +3,22 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from tasks.data.conversations.compose import build_compose
+from tasks.data.conversations.declared import Conversation
 from tasks.data.conversations.messages import Message
 from tasks.data.conversations.stand_ins import as_record
+from tasks.data.conversations.template import ChatTemplate, NotMarked, template_of
 from tasks.data.conversations.tokens import token_spans
 from tasks.data.documents import read_documents_manifest, split_texts
+from tasks.data.formats.findings import Fault, Finding, Record
 from tasks.data.parts import split_of
-from tasks.data.source import Source
+from tasks.data.source import Normalization, Source
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
 from tests.tasks.data.builds import build_cache, write_documents
 from tests.tasks.data.conversations.worlds import LAYOUTS, FileKind, layout, made_conversations, write_caches, write_records, write_source
@@ -24,6 +29,7 @@ from trainer.data.manifest import SPLITS
 from trainer.data.spans import answers_of, counted, counted_in_rows
 
 BYTES = {"<|start_header_id|>": 258, "<|end_header_id|>": 259, "<|eot_id|>": 260, "<|im_start|>": 261, "<|im_end|>": 262}
+LOOP = "{% for message in messages %}{{ message.content }}{% endfor %}"
 SAID: list[Message] = [
     Message(role="system", content="Be brief."),
     Message(role="user", content="Grüße?"),
@@ -212,7 +218,8 @@ def test_a_token_that_takes_the_space_beside_it_is_refused_by_name(caches: Path)
 
 def test_what_is_no_conversation_is_counted_by_its_reason(tmp_path: Path):
     good = [as_record(said, layout("messages")) for said in made_conversations(60)]
-    good[0]["messages"][-1]["tool_calls"] = []
+    good[0]["messages"][-1] |= {"tool_calls": [], "reasoning_content": None, "weight": None}
+    good[1]["messages"][-1] |= {"weight": 1, "id": 7}
     user, assistant = {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}
     system = {"role": "system", "content": "s"}
     bad = {
@@ -220,7 +227,7 @@ def test_what_is_no_conversation_is_counted_by_its_reason(tmp_path: Path):
             {"messages": [user, {"role": "assistant", "content": " "}]},
             {"messages": [{"role": "user", "content": None}, assistant]},
         ],
-        "no answer": [{"messages": [user]}],
+        "no answer": [{"messages": [user]}, {"messages": [user, {**assistant, "weight": 0}]}],
         "no messages": [{"messages": []}, {"messages": None}],
         "unknown role": [{"messages": [user, {"role": "tool", "content": "t"}, assistant]}],
         "two system texts": [{"messages": [system, system, user, assistant]}],
@@ -228,7 +235,15 @@ def test_what_is_no_conversation_is_counted_by_its_reason(tmp_path: Path):
             {"messages": [user, {**assistant, "tool_calls": [{"name": "f"}]}]},
             {"messages": [user, {"role": "assistant", "content": None, "function_call": {"name": "f"}}, assistant]},
         ],
-        "special token in a message": [{"messages": [user, {"role": "assistant", "content": "a<|im_end|>b"}]}],
+        "special token in a message": [
+            {"messages": [user, {"role": "assistant", "content": "a<|im_end|>b"}]},
+            {"messages": [user, {**assistant, "name": "<|im_end|>"}]},
+            {"messages": [user, {**assistant, "parts": [{"of": ["it", "<|im_end|>"]}]}]},
+        ],
+        "weight is not 0 or 1": [{"messages": [user, {**assistant, "weight": weight}]} for weight in (0.5, 2, True, "0")],
+        "field of a message that nothing reads": [
+            {"messages": [user, {**assistant, name: "a thought"}]} for name in ("reasoning_content", "thinking", "train")
+        ],
         "refused by the chat template": [{"messages": [user, system, assistant]}],
         "missing key": [{"message": []}, {"messages": [{"role": "user"}]}],
         "wrong type": [{"messages": "u"}, {"messages": ["u"]}, {"messages": [user, {"role": "assistant", "content": ["a"]}]}],
@@ -242,3 +257,70 @@ def test_what_is_no_conversation_is_counted_by_its_reason(tmp_path: Path):
     tally = read_documents_manifest(tmp_path / "documents").tally
     assert {**tally.left_out, **tally.bad_documents} == {reason: len(records) for reason, records in bad.items()}
     assert set(tally.left_out) == {"empty content", "no answer", "no messages"}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_an_answer_of_weight_0_is_there_and_does_not_count(tmp_path: Path, kind: FileKind):
+    """As OpenAI's format has it. In Parquet every message has the field, and most of them null."""
+    record = as_record(SAID, layout("messages"))
+    record["messages"][2]["weight"], record["messages"][4]["weight"] = 0, 1
+    others = [as_record(said, layout("messages")) for said in made_conversations(60)]
+    texts, answers = list[list[str]](), list[list[str]]()
+    for number, first in enumerate((record, as_record(SAID, layout("messages")))):
+        folder = tmp_path / str(number)
+        write_records(folder / "source" / f"a.{kind}", [first, *others], kind)
+        write_caches(write_source(folder / "none", layout("messages"), [], kind).but(url=(folder / "source").as_uri()), folder)
+        tokenizer, cache = folder / "tokenizer" / "tokenizer.json", TokenCache.open(folder / _split_of_said())
+        texts.append([decoded(tokenizer, document.tokens) for document in cache.documents()])
+        document = next(iter(cache.documents())).tokens
+        spans = cache.spans()
+        assert spans is not None
+        answers.append([decoded(tokenizer, document[start:stop]) for start, stop in spans if stop <= len(document)])
+    assert texts[0] == texts[1]
+    assert answers == [["no<|eot_id|>"], ["Hé 🌳<|eot_id|>", "no<|eot_id|>"]]
+
+
+def _split_of_said() -> str:
+    return split_of(digest_of_bytes(template_of(layout("messages")).render(SAID, "").text.encode()))
+
+
+def test_what_a_message_says_beside_its_content_goes_to_the_template_or_is_left_out_by_name():
+    thinks = (
+        "{% for m in messages %}{% generation %}{{ m.reasoning_content | default('') }}:{{ m.name | default('') }}:{{ m.content }} "
+        "{% endgeneration %}{% endfor %}"
+    )
+    said = [
+        {"role": "user", "content": "u", "name": "e\u0301"},
+        {"role": "assistant", "content": "a", "reasoning_content": "t", "train": None},
+    ]
+
+    def found(**changes: Any) -> Finding:
+        how = Conversation.model_validate({"messages": "messages", "template": thinks, **changes})
+        return build_compose(how, Normalization(), lambda text, where, record: Record(text, where), "a.jsonl")({"messages": said}, "row 0")
+
+    def text(**changes: Any) -> str:
+        record = found(**changes)
+        assert isinstance(record, Record)
+        return record.text
+
+    assert text() == ":é:u t::a "
+    assert text(template=thinks.replace("reasoning_content", "thinking")) == text(), "one field under two names, as transformers has it"
+    assert text(leave_out=("reasoning_content",)) == ":é:u ::a "
+    assert text(leave_out=("reasoning_content", "name"), template=LOOP) == "ua"
+    refused = found(template=LOOP)
+    assert isinstance(refused, Fault)
+    assert refused.reason == "field of a message that nothing reads"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        LOOP,
+        "{% generation %}" + LOOP + "{% endgeneration %}",
+        LOOP.replace("{{ message.content }}", "{% generation %}x{% endgeneration %}"),
+    ],
+)
+def test_a_weight_of_0_needs_marks_around_each_answer(template: str):
+    said: list[Message] = [*SAID[:2], Message(role="assistant", content="no", others={"weight": 0}), *SAID[3:]]
+    with pytest.raises(NotMarked):
+        ChatTemplate(template, "mine").render(said, "")

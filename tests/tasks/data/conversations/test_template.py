@@ -103,6 +103,10 @@ def test_its_special_tokens_are_found_or_named():
 def test_the_token_that_ends_a_turn_is_that_of_an_answer():
     assert [template_of(layout("messages", name)).turn_end() for name in ("marin", "trinity")] == ["<|eot_id|>", "<|im_end|>"]
     assert ChatTemplate("{% generation %}a{{ eos_token }}{% endgeneration %}", "mine").turn_end() == "<|end_of_text|>"
+    for end in ("{{ eos_token }}", "<|end|>", "\n<|end|>", ""):  # where no answer is marked, it must be right behind it
+        unmarked = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}" + end + "{% endfor %}<|more|>"
+        expected = {"{{ eos_token }}": "<|end_of_text|>", "<|end|>": "<|end|>"}
+        assert ChatTemplate(unmarked, "mine").turn_end() == expected.get(end, "<|more|>" if end == "" else None)
     assert ChatTemplate(LOOP, "mine").turn_end() is None
 
 

@@ -30,7 +30,7 @@ class ScriptedModel(LM):
     def __init__(self, params: Params, config: ModelConfig, tokenizer: Tokenizer, score: Score, say: Say) -> None:
         super().__init__()
         self.params, self.config, self.tokenizer = params, config.but(seq_len=4096), tokenizer
-        self.begin_of_text, self.end_of_text, self.begins_texts, self.seed = 0, 1, True, 0
+        self.begin_of_text, self.ends, self.begins_texts, self.seed = 0, (1,), True, 0
         self.max_length = self.trained_length = self.config.seq_len
         self.num_contexts = self.num_cut_contexts = 0
         self._score, self._say = score, say

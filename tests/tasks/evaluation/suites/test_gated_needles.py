@@ -54,6 +54,20 @@ def test_needles_are_shown_beside_the_parent_and_judged_only_where_the_gate_asks
     assert why.startswith("niah:300 acc does not tell the model from one that finds no needle")
 
 
+def test_the_limit_is_the_phase_s(scripted: Scripted, tokenizer: Tokenizer, tmp_path: Path):
+    """A model that finds one needle in seven: its p is within reach of a limit."""
+
+    def score(prompt: str, text: str) -> float:
+        return -float(text.strip() != value_of(prompt)) if sum(map(ord, prompt)) % 7 == 0 else -1.0
+
+    some = evaluation_of(needle_results(reader(scripted, tokenizer, score=score), ("niah:300",), WORDS), "x")
+    judge(tmp_path, some, None, LIMITS)
+    p = float(pd.read_parquet(tmp_path / "evidence" / "needles.parquet")["floor_p_value"][0])
+    assert 1e-6 < p < 0.4
+    assert needle_reasons(judge(tmp_path, some, None, LIMITS.but(needle_error_rate=1.01 * p))) == []
+    assert len(needle_reasons(judge(tmp_path, some, None, LIMITS.but(needle_error_rate=0.99 * p)))) == 1
+
+
 def test_a_length_that_the_parent_was_not_asked_says_so(scripted: Scripted, tokenizer: Tokenizer, tmp_path: Path):
     parent = measured(scripted, tokenizer, "phase-3", finds=True)
     longer = measured(scripted, tokenizer, "extension", finds=True, labels=("niah:600", "niah:300"))

@@ -11,7 +11,7 @@ from tasks.publication.card.home_files import HomeFiles
 from tasks.publication.card.readme import build_model_card
 from tasks.publication.card.training_claims import Trained, training_claims
 from tests.trainer.preflight.models import LLAMA_8B, step_of
-from tests.trainer.token_caches import BEGIN, END, write_token_cache
+from tests.trainer.token_caches import BEGIN, END, write_conversations, write_token_cache
 from trainer.base.storage import digest_of_json
 from trainer.config import Execution
 from trainer.data.manifest import FORMAT_VERSION, PLAIN_VERSION, read_manifest, write_manifest
@@ -27,6 +27,26 @@ def test_a_manifest_is_claimed_as_it_was_written(tmp_path: Path, version: int):
     claimed = data_claims(files, {"web": read_manifest(folder).digest}, {}, {})["web"]
     assert not files.problems
     assert digest_of_json(claimed["manifest"]) == claimed["manifest_digest"]
+
+
+def test_the_page_names_chat_template_and_length_bias(tmp_path: Path):
+    document = np.array([BEGIN, 5, END], np.uint16)
+    digests = dict[str, str]()
+    for name, changes in (
+        ("talk", {}),
+        ("web", {}),
+        ("long", {"source": {"length_bias": {"floor": 0.1, "ceiling": 1.0, "full_tokens": 9}}}),
+    ):
+        folder = tmp_path / "tokens" / name / "train-key"
+        write_conversations(folder, [[(document, [(1, 2)])]]) if name == "talk" else write_token_cache(folder, [[document]])
+        write_manifest(folder, read_manifest(folder).but(component=name, **changes))
+        digests[name] = read_manifest(folder).digest
+    data = data_claims(HomeFiles(tmp_path), digests, {}, {})
+    origin = {"recipe": "r", "phase": "p", "weights": "last", "step": 2, "steps": [2], "dtype": "float32"}
+    page = build_model_card(origin, {"data": data})
+    assert page.count("put into text") == 1
+    assert "talk has conversations, put into text by the chat template `made up`, which marks the answers." in page
+    assert "Of long documents were taken by their length: 100 % from 9 tokens on" in page
 
 
 @pytest.fixture
