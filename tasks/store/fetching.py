@@ -18,6 +18,22 @@ ARRIVING = ".arriving"
 """A folder here for pieces on their way."""
 
 
+def check_never_there(head: Path, objects: Objects, known: Path) -> None:
+    """Refuse a head that is not there and was there before: what is here would be taken for what nobody committed, and be deleted.
+
+    Args:
+        known: the file here that names the commits made from here.
+
+    Raises:
+        StorageError: it is lost.
+    """
+    if known.exists() or objects.are_there():
+        raise StorageError(
+            f"{head} is not there, and content that it named is: bring back the version of this object that was deleted. To begin anew, "
+            f"delete what is below {objects.folder} and, on every machine that worked on it, {known}."
+        )
+
+
 def bring_here(root: Path, folders: Iterable[str], files: Files, objects: Objects, *, weights_below: str | None = "") -> int:
     """Make the folders below `root` what the head says; what else belongs on the store and is here is deleted. Nothing is listed there.
 
