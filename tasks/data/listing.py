@@ -182,7 +182,10 @@ def _size(expanded: Expanded, name: str) -> int:
 def _fingerprint(known: KnownDigests, expanded: Expanded, name: str) -> SourceFile:
     url = expanded.files[name]
     try:
-        size, digest = known.content(url, expanded.entries.get(name))
+        entry = expanded.entries.get(name) or store_entry(url)
+        if entry is not None and entry.size_bytes is None:
+            raise ValueError("its size is not said")
+        size, digest = known.content(url, entry)
     except Exception as error:  # as above
         raise _unreadable(url, error) from error
     return SourceFile(name=name, size_bytes=size, digest=digest)
