@@ -121,8 +121,9 @@ def _lease_object(place: Path, store: tuple[Any, str]) -> "_LeaseObject":
 
 
 class _Version(NamedTuple):
-    """What the store counts: a generation is one holder's lease, a change of its metadata is a sign of life. `seconds` is its holder's lease
-    time; 0 where it does not say.
+    """What the store counts: a generation is one holder's lease, a change of its metadata is a sign of life.
+
+    `seconds` is its holder's lease time; 0 where it does not say.
     """
 
     generation: str

@@ -72,4 +72,4 @@ def _went_on(folder: Path, moved: list[str]) -> list[str]:
 def _otherwise(folder: Path) -> list[str]:
     """From which steps on a plan or conditions were others than before, and what of them."""
     found = [event for event in read_events(folder) if event.get("kind") == "replanned"]
-    return [f"to step {event.get('step'):,} otherwise ({str(event.get('text')).rpartition('bit for bit: ')[2]})" for event in found]
+    return [f"to step {event.get('step') or 0:,} otherwise ({str(event.get('text')).rpartition('bit for bit: ')[2]})" for event in found]
