@@ -3,6 +3,7 @@
 Flows call each other by names, because Prefect keeps those as a run's parameters. Within one process the same names are the same value.
 """
 
+import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from tasks.data.standins import StandIn, missing_stand_ins
 from tasks.holder import Holder
 from tasks.home import Home
 from trainer.config import RunConfig, StartFrom
+from trainer.process.conditions import check_usual
 
 SOURCES = "the sources"
 
@@ -143,9 +145,11 @@ class Resolved:
         """Refuse, before anything is made, what can be known to fail; each phase is checked once.
 
         Raises:
-            ConfigError: a phase needs a slice, names a benchmark that nothing measures, or has a mixture that blocks cannot express.
+            ConfigError: a phase needs a slice, names a benchmark that nothing measures, or has a mixture that blocks cannot express; or a
+                variable of jax would make another run of it.
             DataError: a component has no files.
         """
+        check_usual(os.environ)
         new = [phase for phase in phases if phase.name not in self._checked]
         check_slices(self.recipe, new)
         check_declared(self.recipe, new)

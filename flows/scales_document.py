@@ -16,7 +16,7 @@ from tasks.preflight.launcher import examine
 from tasks.preflight.plan import GIB, spec_for
 from tasks.preflight.search import refusal
 from tasks.preflight.slices import find_slice
-from trainer.base.wording import tokens
+from trainer.base.wording import small, tokens
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "measurements" / "scales.md"
 RECIPE = "marin-8b"
@@ -64,7 +64,7 @@ def slices_table(recipes: list[Recipe], home: Home) -> str:
 def _cell(on: dict[str, Any]) -> str:
     if on["refused"]:
         return "does not fit"
-    return f"{on['days']:,.2f} ({on['chip_hours']:,}, {on['gib_per_chip']:.1f})"
+    return f"{small(on['days'], 2)} ({small(on['chip_hours'], 0)}, {on['gib_per_chip']:.1f})"
 
 
 def compiled_table(recipes: list[Recipe], home: Home) -> str:

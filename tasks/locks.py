@@ -26,6 +26,7 @@ LEASE_VARIABLE = "PHASEWISE_LEASE_SECONDS"
 LEASE_SECONDS = 30.0
 BEATS_PER_LEASE = 4
 POLL_SECONDS = 0.25
+SECONDS = "lease_seconds"
 
 _held_by_this_process: set[str] = set()
 """Places that `held_once` holds. A flow opens other flows in its own process."""
@@ -40,8 +41,8 @@ def held(place: Path, *, wait: bool = True) -> Iterator[StillHeld]:
 
     On this machine the lock goes with the process, however it ends. On an object store the file is a lease: its holder changes it every
     quarter of the lease time, from a thread. A process that waits looks at it four times a second, and takes it when it has not
-    changed for the lease time by the waiting process's clock. The lease time is 30 seconds, or what `PHASEWISE_LEASE_SECONDS` says; it must
-    be the same for all.
+    changed for the lease time by the waiting process's clock. The lease time is 30 seconds, or what `PHASEWISE_LEASE_SECONDS` says. The
+    lease says its holder's: where that is longer, it is waited for.
 
     Without `wait` the lock is refused as soon as its holder is known to live: at once on this machine, at the next change on a store.
 
@@ -120,10 +121,14 @@ def _lease_object(place: Path, store: tuple[Any, str]) -> "_LeaseObject":
 
 
 class _Version(NamedTuple):
-    """What the store counts: a generation is one holder's lease, a change of its metadata is a sign of life."""
+    """What the store counts: a generation is one holder's lease, a change of its metadata is a sign of life.
+
+    `seconds` is its holder's lease time; 0 where it does not say.
+    """
 
     generation: str
     metageneration: str
+    seconds: float
 
 
 class _Sighting(NamedTuple):
@@ -151,7 +156,7 @@ class _LeaseObject:
         content = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "token": uuid.uuid4().hex}).encode()
         path = f"{self.bucket}/{self.name}"
         try:
-            return self.file_system.pipe_file(path, content, mode="create")["generation"]
+            return self.file_system.pipe_file(path, content, mode="create", metadata=_said())["generation"]
         except FileExistsError:
             pass
         try:  # where the answer to our request was lost and gcsfs asked again, it is ours
@@ -168,11 +173,11 @@ class _LeaseObject:
         except FileNotFoundError:
             return None
         found = json.loads(content)
-        return _Version(found["generation"], found["metageneration"])
+        return _Version(found["generation"], found["metageneration"], _seconds_said(found.get("metadata")))
 
     def beat(self, generation: str, number: int) -> None:
         """Change the metadata of the holder's own lease."""
-        self._call("PATCH", ifGenerationMatch=generation, json={"metadata": {"beat": str(number)}})
+        self._call("PATCH", ifGenerationMatch=generation, json={"metadata": {"beat": str(number), **_said()}})
 
     def delete(self, generation: str, metageneration: str | None = None) -> None:
         """Remove it, if it is this one."""
@@ -234,8 +239,8 @@ def _take(place: Path, lease: _LeaseObject, wait: bool, sighting: _Sighting) -> 
             if seen is not None and not wait:
                 raise _refusal(place)
             seen, since = found, now
-        elif now - since >= lease_seconds:
-            lease.delete(*found)
+        elif now - since >= max(lease_seconds, found.seconds):
+            lease.delete(found.generation, found.metageneration)
         else:
             time.sleep(POLL_SECONDS)
 
@@ -251,6 +256,18 @@ def _lease_seconds() -> float:
         if 0 < (seconds := float(value)) < math.inf:
             return seconds
     raise ConfigError(f"{LEASE_VARIABLE} must be a number of seconds above 0, found '{value}'. Correct it, or leave it unset.")
+
+
+def _said() -> dict[str, str]:
+    """What a lease says of its holder: how long he may show no sign of life."""
+    return {SECONDS: f"{_lease_seconds():g}"}
+
+
+def _seconds_said(metadata: Any) -> float:
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        seconds = float(metadata[SECONDS])
+        return seconds if 0 < seconds < math.inf else 0.0
+    return 0.0
 
 
 def _refusal(place: Path) -> ConfigError:

@@ -27,6 +27,7 @@ from trainer.metrics import Row, read_metrics
 from trainer.passed_over import CONTRACT_NAME, NOTHING, PassedOver, read_passed_over
 from trainer.process.distributed import is_first, stop_agreed
 from trainer.process.fence import Alone, no_check
+from trainer.process.going_on import note_conditions
 from trainer.process.stall_limits import FIELD_OF
 from trainer.process.stopping import stop_requests
 from trainer.process.watchdog import Watchdog
@@ -139,6 +140,7 @@ def _branch(run: RunConfig, around: "Around", passed_over: PassedOver) -> TrainS
     if run.until_step is not None and step >= run.until_step:
         return state  # the life before saved it, and did not come to say so
     watchdog.begin("start", step)
+    note_conditions(run, None if restored is None else step, alone=around.guards.alone)
     with Recorder(run, restored_step=step, check=around.guards.check, alone=around.guards.alone) as recorder:
         return _updates(run, state, step, around, recorder, passed_over)
 

@@ -18,6 +18,7 @@ from tasks.data.plan import ComponentPlan
 from tasks.data.standins import missing_stand_ins
 from tasks.data.verify import Difference, verify_component
 from trainer.base.errors import DataError
+from trainer.base.wording import small
 from trainer.data.manifest import read_manifest
 
 
@@ -67,10 +68,10 @@ def print_plan(plan: dict[str, Any]) -> None:
         part = f"{one['files']:,} of {one['of_files']:,} files, {one['bytes'] / 1e9:,.3f} of {one['of_bytes'] / 1e9:,.3f} GB"
         state = "is there" if one["is_built"] else "to be read"
         console.print(f"{one['name']}: {part}, {one['tokens']:,} tokens, {state}", soft_wrap=True, markup=False)
-    console.print(f"To be read: {plan['bytes'] / 1e9:,.2f} GB, about {plan['tokens']:,} tokens to train on.", soft_wrap=True)
+    console.print(f"To be read: {small(plan['bytes'] / 1e9, 2)} GB, about {plan['tokens']:,} tokens to train on.", soft_wrap=True)
     workers = f"{plan['workers']} workers" if plan["workers"] != 1 else "one worker"
     console.print(
-        f"About {plan['hours']:,.2f} hours on {workers}, at {plan['tokens_per_second']:,.0f} tokens a second each: measured here for "
+        f"About {small(plan['hours'], 2)} hours on {workers}, at {plan['tokens_per_second']:,.0f} tokens a second each: measured here for "
         f"{plan['measured_seconds']:.0f} s with {plan['measured_with']}. The network must give {plan['bytes_per_second'] / 1e6:,.1f} MB/s, "
         "and was not measured.",
         soft_wrap=True,
@@ -78,7 +79,7 @@ def print_plan(plan: dict[str, Any]) -> None:
     )
     if plan["dollars"] is not None:
         price = f"at ${plan['price_per_hour']:,.2f} an hour for all workers, as --price-per-hour says"
-        console.print(f"About ${plan['dollars']:,.2f}, {price}; storage and traffic are not in it.", soft_wrap=True, markup=False)
+        console.print(f"About ${small(plan['dollars'], 2)}, {price}; storage and traffic are not in it.", soft_wrap=True, markup=False)
 
 
 def verify(target: str, scale: Scale, home: str | None, *, full: bool = False) -> dict[str, Any]:

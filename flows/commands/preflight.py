@@ -22,6 +22,7 @@ from tasks.preflight.regions import GIB, check_region, reads_between, region_of
 from tasks.preflight.slices import find_slice
 from tasks.progress import say
 from trainer.base.errors import ConfigError
+from trainer.base.wording import small, tokens
 
 Report = dict[str, Any]
 MIN_WIDTH = 120
@@ -184,16 +185,16 @@ def cells(setup: Report) -> list[str]:
         f"{setup['batch_sequences']:,}",
         needs,
         f"{setup['flops_per_step']:.2e}",
-        f"{setup['step_seconds']:.2f}",
+        small(setup["step_seconds"], 2),
         setup["roofline_seconds"]["binds"],
-        f"{setup['days']:,.1f}",
-        f"{setup['chip_hours']:,}",
+        small(setup["days"], 1),
+        small(setup["chip_hours"], 0),
     ]
 
 
 def parameters_of(setup: Report) -> str:
     """How many parameters a setup's model has, and how many of them a token meets."""
-    total, active = (f"{setup[name] / 1e9:.2f} B" for name in ("parameters", "active_parameters"))
+    total, active = (tokens(setup[name]) for name in ("parameters", "active_parameters"))
     return f"{total} parameters" if total == active else f"{total} parameters, of which a token meets {active}"
 
 

@@ -8,7 +8,7 @@ from flows.recipes.phase import Phase
 from flows.recipes.recipe import Recipe
 from flows.setups import setups_of
 from tasks.home import Home
-from trainer.base.wording import tokens
+from trainer.base.wording import small, to_places, tokens
 from trainer.config import sequences_between
 
 Takes = dict[str, Any]
@@ -53,7 +53,8 @@ def _on_slice(phases: tuple[Phase, ...], slice_name: str, home: Home) -> Takes:
     where = find_slice(slice_name)
     reports = [preflight_setup(setup, home, estimated=True) for setup in setups_of(phases, slice_name)]
     refused = [f"{report['phase']}: {report['reason']}" for report in reports if not report["fits"]]
-    sums = {name: None if refused else sum(report[name] for report in reports) for name in ("days", "chip_hours")}
+    places = {"days": 2, "chip_hours": 0}
+    sums = {name: None if refused else to_places(sum(report[name] for report in reports), places[name]) for name in places}
     most = max((report["gib_per_chip"]["peak"] or 0.0 for report in reports), default=0.0)
     return {"slice": where.name, "chips": where.chips, "estimated": True, "refused": refused, "gib_per_chip": most or None, **sums}
 
@@ -70,8 +71,8 @@ def print_takes(takes: Takes, console: Console) -> None:
         console.print(f"Does not fit {on['slice']}, by an estimate: {on['refused'][0]}.", markup=False)
         return
     console.print(
-        f"On {on['slice']}: {on['days']:,.2f} days, {on['chip_hours']:,} chip-hours, up to {on['gib_per_chip']:.1f} GiB a chip. Estimated, "
-        "not compiled: preflight says more."
+        f"On {on['slice']}: {small(on['days'], 2)} days, {small(on['chip_hours'], 0)} chip-hours, up to {on['gib_per_chip']:.1f} GiB a "
+        "chip. Estimated, not compiled: preflight says more."
     )
 
 

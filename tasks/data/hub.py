@@ -13,12 +13,15 @@ leaves open:
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from typing import Any, NoReturn, TypeVar
 
 import httpx2
 from huggingface_hub import HfFileSystem
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 from huggingface_hub.hf_file_system import HfFileSystemFile, HfFileSystemResolvedRepositoryPath
+from huggingface_hub.utils import parse_ratelimit_headers
 
 from tasks.data.source import HubTrouble
 
@@ -135,9 +138,27 @@ def _is_busy(error: HfHubHTTPError | httpx2.TransportError) -> bool:
 
 
 def _asked_to_wait(error: HfHubHTTPError | httpx2.TransportError) -> float | None:
-    """Seconds that the server asked for; None where it named none."""
-    value = error.response.headers.get("Retry-After", "") if isinstance(error, HfHubHTTPError) else ""
-    return float(value) if value.strip().isdigit() else None
+    """Seconds that the server asked for, by `Retry-After` as a number or a date, or by when its limit begins anew; None where it named
+    none. A date is compared with the server's own clock, if it says what it is.
+    """
+    if not isinstance(error, HfHubHTTPError):
+        return None
+    headers = error.response.headers
+    value = headers.get("Retry-After", "").strip()
+    if value.isascii() and value.isdecimal():
+        return float(value)
+    if (until := _date(value)) is not None:
+        now = _date(headers.get("Date", ""))
+        return max(0.0, until - (time.time() if now is None else now))
+    limit = parse_ratelimit_headers(headers)
+    return float(limit.reset_in_seconds) if limit and limit.remaining == 0 else None
+
+
+def _date(value: str) -> float | None:
+    """Seconds since 1970 of a date as HTTP writes it."""
+    with suppress(ValueError, TypeError):
+        return parsedate_to_datetime(value).timestamp()
+    return None
 
 
 def _raise_in_words(path: str, error: HfHubHTTPError | httpx2.TransportError, waited: float) -> NoReturn:

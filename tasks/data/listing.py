@@ -172,8 +172,8 @@ def _size(expanded: Expanded, name: str) -> int:
     try:
         entry = expanded.entries.get(name) or store_entry(url)
         size = as_path(url).stat().st_size if entry is None else entry.size_bytes
-    except OSError as error:
-        raise DataError(f"{url} cannot be read: {error.strerror or error}") from error
+    except Exception as error:  # each file system has errors of its own
+        raise _unreadable(url, error) from error
     if size is None:
         raise DataError(f"{url}: its server does not say how large it is, and a budget chooses files by their sizes.")
     return size
@@ -182,10 +182,23 @@ def _size(expanded: Expanded, name: str) -> int:
 def _fingerprint(known: KnownDigests, expanded: Expanded, name: str) -> SourceFile:
     url = expanded.files[name]
     try:
-        size, digest = known.content(url, expanded.entries.get(name))
-    except OSError as error:
-        raise DataError(f"{url} cannot be read: {error.strerror or error}") from error
+        entry = expanded.entries.get(name) or store_entry(url)
+        if entry is not None and entry.size_bytes is None:
+            raise ValueError("its size is not said")
+        size, digest = known.content(url, entry)
+    except Exception as error:  # as above
+        raise _unreadable(url, error) from error
     return SourceFile(name=name, size_bytes=size, digest=digest)
+
+
+def _unreadable(url: str, error: Exception) -> DataError:
+    """What a file system failed with. fsspec's ValueError: a server gives no part of a file, or does not say how large it is."""
+    if isinstance(error, ValueError):
+        return DataError(
+            f"{url} cannot be read ({error}): its server must give files in parts, and say how large they are. Copy it elsewhere."
+        )
+    said = error.strerror if isinstance(error, OSError) else None
+    return DataError(f"{url} cannot be read: {said or f'{type(error).__name__}: {error}'}")
 
 
 def _names(file_system: Any, root: str, source: Source) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:

@@ -1,19 +1,19 @@
 """What an update's time rests on beside its run: machine, versions, code. What was measured under others counts for nothing."""
 
 import os
-import platform
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
-from pathlib import Path
 
 from tasks.preflight.launcher import deciding_code
 from tasks.training.machine import Machine, machine_here
 from trainer.base.storage import digest_of_json
+from trainer.process.conditions import deciding_variables, processor
 
 LIBRARIES = ("jax", "jaxlib", "optax", "orbax-checkpoint")
-ENVIRONMENT = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_NUM_CPU_DEVICES", "CUDA_VISIBLE_DEVICES", "PHASEWISE_PROCESSES")
-"""What of the environment decides how fast a trainer is. jax does not go by `OMP_NUM_THREADS`, which Dask sets where data are prepared."""
+ENVIRONMENT = ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "CUDA_VISIBLE_DEVICES", "PHASEWISE_PROCESSES")
+"""What of the environment decides how fast a trainer is, beside what decides its bits. jax does not go by `OMP_NUM_THREADS`, which
+Dask sets where data are prepared."""
 
 
 def conditions_here() -> str:
@@ -22,7 +22,7 @@ def conditions_here() -> str:
     Raises:
         TrainingError: jax does not start.
     """
-    given = tuple((name, os.environ.get(name, "")) for name in ENVIRONMENT)
+    given = tuple({**deciding_variables(os.environ), **{name: os.environ.get(name, "") for name in ENVIRONMENT}}.items())
     return _digest(machine_here(), given, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
@@ -31,7 +31,7 @@ def _digest(machine: Machine, environment: tuple[tuple[str, str], ...], cores: i
     return digest_of_json(
         {
             "machine": list(machine),
-            "processor": _processor(),
+            "processor": processor(),
             "cores": cores,
             "memory_gib": _memory_gib(),
             "environment": dict(environment),
@@ -39,13 +39,6 @@ def _digest(machine: Machine, environment: tuple[tuple[str, str], ...], cores: i
             "code": deciding_code(),
         }
     )
-
-
-def _processor() -> str:
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-        return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-    return platform.processor() or platform.machine()
 
 
 def _memory_gib() -> int:

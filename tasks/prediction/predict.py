@@ -13,7 +13,7 @@ from trainer.base.errors import ConfigError
 from trainer.base.frozen import Frozen
 from trainer.base.run_folder import RunFolder
 from trainer.base.storage import read_json, write_json
-from trainer.base.wording import about, megabytes, number
+from trainer.base.wording import about, megabytes, number, small
 from trainer.config import RunConfig
 
 PRICE_VARIABLE = "PHASEWISE_USD_PER_HOUR"
@@ -181,7 +181,7 @@ def words_of(prediction: Prediction) -> str:
         written, kept = megabytes(prediction.bytes_written), megabytes(prediction.bytes_kept)
         said.append(f"{prediction.checkpoints} checkpoint{'' if prediction.checkpoints == 1 else 's'} ({written} written, {kept} stay)")
     if prediction.usd is not None and prediction.usd_per_hour is not None:
-        said.append(f"${prediction.usd:,.2f} at ${number(prediction.usd_per_hour)} an hour")
+        said.append(f"${small(prediction.usd, 2)} at ${number(prediction.usd_per_hour)} an hour")
     without = f", without {', '.join(prediction.left_out)}" if prediction.left_out else ""
     return f"{', '.join(said)}; by {prediction.source}{without}"
 

@@ -15,6 +15,7 @@ from trainer.base.exit_codes import ExitCode
 from trainer.base.storage import digest_of_json, read_json, write_json
 from trainer.config import without_added
 from trainer.preflight.spec import Result, Spec
+from trainer.process.conditions import deciding_variables
 
 MAX_SECONDS, MAX_MACHINE_CODE_SECONDS = 1800, 3600
 LIBRARIES = ("jax", "jaxlib", "libtpu", "optax")
@@ -25,6 +26,7 @@ DECIDING = (
 """The files of `trainer` that the step, or what is read from it, is made by."""
 DROPPED = ("XLA_FLAGS", "JAX_PLATFORMS", "TPU_LIBRARY_PATH", "JAX_NUM_CPU_DEVICES")
 """They are for the devices of this machine."""
+FLAGS = "LIBTPU_INIT_ARGS"
 COMPILER = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -58,10 +60,11 @@ def digest_of(spec: Spec) -> str:
     deciding = {
         "spec": without_added(spec.model_dump(mode="json")),
         "versions": versions(),
-        "flags": os.environ.get("LIBTPU_INIT_ARGS", ""),
+        "flags": os.environ.get(FLAGS, ""),
         "code": deciding_code(),
     }
-    return digest_of_json(deciding)
+    others = {name: value for name, value in deciding_variables(os.environ).items() if name not in (*DROPPED, FLAGS)}
+    return digest_of_json(deciding | ({"variables": others} if others else {}))
 
 
 def versions() -> dict[str, str]:

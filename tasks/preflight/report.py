@@ -7,6 +7,7 @@ from tasks.preflight.projection import ALL_TO_ALL, ici_seconds, roofline_of
 from tasks.preflight.search import Found, Tried, limit_bytes
 from tasks.preflight.setup import Setup
 from tasks.preflight.slices import Slice
+from trainer.base.wording import to_places
 from trainer.flops import step_flops
 from trainer.model.params import count_active_parameters, count_parameters
 from trainer.preflight.roofline import UTILISATION, Roofline, recomputed_flops
@@ -46,8 +47,8 @@ def _tried(tried: Tried) -> Report:
         "reason": tried.reason,
         "fits": roofline is not None,
         "gib": None if tried.gib is None else round(tried.gib, 2),
-        "step_seconds": None if roofline is None else round(roofline.step_seconds, 3),
-        "ranking_seconds": None if roofline is None else round(roofline.ranking_seconds, 3),
+        "step_seconds": None if roofline is None else to_places(roofline.step_seconds, 3),
+        "ranking_seconds": None if roofline is None else to_places(roofline.ranking_seconds, 3),
         "binds": None if roofline is None else roofline.binds,
     }
 
@@ -122,12 +123,12 @@ def _projected(setup: Setup, where: Slice, found: Found) -> Report:
         "host_traffic_bytes": result.host_traffic_bytes,
         "roofline_seconds": _terms(roofline),
         "assumed_utilisation": UTILISATION,
-        "step_seconds": round(seconds, 3),
+        "step_seconds": to_places(seconds, 3),
         "mfu": round(flops / where.devices / seconds / where.chip.speeds.flops, 3),
         "tokens_per_second": round(sequences * model.seq_len / seconds),
         "tokens_per_day": round(sequences * model.seq_len * DAY_SECONDS / seconds),
-        "days": round(setup.steps * seconds / DAY_SECONDS, 2),
-        "chip_hours": round(setup.steps * seconds * where.chips / HOUR_SECONDS),
+        "days": to_places(setup.steps * seconds / DAY_SECONDS, 2),
+        "chip_hours": to_places(setup.steps * seconds * where.chips / HOUR_SECONDS, 0),
     }
 
 
@@ -163,4 +164,4 @@ def _by_kind(result: Result) -> dict[str, int]:
 
 
 def _terms(roofline: Roofline) -> Report:
-    return {**{name: round(value, 3) for name, value in roofline.model_dump().items()}, "binds": roofline.binds}
+    return {**{name: to_places(value, 3) for name, value in roofline.model_dump().items()}, "binds": roofline.binds}

@@ -5,8 +5,9 @@ import re
 import tomllib
 from functools import cache
 from importlib.resources import files
+from typing import Annotated, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from trainer.base.errors import ConfigError
 from trainer.base.frozen import Frozen
@@ -71,7 +72,7 @@ class Torus(Frozen):
     """A slice's chip, and chips along each axis."""
 
     chip: str
-    torus: tuple[int, ...]
+    torus: tuple[Annotated[int, Field(gt=0)], ...] = Field(min_length=1)
 
 
 class Table(Frozen):
@@ -79,6 +80,17 @@ class Table(Frozen):
 
     chips: dict[str, Chip]
     slices: dict[str, Torus]
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        for name, chip in self.chips.items():
+            if chip.peak_flops is None and peak_flops(chip.device_kind, "bfloat16") is None:
+                raise ValueError(f"chips.{name} must have peak_flops, because trainer/flops.py names no peak of {chip.device_kind!r}")
+            if chip.platform == "tpu" and chip.topology is None:
+                raise ValueError(f"chips.{name} must have a topology, the compiler's name of the chip")
+        if unknown := [f"{name} of {torus.chip!r}" for name, torus in self.slices.items() if torus.chip not in self.chips]:
+            raise ValueError(f"each slice must be of one of the chips {', '.join(self.chips)}, found {', '.join(unknown)}")
+        return self
 
 
 class Slice(Frozen):

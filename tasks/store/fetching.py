@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tasks.progress import say
-from tasks.store.head import Files, Piece
+from tasks.store.head import Files, Head, HeadObject, Piece
 from tasks.store.objects import Objects
 from tasks.store.snapshot import digest_of_pieces, is_list_of_checkpoint, kept_names
+from tasks.store.versioned import ABSENT
 from trainer.base.errors import StorageError
 from trainer.base.run_folder import CHECKPOINTS_NAME, RunFolder, is_kept
 from trainer.base.storage import file_system_of, write_atomically
@@ -16,6 +17,24 @@ from trainer.checkpoints.files import DIGESTS_NAME, committed_files, digests_her
 HEAD_NAME, OBJECTS_NAME = "head.json", "objects"
 ARRIVING = ".arriving"
 """A folder here for pieces on their way."""
+
+
+def read_head(head: HeadObject, objects: Objects, known: Path) -> tuple[Head, str]:
+    """The head and its generation; an empty one where nothing was ever committed.
+
+    Args:
+        known: the file here that names the commits made from here.
+
+    Raises:
+        StorageError: it is not there, and was there before: what is here would be taken for what nobody committed, and be deleted.
+    """
+    found, generation = head.read()
+    if generation == ABSENT and (known.exists() or objects.are_there()):
+        raise StorageError(
+            f"{head.place} is not there, and content that it named is: bring back the version of this object that was deleted. To begin "
+            f"anew, delete what is below {objects.folder} and, on every machine that worked on it, {known}."
+        )
+    return found, generation
 
 
 def bring_here(root: Path, folders: Iterable[str], files: Files, objects: Objects, *, weights_below: str | None = "") -> int:

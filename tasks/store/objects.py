@@ -30,6 +30,12 @@ class Objects:
 
     folder: Path
 
+    def are_there(self) -> bool:
+        """Whether there is any. The store is asked for a listing, of one."""
+        file_system, bucket, name = self._named("")
+        found = file_system.call("GET", "b/{}/o", bucket, prefix=f"{name.rstrip('/')}/", maxResults=1, json_out=True)
+        return bool(found.get("items"))
+
     def send(self, sources: Mapping[str, Source]) -> None:
         """Send each, also where an object of that name is there: it may be deleted by the one who left it.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tasks.progress import say
 from tasks.store.elsewhere import Elsewhere, Nobody
-from tasks.store.fetching import HEAD_NAME, OBJECTS_NAME, bring_here, bring_uploaded, settle_checkpoints
+from tasks.store.fetching import HEAD_NAME, OBJECTS_NAME, bring_here, bring_uploaded, read_head, settle_checkpoints
 from tasks.store.head import Head, HeadObject
 from tasks.store.interval import publish_seconds
 from tasks.store.objects import Objects
@@ -82,7 +82,7 @@ class Kept:
     def looking(self) -> Iterator[tuple[Head, str]]:
         """Nobody else of this machine brings anything here meanwhile; gives the head and its generation."""
         with locked(self.known.with_suffix(".looking"), wait=True):
-            yield self.head.read()
+            yield read_head(self.head, self.objects, self.known)
 
     def add(self, write: Callable[[], Path]) -> Path:
         """Commit one more file beside what is committed: what is there is brought here first but for the weights, and `write` writes it.
@@ -217,7 +217,7 @@ class Publisher:
 
     def _take(self) -> None:
         """Shut out who was at work before, then bring here what is committed, unless it was committed from here and nobody went on."""
-        before, generation = self._kept.head.read()
+        before, generation = read_head(self._kept.head, self._kept.objects, self._kept.known)
         self._head = before.taken()
         is_ours = before.commit in self._known()
         if is_ours:

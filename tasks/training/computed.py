@@ -1,21 +1,25 @@
 """How a phase was computed, in words: as its run's folder says it, whatever the plan would be now."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from tasks.preflight.plan import kept_in_words
 from tasks.training.machine import mesh_words
 from tasks.training.same_run import read_run
+from trainer.base.run_folder import RunFolder
+from trainer.base.storage import read_json
 from trainer.base.wording import plural
 from trainer.config import Execution
 from trainer.events import EventKind, read_events
+from trainer.process.conditions import Conditions
 
 KERNELS = {"xla": "XLA", "cudnn": "cuDNN", "splash": "Splash"}
 WENT_ON: tuple[EventKind, ...] = ("restart", "resumed")
 
 
 def computed_words(folder: Path, slice_name: str) -> str:
-    """Slice, mesh, precision, kernel, what was kept, parts of the batch, on which slices it was before, and from which steps it went on;
-    empty where nothing has begun.
+    """Slice, mesh, precision, kernel, what was kept, parts of the batch, variables that may change bits, on which slices it was before, and
+    from which steps it went on; empty where nothing has begun.
 
     Args:
         folder: of the run.
@@ -32,14 +36,23 @@ def computed_words(folder: Path, slice_name: str) -> str:
         *([f"{kernel} attention"] if kernel else []),
         kept_in_words(execution.remat),
         _parts(execution),
+        *_variables(folder),
     ]
     moved = _moved(folder)
-    return "; ".join([", ".join(words), *moved, *_went_on(folder, moved)])
+    return "; ".join([", ".join(words), *moved, *_went_on(folder, moved), *_otherwise(folder)])
 
 
 def _parts(execution: Execution) -> str:
     size = execution.microbatch_sequences
     return "the batch at once" if size is None else f"the batch in parts of {plural(size, 'sequence')}"
+
+
+def _variables(folder: Path) -> list[str]:
+    """Those under which its newest updates were computed, where there were any."""
+    path = RunFolder(folder).conditions
+    with suppress(OSError, ValueError):
+        return [f"{name}={value}" for name, value in Conditions.model_validate(read_json(path)).variables.items()]
+    return []
 
 
 def _moved(folder: Path) -> list[str]:
@@ -54,3 +67,9 @@ def _went_on(folder: Path, moved: list[str]) -> list[str]:
     if named:
         return [f"it went on from {', '.join(named)}"]
     return [] if moved else ["from its start to its end"]
+
+
+def _otherwise(folder: Path) -> list[str]:
+    """From which steps on a plan or conditions were others than before, and what of them."""
+    found = [event for event in read_events(folder) if event.get("kind") == "replanned"]
+    return [f"to step {event.get('step') or 0:,} otherwise ({str(event.get('text')).rpartition('bit for bit: ')[2]})" for event in found]

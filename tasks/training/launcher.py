@@ -12,6 +12,7 @@ from tasks.training.aside import set_aside_another_run
 from tasks.training.clock import Clock
 from tasks.training.follow import check_unowned, owned, start_and_follow
 from tasks.training.legs import Leg, leg_at
+from tasks.training.other_conditions import OtherConditions
 from tasks.training.protocol import Launcher, Life, ending
 from tasks.training.protocol import last_words as _last_words
 from tasks.training.restarts import Restarts
@@ -217,11 +218,13 @@ def _run_or_stop(leg: Leg, on_rows: Callable[[list[Row]], None], check: Callable
     saved = last_saved_step(run)
     conditions = conditions_here if launcher.kind == "local" else None
     write_json(RunFolder.at(run.output).run_file, run.model_dump(mode="json"))
+    others = OtherConditions(run)
     try:
         with clock.life(run.start_step if saved is None else saved, slice_name=leg.slice_name, conditions=conditions) as note:
 
             def look() -> None:
                 note()
+                others.look()
                 check()
 
             return _run_process(RunFolder.at(run.output).run_file, on_rows, look, run, launcher)
@@ -229,6 +232,8 @@ def _run_or_stop(leg: Leg, on_rows: Callable[[list[Row]], None], check: Callable
         append_event(run.output, "preempted", trained_step(run), "stopped from where it was started")
         say(f"{run.phase}: {_what_is_saved(run)}")
         raise
+    finally:
+        others.look()
 
 
 def _run_process(

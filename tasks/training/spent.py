@@ -24,6 +24,8 @@ PROCESS, REPLAY, PAUSE, AWAY = "process", "replay", "pause", "away"
 STEPPING = ("step", "data", "barrier")
 """What an update takes."""
 LEAST_SHARE = 0.01
+UNCOUNTED_SECONDS = 60.0
+"""A trainer starts to count after its imports. What the clock says beyond that is a clock that was set."""
 
 
 class LifeSpent(Frozen):
@@ -87,7 +89,9 @@ class OpenLife(Frozen):
         if not said or [said.get("time"), said.get("pid")] == self.before:
             return self.life, {}
         with suppress(KeyError, TypeError, ValueError):
-            until = datetime.fromisoformat(said["time"]).timestamp() - self.life.started_at
+            on_the_clock = datetime.fromisoformat(said["time"]).timestamp() - self.life.started_at
+            counted = self.life.wall_seconds + sum(said["spent"].values()) - sum(self.life.seconds.values())
+            until = min(on_the_clock, counted + UNCOUNTED_SECONDS)
             if until >= self.life.wall_seconds:
                 said_then = {"seconds": dict(said["spent"]), "to_step": said["step"], "peak_memory_bytes": said["peak_memory_bytes"]}
                 return self.life.but(wall_seconds=until, **said_then), said

@@ -16,7 +16,7 @@ from tasks import locks
 from tasks.locks import LEASE_VARIABLE, held, held_all
 from tests.stores.fixtures import FaultyStore
 from trainer.base.errors import ConfigError
-from trainer.base.storage import as_path, write_atomically
+from trainer.base.storage import as_path, file_system_of, write_atomically
 
 HOLD = """if True:
     import sys
@@ -255,3 +255,25 @@ def test_what_dead_holders_left_runs_out_together(gcs: Path, monkeypatch: pytest
     with held_all(places) as all_held:
         assert all_held()
     assert 30 <= clock.now < 60
+
+
+def test_a_holder_with_a_longer_lease_time_is_waited_for(gcs: Path, monkeypatch: pytest.MonkeyPatch):
+    """Two machines, with other settings: by the shorter one the lease of a living holder would be taken."""
+    monkeypatch.setenv(LEASE_VARIABLE, "300")
+    store = file_system_of(gcs / "lock")
+    assert store is not None
+    lease = locks._lease_object(gcs / "lock", store)  # pyright: ignore[reportPrivateUsage]
+    generation = lease.create()
+    assert generation is not None
+    for _ in range(2):  # as it was made, and after a sign of life
+        found = lease.version()
+        assert found is not None
+        assert found.seconds == 300
+        lease.beat(generation, 1)
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = lambda: clock.now
+    clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
+    monkeypatch.setattr(locks, "time", clock)
+    monkeypatch.setenv(LEASE_VARIABLE, "10")
+    with held(gcs / "lock"):
+        assert clock.now >= 300

@@ -15,6 +15,7 @@ CACHES_NAME = "caches.json"
 SPENT_NAME = "spent.jsonl"
 LIFE_NAME = "life.json"
 PREDICTION_NAME = "prediction.json"
+CONDITIONS_NAME = "conditions.json"
 HEARTBEAT_NAME = "heartbeat"
 TOKEN_NAME = "token.json"
 LOCK_NAME = "lock"
@@ -87,6 +88,11 @@ class RunFolder:
     def prediction(self) -> Path:
         """What it was predicted to take, before it began."""
         return self.path / PREDICTION_NAME
+
+    @property
+    def conditions(self) -> Path:
+        """What its newest updates were computed under: device, versions, variables."""
+        return self.path / CONDITIONS_NAME
 
     @property
     def result(self) -> Path:

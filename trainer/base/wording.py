@@ -21,6 +21,22 @@ def rounded(value: float) -> float:
     return float(f"{value:.{SIGNIFICANT}g}")
 
 
+def to_places(value: float, places: int, *, digits: int = 4) -> float:
+    """Rounded to so many places, or to more where so few digits would be left: 0.0004 is not nothing. Without places it is a whole number
+    where its digits are enough.
+    """
+    if value == 0 or not math.isfinite(value):
+        return value
+    wanted = max(places, digits - 1 - math.floor(math.log10(abs(value))))
+    return round(value, wanted) if wanted > 0 else round(value)
+
+
+def small(value: float, places: int) -> str:
+    """`1,234.57`, with so many places, or with two digits where that is more: `2.3`, `0.049`, `0.00072`."""
+    found = to_places(value, places, digits=2)
+    return f"{found:,.{places if found == 0 else max(places, 1 - math.floor(math.log10(abs(found))))}f}"
+
+
 def number(value: float) -> str:
     """0.0017, 1.7e-05, 12,000: never with a tail of nines."""
     return f"{value:,.0f}" if value == int(value) and abs(value) >= 1 else f"{value:.6g}"

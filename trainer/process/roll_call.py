@@ -7,14 +7,12 @@ one does not count.
 
 import math
 import os
-import platform
 import shutil
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -25,6 +23,7 @@ from trainer.base.frozen import Frozen
 from trainer.base.run_folder import RunFolder
 from trainer.base.storage import digest_of_json, read_json, write_json
 from trainer.config import RunConfig
+from trainer.process.conditions import DECIDING, versions
 from trainer.process.surroundings import HOSTS_VARIABLE, LAUNCH_VARIABLE
 
 JOIN_VARIABLE = "PHASEWISE_JOIN_SECONDS"
@@ -33,11 +32,8 @@ NAMED_AFTER_SECONDS = 45.0
 """After so long a host that waits says for whom, also where it may wait longer."""
 LOOK_SECONDS = 0.1
 PREFIXES = (
-    "JAX_",
-    "XLA_",
-    "LIBTPU_",
+    *DECIDING,
     "MEGASCALE_",
-    "NCCL_",
     "PHASEWISE_STALL",
     "PHASEWISE_STOP",
     "PHASEWISE_HEARTBEAT",
@@ -81,7 +77,7 @@ def present(run: RunConfig, processes: int, environment: Mapping[str, str]) -> P
         code=code_digest("trainer/**/*.py"),
         run=run.digest,
         execution=digest_of_json([run.execution.model_dump(mode="json"), run.until_step]),
-        versions=_versions(),
+        versions=versions(),
         environment={name: value for name, value in sorted(environment.items()) if name.startswith(PREFIXES) and name not in OWN},
     )
 
@@ -176,8 +172,3 @@ def join_seconds(environment: Mapping[str, str]) -> float:
         if 0 < (seconds := float(text)) < math.inf:
             return seconds
     raise ConfigError(f"{JOIN_VARIABLE} must be a number of seconds above 0, found '{text}'. Correct it, or leave it unset.")
-
-
-def _versions() -> dict[str, str]:
-    """By what is installed, without importing it: a launcher reads this module, too."""
-    return {"python": platform.python_version(), **{name: version(name) for name in ("jax", "jaxlib", "numpy")}}

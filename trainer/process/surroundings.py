@@ -10,6 +10,7 @@
 from collections.abc import Mapping
 
 from trainer.base.errors import ConfigError
+from trainer.process.conditions import check_usual
 
 LAUNCH_VARIABLE, SLICES_VARIABLE, HOSTS_VARIABLE = "PHASEWISE_LAUNCH", "PHASEWISE_SLICES", "PHASEWISE_HOSTS"
 MEGASCALE = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
@@ -30,8 +31,9 @@ def check_nothing_left_over(environment: Mapping[str, str]) -> None:
     """For a program that starts all processes of a run itself.
 
     Raises:
-        ConfigError: the environment names hosts of another launch.
+        ConfigError: the environment names hosts of another launch; or as `check_usual`.
     """
+    check_usual(environment)
     if found := left_over(environment):
         said = ", ".join(f"{name}={environment[name]}" for name in found)
         raise ConfigError(
@@ -44,8 +46,9 @@ def check_surroundings(environment: Mapping[str, str]) -> None:
     """For a process of a run, before it joins others.
 
     Raises:
-        ConfigError: a variable is left over from another launch, or one of a group is missing.
+        ConfigError: a variable is left over from another launch, or one of a group is missing; or as `check_usual`.
     """
+    check_usual(environment)
     several = any(environment.get(name) for name in ("JAX_COORDINATOR_ADDRESS", "TPU_WORKER_HOSTNAMES", "MEGASCALE_COORDINATOR_ADDRESS"))
     if not several and environment.get("JAX_NUM_PROCESSES", "1") != "1":
         raise ConfigError(

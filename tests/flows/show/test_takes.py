@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from flows.cli import main
 from flows.recipes import load_recipe
-from flows.show.takes import describe_takes
+from flows.show.takes import describe_takes, print_takes
 from tasks.home import Home
 from trainer.base.errors import ConfigError
 from trainer.model.params import count_parameters
@@ -35,7 +36,16 @@ def test_a_slice_that_is_twice_as_large_takes_half_the_days(home: Home):
     one, eight = (describe_takes(load_recipe("marin-8b", "370m"), name, home)["on"] for name in ("h100-1", "h100-8"))
     assert one["estimated"]
     assert one["days"] == pytest.approx(8 * eight["days"], rel=0.3)
-    assert one["chip_hours"] == pytest.approx(24 * one["days"], abs=4)
+    assert one["chip_hours"] == pytest.approx(24 * one["days"], rel=1e-2)
+    assert eight["chip_hours"] == pytest.approx(8 * 24 * eight["days"], rel=1e-2), "what is added up was not rounded to nothing before"
+
+
+def test_little_is_not_nothing(home: Home):
+    takes = describe_takes(load_recipe("marin-32b", "130m"), "v6e-8", home)
+    assert takes["on"]["days"] > 0
+    console = Console(width=300, record=True)
+    print_takes(takes, console)
+    assert "0.00 days" not in console.export_text()
 
 
 def test_what_does_not_fit_has_no_days_and_a_reason(home: Home):

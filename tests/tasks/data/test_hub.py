@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from email.utils import formatdate
 from pathlib import Path
 
 import pytest
@@ -90,6 +92,14 @@ def test_a_retry_after_is_obeyed(hub: FakeHub):
     at_commit(source())
     assert hub.impatient == 1
     assert sum(hub.slept) >= 120
+    hub.slept.clear()
+    hub.fails("refuse", "/tree/", times=9, status=429, Retry_After=formatdate(time.time() + 300, usegmt=True))
+    texts(source())
+    assert max(hub.slept) == pytest.approx(300, abs=30), "huggingface_hub passes over a date, asks five times, and then we wait"
+    hub.slept.clear()
+    hub.fails("refuse", "/api/datasets/owner/name(/revision/.*)?$", status=429, RateLimit='"api";r=0;t=77')
+    at_commit(source())
+    assert sum(hub.slept) >= 77
     hub.close(90)
     texts(source())
     assert hub.impatient == 2

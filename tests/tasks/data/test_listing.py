@@ -4,6 +4,8 @@ import gzip
 import os
 import shutil
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import fsspec
@@ -254,3 +256,31 @@ def test_plain_names_need_no_listing():
         expand(source("unlisted://web", "a.jsonl", "b.jsonl"))
     with pytest.raises(DataError, match="cannot be listed"):
         expand(source("unlisted://web", "*.jsonl"))
+
+
+class Silent(BaseHTTPRequestHandler):
+    """A web server that says neither how large a file is nor gives parts of it."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}\n")
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+def test_a_server_that_gives_no_parts_is_refused_in_words():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with pytest.raises(DataError, match=r"a\.jsonl cannot be read .*its server must give files in parts, and say how large"):
+                fingerprint(source(f"http://127.0.0.1:{server.server_address[1]}/data", "a.jsonl"))
+        finally:
+            server.shutdown()
+            thread.join()

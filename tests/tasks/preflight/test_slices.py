@@ -1,8 +1,12 @@
+from importlib.resources import files
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.preflight.slices import find_slice, read_table
+from tasks.preflight import slices
+from tasks.preflight.slices import PLACE, TABLE, find_slice, read_table
 from trainer.base.errors import ConfigError
 from trainer.config import Mesh
 from trainer.flops import PEAKS
@@ -75,3 +79,25 @@ def test_a_chip_of_two_devices_has_its_memory_and_speeds_once() -> None:
     assert (2 * speeds.flops, 2 * speeds.hbm_bytes, 2 * speeds.ici_bytes) == (2307e12, 7380e9, 600e9)
     assert (2 * speeds.dcn_bytes, 2 * speeds.host_bytes, 2 * found.chip.device_gib) == (12.5e9, 16e9, 192)
     assert all(find_slice(name).devices == find_slice(name).chips for name in read_table().slices if not name.startswith("tpu7x"))
+
+
+@pytest.mark.parametrize(
+    ("found", "instead", "words"),
+    [
+        ('chip = "v6e", torus = [2, 4]', 'chip = "v6f", torus = [2, 4]', "v6e-8 of 'v6f'"),
+        ('chip = "v6e", torus = [2, 4]', 'chip = "v6e", torus = [2, 0]', r"slices\.v6e-8\.torus\.1"),
+        ('chip = "v6e", torus = [2, 4]', 'chip = "v6e", torus = []', r"slices\.v6e-8\.torus"),
+        ('device_kind = "TPU v6e"', 'device_kind = "TPU v99"', r"chips\.v6e must have peak_flops"),
+        ('topology = "v6e"', "", r"chips\.v6e must have a topology"),
+        ("hbm_gbps = 1638", "hbm_gbps = 0", r"chips\.v6e\.hbm_gbps"),
+    ],
+)
+def test_a_table_with_wrong_numbers_is_refused_by_its_entry(
+    found: str, instead: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = files(PLACE).joinpath(TABLE).read_text(encoding="utf-8")
+    assert found in text
+    (tmp_path / TABLE).write_text(text.replace(found, instead))
+    monkeypatch.setattr(slices, "files", lambda place: tmp_path)
+    with pytest.raises(ConfigError, match=words):
+        read_table.__wrapped__()

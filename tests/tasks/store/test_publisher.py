@@ -15,7 +15,7 @@ from tasks.store.snapshot import Source, pieces_of, take_snapshot
 from tests.stores.emulator import BUCKET, the_emulator
 from tests.tasks.store.worlds import Machine, machine
 from trainer.base.errors import ConfigError, StorageError
-from trainer.base.storage import write_atomically, write_json
+from trainer.base.storage import as_path, write_atomically, write_json
 from trainer.checkpoints.files import DIGESTS_NAME, find_damage, remove_checkpoint
 
 HOUR = 3600.0
@@ -263,3 +263,32 @@ def test_a_home_that_was_uploaded_as_it_lay_is_gone_on_with(gcs: Path, tmp_path:
     write_atomically(gcs.joinpath(*local.run.metrics.relative_to(local.kept.work).parts), b"")
     with Publisher(other.kept, every_seconds=HOUR):
         assert other.files() == one.files()
+
+
+@pytest.mark.parametrize("is_where_it_was_made", [True, False])
+def test_a_head_that_somebody_deleted_is_no_new_home(gcs: Path, tmp_path: Path, is_where_it_was_made: bool):
+    """Content without a head is a head that is lost: what is here would be deleted, and all would begin again without a word."""
+    one = machine(tmp_path / "one", gcs)
+    with Publisher(one.kept, every_seconds=HOUR):
+        one.train_to(5)
+    before = one.files()
+    head = the_emulator().storage.objects[BUCKET].pop(next(name for name in the_emulator().storage.objects[BUCKET] if "head.json" in name))
+    who = one if is_where_it_was_made else machine(tmp_path / "other", gcs)
+    with pytest.raises(StorageError, match=r"head\.json is not there, and content that it named is: bring back the version"):
+        who.kept.look()
+    with pytest.raises(StorageError, match="is not there"), Publisher(who.kept, every_seconds=HOUR):
+        pass
+    assert one.files() == before
+    assert head
+
+
+@pytest.mark.parametrize("name", ["with space", "per%20cent", "a+b#c?d", "ümlaut/"])
+def test_a_home_may_be_called_so(gcs: Path, tmp_path: Path, name: str):
+    store = as_path(f"{gcs}/{name}")
+    one, other = machine(tmp_path / "one", store), machine(tmp_path / "other", store)
+    with Publisher(one.kept, every_seconds=HOUR):
+        one.train_to(5)
+    other.kept.look(checkpoints=True)
+    assert other.files() == one.files()
+    keys = [key for key in the_emulator().storage.objects[BUCKET] if name.rstrip("/") in key]
+    assert len(keys) > 3

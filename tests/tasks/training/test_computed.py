@@ -12,6 +12,7 @@ from trainer.base.run_folder import RunFolder
 from trainer.base.storage import write_json
 from trainer.config import Execution, Mesh, RunConfig
 from trainer.events import append_event
+from trainer.process.conditions import conditions_of
 
 
 @pytest.fixture
@@ -53,3 +54,20 @@ def test_a_run_that_went_on_says_from_where(run: RunConfig):
     append_event(folder, "stalled", 7, "it stalled")
     append_event(folder, "resumed", 1200, "going on")
     assert computed_words(folder, "local").endswith("; it went on from the beginning, step 1,200")
+
+
+def test_variables_that_may_change_bits_are_named(run: RunConfig):
+    folder = written(run)
+    found = conditions_of({"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}, platform_name="cpu", device="cpu", processes=1)
+    write_json(RunFolder(folder).conditions, found.model_dump(mode="json"))
+    assert "the batch at once, XLA_FLAGS=--xla_cpu_enable_fast_math=true; from its start" in computed_words(folder, "local")
+
+
+def test_what_was_computed_otherwise_before_is_named(run: RunConfig):
+    folder = written(run, mesh=Mesh(fsdp=2))
+    append_event(folder, "resumed", 1060, "going on from step 1,060 of 2,000")
+    text = "going on from step 1,060 by another plan, on the same batches, and no longer bit for bit: execution.mesh.fsdp: 1 → 2"
+    append_event(folder, "replanned", 1060, text)
+    words = computed_words(folder, "local")
+    assert words.startswith("local: 2 devices (fsdp 2)")
+    assert words.endswith("; it went on from step 1,060; to step 1,060 otherwise (execution.mesh.fsdp: 1 → 2)")

@@ -114,6 +114,16 @@ def test_here_its_heartbeat_says_more_than_was_noted(machine: Machine):
     assert (lost.wall_seconds, lost.to_step, lost.away_seconds) == (20.0, 10, 5.0)
 
 
+def test_a_clock_that_was_set_while_it_trained_makes_no_life_of_days(machine: Machine):
+    machine.lose(at_step=10, seconds=20.0, noted=False)
+    machine.now += 40 * 86_400.0
+    machine.beat(10, {"step": 17.0, "compile": 2.0})
+    machine.end(from_step=10, to_step=20, seconds=14.0)
+    lost, _ = read_lives(machine.folder)
+    assert lost.wall_seconds < 100.0
+    assert lost.away_seconds > 39 * 86_400.0, "what nobody knows of"
+
+
 def test_a_trainer_that_outlives_its_launcher_is_counted_once(machine: Machine):
     """As that of a JobSet: the next launcher follows it."""
     began = machine.now

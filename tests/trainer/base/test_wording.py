@@ -42,3 +42,22 @@ def test_a_setting_says_what_is_on():
 
 def test_bytes_are_millions():
     assert wording.megabytes(1_234_560_000) == "1,234.6 MB"
+
+
+@pytest.mark.parametrize(
+    ("value", "places", "figure", "words"),
+    [
+        (1234.5678, 2, 1234.57, "1,234.57"),
+        (0.0, 2, 0.0, "0.00"),
+        (0.0490, 2, 0.049, "0.049"),
+        (0.00071642, 3, 0.0007164, "0.00072"),
+        (339_559.4, 0, 339_559, "339,559"),
+        (14.018, 0, 14.02, "14"),
+        (2.262, 0, 2.262, "2.3"),
+        (0.9996, 2, 0.9996, "1.00"),
+        (0.31, 1, 0.31, "0.31"),
+    ],
+)
+def test_little_is_not_nothing(value: float, places: int, figure: float, words: str):
+    assert wording.to_places(value, places) == figure
+    assert wording.small(value, places) == words

@@ -128,10 +128,13 @@ def test_every_field_is_compared_or_is_a_hosts_own():
 def test_what_a_host_says_holds_what_decides(make_run: MakeRun):
     run = make_run("says")
     said = present(
-        run, 2, {**LAUNCH, "XLA_FLAGS": "x", "JAX_PROCESS_ID": "1", "MEGASCALE_SLICE_ID": "0", "HOME": "/", "LIBTPU_INIT_ARGS": "y"}
+        run,
+        2,
+        {**LAUNCH, "XLA_FLAGS": "x", "JAX_PROCESS_ID": "1", "MEGASCALE_SLICE_ID": "0", "HOME": "/", "LIBTPU_INIT_ARGS": "y"}
+        | {"NVIDIA_TF32_OVERRIDE": "0"},
     )
-    assert said.environment == {"XLA_FLAGS": "x", "LIBTPU_INIT_ARGS": "y"}
-    assert set(said.versions) == {"python", "jax", "jaxlib", "numpy"}
+    assert said.environment == {"XLA_FLAGS": "x", "LIBTPU_INIT_ARGS": "y", "NVIDIA_TF32_OVERRIDE": "0"}
+    assert set(said.versions) >= {"python", "jax", "jaxlib", "numpy", "optax"}
     assert said.run == run.digest
     other = run.but(execution={"mesh": {"fsdp": 2}})
     assert present(other, 2, LAUNCH).execution != said.execution
