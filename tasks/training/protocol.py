@@ -42,6 +42,11 @@ class Life:
 class Attempt(Protocol):
     """The program of a run on all its hosts, at work."""
 
+    @property
+    def send_seconds(self) -> float:
+        """How long they may take when they were asked to stop and have saved: 0 where nothing has to be sent."""
+        ...
+
     def look(self) -> int | None:
         """How it ended: an exit code of the trainer (`trainer.base.exit_codes`), or minus a signal. None while any host is at work."""
         ...

@@ -7,7 +7,7 @@ names it, and a checkpoint is named when the posts of all hosts together have ev
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -15,10 +15,12 @@ from pathlib import Path
 from tasks.progress import say
 from tasks.store.head import Piece
 from tasks.store.interval import publish_seconds
-from tasks.store.publisher import Publisher
+from tasks.store.publisher import Kept, Publisher
 from tasks.store.snapshot import GROWING, digests_listed, is_list_of_checkpoint
+from tasks.training.hosts.limits import alone_seconds, send_seconds
 from tasks.training.hosts.post import Post, Posts
 from tasks.training.hosts.sender import digests_of
+from tasks.training.hosts.sign import Sign
 from tasks.training.protocol import Attempt, Life
 from trainer.base.errors import StorageError, TakenOver
 from trainer.base.exit_codes import ExitCode
@@ -45,6 +47,7 @@ class Gathering:
         self._publisher, self._life = publisher, life
         self._work, self._folder = kept.work, RunFolder(life.folder)
         self._store = Posts.of(kept.store, kept.run_name, life.name)
+        self._sign = Sign(self._store, alone_seconds())
         self._posts: dict[int, tuple[Post, str]] = {}
         self._hosts = hosts
         self._ever: set[str] = set()
@@ -62,6 +65,7 @@ class Gathering:
         check_goes_apart(self._life.run)
         self._publisher.launch(self._life.name, self)
         self._store.clear_others()
+        self._sign.give()
 
     def end(self) -> None:
         """Commit what there is, and that no launch has the work any more."""
@@ -82,8 +86,9 @@ class Gathering:
         return self._ever
 
     def gather(self) -> None:
-        """Bring here what is new."""
+        """Bring here what is new, and have hosts know that somebody does."""
         with self._one_at_a_time:
+            self._sign.give()
             self._read()
             for host, (post, _) in self._posts.items():
                 place = self._folder.roll_calls / self._life.name / f"{host}.json"
@@ -162,10 +167,14 @@ class GatheredAttempt:
 
     Args:
         attempt: as it is where hosts see the folder.
+
+    Attributes:
+        send_seconds: how long hosts may take to send when they were asked to stop and have saved.
     """
 
     def __init__(self, attempt: Attempt, gathering: Gathering, folder: Path) -> None:
         self._attempt, self._gathering, self._folder = attempt, gathering, RunFolder(folder)
+        self.send_seconds = send_seconds()
         self._ended = threading.Event()
         self._is_whole = False
         self._thread = threading.Thread(target=self._run, name="gathers", daemon=True)
@@ -236,6 +245,22 @@ class GatheredAttempt:
                 is_said = True
                 with suppress(OSError):  # nobody knows whether they are silent
                     os.utime(self._folder.heartbeat)
+
+
+def gathered(keeper: Publisher, life: Life, hosts: int, begin: Callable[[Kept], Attempt]) -> GatheredAttempt:
+    """A launch of so many hosts, which `begin` starts when it is committed.
+
+    Raises:
+        As `Gathering.begin`, and as `begin`: then there is no launch.
+    """
+    gathering = Gathering(keeper, life, hosts)
+    try:
+        gathering.begin()
+        return GatheredAttempt(begin(keeper.kept), gathering, life.folder)
+    except BaseException:
+        with suppress(TakenOver, StorageError):  # why it did not begin is what is said
+            gathering.end()
+        raise
 
 
 def _order(name: str) -> int:

@@ -2,6 +2,7 @@
 
     runs/RUN/launches/LAUNCH/N                 the post of host N
     runs/RUN/launches/LAUNCH/N.files/NAME/I    piece I of a file that is not large
+    runs/RUN/launches/LAUNCH/launcher          the launcher's sign (`tasks.training.hosts.sign`)
 
 The posts of a launch are deleted when it ends, and those of others when one begins. A host that wakes up after that finds its post gone,
 and the store refuses the next one.
@@ -74,6 +75,11 @@ class Posts:
     def of(cls, home: Path, run_name: str, launch: str) -> "Posts":
         """In a home on a store."""
         return cls(home / "runs" / run_name / LAUNCHES_NAME / launch)
+
+    @property
+    def sign(self) -> Path:
+        """Where the launcher gives a sign."""
+        return self.folder / "launcher"
 
     def put(self, post: Post, generation: str = ABSENT) -> str:
         """Put a post in the place of the one of that generation, which the new one is returned of.

@@ -241,7 +241,7 @@ def test_a_host_that_does_not_come_is_named(gcs: Path):
     posts.put(Post(launch="launch-1", host=0))
     place = program.Place("launch-1", 0, 2, ["a", "b"])
     with pytest.raises(program.HostMissing, match=r"found 1 after \d+ s: host 1 \(b\) did not come to gs://"):
-        program._wait_for(posts, place, "here", limit_seconds=0.1)  # pyright: ignore[reportPrivateUsage]
+        program._wait_for(posts, place, "here", None, limit_seconds=0.1)  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_phase_that_rolls_back_is_refused_before_anything_is_committed(gcs: Path, tmp_path: Path):

@@ -11,9 +11,9 @@ from tasks.preflight.slices import find_slice
 from tasks.training.follow import start_and_follow
 from tasks.training.jobset import cluster as module
 from tasks.training.jobset.cluster import Cluster, Conflict
-from tasks.training.jobset.launcher import JobSetAttempt, JobSetLauncher, jobset_name, trouble_of
+from tasks.training.jobset.launcher import JobSetLauncher, jobset_name, trouble_of
 from tasks.training.jobset.manifest import OWNER, ClusterSettings
-from tasks.training.protocol import Life, log_of
+from tasks.training.protocol import Attempt, Life, log_of
 from tests.tasks.training.conftest import said_by
 from tests.tasks.training.jobset.api_server import ApiServer, api_server
 from tests.tasks.training.jobset.schema import problems_of
@@ -56,7 +56,7 @@ def created(server: ApiServer) -> int:
     return sum(method == "POST" for method, _ in server.asked)
 
 
-def ends_with(attempt: JobSetAttempt, life: Life, code: int) -> None:
+def ends_with(attempt: Attempt, life: Life, code: int) -> None:
     (life.folder / "end-1").write_text(str(code))
     until(lambda: attempt.look() is not None)
     assert attempt.look() == code
