@@ -88,7 +88,7 @@ class PodLog:
                 self._note_gone()
                 is_last = True
             except (Unreachable, ConfigError) as error:
-                if not self._trouble:
+                if not (self._trouble or self._left.is_set()):
                     say(f"what {self._pod} says cannot be read at the moment: {error}")
                 self._trouble = str(error)
             if is_last and not self._trouble:

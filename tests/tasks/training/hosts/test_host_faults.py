@@ -13,7 +13,6 @@ from tasks.store.publisher import Kept, Publisher
 from tasks.training.hosts import program
 from tasks.training.hosts.gathering import Gathering
 from tasks.training.hosts.post import Post, Posts
-from tasks.training.protocol import Life
 from tests.stores.fixtures import FaultyStore
 from tests.tasks.training.hosts.worlds import HOUR, PHASE, RUN_NAME, Launch
 from trainer.base.errors import ConfigError, StorageError, TakenOver
@@ -250,5 +249,5 @@ def test_a_phase_that_rolls_back_is_refused_before_anything_is_committed(gcs: Pa
     with Publisher(launch.kept, every_seconds=HOUR) as publisher:
         before = launch.kept.head.read()
         with pytest.raises(ConfigError, match="rolls back where its loss jumps"):
-            Gathering(publisher, Life(rolls_back, launch.run.run_file), 2).begin()
+            Gathering(publisher, launch.name, launch.run.path, 2).begin(rolls_back)
         assert launch.kept.head.read() == before
