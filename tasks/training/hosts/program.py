@@ -21,13 +21,14 @@ from contextlib import suppress
 from types import FrameType
 from typing import NamedTuple
 
+from tasks.store.head import Head
 from tasks.store.interval import publish_seconds
 from tasks.training.hosts.limits import ALONE_VARIABLE, alone_seconds, save_and_send_seconds
 from tasks.training.hosts.needs import Work
 from tasks.training.hosts.post import Post, Posts, Stage
 from tasks.training.hosts.sender import Sender
 from tasks.training.hosts.sign import Alone
-from trainer.base.errors import ConfigError, HostMissing, PhasewiseError, TakenOver
+from trainer.base.errors import ConfigError, HostMissing, PhasewiseError, StorageError, TakenOver
 from trainer.base.exit_codes import ExitCode
 from trainer.base.file_lock import locked
 from trainer.config import RunConfig
@@ -126,18 +127,13 @@ def main(arguments: Sequence[str]) -> int:
 def _train(work: Work, place: Place, python: str, stop: Stop) -> int:
     """From the first post to the last."""
     posts = Posts.of(work.kept.store, work.kept.run_name, place.launch)
-    head, _ = work.kept.head.read()
-    if head.launch != place.launch:
-        raise TakenOver(
-            f"host {place.host} of the launch {place.launch} came, and {work.kept.head.place} names "
-            f"{f'the launch {head.launch}' if head.launch else 'no launch'} (number {head.number}): it begins nothing."
-        )
+    _head_of(work, place)
     alone = _alone(posts)
     post = Post(launch=place.launch, host=place.host)
     generation = posts.put(post)
     _wait_for(posts, place, "here", alone, limit_seconds=join_seconds(os.environ))
     shutil.rmtree(work.run.roll_calls, ignore_errors=True)
-    run = work.bring(head)
+    run = _brought(work, place)
     ready = post.but(number=1, stage="ready")
     generation = posts.put(ready, generation)
     _wait_for(posts, place, "ready", alone, limit_seconds=None)
@@ -147,6 +143,32 @@ def _train(work: Work, place: Place, python: str, stop: Stop) -> int:
     code = _ended(stop.trainer, lambda: sender.lost is not None, alone, stop)
     sender.finish()
     return code
+
+
+def _head_of(work: Work, place: Place) -> tuple[Head, str]:
+    """The head as it is now, and its generation.
+
+    Raises:
+        TakenOver: it does not name this launch.
+    """
+    head, generation = work.kept.head.read()
+    if head.launch != place.launch:
+        raise TakenOver(
+            f"host {place.host} of the launch {place.launch} came, and {work.kept.head.place} names "
+            f"{f'the launch {head.launch}' if head.launch else 'no launch'} (number {head.number}): it begins nothing."
+        )
+    return head, generation
+
+
+def _brought(work: Work, place: Place) -> RunConfig:
+    """The run, as the head says it is now. The launcher commits meanwhile: where that took away what was to be brought, it begins again."""
+    while True:
+        head, generation = _head_of(work, place)
+        try:
+            return work.bring(head)
+        except StorageError:
+            if _head_of(work, place)[1] == generation:
+                raise
 
 
 def _alone(posts: Posts) -> Alone | None:

@@ -135,10 +135,10 @@ class Pods:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, number)
 
-    def ask(self) -> None:
-        """As a kubelet asks a container to stop: its first process, and no other, gets the signal."""
-        for _, process in self._processes:
-            if process.poll() is None:
+    def ask(self, host: int | None = None) -> None:
+        """As a kubelet asks a container, or all, to stop: its first process, and no other, gets the signal."""
+        for number, (_, process) in enumerate(self._processes):
+            if process.poll() is None and host in (None, number):
                 process.terminate()
 
     def end(self, grace: float) -> None:

@@ -5,7 +5,6 @@ with real trainers is in `tests/tasks/training/hosts/test_hosts_on_a_store.py`.
 """
 
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,17 +14,15 @@ from typing import Any
 import pytest
 
 from tasks.preflight.slices import find_slice
-from tasks.store import keeping as keepers
 from tasks.store.keeping import keeping
 from tasks.store.publisher import Kept
-from tasks.training.hosts.gathering import GatheredAttempt
 from tasks.training.jobset.cluster import Cluster
-from tasks.training.jobset.launcher import JobSetLauncher
 from tasks.training.jobset.manifest import ClusterSettings
 from tasks.training.launcher import launch_trainer
-from tasks.training.protocol import Life, log_of
+from tasks.training.protocol import log_of
 from tests.stores.emulator import the_emulator
 from tests.tasks.training.jobset.api_server import ApiServer, api_server
+from tests.tasks.training.jobset.dying import Dying, Watched
 from tests.tasks.training.jobset.schema import problems_of
 from tests.trainer.preflight.models import LLAMA_8B, step_of
 from trainer.base.code_digest import HOUSE
@@ -53,16 +50,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PHASEWISE_ALONE_SECONDS", f"{ALONE_SECONDS:g}")
     for name in ("jobset.cluster.RETRY_SECONDS", "jobset.logs.RETRY_SECONDS", "restarts.BACKOFF_SECONDS", "follow.POLL_SECONDS"):
         monkeypatch.setattr(f"tasks.training.{name}", 0.02)
-
-
-class Watched(JobSetLauncher):
-    """One whose attempts a test can get at."""
-
-    attempt: Any = None
-
-    def start(self, life: Life) -> Any:
-        self.attempt = super().start(life)
-        return self.attempt
 
 
 @dataclass
@@ -114,22 +101,15 @@ class World:
 
     def train_and_die(self, machine: str, strikes: dict[int, Callable[[], None]], last: int) -> None:
         """A launcher that is at work until the row of the last update, and from then on does nothing any more."""
-        launcher, dies = self.launcher(), threading.Event()
+        launcher, dying = self.launcher(), Dying(self.kept(machine))
 
         def on_rows(rows: list[Row]) -> None:
             step = rows[-1]["step"]
             strikes.pop(step, lambda: None)()
             if step == last:
-                dies.set()
-                threading.Event().wait()
+                dying.die()
 
-        def train() -> None:
-            with keeping(self.kept(machine)):
-                launch_trainer(self.run(machine), on_rows, launcher=launcher)
-
-        threading.Thread(target=train, daemon=True).start()
-        assert dies.wait(PATIENCE_SECONDS)
-        bury(launcher.attempt, self.kept(machine))
+        dying.live(lambda: launch_trainer(self.run(machine), on_rows, launcher=launcher), launcher)
 
     @property
     def pods(self) -> Any:
@@ -141,18 +121,6 @@ class World:
 
     def log(self, machine: str) -> str:
         return log_of(Path(self.run(machine).output), 0).read_text()
-
-
-def bury(attempt: GatheredAttempt, kept: Kept) -> None:
-    """End the threads of a launcher that is dead."""
-    publisher = keepers._at_work.pop(kept)  # pyright: ignore[reportPrivateUsage]
-    for one in (publisher, attempt):
-        one._ended.set()  # pyright: ignore[reportPrivateUsage]
-        one._thread.join()  # pyright: ignore[reportPrivateUsage]
-    of_jobset: Any = attempt._attempt  # pyright: ignore[reportPrivateUsage]
-    of_jobset._watched.close()
-    for log in of_jobset._logs._pods.values():
-        log._left.set()
 
 
 @pytest.fixture
