@@ -160,6 +160,25 @@ def test_a_jobset_that_somebody_deletes_counts_as_lost(launcher: JobSetLauncher,
     attempt.close()
 
 
+def test_a_launcher_that_wakes_up_leaves_a_later_jobset_of_the_same_name(launcher: JobSetLauncher, server: ApiServer, bare_life: BareLife):
+    """On a store another launcher deletes the JobSet and makes its own. It has the name of the run's folder, as the first one had."""
+    first, second = bare_life(owner="the first"), bare_life(owner="the second")
+    old = launcher.start(first)
+    name = jobset_name(first.folder)
+    server.delete(name)
+    until(lambda: not server.jobsets)
+    second.run.digest = "e" * 64  # pyright: ignore[reportAttributeAccessIssue]
+    new = launcher.start(second)
+    until(lambda: old.look() is not None)
+    before = dict(server.jobsets)
+    old.stop()
+    old.kill()
+    old.close()
+    assert server.jobsets == before
+    assert server.pods[name].codes == [None, None]
+    ends_with(new, second, 3)
+
+
 def test_hosts_that_do_not_hear_are_ended(
     launcher: JobSetLauncher, server: ApiServer, bare_life: BareLife, monkeypatch: pytest.MonkeyPatch
 ):
