@@ -9,7 +9,6 @@ from pathlib import Path
 from tasks.progress import say
 from tasks.store.keeping import keeper_of
 from tasks.store.publisher import Publisher
-from tasks.training.hosts.gathering import Gathering
 from tasks.training.hosts.post import Post, Posts
 from trainer.base.errors import TakenOver
 from trainer.base.run_folder import RunFolder
@@ -35,6 +34,8 @@ def take_in_what_was_sent(folder: Path) -> None:
 
 
 def _take_in(keeper: Publisher, launch: str) -> None:
+    from tasks.training.hosts.gathering import Gathering  # which loads jax
+
     kept = keeper.kept
     posts = Posts.of(kept.store, kept.run_name, launch).all()
     phase = next((phase for post in posts if (phase := _phase_of(post))), None)
