@@ -24,7 +24,7 @@ from tasks.training.local import LocalLauncher
 from tasks.training.protocol import log_of
 from tests.stores.emulator import BUCKET, the_emulator
 from tests.tasks.training.conftest import BuildRun
-from tests.tasks.training.hosts.test_hosts_on_a_store import PYTHON
+from tests.tasks.training.hosts.test_hosts_on_a_store import PYTHON, wait_until_sent
 from tests.tasks.training.jobset.api_server import ApiServer, api_server
 from tests.tasks.training.jobset.dying import Dying, Watched
 from tests.tasks.training.jobset.schema import problems_of
@@ -106,6 +106,7 @@ class Story:
             self.said.extend(rows)
             if rows[-1]["step"] == DIES_AT - 1:
                 self.lives.append([host.pid for host in hosts(self.run("first"))])
+                wait_until_sent(self.run("first"), 15)
                 dying.die()
 
         dying.live(lambda: launch_trainer(self.run("first"), on_rows, launcher=launcher), launcher)
@@ -120,6 +121,7 @@ class Story:
             [self.lose, self.preempt, self.cancel][number]()
 
     def lose(self) -> None:
+        wait_until_sent(self.run("first"), 5)
         os.kill(self.lives[-1][1], signal.SIGKILL)
         open_gate(self.root, LOST_AT, is_asked=False)
 
