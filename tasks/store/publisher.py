@@ -213,7 +213,8 @@ class Publisher:
         for _ in range(TRIES):
             try:
                 snapshot = take_snapshot(self._kept.work, self._kept.folders)
-                if (snapshot.files, self._launch) != (self._head.files, self._head.launch):
+                is_left = isinstance(self._elsewhere, Nobody) and not self._sent <= snapshot.sources.keys()  # sent for nothing
+                if is_left or (snapshot.files, self._launch) != (self._head.files, self._head.launch):
                     self._commit(snapshot)
                 return True
             except Changing:  # a checkpoint was deleted or replaced while it was read or sent

@@ -109,7 +109,7 @@ def launch_trainer(
 def _launch(
     run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None], legs: Sequence[Leg], prediction: Prediction | None
 ) -> dict[str, Any]:
-    take_in_what_was_sent(Path(run.output))
+    take_in_what_was_sent(Path(run.output), leg_at(legs, run.start_step).launcher.clear)
     if result := finished_result(run):
         if not RunFolder.at(run.output).caches.exists():  # a run of before
             note_caches(run, read_run(Path(run.output)))

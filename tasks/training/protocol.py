@@ -85,6 +85,10 @@ class Launcher(Protocol):
         """
         ...
 
+    def clear(self, folder: Path) -> None:
+        """End what the machines still have of the run of this folder, whose launcher is gone, and whose hosts were shut out."""
+        ...
+
     def owner(self, folder: Path) -> str | None:
         """Who else is at work on the run of this folder, by what the machines say; None where nobody is."""
         ...

@@ -107,7 +107,11 @@ class Gathering:
             self._bring()
         self._publisher.publish()
         self.bring_checkpoints()
-        self._publisher.launch("")
+
+    def forget(self) -> None:
+        """Delete what is left of a launch that was taken in, with what its hosts sent since. They have ended."""
+        self._read()
+        self.end()
 
     def _bring(self) -> None:
         self._read()

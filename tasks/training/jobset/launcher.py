@@ -19,7 +19,7 @@ from tasks.training.hosts.gathering import GatheredAttempt, gathered
 from tasks.training.jobset.cluster import Cluster, Conflict, JobSet, Pod, Unreachable, Watched, asking_again
 from tasks.training.jobset.endings import Ending, endings_of, reasons_of
 from tasks.training.jobset.logs import Logs
-from tasks.training.jobset.manifest import LAUNCH, OWNER, SAME, ClusterSettings, build_manifest, digest_of_same, grace_seconds
+from tasks.training.jobset.manifest import LAUNCH, OWNER, SAME, ClusterSettings, build_manifest, digest_of_same
 from tasks.training.protocol import Life, ending, last_words, log_of
 from trainer.base.errors import TrainingError
 from trainer.base.exit_codes import ExitCode
@@ -45,14 +45,22 @@ class JobSetLauncher:
         """A JobSet that nobody follows is not owned: its launcher held the lock of the folder as long as it lived."""
         return None
 
+    def clear(self, folder: Path) -> None:
+        """Delete the JobSet of a launcher that is gone, and have here what its pods said to nobody."""
+        if (found := self._cluster.read(jobset_name(folder))) is None:
+            return
+        logs = Logs(self._cluster, folder)
+        logs.follow(own_pods(self._cluster, found))
+        remove(self._cluster, found, self._settings.stop_seconds + self._settings.send_seconds + GONE_SECONDS)
+        logs.finish()
+
     def start(self, life: Life) -> "JobSetAttempt | GatheredAttempt":
         """See `Launcher`. A JobSet of the folder that is at work on the same run is taken over as it is, but not with a home on a store."""
         keeper, name = keeper_of(life.folder), jobset_name(life.folder)
-        found = self._cluster.read(name)
         if keeper is not None:
-            if found is not None:
-                self._end_earlier(found, life.folder, keeper.kept)
+            self.clear(life.folder)
             return gathered(keeper, life, self._slices.hosts, lambda kept: self._begun(life, name, kept))
+        found = self._cluster.read(name)
         if found is not None and (taken := self._taken_over(found, life)):
             say(f"{life.run.phase}: JobSet {name} is at work already; following it")
             return JobSetAttempt(self._cluster, taken, life, [0] * self._slices.hosts)
@@ -64,13 +72,6 @@ class JobSetLauncher:
         found = self._created(life, name, kept)
         say(f"{life.run.phase}: JobSet {name} created in namespace {self._settings.namespace}, {self._slices.hosts} hosts")
         return JobSetAttempt(self._cluster, found, life, logs_before, Logs(self._cluster, life.folder) if kept else None)
-
-    def _end_earlier(self, found: JobSet, folder: Path, kept: Kept) -> None:
-        """Delete the JobSet of a launcher that is gone, and have here what its pods said to nobody."""
-        logs = Logs(self._cluster, folder)
-        logs.follow(own_pods(self._cluster, found))
-        remove(self._cluster, found, grace_seconds(self._settings, kept) + GONE_SECONDS)
-        logs.finish()
 
     def _created(self, life: Life, name: str, kept: Kept | None) -> JobSet:
         """A new JobSet. A request that was not answered may have been carried out: then the one that is there is of this life."""

@@ -76,6 +76,9 @@ class TpuVmLauncher:
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
 
+    def clear(self, folder: Path) -> None:
+        """Nothing: hosts end with their connection."""
+
     def owner(self, folder: Path) -> str | None:
         """Nobody, as far as the folder is concerned: whoever has the hosts is named when they are asked for."""
         return None

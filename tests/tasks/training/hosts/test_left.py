@@ -45,7 +45,7 @@ def test_what_was_sent_when_the_launcher_was_gone_is_taken_in(gcs: Path, tmp_pat
     with Launch(place, gcs, name="launch-2") as second:
         assert second.committed() == ([5, 10] if shared else [5])
     needed, there = second.content()
-    assert there == needed, "what was sent for nothing is deleted with the next launch"
+    assert there == needed
 
 
 def test_posts_that_do_not_read_are_said_and_what_is_committed_counts(

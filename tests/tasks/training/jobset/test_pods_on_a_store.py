@@ -84,7 +84,12 @@ class World:
         python = self.root / "python"
         python.write_text(PYTHON.format(house=HOUSE, python=sys.executable))
         python.chmod(0o755)
-        passed_on = {**the_emulator().variables, "UNTIL": str(self.root / "until"), "PHASEWISE_PUBLISH_SECONDS": "0.1"}
+        passed_on = {
+            **the_emulator().variables,
+            "UNTIL": str(self.root / "until"),
+            "RUN_DIGEST": self.run("any").digest,
+            "PHASEWISE_PUBLISH_SECONDS": "0.1",
+        }
         settings = ClusterSettings(
             image="here", python=str(python), stop_seconds=20, send_seconds=20, alone_seconds=ALONE_SECONDS, passed_on=passed_on
         )
@@ -164,6 +169,19 @@ def test_a_launcher_that_comes_at_once_shuts_out_the_pods_of_the_one_before(worl
     assert log.count("begins after step 5\n") == 1, "from the last checkpoint that was committed"
     assert world.rows("second") == list(range(1, STEPS + 1))
     assert not world.server.jobsets
+    assert_is_whole(world, "second")
+
+
+def test_a_run_that_ended_while_nobody_was_there_is_done(world: World):
+    world.until(7)
+    world.train_and_die("first", {}, last=7)
+    world.until(STEPS)
+    assert wait_for(lambda: world.pods.codes) == [0]
+    result = world.train("second", world.said.extend)
+    assert result["params_digest"] == str(STEPS * (STEPS + 1) // 2)
+    assert world.said == [], "nothing is trained"
+    assert not world.server.jobsets
+    assert world.log("second").count("begins after step") == 1
     assert_is_whole(world, "second")
 
 
