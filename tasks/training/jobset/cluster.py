@@ -115,6 +115,7 @@ class Cluster:
         Raises:
             NotStarted: the container has not begun.
             Missing: there is no such pod any more.
+            Quiet: nothing came for long.
             Unreachable: the server or the node does not answer, or ended in the middle.
         """
         try:
@@ -134,7 +135,8 @@ class Cluster:
         try:
             yield from answer.stream()
         except _transport_errors() as error:
-            raise Unreachable(f"the log of {pod} was cut: {error}") from None
+            kind = Quiet if isinstance(error, _timed_out()) else Unreachable
+            raise kind(f"the log of {pod} was cut: {error}") from None
         finally:
             answer.close()
 
@@ -200,6 +202,10 @@ class Unreachable(TrainingError):
 
 class Missing(TrainingError):
     """No such object."""
+
+
+class Quiet(Unreachable):
+    """Nothing came for `LOG_SECONDS`: there may be nothing to say, or the connection is cut."""
 
 
 class NotStarted(TrainingError):
@@ -276,6 +282,12 @@ def _client() -> Any:
             "the jobset launcher needs the Kubernetes client, which is not installed: pip install 'phasewise[gke]'."
         ) from None
     return kubernetes
+
+
+def _timed_out() -> type[Exception]:
+    import urllib3
+
+    return urllib3.exceptions.ReadTimeoutError
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:

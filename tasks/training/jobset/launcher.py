@@ -150,6 +150,7 @@ class JobSetAttempt:
         self._cluster.delete(self._found)
         self._cluster.delete_pods(own_pods(self._cluster, self._found))
         wait_until_gone(self._cluster, self._found, GONE_SECONDS)
+        self._finish_logs()
 
     def close(self) -> None:
         """A JobSet that has ended is deleted: its exit codes are read, and its logs are in the run's folder."""

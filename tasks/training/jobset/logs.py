@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tasks.progress import say
-from tasks.training.jobset.cluster import Cluster, Missing, NotStarted, Pod, Unreachable
+from tasks.training.jobset.cluster import Cluster, Missing, NotStarted, Pod, Quiet, Unreachable
 from tasks.training.jobset.endings import host_of
 from tasks.training.jobset.manifest import CONTAINER
 from tasks.training.protocol import log_of
@@ -88,7 +88,7 @@ class PodLog:
                 self._note_gone()
                 is_last = True
             except (Unreachable, ConfigError) as error:
-                if not (self._trouble or self._left.is_set()):
+                if not (self._trouble or self._left.is_set() or isinstance(error, Quiet)):
                     say(f"what {self._pod} says cannot be read at the moment: {error}")
                 self._trouble = str(error)
             if is_last and not self._trouble:

@@ -169,6 +169,23 @@ def test_from_a_server_that_gives_logs_as_a_node_does(served: tuple[ApiServer, s
         list(cluster.log("nobody", "trainer", follows=False))
 
 
+def test_a_pod_that_says_nothing_for_long_is_asked_again_and_nothing_is_made_of_it(
+    served: tuple[ApiServer, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    server, address = served
+    monkeypatch.setattr(cluster_module, "LOG_SECONDS", 0.2)
+    pods = pods_that_say(server, SAYS)
+    found = Logs(Cluster("default", host=address), tmp_path)
+    with caplog.at_level("INFO", "phasewise"):
+        found.follow(pods.objects)
+        until(lambda: len([path for _, path in server.asked if "/log" in path]) > 4)
+        (server.folder / "go").touch()
+        until(lambda: None not in pods.codes)
+        found.finish()
+    assert (tmp_path / "trainer.log").read_text().splitlines()[1:] == [*(f"0 says {number}" for number in range(1, 41)), "last"]
+    assert not caplog.text
+
+
 def until(holds: Callable[[], Any]) -> None:
     waits = threading.Event()
     for _ in range(3000):
