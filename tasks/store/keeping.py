@@ -5,10 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tasks.store.publisher import Kept, Publisher
-from trainer.base.errors import ConfigError
 
-WITHOUT_FOLDER = ("local", "tpu_vm")
-"""Launchers that need no folder which all hosts see: of this machine, or by `tasks.training.hosts`."""
 _at_work: dict[Kept, Publisher] = {}
 
 
@@ -44,16 +41,3 @@ def check_not_taken_over() -> None:
 def keeper_of(folder: Path) -> Publisher | None:
     """What keeps the folder of a run on a store; None where it is in a home that is a folder."""
     return next((publisher for kept, publisher in _at_work.items() if folder.is_relative_to(kept.work)), None)
-
-
-def check_hosts_see(folder: str, launcher: str) -> None:
-    """Refuse a launcher whose hosts must see the run's folder, where the work of a home on a store is in a folder of this machine.
-
-    Raises:
-        ConfigError: it is one.
-    """
-    if _at_work and launcher not in WITHOUT_FOLDER:
-        raise ConfigError(
-            f"the hosts of the launcher {launcher} must see the run's folder, and {folder} is of this machine alone: the home is on a "
-            "store. Take a home in a folder that all of them see, or train with the launcher `local` or `tpu_vm`."
-        )

@@ -134,7 +134,7 @@ class Publisher:
         self._sent: set[str] = set()
         self._lost: TakenOver | None = None
         self._is_said = False
-        self._launch, self._elsewhere = "", Nobody()
+        self._launch, self._elsewhere, self._left = "", Nobody(), ""
         self._one_at_a_time = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"keeps {kept.run_name}", daemon=True)
@@ -158,6 +158,11 @@ class Publisher:
     def kept(self) -> Kept:
         """What it keeps."""
         return self._kept
+
+    def take_left(self) -> str:
+        """The launch that had the work when it was taken over, for the one who asks first; empty where there was none."""
+        left, self._left = self._left, ""
+        return left
 
     def launch(self, name: str, elsewhere: Elsewhere | None = None) -> None:
         """Commit what is here, and that the hosts of this launch work on it from now on; an empty name ends the launch.
@@ -208,7 +213,8 @@ class Publisher:
         for _ in range(TRIES):
             try:
                 snapshot = take_snapshot(self._kept.work, self._kept.folders)
-                if (snapshot.files, self._launch) != (self._head.files, self._head.launch):
+                is_left = isinstance(self._elsewhere, Nobody) and not self._sent <= snapshot.sources.keys()  # sent for nothing
+                if is_left or (snapshot.files, self._launch) != (self._head.files, self._head.launch):
                     self._commit(snapshot)
                 return True
             except Changing:  # a checkpoint was deleted or replaced while it was read or sent
@@ -218,7 +224,7 @@ class Publisher:
     def _take(self) -> None:
         """Shut out who was at work before, then bring here what is committed, unless it was committed from here and nobody went on."""
         before, generation = read_head(self._kept.head, self._kept.objects, self._kept.known)
-        self._head = before.taken()
+        self._head, self._left = before.taken(), before.launch
         is_ours = before.commit in self._known()
         if is_ours:
             self._note(before.commit, self._head.commit)

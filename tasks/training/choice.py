@@ -5,7 +5,9 @@
 | `PHASEWISE_LAUNCHER` | `local` (if it is not set), `jobset` or `tpu_vm`; with each of them a phase of the slice `local` is trained here |
 | `PHASEWISE_PROCESSES` | local: how many processes; if it is not set, one for each GPU of the mesh, and else one |
 | `PHASEWISE_GKE_IMAGE`, `…_NAMESPACE`, `…_SERVICE_ACCOUNT` | jobset: what is started, and where |
-| `PHASEWISE_GKE_CLAIM`, `…_MOUNT` | jobset: the volume claim that holds the home, and where the home is |
+| `PHASEWISE_GKE_CLAIM`, `…_MOUNT` | jobset, home in a folder: the volume claim that holds the home, and where the home is |
+| `PHASEWISE_GKE_SCRATCH` | jobset, home on a store: where pods have their part of the work, a folder of the node or `memory`; a
+folder that the node makes for the pod if it is not set |
 | `PHASEWISE_TPU_HOSTS` | tpu_vm: `[user@]name[:port]` of the workers in order, `,` between them and `;` between slices; of a phase that
 moves from slice to slice `SLICE=…` of each, with `|` between them |
 | `PHASEWISE_TPU_PYTHON`, `…_PROJECT` | tpu_vm: where these are on every host; as here if they are not set |
@@ -20,11 +22,15 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from tasks.preflight.slices import Slice, find_slice
+from tasks.store.keeping import keeper_of
+from tasks.training.hosts.limits import alone_seconds, send_seconds
 from tasks.training.local import LocalLauncher
+from tasks.training.passed_on import passed_on
 from tasks.training.protocol import Launcher
 from trainer.base.code_digest import HOUSE
 from trainer.base.errors import ConfigError
 from trainer.config import RunConfig
+from trainer.process.roll_call import JOIN_VARIABLE
 from trainer.process.stopping import stop_seconds
 
 LAUNCHER_VARIABLE, PROCESSES_VARIABLE = "PHASEWISE_LAUNCHER", "PHASEWISE_PROCESSES"
@@ -67,7 +73,7 @@ def launcher_for(run: RunConfig, slice_name: str, environment: Mapping[str, str]
             f"the mesh of {run.phase} must have the {slices.devices} devices of {slice_name}, found {devices} in execution.mesh: "
             "plan the phase for that slice (phasewise preflight), or name another slice."
         )
-    return _jobset(slices, environment) if kind == "jobset" else _tpu_vm(slices, environment)
+    return _jobset(run, slices, environment) if kind == "jobset" else _tpu_vm(slices, environment)
 
 
 def _processes(environment: Mapping[str, str]) -> int | None:
@@ -77,7 +83,7 @@ def _processes(environment: Mapping[str, str]) -> int | None:
     return int(text) if text else None
 
 
-def _jobset(slices: Slice, environment: Mapping[str, str]) -> Launcher:
+def _jobset(run: RunConfig, slices: Slice, environment: Mapping[str, str]) -> Launcher:
     from tasks.training.jobset.cluster import Cluster
     from tasks.training.jobset.launcher import JobSetLauncher
     from tasks.training.jobset.manifest import ClusterSettings
@@ -85,6 +91,8 @@ def _jobset(slices: Slice, environment: Mapping[str, str]) -> Launcher:
     claim, mount = environment.get("PHASEWISE_GKE_CLAIM"), environment.get("PHASEWISE_GKE_MOUNT")
     if bool(claim) != bool(mount):
         raise ConfigError("PHASEWISE_GKE_CLAIM and PHASEWISE_GKE_MOUNT must be set both or not at all: the volume, and where the home is.")
+    scratch = environment.get("PHASEWISE_GKE_SCRATCH") or None
+    _check_home(run, claim, scratch)
     settings = ClusterSettings(
         image=_needed(environment, "PHASEWISE_GKE_IMAGE", "the image that every host starts"),
         namespace=environment.get("PHASEWISE_GKE_NAMESPACE") or "default",
@@ -92,8 +100,33 @@ def _jobset(slices: Slice, environment: Mapping[str, str]) -> Launcher:
         mount=mount or None,
         service_account=environment.get("PHASEWISE_GKE_SERVICE_ACCOUNT") or None,
         stop_seconds=stop_seconds(),
+        passed_on={name: value for name, value in passed_on(environment).items() if name != JOIN_VARIABLE},
+        scratch=scratch,
+        send_seconds=send_seconds(environment),
+        alone_seconds=alone_seconds(environment),
     )
     return JobSetLauncher(Cluster(settings.namespace), slices, settings)
+
+
+def _check_home(run: RunConfig, claim: str | None, scratch: str | None) -> None:
+    """Refuse settings that are for a home of the other kind: nothing would read them."""
+    from tasks.training.jobset.manifest import IN_MEMORY
+
+    is_on_store = keeper_of(Path(run.output)) is not None
+    if is_on_store and claim:
+        raise ConfigError(
+            f"{run.phase} has its home on a store, which pods reach by themselves, found the volume {claim} in PHASEWISE_GKE_CLAIM: "
+            "unset PHASEWISE_GKE_CLAIM and PHASEWISE_GKE_MOUNT, or take a home in a folder below that mount."
+        )
+    if scratch and not is_on_store:
+        raise ConfigError(
+            f"PHASEWISE_GKE_SCRATCH is for a home on a store, found {run.output}, a folder that all pods see: unset it, or take a home on gs://."
+        )
+    if scratch and scratch != IN_MEMORY and not scratch.startswith("/"):
+        raise ConfigError(
+            f"PHASEWISE_GKE_SCRATCH must be a folder of the node, from / on, or '{IN_MEMORY}', found '{scratch}'. Correct it, or leave it "
+            "unset."
+        )
 
 
 def _tpu_vm(slices: Slice, environment: Mapping[str, str]) -> Launcher:

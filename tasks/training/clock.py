@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tasks.store.keeping import keeper_of
 from tasks.training.spent import LifeSpent, OpenLife, compiled_steps, read_lives, read_open_life
 from trainer.base.run_folder import RunFolder
 from trainer.base.storage import write_json
@@ -48,7 +49,10 @@ class Clock:
                 RunFolder(self._folder).life.unlink(missing_ok=True)
 
     def _found_dead(self) -> Mapping[str, Any]:
-        """Write the line of a life that nobody saw end. What its trainer said last is returned: it may still be at work."""
+        """Write the line of a life that nobody saw end. What its trainer said last is returned: it may still be at work.
+
+        Not where the home is on a store: whoever takes the work over there has shut it out.
+        """
         found = read_open_life(self._folder)
         if found is None:
             return {}
@@ -56,7 +60,7 @@ class Clock:
         if lost.started_at not in [life.started_at for life in read_lives(self._folder)]:
             away = max(0.0, time.time() - lost.started_at - lost.wall_seconds)
             _append(self._folder, lost.but(away_seconds=away))
-        return said
+        return {} if keeper_of(self._folder) else said
 
 
 class _Life:

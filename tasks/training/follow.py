@@ -47,7 +47,7 @@ def stop(attempt: Attempt) -> None:
     """Have all hosts save and end. They are cut off when their time is over, or where a second interruption asks for that."""
     try:
         attempt.stop()
-        until = time.monotonic() + stop_seconds()
+        until = time.monotonic() + stop_seconds() + attempt.send_seconds
         while attempt.look() is None and (left := until - time.monotonic()) > 0:
             attempt.wait(min(left, POLL_SECONDS))
     finally:

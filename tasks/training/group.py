@@ -56,6 +56,8 @@ class Group:
         done_seconds: how long the others have to end after one that is done.
     """
 
+    send_seconds = 0.0
+
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic, done_seconds: float = DONE_SECONDS) -> None:
         self._folder, self._clock, self._done_seconds = folder, clock, done_seconds
         self._members: list[Member] = []

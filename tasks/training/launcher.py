@@ -11,6 +11,7 @@ from tasks.progress import say
 from tasks.training.aside import set_aside_another_run
 from tasks.training.clock import Clock
 from tasks.training.follow import check_unowned, owned, start_and_follow
+from tasks.training.hosts.left import take_in_what_was_sent
 from tasks.training.legs import Leg, leg_at
 from tasks.training.other_conditions import OtherConditions
 from tasks.training.protocol import Launcher, Life, ending
@@ -109,6 +110,7 @@ def launch_trainer(
 def _launch(
     run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None], legs: Sequence[Leg], prediction: Prediction | None
 ) -> dict[str, Any]:
+    take_in_what_was_sent(Path(run.output), leg_at(legs, run.start_step).launcher.clear)
     if result := finished_result(run):
         if not RunFolder.at(run.output).caches.exists():  # a run of before
             note_caches(run, read_run(Path(run.output)))

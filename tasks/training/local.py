@@ -41,6 +41,9 @@ class LocalLauncher:
     def __init__(self, processes: int | None = None, *, root: Path = Path("/"), python: str | None = None) -> None:
         self._processes, self._root, self._python = processes, root, python or sys.executable
 
+    def clear(self, folder: Path) -> None:
+        """Nothing: processes end with their launcher."""
+
     def owner(self, folder: Path) -> str | None:
         """Nobody that the lock of the folder does not name."""
         return None

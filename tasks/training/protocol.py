@@ -42,6 +42,11 @@ class Life:
 class Attempt(Protocol):
     """The program of a run on all its hosts, at work."""
 
+    @property
+    def send_seconds(self) -> float:
+        """How long they may take when they were asked to stop and have saved: 0 where nothing has to be sent."""
+        ...
+
     def look(self) -> int | None:
         """How it ended: an exit code of the trainer (`trainer.base.exit_codes`), or minus a signal. None while any host is at work."""
         ...
@@ -78,6 +83,10 @@ class Launcher(Protocol):
             ConfigError: it cannot be started as it was asked for.
             TrainingError: the machines are somebody else's, or do not answer.
         """
+        ...
+
+    def clear(self, folder: Path) -> None:
+        """End what the machines still have of the run of this folder, whose launcher is gone, and whose hosts were shut out."""
         ...
 
     def owner(self, folder: Path) -> str | None:

@@ -43,11 +43,7 @@ exec {python} "$@"
 def main(root: Path) -> None:
     """Run it in a folder that is empty."""
     emulator = the_emulator()
-    recipe = write_recipe(root)
-    text = recipe.read_text()
-    for before, now in SMALLER.items():
-        text = text.replace(before, now)
-    recipe.write_text(text)
+    recipe = write_small_recipe(root)
     (root / "hosts").mkdir()
     with ssh_hosts(root / "hosts", HOSTS) as machines, own_server(Home(root / "server"), free_port(), "hosts on a store") as server:
         environment = {
@@ -72,6 +68,16 @@ def main(root: Path) -> None:
     compare(on_hosts, here, run_below(root / "launcher"), Home(root / "local").run(RUN_NAME, PHASE))
     check_report(Path(on_hosts["report"]).read_text())
     check_store(root)
+
+
+def write_small_recipe(root: Path) -> Path:
+    """That of two processes, with a model that is trained in a moment."""
+    recipe = write_recipe(root)
+    text = recipe.read_text()
+    for before, now in SMALLER.items():
+        text = text.replace(before, now)
+    recipe.write_text(text)
+    return recipe
 
 
 def launched_by_ssh(machines: SshHosts, python: Path) -> dict[str, str]:

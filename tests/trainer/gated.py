@@ -5,7 +5,6 @@ N - 1 is there then. Where `asked-N` is there, too, they go on when jax has told
 signal once a second, and a thousand updates like these might be made before.
 """
 
-import itertools
 import os
 import sys
 import time
@@ -13,8 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 LOOK_SECONDS = 0.01
-ASKED_A_STEP = 100_000
-"""jax counts how often it was asked whether to stop, and all processes stop at the same count: room for asking again after one update."""
 
 
 def gate(folder: Path, step: int) -> Path:
@@ -35,13 +32,10 @@ def after_gate(folder: Path, agreed: Callable[[int], bool]) -> Callable[[int], b
     def is_to_stop(step: int) -> bool:
         while gate(folder, step).exists():
             time.sleep(LOOK_SECONDS)
-        if not (folder / f"asked-{step}").exists():
-            return agreed(ASKED_A_STEP * step)
-        for number in itertools.count(ASKED_A_STEP * step):
-            if agreed(number):
-                return True
+        waits_for_it = (folder / f"asked-{step}").exists()
+        while not (stops := agreed(step)) and waits_for_it:
             time.sleep(LOOK_SECONDS)
-        return False
+        return stops
 
     return is_to_stop
 

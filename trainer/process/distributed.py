@@ -12,6 +12,7 @@
 Process 0 alone writes metrics, heartbeat and result; all write checkpoints.
 """
 
+import itertools
 import os
 import re
 import sys
@@ -37,6 +38,8 @@ START_SECONDS = 300
 ERROR_SECONDS = 10
 """How long a process that cannot go on waits for others that cannot either."""
 KEPT_DECISIONS = 64
+_asked = itertools.count(1)
+"""How often this process has asked whether to stop."""
 MAX_PIECE_BYTES = 2**28
 STATUS = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION): ")
 """Of XLA's runtime, at the beginning of a message."""
@@ -112,9 +115,14 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def stop_agreed(step: int) -> bool:
-    """Whether all processes stop after this step because one of them was asked to by SIGTERM. Every process asks after every step."""
-    return multihost_utils.reached_preemption_sync_point(step)
+def stop_agreed(_step: int) -> bool:
+    """Whether all processes stop after this step because one of them was asked to by SIGTERM. Every process asks after every step.
+
+    jax has all of them stop at the number after the largest that any has asked with, which is 0 before the first. So numbers must begin at
+    1 and leave none out. Steps do not: those of a run that goes on begin later, and a roll-back goes back and passes some over. A SIGTERM
+    that came before the first step of such a run would never be heard.
+    """
+    return multihost_utils.reached_preemption_sync_point(next(_asked))
 
 
 def decided_by_first(name: str, step: int, value: bool) -> bool:

@@ -7,7 +7,7 @@ names it, and a checkpoint is named when the posts of all hosts together have ev
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -15,16 +15,19 @@ from pathlib import Path
 from tasks.progress import say
 from tasks.store.head import Piece
 from tasks.store.interval import publish_seconds
-from tasks.store.publisher import Publisher
+from tasks.store.publisher import Kept, Publisher
 from tasks.store.snapshot import GROWING, digests_listed, is_list_of_checkpoint
+from tasks.training.hosts.limits import alone_seconds, send_seconds
 from tasks.training.hosts.post import Post, Posts
 from tasks.training.hosts.sender import digests_of
+from tasks.training.hosts.sign import Sign
 from tasks.training.protocol import Attempt, Life
 from trainer.base.errors import StorageError, TakenOver
 from trainer.base.exit_codes import ExitCode
 from trainer.base.run_folder import RESULT_NAME, RunFolder
 from trainer.base.storage import write_atomically, write_json
 from trainer.checkpoints.files import committed_files, has_its_files, remove_checkpoint, saved_steps
+from trainer.config import RunConfig
 from trainer.process.apart import check_goes_apart
 
 LOOK_SECONDS = 2.0
@@ -37,14 +40,17 @@ class Gathering:
     """Of one launch. It says to the publisher what hosts have sent.
 
     Args:
+        launch: its name.
+        folder: of the run that it trains.
         hosts: how many.
     """
 
-    def __init__(self, publisher: Publisher, life: Life, hosts: int) -> None:
+    def __init__(self, publisher: Publisher, launch: str, folder: Path, hosts: int) -> None:
         kept = publisher.kept
-        self._publisher, self._life = publisher, life
-        self._work, self._folder = kept.work, RunFolder(life.folder)
-        self._store = Posts.of(kept.store, kept.run_name, life.name)
+        self._publisher, self._launch = publisher, launch
+        self._work, self._folder = kept.work, RunFolder(folder)
+        self._store = Posts.of(kept.store, kept.run_name, launch)
+        self._sign = Sign(self._store, alone_seconds())
         self._posts: dict[int, tuple[Post, str]] = {}
         self._hosts = hosts
         self._ever: set[str] = set()
@@ -52,16 +58,18 @@ class Gathering:
         self._heartbeat, self._others = b"", 0
         self._one_at_a_time = threading.Lock()
 
-    def begin(self) -> None:
+    def begin(self, run: RunConfig) -> None:
         """Commit that this launch has the work, with all that is here. What other launches left is deleted.
 
         Raises:
             ConfigError: the run needs what hosts without a common folder cannot do.
             TakenOver, StorageError: as `Publisher.publish`.
         """
-        check_goes_apart(self._life.run)
-        self._publisher.launch(self._life.name, self)
+        check_goes_apart(run)
+        self._ever |= digests_of(self._store.others())
+        self._publisher.launch(self._launch, self)
         self._store.clear_others()
+        self._sign.give()
 
     def end(self) -> None:
         """Commit what there is, and that no launch has the work any more."""
@@ -82,15 +90,37 @@ class Gathering:
         return self._ever
 
     def gather(self) -> None:
-        """Bring here what is new."""
+        """Bring here what is new, and have hosts know that somebody does."""
         with self._one_at_a_time:
-            self._read()
-            for host, (post, _) in self._posts.items():
-                place = self._folder.roll_calls / self._life.name / f"{host}.json"
-                if post.presence and not place.exists():
-                    write_json(place, post.presence)
-            if 0 in self._posts:
-                self._apply(self._posts[0][0])
+            self._sign.give()
+            self._bring()
+
+    def take_in(self) -> None:
+        """Commit what the hosts of a launch sent whose launcher is gone, as it would have done, and have it whole here. They are shut out.
+
+        Raises:
+            StorageError: something that was sent is missing.
+            TakenOver: as `Publisher.publish`.
+        """
+        self._publisher.launch("", self)
+        with self._one_at_a_time:
+            self._bring()
+        self._publisher.publish()
+        self.bring_checkpoints()
+
+    def forget(self) -> None:
+        """Delete what is left of a launch that was taken in, with what its hosts sent since. They have ended."""
+        self._read()
+        self.end()
+
+    def _bring(self) -> None:
+        self._read()
+        for host, (post, _) in self._posts.items():
+            place = self._folder.roll_calls / self._launch / f"{host}.json"
+            if post.presence and not place.exists():
+                write_json(place, post.presence)
+        if 0 in self._posts:
+            self._apply(self._posts[0][0])
 
     def bring_checkpoints(self) -> None:
         """Have the checkpoints of the run whole here: whoever evaluates them, or goes on from them, works on this machine.
@@ -162,10 +192,14 @@ class GatheredAttempt:
 
     Args:
         attempt: as it is where hosts see the folder.
+
+    Attributes:
+        send_seconds: how long hosts may take to send when they were asked to stop and have saved.
     """
 
     def __init__(self, attempt: Attempt, gathering: Gathering, folder: Path) -> None:
         self._attempt, self._gathering, self._folder = attempt, gathering, RunFolder(folder)
+        self.send_seconds = send_seconds()
         self._ended = threading.Event()
         self._is_whole = False
         self._thread = threading.Thread(target=self._run, name="gathers", daemon=True)
@@ -236,6 +270,22 @@ class GatheredAttempt:
                 is_said = True
                 with suppress(OSError):  # nobody knows whether they are silent
                     os.utime(self._folder.heartbeat)
+
+
+def gathered(keeper: Publisher, life: Life, hosts: int, begin: Callable[[Kept], Attempt]) -> GatheredAttempt:
+    """A launch of so many hosts, which `begin` starts when it is committed.
+
+    Raises:
+        As `Gathering.begin`, and as `begin`: then there is no launch.
+    """
+    gathering = Gathering(keeper, life.name, life.folder, hosts)
+    try:
+        gathering.begin(life.run)
+        return GatheredAttempt(begin(keeper.kept), gathering, life.folder)
+    except BaseException:
+        with suppress(TakenOver, StorageError):  # why it did not begin is what is said
+            gathering.end()
+        raise
 
 
 def _order(name: str) -> int:

@@ -20,6 +20,8 @@ from trainer.base.storage import file_system_of, read_json, write_atomically, wr
 from trainer.checkpoints.files import DIGESTS_NAME, remove_checkpoint
 from trainer.config import RunConfig
 
+LOG = ".log"
+
 
 @dataclass(frozen=True)
 class Work:
@@ -51,14 +53,15 @@ class Work:
         return RunFolder(self.kept.work / self.folder)
 
     def bring(self, head: Head) -> RunConfig:
-        """Have it here as the head says it is, and give the run with the places that it has here.
+        """Have it here as the head says it is, without what hosts said, and give the run with the places that it has here.
 
         Raises:
             StorageError: something that is committed is missing or damaged.
             ConfigError: the run needs a folder that this host does not see.
         """
         folders = (self.folder, f"verdicts/{self.kept.run_name}/{self.phase}")
-        files = {name: pieces for name, pieces in head.files.items() if name.startswith(tuple(f"{one}/" for one in folders))}
+        below = tuple(f"{one}/" for one in folders)
+        files = {name: pieces for name, pieces in head.files.items() if name.startswith(below) and not name.endswith(LOG)}
         bring_here(self.kept.work, folders, files, self.kept.objects, weights_below=None)
         run = self._with_places_of_here()
         if not self._bring_own_checkpoint(files):

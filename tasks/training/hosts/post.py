@@ -2,6 +2,7 @@
 
     runs/RUN/launches/LAUNCH/N                 the post of host N
     runs/RUN/launches/LAUNCH/N.files/NAME/I    piece I of a file that is not large
+    runs/RUN/launches/LAUNCH/launcher          the launcher's sign (`tasks.training.hosts.sign`)
 
 The posts of a launch are deleted when it ends, and those of others when one begins. A host that wakes up after that finds its post gone,
 and the store refuses the next one.
@@ -75,6 +76,11 @@ class Posts:
         """In a home on a store."""
         return cls(home / "runs" / run_name / LAUNCHES_NAME / launch)
 
+    @property
+    def sign(self) -> Path:
+        """Where the launcher gives a sign."""
+        return self.folder / "launcher"
+
     def put(self, post: Post, generation: str = ABSENT) -> str:
         """Put a post in the place of the one of that generation, which the new one is returned of.
 
@@ -129,6 +135,20 @@ class Posts:
             return None
         return b"".join(found)
 
+    def others(self) -> list[Post]:
+        """Those of all other launches of the same work, as far as they read: by a listing, which may lag."""
+        launches = {parts[0] for parts in _below(self.folder.parent)} - {self.folder.name}
+        return [post for launch in sorted(launches) for post in Posts(self.folder.parent / launch).all()]
+
+    def all(self) -> list[Post]:
+        """Those of this launch, as far as they read: by a listing, which may lag."""
+        found: list[Post] = []
+        for parts in _below(self.folder):
+            if len(parts) == 1 and parts[0].isdecimal():
+                with suppress(StorageError):
+                    found += [one[0] for one in [self.read(int(parts[0]))] if one]
+        return found
+
     def clear(self) -> None:
         """Delete them and their files."""
         _delete_below(self.folder, keep=())
@@ -149,7 +169,15 @@ def _delete_below(folder: Path, keep: Collection[str]) -> None:
     store = file_system_of(folder)
     assert store is not None
     file_system, name = store
-    for found in file_system.find(name):
-        if str(found).removeprefix(f"{name}/").partition("/")[0] not in keep:
+    for parts in _below(folder):
+        if parts[0] not in keep:
             with suppress(FileNotFoundError):
-                file_system.rm_file(found)
+                file_system.rm_file("/".join((name, *parts)))
+
+
+def _below(folder: Path) -> list[tuple[str, ...]]:
+    """The names of the objects there, in parts."""
+    store = file_system_of(folder)
+    assert store is not None
+    file_system, name = store
+    return [tuple(str(found).removeprefix(f"{name}/").split("/")) for found in file_system.find(name)]

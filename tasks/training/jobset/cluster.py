@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -10,10 +10,14 @@ from trainer.base.errors import ConfigError, TrainingError
 
 GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
 NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
-GONE, NOT_FOUND, CONFLICT = 410, 404, 409
+BAD_REQUEST, NOT_FOUND, CONFLICT = 400, 404, 409
 ASK_SECONDS = 20.0
 """How long one answer of the API server may take."""
 WATCH_SECONDS = 60
+LOG_SECONDS = 300.0
+"""How long a pod that is followed may say nothing before it is asked again: a connection that is cut in the middle gives no end."""
+CONNECTIONS = 1024
+"""Of a client: each pod whose log is followed has one."""
 RETRY_SECONDS, TRIES = 1.0, 5
 T = TypeVar("T")
 JobSet = dict[str, Any]
@@ -34,9 +38,11 @@ class Cluster:
     def __init__(self, namespace: str, *, host: str | None = None) -> None:
         self.namespace = namespace
         self._kubernetes = _client()
-        configuration = None if host is None else self._kubernetes.client.Configuration(host=host)
-        if configuration is None:
+        if host is None:
             self._load()
+        known = self._kubernetes.client.Configuration
+        configuration = known.get_default_copy() if host is None else known(host=host)
+        configuration.connection_pool_maxsize = CONNECTIONS
         api = self._kubernetes.client.ApiClient(configuration)
         self._objects = self._kubernetes.client.CustomObjectsApi(api)
         self._core = self._kubernetes.client.CoreV1Api(api)
@@ -70,31 +76,69 @@ class Cluster:
         name = metadata["name"]
         return self._ask(lambda: self._objects.replace_namespaced_custom_object(*self._where, name, changed, _request_timeout=ASK_SECONDS))
 
-    def delete(self, name: str) -> None:
-        """With its pods, which are asked to stop. It is still there until they have ended."""
-        with suppress(_Missing):
+    def delete(self, found: JobSet) -> None:
+        """With its pods, which are asked to stop. It is still there until they have ended. Another one of the same name stays."""
+        metadata = found["metadata"]
+        only = {"propagationPolicy": "Foreground", "preconditions": {"uid": metadata["uid"]}}
+        with suppress(Missing, Conflict):
             asking_again(
                 lambda: self._ask(
                     lambda: self._objects.delete_namespaced_custom_object(
-                        *self._where, name, propagation_policy="Foreground", _request_timeout=ASK_SECONDS
+                        *self._where, metadata["name"], body=only, _request_timeout=ASK_SECONDS
                     )
                 )
             )
 
-    def delete_pods(self, name: str) -> None:
+    def delete_pods(self, pods: Iterable[Pod]) -> None:
         """Without any time to save."""
-        label = f"{NAME_LABEL}={name}"
-        self._ask(
-            lambda: self._core.delete_collection_namespaced_pod(
-                self.namespace, label_selector=label, grace_period_seconds=0, _request_timeout=ASK_SECONDS
-            )
-        )
+        for pod in pods:
+            name = pod["metadata"]["name"]
+            with suppress(Missing):
+                self._ask(
+                    lambda name=name: self._core.delete_namespaced_pod(
+                        name, self.namespace, grace_period_seconds=0, _request_timeout=ASK_SECONDS
+                    )
+                )
 
     def pods(self, name: str) -> list[Pod]:
         """The pods of a JobSet that are still there, ended ones too."""
         label = f"{NAME_LABEL}={name}"
         found = self._ask(lambda: self._core.list_namespaced_pod(self.namespace, label_selector=label, _request_timeout=ASK_SECONDS))
         return self._kubernetes.client.ApiClient().sanitize_for_serialization(found)["items"]
+
+    def log(self, pod: str, container: str, *, follows: bool) -> Iterator[bytes]:
+        """What a pod's container has said from its beginning, in pieces as they come, with the time in front of each line.
+
+        Args:
+            follows: whether it goes on until the container has ended, or the connection does.
+
+        Raises:
+            NotStarted: the container has not begun.
+            Missing: there is no such pod any more.
+            Quiet: nothing came for long.
+            Unreachable: the server or the node does not answer, or ended in the middle.
+        """
+        try:
+            answer: Any = self._ask(
+                lambda: self._core.read_namespaced_pod_log(
+                    pod,
+                    self.namespace,
+                    container=container,
+                    follow=follows,
+                    timestamps=True,
+                    _preload_content=False,
+                    _request_timeout=(ASK_SECONDS, LOG_SECONDS),
+                )
+            )
+        except _BadRequest as error:
+            raise NotStarted(str(error)) from None
+        try:
+            yield from answer.stream()
+        except _transport_errors() as error:
+            kind = Quiet if isinstance(error, _timed_out()) else Unreachable
+            raise kind(f"the log of {pod} was cut: {error}") from None
+        finally:
+            answer.close()
 
     def changes(self, name: str, since: str, on_change: Callable[[JobSet | None], None]) -> None:
         """Wait for changes of one JobSet, for at most `WATCH_SECONDS`; None is that it was deleted.
@@ -126,10 +170,12 @@ class Cluster:
         except self._kubernetes.client.ApiException as error:
             said = f"the Kubernetes API answered {error.status} {error.reason}: {str(error.body)[:500]}"
             if error.status == NOT_FOUND:
-                raise _Missing(said) from None
+                raise Missing(said) from None
             if error.status == CONFLICT:
                 raise Conflict(said) from None
-            if error.status in (400, 401, 403, 422):
+            if error.status == BAD_REQUEST:
+                raise _BadRequest(f"{said}. Look at the cluster's settings, and start again.") from None
+            if error.status in (401, 403, 422):
                 raise ConfigError(f"{said}. Look at the cluster's settings, and start again.") from None
             raise Unreachable(said) from None
         except _transport_errors() as error:
@@ -154,8 +200,20 @@ class Unreachable(TrainingError):
     """The API server did not answer; it may answer when it is asked again."""
 
 
-class _Missing(TrainingError):
+class Missing(TrainingError):
     """No such object."""
+
+
+class Quiet(Unreachable):
+    """Nothing came for `LOG_SECONDS`: there may be nothing to say, or the connection is cut."""
+
+
+class NotStarted(TrainingError):
+    """A pod's container has not begun yet."""
+
+
+class _BadRequest(ConfigError):
+    """The server does not take what is asked."""
 
 
 def asking_again(ask: Callable[[], T]) -> T:
@@ -224,6 +282,12 @@ def _client() -> Any:
             "the jobset launcher needs the Kubernetes client, which is not installed: pip install 'phasewise[gke]'."
         ) from None
     return kubernetes
+
+
+def _timed_out() -> type[Exception]:
+    import urllib3
+
+    return urllib3.exceptions.ReadTimeoutError
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:

@@ -1,7 +1,8 @@
 """Starts a run as a JobSet, sees how its pods ended, and deletes it. Whoever runs this needs a CPU and no Prefect in the pods.
 
 A JobSet outlives the process that created it. Its name belongs to the run's folder: another launcher that comes to the folder finds it,
-goes on with it where it trains the same, and never makes a second one.
+goes on with it where it trains the same, and never makes a second one. Where the home is on a store pods are hosts without our folder
+(`tasks.training.hosts`): another launcher has shut them out already, so it deletes what is there, and begins again.
 """
 
 import time
@@ -12,8 +13,12 @@ from typing import Any
 
 from tasks.preflight.slices import Slice
 from tasks.progress import say
+from tasks.store.keeping import keeper_of
+from tasks.store.publisher import Kept
+from tasks.training.hosts.gathering import GatheredAttempt, gathered
 from tasks.training.jobset.cluster import Cluster, Conflict, JobSet, Pod, Unreachable, Watched, asking_again
 from tasks.training.jobset.endings import Ending, endings_of, reasons_of
+from tasks.training.jobset.logs import Logs
 from tasks.training.jobset.manifest import LAUNCH, OWNER, SAME, ClusterSettings, build_manifest, digest_of_same
 from tasks.training.protocol import Life, ending, last_words, log_of
 from trainer.base.errors import TrainingError
@@ -40,25 +45,37 @@ class JobSetLauncher:
         """A JobSet that nobody follows is not owned: its launcher held the lock of the folder as long as it lived."""
         return None
 
-    def start(self, life: Life) -> "JobSetAttempt":
-        """See `Launcher`. Where the folder's JobSet is at work on the same run, it is taken over as it is."""
-        name = jobset_name(life.folder)
-        found = self._cluster.read(name)
-        if found is not None:
-            found = self._taken_over(found, life)
-        if found is None:
-            forget_roll_calls(life.folder)
-            logs_before = [_size(log_of(life.folder, number)) for number in range(self._slices.hosts)]
-            found = self._created(life, name)
-            say(f"{life.run.phase}: JobSet {name} created in namespace {self._settings.namespace}, {self._slices.hosts} hosts")
-        else:
-            logs_before = [0] * self._slices.hosts
-            say(f"{life.run.phase}: JobSet {name} is at work already; following it")
-        return JobSetAttempt(self._cluster, found, life, logs_before)
+    def clear(self, folder: Path) -> None:
+        """Delete the JobSet of a launcher that is gone, and have here what its pods said to nobody."""
+        if (found := self._cluster.read(jobset_name(folder))) is None:
+            return
+        logs = Logs(self._cluster, folder)
+        logs.follow(own_pods(self._cluster, found))
+        remove(self._cluster, found, self._settings.stop_seconds + self._settings.send_seconds + GONE_SECONDS)
+        logs.finish()
 
-    def _created(self, life: Life, name: str) -> JobSet:
+    def start(self, life: Life) -> "JobSetAttempt | GatheredAttempt":
+        """See `Launcher`. A JobSet of the folder that is at work on the same run is taken over as it is, but not with a home on a store."""
+        keeper, name = keeper_of(life.folder), jobset_name(life.folder)
+        if keeper is not None:
+            self.clear(life.folder)
+            return gathered(keeper, life, self._slices.hosts, lambda kept: self._begun(life, name, kept))
+        found = self._cluster.read(name)
+        if found is not None and (taken := self._taken_over(found, life)):
+            say(f"{life.run.phase}: JobSet {name} is at work already; following it")
+            return JobSetAttempt(self._cluster, taken, life, [0] * self._slices.hosts)
+        return self._begun(life, name, None)
+
+    def _begun(self, life: Life, name: str, kept: Kept | None) -> "JobSetAttempt":
+        forget_roll_calls(life.folder)
+        logs_before = [_size(log_of(life.folder, number)) for number in range(self._slices.hosts)]
+        found = self._created(life, name, kept)
+        say(f"{life.run.phase}: JobSet {name} created in namespace {self._settings.namespace}, {self._slices.hosts} hosts")
+        return JobSetAttempt(self._cluster, found, life, logs_before, Logs(self._cluster, life.folder) if kept else None)
+
+    def _created(self, life: Life, name: str, kept: Kept | None) -> JobSet:
         """A new JobSet. A request that was not answered may have been carried out: then the one that is there is of this life."""
-        manifest = build_manifest(life, self._slices, self._settings, name=name)
+        manifest = build_manifest(life, self._slices, self._settings, name=name, kept=kept)
         try:
             return asking_again(lambda: self._cluster.create(manifest))
         except Conflict:
@@ -82,17 +99,22 @@ class JobSetLauncher:
                     f"JobSet {found['metadata']['name']} is being taken over by another launcher (it was {annotations.get(OWNER)}'s): "
                     "wait for it."
                 ) from None
-        remove(self._cluster, found["metadata"]["name"], self._settings.stop_seconds + GONE_SECONDS)
+        remove(self._cluster, found, self._settings.stop_seconds + GONE_SECONDS)
         return None
 
 
 class JobSetAttempt:
-    """A JobSet and its pods."""
+    """A JobSet and its pods.
 
-    def __init__(self, cluster: Cluster, found: JobSet, life: Life, logs_before: list[int]) -> None:
-        self._cluster, self._life, self._logs_before = cluster, life, logs_before
+    Args:
+        logs: where pods see no folder of ours; None where they write their logs themselves.
+    """
+
+    send_seconds = 0.0
+
+    def __init__(self, cluster: Cluster, found: JobSet, life: Life, logs_before: list[int], logs: Logs | None = None) -> None:
+        self._cluster, self._found, self._life, self._logs_before, self._logs = cluster, found, life, logs_before, logs
         self._name = str(found["metadata"]["name"])
-        self._launch = found["metadata"]["annotations"][LAUNCH]
         self._watched = Watched(cluster, found)
         self._pods: dict[str, Pod] = {}
         self._asked = (-1, 0.0)
@@ -110,6 +132,7 @@ class JobSetAttempt:
             self._asked = (changes, time.monotonic())
             self._remember_pods()
         if is_over:
+            self._finish_logs()
             self._code = self._ended(found)
         return self._code
 
@@ -120,19 +143,26 @@ class JobSetAttempt:
     def stop(self) -> None:
         """Deleting it asks all pods to stop, and gives them their time to save."""
         if self._code is None:
-            self._cluster.delete(self._name)
+            self._cluster.delete(self._found)
 
     def kill(self) -> None:
         """See `Attempt`."""
-        self._cluster.delete(self._name)
-        self._cluster.delete_pods(self._name)
-        wait_until_gone(self._cluster, self._name, GONE_SECONDS)
+        self._cluster.delete(self._found)
+        self._cluster.delete_pods(own_pods(self._cluster, self._found))
+        wait_until_gone(self._cluster, self._found, GONE_SECONDS)
+        self._finish_logs()
 
     def close(self) -> None:
         """A JobSet that has ended is deleted: its exit codes are read, and its logs are in the run's folder."""
         self._watched.close()
         if self._code not in (None, ExitCode.TAKEN_OVER):
-            remove(self._cluster, self._name, GONE_SECONDS)
+            self._finish_logs()
+            remove(self._cluster, self._found, GONE_SECONDS)
+
+    def _finish_logs(self) -> None:
+        if self._logs is not None:
+            self._logs.finish()
+            self._logs = None
 
     def _check_owner(self, found: JobSet | None) -> None:
         """From the moment that it is another launcher's, this one touches nothing of it."""
@@ -144,11 +174,12 @@ class JobSetAttempt:
     def _remember_pods(self) -> None:
         """The last state of every pod: they may be gone when the JobSet has ended."""
         try:
-            found = self._cluster.pods(self._name)
+            mine = own_pods(self._cluster, self._found)
         except Unreachable as error:
             trouble = f"{error}; asking again"
         else:
-            mine = [pod for pod in found if pod["metadata"].get("annotations", {}).get(LAUNCH) == self._launch]
+            if self._logs is not None:
+                self._logs.follow(mine)
             self._pods |= {pod["metadata"]["name"]: pod for pod in mine}
             trouble = trouble_of(mine)
         if trouble and trouble != self._said:
@@ -218,23 +249,34 @@ def trouble_of(pods: Any) -> str:
     return "; ".join(found[:3])
 
 
-def remove(cluster: Cluster, name: str, seconds: float) -> None:
-    """Delete a JobSet and wait until it and its pods are gone."""
-    cluster.delete(name)
-    wait_until_gone(cluster, name, seconds)
+def own_pods(cluster: Cluster, found: JobSet) -> list[Pod]:
+    """The pods of this JobSet that are still there, and of no other one of its name."""
+    launch = found["metadata"]["annotations"][LAUNCH]
+    return [pod for pod in cluster.pods(found["metadata"]["name"]) if pod["metadata"].get("annotations", {}).get(LAUNCH) == launch]
 
 
-def wait_until_gone(cluster: Cluster, name: str, seconds: float) -> None:
+def remove(cluster: Cluster, found: JobSet, seconds: float) -> None:
+    """Delete a JobSet and wait until it and its pods are gone. Another one of its name stays."""
+    cluster.delete(found)
+    wait_until_gone(cluster, found, seconds)
+
+
+def wait_until_gone(cluster: Cluster, found: JobSet, seconds: float) -> None:
     """Until neither the JobSet nor a pod of it is there.
 
     Raises:
         TrainingError: it does not go.
     """
-    until = time.monotonic() + seconds
-    while cluster.read(name) is not None or cluster.pods(name):
+    until, name = time.monotonic() + seconds, found["metadata"]["name"]
+    while _is_there(cluster, found) or own_pods(cluster, found):
         if time.monotonic() > until:
             raise TrainingError(f"JobSet {name} was deleted, and is still there after {seconds:.0f} s: look at its pods with kubectl.")
         time.sleep(LOOK_SECONDS)
+
+
+def _is_there(cluster: Cluster, found: JobSet) -> bool:
+    now = cluster.read(found["metadata"]["name"])
+    return now is not None and now["metadata"]["uid"] == found["metadata"]["uid"]
 
 
 def _named(ending: Ending) -> str:

@@ -1,4 +1,4 @@
-"""The manifest of a JobSet: a pure function of the run and the slice that it trains on.
+"""The manifest of a JobSet: a pure function of the run, the slice that it trains on, and where its home is.
 
 One replicated job is one slice, one pod is one host. Nothing in the cluster starts a pod again (`restartPolicy`, `backoffLimit`,
 `maxRestarts`): `tasks.training.restarts` alone decides that. Field names are those of JobSet v1alpha2.
@@ -8,25 +8,36 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from tasks.home import SCRATCH_VARIABLE
 from tasks.preflight.slices import Slice
+from tasks.store.publisher import Kept
+from tasks.training.hosts.limits import ALONE_SECONDS, ALONE_VARIABLE, SEND_SECONDS, SEND_VARIABLE
 from tasks.training.protocol import Life
 from trainer.base.errors import ConfigError
 from trainer.base.frozen import Frozen
 from trainer.base.storage import digest_of_json
 from trainer.process.roll_call import JOIN_VARIABLE
+from trainer.process.stopping import STOP_VARIABLE
 from trainer.process.surroundings import HOSTS_VARIABLE, LAUNCH_VARIABLE, SLICES_VARIABLE
 
+NUMBER = "N=$((SLICE * HOSTS + HOST)); export JAX_PROCESS_ID=$N; "
 COMMAND = (
-    'N=$((SLICE * HOSTS + HOST)); export JAX_PROCESS_ID=$N; L="$RUN_FOLDER/trainer-$N.log"; [ "$N" = 0 ] && L="$RUN_FOLDER/trainer.log"; '
+    NUMBER + 'L="$RUN_FOLDER/trainer-$N.log"; [ "$N" = 0 ] && L="$RUN_FOLDER/trainer.log"; '
     'echo "the log is $L"; exec "$PYTHON" -m trainer "$RUN_FOLDER/run.json" >>"$L" 2>&1'
 )
 """What a pod runs. The number of the process follows from slice and host. The shell becomes the trainer, which so gets the signals."""
-API_VERSION, KIND, JOB_NAME = "jobset.x-k8s.io/v1alpha2", "JobSet", "slice"
+COMMAND_APART = NUMBER + 'exec "$PYTHON" -m tasks.training.hosts "$@" --python "$PYTHON" 2>&1'
+"""The same where the home is on a store: what it says is read from the cluster."""
+API_VERSION, KIND, JOB_NAME, CONTAINER = "jobset.x-k8s.io/v1alpha2", "JobSet", "slice", "trainer"
 EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 SLICE_INDEX = "metadata.annotations['jobset.sigs.k8s.io/job-index']"
 HOST_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 OWNER, LAUNCH, RUN, SAME, HOSTS = "phasewise/owner", "phasewise/launch", "phasewise/run", "phasewise/same", "phasewise/hosts"
 PORT = 8476
+SCRATCH = "/phasewise"
+"""Where a pod has its part of the work of a home on a store."""
+IN_MEMORY = "memory"
+"""Of `ClusterSettings.scratch`: it takes no disk."""
 CLUSTER_JOIN_SECONDS = 600
 """Nodes of a cluster fetch the image at different speeds. Who is missing is said after 45 seconds (`trainer.process.roll_call`)."""
 
@@ -45,10 +56,13 @@ class ClusterSettings(Frozen):
 
     Attributes:
         image: holds this project with its environment; `python` there is the one that trains.
-        claim: the PersistentVolumeClaim that holds the home, for many readers and writers.
+        claim: the PersistentVolumeClaim that holds the home, for many readers and writers; None with a home on a store.
         mount: where the home is in every pod, and here: paths in `run.json` must be true in both.
         stop_seconds: how long a pod may take to save when it is asked to stop.
         passed_on: variables of this process that every pod has, too.
+        scratch: with a home on a store where pods have their part of the work: a folder of the node, or `memory`; None is a folder that the
+            node makes for the pod.
+        send_seconds, alone_seconds: see `tasks.training.hosts.limits`.
     """
 
     image: str
@@ -59,13 +73,17 @@ class ClusterSettings(Frozen):
     python: str = "python"
     stop_seconds: float = 30.0
     passed_on: Mapping[str, str] = {}
+    scratch: str | None = None
+    send_seconds: float = SEND_SECONDS
+    alone_seconds: float = ALONE_SECONDS
 
 
-def build_manifest(life: Life, slices: Slice, settings: ClusterSettings, *, name: str) -> dict[str, Any]:
+def build_manifest(life: Life, slices: Slice, settings: ClusterSettings, *, name: str, kept: Kept | None = None) -> dict[str, Any]:
     """The JobSet of one life of a run.
 
     Args:
         name: of the JobSet, at most 40 letters; the names of its pods begin with it.
+        kept: where the work is on a store, and here; None is that pods see the run's folder.
 
     Raises:
         ConfigError: the slice is not one of TPUs that GKE has.
@@ -75,14 +93,14 @@ def build_manifest(life: Life, slices: Slice, settings: ClusterSettings, *, name
         "metadata": {"annotations": {LAUNCH: life.name, HOSTS: str(hosts)}},
         "spec": {
             "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": math.ceil(settings.stop_seconds),
+            "terminationGracePeriodSeconds": grace_seconds(settings, kept),
             "nodeSelector": {
                 "cloud.google.com/gke-tpu-accelerator": _accelerator(slices),
                 "cloud.google.com/gke-tpu-topology": "x".join(map(str, slices.torus)),
             },
             **({"serviceAccountName": settings.service_account} if settings.service_account else {}),
-            **_volumes(settings),
-            "containers": [_container(life, slices, hosts, settings, name)],
+            "volumes": _volumes(settings, kept),
+            "containers": [_container(life, slices, settings, name, kept)],
         },
     }
     job = {"parallelism": hosts, "completions": hosts, "completionMode": "Indexed", "backoffLimit": 0, "template": pod}
@@ -110,11 +128,20 @@ def build_manifest(life: Life, slices: Slice, settings: ClusterSettings, *, name
     }
 
 
+def grace_seconds(settings: ClusterSettings, kept: Kept | None) -> int:
+    """How long a pod has when it is asked to stop, in whole seconds: to save, and where the home is on a store to send."""
+    return math.ceil(settings.stop_seconds + (0.0 if kept is None else settings.send_seconds))
+
+
 def digest_of_same(life: Life, slices: Slice, settings: ClusterSettings) -> str:
-    """Of everything that decides what the JobSet does, whichever life of the run it is."""
+    """Of everything that decides what the JobSet does, whichever life of the run it is.
+
+    Without what is for a home on a store: no JobSet is taken over there.
+    """
     run = life.run
     carried_out = [run.execution.model_dump(mode="json"), run.until_step]
-    return digest_of_json([run.digest, carried_out, slices.model_dump(mode="json"), settings.model_dump(mode="json")])
+    said = settings.model_dump(mode="json", exclude={"scratch", "send_seconds", "alone_seconds"})
+    return digest_of_json([run.digest, carried_out, slices.model_dump(mode="json"), said])
 
 
 def host_names(name: str, slices: Slice) -> list[str]:
@@ -123,33 +150,36 @@ def host_names(name: str, slices: Slice) -> list[str]:
     return [f"{name}-{JOB_NAME}-{one}-{host}.{name}" for one in range(slices.count) for host in range(each)]
 
 
-def _container(life: Life, slices: Slice, hosts: int, settings: ClusterSettings, name: str) -> dict[str, Any]:
+def _container(life: Life, slices: Slice, settings: ClusterSettings, name: str, kept: Kept | None) -> dict[str, Any]:
     chips = min(slices.chip.chips_per_host, slices.chips_of_each)
+    command = ["/bin/sh", "-c", COMMAND]
+    if kept is not None:
+        command = ["/bin/sh", "-c", COMMAND_APART, "host", str(kept.store), kept.run_name, life.run.phase, str(kept.work)]
     return {
-        "name": "trainer",
+        "name": CONTAINER,
         "image": settings.image,
-        "command": ["/bin/sh", "-c", COMMAND],
+        "command": command,
         "ports": [{"containerPort": PORT}],
-        "env": _environment(life, slices, hosts, settings, name),
+        "env": _environment(life, slices, settings, name, kept),
         "resources": {"requests": {"google.com/tpu": str(chips)}, "limits": {"google.com/tpu": str(chips)}},
-        **({"volumeMounts": [{"name": "home", "mountPath": settings.mount}]} if settings.claim else {}),
+        "volumeMounts": [{"name": one["name"], "mountPath": SCRATCH if kept else settings.mount} for one in _volumes(settings, kept)],
     }
 
 
-def _environment(life: Life, slices: Slice, hosts: int, settings: ClusterSettings, name: str) -> list[dict[str, Any]]:
+def _environment(life: Life, slices: Slice, settings: ClusterSettings, name: str, kept: Kept | None) -> list[dict[str, Any]]:
     names = host_names(name, slices)
     values = {
         **settings.passed_on,
-        "RUN_FOLDER": str(life.folder),
         "PYTHON": settings.python,
-        "HOSTS": str(hosts),
+        "HOSTS": str(slices.hosts // slices.count),
         "JAX_COORDINATOR_ADDRESS": f"{names[0]}:{PORT}",
         "JAX_NUM_PROCESSES": str(len(names)),
         LAUNCH_VARIABLE: life.name,
         SLICES_VARIABLE: str(slices.count),
         HOSTS_VARIABLE: ",".join(one.partition(".")[0] for one in names),
         JOIN_VARIABLE: str(CLUSTER_JOIN_SECONDS),
-        "PHASEWISE_STOP_SECONDS": f"{settings.stop_seconds:g}",
+        STOP_VARIABLE: f"{settings.stop_seconds:g}",
+        **({"RUN_FOLDER": str(life.folder)} if kept is None else _of_a_store(settings)),
     }
     if slices.count > 1:
         values |= {"MEGASCALE_COORDINATOR_ADDRESS": names[0], "MEGASCALE_NUM_SLICES": str(slices.count)}
@@ -162,10 +192,24 @@ def _environment(life: Life, slices: Slice, hosts: int, settings: ClusterSetting
     ]
 
 
-def _volumes(settings: ClusterSettings) -> dict[str, Any]:
-    if not settings.claim:
-        return {}
-    return {"volumes": [{"name": "home", "persistentVolumeClaim": {"claimName": settings.claim}}]}
+def _of_a_store(settings: ClusterSettings) -> dict[str, str]:
+    """What pods need that see no folder of ours. What they say is read while they say it."""
+    return {
+        SCRATCH_VARIABLE: SCRATCH,
+        SEND_VARIABLE: f"{settings.send_seconds:g}",
+        ALONE_VARIABLE: f"{settings.alone_seconds:g}",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _volumes(settings: ClusterSettings, kept: Kept | None) -> list[dict[str, Any]]:
+    if kept is None:
+        return [{"name": "home", "persistentVolumeClaim": {"claimName": settings.claim}}] if settings.claim else []
+    if settings.scratch == IN_MEMORY:
+        return [{"name": "scratch", "emptyDir": {"medium": "Memory"}}]
+    if settings.scratch:
+        return [{"name": "scratch", "hostPath": {"path": settings.scratch, "type": "DirectoryOrCreate"}}]
+    return [{"name": "scratch", "emptyDir": {}}]
 
 
 def _accelerator(slices: Slice) -> str:

@@ -9,7 +9,6 @@ import os
 import shlex
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,12 @@ from tasks.home import SCRATCH_VARIABLE
 from tasks.store.keeping import keeper_of
 from tasks.store.publisher import Kept
 from tasks.training.group import DONE_SECONDS, Group
-from tasks.training.hosts.gathering import GatheredAttempt, Gathering
+from tasks.training.hosts.gathering import GatheredAttempt, gathered
+from tasks.training.hosts.limits import SEND_VARIABLE, save_and_send_seconds, send_seconds
+from tasks.training.passed_on import passed_on
 from tasks.training.protocol import Life, log_of
 from tasks.training.tpu_vm.connections import Host, Loop, Worker, connect
-from trainer.base.errors import StorageError, TakenOver, TrainingError
+from trainer.base.errors import TrainingError
 from trainer.base.frozen import Frozen
 from trainer.process.parent import SILENT_VARIABLE
 from trainer.process.roll_call import forget_roll_calls
@@ -36,17 +37,6 @@ SENT_SECONDS = 600.0
 """How long hosts that send what they have on their own may end after the first one that is done."""
 LOCK = '"$HOME/.phasewise-trainer.lock"'
 OWNER = '"$HOME/.phasewise-trainer.owner"'
-PASSED_ON = (
-    "JAX_",
-    "XLA_FLAGS",
-    "LIBTPU_INIT_ARGS",
-    "TF_CPP_",
-    "PHASEWISE_STALL",
-    "PHASEWISE_HEARTBEAT",
-    "PHASEWISE_JOIN",
-    "PHASEWISE_PUBLISH",
-)
-NOT_PASSED_ON = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "JAX_PLATFORMS")
 
 
 class Workers(Frozen):
@@ -86,6 +76,9 @@ class TpuVmLauncher:
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
 
+    def clear(self, folder: Path) -> None:
+        """Nothing: hosts end with their connection."""
+
     def owner(self, folder: Path) -> str | None:
         """Nobody, as far as the folder is concerned: whoever has the hosts is named when they are asked for."""
         return None
@@ -95,14 +88,7 @@ class TpuVmLauncher:
         keeper = keeper_of(life.folder)
         if keeper is None:
             return self._begun_on_hosts(life, None, DONE_SECONDS)
-        gathering = Gathering(keeper, life, len(self._workers.hosts))
-        try:
-            gathering.begin()
-            return GatheredAttempt(self._begun_on_hosts(life, keeper.kept, SENT_SECONDS), gathering, life.folder)
-        except BaseException:
-            with suppress(TakenOver, StorageError):  # why it did not begin is what is said
-                gathering.end()
-            raise
+        return gathered(keeper, life, len(self._workers.hosts), lambda kept: self._begun_on_hosts(life, kept, SENT_SECONDS))
 
     def _begun_on_hosts(self, life: Life, kept: Kept | None, done_seconds: float) -> "SshGroup":
         loop = Loop()
@@ -160,9 +146,8 @@ class TpuVmLauncher:
         """Of each host, for its shell, which becomes the trainer; with `kept` the program that brings and sends what the trainer has."""
         workers = self._workers
         first = workers.hosts[0].name
-        given = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON) and name not in NOT_PASSED_ON}
         shared = {
-            **given,
+            **passed_on(os.environ),
             **({SCRATCH_VARIABLE: workers.scratch} if workers.scratch else {}),
             **workers.environment,
             "JAX_COORDINATOR_ADDRESS": f"{first}:{workers.port}",
@@ -172,6 +157,7 @@ class TpuVmLauncher:
             HOSTS_VARIABLE: ",".join(map(str, workers.hosts)),
             SILENT_VARIABLE: f"{PARENT_SECONDS:g}",
             STOP_VARIABLE: f"{stop_seconds():g}",
+            **({SEND_VARIABLE: f"{send_seconds():g}"} if kept is not None else {}),
         }
         if len(workers.slices) > 1:
             shared |= {"MEGASCALE_COORDINATOR_ADDRESS": first, "MEGASCALE_NUM_SLICES": str(len(workers.slices))}
@@ -221,4 +207,4 @@ class SshGroup(Group):
 
 def _patience() -> float:
     """How long the last life of this launcher may still have a host: until it hears nothing, and has saved."""
-    return PARENT_SECONDS + stop_seconds()
+    return PARENT_SECONDS + save_and_send_seconds()

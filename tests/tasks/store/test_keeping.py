@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from tasks.home import Home
-from tasks.store.keeping import check_hosts_see, check_not_taken_over, keeping
+from tasks.store.keeping import check_not_taken_over, keeping
 from tasks.store.publisher import Publisher
 from tests.tasks.store.worlds import RUN_NAME, machine
-from trainer.base.errors import ConfigError, TakenOver
+from trainer.base.errors import TakenOver
 
 
 def test_within_another_it_changes_nothing(gcs: Path, tmp_path: Path):
@@ -51,15 +51,6 @@ def test_a_trainer_is_stopped_where_the_work_was_lost(gcs: Path, tmp_path: Path,
 
     with pytest.raises(TakenOver, match="another's"):
         follow()
-
-
-def test_hosts_that_do_not_see_the_working_folder_are_refused(gcs: Path, tmp_path: Path):
-    check_hosts_see("folder", "jobset")
-    with keeping(machine(tmp_path, gcs).kept):
-        for launcher in ("local", "tpu_vm"):
-            check_hosts_see("folder", launcher)
-        with pytest.raises(ConfigError, match=r"launcher jobset must see .*folder"):
-            check_hosts_see("folder", "jobset")
 
 
 def test_a_home_on_a_store_is_worked_on_here(gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -3,10 +3,13 @@
 # pyright: reportPrivateUsage=false
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tasks.store.keeping import keeping
+from tasks.store.publisher import Kept
 from tasks.training import choice
 from tasks.training.choice import chosen_kind, launcher_for
 from tasks.training.jobset import cluster
@@ -61,6 +64,28 @@ def test_the_settings_of_a_cluster_reach_the_launcher(monkeypatch: pytest.Monkey
     assert (settings.image, settings.namespace, settings.claim, settings.mount) == ("registry/phasewise:1", "train", "home", "/mnt/home")
     assert (settings.service_account, settings.stop_seconds, launcher._slices.name) == ("trainer", 44.0, "v5e-8")
     assert launcher._cluster.namespace == "train"
+
+
+def test_what_is_for_a_home_on_a_store_reaches_the_pods(gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    kept = Kept(tmp_path, gcs, "tiny-proxy")
+    on_store = run().but(output=str(tmp_path / "runs" / "tiny-proxy" / "kestrel"))
+    said = {
+        "PHASEWISE_GKE_SCRATCH": "/mnt/disks/ssd0", "PHASEWISE_SEND_SECONDS": "7", "PHASEWISE_ALONE_SECONDS": "8", "XLA_FLAGS": "--a",
+        "PHASEWISE_PUBLISH_SECONDS": "9", "PHASEWISE_JOIN_SECONDS": "1", "JAX_PLATFORMS": "cpu", "JAX_PROCESS_ID": "3", "HOME": "/root",
+    }  # fmt: skip
+    with keeping(kept):
+        launcher: Any = launcher_for(on_store, "v5e-8", {**GKE, **said})
+        plain: Any = launcher_for(on_store, "v5e-8", GKE)
+        with pytest.raises(ConfigError, match=r"kestrel has its home on a store, .* found the volume home in PHASEWISE_GKE_CLAIM"):
+            launcher_for(on_store.but(phase="kestrel"), "v5e-8", {**GKE, "PHASEWISE_GKE_CLAIM": "home", "PHASEWISE_GKE_MOUNT": "/mnt"})
+        with pytest.raises(ConfigError, match="must be a folder of the node, from / on, or 'memory', found 'ssd'"):
+            launcher_for(on_store, "v5e-8", {**GKE, "PHASEWISE_GKE_SCRATCH": "ssd"})
+    settings = launcher._settings
+    assert (settings.scratch, settings.send_seconds, settings.alone_seconds) == ("/mnt/disks/ssd0", 7.0, 8.0)
+    assert settings.passed_on == {"XLA_FLAGS": "--a", "PHASEWISE_PUBLISH_SECONDS": "9"}
+    assert (plain._settings.scratch, plain._settings.send_seconds, plain._settings.alone_seconds) == (None, 120.0, 300.0)
+    with pytest.raises(ConfigError, match="PHASEWISE_GKE_SCRATCH is for a home on a store"):
+        launcher_for(run(), "v5e-8", {**GKE, **said})
 
 
 def test_the_settings_of_workers_reach_the_launcher():

@@ -55,7 +55,7 @@ ASKED = "PHASEWISE_TEST_LAUNCHERS"
 @pytest.fixture(scope="module", params=KINDS)
 def machines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     if request.param != "local" and not os.environ.get(ASKED):
-        pytest.skip(f"beside other tests a trainer once was not told of its SIGTERM: tried where {ASKED} is set")
+        pytest.skip(f"eight trainers two at a time take a minute of a core for each kind: tried where {ASKED} is set")
     folder = tmp_path_factory.mktemp(request.param)
     with machines_of(request.param, folder, called_as_python(folder, "tests.trainer.gated")) as found:
         yield found

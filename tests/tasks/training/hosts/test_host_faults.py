@@ -1,19 +1,21 @@
 """What goes wrong between hosts, their launcher and the store: nothing is named that is not there, who was shut out changes nothing."""
 
 import json
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tasks.store.head import Head
 from tasks.store.objects import Objects
 from tasks.store.publisher import Kept, Publisher
 from tasks.training.hosts import program
 from tasks.training.hosts.gathering import Gathering
+from tasks.training.hosts.needs import Work
 from tasks.training.hosts.post import Post, Posts
-from tasks.training.protocol import Life
+from tasks.training.jobset.endings import exit_code
 from tests.stores.fixtures import FaultyStore
 from tests.tasks.training.hosts.worlds import HOUR, PHASE, RUN_NAME, Launch
 from trainer.base.errors import ConfigError, StorageError, TakenOver
@@ -229,6 +231,45 @@ def test_a_host_that_comes_too_late_begins_nothing(
     assert not (gcs / "runs" / RUN_NAME / "launches").exists()
 
 
+def test_what_goes_while_a_host_brings_it_is_brought_again(gcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The launcher commits while hosts wait for one another, and deletes what no head names any more."""
+    heads: list[str] = []
+
+    def bring(work: Work, head: Head) -> str:
+        heads.append(head.commit)
+        if len(heads) == 1:
+            write_json(launch.run.events, {})
+            launch.publisher.publish()
+        if len(heads) == 1 or damaged:
+            raise StorageError("is not there")
+        return "the run"
+
+    monkeypatch.setattr(Work, "bring", bring)
+    place = program.Place("launch-1", 0, 1, ["a"])
+    with Launch(tmp_path, gcs, hosts=1) as launch:
+        for damaged in (False, True):
+            heads.clear()
+            with pytest.raises(StorageError) if damaged else nullcontext():
+                found: Any = program._brought(launch.work(0), place)  # pyright: ignore[reportPrivateUsage]
+                assert found == "the run"
+            write_json(launch.run.events, {"again": 1})
+        launch.publisher.launch("")
+        heads.clear()
+        with pytest.raises(TakenOver, match="it begins nothing"):
+            program._brought(launch.work(0), place)  # pyright: ignore[reportPrivateUsage]
+
+
+def test_the_first_process_of_a_container_says_by_its_code_which_signal_ended_its_trainer(monkeypatch: pytest.MonkeyPatch):
+    """The system does not let it end by a signal of its own."""
+    monkeypatch.setattr(program.os, "kill", lambda *_: None)
+    monkeypatch.setattr(program.signal, "signal", lambda *_: None)
+    for code, shown in ((-9, 137), (-6, 134), (75, 75), (0, 0)):
+        with pytest.raises(SystemExit) as ended:
+            program.end_as(code)
+        assert ended.value.code == shown
+        assert exit_code({"status": {"containerStatuses": [{"state": {"terminated": {"exitCode": shown}}}]}}) == code
+
+
 def test_of_two_programs_that_are_one_host_the_second_is_refused(gcs: Path):
     posts = Posts.of(gcs, RUN_NAME, "launch-1")
     posts.put(Post(launch="launch-1", host=1))
@@ -241,7 +282,7 @@ def test_a_host_that_does_not_come_is_named(gcs: Path):
     posts.put(Post(launch="launch-1", host=0))
     place = program.Place("launch-1", 0, 2, ["a", "b"])
     with pytest.raises(program.HostMissing, match=r"found 1 after \d+ s: host 1 \(b\) did not come to gs://"):
-        program._wait_for(posts, place, "here", limit_seconds=0.1)  # pyright: ignore[reportPrivateUsage]
+        program._wait_for(posts, place, "here", None, limit_seconds=0.1)  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_phase_that_rolls_back_is_refused_before_anything_is_committed(gcs: Path, tmp_path: Path):
@@ -250,5 +291,5 @@ def test_a_phase_that_rolls_back_is_refused_before_anything_is_committed(gcs: Pa
     with Publisher(launch.kept, every_seconds=HOUR) as publisher:
         before = launch.kept.head.read()
         with pytest.raises(ConfigError, match="rolls back where its loss jumps"):
-            Gathering(publisher, Life(rolls_back, launch.run.run_file), 2).begin()
+            Gathering(publisher, launch.name, launch.run.path, 2).begin(rolls_back)
         assert launch.kept.head.read() == before

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,12 +26,12 @@ from tests.ports import free_port
 from tests.stores.emulator import BUCKET, the_emulator
 from tests.tasks.training.conftest import BuildRun
 from tests.tasks.training.machines import environment_here
-from tests.tasks.training.test_launchers import ASKED, ON_TWO, hosts, rows_of, short
+from tests.tasks.training.test_launchers import ASKED, ON_TWO, SAVED_EVERY, hosts, rows_of, short
 from tests.tasks.training.tpu_vm.ssh_hosts import SshHosts, ssh_hosts
 from tests.trainer.gated import gate, open_gate
 from trainer.base.code_digest import HOUSE
 from trainer.base.storage import as_path, read_json, write_json
-from trainer.checkpoints.files import find_damage, has_its_files, saved_steps
+from trainer.checkpoints.files import find_damage, has_its_files, is_committed, saved_steps
 from trainer.config import RunConfig
 from trainer.events import read_events
 from trainer.metrics import Row
@@ -104,12 +105,21 @@ class Story:
         if number < 2 and rows[-1]["step"] == (LOST_AT, PREEMPTED_AT)[number] - 1:
             self.lives.append([host.pid for host in hosts(self.run)])
             self.folders.append([self.checkpoints_of(host) for host in (0, 1)])
+            wait_until_sent(self.run, rows[-1]["step"] // SAVED_EVERY * SAVED_EVERY)
             os.kill(self.lives[-1][1], (signal.SIGKILL, signal.SIGTERM)[number])
             open_gate(self.gates, (LOST_AT, PREEMPTED_AT)[number], is_asked=number == 1)
 
     def checkpoints_of(self, host: int) -> str:
         found = sorted((self.machines.folder / f"host-{host}").glob(f".cache/phasewise/*/host/runs/*/{PHASE}/checkpoints/[0-9]*"))
         return " ".join(path.name for path in found)
+
+
+def wait_until_sent(run: RunConfig, step: int) -> None:
+    """Until the launcher has the list of this checkpoint, which it has when all hosts have sent their shares: rows come before."""
+    until = time.monotonic() + 120.0
+    while not is_committed(Path(run.output) / "checkpoints" / str(step)):
+        assert time.monotonic() < until, f"checkpoint {step} was not sent"
+        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from tasks.training.hosts.gathering import Gathering
 from tasks.training.hosts.needs import Work
 from tasks.training.hosts.post import Post, Posts
 from tasks.training.hosts.sender import Sender
-from tasks.training.protocol import Life
 from trainer.base.run_folder import RunFolder
 from trainer.base.storage import write_atomically, write_json
 from trainer.checkpoints.files import digests_here, write_digests
@@ -56,8 +55,8 @@ class Launch:
     def __enter__(self) -> "Launch":
         self.publisher = Publisher(self.kept, every_seconds=HOUR).__enter__()
         run: Any = SimpleNamespace(recovery=None)
-        self.gathering = Gathering(self.publisher, Life(run, self.run.run_file, name=self.name), self.hosts)
-        self.gathering.begin()
+        self.gathering = Gathering(self.publisher, self.name, self.run.path, self.hosts)
+        self.gathering.begin(run)
         self.senders = [self.sender(host) for host in range(self.hosts)]
         return self
 

@@ -1,32 +1,30 @@
 """A small API server for JobSets: it validates, keeps state and versions, and runs the pods' commands as processes of this machine.
 
 It stands in for a cluster where none can be had. What it does of JobSet's controller: pods from the replicated jobs, one failure fails
-all (`maxRestarts: 0`), deletion asks pods to stop and waits for their grace.
-Faults: it can be slow, forget a watch (410), cut a connection, and answer
-503.
+all (`maxRestarts: 0`), deletion asks pods to stop and waits for their grace. Logs of pods are as a node gives them: 400 where the container
+has not begun, 404 where the pod is gone, from the beginning, followed or not.
+Faults: it can be slow, forget a watch (410), cut a connection, and answer 503; logs have faults of their own.
 """
 
 import json
-import os
 import signal
-import subprocess
+import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.ports import free_port
+from tests.tasks.training.jobset.pods import Object, Pods
 
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets"
 PODS = "/api/v1/namespaces/default/pods"
 KEPT_EVENTS = 100
-Object = dict[str, Any]
+NO_LOG = b"unable to retrieve container logs for containerd://0123"
 Validate = Callable[[Object], list[str]]
 
 
@@ -38,86 +36,13 @@ class Refused(Exception):
         self.code, self.reason = code, reason
 
 
-class Pods:
-    """The pods of one JobSet, as processes."""
-
-    def __init__(self, manifest: Object, folder: Path) -> None:
-        self._processes: list[tuple[Object, subprocess.Popen[bytes]]] = []
-        self._finished: dict[int, str] = {}
-        self.grace = 30.0
-        port = free_port()
-        for job in manifest["spec"]["replicatedJobs"]:
-            for replica in range(job["replicas"]):
-                for host in range(job["template"]["spec"]["completions"]):
-                    self._start(manifest, job, replica, host, port, folder)
-
-    def _start(self, manifest: Object, job: Object, replica: int, host: int, port: int, folder: Path) -> None:
-        template = job["template"]["spec"]["template"]
-        name = f"{manifest['metadata']['name']}-{job['name']}-{replica}-{host}"
-        annotations = {
-            **template["metadata"]["annotations"],
-            "jobset.sigs.k8s.io/job-index": str(replica),
-            "batch.kubernetes.io/job-completion-index": str(host),
-        }
-        labels = {"jobset.sigs.k8s.io/jobset-name": manifest["metadata"]["name"]}
-        pod = {
-            "metadata": {"name": f"{name}-x{uuid.uuid4().hex[:4]}", "annotations": annotations, "labels": labels},
-            "spec": template["spec"],
-        }
-        self.grace = template["spec"]["terminationGracePeriodSeconds"]
-        [container] = template["spec"]["containers"]
-        environment = {"PATH": os.environ["PATH"], "HOME": str(folder)}
-        for one in container["env"]:
-            environment[one["name"]] = one["value"] if "value" in one else field_of(pod, one["valueFrom"]["fieldRef"]["fieldPath"])
-        environment["JAX_COORDINATOR_ADDRESS"] = f"127.0.0.1:{port}"  # the cluster's DNS, and a network of its own for each pod
-        process = subprocess.Popen(container["command"], stdout=subprocess.DEVNULL, env=environment, process_group=0)
-        self._processes.append((pod, process))
-
-    @property
-    def objects(self) -> list[Object]:
-        """As the API gives them."""
-        return [{**pod, "status": status_of(code, self._finished.get(number))} for number, (code, (pod, _)) in self._numbered()]
-
-    @property
-    def codes(self) -> list[int | None]:
-        return [code for _, (code, _) in self._numbered()]
-
-    def _numbered(self) -> list[tuple[int, tuple[int | None, tuple[Object, Any]]]]:
-        """Who is seen to have ended for the first time has ended now."""
-        found = [(process.poll(), (pod, process)) for pod, process in self._processes]
-        for number, (code, _) in enumerate(found):
-            if code is not None:
-                self._finished.setdefault(number, now())
-        return list(enumerate(found))
-
-    def signal(self, number: int) -> None:
-        """To those that are at work."""
-        for _, process in self._processes:
-            if process.poll() is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, number)
-
-    def end(self, grace: float) -> None:
-        """As a kubelet ends pods that were deleted. The time of deletion is the one at which they are killed."""
-        for code, (pod, _) in zip(self.codes, self._processes, strict=True):
-            if code is None:
-                pod["metadata"] |= {"deletionTimestamp": now(grace), "deletionGracePeriodSeconds": round(grace)}
-        self.signal(signal.SIGTERM)
-        until = time.monotonic() + grace
-        for _, process in self._processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, until - time.monotonic()))
-        self.signal(signal.SIGKILL)
-        for _, process in self._processes:
-            process.wait()
-        self._numbered()
-
-
 class ApiServer:
     """State of the cluster. Everything is changed under one lock.
 
     Attributes:
-        faults: what the next requests meet: a word for each, `slow`, `cut`, `503`, `forget`.
+        faults: what the next requests meet: a word for each, `slow`, `cut`, `503`, `forget`. None of them is met by one for a log.
+        log_faults: what those for logs meet: `400`, `503`, `words` of the node in place of a log, or the number of bytes after which they
+            are cut.
         asked: method and path of every request.
     """
 
@@ -130,6 +55,7 @@ class ApiServer:
         self.pods: dict[str, Pods] = {}
         self.events: list[tuple[int, str, Object]] = []
         self.faults: list[str] = []
+        self.log_faults: list[str] = []
         self.asked: list[tuple[str, str]] = []
         self.is_open = True
         self.watches = 0
@@ -155,9 +81,11 @@ class ApiServer:
             self._put("MODIFIED", name, changed)
             return self.jobsets[name]
 
-    def delete(self, name: str) -> Object:
+    def delete(self, name: str, preconditions: Object | None = None) -> Object:
         with self.lock:
             found = self.find(name)
+            if (uid := (preconditions or {}).get("uid")) not in (None, found["metadata"]["uid"]):
+                raise Refused(409, "Conflict", f"the UID in the precondition ({uid}) is not that of the object")
             if "deletionTimestamp" not in found["metadata"]:
                 metadata = {**found["metadata"], "deletionTimestamp": "now"}
                 self._put("MODIFIED", name, {**found, "metadata": metadata})
@@ -224,27 +152,6 @@ class ApiServer:
                 self._put("MODIFIED", name, {**self.jobsets[name], "status": {"conditions": conditions, "terminalState": kind}})
 
 
-def field_of(pod: Object, path: str) -> str:
-    """The value of a field reference."""
-    name = path.removeprefix("metadata.annotations['").removesuffix("']")
-    return pod["metadata"]["annotations"][name]
-
-
-def now(later: float = 0.0) -> str:
-    """As the API writes times: in whole seconds."""
-    return (datetime.now(UTC) + timedelta(seconds=round(later))).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def status_of(code: int | None, finished: str | None) -> Object:
-    """Of a pod with one container."""
-    shown = None if code is None else 128 - code if code < 0 else code
-    ended = {"exitCode": shown, "reason": "Error" if shown else "Completed", "finishedAt": finished}
-    state = {"running": {}} if shown is None else {"terminated": ended}
-    phase = "Running" if shown is None else "Failed" if shown else "Succeeded"
-    container = {"name": "trainer", "image": "here", "imageID": "here", "ready": shown is None, "restartCount": 0, "state": state}
-    return {"phase": phase, "containerStatuses": [container]}
-
-
 def handler_of(server: ApiServer) -> type[BaseHTTPRequestHandler]:
     """The requests that the launcher makes."""
 
@@ -260,6 +167,9 @@ def handler_of(server: ApiServer) -> type[BaseHTTPRequestHandler]:
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "null")
             server.asked.append((self.command, self.path))
             try:
+                if address.path.startswith(PODS) and address.path.endswith("/log"):
+                    self._log(address.path.removeprefix(PODS).split("/")[1], follows=query.get("follow", "").lower() == "true")
+                    return
                 if self._met_a_fault():
                     return
                 if "watch" in query and address.path == JOBSETS:
@@ -273,20 +183,50 @@ def handler_of(server: ApiServer) -> type[BaseHTTPRequestHandler]:
             name = path.removeprefix(JOBSETS).strip("/")
             if path == PODS:
                 return self._pods(query)
+            if path.startswith(PODS):
+                return self._delete_pod(path.removeprefix(PODS).strip("/"))
             if self.command == "POST":
                 return server.create(body)
             if self.command == "PUT":
                 return server.replace(name, body)
             if self.command == "DELETE":
-                return server.delete(name)
+                return server.delete(name, (body or {}).get("preconditions"))
             with server.lock:
                 return server.find(name) if name else server.listed(query.get("fieldSelector", "").removeprefix("metadata.name="))
 
         def _pods(self, query: dict[str, str]) -> Object:
             pods = server.pods.get(query["labelSelector"].partition("=")[2])
-            if self.command == "DELETE" and pods:
-                pods.signal(signal.SIGKILL)
             return {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods.objects if pods else []}
+
+        def _delete_pod(self, name: str) -> Object:
+            pods = self._pods_with(name)
+            pods.signal(signal.SIGKILL, name)
+            return next(pod for pod in pods.objects if pod["metadata"]["name"] == name)
+
+        def _pods_with(self, name: str) -> Pods:
+            found = next((pods for pods in list(server.pods.values()) if name in pods.logs), None)
+            if found is None:
+                raise Refused(404, "NotFound", f'pods "{name}" not found')
+            return found
+
+        def _log(self, name: str, *, follows: bool) -> None:
+            log = self._pods_with(name).logs[name]
+            fault = server.log_faults.pop(0) if server.log_faults else ""
+            if fault == "400":
+                raise Refused(400, "BadRequest", f'container "trainer" in pod "{name}" is waiting to start: ContainerCreating')
+            if fault == "503":
+                raise Refused(503, "ServiceUnavailable", "the server is busy")
+            self._begin_chunks("text/plain")
+            lines = iter([NO_LOG]) if fault == "words" else log.lines(follows=follows)
+            left = int(fault) if fault.isdecimal() else None
+            with suppress(OSError):
+                for line in lines:
+                    self._chunk(line[:left])
+                    left = None if left is None else left - len(line)
+                    if left is not None and left <= 0:
+                        self.connection.shutdown(socket.SHUT_RDWR)
+                        return
+                self.wfile.write(b"0\r\n\r\n")
 
         def _met_a_fault(self) -> bool:
             fault = server.faults.pop(0) if server.faults else ""
@@ -302,12 +242,7 @@ def handler_of(server: ApiServer) -> type[BaseHTTPRequestHandler]:
         def _watch(self, query: dict[str, str]) -> None:
             name = query["fieldSelector"].removeprefix("metadata.name=")
             since = int(query["resourceVersion"])
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Transfer-Encoding", "chunked")
-            self.send_header("Connection", "close")
-            self.end_headers()
-            self.close_connection = True
+            self._begin_chunks("application/json")
             self._follow(name, since, float(query.get("timeoutSeconds", 60)))
             with suppress(OSError):
                 self.wfile.write(b"0\r\n\r\n")
@@ -328,8 +263,19 @@ def handler_of(server: ApiServer) -> type[BaseHTTPRequestHandler]:
 
         def _event(self, kind: str, found: Object) -> None:
             with suppress(OSError):
-                line = json.dumps({"type": kind, "object": found}).encode() + b"\n"
-                self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
+                self._chunk(json.dumps({"type": kind, "object": found}).encode() + b"\n")
+
+        def _begin_chunks(self, kind: str) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.send_header("Connection", "close")
+            self.end_headers()
+            self.close_connection = True
+
+        def _chunk(self, content: bytes) -> None:
+            if content:
+                self.wfile.write(f"{len(content):x}\r\n".encode() + content + b"\r\n")
                 self.wfile.flush()
 
         def _answer(self, code: int, value: Object) -> None:

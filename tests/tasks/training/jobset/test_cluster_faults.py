@@ -11,9 +11,9 @@ from tasks.preflight.slices import find_slice
 from tasks.training.follow import start_and_follow
 from tasks.training.jobset import cluster as module
 from tasks.training.jobset.cluster import Cluster, Conflict
-from tasks.training.jobset.launcher import JobSetAttempt, JobSetLauncher, jobset_name, trouble_of
+from tasks.training.jobset.launcher import JobSetLauncher, jobset_name, trouble_of
 from tasks.training.jobset.manifest import OWNER, ClusterSettings
-from tasks.training.protocol import Life, log_of
+from tasks.training.protocol import Attempt, Life, log_of
 from tests.tasks.training.conftest import said_by
 from tests.tasks.training.jobset.api_server import ApiServer, api_server
 from tests.tasks.training.jobset.schema import problems_of
@@ -56,7 +56,7 @@ def created(server: ApiServer) -> int:
     return sum(method == "POST" for method, _ in server.asked)
 
 
-def ends_with(attempt: JobSetAttempt, life: Life, code: int) -> None:
+def ends_with(attempt: Attempt, life: Life, code: int) -> None:
     (life.folder / "end-1").write_text(str(code))
     until(lambda: attempt.look() is not None)
     assert attempt.look() == code
@@ -158,6 +158,25 @@ def test_a_jobset_that_somebody_deletes_counts_as_lost(launcher: JobSetLauncher,
     until(lambda: attempt.look() is not None)
     assert attempt.look() in (5, 75)
     attempt.close()
+
+
+def test_a_launcher_that_wakes_up_leaves_a_later_jobset_of_the_same_name(launcher: JobSetLauncher, server: ApiServer, bare_life: BareLife):
+    """On a store another launcher deletes the JobSet and makes its own. It has the name of the run's folder, as the first one had."""
+    first, second = bare_life(owner="the first"), bare_life(owner="the second")
+    old = launcher.start(first)
+    name = jobset_name(first.folder)
+    server.delete(name)
+    until(lambda: not server.jobsets)
+    second.run.digest = "e" * 64  # pyright: ignore[reportAttributeAccessIssue]
+    new = launcher.start(second)
+    until(lambda: old.look() is not None)
+    before = dict(server.jobsets)
+    old.stop()
+    old.kill()
+    old.close()
+    assert server.jobsets == before
+    assert server.pods[name].codes == [None, None]
+    ends_with(new, second, 3)
 
 
 def test_hosts_that_do_not_hear_are_ended(

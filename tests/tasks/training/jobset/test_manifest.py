@@ -1,23 +1,36 @@
 """The manifest of a JobSet: it holds against the schema, and says what must agree with what."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tasks.preflight.slices import find_slice
+from tasks.store.publisher import Kept
 from tasks.training.jobset.manifest import ClusterSettings, build_manifest, digest_of_same, host_names
 from tasks.training.protocol import Life
 from tests.tasks.training.jobset.schema import SCHEMA, own_problems, schema_problems
 from trainer.base.errors import ConfigError
+from trainer.base.storage import as_path
 
 BareLife = Callable[..., Life]
+KEPT = Kept(Path("/root/.cache/phasewise/0123"), as_path("gs://bucket/home"), "marin-8b-full")
 SETTINGS = ClusterSettings(image="registry/phasewise:1", claim="home", mount="/mnt/phasewise", service_account="trainer", stop_seconds=45.5)
 SLICES = ["v4-2048", "2x v5e-256", "4x v5p-512", "v6e-4", "tpu7x-8"]
 
 
 def manifest_on(name: str, life: Life, **changes: Any) -> Any:
     return build_manifest(life, find_slice(name), SETTINGS.model_copy(update=changes), name="phasewise-0123456789ab")
+
+
+def on_store(name: str, life: Life, **changes: Any) -> Any:
+    settings = SETTINGS.but(claim=None, mount=None, **changes)
+    return build_manifest(life, find_slice(name), settings, name="phasewise-0123456789ab", kept=KEPT)
+
+
+def pod_of(manifest: Any) -> Any:
+    return manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
 
 
 def env_of(manifest: Any) -> dict[str, Any]:
@@ -29,7 +42,10 @@ def env_of(manifest: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", SLICES)
 def test_it_holds_against_the_schema(bare_life: BareLife, name: str):
     manifest = manifest_on(name, bare_life())
-    assert schema_problems(manifest) == []
+    assert schema_problems(manifest) == schema_problems(on_store(name, bare_life())) == []
+    assert (
+        schema_problems(on_store(name, bare_life(), scratch="memory")) == schema_problems(on_store(name, bare_life(), scratch="/a")) == []
+    )
     manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["tolerate"] = True
     manifest["spec"]["failurePolicy"]["maxRestarts"] = "none"
     assert len(schema_problems(manifest)) == 2, "the schema can fail"
@@ -39,6 +55,26 @@ def test_it_holds_against_the_schema(bare_life: BareLife, name: str):
 def test_it_holds_against_our_own_check(bare_life: BareLife, name: str):
     assert own_problems(manifest_on(name, bare_life())) == []
     assert own_problems(manifest_on(name, bare_life(), claim=None, mount=None, service_account=None)) == []
+    assert own_problems(on_store(name, bare_life())) == []
+
+
+def test_pods_of_a_home_on_a_store_have_a_disk_of_their_own_and_bring_what_they_need(bare_life: BareLife):
+    life = bare_life()
+    manifest = on_store("4x v5p-512", life, send_seconds=100.0, alone_seconds=200.0)
+    pod, found = pod_of(manifest), env_of(manifest)
+    [container] = pod["containers"]
+    assert container["command"][3:] == ["host", "gs://bucket/home", "marin-8b-full", life.run.phase, "/root/.cache/phasewise/0123"]
+    assert "tasks.training.hosts" in container["command"][2]
+    assert "RUN_FOLDER" not in found
+    assert (found["PHASEWISE_SEND_SECONDS"], found["PHASEWISE_ALONE_SECONDS"], found["PHASEWISE_STOP_SECONDS"]) == ("100", "200", "45.5")
+    assert pod["terminationGracePeriodSeconds"] == 146, "to save, and to send"
+    assert container["volumeMounts"] == [{"name": "scratch", "mountPath": found["PHASEWISE_SCRATCH"]}]
+    for scratch, volume in {
+        None: {"emptyDir": {}},
+        "memory": {"emptyDir": {"medium": "Memory"}},
+        "/mnt/disks/ssd0": {"hostPath": {"path": "/mnt/disks/ssd0", "type": "DirectoryOrCreate"}},
+    }.items():
+        assert pod_of(on_store("v6e-4", life, scratch=scratch))["volumes"] == [{"name": "scratch", **volume}]
 
 
 def spoil(manifest: Any, path: str, value: Any) -> Any:
