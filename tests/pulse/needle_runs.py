@@ -47,10 +47,15 @@ Document = tuple[np.ndarray, list[tuple[int, int]]]
 
 
 class Lengths(NamedTuple):
-    """How long each part of the experiment is, in updates; `first` is with all that comes before the extension."""
+    """How long each part of the experiment is, in updates; `first` is with all that comes before the extension.
+
+    Attributes:
+        held: the share of the extension's updates that have the full rate; over the rest the rate falls to nothing.
+    """
 
     first: int = 800
     extension: int = 130
+    held: float = 0.0
 
 
 class Pattern(NamedTuple):
@@ -60,12 +65,15 @@ class Pattern(NamedTuple):
         theta: that of RoPE. It is as small for a window of 32 as Trinity's, 10,000, is for its 4,096 tokens.
         window: that of the first layer, which alone has RoPE; None is RoPE and the whole row in both layers.
         opening: the share of the updates before the extension that have the shortest rows.
+        far: whether MK-NIAH asks at four times the longest rows, too.
     """
 
     name: str
     theta: float
     window: int | None
     opening: float
+    lengths: Lengths = Lengths()
+    far: bool = True
 
     def model(self, seq_len: int) -> ModelConfig:
         """Two layers, with QK-norm."""
@@ -93,6 +101,9 @@ TRINITY = Pattern("trinity", theta=100, window=32, opening=0.0)
 """A local layer with RoPE and a window, and a global one without positions."""
 MARIN = Pattern("marin", theta=10_000, window=None, opening=0.5)
 """RoPE in every layer, as Llama has it."""
+FASTER = Pattern("marin-1500", theta=1_500, window=None, opening=1 / 3, lengths=Lengths(900, 300, held=0.5), far=False)
+"""The same with a smaller theta: rows of 128 are shorter than half a turn of its slower planes, and rows of 512 are not."""
+PATTERNS = (TRINITY, MARIN, FASTER)
 
 
 def tokenizer() -> Tokenizer:
@@ -153,8 +164,10 @@ def runs_before(home: Path, seed: int, pattern: Pattern, lengths: Lengths) -> It
 
 def next_run(home: Path, parent: RunConfig, pattern: Pattern, length: int, lengths: Lengths) -> RunConfig:
     """From the end of a run, on rows of this length: as many tokens a step, and a rate that falls to nothing."""
-    stop = parent.stop_step + lengths.extension
-    rates = (linear(parent.stop_step, stop, PEAK_RATE, 0.0),)
+    start = parent.stop_step
+    falls, stop = start + round(lengths.held * lengths.extension), start + lengths.extension
+    held = (constant(start, falls, PEAK_RATE),) if start < falls else ()
+    rates = (*held, linear(falls, stop, PEAK_RATE, 0.0))
     return _run(home, parent.seed, pattern, f"then-rows-of-{length}-to-{stop}", parent, length, stop, rates)
 
 

@@ -1,5 +1,6 @@
 """The pulse of a needle, tiny: its documents, its runs, and what it measures."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,13 @@ from tests.pulse import needle_runs
 from tests.pulse.needle import ARMS, FAR, Found, answers, table
 from tests.pulse.needle_runs import (
     BATCH_TOKENS,
+    FASTER,
     LONG,
     MARIN,
     NEEDLES,
     OPENING,
+    PATTERNS,
+    PEAK_RATE,
     SHORT,
     TOLD,
     TRINITY,
@@ -27,10 +31,12 @@ from tests.pulse.needle_runs import (
 )
 from trainer.base.run_folder import RunFolder
 from trainer.base.storage import write_json
-from trainer.config import RunConfig
+from trainer.config import Rope, RunConfig
 from trainer.data.loader import Loader
+from trainer.model.rope import frequencies
+from trainer.schedule import scheduled_at
 
-TINY = Lengths(first=4, extension=2)
+TINY = Lengths(first=6, extension=2)
 
 
 @pytest.mark.parametrize("length", [OPENING, SHORT, LONG])
@@ -59,13 +65,17 @@ def test_the_loss_is_on_the_answers_alone(tmp_path: Path):
     assert values[batch.targets].all()
 
 
-@pytest.mark.parametrize("pattern", [TRINITY, MARIN])
+def without_training(runs: Iterator[RunConfig]) -> Iterator[RunConfig]:
+    """The runs, each with a made-up result, from which the next one starts."""
+    for run in runs:
+        write_json(RunFolder.at(run.output).result, {"params_digest": "0"})
+        yield run
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
 def test_each_change_of_rows_has_as_many_tokens_a_step_and_an_order_of_its_own(tmp_path: Path, pattern: Pattern):
     """Nothing is trained here, which takes a minute: the parents' results are made up."""
-    runs = list[RunConfig]()
-    for run in runs_before(tmp_path, 0, pattern, TINY):
-        write_json(RunFolder.at(run.output).result, {"params_digest": "0"})
-        runs.append(run)
+    runs = list(without_training(runs_before(tmp_path, 0, pattern, TINY)))
     assert [run.model.seq_len for run in runs] == ([SHORT] if pattern is TRINITY else [OPENING, SHORT])
     runs.append(next_run(tmp_path, runs[-1], pattern, LONG, TINY))
     assert [run.start_step for run in runs] == [0, *(run.stop_step for run in runs[:-1])]
@@ -82,6 +92,22 @@ def test_each_change_of_rows_has_as_many_tokens_a_step_and_an_order_of_its_own(t
 def test_one_model_has_positions_in_both_layers_and_one_in_its_local_layer():
     assert (TRINITY.model(SHORT).sliding_window, TRINITY.model(SHORT).global_attention_every) == (TRINITY.window, 2)
     assert (MARIN.model(SHORT).sliding_window, MARIN.model(SHORT).global_attention_every) == (None, None)
+    assert FASTER.model(SHORT) == MARIN.model(SHORT).but(rope=Rope(theta=FASTER.theta, scaling=None))
+
+
+def test_one_theta_has_planes_that_turn_by_half_in_the_longer_rows_alone():
+    """What such a plane has at 512 tokens is the opposite of what it had at a few, and no row of 128 shows that."""
+    half_turns = {pattern.name: np.pi / frequencies(pattern.model(SHORT).rope, 32) for pattern in (MARIN, FASTER)}
+    new = {name: int(((tokens > SHORT) & (tokens < LONG)).sum()) for name, tokens in half_turns.items()}
+    slow = {name: int((tokens >= LONG).sum()) for name, tokens in half_turns.items()}
+    assert new[FASTER.name] > new[MARIN.name]
+    assert 0 < slow[FASTER.name] < slow[MARIN.name]
+
+
+def test_the_rate_of_the_extension_is_held_and_falls_to_nothing(tmp_path: Path):
+    *_, first = without_training(runs_before(tmp_path, 0, FASTER, TINY))
+    run = next_run(tmp_path, first, FASTER, LONG, TINY._replace(extension=4, held=0.5))
+    assert [scheduled_at(run, step).learning_rate for step in range(6, 10)] == [PEAK_RATE, PEAK_RATE, PEAK_RATE, PEAK_RATE / 2]
 
 
 def test_the_benchmark_s_items_fit_and_are_read_word_by_word():
