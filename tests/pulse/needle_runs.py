@@ -18,6 +18,7 @@ from flows.recipes.words import adamw, constant, linear, llama, order, stability
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
 from tasks.evaluation.needles import Needles, Wording
 from tests.trainer.token_caches import BEGIN, END, write_conversations, write_passing_verdict
+from trainer.base.errors import ConfigError
 from trainer.base.run_folder import RunFolder
 from trainer.base.storage import read_json
 from trainer.checkpoints.path import checkpoint_path
@@ -172,10 +173,17 @@ def next_run(home: Path, parent: RunConfig, pattern: Pattern, length: int, lengt
 
 
 def train(run: RunConfig) -> RunConfig:
-    """Train a run, if it was not trained before."""
-    if not RunFolder.at(run.output).result.exists():
+    """Train a run, if it was not trained before.
+
+    Raises:
+        ConfigError: its folder has the result of other settings.
+    """
+    kept = RunFolder.at(run.output).result
+    if not kept.exists():
         write_passing_verdict(run)
         execute(run)
+    elif read_json(kept)["run_digest"] != run.digest:
+        raise ConfigError(f"{kept} must be a result of these settings, found one of others: give another folder, or remove this one.")
     return run
 
 

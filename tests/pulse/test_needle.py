@@ -28,7 +28,9 @@ from tests.pulse.needle_runs import (
     next_run,
     runs_before,
     tokenizer,
+    train,
 )
+from trainer.base.errors import ConfigError
 from trainer.base.run_folder import RunFolder
 from trainer.base.storage import write_json
 from trainer.config import Rope, RunConfig
@@ -68,8 +70,15 @@ def test_the_loss_is_on_the_answers_alone(tmp_path: Path):
 def without_training(runs: Iterator[RunConfig]) -> Iterator[RunConfig]:
     """The runs, each with a made-up result, from which the next one starts."""
     for run in runs:
-        write_json(RunFolder.at(run.output).result, {"params_digest": "0"})
+        write_json(RunFolder.at(run.output).result, {"params_digest": "0", "run_digest": run.digest})
         yield run
+
+
+def test_a_kept_result_of_other_settings_is_refused(tmp_path: Path):
+    kept, *_ = without_training(runs_before(tmp_path, 0, FASTER, TINY))
+    assert train(kept) is kept
+    with pytest.raises(ConfigError, match="found one of others"):
+        train(kept.but(model=kept.model.but(rope=Rope(theta=FASTER.theta + 1, scaling=None))))
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
