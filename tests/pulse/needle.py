@@ -69,19 +69,19 @@ class Found(NamedTuple):
     items: int
 
 
-def measure(arm: str, run: RunConfig, home: Path, far: bool) -> list[Found]:
+def measure(arm: str, run: RunConfig, home: Path, beyond: bool) -> list[Found]:
     """MK-NIAH at each length, on the weights at the run's end."""
     path = home / "tokenizer.json"
     tokenizer().save(str(path))
     checkpoint = checkpoint_path(Path(run.output), run.stop_step)
     model = model_of_checkpoint(checkpoint, path)
     model.read_up_to(FAR)
-    both = needle_suite((SHORT, LONG, FAR) if far else (SHORT, LONG), FAR)
+    both = needle_suite((SHORT, LONG, FAR) if beyond else (SHORT, LONG), FAR)
     suite = both.but(asked=tuple(one for one in both.asked if one.length != FAR or one.benchmark == WRITTEN))
     how = Options(None, haystack=haystack, needles=NEEDLES)
     rows = run_suite(suite, model, how, place=checkpoint, weights="last", about={}).results
     near = [_found(arm, run.seed, SHORT, *rows[:2]), _found(arm, run.seed, LONG, *rows[2:4])]
-    return [*near, _found(arm, run.seed, FAR, None, rows[4])] if far else near
+    return [*near, _found(arm, run.seed, FAR, None, rows[4])] if beyond else near
 
 
 def _found(arm: str, seed: int, length: int, chosen: object, written: object) -> Found:
@@ -101,7 +101,7 @@ def tell(home: Path, pattern: Pattern, seeds: Sequence[int], lengths: Lengths) -
         *_, first = map(train, runs_before(home, seed, pattern, lengths))
         runs = (first, *(train(next_run(home, first, pattern, length, lengths)) for length in (SHORT, LONG)))
         for arm, run in zip(ARMS, runs, strict=True):
-            measured = measure(arm, run, home, pattern.far)
+            measured = measure(arm, run, home, pattern.beyond)
             for one in measured:
                 print(pattern.name, one, flush=True)
             found += measured

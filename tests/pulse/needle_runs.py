@@ -66,7 +66,8 @@ class Pattern(NamedTuple):
         theta: that of RoPE. It is as small for a window of 32 as Trinity's, 10,000, is for its 4,096 tokens.
         window: that of the first layer, which alone has RoPE; None is RoPE and the whole row in both layers.
         opening: the share of the updates before the extension that have the shortest rows.
-        far: whether MK-NIAH asks at four times the longest rows, too.
+        far: whether documents ask over the whole length of a row.
+        beyond: whether MK-NIAH asks at four times the longest rows, too.
     """
 
     name: str
@@ -74,7 +75,8 @@ class Pattern(NamedTuple):
     window: int | None
     opening: float
     lengths: Lengths = Lengths()
-    far: bool = True
+    far: bool = False
+    beyond: bool = True
 
     def model(self, seq_len: int) -> ModelConfig:
         """Two layers, with QK-norm."""
@@ -102,7 +104,7 @@ TRINITY = Pattern("trinity", theta=100, window=32, opening=0.0)
 """A local layer with RoPE and a window, and a global one without positions."""
 MARIN = Pattern("marin", theta=10_000, window=None, opening=0.5)
 """RoPE in every layer, as Llama has it."""
-FASTER = Pattern("marin-1500", theta=1_500, window=None, opening=1 / 3, lengths=Lengths(900, 300, held=0.5), far=False)
+FASTER = Pattern("marin-1500", theta=1_500, window=None, opening=1 / 3, lengths=Lengths(900, 300, held=0.5), far=True, beyond=False)
 """The same with a smaller theta: rows of 128 are shorter than half a turn of its slower planes, and rows of 512 are not."""
 PATTERNS = (TRINITY, MARIN, FASTER)
 
@@ -121,15 +123,18 @@ def haystack() -> list[str]:
     return [WORD_NAMES[number] for number in np.random.default_rng(7).integers(WORDS, size=4 * LONG)]
 
 
-def documents(length: int, count: int) -> Iterator[Document]:
+def documents(length: int, count: int, far: bool) -> Iterator[Document]:
     """Documents of exactly one row: words, among them keys each with a value, and then the keys again and again with their values.
 
-    The values that are given again are the answers.
+    The values that are given again are the answers. A key that was asked for is found near by when it is asked for again, so only the first
+    answers are far from what they need: `far` is from as many answers as there are keys up to the usual number, few as often as many. Where
+    it is False, they begin in the middle of each row, and none is further from its key than about half a row.
     """
     rng = np.random.default_rng(length)
-    first_key, asks = END + 1 + WORDS, int(ASKED_SHARE * length) // 2
+    first_key, most = END + 1 + WORDS, int(ASKED_SHARE * length) // 2
     for _ in range(count):
         told = int(rng.integers(1, min(TOLD, length // 8) + 1))
+        asks = round(np.exp(rng.uniform(np.log(told), np.log(most)))) if far else most
         keys = first_key + rng.permutation(KEYS)[:told]
         pairs = np.stack([keys, first_key + KEYS + rng.integers(VALUES, size=told)], axis=1)
         asked = np.concatenate([rng.permutation(pairs) for _ in range(-(-asks // told))])[:asks].reshape(-1)
@@ -141,10 +146,10 @@ def documents(length: int, count: int) -> Iterator[Document]:
         yield np.array([BEGIN, *before, *asked, END], np.uint16), answers
 
 
-def cache(home: Path, length: int, rows: int) -> Path:
+def cache(home: Path, length: int, rows: int, far: bool) -> Path:
     """At least so many documents of a length as a token cache."""
-    folder = home / f"{rows}-rows-of-{length}"
-    return folder if (folder / "manifest.json").exists() else write_conversations(folder, [list(documents(length, rows))])
+    folder = home / f"{rows}-rows-of-{length}{'-far' if far else ''}"
+    return folder if (folder / "manifest.json").exists() else write_conversations(folder, [list(documents(length, rows, far))])
 
 
 def runs_before(home: Path, seed: int, pattern: Pattern, lengths: Lengths) -> Iterator[RunConfig]:
@@ -208,7 +213,7 @@ def _run(home: Path, seed: int, pattern: Pattern, phase: str, parent: RunConfig 
             "mixture": always({"rows": 100.0}),
             "checkpoints": CheckpointPolicy(every_steps=100_000, every_minutes=None, keep_all=False),
             "start": None if parent is None else _end_of(parent),
-            "caches": {"rows": str(cache(home, length, sequences * (stop - start)))},
+            "caches": {"rows": str(cache(home, length, sequences * (stop - start), pattern.far))},
             "verdict": str(output / "verdict.json"),
             "output": str(output),
         }

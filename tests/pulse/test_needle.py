@@ -41,21 +41,38 @@ from trainer.schedule import scheduled_at
 TINY = Lengths(first=6, extension=2)
 
 
+@pytest.mark.parametrize("far", [False, True])
 @pytest.mark.parametrize("length", [OPENING, SHORT, LONG])
-def test_a_document_is_a_row_and_tells_each_key_before_it_asks(length: int):
+def test_a_document_is_a_row_and_tells_each_key_before_it_asks(length: int, far: bool):
     first_key = 2 + needle_runs.WORDS
     often = set[int]()
-    for document, spans in documents(length, 60):
+    for document, spans in documents(length, 60, far):
         assert len(document) == length
         keys = np.flatnonzero((document >= first_key) & (document < first_key + needle_runs.KEYS))
         asked = [place - 1 for place, _ in spans]
-        assert len(asked) == length // 4
         told = {int(document[place]): int(document[place + 1]) for place in keys if place not in asked}
+        assert (len(told) <= len(asked) <= length // 4) if far else len(asked) == length // 4
         assert all(place < min(asked) for place in keys if place not in asked)
         assert all(told[int(document[place])] == document[place + 1] for place in asked)
         assert len(keys) == len(told) + len(asked)
         often.add(len(told))
     assert often == set(range(1, min(TOLD, length // 8) + 1))
+
+
+def furthest(length: int, far: bool) -> int:
+    """From an answer to where its key was before, the most tokens."""
+    most = 0
+    for document, spans in documents(length, 200, far):
+        for place, _ in spans:
+            before = np.flatnonzero(document[: place - 1] == document[place - 1])
+            most = max(most, place - 1 - int(before[-1]))
+    return most
+
+
+@pytest.mark.parametrize("length", [OPENING, SHORT, LONG])
+def test_answers_are_as_far_as_the_benchmark_asks_only_where_documents_are_far(length: int):
+    assert furthest(length, far=False) <= length // 2 + 2 * TOLD
+    assert furthest(length, far=True) >= 0.85 * length
 
 
 def test_the_loss_is_on_the_answers_alone(tmp_path: Path):
