@@ -104,8 +104,8 @@ TRINITY = Pattern("trinity", theta=100, window=32, opening=0.0)
 """A local layer with RoPE and a window, and a global one without positions."""
 MARIN = Pattern("marin", theta=10_000, window=None, opening=0.5)
 """RoPE in every layer, as Llama has it."""
-FASTER = Pattern("marin-1500", theta=1_500, window=None, opening=1 / 3, lengths=Lengths(900, 300, held=0.5), far=True, beyond=False)
-"""The same with a smaller theta: rows of 128 are shorter than half a turn of its slower planes, and rows of 512 are not."""
+FASTER = Pattern("marin-1000", theta=1_000, window=None, opening=1 / 3, lengths=Lengths(900, 400, held=0.5), far=True, beyond=False)
+"""The same with documents that ask as far as MK-NIAH, and a theta at which more planes turn by half only in the longer rows."""
 PATTERNS = (TRINITY, MARIN, FASTER)
 
 
@@ -127,8 +127,9 @@ def documents(length: int, count: int, far: bool) -> Iterator[Document]:
     """Documents of exactly one row: words, among them keys each with a value, and then the keys again and again with their values.
 
     The values that are given again are the answers. A key that was asked for is found near by when it is asked for again, so only the first
-    answers are far from what they need: `far` is from as many answers as there are keys up to the usual number, few as often as many. Where
-    it is False, they begin in the middle of each row, and none is further from its key than about half a row.
+    answers are far from what they need. Where `far` is False they begin in the middle of each row, and none is further from its key than
+    about half a row. Where it is True there are from as many answers as keys up to a quarter of the row, few as often as many. In half of
+    these documents the first key is at the start, and in half the last one is right before the answers: MK-NIAH asks for such keys, too.
     """
     rng = np.random.default_rng(length)
     first_key, most = END + 1 + WORDS, int(ASKED_SHARE * length) // 2
@@ -140,6 +141,9 @@ def documents(length: int, count: int, far: bool) -> Iterator[Document]:
         asked = np.concatenate([rng.permutation(pairs) for _ in range(-(-asks // told))])[:asks].reshape(-1)
         text = END + 1 + rng.integers(WORDS, size=length - 2 - pairs.size - asked.size)
         places = np.sort(rng.integers(0, len(text) + 1, size=told))
+        if far:
+            places[0] *= rng.integers(2)
+            places[-1] += rng.integers(2) * (len(text) - places[-1])
         before = np.insert(text, np.repeat(places, 2), pairs.reshape(-1))
         first = 1 + len(before) + 1
         answers = [(place, place + 1) for place in range(first, first + 2 * asks, 2)]
