@@ -84,6 +84,14 @@ def test_the_loss_is_on_the_answers_alone(tmp_path: Path):
     assert values[batch.targets].all()
 
 
+def test_only_the_model_of_far_documents_has_rows_with_few_answers(tmp_path: Path):
+    for pattern in PATTERNS:
+        *_, run = without_training(runs_before(tmp_path, 0, pattern, TINY))
+        targets = Loader(run).batch(run.start_step).targets
+        assert targets is not None
+        assert (targets.sum(axis=1).min() < SHORT // 8) == (pattern is FASTER)
+
+
 def without_training(runs: Iterator[RunConfig]) -> Iterator[RunConfig]:
     """The runs, each with a made-up result, from which the next one starts."""
     for run in runs:
@@ -158,6 +166,13 @@ def test_the_table_has_a_line_a_model_with_the_interval_of_its_seeds():
         "| 0.10 ± 0.00 (0.10 to 0.10) | 0.40 and 0.40 |"
     )
     assert "nan" not in table(found_of(0, 1, 1, 1, 1, 1, 1))
+
+
+def test_the_table_has_no_column_of_what_was_not_asked():
+    near = [one for one in found_of(0, 1, 0.5, 1, 0.5, 1, 1) if one.length != FAR]
+    heading, rule, *_ = table(near).splitlines()
+    assert f"{FAR:,}" not in heading
+    assert heading.count("|") == rule.count("|") == 7
 
 
 def test_what_was_asked_for_is_counted_by_seeds():
