@@ -66,7 +66,8 @@ class Pattern(NamedTuple):
         theta: that of RoPE. It is as small for a window of 32 as Trinity's, 10,000, is for its 4,096 tokens.
         window: that of the first layer, which alone has RoPE; None is RoPE and the whole row in both layers.
         opening: the share of the updates before the extension that have the shortest rows.
-        far: whether documents ask over the whole length of a row.
+        far: whether documents ask over the whole length of a row; those of the shortest rows never do, which have few answers then and are
+            learned late.
         beyond: whether MK-NIAH asks at four times the longest rows, too.
     """
 
@@ -104,7 +105,7 @@ TRINITY = Pattern("trinity", theta=100, window=32, opening=0.0)
 """A local layer with RoPE and a window, and a global one without positions."""
 MARIN = Pattern("marin", theta=10_000, window=None, opening=0.5)
 """RoPE in every layer, as Llama has it."""
-FASTER = Pattern("marin-1000", theta=1_000, window=None, opening=1 / 3, lengths=Lengths(900, 400, held=0.5), far=True, beyond=False)
+FASTER = Pattern("marin-1000", theta=1_000, window=None, opening=4 / 9, lengths=Lengths(900, 400, held=0.5), far=True, beyond=False)
 """The same with documents that ask as far as MK-NIAH, and a theta at which more planes turn by half only in the longer rows."""
 PATTERNS = (TRINITY, MARIN, FASTER)
 
@@ -217,7 +218,7 @@ def _run(home: Path, seed: int, pattern: Pattern, phase: str, parent: RunConfig 
             "mixture": always({"rows": 100.0}),
             "checkpoints": CheckpointPolicy(every_steps=100_000, every_minutes=None, keep_all=False),
             "start": None if parent is None else _end_of(parent),
-            "caches": {"rows": str(cache(home, length, sequences * (stop - start), pattern.far))},
+            "caches": {"rows": str(cache(home, length, sequences * (stop - start), pattern.far and length != OPENING))},
             "verdict": str(output / "verdict.json"),
             "output": str(output),
         }
