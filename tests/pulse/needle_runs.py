@@ -18,6 +18,7 @@ from flows.recipes.words import adamw, constant, linear, llama, order, stability
 from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
 from tasks.evaluation.needles import Needles, Wording
 from tests.trainer.token_caches import BEGIN, END, write_conversations, write_passing_verdict
+from trainer.base.errors import ConfigError
 from trainer.base.run_folder import RunFolder
 from trainer.base.storage import read_json
 from trainer.checkpoints.path import checkpoint_path
@@ -47,10 +48,15 @@ Document = tuple[np.ndarray, list[tuple[int, int]]]
 
 
 class Lengths(NamedTuple):
-    """How long each part of the experiment is, in updates; `first` is with all that comes before the extension."""
+    """How long each part of the experiment is, in updates; `first` is with all that comes before the extension.
+
+    Attributes:
+        held: the share of the extension's updates that have the full rate; over the rest the rate falls to nothing.
+    """
 
     first: int = 800
     extension: int = 130
+    held: float = 0.0
 
 
 class Pattern(NamedTuple):
@@ -60,12 +66,18 @@ class Pattern(NamedTuple):
         theta: that of RoPE. It is as small for a window of 32 as Trinity's, 10,000, is for its 4,096 tokens.
         window: that of the first layer, which alone has RoPE; None is RoPE and the whole row in both layers.
         opening: the share of the updates before the extension that have the shortest rows.
+        far: whether documents ask over the whole length of a row; those of the shortest rows never do, which have few answers then and are
+            learned late.
+        beyond: whether MK-NIAH asks at four times the longest rows, too.
     """
 
     name: str
     theta: float
     window: int | None
     opening: float
+    lengths: Lengths = Lengths()
+    far: bool = False
+    beyond: bool = True
 
     def model(self, seq_len: int) -> ModelConfig:
         """Two layers, with QK-norm."""
@@ -93,6 +105,9 @@ TRINITY = Pattern("trinity", theta=100, window=32, opening=0.0)
 """A local layer with RoPE and a window, and a global one without positions."""
 MARIN = Pattern("marin", theta=10_000, window=None, opening=0.5)
 """RoPE in every layer, as Llama has it."""
+FASTER = Pattern("marin-1000", theta=1_000, window=None, opening=4 / 9, lengths=Lengths(900, 400, held=0.5), far=True, beyond=False)
+"""The same with documents that ask as far as MK-NIAH, and a theta at which more planes turn by half only in the longer rows."""
+PATTERNS = (TRINITY, MARIN, FASTER)
 
 
 def tokenizer() -> Tokenizer:
@@ -109,30 +124,37 @@ def haystack() -> list[str]:
     return [WORD_NAMES[number] for number in np.random.default_rng(7).integers(WORDS, size=4 * LONG)]
 
 
-def documents(length: int, count: int) -> Iterator[Document]:
+def documents(length: int, count: int, far: bool) -> Iterator[Document]:
     """Documents of exactly one row: words, among them keys each with a value, and then the keys again and again with their values.
 
-    The values that are given again are the answers.
+    The values that are given again are the answers. A key that was asked for is found near by when it is asked for again, so only the first
+    answers are far from what they need. Where `far` is False they begin in the middle of each row, and none is further from its key than
+    about half a row. Where it is True there are from as many answers as keys up to a quarter of the row, few as often as many. In half of
+    these documents the first key is at the start, and in half the last one is right before the answers: MK-NIAH asks for such keys, too.
     """
     rng = np.random.default_rng(length)
-    first_key, asks = END + 1 + WORDS, int(ASKED_SHARE * length) // 2
+    first_key, most = END + 1 + WORDS, int(ASKED_SHARE * length) // 2
     for _ in range(count):
         told = int(rng.integers(1, min(TOLD, length // 8) + 1))
+        asks = round(np.exp(rng.uniform(np.log(told), np.log(most)))) if far else most
         keys = first_key + rng.permutation(KEYS)[:told]
         pairs = np.stack([keys, first_key + KEYS + rng.integers(VALUES, size=told)], axis=1)
         asked = np.concatenate([rng.permutation(pairs) for _ in range(-(-asks // told))])[:asks].reshape(-1)
         text = END + 1 + rng.integers(WORDS, size=length - 2 - pairs.size - asked.size)
         places = np.sort(rng.integers(0, len(text) + 1, size=told))
+        if far:
+            places[0] *= rng.integers(2)
+            places[-1] += rng.integers(2) * (len(text) - places[-1])
         before = np.insert(text, np.repeat(places, 2), pairs.reshape(-1))
         first = 1 + len(before) + 1
         answers = [(place, place + 1) for place in range(first, first + 2 * asks, 2)]
         yield np.array([BEGIN, *before, *asked, END], np.uint16), answers
 
 
-def cache(home: Path, length: int, rows: int) -> Path:
+def cache(home: Path, length: int, rows: int, far: bool) -> Path:
     """At least so many documents of a length as a token cache."""
-    folder = home / f"{rows}-rows-of-{length}"
-    return folder if (folder / "manifest.json").exists() else write_conversations(folder, [list(documents(length, rows))])
+    folder = home / f"{rows}-rows-of-{length}{'-far' if far else ''}"
+    return folder if (folder / "manifest.json").exists() else write_conversations(folder, [list(documents(length, rows, far))])
 
 
 def runs_before(home: Path, seed: int, pattern: Pattern, lengths: Lengths) -> Iterator[RunConfig]:
@@ -153,16 +175,25 @@ def runs_before(home: Path, seed: int, pattern: Pattern, lengths: Lengths) -> It
 
 def next_run(home: Path, parent: RunConfig, pattern: Pattern, length: int, lengths: Lengths) -> RunConfig:
     """From the end of a run, on rows of this length: as many tokens a step, and a rate that falls to nothing."""
-    stop = parent.stop_step + lengths.extension
-    rates = (linear(parent.stop_step, stop, PEAK_RATE, 0.0),)
+    start = parent.stop_step
+    falls, stop = start + round(lengths.held * lengths.extension), start + lengths.extension
+    held = (constant(start, falls, PEAK_RATE),) if start < falls else ()
+    rates = (*held, linear(falls, stop, PEAK_RATE, 0.0))
     return _run(home, parent.seed, pattern, f"then-rows-of-{length}-to-{stop}", parent, length, stop, rates)
 
 
 def train(run: RunConfig) -> RunConfig:
-    """Train a run, if it was not trained before."""
-    if not RunFolder.at(run.output).result.exists():
+    """Train a run, if it was not trained before.
+
+    Raises:
+        ConfigError: its folder has the result of other settings.
+    """
+    kept = RunFolder.at(run.output).result
+    if not kept.exists():
         write_passing_verdict(run)
         execute(run)
+    elif read_json(kept)["run_digest"] != run.digest:
+        raise ConfigError(f"{kept} must be a result of these settings, found one of others: give another folder, or remove this one.")
     return run
 
 
@@ -187,7 +218,7 @@ def _run(home: Path, seed: int, pattern: Pattern, phase: str, parent: RunConfig 
             "mixture": always({"rows": 100.0}),
             "checkpoints": CheckpointPolicy(every_steps=100_000, every_minutes=None, keep_all=False),
             "start": None if parent is None else _end_of(parent),
-            "caches": {"rows": str(cache(home, length, sequences * (stop - start)))},
+            "caches": {"rows": str(cache(home, length, sequences * (stop - start), pattern.far and length != OPENING))},
             "verdict": str(output / "verdict.json"),
             "output": str(output),
         }

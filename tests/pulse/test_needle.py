@@ -1,5 +1,6 @@
 """The pulse of a needle, tiny: its documents, its runs, and what it measures."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,13 @@ from tests.pulse import needle_runs
 from tests.pulse.needle import ARMS, FAR, Found, answers, table
 from tests.pulse.needle_runs import (
     BATCH_TOKENS,
+    FASTER,
     LONG,
     MARIN,
     NEEDLES,
     OPENING,
+    PATTERNS,
+    PEAK_RATE,
     SHORT,
     TOLD,
     TRINITY,
@@ -24,30 +28,51 @@ from tests.pulse.needle_runs import (
     next_run,
     runs_before,
     tokenizer,
+    train,
 )
+from trainer.base.errors import ConfigError
 from trainer.base.run_folder import RunFolder
 from trainer.base.storage import write_json
-from trainer.config import RunConfig
+from trainer.config import Rope, RunConfig
 from trainer.data.loader import Loader
+from trainer.model.rope import frequencies
+from trainer.schedule import scheduled_at
 
-TINY = Lengths(first=4, extension=2)
+TINY = Lengths(first=6, extension=2)
 
 
+@pytest.mark.parametrize("far", [False, True])
 @pytest.mark.parametrize("length", [OPENING, SHORT, LONG])
-def test_a_document_is_a_row_and_tells_each_key_before_it_asks(length: int):
+def test_a_document_is_a_row_and_tells_each_key_before_it_asks(length: int, far: bool):
     first_key = 2 + needle_runs.WORDS
     often = set[int]()
-    for document, spans in documents(length, 60):
+    for document, spans in documents(length, 60, far):
         assert len(document) == length
         keys = np.flatnonzero((document >= first_key) & (document < first_key + needle_runs.KEYS))
         asked = [place - 1 for place, _ in spans]
-        assert len(asked) == length // 4
         told = {int(document[place]): int(document[place + 1]) for place in keys if place not in asked}
+        assert (len(told) <= len(asked) <= length // 4) if far else len(asked) == length // 4
         assert all(place < min(asked) for place in keys if place not in asked)
         assert all(told[int(document[place])] == document[place + 1] for place in asked)
         assert len(keys) == len(told) + len(asked)
         often.add(len(told))
     assert often == set(range(1, min(TOLD, length // 8) + 1))
+
+
+def furthest(length: int, far: bool) -> int:
+    """From an answer to where its key was before, the most tokens."""
+    most = 0
+    for document, spans in documents(length, 200, far):
+        for place, _ in spans:
+            before = np.flatnonzero(document[: place - 1] == document[place - 1])
+            most = max(most, place - 1 - int(before[-1]))
+    return most
+
+
+@pytest.mark.parametrize("length", [OPENING, SHORT, LONG])
+def test_answers_are_as_far_as_the_benchmark_asks_only_where_documents_are_far(length: int):
+    assert furthest(length, far=False) <= length // 2 + 2 * TOLD
+    assert furthest(length, far=True) >= 0.85 * length
 
 
 def test_the_loss_is_on_the_answers_alone(tmp_path: Path):
@@ -59,13 +84,33 @@ def test_the_loss_is_on_the_answers_alone(tmp_path: Path):
     assert values[batch.targets].all()
 
 
-@pytest.mark.parametrize("pattern", [TRINITY, MARIN])
+def test_only_the_model_of_far_documents_has_rows_with_few_answers_and_not_where_it_opens(tmp_path: Path):
+    for pattern in PATTERNS:
+        for run in without_training(runs_before(tmp_path, 0, pattern, TINY)):
+            length = run.model.seq_len
+            targets = Loader(run).batch(run.start_step).targets
+            assert targets is not None
+            assert (targets.sum(axis=1).min() < length // 4) == (pattern is FASTER and length == SHORT)
+
+
+def without_training(runs: Iterator[RunConfig]) -> Iterator[RunConfig]:
+    """The runs, each with a made-up result, from which the next one starts."""
+    for run in runs:
+        write_json(RunFolder.at(run.output).result, {"params_digest": "0", "run_digest": run.digest})
+        yield run
+
+
+def test_a_kept_result_of_other_settings_is_refused(tmp_path: Path):
+    kept, *_ = without_training(runs_before(tmp_path, 0, FASTER, TINY))
+    assert train(kept) is kept
+    with pytest.raises(ConfigError, match="found one of others"):
+        train(kept.but(model=kept.model.but(rope=Rope(theta=FASTER.theta + 1, scaling=None))))
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
 def test_each_change_of_rows_has_as_many_tokens_a_step_and_an_order_of_its_own(tmp_path: Path, pattern: Pattern):
     """Nothing is trained here, which takes a minute: the parents' results are made up."""
-    runs = list[RunConfig]()
-    for run in runs_before(tmp_path, 0, pattern, TINY):
-        write_json(RunFolder.at(run.output).result, {"params_digest": "0"})
-        runs.append(run)
+    runs = list(without_training(runs_before(tmp_path, 0, pattern, TINY)))
     assert [run.model.seq_len for run in runs] == ([SHORT] if pattern is TRINITY else [OPENING, SHORT])
     runs.append(next_run(tmp_path, runs[-1], pattern, LONG, TINY))
     assert [run.start_step for run in runs] == [0, *(run.stop_step for run in runs[:-1])]
@@ -82,6 +127,22 @@ def test_each_change_of_rows_has_as_many_tokens_a_step_and_an_order_of_its_own(t
 def test_one_model_has_positions_in_both_layers_and_one_in_its_local_layer():
     assert (TRINITY.model(SHORT).sliding_window, TRINITY.model(SHORT).global_attention_every) == (TRINITY.window, 2)
     assert (MARIN.model(SHORT).sliding_window, MARIN.model(SHORT).global_attention_every) == (None, None)
+    assert FASTER.model(SHORT) == MARIN.model(SHORT).but(rope=Rope(theta=FASTER.theta, scaling=None))
+
+
+def test_one_theta_has_planes_that_turn_by_half_in_the_longer_rows_alone():
+    """What such a plane has at 512 tokens is the opposite of what it had at a few, and no row of 128 shows that."""
+    half_turns = {pattern.name: np.pi / frequencies(pattern.model(SHORT).rope, 32) for pattern in (MARIN, FASTER)}
+    new = {name: int(((tokens > SHORT) & (tokens < LONG)).sum()) for name, tokens in half_turns.items()}
+    slow = {name: int((tokens >= LONG).sum()) for name, tokens in half_turns.items()}
+    assert new[FASTER.name] > new[MARIN.name]
+    assert 0 < slow[FASTER.name] < slow[MARIN.name]
+
+
+def test_the_rate_of_the_extension_is_held_and_falls_to_nothing(tmp_path: Path):
+    *_, first = without_training(runs_before(tmp_path, 0, FASTER, TINY))
+    run = next_run(tmp_path, first, FASTER, LONG, TINY._replace(extension=4, held=0.5))
+    assert [scheduled_at(run, step).learning_rate for step in range(6, 10)] == [PEAK_RATE, PEAK_RATE, PEAK_RATE, PEAK_RATE / 2]
 
 
 def test_the_benchmark_s_items_fit_and_are_read_word_by_word():
@@ -106,6 +167,13 @@ def test_the_table_has_a_line_a_model_with_the_interval_of_its_seeds():
         "| 0.10 ± 0.00 (0.10 to 0.10) | 0.40 and 0.40 |"
     )
     assert "nan" not in table(found_of(0, 1, 1, 1, 1, 1, 1))
+
+
+def test_the_table_has_no_column_of_what_was_not_asked():
+    near = [one for one in found_of(0, 1, 0.5, 1, 0.5, 1, 1) if one.length != FAR]
+    heading, rule, *_ = table(near).splitlines()
+    assert f"{FAR:,}" not in heading
+    assert heading.count("|") == rule.count("|") == 7
 
 
 def test_what_was_asked_for_is_counted_by_seeds():
