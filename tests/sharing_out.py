@@ -12,19 +12,22 @@ from xdist.scheduler import LoadFileScheduling, Scheduling
 TESTS = Path(__file__).parent
 OPERATED = (
     "deployments/test_browser.py",
-    "deployments/test_operations.py",
     "deployments/test_approving.py",
     "deployments/test_scheduling.py",
     "deployments/test_surviving.py",
+    "deployments/test_operations.py",
 )
-"""Files that operate `phasewise up`. One process runs them all, one after the other: then it is brought up once."""
+"""Files that operate `phasewise up`. One process runs them all, one after the other: then it is brought up once. The last ends it."""
+TOGETHER = (OPERATED, ("pulse/data/",), ("tasks/publication/card/",), ("flows/trace/",))
+"""Files, or folders, that share what takes long to make: one process runs them, and makes it once."""
 LONGEST = (
     *OPERATED,
     "pulse/test_run.py",
     "pulse/test_own_text.py",
     "trainer/test_killed.py",
-    "trainer/test_roll_back.py",
     "pulse/data/test_killed.py",
+    "tasks/publication/card/test_on_a_store.py",
+    "trainer/test_roll_back.py",
     "trainer/preflight/test_compiler.py",
     "pulse/test_bison.py",
 )
@@ -37,12 +40,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path.relative_to(TESTS).as_posix(), len(LONGEST)))
 
 
+def runs_with(nodeid: str) -> str:
+    """The same for tests that one process runs: those of a file, and of files that go together."""
+    file = nodeid.partition("::")[0]
+    return next((places[0] for places in TOGETHER if any(f"tests/{place}" in file for place in places)), file)
+
+
 class ByFile(LoadFileScheduling):
-    """A file is never shared; files that share what is up go together."""
+    """A file is never shared between processes; some files go together."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
-        return "/".join(OPERATED) if file.endswith(OPERATED) else file
+        return runs_with(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
