@@ -10,7 +10,7 @@ run: .venv/run.stamp  ## train Marin 8B at proxy scale, on this machine
 
 test: export PYTHONDONTWRITEBYTECODE =  # hundreds of processes import the same modules: compiled once, all are quicker
 test: .venv/dev.stamp  ## run all tests
-	$(BIN)/python -m pytest -m "not alone" --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not alone" --numprocesses 3 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest -m alone $(ALONE)
 
 setup: .venv/dev.stamp  ## everything that development needs

@@ -1,47 +1,25 @@
-"""What all tests share: the stores, and which of them run two at a time."""
+"""What all tests share."""
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
+from trainer.process.collecting import collect_rarely
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax: with libtpu installed it would look for a TPU
 
-QUICK_COMPILATION = "--xla_cpu_use_fusion_emitters=false"
-"""Programs of tests run for milliseconds and take seconds to compile. XLA's older way to compile fusions takes half as long."""
+QUICK_COMPILATION = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+"""Programs of tests run for milliseconds and take seconds to compile. XLA's older way to compile fusions takes half as long; to compile a
+program in one part takes a tenth less work than to cut it up for all processors, which are busy here."""
 if QUICK_COMPILATION not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_COMPILATION}".strip()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what is to run in its background; children would ignore Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["tests.compilation", "tests.processor_time", "tests.stores.fixtures"]
-TESTS = Path(__file__).parent
-LONGEST = (
-    "pulse/test_run.py",
-    "deployments/test_browser.py",
-    "deployments/test_operations.py",
-    "deployments/test_approving.py",
-    "deployments/test_scheduling.py",
-    "deployments/test_surviving.py",
-    "pulse/test_own_text.py",
-    "trainer/test_killed.py",
-    "trainer/test_roll_back.py",
-    "pulse/data/test_killed.py",
-    "trainer/preflight/test_compiler.py",
-    "pulse/test_bison.py",
-)
-"""Files that take longest. They come first: begun last, one of them would run while nothing is left to run beside it.
-
-Those that operate `phasewise up` follow one another, so that a process starts it once; it ends with the last of them.
-"""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first; the rest stay in their order."""
-    places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.relative_to(TESTS).as_posix(), len(LONGEST)))
+collect_rarely()  # thousands of tests and what they import stay to the end: to look through them for garbage took an eighth of the time
+pytest_plugins = ["tests.compilation", "tests.processor_time", "tests.sharing_out", "tests.stores.fixtures"]
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:

@@ -14,6 +14,9 @@ from tests.deployments.up import Up, ask, final_state, processes, wait_for
 from tests.ports import free_port
 from tests.pulse.bison import write_incident
 
+UNHURRIED = Path(__file__).with_name("unhurried")
+"""For PYTHONPATH: trainers rest between updates."""
+
 
 @pytest.fixture(scope="session")
 def recipes(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -43,7 +46,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.fixture(scope="session")
 def only_up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, recipes: Path) -> Iterator[Up]:
-    settings = {"PHASEWISE_BENCHMARKS": str(recipes / "incident" / "benchmarks")}
+    settings = {"PHASEWISE_BENCHMARKS": str(recipes / "incident" / "benchmarks"), "PYTHONPATH": str(UNHURRIED)}
     up = Up(tmp_path_factory.mktemp("operated") / "home", free_port(), ("--recipes", str(recipes)), settings)
     request.session.stash[ONLY_UP] = up
     yield up

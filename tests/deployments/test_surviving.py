@@ -169,14 +169,14 @@ def has_begun_again(up: Up, run: str) -> bool:
 
 @pytest.fixture
 def hasty(up: Up) -> Iterator[Up]:
-    """The same, started again; what asks its server gives up after some seconds, and not after minutes."""
+    """The same, started again; what asks its server gives up after seconds, and not after minutes. The next file starts it as it was."""
     slow = dict(up.settings)
-    for settings in (HASTY | slow, slow):
-        assert not psutil.wait_procs(up.kill(), timeout=WAIT_SECONDS)[1]
-        up.settings = settings
-        up.start()
-        if settings != slow:
-            yield up
+    assert not psutil.wait_procs(up.kill(), timeout=WAIT_SECONDS)[1]
+    up.settings = HASTY | slow
+    up.start()
+    yield up
+    assert not psutil.wait_procs(up.kill(), timeout=WAIT_SECONDS)[1]
+    up.settings = slow
 
 
 def test_a_training_goes_on_while_the_server_is_away_and_the_ui_catches_up(hasty: Up):

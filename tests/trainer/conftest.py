@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 
 from tests.compilation import compile_from_now_on
+from tests.trainer.built_once import build_train_step
 from tests.trainer.token_caches import BEGIN, END, write_passing_verdict, write_token_cache
 from trainer.base.storage import write_json
 from trainer.config import ModelConfig, Rope, RunConfig
@@ -49,6 +50,15 @@ def quick_compilation(home: Path) -> Iterator[None]:
     yield
     for name, value in before.items():
         jax.config.update(name, value)
+
+
+@pytest.fixture(scope="module")
+def built_once() -> Iterator[None]:
+    """For files that train many runs here: those that are alike share the compiled update."""
+    with pytest.MonkeyPatch.context() as patch:
+        for place in ("trainer.loop", "tests.trainer.poisoned"):
+            patch.setattr(f"{place}.build_train_step", build_train_step)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ from trainer.passed_over import NOTHING, PassedOver, Window, read_passed_over, r
 from trainer.run import main
 from validations.verdict import read_verdict
 
-pytestmark = pytest.mark.timeout(240)  # a guard against hanging
+pytestmark = [pytest.mark.usefixtures("built_once"), pytest.mark.timeout(240)]  # a guard against hanging
 ASK: dict[str, Any] = {**RECOVERY, "action": "ask"}
 
 

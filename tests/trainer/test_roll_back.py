@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.trainer.built_once import build_train_step
 from tests.trainer.conftest import MakeRun, RowsOf
 from tests.trainer.poisoned import SPIKE, poison
 from trainer.base.errors import CheckpointError, TrainingDiverged
@@ -25,9 +26,8 @@ from trainer.metrics import Row
 from trainer.passed_over import PassedOver, Window, roll_backs_in
 from trainer.schedule import scheduled_at
 from trainer.state import init_state, params_digest
-from trainer.step import build_train_step
 
-pytestmark = pytest.mark.timeout(240)  # a guard against hanging
+pytestmark = [pytest.mark.usefixtures("built_once"), pytest.mark.timeout(240)]  # a guard against hanging
 RECOVERY: dict[str, Any] = {"action": "roll_back", "max_loss": None, "checkpoints_back": 1, "steps_more": 0, "max_times": 2}
 POISON = 7
 """The update that makes step 8: back to the checkpoint of step 6, so steps 7 and 8 are passed over."""

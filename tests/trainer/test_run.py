@@ -22,7 +22,7 @@ from trainer.process.watchdog import Doing
 from trainer.run import main
 from trainer.state import init_state, params_digest
 
-pytestmark = pytest.mark.timeout(240)  # a guard against hanging
+pytestmark = [pytest.mark.usefixtures("built_once"), pytest.mark.timeout(240)]  # a guard against hanging
 
 MakeRun = Callable[..., RunConfig]
 Judge = Callable[..., None]

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +40,21 @@ GATE_LIMITS = LIMITS.but(
 )
 
 
+@cache
+def tables_of_the_gate() -> Tables:
+    """Made once: what is shown more than once is permuted thousands of times."""
+    needles = [*BETTER["results"], BETTER["results"][0] | {"benchmark": "niah:300"}]
+    evaluation = BETTER | {"results": needles, "renderings": read(seed=2), "answers": answers(0.4)}
+    return gate_tables(evaluation, PARENT | {"renderings": read(seed=1)}, GATE_LIMITS)
+
+
 @pytest.fixture
 def tables_of(data_evidence: Callable[..., DataEvidence]) -> Callable[[str], Tables]:
     """The tables of a suite, in order."""
 
     def build(suite: str) -> Tables:
         if suite == "gate":
-            needles = [*BETTER["results"], BETTER["results"][0] | {"benchmark": "niah:300"}]
-            evaluation = BETTER | {"results": needles, "renderings": read(seed=2), "answers": answers(0.4)}
-            return gate_tables(evaluation, PARENT | {"renderings": read(seed=1)}, GATE_LIMITS)
+            return dict(tables_of_the_gate())
         if suite == "health":
             return {"health": health_evidence(healthy_rows(Scenario()), HEALTH_LIMITS, groups=PARAM_GROUPS)}
         evidence = data_evidence()
@@ -73,7 +80,7 @@ def judged(suite: str, tables: Tables, thresholds: dict[str, dict[str, Any]], ta
 
 def without(tables: Tables, column: str) -> Tables:
     """The tables without the column of that name, wherever it is: particulars may give it in a row's place."""
-    return {name: table.drop(columns=column, errors="ignore") for name, table in tables.items()}
+    return {name: table.drop(columns=column) if column in table.columns else table for name, table in tables.items()}
 
 
 @pytest.mark.parametrize("suite", SUITES)
@@ -116,13 +123,11 @@ def test_a_column_that_is_missing_breaks_checks_and_fails_none(
 ):
     tables = tables_of(suite)
     checks = SUITES[suite].checks(thresholds[suite], tables)
-    needed = [
-        column for column in map(str, tables[table].columns) if any(check.missing_columns(without(tables, column)) for check in checks)
-    ]
-    fewer = without(tables, needed[-1])
+    without_one = ((column, without(tables, column)) for column in reversed([*map(str, tables[table].columns)]))
+    needed, fewer = next((column, left) for column, left in without_one if any(check.missing_columns(left) for check in checks))
     failing = judged(suite, fewer, thresholds, table)
     assert {result.outcome for result in failing} == {"broken"}
-    assert all(f".{needed[-1]}" in result.observed for result in failing)
+    assert all(f".{needed}" in result.observed for result in failing)
     (first, *_) = reasons_for(failing[0], fewer)
     assert first.severity == "critical"
     assert "could not be made (there is no column" in first.what

@@ -1,8 +1,10 @@
 """A small real home, a card of its second phase, and copies of both that a test may change."""
 
 import json
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,11 @@ from tasks.publication.card.bundle import STATEMENT_NAME, write_bundle
 from tasks.publication.card.card import CardOptions, write_card
 from tasks.publication.card.claims import Subject
 from tasks.publication.card.verify import Against, Verification, verify_card
+from tests.compilation import compile_from_now_on
 from tests.tasks.publication.card.world import HELD_OUT_TOKENS, write_world
 from trainer.base.storage import read_json, write_json
 
+LAST_STEP = 52
 SUBJECT = Subject("tiny", "proxy", "ocelot", HELD_OUT_TOKENS)
 Edit = Callable[[Any], None]
 
@@ -48,10 +52,26 @@ class Carded:
         write_bundle(self.card, claims, None)
 
 
+@contextmanager
+def quickly() -> Iterator[None]:
+    """What is compiled runs for milliseconds: XLA's optimisations, which take seconds, are left out, here and in processes of our own."""
+    compile_from_now_on(quickly=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation() -> Iterator[None]:
+    with quickly():
+        yield
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The recipe's file and the home."""
-    recipe, home = write_world(tmp_path_factory.mktemp("carded"))
+    """The recipe's file and the home. It is made before what each file has of its own."""
+    with quickly():
+        recipe, home = write_world(tmp_path_factory.mktemp("carded"))
     return recipe, home.root
 
 
@@ -64,7 +84,15 @@ def written(trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
     return Carded(home, card)
 
 
+def copy_or_link(source: str, target: str) -> None:
+    """Most of a home is checkpoints that were before the card's own: they are links. No test changes one."""
+    parts = Path(source).parts
+    is_older = "checkpoints" in parts and parts[parts.index("checkpoints") + 1] != str(LAST_STEP)
+    (os.link if is_older else shutil.copy2)(source, target)
+
+
 @pytest.fixture
 def carded(written: Carded, tmp_path: Path) -> Carded:
     """A copy that a test may change."""
-    return Carded(Path(shutil.copytree(written.home, tmp_path / "home")), Path(shutil.copytree(written.card, tmp_path / "card")))
+    home = shutil.copytree(written.home, tmp_path / "home", copy_function=copy_or_link)
+    return Carded(Path(home), Path(shutil.copytree(written.card, tmp_path / "card")))

@@ -1,0 +1,59 @@
+"""In which order files of tests run, and which of them one process runs: a plugin of pytest.
+
+Where several processes test, each takes the next file when it has nearly ended one.
+"""
+
+from pathlib import Path
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling, Scheduling
+
+TESTS = Path(__file__).parent
+OPERATED = (
+    "deployments/test_browser.py",
+    "deployments/test_approving.py",
+    "deployments/test_scheduling.py",
+    "deployments/test_surviving.py",
+    "deployments/test_operations.py",
+)
+"""Files that operate `phasewise up`. One process runs them all, one after the other: then it is brought up once. The last ends it."""
+TOGETHER = (OPERATED, ("pulse/data/",), ("tasks/publication/card/",), ("flows/trace/",))
+"""Files, or folders, that share what takes long to make: one process runs them, and makes it once."""
+LONGEST = (
+    *OPERATED,
+    "pulse/test_run.py",
+    "pulse/test_own_text.py",
+    "trainer/test_killed.py",
+    "pulse/data/test_killed.py",
+    "tasks/publication/card/test_on_a_store.py",
+    "trainer/test_roll_back.py",
+    "trainer/preflight/test_compiler.py",
+    "pulse/test_bison.py",
+)
+"""Files that take longest. They come first: begun last, one of them would run while nothing is left to run beside it."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first; the rest stay in their order."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.relative_to(TESTS).as_posix(), len(LONGEST)))
+
+
+def runs_with(nodeid: str) -> str:
+    """The same for tests that one process runs: those of a file, and of files that go together."""
+    file = nodeid.partition("::")[0]
+    return next((places[0] for places in TOGETHER if any(f"tests/{place}" in file for place in places)), file)
+
+
+class ByFile(LoadFileScheduling):
+    """A file is never shared between processes; some files go together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return runs_with(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
+    """Who runs what."""
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
