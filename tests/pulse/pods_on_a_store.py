@@ -98,12 +98,14 @@ def jobsets_of(cluster: ApiServer) -> str:
 
 
 def check_logs(run: Path) -> None:
-    """What each pod of each life said is here once."""
+    """What each pod of each life said is here once: two lives of the first launcher, and one of the second, if the first one's pods had not
+    ended the run before it came.
+    """
     for host in (0, 1):
         log = RunFolder(run).log(host).read_text()
         lives = log.count(f"host {host} of 2 (")
         print(f"{RunFolder(run).log(host).name}: {len(log.splitlines())} lines of {log.count('what phasewise-')} pods, {lives} lives")
-        assert lives == log.count("what phasewise-") == 3
+        assert lives == log.count("what phasewise-") >= 2
 
 
 def phasewise_on_cpus() -> None:
