@@ -18,7 +18,7 @@ if QUICK_COMPILATION not in os.environ.get("XLA_FLAGS", ""):
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what is to run in its background; children would ignore Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-collect_rarely()  # thousands of tests and what they import stay to the end: to look through them for garbage took an eighth of the time
+collect_rarely()  # what is imported and collected stays to the end: to look through it for garbage took a quarter of the time to collect it
 pytest_plugins = ["tests.compilation", "tests.processor_time", "tests.sharing_out", "tests.stores.fixtures"]
 
 
