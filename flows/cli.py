@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from flows.commands import deciding, publishing, tokenizing
+from flows.group import Commands
 from flows.options import (
     Scale,
     evaluation_options,
@@ -21,27 +22,8 @@ from flows.options import (
 )
 from flows.printing import nothing, print_found
 from flows.variables import words_of_unread
-from trainer.base.errors import PhasewiseError
 from trainer.process.collecting import collect_rarely
 from trainer.process.platform import spare_search
-
-
-class Commands(click.Group):
-    """Turns a refusal into one line and an exit code: 1 for a verdict or a refusal, 2 for wrong usage, 3 for a run that diverged."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run a command."""
-        from flows.recipes.python_file import allow_code
-
-        try:
-            with allow_code():
-                return super().invoke(ctx)
-        except PhasewiseError as error:
-            click.echo(f"phasewise: {error}", err=True)
-            ctx.exit(error.exit_code)
-        except KeyboardInterrupt:
-            click.echo("phasewise: stopped; the same command goes on from here.", err=True)
-            ctx.exit(130)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
