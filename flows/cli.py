@@ -21,9 +21,7 @@ from flows.options import (
     slice_option,
 )
 from flows.printing import nothing, print_found
-from flows.variables import words_of_unread
-from trainer.process.collecting import collect_rarely
-from trainer.process.platform import spare_search
+from flows.variables import begin
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -33,10 +31,7 @@ def main() -> None:
 
     RECIPE is a name (marin-8b), a .py file (FILE.py:NAME where it has several) or a .json file; RECIPE/PHASE is one of its phases.
     """
-    for words in words_of_unread(os.environ):
-        click.echo(words, err=True)
-    spare_search()
-    collect_rarely()
+    begin(os.environ)
 
 
 @main.command()

@@ -4,12 +4,24 @@ import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 
+import click
+
 from trainer.base.code_digest import HOUSE, ROOMS
+from trainer.process.collecting import collect_rarely
+from trainer.process.platform import spare_search
 
 BEGINNING = "PHASEWISE_"
 OF_TESTS = "PHASEWISE_TEST_"
 NEAR = 0.85
 NAMED = re.compile(rb"\bPHASEWISE_[A-Z]+(?:_[A-Z]+)*\b")
+
+
+def begin(environment: Mapping[str, str]) -> None:
+    """Before any command: say what nothing reads, and settle what must be before jax is imported."""
+    for words in words_of_unread(environment):
+        click.echo(words, err=True)
+    spare_search()
+    collect_rarely()
 
 
 def words_of_unread(environment: Mapping[str, str]) -> list[str]:
