@@ -29,14 +29,17 @@ def build_writer(*, is_apart: bool) -> ocp.AsyncCheckpointer:
     if not is_apart:
         return ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(state=ocp.PyTreeCheckpointHandler(), about=ocp.JsonCheckpointHandler()))
     everyone = ocp.options.MultiprocessingOptions(primary_host=None)
+    # Folders are made before anything is written: Orbax has one signal for all hosts that they are there, and the first host gives it
+    at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
     # Orbax's own registry is one for the whole process: whoever reads a checkpoint meanwhile says there again that host 0 makes folders
     arrays = ocp.type_handlers.create_type_handler_registry((jax.Array, ocp.type_handlers.ArrayHandler()))
     return ocp.AsyncCheckpointer(
         ocp.CompositeCheckpointHandler(
-            composite_options=ocp.CompositeOptions(multiprocessing_options=everyone),
+            composite_options=ocp.CompositeOptions(multiprocessing_options=everyone, async_options=at_once),
             state=ocp.PyTreeCheckpointHandler(use_ocdbt=False, multiprocessing_options=everyone, type_handler_registry=arrays),
             about=ocp.JsonCheckpointHandler(multiprocessing_options=everyone),
         ),
+        async_options=at_once,
         multiprocessing_options=everyone,
     )
 

@@ -58,3 +58,10 @@ def test_what_is_written_apart_is_read_as_any_other(tmp_path: Path):
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), state)
         found = reader.restore(tmp_path / "1" / "state", args=ocp.args.PyTreeRestore(restore_args=as_numpy))
     jax.tree.map(np.testing.assert_array_equal, found, state)
+
+
+def test_folders_are_there_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Orbax would make them in the background, and tell all hosts that they are there when the first of them has its own."""
+    monkeypatch.setattr("orbax.checkpoint._src.path.atomicity.create_all_async", lambda *_, **__: pytest.fail("made in the background"))
+    with build_writer(is_apart=True) as writer:
+        writer.save(tmp_path / "1", args=ocp.args.Composite(state=ocp.args.PyTreeSave({"w": jnp.ones(2)}), about=ocp.args.JsonSave({})))
