@@ -169,11 +169,11 @@ def test_what_happened_is_in_the_events(story: Story):
     assert len(set(map(tuple, story.lives))) == len(STRIKES)
 
 
-def test_the_pods_of_the_launcher_that_died_were_shut_out(story: Story):
+def test_the_pods_of_the_launcher_that_died_are_gone_and_each_life_is_in_the_logs(story: Story):
+    """Whether they see first that another launch has the work, or are deleted first, differs from time to time."""
     logs = [log_of(Path(story.run("second").output), number).read_text() for number in (0, 1)]
     for number, log in enumerate(logs):
         assert log.count(f"host {number} of 2 (") == len(STRIKES) + 1, "each life once"
-        assert "may not go on with runs/tiny-proxy/pods" in log
     assert not story.server.jobsets
     assert not story.server.pods
 
