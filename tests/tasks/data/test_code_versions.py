@@ -32,6 +32,7 @@ def modules_used_by(module: ModuleType) -> set[str]:
 
 
 DECIDES_NO_MEASURE = {
+    "tasks.data.conversations.template": "the tokens that end an answer in it are in the key",
     "tasks.data.plan": "names caches, whose contents are in the key",
     "tasks.data.tokenizer": "the tokenizer's digest is in the keys of the caches",
     "tasks.evaluation.benchmark_folder": "reads benchmarks, whose bytes are in the key",
