@@ -59,6 +59,8 @@ def up(only_up: Up) -> Up:
     if only_up.process.poll() is not None:
         only_up.kill()  # it reads what was said last
         only_up.start()
+    for run in ask(only_up, "flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}}):
+        ask(only_up, f"flow_runs/{run['id']}", method="DELETE")  # the server may make runs of a schedule that is being deleted
     at_work = ask(only_up, "flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING", "PENDING"]}}}})
     for run in at_work:
         if run["deployment_id"]:  # its subflows end with it
