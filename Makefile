@@ -3,15 +3,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 ALONE = $(shell grep -rl --include="test_*.py" "pytest\.mark\.alone" tests)
 
-.PHONY: run test setup format lint types check bench up clean
+.PHONY: run test test-long setup format lint types check bench up clean
 
 run: .venv/run.stamp  ## train Marin 8B at proxy scale, on this machine
 	$(BIN)/phasewise run marin-8b --scale proxy
 
 test: export PYTHONDONTWRITEBYTECODE =  # hundreds of processes import the same modules: compiled once, all are quicker
 test: .venv/dev.stamp  ## run all tests
-	$(BIN)/python -m pytest -m "not alone" --numprocesses 3 --dist loadfile --no-loadscope-reorder
-	$(BIN)/python -m pytest -m alone $(ALONE)
+	$(BIN)/python -m pytest -m "not alone and not long" --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "alone and not long" $(ALONE)
+
+test-long: .venv/dev.stamp  ## run the tests that take minutes each
+	$(BIN)/python -m pytest -m long
 
 setup: .venv/dev.stamp  ## everything that development needs
 
@@ -29,7 +32,7 @@ types: .venv/dev.stamp
 check: lint types test  ## what a change must pass
 
 bench: .venv/dev.stamp  ## figures as ratios in one run
-	$(BIN)/python -m tests.benchmarks
+	$(BIN)/python -m experiments.bench
 
 up: .venv/run.stamp  ## Prefect server, worker and deployments, on this machine
 	$(BIN)/phasewise up

@@ -4,13 +4,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from flows.fixed import TAG
-from flows.recipes import default_scale, load_written
-from flows.recipes.phase import Phase
-from flows.recipes.recipe import Recipe
-from flows.server import CONTROL, DATA, LOCAL
-from trainer.base.errors import RecipeError
-from trainer.base.frozen import Frozen
+from phasewise.flows.fixed import TAG
+from phasewise.flows.recipes import default_scale, load_written
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.server import CONTROL, DATA, LOCAL
+from phasewise.trainer.base.errors import RecipeError
+from phasewise.trainer.base.frozen import Frozen
 
 DEFAULT_QUEUE, TRAINING_QUEUE, MAX_TRAININGS = "default", "training", 1
 BRANCHES = "branch"
@@ -87,8 +87,8 @@ class Deployment(Frozen):
 
     @property
     def entrypoint(self) -> str:
-        """Relative to the repository's root."""
-        return f"flows/{MODULES[self.flow]}.py:{MODULES[self.flow]}"
+        """Module and name of the flow."""
+        return f"phasewise.flows.{MODULES[self.flow]}.{MODULES[self.flow]}"
 
     @property
     def place(self) -> tuple[str, str]:
@@ -195,7 +195,7 @@ def _of_phases(source: Source) -> list[Deployment]:
     )
     writes = f"Writes the weights of a trained phase of {recipe.name} as transformers reads them, to `exports/` in the worker's home."
     asks = {"phase": _names(recipe), "settings": ()}
-    exports = {"phase": _names(recipe), "weights": (), "average_of": (), "dtype": (), "settings": ()}
+    exports = {"phase": _names(recipe), "weights": (), "average_of": (), "dtype": (), "generation_prompt": (), "settings": ()}
     full = "own" if recipe.scale == "own" else "full"
     return [
         _deployment(source, "preflight", recipe.name, compiles, asks, scale=full),

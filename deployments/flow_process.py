@@ -1,4 +1,4 @@
-"""`python -m deployments.flow_process`: Prefect's engine for one flow run, in a process that never outlives its worker.
+"""`python -m phasewise.deployments.flow_process`: Prefect's engine for one flow run, in a process that never outlives its worker.
 
 The worker holds the other end of its standard input. When that ends, however the worker did, the run is stopped as by SIGTERM and reports
 it; a run that doesn't end in time is cut off. The file by which others know that the run's process lives is held before Prefect begins:
@@ -12,12 +12,13 @@ import threading
 import time
 from contextlib import suppress
 
-from flows.presence import stay_present
-from tasks.holder import AlreadyHeld
-from tasks.home import Home
-from trainer.process.collecting import collect_rarely
-from trainer.process.parent import wait_for_end_of_input
-from trainer.process.stopping import stop_seconds
+from phasewise.flows.access import hide_from_children
+from phasewise.flows.presence import stay_present
+from phasewise.tasks.holder import AlreadyHeld
+from phasewise.tasks.home import Home
+from phasewise.trainer.process.collecting import collect_rarely
+from phasewise.trainer.process.parent import wait_for_end_of_input
+from phasewise.trainer.process.stopping import stop_seconds
 
 REPORT_SECONDS = 10.0
 """Beyond the time that a trainer has to save."""
@@ -29,6 +30,7 @@ def main() -> None:
     os.setsid()  # Ctrl-C on the terminal is for the worker, which stops its runs itself
     threading.Thread(target=_end_with_standard_input, daemon=True).start()
     _say_that_it_lives()
+    hide_from_children()
     runpy.run_module("prefect.engine", run_name="__main__", alter_sys=True)
 
 

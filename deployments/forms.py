@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from deployments.declared import Deployment
+from phasewise.deployments.declared import Deployment
 
 SETTING = r"^[a-z0-9-]+(\.[A-Za-z0-9_]+)+=.+$"
 """PHASE.FIELD=VALUE."""

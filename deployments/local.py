@@ -1,4 +1,4 @@
-"""`python -m deployments.local --port N [--home URL] [--recipes FOLDER]`, which `phasewise up` becomes: Prefect, and our page.
+"""`python -m phasewise.deployments.local --port N [--home URL] [--recipes FOLDER]`, which `phasewise up` becomes: Prefect, and our page.
 
 A server with the home's database, work pools, the deployments of all recipes, workers and the server of our page, until Ctrl-C or SIGTERM.
 Nothing that it starts outlives it, however it ends: the servers and the flow runs end when their standard input does.
@@ -7,6 +7,7 @@ Nothing that it starts outlives it, however it ends: the servers and the flow ru
 import asyncio
 import contextlib
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -17,22 +18,25 @@ from pathlib import Path
 import click
 import httpx
 
-from deployments.declared import MAX_TRAININGS, Deployment, Pool, Source, declare, declare_pools
-from deployments.notify import register_notification
-from deployments.own_recipes import read_folder
-from deployments.register import register
-from deployments.site_process import Bound, OwnSite, own_site
-from deployments.watch import watch
-from deployments.worker import work
-from flows.leftovers import close_leftovers
-from flows.missed import close_missed
-from flows.recipes import NAMES
-from flows.recipes.python_file import allow_code
-from flows.server import SERVED, OwnServer, own_server, quiet_environment
-from tasks.home import Home
-from trainer.base.errors import PhasewiseError
-from trainer.base.secrets import without_secrets
-from trainer.process.collecting import collect_rarely
+from phasewise.deployments.declared import MAX_TRAININGS, Deployment, Pool, Source, declare, declare_pools
+from phasewise.deployments.notify import register_notification
+from phasewise.deployments.own_recipes import read_folder
+from phasewise.deployments.register import register
+from phasewise.deployments.site_process import Bound, OwnSite, own_site
+from phasewise.deployments.watch import watch
+from phasewise.deployments.worker import work
+from phasewise.flows.access import AUTH_NAME, hide_from_children, keep_links
+from phasewise.flows.leftovers import close_leftovers
+from phasewise.flows.missed import close_missed
+from phasewise.flows.own_address import opened
+from phasewise.flows.recipes import NAMES
+from phasewise.flows.recipes.python_file import allow_code
+from phasewise.flows.server import SERVED, OwnServer, own_server, quiet_environment
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import PhasewiseError
+from phasewise.trainer.base.secrets import without_secrets
+from phasewise.trainer.base.system_errors import print_refusal, refused_by_system
+from phasewise.trainer.process.collecting import collect_rarely
 
 EXIT_STOPPED, EXIT_INTERRUPTED = 0, 130
 QUERY_SECONDS = 2
@@ -50,9 +54,10 @@ def main(home: str | None, port: int, recipes: str | None, site_port: int | None
     collect_rarely()
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        bring_up(placed(Home.open(home), Path(recipes) if recipes else None, notify), port, Bound(site_host, site_port))
+        with refused_by_system(home or os.environ.get("PHASEWISE_HOME") or ".phasewise"):
+            bring_up(placed(Home.open(home), Path(recipes) if recipes else None, notify), port, Bound(site_host, site_port))
     except PhasewiseError as error:
-        click.echo(f"phasewise: {error}", err=True)
+        print_refusal(f"phasewise: {error}")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         click.echo("phasewise: stopped before everything was up.", err=True)
@@ -91,6 +96,7 @@ def bring_up(place: Place, port: int, bound: Bound) -> None:
         os.environ.setdefault(name, value)
     if given := os.environ.get("PREFECT_API_URL"):
         _say(f"Using the Prefect server at {without_secrets(given)}")
+        hide_from_children()
         with own_site(home, bound, prefect_port=port, prefect_url=given.removesuffix("/api"), recipes=place.own) as site:
             asyncio.run(_serve(place, given, None, site))
         return
@@ -98,9 +104,10 @@ def bring_up(place: Place, port: int, bound: Bound) -> None:
         _say("Starting the Prefect server …")
         with (
             own_server(home, port, "`phasewise up`") as server,
-            own_site(home, bound, prefect_port=port, prefect_url=server.url.removesuffix("/api"), recipes=place.own) as site,
+            own_site(home, bound, prefect_port=port, prefect_url=server.ui, is_own_prefect=True, recipes=place.own) as site,
         ):
             os.environ["PREFECT_API_URL"] = server.url
+            hide_from_children(server.auth)
             asyncio.run(_serve(place, server.url, server, site))
 
 
@@ -142,28 +149,34 @@ async def _serve(place: Place, url: str, server: OwnServer | None, site: OwnSite
         _say(f"No longer declared, and removed: {', '.join(retired)}")
     watching = asyncio.create_task(watch(home, server))
     try:
-        await work(lambda: _say(instructions(place, url, site)), watching)
+        await work(lambda: _say(instructions(place, url, site, server.auth if server else None)), watching)
     finally:
         watching.cancel()
 
 
-def instructions(place: Place, url: str, site: OwnSite | None = None) -> str:
-    """What to do next, in plain text."""
+def instructions(place: Place, url: str, site: OwnSite | None = None, auth: str | None = None) -> str:
+    """What to do next, in plain text. Links with secrets are in a file of the home, and said on a terminal alone: other output is kept."""
     prefect = Path(sys.executable).with_name("prefect")
+    ui = url.removesuffix("/api")
+    links = opened(ui, auth) if auth else ui, site.problem or site.link(auth) if site else "no page"
+    kept = keep_links(place.home, links)
+    shown = links if sys.stdout.isatty() else (ui, site.problem or site.url if site else "no page")
+    secret = f'PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(kept.with_name(AUTH_NAME)))})" ' if auth else ""
     recipes = sorted({deployment.tags[1] for deployment in place.deployments})
     unserved = [pool.name for pool in place.pools if pool.name not in SERVED]
     return "\n".join(
         [
             "",
-            f"Prefect UI:  {url.removesuffix('/api')}",
-            f"Everything:  {site.words if site else 'no page'}",
+            f"Prefect UI:  {shown[0]}",
+            f"Everything:  {shown[1]}",
+            f"Links:       {kept}: with the secrets that both pages ask for once. Only you can read it.",
             f"Home:        {place.home.root}",
             f"Deployments: {len(place.deployments)}, of {', '.join(recipes)}",
             f"Work pools:  {', '.join(SERVED)} work here; {', '.join(unserved)} wait for machines with such slices",
             "",
             "Start a run",
             "  in the UI:  Deployments, a name such as train-recipe/marin-8b, Run, Custom run: the form lists what can be chosen",
-            f"  in a shell: PREFECT_API_URL={url} {prefect} deployment run train-recipe/marin-8b",
+            f"  in a shell: PREFECT_API_URL={url} {secret}{prefect} deployment run train-recipe/marin-8b",
             f"At most {MAX_TRAININGS} training at a time; others wait. Schedules are examples, inactive until you switch them on.",
             "",
             "Stop: Ctrl-C. Runs at work save and end with it; started again, they go on from what is done.",

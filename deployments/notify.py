@@ -7,8 +7,8 @@ by Prefect's variable `phasewise_notify`.
 from datetime import timedelta
 from typing import Any
 
-from tasks.artifacts.events import GATE_EVENTS, GATE_RESOURCE
-from trainer.base.errors import ConfigError
+from phasewise.tasks.artifacts.events import GATE_EVENTS, GATE_RESOURCE
+from phasewise.trainer.base.errors import ConfigError
 
 AUTOMATION = "phasewise: a phase is refused or waits for a person"
 VARIABLE = "phasewise_notify"
@@ -23,7 +23,7 @@ async def register_notification(client: Any, block: str | None) -> str | None:
     Raises:
         ConfigError: the block is not named as TYPE/NAME, or there is none.
     """
-    from flows.mail import Mail  # it imports prefect
+    from phasewise.flows.mail import Mail  # it imports prefect
 
     await Mail.aregister_type_and_schema(client=client)
     wanted = block or await _variable(client)

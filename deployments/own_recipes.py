@@ -6,12 +6,12 @@ ever runs one: it reads the JSON that came of it.
 
 from pathlib import Path
 
-from deployments.declared import Source
-from flows.recipes import load_every
-from flows.recipes.recipe import Recipe
-from tasks.home import Home
-from trainer.base.errors import ConfigError, RecipeError
-from trainer.base.storage import write_atomically
+from phasewise.deployments.declared import Source
+from phasewise.flows.recipes import load_every
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import ConfigError, RecipeError
+from phasewise.trainer.base.storage import write_atomically
 
 SUFFIXES = (".py", ".json")
 

@@ -1,4 +1,4 @@
-"""`python -m deployments.prefect_file` writes `prefect.yaml`: what `phasewise up` registers, for `prefect deploy --all`."""
+"""`python -m phasewise.deployments.prefect_file` writes `prefect.yaml`: what `phasewise up` registers, for `prefect deploy --all`."""
 
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -7,13 +7,13 @@ from typing import Any
 
 import yaml
 
-from deployments.declared import Deployment, Pool, Source, declare, declare_pools
-from deployments.register import ROOT
-from flows.recipes import NAMES
+from phasewise.deployments.declared import Deployment, Pool, Source, declare, declare_pools
+from phasewise.flows.recipes import NAMES
+from phasewise.trainer.base.code_digest import HOUSE
 
-PREFECT_FILE = ROOT / "prefect.yaml"
+PREFECT_FILE = HOUSE.parent / "prefect.yaml"
 HEAD = """\
-# What can be started from Prefect. Made from the recipes by `python -m deployments.prefect_file`; do not edit it.
+# What can be started from Prefect. Made from the recipes by `python -m phasewise.deployments.prefect_file`; do not edit it.
 #
 # `phasewise up` registers all of it on this machine, and, with PREFECT_API_URL, on a server of yours, with narrower forms than this file
 # can express: docs/operating.md. With Prefect alone, in this folder:

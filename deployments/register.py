@@ -1,17 +1,16 @@
 """What is declared, on a Prefect server: work pools and deployments are made, brought up to date, or retired."""
 
 import importlib
-import sys
+import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from deployments.declared import MAX_TRAININGS, MODULES, TRAINING_QUEUE, Deployment, Pool, Schedule
-from deployments.forms import form_of
-from flows.fixed import is_ours
-from flows.server import LOCAL
+from phasewise.deployments.declared import MAX_TRAININGS, MODULES, TRAINING_QUEUE, Deployment, Pool, Schedule
+from phasewise.deployments.forms import form_of
+from phasewise.flows.fixed import is_ours
+from phasewise.flows.server import LOCAL
+from phasewise.trainer.process.child_process import python_command
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGE = 200
 
 
@@ -46,17 +45,18 @@ async def _pages(read: Any) -> list[Any]:
 
 
 def _is_ours(deployment: Any) -> bool:
-    entrypoints = {f"flows/{module}.py:{module}" for module in MODULES.values()}
+    entrypoints = {f"phasewise.flows.{module}.{module}" for module in MODULES.values()}
     return is_ours(deployment.tags) and deployment.entrypoint in entrypoints
 
 
 async def _register_pool(client: Any, pool: Pool) -> None:
-    """A pool whose flow runs are processes that end with their worker."""
+    """A pool whose flow runs are processes that end with their worker. A run with variables of its job is refused: it has none."""
     from prefect.client.schemas.actions import WorkPoolCreate
-    from prefect.workers.process import ProcessWorker
 
-    template = ProcessWorker.get_default_base_job_template()
-    template["variables"]["properties"]["command"]["default"] = f"{sys.executable} -m deployments.flow_process"
+    template = {
+        "job_configuration": {"command": shlex.join(python_command("phasewise.deployments.flow_process"))},
+        "variables": {"type": "object", "properties": {}, "additionalProperties": False},
+    }
     wanted = WorkPoolCreate(name=pool.name, type="process", description=pool.description, base_job_template=template)
     await client.create_work_pool(wanted, overwrite=True)
 
@@ -86,7 +86,6 @@ async def _register_deployment(client: Any, declared: Deployment, found: Any | N
         "enforce_parameter_schema": True,
         "work_pool_name": pool,
         "work_queue_name": queue,
-        "pull_steps": [{"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}],
     }
     if found and all(_as_found(getattr(found, field)) == value for field, value in wanted.items()):
         return
@@ -100,7 +99,7 @@ def parameters_of(declared: Deployment) -> dict[str, Any]:
     from prefect.utilities.callables import parameter_schema
 
     name = MODULES[declared.flow]
-    return parameter_schema(getattr(importlib.import_module(f"flows.{name}"), name)).model_dump(exclude_unset=True)
+    return parameter_schema(getattr(importlib.import_module(f"phasewise.flows.{name}"), name)).model_dump(exclude_unset=True)
 
 
 def _as_found(value: Any) -> Any:

@@ -1,9 +1,9 @@
-"""The server of our page: `python -m deployments.site --home URL --port N [--host H] [--prefect URL]`.
+"""The server of our page: `python -m phasewise.deployments.site --home URL --port N [--host H] [--prefect URL]`.
 
 It reads the home and answers GET. `phasewise up` starts it as a process of its own; it ends when its standard input does.
 """
 
-import ipaddress
+import errno
 import os
 import secrets
 import socket
@@ -14,22 +14,25 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NoReturn
+from urllib.parse import parse_qsl
 
 import click
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse
 
-from deployments.site_process import LOOPBACK, TOKEN_VARIABLE
-from flows.recipes import NAMES
-from flows.site import pages
-from flows.site.address import GATES, NAME, Gate, Links, PhaseAddress
-from flows.site.shelf import Set, Shelf
-from flows.site.site import Site, static_files
-from flows.site.tables import asked_of
-from tasks.home import Home
-from tasks.store.interval import publish_seconds
-from trainer.base.errors import ConfigError, PhasewiseError
-from trainer.process.parent import end_with_parent
+from phasewise.deployments.site_process import TOKEN_VARIABLE
+from phasewise.flows.own_address import LOOPBACK, OwnAddress
+from phasewise.flows.recipes import NAMES
+from phasewise.flows.site import pages
+from phasewise.flows.site.address import GATES, NAME, Gate, Links, PhaseAddress
+from phasewise.flows.site.shelf import Set, Shelf
+from phasewise.flows.site.site import Site, static_files
+from phasewise.flows.site.tables import asked_of
+from phasewise.tasks.home import Home
+from phasewise.tasks.store.interval import publish_seconds
+from phasewise.trainer.base.errors import ConfigError, PhasewiseError
+from phasewise.trainer.base.system_errors import print_refusal, refusal_of, refused_by_system
+from phasewise.trainer.process.parent import end_with_parent
 
 TOKEN_COOKIE, TOKEN_HEADER, TOKEN_QUERY = "phasewise-site", "x-phasewise-token", "token"
 POLICY = (
@@ -45,6 +48,8 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".html": "text/html; charset=utf-8"}
+MAX_PATH, MAX_QUERY = 2_000, 8_000
+"""Characters of an address; evidence is the deepest page, and searches are sentences."""
 Next = Callable[[Request], Awaitable[Response]]
 
 
@@ -52,23 +57,23 @@ def create_app(site: Site, *, names: Iterable[str] = LOOPBACK, token: str | None
     """The pages of a home.
 
     Args:
-        names: host names that it is reached by; a request for another host is refused, so that no foreign page can read this one by
-            giving its own name the address of this machine. Where a token is asked for, addresses in digits pass as well.
-        token: what a reader must show; None is for loopback alone.
+        names: host names that it is reached by. Where one of them is not this machine's alone, addresses in digits pass as well.
+        token: what a reader must show; None asks for nothing.
     """
     app = FastAPI(title="Phasewise", docs_url=None, redoc_url=None, openapi_url=None)
     known_names = {name.lower() for name in names}
 
     @app.middleware("http")
     async def guard(request: Request, go_on: Next) -> Response:
-        if not _is_for_us(request.headers.get("host", ""), known_names, takes_digits=token is not None):
-            return _finished(PlainTextResponse("This page is not served under that name.\n", 421))
         if request.method not in ("GET", "HEAD"):
             return _finished(PlainTextResponse("This page is only read.\n", 405, {"Allow": "GET, HEAD"}))
+        if problem := _problem_of_address(request.scope["path"], request.scope["query_string"]):
+            return _finished(PlainTextResponse(f"The address {problem}.\n", 400))
         if token is not None and (answer := _asks_for_token(request, token)):
             return _finished(answer)
         return _finished(await go_on(request))
 
+    app.add_middleware(OwnAddress, names=known_names, takes_digits=not known_names <= {*LOOPBACK})
     _add_files(app, site)  # before the pages: their addresses would match some of pages
     _add_pages(app, site)
     _add_problems(app, site)
@@ -151,6 +156,20 @@ def _add_problems(app: FastAPI, site: Site) -> None:
         said = f"Pages are at /RECIPE/SCALE/PHASE/GATE; found {request.url.path}."
         return HTMLResponse(pages.problem_page(site, Links(""), "There is no such page", said), 404)
 
+    @app.exception_handler(OSError)
+    async def unreadable(_request: Request, error: Exception) -> Response:
+        return PlainTextResponse(f"{refusal_of(error, site.shelf.home.root)}\n", 503)
+
+
+def _problem_of_address(path: str, query: bytes) -> str:
+    """Why an address is not one of a page, whatever is served there; empty if it may be one."""
+    texts = (path, *(part for pair in parse_qsl(query.decode("latin-1"), keep_blank_values=True) for part in pair))
+    if len(path) > MAX_PATH or len(query) > MAX_QUERY:
+        return f"is too long: expected at most {MAX_PATH} characters and {MAX_QUERY} in the query, found {len(path)} and {len(query)}"
+    if not path.isprintable() or any("\0" in text or "\ufffd" in text for text in texts):
+        return "holds characters that no page's address has"
+    return ""
+
 
 def _found(site: Site, recipe: str, scale: str) -> Set:
     found = site.shelf.find(recipe, scale)
@@ -174,22 +193,15 @@ def _name(text: str) -> str:
 
 def _file(folder: Path, path: str) -> Response:
     """A page or a style sheet below the folder, and nothing else."""
-    wanted = (folder / path).resolve()
-    if not wanted.is_relative_to(folder.resolve()) or wanted.suffix not in (".html", ".css") or not wanted.is_file():
-        raise NotHere(f"There is no file {path!r}.")
-    return Response(wanted.read_bytes(), media_type=TYPES[wanted.suffix])
-
-
-def _is_for_us(host: str, names: set[str], *, takes_digits: bool) -> bool:
-    """Whether the host that a request names is this server. A name in digits cannot be given another address."""
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    if name.lower() in names:
-        return True
+    wanted = folder / path
     try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return takes_digits
+        wanted = wanted.resolve()
+        if wanted.is_relative_to(folder.resolve()) and wanted.suffix in (".html", ".css") and wanted.is_file():
+            return Response(wanted.read_bytes(), media_type=TYPES[wanted.suffix])
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+    raise NotHere(f"There is no file {path!r}.")
 
 
 def _asks_for_token(request: Request, token: str) -> Response | None:
@@ -201,10 +213,15 @@ def _asks_for_token(request: Request, token: str) -> Response | None:
         rest = [(name, value) for name, value in request.query_params.multi_items() if name != TOKEN_QUERY]
         url = request.url.replace(query="").include_query_params(**dict(rest))
         answer = RedirectResponse("/" + (url.path + (f"?{url.query}" if url.query else "")).lstrip("/"), 303)
-        answer.set_cookie(TOKEN_COOKIE, token, httponly=True, samesite="strict", max_age=30 * 24 * 3600)
+        answer.set_cookie(_cookie(request), token, httponly=True, samesite="strict", max_age=30 * 24 * 3600)
         return answer
-    given = (request.headers.get(TOKEN_HEADER), request.cookies.get(TOKEN_COOKIE))
+    given = (request.headers.get(TOKEN_HEADER), request.cookies.get(_cookie(request)))
     return None if any(one is not None and _is_same(one, token) for one in given) else _refused()
+
+
+def _cookie(request: Request) -> str:
+    """Its name. Servers at other ports of a host are given the cookies of this one: pages of two homes would take one another's."""
+    return f"{TOKEN_COOKIE}-{request.url.port or 80}"
 
 
 def _is_same(shown: str, token: str) -> bool:
@@ -212,7 +229,7 @@ def _is_same(shown: str, token: str) -> bool:
 
 
 def _refused() -> Response:
-    said = f"This page asks for its token: add ?token=TOKEN to the address once. It is in {TOKEN_VARIABLE}, or `phasewise up` printed it.\n"
+    said = f"This page asks for its token: add ?token=TOKEN to the address once. It is in {TOKEN_VARIABLE}, or in HOME/prefect/links.\n"
     return PlainTextResponse(said, 401)
 
 
@@ -256,28 +273,30 @@ def _look_again(home: Home) -> NoReturn:
 @click.option("--host", default=LOOPBACK[0], show_default=True)
 @click.option("--port", type=click.IntRange(1, 65_535), required=True)
 @click.option("--prefect", default="", metavar="URL", help="The address of Prefect's UI.")
+@click.option("--own-prefect", is_flag=True, help="It is the server of this home.")
 @click.option("--recipe", "recipes", multiple=True, metavar="RECIPE", help="More recipes, by file; may be repeated.")
 @click.option("--with-parent", is_flag=True, help="End when standard input does.")
-def main(home: str, host: str, port: int, prefect: str, recipes: tuple[str, ...], with_parent: bool) -> None:
+def main(home: str, host: str, port: int, prefect: str, own_prefect: bool, recipes: tuple[str, ...], with_parent: bool) -> None:
     """Serve the page of a home, until it is ended."""
     token = os.environ.get(TOKEN_VARIABLE) or None
-    if host not in LOOPBACK and token is None:
-        click.echo(f"phasewise: a page that is bound to {host} needs a token: set {TOKEN_VARIABLE}.", err=True)
+    if token is None:
+        click.echo(f"phasewise: the page needs a token: set {TOKEN_VARIABLE}.", err=True)
         sys.exit(2)
     if with_parent:
         end_with_parent(0)
     try:
-        place = Home.at(home, reads_only=True)
+        with refused_by_system(home):
+            place = Home.at(home, reads_only=True)
     except PhasewiseError as error:
-        click.echo(f"phasewise: {error}", err=True)
+        print_refusal(f"phasewise: {error}")
         sys.exit(error.exit_code)
     import uvicorn
 
-    site = Site(Shelf(place, (*NAMES, *recipes)), prefect=prefect)
+    site = Site(Shelf(place, (*NAMES, *recipes)), prefect=prefect, is_own_prefect=own_prefect)
     threading.Thread(target=_read_ahead, args=(site,), daemon=True, name="read ahead").start()
     if not place.is_local:
         threading.Thread(target=_look_again, args=(place,), daemon=True, name="looks at the store").start()
-    app = create_app(site, names=names_of(host), token=None if host in LOOPBACK else token)
+    app = create_app(site, names=names_of(host), token=token)
     uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False, server_header=False)
 
 

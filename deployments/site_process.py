@@ -1,22 +1,23 @@
 """The page's server as a process of `phasewise up`: it reads the home while flows work, and slows none of them down by its imports."""
 
 import os
-import secrets
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
-from flows.server_process import server_process
-from tasks.home import Home
-from trainer.base.errors import PhasewiseError
+from phasewise.flows.access import page_token
+from phasewise.flows.own_address import LOOPBACK
+from phasewise.flows.server_process import server_process
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import PhasewiseError
+from phasewise.trainer.process.child_process import ending_with_reason, python_command
 
 TOKEN_VARIABLE = "PHASEWISE_SITE_TOKEN"
-"""What a reader from another machine must show."""
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""What a reader must show."""
 URL_VARIABLE = "PHASEWISE_SITE_URL"
 """Where flows find the page, for the links in their artifacts."""
 LOG_NAME = "site.log"
@@ -37,33 +38,42 @@ class OwnSite:
 
     Attributes:
         url: for a browser on this machine; the token is no part of it.
-        token: what a reader must show; None where only this machine reaches it.
-        made_token: whether the token was made here, so that only the terminal knows it.
+        token: what a reader must show.
+        is_given: whether the token is of the environment, and not in the home.
     """
 
     url: str
     host: str
-    token: str | None = field(repr=False)
-    made_token: bool
+    token: str = field(repr=False)
+    is_given: bool
     process: "subprocess.Popen[bytes]" = field(repr=False)
     log: str
+    log_before: int = 0
+
+    def link(self, auth: str | None = None) -> str:
+        """Its address with the token, and with the auth string of Prefect's server for its links there.
+
+        A token of the environment is named, and not said.
+        The auth string is behind the `#`: the page's script keeps it, and no server sees it.
+        """
+        shown = f"${TOKEN_VARIABLE}" if self.is_given else self.token
+        return f"{self.url}/?token={shown}" + (f"#prefect={auth}" if auth else "")
 
     @property
-    def words(self) -> str:
-        """Its address, for a person at the terminal, or why there is none."""
-        if self.process.poll() is not None:
-            return f"not served: it ended with code {self.process.returncode}; see {self.log}"
-        if self.token is None:
-            return self.url
-        shown = self.token if self.made_token else f"${TOKEN_VARIABLE}"
-        return f"{self.url}/?token={shown} (bound to {self.host}; the token is asked for once)"
+    def problem(self) -> str:
+        """Why it is not served, if it is not."""
+        code = self.process.poll()
+        return "" if code is None else f"not served: it {ending_with_reason(code, Path(self.log), self.log_before)}"
 
 
 @contextmanager
-def own_site(home: Home, bound: Bound, *, prefect_port: int, prefect_url: str, recipes: Sequence[str] = ()) -> Iterator[OwnSite]:
+def own_site(
+    home: Home, bound: Bound, *, prefect_port: int, prefect_url: str, is_own_prefect: bool = False, recipes: Sequence[str] = ()
+) -> Iterator[OwnSite]:
     """The page, for as long as the context lasts.
 
     Args:
+        is_own_prefect: whether Prefect's server is this home's.
         recipes: files of recipes that are not this project's.
 
     Raises:
@@ -72,19 +82,21 @@ def own_site(home: Home, bound: Bound, *, prefect_port: int, prefect_url: str, r
     host = bound.host
     port = _checked(host, bound.port) if bound.port else _near(host, prefect_port)
     given = os.environ.get(TOKEN_VARIABLE)
-    token = None if host in LOOPBACK else given or secrets.token_urlsafe(24)
+    token = given or page_token(home)
     named = LOOPBACK[0] if host in (*LOOPBACK, "0.0.0.0", "::") else host
-    command = [sys.executable, "-m", "deployments.site", "--home", str(home.root), "--host", host, "--port", str(port)]
-    command += ["--prefect", prefect_url, "--with-parent"]
-    command += [word for recipe in recipes for word in ("--recipe", recipe)]
-    environment = {**os.environ, **({TOKEN_VARIABLE: token} if token else {})}
+    words = ["--home", str(home.root), "--host", host, "--port", str(port), "--prefect", prefect_url, "--with-parent"]
+    words += ["--own-prefect"] if is_own_prefect else []
+    words += [word for recipe in recipes for word in ("--recipe", recipe)]
+    command = python_command("phasewise.deployments.site", *words)
+    environment = {**os.environ, TOKEN_VARIABLE: token}
     home.prefect.mkdir(parents=True, exist_ok=True)
     before = os.environ.get(URL_VARIABLE)
     os.environ[URL_VARIABLE] = url = f"http://{named}:{port}"
     try:
         log = home.prefect / LOG_NAME
+        before_bytes = log.stat().st_size if log.exists() else 0
         with server_process(command, log, environment, stop_seconds=STOP_SECONDS) as process:
-            yield OwnSite(url, host, token, given is None, process, str(log))
+            yield OwnSite(url, host, token, bool(given), process, str(log), before_bytes)
     finally:
         os.environ.pop(URL_VARIABLE) if before is None else os.environ.update({URL_VARIABLE: before})
 

@@ -7,12 +7,11 @@ from datetime import UTC, datetime
 
 import httpx
 
-from flows.leftovers import Sweep
-from flows.missed import close_missed
-from flows.rerun import Rerun
-from flows.server import SERVED, OwnServer
-from tasks.home import Home
-from trainer.base.errors import PhasewiseError
+from phasewise.flows.leftovers import Sweep
+from phasewise.flows.missed import close_missed
+from phasewise.flows.rerun import Rerun
+from phasewise.flows.server import SERVED, OwnServer
+from phasewise.tasks.home import Home
 
 LOOK_SECONDS, SWEEP_SECONDS = 1.0, 5.0
 
@@ -28,7 +27,7 @@ async def watch(home: Home, server: OwnServer | None) -> None:
     Raises:
         PhasewiseError: the server has ended too often.
     """
-    from flows.waiting import wake  # it imports what reads records
+    from phasewise.flows.waiting import wake  # it imports what reads records
 
     sweep = Sweep(home, SERVED)
     rerun = Rerun(home, datetime.now(UTC), SERVED if server else ())
@@ -51,9 +50,5 @@ async def watch(home: Home, server: OwnServer | None) -> None:
 def _look_after(server: OwnServer) -> None:
     for error in server.new_errors():
         print(f"phasewise: the Prefect server reports: {error} (see {server.log})", file=sys.stderr, flush=True)
-    code = server.process.poll()
-    if code is None:
-        return
-    if not server.revive():
-        raise PhasewiseError(f"the Prefect server has ended, with code {code}, and did so {server.revived} times before; see {server.log}.")
-    print(f"phasewise: the Prefect server has ended, with code {code}, and is started again", file=sys.stderr, flush=True)
+    if line := server.keep_up():
+        print(f"phasewise: {line}", file=sys.stderr, flush=True)

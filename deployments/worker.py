@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import httpx
 
-from flows.server import SERVED
-from trainer.base.errors import PhasewiseError
-from trainer.process.stopping import stop_seconds
+from phasewise.flows.server import SERVED
+from phasewise.trainer.base.errors import PhasewiseError
+from phasewise.trainer.process.stopping import stop_seconds
 
 T = TypeVar("T")
 NAME = "this machine"
@@ -20,7 +20,7 @@ AGAIN_SECONDS = 2.0
 REPORT_SECONDS = 10.0
 """Beyond the time to save: how long a run may take to report how it ended."""
 OTHERS_RARER = 2
-RUN_MODULE = "deployments.flow_process"
+RUN_MODULE = "phasewise.deployments.flow_process"
 
 
 async def work(on_started: Callable[[], None], watching: "asyncio.Task[None] | None" = None) -> None:

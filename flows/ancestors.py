@@ -1,13 +1,13 @@
 """Whether a phase may be built: what it descends from, and takes parts from, must be done, and stay so."""
 
-from flows.recipes.phase import Phase
-from flows.recipes.recipe import Recipe
-from flows.record import read_record
-from flows.resolved import Resolved, resolve_phase
-from flows.rulings import why_not
-from trainer.base.decision import ruling_at
-from trainer.base.errors import VerdictError
-from validations.verdict import read_verdict
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.record import read_record
+from phasewise.flows.resolved import Resolved, resolve_phase
+from phasewise.flows.rulings import why_not
+from phasewise.trainer.base.decision import ruling_at
+from phasewise.trainer.base.errors import VerdictError
+from phasewise.validations.verdict import read_verdict
 
 GATES = ("data", "health", "model")
 

@@ -19,16 +19,16 @@ from prefect.states import Suspended
 from prefect.utilities.engine import propose_state_sync
 from pydantic import Field, ValidationError
 
-from flows.recipes.phase import Phase
-from flows.resolved import Resolved
-from tasks.artifacts.task import shown_on_this_run
-from tasks.progress import say
-from tasks.site import gate_address
-from tasks.validation.decide import decide, is_written, read_verdict_file
-from trainer.base.decision import need_of, question_of
-from trainer.base.errors import VerdictError, WaitsForPerson
-from validations.report.artifact import form_of, why_in_a_line
-from validations.verdict import read_verdict
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.resolved import Resolved
+from phasewise.tasks.artifacts.task import shown_on_this_run
+from phasewise.tasks.progress import say
+from phasewise.tasks.site import gate_address
+from phasewise.tasks.validation.decide import decide, is_written, read_verdict_file
+from phasewise.trainer.base.decision import need_of, question_of
+from phasewise.trainer.base.errors import VerdictError, WaitsForPerson
+from phasewise.validations.report.artifact import form_of, why_in_a_line
+from phasewise.validations.verdict import read_verdict
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -6,9 +6,11 @@ from typing import Any
 
 import click
 
-from flows.commands import deciding, publishing, tokenizing
-from flows.group import Commands
-from flows.options import (
+from phasewise.flows.commands import deciding, publishing, tokenizing
+from phasewise.flows.group import Commands
+from phasewise.flows.options import (
+    PLACE,
+    FiniteFloat,
     Scale,
     evaluation_options,
     given_scale_option,
@@ -20,8 +22,9 @@ from flows.options import (
     set_option,
     slice_option,
 )
-from flows.printing import nothing, print_found
-from flows.variables import begin
+from phasewise.flows.printing import nothing, print_found
+from phasewise.flows.variables import begin
+from phasewise.trainer.process.child_process import python_command
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -49,7 +52,7 @@ def run(target: str, scale: Scale, home: str | None, as_json: bool, retrain: tup
 
     Where data or settings of a trained phase changed, it is refused without --retrain; at proxy scale less than ten minutes are not.
     """
-    from flows.commands.run import run_recipe
+    from phasewise.flows.commands.run import run_recipe
 
     print_found(run_recipe(target, scale, home, retrain=retrain, as_json=as_json), nothing, as_json=as_json)
 
@@ -58,13 +61,14 @@ def run(target: str, scale: Scale, home: str | None, as_json: bool, retrain: tup
 @click.argument("target", metavar="RECIPE[/PHASE]")
 @scale_option
 @set_option
+@click.option("--full", is_flag=True, help="Read every byte of the files, not only of those whose size or times have changed.")
 @home_option
 @json_option
-def status(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
-    """Say what holds of each phase, what must be done again, and why; do nothing. Exit 1 where a phase is not done."""
-    from flows.commands.status import describe, is_done, print_description
+def status(target: str, scale: Scale, full: bool, home: str | None, as_json: bool) -> None:
+    """Say what holds of each phase, what must be done again, and why; do nothing. Exit 1 if a phase is not done or a file changed."""
+    from phasewise.flows.commands.status import describe, is_done, print_description
 
-    description = describe(target, scale, home)
+    description = describe(target, scale, home, reads_all=full)
     print_found(description, print_description, as_json=as_json)
     sys.exit(0 if is_done(description) else 1)
 
@@ -85,7 +89,7 @@ def status(target: str, scale: Scale, home: str | None, as_json: bool) -> None:
 @json_option
 def show(target: str, scale: Scale, home: str | None, as_json: bool, **options: Any) -> None:
     """Show a recipe as a table of phases, or everything of one phase."""
-    from flows.commands.show import ShowOptions, describe_asked
+    from phasewise.flows.commands.show import ShowOptions, describe_asked
 
     given = [name for name, value in options.items() if value not in (None, False) and name not in ("branches", "on_slice")]
     if len(given) > 1:
@@ -101,7 +105,7 @@ def show(target: str, scale: Scale, home: str | None, as_json: bool, **options: 
 @json_option
 def lineage(target: str, scale: Scale, as_json: bool) -> None:
     """Show the phases, their parents, and what each hand-off changes and declares; of a phase, all that it rests on."""
-    from flows.commands.lineage import describe, print_description
+    from phasewise.flows.commands.lineage import describe, print_description
 
     description = describe(target, scale)
     print_found(description, print_description, as_json=as_json)
@@ -114,8 +118,7 @@ def lineage(target: str, scale: Scale, as_json: bool) -> None:
 @click.option("--estimate", is_flag=True, help="Compile nothing: sizes and rooflines alone, and it says so.")
 @set_option
 @click.option("--region", metavar="REGION", help="Where the slice is: reads from a home in another region are named, with bytes.")
-@click.option("--price-per-gib", type=click.FloatRange(min=0), metavar="USD", help="The store's price of such reads.")
-@click.option("--calibrate", is_flag=True, help="Train what is for this machine some ten seconds, to predict how long it takes.")
+@click.option("--price-per-gib", type=FiniteFloat(min=0), metavar="USD", help="The store's price of such reads.")
 @click.option("--machine-code", is_flag=True, help="Go on until the machine code is there: minutes a setup, and the same figures.")
 @home_option
 @json_option
@@ -127,17 +130,15 @@ def preflight(
     as_json: bool,
     machine_code: bool,
     estimate: bool,
-    calibrate: bool,
     region: str | None,
     price_per_gib: float | None,
 ) -> None:
     """Compile for the slice: memory, FLOPs, time, chip-hours. Exit 1 where a phase does not fit.
 
-    At full scale where none is named. For GPUs nothing is compiled: their figures are estimates, and say so. Phases of this machine are
-    predicted by what was trained or calibrated here.
+    At full scale where none is named. For GPUs nothing is compiled: their figures are estimates, and say so.
     """
-    from flows.commands.preflight import preflight_target, print_preflight
-    from flows.terminal import shown_on_terminal
+    from phasewise.flows.commands.preflight import preflight_target, print_preflight
+    from phasewise.flows.terminal import shown_on_terminal
 
     with shown_on_terminal():
         report = preflight_target(
@@ -147,7 +148,6 @@ def preflight(
             scale=scale,
             machine_code=machine_code,
             estimated=estimate,
-            calibrates=calibrate,
             region=region,
             usd_per_gib=price_per_gib,
         )
@@ -166,13 +166,13 @@ def data() -> None:
 @set_option
 @max_tokens_option
 @click.option("--plan", "plans", is_flag=True, help="Read nothing: say which files, how many bytes and tokens, how many hours.")
-@click.option("--price-per-hour", type=click.FloatRange(min=0), metavar="USD", help="With --plan: what all workers cost, for the dollars.")
+@click.option("--price-per-hour", type=FiniteFloat(min=0), metavar="USD", help="With --plan: what all workers cost, for the dollars.")
 @home_option
 @json_option
 def prepare(target: str, scale: Scale, home: str | None, as_json: bool, plans: bool, price_per_hour: float | None) -> None:
     """Build every cache that is not there yet."""
-    from flows.commands.data import plan, print_plan
-    from flows.commands.data import prepare as prepare_command
+    from phasewise.flows.commands.data import plan, print_plan
+    from phasewise.flows.commands.data import prepare as prepare_command
 
     if plans:
         print_found(plan(target, scale, home, price_per_hour), print_plan, as_json=as_json)
@@ -192,8 +192,8 @@ def prepare(target: str, scale: Scale, home: str | None, as_json: bool, plans: b
 @json_option
 def verify(target: str, scale: Scale, home: str | None, full: bool, as_json: bool) -> None:
     """Compare what is cached with what the sources demand now. Exit 1 where they differ."""
-    from flows.commands.data import print_verification
-    from flows.commands.data import verify as verify_command
+    from phasewise.flows.commands.data import print_verification
+    from phasewise.flows.commands.data import verify as verify_command
 
     verification = verify_command(target, scale, home, full=full)
     print_found(verification, print_verification, as_json=as_json)
@@ -202,11 +202,9 @@ def verify(target: str, scale: Scale, home: str | None, full: bool, as_json: boo
 
 @main.command()
 @click.argument("paths", metavar="PATH…", nargs=-1, required=True)
-@click.option("--benchmarks", required=True, metavar="DIR", help="Benchmark items: JSON lines, a folder a benchmark.")
+@click.option("--benchmarks", required=True, type=PLACE, metavar="DIR", help="Benchmark items: JSON lines, a folder a benchmark.")
 @click.option("--suite", metavar="S", help="Only the benchmarks of this suite of `evaluate`, as they are put to a model.")
-@click.option(
-    "--min-score", type=click.FloatRange(0, 1, min_open=True), default=0.7, show_default=True, help="Share of a part that counts."
-)
+@click.option("--min-score", type=FiniteFloat(0, 1, min_open=True), default=0.7, show_default=True, help="Share of a part that counts.")
 @click.option("--tokenizer", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Of token caches outside a home.")
 @click.option(
     "--exclude", multiple=True, metavar="GLOB", help="Files, or members of archives (a.zip!/b.pdf), not to be scanned; may be repeated."
@@ -222,7 +220,7 @@ def scan(paths: tuple[str, ...], benchmarks: str, as_json: bool, **options: Any)
 
     Exit 1 where an item is found, or where anything else was not read to its end.
     """
-    from flows.commands.scan import ScanOptions, passes, print_report, scan_paths
+    from phasewise.flows.commands.scan import ScanOptions, passes, print_report, scan_paths
 
     report = scan_paths(paths, benchmarks, ScanOptions(**options))
     print_found(report, print_report, as_json=as_json)
@@ -236,7 +234,7 @@ def scan(paths: tuple[str, ...], benchmarks: str, as_json: bool, **options: Any)
 @json_option
 def order(kind: str, length: int, seed: int, as_json: bool) -> None:
     """Judge how a permutation mixes: feistel, feistel_levanter or linear. Exit 1 where it differs from a random one."""
-    from flows.commands.order import judge_order, print_judgement
+    from phasewise.flows.commands.order import judge_order, print_judgement
 
     judgement = judge_order(kind, length, seed)
     print_found(judgement, print_judgement, as_json=as_json)
@@ -256,7 +254,7 @@ def evaluate(target: str, scale: Scale | None, home: str | None, as_json: bool, 
     With --suite and --text also any CHECKPOINT, or a FOLDER that transformers reads. Exit 1 where a benchmark of the suite could not be
     measured: it is in the table with the reason.
     """
-    from flows.commands.evaluating import evaluate_by
+    from phasewise.flows.commands.evaluating import evaluate_by
 
     found = evaluate_by(target, scale, home, options)
     print_found(found.measured, found.print, as_json=as_json)
@@ -264,12 +262,14 @@ def evaluate(target: str, scale: Scale | None, home: str | None, as_json: bool, 
 
 
 @main.command()
-@click.argument("file", metavar="FILE")
+@click.argument("file", type=PLACE, metavar="FILE")
 @click.option("--from", "origin", metavar="RECIPE", help="With the phases of this recipe in short; a FILE.json is a whole copy of it.")
-@click.option("--text", default="text", show_default=True, metavar="FOLDER", help="Your text: text, Markdown or JSON lines, as it is.")
+@click.option(
+    "--text", default="text", show_default=True, type=PLACE, metavar="FOLDER", help="Your text: text, Markdown or JSON lines, as it is."
+)
 def new(file: str, origin: str | None, text: str) -> None:
     """Write a recipe of your own to FILE.py: two phases over a folder of text, which train in minutes on this machine."""
-    from flows.commands.new import write_new
+    from phasewise.flows.commands.new import write_new
 
     click.echo("\n".join(write_new(file, origin, text)))
 
@@ -277,7 +277,7 @@ def new(file: str, origin: str | None, text: str) -> None:
 @main.command()
 def schema() -> None:
     """Print the JSON schema of a recipe in a .json file."""
-    from flows.commands.new import schema as schema_of_recipe
+    from phasewise.flows.commands.new import schema as schema_of_recipe
 
     print_found(schema_of_recipe(), nothing, as_json=True)
 
@@ -286,9 +286,9 @@ def schema() -> None:
 @click.argument("target", metavar="RECIPE[/PHASE]")
 @click.option("--step", type=click.IntRange(min=0), metavar="N", help="What the update trained on that made step N, as metrics count.")
 @click.option("--row", type=click.IntRange(min=0), metavar="R", help="Only this row of the batch.")
-@click.option("--text", metavar="FILE", help="Where the text of this file trains, as a document or inside one.")
+@click.option("--text", type=PLACE, metavar="FILE", help="Where the text of this file trains, as a document or inside one.")
 @click.option("--document", metavar="ID", help="Where the document with this id trains, or those whose id begins so.")
-@click.option("--source-file", metavar="PATH", help="Where the documents of this source file train.")
+@click.option("--source-file", type=PLACE, metavar="PATH", help="Where the documents of this source file train.")
 @click.option("--inside", is_flag=True, help="With --text: search inside every document, however many there are.")
 @click.option("--rows", "most", type=click.IntRange(min=0), default=40, show_default=True, metavar="N", help="Rows to show; 0 is all.")
 @scale_option
@@ -300,8 +300,8 @@ def trace(target: str, scale: Scale, home: str | None, as_json: bool, most: int,
 
     Exit 1 where it is in no cache, and where a phase was trained on other data than the recipe gives now.
     """
-    from flows.commands.trace import Question, is_as_trained, print_answer, print_remarks
-    from flows.commands.trace import trace as trace_command
+    from phasewise.flows.commands.trace import Question, is_as_trained, print_answer, print_remarks
+    from phasewise.flows.commands.trace import trace as trace_command
 
     answer = trace_command(target, scale, home, Question(**question))
     print_found(answer, lambda found: print_answer(found, most=most), as_json=as_json)
@@ -312,13 +312,15 @@ def trace(target: str, scale: Scale, home: str | None, as_json: bool, most: int,
 @main.command()
 @home_option
 @click.option("--port", type=click.IntRange(1, 65_535), default=4200, show_default=True)
-@click.option("--recipes", metavar="FOLDER", help="Deployments of the recipes in this folder, too; its .py files are run once, here.")
+@click.option(
+    "--recipes", type=PLACE, metavar="FOLDER", help="Deployments of the recipes in this folder, too; its .py files are run once, here."
+)
 @click.option("--site-port", type=click.IntRange(1, 65_535), metavar="N", help="Of the page that shows everything [default: PORT + 1].")
 @click.option("--site-host", default="127.0.0.1", show_default=True, metavar="H", help="Another than this machine alone: with a token.")
 @click.option("--notify", metavar="TYPE/NAME", help="A notification block of Prefect's, for phases that are refused or wait for a person.")
 def up(home: str | None, port: int, recipes: str | None, site_port: int | None, site_host: str, notify: str | None) -> None:
     """Start a Prefect server with its UI, workers, the deployments and a page that shows everything, on this machine."""
-    command = [sys.executable, "-m", "deployments.local", "--port", str(port), "--site-host", site_host]
+    command = python_command("phasewise.deployments.local", "--port", str(port), "--site-host", site_host)
     given = {"--home": home, "--recipes": recipes, "--site-port": str(site_port) if site_port else None, "--notify": notify}
     os.execv(sys.executable, command + [word for name, value in given.items() if value for word in (name, value)])
 

@@ -1,13 +1,13 @@
 """What a verdict on a phase's data rests on beside caches, limits and suite: where one of these changes, it must be given again."""
 
-from flows.hand_off import hand_off_key
-from flows.needs import drawn_earlier
-from flows.recipes.phase import Phase
-from flows.resolved import Resolved
-from tasks.data.plan import DataPlan
-from trainer.base.storage import digest_of_json
-from trainer.config import RunConfig, without_added
-from trainer.data.rows import DrawnRows
+from phasewise.flows.hand_off import hand_off_key
+from phasewise.flows.needs import drawn_earlier
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.resolved import Resolved
+from phasewise.tasks.data.plan import DataPlan
+from phasewise.trainer.base.identity import digest_of_json
+from phasewise.trainer.config import RunConfig, without_added
+from phasewise.trainer.data.rows import DrawnRows
 
 IN_ORDER = ("start_step", "stop_step", "batch", "mixture", "order")
 
@@ -39,5 +39,6 @@ def _in_tokens(rows: tuple[DrawnRows, ...]) -> int | tuple[DrawnRows, ...]:
 
 
 def unreadable_key(phase: Phase, plan: DataPlan) -> str:
-    """Digest of how much of each source may be unreadable."""
-    return digest_of_json({name: plan.components[name].source.max_bad_fraction for name in phase.components})
+    """Digest of how much of each source may be unreadable, or without text."""
+    sources = {name: plan.components[name].source for name in phase.components}
+    return digest_of_json({name: [source.max_bad_fraction, source.max_empty_fraction] for name, source in sources.items()})

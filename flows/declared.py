@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from flows.recipes.phase import Phase
-from flows.recipes.recipe import Recipe
-from tasks.data.plan import DataPlan
-from tasks.evaluation.measured import needles_of, real_of
-from tasks.evaluation.renderings import check_renderings
-from trainer.base.errors import ConfigError, DataError, RecipeError
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.tasks.data.plan import DataPlan
+from phasewise.tasks.evaluation.measured import needles_of, real_of
+from phasewise.tasks.evaluation.renderings import check_renderings
+from phasewise.trainer.base.errors import ConfigError, DataError, RecipeError
 
 
 def check_declared(recipe: Recipe, phases: Iterable[Phase]) -> None:
@@ -29,7 +29,7 @@ def check_benchmarks(recipe: Recipe, phase: Phase) -> None:
     """
     if not (labels := real_of(phase.evaluation.benchmarks)):
         return
-    from tasks.evaluation.suites.gated import gate_key  # a third of a second, which the made ones do without
+    from phasewise.tasks.evaluation.suites.gated import gate_key  # a third of a second, which the made ones do without
 
     try:
         gate_key(labels)
@@ -45,8 +45,8 @@ def check_needles(plan: DataPlan, phase: Phase) -> None:
         ConfigError: with the least length.
     """
     if labels := needles_of(phase.evaluation.benchmarks):
-        from tasks.data.tokenizer import load_tokenizer
-        from tasks.evaluation.suites.gated_needles import check_room
+        from phasewise.tasks.data.tokenizer import load_tokenizer
+        from phasewise.tasks.evaluation.suites.gated_needles import check_room
 
         check_room(phase.name, labels, load_tokenizer(plan.tokenizer))
 

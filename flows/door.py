@@ -6,6 +6,7 @@ the run that refuses, and in those above it.
 
 import functools
 import inspect
+import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,16 +16,17 @@ from prefect import Flow, State, get_run_logger
 from prefect.exceptions import Abort
 from prefect.runtime import flow_run as current
 
-from flows.fixed import check_run_is_of_its_deployment
-from flows.missed import end_if_missed
-from flows.presence import stay_present
-from flows.recipes.assignments import setting
-from flows.resolved import resolving_once
-from flows.run_log import show_in_ui
-from tasks.holder import Holder
-from tasks.home import Home
-from tasks.progress import say
-from trainer.base.errors import PhasewiseError
+from phasewise.flows.fixed import check_run_is_of_its_deployment
+from phasewise.flows.missed import end_if_missed
+from phasewise.flows.presence import stay_present
+from phasewise.flows.recipes.assignments import setting
+from phasewise.flows.resolved import resolving_once
+from phasewise.flows.run_log import show_in_ui
+from phasewise.tasks.holder import Holder
+from phasewise.tasks.home import Home
+from phasewise.tasks.progress import say
+from phasewise.trainer.base.errors import PhasewiseError
+from phasewise.trainer.base.system_errors import refused_by_system
 
 FILE = re.compile(r"^(?:.*/)?([^/]+)\.json(?=/|$)")
 P = ParamSpec("P")
@@ -79,7 +81,7 @@ def door(*, name: str, flow_run_name: str) -> Callable[[Callable[P, R]], Flow[P,
                     check_run_is_of_its_deployment(given)
                     stay_present(Home.open(home), run_id, str(current.name))
                 settings: Sequence[str] = given.get("settings", ())
-                with setting(settings), resolving_once():
+                with refused_by_system(given.get("home") or os.environ.get("PHASEWISE_HOME")), setting(settings), resolving_once():
                     return work(*args, **kwargs)
             except PhasewiseError as refusal:
                 if current.id is None:

@@ -1,18 +1,18 @@
 """A phase's last checkpoint → benchmarks and bits per byte → verdict of the gate."""
 
-from flows.declared import check_benchmarks
-from flows.door import door, this_run
-from flows.recipes.assignments import Settings
-from flows.recipes.phase import Phase
-from flows.recipes.recipe import Scale
-from flows.record import parent_evaluation
-from flows.resolved import Resolved, resolve_phase
-from flows.rulings import approving_command, raise_unless_let_pass
-from flows.trained import trained_run
-from tasks.evaluation.task import evaluate
-from tasks.validation.task import model_gate
-from trainer.base.errors import TrainingError
-from validations.accepted import accepted_in
+from phasewise.flows.declared import check_benchmarks
+from phasewise.flows.door import door, this_run
+from phasewise.flows.recipes.assignments import Settings
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.recipe import Scale
+from phasewise.flows.record import parent_evaluation
+from phasewise.flows.resolved import Resolved, resolve_phase
+from phasewise.flows.rulings import approving_command, raise_unless_let_pass
+from phasewise.flows.trained import trained_run
+from phasewise.tasks.evaluation.task import evaluate
+from phasewise.tasks.validation.task import model_gate
+from phasewise.trainer.base.errors import TrainingError
+from phasewise.validations.accepted import accepted_in
 
 
 @door(name="evaluate", flow_run_name="evaluate {recipe}/{phase} ({scale})")

@@ -1,15 +1,15 @@
 """How a phase is carried out: the plan that preflight found for each of its slices, or on `local` the devices that are here."""
 
-from flows.recipes.phase import LOCAL_SLICE, Phase
-from flows.resolved import Resolved
-from flows.setups import setups_of
-from tasks.progress import say
-from tasks.training.launcher import last_saved_step
-from tasks.training.legs import Planned
-from tasks.training.machine import CPU, Machine, execution_here, in_words, machine_here
-from tasks.training.replanned import note_changed_plan
-from trainer.base.errors import ConfigError
-from trainer.config import Execution
+from phasewise.flows.recipes.phase import LOCAL_SLICE, Phase
+from phasewise.flows.resolved import Resolved
+from phasewise.flows.setups import setups_of
+from phasewise.tasks.progress import say
+from phasewise.tasks.training.launcher import last_saved_step
+from phasewise.tasks.training.legs import Planned
+from phasewise.tasks.training.machine import CPU, Machine, execution_here, in_words, machine_here
+from phasewise.tasks.training.replanned import note_changed_plan
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import Execution
 
 
 def runs_on_slices(resolved: Resolved, phase: Phase) -> tuple[Planned, ...]:
@@ -56,7 +56,7 @@ def plan_of(resolved: Resolved, phase: Phase, slice_name: str) -> Execution | No
     """
     if slice_name == LOCAL_SLICE:
         return None
-    from tasks.preflight.preflight import preflight_setup  # it imports jax, which a phase on this machine is spared
+    from phasewise.tasks.preflight.preflight import preflight_setup  # it imports jax, which a phase on this machine is spared
 
     setups = [setup for setup in setups_of([phase]) if setup.slice == slice_name]
     report = preflight_setup(max(setups, key=lambda setup: setup.step.batch_sequences), resolved.home)

@@ -6,15 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from flows.door import door
-from flows.recipes.assignments import Settings
-from flows.recipes.recipe import Scale
-from flows.resolved import resolve_phase
-from flows.trained import trained_run
-from tasks.progress import say
+from phasewise.flows.door import door
+from phasewise.flows.recipes.assignments import Settings
+from phasewise.flows.recipes.recipe import Scale
+from phasewise.flows.resolved import resolve_phase
+from phasewise.flows.trained import trained_run
+from phasewise.tasks.progress import say
 
 Weights = Literal["last", "ema", "average"]
 DType = Literal["float32", "bfloat16"]
+GenerationPrompt = Literal["add", "none"]
 
 
 @door(name="export", flow_run_name="export {recipe}/{phase} ({scale})")
@@ -26,6 +27,7 @@ def export_phase(
     weights: Weights = "last",
     average_of: Annotated[int, Field(ge=2, le=1000)] = 2,
     dtype: DType = "float32",
+    generation_prompt: GenerationPrompt | None = None,
     settings: Settings = (),
 ) -> None:
     """Write a phase's weights to a folder of the home: safetensors, config, tokenizer, model card. What is there already is kept.
@@ -38,23 +40,25 @@ def export_phase(
         weights: The last; `ema`, their moving average; or `average`, the mean of the last checkpoints that are kept.
         average_of: How many checkpoints, where the weights are `average`.
         dtype: Type of what is written.
+        generation_prompt: Of a chat template that opens no answer when asked for one: `add` what does, or `none`, leave it.
         settings: Changes of the recipe for a trial, each PHASE.FIELD=VALUE: what `--set` takes.
     """
-    from flows.commands.export import export_target
-    from tasks.publication.placing import is_placed, place
+    from phasewise.flows.commands.export import export_target
+    from phasewise.tasks.publication.placing import export_name, is_placed, place
 
     resolved, chosen = resolve_phase(recipe, phase, scale, home, reads_only=True)
     _, result = trained_run(resolved, chosen)
     wanted = f"average:{average_of}" if weights == "average" else weights
-    name = f"{phase}-{wanted.replace(':', '-')}-{dtype}-{result['params_digest'][:12]}"
+    prompting = "-prompting" * (generation_prompt == "add")
+    name = f"{export_name(phase, wanted, dtype)}{result['params_digest'][:12]}{prompting}"
     folder = resolved.home.exported(resolved.recipe.run_name, name)
-    if is_placed(folder):
+    if is_placed(folder, resolved.digests):
         say(f"{phase}: exported already, to {folder}")
         return
     resolved.home.make_ready()
     resolved.home.exporting.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f"{name}-", dir=resolved.home.exporting) as made:
         target, root = f"{resolved.recipe_name}/{phase}", str(resolved.home.root)
-        exported = export_target(target, made, scale, root, weights=wanted, dtype=dtype)
+        exported = export_target(target, made, scale, root, weights=wanted, dtype=dtype, generation_prompt=generation_prompt)
         place(Path(made), folder)
     say(f"{phase}: exported to {folder}: {', '.join(exported['files'])}")

@@ -1,18 +1,18 @@
 """Which documents a question of `phasewise trace` is about: by id, by source file, by text. What was searched is counted."""
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from flows.traced import Traced
-from flows.tracing import Asked, whole
-from tasks.data.find_documents import ids_of_text, normalized, shards_with
-from trainer.base.errors import ConfigError, DataError
-from trainer.config import Component
-from trainer.data.document_index import DocumentIndex, Located
-from trainer.data.manifest import SPLITS, Split
+from phasewise.flows.traced import Traced
+from phasewise.flows.tracing import Asked, whole
+from phasewise.tasks.data.find_documents import ids_of_text, normalized, shards_with
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.base.json_reader import parse_json
+from phasewise.trainer.config import Component
+from phasewise.trainer.data.document_index import DocumentIndex, Located
+from phasewise.trainer.data.manifest import SPLITS, Split
 
 MIN_PREFIX = 8
 MAX_SEARCHED_DOCUMENTS = 2_000_000
@@ -134,7 +134,7 @@ def _as_one_text(path: Path, text: str) -> str:
 
 def _is_json_object(line: str) -> bool:
     try:
-        return isinstance(json.loads(line), dict)
+        return isinstance(parse_json(line), dict)
     except ValueError:
         return False
 
@@ -154,7 +154,7 @@ def _named(traced: Traced, component: Component, index: DocumentIndex, prefixes:
     has_digests = plan and plan.documents.is_built and manifest.key == plan.cache(manifest.split).key
     if _is_small(traced) or not (plan and has_digests):
         return index.named(prefixes)
-    shards = {shard for prefix in prefixes for shard in shards_with(plan.documents.folder, prefix, manifest)}
+    shards = {shard for prefix in prefixes for shard in shards_with(plan.documents.folder, prefix, manifest, traced.plan.digests)}  # pyright: ignore[reportOptionalMemberAccess]  # `plan` is of it
     return index.named(prefixes, sorted(shards))
 
 

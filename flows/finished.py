@@ -6,16 +6,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from flows.recipes.phase import Phase
-from flows.record import Finding, PhaseRecord, read_record
-from flows.resolved import Resolved
-from tasks.evaluation.baselines import baselines_path
-from tasks.training.computed import computed_words
-from tasks.training.same_run import read_run
-from trainer.base.code_digest import code_digest, files_of
-from trainer.base.errors import PhasewiseError
-from trainer.base.storage import as_path, digest_of_json, read_json
-from trainer.passed_over import read_roll_backs
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.record import Finding, PhaseRecord, read_record
+from phasewise.flows.resolved import Resolved
+from phasewise.tasks.evaluation.baselines import baselines_path, read_baselines
+from phasewise.tasks.training.computed import computed_words
+from phasewise.tasks.training.same_run import read_run
+from phasewise.trainer.base.code_digest import code_digest, files_of
+from phasewise.trainer.base.errors import CheckpointError, PhasewiseError
+from phasewise.trainer.base.identity import NotAsWritten, digest_of_file, digest_of_json, read_sealed, write_sealed
+from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.base.wording import name_some
+from phasewise.trainer.passed_over import read_roll_backs
 
 KEYS_NAME = "keys.json"
 PACKAGES = ("phasewise", "jax", "optax", "orbax-checkpoint", "prefect", "dask", "great-expectations", "lm-eval")
@@ -28,7 +30,6 @@ REPORTING = (
     "flows/recipes/*/results*.py",
     "flows/show/words.py",
     "flows/summary.py",
-    "tasks/prediction/account.py",
     "tasks/publication/*.py",
     "tasks/training/computed.py",
     "tasks/training/spent.py",
@@ -70,20 +71,38 @@ def is_done(resolved: Resolved, phases: Iterable[Phase]) -> bool:
 def find_of_recipe(resolved: Resolved, records: Sequence[PhaseRecord]) -> tuple[Finding, ...]:
     """The results of a recipe that are no phase's: its baselines, and its report."""
     baselines = baselines_path(resolved.plan, resolved.home, resolved.recipe.phases[0].evaluation.held_out_tokens)
-    why_report = _why_no_report(resolved, records)
-    why_baselines = "" if baselines.exists() else "the byte n-grams are not measured on the text as it is now"
+    why_report = why_no_report(resolved, records)
+    why_baselines = "" if read_baselines(baselines) else "the byte n-grams are not measured on the text as it is now"
     return (
         Finding(what="baselines", holds=not why_baselines, again="evaluate" if why_baselines else None, why=why_baselines),
         Finding(what="report", holds=not why_report, again="report" if why_report else None, why=why_report),
     )
 
 
-def _why_no_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> str:
+def seal_report(resolved: Resolved, records: Iterable[PhaseRecord]) -> None:
+    """Write down what the report was made of, and the digest of each of its files: last, when all are written."""
+    folder = report_path(resolved).parent
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != KEYS_NAME and not path.name.startswith(".")]
+    files = {path.relative_to(folder).as_posix(): digest_of_file(path) for path in paths}
+    write_sealed(keys_path(resolved), {"phases": report_keys(resolved, records), "files": files})
+
+
+def why_no_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> str:
+    """Why the report does not hold, in words; empty if it does."""
     if not report_path(resolved).exists():
         return "there is no report"
-    written: dict[str, Any] = read_json(keys_path(resolved)) if keys_path(resolved).exists() else {}
-    others = [name for name, key in report_keys(resolved, records).items() if written.get(name) != key]
-    return f"the report is out of date: {', '.join(others)} came out otherwise since, or what makes it has changed" if others else ""
+    try:
+        written = read_sealed(keys_path(resolved))
+        phases, files = written["phases"], written["files"]
+    except (FileNotFoundError, NotAsWritten, KeyError) as error:
+        return f"the report does not say what it was made of: {error}"
+    if changed := resolved.digests.changed(report_path(resolved).parent, files, keys_path(resolved)):
+        return f"the report is out of date: {name_some(changed, 3)} changed after it was written"
+    try:
+        others = [name for name, key in report_keys(resolved, records).items() if phases.get(name) != key]
+    except CheckpointError as error:
+        return str(error)
+    return f"the report is out of date: {', '.join(others)} came out otherwise since than {KEYS_NAME} says" if others else ""
 
 
 def _shown_of(record: PhaseRecord) -> list[Any]:

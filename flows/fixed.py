@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 from uuid import UUID
 
-from trainer.base.errors import ConfigError
+from phasewise.trainer.base.errors import ConfigError
 
 TAG = "phasewise"
 """On every deployment that this project makes, and on no other: what has it and is no longer declared is retired."""

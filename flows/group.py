@@ -1,10 +1,12 @@
 """How a command of `phasewise` ends that is refused or stopped."""
 
+import os
 from typing import Any
 
 import click
 
-from trainer.base.errors import PhasewiseError
+from phasewise.flows.options import HOME
+from phasewise.trainer.base.system_errors import print_refusal, refusal_of
 
 
 class Commands(click.Group):
@@ -12,14 +14,19 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
-        from flows.recipes.python_file import allow_code
+        from phasewise.flows.recipes.python_file import allow_code
 
         try:
             with allow_code():
                 return super().invoke(ctx)
-        except PhasewiseError as error:
-            click.echo(f"phasewise: {error}", err=True)
-            ctx.exit(error.exit_code)
+        except (click.ClickException, click.exceptions.Exit):
+            raise
+        except Exception as error:
+            refusal = refusal_of(error, ctx.meta.get(HOME) or os.environ.get("PHASEWISE_HOME") or ".phasewise")
+            if refusal is None:
+                raise
+            print_refusal(f"phasewise: {refusal}")
+            ctx.exit(refusal.exit_code)
         except KeyboardInterrupt:
             click.echo("phasewise: stopped; the same command goes on from here.", err=True)
             ctx.exit(130)

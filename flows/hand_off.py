@@ -10,16 +10,17 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from flows.recipes.changes import Pair, both_in_words
-from flows.recipes.phase import HandOff, Phase
-from flows.recipes.recipe import Recipe
-from trainer.base.errors import TrainingError
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import digest_of_json, read_json
-from trainer.config import MixtureShares, RunConfig, Steps
-from trainer.config.added import ADDED_LATER
-from trainer.data.contract import compared_by, with_contents
-from trainer.data.loader import Loader
+from phasewise.flows.recipes.changes import Pair, both_in_words
+from phasewise.flows.recipes.phase import HandOff, Phase
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.trainer.base.errors import TrainingError
+from phasewise.trainer.base.identity import digest_of_json, read_sealed
+from phasewise.trainer.base.problems import in_one_line
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.config import MixtureShares, RunConfig, Steps
+from phasewise.trainer.config.added import ADDED_LATER
+from phasewise.trainer.data.contract import compared_by, with_contents
+from phasewise.trainer.data.loader import Loader
 
 TRAINED_AS = ("model", "optimizer", "learning_rate", "stability", "batch", "mixture", "order", "packing", "loss_on")
 ROWS = ("packing", "loss_on")
@@ -44,7 +45,7 @@ def hand_off_facts(recipe: Recipe, phase: Phase, run: RunConfig) -> HandOffFacts
     """
     if not isinstance(phase.start, HandOff) or run.start is None:
         return HandOffFacts(None, {})
-    from trainer.checkpoints.checkpointer import read_about  # it imports JAX
+    from phasewise.trainer.checkpoints.checkpointer import read_about  # it imports JAX
 
     checkpoint = Path(run.start.checkpoint)
     parent = _as_trained(recipe.phase(phase.start.parent), RunFolder.of_checkpoint(checkpoint).run_file)
@@ -87,12 +88,13 @@ def _as_trained(parent: Phase, run_file: Path) -> Phase:
     """The parent with the settings that it was trained with, where its run says so."""
     if not run_file.exists():
         return parent
-    trained = read_json(run_file)
+    trained = read_sealed(run_file, may_lack_seal=True)
     try:
         return parent.but(**{name: trained.get(name, ADDED_LATER[name]) if name in ROWS else trained[name] for name in TRAINED_AS})
     except (KeyError, ValidationError) as error:
         raise TrainingError(
-            f"{run_file} must say as what phase {parent.name} was trained, and does not read so ({error}): train {parent.name} again."
+            f"{run_file} must say as what phase {parent.name} was trained, and does not read so ({in_one_line(error)}): train "
+            f"{parent.name} again."
         ) from None
 
 

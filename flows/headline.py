@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from flows.record import PhaseRecord
+from phasewise.flows.record import PhaseRecord
 
 
 def status_of(records: Sequence[PhaseRecord]) -> Literal["passed", "stopped", "unfinished"]:

@@ -10,9 +10,9 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
-from flows.presence import forget_all_but, is_present
-from tasks.holder import holder_of
-from tasks.home import Home
+from phasewise.flows.presence import forget_all_but, is_present
+from phasewise.tasks.holder import holder_of
+from phasewise.tasks.home import Home
 
 ALIVE = ("RUNNING", "PENDING", "CANCELLING")
 PAGE = 200

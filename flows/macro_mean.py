@@ -7,7 +7,7 @@ would rise there although nothing became worse.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from trainer.config import Component
+from phasewise.trainer.config import Component
 
 
 class MacroMean(NamedTuple):

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flows.record import PhaseRecord
-from tasks.publication.contents import MeasuredReport
-from trainer.base.wording import plural
-from validations.evidence.evaluation import MACRO
+from phasewise.flows.record import PhaseRecord
+from phasewise.tasks.publication.contents import MeasuredReport
+from phasewise.trainer.base.wording import plural
+from phasewise.validations.evidence.evaluation import MACRO
 
 COMPARISONS = ("falls", "rises")
 """Tables of a gate with a row for each benchmark that was measured alike in both. The difference is the same in both tables."""

@@ -33,8 +33,8 @@ def end_if_missed() -> None:
     from prefect.context import FlowRunContext
     from prefect.utilities.asyncutils import run_coro_as_sync
 
-    from flows.door import Ended, set_state
-    from trainer.base.errors import PhasewiseError
+    from phasewise.flows.door import Ended, set_state
+    from phasewise.trainer.base.errors import PhasewiseError
 
     context = FlowRunContext.get()
     run: Any = context.flow_run if context else None

@@ -4,15 +4,15 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
-from flows.recipes.phase import Phase
-from flows.recipes.recipe import BETWEEN, Recipe
-from tasks.data.budget import shared
-from tasks.data.plan import ComponentPlan, DataPlan
-from trainer.base.errors import DataError
-from trainer.data.cache import TokenCache
-from trainer.data.manifest import read_manifest
-from trainer.data.mixture import MixtureSchedule
-from trainer.data.rows import DrawnRows, RowsOfTokens
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.recipe import BETWEEN, Recipe
+from phasewise.tasks.data.budget import shared
+from phasewise.tasks.data.plan import ComponentPlan, DataPlan
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.manifest import read_manifest
+from phasewise.trainer.data.mixture import MixtureSchedule
+from phasewise.trainer.data.rows import DrawnRows, RowsOfTokens
 
 
 def needed_tokens(recipe: Recipe, phases: Iterable[Phase] | None = None) -> dict[str, int]:

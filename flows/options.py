@@ -1,6 +1,7 @@
 """The options that several commands of `phasewise` have."""
 
 import functools
+import math
 import sys
 from collections.abc import Callable
 from typing import Any, Literal, get_args
@@ -10,7 +11,47 @@ import click
 Scale = Literal["proxy", "130m", "370m", "1b", "3b", "full", "own"]
 Command = Callable[..., Any]
 
-home_option = click.option("--home", metavar="URL", help="Folder of everything [default: PHASEWISE_HOME, else ./.phasewise].")
+
+class FiniteFloat(click.FloatRange):
+    """A number within bounds: NaN is within none, and infinity is not a number that decides anything."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number, or a usage error that names the option."""
+        found = click.FLOAT.convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"expected a finite number, found {value}.", param, ctx)
+        return super().convert(found, param, ctx)
+
+
+class NamedPlace(click.ParamType):
+    """A path or a URL that is not empty: an empty word is most often a variable that is not set."""
+
+    name = "place"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The place, or a usage error that names the option."""
+        if not value.strip():
+            self.fail(f"expected a path or a URL, found {value!r}: leave the option out, or name one.", param, ctx)
+        if "\0" in value:
+            self.fail("expected a path or a URL, found a zero byte in it.", param, ctx)
+        return value
+
+
+PLACE = NamedPlace()
+HOME = f"{__name__}.home"
+"""The home of a command, in what its contexts share: an error that names no file names this one's disk."""
+
+
+def _home(ctx: click.Context, _parameter: click.Parameter, home: str | None) -> str | None:
+    ctx.meta[HOME] = home
+    return home
+
+
+home_option = click.option(
+    "--home", type=PLACE, metavar="URL", callback=_home, help="Folder of everything [default: PHASEWISE_HOME, else ./.phasewise]."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output, and nothing else there.")
 
 
@@ -39,7 +80,7 @@ def scale_option(command: Command) -> Command:
 
     @functools.wraps(command)
     def at_scale(*, target: str, scale: Scale | None, **others: Any) -> Any:
-        from flows.recipes import scale_of
+        from phasewise.flows.recipes import scale_of
 
         return command(target=target, scale=scale_of(target, scale), **others)
 
@@ -49,7 +90,7 @@ def scale_option(command: Command) -> Command:
 def _set(ctx: click.Context, _parameter: click.Parameter, settings: tuple[str, ...]) -> None:
     """In force until the command ends."""
     if settings:
-        from flows.recipes.assignments import setting, settings_in_force
+        from phasewise.flows.recipes.assignments import setting, settings_in_force
 
         ctx.with_resource(setting((*settings_in_force(), *settings)))
 
@@ -58,10 +99,8 @@ def _slice(ctx: click.Context, _parameter: click.Parameter, name: str | None) ->
     """As `--set *.slice=NAME`: so the flows hand it on."""
     if name is None:
         return
-    from flows.checks import check_slice_name
-    from flows.recipes.assignments import setting, settings_in_force
+    from phasewise.flows.recipes.assignments import setting, settings_in_force
 
-    check_slice_name(name)
     ctx.with_resource(setting((*settings_in_force(), f"*.slice={name}")))
 
 
@@ -78,7 +117,7 @@ def _max_tokens(ctx: click.Context, _parameter: click.Parameter, tokens: int | N
     """As `--set recipe.max_tokens=N`."""
     if tokens is None:
         return
-    from flows.recipes.assignments import setting, settings_in_force
+    from phasewise.flows.recipes.assignments import setting, settings_in_force
 
     ctx.with_resource(setting((*settings_in_force(), f"recipe.max_tokens={tokens}")))
 
@@ -107,17 +146,21 @@ _EVALUATION_OPTIONS = (
     click.option(
         "--suite", metavar="S", help="Benchmarks of this suite: core, core+mmlu, generation, leaderboard, trinity, folder, niah[:LENGTH]."
     ),
-    click.option("--benchmarks", metavar="DIR", help="With --suite: their items, as JSON lines [default: the hub]."),
+    click.option("--benchmarks", type=PLACE, metavar="DIR", help="With --suite: their items, as JSON lines [default: the hub]."),
     click.option("--limit", type=click.IntRange(min=1), metavar="N", help="With --suite: only the first N items of each part, for a look."),
     click.option("--weights", type=click.Choice(["last", "ema"]), help="With --suite: the last, or their moving average [default: last]."),
     click.option(
         "--context", type=click.IntRange(min=2), metavar="N", help="With --suite: read N tokens, more than the model was trained on."
     ),
     click.option("--allow-code", is_flag=True, help="With --suite: run programs that the model writes, in a sandbox."),
-    click.option("--text", metavar="DIR", help="Corpus fit on this text: bits per byte and perplexity of each file and folder in DIR."),
+    click.option(
+        "--text", type=PLACE, metavar="DIR", help="Corpus fit on this text: bits per byte and perplexity of each file and folder in DIR."
+    ),
     click.option("--held-out", is_flag=True, help="Corpus fit on the phase's held-out documents, each component a subset."),
     click.option("--text-key", metavar="KEY", help="With --text: the field of JSON lines and tables [default: text]."),
-    click.option("--tokenizer", metavar="FILE", help="With --suite and --text: tokenizer.json of a CHECKPOINT whose home is not here."),
+    click.option(
+        "--tokenizer", type=PLACE, metavar="FILE", help="With --suite and --text: tokenizer.json of a CHECKPOINT whose home is not here."
+    ),
 )
 
 

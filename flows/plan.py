@@ -3,21 +3,21 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from flows.needs import budgets_of
-from flows.recipes.catalogue import CATALOGUE
-from flows.recipes.phase import FromScratch, GraftFrom, HandOff, Phase
-from flows.recipes.recipe import Recipe, scale_in_words
-from tasks.data.digests import KnownDigests
-from tasks.data.plan import DataPlan, plan_data
-from tasks.data.source import Source
-from tasks.data.standins import StandIn, stand_in_source
-from tasks.home import Home
-from tasks.training.machine import ONE_DEVICE
-from trainer.base.errors import RecipeError, TrainingError
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import read_json
-from trainer.checkpoints.path import checkpoint_path
-from trainer.config import Graft, LossEvaluation, RunConfig, StartFrom
+from phasewise.flows.needs import budgets_of
+from phasewise.flows.recipes.catalogue import CATALOGUE
+from phasewise.flows.recipes.feasibility import check_components
+from phasewise.flows.recipes.phase import FromScratch, GraftFrom, HandOff, Phase
+from phasewise.flows.recipes.recipe import Recipe, scale_in_words
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.tasks.data.plan import DataPlan, plan_data
+from phasewise.tasks.data.source import Source
+from phasewise.tasks.data.standins import StandIn, stand_in_source
+from phasewise.tasks.home import Home
+from phasewise.tasks.training.machine import ONE_DEVICE
+from phasewise.trainer.base.errors import RecipeError, TrainingError
+from phasewise.trainer.checkpoints.path import checkpoint_path
+from phasewise.trainer.config import Graft, LossEvaluation, RunConfig, StartFrom
+from phasewise.trainer.result import read_result
 
 
 def sources_of(recipe: Recipe, home: Home) -> dict[str, Source]:
@@ -26,7 +26,7 @@ def sources_of(recipe: Recipe, home: Home) -> dict[str, Source]:
     Raises:
         RecipeError: a component has no source, or its real data are not public.
     """
-    _check_components(recipe)
+    _check_readable(recipe)
     found = {name: CATALOGUE[name].source for name in recipe.components if name not in recipe.sources}
     others = {name: source for name, source in found.items() if source is not None}
     if recipe.uses_stand_ins:
@@ -42,18 +42,9 @@ def stand_ins_of(recipe: Recipe) -> dict[str, StandIn]:
     return {name: stand_in for name, stand_in in found.items() if stand_in is not None}
 
 
-def _check_components(recipe: Recipe) -> None:
+def _check_readable(recipe: Recipe) -> None:
+    check_components(recipe)
     without_own = [name for name in recipe.components if name not in recipe.sources]
-    if unknown := [name for name in without_own if name not in CATALOGUE]:
-        raise RecipeError(
-            f"{recipe.name} draws from {', '.join(unknown)}, which flows/recipes/catalogue does not name: give each a source of its own "
-            'under `sources` in the recipe\'s file, such as {"url": "gs://bucket/folder", "include": ["*.jsonl.gz"], "format": "jsonl"}.'
-        )
-    if recipe.uses_stand_ins and (missing := [name for name in without_own if CATALOGUE[name].stand_in is None]):
-        raise RecipeError(
-            f"{recipe.name} draws from {', '.join(missing)}, which have no small stand-in: give each a source of its own under `sources` "
-            "in the recipe's file."
-        )
     if not recipe.uses_stand_ins and (closed := [name for name in without_own if CATALOGUE[name].source is None]):
         raise RecipeError(
             f"{recipe.name} {scale_in_words(recipe.scale)} draws from {', '.join(closed)}, whose data are not public: there is nothing "
@@ -163,12 +154,12 @@ def _graft(recipe: Recipe, phase: Phase, graft: GraftFrom, home: Home) -> Graft:
 def _checkpoint_of(recipe: Recipe, phase: Phase, parent: str, step: int, home: Home) -> tuple[str, str]:
     """Where the checkpoint is that a phase starts from or takes a part of, and the digest of its weights."""
     folder = home.run(recipe.run_name, parent)
-    result = RunFolder(folder).result
-    if not result.exists():
+    result = read_result(folder)
+    if result is None:
         raise TrainingError(f"phase {phase.name} starts from {parent}, which is not trained yet: run {recipe.name} first.")
     checkpoint = checkpoint_path(folder, step)
     if step == recipe.phase(parent).stop_step:
-        return str(checkpoint), read_json(result)["params_digest"]
-    from trainer.checkpoints.checkpointer import saved_params_digest  # it imports JAX
+        return str(checkpoint), result["params_digest"]
+    from phasewise.trainer.checkpoints.checkpointer import saved_params_digest  # it imports JAX
 
     return str(checkpoint), saved_params_digest(checkpoint)

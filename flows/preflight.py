@@ -2,14 +2,14 @@
 
 from prefect.artifacts import create_table_artifact
 
-from flows.door import door
-from flows.recipes import split_target
-from flows.recipes.assignments import Settings
-from flows.recipes.recipe import Scale
-from flows.resolved import resolve
-from flows.setups import setups_of
-from tasks.progress import say
-from trainer.base.errors import PhasewiseError
+from phasewise.flows.door import door
+from phasewise.flows.recipes import split_target
+from phasewise.flows.recipes.assignments import Settings
+from phasewise.flows.recipes.recipe import Scale
+from phasewise.flows.resolved import resolve
+from phasewise.flows.setups import setups_of
+from phasewise.tasks.progress import say
+from phasewise.trainer.base.errors import PhasewiseError
 
 
 class DoesNotFit(PhasewiseError):
@@ -35,7 +35,7 @@ def preflight(recipe: str, phase: str | None = None, scale: Scale = "full", home
     if not setups:
         say(f"{name}: on this machine; there is nothing to compile")
         return
-    from tasks.preflight.task import preflight as preflight_task  # it imports jax, which a phase on this machine is spared
+    from phasewise.tasks.preflight.task import preflight as preflight_task  # it imports jax, which a phase on this machine is spared
 
     resolved.home.make_ready()
     reports = [preflight_task(setup, resolved.home) for setup in setups]

@@ -1,28 +1,28 @@
-"""`python -m flows.preflight_document [--home URL] [--table NAME]`: compile every setup of the record; write their tables."""
+"""`python -m phasewise.flows.preflight_document [--home URL] [--table NAME]`: compile every setup of the record; write their tables."""
 
 import re
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
 
-from flows.commands.preflight import HEADINGS, cells, what_it_took
-from flows.recipes import load_recipe, load_record
-from flows.setups import setups_of
-from tasks.home import Home
-from tasks.preflight.launcher import examine, versions
-from tasks.preflight.plan import GIB, Plan, spec_for
-from tasks.preflight.preflight import preflight_setup
-from tasks.preflight.report import report_of
-from tasks.preflight.search import Found, refusal
-from tasks.preflight.setup import Setup
-from tasks.preflight.sizes import kept_a_token
-from tasks.preflight.slices import find_slice, read_table
-from trainer.base.errors import ConfigError
+from phasewise.flows.commands.preflight import HEADINGS, cells, what_it_took
+from phasewise.flows.recipes import load_recipe, load_record
+from phasewise.flows.setups import setups_of
+from phasewise.tasks.home import Home
+from phasewise.tasks.preflight.launcher import examine, versions
+from phasewise.tasks.preflight.plan import GIB, Plan, spec_for
+from phasewise.tasks.preflight.preflight import preflight_setup
+from phasewise.tasks.preflight.report import report_of
+from phasewise.tasks.preflight.search import Found, refusal
+from phasewise.tasks.preflight.setup import Setup
+from phasewise.tasks.preflight.sizes import kept_a_token
+from phasewise.tasks.preflight.slices import find_slice, read_table
+from phasewise.trainer.base.code_digest import HOUSE
+from phasewise.trainer.base.errors import ConfigError
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "measurements" / "preflight-tables.md"
+DOCUMENT = HOUSE.parent / "docs" / "measurements" / "preflight-tables.md"
 Report = dict[str, Any]
 GIGA = 1e9
 RULE = (Plan(remat="dots"), Plan(remat="full"), Plan(remat="offload"))
@@ -35,7 +35,7 @@ COMPILED = ("marin-8b", "marin-32b")
 @click.option("--table", "names", multiple=True, help="Only this table; may be given more than once [default: all].")
 def main(home: str | None, names: tuple[str, ...]) -> None:
     """Write the tables into the document, between their marks."""
-    from flows.preflight_sparse import smallest_slices, sparse_models
+    from phasewise.flows.preflight_sparse import smallest_slices, sparse_models
 
     place = Home.open(home)
     tables: dict[str, Callable[[], str]] = {

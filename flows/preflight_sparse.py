@@ -2,15 +2,15 @@
 
 from functools import partial
 
-from flows.preflight_document import GIGA, Report, markdown
-from flows.recipes import load_recipe
-from flows.setups import setups_of
-from tasks.home import Home
-from tasks.preflight.launcher import examine, versions
-from tasks.preflight.plan import GIB
-from tasks.preflight.preflight import preflight_setup
-from tasks.preflight.setup import Setup
-from tasks.preflight.smallest import smallest_slice
+from phasewise.flows.preflight_document import GIGA, Report, markdown
+from phasewise.flows.recipes import load_recipe
+from phasewise.flows.setups import setups_of
+from phasewise.tasks.home import Home
+from phasewise.tasks.preflight.launcher import examine, versions
+from phasewise.tasks.preflight.plan import GIB
+from phasewise.tasks.preflight.preflight import preflight_setup
+from phasewise.tasks.preflight.setup import Setup
+from phasewise.tasks.preflight.smallest import smallest_slice
 
 SPARSE = ("trinity-nano", "trinity-mini", "trinity-large")
 CHIPS = ("v5p", "tpu7x")

@@ -1,9 +1,9 @@
 """Sources → documents → tokenizer → token caches → benchmarks."""
 
-from flows.door import door
-from flows.recipes.assignments import Settings
-from flows.recipes.recipe import Scale
-from flows.resolved import resolve
+from phasewise.flows.door import door
+from phasewise.flows.recipes.assignments import Settings
+from phasewise.flows.recipes.recipe import Scale
+from phasewise.flows.resolved import resolve
 
 
 @door(name="prepare-data", flow_run_name="prepare data of {recipe} ({scale})")
@@ -16,9 +16,9 @@ def prepare_data(recipe: str = "marin-8b", scale: Scale = "proxy", home: str | N
         home: Folder of everything; PHASEWISE_HOME if not given.
         settings: Changes of the recipe for a trial, each PHASE.FIELD=VALUE: what `--set` takes.
     """
-    from tasks.data.cluster import one_cluster  # Dask: a phase whose data is prepared is spared it
-    from tasks.data.task import build_caches, collect_stand_ins, make_tokenizer, write_documents
-    from tasks.evaluation.task import make_benchmarks
+    from phasewise.tasks.data.cluster import one_cluster  # Dask: a phase whose data is prepared is spared it
+    from phasewise.tasks.data.task import build_caches, collect_stand_ins, make_tokenizer, write_documents
+    from phasewise.tasks.evaluation.task import make_benchmarks
 
     resolved, _ = resolve(recipe, scale, home)
     resolved.check_sources()

@@ -2,8 +2,8 @@
 
 from contextlib import ExitStack
 
-from tasks.holder import holder_of, holding
-from tasks.home import Home
+from phasewise.tasks.holder import holder_of, holding
+from phasewise.tasks.home import Home
 
 _held = ExitStack()
 _present: set[str] = set()

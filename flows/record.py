@@ -5,28 +5,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from flows.decided_by import decided_by
-from flows.recipes.phase import Phase
-from flows.resolved import Resolved
-from flows.rulings import why_not
-from tasks.data.plan import DataPlan
-from tasks.evaluation.finished import evaluation_key, finished_evaluation
-from tasks.training.differences import differences, name_differences
-from tasks.training.launcher import damage_of_finished, finished_result, is_begun
-from trainer.base.decision import Ruling, ruling_at, ruling_of
-from trainer.base.errors import CheckpointError, DataError, PhasewiseError, TrainingError, VerdictError
-from trainer.base.frozen import Frozen
-from trainer.base.run_folder import METRICS_NAME, RunFolder
-from trainer.base.storage import as_path, digest_of_file, read_json
-from trainer.config import RunConfig
-from trainer.data.manifest import read_manifest
-from trainer.result import read_result
-from validations.accepted import AcceptedWarning, accepted_in, expected
-from validations.approvable import NOBODY, AsksPeople
-from validations.approving import asked_of_suite
-from validations.expectations.data_suite import DATA_SUITE
-from validations.expectations.suites import SUITES, version_of
-from validations.verdict import Verdict, accepted_by, judged_by_gate, read_verdict
+from phasewise.flows.decided_by import decided_by
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.resolved import Resolved
+from phasewise.flows.rulings import why_not
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.tasks.data.plan import DataPlan
+from phasewise.tasks.evaluation.finished import evaluation_key, finished_evaluation
+from phasewise.tasks.training.differences import differences, name_differences
+from phasewise.tasks.training.launcher import damage_of_finished, finished_result, is_begun
+from phasewise.tasks.training.same_run import has_result_of
+from phasewise.trainer.base.decision import Ruling, ruling_at, ruling_of
+from phasewise.trainer.base.errors import CheckpointError, DataError, PhasewiseError, TrainingError, VerdictError
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.identity import NotAsWritten, digest_of_file, read_sealed
+from phasewise.trainer.base.run_folder import METRICS_NAME, RunFolder
+from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.checkpoints.path import checkpoint_path
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.data.manifest import read_manifest
+from phasewise.trainer.result import read_result
+from phasewise.validations.accepted import AcceptedWarning, accepted_in, expected
+from phasewise.validations.approvable import NOBODY, AsksPeople
+from phasewise.validations.approving import asked_of_suite
+from phasewise.validations.expectations.data_suite import DATA_SUITE
+from phasewise.validations.expectations.suites import SUITES, version_of
+from phasewise.validations.verdict import Verdict, accepted_by, judged_by_gate, read_verdict
 
 State = Literal["done", "refused", "waits for a person", "not reached"]
 Again = Literal["prepare", "judge", "train", "evaluate", "report"]
@@ -119,8 +123,8 @@ def read_record(resolved: Resolved, phase: Phase) -> PhaseRecord:
     found.add("caches", _are_built(phase, plan), "prepare", "its caches are not there as its sources, settings and code are now")
     rests_on = _decided_by(resolved, phase, run)
     data_verdict = found.verdict("data", as_path(run.verdict), _digests(run), phase.gates.data, rests_on)
-    result = finished_result(run, plan)
-    found.add("training", result is not None, "train", "" if result else _why_not_trained(run))
+    result = finished_result(run, plan, resolved.digests)
+    found.add("training", result is not None, "train", "" if result else why_not_trained(run, resolved.digests))
     if not result and is_begun(run, plan):
         found.question(home.question(recipe.run_name, phase.name))
     health_verdict = evaluation = model_verdict = None
@@ -137,10 +141,13 @@ def read_record(resolved: Resolved, phase: Phase) -> PhaseRecord:
     return PhaseRecord(phase, run, *judged_so_far, tuple(found.all), tuple(found.rulings), found.asked)
 
 
-def _why_not_trained(run: RunConfig) -> str:
+def why_not_trained(run: RunConfig, digests: KnownDigests) -> str:
+    """Why `finished_result` gives none, in words."""
+    if has_result_of(as_path(run.output), run) and (damage := damage_of_finished(run, digests)):
+        return f"its last checkpoint {damage} ({checkpoint_path(run.output, run.stop_step)})"
     if found := differences(run):
         return f"it was trained as something else: {name_differences(found)}"
-    if read_result(as_path(run.output)) and (damage := damage_of_finished(run)):
+    if read_result(as_path(run.output)) and (damage := damage_of_finished(run, digests)):
         return f"its last checkpoint {damage}"
     return "it is not trained to its end"
 
@@ -243,11 +250,11 @@ def parent_evaluation(resolved: Resolved, phase: Phase) -> dict[str, Any] | None
     if phase.parent is None:
         return None
     folder = resolved.home.run(resolved.recipe.run_name, phase.parent)
-    if not RunFolder(folder).evaluation.exists():
+    try:
+        evaluation = read_sealed(RunFolder(folder).evaluation)
+    except (FileNotFoundError, NotAsWritten):
         return None
-    evaluation: dict[str, Any] = read_json(RunFolder(folder).evaluation)
-    result = read_json(RunFolder(folder).result) if RunFolder(folder).result.exists() else {}
-    of_these = result.get("params_digest") == evaluation.get("params_digest")
+    of_these = (read_result(folder) or {}).get("params_digest") == evaluation.get("params_digest")
     return evaluation if of_these else None
 
 

@@ -3,16 +3,16 @@
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from flows.recipes.phase import Phase
-from flows.resolved import Resolved
-from tasks.progress import say
-from tasks.training.differences import differences, name_differences
-from tasks.training.launcher import finished_result, is_begun, last_saved_step
-from trainer.base.errors import ConfigError, PhasewiseError, TrainingError
-from trainer.base.run_folder import RunFolder
-from trainer.base.wording import about
-from trainer.config import RunConfig
-from trainer.metrics import read_metrics
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.resolved import Resolved
+from phasewise.tasks.progress import say
+from phasewise.tasks.training.differences import differences, name_differences
+from phasewise.tasks.training.launcher import finished_result, is_begun, last_saved_step
+from phasewise.trainer.base.errors import ConfigError, PhasewiseError, TrainingError
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.wording import about
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.metrics import read_metrics
 
 MAX_SECONDS_UNASKED = 600.0
 """At any scale but full, less training than this is done again without being asked for."""
@@ -55,7 +55,7 @@ def find_replaced(resolved: Resolved, phases: Iterable[Phase]) -> tuple[Replaced
         before = [one.name for one in resolved.recipe.ancestors(phase) if one.name in found]
         if before:
             why = f"it starts from {before[-1]}, which is trained again"
-        elif finished_result(run) or is_begun(run):
+        elif finished_result(run, digests=resolved.digests) or is_begun(run):
             continue
         else:
             why = name_differences(differences(run)) or "its folder does not say as what it was trained"

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
-from flows.presence import is_present
-from tasks.home import Home
+from phasewise.flows.presence import is_present
+from phasewise.tasks.home import Home
 
 FLOWS = ("train-phase", "train-recipe")
 PAGE = 200

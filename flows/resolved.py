@@ -11,20 +11,23 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from flows.checks import check_conversations, check_mixtures, check_slices, check_sources
-from flows.declared import check_declared
-from flows.plan import build_run, data_plan, stand_ins_of, start_of
-from flows.recipes import at_scale, load_written, split_target
-from flows.recipes.assignments import assigned, settings_in_force
-from flows.recipes.phase import Phase
-from flows.recipes.recipe import Recipe, Scale
-from tasks.data.digests import KnownDigests
-from tasks.data.plan import DataPlan
-from tasks.data.standins import StandIn, missing_stand_ins
-from tasks.holder import Holder
-from tasks.home import Home
-from trainer.config import RunConfig, StartFrom
-from trainer.process.conditions import check_usual
+from phasewise.flows.checks import check_slices, check_sources
+from phasewise.flows.declared import check_declared
+from phasewise.flows.plan import build_run, data_plan, stand_ins_of, start_of
+from phasewise.flows.recipe_origin import RecipeOrigin, check_name_free, keep_origin, origin_of
+from phasewise.flows.recipes import at_scale, load_written, split_target
+from phasewise.flows.recipes.assignments import assigned, settings_in_force
+from phasewise.flows.recipes.feasibility import check_feasible, check_mixtures
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.recipe import Recipe, Scale
+from phasewise.flows.trials import with_trial
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.tasks.data.plan import DataPlan
+from phasewise.tasks.data.standins import StandIn, missing_stand_ins
+from phasewise.tasks.holder import Holder
+from phasewise.tasks.home import Home
+from phasewise.trainer.config import RunConfig, StartFrom
+from phasewise.trainer.process.conditions import check_usual
 
 SOURCES = "the sources"
 
@@ -38,6 +41,7 @@ class Resolved:
         recipe: the main line, and of the branches those that lead to the phase.
         full: the same at full scale; None where the recipe is written at proxy scale.
         settings: what `--set` changes in it.
+        origin: the file that it comes from, where it is not one of this project.
         digests: the contents of source files as this command knows them.
     """
 
@@ -47,6 +51,7 @@ class Resolved:
     home: Home
     digests: KnownDigests = field(repr=False, compare=False)
     settings: tuple[str, ...] = ()
+    origin: RecipeOrigin | None = None
     _runs: dict[tuple[str, StartFrom | None], RunConfig] = field(default_factory=dict, repr=False, compare=False)
     _items: dict[tuple[str, ...], str] = field(default_factory=dict, repr=False, compare=False)
     _checked: set[str] = field(default_factory=set, repr=False, compare=False)
@@ -83,7 +88,7 @@ class Resolved:
         Raises:
             ConfigError, DataError: as `tasks.validation.scan_caches.items_key`.
         """
-        from tasks.validation.scan_caches import items_key  # it imports the scan
+        from phasewise.tasks.validation.scan_caches import items_key  # it imports the scan
 
         if phase.components not in self._items:
             self._items[phase.components] = items_key(self.plan, phase.components)
@@ -109,6 +114,7 @@ class Resolved:
             TakenOver, StorageError: as `Home.kept`.
         """
         with self.home.held(what, on_wait=on_wait), self.home.kept(self.recipe.run_name):
+            keep_origin(self.origin, self.recipe, self.home)
             yield
 
     @contextmanager
@@ -130,12 +136,10 @@ class Resolved:
         """The phase as the trainer wants it, built once for the weights that it starts from.
 
         Raises:
-            ConfigError: blocks cannot express its mixture.
             TrainingError: its parent is not trained yet.
         """
         start = start_of(self.recipe, phase, self.home)
         if (phase.name, start) not in self._runs:
-            check_mixtures(self.recipe, [phase])
             plan = self.plan
             run = build_run(self.recipe, phase, self.home, plan.folders("train"), held_out=plan.folders("held_out"))
             self._runs[phase.name, start] = run
@@ -145,18 +149,13 @@ class Resolved:
         """Refuse, before anything is made, what can be known to fail; each phase is checked once.
 
         Raises:
-            ConfigError: a phase needs a slice, names a benchmark that nothing measures, or has a mixture that blocks cannot express; or a
-                variable of jax would make another run of it.
+            ConfigError: a phase needs a slice, or names a benchmark that nothing measures; or a variable of jax would make another run.
             DataError: a component has no files.
         """
         check_usual(os.environ)
         new = [phase for phase in phases if phase.name not in self._checked]
         check_slices(self.recipe, new)
         check_declared(self.recipe, new)
-        check_conversations(self.recipe, new, self.home)
-        if self.full:
-            check_mixtures(self.full, [self.full.phase(phase.name) for phase in new])
-        check_mixtures(self.recipe, new)
         self._checked.update(phase.name for phase in new)
         self.check_sources()
 
@@ -200,9 +199,16 @@ class _Found:
         key = (named, scale, root, settings)
         if key not in self.resolved:
             full = written.with_branch(branch) if written.scale == "full" else None
+            chosen = record.with_branch(branch)
+            if full:
+                check_mixtures(full, full.phases)
+            check_feasible(chosen, chosen.phases)
+            origin = origin_of(name, written, place)
+            check_name_free(origin, chosen, place)
             if root not in self.digests:
                 self.digests[root] = KnownDigests(place)
-            self.resolved[key] = Resolved(named, record.with_branch(branch), full, place, self.digests[root], settings)
+            home = with_trial(place, at_scale(written, scale, name), record) if settings else place
+            self.resolved[key] = Resolved(named, chosen, full, home, self.digests[root], settings, origin)
         return self.resolved[key], phase
 
 
@@ -237,7 +243,8 @@ def resolve(
     found = (_found.get() or _Found()).resolve(target, scale, Home.at(home, reads_only=reads_only))
     if reads_only:
         phase = found[1]
-        found[0].home.look(found[0].recipe.run_name, weights_of=phase.name if phase and has_weights else None)
+        place = found[0].home
+        place.look(found[0].recipe.run_name, weights_of=place.folder_of(phase.name) if phase and has_weights else None)
     return found
 
 

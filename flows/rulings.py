@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from flows.recipes.phase import Phase
-from flows.resolved import Resolved
-from tasks.site import gate_address
-from trainer.base.decision import Ruling, read_decisions, ruling_of
-from trainer.base.errors import VerdictError, WaitsForPerson
-from validations.report.words import lines_of
-from validations.verdict import Verdict
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.resolved import Resolved
+from phasewise.tasks.site import gate_address
+from phasewise.trainer.base.decision import Ruling, read_decisions, ruling_of
+from phasewise.trainer.base.errors import VerdictError, WaitsForPerson
+from phasewise.validations.report.words import lines_of
+from phasewise.validations.verdict import Verdict
 
 
 def raise_unless_let_pass(verdict: Verdict, path: str | Path, approving: str) -> None:

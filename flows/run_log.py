@@ -6,7 +6,7 @@ import logging
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.logging.handlers import APILogHandler
 
-from tasks.progress import LOGGER, PROGRESS_LOGGER, Milestones
+from phasewise.tasks.progress import LOGGER, PROGRESS_LOGGER, Milestones
 
 
 class RunLog(logging.Handler):

@@ -1,24 +1,25 @@
-"""`python -m flows.scales_document [--home URL] [--compile SCALE]…`: what Marin 8B takes at every scale on four slices, into a document."""
+"""`python -m phasewise.flows.scales_document [--home URL] [--compile SCALE]…`: what Marin 8B takes at every scale on four
+slices, into a document."""
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from flows.recipes import load_recipe
-from flows.recipes.phase import Phase
-from flows.recipes.recipe import BETWEEN, Recipe, Scale
-from flows.setups import setups_of
-from flows.show.takes import describe_takes
-from tasks.home import Home
-from tasks.preflight.estimated import estimate_plan
-from tasks.preflight.launcher import examine
-from tasks.preflight.plan import GIB, spec_for
-from tasks.preflight.search import refusal
-from tasks.preflight.slices import find_slice
-from trainer.base.wording import small, tokens
+from phasewise.flows.recipes import load_recipe
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.recipe import BETWEEN, Recipe, Scale
+from phasewise.flows.setups import setups_of
+from phasewise.flows.show.takes import describe_takes
+from phasewise.tasks.home import Home
+from phasewise.tasks.preflight.estimated import estimate_plan
+from phasewise.tasks.preflight.launcher import examine
+from phasewise.tasks.preflight.plan import GIB, spec_for
+from phasewise.tasks.preflight.search import refusal
+from phasewise.tasks.preflight.slices import find_slice
+from phasewise.trainer.base.code_digest import HOUSE
+from phasewise.trainer.base.wording import small, tokens
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "measurements" / "scales.md"
+DOCUMENT = HOUSE.parent / "docs" / "measurements" / "scales.md"
 RECIPE = "marin-8b"
 SLICES = ("h100-1", "h100-8", "v5e-8", "v6e-8")
 COMPILED_ON = "v6e-8"

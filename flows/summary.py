@@ -7,33 +7,31 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
-from flows.finished import PACKAGES, computed_of, keys_path, report_keys, report_path
-from flows.headline import headline, status_of
-from flows.macro_mean import macro_mean, shared_components
-from flows.measured import measured_of
-from flows.recipes.phase import HandOff, Phase
-from flows.recipes.recipe import Recipe
-from flows.recipes.reported import results_of
-from flows.record import PhaseRecord, read_records
-from flows.resolved import Resolved
-from flows.show.words import bias_in_words, rows_in_words
-from tasks.evaluation.baselines import baselines_path
-from tasks.prediction.account import read_account, words_of_account
-from tasks.publication.contents import BenchmarkReport, PhaseReport, RecordReport, Report, RollBackReport, VerdictReport
-from tasks.publication.routing import routing_of
-from tasks.training.spent import read_spent, words_of
-from trainer.base.decision import Ruling
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import read_json, write_json
-from trainer.base.wording import plural
-from trainer.config import Component
-from trainer.data.mixture import MixtureSchedule
-from trainer.metrics import read_metrics
-from trainer.passed_over import read_roll_backs
-from trainer.schedule import turns_of
-from validations.expectations.reasons import Reason
-from validations.outcomes import sum_counts, verdicts_in_words
-from validations.verdict import Verdict, unused_of
+from phasewise.flows.finished import PACKAGES, computed_of, report_path, seal_report, why_no_report
+from phasewise.flows.headline import headline, status_of
+from phasewise.flows.macro_mean import macro_mean, shared_components
+from phasewise.flows.measured import measured_of
+from phasewise.flows.recipes.phase import HandOff, Phase
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.recipes.reported import results_of
+from phasewise.flows.record import PhaseRecord, read_records
+from phasewise.flows.resolved import Resolved
+from phasewise.flows.show.words import bias_in_words, rows_in_words
+from phasewise.tasks.evaluation.baselines import baselines_path, read_baselines
+from phasewise.tasks.publication.contents import BenchmarkReport, PhaseReport, RecordReport, Report, RollBackReport, VerdictReport
+from phasewise.tasks.publication.routing import routing_of
+from phasewise.tasks.training.spent import read_spent, words_of
+from phasewise.trainer.base.decision import Ruling
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.wording import plural
+from phasewise.trainer.config import Component
+from phasewise.trainer.data.mixture import MixtureSchedule
+from phasewise.trainer.metrics import read_metrics
+from phasewise.trainer.passed_over import read_roll_backs
+from phasewise.trainer.schedule import turns_of
+from phasewise.validations.expectations.reasons import Reason
+from phasewise.validations.outcomes import sum_counts, verdicts_in_words
+from phasewise.validations.verdict import Verdict, unused_of
 
 AT_A_BATCH = {"expect_only_finite_numbers", "expect_spikes_within_limit", "expect_no_spike_to_be_led_by_updates"}
 """What may come from the batch of one step."""
@@ -109,15 +107,15 @@ def run_summary(resolved: Resolved) -> dict[str, Any]:
         "told": f"{verdicts_in_words(counts)}: {sum_counts(counts).shares}",
         "checks": sum_counts(counts).model_dump(),
         "unused": [warning.words for warning in unused_of(verdicts)],
-        "baselines": read_baselines(resolved),
+        "baselines": _baselines(resolved),
         "report": str(report) if report.exists() else None,
     }
 
 
-def read_baselines(resolved: Resolved) -> dict[str, float]:
+def _baselines(resolved: Resolved) -> dict[str, float]:
     """The n-gram models' macro bits per byte, where they were measured."""
     path = baselines_path(resolved.plan, resolved.home, resolved.recipe.phases[0].evaluation.held_out_tokens)
-    return read_json(path) if path.exists() else {}
+    return read_baselines(path) or {}
 
 
 def build_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> Report:
@@ -133,7 +131,7 @@ def build_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> Report:
         parameters=_count_parameters(recipe.phases[-1]),
         phases=tuple(_phase_report(resolved, record, shared) for record in records),
         macro_over=shared,
-        baselines=read_baselines(resolved),
+        baselines=_baselines(resolved),
         unused=tuple(warning.words for warning in unused_of(verdict for record in records for verdict in record.verdicts)),
         facts=_facts(resolved),
     )
@@ -141,19 +139,19 @@ def build_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> Report:
 
 def write_recipe_report(resolved: Resolved) -> None:
     """Write the report of a recipe again, with the Data Docs of every verdict that holds."""
-    from tasks.publication.task import publish_report  # it imports Prefect, which `phasewise show` does without
+    from phasewise.tasks.publication.task import publish_report  # it imports Prefect, which `phasewise show` does without
 
     records = read_records(resolved)
     verdicts = [verdict for record in records for verdict in record.verdicts]
     publish_report(build_report(resolved, records), resolved.home.report(resolved.recipe.run_name), verdicts)
-    write_json(keys_path(resolved), report_keys(resolved, records))
+    seal_report(resolved, records)
+    resolved.digests.keep()
 
 
 def refresh_report(resolved: Resolved) -> None:
     """Write the report again where it is not one of what is there now: a decision changes what it says, and trains nothing."""
     records = read_records(resolved)
-    written = read_json(keys_path(resolved)) if keys_path(resolved).exists() else None
-    if written != report_keys(resolved, records):
+    if why_no_report(resolved, records):
         write_recipe_report(resolved)
 
 
@@ -200,7 +198,6 @@ def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Comp
         roll_backs=_roll_backs(record),
         computed=computed_of(record),
         spent=words_of(spent) if (spent := read_spent(home.run(recipe.run_name, phase.name))) else "",
-        predicted=words_of_account(account) if (account := read_account(home.run(recipe.run_name, phase.name))) else "",
     )
 
 
@@ -285,6 +282,6 @@ def _held_out(phase: Phase, components: int) -> str:
 
 
 def _count_parameters(phase: Phase) -> int:
-    from trainer.model.params import count_parameters
+    from phasewise.trainer.model.params import count_parameters
 
     return count_parameters(phase.model)

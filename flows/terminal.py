@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Column, Table
 from rich.text import Text
 
-from flows.tables import print_table
-from tasks.progress import LOGGER, PROGRESS_LOGGER, Milestones
-from trainer.base import wording
+from phasewise.flows.tables import print_table
+from phasewise.tasks.progress import LOGGER, PROGRESS_LOGGER, Milestones
+from phasewise.trainer.base import wording
 
 AT_WORK = "at work"
 MIN_BAR_SECONDS = 2.0

@@ -7,27 +7,28 @@ from pathlib import Path
 
 import numpy as np
 
-from flows.plan import build_run
-from flows.recipes.phase import Phase
-from flows.recipes.recipe import SCALES, Recipe, Scale
-from flows.resolved import Resolved, resolve
-from flows.trained_order import TrainedOrder, compare_with_trained
-from tasks.data.plan import DataPlan
-from tasks.data.token_text import TokenText
-from tasks.training.same_run import read_run
-from trainer.base.errors import DataError, PhasewiseError
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import as_path, digest_of_file
-from trainer.base.wording import name_some
-from trainer.config import Component
-from trainer.data.buffered import BufferedComponent
-from trainer.data.cache import TokenCache
-from trainer.data.document_index import DocumentIndex
-from trainer.data.manifest import MANIFEST_NAME, SPLITS, Split
-from trainer.data.mixture import MixtureSchedule
-from trainer.data.rows import RowsOfTokens
-from trainer.data.shards import build_maps
-from trainer.data.trace import Draws, Runs, TracedOrder
+from phasewise.flows.plan import build_run
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.recipe import SCALES, Recipe, Scale
+from phasewise.flows.resolved import Resolved, resolve
+from phasewise.flows.trained_order import TrainedOrder, compare_with_trained
+from phasewise.tasks.data.plan import DataPlan
+from phasewise.tasks.data.token_text import TokenText
+from phasewise.tasks.training.same_run import read_run
+from phasewise.trainer.base.errors import DataError, PhasewiseError
+from phasewise.trainer.base.identity import digest_of_file
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.base.wording import name_some
+from phasewise.trainer.config import Component
+from phasewise.trainer.data.buffered import BufferedComponent
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.document_index import DocumentIndex
+from phasewise.trainer.data.manifest import MANIFEST_NAME, SPLITS, Split
+from phasewise.trainer.data.mixture import MixtureSchedule
+from phasewise.trainer.data.rows import RowsOfTokens
+from phasewise.trainer.data.shards import build_maps
+from phasewise.trainer.data.trace import Draws, Runs, TracedOrder
 
 Folders = dict[Split, dict[Component, Path]]
 Indices = dict[Split, dict[Component, DocumentIndex]]

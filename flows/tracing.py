@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flows.traced import Traced, TracedPhase
-from trainer.base.errors import ConfigError, DataError
-from trainer.config import Component
-from trainer.data.cache import TokenCache
-from trainer.data.document_index import Located, Piece
-from trainer.data.rows import counted_before
-from trainer.data.shards import fetch
-from trainer.data.spans import answers_of
-from trainer.data.trace import Draws
+from phasewise.flows.traced import Traced, TracedPhase
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.config import Component
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.document_index import Located, Piece
+from phasewise.trainer.data.rows import counted_before
+from phasewise.trainer.data.shards import fetch
+from phasewise.trainer.data.spans import answers_of
+from phasewise.trainer.data.trace import Draws
 
 MAX_TEXTS = 1000
 """So many pieces get an excerpt; an answer with more names the others without."""

@@ -4,31 +4,29 @@ from typing import Any
 
 from prefect.artifacts import create_table_artifact
 
-from flows.ancestors import check_ancestors_hold, check_ancestors_passed, check_verdicts
-from flows.asking import asking_people, take_answers
-from flows.declared import check_needles
-from flows.door import door, say_waiting, this_run
-from flows.evaluate_checkpoint import evaluate_checkpoint
-from flows.execution import runs_on_slices
-from flows.predicted import predict_phase
-from flows.preflight import preflight
-from flows.prepare_data import prepare_data
-from flows.recipes.assignments import Settings
-from flows.recipes.phase import Phase
-from flows.recipes.recipe import Scale
-from flows.record import read_record
-from flows.replaced import check_replaced, find_replaced, say_replaced
-from flows.resolved import Resolved, resolve_phase
-from flows.rulings import approving_command, raise_unless_let_pass
-from flows.summary import phase_summary, refresh_report, write_recipe_report
-from flows.validate_data import validate_data
-from flows.waiting import or_wait, wake_others
-from tasks.prediction.predict import words_of
-from tasks.progress import say
-from tasks.training.task import train
-from tasks.validation.task import ask_about_training, health_gate
-from trainer.base.errors import TrainingDiverged, VerdictError, WaitsForPerson
-from validations.accepted import accepted_in
+from phasewise.flows.ancestors import check_ancestors_hold, check_ancestors_passed, check_verdicts
+from phasewise.flows.asking import asking_people, take_answers
+from phasewise.flows.declared import check_needles
+from phasewise.flows.door import door, say_waiting, this_run
+from phasewise.flows.evaluate_checkpoint import evaluate_checkpoint
+from phasewise.flows.execution import runs_on_slices
+from phasewise.flows.preflight import preflight
+from phasewise.flows.prepare_data import prepare_data
+from phasewise.flows.recipes.assignments import Settings
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.recipe import Scale
+from phasewise.flows.record import read_record
+from phasewise.flows.replaced import check_replaced, find_replaced, say_replaced
+from phasewise.flows.resolved import Resolved, resolve_phase
+from phasewise.flows.rulings import approving_command, raise_unless_let_pass
+from phasewise.flows.summary import phase_summary, refresh_report, write_recipe_report
+from phasewise.flows.validate_data import validate_data
+from phasewise.flows.waiting import or_wait, wake_others
+from phasewise.tasks.progress import say
+from phasewise.tasks.training.task import train
+from phasewise.tasks.validation.task import ask_about_training, health_gate
+from phasewise.trainer.base.errors import TrainingDiverged, VerdictError, WaitsForPerson
+from phasewise.validations.accepted import accepted_in
 
 REFUSALS = (VerdictError, TrainingDiverged)
 """What ends a phase and its descendants, and nothing else."""
@@ -95,10 +93,8 @@ def train_judged(resolved: Resolved, phase: Phase) -> None:
     validate_data(resolved.name, phase.name, recipe.scale, home, resolved.settings)
     planned = runs_on_slices(resolved, phase)
     run = planned[-1].run
-    prediction = predict_phase(phase, run, resolved.home)
-    say(f"{phase.name}: {words_of(prediction)}")
     try:
-        result = train(run, planned, prediction)
+        result = train(run, planned)
     except WaitsForPerson as waiting:
         question = ask_about_training(waiting.verdict)
         raise_unless_let_pass(question, waiting.verdict, approving_command(resolved, phase))

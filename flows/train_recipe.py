@@ -2,20 +2,20 @@
 
 from collections.abc import Collection, Iterable
 
-from flows.ancestors import phases_to_train
-from flows.asking import asking_people, take_answers
-from flows.door import door, say_waiting, this_run
-from flows.prepare_data import prepare_data
-from flows.recipes.assignments import Settings
-from flows.recipes.phase import Phase
-from flows.recipes.recipe import Scale
-from flows.replaced import check_replaced, check_retrain, find_replaced, say_replaced
-from flows.resolved import Resolved, resolve
-from flows.summary import write_recipe_report
-from flows.train_phase import REFUSALS, train_phase
-from tasks.evaluation.task import fit_baselines
-from tasks.progress import say
-from trainer.base.errors import PhasewiseError, WaitsForPerson
+from phasewise.flows.ancestors import phases_to_train
+from phasewise.flows.asking import asking_people, take_answers
+from phasewise.flows.door import door, say_waiting, this_run
+from phasewise.flows.prepare_data import prepare_data
+from phasewise.flows.recipes.assignments import Settings
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.recipe import Scale
+from phasewise.flows.replaced import check_replaced, check_retrain, find_replaced, say_replaced
+from phasewise.flows.resolved import Resolved, resolve
+from phasewise.flows.summary import write_recipe_report
+from phasewise.flows.train_phase import REFUSALS, train_phase
+from phasewise.tasks.evaluation.task import fit_baselines
+from phasewise.tasks.progress import say
+from phasewise.trainer.base.errors import PhasewiseError, WaitsForPerson
 
 
 @door(name="train-recipe", flow_run_name="train {recipe} ({scale})")

@@ -2,12 +2,13 @@
 
 from typing import Any
 
-from flows.recipes.phase import Phase
-from flows.recipes.recipe import scale_in_words
-from flows.resolved import Resolved
-from tasks.training.launcher import finished_result
-from trainer.base.errors import ConfigError, TrainingError
-from trainer.config import RunConfig
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.recipe import scale_in_words
+from phasewise.flows.record import why_not_trained
+from phasewise.flows.resolved import Resolved
+from phasewise.tasks.training.launcher import finished_result
+from phasewise.trainer.base.errors import ConfigError, TrainingError
+from phasewise.trainer.config import RunConfig
 
 
 def named_phase(resolved: Resolved, phase: Phase | None, needed_by: str) -> Phase:
@@ -33,11 +34,11 @@ def trained_run(resolved: Resolved, phase: Phase) -> tuple[RunConfig, dict[str, 
     if not resolved.home.reads_only:
         resolved.home.make_ready()
     run = resolved.run(phase)
-    result = finished_result(run)
+    result = finished_result(run, digests=resolved.digests)
     if result is None:
         recipe = resolved.recipe
         raise TrainingError(
             f"{resolved.recipe_name}/{phase.name} is not trained {scale_in_words(recipe.scale)} under {resolved.home.root}: "
-            f"run `phasewise run {resolved.recipe_name}/{phase.name} {resolved.options}` first."
+            f"{why_not_trained(run, resolved.digests)}. Run `phasewise run {resolved.recipe_name}/{phase.name} {resolved.options}` first."
         )
     return run, result

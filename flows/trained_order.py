@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from tasks.training.same_run import read_run
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import as_path, read_json
-from trainer.checkpoints.files import is_committed, saved_steps
-from trainer.config import RunConfig
-from trainer.data.contract import changed_since, compared_by
-from trainer.data.loader import CONTRACT_OF_ROWS, Loader, packing_of
-from trainer.passed_over import NOTHING, PassedOver, read_passed_over
+from phasewise.tasks.training.same_run import noted_caches, read_run
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.storage import as_path, read_json
+from phasewise.trainer.checkpoints.files import is_committed, saved_steps
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.data.contract import changed_since, compared_by
+from phasewise.trainer.data.loader import CONTRACT_OF_ROWS, Loader, packing_of
+from phasewise.trainer.passed_over import NOTHING, PassedOver, read_passed_over
 
 Trained = Literal["as traced", "otherwise", "not here"]
 
@@ -73,7 +73,7 @@ def _contract_of_run(folder: Path, now: Mapping[str, Any]) -> dict[str, Any] | N
     written = read_run(folder)
     if written is None:
         return None
-    noted = read_json(RunFolder(folder).caches)["contents"] if RunFolder(folder).caches.exists() else {}
+    noted = noted_caches(folder, written)
     components = {
         name: {"manifest": written.cache_name(name), "rows": now["components"].get(name, {}).get("rows")}
         | ({"content": noted[name]} if name in noted else {})

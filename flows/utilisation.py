@@ -4,16 +4,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from flows.plan import build_run
-from flows.recipes.phase import Phase
-from flows.recipes.recipe import Recipe
-from tasks.home import Home
-from trainer.base.wording import name_some
-from trainer.config import Component
-from trainer.data.manifest import MANIFEST_NAME
-from trainer.data.mixture import MixtureSchedule
-from trainer.data.rows import PLAIN, RowRule
-from validations.evidence.packing import packing_evidence
+from phasewise.flows.plan import build_run
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.wording import name_some
+from phasewise.trainer.config import Component
+from phasewise.trainer.data.manifest import MANIFEST_NAME
+from phasewise.trainer.data.mixture import MixtureSchedule
+from phasewise.trainer.data.rows import PLAIN, RowRule
+from phasewise.validations.evidence.packing import packing_evidence
 
 Utilisation = dict[str, Any]
 

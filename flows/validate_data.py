@@ -1,17 +1,17 @@
 """Evidence → verdict, for the data of one phase."""
 
-from flows.decided_by import decided_by
-from flows.door import door, this_run
-from flows.hand_off import hand_off_facts
-from flows.needs import check_enough, drawn_earlier
-from flows.recipes.assignments import Settings
-from flows.recipes.phase import Phase
-from flows.recipes.recipe import Scale
-from flows.resolved import Resolved, resolve_phase
-from flows.rulings import approving_command, raise_unless_let_pass
-from tasks.validation.task import data_gate
-from validations.accepted import accepted_in
-from validations.evidence.hand_off import hand_off_evidence
+from phasewise.flows.decided_by import decided_by
+from phasewise.flows.door import door, this_run
+from phasewise.flows.hand_off import hand_off_facts
+from phasewise.flows.needs import check_enough, drawn_earlier
+from phasewise.flows.recipes.assignments import Settings
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.recipe import Scale
+from phasewise.flows.resolved import Resolved, resolve_phase
+from phasewise.flows.rulings import approving_command, raise_unless_let_pass
+from phasewise.tasks.validation.task import data_gate
+from phasewise.validations.accepted import accepted_in
+from phasewise.validations.evidence.hand_off import hand_off_evidence
 
 
 @door(name="validate-data", flow_run_name="validate data of {recipe}/{phase} ({scale})")

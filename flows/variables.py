@@ -1,14 +1,15 @@
 """Says which variables of the environment look like settings of Phasewise, and nothing reads them."""
 
+import os
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 
 import click
 
-from trainer.base.code_digest import HOUSE, ROOMS
-from trainer.process.collecting import collect_rarely
-from trainer.process.platform import spare_search
+from phasewise.trainer.base.code_digest import HOUSE, ROOMS
+from phasewise.trainer.process.collecting import collect_rarely
+from phasewise.trainer.process.platform import spare_search
 
 BEGINNING = "PHASEWISE_"
 OF_TESTS = "PHASEWISE_TEST_"
@@ -20,6 +21,7 @@ def begin(environment: Mapping[str, str]) -> None:
     """Before any command: say what nothing reads, and settle what must be before jax is imported."""
     for words in words_of_unread(environment):
         click.echo(words, err=True)
+    os.environ["PYTHONSAFEPATH"] = "1"  # Dask's workers and the processes of pools are started by libraries, without -P
     spare_search()
     collect_rarely()
 

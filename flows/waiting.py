@@ -10,15 +10,15 @@ from typing import Any
 
 from prefect.runtime import flow_run as current
 
-from flows.ancestors import GATES, ParentNotDone, check_verdicts
-from flows.door import Ended, set_state
-from flows.missed import LOOK_AGAIN, WAITING, due_or_waiting
-from flows.recipes.phase import Phase
-from flows.resolved import Resolved, resolve_phase
-from tasks.home import Home
-from tasks.progress import say
-from trainer.base.decision import decision_path
-from trainer.base.errors import PhasewiseError
+from phasewise.flows.ancestors import GATES, ParentNotDone, check_verdicts
+from phasewise.flows.door import Ended, set_state
+from phasewise.flows.missed import LOOK_AGAIN, WAITING, due_or_waiting
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.resolved import Resolved, resolve_phase
+from phasewise.tasks.home import Home
+from phasewise.tasks.progress import say
+from phasewise.trainer.base.decision import decision_path
+from phasewise.trainer.base.errors import PhasewiseError
 
 FLOW = "train-phase"
 LATE = "Late"

@@ -7,7 +7,7 @@ from contextvars import Context, copy_context
 
 import httpx
 
-from tasks.progress import say
+from phasewise.tasks.progress import say
 
 AGAIN_SECONDS = 2.0
 """So long after a request that failed the next one is made."""

@@ -12,9 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO
 
-from trainer.base.errors import ConfigError
-from trainer.base.file_lock import try_lock
-from trainer.base.frozen import Frozen
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.file_lock import try_lock
+from phasewise.trainer.base.frozen import Frozen
 
 POLL_SECONDS = 0.25
 PATIENCE_SECONDS = 0.5

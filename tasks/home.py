@@ -10,17 +10,20 @@ from typing import Any
 
 from fsspec.exceptions import FSTimeoutError
 
-from tasks.holder import Holder, holding
-from tasks.locks import held_once
-from tasks.store.keeping import keeping
-from tasks.store.publisher import WORKED_ON, Kept
-from trainer.base.errors import ConfigError, StorageError
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import as_path, digest_of_bytes, file_system_of
+from phasewise.tasks.holder import Holder, holding
+from phasewise.tasks.locks import held_once
+from phasewise.tasks.store.keeping import keeping
+from phasewise.tasks.store.publisher import WORKED_ON, Kept
+from phasewise.trainer.base.errors import ConfigError, StorageError
+from phasewise.trainer.base.identity import digest_of_bytes, digest_of_json
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.storage import as_path, file_system_of, warn_undeleted
 
 DEFAULT_HOME = "./.phasewise"
 SCRATCH_VARIABLE = "PHASEWISE_SCRATCH"
 """Where the working folders of homes on stores are on this machine; the user's cache folder if it is not set."""
+PROBE = f".probe-{uuid.uuid4().hex}"
+"""Of this process: where the store forbids deletion, one of them stays, however often the home is made ready."""
 PROBE_SECONDS = 30.0
 """How long a store may take to answer the question whether it can be written."""
 
@@ -31,10 +34,12 @@ class Home:
 
     Attributes:
         reads_only: it was opened to look; nothing is made in it.
+        trials: phases that `--set` changes, each with the name of its folder; the others have folders of their own name.
     """
 
     root: Path
     reads_only: bool = field(default=False, compare=False)
+    trials: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def at(cls, url: str | None, *, reads_only: bool = False) -> "Home":
@@ -43,7 +48,10 @@ class Home:
         Raises:
             ConfigError: it is neither a local folder nor a gs:// URL, or it is only read and cannot be.
         """
-        text = url or os.environ.get("PHASEWISE_HOME") or DEFAULT_HOME
+        text = os.environ.get("PHASEWISE_HOME", DEFAULT_HOME) if url is None else url
+        if not text.strip() or "\0" in text:
+            named = "PHASEWISE_HOME" if url is None else "--home"
+            raise ConfigError(f"{named}: expected a folder or a gs:// URL, found {text!r}. Name one, or leave it unset.")
         if "://" in text and not text.startswith(("file://", "gs://", "gcs://")):
             raise ConfigError(f"the home must be a local folder or a gs:// URL, found {text}.")
         root = as_path(text)
@@ -234,18 +242,17 @@ class Home:
         return self.root / "preflight" / f"{key[:16]}.json"
 
     @property
-    def calibrations(self) -> Path:
-        """What was measured of this machine, for `tasks.prediction`."""
-        return self.work / "calibrations"
-
-    @property
     def runs(self) -> Path:
         """The runs of all recipes, a folder each, with a folder a phase."""
         return self.work / "runs"
 
     def run(self, run_name: str, phase: str) -> Path:
         """A phase's run: metrics, checkpoints, result, evaluation."""
-        return self.runs / run_name / phase
+        return self.runs / run_name / self.folder_of(phase)
+
+    def folder_of(self, phase: str) -> str:
+        """The name of the folder of a phase: its own, or that of the trial."""
+        return dict(self.trials).get(phase, phase)
 
     def question(self, run_name: str, phase: str) -> Path:
         """What a phase's training asks a person, where its recovery is `ask`; in the form of a verdict."""
@@ -262,11 +269,12 @@ class Home:
 
     def verdict(self, run_name: str, phase: str, gate: str) -> Path:
         """The verdict file of a phase's data or gate."""
-        return self.work / "verdicts" / run_name / phase / f"{gate}.json"
+        return self.work / "verdicts" / run_name / self.folder_of(phase) / f"{gate}.json"
 
     def report(self, run_name: str) -> Path:
-        """The folder of a run's report and Data Docs."""
-        return self.work / "reports" / run_name
+        """The folder of a run's report and Data Docs; of a trial it is below that."""
+        folder = self.work / "reports" / run_name
+        return folder / f"trial-{digest_of_json(self.trials)[:8]}" if self.trials else folder
 
 
 def _probe_folder(root: Path) -> None:
@@ -280,10 +288,16 @@ def _probe_folder(root: Path) -> None:
 
 
 def _probe_store(root: Path, file_system: Any, name: str) -> None:
-    probe = f"{name}/.probe-{uuid.uuid4().hex}"
+    probe = f"{name}/{PROBE}"
     try:
         file_system.pipe_file(probe, b"", timeout=PROBE_SECONDS)
-        file_system.rm_file(probe, timeout=PROBE_SECONDS)
+        try:
+            file_system.rm_file(probe, timeout=PROBE_SECONDS)
+        except FSTimeoutError:
+            raise
+        except Exception as error:  # as below
+            file_system.pipe_file(probe, b"replaced", timeout=PROBE_SECONDS)  # this it must allow
+            warn_undeleted(root, error)
     except FileNotFoundError:
         raise _unwritable(root, "there is no such bucket") from None
     except FSTimeoutError:

@@ -18,15 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer.base.errors import ConfigError
-from trainer.base.file_lock import locked
-from trainer.base.storage import as_path, file_system_of
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.file_lock import locked
+from phasewise.trainer.base.storage import as_path, file_system_of
 
 LEASE_VARIABLE = "PHASEWISE_LEASE_SECONDS"
 LEASE_SECONDS = 30.0
 BEATS_PER_LEASE = 4
 POLL_SECONDS = 0.25
-SECONDS = "lease_seconds"
+SECONDS, FREE = "lease_seconds", "free"
 
 _held_by_this_process: set[str] = set()
 """Places that `held_once` holds. A flow opens other flows in its own process."""
@@ -123,12 +123,13 @@ def _lease_object(place: Path, store: tuple[Any, str]) -> "_LeaseObject":
 class _Version(NamedTuple):
     """What the store counts: a generation is one holder's lease, a change of its metadata is a sign of life.
 
-    `seconds` is its holder's lease time; 0 where it does not say.
+    `seconds` is its holder's lease time; 0 where it does not say. `is_free` is that its holder gave it back and could not delete it.
     """
 
     generation: str
     metageneration: str
     seconds: float
+    is_free: bool = False
 
 
 class _Sighting(NamedTuple):
@@ -173,11 +174,28 @@ class _LeaseObject:
         except FileNotFoundError:
             return None
         found = json.loads(content)
-        return _Version(found["generation"], found["metageneration"], _seconds_said(found.get("metadata")))
+        said = found.get("metadata") or {}
+        return _Version(found["generation"], found["metageneration"], _seconds_said(said), said.get(FREE) == FREE)
 
     def beat(self, generation: str, number: int) -> None:
         """Change the metadata of the holder's own lease."""
         self._call("PATCH", ifGenerationMatch=generation, json={"metadata": {"beat": str(number), **_said()}})
+
+    def give_back(self, generation: str) -> None:
+        """Delete the holder's own lease; where the store forbids that, write into its metadata that it is free."""
+        try:
+            self.delete(generation)
+        except Exception:  # whatever the store says
+            self._call("PATCH", ifGenerationMatch=generation, json={"metadata": {**_said(), FREE: FREE}})
+
+    def claim(self, found: _Version) -> str | None:
+        """Its generation, where this process is the one that took a lease which has ended and cannot be deleted."""
+        conditions = {"ifGenerationMatch": found.generation, "ifMetagenerationMatch": found.metageneration}
+        try:
+            self._call("PATCH", **conditions, json={"metadata": {"beat": uuid.uuid4().hex, **_said()}})
+        except (FileNotFoundError, FileExistsError):
+            return None
+        return found.generation
 
     def delete(self, generation: str, metageneration: str | None = None) -> None:
         """Remove it, if it is this one."""
@@ -222,7 +240,7 @@ class _Lease:
     def release(self) -> None:
         """Let the next one in; if the store does not answer, he comes in when the lease has run out."""
         with contextlib.suppress(Exception):
-            self.object.delete(self.generation)
+            self.object.give_back(self.generation)
 
 
 def _take(place: Path, lease: _LeaseObject, wait: bool, sighting: _Sighting) -> _Lease:
@@ -235,12 +253,16 @@ def _take(place: Path, lease: _LeaseObject, wait: bool, sighting: _Sighting) -> 
         if found is None:
             if (generation := lease.create()) is not None:
                 return _Lease(lease, generation, now)
-        elif found != seen:
+        elif found != seen and not found.is_free:
             if seen is not None and not wait:
                 raise _refusal(place)
             seen, since = found, now
-        elif now - since >= max(lease_seconds, found.seconds):
-            lease.delete(found.generation, found.metageneration)
+        elif found.is_free or now - since >= max(lease_seconds, found.seconds):
+            try:
+                lease.delete(found.generation, found.metageneration)
+            except Exception:  # a store that forbids it: the lease is taken as it lies there
+                if (generation := lease.claim(found)) is not None:
+                    return _Lease(lease, generation, now)
         else:
             time.sleep(POLL_SECONDS)
 
@@ -259,8 +281,8 @@ def _lease_seconds() -> float:
 
 
 def _said() -> dict[str, str]:
-    """What a lease says of its holder: how long he may show no sign of life."""
-    return {SECONDS: f"{_lease_seconds():g}"}
+    """What a lease says of its holder: how long he may show no sign of life, and that it is not free."""
+    return {SECONDS: f"{_lease_seconds():g}", FREE: "no"}
 
 
 def _seconds_said(metadata: Any) -> float:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from trainer.base.wording import about
+from phasewise.trainer.base.wording import about
 
 LOGGER = logging.getLogger("phasewise")
 LOGGER.setLevel(logging.INFO)

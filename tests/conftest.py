@@ -2,10 +2,11 @@
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
-from trainer.process.collecting import collect_rarely
+from phasewise.trainer.process.collecting import collect_rarely
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax: with libtpu installed it would look for a TPU
 
@@ -20,6 +21,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what 
 
 collect_rarely()  # what is imported and collected stays to the end: to look through it for garbage took a quarter of the time to collect it
 pytest_plugins = ["tests.compilation", "tests.processor_time", "tests.sharing_out", "tests.stores.fixtures"]
+
+
+@pytest.fixture(autouse=True)
+def environment_of_a_command() -> Iterator[None]:
+    """A command sets it for its own children; a test that runs one in this process must not do so for those of later tests."""
+    yield
+    os.environ.pop("PYTHONSAFEPATH", None)
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:

@@ -46,10 +46,10 @@ class End(NamedTuple):
 
 def read_as_source(path: Path, file_format: str) -> tuple[Outcome, str]:
     """The data plane: a source of this one file."""
-    from tasks.data.listing import fingerprint
-    from tasks.data.reading import Fault, pieces_of, read_piece
-    from tasks.data.source import Source
-    from trainer.base.errors import DataError
+    from phasewise.tasks.data.listing import fingerprint
+    from phasewise.tasks.data.reading import Fault, pieces_of, read_piece
+    from phasewise.tasks.data.source import Source
+    from phasewise.trainer.base.errors import DataError
 
     text_key = _text_key(path, file_format)
     source = Source.model_validate({"url": str(path.parent), "include": (path.name,), "format": file_format, "text_key": text_key})
@@ -92,9 +92,9 @@ def _text_key(path: Path, file_format: str) -> str:
 
 def read_as_scan(path: Path, index: Path) -> tuple[Outcome, str]:
     """The scan, with the search for items."""
-    from tasks.validation.scan_paths import select
-    from tasks.validation.scan_pieces import scan_pieces
-    from validations.limits import LeakageLimits
+    from phasewise.tasks.validation.scan_paths import select
+    from phasewise.tasks.validation.scan_pieces import scan_pieces
+    from phasewise.validations.limits import LeakageLimits
 
     limits = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)
     selection = select([str(path)])
@@ -186,8 +186,8 @@ def _peak_bytes() -> int:
 
 def _index(folder: Path) -> Path:
     """Some made items; few, for what is measured is the reading."""
-    from tasks.validation.index_store import index_of_folder
-    from tests.leakage_recall.made_items import made_items
+    from experiments.leakage_recall.made_items import made_items
+    from phasewise.tasks.validation.index_store import index_of_folder
 
     (folder / "benchmarks" / "made").mkdir(parents=True)
     rows = ({"id": item.id, "question": item.question, "answer": item.solutions[0]} for item in made_items(20, seed=4) if item.solutions)

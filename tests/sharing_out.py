@@ -16,20 +16,21 @@ OPERATED = (
     "deployments/test_scheduling.py",
     "deployments/test_surviving.py",
     "deployments/test_operations.py",
+    "deployments/test_strangers.py",
 )
 """Files that operate `phasewise up`. One process runs them all, one after the other: then it is brought up once. The last ends it."""
-TOGETHER = (OPERATED, ("pulse/data/",), ("tasks/publication/card/",), ("flows/trace/",))
+TOGETHER = (OPERATED, ("end_to_end/data/",), ("tasks/publication/card/",), ("flows/trace/",))
 """Files, or folders, that share what takes long to make: one process runs them, and makes it once."""
 LONGEST = (
     *OPERATED,
-    "pulse/test_run.py",
-    "pulse/test_own_text.py",
+    "end_to_end/test_run.py",
+    "end_to_end/test_own_text.py",
     "trainer/test_killed.py",
-    "pulse/data/test_killed.py",
+    "end_to_end/data/test_killed.py",
     "tasks/publication/card/test_on_a_store.py",
     "trainer/test_roll_back.py",
     "trainer/preflight/test_compiler.py",
-    "pulse/test_bison.py",
+    "end_to_end/test_bison.py",
 )
 """Files that take longest. They come first: begun last, one of them would run while nothing is left to run beside it."""
 

@@ -10,13 +10,13 @@ question is made again from the run's folder as it is now; where the two differ,
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from trainer.base.decision import Ruling, question_of, read_decisions, ruling_of
-from trainer.base.errors import CheckpointError
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import digest_of_file, digest_of_json, read_json
-from trainer.checkpoints.files import DIGESTS_NAME, is_committed, saved_steps
-from trainer.config import RunConfig, sequences_between
-from trainer.passed_over import PassedOver, window_of
+from phasewise.trainer.base.decision import Ruling, question_of, read_decisions, ruling_of
+from phasewise.trainer.base.errors import CheckpointError
+from phasewise.trainer.base.identity import digest_of_file, digest_of_json, read_sealed
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.checkpoints.files import DIGESTS_NAME, is_committed, saved_steps
+from phasewise.trainer.config import RunConfig, sequences_between
+from phasewise.trainer.passed_over import PassedOver, window_of
 
 TABLE, CHECK = "recovery", "expect_no_update_that_must_not_be_kept"
 ASKS = "Every update has a loss and norms that are numbers, and no loss above the recipe's limit."
@@ -64,6 +64,7 @@ def question(run: RunConfig, step: int, what: str, passed_over: PassedOver) -> d
         "reasons": [reason],
         "checks": [{**check, "accepted": []}],
         "evidence": run.output,
+        "tables": {},
         "notes": [],
     }
 
@@ -79,7 +80,7 @@ def asked(run: RunConfig, passed_over: PassedOver) -> Asked | None:
     if run.recovery is None or run.recovery.action != "ask":
         return None
     try:
-        written: Mapping[str, Any] = read_json(path)
+        written: Mapping[str, Any] = read_sealed(path, may_lack_seal=True)
         step, what = int(written["thresholds"]["step"]), str(written["reasons"][0]["found"])
     except FileNotFoundError:
         return None

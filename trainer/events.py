@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.run_folder import RunFolder
 
 EventKind = Literal[
     "restart", "stalled", "spike", "rolled_back", "preempted", "diverged", "resumed", "fenced", "replanned", "asked", "moved"

@@ -8,11 +8,7 @@ look-up, and what is computed again to save memory – so the share of the peak 
 import math
 from typing import NamedTuple
 
-import jax
-
-from trainer.config import ModelConfig
-from trainer.model.layers import layer_kinds
-from trainer.model.params import active_share, param_specs
+from phasewise.trainer.config import ModelConfig
 
 FLOPS_A_PARAMETER = 6
 """Two forward (multiply and add), four backward (with respect to input and to weight)."""
@@ -32,6 +28,10 @@ class StepFlops(NamedTuple):
 
 def matrix_parameters(model: ModelConfig) -> int:
     """Parameters that a token is multiplied by: matrices of the layers, of the experts those that it is routed to, and the head."""
+    import jax  # a table of peaks is read where nothing is computed
+
+    from phasewise.trainer.model.params import active_share, param_specs
+
     specs = jax.tree.leaves(param_specs(model))
     matrices = sum(round(active_share(spec, model) * math.prod(spec.shape)) for spec in specs if spec.inputs is not None)
     return matrices + (model.d_model * model.vocab_size if model.tied_head else 0)
@@ -44,6 +44,8 @@ def step_flops(model: ModelConfig, sequences: int, *, causal: bool = True) -> St
         causal: count only the pairs (position, what it sees), windows included; else all t² of a row, as PaLM does. Documents within a row
             count as one: what their mask saves is not known from the shape.
     """
+    from phasewise.trainer.model.layers import layer_kinds  # it imports jax
+
     tokens = sequences * model.seq_len
     width = model.num_query_heads * model.head_dim
     pairs = sum(visible_pairs(model.seq_len, kind.window) if causal else model.seq_len**2 for kind in layer_kinds(model))

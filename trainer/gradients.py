@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from trainer.base.errors import ConfigError
-from trainer.loss import LossSums
-from trainer.model.params import Params
-from trainer.sharding import constrain
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.loss import LossSums
+from phasewise.trainer.model.params import Params
+from phasewise.trainer.sharding import constrain
 
 SegmentIds = Int[Array, "b t"] | None
 Targets = Bool[Array, "b t"]

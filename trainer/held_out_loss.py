@@ -7,17 +7,17 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from trainer.base.errors import DataError
-from trainer.config import Component, Execution, LossEvaluation, ModelConfig
-from trainer.data.cache import TokenCache
-from trainer.data.loader import Batch
-from trainer.data.rows import PLAIN, ComponentRows, RowRule
-from trainer.data.shards import fetch
-from trainer.gradients import Targets
-from trainer.metrics import Row
-from trainer.model.params import Params
-from trainer.sharding import on_mesh
-from trainer.step import build_objective
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.config import Component, Execution, LossEvaluation, ModelConfig
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.loader import Batch
+from phasewise.trainer.data.rows import PLAIN, ComponentRows, RowRule
+from phasewise.trainer.data.shards import fetch
+from phasewise.trainer.gradients import Targets
+from phasewise.trainer.metrics import Row
+from phasewise.trainer.model.params import Params
+from phasewise.trainer.sharding import on_mesh
+from phasewise.trainer.step import build_objective
 
 MIN_TOKENS = 2
 MeanLoss = Callable[..., Float[Array, ""]]

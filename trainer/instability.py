@@ -6,15 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.asking import asked, question
-from trainer.base.decision import Ruling, read_decisions, ruling_of
-from trainer.base.errors import AsksPerson, TrainingDiverged
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import write_json
-from trainer.config import RollingLimit, RunConfig
-from trainer.events import append_event
-from trainer.metrics import Row
-from trainer.passed_over import BY_THE_RECIPE, PassedOver, deciders_in, reasons_in, window_of, write_passed_over
+from phasewise.trainer.asking import asked, question
+from phasewise.trainer.base.decision import Ruling, read_decisions, ruling_of
+from phasewise.trainer.base.errors import AsksPerson, TrainingDiverged
+from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.config import RollingLimit, RunConfig
+from phasewise.trainer.events import append_event
+from phasewise.trainer.metrics import Row
+from phasewise.trainer.passed_over import BY_THE_RECIPE, PassedOver, deciders_in, reasons_in, window_of, write_passed_over
 
 
 class Unstable(TrainingDiverged):
@@ -118,7 +118,7 @@ def _let_pass(run: RunConfig, found: Unstable, passed_over: PassedOver, *, write
     ruling = ruling_of(content, read_decisions(path))
     if write and ruling.state == "waits":
         is_new = asked(run, passed_over) is None
-        write_json(path, content)
+        write_sealed(path, content)
         if is_new:
             append_event(run.output, "asked", found.step, f"{found.what} at step {found.step}: a person is asked")
     _check_ruling(run, found, ruling)

@@ -3,7 +3,7 @@
 In an update they come in this order: the gradients are clipped by their norm; the optimizer makes the direction, weight decay included;
 each weight's root mean square is clipped; the norm of the whole is clipped by the norms before it; the learning rate is applied. What
 skip-step refuses leaves no trace but in its own windows. All of it is Levanter's of June 2025, which the record ran
-(`docs/decisions/0030-rolling-windows.md` says where this differs).
+(`docs/decisions/0006-interventions.md` says where this differs).
 """
 
 from typing import Any, NamedTuple, TypeVar
@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from trainer.model.params import Params
-from trainer.schedule import Limit
+from phasewise.trainer.model.params import Params
+from phasewise.trainer.schedule import Limit
 
 T = TypeVar("T")
 MIN_STD = 1e-6

@@ -10,32 +10,33 @@ from typing import Any, TypeVar
 
 import jax
 
-from trainer.base.errors import AsksPerson, CheckpointError, TrainingDiverged
-from trainer.base.exit_codes import ExitCode
-from trainer.base.run_folder import RunFolder
-from trainer.checkpoints.checkpointer import Checkpoints
-from trainer.checkpoints.hand_off import state_to_start_from
-from trainer.checkpoints.path import checkpoint_path
-from trainer.checkpoints.rows import check_rows, newest_with_its_rows
-from trainer.config import RunConfig, sequences_between
-from trainer.data.loader import Loader
-from trainer.data.rows import RowRule
-from trainer.events import append_event
-from trainer.held_out_loss import Evaluate, build_evaluate, is_due
-from trainer.instability import Unstable, after_answer, decide
-from trainer.metrics import Row, read_metrics
-from trainer.passed_over import CONTRACT_NAME, NOTHING, PassedOver, read_passed_over
-from trainer.process.distributed import is_first, stop_agreed
-from trainer.process.fence import Alone, no_check
-from trainer.process.going_on import note_conditions
-from trainer.process.stall_limits import FIELD_OF
-from trainer.process.stopping import stop_requests
-from trainer.process.watchdog import Watchdog
-from trainer.recorder import Recorder
-from trainer.schedule import scheduled_at
-from trainer.sharding import parts_here, place_batch, run_mesh, state_shardings
-from trainer.state import TrainState, init_state, params_digest
-from trainer.step import StepMetrics, build_train_step
+from phasewise.trainer.base.errors import AsksPerson, CheckpointError, TrainingDiverged
+from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.checkpoints.checkpointer import Checkpoints
+from phasewise.trainer.checkpoints.hand_off import state_to_start_from
+from phasewise.trainer.checkpoints.path import checkpoint_path
+from phasewise.trainer.checkpoints.rows import check_rows, newest_with_its_rows
+from phasewise.trainer.config import RunConfig, sequences_between
+from phasewise.trainer.data.loader import Loader
+from phasewise.trainer.data.rows import RowRule
+from phasewise.trainer.events import append_event
+from phasewise.trainer.held_out_loss import Evaluate, build_evaluate, is_due
+from phasewise.trainer.instability import Unstable, after_answer, decide
+from phasewise.trainer.metrics import Row, read_metrics
+from phasewise.trainer.passed_over import CONTRACT_NAME, NOTHING, PassedOver, read_passed_over
+from phasewise.trainer.process.compilation_cache import seal_new
+from phasewise.trainer.process.distributed import is_first, stop_agreed
+from phasewise.trainer.process.fence import Alone, no_check
+from phasewise.trainer.process.going_on import note_conditions
+from phasewise.trainer.process.stall_limits import FIELD_OF
+from phasewise.trainer.process.stopping import stop_requests
+from phasewise.trainer.process.watchdog import Watchdog
+from phasewise.trainer.recorder import Recorder
+from phasewise.trainer.schedule import scheduled_at
+from phasewise.trainer.sharding import parts_here, place_batch, run_mesh, state_shardings
+from phasewise.trainer.state import TrainState, init_state, params_digest
+from phasewise.trainer.step import StepMetrics, build_train_step
 
 T = TypeVar("T")
 FINAL_LOSS_UPDATES = 10
@@ -241,6 +242,8 @@ def _updates(run: RunConfig, state: TrainState, first_step: int, around: Around,
         if is_to_save:
             watchdog.begin("save")
             around.checkpoints.save(step + 1, state, contract, rows=recorder.flush())
+            if is_first():
+                seal_new(RunFolder.at(run.output).compilation_cache)
             if is_to_stop:
                 around.checkpoints.wait()
                 raise Preempted

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from trainer.kernels.rows import context_parts
-from trainer.model.experts import Routing
-from trainer.sharding import constrain
+from phasewise.trainer.kernels.rows import context_parts
+from phasewise.trainer.model.experts import Routing
+from phasewise.trainer.sharding import constrain
 
 
 class LossSums(NamedTuple):

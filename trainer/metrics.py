@@ -1,6 +1,7 @@
 """`metrics.jsonl`: one JSON object an update, in order, each step once, however often the run was stopped.
 
-`TABLE` names everything that a row may hold, and `docs/metrics.md` is printed from it: `python -m trainer.metrics > docs/metrics.md`.
+`TABLE` names everything that a row may hold, and `docs/metrics.md` is printed from it: `python -m phasewise.trainer.metrics
+> docs/metrics.md`.
 """
 
 import errno
@@ -13,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer.base.storage import write_atomically
+from phasewise.trainer.base.storage import write_atomically
 
 Row = dict[str, Any]
 """One update; `TABLE` says what it holds."""
@@ -156,8 +157,8 @@ def _weights_of_groups() -> dict[str, list[str]]:
     """Group → the names of the weights that a model with every part has in it."""
     import jax  # for the page alone: whoever reads rows needs neither jax nor the model
 
-    from trainer.config import Experts, ModelConfig, Rope
-    from trainer.model.params import param_specs
+    from phasewise.trainer.config import Experts, ModelConfig, Rope
+    from phasewise.trainer.model.params import param_specs
 
     experts = Experts(
         num_experts=2, num_active=1, num_shared=1, d_expert=1, route_scale=1.0, num_dense_layers=1, balancing=None, sequence_loss=0.0
@@ -187,7 +188,7 @@ _HEAD = """\
 # Metrics
 
 What `metrics.jsonl` of a run holds, an object an update; TensorBoard and Weights & Biases get the same names. Printed by
-`python -m trainer.metrics > docs/metrics.md` from the table in `trainer/metrics.py`.
+`python -m phasewise.trainer.metrics > docs/metrics.md` from the table in `trainer/metrics.py`.
 
 A value that is not finite is null. A value that is off, or not known, is left out. COMPONENT, GROUP, WEIGHT,
 LAYER and EXPERT are names or numbers.
@@ -254,7 +255,10 @@ class MetricsFile:
             OSError: it was not written, or only in part; then it is taken back.
         """
         line = _line(row)
-        written = os.write(self._file.fileno(), line)
+        try:
+            written = os.write(self._file.fileno(), line)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
         if written < len(line):
             os.ftruncate(self._file.fileno(), os.fstat(self._file.fileno()).st_size - written)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))

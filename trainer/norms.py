@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from trainer.config import ModelConfig
-from trainer.metrics import PARAM_GROUPS, SPARSE_GROUPS
-from trainer.model.params import Params, param_specs
-from trainer.model.specs import ParamSpec
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.metrics import PARAM_GROUPS, SPARSE_GROUPS
+from phasewise.trainer.model.params import Params, param_specs
+from phasewise.trainer.model.specs import ParamSpec
 
 
 def slots(model: ModelConfig) -> tuple[tuple[str, int | None], ...]:

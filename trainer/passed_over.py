@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from trainer.base.errors import CheckpointError
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import read_json, write_json
-from trainer.config import RunConfig, Steps, sequences_between
+from phasewise.trainer.base.errors import CheckpointError
+from phasewise.trainer.base.identity import read_sealed, write_sealed
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.config import RunConfig, Steps, sequences_between
 
 CONTRACT_NAME = "passed_over"
 BY_THE_RECIPE = "the recipe"
@@ -92,7 +92,7 @@ def read_passed_over(folder: Path) -> PassedOver:
     """
     path = RunFolder(folder).passed_over
     try:
-        return PassedOver(tuple(Window(int(first), int(stop)) for first, stop in read_json(path)["windows"]))
+        return PassedOver(tuple(Window(int(first), int(stop)) for first, stop in read_sealed(path, may_lack_seal=True)["windows"]))
     except FileNotFoundError:
         return PassedOver()
     except (ValueError, KeyError, TypeError) as error:
@@ -105,13 +105,13 @@ def read_passed_over(folder: Path) -> PassedOver:
 def write_passed_over(folder: Path, passed_over: PassedOver, reasons: Iterable[str], decided_by: Iterable[str] = ()) -> None:
     """Write the list, for people with what was found each time, and who decided."""
     said = {"windows": passed_over.as_json(), "reasons": list(reasons), "decided_by": list(decided_by)}
-    write_json(RunFolder(folder).passed_over, said)
+    write_sealed(RunFolder(folder).passed_over, said)
 
 
 def reasons_in(folder: Path) -> list[str]:
     """What was found each time."""
     path = RunFolder(folder).passed_over
-    return list(read_json(path).get("reasons", [])) if path.exists() else []
+    return list(read_sealed(path, may_lack_seal=True).get("reasons", [])) if path.exists() else []
 
 
 def deciders_in(folder: Path) -> list[str]:
@@ -119,7 +119,7 @@ def deciders_in(folder: Path) -> list[str]:
     path = RunFolder(folder).passed_over
     if not path.exists():
         return []
-    content = read_json(path)
+    content = read_sealed(path, may_lack_seal=True)
     return list(content.get("decided_by", [BY_THE_RECIPE] * len(content.get("windows", []))))
 
 
@@ -146,7 +146,7 @@ def read_roll_backs(run: RunConfig) -> list[RollBack]:
         CheckpointError: the file does not read.
     """
     folder = Path(run.output)
-    return roll_backs_in(read_json(RunFolder(folder).passed_over), run.batch) if read_passed_over(folder) else []
+    return roll_backs_in(read_sealed(RunFolder(folder).passed_over, may_lack_seal=True), run.batch) if read_passed_over(folder) else []
 
 
 def roll_backs_in(content: Mapping[str, Any], batch: Steps[int] | None) -> list[RollBack]:

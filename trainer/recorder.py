@@ -10,19 +10,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.base.run_folder import RunFolder
-from trainer.config import AdamC, RunConfig
-from trainer.flops import mfu, peak_flops, step_flops
-from trainer.instability import SpikeWatch, Unstable
-from trainer.metrics import PARAM_GROUPS, MetricsFile, Row, read_metrics
-from trainer.model.layers import expert_layers
-from trainer.norms import groups, slot_names
-from trainer.process.distributed import is_first
-from trainer.process.fence import Alone, no_check
-from trainer.routing import RoutingMetrics
-from trainer.schedule import scheduled_at
-from trainer.sinks import Sink, open_sinks, send
-from trainer.step import StepMetrics
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.config import AdamC, RunConfig
+from phasewise.trainer.flops import mfu, peak_flops, step_flops
+from phasewise.trainer.instability import SpikeWatch, Unstable
+from phasewise.trainer.metrics import PARAM_GROUPS, MetricsFile, Row, read_metrics
+from phasewise.trainer.model.layers import expert_layers
+from phasewise.trainer.norms import groups, slot_names
+from phasewise.trainer.process.distributed import is_first
+from phasewise.trainer.process.fence import Alone, no_check
+from phasewise.trainer.routing import RoutingMetrics
+from phasewise.trainer.schedule import scheduled_at
+from phasewise.trainer.sinks import Sink, open_sinks, send
+from phasewise.trainer.step import StepMetrics
 
 MUST_BE_FINITE = ("loss", "grad_norm", "param_norm")
 

@@ -5,11 +5,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from trainer.config import ModelConfig, Smebu
-from trainer.model.balancing import dead_experts, load_shares, max_violation, next_bias
-from trainer.model.experts import Routing
-from trainer.model.layers import Stack, expert_layers, stacks
-from trainer.model.params import Params, param_specs
+from phasewise.trainer.config import ModelConfig, Smebu
+from phasewise.trainer.model.balancing import dead_experts, load_shares, max_violation, next_bias
+from phasewise.trainer.model.experts import Routing
+from phasewise.trainer.model.layers import Stack, expert_layers, stacks
+from phasewise.trainer.model.params import Params, param_specs
 
 BIAS = "router_bias"
 Momentum = dict[str, dict[str, Float[Array, "layer x"]]]

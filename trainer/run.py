@@ -8,28 +8,32 @@ from typing import Any
 import jax
 from pydantic import ValidationError
 
-from trainer.base.errors import ConfigError, PhasewiseError, TakenOver
-from trainer.base.exit_codes import ExitCode
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import read_json, storage_trouble, write_json
-from trainer.config import RunConfig
-from trainer.kernels.attention import check_kernel
-from trainer.loop import Guards, Moves, Preempted, train
-from trainer.process import distributed
-from trainer.process.apart import are_apart, check_goes_apart
-from trainer.process.fence import Fence, only_one_trainer
-from trainer.process.heartbeat import Heartbeat
-from trainer.process.parent import end_with_parent
-from trainer.process.permission import check_permission
-from trainer.process.stall_limits import stall_limits
-from trainer.process.stopping import seconds_left_to_save
-from trainer.process.watchdog import Watchdog, end_stalled
-from trainer.result import with_digest
-from trainer.sinks import check_sinks
+from phasewise.trainer.base.errors import ConfigError, PhasewiseError, TakenOver
+from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.identity import SEAL, NotAsWritten, unsealed, write_sealed
+from phasewise.trainer.base.problems import join_problems
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.storage import read_json
+from phasewise.trainer.base.system_errors import print_refusal, refused_by_system
+from phasewise.trainer.checkpoints.resume import check_resume
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.kernels.attention import check_kernel
+from phasewise.trainer.loop import Guards, Moves, Preempted, train
+from phasewise.trainer.process import distributed
+from phasewise.trainer.process.apart import are_apart, check_goes_apart
+from phasewise.trainer.process.compilation_cache import drop_changed, seal_new
+from phasewise.trainer.process.fence import Fence, only_one_trainer
+from phasewise.trainer.process.heartbeat import Heartbeat
+from phasewise.trainer.process.parent import end_with_parent
+from phasewise.trainer.process.permission import check_permission
+from phasewise.trainer.process.stall_limits import stall_limits
+from phasewise.trainer.process.stopping import seconds_left_to_save
+from phasewise.trainer.process.watchdog import Watchdog, end_stalled
+from phasewise.trainer.sinks import check_sinks
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m trainer RUN.json [--with-parent]`, and the exit code.
+    """`python -m phasewise.trainer RUN.json [--with-parent]`, and the exit code.
 
     0 done · 1 refused (no verdict, damaged cache or checkpoint) · 2 wrong usage or configuration · 3 diverged · 4 stalled (nothing done for
     so long as `execution` allows; the stacks of all threads are on standard error) · 5 lost (another process of the run is gone) · 6 taken
@@ -45,22 +49,20 @@ def main(arguments: list[str]) -> int:
     """
     paths = [argument for argument in arguments if argument != "--with-parent"]
     if len(paths) != 1 or paths[0].startswith("-"):
-        print("usage: python -m trainer RUN.json [--with-parent]", file=sys.stderr)
+        print("usage: python -m phasewise.trainer RUN.json [--with-parent]", file=sys.stderr)
         return ExitCode.USAGE
     try:
         if "--with-parent" in arguments:
             end_with_parent(ExitCode.PREEMPTED, seconds_left_to_save)
-        run = read_run(Path(paths[0]))
-        with distributed.joined(run):
-            execute(run)
+        with refused_by_system(Path(paths[0]).parent):
+            run = read_run(Path(paths[0]))
+            with distributed.joined(run):
+                execute(run)
     except (Preempted, Moves) as saved:
         return saved.exit_code
     except PhasewiseError as error:
-        print(f"trainer: {error}", file=sys.stderr)
+        print_refusal(f"trainer: {error}")
         return error.exit_code
-    except OSError as error:
-        print(f"trainer: {storage_trouble(error)}", file=sys.stderr)
-        return ExitCode.NO_STORAGE
     return ExitCode.DONE
 
 
@@ -71,18 +73,21 @@ def read_run(path: Path) -> RunConfig:
         ConfigError: the file is missing, or a field is missing, misspelt or impossible.
     """
     try:
-        return RunConfig.model_validate(read_json(path))
+        content = read_json(path)
     except FileNotFoundError:
         raise ConfigError(f"no such file: {path}") from None
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, item['loc'])) or 'run'}: {item['msg'].removeprefix('Value error, ')}" for item in error.errors()
-        )
-        raise ConfigError(f"{path} is not a run: {problems}") from None
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} is not a run: expected an object, found {type(content).__name__}")
+    try:
+        return RunConfig.model_validate(unsealed(content, path, may_lack_seal=True))
+    except ValidationError as error:
+        raise ConfigError(f"{path} is not a run: {join_problems(error)}") from None
+    except NotAsWritten as error:
+        raise ConfigError(f"{error}. If the change is meant, take out its field `{SEAL}`.") from None
 
 
 def execute(run: RunConfig) -> dict[str, Any]:
@@ -92,18 +97,25 @@ def execute(run: RunConfig) -> dict[str, Any]:
     check_sinks(run.instrumentation)
     check_kernel(run.execution.attention, jax.default_backend(), run.model, context=run.execution.mesh.context)
     check_permission(run)
+    check_resume(run)
     output = Path(run.output)
     output.mkdir(parents=True, exist_ok=True)
-    jax.config.update("jax_compilation_cache_dir", str(RunFolder(output).compilation_cache))
+    programs = RunFolder(output).compilation_cache
+    if distributed.is_first():
+        drop_changed(programs)
+    jax.config.update("jax_compilation_cache_dir", str(programs))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a restart then compiles nothing, however small
     watchdog = Watchdog(stall_limits(run.execution), end_stalled(run.phase))
     if not distributed.is_first():
         with watchdog:
             return train(run, Guards(watchdog))
     with only_one_trainer(output) as fence, watchdog, _heartbeat(output, watchdog, fence):
-        result = train(run, Guards(watchdog, fence.check, fence.alone))
+        try:
+            result = train(run, Guards(watchdog, fence.check, fence.alone))
+        finally:
+            seal_new(programs)
         with fence.alone():
-            write_json(RunFolder(output).result, with_digest(result))
+            write_sealed(RunFolder(output).result, result)
     return result
 
 

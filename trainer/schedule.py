@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple, TypeVar
 
-from trainer.config import AdamC, LearningRateSegment, Optimizer, RollingLimit, RunConfig, Steps
+from phasewise.trainer.config import AdamC, LearningRateSegment, Optimizer, RollingLimit, RunConfig, Steps
 
 T = TypeVar("T")
 

@@ -16,10 +16,10 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Int
 
-from trainer.base.errors import ConfigError
-from trainer.config import Mesh, ModelConfig, RunConfig
-from trainer.model.params import param_specs
-from trainer.model.specs import ParamSpec
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import Mesh, ModelConfig, RunConfig
+from phasewise.trainer.model.params import param_specs
+from phasewise.trainer.model.specs import ParamSpec
 
 T = TypeVar("T")
 Device = Any

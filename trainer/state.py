@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.config import RollingLimit, RunConfig, Steps
-from trainer.interventions import Rolling, Window, empty_window
-from trainer.model.params import Params, abstract_params, init_params
-from trainer.optimizer import OptimizerState, build_optimizer
-from trainer.process.distributed import pieces_on_host
-from trainer.routing import Momentum, init_momentum
+from phasewise.trainer.config import RollingLimit, RunConfig, Steps
+from phasewise.trainer.interventions import Rolling, Window, empty_window
+from phasewise.trainer.model.params import Params, abstract_params, init_params
+from phasewise.trainer.optimizer import OptimizerState, build_optimizer
+from phasewise.trainer.process.distributed import pieces_on_host
+from phasewise.trainer.routing import Momentum, init_momentum
 
 
 class TrainState(NamedTuple):

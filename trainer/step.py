@@ -9,19 +9,29 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from trainer.config import Execution, ModelConfig, Optimizer
-from trainer.gradients import Objective, Rows, SegmentIds, Targets, mean_gradients
-from trainer.interventions import Rolling, Window, clip_factor, clip_update_rms, is_skipped, keep_if, limit_from, moving_average, push
-from trainer.loss import LossSums, objective_sums
-from trainer.model.decoder import head_weight, run_layers
-from trainer.model.experts import Routing
-from trainer.model.params import Params
-from trainer.norms import group_norms, slot_squares, total_norm
-from trainer.optimizer import build_optimizer, moments, weight_rules
-from trainer.routing import RoutingMetrics, measure_routing, move_biases
-from trainer.schedule import Limit, Scheduled
-from trainer.sharding import compile_step, constrain_params
-from trainer.state import TrainState
+from phasewise.trainer.config import Execution, ModelConfig, Optimizer
+from phasewise.trainer.gradients import Objective, Rows, SegmentIds, Targets, mean_gradients
+from phasewise.trainer.interventions import (
+    Rolling,
+    Window,
+    clip_factor,
+    clip_update_rms,
+    is_skipped,
+    keep_if,
+    limit_from,
+    moving_average,
+    push,
+)
+from phasewise.trainer.loss import LossSums, objective_sums
+from phasewise.trainer.model.decoder import head_weight, run_layers
+from phasewise.trainer.model.experts import Routing
+from phasewise.trainer.model.params import Params
+from phasewise.trainer.norms import group_norms, slot_squares, total_norm
+from phasewise.trainer.optimizer import build_optimizer, moments, weight_rules
+from phasewise.trainer.routing import RoutingMetrics, measure_routing, move_biases
+from phasewise.trainer.schedule import Limit, Scheduled
+from phasewise.trainer.sharding import compile_step, constrain_params
+from phasewise.trainer.state import TrainState
 
 Scalar = Float[Array, ""]
 TokenIds = Int[Array | np.ndarray, "b t"]

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import Field
 
-from trainer.base.frozen import Frozen
+from phasewise.trainer.base.frozen import Frozen
 
 Cell = bool | int | float | str
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from pydantic import Field
 
-from trainer.base.frozen import Frozen
+from phasewise.trainer.base.frozen import Frozen
 
 
 class ApprovableCheck(Frozen):

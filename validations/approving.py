@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from validations.approvable import ApprovableCheck, AsksPeople
-from validations.expectations.check import Check
-from validations.expectations.data_suite import DATA_SUITE
-from validations.expectations.suites import SUITES
+from phasewise.validations.approvable import ApprovableCheck, AsksPeople
+from phasewise.validations.expectations.check import Check
+from phasewise.validations.expectations.data_suite import DATA_SUITE
+from phasewise.validations.expectations.suites import SUITES
 
 DATA_TABLES = ("mixture", "order", "shifts")
 """The tables about data whose checks can be let pass. The others say what the bytes are, whether test items are in them, and whether the

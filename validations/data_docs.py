@@ -11,16 +11,17 @@ from pathlib import Path
 
 import pandas as pd
 
-from trainer.base.file_lock import locked
-from trainer.base.storage import as_path, digest_of_bytes, file_system_of, write_atomically
-from validations.evidence.tables import read_tables
-from validations.expectations.suites import SUITES
-from validations.outcomes import CheckOutcome
-from validations.report.evidence import ShownTable, show_rows, show_table
-from validations.report.judged_again import Judge, JudgedAgain, judge_again
-from validations.report.pages import STYLE_SHEET, Card, TableLinks, evidence_page, index_page, judged_page, style_sheet
-from validations.report.words import SHOWN_CASES
-from validations.verdict import Verdict
+from phasewise.trainer.base.file_lock import locked
+from phasewise.trainer.base.identity import digest_of_bytes
+from phasewise.trainer.base.storage import as_path, file_system_of, write_atomically
+from phasewise.validations.evidence.tables import read_tables
+from phasewise.validations.expectations.suites import SUITES
+from phasewise.validations.outcomes import CheckOutcome
+from phasewise.validations.report.evidence import ShownTable, show_rows, show_table
+from phasewise.validations.report.judged_again import Judge, JudgedAgain, judge_again
+from phasewise.validations.report.pages import STYLE_SHEET, Card, TableLinks, evidence_page, index_page, judged_page, style_sheet
+from phasewise.validations.report.words import SHOWN_CASES
+from phasewise.validations.verdict import Verdict
 
 INDEX = "index.html"
 _LOCK = ".lock"
@@ -88,8 +89,8 @@ def _tables_of(verdict: Verdict) -> list[str]:
 def _read_tables(verdict: Verdict) -> dict[str, pd.DataFrame]:
     tables: dict[str, pd.DataFrame] = {}
     for name in _tables_of(verdict):
-        with suppress(OSError, ValueError):  # gone, or no Parquet file: the index says that it is not there
-            tables |= read_tables(verdict.evidence, [name])
+        with suppress(OSError, ValueError, KeyError):  # gone, or changed: the index says that it is not there
+            tables |= read_tables(verdict.evidence, {name: verdict.tables[name]})
     return tables
 
 

@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from trainer.base.frozen import Frozen
+from phasewise.trainer.base.frozen import Frozen
 
 
 class LeakageLimits(Frozen):
@@ -86,6 +86,8 @@ class DataLimits(Frozen):
         max_share_error_percent: what a block of the mixture has of a component against its intended share, in percent of that share. `None`
             is any, for blocks too small to hold small shares.
         max_epochs: how often each row of a component may have been seen since step 0. `None` is unlimited.
+        max_left_out_percent: of a component's documents those that may be left out, for whatever reason: without text, unreadable, by a
+            filter, as a copy, by their length. More than that warns. `None` is unlimited.
     """
 
     max_share_error_points: float = Field(ge=0)
@@ -94,6 +96,7 @@ class DataLimits(Frozen):
     leakage: LeakageLimits
     order: OrderLimits
     packing: PackingLimits = PackingLimits()
+    max_left_out_percent: float | None = Field(default=90.0, ge=0, le=100)
 
 
 class GateLimits(Frozen):

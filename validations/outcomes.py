@@ -8,12 +8,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainer.base.frozen import Frozen
-from trainer.base.wording import plural
-from validations.accepted import AcceptedWarning
-from validations.expectations.check import Severity
-from validations.expectations.judging import Outcome
-from validations.expectations.reasons import Reason
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.wording import plural
+from phasewise.validations.accepted import AcceptedWarning
+from phasewise.validations.expectations.check import Severity
+from phasewise.validations.expectations.judging import Outcome
+from phasewise.validations.expectations.reasons import Reason
 
 Kind = Literal["passed", "accepted", "warned", "failed", "broken"]
 Standing = Literal["passed", "warned", "failed"]

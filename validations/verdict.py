@@ -12,25 +12,26 @@ from typing import Any
 import pandas as pd
 from pydantic import Field, ValidationError, model_validator
 
-from trainer.base.errors import VerdictError
-from trainer.base.frozen import Frozen
-from trainer.base.storage import digest_of_json, read_json, write_json
-from validations.accepted import AcceptedWarning
-from validations.approvable import NOBODY, AsksPeople
-from validations.approving import asked_of_suite
-from validations.evidence.comparable import Evaluation
-from validations.evidence.gate import gate_tables
-from validations.evidence.tables import write_tables
-from validations.expectations.accepting import accept, told_rows
-from validations.expectations.data_suite import DATA_SUITE
-from validations.expectations.gate_notes import gate_notes
-from validations.expectations.gate_suite import GATE_SUITE
-from validations.expectations.health_suite import HEALTH_SUITE
-from validations.expectations.judging import AcceptedRows, CheckResult, judge_tables
-from validations.expectations.reasons import Reason, reasons_for
-from validations.expectations.suites import SUITES, version_of
-from validations.limits import DataLimits, GateLimits, HealthLimits
-from validations.outcomes import AcceptedFinding, CheckCounts, CheckOutcome, count_checks
+from phasewise.trainer.base.errors import VerdictError
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.identity import digest_of_json, read_sealed, write_sealed
+from phasewise.trainer.base.problems import in_one_line
+from phasewise.validations.accepted import AcceptedWarning
+from phasewise.validations.approvable import NOBODY, AsksPeople
+from phasewise.validations.approving import asked_of_suite
+from phasewise.validations.evidence.comparable import Evaluation
+from phasewise.validations.evidence.gate import gate_tables
+from phasewise.validations.evidence.tables import write_tables
+from phasewise.validations.expectations.accepting import accept, told_rows
+from phasewise.validations.expectations.data_suite import DATA_SUITE
+from phasewise.validations.expectations.gate_notes import gate_notes
+from phasewise.validations.expectations.gate_suite import GATE_SUITE
+from phasewise.validations.expectations.health_suite import HEALTH_SUITE
+from phasewise.validations.expectations.judging import AcceptedRows, CheckResult, judge_tables
+from phasewise.validations.expectations.reasons import Reason, reasons_for
+from phasewise.validations.expectations.suites import SUITES, version_of
+from phasewise.validations.limits import DataLimits, GateLimits, HealthLimits
+from phasewise.validations.outcomes import AcceptedFinding, CheckCounts, CheckOutcome, count_checks
 
 
 class Verdict(Frozen):
@@ -49,6 +50,7 @@ class Verdict(Frozen):
         reasons: why it fails or warns, the critical ones first. What the recipe accepts is not among them; the checks have it.
         checks: every expectation.
         evidence: the folder of the evidence tables.
+        tables: name of a table → digest of its file.
         notes: what a reader must know beside the checks: of a gate, what it could see, and what it did not compare.
     """
 
@@ -64,6 +66,7 @@ class Verdict(Frozen):
     reasons: tuple[Reason, ...]
     checks: tuple[CheckOutcome, ...]
     evidence: str
+    tables: dict[str, str] = Field(default={})
     notes: tuple[str, ...] = ()
 
     @property
@@ -179,22 +182,22 @@ def judged_by_gate(evaluation: Evaluation, parent_evaluation: Evaluation | None)
 
 
 def write_verdict(path: str | Path, verdict: Verdict) -> None:
-    """Write the verdict as JSON, atomically."""
-    write_json(path, verdict.model_dump(mode="json"))
+    """Write the verdict as sealed JSON, atomically."""
+    write_sealed(path, verdict.model_dump(mode="json"))
 
 
 def read_verdict(path: str | Path) -> Verdict:
     """The verdict in the file.
 
     Raises:
-        VerdictError: there is none, or it does not read as one.
+        VerdictError: there is none, it does not read as one, or it was changed after it was written.
     """
     try:
-        return Verdict.model_validate(read_json(path))
+        return Verdict.model_validate(read_sealed(path))
     except FileNotFoundError:
         raise VerdictError(f"there is no verdict at {path}: judge the data with `phasewise data verify` first.") from None
     except (ValidationError, ValueError) as error:
-        raise VerdictError(f"{path} does not read as a verdict: {error}. Delete it and judge again.") from None
+        raise VerdictError(f"{path} does not read as a verdict: {in_one_line(error)}. Delete it and judge again.") from None
 
 
 def accepted_by(suite: str, accepts: Sequence[AcceptedWarning]) -> tuple[AcceptedWarning, ...]:
@@ -209,7 +212,7 @@ def _terms(
 
 
 def _judge(subject: str, tables: Mapping[str, pd.DataFrame], terms: _Terms, *, judged: dict[str, str], folder: str | Path) -> Verdict:
-    write_tables(folder, tables)
+    digests = write_tables(folder, tables)
     suite = SUITES[terms.suite]
     results = [accept(result, tables, terms.accepts) for result in judge_tables(tables, suite.checks(terms.thresholds, tables))]
     reasons = [reason for result in results for reason in reasons_for(result, tables)]
@@ -226,6 +229,7 @@ def _judge(subject: str, tables: Mapping[str, pd.DataFrame], terms: _Terms, *, j
         reasons=tuple(sorted(reasons, key=lambda reason: reason.severity != "critical")),
         checks=checks,
         evidence=str(folder),
+        tables=digests,
     )
 
 

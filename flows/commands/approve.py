@@ -2,16 +2,19 @@
 
 import getpass
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
-from flows.recipes import load_recipe, split_target
-from flows.recipes.recipe import Scale
-from tasks.holder import holder_of
-from tasks.home import Home
-from tasks.validation.decide import decide
-from trainer.base.decision import Decision, decision_path, ruling_at
-from trainer.base.errors import ConfigError, PhasewiseError, VerdictError
+from phasewise.flows.recipes import load_recipe, split_target
+from phasewise.flows.recipes.assignments import settings_in_force
+from phasewise.flows.recipes.recipe import Scale
+from phasewise.flows.trials import home_in_trial
+from phasewise.tasks.holder import holder_of
+from phasewise.tasks.home import Home
+from phasewise.tasks.validation.decide import decide
+from phasewise.trainer.base.decision import Decision, decision_path, ruling_at
+from phasewise.trainer.base.errors import ConfigError, PhasewiseError, VerdictError
 
 GATES = ("data", "health", "model")
 RECOVERY = "recovery"
@@ -30,7 +33,7 @@ def approve_phase(target: str, scale: Scale, home: str | None, *, approves: bool
     if phase is None:
         raise ConfigError(f"approve needs a phase, such as {target}/PHASE: a decision is about the verdict of one phase.")
     recipe = load_recipe(target, scale)
-    place = Home.at(home, reads_only=True)
+    place = home_in_trial(Home.at(home, reads_only=True), target, scale)
     name = recipe.phase(phase).name
     paths = {gate: place.verdict(recipe.run_name, name, gate) for gate in GATES} | {RECOVERY: place.question(recipe.run_name, name)}
     place.look(recipe.run_name)
@@ -45,7 +48,8 @@ def approve_phase(target: str, scale: Scale, home: str | None, *, approves: bool
     (decision,) = decided
     answer = {"approve": approves, "reason": decision.reason, "who": decision.who}
     resumed, why_not = _resume(place, paths[chosen], answer)
-    command = f"phasewise run {target} --scale {scale} --home {place.root}"
+    given = "".join(f" --set {shlex.quote(one)}" for one in settings_in_force())
+    command = f"phasewise run {target} --scale {scale} --home {place.root}{given}"
     return {
         "recipe": recipe.name,
         "scale": recipe.scale,
@@ -103,15 +107,17 @@ def _resume(home: Home, path: Path, answer: dict[str, Any]) -> tuple[list[str], 
         return [], ""
     import httpx
     from prefect.client.orchestration import get_client
-    from prefect.settings import PREFECT_API_URL, temporary_settings
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-    from flows.asking import question_at, resume_waiting
+    from phasewise.flows.access import auth_of_running
+    from phasewise.flows.asking import question_at, resume_waiting
 
     question = question_at(path)
     if question is None:
         return [], ""
     try:
-        with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
+        own = {} if os.environ.get("PREFECT_API_URL") else {PREFECT_API_AUTH_STRING: auth_of_running(home)}
+        with temporary_settings({PREFECT_API_URL: url, **own}), get_client(sync_client=True) as client:
             return resume_waiting(client, question, answer), ""
     except (httpx.HTTPError, PhasewiseError) as error:
         return [], f"the Prefect server at {url} did not answer ({error})"

@@ -6,11 +6,11 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.recipes.recipe import Scale
-from flows.resolved import resolve
-from flows.trained import named_phase
-from tasks.home import Home
-from trainer.base.errors import ConfigError
+from phasewise.flows.recipes.recipe import Scale
+from phasewise.flows.resolved import resolve
+from phasewise.flows.trained import named_phase
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import ConfigError
 
 GIB = 2**30
 
@@ -29,8 +29,8 @@ def card_of_target(target: str, out: str, scale: Scale, home: str | None, option
     phase = named_phase(resolved, found, "card")
     if "://" in out:
         raise ConfigError(f"the folder for the card must be on this machine, found {out}.")
-    from tasks.publication.card.card import CardOptions, write_card
-    from tasks.publication.card.claims import Subject
+    from phasewise.tasks.publication.card.card import CardOptions, write_card
+    from phasewise.tasks.publication.card.claims import Subject
 
     recipe = resolved.recipe
     subject = Subject(recipe.name, recipe.scale, phase.name, phase.evaluation.held_out_tokens)
@@ -50,7 +50,7 @@ def verify_folder(folder: str, options: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: there is no card, or no home where one is named.
         StorageError: something that is committed in a home on a store is missing.
     """
-    from tasks.publication.card.verify import Against, subject_of, verify_card
+    from phasewise.tasks.publication.card.verify import Against, subject_of, verify_card
 
     home = Home.at(options["home"], reads_only=True) if options["home"] else None
     if home is not None and not home.root.is_dir():

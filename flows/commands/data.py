@@ -6,20 +6,20 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.plan import sources_of
-from flows.recipes.phase import Phase
-from flows.recipes.recipe import Scale
-from flows.resolved import Resolved, resolve, resolving_once
-from flows.server import server_for
-from flows.terminal import shown_on_terminal
-from tasks.data.digests import KnownDigests
-from tasks.data.listing import expand
-from tasks.data.plan import ComponentPlan
-from tasks.data.standins import missing_stand_ins
-from tasks.data.verify import Difference, verify_component
-from trainer.base.errors import DataError
-from trainer.base.wording import small
-from trainer.data.manifest import read_manifest
+from phasewise.flows.plan import sources_of
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.recipe import Scale
+from phasewise.flows.resolved import Resolved, resolve, resolving_once
+from phasewise.flows.server import server_for
+from phasewise.flows.terminal import shown_on_terminal
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.tasks.data.listing import expand
+from phasewise.tasks.data.plan import ComponentPlan
+from phasewise.tasks.data.standins import missing_stand_ins
+from phasewise.tasks.data.verify import Difference, verify_component
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.wording import small
+from phasewise.trainer.data.manifest import read_manifest
 
 
 @resolving_once()
@@ -30,7 +30,7 @@ def prepare(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
     resolved.home.make_ready()
     what = f"`phasewise data prepare {target}`"
     with resolved.home.held(what), shown_on_terminal(), server_for(resolved.home, what):
-        from flows.prepare_data import prepare_data
+        from phasewise.flows.prepare_data import prepare_data
 
         prepare_data(target, scale, str(resolved.home.root), resolved.settings)
     return {
@@ -47,8 +47,8 @@ def plan(target: str, scale: Scale, home: str | None, price_per_hour: float | No
     Raises:
         DataError: stand-ins must be collected before it is known how much text there is.
     """
-    from tasks.data.cluster import workers_at_work  # Dask
-    from tasks.data.projection import measure_speed, project
+    from phasewise.tasks.data.cluster import workers_at_work  # Dask
+    from phasewise.tasks.data.projection import measure_speed, project
 
     resolved, _ = resolve(target, scale, home)
     if missing := missing_stand_ins(resolved.stand_ins, resolved.home.sources):

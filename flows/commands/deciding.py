@@ -4,8 +4,8 @@ from typing import Any
 
 import click
 
-from flows.options import Scale, home_option, json_option, scale_option, set_option
-from flows.printing import print_found
+from phasewise.flows.options import Scale, home_option, json_option, scale_option, set_option
+from phasewise.flows.printing import print_found
 
 
 @click.command()
@@ -25,7 +25,7 @@ def approve(target: str, scale: Scale, home: str | None, as_json: bool, *, rejec
 
     A flow run that is suspended by it goes on.
     """
-    from flows.commands.approve import approve_phase, print_decision
+    from phasewise.flows.commands.approve import approve_phase, print_decision
 
     if not given["reason"].strip():
         raise click.UsageError("--reason needs a sentence: why is this decided?")

@@ -4,14 +4,14 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.declared import check_benchmarks
-from flows.recipes.recipe import Scale
-from flows.record import parent_evaluation
-from flows.resolved import resolve
-from flows.trained import named_phase, trained_run
-from validations.evidence.floor import Floor, measure_floor
-from validations.evidence.gate import gate_tables
-from validations.expectations.gate_notes import gate_notes
+from phasewise.flows.declared import check_benchmarks
+from phasewise.flows.recipes.recipe import Scale
+from phasewise.flows.record import parent_evaluation
+from phasewise.flows.resolved import resolve
+from phasewise.flows.trained import named_phase, trained_run
+from phasewise.validations.evidence.floor import Floor, measure_floor
+from phasewise.validations.evidence.gate import gate_tables
+from phasewise.validations.expectations.gate_notes import gate_notes
 
 
 def evaluate_target(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
@@ -29,8 +29,8 @@ def evaluate_target(target: str, scale: Scale, home: str | None) -> dict[str, An
     check_benchmarks(resolved.recipe, phase)
     with resolved.kept(f"`phasewise evaluate {target}`"):
         run, result = trained_run(resolved, phase)
-        from tasks.evaluation.apart import evaluate_apart
-        from tasks.evaluation.asked import ask
+        from phasewise.tasks.evaluation.apart import evaluate_apart
+        from phasewise.tasks.evaluation.asked import ask
 
         evaluation = evaluate_apart(ask(run, result, resolved.plan, phase.evaluation.measured))
     limits = phase.gates.model

@@ -12,20 +12,20 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
-from flows import tables
-from flows.recipes import scale_of
-from flows.recipes.recipe import Scale
-from flows.resolved import resolve
-from flows.terminal import shown_on_terminal
-from flows.trained import named_phase, trained_run
-from tasks.evaluation.suites.needle import Haystack, lengths_of, names_needles, needle_suite, words_of_folder
-from tasks.evaluation.suites.suites import find_suite
-from tasks.home import Home
-from trainer.base.errors import ConfigError
+from phasewise.flows import tables
+from phasewise.flows.recipes import scale_of
+from phasewise.flows.recipes.recipe import Scale
+from phasewise.flows.resolved import resolve
+from phasewise.flows.terminal import shown_on_terminal
+from phasewise.flows.trained import named_phase, trained_run
+from phasewise.tasks.evaluation.suites.needle import Haystack, lengths_of, names_needles, needle_suite, words_of_folder
+from phasewise.tasks.evaluation.suites.suites import find_suite
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tasks.data.conversations.template import ChatTemplate
-    from tasks.evaluation.language_model import JaxLanguageModel
+    from phasewise.tasks.data.conversations.template import ChatTemplate
+    from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
 Weights = Literal["last", "ema"]
 MIN_WIDTH = 110
@@ -73,7 +73,7 @@ def evaluate_suite(target: str, scale: Scale | None, home: str | None, options: 
     began = time.perf_counter()
     with shown_on_terminal(), ExitStack() as kept:
         found = _find(target, scale, home, options, kept)
-        from tasks.evaluation.suites.run import Options, run_suite
+        from phasewise.tasks.evaluation.suites.run import Options, run_suite
 
         benchmarks = Path(options.benchmarks).resolve() if options.benchmarks else None
         about = {"checkpoint": str(found.place), "phase": found.phase, "weights": options.weights}
@@ -105,7 +105,7 @@ def _haystack(found: Found, benchmarks: Path | None, model: "JaxLanguageModel") 
         return None
 
     def words() -> list[str]:
-        from tasks.evaluation.suites.gated_needles import words_of_held_out
+        from phasewise.tasks.evaluation.suites.gated_needles import words_of_held_out
 
         return words_of_held_out(held_out, model.tokenizer)
 
@@ -178,7 +178,7 @@ def _find_folder(place: Path, options: SuiteOptions) -> Found:
         raise ConfigError(f"{place} has a tokenizer of its own: leave out --tokenizer.")
 
     def open_folder() -> "JaxLanguageModel":
-        from tasks.evaluation.loading import model_of_folder
+        from phasewise.tasks.evaluation.loading import model_of_folder
 
         return model_of_folder(place)
 
@@ -186,8 +186,8 @@ def _find_folder(place: Path, options: SuiteOptions) -> Found:
 
 
 def _find_checkpoint(place: Path, home: str | None, options: SuiteOptions) -> Found:
-    from tasks.evaluation.opening import find_chats, find_tokenizer
-    from trainer.checkpoints.checkpointer import read_about
+    from phasewise.tasks.evaluation.opening import find_chats, find_tokenizer
+    from phasewise.trainer.checkpoints.checkpointer import read_about
 
     given = Path(options.tokenizer) if options.tokenizer else None
     run, root = read_about(place)["run"], Home.open(home).root if home else None
@@ -196,6 +196,6 @@ def _find_checkpoint(place: Path, home: str | None, options: SuiteOptions) -> Fo
 
 
 def _open_checkpoint(place: Path, tokenizer: Path, weights: Weights, chats: Sequence["ChatTemplate"]) -> "JaxLanguageModel":
-    from tasks.evaluation.loading import model_of_checkpoint
+    from phasewise.tasks.evaluation.loading import model_of_checkpoint
 
     return model_of_checkpoint(place, tokenizer, weights=weights, chats=chats)

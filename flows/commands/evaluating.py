@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from flows.recipes import scale_of
-from flows.recipes.recipe import Scale
+from phasewise.flows.recipes import scale_of
+from phasewise.flows.recipes.recipe import Scale
 
 WAYS = {
     "suite": {"suite", "benchmarks", "limit", "weights", "allow_code", "tokenizer", "context"},
@@ -40,17 +40,17 @@ def evaluate_by(target: str, scale: Scale | None, home: str | None, options: dic
     _refuse_idle(given, ways[0] if ways else None)
     match ways:
         case ["suite"]:
-            from flows.commands.evaluate_suite import SuiteOptions, evaluate_suite, is_complete, print_table
+            from phasewise.flows.commands.evaluate_suite import SuiteOptions, evaluate_suite, is_complete, print_table
 
             measured = evaluate_suite(target, scale, home, SuiteOptions(**given))
             return Found(measured, print_table, is_complete(measured))
         case ["text"] | ["held_out"]:
-            from flows.commands.fit import FitOptions, fit_target, print_fit
+            from phasewise.flows.commands.fit import FitOptions, fit_target, print_fit
 
             given.pop("held_out", None)
             return Found(fit_target(target, scale, home, FitOptions(**given)), print_fit)
         case _:
-            from flows.commands.evaluate import evaluate_target, print_evaluation
+            from phasewise.flows.commands.evaluate import evaluate_target, print_evaluation
 
             return Found(evaluate_target(target, scale_of(target, scale), home), print_evaluation)
 

@@ -5,22 +5,26 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from flows.recipes.recipe import Scale
-from flows.resolved import resolve
-from flows.trained import named_phase, trained_run
-from tasks.home import Home
-from trainer.base.errors import ConfigError
-from trainer.base.wording import megabytes
-from trainer.config import RunConfig
+from phasewise.flows.recipes.recipe import Scale
+from phasewise.flows.resolved import resolve
+from phasewise.flows.trained import named_phase, trained_run
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.wording import megabytes
+from phasewise.trainer.config import RunConfig
 
 DType = Literal["float32", "bfloat16"]
+GenerationPrompt = Literal["add", "none"]
 
 
-def export_target(target: str, out: str, scale: Scale, home: str | None, *, weights: str, dtype: DType) -> dict[str, Any]:
+def export_target(
+    target: str, out: str, scale: Scale, home: str | None, *, weights: str, dtype: DType, generation_prompt: GenerationPrompt | None = None
+) -> dict[str, Any]:
     """Write weights of a phase as a Hugging Face folder; what is in it, in the shape of `--json`.
 
     Raises:
-        ConfigError: no phase is named, there are no such weights, or the folder is no new or empty one on this machine.
+        ConfigError: no phase is named, there are no such weights, the folder is no new or empty one on this machine, or the chat template
+            opens no answer and `generation_prompt` is not given.
         CheckpointError: the checkpoint is damaged, or fewer are kept than are to be averaged.
         TrainingError: the phase is not trained.
     """
@@ -29,11 +33,21 @@ def export_target(target: str, out: str, scale: Scale, home: str | None, *, weig
     if "://" in out:
         raise ConfigError(f"the folder to export to must be on this machine, found {out}.")
     run, result = trained_run(resolved, phase)
-    from tasks.publication.export import export_phase
+    from phasewise.tasks.publication.export import export_phase
 
     claims, plan = _claims(resolved.home, run), resolved.plan
     chats = plan.chats_of(phase.components)
-    exported = export_phase(run, result, plan.tokenizer, Path(out), weights=weights, dtype=dtype, claims=claims, chats=chats)
+    exported = export_phase(
+        run,
+        result,
+        plan.tokenizer,
+        Path(out),
+        weights=weights,
+        dtype=dtype,
+        claims=claims,
+        chats=chats,
+        generation_prompt=generation_prompt,
+    )
     recipe = resolved.recipe
     return {"recipe": recipe.name, "scale": recipe.scale, "phase": phase.name, "step": phase.stop_step, **exported}
 
@@ -43,8 +57,8 @@ def _claims(home: Home, run: RunConfig) -> dict[str, Any]:
 
     A part of which the home contradicts itself is left out.
     """
-    from tasks.publication.card.claims import Subject, read_claims
-    from tasks.publication.card.home_files import HomeFiles
+    from phasewise.tasks.publication.card.claims import Subject, read_claims
+    from phasewise.tasks.publication.card.home_files import HomeFiles
 
     files = HomeFiles(home.root, work=home.work, max_read_bytes=0)
     claims = read_claims(files, Subject(run.recipe, run.scale, run.phase, None), judges_again=False)

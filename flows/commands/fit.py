@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from flows.recipes import NAMES, scale_of, split_target
-from flows.recipes.phase import Phase
-from flows.recipes.recipe import Scale
-from flows.resolved import Resolved, resolve
-from flows.tables import print_table
-from flows.trained import named_phase, trained_run
-from trainer.base.errors import CheckpointError, ConfigError
-from trainer.base.wording import decimal, plural
-from trainer.config import RunConfig
+from phasewise.flows.recipes import NAMES, scale_of, split_target
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.recipe import Scale
+from phasewise.flows.resolved import Resolved, resolve
+from phasewise.flows.tables import print_table
+from phasewise.flows.trained import named_phase, trained_run
+from phasewise.trainer.base.errors import CheckpointError, ConfigError
+from phasewise.trainer.base.wording import decimal, plural
+from phasewise.trainer.config import RunConfig
 
 if TYPE_CHECKING:
-    from tasks.evaluation.corpus import SubsetText
-    from tasks.evaluation.corpus_fit import CorpusFit
-    from tasks.evaluation.opening import Opened
+    from phasewise.tasks.evaluation.corpus import SubsetText
+    from phasewise.tasks.evaluation.corpus_fit import CorpusFit
+    from phasewise.tasks.evaluation.opening import Opened
 
 ODD = {
     "empty_documents": "{} without text, which {} not measured",
@@ -58,7 +58,7 @@ def fit_target(target: str, scale: Scale | None, home: str | None, options: FitO
     if is_folder(target):
         if options.text is None:
             raise ConfigError(f"--held-out needs RECIPE/PHASE, whose held-out documents it measures, found the folder {target}.")
-        from tasks.evaluation.opening import open_folder
+        from phasewise.tasks.evaluation.opening import open_folder
 
         return fit_text(open_folder(Path(target), Path(options.tokenizer) if options.tokenizer else None), options)
     if options.tokenizer is not None:
@@ -66,7 +66,7 @@ def fit_target(target: str, scale: Scale | None, home: str | None, options: FitO
     resolved, found = resolve(target, scale_of(target, scale), home, reads_only=True, has_weights=True)
     phase = named_phase(resolved, found, "evaluate")
     run, result = trained_run(resolved, phase)
-    from tasks.evaluation.opening import open_weights
+    from phasewise.tasks.evaluation.opening import open_weights
 
     opened = open_weights(Path(result["checkpoint"]), run.model, resolved.plan.tokenizer, has_average=run.keeps_average)
     check_weights(opened, result["params_digest"])
@@ -80,7 +80,7 @@ def check_weights(opened: "Opened", expected: str) -> None:
     Raises:
         CheckpointError: see above.
     """
-    from trainer.state import params_digest
+    from phasewise.trainer.state import params_digest
 
     if (found := params_digest(opened.weights["last"])) != expected:
         raise CheckpointError(
@@ -97,8 +97,8 @@ def is_folder(target: str) -> bool:
 
 def fit_text(opened: "Opened", options: FitOptions) -> dict[str, Any]:
     """Corpus fit on a folder of text: each file in it is a subset, and each folder in it."""
-    from tasks.evaluation.corpus import Corpus
-    from tasks.evaluation.corpus_fit import measure_fit, tokenize
+    from phasewise.tasks.evaluation.corpus import Corpus
+    from phasewise.tasks.evaluation.corpus_fit import measure_fit, tokenize
 
     corpus = Corpus(Path(str(options.text)).expanduser(), text_key=options.text_key)
     measured = measure_fit(opened.weights, opened.config, opened.begin, tokenize(corpus.documents(), opened.tokenizer))
@@ -108,9 +108,9 @@ def fit_text(opened: "Opened", options: FitOptions) -> dict[str, Any]:
 
 def fit_held_out(opened: "Opened", resolved: Resolved, phase: Phase, run: RunConfig) -> dict[str, Any]:
     """Corpus fit on the held-out documents that the phase's gate measures, each component a subset."""
-    from tasks.evaluation.corpus_fit import TokenizedText, measure_fit
-    from tasks.evaluation.finished import measured_components, measured_on
-    from tasks.evaluation.held_out import read_held_out_tokens
+    from phasewise.tasks.evaluation.corpus_fit import TokenizedText, measure_fit
+    from phasewise.tasks.evaluation.finished import measured_components, measured_on
+    from phasewise.tasks.evaluation.held_out import read_held_out_tokens
 
     bound = phase.evaluation.held_out_tokens
     folders = {name: resolved.plan.components[name].held_out.folder for name in measured_components(run, resolved.plan)}
@@ -138,7 +138,7 @@ def _described(text: "SubsetText") -> dict[str, Any]:
 
 def _shaped(opened: "Opened", measured: "CorpusFit", subsets: list[dict[str, Any]]) -> dict[str, Any]:
     """`bits_per_byte` is that of the last weights, as everywhere; `subsets` has all weights. No benchmark is run: `results` is empty."""
-    from trainer.state import params_digest
+    from phasewise.trainer.state import params_digest
 
     seq_len = opened.config.seq_len
     return {

@@ -5,10 +5,10 @@ from typing import Any
 from rich.console import Console
 from rich.tree import Tree
 
-from flows.recipes import load_record, split_target
-from flows.recipes.phase import HandOff, Phase
-from flows.recipes.recipe import Recipe, Scale, scale_in_words
-from flows.show.hand_off import change_in_words, describe_changes
+from phasewise.flows.recipes import load_record, split_target
+from phasewise.flows.recipes.phase import HandOff, Phase
+from phasewise.flows.recipes.recipe import Recipe, Scale, scale_in_words
+from phasewise.flows.show.hand_off import change_in_words, describe_changes
 
 
 def describe(target: str, scale: Scale) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def describe(target: str, scale: Scale) -> dict[str, Any]:
         ConfigError: no such recipe or phase.
     """
     name, chosen = split_target(target)
-    recipe = load_record(name, scale)
+    recipe = load_record(name, scale, chosen)
     phases = (*recipe.ancestors(recipe.phase(chosen)), recipe.phase(chosen)) if chosen else recipe.phases
     return {"recipe": recipe.name, "scale": recipe.scale, "phases": [_describe(recipe, phase) for phase in phases]}
 

@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from flows.recipes import NAMES, default_scale, load_record, load_written
-from flows.recipes.looked_at import look_at
-from flows.recipes.recipe import Recipe
-from flows.recipes.starter import name_for, starter, starter_from
-from trainer.base.errors import ConfigError
-from trainer.base.storage import write_atomically
+from phasewise.flows.recipes import NAMES, default_scale, load_record, load_written
+from phasewise.flows.recipes.looked_at import look_at
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.recipes.starter import name_for, starter, starter_from
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.storage import write_atomically
+from phasewise.trainer.base.wording import name_some
 
 
 def write_new(file: str, origin: str | None, text: str) -> list[str]:
@@ -42,6 +43,12 @@ def write_new(file: str, origin: str | None, text: str) -> list[str]:
     if found.left_out:
         taken = ", ".join(found.include)
         lines.append(f"It reads {taken}; files that end in {', '.join(found.left_out)} are left out.")
+    if found.beside:
+        beside = name_some(found.beside, 5)
+        lines.append(
+            f"It reads the field {found.text_key} of each line, and not {beside}. If a line is a conversation, give its layout: "
+            "conversation=Conversation(…), as docs/own-recipe.md says."
+        )
     return lines
 
 

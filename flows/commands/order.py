@@ -6,11 +6,11 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
-from flows.tables import print_table
-from trainer.base.errors import ConfigError
-from trainer.data.permutation import MAX_LENGTH, Kind, Permutation
-from validations.evidence.order.measures import judge_measures, measure_order
-from validations.evidence.order.sample import take_sample
+from phasewise.flows.tables import print_table
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.data.permutation import MAX_LENGTH, Kind, Permutation
+from phasewise.validations.evidence.order.measures import judge_measures, measure_order
+from phasewise.validations.evidence.order.sample import take_sample
 
 FALSE_ALARM_RATE = 1e-6
 """How often all measures together flag a true random permutation."""

@@ -1,28 +1,25 @@
 """`phasewise preflight`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import rich.box
 from rich.console import Console
 from rich.table import Table
 
-from flows.predicted import is_here, predict_local
-from flows.recipes import load_target, load_written, split_target
-from flows.recipes.phase import Phase
-from flows.recipes.recipe import Recipe, Scale
-from flows.setups import setups_of
-from flows.tables import print_table
-from flows.utilisation import Utilisation, seconds_per_million, utilisation_in_words, utilisation_of
-from tasks.home import Home
-from tasks.prediction.predict import Prediction, words_of
-from tasks.preflight.launcher import versions
-from tasks.preflight.preflight import preflight_setup
-from tasks.preflight.regions import GIB, check_region, reads_between, region_of
-from tasks.preflight.slices import find_slice
-from tasks.progress import say
-from trainer.base.errors import ConfigError
-from trainer.base.wording import small, tokens
+from phasewise.flows.recipes import load_target, load_written, split_target
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.recipe import Recipe, Scale
+from phasewise.flows.setups import setups_of
+from phasewise.flows.tables import print_table
+from phasewise.flows.utilisation import Utilisation, seconds_per_million, utilisation_in_words, utilisation_of
+from phasewise.tasks.home import Home
+from phasewise.tasks.preflight.launcher import versions
+from phasewise.tasks.preflight.regions import GIB, check_region, reads_between, region_of
+from phasewise.tasks.preflight.slices import find_slice
+from phasewise.tasks.progress import say
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.wording import small, tokens
 
 Report = dict[str, Any]
 MIN_WIDTH = 120
@@ -37,7 +34,6 @@ def preflight_target(
     scale: Scale | None = None,
     machine_code: bool = False,
     estimated: bool = False,
-    calibrates: bool = False,
     region: str | None = None,
     usd_per_gib: float | None = None,
 ) -> Report:
@@ -46,7 +42,6 @@ def preflight_target(
     Args:
         scale: None is full scale, or as it is written for a recipe whose sizes are its own.
         estimated: nothing is compiled.
-        calibrates: the phases of this machine are measured where nothing like them was, some ten seconds each.
         region: where the slice is: reads from a home in another region are named.
         usd_per_gib: the store's price of them.
 
@@ -60,21 +55,20 @@ def preflight_target(
     compiled = [setup for setup in setups if find_slice(setup.slice).is_compiled_for and not estimated]
     if compiled:
         versions()
+    from phasewise.tasks.preflight.preflight import preflight_setup  # it imports jax
+
     place, reports = Home.open(home), list[Report]()
     bucket_region = _bucket_region(place, region, usd_per_gib)
     for setup in setups:
         say(f"preflight of {setup.words}")
         reports.append(preflight_setup(setup, place, machine_code=machine_code, estimated=estimated))
-    here = [] if slice_name else [one for one in phases if is_here(one)]
-    predicted = predict_local(recipe, here, place, calibrates=calibrates)
     away = {setup.phase for setup in setups}
     found = {
         "recipe": recipe.name,
         "scale": recipe.scale,
         "phases": reports,
         "local": [one.name for one in phases if one.name not in away],
-        "predicted": {name: one.model_dump(mode="json") for name, one in predicted.items()},
-        "utilisation": _utilisation(recipe, phases, place, reports, predicted),
+        "utilisation": _utilisation(recipe, phases, place, reports),
     }
     if region is None or bucket_region is None:
         return found
@@ -82,10 +76,8 @@ def preflight_target(
     return {**found, "bucket_region": bucket_region, "reads": [one.model_dump(mode="json") for one in reads]}
 
 
-def _utilisation(
-    recipe: Recipe, phases: Sequence[Phase], home: Home, reports: Sequence[Report], predicted: Mapping[str, Prediction]
-) -> dict[str, Utilisation]:
-    """Of phases that pack: what of their rows counts, and what that makes of the time, on each slice or on this machine."""
+def _utilisation(recipe: Recipe, phases: Sequence[Phase], home: Home, reports: Sequence[Report]) -> dict[str, Utilisation]:
+    """Of phases that pack: what of their rows counts, and what that makes of the time on each slice."""
     found = utilisation_of(recipe, phases, home)
     for phase in phases:
         if phase.name not in found:
@@ -98,8 +90,6 @@ def _utilisation(
             for report in reports
             if report["phase"] == phase.name
         }
-        if phase.name in predicted:
-            times["this machine"] = seconds_per_million(predicted[phase.name].seconds, phase.tokens, one)
         one["seconds_per_million_counted"] = {where: seconds for where, seconds in times.items() if seconds is not None}
     return found
 
@@ -135,10 +125,6 @@ def print_preflight(report: Report) -> None:
         console.print(utilisation_in_words(name, found), soft_wrap=True, markup=False)
     for line in reads_in_words(report):
         console.print(line, soft_wrap=True, markup=False)
-    for name, predicted in report["predicted"].items():
-        console.print(f"{name}: {words_of(Prediction.model_validate(predicted))}", soft_wrap=True, markup=False)
-    if any(one["seconds"] is None for one in report["predicted"].values()):
-        console.print("What is not predicted can be measured first: the same command with --calibrate.", soft_wrap=True)
     if report["local"]:
         console.print(f"On this machine, nothing to compile: {', '.join(report['local'])}.", soft_wrap=True, markup=False)
 

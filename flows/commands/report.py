@@ -5,12 +5,12 @@ from typing import Any
 
 import click
 
-from flows.recipes import NAMES
-from flows.site.export import check_place, write_site
-from flows.site.shelf import Shelf
-from flows.site.site import Site
-from tasks.home import Home
-from trainer.base.wording import plural
+from phasewise.flows.recipes import NAMES
+from phasewise.flows.site.export import check_place, write_site
+from phasewise.flows.site.shelf import Shelf
+from phasewise.flows.site.site import Site
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.wording import plural
 
 
 def write_report_site(out: str, home: str | None, recipes: tuple[str, ...]) -> dict[str, Any]:

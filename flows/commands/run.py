@@ -6,15 +6,15 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.ancestors import phases_to_train
-from flows.finished import is_done, report_path
-from flows.recipes.recipe import Scale, scale_in_words
-from flows.replaced import check_replaced, check_retrain, find_replaced
-from flows.resolved import Resolved, resolve, resolving_once
-from flows.server import server_for
-from flows.summary import run_summary
-from flows.terminal import print_summary, shown_on_terminal
-from tasks.progress import say
+from phasewise.flows.ancestors import phases_to_train
+from phasewise.flows.finished import is_done, report_path
+from phasewise.flows.recipes.recipe import Scale, scale_in_words
+from phasewise.flows.replaced import check_replaced, check_retrain, find_replaced
+from phasewise.flows.resolved import Resolved, resolve, resolving_once
+from phasewise.flows.server import server_for
+from phasewise.flows.summary import run_summary
+from phasewise.flows.terminal import print_summary, shown_on_terminal
+from phasewise.tasks.progress import say
 
 
 @resolving_once()
@@ -47,7 +47,7 @@ def _run(target: str, scale: Scale, home: str | None, retrain: tuple[str, ...], 
                 if resolved.is_prepared:
                     check_replaced(resolved, find_replaced(resolved, phases), retrain)
                 with server_for(resolved.home, what):
-                    from flows.train_recipe import train_recipe
+                    from phasewise.flows.train_recipe import train_recipe
 
                     train_recipe(
                         resolved.recipe_name, scale, str(resolved.home.root), phase.name if phase else None, retrain, resolved.settings

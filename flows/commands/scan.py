@@ -12,18 +12,18 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
-from flows.tables import print_table
-from flows.terminal import shown_on_terminal
-from tasks.home import Home
-from tasks.progress import say
-from tasks.validation.index_store import index_of_folder, index_store, keep_index, open_index
-from tasks.validation.scan_files import Unread
-from tasks.validation.scan_paths import select
-from tasks.validation.scan_pieces import Scanned, scan_pieces
-from trainer.base.errors import ConfigError, DataError, PhasewiseError
-from trainer.base.wording import megabytes, name_some
-from validations.evidence.caches import names_like_tests
-from validations.limits import LeakageLimits
+from phasewise.flows.tables import print_table
+from phasewise.flows.terminal import shown_on_terminal
+from phasewise.tasks.home import Home
+from phasewise.tasks.progress import say
+from phasewise.tasks.validation.index_store import index_of_folder, index_store, keep_index, open_index
+from phasewise.tasks.validation.scan_files import Unread
+from phasewise.tasks.validation.scan_paths import select
+from phasewise.tasks.validation.scan_pieces import Scanned, scan_pieces
+from phasewise.trainer.base.errors import ConfigError, DataError, PhasewiseError
+from phasewise.trainer.base.wording import megabytes, name_some
+from phasewise.validations.evidence.caches import names_like_tests
+from phasewise.validations.limits import LeakageLimits
 
 MIN_WORDS = 13
 SHOWN_HITS, SHOWN_NAMES = 20, 5
@@ -131,8 +131,8 @@ def _index_of_suite(suite: str, benchmarks: str, store: Path) -> tuple[Path, dic
     Raises:
         ConfigError: there is no such suite or folder, or the folder has no items of the suite.
     """
-    from tasks.evaluation.suites.items import find_items
-    from tasks.evaluation.suites.suites import find_suite
+    from phasewise.tasks.evaluation.suites.items import find_items
+    from phasewise.tasks.evaluation.suites.suites import find_suite
 
     found = find_items(find_suite(suite), Path(benchmarks))
     return keep_index(found.key, lambda: found.items, store), found.missing

@@ -6,18 +6,18 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.recipes import load_record, split_target
-from flows.recipes.recipe import Scale
-from flows.show.components import describe_component, print_component
-from flows.show.describing import describe
-from flows.show.differing import describe_difference, print_difference
-from flows.show.notes import print_notes
-from flows.show.page import print_page, print_step
-from flows.show.results import print_results
-from flows.show.sources import print_sources
-from flows.show.table import print_accepted, print_table, title_of
-from flows.show.takes import describe_takes, print_takes
-from tasks.home import Home
+from phasewise.flows.recipes import load_record, split_target
+from phasewise.flows.recipes.recipe import Scale
+from phasewise.flows.show.components import describe_component, print_component
+from phasewise.flows.show.describing import describe
+from phasewise.flows.show.differing import describe_difference, print_difference
+from phasewise.flows.show.notes import print_notes
+from phasewise.flows.show.page import print_page, print_step
+from phasewise.flows.show.results import print_results
+from phasewise.flows.show.sources import print_sources
+from phasewise.flows.show.table import print_accepted, print_table, title_of
+from phasewise.flows.show.takes import describe_takes, print_takes
+from phasewise.tasks.home import Home
 
 __all__ = ["ShowOptions", "describe", "describe_asked", "print_description"]
 

@@ -1,31 +1,43 @@
 """`phasewise status`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from flows.ancestors import phases_to_train
-from flows.finished import find_of_recipe
-from flows.recipes.phase import Phase
-from flows.recipes.recipe import Scale
-from flows.record import Finding, read_record
-from flows.resolved import Resolved, resolve
-from tasks.data.standins import missing_stand_ins
-from tasks.data.touched import changed_files
-from tasks.prediction.account import Account, read_account, words_of_account
-from tasks.training.spent import Spent, read_spent, words_of
-from trainer.base.errors import DataError
-from trainer.base.wording import name_some
-from trainer.data.manifest import SPLITS
+from phasewise.flows.ancestors import phases_to_train
+from phasewise.flows.finished import find_of_recipe
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.recipe import Scale
+from phasewise.flows.record import Again, Finding, read_record
+from phasewise.flows.resolved import Resolved, resolve
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.tasks.data.standins import missing_stand_ins
+from phasewise.tasks.evaluation.baselines import baselines_path
+from phasewise.tasks.inventory import AGAIN, EXPORT, RESTORE, ChangedFile, changed_files
+from phasewise.tasks.training.spent import Spent, read_spent, words_of
+from phasewise.trainer.base.errors import DataError, PhasewiseError
+from phasewise.trainer.base.wording import name_some
 
-SHARDS = "shards"
-"""What a finding is called that a file of a cache was changed."""
+FILES = "files"
+"""The name of a finding about files that are not as they were written."""
+CHANGED = "changed after they were written: "
+MAX_NAMED = 5
+AGAIN_BY: Mapping[str, Again] = {EXPORT: "report", RESTORE: "train", AGAIN: "judge"}
 
 
-def describe(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
-    """What holds of each phase, what must be done again, and why: in the shape of `--json`. Nothing is done."""
+def describe(target: str, scale: Scale, home: str | None, *, reads_all: bool = False) -> dict[str, Any]:
+    """What holds of each phase, what must be done again, and why: in the shape of `--json`. Nothing is done.
+
+    Args:
+        reads_all: every byte of the recipe's files is read. Else a file is read if its size or its times have changed.
+    """
     resolved, phase = resolve(target, scale, home, reads_only=True)
+    if reads_all:
+        resolved = replace(resolved, digests=KnownDigests(resolved.home, reads_all=True))
     recipe = resolved.recipe
     wanted = phases_to_train(recipe, phase)
     of_recipe: tuple[Finding, ...] = ()
@@ -35,16 +47,15 @@ def describe(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
         missing = Finding(what="sources", holds=False, again="prepare", why=_why_no_sources(resolved, error))
         found = [(one.name, "not reached", (missing,)) for one in wanted]
     else:
-        damaged = _damaged_caches(resolved, wanted)
-        found = [(one.phase.name, one.state, (*one.findings, *_shards_of(one.phase, damaged))) for one in records]
-        of_recipe = () if phase else find_of_recipe(resolved, records)
+        changed = changed_files(resolved.home, resolved.plan, recipe.run_name, resolved.digests, _evidence(resolved, wanted))
+        found = [(one.phase.name, one.state, (*one.findings, *_files(changed, one.phase.name))) for one in records]
+        of_recipe = (*(() if phase else find_of_recipe(resolved, records)), *_files(changed, None))
     phases = [
         {
             "name": name,
             "state": state,
             "results": [finding.model_dump(mode="json") for finding in findings],
             "spent": spent.model_dump(mode="json") if (spent := read_spent(resolved.home.run(recipe.run_name, name))) else None,
-            "predicted": account.model_dump(mode="json") if (account := read_account(resolved.home.run(recipe.run_name, name))) else None,
         }
         for name, state, findings in found
     ]
@@ -52,26 +63,24 @@ def describe(target: str, scale: Scale, home: str | None) -> dict[str, Any]:
     return {"recipe": recipe.name, "scale": recipe.scale, "phases": phases, "results": results}
 
 
-def _damaged_caches(resolved: Resolved, phases: Sequence[Phase]) -> dict[str, str]:
-    """Component → what of its caches is not what their manifests say, in words; those that are sound are not among them."""
-    words: dict[str, str] = {}
-    for name in sorted({name for phase in phases for name in phase.components}):
-        caches = [cache for split in SPLITS if (cache := resolved.plan.components[name].cache(split)).is_built]
-        if files := [f"{cache.folder.name}/{file}" for cache in caches for file in changed_files(cache.folder, resolved.digests)]:
-            words[name] = name_some(files, 3)
-    return words
+def _evidence(resolved: Resolved, phases: Sequence[Phase]) -> Iterator[Path]:
+    """The sealed files of the evidence that the verdicts on the data rest on, and of the baselines."""
+    from phasewise.tasks.validation.scan_caches import kept_evidence  # it imports the scan
+
+    for phase in phases:
+        with suppress(PhasewiseError):  # nothing is prepared yet: a finding of its own
+            yield from kept_evidence(resolved.plan, phase.components, phase.gates.data.leakage, resolved.home)
+    yield baselines_path(resolved.plan, resolved.home, resolved.recipe.phases[0].evaluation.held_out_tokens)
 
 
-def _shards_of(phase: Phase, damaged: Mapping[str, str]) -> tuple[Finding, ...]:
-    """One finding of all that a phase draws from."""
-    files = [words for name, words in damaged.items() if name in phase.components]
-    if not files:
-        return ()
-    why = (
-        f"changed since the cache was written: {'; '.join(files)}. `phasewise data verify` names every difference; delete the cache's "
-        "folder and prepare the data again"
-    )
-    return (Finding(what=SHARDS, holds=False, again="prepare", why=why),)
+def _files(changed: Sequence[ChangedFile], phase: str | None) -> tuple[Finding, ...]:
+    """One finding for each remedy of the changed files of a phase, or of the recipe as a whole."""
+    named: dict[str, list[str]] = {}
+    for one in changed:
+        if one.phase == phase:
+            named.setdefault(one.remedy, []).append(one.path)
+    words = {remedy: f"{CHANGED}{name_some(files, MAX_NAMED)}. To do: {remedy}" for remedy, files in named.items()}
+    return tuple(Finding(what=FILES, holds=False, again=AGAIN_BY.get(remedy, "prepare"), why=why) for remedy, why in words.items())
 
 
 def _why_no_sources(resolved: Resolved, error: DataError) -> str:
@@ -80,9 +89,9 @@ def _why_no_sources(resolved: Resolved, error: DataError) -> str:
 
 
 def is_done(description: dict[str, Any]) -> bool:
-    """Whether every phase is done, no cache was changed, and what is of the recipe as a whole holds."""
+    """Whether every phase is done, no file was changed, and what is of the recipe as a whole holds."""
     phases = description["phases"]
-    if any(one["what"] == SHARDS and not one["holds"] for phase in phases for one in phase["results"]):
+    if any(one["what"] == FILES for phase in phases for one in phase["results"]):
         return False
     return all(phase["state"] == "done" for phase in phases) and all(found["holds"] for found in description["results"])
 
@@ -94,8 +103,6 @@ def print_description(description: dict[str, Any]) -> None:
         console.print(f"{phase['name']}: {phase['state']}", markup=False)
         if phase["spent"]:
             console.print(f"  trained in {words_of(Spent.model_validate(phase['spent']))}", markup=False)
-        if phase["predicted"]:
-            console.print(f"  {words_of_account(Account.model_validate(phase['predicted']))}", markup=False)
         _print_what_lacks(console, phase["results"], "  ")
     _print_what_lacks(console, description["results"], "")
 

@@ -9,18 +9,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flows.recipes import scale_of
-from flows.recipes.recipe import Scale
-from flows.resolved import resolve, resolving_once
-from flows.tables import print_table
-from tasks.data.documents import split_texts
-from tasks.data.tokenizer import tokenizer_digest
-from tasks.data.vocabularies.behaviour import EXAMPLES, digit_examples, digit_groups, white_space_tokens
-from tasks.data.vocabularies.folder import checked_file, open_tokenizer, read_tokenizer_manifest
-from tasks.data.vocabularies.measure import Fit, Measured, ScriptFit, measure
-from trainer.base.errors import ConfigError, DataError
-from trainer.base.storage import digest_of_json
-from trainer.base.wording import decimal
+from phasewise.flows.recipes import scale_of
+from phasewise.flows.recipes.recipe import Scale
+from phasewise.flows.resolved import resolve, resolving_once
+from phasewise.flows.tables import print_table
+from phasewise.tasks.data.documents import split_texts
+from phasewise.tasks.data.tokenizer import tokenizer_digest
+from phasewise.tasks.data.vocabularies.behaviour import EXAMPLES, digit_examples, digit_groups, white_space_tokens
+from phasewise.tasks.data.vocabularies.folder import checked_file, open_tokenizer, read_tokenizer_manifest
+from phasewise.tasks.data.vocabularies.measure import Fit, Measured, ScriptFit, measure
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.base.identity import digest_of_json
+from phasewise.trainer.base.wording import decimal
 
 MAX_BYTES = 1_000_000
 TEXT_KEY = "text"
@@ -117,7 +117,7 @@ def _script(fit: ScriptFit) -> dict[str, Any]:
 
 
 def _of_folder(folder: Path, max_bytes: int, text_key: str) -> Texts:
-    from tasks.evaluation.corpus import Corpus
+    from phasewise.tasks.evaluation.corpus import Corpus
 
     corpus = Corpus(folder, text_key=text_key)
     subsets: dict[str, list[str]] = {}

@@ -5,13 +5,13 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.recipes.phase import Phase
-from flows.recipes.proxy import special_tokens_of
-from flows.recipes.recipe import Scale
-from flows.record import read_record
-from flows.resolved import Resolved, resolve, resolving_once
-from tasks.data.documents import split_texts
-from tasks.data.vocabularies.folder import (
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.proxy import special_tokens_of
+from phasewise.flows.recipes.recipe import Scale
+from phasewise.flows.record import read_record
+from phasewise.flows.resolved import Resolved, resolve, resolving_once
+from phasewise.tasks.data.documents import split_texts
+from phasewise.tasks.data.vocabularies.folder import (
     MANIFEST_NAME,
     TokenizerManifest,
     TrainedOn,
@@ -21,12 +21,13 @@ from tasks.data.vocabularies.folder import (
     read_tokenizer_manifest,
     write_folder,
 )
-from tasks.data.vocabularies.splits import SplitName
-from tasks.data.vocabularies.training import SPECIAL_TOKENS, TRAINED_BY, Amount, check_vocab_size, train, truncate
-from trainer.base.errors import ConfigError, DataError, VerdictError
-from trainer.base.storage import as_path, digest_of_bytes, digest_of_file
-from trainer.base.wording import megabytes
-from trainer.data.manifest import Manifest, read_manifest
+from phasewise.tasks.data.vocabularies.splits import SplitName
+from phasewise.tasks.data.vocabularies.training import SPECIAL_TOKENS, TRAINED_BY, Amount, check_vocab_size, train, truncate
+from phasewise.trainer.base.errors import ConfigError, DataError, VerdictError
+from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file
+from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.base.wording import megabytes
+from phasewise.trainer.data.manifest import Manifest, read_manifest
 
 VERDICT = "verdict on its data"
 

@@ -2,9 +2,9 @@
 
 import click
 
-from flows.options import Scale, given_scale_option, home_option, json_option, scale_option, set_option
-from flows.printing import print_found
-from tasks.data.vocabularies.splits import SPLITS, SplitName
+from phasewise.flows.options import PLACE, Scale, given_scale_option, home_option, json_option, scale_option, set_option
+from phasewise.flows.printing import print_found
+from phasewise.tasks.data.vocabularies.splits import SPLITS, SplitName
 
 VOCAB_SIZE = click.option("--vocab-size", type=int, required=True, metavar="N", help="Entries, with 256 bytes and two special tokens.")
 
@@ -16,7 +16,7 @@ def tokenizer() -> None:
 
 @tokenizer.command()
 @click.argument("target", metavar="RECIPE[/PHASE]")
-@click.argument("out", metavar="OUT")
+@click.argument("out", type=PLACE, metavar="OUT")
 @VOCAB_SIZE
 @click.option(
     "--split",
@@ -39,7 +39,7 @@ def train(
 
     Every phase must have a verdict on its data that lets it train: `phasewise run` judges.
     """
-    from flows.commands.tokenizer_train import print_manifest, train_tokenizer
+    from phasewise.flows.commands.tokenizer_train import print_manifest, train_tokenizer
 
     written = train_tokenizer(target, scale, home, out, vocab_size=vocab_size, split=split, max_bytes=max_bytes, chat_tokens=chat_tokens)
     print_found(written, print_manifest, as_json=as_json)
@@ -47,12 +47,12 @@ def train(
 
 @tokenizer.command()
 @click.argument("name", metavar="TOKENIZER")
-@click.argument("out", metavar="OUT")
+@click.argument("out", type=PLACE, metavar="OUT")
 @VOCAB_SIZE
 @json_option
 def truncate(name: str, out: str, *, vocab_size: int, as_json: bool) -> None:
     """Write the tokenizer in the folder TOKENIZER with its first N entries to OUT: the one that training at this size gives."""
-    from flows.commands.tokenizer_train import print_manifest, truncate_tokenizer
+    from phasewise.flows.commands.tokenizer_train import print_manifest, truncate_tokenizer
 
     print_found(truncate_tokenizer(name, out, vocab_size=vocab_size), print_manifest, as_json=as_json)
 
@@ -71,7 +71,7 @@ def compare(names: tuple[str, ...], on: str, max_bytes: int, text_key: str, scal
 
     A TOKENIZER is a folder with a tokenizer.json, or such a file.
     """
-    from flows.commands.tokenizer_compare import compare_tokenizers, print_comparison
+    from phasewise.flows.commands.tokenizer_compare import compare_tokenizers, print_comparison
 
     found = compare_tokenizers(names, on, scale, home, max_bytes=max_bytes, text_key=text_key)
     print_found(found, print_comparison, as_json=as_json)

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from flows.finding import FoundDocument, Search, find_by_file, find_by_id, find_by_text
-from flows.recipes import split_target
-from flows.recipes.recipe import Scale, scale_in_words
-from flows.traced import Traced, open_traced
-from flows.tracing import Trained, excerpts, predicted, tokens_trained, trained_at, trains_at
-from trainer.base.errors import ConfigError, DataError
-from trainer.base.wording import name_some
+from phasewise.flows.finding import FoundDocument, Search, find_by_file, find_by_id, find_by_text
+from phasewise.flows.recipes import split_target
+from phasewise.flows.recipes.recipe import Scale, scale_in_words
+from phasewise.flows.traced import Traced, open_traced
+from phasewise.flows.tracing import Trained, excerpts, predicted, tokens_trained, trained_at, trains_at
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.base.wording import name_some
 
 SHOWN_ROWS = 40
 MAX_ROWS = 200_000

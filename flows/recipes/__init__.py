@@ -2,18 +2,20 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
-from flows.recipes.assignments import assigned
-from flows.recipes.phase import Phase
-from flows.recipes.problems import near, problems
-from flows.recipes.proxy import STEPS, steps, to_proxy
-from flows.recipes.python_file import load_named, load_python
-from flows.recipes.recipe import BETWEEN, Between, Recipe, Scale
-from flows.recipes.scaled import to_scale
-from trainer.base.errors import ConfigError, RecipeError
-from trainer.base.storage import read_json
+from phasewise.flows.recipes.assignments import assigned, settings_in_force
+from phasewise.flows.recipes.feasibility import check_feasible, check_mixtures
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.problems import near, problems
+from phasewise.flows.recipes.proxy import STEPS, steps, to_proxy
+from phasewise.flows.recipes.python_file import load_named, load_python
+from phasewise.flows.recipes.recipe import BETWEEN, Between, Recipe, Scale
+from phasewise.flows.recipes.scaled import to_scale
+from phasewise.trainer.base.errors import ConfigError, RecipeError
+from phasewise.trainer.base.json_reader import parse_json
 
 NAMES = ("marin-8b", "marin-32b", "trinity-nano", "trinity-mini", "trinity-large")
 FILE = re.compile(r"(?P<path>.*\.(?:py|json))(?P<of_file>:[^/]*)?(?:/(?P<phase>.*))?", re.DOTALL)
@@ -117,13 +119,23 @@ def _between(written: Recipe, scale: Between, name: str) -> Recipe:
         raise RecipeError(f"{name} has no {scale} scale: {problems(error)}") from None
 
 
-def load_record(name: str, scale: Scale) -> Recipe:
-    """A recipe with all its branches at a scale, with what `--set` changes.
+def load_record(name: str, scale: Scale, wanted: str | None = None) -> Recipe:
+    """A recipe with all its branches at a scale, with what `--set` changes, to be read.
+
+    The main line must be feasible, and the branch that leads to the phase `wanted`. A recipe of this project is read as the record has it.
 
     Raises:
-        ConfigError: as `load_written`, `at_scale` and `assigned`.
+        ConfigError, DataError: as `load_written`, `at_scale`, `assigned` and `check_feasible`.
     """
-    return assigned(at_scale(load_written(name), scale, name))
+    written = load_written(name)
+    recipe = assigned(at_scale(written, scale, name))
+    if name not in NAMES or settings_in_force():
+        chosen = recipe.with_branch(wanted)
+        if written.scale == "full":
+            full = written.with_branch(wanted)
+            check_mixtures(full, full.phases)
+        check_feasible(chosen, chosen.phases)
+    return recipe
 
 
 def load_recipe(name: str, scale: Scale) -> Recipe:
@@ -148,7 +160,7 @@ def split_target(target: str) -> tuple[str, str | None]:
 def load_target(target: str, scale: Scale) -> tuple[Recipe, Phase | None]:
     """The recipe of `RECIPE[/PHASE]` as `load_recipe` gives it, and the phase if one is named."""
     name, phase = split_target(target)
-    recipe = load_record(name, scale).with_branch(phase)
+    recipe = load_record(name, scale, phase).with_branch(phase)
     return recipe, recipe.phase(phase) if phase else None
 
 
@@ -162,23 +174,23 @@ def _is_path(target: str, first: str) -> bool:
 def _by_name(name: str) -> Recipe:
     match name:
         case "marin-8b":
-            from flows.recipes.marin_8b import MARIN_8B
+            from phasewise.flows.recipes.marin_8b import MARIN_8B
 
             return MARIN_8B
         case "marin-32b":
-            from flows.recipes.marin_32b import MARIN_32B
+            from phasewise.flows.recipes.marin_32b import MARIN_32B
 
             return MARIN_32B
         case "trinity-nano":
-            from flows.recipes.trinity_nano import TRINITY_NANO
+            from phasewise.flows.recipes.trinity_nano import TRINITY_NANO
 
             return TRINITY_NANO
         case "trinity-mini":
-            from flows.recipes.trinity_mini import TRINITY_MINI
+            from phasewise.flows.recipes.trinity_mini import TRINITY_MINI
 
             return TRINITY_MINI
         case "trinity-large":
-            from flows.recipes.trinity_large import TRINITY_LARGE
+            from phasewise.flows.recipes.trinity_large import TRINITY_LARGE
 
             return TRINITY_LARGE
         case _:
@@ -205,12 +217,14 @@ def _no_recipe(name: str) -> ConfigError:
 
 
 def _from_json(path: Path) -> Recipe:
+    raw: Any = None
     try:
-        return Recipe.model_validate(read_json(path))
+        raw = parse_json(path.read_bytes())
+        return Recipe.model_validate(raw)
     except FileNotFoundError:
         raise ConfigError(f"no such file: {path}") from None
     except ValidationError as error:
-        raise RecipeError(f"{path} is not a recipe: {problems(error)}") from None
+        raise RecipeError(f"{path} is not a recipe: {problems(error, raw)}") from None
     except ValueError as error:
         raise RecipeError(f"{path} is not JSON: {error}.") from None
     except OSError as error:

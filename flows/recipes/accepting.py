@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from flows.recipes.phase import Gates, Phase
-from validations.accepted import AcceptedWarning
-from validations.approvable import ApprovableCheck
+from phasewise.flows.recipes.phase import Gates, Phase
+from phasewise.validations.accepted import AcceptedWarning
+from phasewise.validations.approvable import ApprovableCheck
 
 if TYPE_CHECKING:
-    from validations.expectations.check import Check
+    from phasewise.validations.expectations.check import Check
 
 
 def accepted_among(phases: Iterable[str], accepts: Iterable[AcceptedWarning]) -> tuple[AcceptedWarning, ...]:
@@ -63,13 +63,13 @@ def check_all_approvable(approvable: Sequence[ApprovableCheck], phases: Sequence
 
 
 def _check_approvable(one: ApprovableCheck, phases: Iterable[Phase]) -> None:
-    from validations.approving import check_approvable  # pandas, which a recipe that puts nothing to people does without
+    from phasewise.validations.approving import check_approvable  # pandas, which a recipe that puts nothing to people does without
 
     check_approvable(one, [check for limits in {phase.gates.model_dump_json() for phase in phases} for check in _checks_within(limits)])
 
 
 def _check_one(accepted: AcceptedWarning, phases: Iterable[Phase]) -> None:
-    from validations.expectations.accepting import check_acceptable  # pandas, which a recipe that accepts nothing does without
+    from phasewise.validations.expectations.accepting import check_acceptable  # pandas, which a recipe that accepts nothing does without
 
     checks = [check for limits in {phase.gates.model_dump_json() for phase in phases} for check in _checks_within(limits)]
     check_acceptable(accepted, checks)
@@ -78,7 +78,7 @@ def _check_one(accepted: AcceptedWarning, phases: Iterable[Phase]) -> None:
 @lru_cache(maxsize=64)
 def _checks_within(gates_json: str) -> "tuple[Check, ...]":
     """All that the phases of these limits are judged by."""
-    from validations.expectations.suites import SUITES, checks_of
+    from phasewise.validations.expectations.suites import SUITES, checks_of
 
     gates = Gates.model_validate_json(gates_json)
     limits = {"data": gates.data, "health": gates.health, "gate": gates.model}

@@ -11,9 +11,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from flows.recipes.problems import near, problems
-from flows.recipes.recipe import Recipe
-from trainer.base.errors import ConfigError, RecipeError
+from phasewise.flows.recipes.problems import near, problems
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.trainer.base.errors import ConfigError, RecipeError
+from phasewise.trainer.base.json_reader import parse_json
 
 OF_RECIPE, EVERY_PHASE = "recipe", "*"
 NOT_SET = {"phases": "name a phase: PHASE.FIELD=VALUE", "scale": "use --scale"}
@@ -56,7 +57,7 @@ def assigned(recipe: Recipe) -> Recipe:
         return Recipe.model_validate(raw)
     except ValidationError as error:
         given = " ".join(f"--set {one}" for one in settings)
-        raise RecipeError(f"{recipe.name} is refused with {given}: {problems(error)}") from None
+        raise RecipeError(f"{recipe.name} is refused with {given}: {problems(error, raw)}") from None
 
 
 def _assign(raw: Raw, setting: str) -> None:
@@ -78,7 +79,7 @@ def _assign(raw: Raw, setting: str) -> None:
     for number, part in enumerate(parts[:-1]):
         holder = holder[_key(holder, part, ".".join([head, *parts[:number]]), setting)]
     key = _key(holder, parts[-1], ".".join([head, *parts[:-1]]), setting)
-    holder[key] = _value(text.strip())
+    holder[key] = _value(text.strip(), setting)
 
 
 def _declare_no_slice(raw: Raw) -> None:
@@ -113,12 +114,18 @@ def _key(holder: Any, part: str, place: str, setting: str) -> str | int:
     raise RecipeError(f"--set {setting}: {place} is {json.dumps(holder)}, and has no fields: set {place} as a whole.")
 
 
-def _value(text: str) -> Any:
-    """JSON, or the words as they are."""
+def _value(text: str, setting: str) -> Any:
+    """JSON, or the words as they are.
+
+    Raises:
+        RecipeError: it is JSON as `parse_json` refuses it.
+    """
     try:
-        return json.loads(text)
-    except ValueError:
+        return parse_json(text) if text else text
+    except json.JSONDecodeError:
         return text
+    except ValueError as error:
+        raise RecipeError(f"--set {setting[:120]}: {error}.") from None
 
 
 def _check_children(raw: Raw, recipe: Recipe, settings: Sequence[str]) -> None:

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
-from tasks.evaluation.measured import MADE_BENCHMARKS, needle_length, needles_of, real_of
-from tasks.evaluation.needle_lengths import MIN_LENGTH
+from phasewise.tasks.evaluation.measured import MADE_BENCHMARKS, needle_length, needles_of, real_of
+from phasewise.tasks.evaluation.needle_lengths import MIN_LENGTH
 
 CORE_BENCHMARKS = (
     "agieval_lsat_ar:3", "arc_easy:10", "arc_challenge:10", "boolq:10", "commonsense_qa:10", "copa:0", "hellaswag:0", "hellaswag:10",
@@ -38,7 +38,7 @@ def check_names(benchmarks: Collection[str]) -> None:
 
 def _why_unknown(label: str) -> str:
     """Why a gate cannot ask it; empty where it can."""
-    from tasks.evaluation.suites.known import DEFINITIONS  # a third of a second, which the record's own names do without
+    from phasewise.tasks.evaluation.suites.known import DEFINITIONS  # a third of a second, which the record's own names do without
 
     name, colon, shots = label.partition(":")
     if name not in DEFINITIONS:

@@ -1,7 +1,7 @@
 """What a phase can take over from its parent, whatever it declares: parts that are there, weights of their shape, an order that fits."""
 
-from flows.recipes.phase import HandOff, Phase
-from trainer.config import Smebu
+from phasewise.flows.recipes.phase import HandOff, Phase
+from phasewise.trainer.config import Smebu
 
 
 def check_carried(parent: Phase, phase: Phase, start: HandOff) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from flows.recipes.phase import Change, FromScratch, HandOff, Phase
-from trainer.base.wording import name_some
-from trainer.config import LearningRateSegment, ModelConfig, StatePart
-from trainer.schedule import value_in
+from phasewise.flows.recipes.phase import Change, FromScratch, HandOff, Phase
+from phasewise.trainer.base.wording import name_some
+from phasewise.trainer.config import LearningRateSegment, ModelConfig, StatePart
+from phasewise.trainer.schedule import value_in
 
 CARRIED = "carried"
 MAX_NAMED = 4

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from flows.recipes.phase import Phase
+from phasewise.flows.recipes.phase import Phase
 
 MAX_EVALUATION_SHARE, FORWARD_SHARE = 1 / 20, 1 / 3
 """A forward pass is a third of an update's; where there is an EMA, it takes two."""

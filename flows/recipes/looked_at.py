@@ -1,6 +1,5 @@
 """What text lies in a folder, as the source of a component: how its files are read, and how long its documents are."""
 
-import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator
@@ -9,10 +8,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from tasks.data.formats.findings import Record
-from tasks.data.reading import read_piece
-from tasks.data.source import Piece, Source
-from trainer.base.errors import PhasewiseError
+from phasewise.tasks.data.formats.findings import Record
+from phasewise.tasks.data.reading import read_piece
+from phasewise.tasks.data.source import Piece, Source
+from phasewise.trainer.base.errors import PhasewiseError
+from phasewise.trainer.base.json_reader import parse_json
 
 PACKED = (".gz", ".zst", ".xz", ".bz2", ".lz4")
 JSON_LINES = (".jsonl", ".ndjson")
@@ -28,6 +28,7 @@ class LookedAt(NamedTuple):
         left_out: endings of the files that are text too, and are not taken.
         median_characters: half of the sampled documents are at least so long; None where there is none.
         documents: how many were sampled.
+        beside: the other fields with text in the sampled documents: none is trained on.
     """
 
     include: tuple[str, ...]
@@ -35,6 +36,7 @@ class LookedAt(NamedTuple):
     left_out: tuple[str, ...]
     median_characters: int | None
     documents: int
+    beside: tuple[str, ...] = ()
 
 
 def look_at(folder: Path) -> LookedAt:
@@ -50,9 +52,11 @@ def look_at(folder: Path) -> LookedAt:
         return LookedAt(("*.txt",), None, (), None, 0)
     include = tuple(f"*{ending}" for ending in chosen)
     key = _text_key(next(iter(chosen.values()))[0]) if chosen is lines else None
-    lengths = _lengths(folder, include, key, [path for files in chosen.values() for path in files])
+    documents = _documents(folder, include, key, [path for files in chosen.values() for path in files])
+    lengths = [length for length, _ in documents]
+    beside = tuple(sorted({name for _, names in documents for name in names}))
     left_out = tuple(ending for ending in texts if ending not in chosen)
-    return LookedAt(include, key, left_out, int(median(lengths)) if lengths else None, len(lengths))
+    return LookedAt(include, key, left_out, int(median(lengths)) if lengths else None, len(lengths), beside)
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -88,23 +92,23 @@ def _text_key(path: Path) -> str:
         return "text"
     with path.open(encoding="utf-8", errors="replace") as file:
         try:
-            first: Any = json.loads(file.readline())
+            first: Any = parse_json(file.readline())
         except ValueError:
             return "text"
     texts = {name: value for name, value in first.items() if isinstance(value, str)} if isinstance(first, dict) else {}
     return "text" if "text" in texts or not texts else max(texts, key=lambda name: len(texts[name]))
 
 
-def _lengths(folder: Path, include: tuple[str, ...], key: str | None, files: list[Path]) -> list[int]:
-    """Characters of the first documents of some of the files, as they will be read."""
+def _documents(folder: Path, include: tuple[str, ...], key: str | None, files: list[Path]) -> list[tuple[int, tuple[str, ...]]]:
+    """Characters of the first documents of some of the files, as they will be read, and their other fields with text."""
     reading = {"format": "jsonl", "text_key": key} if key else {"format": "paragraphs"}
     source = Source.model_validate({"url": str(folder), "include": include, **reading})
     every = max(1, len(files) // SAMPLED_FILES)
-    lengths: list[int] = []
+    documents: list[tuple[int, tuple[str, ...]]] = []
     for path in files[::every]:
         try:
             found = read_piece(source, Piece(name=path.name, url=str(path), start=0, stop=path.stat().st_size))
-            lengths += [len(one.text) for one in islice(found, SAMPLED_DOCUMENTS) if isinstance(one, Record)]
+            documents += [(len(one.text), one.beside) for one in islice(found, SAMPLED_DOCUMENTS) if isinstance(one, Record)]
         except (PhasewiseError, OSError):  # the run says it, with the reason
             continue
-    return lengths
+    return documents

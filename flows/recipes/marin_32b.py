@@ -5,15 +5,15 @@ The values are those of the experiment code (exp1295, 1380, 1388, 1390, 1395, 15
 `discrepancies` has both, and what it does not say is in `notes`. Tokens of what counts: 2.679 T + 2.684 T + 1.074 T = 6.437 T.
 """
 
-from flows.recipes.marin.accepted import accepted_orders_32b, accepted_without_cooldown
-from flows.recipes.marin.mixtures import (
+from phasewise.flows.recipes.marin.accepted import accepted_orders_32b, accepted_without_cooldown
+from phasewise.flows.recipes.marin.mixtures import (
     BISON_CLEAN_MIXTURE,
     BISON_MIXTURE,
     MANTIS_MIXTURE,
     MANTIS_MIXTURE_WITH_CODE,
     PRETRAINING_MIXTURE,
 )
-from flows.recipes.marin.notes_32b import (
+from phasewise.flows.recipes.marin.notes_32b import (
     MUON_DIFFERENCES,
     MUON_NOTES,
     NADAMW_DIFFERENCES,
@@ -24,7 +24,7 @@ from flows.recipes.marin.notes_32b import (
     QK_NORM_DIFFERENCES,
     QK_NORM_NOTES,
 )
-from flows.recipes.marin.notes_cooldowns_32b import (
+from phasewise.flows.recipes.marin.notes_cooldowns_32b import (
     BISON_CLEAN_NOTES,
     BISON_DIFFERENCES,
     BISON_FLAT_NOTES,
@@ -32,10 +32,10 @@ from flows.recipes.marin.notes_cooldowns_32b import (
     MANTIS_DIFFERENCES,
     MANTIS_NOTES,
 )
-from flows.recipes.marin.settings import ADAMW, ORDER, TOKENIZER, constant, evaluated, gates, linear, llama, stability
-from flows.recipes.phase import FromScratch, GraftFrom, Phase, continued
-from flows.recipes.recipe import Recipe
-from trainer.config import (
+from phasewise.flows.recipes.marin.settings import ADAMW, ORDER, TOKENIZER, constant, evaluated, gates, linear, llama, stability
+from phasewise.flows.recipes.phase import FromScratch, GraftFrom, Phase, continued
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.trainer.config import (
     AdamC,
     CheckpointPolicy,
     Instrumentation,
@@ -111,7 +111,7 @@ MUON = continued(
     step=LAST_GOOD_STEP,
     stop_step=86_000,
     fresh=("optimizer",),
-    declares=("optimizer", "optimizer_state", "learning_rate", "skip_step"),
+    declares=("optimizer", "optimizer_state", "learning_rate", "max_grad_norm", "skip_step"),
     branch=True,
     abandoned=True,
     optimizer=Muon(
@@ -121,11 +121,12 @@ MUON = continued(
         newton_schulz_steps=5,
         epsilon=1e-8,
         weight_decay=0.1,
-        adam=ADAMW,
+        adam=ADAMW.but(weight_decay=0.1),
         adam_learning_rate_scale=0.35,
+        max_adam_grad_norm=1.0,
     ),
     learning_rate=(constant(LAST_GOOD_STEP, 86_000, 2e-3),),
-    stability=stability(z_loss=1e-4, ema=0.995, max_grad_norm=always(0.2)),
+    stability=stability(z_loss=1e-4, ema=0.995, max_grad_norm=always(None)),
     gates=gates(max_increase_bits_per_byte=0.5, max_epochs=2),
     discrepancies=MUON_DIFFERENCES,
     notes=MUON_NOTES,
@@ -137,12 +138,12 @@ NADAMW = continued(
     step=LAST_GOOD_STEP,
     stop_step=80_000,
     fresh=("optimizer",),
-    declares=("optimizer", "optimizer_state", "learning_rate", "schedule", "max_grad_norm"),
+    declares=("optimizer", "optimizer_state", "learning_rate", "schedule", "max_grad_norm", "skip_step"),
     branch=True,
     abandoned=True,
     optimizer=NAdamW(kind="nadamw", beta1=0.95, beta2=0.95, epsilon=1e-8, weight_decay=0.05),
     learning_rate=(LearningRateSegment(kind="cosine", start_step=NOMINAL_STEPS // 100, end_step=NOMINAL_STEPS, start=PEAK, end=FLOOR),),
-    stability=stability(z_loss=1e-4, ema=0.995, skip_step=SKIP_STEP_LIMIT),
+    stability=stability(z_loss=1e-4, ema=0.995),
     gates=gates(max_increase_bits_per_byte=0.5, max_epochs=2),
     discrepancies=NADAMW_DIFFERENCES,
     notes=NADAMW_NOTES,

@@ -4,15 +4,15 @@ The values are those of the experiment code (exp600 and the experiments it names
 `discrepancies` has both, and what it does not say is in `notes`.
 """
 
-from flows.recipes.benchmarks import WITH_MMLU
-from flows.recipes.marin.accepted import LINEAR_8B, accepted_without_average, accepted_without_cooldown
-from flows.recipes.marin.annealing import microannealing
-from flows.recipes.marin.deep_cooldowns import deep_cooldowns
-from flows.recipes.marin.desserts import desserts
-from flows.recipes.marin.extension import context_extension
-from flows.recipes.marin.instruction import instruction
-from flows.recipes.marin.mixtures import JELLYFISH_MIXTURE, KESTREL_MIXTURE, PHOENIX_BRIDGE, PHOENIX_MIXTURE, STARLING_MIXTURE
-from flows.recipes.marin.notes_8b import (
+from phasewise.flows.recipes.benchmarks import WITH_MMLU
+from phasewise.flows.recipes.marin.accepted import LINEAR_8B, accepted_without_average, accepted_without_cooldown
+from phasewise.flows.recipes.marin.annealing import microannealing
+from phasewise.flows.recipes.marin.deep_cooldowns import deep_cooldowns
+from phasewise.flows.recipes.marin.desserts import desserts
+from phasewise.flows.recipes.marin.extension import context_extension
+from phasewise.flows.recipes.marin.instruction import instruction
+from phasewise.flows.recipes.marin.mixtures import JELLYFISH_MIXTURE, KESTREL_MIXTURE, PHOENIX_BRIDGE, PHOENIX_MIXTURE, STARLING_MIXTURE
+from phasewise.flows.recipes.marin.notes_8b import (
     DEEPER_STARLING_DIFFERENCES,
     JELLYFISH_DIFFERENCES,
     KESTREL_DIFFERENCES,
@@ -20,10 +20,11 @@ from flows.recipes.marin.notes_8b import (
     OCELOT_DIFFERENCES,
     OCELOT_NOTES,
     PHOENIX_DIFFERENCES,
+    PHOENIX_NOTES,
     STARLING_DIFFERENCES,
     STARLING_NOTES,
 )
-from flows.recipes.marin.settings import (
+from phasewise.flows.recipes.marin.settings import (
     ADAMW,
     LLAMA3_ROPE,
     OLD_ROPE,
@@ -37,9 +38,9 @@ from flows.recipes.marin.settings import (
     stability,
     wsd_s,
 )
-from flows.recipes.phase import FromScratch, Phase, continued
-from flows.recipes.recipe import Recipe
-from trainer.config import CheckpointPolicy, ModelConfig, Rope, Steps, always
+from phasewise.flows.recipes.phase import FromScratch, Phase, continued
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.trainer.config import CheckpointPolicy, ModelConfig, Rope, Steps, always
 
 
 def llama_8b(rope: Rope) -> ModelConfig:
@@ -71,8 +72,9 @@ OCELOT = continued(
     name="ocelot",
     stop_step=740_500,
     fresh=("ema",),
-    declares=("rope", "batch", "learning_rate", "schedule", "ema", "slice"),
+    declares=("rope", "batch", "learning_rate", "schedule", "optimizer", "ema", "slice"),
     model=llama_8b(LLAMA3_ROPE),
+    optimizer=ADAMW.but(weight_decay=0.1),
     learning_rate=(constant(660_000, 740_500, 1.7e-3),),
     stability=stability(z_loss=None, ema=0.995),
     slice=always("v4-2048"),
@@ -103,6 +105,7 @@ PHOENIX = continued(
     evaluation=evaluated(loss_every_steps=1_000, benchmarks=WITH_MMLU),
     gates=gates(max_increase_bits_per_byte=0.3, max_epochs=2),
     discrepancies=PHOENIX_DIFFERENCES,
+    notes=PHOENIX_NOTES,
 )
 
 STARLING = continued(

@@ -5,11 +5,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from flows.recipes.benchmarks import check_lengths, check_names
-from tasks.evaluation.measured import Measured, needles_of
-from tasks.evaluation.renderings import Renderings
-from trainer.base.frozen import Frozen
-from trainer.config import (
+from phasewise.flows.recipes.benchmarks import check_lengths, check_names
+from phasewise.tasks.evaluation.measured import Measured, needles_of
+from phasewise.tasks.evaluation.renderings import Renderings
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.config import (
     CheckpointPolicy,
     DataOrder,
     Instrumentation,
@@ -30,7 +30,7 @@ from trainer.config import (
     check_segments_end,
     sequences_between,
 )
-from validations.limits import DataLimits, GateLimits, HealthLimits
+from phasewise.validations.limits import DataLimits, GateLimits, HealthLimits
 
 LOCAL_SLICE = "local"
 """The slice that is this machine."""
@@ -69,7 +69,7 @@ class Note(Frozen):
 class FromScratch(Frozen):
     """Fresh weights from a seed."""
 
-    seed: int
+    seed: int = Field(ge=0, lt=2**32)
 
 
 class GraftFrom(Frozen):
@@ -156,7 +156,7 @@ class Phase(Frozen):
     model: ModelConfig
     optimizer: Optimizer
     learning_rate: tuple[LearningRateSegment, ...]
-    batch: Steps[int]
+    batch: Steps[Annotated[int, Field(ge=1)]]
     mixture: Steps[MixtureShares]
     order: DataOrder
     stability: Stability
@@ -200,6 +200,7 @@ class Phase(Frozen):
 
     @model_validator(mode="after")
     def _is_whole(self) -> "Phase":
+        _check_sizes(self.model_dump(exclude={"discrepancies": True, "notes": True, "order": {"seed"}}), ())
         if self.stop_step <= self.start_step:
             raise ValueError(f"phase {self.name} must stop after step {self.start_step}, found stop_step {self.stop_step}")
         for step, shares in self.mixture.root:
@@ -268,6 +269,19 @@ class Phase(Frozen):
                 raise ValueError(f"the hand-off to {self.name} declares where its {part} comes from, and the phase has none: take it out")
 
 
+def _check_sizes(value: Any, place: tuple[str, ...]) -> None:
+    """Refuse counts that no machine has, and that would overflow where arrays are sized by them."""
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            _check_sizes(part, (*place, str(name)))
+    elif isinstance(value, list | tuple):
+        for number, part in enumerate(value):
+            _check_sizes(part, (*place, str(number)))
+    elif isinstance(value, int) and abs(value) > MAX_COUNT:
+        raise ValueError(f"{'.'.join(place)}: expected at most {MAX_COUNT:,}, found {value:,}")
+
+
+MAX_COUNT = 2**31 - 1
 OWN = ("discrepancies", "notes", "abandoned", "schedule_goes_on")
 """What a phase never has from the one before it."""
 

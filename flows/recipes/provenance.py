@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from flows.recipes.phase import Phase
-from flows.recipes.recipe import Recipe
-from trainer.base.frozen import Frozen
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.trainer.base.frozen import Frozen
 
 Kind = Literal["code", "default", "prose", "notes", "ours"]
 EXPLAINING = ("discrepancies", "notes")
@@ -44,10 +44,13 @@ def sources_of(recipe: Recipe, phase: Phase) -> dict[str, Provenance]:
     What a scale computes is this project's, wherever the value that it was computed from comes from. So is what is not as the
     record has it.
     """
-    written = _written(recipe.name)
+    written = written_sources(recipe.name)
     if written is None:
         return {}
-    sources, at_full = written
+    from phasewise.flows.recipes.library_values import with_library_values
+
+    folder, own, at_full = written
+    sources = with_library_values(own, folder, recipe.name, phase.name)
     full = leaves_of(at_full.phase(phase.name)) if phase.name in {one.name for one in at_full.phases} else {}
     other = Provenance(kind="ours", place=CHANGED if recipe.scale == "full" else SCALED.format(scale=recipe.scale))
     here = leaves_of(phase)
@@ -105,32 +108,33 @@ def _collect_entry(found: dict[str, list[Any]], path: str, entry: Any) -> None:
         found.setdefault(path, []).append(entry)
 
 
-def _written(name: str) -> tuple[RecordSources, Recipe] | None:
+def written_sources(name: str) -> tuple[str, RecordSources, Recipe] | None:
+    """The folder of the record, its sources without those that are a library's, and the recipe as it is written."""
     match name:
         case "marin-8b":
-            from flows.recipes.marin.sources_8b import SOURCES_8B
-            from flows.recipes.marin_8b import MARIN_8B
+            from phasewise.flows.recipes.marin.sources_8b import SOURCES_8B
+            from phasewise.flows.recipes.marin_8b import MARIN_8B
 
-            return SOURCES_8B, MARIN_8B
+            return "marin", SOURCES_8B, MARIN_8B
         case "marin-32b":
-            from flows.recipes.marin.sources_32b import SOURCES_32B
-            from flows.recipes.marin_32b import MARIN_32B
+            from phasewise.flows.recipes.marin.sources_32b import SOURCES_32B
+            from phasewise.flows.recipes.marin_32b import MARIN_32B
 
-            return SOURCES_32B, MARIN_32B
+            return "marin", SOURCES_32B, MARIN_32B
         case "trinity-nano":
-            from flows.recipes.trinity.sources import SOURCES_NANO
-            from flows.recipes.trinity_nano import TRINITY_NANO
+            from phasewise.flows.recipes.trinity.sources import SOURCES_NANO
+            from phasewise.flows.recipes.trinity_nano import TRINITY_NANO
 
-            return SOURCES_NANO, TRINITY_NANO
+            return "trinity", SOURCES_NANO, TRINITY_NANO
         case "trinity-mini":
-            from flows.recipes.trinity.sources import SOURCES_MINI
-            from flows.recipes.trinity_mini import TRINITY_MINI
+            from phasewise.flows.recipes.trinity.sources import SOURCES_MINI
+            from phasewise.flows.recipes.trinity_mini import TRINITY_MINI
 
-            return SOURCES_MINI, TRINITY_MINI
+            return "trinity", SOURCES_MINI, TRINITY_MINI
         case "trinity-large":
-            from flows.recipes.trinity.sources_large import SOURCES_LARGE
-            from flows.recipes.trinity_large import TRINITY_LARGE
+            from phasewise.flows.recipes.trinity.sources_large import SOURCES_LARGE
+            from phasewise.flows.recipes.trinity_large import TRINITY_LARGE
 
-            return SOURCES_LARGE, TRINITY_LARGE
+            return "trinity", SOURCES_LARGE, TRINITY_LARGE
         case _:
             return None

@@ -41,16 +41,16 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from flows.recipes.catalogue import CATALOGUE
-from flows.recipes.evaluation_cost import seldom_enough
-from flows.recipes.phase import LOCAL_SLICE, EvaluationSettings, FromScratch, Gates, Phase
-from flows.recipes.recipe import Recipe, Tokenizer
-from flows.recipes.step_axis import MIN_WINDOW_STEPS, StepAxis, shorter_window
-from tasks.data.conversations.template import template_of
-from tasks.data.length_bias import LengthBias
-from tasks.evaluation.measured import MADE_BENCHMARKS, made_of, needle_length, needles_of, real_of
-from tasks.evaluation.needle_lengths import MIN_LENGTH
-from trainer.config import (
+from phasewise.flows.recipes.catalogue import CATALOGUE
+from phasewise.flows.recipes.evaluation_cost import seldom_enough
+from phasewise.flows.recipes.phase import LOCAL_SLICE, EvaluationSettings, FromScratch, Gates, Phase
+from phasewise.flows.recipes.recipe import Recipe, Tokenizer
+from phasewise.flows.recipes.step_axis import MIN_WINDOW_STEPS, StepAxis, shorter_window
+from phasewise.tasks.data.conversations.template import special_tokens_in, template_text
+from phasewise.tasks.data.length_bias import LengthBias
+from phasewise.tasks.evaluation.measured import MADE_BENCHMARKS, made_of, needle_length, needles_of, real_of
+from phasewise.tasks.evaluation.needle_lengths import MIN_LENGTH
+from phasewise.trainer.config import (
     DataOrder,
     MixtureShares,
     ModelConfig,
@@ -110,7 +110,7 @@ def special_tokens_of(recipe: Recipe) -> tuple[str, ...]:
     stand_ins = {name: CATALOGUE[name].stand_in for name in recipe.components if name in CATALOGUE}
     found = [stand_in.conversation for name, stand_in in stand_ins.items() if stand_in is not None and name not in recipe.sources]
     found += [source.conversation for source in recipe.sources.values()]
-    written = {token for how in found if how is not None for token in template_of(how).special_tokens}
+    written = {token for how in found if how is not None for token in special_tokens_in(template_text(how), how.special_tokens)}
     return tuple(sorted({*recipe.tokenizer.special_tokens, *written}))
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from flows.recipes.problems import problems
-from flows.recipes.recipe import Recipe
-from trainer.base.errors import ConfigError, PhasewiseError, RecipeError
+from phasewise.flows.recipes.problems import problems
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.trainer.base.errors import ConfigError, PhasewiseError, RecipeError
 
 _loaded: ContextVar[dict[Path, dict[str, Recipe]] | None] = ContextVar("loaded", default=None)
 

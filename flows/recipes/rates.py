@@ -1,6 +1,6 @@
 """The shapes of a learning rate: segments with a step and a value at both ends. Steps are those of the lineage."""
 
-from trainer.config import LearningRateSegment
+from phasewise.trainer.config import LearningRateSegment
 
 Rates = tuple[LearningRateSegment, ...]
 

@@ -6,18 +6,19 @@ from typing import Literal, NamedTuple, TypeVar, get_args
 
 from pydantic import Field, model_validator
 
-from flows.recipes.accepting import accepted_among, approvable_among, check_accepts, check_all_approvable
-from flows.recipes.carried import check_carried
-from flows.recipes.changes import changes_between, undeclared_changes
-from flows.recipes.phase import Change, HandOff, Phase
-from tasks.data.length_bias import LengthBias
-from tasks.data.pin import Pin
-from tasks.data.source import WITHOUT_FIELDS, Source
-from trainer.base.errors import ConfigError
-from trainer.base.frozen import Frozen
-from trainer.config import MixtureShares, Steps, sequences_between
-from validations.accepted import AcceptedWarning
-from validations.approvable import ApprovableCheck, AsksPeople, asked_in
+from phasewise.flows.recipes.accepting import accepted_among, approvable_among, check_accepts, check_all_approvable
+from phasewise.flows.recipes.carried import check_carried
+from phasewise.flows.recipes.changes import changes_between, undeclared_changes
+from phasewise.flows.recipes.phase import Change, HandOff, Phase
+from phasewise.tasks.data.length_bias import LengthBias
+from phasewise.tasks.data.pin import Pin
+from phasewise.tasks.data.source import WITHOUT_FIELDS, Source
+from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.config import MixtureShares, Steps, sequences_between
+from phasewise.validations.accepted import AcceptedWarning
+from phasewise.validations.approvable import ApprovableCheck, AsksPeople, asked_in
 
 T = TypeVar("T")
 Between = Literal["130m", "370m", "1b", "3b"]
@@ -52,6 +53,12 @@ class Tokenizer(Frozen):
         if self.name is not None and self.components is not None:
             raise ValueError(
                 f"components are what a tokenizer is trained on, and {self.name} is taken as it is: take them out, or let name be null"
+            )
+        own = (BEGIN_OF_TEXT, END_OF_TEXT, *self.special_tokens)
+        if "" in own or len(set(own)) < len(own):
+            raise ValueError(
+                f"special_tokens: expected texts that differ from each other and from {BEGIN_OF_TEXT} and {END_OF_TEXT}, found "
+                f"{', '.join(map(repr, self.special_tokens))}"
             )
         if self.name is not None and self.special_tokens:
             raise ValueError(

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from flows.recipes.recipe import Recipe
-from trainer.base.frozen import Frozen
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.trainer.base.frozen import Frozen
 
 Kind = Literal["score", "loss", "count", "date", "hardware", "event"]
 
@@ -39,15 +39,15 @@ def results_of(recipe: Recipe) -> dict[str, tuple[Reported, ...]]:
     """Phase → what was reported of it; nothing for a recipe that is no record."""
     match recipe.name:
         case "marin-8b":
-            from flows.recipes.marin.results_8b import RESULTS_8B
+            from phasewise.flows.recipes.marin.results_8b import RESULTS_8B
 
             found = RESULTS_8B
         case "marin-32b":
-            from flows.recipes.marin.results_32b import RESULTS_32B
+            from phasewise.flows.recipes.marin.results_32b import RESULTS_32B
 
             found = RESULTS_32B
         case "trinity-nano" | "trinity-mini" | "trinity-large":
-            from flows.recipes.trinity.results import RESULTS
+            from phasewise.flows.recipes.trinity.results import RESULTS
 
             found = RESULTS[recipe.name]
         case _:

@@ -28,13 +28,13 @@ from functools import reduce
 from itertools import pairwise
 from typing import NamedTuple
 
-from flows.recipes.evaluation_cost import seldom_enough
-from flows.recipes.phase import LOCAL_SLICE, EvaluationSettings, FromScratch, Gates, Phase
-from flows.recipes.recipe import Between, Recipe
-from flows.recipes.sizes import Shape, body_parameters, shape_of
-from flows.recipes.step_axis import StepAxis, shorter_window
-from trainer.base.errors import RecipeError
-from trainer.config import AdamC, Optimizer, Recovery, Stability, always
+from phasewise.flows.recipes.evaluation_cost import seldom_enough
+from phasewise.flows.recipes.phase import LOCAL_SLICE, EvaluationSettings, FromScratch, Gates, Phase
+from phasewise.flows.recipes.recipe import Between, Recipe
+from phasewise.flows.recipes.sizes import Shape, body_parameters, shape_of
+from phasewise.flows.recipes.step_axis import StepAxis, shorter_window
+from phasewise.trainer.base.errors import RecipeError
+from phasewise.trainer.config import AdamC, Optimizer, Recovery, Stability, always
 
 TARGETS: dict[Between, int] = {"130m": 130_000_000, "370m": 370_000_000, "1b": 1_000_000_000, "3b": 3_000_000_000}
 TOKENS_A_PARAMETER = 20

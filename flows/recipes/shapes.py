@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from trainer.config import Experts, ModelConfig, Rope
+from phasewise.trainer.config import Experts, ModelConfig, Rope
 
 
 def llama(

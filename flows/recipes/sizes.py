@@ -3,8 +3,8 @@
 import math
 from typing import NamedTuple
 
-from trainer.base.errors import RecipeError
-from trainer.config import ModelConfig
+from phasewise.trainer.base.errors import RecipeError
+from phasewise.trainer.config import ModelConfig
 
 WIDTH_STEPS, FEED_FORWARD_STEP, EXPERT_STEP = (256, 128), 128, 32
 """Widths are whole tiles. Steps of 256 make an even number of heads; those of 128 are taken where the others do not reach the size."""

@@ -5,14 +5,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from flows.recipes import words
-from flows.recipes.changes import changes_between
-from flows.recipes.looked_at import LookedAt
-from flows.recipes.phase import FromScratch, HandOff, Phase, continued
-from flows.recipes.rates import wsd_s
-from flows.recipes.recipe import Recipe
-from trainer.base.errors import RecipeError
-from trainer.config import AdamC, Experts, LearningRateSegment, ModelConfig, Muon
+from phasewise.flows.recipes import words
+from phasewise.flows.recipes.changes import changes_between
+from phasewise.flows.recipes.looked_at import LookedAt
+from phasewise.flows.recipes.phase import FromScratch, HandOff, Phase, continued
+from phasewise.flows.recipes.rates import wsd_s
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.trainer.base.errors import RecipeError
+from phasewise.trainer.config import AdamC, Experts, LearningRateSegment, ModelConfig, Muon
 
 MAX_LINES = 60
 WARM_UP_STEPS, STEPS, WARM_UP_TO = 100, 150, 10
@@ -27,7 +27,7 @@ phasewise run {file}       train, judge and evaluate, phase by phase; then a rep
 `--set {phase}.learning_rate.0.end=1e-4` tries another value. docs/own-recipe.md explains the words.
 """
 
-from flows.recipes.words import {imports}
+from phasewise.flows.recipes.words import {imports}
 
 TEXT = {folder}  # the folder of your text; all paths below are relative to it
 SOURCES = {{
@@ -116,7 +116,7 @@ def starter_from(file: Path, folder: Path, found: LookedAt, proxy: Recipe) -> st
 
 def name_for(file: Path) -> str:
     """A recipe's name after its file's; never one of this project's."""
-    from flows.recipes import NAMES
+    from phasewise.flows.recipes import NAMES
 
     name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in file.stem.lower()).strip("-") or "my-recipe"
     return f"my-{name}" if name in NAMES else name

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-from flows.recipes.phase import GraftFrom, HandOff, Phase
-from flows.recipes.recipe import Recipe
-from trainer.config import CheckpointPolicy, LearningRateSegment, RollingLimit, Steps
+from phasewise.flows.recipes.phase import GraftFrom, HandOff, Phase
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.trainer.config import CheckpointPolicy, LearningRateSegment, RollingLimit, Steps
 
 T = TypeVar("T")
 S = TypeVar("S")

@@ -6,14 +6,14 @@ buffers of documents; `phase-3-without-buffer` is the same from permuted rows. W
 blank is from public notes, or this project's choice: `phasewise show trinity-large --notes` lists it.
 """
 
-from flows.recipes.phase import FromScratch, Phase, continued
-from flows.recipes.recipe import Recipe
-from flows.recipes.trinity.accepted import accepted_without_cooldown
-from flows.recipes.trinity.extension import context_extension, extension_steps
-from flows.recipes.trinity.mixtures import LARGE_MIXTURES, LENGTH_BIAS
-from flows.recipes.trinity.notes_large import FIRST_RUNS_NOTES, PHASE_1_NOTES, PHASE_2_NOTES, PHASE_3_NOTES, WITHOUT_BUFFER_NOTES
-from flows.recipes.trinity.notes_long import LARGE_LONG_NOTES
-from flows.recipes.trinity.settings import (
+from phasewise.flows.recipes.phase import FromScratch, Phase, continued
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.recipes.trinity.accepted import accepted_without_cooldown
+from phasewise.flows.recipes.trinity.extension import context_extension, extension_steps
+from phasewise.flows.recipes.trinity.mixtures import LARGE_MIXTURES, LENGTH_BIAS
+from phasewise.flows.recipes.trinity.notes_large import FIRST_RUNS_NOTES, PHASE_1_NOTES, PHASE_2_NOTES, PHASE_3_NOTES, WITHOUT_BUFFER_NOTES
+from phasewise.flows.recipes.trinity.notes_long import LARGE_LONG_NOTES
+from phasewise.flows.recipes.trinity.settings import (
     BUFFER_DOCUMENTS,
     ORDER,
     TOKENIZER,
@@ -29,7 +29,7 @@ from flows.recipes.trinity.settings import (
     steps_for,
     trinity,
 )
-from trainer.config import Balancing, CheckpointPolicy, Experts, ModelConfig, SignBalancing, Smebu, Steps, always
+from phasewise.trainer.config import Balancing, CheckpointPolicy, Experts, ModelConfig, SignBalancing, Smebu, Steps, always
 
 SEQ_LEN, SEQ_LEN_LONG = 8_192, 262_144
 PEAK, FLOOR = 8e-4, 8e-5

@@ -5,14 +5,14 @@ The values are those of the Trinity Large report, where it prints them. What the
 project's choice: `phasewise show trinity-mini --notes` lists it, and `--sources` says of each value where it comes from.
 """
 
-from flows.recipes.recipe import Recipe
-from flows.recipes.trinity.accepted import accepted_without_cooldown
-from flows.recipes.trinity.mixtures import LENGTH_BIAS
-from flows.recipes.trinity.notes import MINI_NOTES, MINI_PHASE_2_NOTES, MINI_PHASE_3_NOTES
-from flows.recipes.trinity.notes_long import MINI_LONG_NOTES
-from flows.recipes.trinity.settings import TOKENIZER, small
-from flows.recipes.trinity.small import extended, from_buffers, three_phases
-from trainer.config import Experts, SignBalancing
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.recipes.trinity.accepted import accepted_without_cooldown
+from phasewise.flows.recipes.trinity.mixtures import LENGTH_BIAS
+from phasewise.flows.recipes.trinity.notes import MINI_NOTES, MINI_PHASE_2_NOTES, MINI_PHASE_3_NOTES
+from phasewise.flows.recipes.trinity.notes_long import MINI_LONG_NOTES
+from phasewise.flows.recipes.trinity.settings import TOKENIZER, small
+from phasewise.flows.recipes.trinity.small import extended, from_buffers, three_phases
+from phasewise.trainer.config import Experts, SignBalancing
 
 SEQ_LEN_LONG = 131_072
 MODEL = small(

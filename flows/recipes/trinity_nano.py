@@ -5,15 +5,15 @@ The values are those of the Trinity Large report, where it prints them. What the
 project's choice: `phasewise show trinity-nano --notes` lists it, and `--sources` says of each value where it comes from.
 """
 
-from flows.recipes.recipe import Recipe
-from flows.recipes.trinity.accepted import accepted_without_cooldown
-from flows.recipes.trinity.instruction import instruction
-from flows.recipes.trinity.mixtures import LENGTH_BIAS
-from flows.recipes.trinity.notes import NANO_NOTES, NANO_PHASE_2_NOTES, NANO_PHASE_3_NOTES
-from flows.recipes.trinity.notes_long import NANO_LONG_NOTES
-from flows.recipes.trinity.settings import SMALL_PEAK, TOKENIZER, small
-from flows.recipes.trinity.small import extended, from_buffers, three_phases
-from trainer.config import Experts, SignBalancing
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.recipes.trinity.accepted import accepted_without_cooldown
+from phasewise.flows.recipes.trinity.instruction import instruction
+from phasewise.flows.recipes.trinity.mixtures import LENGTH_BIAS
+from phasewise.flows.recipes.trinity.notes import NANO_NOTES, NANO_PHASE_2_NOTES, NANO_PHASE_3_NOTES
+from phasewise.flows.recipes.trinity.notes_long import NANO_LONG_NOTES
+from phasewise.flows.recipes.trinity.settings import SMALL_PEAK, TOKENIZER, small
+from phasewise.flows.recipes.trinity.small import extended, from_buffers, three_phases
+from phasewise.trainer.config import Experts, SignBalancing
 
 SEQ_LEN_LONG = 262_144
 MODEL = small(

@@ -6,17 +6,17 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flows.recipes.phase import LOCAL_SLICE, EvaluationSettings, FromScratch, Gates, GraftFrom, HandOff, Phase, continued
-from flows.recipes.rates import constant, cooldown, cosine, inverse, linear, wsd, wsd_s
-from flows.recipes.recipe import Recipe, Tokenizer
-from flows.recipes.shapes import afmoe, llama, qwen
-from tasks.data.conversations.declared import AnswerColumn, Conversation
-from tasks.data.length_bias import LengthBias
-from tasks.data.pin import Pin
-from tasks.data.source import FieldFilter, Filter, Source, TextFilter
-from tasks.evaluation.measured import MADE_BENCHMARKS
-from tasks.evaluation.renderings import Renderings
-from trainer.config import (
+from phasewise.flows.recipes.phase import LOCAL_SLICE, EvaluationSettings, FromScratch, Gates, GraftFrom, HandOff, Phase, continued
+from phasewise.flows.recipes.rates import constant, cooldown, cosine, inverse, linear, wsd, wsd_s
+from phasewise.flows.recipes.recipe import Recipe, Tokenizer
+from phasewise.flows.recipes.shapes import afmoe, llama, qwen
+from phasewise.tasks.data.conversations.declared import AnswerColumn, Conversation
+from phasewise.tasks.data.length_bias import LengthBias
+from phasewise.tasks.data.pin import Pin
+from phasewise.tasks.data.source import FieldFilter, Filter, Source, TextFilter
+from phasewise.tasks.evaluation.measured import MADE_BENCHMARKS
+from phasewise.tasks.evaluation.renderings import Renderings
+from phasewise.trainer.config import (
     AdamC,
     AdamW,
     CheckpointPolicy,
@@ -38,8 +38,8 @@ from trainer.config import (
     Steps,
     always,
 )
-from validations.accepted import AcceptedWarning
-from validations.limits import DataLimits, GateLimits, HealthLimits, LeakageLimits, OrderLimits, PackingLimits
+from phasewise.validations.accepted import AcceptedWarning
+from phasewise.validations.limits import DataLimits, GateLimits, HealthLimits, LeakageLimits, OrderLimits, PackingLimits
 
 __all__ = [
     "AcceptedWarning", "AdamC", "AdamW", "AnswerColumn", "CheckpointPolicy", "Conversation", "DataLimits", "DataOrder",
@@ -167,6 +167,7 @@ def gates(
     max_items: int = 0,
     max_share_error_points: float = 1.0,
     max_share_error_percent: float | None = None,
+    max_left_out_percent: float | None = 90.0,
     must_beat_baseline: bool = True,
     false_refusal_rate: float | None = FALSE_REFUSAL_RATE,
     max_score_fall: float | None = MAX_SCORE_FALL,
@@ -185,6 +186,7 @@ def gates(
         max_items: test items that may be found in the data of a component.
         max_share_error_points: how far the share of a component may be off over a stretch of steps, in percentage points.
         max_share_error_percent: how far it may be off in a block, in percent of itself; None is any.
+        max_left_out_percent: how much of a component's documents may be left out before that warns; None is any.
         must_beat_baseline: each benchmark must show that the model is better than a dumb baseline.
         false_refusal_rate: how often a model as good as its parent may be refused by its scores. None, with None for both of the next,
             compares no scores.
@@ -205,6 +207,7 @@ def gates(
             leakage=LEAKAGE.but(max_items=max_items),
             order=MIXING,
             packing=packing or PackingLimits(),
+            max_left_out_percent=max_left_out_percent,
         ),
         health=health if max_violation is None else health.but(max_violation=max_violation),
         model=GateLimits(

@@ -4,13 +4,13 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.recipes import load_record, split_target
-from flows.recipes.catalogue import CATALOGUE
-from flows.recipes.recipe import Recipe, Scale, scale_in_words
-from flows.show.page import print_values
-from flows.show.words import bias_in_words
-from trainer.base.errors import ConfigError
-from trainer.base.wording import in_words
+from phasewise.flows.recipes import load_record, split_target
+from phasewise.flows.recipes.catalogue import CATALOGUE
+from phasewise.flows.recipes.recipe import Recipe, Scale, scale_in_words
+from phasewise.flows.show.page import print_values
+from phasewise.flows.show.words import bias_in_words
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.wording import in_words
 
 
 def describe_component(target: str, scale: Scale, name: str) -> dict[str, Any]:

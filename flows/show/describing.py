@@ -4,20 +4,21 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from flows.recipes import load_record, load_written, split_target
-from flows.recipes.accepting import accepted_among
-from flows.recipes.phase import HandOff, Phase
-from flows.recipes.provenance import sources_of
-from flows.recipes.recipe import Recipe, Scale
-from flows.recipes.reported import Reported, results_of
-from flows.show.hand_off import describe_changes
-from flows.show.verdicts import verdict_here
-from tasks.home import Home
-from trainer.base.errors import ConfigError
-from trainer.base.wording import rounded
-from trainer.config import Steps, sequences_between
-from trainer.data.mixture import block_counts
-from trainer.schedule import learning_rate_at
+from phasewise.flows.recipes import load_record, load_written, split_target
+from phasewise.flows.recipes.accepting import accepted_among
+from phasewise.flows.recipes.phase import HandOff, Phase
+from phasewise.flows.recipes.provenance import sources_of
+from phasewise.flows.recipes.recipe import Recipe, Scale
+from phasewise.flows.recipes.reported import Reported, results_of
+from phasewise.flows.show.hand_off import describe_changes
+from phasewise.flows.show.verdicts import verdict_here
+from phasewise.flows.trials import home_in_trial
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.wording import rounded
+from phasewise.trainer.config import Steps, sequences_between
+from phasewise.trainer.data.mixture import block_counts
+from phasewise.trainer.schedule import learning_rate_at
 
 
 def load_shown(target: str, scale: Scale) -> tuple[Recipe, tuple[Phase, ...], bool]:
@@ -27,7 +28,7 @@ def load_shown(target: str, scale: Scale) -> tuple[Recipe, tuple[Phase, ...], bo
         ConfigError: no such recipe or phase.
     """
     name, chosen = split_target(target)
-    recipe = load_record(name, scale)
+    recipe = load_record(name, scale, chosen)
     return recipe, (recipe.phase(chosen),) if chosen else recipe.phases, chosen is not None
 
 
@@ -44,7 +45,7 @@ def describe(target: str, scale: Scale, step: int | None, *, home: str | None = 
     described = describe_recipe(recipe) | {"full": load_written(split_target(target)[0]).scale == "full"}
     described["accepts"] = [one.model_dump(mode="json") for one in accepted_among([phase.name for phase in phases], recipe.accepts)]
     if step is None:
-        place, reported = Home.at(home, reads_only=True), results_of(recipe)
+        place, reported = home_in_trial(Home.at(home, reads_only=True), target, scale), results_of(recipe)
         place.look(recipe.run_name)
         return {**described, "phases": [_with_what_is_known(recipe, one, place, reported) for one in phases]}
     at_step = phases_at(phases if chosen else recipe.main_line, step)
@@ -82,7 +83,7 @@ def describe_phase(recipe: Recipe, phase: Phase) -> dict[str, Any]:
 
     Shares are percent; batch is in sequences of `model.seq_len` tokens.
     """
-    from trainer.model.params import count_active_parameters, count_parameters
+    from phasewise.trainer.model.params import count_active_parameters, count_parameters
 
     def entries(values: Steps[Any]) -> list[list[Any]]:
         return [list(entry) for entry in values.within(phase.start_step, phase.stop_step)]

@@ -6,11 +6,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flows.recipes import load_record, split_target
-from flows.recipes.recipe import Scale, scale_in_words
-from flows.show.describing import describe_phase
-from flows.tables import print_table
-from trainer.base.wording import in_words, number
+from phasewise.flows.recipes import load_record, split_target
+from phasewise.flows.recipes.recipe import Scale, scale_in_words
+from phasewise.flows.show.describing import describe_phase
+from phasewise.flows.tables import print_table
+from phasewise.trainer.base.wording import in_words, number
 
 NOT_COMPARED = ("name", "discrepancies", "notes", "changes")
 ABSENT = "not there"
@@ -29,7 +29,7 @@ def describe_difference(target: str, scale: Scale, names: tuple[str, str]) -> di
     described: list[dict[str, Any]] = []
     for name in names:
         of, phase = split_target(name) if "/" in name else (recipe_name, name)
-        recipe = load_record(of, scale)
+        recipe = load_record(of, scale, phase)
         described.append(describe_phase(recipe, recipe.phase(phase or "")))
     first, second = (fields_of(one) for one in aligned(described[0], described[1]))
     differing = [field for field in {**first, **second} if first.get(field, ABSENT) != second.get(field, ABSENT)]

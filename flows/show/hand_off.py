@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from flows.recipes.changes import both_in_words
-from flows.recipes.phase import HandOff, Phase
-from flows.recipes.recipe import Recipe
+from phasewise.flows.recipes.changes import both_in_words
+from phasewise.flows.recipes.phase import HandOff, Phase
+from phasewise.flows.recipes.recipe import Recipe
 
 
 def describe_changes(recipe: Recipe, phase: Phase) -> list[dict[str, Any]]:

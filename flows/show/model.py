@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trainer.base.wording import in_words, number
+from phasewise.trainer.base.wording import in_words, number
 
 Values = dict[str, str]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.show.page import print_values
+from phasewise.flows.show.page import print_values
 
 SEVERITIES = ("high", "medium", "low")
 

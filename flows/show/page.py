@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flows.show.hand_off import change_in_words
-from flows.show.model import describe_model, model_in_words, rope_in_words
-from flows.show.words import bias_in_words, by_steps, loss_in_words, packing_in_words, rate_ends, shares
-from trainer.base.wording import in_words, number, tokens
+from phasewise.flows.show.hand_off import change_in_words
+from phasewise.flows.show.model import describe_model, model_in_words, rope_in_words
+from phasewise.flows.show.words import bias_in_words, by_steps, loss_in_words, packing_in_words, rate_ends, shares
+from phasewise.trainer.base.wording import in_words, number, tokens
 
 MAX_SEGMENTS = 5
 LABEL_WIDTH = 44

@@ -4,9 +4,9 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.recipes.reported import Reported
-from flows.show.page import print_values
-from flows.show.table import title_of
+from phasewise.flows.recipes.reported import Reported
+from phasewise.flows.show.page import print_values
+from phasewise.flows.show.table import title_of
 
 
 def print_results(description: dict[str, Any]) -> None:

@@ -4,10 +4,10 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.show.page import print_values
-from flows.show.table import title_of
-from flows.show.words import mixture_in_a_word
-from trainer.base.wording import in_words
+from phasewise.flows.show.page import print_values
+from phasewise.flows.show.table import title_of
+from phasewise.flows.show.words import mixture_in_a_word
+from phasewise.trainer.base.wording import in_words
 
 KINDS = {
     "code": "the record's code",

@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flows.recipes.recipe import scale_in_words
-from flows.show.words import arrows, bias_in_words, mixture_in_a_word, rate_ends, rows_in_words
-from trainer.base.wording import tokens
-from validations.accepted import AcceptedWarning
+from phasewise.flows.recipes.recipe import scale_in_words
+from phasewise.flows.show.words import arrows, bias_in_words, mixture_in_a_word, rate_ends, rows_in_words
+from phasewise.trainer.base.wording import tokens
+from phasewise.validations.accepted import AcceptedWarning
 
 COLUMNS = ("phase", "steps", "tokens", "batch", "rate", "mixture", "slice", "model", "verdict")
 UNBROKEN = ("phase", "steps", "tokens")

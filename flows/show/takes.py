@@ -4,12 +4,12 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.recipes.phase import Phase
-from flows.recipes.recipe import Recipe
-from flows.setups import setups_of
-from tasks.home import Home
-from trainer.base.wording import small, to_places, tokens
-from trainer.config import sequences_between
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.setups import setups_of
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.wording import small, to_places, tokens
+from phasewise.trainer.config import sequences_between
 
 Takes = dict[str, Any]
 
@@ -20,8 +20,8 @@ def describe_takes(recipe: Recipe, slice_name: str | None, home: Home) -> Takes:
     Raises:
         ConfigError: no slice is called so.
     """
-    from flows.recipes.sizes import body_parameters
-    from trainer.model.params import count_active_parameters, count_parameters
+    from phasewise.flows.recipes.sizes import body_parameters
+    from phasewise.trainer.model.params import count_active_parameters, count_parameters
 
     phases = recipe.main_line or recipe.phases
     model = phases[0].model
@@ -40,15 +40,15 @@ def describe_takes(recipe: Recipe, slice_name: str | None, home: Home) -> Takes:
 
 
 def _flops(phase: Phase) -> int:
-    from trainer.flops import step_flops
+    from phasewise.trainer.flops import step_flops
 
     return step_flops(phase.model, 1).total * sequences_between(phase.batch, phase.start_step, phase.stop_step)
 
 
 def _on_slice(phases: tuple[Phase, ...], slice_name: str, home: Home) -> Takes:
     """Days and chip-hours, estimated: nothing is compiled here."""
-    from tasks.preflight.preflight import preflight_setup
-    from tasks.preflight.slices import find_slice
+    from phasewise.tasks.preflight.preflight import preflight_setup
+    from phasewise.tasks.preflight.slices import find_slice
 
     where = find_slice(slice_name)
     reports = [preflight_setup(setup, home, estimated=True) for setup in setups_of(phases, slice_name)]

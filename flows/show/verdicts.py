@@ -6,13 +6,13 @@
 from pathlib import Path
 from typing import Any
 
-from flows.recipes.phase import Phase
-from flows.recipes.recipe import Recipe
-from tasks.home import Home
-from trainer.base.decision import ruling_at
-from trainer.base.errors import VerdictError
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import read_json
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.decision import ruling_at
+from phasewise.trainer.base.errors import VerdictError
+from phasewise.trainer.base.identity import NotAsWritten, read_sealed
+from phasewise.trainer.base.run_folder import RunFolder
 
 GATES = ("data", "health", "model")
 COMPARED = ("start_step", "stop_step", "model", "optimizer", "learning_rate", "stability", "order")
@@ -53,10 +53,9 @@ def _why_stopped(path: Path, verdict: dict[str, Any]) -> dict[str, Any] | None:
 def _read(path: Path) -> dict[str, Any] | None:
     """None also where the file cannot be read: then nothing is known."""
     try:
-        found = read_json(path) if path.exists() else None
-    except (OSError, ValueError):
+        return read_sealed(path, may_lack_seal=True)
+    except (OSError, NotAsWritten):
         return None
-    return found if isinstance(found, dict) else None
 
 
 def _changed(run: dict[str, Any], phase: Phase) -> list[str]:
@@ -68,6 +67,6 @@ def _changed(run: dict[str, Any], phase: Phase) -> list[str]:
 
 def _without_defaults(value: Any) -> Any:
     """Without fields that came later and have the value of before: a run of before has none of them."""
-    from trainer.config import without_added
+    from phasewise.trainer.config import without_added
 
     return without_added(value)

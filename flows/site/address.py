@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 from urllib.parse import quote, urlencode
 
-from trainer.base.errors import ConfigError
+from phasewise.trainer.base.errors import ConfigError
 
 Gate = Literal["data", "health", "model"]
 GATES: tuple[Gate, ...] = ("data", "health", "model")

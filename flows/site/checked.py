@@ -5,9 +5,9 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from flows.record import PhaseRecord, read_record
-from flows.resolved import resolve, resolving_once
-from flows.site.shelf import Set, Shelf
+from phasewise.flows.record import PhaseRecord, read_record
+from phasewise.flows.resolved import resolve, resolving_once
+from phasewise.flows.site.shelf import Set, Shelf
 
 RECHECK_SECONDS = 10.0
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from flows.show.differing import ABSENT, aligned, fields_of
-from trainer.base.wording import in_words
+from phasewise.flows.show.differing import ABSENT, aligned, fields_of
+from phasewise.trainer.base.wording import in_words
 
 NOT_A_PLAN = ("tokenizer", "recipe", "scale", "phase", "caches", "held_out", "output", "verdict", "checkpoint")
 MAX_ROWS = 400

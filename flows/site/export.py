@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from flows.site import pages
-from flows.site.address import DOCS, EVIDENCE, REPORT, STATIC, Links, PhaseAddress, compared_path
-from flows.site.shelf import PhaseFiles, Set
-from flows.site.site import Site, static_files
-from flows.site.tables import Asked
-from trainer.base.errors import ConfigError
-from trainer.base.storage import write_json
+from phasewise.flows.site import pages
+from phasewise.flows.site.address import DOCS, EVIDENCE, REPORT, STATIC, Links, PhaseAddress, compared_path
+from phasewise.flows.site.shelf import PhaseFiles, Set
+from phasewise.flows.site.site import Site, static_files
+from phasewise.flows.site.tables import Asked
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.storage import write_json
 
 MARKER = "-/site.json"
 """The file by which a folder is known to be a site of ours."""

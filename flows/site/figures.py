@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from flows.site.metrics import Points
-from trainer.base.wording import count, number
+from phasewise.flows.site.metrics import Points
+from phasewise.trainer.base.wording import count, number
 
 WIDTH, HEIGHT = 440, 190
 LEFT, RIGHT, TOP, BOTTOM = 58, 20, 10, 26

@@ -7,23 +7,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from pydantic import ValidationError
-
-from trainer.base.errors import VerdictError
-from validations.verdict import Verdict, read_verdict
+from phasewise.trainer.base.errors import VerdictError
+from phasewise.trainer.base.identity import NotAsWritten, read_sealed
+from phasewise.validations.verdict import Verdict, read_verdict
 
 T = TypeVar("T")
 MAX_KEPT = 4000
-Signature = tuple[int, int, int]
+Signature = tuple[int, int, int, int]
 
 
 def signature_of(path: Path) -> Signature | None:
-    """What changes when a file does: inode, size and time of change; None where there is no such file."""
+    """What changes when a file does: inode, size and times of change; None where there is no such file."""
     try:
         found = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 class Damaged(str):
@@ -77,17 +76,12 @@ def known(value: dict[str, Any] | Damaged | None) -> dict[str, Any]:
 
 def _read_object(path: Path) -> dict[str, Any] | Damaged:
     try:
-        value = json.loads(path.read_bytes())
-    except ValueError as error:
-        return Damaged(f"{path} is not JSON: {error}")
-    return cast(dict[str, Any], value) if isinstance(value, dict) else Damaged(f"{path} is no JSON object")
+        return read_sealed(path, may_lack_seal=True)
+    except NotAsWritten as error:
+        return Damaged(str(error))
 
 
 def _read_verdict(path: Path) -> Verdict | Damaged:
-    try:
-        return Verdict.model_validate_json(path.read_bytes())  # in half the time of `read_verdict`, whose words are asked for below
-    except ValidationError:
-        pass
     try:
         return read_verdict(path)
     except VerdictError as error:

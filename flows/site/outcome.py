@@ -4,17 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from flows.measured import measured_of
-from flows.record import PhaseRecord
-from flows.site.address import GATE_WORDS
-from flows.site.files import known
-from flows.site.shelf import PhaseFiles, Set, Shelf
-from flows.summary import reported_by_the_record
-from tasks.publication.contents import RecordReport, Report
-from tasks.publication.measured import MeasuredRow, row_of
-from trainer.base.run_folder import EVALUATION_NAME, LOG_NAME, METRICS_NAME, RESULT_NAME, RUN_NAME, RunFolder
-from trainer.base.wording import MISSING, decimal, signed
-from validations.verdict import Verdict
+from phasewise.flows.measured import measured_of
+from phasewise.flows.record import PhaseRecord
+from phasewise.flows.site.address import GATE_WORDS
+from phasewise.flows.site.files import known
+from phasewise.flows.site.shelf import PhaseFiles, Set, Shelf
+from phasewise.flows.summary import reported_by_the_record
+from phasewise.tasks.publication.contents import RecordReport, Report
+from phasewise.tasks.publication.measured import MeasuredRow, row_of
+from phasewise.trainer.base.run_folder import EVALUATION_NAME, LOG_NAME, METRICS_NAME, RESULT_NAME, RUN_NAME, RunFolder
+from phasewise.trainer.base.wording import MISSING, decimal, signed
+from phasewise.validations.verdict import Verdict
 
 PLACES = 3
 

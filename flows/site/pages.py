@@ -2,21 +2,21 @@
 
 from typing import Any
 
-from flows.site.address import GATES, Gate, Links, PhaseAddress, compared_path
-from flows.site.comparison import differences_of
-from flows.site.lineage import Node, tree
-from flows.site.outcome import bits_per_byte, files_of, measured_rows, reported_of, scores_of
-from flows.site.plan import plan_of
-from flows.site.search import MAX_SHOWN, entries_of, matching
-from flows.site.shelf import PhaseFiles, Set
-from flows.site.site import Site
-from flows.site.states import State, in_words
-from flows.site.tables import Asked, tables_of
-from flows.site.training import events_of, pair_of_curves, roll_backs_of, training_of
-from trainer.base.errors import ConfigError
-from validations.report.failures import accepted_of, failures_of
-from validations.report.words import SHOWN_CASES
-from validations.verdict import Verdict
+from phasewise.flows.site.address import GATES, Gate, Links, PhaseAddress, compared_path
+from phasewise.flows.site.comparison import differences_of
+from phasewise.flows.site.lineage import Node, tree
+from phasewise.flows.site.outcome import bits_per_byte, files_of, measured_rows, reported_of, scores_of
+from phasewise.flows.site.plan import plan_of
+from phasewise.flows.site.search import MAX_SHOWN, entries_of, matching
+from phasewise.flows.site.shelf import PhaseFiles, Set
+from phasewise.flows.site.site import Site
+from phasewise.flows.site.states import State, in_words
+from phasewise.flows.site.tables import Asked, tables_of
+from phasewise.flows.site.training import events_of, pair_of_curves, roll_backs_of, training_of
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.validations.report.failures import accepted_of, failures_of
+from phasewise.validations.report.words import SHOWN_CASES
+from phasewise.validations.verdict import Verdict
 
 OPEN_FAILURES = 3
 POLL_SECONDS, QUIET_POLL_SECONDS = 2, 30

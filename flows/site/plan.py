@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flows.show.page import groups_of
-from flows.show.words import rate_ends, rows_in_words
-from flows.site.shelf import PhaseFiles
-from trainer.base.wording import in_words, tokens
+from phasewise.flows.show.page import groups_of
+from phasewise.flows.show.words import rate_ends, rows_in_words
+from phasewise.flows.site.shelf import PhaseFiles
+from phasewise.trainer.base.wording import in_words, tokens
 
 NOT_A_SETTING = ("start", "recipe", "scale", "phase", "caches", "held_out", "output", "verdict")
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flows.site.address import GATE_WORDS, PhaseAddress
-from flows.site.shelf import PhaseFiles, Set
-from flows.site.site import Site
-from validations.report.failures import failures_of
+from phasewise.flows.site.address import GATE_WORDS, PhaseAddress
+from phasewise.flows.site.shelf import PhaseFiles, Set
+from phasewise.flows.site.site import Site
+from phasewise.validations.report.failures import failures_of
 
 MAX_SHOWN = 200
 MAX_QUERY = 200

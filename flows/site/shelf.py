@@ -8,16 +8,16 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from flows.recipes import load_record, load_written, split_target
-from flows.recipes.phase import Phase
-from flows.recipes.recipe import Recipe, Scale
-from flows.site.address import GATES, NAME, SCALES, Gate, PhaseAddress
-from flows.site.files import Damaged, Files, known
-from tasks.home import Home
-from trainer.base.decision import Decisions, Ruling, decision_path, ruling_of
-from trainer.base.errors import PhasewiseError
-from trainer.base.run_folder import EVALUATION_NAME, PASSED_OVER_NAME, RESULT_NAME, RUN_NAME, SUPERSEDED, RunFolder
-from validations.verdict import Verdict
+from phasewise.flows.recipes import at_scale, load_written, split_target
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.recipe import Recipe, Scale
+from phasewise.flows.site.address import GATES, NAME, SCALES, Gate, PhaseAddress
+from phasewise.flows.site.files import Damaged, Files, known
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.decision import Decisions, Ruling, decision_path, ruling_of
+from phasewise.trainer.base.errors import PhasewiseError
+from phasewise.trainer.base.run_folder import EVALUATION_NAME, PASSED_OVER_NAME, RESULT_NAME, RUN_NAME, SUPERSEDED, RunFolder
+from phasewise.validations.verdict import Verdict
 
 Named = TypeVar("Named", bound=str)
 QUESTION = "recovery"
@@ -193,7 +193,7 @@ class Shelf:
         if name not in self._targets:
             return None
         try:
-            return load_record(self._targets[name], scale)  # pyright: ignore[reportArgumentType]  # one of SCALES
+            return at_scale(load_written(self._targets[name]), scale, name)  # pyright: ignore[reportArgumentType]  # one of SCALES
         except PhasewiseError:
             return None  # it has no such scale
 

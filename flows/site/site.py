@@ -7,18 +7,18 @@ from typing import Any
 
 import jinja2
 
-from flows.record import PhaseRecord
-from flows.show.describing import describe_phase, describe_recipe
-from flows.site.address import GATE_WORDS, GATES, Links
-from flows.site.checked import Checked, Checker
-from flows.site.clipping import clipped
-from flows.site.metrics import Metrics
-from flows.site.shelf import PhaseFiles, Set, Shelf
-from flows.site.states import MARKS, State, state_of
-from trainer.base import wording
-from validations.outcomes import KIND_WORDS
-from validations.outcomes import MARKS as CHECK_MARKS
-from validations.report.pages import with_code
+from phasewise.flows.record import PhaseRecord
+from phasewise.flows.show.describing import describe_phase, describe_recipe
+from phasewise.flows.site.address import GATE_WORDS, GATES, Links
+from phasewise.flows.site.checked import Checked, Checker
+from phasewise.flows.site.clipping import clipped
+from phasewise.flows.site.metrics import Metrics
+from phasewise.flows.site.shelf import PhaseFiles, Set, Shelf
+from phasewise.flows.site.states import MARKS, State, state_of
+from phasewise.trainer.base import wording
+from phasewise.validations.outcomes import KIND_WORDS
+from phasewise.validations.outcomes import MARKS as CHECK_MARKS
+from phasewise.validations.report.pages import with_code
 
 HERE = Path(__file__).parent
 CHECKING = "The page shows what the files say. Whether that still holds is being checked, and shown in a few seconds."
@@ -30,12 +30,14 @@ class Site:
 
     Attributes:
         prefect: the address of Prefect's UI, where it is known.
+        is_own_prefect: whether that is the server of this home, which a link may give its auth string (`flows.own_address.opened`).
         reads_within: seconds that a page may read metrics for, before it is drawn from a part of them.
         written: when the pages were written as files, as ISO time.
     """
 
     shelf: Shelf
     prefect: str = ""
+    is_own_prefect: bool = False
     reads_within: float = 0.25
     written: str = ""
     metrics: Metrics = field(default_factory=Metrics)

@@ -5,16 +5,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from flows.record import PhaseRecord
-from flows.site.address import GATE_WORDS, GATES, Gate
-from flows.site.clipping import clipped
-from flows.site.files import Damaged
-from flows.site.shelf import PhaseFiles
-from trainer.base.decision import Decision, Ruling
-from trainer.base.wording import plural
-from validations.outcomes import sum_counts
-from validations.report.failures import failures_of
-from validations.verdict import Verdict
+from phasewise.flows.record import PhaseRecord
+from phasewise.flows.site.address import GATE_WORDS, GATES, Gate
+from phasewise.flows.site.clipping import clipped
+from phasewise.flows.site.files import Damaged
+from phasewise.flows.site.shelf import PhaseFiles
+from phasewise.trainer.base.decision import Decision, Ruling
+from phasewise.trainer.base.wording import plural
+from phasewise.validations.outcomes import sum_counts
+from phasewise.validations.report.failures import failures_of
+from phasewise.validations.verdict import Verdict
 
 Kind = Literal["passed", "warned", "failed", "active", "waiting"]
 MARKS: dict[Kind, str] = {"passed": "✓", "warned": "!", "failed": "✗", "active": "●", "waiting": "○"}

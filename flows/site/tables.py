@@ -6,10 +6,10 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from flows.site.files import Files
-from validations.expectations.suites import SUITES
-from validations.report.evidence import as_text
-from validations.verdict import Verdict
+from phasewise.flows.site.files import Files
+from phasewise.validations.expectations.suites import SUITES
+from phasewise.validations.report.evidence import as_text
+from phasewise.validations.verdict import Verdict
 
 PAGE_ROWS = 100
 MAX_FILTER = 200

@@ -9,14 +9,14 @@ from datetime import UTC, datetime
 import numpy as np
 from pydantic import TypeAdapter
 
-from flows.site.figures import Figure, Line, curve
-from flows.site.metrics import Curves, points_of, recent, thinned
-from flows.site.shelf import PhaseFiles
-from flows.site.site import Site
-from tasks.prediction.account import Account, read_account
-from trainer.base.wording import MISSING, about, count, decimal, plural, rate
-from trainer.config import Steps
-from trainer.passed_over import RollBack, roll_backs_in
+from phasewise.flows.site.figures import Figure, Line, curve
+from phasewise.flows.site.metrics import Curves, points_of, recent, thinned
+from phasewise.flows.site.shelf import PhaseFiles
+from phasewise.flows.site.site import Site
+from phasewise.tasks.training.spent import read_spent
+from phasewise.trainer.base.wording import MISSING, about, count, decimal, plural, rate
+from phasewise.trainer.config import Steps
+from phasewise.trainer.passed_over import RollBack, roll_backs_in
 
 SHOWN = (
     ("loss", "Loss", "nats a token"),
@@ -160,20 +160,11 @@ def _tiles(files: PhaseFiles, curves: Curves, step: int, *, is_alive: bool, now:
         tiles.append(Tile("time left", left, "at the pace of the last 50 steps"))
     if not files.result:
         tiles.append(Tile("last sign of life", _ago(files.last_sign, now), "" if is_alive else "not at work"))
-    if account := read_account(files.folder):
-        tiles.append(predicted_tile(account))
+    if files.result and (spent := read_spent(files.folder)):
+        tiles.append(Tile("time", about(spent.wall_seconds)))
     if curves.is_whole:
         tiles.insert(1, Tile("tokens", count(int(_sum(curves, "tokens"))), "of this phase"))
     return tiles
-
-
-def predicted_tile(account: Account) -> Tile:
-    """What it took, beside what was predicted; while it trains, the prediction."""
-    predicted = account.prediction.seconds
-    said = "not predicted" if predicted is None else f"predicted {about(predicted)}"
-    if account.took is None:
-        return Tile("predicted time", MISSING if predicted is None else about(predicted), account.prediction.source)
-    return Tile("time", about(account.took.wall_seconds), f"{said}, by {account.prediction.source}" if predicted is not None else said)
 
 
 def _notes(curves: Curves) -> list[str]:

@@ -11,7 +11,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.events import emit_event
 from prefect.runtime import flow_run as current
 
-from tasks.artifacts.events import GATE_EVENTS, GATE_RESOURCE
+from phasewise.tasks.artifacts.events import GATE_EVENTS, GATE_RESOURCE
 
 _shown_on: ContextVar[str | None] = ContextVar("shown_on", default=None)
 

@@ -11,19 +11,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.data.caches import ENCODER, LENGTH_BIAS, described, read_by
-from tasks.data.documents import DocumentsManifest, documents_key, read_documents_manifest
-from tasks.data.encode import ShardRecord, shard_name
-from tasks.data.normalize import NORMALIZER
-from tasks.data.parts import BundleRecord, record_name
-from tasks.data.plan import ComponentPlan
-from tasks.data.reading import pieces_of
-from tasks.data.records import read_model
-from tasks.data.tokenizer import tokenizer_digest
-from tasks.progress import say
-from trainer.base.errors import DataError
-from trainer.base.storage import file_system_of, writing
-from trainer.data.manifest import MANIFEST_NAME, Manifest, SourceFile, Split, read_manifest
+from phasewise.tasks.data.caches import ENCODER, LENGTH_BIAS, described, read_by
+from phasewise.tasks.data.documents import DocumentsManifest, documents_key, read_documents_manifest
+from phasewise.tasks.data.encode import ShardRecord, shard_name
+from phasewise.tasks.data.normalize import NORMALIZER
+from phasewise.tasks.data.parts import BundleRecord, record_name
+from phasewise.tasks.data.plan import ComponentPlan
+from phasewise.tasks.data.reading import pieces_of
+from phasewise.tasks.data.records import read_model
+from phasewise.tasks.data.tokenizer import tokenizer_digest
+from phasewise.tasks.progress import say
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import check_file
+from phasewise.trainer.base.storage import file_system_of, writing
+from phasewise.trainer.data.manifest import MANIFEST_NAME, Manifest, SourceFile, Split, read_manifest
 
 
 def adopt_documents(component: ComponentPlan) -> int:
@@ -40,8 +41,9 @@ def adopt_documents(component: ComponentPlan) -> int:
         if (target / name).exists():
             continue
         for part in read_model(BundleRecord, folder / name).parts:
-            _take(folder / f"{part.name}.parquet", target / f"{part.name}.parquet")
-            _take(folder / f"{part.name}.digests", target / f"{part.name}.digests")
+            for file, digest in part.files.items():
+                check_file(folder / file, digest, f"Delete {folder} and prepare the data again.")
+                _take(folder / file, target / file)
         _take(folder / name, target / name)
         taken += 1
     if taken:

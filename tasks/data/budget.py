@@ -10,13 +10,13 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
-from tasks.data.formats.streams import is_packed
-from tasks.data.parts import Bundle, part_bytes
-from tasks.data.reading import pieces_of
-from tasks.data.source import Source
-from trainer.base.frozen import Frozen
-from trainer.base.storage import digest_of_bytes
-from trainer.data.manifest import SourceFile
+from phasewise.tasks.data.formats.streams import is_packed
+from phasewise.tasks.data.parts import Bundle, part_bytes
+from phasewise.tasks.data.reading import pieces_of
+from phasewise.tasks.data.source import Source
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.identity import digest_of_bytes
+from phasewise.trainer.data.manifest import SourceFile
 
 MARGIN = 1.25
 """By default so much more is read than is drawn: files differ, filters and copies take some away."""

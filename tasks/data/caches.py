@@ -6,21 +6,22 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tasks.data import documents, encode, hashed_file, tokenizer
-from tasks.data import length_bias as length_bias_code
-from tasks.data.conversations import tokens
-from tasks.data.conversations.compose import COMPOSER
-from tasks.data.conversations.template import chat_of
-from tasks.data.documents import DOCUMENTS, DocumentsManifest, read_documents_manifest
-from tasks.data.encode import ShardRecord, encoding_of, read_record, shard_name
-from tasks.data.length_bias import REASON, LengthBias
-from tasks.data.normalize import NORMALIZER
-from tasks.data.reading import READER
-from tasks.data.tokenizer import tokenizer_digest
-from trainer.base.code_digest import code_digest
-from trainer.base.errors import DataError
-from trainer.base.storage import digest_of_json, remove_strays
-from trainer.data.manifest import FORMAT_VERSION, Manifest, Split, write_manifest
+from phasewise.tasks.data import documents, encode, hashed_file, tokenizer
+from phasewise.tasks.data import length_bias as length_bias_code
+from phasewise.tasks.data.conversations import tokens
+from phasewise.tasks.data.conversations.compose import COMPOSER
+from phasewise.tasks.data.conversations.template import chat_of
+from phasewise.tasks.data.documents import DOCUMENTS, DocumentsManifest, read_documents_manifest
+from phasewise.tasks.data.encode import ShardRecord, encoding_of, read_record, shard_name
+from phasewise.tasks.data.length_bias import REASON, LengthBias
+from phasewise.tasks.data.normalize import NORMALIZER
+from phasewise.tasks.data.reading import READER
+from phasewise.tasks.data.tokenizer import tokenizer_digest
+from phasewise.trainer.base.code_digest import code_digest
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import digest_of_json
+from phasewise.trainer.base.storage import remove_strays
+from phasewise.trainer.data.manifest import FORMAT_VERSION, Manifest, Split, write_manifest
 
 ENCODER_CODE = (encode, documents, hashed_file, length_bias_code, tokenizer, tokens)
 LENGTH_BIAS = "length_bias"

@@ -17,13 +17,14 @@ from dask.distributed import Client, Future, KilledWorker, LocalCluster, as_comp
 from distributed.client import ClosedClientError, FutureCancelledError
 from distributed.comm.core import CommClosedError
 
-from tasks.data.source import HubTrouble
-from tasks.progress import Meter, advance
-from trainer.base.errors import ConfigError, DataError, PhasewiseError
+from phasewise.tasks.data.source import HubTrouble
+from phasewise.tasks.progress import Meter, advance
+from phasewise.trainer.base.errors import ConfigError, DataError, PhasewiseError
 
 Result = TypeVar("Result")
 SCHEDULER_VARIABLE = "PHASEWISE_DASK_SCHEDULER"
 WORKERS_VARIABLE = "PHASEWISE_DASK_WORKERS"
+LOOPBACK = "127.0.0.1:0"
 SCRATCH_PREFIX = "phasewise-dask-"
 MAX_IN_FLIGHT = 1000
 RETRIES = 3
@@ -91,8 +92,9 @@ def _new_client() -> Iterator[Client]:
         LocalCluster(
             n_workers=workers,
             threads_per_worker=1,
-            dashboard_address=":0",
-            scheduler_kwargs={"dashboard_address": ":0"},  # without a dashboard it would still ask for port 8787
+            dashboard_address=LOOPBACK,  # without one it would still ask for port 8787
+            scheduler_kwargs={"dashboard": False},
+            security=True,  # the workers run what they are sent: certificates of this cluster alone, which stay in memory
             local_directory=scratch,
             silence_logs=logging.CRITICAL,  # a worker that outlives its scheduler by a moment logs a traceback
         ) as local,

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasks.data.parts import DIGEST, HELD_OUT_ONE_IN, BundleRecord
-from trainer.base.storage import digest_of_bytes, write_atomically
+from phasewise.tasks.data.parts import DIGEST, HELD_OUT_ONE_IN, BundleRecord
+from phasewise.trainer.base.identity import digest_of_bytes
+from phasewise.trainer.base.storage import write_atomically
 
 DOCUMENTS_PER_BUCKET = 1 << 17
 MAX_BUCKETS = 256

@@ -12,16 +12,17 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO, NamedTuple
 
-from tasks.home import Home
-from trainer.base.storage import StoreEntry, as_path, digest_of_json, read_json, size_and_digest, store_entry, write_json
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.identity import read_sealed, size_and_digest, write_sealed
+from phasewise.trainer.base.storage import StoreEntry, as_path, file_system_of, store_entry
 
-VERSION = 1
+VERSION = 2
 TICK_NS = 50_000_000
 """Longer than a tick of any clock that file times come from: these have 1 to 10 ms."""
 COARSE_TICK_NS = 2_500_000_000
@@ -82,6 +83,42 @@ class KnownDigests:
                     return self._content_of_open(str(url), file)
             return self._content_on_store(str(url), [*entry.signature])
 
+    def sha256(self, path: Path) -> str:
+        """SHA-256 of a file of this machine or of the home, in hexadecimal, read only where it is not known.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        return self.content(path).digest.removeprefix("sha256:")
+
+    def changed(self, folder: Path, files: Mapping[str, str], seal: Path) -> list[str]:
+        """Names of the files that are missing or do not have their digests: what looks changed is read, and nothing else.
+
+        A sealed list is written last. So a file of its folder with a later time of change was written to since, or is a copy. Who sets
+        `mtime` back is noticed by `ctime`. On a store an object can only be replaced, and the sizes of token shards are compared when
+        their cache is opened: nothing is looked at here unless everything is read.
+
+        Args:
+            files: name → SHA-256, as a sealed list has them.
+            seal: the file with that list.
+        """
+        if file_system_of(folder) is not None and not self.reads_all:
+            return []
+        written_ns = _changed_ns(seal)
+        return [name for name, digest in files.items() if not self._is_as_written(folder / name, digest, written_ns)]
+
+    def has_changed(self, path: Path, seal: Path) -> bool:
+        """Whether a file is missing, or may have been written to after another one was: by its times. On a store only if all is read."""
+        if file_system_of(path) is not None:
+            return self.reads_all
+        return self.reads_all or not path.exists() or _changed_ns(path) > _changed_ns(seal)
+
+    def _is_as_written(self, path: Path, digest: str, written_ns: int) -> bool:
+        try:
+            return (not self.reads_all and _changed_ns(path) <= written_ns) or self.sha256(path) == digest
+        except FileNotFoundError:
+            return False
+
     def forget_unsettled(self) -> None:
         """Read again, when it is next asked for, what may have changed since without looking so."""
         with self._lock:
@@ -140,6 +177,14 @@ class KnownDigests:
         return known.content
 
 
+def _changed_ns(path: Path) -> int:
+    """The later of a file's two times of change; of an object on a store 0."""
+    if file_system_of(path) is not None:
+        return 0
+    status = path.stat()
+    return max(status.st_mtime_ns, status.st_ctime_ns)
+
+
 def _signature(status: os.stat_result) -> list[int]:
     return [status.st_size, status.st_dev, status.st_ino, status.st_ctime_ns, status.st_mtime_ns]
 
@@ -151,8 +196,8 @@ def _tick_ns(changed_ns: int) -> int:
 def _read(place: Path) -> dict[str, Known]:
     """What is kept in the file; nothing where it is not there, or is not as it was written."""
     try:
-        kept = read_json(place)
-        if kept.get("version") != VERSION or kept.get("digest") != digest_of_json(kept["files"]):
+        kept = read_sealed(place)
+        if kept.get("version") != VERSION:
             return {}
         return {
             url: Known(signature, Content(int(size), digest), True)
@@ -165,4 +210,4 @@ def _read(place: Path) -> dict[str, Known]:
 
 def _write(place: Path, known: dict[str, Known]) -> None:
     files = {url: [one.signature, one.content.size_bytes, one.content.digest] for url, one in sorted(known.items())}
-    write_json(place, {"version": VERSION, "digest": digest_of_json(files), "files": files})
+    write_sealed(place, {"version": VERSION, "files": files})

@@ -11,21 +11,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from tasks.data import deduplicate, hashed_file, parts, quarantine
-from tasks.data.conversations.compose import COMPOSER
-from tasks.data.deduplicate import COPIES_NAME, Kept, copies_of_part, join_buckets
-from tasks.data.listing import Listing
-from tasks.data.normalize import NORMALIZER
-from tasks.data.parts import HELD_OUT_ONE_IN, BundleRecord, Part, read_part, record_name
-from tasks.data.quarantine import Tally, refusal, refusal_of_unread
-from tasks.data.reading import READER
-from tasks.data.records import read_model
-from tasks.data.source import Source
-from trainer.base.code_digest import code_digest
-from trainer.base.errors import DataError
-from trainer.base.frozen import Frozen
-from trainer.base.storage import digest_of_file, digest_of_json, remove_strays, write_json
-from trainer.data.manifest import MANIFEST_NAME, SourceFile, Split
+from phasewise.tasks.data import deduplicate, hashed_file, parts, quarantine
+from phasewise.tasks.data.conversations.compose import COMPOSER
+from phasewise.tasks.data.deduplicate import COPIES_NAME, Kept, copies_of_part, join_buckets
+from phasewise.tasks.data.listing import Listing
+from phasewise.tasks.data.normalize import NORMALIZER
+from phasewise.tasks.data.parts import HELD_OUT_ONE_IN, BundleRecord, Part, read_part, record_name
+from phasewise.tasks.data.quarantine import Tally, refusal, refusal_of_columns, refusal_of_empty, refusal_of_unread
+from phasewise.tasks.data.reading import READER
+from phasewise.tasks.data.records import read_model, write_model
+from phasewise.tasks.data.source import Source
+from phasewise.trainer.base.code_digest import code_digest
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.identity import check_file, digest_of_json
+from phasewise.trainer.base.storage import remove_strays
+from phasewise.trainer.data.manifest import MANIFEST_NAME, SourceFile, Split
 
 DOCUMENTS_CODE: tuple[ModuleType, ...] = (parts, deduplicate, hashed_file, quarantine)
 DOCUMENTS = f"documents-2+{code_digest(*DOCUMENTS_CODE)}"
@@ -45,6 +46,11 @@ class DocumentsManifest(Frozen):
     tally: Tally
     train: int = Field(gt=0)
     held_out: int = Field(gt=0)
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The files beside it by name, and the digest of each."""
+        return {COPIES_NAME: self.copies_digest, **{name: digest for part in self.parts for name, digest in part.files.items()}}
 
 
 def documents_key(source: Source, listing: Listing) -> str:
@@ -71,15 +77,21 @@ def read_documents_manifest(folder: Path) -> DocumentsManifest:
 
 
 def check_readable(component: str, source: Source, tally: Tally, folder: Path) -> None:
-    """Refuse a component of which too much cannot be read, or with a file of another format; the samples are in its quarantine file.
+    """Refuse a component of which too much cannot be read or holds no text, or with a file of another format, or with unread columns.
+
+    Samples are in its quarantine file.
 
     Raises:
         DataError: with the counts by reason, or the names.
     """
     if tally.unread_files:
         raise DataError(refusal_of_unread(component, source, tally, folder / QUARANTINE_NAME))
+    if source.conversation and tally.unread:
+        raise DataError(refusal_of_columns(component, source.conversation, tally))
     if tally.bad_fraction > source.max_bad_fraction:
         raise DataError(refusal(component, source, tally, folder / QUARANTINE_NAME))
+    if tally.empty_fraction > source.max_empty_fraction:
+        raise DataError(refusal_of_empty(component, source, tally))
 
 
 def tally_of(records: Iterable[BundleRecord], listing: Listing) -> Tally:
@@ -121,7 +133,7 @@ def finish_documents(
     )
     files = {COPIES_NAME, QUARANTINE_NAME, *(record_name(number) for number in range(len(records)))}
     remove_strays(folder, {*files, *(f"{part.name}.{ending}" for part in every for ending in ("parquet", "digests"))})
-    write_json(folder / MANIFEST_NAME, manifest.model_dump(mode="json"))
+    write_model(folder / MANIFEST_NAME, manifest)
     return manifest
 
 
@@ -131,8 +143,7 @@ def read_documents(folder: Path, manifest: DocumentsManifest, number: int) -> It
     Raises:
         DataError: a file is not the one that was written.
     """
-    if _digest_once(folder / COPIES_NAME) != manifest.copies_digest:
-        raise DataError(f"{folder / COPIES_NAME} is not the file that was written. Delete {folder} and prepare the data again.")
+    check_once(folder / COPIES_NAME, manifest.copies_digest)
     copies = copies_of_part(folder, manifest.copies, number)
     row = 0
     for table in read_part(folder, manifest.parts[number]):
@@ -144,9 +155,9 @@ def read_documents(folder: Path, manifest: DocumentsManifest, number: int) -> It
 
 
 @lru_cache(maxsize=64)
-def _digest_once(path: Path) -> str:
+def check_once(path: Path, digest: str) -> None:
     """A worker reads the file once for all parts; its folder is named by what decides it."""
-    return digest_of_file(path)
+    check_file(path, digest, f"Delete {path.parent} and prepare the data again.")
 
 
 def split_texts(folder: Path, split: Split) -> Iterator[str]:

@@ -12,19 +12,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from tasks.data.conversations.template import ChatTemplate, chat_of
-from tasks.data.conversations.tokens import NO_SPANS, ConversationEncoder, Encoded, ids_of_tokens
-from tasks.data.documents import DocumentsManifest, read_documents, read_documents_manifest
-from tasks.data.hashed_file import HashedFile
-from tasks.data.length_bias import LengthBias
-from tasks.data.records import read_model
-from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer
-from trainer.base.errors import DataError
-from trainer.base.frozen import Frozen
-from trainer.base.storage import write_json, writing
-from trainer.data.manifest import Shard, Split
-from trainer.data.shards import sizes_in_bytes
-from trainer.data.spans import SPAN
+from phasewise.tasks.data.conversations.template import ChatTemplate, chat_of
+from phasewise.tasks.data.conversations.tokens import NO_SPANS, ConversationEncoder, Encoded, ids_of_tokens
+from phasewise.tasks.data.documents import DocumentsManifest, read_documents, read_documents_manifest
+from phasewise.tasks.data.hashed_file import HashedFile
+from phasewise.tasks.data.length_bias import LengthBias
+from phasewise.tasks.data.records import read_model, write_model
+from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer, refused
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.storage import writing
+from phasewise.trainer.data.manifest import Shard, Split
+from phasewise.trainer.data.shards import sizes_in_bytes
+from phasewise.trainer.data.spans import SPAN
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -112,7 +112,7 @@ def encode_part(
             for split, writer in writers.items():
                 writer.add(table.filter(pc.field("split") == split))
     for folder, record in done.items():
-        write_json(folder / f"{shard_name(number)}.json", record.model_dump(mode="json"))
+        write_model(folder / f"{shard_name(number)}.json", record)
 
 
 class ShardFiles(NamedTuple):
@@ -136,7 +136,7 @@ class ShardWriter:
 
     def __init__(self, files: ShardFiles, making: Making):
         tokenizer_path, chat, self._length_bias = making
-        self._files = files
+        self._files, self._path = files, tokenizer_path
         self._tokenizer = _tokenizer(tokenizer_path)
         self._encoding = encoding_of(tokenizer_path)
         special = {} if chat is None else ids_of_tokens(self._tokenizer, chat, tokenizer_path)
@@ -149,7 +149,8 @@ class ShardWriter:
         texts = [str(text) for text in documents["text"].to_pylist()]
         if not texts:
             return
-        encoded = self._plain(texts) if self._chats is None else self._conversations(self._chats, documents, texts)
+        with refused(self._path):
+            encoded = self._plain(texts) if self._chats is None else self._conversations(self._chats, documents, texts)
         if bias := self._length_bias:
             names = [str(name) for name in documents["id"].to_pylist()]
             taken = [place for place, (name, one) in enumerate(zip(names, encoded, strict=True)) if bias.takes(name, len(one.ids))]

@@ -7,9 +7,9 @@ from typing import assert_never
 
 import numpy as np
 
-from tasks.data.formats.fields import reach
-from tasks.data.formats.findings import LeftOut, Record, Sift
-from tasks.data.source import FieldFilter, Filter, TextFilter
+from phasewise.tasks.data.formats.fields import reach
+from phasewise.tasks.data.formats.findings import LeftOut, Record, Sift
+from phasewise.tasks.data.source import FieldFilter, Filter, TextFilter
 
 STRETCH_CHARACTERS = 2**20
 

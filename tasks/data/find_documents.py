@@ -3,14 +3,15 @@
 import mmap
 from pathlib import Path
 
-from tasks.data.documents import DocumentsManifest, read_documents_manifest
-from tasks.data.encode import shard_name
-from tasks.data.normalize import normalize
-from tasks.data.parts import DIGEST
-from tasks.data.source import Normalization
-from trainer.base.errors import DataError
-from trainer.base.storage import digest_of_bytes
-from trainer.data.manifest import Manifest
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.tasks.data.documents import DocumentsManifest, read_documents_manifest
+from phasewise.tasks.data.encode import shard_name
+from phasewise.tasks.data.normalize import normalize
+from phasewise.tasks.data.parts import DIGEST
+from phasewise.tasks.data.source import Normalization
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import digest_of_bytes
+from phasewise.trainer.data.manifest import MANIFEST_NAME, Manifest
 
 DIGEST_BYTES = 32
 
@@ -26,13 +27,16 @@ def normalized(text: str, manifest: Manifest) -> str:
     return normalize(text, Normalization.model_validate(manifest.source.get("normalization", {})))
 
 
-def shards_with(folder: Path, prefix: str, cache: Manifest) -> list[int]:
+def shards_with(folder: Path, prefix: str, cache: Manifest, digests: KnownDigests) -> list[int]:
     """The shards of a cache that may have a document whose id begins so, from the digests of its component's documents.
 
     Raises:
         DataError: the documents are damaged.
     """
     manifest = read_documents_manifest(folder)
+    files = {f"{part.name}.digests": part.ids_digest for part in manifest.parts}
+    if changed := digests.changed(folder, files, folder / MANIFEST_NAME):
+        raise DataError(f"{folder / changed[0]} was changed after it was written. Delete {folder} and prepare the data again.")
     numbers = {shard.name: number for number, shard in enumerate(cache.shards)}
     named = [(numbers.get(shard_name(part)), part) for part in range(len(manifest.parts))]
     return [shard for shard, part in named if shard is not None and _has(folder, manifest, part, prefix)]
@@ -42,11 +46,7 @@ def _has(folder: Path, manifest: DocumentsManifest, number: int, prefix: str) ->
     """Whether a part has such a document, by bisection. Copies of other documents are among the digests."""
     part = manifest.parts[number]
     path = folder / f"{part.name}.digests"
-    expected = part.documents * DIGEST.itemsize
-    size = path.stat().st_size if path.exists() else 0
-    if size != expected:
-        raise DataError(f"{path} must have {expected} bytes, found {size}. Delete {folder} and prepare the data again.")
-    if not size:
+    if not part.documents:
         return False
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as table:
 

@@ -23,7 +23,7 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNot
 from huggingface_hub.hf_file_system import HfFileSystemFile, HfFileSystemResolvedRepositoryPath
 from huggingface_hub.utils import parse_ratelimit_headers
 
-from tasks.data.source import HubTrouble
+from phasewise.tasks.data.source import HubTrouble
 
 Result = TypeVar("Result")
 PATIENCE_SECONDS = 600

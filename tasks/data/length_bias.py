@@ -8,7 +8,7 @@ import hashlib
 
 from pydantic import Field, model_validator
 
-from trainer.base.frozen import Frozen
+from phasewise.trainer.base.frozen import Frozen
 
 REASON = "length bias"
 """Under it a manifest counts the documents that were not taken."""

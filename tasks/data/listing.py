@@ -13,13 +13,13 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from tasks.data.budget import Budget, choose
-from tasks.data.digests import KnownDigests
-from tasks.data.formats.findings import Reason
-from tasks.data.source import Source
-from trainer.base.errors import DataError
-from trainer.base.storage import StoreEntry, as_path, entry_of, store_entry
-from trainer.data.manifest import SourceFile
+from phasewise.tasks.data.budget import Budget, choose
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.tasks.data.formats.findings import Reason
+from phasewise.tasks.data.source import Source
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.storage import StoreEntry, as_path, entry_of, store_entry
+from phasewise.trainer.data.manifest import SourceFile
 
 DIGEST_THREADS = 8
 
@@ -263,9 +263,15 @@ def _reason_against(file_system: Any, root: str, name: str, path: str) -> Reason
     real = Path(os.path.realpath(path))
     if not real.exists():
         return "broken link"
-    if not real.is_relative_to(os.path.realpath(root)):
+    if not real.is_relative_to(os.path.realpath(root)) and not _is_blob(Path(os.path.realpath(root)), Path(path), real):
         return "outside the root"
     return None if stat.S_ISREG(real.stat().st_mode) else "no regular file"
+
+
+def _is_blob(root: Path, path: Path, real: Path) -> bool:
+    """Whether a link leads from a snapshot of a Hub cache to a blob of the same data set: NAME/snapshots/COMMIT/… to NAME/blobs/DIGEST."""
+    cached = real.parent.parent
+    return real.parent.name == "blobs" and cached / "snapshots" in (root, *root.parents) and path.is_symlink()
 
 
 def printable(name: str) -> str:

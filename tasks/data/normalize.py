@@ -4,8 +4,8 @@ import re
 import sys
 import unicodedata
 
-from tasks.data.source import Normalization
-from trainer.base.code_digest import code_digest
+from phasewise.tasks.data.source import Normalization
+from phasewise.trainer.base.code_digest import code_digest
 
 LINE_END = re.compile(r"(\r\n|\r|\n)")
 

@@ -16,16 +16,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from tasks.data.hashed_file import HashedFile
-from tasks.data.normalize import normalize
-from tasks.data.quarantine import Counting, Tally
-from tasks.data.reading import pieces_of, read_piece
-from tasks.data.records import read_model
-from tasks.data.source import Piece, Source
-from trainer.base.errors import DataError
-from trainer.base.frozen import Frozen
-from trainer.base.storage import digest_of_bytes, digest_of_file, write_atomically, write_json, writing
-from trainer.data.manifest import SourceFile, Split
+from phasewise.tasks.data.hashed_file import HashedFile
+from phasewise.tasks.data.normalize import normalize
+from phasewise.tasks.data.quarantine import Counting, Tally
+from phasewise.tasks.data.reading import pieces_of, read_piece
+from phasewise.tasks.data.records import read_model, write_model
+from phasewise.tasks.data.source import Piece, Source
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.identity import check_file, digest_of_bytes
+from phasewise.trainer.base.storage import write_atomically, writing
+from phasewise.trainer.data.manifest import SourceFile, Split
 
 HELD_OUT_ONE_IN = 16
 BATCH_BYTES = 1 << 20
@@ -39,12 +39,18 @@ DIGEST = np.dtype([("digest", "V32"), ("row", "<u4")])
 
 
 class Part(Frozen):
-    """Some documents of one bundle. `digest` is that of the Parquet file."""
+    """Some documents of one bundle. `digest` is that of the Parquet file, `ids_digest` that of the sorted digests beside it."""
 
     name: str
     documents: int = Field(ge=0)
     text_bytes: int = Field(ge=0)
     digest: str
+    ids_digest: str
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Its files by name, and the digest of each."""
+        return {f"{self.name}.parquet": self.digest, f"{self.name}.digests": self.ids_digest}
 
 
 class BundleRecord(Frozen):
@@ -106,11 +112,11 @@ def read_to_parts(bundle: Bundle, max_part_bytes: int, folder: Path) -> BundleRe
     batches = _batches(bundle, countings)
     while (first := next(batches, None)) is not None:
         name = f"part-{bundle.number:05d}-{len(parts):04d}"
-        part, digests = _write_part(folder / f"{name}.parquet", first, batches, max_part_bytes)
+        part, of_part = _write_part(folder / f"{name}.parquet", first, batches, max_part_bytes)
         parts.append(part)
-        starts.append(_write_digests(folder / f"{name}.digests", digests))
+        starts.append(of_part)
     record = BundleRecord(parts=tuple(parts), starts=tuple(starts), tally=sum((counting.tally for counting in countings), Tally()))
-    write_json(record_path, record.model_dump(mode="json"))
+    write_model(record_path, record)
     return record
 
 
@@ -121,9 +127,7 @@ def read_part(folder: Path, part: Part) -> Iterator[pa.Table]:
         DataError: the file is not the one that was written.
     """
     path = folder / f"{part.name}.parquet"
-    found = digest_of_file(path) if path.exists() else "nothing"
-    if found != part.digest:
-        raise DataError(f"{path} must have the digest {part.digest[:16]}, found {found[:16]}. Delete {folder} and prepare the data again.")
+    check_file(path, part.digest, f"Delete {folder} and prepare the data again.")
     with path.open("rb") as file, pq.ParquetFile(file) as parquet:
         for group in range(parquet.num_row_groups):
             yield parquet.read_row_group(group)
@@ -169,8 +173,8 @@ def _batch(schema: pa.Schema, rows: Sequence[Row], text_bytes: int) -> Batch:
     )
 
 
-def _write_part(path: Path, first: Batch, batches: Iterator[Batch], max_bytes: int) -> tuple[Part, list[bytes]]:
-    """Write batches until the part is full, and return its documents' digests."""
+def _write_part(path: Path, first: Batch, batches: Iterator[Batch], max_bytes: int) -> tuple[Part, tuple[int, ...]]:
+    """Write batches until the part is full, and its documents' digests; where each first byte starts among these."""
     digests: list[bytes] = []
     text_bytes = size = 0
     with writing(path) as file:
@@ -183,16 +187,19 @@ def _write_part(path: Path, first: Batch, batches: Iterator[Batch], max_bytes: i
                 text_bytes += batch.text_bytes
                 size += batch.size
                 batch = next(batches, None) if size < max_bytes else None
-    return Part(name=path.stem, documents=len(digests), text_bytes=text_bytes, digest=hashed.hexdigest()), digests
+    ids_digest, starts = _write_digests(path.with_suffix(".digests"), digests)
+    written = Part(name=path.stem, documents=len(digests), text_bytes=text_bytes, digest=hashed.hexdigest(), ids_digest=ids_digest)
+    return written, starts
 
 
-def _write_digests(path: Path, digests: list[bytes]) -> tuple[int, ...]:
-    """The digests with their rows, sorted; where each of the 256 first bytes starts, and the end."""
+def _write_digests(path: Path, digests: list[bytes]) -> tuple[str, tuple[int, ...]]:
+    """The digests with their rows, sorted. The digest of that file; where each of the 256 first bytes starts, and the end."""
     table = np.empty(len(digests), DIGEST)
     table["digest"] = digests
     table["row"] = np.arange(len(digests))
     order = np.argsort(np.array(digests, "S32") if digests else np.empty(0, "S32"), kind="stable")
     table = table[order]
-    write_atomically(path, table.tobytes())
+    content = table.tobytes()
+    write_atomically(path, content)
     first_bytes = np.frombuffer(table["digest"].tobytes(), np.uint8).reshape(-1, 32)[:, 0]
-    return tuple(int(at) for at in np.searchsorted(first_bytes, np.arange(257)))
+    return digest_of_bytes(content), tuple(int(at) for at in np.searchsorted(first_bytes, np.arange(257)))

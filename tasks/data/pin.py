@@ -2,9 +2,9 @@
 
 from pydantic import Field, field_validator
 
-from trainer.base.frozen import Frozen
-from trainer.base.secrets import check_no_secret
-from trainer.data.manifest import Split
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.secrets import check_no_secret
+from phasewise.trainer.data.manifest import Split
 
 
 class Pin(Frozen):

@@ -6,21 +6,22 @@ from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
-from tasks.data.budget import budgeted, bundles_by_piece
-from tasks.data.caches import cache_key
-from tasks.data.conversations.template import ChatTemplate, resolved, template_of
-from tasks.data.digests import KnownDigests
-from tasks.data.documents import documents_key
-from tasks.data.length_bias import LengthBias
-from tasks.data.listing import Listing, at_commit, fingerprint
-from tasks.data.parts import Bundle, bundles_of, part_bytes
-from tasks.data.pin import Pin
-from tasks.data.source import Source
-from tasks.data.tokenizer import tokenizer_key
-from tasks.data.vocabularies.folder import content_name
-from tasks.home import Home
-from trainer.base.storage import as_path, digest_of_json
-from trainer.data.manifest import MANIFEST_NAME, SPLITS, SourceFile, Split
+from phasewise.tasks.data.budget import budgeted, bundles_by_piece
+from phasewise.tasks.data.caches import cache_key
+from phasewise.tasks.data.conversations.template import ChatTemplate, resolved, special_tokens_in, template_of, template_text
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.tasks.data.documents import documents_key
+from phasewise.tasks.data.length_bias import LengthBias
+from phasewise.tasks.data.listing import Listing, at_commit, fingerprint
+from phasewise.tasks.data.parts import Bundle, bundles_of, part_bytes
+from phasewise.tasks.data.pin import Pin
+from phasewise.tasks.data.source import Source
+from phasewise.tasks.data.tokenizer import tokenizer_key
+from phasewise.tasks.data.vocabularies.folder import content_name
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.identity import digest_of_json
+from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.data.manifest import MANIFEST_NAME, SPLITS, SourceFile, Split
 
 BENCHMARKS_VERSION = "benchmarks-3"
 
@@ -201,4 +202,5 @@ def _with_template(source: Source) -> Source:
 
 def _written_by_templates(sources: Iterable[Source]) -> set[str]:
     """The special tokens of the chat templates of some sources."""
-    return {token for source in sources if source.conversation for token in template_of(source.conversation).special_tokens}
+    found = [source.conversation for source in sources if source.conversation]
+    return {token for how in found for token in special_tokens_in(template_text(how), how.special_tokens)}

@@ -1,16 +1,18 @@
 """Data preparation, task by task. Each does what is missing, and nothing where nothing is."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from tasks.data.adopt import adopt_documents, adopt_shards
-from tasks.data.caches import finish_cache
-from tasks.data.cluster import cluster, run_all
-from tasks.data.conversations.tokens import check_templates
-from tasks.data.deduplicate import Kept, find_copies, num_buckets, ranges_of
-from tasks.data.digests import KnownDigests
-from tasks.data.documents import (
+from phasewise.tasks.data.adopt import adopt_documents, adopt_shards
+from phasewise.tasks.data.caches import finish_cache
+from phasewise.tasks.data.cluster import cluster, run_all
+from phasewise.tasks.data.conversations.template import template_of
+from phasewise.tasks.data.conversations.tokens import check_templates
+from phasewise.tasks.data.deduplicate import Kept, find_copies, num_buckets, ranges_of
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.tasks.data.documents import (
     QUARANTINE_NAME,
     DocumentsManifest,
     check_readable,
@@ -19,21 +21,25 @@ from tasks.data.documents import (
     split_texts,
     tally_of,
 )
-from tasks.data.encode import encode_part
-from tasks.data.listing import fingerprint
-from tasks.data.parts import BundleRecord, read_to_parts, record_name
-from tasks.data.plan import ComponentPlan, DataPlan
-from tasks.data.quarantine import write_quarantine
-from tasks.data.special_tokens import check_special_tokens, shared_special_tokens, special_tokens, special_tokens_of
-from tasks.data.standins import StandIn, collect, missing_stand_ins, write_stand_ins, write_test_items
-from tasks.data.tokenizer import check_tokenizer, fetch_tokenizer, load_tokenizer, train_tokenizer
-from tasks.data.vocabularies.folder import copy_tokenizer, names_folder
-from tasks.locks import held, held_all
-from tasks.progress import Meter, say
-from trainer.base.errors import DataError
-from trainer.base.storage import remove_strays
-from trainer.base.wording import name_some
-from trainer.data.manifest import SPLITS, Split, read_manifest
+from phasewise.tasks.data.encode import encode_part
+from phasewise.tasks.data.listing import fingerprint
+from phasewise.tasks.data.parts import BundleRecord, read_to_parts, record_name
+from phasewise.tasks.data.plan import ComponentPlan, DataPlan
+from phasewise.tasks.data.quarantine import Counting, beside_of, left_out_of, refusal_of_columns, write_quarantine
+from phasewise.tasks.data.reading import read_piece
+from phasewise.tasks.data.special_tokens import check_special_tokens, shared_special_tokens, special_tokens, special_tokens_of
+from phasewise.tasks.data.standins import StandIn, collect, missing_stand_ins, write_stand_ins, write_test_items
+from phasewise.tasks.data.tokenizer import check_tokenizer, fetch_tokenizer, load_tokenizer, train_tokenizer
+from phasewise.tasks.data.vocabularies.folder import copy_tokenizer, names_folder
+from phasewise.tasks.locks import held, held_all
+from phasewise.tasks.progress import Meter, say
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.storage import remove_strays
+from phasewise.trainer.base.wording import name_some
+from phasewise.trainer.data.manifest import SPLITS, Split, read_manifest
+
+LOOKED_AT_RECORDS = 200
+"""Of a component's first file: what its conversations do not read is known before everything is read."""
 
 
 def collect_stand_ins(stand_ins: Mapping[str, StandIn], sources: Path) -> int:
@@ -154,6 +160,7 @@ def _write_documents(missing: Sequence[ComponentPlan], digests: KnownDigests) ->
     if not missing:
         return []
     _say_what_moves(missing)
+    _look_at_conversations(missing)
     for component in missing:
         adopt_documents(component)
     with cluster():
@@ -174,6 +181,32 @@ def _say_what_moves(missing: Sequence[ComponentPlan]) -> None:
         if commit and not commit.startswith(component.revision or "main"):
             name = component.revision or "the default branch"
             say(f"{component.name}: {component.source.url}, {name}, is read at {commit}. Name that as its revision to read the same later.")
+
+
+def _look_at_conversations(missing: Sequence[ComponentPlan]) -> None:
+    """Warn of templates that open no answer, and refuse columns that nothing reads by the first records, before all are read.
+
+    Raises:
+        DataError: one line for each component.
+    """
+    refusals: list[str] = []
+    for component in missing:
+        if (how := component.source.conversation) is None or not component.bundles:
+            continue
+        chat = template_of(how)
+        if opening := chat.missing_generation_prompt():
+            say(
+                f"{component.name}: the chat template {chat.name} has no generation prompt: asked for an answer (add_generation_prompt), "
+                f"it does not write {opening!r}. Training is the same; `phasewise export` asks whether to add it."
+            )
+        first = component.bundles[0].pieces[0]
+        counting = Counting(component.name, first)
+        with suppress(OSError):  # the workers ask again
+            list(islice(counting.records(read_piece(component.source, first)), LOOKED_AT_RECORDS))
+        if counting.tally.unread:
+            refusals.append(refusal_of_columns(component.name, how, counting.tally))
+    if refusals:
+        raise DataError("\n".join(refusals))
 
 
 def _check_readable(missing: Sequence[ComponentPlan], records: Mapping[str, list[BundleRecord]]) -> None:
@@ -198,11 +231,12 @@ def _check_readable(missing: Sequence[ComponentPlan], records: Mapping[str, list
             if tally.reasons:
                 counts = ", ".join(f"{reason}: {count}" for reason, count in tally.reasons.items())
                 say(f"{component.name}: within its limit, these could not be used: {counts}. Samples are in {quarantine}")
-            if component.source.conversation and tally.left_out:
-                counts = ", ".join(f"{count:,} for {reason}" for reason, count in sorted(tally.left_out.items()))
-                say(f"{component.name}: conversations that were left out: {counts}")
+            if left_out := left_out_of(tally):
+                say(f"{component.name}: left out: {left_out}")
+            if beside := beside_of(tally):
+                say(f"{component.name}: fields with text that are not read, and the share of documents that have them: {beside}")
     if refusals:
-        raise DataError("; ".join(refusals))
+        raise DataError("\n".join(refusals))
 
 
 def _check_unchanged(component: ComponentPlan, digests: KnownDigests) -> None:

@@ -14,18 +14,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
-from tasks.data.budget import assumed_tokens
-from tasks.data.deduplicate import find_copies, num_buckets, ranges_of
-from tasks.data.digests import KnownDigests
-from tasks.data.documents import finish_documents
-from tasks.data.encode import encode_part
-from tasks.data.listing import fingerprint
-from tasks.data.parts import bundles_of, read_to_parts
-from tasks.data.plan import ComponentPlan, DataPlan
-from tasks.data.python_text import roots
-from tasks.data.source import Source
-from tasks.data.tokenizer import train_tokenizer
-from trainer.data.manifest import Split, read_manifest
+from phasewise.tasks.data.budget import assumed_tokens
+from phasewise.tasks.data.deduplicate import find_copies, num_buckets, ranges_of
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.tasks.data.documents import finish_documents
+from phasewise.tasks.data.encode import encode_part
+from phasewise.tasks.data.listing import fingerprint
+from phasewise.tasks.data.parts import bundles_of, read_to_parts
+from phasewise.tasks.data.plan import ComponentPlan, DataPlan
+from phasewise.tasks.data.python_text import roots
+from phasewise.tasks.data.source import Source
+from phasewise.tasks.data.tokenizer import train_tokenizer
+from phasewise.trainer.data.manifest import Split, read_manifest
 
 MEASURE_SECONDS = 10.0
 ROUND_BYTES = 500_000

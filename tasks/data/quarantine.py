@@ -9,10 +9,12 @@ from typing import get_args
 
 from pydantic import Field
 
-from tasks.data.formats.findings import Fault, Finding, LeftOut, Reason, Record
-from tasks.data.source import Piece, Source
-from trainer.base.frozen import Frozen
-from trainer.base.storage import write_atomically
+from phasewise.tasks.data.conversations.declared import Conversation
+from phasewise.tasks.data.formats.findings import Fault, Finding, LeftOut, NoText, Reason, Record
+from phasewise.tasks.data.source import Piece, Source
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.storage import write_atomically
+from phasewise.trainer.base.wording import name_some
 
 MAX_SAMPLES = 20  # of one reason
 MAX_NAMED = 5  # files in a message
@@ -42,6 +44,9 @@ class Tally(Frozen):
         bad_documents: those that can't be used, by reason.
         bad_files: those of which the rest can't be used, and why.
         left_out: documents that read well and are not wanted, by reason.
+        empty_files: files that hold no document.
+        beside: of the documents that were taken those with a text in a field that is not read, by field.
+        unread: the same of fields that may be a part of a conversation.
         samples: the first few of each reason.
     """
 
@@ -50,6 +55,9 @@ class Tally(Frozen):
     bad_documents: dict[Reason, int] = Field(default_factory=dict)
     bad_files: dict[str, Reason] = Field(default_factory=dict)
     left_out: dict[str, int] = Field(default_factory=dict)
+    empty_files: tuple[str, ...] = ()
+    beside: dict[str, int] = Field(default_factory=dict)
+    unread: dict[str, int] = Field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
 
     def __add__(self, other: "Tally") -> "Tally":
@@ -59,6 +67,9 @@ class Tally(Frozen):
             bad_documents=_sum(self.bad_documents, other.bad_documents),
             bad_files=_first_reasons(self.bad_files, other.bad_files),
             left_out=_sum(self.left_out, other.left_out),
+            empty_files=tuple(sorted({*self.empty_files, *other.empty_files})),
+            beside=_sum(self.beside, other.beside),
+            unread=_sum(self.unread, other.unread),
             samples=_first(self.samples + other.samples),
         )
 
@@ -67,6 +78,17 @@ class Tally(Frozen):
         """The share of the documents, or that of the files if it is greater, that can't be used."""
         documents = sum(self.bad_documents.values()) / max(1, self.documents)
         return max(documents, len(self.bad_files) / max(1, self.files))
+
+    @property
+    def empty_fraction(self) -> float:
+        """The share of the documents, or that of the files if it is greater, that hold no text."""
+        documents = sum(self.empty.values()) / max(1, self.documents)
+        return max(documents, len(self.empty_files) / max(1, self.files))
+
+    @property
+    def empty(self) -> dict[str, int]:
+        """The documents, and members of archives, without text, by reason."""
+        return {reason: self.left_out[reason] for reason in get_args(NoText) if reason in self.left_out}
 
     @property
     def unread_files(self) -> tuple[str, ...]:
@@ -94,6 +116,9 @@ class Counting:
         self._bad_documents: Counter[Reason] = Counter()
         self._bad_files: dict[str, Reason] = {}
         self._left_out: Counter[str] = Counter()
+        self._beside: Counter[tuple[str, ...]] = Counter()
+        self._unread: Counter[tuple[str, ...]] = Counter()
+        self._is_empty = False
         self._samples: list[Sample] = []
 
     def records(self, findings: Iterable[Finding]) -> Iterator[Record]:
@@ -101,9 +126,16 @@ class Counting:
         for finding in findings:
             if isinstance(finding, Record):
                 self._records += 1
+                if finding.beside:
+                    self._beside[finding.beside] += 1
+                if finding.unread:
+                    self._unread[finding.unread] += 1
                 yield finding
             elif isinstance(finding, LeftOut):
-                self._left_out[finding.reason] += 1
+                if finding.whole_file:
+                    self._is_empty = True
+                else:
+                    self._left_out[finding.reason] += 1
             else:
                 self._see(finding)
 
@@ -116,6 +148,9 @@ class Counting:
             bad_documents=_sum(self._bad_documents, {}),
             bad_files=self._bad_files,
             left_out=_sum(self._left_out, {}),
+            empty_files=(self._piece.name,) if self._is_empty else (),
+            beside=_by_name(self._beside),
+            unread=_by_name(self._unread),
             samples=_first(self._samples),
         )
 
@@ -132,26 +167,104 @@ class Counting:
             )  # fmt: skip
 
 
-UNREAD: Reason = "field of a message that nothing reads"
-UNREAD_REMEDY = (
-    " A field of a message (reasoning_content, thinking, reasoning, train, training) that its chat template does not read and that is to "
-    "be left out must be named in the source's conversation.leave_out."
-)
+ALLOW = "or allow for some by max_bad_fraction"
+REMEDIES: Mapping[Reason, str] = {
+    "broken JSON": f"repair or exclude the file, {ALLOW}",
+    "not UTF-8": f"convert the file to UTF-8 or exclude it, {ALLOW}",
+    "missing key": "name the field as the file has it: in text_key, or in the conversation",
+    "wrong type": "name a field that holds text in text_key, or correct the layout of the conversation",
+    "half a surrogate pair": f"write the file again with whole characters or exclude it, {ALLOW}",
+    "truncated": f"fetch the file again or exclude it, {ALLOW}",
+    "too long": f"cut it into shorter documents, {ALLOW}",
+    "unknown role": "name the role in conversation.roles",
+    "two system texts": f"take `system` out of the conversation or a message out of the records, {ALLOW}",
+    "call of a tool": f"take such conversations out of the file, {ALLOW}: no chat template is given calls of tools here",
+    "part that is not text": f"take such conversations out of the file, {ALLOW}: only text is trained on",
+    "weight is not 0 or 1": f"write 0 or 1, {ALLOW}",
+    "weight 0 without marks around the answer": "put {% generation %} … {% endgeneration %} around each answer in the chat template",
+    "field of a message that nothing reads": "a field (reasoning_content, thinking, reasoning, train, training) that the chat template "
+    "does not read and that is to be left out must be named in the source's conversation.leave_out",
+    "special token in a message": f"take the token out of the text, {ALLOW}",
+    "refused by the chat template": f"put the roles in an order that the template takes or name another template, {ALLOW}",
+    "expands too much": f"unpack the file and look into it, or exclude it, {ALLOW}",
+    "unreadable": f"fetch the file again or exclude it, {ALLOW}",
+    "other format": "convert or exclude the file, or correct the format",
+    "broken link": f"mend the link or exclude it, {ALLOW}",
+    "outside the root": "the link leads out of the source's folder: name in `url` the folder that holds the link and the file, or copy the "
+    "file itself, as cp -L does (links from a snapshot of a Hub cache to its blobs are followed)",
+    "no regular file": f"exclude it, {ALLOW}: a pipe or a device is not read",
+    "name not readable": f"rename the file, {ALLOW}",
+}
+"""What to do about each reason."""
+ALLOW_EMPTY = "or allow for more by max_empty_fraction"
+EMPTY_REMEDIES: Mapping[NoText, str] = {
+    "empty file": f"fetch the file again or exclude it, {ALLOW_EMPTY}",
+    "empty text": f"look whether text_key names the right field, {ALLOW_EMPTY}",
+    "empty content": f"fill or delete the empty messages, {ALLOW_EMPTY}",
+    "no answer": f"look whether `answer`, or a role, names what the assistant says, {ALLOW_EMPTY}",
+    "no messages": f"look whether `messages` names the right column, {ALLOW_EMPTY}",
+}
 
 
 def refusal(component: str, source: Source, tally: Tally, quarantine_path: str | Path) -> str:
-    """What to say when more can't be used than the source allows."""
-    counts = ", ".join(f"{reason}: {count}" for reason, count in tally.reasons.items())
-    example = ""
-    if tally.samples:
-        first = tally.samples[0]
-        example = f" For example {first.file}, {first.where}: {first.reason} ({first.sample[:80]!r})."
+    """What to say when more can't be used than the source allows: each reason with an example and its remedy."""
+    found = ". ".join(
+        f"{reason}, {count}, such as {_example(tally, reason)}: {REMEDIES[reason]}" for reason, count in tally.reasons.items()
+    )  # fmt: skip
     return (
         f"component {component}: at most {source.max_bad_fraction:.4%} of its documents and of its files may be unusable, found "
-        f"{tally.bad_fraction:.4%} ({counts}) among {_count(tally.documents, 'document')} in {_count(tally.files, 'file')} of {source.url}."
-        f"{example} Samples of each reason are in {quarantine_path}. Repair or exclude these files, or raise max_bad_fraction."
-        f"{UNREAD_REMEDY if UNREAD in tally.reasons else ''}"
+        f"{tally.bad_fraction:.4%} among {_of(tally)} of {source.url}. {found}. Samples of each reason are in {quarantine_path}."
     )
+
+
+def refusal_of_empty(component: str, source: Source, tally: Tally) -> str:
+    """What to say when more holds no text than the source allows."""
+    counts = {reason: _count(count, "document") for reason, count in tally.empty.items()}
+    if tally.empty_files:
+        counts["empty file"] = f"{_count(len(tally.empty_files), 'file')}, such as {', '.join(tally.empty_files[:MAX_NAMED])}"
+    found = ". ".join(f"{reason}, {count}: {EMPTY_REMEDIES[reason]}" for reason, count in counts.items())  # pyright: ignore[reportArgumentType]  # `empty` has these alone
+    return (
+        f"component {component}: at most {source.max_empty_fraction:.4%} of its documents and of its files may be without text, found "
+        f"{tally.empty_fraction:.4%} among {_of(tally)} of {source.url}. {found}."
+    )
+
+
+def refusal_of_columns(component: str, how: Conversation, tally: Tally) -> str:
+    """What to say of fields that nothing reads, and that may be a part of the conversations."""
+    taken = tally.documents - sum(tally.left_out.values()) - sum(tally.bad_documents.values())
+    named = ", ".join(f"{name} ({count:,} of {taken:,})" for name, count in tally.unread.items())
+    options = "context, system, messages or answer" if how.prompt else "messages, system or answer"
+    leave_out = json.dumps([*how.leave_out, *tally.unread], ensure_ascii=False)
+    return (
+        f"component {component}: every text of a record must be read or left out by name, and its conversations do not read {named}. Name "
+        f"a column in the conversation ({options}), or leave it out: leave_out={leave_out}."
+    )
+
+
+def left_out_of(tally: Tally) -> str:
+    """What read well and was not taken: `3 of 400 documents (2 for empty text, 1 for filter words), 1 of 2 files without documents`."""
+    reasons = ", ".join(f"{count:,} for {reason}" for reason, count in sorted(tally.left_out.items()))
+    documents = f"{sum(tally.left_out.values()):,} of {_count(tally.documents, 'document')} ({reasons})"
+    files = f"{len(tally.empty_files):,} of {_count(tally.files, 'file')} without documents ({name_some(tally.empty_files, 3)})"
+    return ", ".join([documents] * bool(reasons) + [files] * bool(tally.empty_files))
+
+
+def beside_of(tally: Tally) -> str:
+    """The fields with text that are not read, each with the share of the documents that have one."""
+    taken = max(1, tally.documents - sum(tally.left_out.values()) - sum(tally.bad_documents.values()))
+    return ", ".join(f"{name} ({count / taken:.0%})" for name, count in tally.beside.items())
+
+
+def _of(tally: Tally) -> str:
+    return f"{_count(tally.documents, 'document')} in {_count(tally.files, 'file')}"
+
+
+def _example(tally: Tally, reason: Reason) -> str:
+    """Where a reason was met first, and how it begins there; of a file that was not opened its name."""
+    for sample in tally.samples:
+        if sample.reason == reason:
+            return f"{sample.file}, {sample.where} ({sample.sample[:80]!r})"
+    return name_some((name for name, found in sorted(tally.bad_files.items()) if found == reason), 1)
 
 
 def refusal_of_unread(component: str, source: Source, tally: Tally, quarantine_path: str | Path) -> str:
@@ -161,7 +274,7 @@ def refusal_of_unread(component: str, source: Source, tally: Tally, quarantine_p
     return (
         f"component {component}: every file must be {source.format}, or packed {source.format}; "
         f"{_count(len(tally.unread_files), 'file')} of {source.url} could not be read as that: {named}. "
-        f"Exclude them by a glob in `exclude`, or correct the format. Samples are in {quarantine_path}."
+        f"Exclude them by a glob in `exclude`, convert them, or correct the format. Samples are in {quarantine_path}."
     )
 
 
@@ -181,6 +294,14 @@ def _first_reasons(some: Mapping[str, Reason], others: Mapping[str, Reason]) -> 
     """Files of both, by name. Of two reasons against pieces of one file the one that sorts first stays, whichever came in first."""
     both = sorted([*some.items(), *others.items()], reverse=True)
     return dict(reversed(dict(both).items()))
+
+
+def _by_name(counts: Mapping[tuple[str, ...], int]) -> dict[str, int]:
+    """How often each name is in any of the tuples."""
+    found: Counter[str] = Counter()
+    for names, count in counts.items():
+        found.update(dict.fromkeys(names, count))
+    return _sum(found, {})
 
 
 def _sum(some: Mapping, others: Mapping) -> dict:

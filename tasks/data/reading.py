@@ -13,13 +13,14 @@ import unicodedata
 import zlib
 from collections.abc import Iterable, Iterator
 from io import SEEK_END, BufferedReader
+from typing import cast
 
 import pyarrow as pa
 
-from tasks.data import filters
-from tasks.data.conversations.compose import build_compose
-from tasks.data.filters import build_sift, field_keys
-from tasks.data.formats import (
+from phasewise.tasks.data import filters
+from phasewise.tasks.data.conversations.compose import build_compose, rendered
+from phasewise.tasks.data.filters import build_sift, field_keys
+from phasewise.tasks.data.formats import (
     archives,
     arrow_messages,
     expansion,
@@ -38,22 +39,24 @@ from tasks.data.formats import (
     tables,
     thrift,
 )
-from tasks.data.formats.archives import MAX_LAYERS, members
-from tasks.data.formats.findings import Fault, FileFault, Finding, LeftOut, Reason, Record, Sift, sample_of
-from tasks.data.formats.json_lines import Take, read_json_lines, take_text
-from tasks.data.formats.paragraphs import read_paragraphs
-from tasks.data.formats.plain import read_plain
-from tasks.data.formats.record_tables import read_arrow_records, read_parquet_records
-from tasks.data.formats.streams import Recognised, WatchedFile, is_packed, open_watched, raise_failure, recognise, unpack
-from tasks.data.formats.tables import read_arrow, read_parquet
-from tasks.data.source import WITHOUT_FIELDS, Piece, Source
-from trainer.base.code_digest import code_digest
-from trainer.base.errors import ConfigError, DataError
-from trainer.data.manifest import SourceFile
+from phasewise.tasks.data.formats.archives import MAX_LAYERS, members
+from phasewise.tasks.data.formats.findings import Fault, FileFault, Finding, LeftOut, Reason, Record, Sift, Taken, sample_of
+from phasewise.tasks.data.formats.json_lines import Take, read_json_lines, take_text
+from phasewise.tasks.data.formats.paragraphs import read_paragraphs
+from phasewise.tasks.data.formats.plain import read_plain
+from phasewise.tasks.data.formats.record_tables import read_arrow_records, read_parquet_records
+from phasewise.tasks.data.formats.streams import Recognised, WatchedFile, is_packed, open_watched, raise_failure, recognise, unpack
+from phasewise.tasks.data.formats.tables import read_arrow, read_parquet
+from phasewise.tasks.data.source import WITHOUT_FIELDS, Piece, Source
+from phasewise.trainer.base.code_digest import code_digest
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.data.manifest import SourceFile
 
 __all__ = ["PIECE_BYTES", "READER", "Fault", "Finding", "LeftOut", "Reason", "Record", "pieces_of", "read_piece"]
 
 PIECE_BYTES = 256 * 2**20
+WHOLE = "file"
+"""Where a finding is that is about a whole file."""
 DAMAGE = (FileFault, OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError, pa.ArrowException, OverflowError, RecursionError)
 
 
@@ -80,7 +83,7 @@ def read_piece(source: Source, piece: Piece) -> Iterator[Finding]:
         try:
             yield from _layer(source, piece, file, layer=recognise(file), depth=0)
         except DAMAGE as error:
-            yield _fault_of(piece, file, error, "file")
+            yield _end_of(piece, file, error, WHOLE)
 
 
 def _layer(source: Source, piece: Piece, file: WatchedFile, *, layer: Recognised, depth: int) -> Iterator[Finding]:
@@ -102,7 +105,7 @@ def _layer(source: Source, piece: Piece, file: WatchedFile, *, layer: Recognised
                 findings = _layer(source, piece, file, layer=recognise(member.open()), depth=depth + 1)
                 yield from (_inside(member.name, finding) for finding in findings)
             except DAMAGE as error:
-                yield _fault_of(piece, file, error, member.name)
+                yield _end_of(piece, file, error, member.name)
         if is_empty:
             raise FileFault("empty file", f"the {kind.name} has no file")
     else:
@@ -119,10 +122,11 @@ def _findings(source: Source, piece: Piece, file: WatchedFile, *, layer: Recogni
     sift = build_sift(source.filters)
     match source.format:
         case "jsonl" if is_whole:
-            yield from read_json_lines(stream, take=_take(source, piece, sift))
+            yield from _texts(source, piece, sift, read_json_lines(stream, take=_take(source, sift)))
         case "jsonl":
             _check_size(piece, stream)
-            yield from read_json_lines(stream, take=_take(source, piece, sift), start=piece.start or 0, stop=piece.stop)
+            lines = read_json_lines(stream, take=_take(source, sift), start=piece.start or 0, stop=piece.stop)
+            yield from _texts(source, piece, sift, lines)
         case "text" | "markdown":
             yield from read_plain(stream, sift)
         case "paragraphs":
@@ -138,18 +142,26 @@ def _rows(source: Source, piece: Piece, sift: Sift, table: BufferedReader) -> It
     if source.conversation is None:
         read = read_parquet if source.format == "parquet" else read_arrow
         return read(table, text_key=source.text_key, field_keys=fields, sift=sift)
-    compose = build_compose(source.conversation, source.normalization, sift, piece.name)
+    compose = build_compose(source.conversation, source.normalization)
     read_records = read_parquet_records if source.format == "parquet" else read_arrow_records
-    return read_records(table, keys=(*source.conversation.columns, *fields), take=compose)
+    keys = (*source.conversation.columns, *fields)
+    return _texts(source, piece, sift, read_records(table, keys=keys, leave_out=source.conversation.leave_out, take=compose))
 
 
-def _take(source: Source, piece: Piece, sift: Sift) -> Take:
+def _texts(source: Source, piece: Piece, sift: Sift, found: Iterator[Taken]) -> Iterator[Finding]:
+    """What was read, with the text of those that are conversations."""
+    if source.conversation is None:
+        return cast("Iterator[Finding]", found)
+    return rendered(found, source.conversation, sift, piece.name)
+
+
+def _take(source: Source, sift: Sift) -> Take:
     """What is taken of a line: the text of a field, or a conversation."""
     if source.conversation is None:
         return take_text(source.text_key, sift)
-    compose = build_compose(source.conversation, source.normalization, sift, piece.name)
+    compose = build_compose(source.conversation, source.normalization)
 
-    def take(document: object, where: str, line: bytes) -> Finding:
+    def take(document: object, where: str, line: bytes) -> Taken:
         return compose(document, where) if isinstance(document, dict) else Fault("wrong type", where, sample_of(line))
 
     return take
@@ -160,13 +172,15 @@ def _inside(member: str, finding: Finding) -> Finding:
     return finding._replace(where=f"{member}: {finding.where}")
 
 
-def _fault_of(piece: Piece, file: WatchedFile, error: Exception, where: str) -> Fault:
-    """What ended the reading of a file or a member, unless it says nothing about the data."""
+def _end_of(piece: Piece, file: WatchedFile, error: Exception, where: str) -> Fault | LeftOut:
+    """What ended the reading of a file or a member, unless it says nothing about the data. That nothing is in it is no fault."""
     if isinstance(error, pa.ArrowMemoryError):  # an ArrowException, but it is about this machine and not about the file
         raise error
     if file.failure is not None:
         raise_failure(piece.url, file.failure)
-    reason: Reason = error.reason if isinstance(error, FileFault) else "unreadable"
+    reason = error.reason if isinstance(error, FileFault) else "unreadable"
+    if reason == "empty file":
+        return LeftOut(reason, where, whole_file=where == WHOLE)
     return Fault(reason, where, sample_of((str(error) or type(error).__name__).encode(errors="replace")), whole_file=True)
 
 

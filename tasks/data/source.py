@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 import fsspec
 from pydantic import Field, model_validator
 
-from tasks.data.conversations.declared import Conversation
-from trainer.base.frozen import Frozen
-from trainer.base.secrets import check_no_secret
-from trainer.base.storage import as_path
+from phasewise.tasks.data.conversations.declared import Conversation
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.secrets import check_no_secret
+from phasewise.trainer.base.storage import as_path
 
-fsspec.register_implementation("hf", "tasks.data.hub.Hub", clobber=True)  # by name: whoever reads nothing there imports nothing
+fsspec.register_implementation("hf", "phasewise.tasks.data.hub.Hub", clobber=True)  # by name: whoever reads nothing there imports nothing
 Format = Literal["jsonl", "parquet", "arrow", "text", "markdown", "paragraphs"]
 WITHOUT_FIELDS = ("text", "markdown", "paragraphs")
 """Formats whose documents are text alone."""
@@ -70,6 +70,8 @@ class Source(Frozen):
         conversation: how a record holds a conversation, and what makes text of it, instead of `text_key`.
         filters: a document must pass each of them.
         max_bad_fraction: the share of documents, and of files, that may be unreadable before the component is refused.
+        max_empty_fraction: the share of documents, and of files, that may hold no text: null, `""`, space alone, a conversation with an
+            empty message or without an answer, a file without documents. They are left out and counted.
     """
 
     url: str
@@ -83,6 +85,7 @@ class Source(Frozen):
     filters: tuple[Filter, ...] = ()
     normalization: Normalization = Normalization()
     max_bad_fraction: float = Field(default=0.0, ge=0, le=1)
+    max_empty_fraction: float = Field(default=0.5, ge=0, le=1)
 
     @model_validator(mode="after")
     def _addresses_carry_no_secret(self) -> "Source":

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer
-from trainer.base.errors import DataError
-from trainer.data.manifest import Manifest
+from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.data.manifest import Manifest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -14,14 +14,15 @@ from typing import Any
 
 from pydantic import Field
 
-from tasks.data.conversations.declared import Conversation
-from tasks.data.conversations.stand_ins import as_record, conversations_in, strings_of
-from tasks.data.python_text import DIST_INFO, View, documents_in, installed, package_of, required_packages, roots
-from tasks.data.source import Source
-from tasks.data.word_problems import word_problems
-from trainer.base.errors import DataError
-from trainer.base.frozen import Frozen
-from trainer.base.storage import digest_of_bytes, read_json, write_atomically, write_json
+from phasewise.tasks.data.conversations.declared import Conversation
+from phasewise.tasks.data.conversations.stand_ins import as_record, conversations_in, strings_of
+from phasewise.tasks.data.python_text import DIST_INFO, View, documents_in, installed, package_of, required_packages, roots
+from phasewise.tasks.data.source import Source
+from phasewise.tasks.data.word_problems import word_problems
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.identity import digest_of_bytes
+from phasewise.trainer.base.storage import read_json, write_atomically, write_json
 
 SHINGLE_WORDS = 13
 MAX_SHARED_SHINGLES = 4

@@ -3,7 +3,7 @@
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.data import prepare
+from phasewise.tasks.data import prepare
 
 collect_stand_ins = task(task_run_name="collect stand-ins", cache_policy=NO_CACHE)(prepare.collect_stand_ins)
 write_documents = task(task_run_name="read documents", cache_policy=NO_CACHE)(prepare.write_missing_documents)

@@ -1,14 +1,14 @@
 """From token ids back to the bytes of the text, token by token, for tokenizers that keep every byte (byte-level BPE)."""
 
-import json
 from collections.abc import Iterable
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from tasks.data.tokenizer import load_tokenizer
-from trainer.data.manifest import Manifest
+from phasewise.tasks.data.tokenizer import load_tokenizer
+from phasewise.trainer.base.json_reader import parse_json
+from phasewise.trainer.data.manifest import Manifest
 
 FIRST_SPARE = 256
 """Bytes that print as nothing are written as the characters from here on."""
@@ -20,7 +20,7 @@ class TokenText:
     def __init__(self, path: Path, manifest: Manifest):
         self._tokenizer = load_tokenizer(path)
         self._around = {manifest.begin_of_text, manifest.end_of_text}
-        written: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        written: dict[str, Any] = parse_json(path.read_bytes())
         self.is_exact = (written.get("decoder") or {}).get("type") == "ByteLevel" and written.get("normalizer") is None
 
     def excerpt(self, tokens: Iterable[int]) -> str:

@@ -3,14 +3,16 @@
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.base.code_digest import code_digest
-from trainer.base.errors import DataError
-from trainer.base.storage import digest_of_bytes, digest_of_file, digest_of_json, write_atomically
+from phasewise.trainer.base.code_digest import code_digest
+from phasewise.trainer.base.errors import DataError, PhasewiseError
+from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file, digest_of_json
+from phasewise.trainer.base.storage import write_atomically
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -77,18 +79,38 @@ def fetch_tokenizer(name: str, path: Path) -> None:
     _write(path, fetched.to_str())
 
 
+@contextmanager
+def refused(path: Path | str) -> Iterator[None]:
+    """What `tokenizers` says of a file that it cannot use, as a refusal. Some of it is a panic of Rust, which is no `Exception`.
+
+    Raises:
+        DataError: the file is no tokenizer, or its pattern goes back and forth over a text more often than the library allows.
+    """
+    try:
+        yield
+    except (PhasewiseError, OSError, MemoryError):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise DataError(f"the tokenizer {path} cannot be used: {error}. Take another one, or correct its patterns.") from None
+
+
 def load_tokenizer(path: Path) -> "Tokenizer":
     """The tokenizer of a file; one thread, because its callers already run side by side.
 
     Whether it cuts or fills up what it encodes, which a file may say, is not taken from there: a document is encoded whole, and alone.
 
     Raises:
-        DataError: it leaves out merges by chance (BPE dropout): the same text would be other tokens each time.
+        DataError: it is no tokenizer, it was edited after it was written, or it leaves out merges by chance (BPE dropout): the same text
+            would be other tokens each time.
     """
     from tokenizers import Tokenizer
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    check_tokenizer(path)
+    with refused(path):
+        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
     if dropout := getattr(tokenizer.model, "dropout", None):
         raise DataError(f"the tokenizer {path} must give a text the same tokens each time, found a dropout of {dropout:g}: set it to null.")
     tokenizer.no_truncation()
@@ -109,7 +131,9 @@ def check_tokenizer(path: Path) -> None:
         DataError: its digest is not the one beside it.
     """
     written = path.with_name(DIGEST_NAME)
-    if written.exists() and written.read_text() != tokenizer_digest(path):
+    if not path.exists():
+        raise DataError(f"there is no tokenizer at {path}. Prepare the data again.")
+    if written.exists() and written.read_bytes() != tokenizer_digest(path).encode():
         raise DataError(f"{path} was edited after it was written. Delete {path.parent} and prepare the data again.")
 
 

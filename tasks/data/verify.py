@@ -6,18 +6,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.data.caches import ENCODER, LENGTH_BIAS, described, read_by
-from tasks.data.documents import DECISIVE_SETTINGS, read_documents_manifest
-from tasks.data.listing import selects
-from tasks.data.normalize import NORMALIZER
-from tasks.data.plan import CachePlan, ComponentPlan, DataPlan
-from tasks.data.source import Source
-from tasks.data.tokenizer import check_tokenizer
-from tasks.home import Home
-from trainer.base.errors import DataError
-from trainer.base.storage import digest_of_bytes, digest_of_file
-from trainer.base.wording import name_some
-from trainer.data.manifest import MANIFEST_NAME, SPLITS, Manifest, SourceFile, Split, read_manifest
+from phasewise.tasks.data.caches import ENCODER, LENGTH_BIAS, described, read_by
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.tasks.data.documents import DECISIVE_SETTINGS, read_documents_manifest
+from phasewise.tasks.data.listing import selects
+from phasewise.tasks.data.normalize import NORMALIZER
+from phasewise.tasks.data.plan import CachePlan, ComponentPlan, DataPlan
+from phasewise.tasks.data.source import Source
+from phasewise.tasks.data.tokenizer import check_tokenizer
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file
+from phasewise.trainer.base.wording import name_some
+from phasewise.trainer.data.manifest import MANIFEST_NAME, SPLITS, Manifest, SourceFile, Split, read_manifest
 
 DIGEST_THREADS = 8
 NOTHING = "nothing"
@@ -30,6 +31,7 @@ REMEDIES = {
     "not collected": "prepare the data: `phasewise data prepare` collects it",
     "files gone": "put the files back, or correct the source",
     "unreadable": "repair or exclude what its quarantine file names, or raise max_bad_fraction",
+    "without text": "look into its files, or raise max_empty_fraction",
 }
 """What a difference says → what to do; for all others the data are to be prepared again."""
 FOLLOWS = "tokenizer changed"  # of every component, where it is trained on the text of all: said last
@@ -85,6 +87,17 @@ def check_caches(names: Iterable[str], plan: DataPlan, home: Home) -> None:
     found = [f"{name}: {difference}" for name, difference in differences]
     if found:
         raise DataError(f"the token caches are not what is configured: {name_some(found, 3, '; ')}.")
+
+
+def check_cache(folder: Path, digests: KnownDigests) -> None:
+    """Refuse a cache with files that are not as they were written, as far as their sizes and times show it.
+
+    Raises:
+        DataError: with the first of them.
+    """
+    files = {name: digest for shard in read_manifest(folder).shards for name, digest in shard.files.items()}
+    if changed := digests.changed(folder, files, folder / MANIFEST_NAME):
+        raise DataError(f"{folder / changed[0]} was changed after it was written. Delete {folder} and prepare the data again.")
 
 
 def _verify_cache(component: ComponentPlan, split: Split, tokenizer: Path, home: Home) -> list[Difference]:
@@ -156,7 +169,8 @@ def _changes(component: ComponentPlan, manifest: Manifest, tokenizer: Path) -> l
     found += [Difference(what, place, expected, was) for what, expected, was in _changed_code(manifest)]
     expected = digest_of_file(tokenizer) if tokenizer.exists() else f"{tokenizer.parent.name}, not made yet"
     try:
-        check_tokenizer(tokenizer)
+        if tokenizer.exists():
+            check_tokenizer(tokenizer)
     except DataError:
         found.append(Difference("tokenizer edited", str(tokenizer), "the file that was written", expected[:16]))
         return found
@@ -221,13 +235,16 @@ def _turned_away(component: ComponentPlan) -> list[Difference]:
 
 
 def _unreadable(component: ComponentPlan) -> list[Difference]:
-    """Documents that were built when more of a source was allowed to be unreadable than is now."""
+    """Documents that were built when more of a source was allowed to be unreadable, or without text, than is now."""
     folder = component.documents.folder
     if not component.documents.is_built:
         return []
-    fraction = read_documents_manifest(folder).tally.bad_fraction
-    limit = component.source.max_bad_fraction
-    return [Difference("too much is unreadable", str(folder), f"at most {limit:.4g}", f"{fraction:.4g}")] if fraction > limit else []
+    tally, source = read_documents_manifest(folder).tally, component.source
+    found = (
+        ("too much is unreadable", tally.bad_fraction, source.max_bad_fraction),
+        ("too much is without text", tally.empty_fraction, source.max_empty_fraction),
+    )
+    return [Difference(what, str(folder), f"at most {limit:.4g}", f"{share:.4g}") for what, share, limit in found if share > limit]
 
 
 def _latest_other(home: Home, component: str, split: Split) -> Path | None:

@@ -7,16 +7,15 @@ from typing import NamedTuple, TypedDict
 
 import numpy as np
 
-from tasks.evaluation.measured import Measured
-from tasks.evaluation.rows import Window
-from tasks.evaluation.scoring import score_windows
-from trainer.base.errors import CheckpointError, DataError
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import read_json
-from trainer.config import Component, ModelConfig, RunConfig, StartFrom
-from trainer.data.cache import TokenCache
-from trainer.data.spans import counted
-from trainer.model.params import Params
+from phasewise.tasks.evaluation.measured import Measured
+from phasewise.tasks.evaluation.rows import Window
+from phasewise.tasks.evaluation.scoring import score_windows
+from phasewise.trainer.base.errors import CheckpointError, DataError
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.config import Component, ModelConfig, RunConfig, StartFrom
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.spans import counted
+from phasewise.trainer.model.params import Params
 
 
 class AnswerItem(TypedDict):
@@ -120,12 +119,12 @@ def _first(name: Component, cache: TokenCache, spans: np.ndarray, seq_len: int, 
 
 def _parent_of(start: StartFrom, seq_len: int) -> tuple[Params, ModelConfig]:
     """The weights that the phase started from, and the model that they are of, on rows as long as the phase's own."""
-    from trainer.checkpoints.checkpointer import read_params, saved_params_digest
+    from phasewise.trainer.checkpoints.checkpointer import read_about, read_params, saved_params_digest
 
     path = Path(start.checkpoint)
     if (found := saved_params_digest(path)) != start.params_digest:
         raise CheckpointError(
             f"{path} must have the weights {start.params_digest[:16]} that the phase started from, found {found[:16]}: train it again."
         )
-    parent = RunConfig.model_validate(read_json(RunFolder.of_checkpoint(path).run_file)).model
+    parent = ModelConfig.model_validate(read_about(path)["run"]["model"])
     return read_params(path, parent), parent.but(seq_len=seq_len)

@@ -6,11 +6,11 @@ Importing this module is cheap; lm-eval is imported when it is first used.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
-from tasks.evaluation.benchmark_folder import Benchmark
-from tasks.evaluation.setting import Setting
+from phasewise.tasks.evaluation.benchmark_folder import Benchmark
+from phasewise.tasks.evaluation.setting import Setting
 
 if TYPE_CHECKING:
-    from tasks.evaluation.language_model import JaxLanguageModel
+    from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
 Sample = Mapping[str, Any]
 """lm-eval's record of one item: the item as `doc`, the metric by its name, the responses as `filtered_resps`."""

@@ -1,4 +1,4 @@
-"""Evaluates in a process of its own: where its memory runs out, that process ends, and the flow with everything else goes on."""
+"""Evaluate in a child process. If the kernel kills the child for memory, the flow survives and reports the signal."""
 
 import logging
 import os
@@ -6,31 +6,37 @@ import threading
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.connection import wait
 from typing import Any
 
-from tasks.evaluation.asked import Asked
-from tasks.evaluation.finished import finished_evaluation
-from tasks.progress import LOGGER, say
-from trainer.base.errors import EvaluationError
+from phasewise.tasks.evaluation.asked import Asked
+from phasewise.tasks.evaluation.finished import finished_evaluation
+from phasewise.tasks.progress import LOGGER, say
+from phasewise.trainer.base.errors import EvaluationError
+from phasewise.trainer.process.child_process import ending
 
 
 def evaluate_apart(asked: Asked) -> dict[str, Any]:
-    """As `tasks.evaluation.checkpoint.evaluate_phase`. The process stays for the next evaluation: it has its libraries and programs then.
+    """Run `phasewise.tasks.evaluation.checkpoint.evaluate_phase` in the child. The child stays for the next evaluation.
 
     Raises:
-        EvaluationError: the process was ended, or the model's answers are not finite.
+        EvaluationError: the child was killed, or the model returned values that are not finite.
     """
     if found := finished_evaluation(asked.run, asked.key):
         return found
+    pool = _process()
+    answer = pool.submit(_evaluate, asked.model_dump_json())
+    processes = active_children()
     try:
-        evaluation, said = _process().submit(_evaluate, asked.model_dump_json()).result()
+        evaluation, said = answer.result()
     except BrokenProcessPool:
         _process.cache_clear()
+        pool.shutdown()  # joins the child: its exit code is unknown until then
+        how = next((ending(one.exitcode) for one in processes if one.exitcode), "ended")
         raise EvaluationError(
-            f"the evaluation of {asked.run.phase} must end by itself, and its process was ended from outside: the kernel does that "
-            f"where memory runs out. The checkpoint {asked.result['checkpoint']} is as it was. The same command evaluates it again."
+            f"evaluation of {asked.run.phase}: its process {how}. The kernel sends SIGKILL when memory runs out. For any other exit, the "
+            f"reason is on standard error. The checkpoint {asked.result['checkpoint']} is unchanged. Run the same command again."
         ) from None
     for line in said:
         say(line)
@@ -39,12 +45,12 @@ def evaluate_apart(asked: Asked) -> dict[str, Any]:
 
 @cache
 def _process() -> ProcessPoolExecutor:
-    """One process, started fresh and not forked: the libraries of this one have threads."""
+    """Return the pool of one spawned process. A forked one would hang: this process has threads."""
     return ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn"), initializer=_end_with_parent)
 
 
 def _end_with_parent() -> None:
-    """A pool's process does not notice that the one that waits for it was killed."""
+    """Exit when the parent exits: a pool's child does not notice that its parent was killed."""
     parent = parent_process()
     assert parent is not None
 
@@ -56,8 +62,8 @@ def _end_with_parent() -> None:
 
 
 def _evaluate(asked: str) -> tuple[dict[str, Any], list[str]]:
-    """In the other process: the evaluation, and what was said on the way."""
-    from tasks.evaluation.checkpoint import evaluate_phase
+    """Evaluate in the child, and return the evaluation with its log lines."""
+    from phasewise.tasks.evaluation.checkpoint import evaluate_phase
 
     heard = _Heard()
     LOGGER.addHandler(heard)
@@ -68,12 +74,12 @@ def _evaluate(asked: str) -> tuple[dict[str, Any], list[str]]:
 
 
 class _Heard(logging.Handler):
-    """Keeps what is said."""
+    """Collect log messages."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Called for every line."""
+        """Append the record's message."""
         self.lines.append(record.getMessage())

@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from tasks.data.plan import DataPlan
-from tasks.evaluation.finished import evaluation_key, measured_components, measured_on
-from tasks.evaluation.measured import Measured, real_of
-from trainer.base.frozen import Frozen
-from trainer.config import RunConfig
+from phasewise.tasks.data.plan import DataPlan
+from phasewise.tasks.data.verify import check_cache
+from phasewise.tasks.evaluation.finished import evaluation_key, measured_components, measured_on
+from phasewise.tasks.evaluation.measured import Measured, real_of
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.config import RunConfig
 
 
 class Asked(Frozen):
@@ -43,8 +44,10 @@ def ask(run: RunConfig, result: dict[str, Any], plan: DataPlan, measured: Measur
 
     Raises:
         ConfigError: no folder of real benchmarks is named, or it lacks one that is asked for.
-        DataError: the made benchmarks are missing, or are not what their manifest says.
+        DataError: the made benchmarks are missing, or are not what their manifest says; or the held-out text was changed.
     """
+    for name in measured_components(run, plan):
+        check_cache(plan.components[name].held_out.folder, plan.digests)
     return Asked(
         run=run,
         result=result,
@@ -62,6 +65,6 @@ def ask(run: RunConfig, result: dict[str, Any], plan: DataPlan, measured: Measur
 def _real_folder(measured: Measured) -> Path | None:
     if not (labels := real_of(measured.benchmarks)):
         return None
-    from tasks.evaluation.suites.gated import gate_folder  # a third of a second, which the made ones do without
+    from phasewise.tasks.evaluation.suites.gated import gate_folder  # a third of a second, which the made ones do without
 
     return gate_folder(labels)

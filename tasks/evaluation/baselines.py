@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from tasks.data.documents import split_texts
-from tasks.data.plan import ComponentPlan, DataPlan
-from tasks.data.tokenizer import load_tokenizer
-from tasks.evaluation.byte_ngram import ngram_bits_per_byte
-from tasks.evaluation.held_out import read_held_out_tokens
-from tasks.home import Home
-from trainer.base.code_digest import code_digest
-from trainer.base.storage import digest_of_json, read_json, write_json
+from phasewise.tasks.data.documents import split_texts
+from phasewise.tasks.data.plan import ComponentPlan, DataPlan
+from phasewise.tasks.data.tokenizer import load_tokenizer
+from phasewise.tasks.evaluation.byte_ngram import ngram_bits_per_byte
+from phasewise.tasks.evaluation.held_out import read_held_out_tokens
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.code_digest import code_digest
+from phasewise.trainer.base.identity import NotAsWritten, digest_of_json, read_sealed, write_sealed
 
 ORDERS = (3, 5)
 MEASURING = ("tasks/evaluation/byte_ngram.py", "tasks/evaluation/held_out.py")
@@ -37,7 +37,8 @@ def measure_baselines(plan: DataPlan, home: Home, held_out_tokens: int | None) -
     What a branch draws from beside that changes nothing: its phases are read beside those of the main line.
     """
     path = baselines_path(plan, home, held_out_tokens)
-    if not path.exists():
+    found = read_baselines(path)
+    if found is None:
         components = _main_components(plan)
         tokenizer = load_tokenizer(plan.tokenizer)
         folders = {component.name: component.held_out.folder for component in components}
@@ -46,8 +47,18 @@ def measure_baselines(plan: DataPlan, home: Home, held_out_tokens: int | None) -
         texts = {name: tokenizer.decode_batch(ids, skip_special_tokens=False) for name, ids in tokens.items()}
         training = (text for component in components for text in split_texts(component.documents.folder, "train"))
         measured = ngram_bits_per_byte(training, texts, ORDERS)
-        write_json(path, {f"byte {order}-gram": measured[order].macro for order in ORDERS})
-    return read_json(path)
+        found = {f"byte {order}-gram": measured[order].macro for order in ORDERS}
+        write_sealed(path, {"key": path.parent.name, "bits_per_byte": found})
+    return found
+
+
+def read_baselines(path: Path) -> dict[str, float] | None:
+    """The macro bits per byte in a file; None if the file is missing or was changed after it was written."""
+    try:
+        kept = read_sealed(path)
+    except (FileNotFoundError, NotAsWritten):
+        return None
+    return kept["bits_per_byte"] if kept.get("key") == path.parent.name else None
 
 
 def _main_components(plan: DataPlan) -> list[ComponentPlan]:

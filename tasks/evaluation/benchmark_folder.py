@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
-from tasks.evaluation.benchmarks import (
+from phasewise.tasks.evaluation.benchmarks import (
     Baseline,
     HeldOut,
     NextWordItem,
@@ -17,9 +17,11 @@ from tasks.evaluation.benchmarks import (
     next_word_baseline,
     word_order_baseline,
 )
-from trainer.base.errors import DataError
-from trainer.base.frozen import Frozen
-from trainer.base.storage import as_path, digest_of_bytes, digest_of_json, read_json, write_atomically, write_json
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.identity import check_file, digest_of_bytes, digest_of_json, read_sealed, write_sealed
+from phasewise.trainer.base.problems import in_one_line
+from phasewise.trainer.base.storage import as_path, write_atomically
 
 FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
@@ -35,6 +37,11 @@ class Benchmark(Frozen):
     baseline: Baseline
     items_digest: str
     definition_digest: str
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Its files by name, and the digest of each."""
+        return {f"{self.name}.jsonl": self.items_digest, f"{self.name}.yaml": self.definition_digest}
 
 
 class BenchmarkManifest(Frozen):
@@ -85,7 +92,7 @@ def write_benchmarks(folder: str | Path, held_out: HeldOut) -> BenchmarkManifest
     manifest = BenchmarkManifest(format_version=FORMAT_VERSION, benchmarks=benchmarks)
     for name, content in contents.items():
         write_atomically(as_path(folder) / name, content)
-    write_json(as_path(folder) / MANIFEST_NAME, manifest.model_dump(mode="json"))
+    write_sealed(as_path(folder) / MANIFEST_NAME, manifest.model_dump(mode="json"))
     return manifest
 
 
@@ -97,16 +104,18 @@ def read_benchmark_folder(folder: str | Path) -> BenchmarkManifest:
     """
     path = as_path(folder) / MANIFEST_NAME
     try:
-        manifest = BenchmarkManifest.model_validate(read_json(path))
+        manifest = BenchmarkManifest.model_validate(read_sealed(path))
     except FileNotFoundError:
         raise DataError(f"{folder} holds no benchmarks: it has no {MANIFEST_NAME}. Write them with `phasewise data prepare`.") from None
     except (ValidationError, ValueError) as error:
-        raise DataError(f"{path} does not read as a manifest of benchmarks: {error}") from None
+        raise DataError(
+            f"{path} does not read as a manifest of benchmarks: {in_one_line(error)}. Delete {folder} and prepare the data again."
+        ) from None
     if manifest.format_version != FORMAT_VERSION:
         raise DataError(f"{path} has format version {manifest.format_version}, this program reads {FORMAT_VERSION}: write it again.")
     for benchmark in manifest.benchmarks:
-        _check(as_path(folder) / f"{benchmark.name}.jsonl", benchmark.items_digest)
-        _check(as_path(folder) / f"{benchmark.name}.yaml", benchmark.definition_digest)
+        for name, digest in benchmark.files.items():
+            check_file(as_path(folder) / name, digest, f"Delete {folder} and prepare the data again.")
     return manifest
 
 
@@ -140,10 +149,3 @@ def _add(
         items_digest=digest_of_bytes(lines),
         definition_digest=digest_of_bytes(definition),
     )
-
-
-def _check(path: Path, digest: str) -> None:
-    """Refuse a file that is missing or changed."""
-    found = digest_of_bytes(path.read_bytes()) if path.exists() else "no such file"
-    if found != digest:
-        raise DataError(f"{path}: the manifest says content {digest[:16]}, found {found[:16]}. Delete {path.parent} and write it again.")

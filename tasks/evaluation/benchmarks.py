@@ -8,11 +8,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, pairwise, zip_longest
 
-from tasks.evaluation.held_out import HeldOutDocument
-from tasks.evaluation.passages import Cut, Passage, cut_passages, first_words, pick
-from trainer.base.errors import DataError
-from trainer.base.frozen import Frozen
-from trainer.base.storage import digest_of_json
+from phasewise.tasks.evaluation.held_out import HeldOutDocument
+from phasewise.tasks.evaluation.passages import Cut, Passage, cut_passages, first_words, pick
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.identity import digest_of_json
 
 NUM_WORD_ORDER_ITEMS = 96
 NUM_NEXT_WORD_ITEMS = 128

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
-from tasks.evaluation.held_out import BitsPerByte, HeldOutTokens
-from tasks.evaluation.scoring import cut_windows, score_windows
-from trainer.config import ModelConfig
-from trainer.model.params import Params
+from phasewise.tasks.evaluation.held_out import BitsPerByte, HeldOutTokens
+from phasewise.tasks.evaluation.scoring import cut_windows, score_windows
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.model.params import Params
 
 
 def bits_per_byte(params: Params, config: ModelConfig, held_out: Mapping[str, HeldOutTokens]) -> BitsPerByte:

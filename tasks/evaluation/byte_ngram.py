@@ -7,8 +7,8 @@ from itertools import accumulate
 import numpy as np
 from jaxtyping import Float, Shaped, UInt
 
-from tasks.evaluation.held_out import BitsPerByte
-from trainer.base.errors import DataError
+from phasewise.tasks.evaluation.held_out import BitsPerByte
+from phasewise.trainer.base.errors import DataError
 
 NUM_BYTES = 256
 MAX_ORDER = 8

@@ -6,26 +6,27 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from tasks.data.conversations.ends import chats_of_caches, turn_end_ids
-from tasks.data.tokenizer import load_tokenizer
-from tasks.evaluation.answer_likelihood import answers_beside_parent, is_finite
-from tasks.evaluation.answers import BenchmarkResult
-from tasks.evaluation.asked import Asked
-from tasks.evaluation.evaluate import evaluate_model, measure_benchmarks, open_model
-from tasks.evaluation.finished import evaluation_path, finished_evaluation
-from tasks.evaluation.held_out import HeldOutTokens, read_held_out_tokens
-from tasks.evaluation.measured import needles_of
-from tasks.evaluation.schedule_point import read_schedule_point
-from tasks.progress import say
-from trainer.base.errors import CheckpointError
-from trainer.base.storage import as_path, write_json
-from trainer.checkpoints.average import average_of_last, kept_steps, last_steps
-from trainer.checkpoints.checkpointer import read_params
-from trainer.config import RunConfig
-from trainer.model.params import Params
+from phasewise.tasks.data.conversations.ends import chats_of_caches, turn_end_ids
+from phasewise.tasks.data.tokenizer import load_tokenizer
+from phasewise.tasks.evaluation.answer_likelihood import answers_beside_parent, is_finite
+from phasewise.tasks.evaluation.answers import BenchmarkResult
+from phasewise.tasks.evaluation.asked import Asked
+from phasewise.tasks.evaluation.evaluate import evaluate_model, measure_benchmarks, open_model
+from phasewise.tasks.evaluation.finished import evaluation_path, finished_evaluation
+from phasewise.tasks.evaluation.held_out import HeldOutTokens, read_held_out_tokens
+from phasewise.tasks.evaluation.measured import needles_of
+from phasewise.tasks.evaluation.schedule_point import read_schedule_point
+from phasewise.tasks.progress import say
+from phasewise.trainer.base.errors import CheckpointError
+from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.checkpoints.average import average_of_last, kept_steps, last_steps
+from phasewise.trainer.checkpoints.checkpointer import read_params
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.model.params import Params
 
 if TYPE_CHECKING:
-    from tasks.evaluation.language_model import JaxLanguageModel
+    from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
 MAX_AVERAGED = 4
 """So many of a phase's last checkpoints are averaged, and their scores compared, where more are kept."""
@@ -75,7 +76,7 @@ def evaluate_phase(asked: Asked) -> dict[str, Any]:
         **_averages(run, checkpoint, held_out),
         **({"answers": answers} if answers else {}),
     }
-    write_json(evaluation_path(run), evaluation)
+    write_sealed(evaluation_path(run), evaluation)
     return evaluation
 
 
@@ -83,7 +84,7 @@ def _haystack(asked: Asked, tokenizer: Tokenizer) -> Sequence[str]:
     """The words that needles are hidden in; none where the phase hides none."""
     if not needles_of(asked.measured.benchmarks):
         return ()
-    from tasks.evaluation.suites.gated_needles import words_of_held_out
+    from phasewise.tasks.evaluation.suites.gated_needles import words_of_held_out
 
     return words_of_held_out({name: as_path(asked.held_out[name]) for name in asked.haystack}, tokenizer)
 
@@ -131,7 +132,7 @@ def _averages(run: RunConfig, checkpoint: Path, held_out: Mapping[str, HeldOutTo
 
     None where the phase keeps no average, where it has one checkpoint alone, and where an earlier one is damaged, which is said.
     """
-    from tasks.evaluation.bits_per_byte import bits_per_byte
+    from phasewise.tasks.evaluation.bits_per_byte import bits_per_byte
 
     ema = None
     if run.keeps_average:

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.data.formats.findings import LeftOut, Record
-from tasks.data.listing import expand
-from tasks.data.normalize import normalize
-from tasks.data.reading import pieces_of, read_piece
-from tasks.data.source import Format, Normalization, Source
-from trainer.base.errors import ConfigError, DataError
-from trainer.base.storage import digest_of_bytes, digest_of_json
-from trainer.base.wording import name_some
-from trainer.data.manifest import SourceFile
+from phasewise.tasks.data.formats.findings import LeftOut, Record
+from phasewise.tasks.data.listing import expand
+from phasewise.tasks.data.normalize import normalize
+from phasewise.tasks.data.reading import pieces_of, read_piece
+from phasewise.tasks.data.source import Format, Normalization, Source
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.base.identity import digest_of_bytes, digest_of_json
+from phasewise.trainer.base.wording import name_some
+from phasewise.trainer.data.manifest import SourceFile
 
 FORMATS: dict[str, Format] = {
     ".txt": "text",

@@ -15,12 +15,12 @@ import jax
 import numpy as np
 from tokenizers import Tokenizer
 
-from tasks.evaluation.corpus import Document
-from tasks.evaluation.rows import Window
-from tasks.evaluation.scoring import score_windows
-from trainer.base.errors import DataError, EvaluationError
-from trainer.config import ModelConfig
-from trainer.model.params import Params
+from phasewise.tasks.evaluation.corpus import Document
+from phasewise.tasks.evaluation.rows import Window
+from phasewise.tasks.evaluation.scoring import score_windows
+from phasewise.trainer.base.errors import DataError, EvaluationError
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.model.params import Params
 
 BATCH_TOKENS = 2**17
 """Tokens of text that are held at once."""

@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 import yaml
 from tokenizers import Tokenizer
 
-from tasks.data.special_tokens import shared_special_tokens
-from tasks.evaluation.answers import BenchmarkResult, ItemAnswer, read_answers
-from tasks.evaluation.benchmark_folder import Benchmark, read_benchmark_folder
-from tasks.evaluation.bits_per_byte import bits_per_byte
-from tasks.evaluation.held_out import HeldOutTokens
-from tasks.evaluation.measured import made_of, needles_of, real_of
-from tasks.evaluation.renderings import ReadRenderings, Renderings, measure_renderings
-from tasks.evaluation.setting import read_setting
-from trainer.base.errors import DataError
-from trainer.base.storage import as_path, file_system_of
-from trainer.config import ModelConfig
-from trainer.model.params import Params
+from phasewise.tasks.data.special_tokens import shared_special_tokens
+from phasewise.tasks.evaluation.answers import BenchmarkResult, ItemAnswer, read_answers
+from phasewise.tasks.evaluation.benchmark_folder import Benchmark, read_benchmark_folder
+from phasewise.tasks.evaluation.bits_per_byte import bits_per_byte
+from phasewise.tasks.evaluation.held_out import HeldOutTokens
+from phasewise.tasks.evaluation.measured import made_of, needles_of, real_of
+from phasewise.tasks.evaluation.renderings import ReadRenderings, Renderings, measure_renderings
+from phasewise.tasks.evaluation.setting import read_setting
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.storage import as_path, file_system_of
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.model.params import Params
 
 if TYPE_CHECKING:
-    from tasks.evaluation.language_model import JaxLanguageModel
+    from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
@@ -110,11 +110,11 @@ def measure_benchmarks(
     if labels := real_of(names):
         if real is None:
             raise DataError(f"{', '.join(labels)} are not made here: a folder with their items must be given, found none.")
-        from tasks.evaluation.suites.gated import gate_results
+        from phasewise.tasks.evaluation.suites.gated import gate_results
 
         results += gate_results(model, labels, real)
     if needles := needles_of(names):
-        from tasks.evaluation.suites.gated_needles import needle_results
+        from phasewise.tasks.evaluation.suites.gated_needles import needle_results
 
         results += needle_results(model, needles, haystack)
     return results
@@ -125,7 +125,7 @@ def open_model(
 ) -> "JaxLanguageModel":
     """The weights as a language model, with the special tokens that the documents have; `ends` as of `evaluate_model`."""
     _go_offline()
-    from tasks.evaluation.language_model import JaxLanguageModel
+    from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
     special = shared_special_tokens({name: held.special for name, held in held_out.items()})
     return JaxLanguageModel(params=params, config=config, tokenizer=tokenizer, special=special, ends=ends)

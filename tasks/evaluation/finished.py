@@ -4,16 +4,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tasks.data.conversations.ends import turn_ends
-from tasks.data.plan import ComponentPlan, DataPlan
-from tasks.evaluation.benchmark_folder import read_benchmark_folder
-from tasks.evaluation.measured import Measured, made_of, needles_of, real_of
-from tasks.evaluation.renderings import renderings_key
-from tasks.evaluation.schedule_point import read_schedule_point
-from trainer.base.code_digest import code_digest
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import digest_of_json, read_json
-from trainer.config import RunConfig, without_added
+from phasewise.tasks.data.conversations.ends import turn_ends
+from phasewise.tasks.data.plan import ComponentPlan, DataPlan
+from phasewise.tasks.evaluation.benchmark_folder import read_benchmark_folder
+from phasewise.tasks.evaluation.measured import Measured, made_of, needles_of, real_of
+from phasewise.tasks.evaluation.renderings import renderings_key
+from phasewise.tasks.evaluation.schedule_point import read_schedule_point
+from phasewise.trainer.base.code_digest import code_digest
+from phasewise.trainer.base.identity import NotAsWritten, digest_of_json, read_sealed
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.config import RunConfig, without_added
 
 MEASURING = (
     "tasks/data/special_tokens.py",
@@ -88,11 +88,11 @@ def evaluation_key(run: RunConfig, params_digest: str, plan: DataPlan, measured:
 
 
 def finished_evaluation(run: RunConfig, key: str) -> dict[str, Any] | None:
-    """The evaluation of this key, if there is one."""
-    path = evaluation_path(run)
-    if not path.exists():
+    """The evaluation of this key, if there is one. One that was changed after it was written, or has no seal, is made again."""
+    try:
+        evaluation = read_sealed(evaluation_path(run))
+    except (FileNotFoundError, NotAsWritten):
         return None
-    evaluation = read_json(path)
     return evaluation if evaluation.get("key") == key else None
 
 
@@ -100,7 +100,7 @@ def _real_benchmarks(measured: Measured) -> dict[str, dict[str, str]]:
     """Their digests; nothing where none is asked for."""
     if not (labels := real_of(measured.benchmarks)):
         return {}
-    from tasks.evaluation.suites.gated import gate_key  # a third of a second, which the made ones do without
+    from phasewise.tasks.evaluation.suites.gated import gate_key  # a third of a second, which the made ones do without
 
     return {"real_benchmarks": gate_key(labels)}
 
@@ -109,7 +109,7 @@ def _needles(measured: Measured, plan: DataPlan) -> dict[str, dict[str, str]]:
     """Their digests; nothing where none are asked for."""
     if not (labels := needles_of(measured.benchmarks)):
         return {}
-    from tasks.evaluation.suites.gated_needles import needle_key  # a third of a second, which the made ones do without
+    from phasewise.tasks.evaluation.suites.gated_needles import needle_key  # a third of a second, which the made ones do without
 
     return {"needles": needle_key(labels, {name: _content_of(plan.components[name]) for name in plan.benchmark_components})}
 

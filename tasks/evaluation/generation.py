@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from tasks.evaluation.sampling import Sampling, choose_tokens, row_keys
-from trainer.config import ModelConfig
-from trainer.model.decoder import project
-from trainer.model.decoding import Cache, empty_cache, extend
-from trainer.model.params import Params
-from trainer.sharding import batch_sharding, on_mesh, parts_here, replicated
+from phasewise.tasks.evaluation.sampling import Sampling, choose_tokens, row_keys
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.model.decoder import project
+from phasewise.trainer.model.decoding import Cache, empty_cache, extend
+from phasewise.trainer.model.params import Params
+from phasewise.trainer.sharding import batch_sharding, on_mesh, parts_here, replicated
 
 CHUNK_TOKENS = 128
 """Tokens of each context that are read at once."""

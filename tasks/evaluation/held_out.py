@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from tasks.data.special_tokens import SpecialTokens, shared_special_tokens, special_tokens, special_tokens_of
-from trainer.base.errors import DataError
-from trainer.data.cache import TokenCache
+from phasewise.tasks.data.special_tokens import SpecialTokens, shared_special_tokens, special_tokens, special_tokens_of
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.data.cache import TokenCache
 
 MAX_HELD_OUT_CHARACTERS = 1_000_000
 """Characters of a component from which the benchmarks are made: many times what their items need."""

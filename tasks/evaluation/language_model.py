@@ -14,15 +14,15 @@ from lm_eval.api.model import CacheHook, TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tokenizers import Tokenizer
 
-from tasks.data.special_tokens import SpecialTokens
-from tasks.evaluation.generation import Grown, Prompt, generate
-from tasks.evaluation.requests import Generation, before_first, check_finite, name_request, read_generation
-from tasks.evaluation.rows import Window
-from tasks.evaluation.scoring import score_windows
-from trainer.base.errors import ConfigError, DataError
-from trainer.config import ModelConfig
-from trainer.model.params import Params
-from trainer.sharding import state_shardings
+from phasewise.tasks.data.special_tokens import SpecialTokens
+from phasewise.tasks.evaluation.generation import Grown, Prompt, generate
+from phasewise.tasks.evaluation.requests import Generation, before_first, check_finite, name_request, read_generation
+from phasewise.tasks.evaluation.rows import Window
+from phasewise.tasks.evaluation.scoring import score_windows
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.model.params import Params
+from phasewise.trainer.sharding import state_shardings
 
 
 class JaxLanguageModel(TemplateLM):

@@ -7,19 +7,18 @@ from typing import Any, Literal
 import jax
 from tokenizers import Tokenizer
 
-from tasks.data.conversations.ends import turn_end_ids
-from tasks.data.conversations.template import ChatTemplate
-from tasks.data.special_tokens import SpecialTokens, special_tokens
-from tasks.data.tokenizer import load_tokenizer
-from tasks.evaluation.language_model import JaxLanguageModel
-from trainer.base.errors import CheckpointError
-from trainer.base.storage import read_json
-from trainer.checkpoints.checkpointer import read_about, read_params
-from trainer.config import Mesh, ModelConfig
-from trainer.model.hugging_face import read_folder
-from trainer.model.hugging_face.config import Computation
-from trainer.model.params import abstract_params
-from trainer.sharding import build_mesh, check_mesh, state_shardings
+from phasewise.tasks.data.conversations.ends import turn_end_ids
+from phasewise.tasks.data.conversations.template import ChatTemplate
+from phasewise.tasks.data.special_tokens import SpecialTokens, special_tokens
+from phasewise.tasks.data.tokenizer import load_tokenizer
+from phasewise.tasks.evaluation.language_model import JaxLanguageModel
+from phasewise.trainer.base.errors import CheckpointError
+from phasewise.trainer.checkpoints.checkpointer import read_about, read_params
+from phasewise.trainer.config import Mesh, ModelConfig
+from phasewise.trainer.model.hugging_face import read_folder, read_settings
+from phasewise.trainer.model.hugging_face.config import Computation
+from phasewise.trainer.model.params import abstract_params
+from phasewise.trainer.sharding import build_mesh, check_mesh, state_shardings
 
 Weights = Literal["last", "ema"]
 IN_FLOAT32 = Computation()
@@ -92,7 +91,7 @@ def _read_tokenizer(folder: Path) -> tuple[Tokenizer, SpecialTokens, bool]:
         if not (folder / name).exists():
             raise CheckpointError(f"{folder} must hold {name} to be evaluated, and does not: fetch the folder whole, or export it again.")
     tokenizer = load_tokenizer(folder / "tokenizer.json")
-    about = read_json(folder / "tokenizer_config.json")
+    about = read_settings(folder / "tokenizer_config.json")
     begin, end = (_id_of(tokenizer, about.get(name)) for name in ("bos_token", "eos_token"))
     if end is None:
         raise CheckpointError(
@@ -109,7 +108,7 @@ def _ends_of(folder: Path, vocab_size: int) -> list[int]:
         CheckpointError: they are no ids of the model.
     """
     written = next(path for name in ("generation_config.json", "config.json") if (path := folder / name).exists())
-    found = read_json(written).get("eos_token_id")
+    found = read_settings(written).get("eos_token_id")
     ids = [] if found is None else found if isinstance(found, list) else [found]
     if not all(isinstance(one, int) and 0 <= one < vocab_size for one in ids):
         raise CheckpointError(f"eos_token_id in {written} must be ids below the model's vocab_size of {vocab_size:,}, found {found}.")

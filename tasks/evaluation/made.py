@@ -1,11 +1,11 @@
 """The benchmarks that are made here, from documents that nothing trains on."""
 
-from tasks.data.plan import DataPlan
-from tasks.data.tokenizer import load_tokenizer
-from tasks.evaluation.benchmark_folder import write_benchmarks
-from tasks.evaluation.held_out import read_held_out_texts
-from tasks.locks import held
-from tasks.progress import say
+from phasewise.tasks.data.plan import DataPlan
+from phasewise.tasks.data.tokenizer import load_tokenizer
+from phasewise.tasks.evaluation.benchmark_folder import write_benchmarks
+from phasewise.tasks.evaluation.held_out import read_held_out_texts
+from phasewise.tasks.locks import held
+from phasewise.tasks.progress import say
 
 
 def write_missing_benchmarks(plan: DataPlan) -> bool:

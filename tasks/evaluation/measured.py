@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from tasks.evaluation.renderings import Renderings
-from trainer.base.frozen import Frozen
-from validations.evidence.needle_names import is_needle
+from phasewise.tasks.evaluation.renderings import Renderings
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.validations.evidence.needle_names import is_needle
 
 MADE_BENCHMARKS = ("word_order", "next_word")
 """Made from a recipe's own held-out text (`tasks.evaluation.benchmarks`)."""

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from pydantic import Field, model_validator
 
-from tasks.evaluation.needle_lengths import MIN_LENGTH
-from trainer.base.errors import DataError
-from trainer.base.frozen import Frozen
-from trainer.base.storage import digest_of_json
+from phasewise.tasks.evaluation.needle_lengths import MIN_LENGTH
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.identity import digest_of_json
 
 MAX_NEW_TOKENS = 8
 """Room behind a prompt for what the model writes: no value of the default wording is longer, by the bytes that it has."""

@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-from tasks.data.conversations.template import ChatTemplate, chat_of
-from tasks.data.special_tokens import check_special_tokens, special_tokens
-from tasks.data.tokenizer import check_tokenizer, load_tokenizer, tokenizer_digest
-from tasks.progress import say
-from trainer.base.errors import ConfigError, DataError
-from trainer.base.wording import name_some
-from trainer.checkpoints.checkpointer import read_about, read_params
-from trainer.config import ModelConfig
-from trainer.data.manifest import Manifest, read_manifest
-from trainer.model.params import Params
+from phasewise.tasks.data.conversations.template import ChatTemplate, chat_of
+from phasewise.tasks.data.special_tokens import check_special_tokens, special_tokens
+from phasewise.tasks.data.tokenizer import check_tokenizer, load_tokenizer, tokenizer_digest
+from phasewise.tasks.progress import say
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.base.wording import name_some
+from phasewise.trainer.checkpoints.checkpointer import read_about, read_params
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.data.manifest import Manifest, read_manifest
+from phasewise.trainer.model.params import Params
 
 
 class Opened(NamedTuple):
@@ -63,7 +63,7 @@ def open_folder(folder: Path, tokenizer: Path | None = None) -> Opened:
         DataError: the tokenizer that is given is another than that of the checkpoint's caches.
     """
     if (folder / "config.json").exists():
-        from tasks.evaluation.loading import model_of_folder  # it imports lm-eval
+        from phasewise.tasks.evaluation.loading import model_of_folder  # it imports lm-eval
 
         model = model_of_folder(folder)
         digest = tokenizer_digest(folder / "tokenizer.json")

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from tasks.evaluation.held_out import HeldOutDocument
-from trainer.base.storage import digest_of_json
+from phasewise.tasks.evaluation.held_out import HeldOutDocument
+from phasewise.trainer.base.identity import digest_of_json
 
 STRIDE_WORDS = 80
 MIN_WORDS = 20

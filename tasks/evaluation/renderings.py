@@ -3,19 +3,20 @@
 A gate asks by it whether the model has seen the items (`validations.evidence.fragility`).
 """
 
-import json
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from pydantic import Field, field_validator
 
-from trainer.base.errors import DataError, EvaluationError
-from trainer.base.frozen import Frozen
-from trainer.base.storage import as_path, digest_of_file, digest_of_json
+from phasewise.trainer.base.errors import DataError, EvaluationError
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.identity import digest_of_file, digest_of_json
+from phasewise.trainer.base.json_reader import parse_json
+from phasewise.trainer.base.storage import as_path
 
 if TYPE_CHECKING:
-    from tasks.evaluation.language_model import JaxLanguageModel
+    from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
 MIN_ITEMS = 8
 _FIELD = re.compile(r"\{(\w+)\}")
@@ -165,7 +166,7 @@ def _is_seen(model: "JaxLanguageModel", item: Rendered) -> bool:
 
 def _row(line: str, where: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError as error:
         raise DataError(f"{where} must be a JSON object, and is not: {error}.") from None
     if not isinstance(row, dict):

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tasks.evaluation.sampling import Sampling
-from trainer.base.errors import ConfigError, EvaluationError
+from phasewise.tasks.evaluation.sampling import Sampling
+from phasewise.trainer.base.errors import ConfigError, EvaluationError
 
 DEFAULT_MAX_NEW_TOKENS = 256
 """Where a benchmark names none; lm-eval's own models take the same."""

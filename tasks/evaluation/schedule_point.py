@@ -2,8 +2,8 @@
 
 from typing import TypedDict
 
-from trainer.config import RunConfig
-from trainer.schedule import value_in
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.schedule import value_in
 
 
 class SchedulePoint(TypedDict):

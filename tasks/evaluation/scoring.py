@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from tasks.evaluation.rows import RowArrays, Rows, Window, in_batches, lay_out
-from trainer.config import ModelConfig
-from trainer.kernels.branches import Branches
-from trainer.model.decoder import project
-from trainer.model.decoding import hidden_states_of_branches
-from trainer.model.params import Params
-from trainer.sharding import batch_sharding, constrain_activation, on_mesh, parts_here, replicated
+from phasewise.tasks.evaluation.rows import RowArrays, Rows, Window, in_batches, lay_out
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.kernels.branches import Branches
+from phasewise.trainer.model.decoder import project
+from phasewise.trainer.model.decoding import hidden_states_of_branches
+from phasewise.trainer.model.params import Params
+from phasewise.trainer.sharding import batch_sharding, constrain_activation, on_mesh, parts_here, replicated
 
 BATCH_TOKENS = 2048
 """Tokens that are computed at once on each part of a batch."""

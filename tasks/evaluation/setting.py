@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from trainer.base.storage import digest_of_json
+from phasewise.trainer.base.identity import digest_of_json
 
 
 class Setting(TypedDict):

@@ -5,14 +5,14 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.data.plan import DataPlan
-from tasks.evaluation.apart import evaluate_apart
-from tasks.evaluation.asked import ask
-from tasks.evaluation.baselines import measure_baselines
-from tasks.evaluation.made import write_missing_benchmarks
-from tasks.evaluation.measured import Measured
-from tasks.progress import say
-from trainer.config import RunConfig
+from phasewise.tasks.data.plan import DataPlan
+from phasewise.tasks.evaluation.apart import evaluate_apart
+from phasewise.tasks.evaluation.asked import ask
+from phasewise.tasks.evaluation.baselines import measure_baselines
+from phasewise.tasks.evaluation.made import write_missing_benchmarks
+from phasewise.tasks.evaluation.measured import Measured
+from phasewise.tasks.progress import say
+from phasewise.trainer.config import RunConfig
 
 make_benchmarks = task(task_run_name="make benchmarks", cache_policy=NO_CACHE)(write_missing_benchmarks)
 fit_baselines = task(task_run_name="fit byte n-grams", cache_policy=NO_CACHE)(measure_baselines)

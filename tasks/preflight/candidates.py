@@ -4,13 +4,13 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tasks.preflight.plan import LOSS_TOKENS_A_CHIP, Plan
-from tasks.preflight.slices import Slice
-from trainer.base.errors import ConfigError
-from trainer.config import ATTENTION, BLOCK_INPUT, LANES, Kept, Mesh, ModelConfig, Remat
-from trainer.preflight.roofline import products
-from trainer.preflight.spec import Platform, StepShape
-from trainer.sharding import check_mesh
+from phasewise.tasks.preflight.plan import LOSS_TOKENS_A_CHIP, Plan
+from phasewise.tasks.preflight.slices import Slice
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, LANES, Kept, Mesh, ModelConfig, Remat
+from phasewise.trainer.preflight.roofline import products
+from phasewise.trainer.preflight.spec import Platform, StepShape
+from phasewise.trainer.sharding import check_mesh
 
 MAX_TENSOR, MAX_PARTS, MIN_FSDP = 8, 32, 8
 MAX_EXPERT, MAX_TENSOR_SPARSE = 16, 2

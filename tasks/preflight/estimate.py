@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from tasks.preflight.candidates import Setting
-from tasks.preflight.plan import Plan
-from tasks.preflight.projection import exchange_speed, executed_flops, ici_speed
-from tasks.preflight.sizes import (
+from phasewise.tasks.preflight.candidates import Setting
+from phasewise.tasks.preflight.plan import Plan
+from phasewise.tasks.preflight.projection import exchange_speed, executed_flops, ici_speed
+from phasewise.tasks.preflight.sizes import (
     COMPUTE_BYTES,
     FLOAT32_BYTES,
     SPARSE_WORK,
@@ -27,10 +27,10 @@ from tasks.preflight.sizes import (
     muon_flops,
     state_bytes,
 )
-from tasks.preflight.slices import Slice
-from trainer.config import Remat
-from trainer.preflight.roofline import EXPOSED, UTILISATION, Roofline, kept_names
-from trainer.preflight.spec import Result, StepShape
+from phasewise.tasks.preflight.slices import Slice
+from phasewise.trainer.config import Remat
+from phasewise.trainer.preflight.roofline import EXPOSED, UTILISATION, Roofline, kept_names
+from phasewise.trainer.preflight.spec import Result, StepShape
 
 TILE_ROWS = 8
 """Where a chip's part of d_model is not whole tiles of so many rows, the compiler gathers and scatters by sums over all chips."""
@@ -86,7 +86,7 @@ def estimate(step: StepShape, where: Slice, setting: Setting, policies: Policies
     logits = FLOAT32_BYTES * min(setting.loss_tokens_a_chip * mesh.tensor, tokens) * model.vocab_size / mesh.tensor / GIB
     block = tokens * block_a_token(model, mesh.tensor) * (1 if model.experts is None else SPARSE_WORK) / GIB
     amounts = np.stack([ones, kept / GIB, block * ones, logits * ones], axis=1)
-    host = tokens * np.where((mesh.context > 1) & (policies.on_host > 0), np.inf, policies.on_host)  # XLA fails: decision 80
+    host = tokens * np.where((mesh.context > 1) & (policies.on_host > 0), np.inf, policies.on_host)  # XLA fails: decision 3
     terms = np.stack(_terms(step, where, setting, policies, tokens * setting.parts), axis=1)
     return Estimates(known * ones, amounts, host / GIB, terms)
 

@@ -5,12 +5,12 @@ Memory and times are those of `tasks.preflight.estimate`, whose first weights we
 
 import numpy as np
 
-from tasks.preflight.plan import GIB
-from tasks.preflight.search import RESERVED_BYTES, Found, Tried, host_gib, table_of
-from tasks.preflight.sizes import state_bytes
-from tasks.preflight.slices import Slice
-from trainer.preflight.roofline import Roofline
-from trainer.preflight.spec import Memory, Result, StepShape
+from phasewise.tasks.preflight.plan import GIB
+from phasewise.tasks.preflight.search import RESERVED_BYTES, Found, Tried, host_gib, table_of
+from phasewise.tasks.preflight.sizes import state_bytes
+from phasewise.tasks.preflight.slices import Slice
+from phasewise.trainer.preflight.roofline import Roofline
+from phasewise.trainer.preflight.spec import Memory, Result, StepShape
 
 WHY = "the fastest that is estimated to fit, of {considered:,}"
 

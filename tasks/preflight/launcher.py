@@ -2,20 +2,22 @@
 
 import os
 import subprocess
-import sys
 import tempfile
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tasks.home import Home
-from trainer.base.code_digest import code_digest
-from trainer.base.errors import ConfigError, PhasewiseError, TrainingError
-from trainer.base.exit_codes import ExitCode
-from trainer.base.storage import digest_of_json, read_json, write_json
-from trainer.config import without_added
-from trainer.preflight.spec import Result, Spec
-from trainer.process.conditions import deciding_variables
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.code_digest import code_digest
+from phasewise.trainer.base.errors import ConfigError, PhasewiseError, StorageError, TrainingError
+from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.identity import NotAsWritten, digest_of_json, read_sealed, write_sealed
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.config import without_added
+from phasewise.trainer.preflight.spec import Result, Spec
+from phasewise.trainer.process.child_process import ending, last_line, python_command
+from phasewise.trainer.process.conditions import deciding_variables
 
 MAX_SECONDS, MAX_MACHINE_CODE_SECONDS = 1800, 3600
 LIBRARIES = ("jax", "jaxlib", "libtpu", "optax")
@@ -47,11 +49,15 @@ def examine(spec: Spec, home: Home) -> Result:
         ConfigError: slice, mesh, batch and model do not fit one another.
         TrainingError: the compiler failed, or took too long.
     """
-    kept = home.preflight(digest_of(spec))
-    if kept.exists():
-        return Result.model_validate(read_json(kept)["result"])
+    key = digest_of(spec)
+    kept = home.preflight(key)
+    with suppress(FileNotFoundError, NotAsWritten, KeyError):
+        found = read_sealed(kept)
+        if found["key"] == key:
+            return Result.model_validate(found["result"])
     result = run_compiler(spec)
-    write_json(kept, {"spec": spec.model_dump(mode="json"), "result": result.model_dump(mode="json"), "versions": versions()})
+    about = {"key": key, "spec": spec.model_dump(mode="json"), "versions": versions()}
+    write_sealed(kept, {**about, "result": result.model_dump(mode="json")})
     return result
 
 
@@ -88,7 +94,7 @@ def deciding_code() -> str:
 
 
 def run_compiler(spec: Spec) -> Result:
-    """One life of `python -m trainer.preflight`; it dies with this process, because it holds the other end of its standard input.
+    """One life of `python -m phasewise.trainer.preflight`; it dies with this process, because it holds the other end of its standard input.
 
     Raises:
         ConfigError, TrainingError: as `examine`.
@@ -98,7 +104,7 @@ def run_compiler(spec: Spec) -> Result:
     with tempfile.TemporaryDirectory(prefix="phasewise-preflight-") as folder:
         spec_file, result_file, log = (Path(folder) / name for name in ("spec.json", "result.json", "log"))
         write_json(spec_file, spec.model_dump(mode="json"))
-        command = [sys.executable, "-m", "trainer.preflight", str(spec_file), str(result_file), "--with-parent"]
+        command = python_command("phasewise.trainer.preflight", str(spec_file), str(result_file), "--with-parent")
         with (
             open(log, "wb") as output,
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment) as process,
@@ -112,7 +118,7 @@ def run_compiler(spec: Spec) -> Result:
                 process.kill()
                 raise
         if code:
-            raise _failure(spec, code, log.read_text(errors="replace"))
+            raise _failure(spec, code, log)
         return Result.model_validate(read_json(result_file))
 
 
@@ -123,8 +129,8 @@ def _devices_for(spec: Spec) -> dict[str, str]:
     return {"XLA_FLAGS": f"--xla_force_host_platform_device_count={spec.topology.devices}"}
 
 
-def _failure(spec: Spec, code: int, log: str) -> PhasewiseError:
-    said = [line.removeprefix("preflight: ") for line in log.splitlines() if line.startswith("preflight: ")]
-    last = next((line for line in reversed(log.splitlines()) if line.strip()), "it said nothing")
-    reason = said[-1] if said else f"the compiler for TPUs ended with code {code} for {spec.topology.name}: {last[:300]}"
-    return ConfigError(reason) if said and code == ExitCode.USAGE else TrainingError(reason)
+def _failure(spec: Spec, code: int, log: Path) -> PhasewiseError:
+    said = [line.removeprefix("preflight: ") for line in log.read_text(errors="replace").splitlines() if line.startswith("preflight: ")]
+    reason = said[-1] if said else f"the compiler for TPUs {ending(code)} for {spec.topology.name}: {last_line(log) or 'it said nothing'}"
+    kinds: dict[int, type[PhasewiseError]] = {ExitCode.USAGE: ConfigError, ExitCode.NO_STORAGE: StorageError} if said else {}
+    return kinds.get(code, TrainingError)(reason)

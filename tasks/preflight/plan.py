@@ -4,10 +4,10 @@ from typing import cast
 
 from pydantic import Field
 
-from tasks.preflight.slices import Slice
-from trainer.base.frozen import Frozen
-from trainer.config import ATTENTION, BLOCK_INPUT, AttentionKernel, Execution, ExpertKernel, Kept, Mesh, ModelConfig, Remat
-from trainer.preflight.spec import Spec, StepShape
+from phasewise.tasks.preflight.slices import Slice
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, AttentionKernel, Execution, ExpertKernel, Kept, Mesh, ModelConfig, Remat
+from phasewise.trainer.preflight.spec import Spec, StepShape
 
 LOSS_TOKENS_A_CHIP = 2048
 """Logits of so many tokens exist at a time on a chip: 1 GiB at Llama 3's vocabulary. More need memory; with
@@ -117,7 +117,7 @@ def spec_for(step: StepShape, where: Slice, plan: Plan, *, machine_code: bool = 
 
 def attention_on(where: Slice, model: ModelConfig, mesh: Mesh) -> AttentionKernel:
     """The quickest kernel that can run there, by its name: "auto" would ask the machine at hand."""
-    from trainer.kernels.attention import check_kernel  # it imports jax
+    from phasewise.trainer.kernels.attention import check_kernel  # it imports jax
 
     return cast(AttentionKernel, check_kernel("auto", where.chip.platform, model, context=mesh.context))
 

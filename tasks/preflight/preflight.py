@@ -2,15 +2,15 @@
 
 from functools import partial
 
-from tasks.home import Home
-from tasks.preflight.candidates import settings_for
-from tasks.preflight.estimated import estimate_plan
-from tasks.preflight.launcher import examine
-from tasks.preflight.plan import batch_refusal, mesh_refusal
-from tasks.preflight.report import Report, refused_report, report_of
-from tasks.preflight.search import find_plan
-from tasks.preflight.setup import Setup
-from tasks.preflight.slices import find_slice
+from phasewise.tasks.home import Home
+from phasewise.tasks.preflight.candidates import settings_for
+from phasewise.tasks.preflight.estimated import estimate_plan
+from phasewise.tasks.preflight.launcher import examine
+from phasewise.tasks.preflight.plan import batch_refusal, mesh_refusal
+from phasewise.tasks.preflight.report import Report, refused_report, report_of
+from phasewise.tasks.preflight.search import find_plan
+from phasewise.tasks.preflight.setup import Setup
+from phasewise.tasks.preflight.slices import find_slice
 
 
 def preflight_setup(setup: Setup, home: Home, *, machine_code: bool = False, estimated: bool = False) -> Report:

@@ -2,12 +2,12 @@
 
 import math
 
-from tasks.preflight.plan import Plan
-from tasks.preflight.slices import Slice
-from trainer.config import Mesh, Remat
-from trainer.flops import step_flops
-from trainer.preflight.roofline import Roofline, StepWork, exchange_share, project, recomputed_flops, ring_share
-from trainer.preflight.spec import Collective, Result, StepShape
+from phasewise.tasks.preflight.plan import Plan
+from phasewise.tasks.preflight.slices import Slice
+from phasewise.trainer.config import Mesh, Remat
+from phasewise.trainer.flops import step_flops
+from phasewise.trainer.preflight.roofline import Roofline, StepWork, exchange_share, project, recomputed_flops, ring_share
+from phasewise.trainer.preflight.spec import Collective, Result, StepShape
 
 ALL_TO_ALL = "all-to-all"
 

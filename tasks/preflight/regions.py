@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tasks.preflight.setup import Setup
-from trainer.base.errors import ConfigError
-from trainer.base.frozen import Frozen
-from trainer.base.storage import file_system_of
+from phasewise.tasks.preflight.setup import Setup
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.storage import file_system_of
 
 REGION = re.compile(r"[a-z]+(-[a-z]+\d+)")
 """A region, such as us-east5. The name of a place of several has no dash."""

@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from tasks.preflight.plan import GIB, Plan, spec_for
-from tasks.preflight.projection import ALL_TO_ALL, ici_seconds, roofline_of
-from tasks.preflight.search import Found, Tried, limit_bytes
-from tasks.preflight.setup import Setup
-from tasks.preflight.slices import Slice
-from trainer.base.wording import to_places
-from trainer.flops import step_flops
-from trainer.model.params import count_active_parameters, count_parameters
-from trainer.preflight.roofline import UTILISATION, Roofline, recomputed_flops
-from trainer.preflight.spec import Result
+from phasewise.tasks.preflight.plan import GIB, Plan, spec_for
+from phasewise.tasks.preflight.projection import ALL_TO_ALL, ici_seconds, roofline_of
+from phasewise.tasks.preflight.search import Found, Tried, limit_bytes
+from phasewise.tasks.preflight.setup import Setup
+from phasewise.tasks.preflight.slices import Slice
+from phasewise.trainer.base.wording import to_places
+from phasewise.trainer.flops import step_flops
+from phasewise.trainer.model.params import count_active_parameters, count_parameters
+from phasewise.trainer.preflight.roofline import UTILISATION, Roofline, recomputed_flops
+from phasewise.trainer.preflight.spec import Result
 
 DAY_SECONDS, HOUR_SECONDS = 86_400, 3_600
 Report = dict[str, Any]

@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasks.preflight.candidates import policies_for, settings_for
-from tasks.preflight.estimate import Table
-from tasks.preflight.plan import GIB, Plan, spec_for
-from tasks.preflight.projection import roofline_of
-from tasks.preflight.slices import Slice
-from trainer.base.frozen import Frozen
-from trainer.preflight.roofline import EXPOSED, Roofline
-from trainer.preflight.spec import Result, Spec, StepShape
+from phasewise.tasks.preflight.candidates import policies_for, settings_for
+from phasewise.tasks.preflight.estimate import Table
+from phasewise.tasks.preflight.plan import GIB, Plan, spec_for
+from phasewise.tasks.preflight.projection import roofline_of
+from phasewise.tasks.preflight.slices import Slice
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.preflight.roofline import EXPOSED, Roofline
+from phasewise.trainer.preflight.spec import Result, Spec, StepShape
 
 RESERVED_BYTES = GIB // 2
 """Kept free for the program's code and the runtime, which have their place after the buffers: 0.1 to 0.4 GiB, as far as was measured."""

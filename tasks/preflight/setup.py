@@ -2,9 +2,9 @@
 
 from typing import Protocol, TypeVar
 
-from trainer.base.frozen import Frozen
-from trainer.config import LossOn, ModelConfig, Optimizer, PackingKind, RollingLimit, Stability, Steps
-from trainer.preflight.spec import StepShape
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.config import LossOn, ModelConfig, Optimizer, PackingKind, RollingLimit, Stability, Steps
+from phasewise.trainer.preflight.spec import StepShape
 
 T = TypeVar("T")
 

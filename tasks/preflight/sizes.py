@@ -3,12 +3,12 @@
 import math
 from typing import NamedTuple
 
-from trainer.config import ATTENTION, BLOCK_INPUT, Kept, Mesh, ModelConfig, Muon, Remat
-from trainer.model.layers import expert_layers, layer_kinds
-from trainer.model.params import param_specs
-from trainer.model.specs import EXPERT, ParamSpec
-from trainer.preflight.roofline import kept_names, products, remembered
-from trainer.preflight.spec import StepShape
+from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, Kept, Mesh, ModelConfig, Muon, Remat
+from phasewise.trainer.model.layers import expert_layers, layer_kinds
+from phasewise.trainer.model.params import param_specs
+from phasewise.trainer.model.specs import EXPERT, ParamSpec
+from phasewise.trainer.preflight.roofline import kept_names, products, remembered
+from phasewise.trainer.preflight.spec import StepShape
 
 FLOAT32_BYTES, COMPUTE_BYTES = 4, {"float32": 4, "bfloat16": 2}
 DENSE_MLP = ("gate", "up", "down")
@@ -21,7 +21,7 @@ EVERYTHING = 2.2
 """Where nothing is computed again, what lies between the products is kept as well (norms, activations, gathered rows): so many times as
 much in all, as compiled for Trinity Mini."""
 GATE_ROW_BYTES = 128 * FLOAT32_BYTES
-"""What a gate takes on its way to an expert's device (decision 54)."""
+"""What a gate takes on its way to an expert's device (decision 4)."""
 ROWS_SENT, GATES_SENT = 4, 2
 """There and back, forward and backward; of gates, there and their gradients back."""
 

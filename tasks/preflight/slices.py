@@ -9,14 +9,14 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from trainer.base.errors import ConfigError
-from trainer.base.frozen import Frozen
-from trainer.config import Mesh
-from trainer.flops import peak_flops
-from trainer.preflight.roofline import Speeds
-from trainer.preflight.spec import Platform, Topology
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.problems import in_one_line
+from phasewise.trainer.config import Mesh
+from phasewise.trainer.flops import peak_flops
+from phasewise.trainer.preflight.spec import Platform, Speeds, Topology
 
-PLACE, TABLE = "deployments", "slices.toml"
+PACKAGE, PLACE, TABLE = "phasewise.deployments", "deployments", "slices.toml"
 COUNTED = re.compile(r"(?:(\d+)x )?(\S+)")
 GIGA = 1e9
 
@@ -154,11 +154,11 @@ def read_table() -> Table:
         ConfigError: it is not there, or something in it is not understood.
     """
     try:
-        return Table.model_validate(tomllib.loads(files(PLACE).joinpath(TABLE).read_text(encoding="utf-8")))
+        return Table.model_validate(tomllib.loads(files(PACKAGE).joinpath(TABLE).read_text(encoding="utf-8")))
     except (FileNotFoundError, ModuleNotFoundError):
         raise ConfigError(f"{PLACE}/{TABLE} is missing: install Phasewise from its repository with `pip install -e .`.") from None
     except (tomllib.TOMLDecodeError, ValidationError) as error:
-        raise ConfigError(f"{PLACE}/{TABLE} does not read as slices: {error}") from None
+        raise ConfigError(f"{PLACE}/{TABLE} does not read as slices: {in_one_line(error)}") from None
 
 
 def find_slice(name: str) -> Slice:

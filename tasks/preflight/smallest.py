@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tasks.preflight.candidates import policies_for, settings_for
-from tasks.preflight.estimate import Table
-from tasks.preflight.plan import GIB, Plan, spec_for
-from tasks.preflight.search import RESERVED_BYTES, host_gib, refusal
-from tasks.preflight.sizes import FLOAT32_BYTES, count_weights, state_bytes
-from tasks.preflight.slices import Slice, find_slice, read_table
-from trainer.base.frozen import Frozen
-from trainer.preflight.spec import Result, Spec, StepShape
+from phasewise.tasks.preflight.candidates import policies_for, settings_for
+from phasewise.tasks.preflight.estimate import Table
+from phasewise.tasks.preflight.plan import GIB, Plan, spec_for
+from phasewise.tasks.preflight.search import RESERVED_BYTES, host_gib, refusal
+from phasewise.tasks.preflight.sizes import FLOAT32_BYTES, count_weights, state_bytes
+from phasewise.tasks.preflight.slices import Slice, find_slice, read_table
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.preflight.spec import Result, Spec, StepShape
 
 
 class Smallest(Frozen):

@@ -3,10 +3,10 @@
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.home import Home
-from tasks.preflight.preflight import preflight_setup
-from tasks.preflight.report import Report
-from tasks.preflight.setup import Setup
+from phasewise.tasks.home import Home
+from phasewise.tasks.preflight.preflight import preflight_setup
+from phasewise.tasks.preflight.report import Report
+from phasewise.tasks.preflight.setup import Setup
 
 
 @task(task_run_name="preflight {setup.words}", cache_policy=NO_CACHE)

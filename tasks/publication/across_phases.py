@@ -8,8 +8,8 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tasks.publication.contents import PhaseReport, Report
-from tasks.publication.drawing import (
+from phasewise.tasks.publication.contents import PhaseReport, Report
+from phasewise.tasks.publication.drawing import (
     BASELINE,
     CARD,
     INK,
@@ -24,8 +24,8 @@ from tasks.publication.drawing import (
     spread_apart,
     text_pixels,
 )
-from tasks.publication.measured import Gap, benchmark_gaps, component_gaps
-from trainer.base.wording import decimal, signed
+from phasewise.tasks.publication.measured import Gap, benchmark_gaps, component_gaps
+from phasewise.trainer.base.wording import decimal, signed
 
 LEFT_PIXELS, RIGHT_PIXELS, NARROW_RIGHT_PIXELS = 54, 204, 12
 PANEL_PIXELS, TITLE_PIXELS = 150, 34

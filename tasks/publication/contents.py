@@ -7,10 +7,10 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from trainer.base.decision import State as RulingState
-from trainer.base.frozen import Frozen
-from trainer.config import Component
-from validations.outcomes import CheckCounts, sum_counts
+from phasewise.trainer.base.decision import State as RulingState
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.config import Component
+from phasewise.validations.outcomes import CheckCounts, sum_counts
 
 
 class Recorded(Frozen):
@@ -154,7 +154,6 @@ class PhaseReport(Recorded):
         reported: what the record reported of the phase, whose run was at full scale; of a smaller one scores and losses alone.
         spent: where the wall time of its training went, in words.
         computed: on what and how it was computed, in words.
-        predicted: what that was predicted to take, beside what it took, in words.
         roll_backs: the windows of data that it passed over.
     """
 
@@ -183,7 +182,6 @@ class PhaseReport(Recorded):
     reported: tuple[RecordReport, ...] = ()
     spent: str = ""
     computed: str = ""
-    predicted: str = ""
     roll_backs: tuple[RollBackReport, ...] = ()
 
     @property

@@ -8,20 +8,23 @@ from typing import Any, Literal
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from tasks.data.conversations.ends import turn_end_ids
-from tasks.data.conversations.template import ChatTemplate
-from tasks.data.special_tokens import special_tokens
-from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, check_tokenizer
-from tasks.publication.card.readme import README_NAME, build_model_card
-from tasks.publication.exported_weights import LAST, ORIGIN_NAME, check_weights, weights_of
-from trainer.base.errors import CheckpointError
-from trainer.base.storage import read_json
-from trainer.config import RunConfig
-from trainer.model.hugging_face import TokenizerFiles, check_writable, write_folder
-from trainer.model.params import count_parameters
-from trainer.state import params_digest
+from phasewise.tasks.data.conversations.ends import turn_end_ids
+from phasewise.tasks.data.conversations.template import ChatTemplate
+from phasewise.tasks.data.special_tokens import special_tokens
+from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, check_tokenizer
+from phasewise.tasks.publication.card.readme import README_NAME, build_model_card
+from phasewise.tasks.publication.exported_weights import LAST, check_weights, weights_of
+from phasewise.tasks.publication.placing import ORIGIN_NAME
+from phasewise.trainer.base.errors import CheckpointError, ConfigError
+from phasewise.trainer.base.identity import digest_of_file, write_sealed
+from phasewise.trainer.base.storage import read_json
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.model.hugging_face import TokenizerFiles, check_writable, write_folder
+from phasewise.trainer.model.params import count_parameters
+from phasewise.trainer.state import params_digest
 
 DType = Literal["float32", "bfloat16"]
+GenerationPrompt = Literal["add", "none"]
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
 
 
@@ -35,6 +38,7 @@ def export_phase(
     dtype: DType = "float32",
     claims: Mapping[str, Any] | None = None,
     chats: Sequence[ChatTemplate] = (),
+    generation_prompt: GenerationPrompt | None = None,
 ) -> dict[str, Any]:
     """Write the folder, and say what is in it.
 
@@ -45,15 +49,18 @@ def export_phase(
         claims: what is known of the phase, for the page about the model; None is no more than its run says.
         chats: the chat templates of the conversations that the phase was trained on. One goes with the tokenizer; of several none does,
             for it cannot be told which one a question is meant for.
+        generation_prompt: of a template that opens no answer: add what does, or leave it.
 
     Raises:
         CheckpointError: the checkpoint is not whole, has no moving average, or holds other weights than the result names; or
             fewer than N are kept.
-        ConfigError: there are no such weights, the folder is not empty, or `transformers` has no class for such a model.
+        ConfigError: there are no such weights, the folder is not empty, `transformers` has no class for such a model, or the chat template
+            opens no answer and it is not said what to do about it.
         DataError: the tokenizer was edited, or lacks the tokens that begin and end a document.
     """
     check_weights(weights)
     check_writable(folder, run.model)
+    chats = opening_answers(chats, generation_prompt)
     checkpoint = Path(result["checkpoint"])
     params, steps = weights_of(run, checkpoint, weights)
     digest = params_digest(params)
@@ -67,6 +74,8 @@ def export_phase(
     chat = _shared(chats)
     beside = _beside(tokenizer_files(tokenizer, run.model.seq_len, chats), origin, claims or {})
     write_folder(folder, params, run.model, tokenizer=beside, dtype=dtype)
+    digests = {path.name: digest_of_file(path) for path in sorted(folder.iterdir()) if path.name != ORIGIN_NAME}
+    write_sealed(folder / ORIGIN_NAME, {**origin, "files": digests})
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     return {
         "folder": str(folder.resolve()),
@@ -79,6 +88,19 @@ def export_phase(
         "bytes": sum(files.values()),
         "files": list(files),
     }
+
+
+def opening_answers(chats: Sequence[ChatTemplate], how: GenerationPrompt | None) -> Sequence[ChatTemplate]:
+    """The templates, of which one that opens no answer does so from now on, or is left as it is."""
+    chat = _shared(chats)
+    if chat is None or not (opening := chat.missing_generation_prompt()) or how == "none":
+        return chats
+    if how == "add":
+        return [chat.with_generation_prompt()]
+    raise ConfigError(
+        f"the chat template {chat.name} has no generation prompt: asked for an answer (add_generation_prompt), it does not write "
+        f"{opening!r}, and a chat with the model would not begin one. Say --generation-prompt add, or none to export it as it is."
+    )
 
 
 def _beside(tokenizer: TokenizerFiles, origin: dict[str, Any], claims: Mapping[str, Any]) -> TokenizerFiles:

@@ -7,18 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from trainer.base.errors import CheckpointError, ConfigError
-from trainer.base.storage import read_json
-from trainer.checkpoints.average import average_of_last
-from trainer.checkpoints.checkpointer import read_params
-from trainer.config import ModelConfig, RunConfig
-from trainer.model.hugging_face import read_folder
-from trainer.model.hugging_face.config import DTypeName, to_hugging_face
-from trainer.model.params import Params
-from trainer.state import params_digest
+from phasewise.trainer.base.errors import CheckpointError, ConfigError
+from phasewise.trainer.checkpoints.average import average_of_last
+from phasewise.trainer.checkpoints.checkpointer import read_params
+from phasewise.trainer.config import ModelConfig, RunConfig
+from phasewise.trainer.model.hugging_face import read_folder, read_settings
+from phasewise.trainer.model.hugging_face.config import DTypeName, to_hugging_face
+from phasewise.trainer.model.params import Params
+from phasewise.trainer.state import params_digest
 
-ORIGIN_NAME = "phasewise.json"
-"""The file in an exported folder that says which weights it holds."""
 LAST, EMA, AVERAGE = "last", "ema", "average:"
 
 
@@ -72,7 +69,7 @@ def differing_weights(folder: Path, run: RunConfig, checkpoint: Path, origin: Ma
 def differing_fields(folder: Path, model: ModelConfig, dtype: DTypeName) -> list[str]:
     """The fields of an exported folder's `config.json` that are not as they would be written for this model."""
     expected = json.loads(json.dumps(to_hugging_face(model, dtype)))
-    found = read_json(folder / "config.json")
+    found = read_settings(folder / "config.json")
     return sorted(name for name, value in expected.items() if found.get(name) != value)
 
 

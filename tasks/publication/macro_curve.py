@@ -6,9 +6,9 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tasks.publication.contents import Report
-from tasks.publication.drawing import BASELINE, CARD, INK, LOSS, WIDE_PIXELS, in_both_widths, new_figure
-from trainer.base.wording import decimal
+from phasewise.tasks.publication.contents import Report
+from phasewise.tasks.publication.drawing import BASELINE, CARD, INK, LOSS, WIDE_PIXELS, in_both_widths, new_figure
+from phasewise.trainer.base.wording import decimal
 
 LINE_HEIGHT = 15
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.publication.contents import MeasuredReport, PhaseReport, RecordReport, Report
-from trainer.base.wording import MISSING, decimal, signed
+from phasewise.tasks.publication.contents import MeasuredReport, PhaseReport, RecordReport, Report
+from phasewise.trainer.base.wording import MISSING, decimal, signed
 
 Direction = Literal["better", "worse", "unclear"]
 PLACES = 3

@@ -7,8 +7,8 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 
-from tasks.publication.contents import PhaseReport, Report
-from trainer.config import Component, MixtureShares
+from phasewise.tasks.publication.contents import PhaseReport, Report
+from phasewise.trainer.config import Component, MixtureShares
 
 MIN_BLOCK_PERCENT = 4.0
 # Pastel versions of Paul Tol's colour-blind-safe "muted" set: dark text is readable on every one and on its shades.

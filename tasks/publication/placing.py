@@ -3,13 +3,26 @@
 import shutil
 from pathlib import Path
 
-from tasks.publication.exported_weights import ORIGIN_NAME
-from trainer.base.storage import file_system_of, put_file
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.trainer.base.identity import NotAsWritten, read_sealed
+from phasewise.trainer.base.storage import file_system_of, put_file
+
+ORIGIN_NAME = "phasewise.json"
+"""The file in an exported folder that says which weights it holds."""
 
 
-def is_placed(folder: Path) -> bool:
-    """Whether a whole export is there."""
-    return (folder / ORIGIN_NAME).exists()
+def export_name(phase: str, weights: str, dtype: str) -> str:
+    """The beginning of the name of the folder that weights are exported to in a home; their digest follows."""
+    return f"{phase}-{weights.replace(':', '-')}-{dtype}-"
+
+
+def is_placed(folder: Path, digests: KnownDigests) -> bool:
+    """Whether a whole export is there, as it was written."""
+    try:
+        files = read_sealed(folder / ORIGIN_NAME)["files"]
+    except (FileNotFoundError, NotAsWritten, KeyError):
+        return False
+    return not digests.changed(folder, files, folder / ORIGIN_NAME)
 
 
 def place(made: Path, folder: Path) -> None:

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tasks.publication.contents import BenchmarkReport, PhaseReport, Report
-from trainer.config import Component
+from phasewise.tasks.publication.contents import BenchmarkReport, PhaseReport, Report
+from phasewise.trainer.config import Component
 
 
 @dataclass(frozen=True)

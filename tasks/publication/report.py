@@ -5,14 +5,14 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
-from tasks.publication.contents import BenchmarkReport, PhaseReport, Report, VerdictReport
-from tasks.publication.measured import measured_phases
-from tasks.publication.mixture import legend_of, spans_of
-from tasks.publication.progress import component_rows, evaluated_phases, gauges_of, macro_row
-from tasks.publication.summary import batch_of, failures_of, headline_of, passes_of, standing_of, standing_of_counts, tiles_of
-from trainer.base import wording
-from trainer.base.storage import write_atomically
-from validations.outcomes import sum_counts
+from phasewise.tasks.publication.contents import BenchmarkReport, PhaseReport, Report, VerdictReport
+from phasewise.tasks.publication.measured import measured_phases
+from phasewise.tasks.publication.mixture import legend_of, spans_of
+from phasewise.tasks.publication.progress import component_rows, evaluated_phases, gauges_of, macro_row
+from phasewise.tasks.publication.summary import batch_of, failures_of, headline_of, passes_of, standing_of, standing_of_counts, tiles_of
+from phasewise.trainer.base import wording
+from phasewise.trainer.base.storage import write_atomically
+from phasewise.validations.outcomes import sum_counts
 
 __all__ = ["BenchmarkReport", "PhaseReport", "Report", "VerdictReport", "render", "write_report"]
 
@@ -26,10 +26,10 @@ def write_report(path: Path, report: Report) -> Path:
 def render(report: Report) -> str:
     """The page as text. Everything that comes from the run is escaped."""
     # matplotlib takes most of a second to import, and only this function needs it.
-    from tasks.publication.across_phases import across_picture
-    from tasks.publication.macro_curve import macro_picture
-    from tasks.publication.routing_cards import levels, routing_cards
-    from tasks.publication.training_curves import training_picture
+    from phasewise.tasks.publication.across_phases import across_picture
+    from phasewise.tasks.publication.macro_curve import macro_picture
+    from phasewise.tasks.publication.routing_cards import levels, routing_cards
+    from phasewise.tasks.publication.training_curves import training_picture
 
     spans = spans_of(report)
     columns = evaluated_phases(report)

@@ -6,9 +6,9 @@ from itertools import groupby
 
 from markupsafe import Markup
 
-from tasks.publication.contents import Points, RoutingReport
-from trainer.base.wording import decimal
-from trainer.metrics import Row
+from phasewise.tasks.publication.contents import Points, RoutingReport
+from phasewise.trainer.base.wording import decimal
+from phasewise.trainer.metrics import Row
 
 LOAD = re.compile(r"expert_load/(\d+)/(\d+)")
 LEVELS = (

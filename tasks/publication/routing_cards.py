@@ -7,11 +7,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from tasks.publication.contents import PhaseReport, Points, Report, RoutingReport
-from tasks.publication.drawing import BASELINE, LOSS, MUTED, in_one_width, new_figure
-from tasks.publication.routing import LEVELS, busiest_in_words, heat_map
-from tasks.publication.training_curves import finite_points, thinned
-from trainer.base.wording import count
+from phasewise.tasks.publication.contents import PhaseReport, Points, Report, RoutingReport
+from phasewise.tasks.publication.drawing import BASELINE, LOSS, MUTED, in_one_width, new_figure
+from phasewise.tasks.publication.routing import LEVELS, busiest_in_words, heat_map
+from phasewise.tasks.publication.training_curves import finite_points, thinned
+from phasewise.trainer.base.wording import count
 
 CARD_PIXELS, CARD_HEIGHT = 480, 330
 MIN_ROW_PIXELS, MIN_MAP_PIXELS = 4, 120

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from itertools import groupby
 
-from tasks.publication.contents import PhaseReport, Report, VerdictReport
-from trainer.base.wording import MISSING, count, decimal
-from validations.outcomes import CheckCounts, count_passed, sum_counts, verdicts_in_words
+from phasewise.tasks.publication.contents import PhaseReport, Report, VerdictReport
+from phasewise.trainer.base.wording import MISSING, count, decimal
+from phasewise.validations.outcomes import CheckCounts, count_passed, sum_counts, verdicts_in_words
 
 MARKS = {"good": "✓", "warned": "!", "bad": "✗", "none": "–"}
 

@@ -7,15 +7,15 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from tasks.progress import say
-from tasks.publication.contents import Report
-from tasks.publication.measured import measured_markdown
-from tasks.publication.report import write_report
-from tasks.publication.summary import standing_of
-from trainer.base.wording import decimal
-from validations.data_docs import build_data_docs
-from validations.outcomes import sum_counts, verdicts_in_words
-from validations.verdict import Verdict
+from phasewise.tasks.progress import say
+from phasewise.tasks.publication.contents import Report
+from phasewise.tasks.publication.measured import measured_markdown
+from phasewise.tasks.publication.report import write_report
+from phasewise.tasks.publication.summary import standing_of
+from phasewise.trainer.base.wording import decimal
+from phasewise.validations.data_docs import build_data_docs
+from phasewise.validations.outcomes import sum_counts, verdicts_in_words
+from phasewise.validations.verdict import Verdict
 
 
 @task(task_run_name="write report of {report.recipe}", cache_policy=NO_CACHE)

@@ -10,9 +10,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from tasks.publication.contents import PhaseReport, Report
-from tasks.publication.drawing import BAND, INK, LINE, LOSS, MUTED, RATE, WIDE_PIXELS, in_both_widths, new_figure, say, text_pixels
-from trainer.base.wording import count, decimal, rate
+from phasewise.tasks.publication.contents import PhaseReport, Report
+from phasewise.tasks.publication.drawing import (
+    BAND,
+    INK,
+    LINE,
+    LOSS,
+    MUTED,
+    RATE,
+    WIDE_PIXELS,
+    in_both_widths,
+    new_figure,
+    say,
+    text_pixels,
+)
+from phasewise.trainer.base.wording import count, decimal, rate
 
 LEFT_PIXELS, RIGHT_PIXELS = 50, 8
 MAX_POINTS = 1500

@@ -4,15 +4,15 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tasks.progress import say
-from tasks.store.head import Files, Head, HeadObject, Piece
-from tasks.store.objects import Objects
-from tasks.store.snapshot import digest_of_pieces, is_list_of_checkpoint, kept_names
-from tasks.store.versioned import ABSENT
-from trainer.base.errors import StorageError
-from trainer.base.run_folder import CHECKPOINTS_NAME, RunFolder, is_kept
-from trainer.base.storage import file_system_of, write_atomically
-from trainer.checkpoints.files import DIGESTS_NAME, committed_files, digests_here, find_damage, has_its_files, remove_checkpoint
+from phasewise.tasks.progress import say
+from phasewise.tasks.store.head import Files, Head, HeadObject, Piece
+from phasewise.tasks.store.objects import Objects
+from phasewise.tasks.store.snapshot import digest_of_pieces, is_list_of_checkpoint, kept_names
+from phasewise.tasks.store.versioned import ABSENT
+from phasewise.trainer.base.errors import StorageError
+from phasewise.trainer.base.run_folder import CHECKPOINTS_NAME, RunFolder, is_kept
+from phasewise.trainer.base.storage import file_system_of, write_atomically
+from phasewise.trainer.checkpoints.files import DIGESTS_NAME, committed_files, digests_here, find_damage, has_its_files, remove_checkpoint
 
 HEAD_NAME, OBJECTS_NAME = "head.json", "objects"
 ARRIVING = ".arriving"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from tasks.store.versioned import ABSENT, AnotherVersion, VersionedObject
-from trainer.base.errors import StorageError, TakenOver
-from trainer.base.frozen import Frozen
+from phasewise.tasks.store.versioned import ABSENT, AnotherVersion, VersionedObject
+from phasewise.trainer.base.errors import StorageError, TakenOver
+from phasewise.trainer.base.frozen import Frozen
 
 
 class Piece(Frozen):

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 
-from trainer.base.errors import ConfigError
+from phasewise.trainer.base.errors import ConfigError
 
 PUBLISH_SECONDS = 30.0
 """What a machine that is lost had done since the last time is done again."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.store.publisher import Kept, Publisher
+from phasewise.tasks.store.publisher import Kept, Publisher
 
 _at_work: dict[Kept, Publisher] = {}
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tasks.store.snapshot import Changing, Source
-from trainer.base.errors import StorageError
-from trainer.base.storage import digest_of_file, file_system_of, put_file, write_atomically
+from phasewise.tasks.store.snapshot import Changing, Source
+from phasewise.trainer.base.errors import StorageError
+from phasewise.trainer.base.identity import digest_of_file
+from phasewise.trainer.base.storage import cleaning_up, file_system_of, put_file, write_atomically
 
 THREADS = 8
 READ_BYTES = 2**24
@@ -91,14 +92,15 @@ class Objects:
         return {digest: version for digest, version in found if version}
 
     def delete(self, versions: Mapping[str, str]) -> None:
-        """Delete these versions. One that was sent again since has another, and is left."""
+        """Delete these versions, if the store allows it. One that was sent again since has another, and is left."""
 
         def delete(item: tuple[str, str]) -> None:
             file_system, bucket, name = self._named(item[0])
             with suppress(FileNotFoundError, FileExistsError):  # gcsfs's words for gone, and for another version
                 file_system.call("DELETE", "b/{}/o/{}", bucket, name, ifGenerationMatch=item[1])
 
-        _each(delete, versions.items())
+        with cleaning_up(self.folder):
+            _each(delete, versions.items())
 
     def _send(self, item: tuple[str, Source]) -> None:
         digest, source = item

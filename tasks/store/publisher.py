@@ -6,13 +6,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.progress import say
-from tasks.store.elsewhere import Elsewhere, Nobody
-from tasks.store.fetching import HEAD_NAME, OBJECTS_NAME, bring_here, bring_uploaded, read_head, settle_checkpoints
-from tasks.store.head import Head, HeadObject
-from tasks.store.interval import publish_seconds
-from tasks.store.objects import Objects
-from tasks.store.snapshot import (
+from phasewise.tasks.progress import say
+from phasewise.tasks.store.elsewhere import Elsewhere, Nobody
+from phasewise.tasks.store.fetching import HEAD_NAME, OBJECTS_NAME, bring_here, bring_uploaded, read_head, settle_checkpoints
+from phasewise.tasks.store.head import Head, HeadObject
+from phasewise.tasks.store.interval import publish_seconds
+from phasewise.tasks.store.objects import Objects
+from phasewise.tasks.store.snapshot import (
     Changing,
     Snapshot,
     Source,
@@ -22,10 +22,10 @@ from tasks.store.snapshot import (
     pieces_of,
     take_snapshot,
 )
-from tasks.store.versioned import ABSENT
-from trainer.base.errors import StorageError, TakenOver
-from trainer.base.file_lock import locked
-from trainer.base.storage import read_json, write_json
+from phasewise.tasks.store.versioned import ABSENT
+from phasewise.trainer.base.errors import StorageError, TakenOver
+from phasewise.trainer.base.file_lock import locked
+from phasewise.trainer.base.storage import read_json, write_json
 
 WORKED_ON = ("reports", "runs", "verdicts")
 """What of a home is worked on here, and kept."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.store.head import Files, Piece
-from trainer.base.run_folder import CHECKPOINTS_NAME, is_kept
-from trainer.base.storage import digest_of_bytes
-from trainer.checkpoints.files import DIGESTS_NAME, committed_files
+from phasewise.tasks.store.head import Files, Piece
+from phasewise.trainer.base.identity import digest_of_bytes
+from phasewise.trainer.base.run_folder import CHECKPOINTS_NAME, is_kept
+from phasewise.trainer.checkpoints.files import DIGESTS_NAME, committed_files
 
 PIECE_BYTES = 2**22
 """A file that grows is kept in pieces: only the last one is sent again."""

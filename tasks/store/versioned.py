@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from trainer.base.errors import ConfigError
-from trainer.base.storage import file_system_of
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.storage import file_system_of
 
 ABSENT = "0"
 """The generation of an object that is not there."""

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from tasks.progress import say
-from tasks.training.same_run import is_same, read_run
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import digest_of_bytes
-from trainer.config import RunConfig
+from phasewise.tasks.progress import say
+from phasewise.tasks.training.same_run import has_result_of, is_same, read_run
+from phasewise.trainer.base.identity import digest_of_bytes
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.config import RunConfig
 
 
 def set_aside_another_run(run: RunConfig) -> None:
@@ -19,6 +19,9 @@ def set_aside_another_run(run: RunConfig) -> None:
         return
     written = read_run(folder)
     if written and is_same(written, run):
+        return
+    if has_result_of(folder, run):
+        say(f"{run.phase}: {RunFolder(folder).run_file} is missing or was changed after the run ended; it is written again")
         return
     found = _name_of_what_is_there(folder, written)
     number = 1

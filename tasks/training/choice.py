@@ -21,17 +21,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args
 
-from tasks.preflight.slices import Slice, find_slice
-from tasks.store.keeping import keeper_of
-from tasks.training.hosts.limits import alone_seconds, send_seconds
-from tasks.training.local import LocalLauncher
-from tasks.training.passed_on import passed_on
-from tasks.training.protocol import Launcher
-from trainer.base.code_digest import HOUSE
-from trainer.base.errors import ConfigError
-from trainer.config import RunConfig
-from trainer.process.roll_call import JOIN_VARIABLE
-from trainer.process.stopping import stop_seconds
+from phasewise.tasks.preflight.slices import Slice, find_slice
+from phasewise.tasks.store.keeping import keeper_of
+from phasewise.tasks.training.hosts.limits import alone_seconds, send_seconds
+from phasewise.tasks.training.local import LocalLauncher
+from phasewise.tasks.training.passed_on import passed_on
+from phasewise.tasks.training.protocol import Launcher
+from phasewise.trainer.base.code_digest import HOUSE
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.process.roll_call import JOIN_VARIABLE
+from phasewise.trainer.process.stopping import stop_seconds
 
 LAUNCHER_VARIABLE, PROCESSES_VARIABLE = "PHASEWISE_LAUNCHER", "PHASEWISE_PROCESSES"
 HERE = "local"
@@ -84,9 +84,9 @@ def _processes(environment: Mapping[str, str]) -> int | None:
 
 
 def _jobset(run: RunConfig, slices: Slice, environment: Mapping[str, str]) -> Launcher:
-    from tasks.training.jobset.cluster import Cluster
-    from tasks.training.jobset.launcher import JobSetLauncher
-    from tasks.training.jobset.manifest import ClusterSettings
+    from phasewise.tasks.training.jobset.cluster import Cluster
+    from phasewise.tasks.training.jobset.launcher import JobSetLauncher
+    from phasewise.tasks.training.jobset.manifest import ClusterSettings
 
     claim, mount = environment.get("PHASEWISE_GKE_CLAIM"), environment.get("PHASEWISE_GKE_MOUNT")
     if bool(claim) != bool(mount):
@@ -110,7 +110,7 @@ def _jobset(run: RunConfig, slices: Slice, environment: Mapping[str, str]) -> La
 
 def _check_home(run: RunConfig, claim: str | None, scratch: str | None) -> None:
     """Refuse settings that are for a home of the other kind: nothing would read them."""
-    from tasks.training.jobset.manifest import IN_MEMORY
+    from phasewise.tasks.training.jobset.manifest import IN_MEMORY
 
     is_on_store = keeper_of(Path(run.output)) is not None
     if is_on_store and claim:
@@ -130,7 +130,7 @@ def _check_home(run: RunConfig, claim: str | None, scratch: str | None) -> None:
 
 
 def _tpu_vm(slices: Slice, environment: Mapping[str, str]) -> Launcher:
-    from tasks.training.tpu_vm.launcher import TpuVmLauncher, Workers
+    from phasewise.tasks.training.tpu_vm.launcher import TpuVmLauncher, Workers
 
     text = _workers_of(slices, _needed(environment, "PHASEWISE_TPU_HOSTS", "the workers of the slice"))
     groups = tuple(tuple(name.strip() for name in one.split(",") if name.strip()) for one in text.split(";"))
@@ -145,7 +145,7 @@ def _tpu_vm(slices: Slice, environment: Mapping[str, str]) -> Launcher:
         Workers(
             slices=groups,
             python=environment.get("PHASEWISE_TPU_PYTHON") or sys.executable,
-            project=environment.get("PHASEWISE_TPU_PROJECT") or str(HOUSE),
+            project=environment.get("PHASEWISE_TPU_PROJECT") or str(HOUSE.parent),
             known_hosts=Path(known_hosts) if known_hosts else None,
             key=Path(key) if key else None,
             scratch=environment.get("PHASEWISE_TPU_SCRATCH") or None,

@@ -7,15 +7,14 @@ life a few seconds before, and writes its line.
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tasks.store.keeping import keeper_of
-from tasks.training.spent import LifeSpent, OpenLife, compiled_steps, read_lives, read_open_life
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import write_json
-from trainer.process.heartbeat import read_heartbeat
+from phasewise.tasks.store.keeping import keeper_of
+from phasewise.tasks.training.spent import LifeSpent, OpenLife, read_lives, read_open_life
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.process.heartbeat import read_heartbeat
 
 NOTE_SECONDS = 10.0
 
@@ -28,23 +27,22 @@ class Clock:
         self._ended: float | None = None
 
     @contextmanager
-    def life(self, from_step: int, *, slice_name: str = "", conditions: Callable[[], str] | None = None) -> Iterator[Callable[[], None]]:
+    def life(self, from_step: int, *, slice_name: str = "") -> Iterator[Callable[[], None]]:
         """One life, however it ends. What is yielded notes how far it is, and is called often.
 
         Args:
             slice_name: as in `LifeSpent`.
-            conditions: says them; asked once the trainer is at work, because that takes a while. None where it is not on this machine.
         """
         found = self._found_dead()
-        life = _Life(self._folder, from_step, found, slice_name=slice_name, conditions=conditions)
+        life = _Life(self._folder, from_step, found, slice_name=slice_name)
         pause = 0.0 if self._ended is None else max(0.0, life.began - self._ended)
         life.note(pause)
         try:
-            yield lambda: life.look(pause)
+            yield lambda: life.note(pause, every=NOTE_SECONDS)
         finally:
             self._ended = time.monotonic()
             ended = life.so_far(pause)
-            _append(self._folder, ended.but(is_whole=True, conditions=life.conditions))
+            _append(self._folder, ended.but(is_whole=True))
             with suppress(OSError):
                 RunFolder(self._folder).life.unlink(missing_ok=True)
 
@@ -68,26 +66,13 @@ class _Life:
     began: by the monotonic clock.
     """
 
-    def __init__(
-        self, folder: Path, from_step: int, taken: Mapping[str, Any], *, slice_name: str, conditions: Callable[[], str] | None
-    ) -> None:
+    def __init__(self, folder: Path, from_step: int, taken: Mapping[str, Any], *, slice_name: str) -> None:
         self._folder, self._taken = folder, taken
-        self._from_step, self._slice_name, self._ask = from_step, slice_name, conditions
+        self._from_step, self._slice_name = from_step, slice_name
         self.began, self._started_at = time.monotonic(), time.time()
         said = read_heartbeat(folder)
         self._before = (said.get("time"), said.get("pid"))
-        self._compiled = compiled_steps(folder)
         self._noted: float | None = None
-
-    @cached_property
-    def conditions(self) -> str:
-        """Of the machine."""
-        return self._ask() if self._ask else ""
-
-    def look(self, pause: float) -> None:
-        """Note it where it is time to."""
-        _ = self.conditions
-        self.note(pause, every=NOTE_SECONDS)
 
     def so_far(self, pause: float) -> LifeSpent:
         """What is known of it. Of a trainer that another launcher had started it is what came since."""
@@ -103,7 +88,6 @@ class _Life:
             from_step=from_step,
             to_step=said.get("step", from_step),
             peak_memory_bytes=said.get("peak_memory_bytes"),
-            compiled=compiled_steps(self._folder) > self._compiled,
             slice_name=self._slice_name,
             started_at=self._started_at,
             is_whole=False,

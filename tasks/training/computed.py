@@ -3,15 +3,15 @@
 from contextlib import suppress
 from pathlib import Path
 
-from tasks.preflight.plan import kept_in_words
-from tasks.training.machine import mesh_words
-from tasks.training.same_run import read_run
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import read_json
-from trainer.base.wording import plural
-from trainer.config import Execution
-from trainer.events import EventKind, read_events
-from trainer.process.conditions import Conditions
+from phasewise.tasks.preflight.plan import kept_in_words
+from phasewise.tasks.training.machine import mesh_words
+from phasewise.tasks.training.same_run import read_run
+from phasewise.trainer.base.identity import read_sealed
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.wording import plural
+from phasewise.trainer.config import Execution
+from phasewise.trainer.events import EventKind, read_events
+from phasewise.trainer.process.conditions import Conditions
 
 KERNELS = {"xla": "XLA", "cudnn": "cuDNN", "splash": "Splash"}
 WENT_ON: tuple[EventKind, ...] = ("restart", "resumed")
@@ -51,7 +51,7 @@ def _variables(folder: Path) -> list[str]:
     """Those under which its newest updates were computed, where there were any."""
     path = RunFolder(folder).conditions
     with suppress(OSError, ValueError):
-        return [f"{name}={value}" for name, value in Conditions.model_validate(read_json(path)).variables.items()]
+        return [f"{name}={value}" for name, value in Conditions.model_validate(read_sealed(path, may_lack_seal=True)).variables.items()]
     return []
 
 

@@ -5,9 +5,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tasks.site import site_address
-from trainer.base.wording import decimal
-from trainer.config import RunConfig
+from phasewise.tasks.site import site_address
+from phasewise.trainer.base.wording import decimal
+from phasewise.trainer.config import RunConfig
 
 MAX_POINTS = 400
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 760, 260, 56, 28, 12

@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.holder import AlreadyHeld, holder_of, holding
-from tasks.training.protocol import Attempt, Launcher, Life, log_of
-from tasks.training.silence import Silence
-from trainer.base.errors import TrainingError
-from trainer.base.exit_codes import ExitCode
-from trainer.base.run_folder import RunFolder
-from trainer.metrics import Row, read_metrics
-from trainer.process.stopping import stop_seconds
+from phasewise.tasks.holder import AlreadyHeld, holder_of, holding
+from phasewise.tasks.training.protocol import Attempt, Launcher, Life, log_of
+from phasewise.tasks.training.silence import Silence
+from phasewise.trainer.base.errors import TrainingError
+from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.metrics import Row, read_metrics
+from phasewise.trainer.process.stopping import stop_seconds
 
 POLL_SECONDS = 0.5
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from tasks.training.protocol import decisive, ending, last_words, log_of
-from trainer.base.exit_codes import ExitCode
-from trainer.process.stopping import stop_seconds
+from phasewise.tasks.training.protocol import decisive, ending, last_words, log_of
+from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.process.stopping import stop_seconds
 
 GRACE_SECONDS = 5.0
 """How long the others have to say something of their own after one ended early: they cannot go on."""

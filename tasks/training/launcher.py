@@ -1,38 +1,49 @@
 """Trains a phase by a launcher, follows its metrics, and goes on where a killed one stopped. What is here is the same for all launchers."""
 
+import errno
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.data.plan import DataPlan
-from tasks.prediction.conditions import conditions_here
-from tasks.prediction.predict import Prediction, note_prediction
-from tasks.progress import say
-from tasks.training.aside import set_aside_another_run
-from tasks.training.clock import Clock
-from tasks.training.follow import check_unowned, owned, start_and_follow
-from tasks.training.hosts.left import take_in_what_was_sent
-from tasks.training.legs import Leg, leg_at
-from tasks.training.other_conditions import OtherConditions
-from tasks.training.protocol import Launcher, Life, ending
-from tasks.training.protocol import last_words as _last_words
-from tasks.training.restarts import Restarts
-from tasks.training.same_run import is_same, is_same_so_far, note_caches, read_run
-from trainer.base.errors import AsksPerson, PhasewiseError, StorageError, TrainingDiverged, TrainingError, VerdictError, WaitsForPerson
-from trainer.base.exit_codes import GOES_ON, ExitCode
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import as_path, storage_trouble, write_json
-from trainer.checkpoints.files import find_damage_since, find_other_rows, is_committed, saved_steps
-from trainer.checkpoints.path import checkpoint_path
-from trainer.config import RunConfig
-from trainer.events import EventKind, append_event
-from trainer.instability import check_answered
-from trainer.metrics import Row, read_metrics
-from trainer.passed_over import read_passed_over
-from trainer.result import read_result
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.tasks.data.plan import DataPlan
+from phasewise.tasks.progress import say
+from phasewise.tasks.training.aside import set_aside_another_run
+from phasewise.tasks.training.clock import Clock
+from phasewise.tasks.training.follow import check_unowned, owned, start_and_follow
+from phasewise.tasks.training.hosts.left import take_in_what_was_sent
+from phasewise.tasks.training.legs import Leg, leg_at
+from phasewise.tasks.training.other_conditions import OtherConditions
+from phasewise.tasks.training.protocol import Launcher, Life, ending
+from phasewise.tasks.training.protocol import last_words as _last_words
+from phasewise.tasks.training.restarts import Restarts
+from phasewise.tasks.training.same_run import has_result_of, is_same, is_same_so_far, note_caches, read_run
+from phasewise.trainer.base.errors import (
+    AsksPerson,
+    PhasewiseError,
+    StorageError,
+    TrainingDiverged,
+    TrainingError,
+    VerdictError,
+    WaitsForPerson,
+)
+from phasewise.trainer.base.exit_codes import GOES_ON, ExitCode
+from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.base.system_errors import is_full, refused_by_system, storage_refusal
+from phasewise.trainer.checkpoints.files import find_damage_since, find_other_rows, is_committed, saved_steps
+from phasewise.trainer.checkpoints.path import checkpoint_path
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.events import EventKind, append_event
+from phasewise.trainer.instability import check_answered
+from phasewise.trainer.metrics import Row, read_metrics
+from phasewise.trainer.passed_over import read_passed_over
+from phasewise.trainer.process.child_process import ending_with_reason
+from phasewise.trainer.result import read_result
 
 
-def finished_result(run: RunConfig, plan: DataPlan | None = None) -> dict[str, Any] | None:
+def finished_result(run: RunConfig, plan: DataPlan | None = None, digests: KnownDigests | None = None) -> dict[str, Any] | None:
     """The result of exactly this run, if it has one; one that was trained on other data or settings doesn't count.
 
     A result names the digest of its run, and one of before that of its `run.json` with the places in it. Wherever the home was moved to,
@@ -43,6 +54,7 @@ def finished_result(run: RunConfig, plan: DataPlan | None = None) -> dict[str, A
 
     Args:
         plan: caches that it lacks for a change of their code alone do not speak against a result; None is that all caches are there.
+        digests: what is known of the content of files; None reads what looks changed.
     """
     folder = as_path(run.output)
     result = read_result(folder)
@@ -53,23 +65,35 @@ def finished_result(run: RunConfig, plan: DataPlan | None = None) -> dict[str, A
         return None
     if result.get("run_digest") != run.digest and (written is None or not _is_same(written, run, plan)):
         return None
-    if damage_of_finished(run):
+    if damage_of_finished(run, digests):
         return None
     return {**result, "checkpoint": str(checkpoint_path(run.output, run.stop_step))}
 
 
-def damage_of_finished(run: RunConfig) -> str | None:
-    """What is wrong with the last checkpoint of a run that has a result, or with its metrics; a removed file is found, too."""
+def damage_of_finished(run: RunConfig, digests: KnownDigests | None = None) -> str | None:
+    """What is wrong with the last checkpoint of a run that has a result, with its metrics or its `run.json`; a removed file is found, too.
+
+    Where the checkpoint was deleted, none of these can be made again, and nothing is compared.
+    """
     checkpoint, folder = checkpoint_path(run.output, run.stop_step), RunFolder.at(run.output)
     if not checkpoint.exists():
         return None
-    return find_damage_since(checkpoint, folder.result) or find_other_rows(checkpoint, folder.metrics, folder.result)
+    written = read_run(folder.path)
+    if written is None or (has_result_of(folder.path, run) and not _is_same(written, run, None)):
+        return f"is whole, and {folder.run_file} is missing or was changed after the run ended"
+    known = digests or KnownDigests()
+    if damage := find_damage_since(checkpoint, lambda files: known.changed(checkpoint, files, folder.result)):
+        return damage
+    if not known.has_changed(folder.metrics, folder.result):
+        return None
+    return find_other_rows(checkpoint, folder.metrics)
 
 
 def is_begun(run: RunConfig, plan: DataPlan | None = None) -> bool:
     """Whether what is in the run's folder is of exactly this run; `plan` as in `finished_result`."""
-    written = read_run(as_path(run.output))
-    return written is not None and _is_same(written, run, plan)
+    folder = as_path(run.output)
+    written = read_run(folder)
+    return has_result_of(folder, run) or (written is not None and _is_same(written, run, plan))
 
 
 def launch_trainer(
@@ -77,7 +101,6 @@ def launch_trainer(
     on_rows: Callable[[list[Row]], None],
     check: Callable[[], None] = lambda: None,
     launcher: Launcher | None = None,
-    prediction: Prediction | None = None,
     legs: Sequence[Leg] = (),
 ) -> dict[str, Any]:
     """Train the phase to its end, from its last checkpoint if it has one, and return its result.
@@ -91,7 +114,6 @@ def launch_trainer(
         on_rows: called with the rows of `metrics.jsonl` that came since the last call.
         check: called about twice a second.
         launcher: where the processes are started; None is one process of this machine, or one for each GPU that the mesh needs.
-        prediction: what it was predicted to take, which is kept in its folder.
         legs: of a phase whose slice changes on the way, in order; none is that all of `run` is trained by `launcher`.
 
     Raises:
@@ -101,15 +123,11 @@ def launch_trainer(
         StorageError: a file could not be written or read.
         TrainingError: the process ended otherwise, more often than that; or another launcher is at work on this run.
     """
-    try:
-        return _launch(run, on_rows, check, legs or [Leg(run, launcher) if launcher else Leg(run)], prediction)
-    except OSError as error:
-        raise StorageError(f"{run.phase} was not trained: {storage_trouble(error)}") from error
+    with refused_by_system(run.output):
+        return _launch(run, on_rows, check, legs or [Leg(run, launcher) if launcher else Leg(run)])
 
 
-def _launch(
-    run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None], legs: Sequence[Leg], prediction: Prediction | None
-) -> dict[str, Any]:
+def _launch(run: RunConfig, on_rows: Callable[[list[Row]], None], check: Callable[[], None], legs: Sequence[Leg]) -> dict[str, Any]:
     take_in_what_was_sent(Path(run.output), leg_at(legs, run.start_step).launcher.clear)
     if result := finished_result(run):
         if not RunFolder.at(run.output).caches.exists():  # a run of before
@@ -123,8 +141,6 @@ def _launch(
         _check_answered(run)
         _forget_result(run)
         note_caches(run)
-        if prediction:
-            note_prediction(folder, prediction)
         _lives(run, on_rows, check, legs)
     result = read_result(folder)
     if result is None:
@@ -218,11 +234,10 @@ def _run_or_stop(leg: Leg, on_rows: Callable[[list[Row]], None], check: Callable
     """One life of the trainer; where it is stopped from here, what of it is saved is said."""
     run, launcher = leg.run, leg.launcher
     saved = last_saved_step(run)
-    conditions = conditions_here if launcher.kind == "local" else None
-    write_json(RunFolder.at(run.output).run_file, run.model_dump(mode="json"))
+    write_sealed(RunFolder.at(run.output).run_file, run.model_dump(mode="json"))
     others = OtherConditions(run)
     try:
-        with clock.life(run.start_step if saved is None else saved, slice_name=leg.slice_name, conditions=conditions) as note:
+        with clock.life(run.start_step if saved is None else saved, slice_name=leg.slice_name) as note:
 
             def look() -> None:
                 note()
@@ -267,6 +282,8 @@ def _failure(run: RunConfig, code: int, log: Path, log_before: int) -> Exception
     words = _last_words(log, log_before)
     if code == ExitCode.ASKS:
         return WaitsForPerson(f"{run.phase} waits for a person: {words}", str(RunFolder.at(run.output).question))
+    if not words and (code == ExitCode.NO_STORAGE or is_full(log.parent)):  # not even its log could be written
+        return storage_refusal(OSError(errno.ENOSPC, f"the trainer {ending_with_reason(code, log, log_before)}", str(log.parent)))
     kinds: dict[int, type[PhasewiseError]] = (
         {
             ExitCode.REFUSED: VerdictError,
@@ -276,7 +293,9 @@ def _failure(run: RunConfig, code: int, log: Path, log_before: int) -> Exception
         if words
         else {}
     )
-    return kinds.get(code, TrainingError)(f"{run.phase} was not trained: {words or f'it ended with code {code}; see {log}'}")
+    return kinds.get(code, TrainingError)(
+        f"{run.phase} was not trained: {words or f'the trainer {ending_with_reason(code, log, log_before)}'}"
+    )
 
 
 def _is_same(written: RunConfig, run: RunConfig, plan: DataPlan | None) -> bool:

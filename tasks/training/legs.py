@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tasks.training.local import LocalLauncher
-from tasks.training.machine import mesh_words
-from tasks.training.protocol import Launcher
-from trainer.base.frozen import Frozen
-from trainer.config import RunConfig
+from phasewise.tasks.training.local import LocalLauncher
+from phasewise.tasks.training.machine import mesh_words
+from phasewise.tasks.training.protocol import Launcher
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.config import RunConfig
 
 
 class Planned(Frozen):

@@ -8,19 +8,19 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from tasks.progress import say
-from tasks.training.group import Group
-from tasks.training.protocol import Life, log_of
-from trainer.base.errors import ConfigError
-from trainer.process.platform import has_accelerator
-from trainer.process.roll_call import forget_roll_calls
-from trainer.process.surroundings import HOSTS_VARIABLE, LAUNCH_VARIABLE, check_nothing_left_over
+from phasewise.tasks.progress import say
+from phasewise.tasks.training.group import Group
+from phasewise.tasks.training.protocol import Life, log_of
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.process.child_process import python_command
+from phasewise.trainer.process.platform import has_accelerator
+from phasewise.trainer.process.roll_call import forget_roll_calls
+from phasewise.trainer.process.surroundings import HOSTS_VARIABLE, LAUNCH_VARIABLE, check_nothing_left_over
 
 VIRTUAL_DEVICES = "--xla_force_host_platform_device_count"
 GPU_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
@@ -39,7 +39,7 @@ class LocalLauncher:
     kind = "local"
 
     def __init__(self, processes: int | None = None, *, root: Path = Path("/"), python: str | None = None) -> None:
-        self._processes, self._root, self._python = processes, root, python or sys.executable
+        self._processes, self._root, self._python = processes, root, python
 
     def clear(self, folder: Path) -> None:
         """Nothing: processes end with their launcher."""
@@ -53,7 +53,7 @@ class LocalLauncher:
         check_nothing_left_over(os.environ)
         environments = self.environments(life, os.environ)
         forget_roll_calls(life.folder)
-        command = [self._python, "-m", "trainer", str(life.run_file), "--with-parent"]
+        command = python_command("phasewise.trainer", str(life.run_file), "--with-parent", python=self._python)
         group = Group(life.folder)
         try:
             for number, environment in enumerate(environments):

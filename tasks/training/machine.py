@@ -3,16 +3,16 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from trainer.base.errors import TrainingError
-from trainer.base.wording import plural
-from trainer.config import Execution, Mesh, RunConfig
-from trainer.process.platform import has_accelerator
+from phasewise.trainer.base.errors import TrainingError
+from phasewise.trainer.base.wording import plural
+from phasewise.trainer.config import Execution, Mesh, RunConfig
+from phasewise.trainer.process.child_process import ending, python_command
+from phasewise.trainer.process.platform import has_accelerator
 
 KERNEL_WORDS = {"xla": "XLA", "cudnn": "cuDNN", "splash": "Splash"}
 ASK_SECONDS = 120
@@ -53,7 +53,7 @@ def find_machine(environment: Mapping[str, str], root: Path) -> Machine:
 
 @cache
 def _asked(environment: tuple[tuple[str, str], ...]) -> Machine:
-    command = [sys.executable, "-m", "trainer.process.devices"]
+    command = python_command("phasewise.trainer.process.devices")
     try:
         answer = subprocess.run(command, env=dict(environment), capture_output=True, text=True, timeout=ASK_SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -62,7 +62,7 @@ def _asked(environment: tuple[tuple[str, str], ...]) -> Machine:
         ) from None
     if answer.returncode:
         last = (answer.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise TrainingError(f"jax does not start here: {last} Set JAX_PLATFORMS=cpu to train on the CPU.")
+        raise TrainingError(f"jax does not start here ({ending(answer.returncode)}): {last} Set JAX_PLATFORMS=cpu to train on the CPU.")
     found = json.loads(answer.stdout.strip().splitlines()[-1])
     machine = Machine("gpu" if found["platform"] in ("gpu", "cuda", "rocm") else found["platform"], found["kind"], found["devices"])
     return CPU if machine.platform == "cpu" else machine
@@ -83,7 +83,7 @@ def in_words(run: RunConfig, machine: Machine) -> str:
     Raises:
         ConfigError: the attention that is named cannot run there.
     """
-    from trainer.kernels.attention import check_kernel  # it imports jax
+    from phasewise.trainer.kernels.attention import check_kernel  # it imports jax
 
     count = run.execution.mesh.devices
     kernel = check_kernel(run.execution.attention, machine.platform, run.model, context=run.execution.mesh.context)

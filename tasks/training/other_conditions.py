@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from tasks.progress import say
-from trainer.base.run_folder import RunFolder
-from trainer.config import RunConfig
-from trainer.events import read_events
+from phasewise.tasks.progress import say
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.events import read_events
 
 
 class OtherConditions:

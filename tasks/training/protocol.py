@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from trainer.base.exit_codes import ExitCode
-from trainer.base.run_folder import RunFolder
-from trainer.config import RunConfig
+from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.process import child_process
 
 
 @dataclass(frozen=True)
@@ -119,11 +120,9 @@ def rank(code: int) -> int:
 
 def ending(code: int) -> str:
     """How a process ended, for people."""
-    if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
     with suppress(ValueError):
         return f"ended {ExitCode(code).name.lower().replace('_', ' ')}"
-    return f"ended with code {code}"
+    return child_process.ending(code)
 
 
 def last_words(log: Path, log_before: int) -> str | None:

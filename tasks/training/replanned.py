@@ -1,12 +1,12 @@
 """A run that goes on by another plan than before: on the same batches, no longer bit for bit. It is said, and written as an event."""
 
-from tasks.progress import say
-from tasks.training.differences import execution_differences, name_differences
-from tasks.training.launcher import finished_result, last_saved_step
-from tasks.training.same_run import is_same, read_run
-from trainer.base.storage import as_path
-from trainer.config import RunConfig
-from trainer.events import append_event
+from phasewise.tasks.progress import say
+from phasewise.tasks.training.differences import execution_differences, name_differences
+from phasewise.tasks.training.launcher import finished_result, last_saved_step
+from phasewise.tasks.training.same_run import is_same, read_run
+from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.events import append_event
 
 
 def note_changed_plan(run: RunConfig) -> str | None:

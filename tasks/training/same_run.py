@@ -9,21 +9,28 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from tasks.data.plan import DataPlan
-from tasks.data.verify import differs_in_code_alone
-from trainer.base.errors import DataError
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import as_path, read_json, write_json
-from trainer.config import RunConfig
-from trainer.data.manifest import Manifest, read_manifest
+from phasewise.tasks.data.plan import DataPlan
+from phasewise.tasks.data.verify import differs_in_code_alone
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import NotAsWritten, read_sealed, write_sealed
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.data.manifest import Manifest, read_manifest
+from phasewise.trainer.result import read_result
 
 
 def read_run(folder: Path) -> RunConfig | None:
-    """The run that was written down in the folder; None where there is none, or what was written is no run any more."""
+    """The run that was written down in the folder; None if there is none, or it was changed after it was written."""
     try:
-        return RunConfig.model_validate(read_json(RunFolder(folder).run_file))
+        return RunConfig.model_validate(read_sealed(RunFolder(folder).run_file, may_lack_seal=True))
     except (FileNotFoundError, ValueError):
         return None
+
+
+def has_result_of(folder: Path, run: RunConfig) -> bool:
+    """Whether the folder's result, which is sealed, is that of this run: then a `run.json` that says otherwise was changed."""
+    return (read_result(folder) or {}).get("run_digest") == run.digest
 
 
 def note_caches(run: RunConfig, written: RunConfig | None = None) -> None:
@@ -34,7 +41,7 @@ def note_caches(run: RunConfig, written: RunConfig | None = None) -> None:
         written: the run that `run.json` says, where that is the same run with caches of other names; None is the run itself.
     """
     contents = {name: manifest.content for name, folder in run.caches.items() if (manifest := _manifest(as_path(folder)))}
-    write_json(RunFolder.at(run.output).caches, {"run_digest": (written or run).digest, "contents": contents})
+    write_sealed(RunFolder.at(run.output).caches, {"run_digest": (written or run).digest, "contents": contents})
 
 
 def is_same(written: RunConfig, run: RunConfig) -> bool:
@@ -64,7 +71,7 @@ def _is_same(written: RunConfig, run: RunConfig, content_now: Callable[[str], st
     with_caches_of_run = {**written.model_dump(mode="json"), "caches": run.caches, "cache_digests": run.cache_digests}
     if written.caches.keys() != run.caches.keys() or RunConfig.model_validate(with_caches_of_run).digest != run.digest:
         return False
-    noted = _noted(written, run)
+    noted = noted_caches(as_path(run.output), written)
 
     def is_same_cache(component: str) -> bool:
         if written.cache_name(component) == run.cache_name(component):
@@ -86,10 +93,12 @@ def _content_now(run: RunConfig) -> Callable[[str], str | None]:
     return content
 
 
-def _noted(written: RunConfig, run: RunConfig) -> dict[str, str]:
-    """What was noted about the caches when the run began; nothing where the note is another run's."""
-    path = RunFolder.at(run.output).caches
-    noted = read_json(path) if path.exists() else {}
+def noted_caches(folder: Path, written: RunConfig) -> dict[str, str]:
+    """Component → content of its cache, as noted when the run began; nothing if the note is of another run or was changed."""
+    try:
+        noted = read_sealed(RunFolder(folder).caches, may_lack_seal=True)
+    except (FileNotFoundError, NotAsWritten):
+        return {}
     return noted["contents"] if noted.get("run_digest") == written.digest else {}
 
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.process.heartbeat import read_heartbeat, signature
+from phasewise.trainer.process.heartbeat import read_heartbeat, signature
 
 SILENT_SECONDS = 60.0
 

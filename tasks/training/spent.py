@@ -15,10 +15,10 @@ from typing import Any
 
 from pydantic import Field
 
-from trainer.base.frozen import Frozen
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import read_json
-from trainer.base.wording import about
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.storage import read_json
+from phasewise.trainer.base.wording import about
 
 PROCESS, REPLAY, PAUSE, AWAY = "process", "replay", "pause", "away"
 STEPPING = ("step", "data", "barrier")
@@ -28,7 +28,7 @@ UNCOUNTED_SECONDS = 60.0
 """A trainer starts to count after its imports. What the clock says beyond that is a clock that was set."""
 
 
-class LifeSpent(Frozen):
+class LifeSpent(Frozen, extra="ignore"):
     """One life of the trainer.
 
     Attributes:
@@ -37,8 +37,6 @@ class LifeSpent(Frozen):
         seconds: of each work, as the trainer counted them; nothing where it was ended before its first heartbeat.
         from_step, to_step: the updates that were applied when it began, and when it ended.
         peak_memory_bytes: the most that its process held in this machine's memory; None where nobody said.
-        conditions: digest of the machine, versions and code (`tasks.prediction.conditions`); empty where it was not on this machine.
-        compiled: whether it compiled a step that its recipe's folder did not have yet.
         slice_name: where it trained; empty where nobody said.
         started_at: seconds since 1970; 0 in lines of before.
         is_whole: whether its end was seen; else its launcher was gone before, and `wall_seconds` is up to its last sign.
@@ -51,8 +49,6 @@ class LifeSpent(Frozen):
     from_step: int
     to_step: int
     peak_memory_bytes: int | None = None
-    conditions: str = ""
-    compiled: bool | None = None
     slice_name: str = ""
     started_at: float = 0.0
     is_whole: bool = True
@@ -119,13 +115,6 @@ def read_spent(folder: Path) -> Spent | None:
     peak = max((life.peak_memory_bytes for life in lives if life.peak_memory_bytes), default=None)
     parts = {work: spent for work, spent in seconds.items() if spent}
     return Spent(wall_seconds=wall, lives=len(lives), seconds=parts, peak_memory_bytes=peak, slices=slices)
-
-
-def compiled_steps(folder: Path) -> int:
-    """How many compiled updates the recipe of this run has."""
-    with suppress(OSError):
-        return sum(path.name.startswith("jit_train_step") for path in RunFolder(folder).compilation_cache.iterdir())
-    return 0
 
 
 def read_lives(folder: Path) -> list[LifeSpent]:

@@ -16,19 +16,18 @@ from prefect.exceptions import Pause
 from prefect.runtime import flow_run as current
 from prefect.states import Cancelled
 
-from tasks.artifacts.task import publish_page
-from tasks.background import Background, wait_until
-from tasks.prediction.predict import Prediction
-from tasks.progress import advance, say
-from tasks.store.keeping import check_not_taken_over
-from tasks.training.choice import launcher_for
-from tasks.training.curve import Curve, training_markdown
-from tasks.training.launcher import launch_trainer
-from tasks.training.legs import Leg, Planned
-from trainer.base.errors import PhasewiseError
-from trainer.base.run_folder import RunFolder
-from trainer.config import RunConfig
-from trainer.metrics import Row, read_metrics
+from phasewise.tasks.artifacts.task import publish_page
+from phasewise.tasks.background import Background, wait_until
+from phasewise.tasks.progress import advance, say
+from phasewise.tasks.store.keeping import check_not_taken_over
+from phasewise.tasks.training.choice import launcher_for
+from phasewise.tasks.training.curve import Curve, training_markdown
+from phasewise.tasks.training.launcher import launch_trainer
+from phasewise.tasks.training.legs import Leg, Planned
+from phasewise.trainer.base.errors import PhasewiseError
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.metrics import Row, read_metrics
 
 ARTIFACT_SECONDS = 3.0
 PICTURE_SECONDS = 30.0
@@ -40,8 +39,8 @@ SUSPENDED = "Stopped with the flow run above it, which was suspended. Resumed, t
 
 
 @task(task_run_name="train {run.phase}", cache_policy=NO_CACHE)
-def train(run: RunConfig, planned: Sequence[Planned], prediction: Prediction | None = None) -> dict[str, Any]:
-    """Train one phase, in processes of its own, and return its result. What was predicted is kept with it.
+def train(run: RunConfig, planned: Sequence[Planned]) -> dict[str, Any]:
+    """Train one phase, in processes of its own, and return its result.
 
     Args:
         run: as it ends.
@@ -88,7 +87,7 @@ def train(run: RunConfig, planned: Sequence[Planned], prediction: Prediction | N
         with Background() as requests:
             watch = SuspensionWatch(client, requests)
             try:
-                result = launch_trainer(run, on_rows, check, prediction=prediction, legs=legs)
+                result = launch_trainer(run, on_rows, check, legs=legs)
             except Pause:
                 watch.end_subflows()
                 raise

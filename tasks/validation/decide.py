@@ -4,10 +4,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tasks.locks import held
-from trainer.base.decision import Decision, Decisions, decision_path, need_of, question_of, read_decisions, seen_of
-from trainer.base.errors import VerdictError
-from trainer.base.storage import read_json, write_json
+from phasewise.tasks.locks import held
+from phasewise.trainer.base.decision import Decision, Decisions, decision_path, need_of, question_of, read_decisions, seen_of
+from phasewise.trainer.base.errors import VerdictError
+from phasewise.trainer.base.identity import NotAsWritten, read_sealed, write_sealed
 
 
 def decide(path: Path, *, approves: bool, reason: str, who: str, question: str | None = None) -> Decision:
@@ -28,7 +28,7 @@ def decide(path: Path, *, approves: bool, reason: str, who: str, question: str |
         now = datetime.now(UTC).isoformat(timespec="seconds")
         decision = Decision(approves=approves, reason=" ".join(reason.split()), who=" ".join(who.split()), when=now, seen=seen_of(verdict))
         kept = (*before.before, before.latest) if before else ()
-        write_json(decision_path(path), Decisions(latest=decision, before=kept).model_dump(mode="json"))
+        write_sealed(decision_path(path), Decisions(latest=decision, before=kept).model_dump(mode="json"))
     return decision
 
 
@@ -47,14 +47,11 @@ def read_verdict_file(path: Path) -> dict[str, Any]:
         VerdictError: there is none, or it does not read.
     """
     try:
-        found = read_json(path)
+        return read_sealed(path)
     except FileNotFoundError:
         raise VerdictError(f"there is no verdict at {path}, so there is nothing to decide: run the phase first.") from None
-    except ValueError as error:
-        raise VerdictError(f"the verdict {path} does not read as JSON ({error}): run the phase again, which judges again.") from None
-    if not isinstance(found, dict):
-        raise VerdictError(f"{path} is not a verdict: run the phase again, which judges again.")
-    return found
+    except NotAsWritten as error:
+        raise VerdictError(f"{error}: run the phase again, which judges again.") from None
 
 
 def _check_asks(path: Path, verdict: dict[str, Any]) -> None:

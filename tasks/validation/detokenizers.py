@@ -3,8 +3,8 @@
 from functools import lru_cache
 from pathlib import Path
 
-from tasks.data.tokenizer import load_tokenizer, tokenizer_digest
-from validations.evidence.leakage.words.detokenize import Detokenize, build_detokenizer
+from phasewise.tasks.data.tokenizer import load_tokenizer, tokenizer_digest
+from phasewise.validations.evidence.leakage.words.detokenize import Detokenize, build_detokenizer
 
 
 def open_detokenizer(path: Path) -> Detokenize:

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,16 +10,20 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from tasks.home import Home
-from tasks.locks import held
-from trainer.base.code_digest import code_digest
-from trainer.base.errors import ConfigError, DataError
-from trainer.base.storage import as_path, content_digest, digest_of_json, read_json
-from validations.evidence import leakage
-from validations.evidence.leakage.compiled import is_cold
-from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.items.files import read_benchmarks
-from validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.tasks.home import Home
+from phasewise.tasks.locks import held
+from phasewise.tasks.progress import say
+from phasewise.trainer.base.code_digest import code_digest
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.base.identity import NotAsWritten, content_digest, digest_of_json, read_sealed
+from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.base.system_errors import refused_by_system
+from phasewise.trainer.process.child_process import python_command
+from phasewise.validations.evidence import leakage
+from phasewise.validations.evidence.leakage.compiled import is_cold
+from phasewise.validations.evidence.leakage.index import LeakageIndex
+from phasewise.validations.evidence.leakage.items.files import read_benchmarks
+from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
 
 CACHE_VARIABLE = "XDG_CACHE_HOME"
 LEAKAGE = "validations/evidence/leakage"
@@ -66,8 +69,19 @@ def index_of_list(path: Path, key: str, store: Path) -> Path:
 
 def read_list(path: Path) -> list[BenchmarkItem]:
     """Items that were written as JSON."""
-    rows: list[dict[str, Any]] = read_json(path)
+    rows: list[dict[str, Any]] = read_sealed(path)["items"]
     return [BenchmarkItem(**row)._replace(choices=tuple(row["choices"]), solutions=tuple(row["solutions"])) for row in rows]
+
+
+def is_kept(path: Path, key: str) -> bool:
+    """Whether the list of items of this key is there, as it was written."""
+    try:
+        return read_sealed(path).get("key") == key
+    except FileNotFoundError:
+        return False
+    except NotAsWritten as error:
+        say(f"{error}: it is made again")
+        return False
 
 
 def folder_digest(path: Path) -> str:
@@ -77,12 +91,16 @@ def folder_digest(path: Path) -> str:
     return digest_of_json({"reader": leakage_version(), "place": path.name, "files": contents})
 
 
+def index_folder(key: str, store: Path) -> Path:
+    """Where the index of the items of this key is kept."""
+    return store / digest_of_json({"items": key, "index": leakage_version()})[:16]
+
+
 def keep_index(key: str, read: Callable[[], Sequence[BenchmarkItem]], store: Path) -> Path:
     """The folder of the index that this key and the code name; it appears there whole or not at all, and is built by one process."""
-    name = digest_of_json({"items": key, "index": leakage_version()})[:16]
-    folder = store / name
+    folder = index_folder(key, store)
     if not folder.exists():
-        with held(store / f"{name}.lock"):
+        with held(store / f"{folder.name}.lock"):
             if not folder.exists():
                 with _compiling_ahead():
                     _save(LeakageIndex.build(read()), folder)
@@ -98,10 +116,8 @@ def _compiling_ahead() -> Iterator[None]:
     if not is_cold() or (os.cpu_count() or 1) == 1:
         yield
         return
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-m", AHEAD]
     nothing = subprocess.DEVNULL
-    with subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, env=environment) as process:
+    with subprocess.Popen(python_command(AHEAD), stdin=nothing, stdout=nothing, stderr=nothing) as process:
         try:
             yield
         except BaseException:
@@ -118,8 +134,9 @@ def open_index(folder: Path) -> LeakageIndex:
 def _save(built: LeakageIndex, folder: Path) -> None:
     making = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     try:
-        making.mkdir(parents=True)
-        built.save(making)
-        os.replace(making, folder)
+        with refused_by_system(folder):
+            making.mkdir(parents=True)
+            built.save(making)
+            os.replace(making, folder)
     finally:
         shutil.rmtree(making, ignore_errors=True)

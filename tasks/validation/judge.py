@@ -6,30 +6,31 @@ from types import MappingProxyType
 
 import pandas as pd
 
-from tasks.data.plan import DataPlan
-from tasks.data.verify import Difference, check_caches, verify_component
-from tasks.home import Home
-from tasks.validation.scan_caches import scan_caches, scan_key
-from trainer.base.errors import DataError
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import as_path, digest_of_file
-from trainer.config import RunConfig
-from trainer.data.cache import TokenCache
-from trainer.data.manifest import read_manifest
-from trainer.data.mixture import MixtureSchedule
-from trainer.data.rows import DrawnRows, RowsOfTokens
-from trainer.metrics import read_metrics
-from validations.accepted import AcceptedWarning
-from validations.approvable import NOBODY, AsksPeople
-from validations.evidence.caches import cache_evidence
-from validations.evidence.differences import differences_evidence
-from validations.evidence.health.evidence import health_evidence
-from validations.evidence.leakage.evidence import leakage_evidence, leaked_items
-from validations.evidence.mixture import mixture_evidence
-from validations.evidence.order.evidence import order_evidence
-from validations.evidence.packing import packing_evidence
-from validations.limits import DataLimits, HealthLimits
-from validations.verdict import DataEvidence, Verdict, judge_data, judge_health, write_verdict
+from phasewise.tasks.data.plan import DataPlan
+from phasewise.tasks.data.verify import Difference, check_caches, verify_component
+from phasewise.tasks.home import Home
+from phasewise.tasks.validation.scan_caches import scan_caches, scan_key
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import digest_of_file
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.manifest import read_manifest
+from phasewise.trainer.data.mixture import MixtureSchedule
+from phasewise.trainer.data.rows import DrawnRows, RowsOfTokens
+from phasewise.trainer.metrics import read_metrics
+from phasewise.validations.accepted import AcceptedWarning
+from phasewise.validations.approvable import NOBODY, AsksPeople
+from phasewise.validations.evidence.caches import cache_evidence
+from phasewise.validations.evidence.differences import differences_evidence
+from phasewise.validations.evidence.health.evidence import health_evidence
+from phasewise.validations.evidence.leakage.evidence import leakage_evidence, leaked_items
+from phasewise.validations.evidence.mixture import mixture_evidence
+from phasewise.validations.evidence.order.evidence import order_evidence
+from phasewise.validations.evidence.packing import packing_evidence
+from phasewise.validations.limits import DataLimits, HealthLimits
+from phasewise.validations.verdict import DataEvidence, Verdict, judge_data, judge_health, write_verdict
 
 DAMAGED = "shard damaged"
 
@@ -68,7 +69,7 @@ def judge_phase_data(
     order, shifts = order_evidence(run, limits.order)
     packed = packing_evidence(run)
     rows = dict(zip(packed["component"], packed["rows"], strict=True))
-    expected = {name: scan_key(manifest.digest, scans.items, limits.leakage) for name, manifest in manifests.items()}
+    expected = {name: scan_key(manifest.digest, scans.items.digest, limits.leakage) for name, manifest in manifests.items()}
     evidence = DataEvidence(
         caches=cache_evidence(caches),
         differences=differences_evidence({name: [one.as_json() for one in found] for name, found in differences.items()}, caches),
@@ -90,7 +91,7 @@ def judge_phase_health(
     run: RunConfig, limits: HealthLimits, home: Home, *, accepts: Sequence[AcceptedWarning] = (), asks_people: AsksPeople = NOBODY
 ) -> Verdict:
     """Judge how a phase trained, by its metrics; the verdict is kept beside those of its data and its model. All else as for its data."""
-    from trainer.norms import groups  # it imports jax
+    from phasewise.trainer.norms import groups  # it imports jax
 
     metrics = RunFolder.at(run.output).metrics
     path = home.verdict(f"{run.recipe}-{run.scale}", run.phase, "health")

@@ -1,27 +1,37 @@
 """What a phase must not have trained on, and the scan of its token caches for it: the bytes that the trainer will read, shard by shard."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.data.plan import DataPlan
-from tasks.data.word_problems import BENCHMARK, word_problems
-from tasks.evaluation.benchmark_folder import benchmark_items
-from tasks.evaluation.suites.folder import real_benchmarks
-from tasks.home import Home
-from tasks.progress import say
-from tasks.validation.detokenizers import open_detokenizer
-from tasks.validation.index_store import folder_digest, index_of_list, index_store, leakage_version, open_index
-from tasks.validation.scan_paths import CachePiece, cache_pieces, find_tokenizer
-from trainer.base.errors import DataError
-from trainer.base.storage import digest_of_file, digest_of_json, read_json, write_json
-from trainer.data.manifest import Shard, read_manifest
-from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.items.files import read_benchmarks
-from validations.evidence.leakage.items.item import HELD_OUT, BenchmarkItem
-from validations.evidence.leakage.scan import Scan, cache_documents, merge_scans, scan_documents
-from validations.evidence.leakage.words.words import split_words
-from validations.limits import LeakageLimits
+from pydantic import ValidationError
+
+from phasewise.tasks.data.plan import DataPlan
+from phasewise.tasks.data.word_problems import BENCHMARK, word_problems
+from phasewise.tasks.evaluation.benchmark_folder import benchmark_items
+from phasewise.tasks.evaluation.suites.folder import real_benchmarks
+from phasewise.tasks.home import Home
+from phasewise.tasks.progress import say
+from phasewise.tasks.validation.detokenizers import open_detokenizer
+from phasewise.tasks.validation.index_store import (
+    folder_digest,
+    index_folder,
+    index_of_list,
+    index_store,
+    is_kept,
+    leakage_version,
+    open_index,
+)
+from phasewise.tasks.validation.scan_paths import CachePiece, cache_pieces, find_tokenizer
+from phasewise.trainer.base.identity import NotAsWritten, check_file, digest_of_json, read_sealed, write_sealed
+from phasewise.trainer.data.manifest import Shard, read_manifest
+from phasewise.validations.evidence.leakage.index import TABLE_NAME, LeakageIndex
+from phasewise.validations.evidence.leakage.items.files import read_benchmarks
+from phasewise.validations.evidence.leakage.items.item import HELD_OUT, BenchmarkItem
+from phasewise.validations.evidence.leakage.scan import Scan, cache_documents, merge_scans, scan_documents
+from phasewise.validations.evidence.leakage.words.words import split_words
+from phasewise.validations.limits import LeakageLimits
 
 MIN_HELD_OUT_WORDS = 13
 ITEMS_VERSION = "items-3"
@@ -57,9 +67,10 @@ def scan_caches(caches: Mapping[str, Path], plan: DataPlan, limits: LeakageLimit
     """
     items = keep_items(plan, caches, home)
     index = items.open()
-    keys = {name: scan_key(read_manifest(folder).digest, index, limits) for name, folder in caches.items()}
+    keys = {name: scan_key(read_manifest(folder).digest, index.digest, limits) for name, folder in caches.items()}
     kept = {name: home.evidence("leakage", key) / "scan.json" for name, key in keys.items()}
-    missing = {name: shards_of(caches[name], plan) for name in caches if not kept[name].exists()}
+    scans = {name: scan for name, path in kept.items() if (scan := _read_scan(path, keys[name]))}
+    missing = {name: shards_of(caches[name], plan) for name in caches if name not in scans}
     if missing:
         benchmarks = ", ".join(name for name in index.items_per_benchmark if not name.startswith(HELD_OUT))
         asked = sum(index.items_per_benchmark.values())
@@ -68,26 +79,56 @@ def scan_caches(caches: Mapping[str, Path], plan: DataPlan, limits: LeakageLimit
     calls = [(shard, items, limits) for shard in shards]
     made = iter(_scan_all(calls, sum(shard.size_bytes for shard in shards)))
     for name, of_cache in missing.items():
-        scan = merge_scans([next(made) for _ in of_cache])
-        write_json(kept[name], {"component": name, "key": keys[name], "scan": scan.model_dump(mode="json")})
-    records = {name: read_json(path) for name, path in kept.items()}
-    scans = {name: Scan.model_validate(record["scan"]) for name, record in records.items()}
-    return CacheScans(index, scans, {name: str(record["key"]) for name, record in records.items()})
+        scans[name] = merge_scans([next(made) for _ in of_cache])
+        write_sealed(kept[name], {"component": name, "key": keys[name], "scan": scans[name].model_dump(mode="json")})
+    return CacheScans(index, {name: scans[name] for name in caches}, keys)
+
+
+def _read_scan(path: Path, key: str) -> Scan | None:
+    """The scan of this key; None if it is missing or was changed, which is said: then the cache is scanned again."""
+    try:
+        record = read_sealed(path)
+        if record.get("key") != key:
+            raise NotAsWritten(f"{path} is the scan of something else")
+        return Scan.model_validate(record["scan"])
+    except FileNotFoundError:
+        return None
+    except (NotAsWritten, KeyError, ValidationError) as error:
+        say(f"{error}: the cache is scanned again")
+        return None
 
 
 def _scan_all(calls: list[tuple[CachePiece, KeptItems, LeakageLimits]], size_bytes: int) -> list[Scan]:
     """The scans in the order of the calls; here, where they are done before a cluster is up."""
     if size_bytes < MIN_CLUSTER_BYTES:
         return [scan_shard(*call) for call in calls]
-    from tasks.data.cluster import run_all  # a second is spent on Dask's import: who only asks what is there does without
+    from phasewise.tasks.data.cluster import run_all  # a second is spent on Dask's import: who only asks what is there does without
 
     return run_all(STAGE, scan_shard, calls)
 
 
-def scan_key(manifest_digest: str, index: LeakageIndex, limits: LeakageLimits) -> str:
+def scan_key(manifest_digest: str, items_digest: str, limits: LeakageLimits) -> str:
     """Digest of everything that decides the result of a scan: one that was kept under it need not be made again."""
     rule = limits.model_dump(mode="json", exclude={"max_items"})
-    return digest_of_json({"cache": manifest_digest, "items": index.digest, "rule": rule, "scanner": leakage_version()})
+    return digest_of_json({"cache": manifest_digest, "items": items_digest, "rule": rule, "scanner": leakage_version()})
+
+
+def kept_evidence(plan: DataPlan, components: Iterable[str], limits: LeakageLimits, home: Home) -> Iterator[Path]:
+    """The sealed files of what a phase's data were scanned for and of what was found, as far as they are kept.
+
+    Raises:
+        ConfigError, DataError: as `items_key`.
+    """
+    components = sorted(components)
+    key = items_key(plan, components)
+    yield home.evidence("items", key) / "items.json"
+    table = index_folder(key, index_store(home)) / TABLE_NAME
+    yield table
+    with suppress(FileNotFoundError, NotAsWritten, KeyError):
+        items_digest = str(read_sealed(table)["items"])
+        for name in components:
+            manifest = read_manifest(plan.components[name].train.folder)
+            yield home.evidence("leakage", scan_key(manifest.digest, items_digest, limits)) / "scan.json"
 
 
 def scan_shard(shard: CachePiece, items: KeptItems, limits: LeakageLimits) -> Scan:
@@ -108,8 +149,7 @@ def check_shard(folder: Path, shard: Shard) -> None:
         DataError: with the file.
     """
     for name, expected in shard.files.items():
-        if digest_of_file(folder / name) != expected:
-            raise DataError(f"{folder / name} is not the file that was written. Delete {folder} and prepare the data again.")
+        check_file(folder / name, expected, f"Delete {folder} and prepare the data again.")
 
 
 def shards_of(folder: Path, plan: DataPlan) -> list[CachePiece]:
@@ -140,8 +180,8 @@ def keep_items(plan: DataPlan, components: Iterable[str], home: Home) -> KeptIte
     components = sorted(components)
     key = items_key(plan, components)
     path = home.evidence("items", key) / "items.json"
-    if not path.exists():
-        write_json(path, [item._asdict() for item in test_items(plan, components)])
+    if not is_kept(path, key):
+        write_sealed(path, {"key": key, "items": [item._asdict() for item in test_items(plan, components)]})
     return KeptItems(path, key, index_store(home))
 
 

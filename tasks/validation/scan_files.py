@@ -17,17 +17,17 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from tasks.data.formats.archives import MAX_LAYERS, Member, members
-from tasks.data.formats.findings import FileFault
-from tasks.data.formats.kinds import Kind
-from tasks.data.formats.streams import BUFFER_BYTES, Recognised, WatchedFile, open_watched, recognise, unpack
-from tasks.data.listing import matches
-from tasks.validation.scan_plain import PEEK_BYTES, Transcoded, begins_with_json, read_json, read_lines, read_text
-from tasks.validation.scan_tables import NoText, arrow_texts, parquet_texts
-from tasks.validation.scan_values import Text
-from tasks.validation.scan_warc import warc_records
-from trainer.base.errors import DataError
-from validations.evidence.leakage.scan import Document
+from phasewise.tasks.data.formats.archives import MAX_LAYERS, Member, members
+from phasewise.tasks.data.formats.findings import FileFault
+from phasewise.tasks.data.formats.kinds import Kind
+from phasewise.tasks.data.formats.streams import BUFFER_BYTES, Recognised, WatchedFile, open_watched, recognise, unpack
+from phasewise.tasks.data.listing import matches
+from phasewise.tasks.validation.scan_plain import PEEK_BYTES, Transcoded, begins_with_json, read_json, read_lines, read_text
+from phasewise.tasks.validation.scan_tables import NoText, arrow_texts, parquet_texts
+from phasewise.tasks.validation.scan_values import Text
+from phasewise.tasks.validation.scan_warc import warc_records
+from phasewise.trainer.base.errors import DataError
+from phasewise.validations.evidence.leakage.scan import Document
 
 DAMAGE = (FileFault, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, pa.ArrowException, OverflowError, RecursionError)
 INSIDE = "!/"

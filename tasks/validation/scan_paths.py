@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from tasks.data.formats.streams import open_watched, recognise
-from tasks.data.listing import printable
-from tasks.validation.scan_files import FilePiece, Unread, excluded, is_called_lines
-from tasks.validation.scan_plain import PEEK_BYTES, has_lines_of_json
-from trainer.base.errors import ConfigError, DataError
-from trainer.base.storage import as_path, digest_of_file, read_json
-from trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest
+from phasewise.tasks.data.formats.streams import open_watched, recognise
+from phasewise.tasks.data.listing import printable
+from phasewise.tasks.validation.scan_files import FilePiece, Unread, excluded, is_called_lines
+from phasewise.tasks.validation.scan_plain import PEEK_BYTES, has_lines_of_json
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.base.identity import digest_of_file
+from phasewise.trainer.base.storage import as_path, read_json
+from phasewise.trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest
 
 PIECE_BYTES = 32 * 2**20
 LOOK_THREADS = 8

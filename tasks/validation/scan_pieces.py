@@ -10,15 +10,15 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.data.formats.streams import raise_failure
-from tasks.progress import advance
-from tasks.validation.detokenizers import open_detokenizer
-from tasks.validation.index_store import open_index
-from tasks.validation.scan_files import FilePiece, Reading, Unread
-from tasks.validation.scan_paths import CachePiece, ScanPiece
-from trainer.base.frozen import Frozen
-from validations.evidence.leakage.scan import Hit, Scan, cache_documents, merge_scans, scan_documents
-from validations.limits import LeakageLimits
+from phasewise.tasks.data.formats.streams import raise_failure
+from phasewise.tasks.progress import advance
+from phasewise.tasks.validation.detokenizers import open_detokenizer
+from phasewise.tasks.validation.index_store import open_index
+from phasewise.tasks.validation.scan_files import FilePiece, Reading, Unread
+from phasewise.tasks.validation.scan_paths import CachePiece, ScanPiece
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.validations.evidence.leakage.scan import Hit, Scan, cache_documents, merge_scans, scan_documents
+from phasewise.validations.limits import LeakageLimits
 
 STAGE = "leakage scan"
 MIN_CLUSTER_BYTES = 128 * 2**20
@@ -80,7 +80,7 @@ def _scan_here(some: Sequence[ScanPiece], index: Path, limits: LeakageLimits, do
 
 
 def _scan_side_by_side(some: Sequence[ScanPiece], index: Path, limits: LeakageLimits, workers: int | None) -> list[PieceScan]:
-    from tasks.data.cluster import WORKERS_VARIABLE, run_all  # it takes seconds to import
+    from phasewise.tasks.data.cluster import WORKERS_VARIABLE, run_all  # it takes seconds to import
 
     if workers is not None:
         os.environ[WORKERS_VARIABLE] = str(workers)

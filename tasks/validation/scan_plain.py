@@ -8,11 +8,11 @@ from typing import cast
 
 import orjson
 
-from tasks.data.formats.findings import MAX_DOCUMENT_BYTES, FileFault
-from tasks.data.formats.json_lines import BYTE_ORDER_MARK, SKIP_BYTES
-from tasks.data.formats.json_values import loads
-from tasks.data.formats.kinds import is_text
-from tasks.validation.scan_values import Text, as_utf8, text_of_line, text_of_value
+from phasewise.tasks.data.formats.findings import MAX_DOCUMENT_BYTES, FileFault
+from phasewise.tasks.data.formats.json_lines import BYTE_ORDER_MARK, SKIP_BYTES
+from phasewise.tasks.data.formats.json_values import loads
+from phasewise.tasks.data.formats.kinds import is_text
+from phasewise.tasks.validation.scan_values import Text, as_utf8, text_of_line, text_of_value
 
 MAX_JSON_BYTES = MAX_DOCUMENT_BYTES
 PEEK_BYTES = 2**16
@@ -29,8 +29,8 @@ def has_lines_of_json(start: bytes) -> bool:
     if not end or line[:1] not in (b"{", b"["):
         return False
     try:
-        orjson.loads(line)
-    except orjson.JSONDecodeError:
+        loads(line)
+    except (orjson.JSONDecodeError, FileFault):
         return False
     return True
 

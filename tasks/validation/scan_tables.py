@@ -7,16 +7,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.data.formats.arrow_messages import FILE_START, NO_MORE, check_next_batch
-from tasks.data.formats.expansion import check_expansion
-from tasks.data.formats.findings import FileFault
-from tasks.data.formats.kinds import PARQUET_MAGIC
-from tasks.data.formats.parquet_footer import RowGroup, read_footer
-from tasks.data.formats.parquet_pages import check_pages
-from tasks.data.formats.streams import BUFFER_BYTES
-from tasks.data.formats.tables import BATCH_BYTES, MAX_HELD_BYTES, is_index, rows_of_deltas, size_between
-from tasks.validation.scan_columns import Strings, may_hold_text, strings_of
-from tasks.validation.scan_values import ID_KEY, TEXT_KEY, Text, texts_of
+from phasewise.tasks.data.formats.arrow_messages import FILE_START, NO_MORE, check_next_batch
+from phasewise.tasks.data.formats.expansion import check_expansion
+from phasewise.tasks.data.formats.findings import FileFault
+from phasewise.tasks.data.formats.kinds import PARQUET_MAGIC
+from phasewise.tasks.data.formats.parquet_footer import RowGroup, read_footer
+from phasewise.tasks.data.formats.parquet_pages import check_pages
+from phasewise.tasks.data.formats.streams import BUFFER_BYTES
+from phasewise.tasks.data.formats.tables import BATCH_BYTES, MAX_HELD_BYTES, is_index, rows_of_deltas, size_between
+from phasewise.tasks.validation.scan_columns import Strings, may_hold_text, strings_of
+from phasewise.tasks.validation.scan_values import ID_KEY, TEXT_KEY, Text, texts_of
 
 MAX_BATCH_ROWS = 256
 VALUE_BYTES = 16  # of an entry of a list: an index, its validity, its place

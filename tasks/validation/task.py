@@ -8,23 +8,23 @@ import pandas as pd
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.artifacts.task import publish_page, tell_of_gate
-from tasks.data.plan import DataPlan
-from tasks.home import Home
-from tasks.progress import say
-from tasks.site import gate_address
-from tasks.validation.judge import judge_phase_data, judge_phase_health
-from trainer.base.decision import read_decisions, ruling_of
-from trainer.base.storage import as_path
-from trainer.config import RunConfig
-from trainer.data.rows import DrawnRows
-from validations.accepted import AcceptedWarning
-from validations.approvable import AsksPeople
-from validations.data_docs import build_data_docs
-from validations.limits import DataLimits, GateLimits, HealthLimits
-from validations.report.artifact import as_markdown, why_in_a_line
-from validations.report.words import lines_of, notes_of, report_folder_of, summary_of
-from validations.verdict import Verdict, judge_gate, read_verdict, write_verdict
+from phasewise.tasks.artifacts.task import publish_page, tell_of_gate
+from phasewise.tasks.data.plan import DataPlan
+from phasewise.tasks.home import Home
+from phasewise.tasks.progress import say
+from phasewise.tasks.site import gate_address
+from phasewise.tasks.validation.judge import judge_phase_data, judge_phase_health
+from phasewise.trainer.base.decision import read_decisions, ruling_of
+from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.data.rows import DrawnRows
+from phasewise.validations.accepted import AcceptedWarning
+from phasewise.validations.approvable import AsksPeople
+from phasewise.validations.data_docs import build_data_docs
+from phasewise.validations.limits import DataLimits, GateLimits, HealthLimits
+from phasewise.validations.report.artifact import as_markdown, why_in_a_line
+from phasewise.validations.report.words import lines_of, notes_of, report_folder_of, summary_of
+from phasewise.validations.verdict import Verdict, judge_gate, read_verdict, write_verdict
 
 Accepts = Sequence[AcceptedWarning]
 """What the recipe accepts in the phase; each of the three judges is given it."""

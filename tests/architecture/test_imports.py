@@ -18,7 +18,9 @@ BELOW = {
     "deployments": {"flows", "tasks", "validations", "trainer"},
 }
 PACKAGES = tuple(BELOW)
-GX_MODULE = "validations.expectations.domain"
+NAME = "phasewise"
+GX_FILE = "validations/expectations/domain.py"
+GX_MODULE = "phasewise.validations.expectations.domain"
 HEAVY = ("jax", "optax", "orbax")
 
 
@@ -32,12 +34,13 @@ class Import:
 
     @property
     def top(self) -> str:
-        return self.module.partition(".")[0]
+        """The room, of a module of ours; else the library."""
+        return self.module.removeprefix(f"{NAME}.").partition(".")[0]
 
 
 def imports_of(source: str, path: str) -> list[Import]:
     """Every module that a file imports, with `from a import b` as `a` and `a.b`, and relative names resolved."""
-    package = path.removesuffix(".py").split("/")[:-1]
+    package = [NAME, *path.removesuffix(".py").split("/")[:-1]]
     return [Import(name, lazy, node.lineno) for node, lazy in _statements(ast.parse(source), lazy=False) for name in _names(node, package)]
 
 
@@ -80,7 +83,7 @@ def _breaks_an_arrow(found: Import, path: str) -> str | None:
     package = path.partition("/")[0]
     if found.top in BELOW and found.top != package and found.top not in BELOW[package]:
         return f"{package} is below {found.top}"
-    return "tests are no part of the house" if found.top == "tests" else None
+    return "the product imports neither tests nor experiments" if found.top in {"tests", "experiments"} else None
 
 
 def _is_in_the_wrong_room(found: Import, path: str) -> str | None:
@@ -98,7 +101,7 @@ def _is_in_the_wrong_room(found: Import, path: str) -> str | None:
 def _is_too_early(found: Import, path: str) -> str | None:
     if found.lazy:
         return None
-    if found.top == "great_expectations" and path != f"{GX_MODULE.replace('.', '/')}.py":
+    if found.top == "great_expectations" and path != GX_FILE:
         return "its import takes seconds: import it inside the function that needs it"
     if found.module == GX_MODULE:
         return "it imports Great Expectations: import it inside the function that needs it"
@@ -118,22 +121,22 @@ def test_every_import_follows_the_arrows():
 
 
 def test_the_expectation_classes_are_the_one_module_that_needs_great_expectations_at_once():
-    path = ROOT / f"{GX_MODULE.replace('.', '/')}.py"
-    assert any(found.top == "great_expectations" and not found.lazy for found in imports_of(path.read_text(), GX_MODULE))
+    source = (ROOT / GX_FILE).read_text()
+    assert any(found.top == "great_expectations" and not found.lazy for found in imports_of(source, GX_FILE))
 
 
 def test_what_every_room_uses_rests_on_nothing_of_ours():
     files = sorted((ROOT / "trainer/base").glob("*.py"))
     used = {found.module for path in files for found in imports_of(path.read_text(), path.relative_to(ROOT).as_posix())}
-    ours = {name for name in used if name.partition(".")[0] in PACKAGES}
+    ours = {name for name in used if name.startswith(f"{NAME}.")}
     assert len(files) > 3
-    assert {name for name in ours if not name.startswith("trainer.base.")} == set()
+    assert {name for name in ours if not name.startswith("phasewise.trainer.base.")} == set()
 
 
 def test_data_know_nothing_of_evaluation():
     files = sorted((ROOT / "tasks/data").rglob("*.py"))
     used = {found.module for path in files for found in imports_of(path.read_text(), path.relative_to(ROOT).as_posix())}
-    assert [name for name in used if name.startswith("tasks.evaluation")] == []
+    assert [name for name in used if name.startswith("phasewise.tasks.evaluation")] == []
 
 
 def test_every_folder_with_modules_is_a_package():
@@ -148,7 +151,8 @@ def test_nothing_imports_what_is_above_it(path: str):
     package = path.partition("/")[0]
     for other in PACKAGES:
         expected = other == package or other in BELOW[package]
-        for source in (f"import {other}", f"from {other} import x", f"def f():\n    import {other}.x", f"import_module('{other}.x')"):
+        ours = f"{NAME}.{other}"
+        for source in (f"import {ours}", f"from {ours} import x", f"def f():\n    import {ours}.x", f"import_module('{ours}.x')"):
             assert (not problems_of(source, path)) == expected, (path, source)
 
 
@@ -161,9 +165,9 @@ def test_nothing_imports_what_is_above_it(path: str):
         ("from distributed import Client", "flows/a.py", "tasks/a.py"),
         ("import great_expectations", "validations/a.py tasks/a.py", "validations/expectations/domain.py"),
         ("def f():\n    import great_expectations", "tasks/a.py flows/a.py", "validations/a.py"),
-        ("from validations.expectations.domain import ExpectX", "validations/a.py", ""),
-        ("from validations.expectations import domain", "validations/a.py", ""),
-        ("def f():\n    from validations.expectations import domain", "", "validations/a.py"),
+        ("from phasewise.validations.expectations.domain import ExpectX", "validations/a.py", ""),
+        ("from phasewise.validations.expectations import domain", "validations/a.py", ""),
+        ("def f():\n    from phasewise.validations.expectations import domain", "", "validations/a.py"),
         ("import jax.numpy", "flows/a.py tasks/data/a.py validations/a.py deployments/a.py", "trainer/a.py tasks/evaluation/a.py"),
         ("try:\n    import optax\nexcept ImportError:\n    pass", "flows/a.py", "trainer/a.py"),
         ("class A:\n    import orbax.checkpoint as ocp", "tasks/training/a.py", "trainer/a.py"),
@@ -180,21 +184,21 @@ def test_the_rules_can_fail(source: str, refused: str, allowed: str):
 
 def test_relative_imports_are_resolved():
     assert [found.module for found in imports_of("from . import x\nfrom ..data.cache import y", "trainer/model/a.py")] == [
-        "trainer.model",
-        "trainer.model.x",
-        "trainer.data.cache",
-        "trainer.data.cache.y",
+        "phasewise.trainer.model",
+        "phasewise.trainer.model.x",
+        "phasewise.trainer.data.cache",
+        "phasewise.trainer.data.cache.y",
     ]
 
 
 @pytest.mark.parametrize(
     ("module", "without"),
     [
-        ("flows.cli", "jax optax orbax prefect dask distributed great_expectations lm_eval pandas"),
-        ("trainer.config", "jax optax orbax prefect dask numpy pandas"),
-        ("tasks.data.plan", "jax optax orbax prefect dask distributed great_expectations lm_eval"),
-        ("tasks.training.launcher", "jax optax orbax prefect dask distributed great_expectations lm_eval"),
-        ("flows.recipes", "jax optax orbax prefect dask distributed great_expectations lm_eval"),
+        ("phasewise.flows.cli", "jax optax orbax prefect dask distributed great_expectations lm_eval pandas"),
+        ("phasewise.trainer.config", "jax optax orbax prefect dask numpy pandas"),
+        ("phasewise.tasks.data.plan", "jax optax orbax prefect dask distributed great_expectations lm_eval"),
+        ("phasewise.tasks.training.launcher", "jax optax orbax prefect dask distributed great_expectations lm_eval"),
+        ("phasewise.flows.recipes", "jax optax orbax prefect dask distributed great_expectations lm_eval"),
     ],
 )
 def test_what_a_module_loads(module: str, without: str):

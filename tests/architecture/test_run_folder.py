@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-from trainer.base import run_folder
+from phasewise.trainer.base import run_folder
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("trainer", "validations", "tasks", "flows", "deployments")

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from flows.recipes.recipe import Recipe
+from phasewise.flows.recipes.recipe import Recipe
 from tests.deployments.long_recipe import write_long_recipe
 
 STOP_STEP = 6

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from deployments.worker import RUN_MODULE
+from experiments.incidents.bison import write_incident
+from phasewise.deployments.worker import RUN_MODULE
 from tests.deployments.asking_recipe import write_asking_recipe
 from tests.deployments.long_recipe import write_long_recipe
 from tests.deployments.short_recipe import write_short_recipe
 from tests.deployments.spiking_recipe import write_spiking_recipe
 from tests.deployments.up import Up, ask, final_state, processes, wait_for
 from tests.ports import free_port
-from tests.pulse.bison import write_incident
 
 UNHURRIED = Path(__file__).with_name("unhurried")
 """For PYTHONPATH: trainers rest between updates."""

@@ -1,7 +1,7 @@
 """The pictures of the README: `python -m tests.deployments.screenshots OUT --recipe HOME --refused HOME`.
 
 Of a home where Marin 8B was trained at proxy scale (`phasewise run marin-8b`), and of one where Bison was refused: `python -m
-tests.pulse.bison FOLDER` has it in `FOLDER/home`, once its command `run dropped.json` is done. The homes are only read.
+experiments.incidents.bison FOLDER` has it in `FOLDER/home`, once its command `run dropped.json` is done. The homes are only read.
 """
 
 import argparse
@@ -16,11 +16,11 @@ import uvicorn
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
-from deployments.site import create_app
-from flows.recipes import NAMES
-from flows.site.shelf import Shelf
-from flows.site.site import Site
-from tasks.home import Home
+from phasewise.deployments.site import create_app
+from phasewise.flows.recipes import NAMES
+from phasewise.flows.site.shelf import Shelf
+from phasewise.flows.site.site import Site
+from phasewise.tasks.home import Home
 from tests.chromium import CHROMIUM
 from tests.ports import free_port
 

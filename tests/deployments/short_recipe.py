@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from flows.recipes.recipe import Recipe
-from tests.pulse.runs import COMPONENTS, tiny_recipe
+from experiments.survival.runs import COMPONENTS, tiny_recipe
+from phasewise.flows.recipes.recipe import Recipe
 from tests.tasks.conftest import write_lines, write_prose
 
 

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from flows.recipes.recipe import Recipe
+from phasewise.flows.recipes.recipe import Recipe
 from tests.deployments.long_recipe import write_long_recipe
 from tests.tasks.conftest import write_lines
 

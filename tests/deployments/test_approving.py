@@ -7,18 +7,21 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import psutil
 import pytest
 from playwright.sync_api import sync_playwright
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.orchestration import get_client
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import temporary_settings
 from pydantic import SecretStr
 
-from deployments.notify import AUTOMATION, register_notification
-from deployments.worker import RUN_MODULE
-from flows.mail import Mail
+from phasewise.deployments.notify import AUTOMATION, register_notification
+from phasewise.deployments.worker import RUN_MODULE
+from phasewise.flows.mail import Mail
+from phasewise.trainer.base.decision import decision_path
+from phasewise.trainer.base.errors import ConfigError
 from tests.chromium import CHROMIUM
 from tests.deployments.asking_recipe import STOP_STEP
 from tests.deployments.listening import USER, mail_server, webhook
@@ -35,8 +38,6 @@ from tests.deployments.up import (
     state_of,
     wait_for,
 )
-from trainer.base.decision import decision_path
-from trainer.base.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(900)  # a guard against hanging
 WORST = "by step 6 component medu_science_qa has been seen 0.02 times over (found 0.02 epochs of 379 rows; limit 0.001 epochs)"
@@ -78,12 +79,12 @@ def register(up: Up, block: str) -> int:
                 assert await register_notification(client, block) == block
             return len(await client.read_automations_by_name(AUTOMATION))
 
-    with temporary_settings({PREFECT_API_URL: up.api}):
+    with temporary_settings(up.prefect_settings):
         return asyncio.run(twice())
 
 
 def save(up: Up, block: Any) -> None:
-    with temporary_settings({PREFECT_API_URL: up.api}):
+    with temporary_settings(up.prefect_settings):
         block.save("gates")
 
 
@@ -184,7 +185,7 @@ def approve_in_the_form(up: Up, run: str) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1300, "height": 1000})
-        page.goto(f"{up.ui}/runs/flow-run/{run}")
+        page.goto(f"{up.links[0]}&{quote(f'/runs/flow-run/{run}', safe='')}")
         page.get_by_role("button", name="Resume").click()
         form = page.get_by_role("dialog")
         form.get_by_text("asking/proxy/kestrel data failed.").wait_for()
@@ -222,7 +223,7 @@ def test_what_was_approved_is_trained_and_reported_with_the_name(asked: Asked, a
 
 def test_a_person_rejects_in_a_terminal_and_the_run_ends_refused(asked: Asked, again: Up, recipes: Path):
     target = f"{recipes / 'asked-too.json'}/kestrel"
-    command = [sys.executable, "-m", "flows.cli", "approve", target, "--reject", "--reason", "too often", "--who", "Grace"]
+    command = [sys.executable, "-m", "phasewise.flows.cli", "approve", target, "--reject", "--reason", "too often", "--who", "Grace"]
     settings = {**environment(), **again.settings}
     done = subprocess.run([*command, "--home", str(again.home)], env=settings, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -20,12 +20,17 @@ REASON_SECONDS = 10
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
+def page(up: Up) -> Iterator[Page]:
+    """A browser that has opened the link that `up` says, and has gone to Prefect's pages from there."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1300, "height": 1000})
         page.set_default_timeout(SHOWN_MS)
         expect.set_options(timeout=SHOWN_MS)
+        page.goto(up.links[1])
+        assert page.url == f"{up.site}/"  # neither token nor secret stays in the address
+        page.get_by_role("link", name="Prefect").click()
+        page.wait_for_url(lambda url: url.startswith(up.ui) and "/-/open" not in url)
         yield page
         browser.close()
 

@@ -12,7 +12,7 @@ import prefect.settings
 import pytest
 import yaml
 
-from flows.server import SERVED
+from phasewise.flows.server import SERVED
 
 ROOT = Path(__file__).parents[2]
 DEPLOYMENTS = ROOT / "deployments"
@@ -84,7 +84,7 @@ def test_what_depends_on_something_depends_on_something_that_is_there():
         for volume in service.get("volumes", ()):
             assert volume.partition(":")[0] in COMPOSE["volumes"]
     addresses = re.findall(r"(?:tcp|http)://([a-z-]+):\d+|@([a-z]+):5432", (DEPLOYMENTS / "compose.yaml").read_text())
-    assert {first or second for first, second in addresses} <= {*services, "bucket"}
+    assert {first or second for first, second in addresses} <= {*services, "bucket", "localhost"}
 
 
 @pytest.mark.parametrize("name", sorted({name for one in ALL for name in one.environment}))
@@ -102,8 +102,23 @@ def test_a_worker_of_prefect_knows_server_scheduler_and_home():
     workers = [one for one in ALL if one.command[:3] == ("prefect", "worker", "start")]
     assert len(workers) == 2
     for one in workers:
-        assert {"PREFECT_API_URL", "PHASEWISE_HOME", "PHASEWISE_DASK_SCHEDULER"} <= set(one.environment), one
+        assert {"PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PHASEWISE_HOME", "PHASEWISE_DASK_SCHEDULER"} <= set(one.environment), one
         assert one.command[one.command.index("--pool") + 1] in SERVED
+
+
+def test_a_server_of_prefect_asks_for_a_secret_that_has_no_default_and_is_reached_from_its_machine_alone():
+    servers = [one for one in ALL if one.command[:3] == ("prefect", "server", "start")]
+    wanted = {f"PREFECT_SERVER_API_{name}" for name in ("AUTH_STRING", "CSRF_PROTECTION_ENABLED", "CORS_ALLOWED_ORIGINS")}
+    assert len(servers) == 2
+    assert all(wanted <= set(one.environment) for one in servers)
+    given = [str(value) for service in COMPOSE["services"].values() for value in service.get("environment", {}).values()]
+    assert all(":?" in value for value in given if "PASSWORD" in value or "AUTH" in value)
+    ports = [port for service in COMPOSE["services"].values() for port in service.get("ports", ())]
+    assert [port.rpartition(":")[0].partition(":")[0] for port in ports] == ["127.0.0.1"]
+    secrets = [
+        entry for _, pod in pods() for one in pod["containers"] for entry in one.get("env", ()) if entry["name"].endswith("AUTH_STRING")
+    ]
+    assert all("secretKeyRef" in entry["valueFrom"] for entry in secrets)
 
 
 @cache

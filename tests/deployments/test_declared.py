@@ -3,13 +3,14 @@
 import pytest
 import yaml
 
-from deployments.declared import MODULES, TAG, Deployment, Source, declare, declare_pools
-from deployments.forms import form_of
-from deployments.prefect_file import PREFECT_FILE, prefect_file
-from deployments.register import ROOT, parameters_of
-from flows.recipes import NAMES, load_recipe
-from tests.pulse.runs import tiny_recipe
-from trainer.base.errors import RecipeError
+from experiments.survival.runs import tiny_recipe
+from phasewise.deployments.declared import MODULES, TAG, Deployment, Source, declare, declare_pools
+from phasewise.deployments.forms import form_of
+from phasewise.deployments.prefect_file import PREFECT_FILE, prefect_file
+from phasewise.deployments.register import parameters_of
+from phasewise.flows.recipes import NAMES, load_recipe
+from phasewise.trainer.base.code_digest import HOUSE
+from phasewise.trainer.base.errors import RecipeError
 
 SOURCES = [Source.named(name) for name in NAMES]
 DECLARED = {one.full_name: one for one in declare(SOURCES)}
@@ -27,7 +28,7 @@ def test_each_recipe_has_one_of_each_and_each_phase_of_the_main_line_its_own() -
 
 
 def test_prefect_yaml_is_what_is_declared() -> None:
-    """`python -m deployments.prefect_file` writes it again."""
+    """`python -m phasewise.deployments.prefect_file` writes it again."""
     assert PREFECT_FILE.read_text(encoding="utf-8") == prefect_file(list(DECLARED.values()), declare_pools(SOURCES))
 
 
@@ -39,7 +40,7 @@ def test_prefect_yaml_names_each_with_its_place_and_no_path_of_a_machine() -> No
     assert all(TAG in one["tags"] and "home" not in one["parameters"] for one in found.values())
     assert {schedule["active"] for one in found.values() for schedule in one.get("schedules", ())} == {False}
     assert content["pull"] == [{"prefect.deployments.steps.set_working_directory": {"directory": "{{ root.stdout }}"}}]
-    assert str(ROOT) not in text
+    assert str(HOUSE) not in text
 
 
 def test_a_phase_says_what_it_trains() -> None:
@@ -63,7 +64,7 @@ def test_a_flow_takes_what_is_fixed_and_what_the_form_asks_for(deployment: Deplo
 
 
 def test_every_flow_is_deployed() -> None:
-    modules = {path.stem for path in (ROOT / "flows").glob("*.py") if "\n@door(" in path.read_text(encoding="utf-8")}
+    modules = {path.stem for path in (HOUSE / "flows").glob("*.py") if "\n@door(" in path.read_text(encoding="utf-8")}
     assert modules == set(MODULES.values())
 
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from flows.presence import is_present
-from tasks.holder import holding
-from tasks.home import Home
+from phasewise.flows.presence import is_present
+from phasewise.tasks.holder import holding
+from phasewise.tasks.home import Home
 from tests.deployments.up import WAIT_SECONDS, environment, launch
 from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(900)  # a guard against hanging
 ENGINE_THAT_WAITS = """
 import signal
-import deployments.flow_process as flow_process
+import phasewise.deployments.flow_process as flow_process
 flow_process.runpy.run_module = lambda *_, **__: (print("up", flush=True), signal.pause())
 flow_process.main()
 """

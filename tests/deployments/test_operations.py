@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from deployments.worker import RUN_MODULE
-from flows.rerun import MESSAGE
+from phasewise.deployments.worker import RUN_MODULE
+from phasewise.flows.rerun import MESSAGE
 from tests.deployments.up import (
     WAIT_SECONDS,
     Up,
@@ -57,7 +57,7 @@ def trains_on(up: Up) -> None:
 
 def phasewise(up: Up, *arguments: object) -> subprocess.Popen[str]:
     """`phasewise …` beside what is up, in a process group of its own, as a terminal makes it."""
-    command = [sys.executable, "-m", "flows.cli", *map(str, arguments), "--home", str(up.home)]
+    command = [sys.executable, "-m", "phasewise.flows.cli", *map(str, arguments), "--home", str(up.home)]
     settings = {**environment(), **up.settings}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=settings, start_new_session=True)
 

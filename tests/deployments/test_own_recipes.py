@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from deployments.own_recipes import read_folder
-from flows.recipes import load_written
-from flows.recipes.python_file import allow_code
-from flows.recipes.recipe import Recipe
-from tasks.home import Home
+from phasewise.deployments.own_recipes import read_folder
+from phasewise.flows.recipes import load_written
+from phasewise.flows.recipes.python_file import allow_code
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import ConfigError, RecipeError
 from tests.deployments.long_recipe import write_long_recipe
-from trainer.base.errors import ConfigError, RecipeError
 
 CODE = """
 import json
 from pathlib import Path
-from flows.recipes.recipe import Recipe
+from phasewise.flows.recipes.recipe import Recipe
 _ran = Path(__file__).with_name("ran")
 _ran.write_text(_ran.read_text() + "x" if _ran.exists() else "x")
 MINE = Recipe.model_validate_json(Path(__file__).with_name("_kept.json").read_text())

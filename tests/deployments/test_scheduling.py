@@ -14,29 +14,29 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import temporary_settings
 
-from deployments.declared import Source, declare, declare_pools
-from deployments.own_recipes import read_folder
-from deployments.register import register
-from deployments.worker import RUN_MODULE
-from flows.leftovers import CANCELLED_MESSAGE, close_leftovers
-from flows.recipes import NAMES
-from flows.recipes.python_file import allow_code
-from flows.server import SERVED
-from tasks.home import Home
+from phasewise.deployments.declared import Source, declare, declare_pools
+from phasewise.deployments.own_recipes import read_folder
+from phasewise.deployments.register import register
+from phasewise.deployments.worker import RUN_MODULE
+from phasewise.flows.leftovers import CANCELLED_MESSAGE, close_leftovers
+from phasewise.flows.recipes import NAMES
+from phasewise.flows.recipes.python_file import allow_code
+from phasewise.flows.server import SERVED
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.identity import write_sealed
+from phasewise.validations.expectations.reasons import Reason
+from phasewise.validations.verdict import Verdict
 from tests.deployments.up import Up, ask, final_state, logs_of, processes, start_run, state_of, subflows_of, wait_for
-from trainer.base.storage import write_json
-from validations.expectations.reasons import Reason
-from validations.verdict import Verdict
 
 pytestmark = pytest.mark.timeout(900)  # a guard against hanging: a busy machine may need minutes for a server
 T = TypeVar("T")
 AT_WORK = """
 import sys
 from pathlib import Path
-from flows.presence import stay_present
-from tasks.home import Home
+from phasewise.flows.presence import stay_present
+from phasewise.tasks.home import Home
 stay_present(Home(Path(sys.argv[1])), sys.argv[2], "a run")
 print("at work", flush=True)
 sys.stdin.read()
@@ -110,7 +110,7 @@ def test_schedules_are_kept(up: Up, recipes: Path) -> None:
 
 def run_with(up: Up, work: Coroutine[Any, Any, T]) -> T:
     """Run it against the server that is up."""
-    with temporary_settings({PREFECT_API_URL: up.api}):
+    with temporary_settings(up.prefect_settings):
         return asyncio.run(work)
 
 
@@ -162,7 +162,7 @@ def refuse(up: Up, phase: str, gate: str) -> None:
     reasons = (Reason.model_validate(reason | {"what": "it is spoiled"}),)
     fields: dict[str, Any] = {"judged": {}, "thresholds": {}, "checks": (), "evidence": "x", "reasons": reasons}
     verdict = Verdict(subject="x", suite=gate, suite_version="1", passes=False, **fields)
-    write_json(Home(up.home).verdict("marin-8b-proxy", phase, gate), verdict.model_dump(mode="json"))
+    write_sealed(Home(up.home).verdict("marin-8b-proxy", phase, gate), verdict.model_dump(mode="json"))
 
 
 def test_an_automation_acts_where_a_run_is_refused(up: Up) -> None:

@@ -1,5 +1,7 @@
 """The server of the page: who may read, what is answered, and that it is only read."""
 
+import errno
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,12 +10,13 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from deployments.site import TOKEN_COOKIE, TOKEN_HEADER, create_app, names_of
-from deployments.site_process import TOKEN_VARIABLE, URL_VARIABLE, Bound, own_site
-from tasks.home import Home
+from phasewise.deployments.site import TOKEN_COOKIE, TOKEN_HEADER, create_app, names_of
+from phasewise.deployments.site_process import TOKEN_VARIABLE, URL_VARIABLE, Bound, own_site
+from phasewise.flows.access import page_token
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import PhasewiseError
 from tests.flows.site.homes import RUN_NAME, site_of, write_home
 from tests.ports import free_port
-from trainer.base.errors import PhasewiseError
 
 TOKEN = "a-token-that-nobody-guesses"
 
@@ -80,6 +83,39 @@ def test_a_link_out_of_the_reports_folder_is_not_followed(client: TestClient, ho
     link.unlink()
 
 
+ROUTES = (
+    "/{}", "/zoo/own/{}", "/zoo/own/lion/{}", "/live/zoo/own/{}", "/-/static/{}", "/-/report/{}/report.html", f"/-/docs/{RUN_NAME}/{{}}",
+    f"/-/evidence/{RUN_NAME}/{{}}/data/x.html", f"/-/evidence/{RUN_NAME}/lion/data/{{}}", "/search?q={}", "/compare?left={0}&right={0}",
+    "/zoo/own/tiger/data?{}=1",
+)  # fmt: skip
+HOSTILE = (
+    "%00", "a%00b", "x" * 300, "x" * 9_000, "%", "%zz", "%ff%fe", "..", "%2e%2e%2f%2e%2e%2fetc%2fpasswd", "..%5c..", "%0d%0aX:y", "%c0%af",
+    "%ed%a0%80", "*", "%F0%9F%98%80",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_hostile_address_is_refused_in_a_line_and_never_an_error(client: TestClient, route: str) -> None:
+    for part in HOSTILE:
+        answer = client.get(route.format(part))
+        assert answer.status_code in ((200, 400, 404) if "?" in route or part == ".." else (400, 404)), part
+        if "%00" in part or "%ff" in part or len(part) > 8_000:
+            assert answer.status_code == 400, part
+            assert answer.text.startswith("The address ")
+            assert answer.text.count("\n") == 1
+
+
+def test_a_disk_that_fails_is_said_in_a_line(client: TestClient, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_path: Path) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(home.report(RUN_NAME) / "report.html"))
+
+    monkeypatch.setattr(Path, "read_bytes", fail)  # nothing real fails so at will
+    answer = client.get(f"/-/report/{RUN_NAME}/report.html")
+    assert answer.status_code == 503
+    assert "report.html: Input/output error. Check the disk" in answer.text
+    assert answer.text.count("\n") == 1
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_nothing_can_be_sent_to_it(client: TestClient, method: str) -> None:
     assert client.request(method, "/").status_code == 405
@@ -139,37 +175,34 @@ def test_reading_changes_nothing_in_the_home(client: TestClient, home: Home) -> 
     assert listed() == before
 
 
-def test_bound_to_other_machines_it_does_not_start_without_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_it_does_not_start_without_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-    command = [sys.executable, "-m", "deployments.site", "--home", str(tmp_path), "--host", "0.0.0.0", "--port", str(free_port())]
+    command = [sys.executable, "-m", "phasewise.deployments.site", "--home", str(tmp_path), "--host", host, "--port", str(free_port())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert TOKEN_VARIABLE in done.stderr
 
 
-def test_up_gives_it_a_port_near_prefects_a_token_where_it_needs_one_and_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_gives_it_a_port_near_prefects_and_the_homes_token_and_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     home = Home(tmp_path)
     with own_site(home, Bound(), prefect_port=free_port(), prefect_url="http://127.0.0.1:4200") as here:
-        assert here is not None
-        assert here.token is None
-        assert here.words == here.url
+        assert here.link("phasewise:x") == f"{here.url}/?token={page_token(home)}#prefect=phasewise:x"
+        assert here.problem == ""
         with own_site(home, Bound("0.0.0.0", free_port()), prefect_port=4200, prefect_url="") as wide:
-            assert wide is not None
-            assert wide.token is not None
-            assert wide.token in wide.words
+            assert wide.token == here.token
             assert wide.token not in repr(wide)
             assert wide.token not in " ".join(map(str, wide.process.args if isinstance(wide.process.args, list) else ()))
     assert here.process.poll() is not None
-    assert wide.process.poll() is not None
+    assert "not served" in wide.problem
 
 
 def test_a_token_of_ones_own_is_not_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     monkeypatch.setenv(URL_VARIABLE, "http://of.before")
     with own_site(Home(tmp_path), Bound("0.0.0.0", free_port()), prefect_port=4200, prefect_url="") as wide:
-        assert wide is not None
-        assert TOKEN not in wide.words
+        assert TOKEN not in wide.link()
 
 
 def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ import pytest
 import uvicorn
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from deployments.site import create_app
-from flows.site.export import write_site
-from flows.site.shelf import Set, Shelf
-from flows.site.site import CHECKING, Site
-from tasks.home import Home
+from phasewise.deployments.site import create_app
+from phasewise.flows.site.export import write_site
+from phasewise.flows.site.shelf import Set, Shelf
+from phasewise.flows.site.site import CHECKING, Site
+from phasewise.tasks.home import Home
 from tests.chromium import CHROMIUM, NEEDS_CHROMIUM
 from tests.flows.site.homes import RUN_NAME, row, site_of, write_home
 from tests.ports import free_port

@@ -12,25 +12,25 @@ from typing import Any
 import psutil
 import pytest
 
-from deployments.watch import SWEEP_SECONDS
-from deployments.worker import RUN_MODULE
-from flows.leftovers import MESSAGE as LEFT_OVER
-from flows.rerun import MESSAGE
+from phasewise.deployments.watch import SWEEP_SECONDS
+from phasewise.deployments.worker import RUN_MODULE
+from phasewise.flows.leftovers import MESSAGE as LEFT_OVER
+from phasewise.flows.rerun import MESSAGE
+from phasewise.trainer.base.decision import decision_path
 from tests.deployments.spiking_recipe import NOISE_FROM, NOISE_TO, STOP_STEP
 from tests.deployments.up import WAIT_SECONDS, Up, ask, environment, final_state, pause, processes, start_run, state_of, wait_for
-from trainer.base.decision import decision_path
 
 pytestmark = pytest.mark.timeout(900)  # a guard against hanging: a busy machine may need minutes for a server and a first training
 MAX_SLOT_SECONDS = 90.0
 HASTY = {"PREFECT_API_REQUEST_TIMEOUT": "4", "PREFECT_CLIENT_MAX_RETRIES": "2"}
 AWAY_SECONDS = 25.0
 """Longer than the three tries of a request take together with these settings, and the seconds between them."""
-SERVER_MODULE = "flows.server"
+SERVER_MODULE = "phasewise.flows.server"
 DIES_AS_IT_BEGINS = """
 import os, signal, sys
-import flows.door
-from flows.prepare_data import prepare_data
-flows.door.end_if_missed = lambda: os.kill(os.getpid(), signal.SIGKILL)
+import phasewise.flows.door
+from phasewise.flows.prepare_data import prepare_data
+phasewise.flows.door.end_if_missed = lambda: os.kill(os.getpid(), signal.SIGKILL)
 prepare_data("marin-8b", home=sys.argv[1])
 """
 """A flow run of a terminal that ends between Prefect's state Running and the first line of its flow."""
@@ -112,7 +112,16 @@ def test_approved_in_the_form_it_rolls_back_and_ends(asked: str, up: Up):
 def test_rejected_in_a_terminal_it_ends_with_the_reason(up: Up, recipes: Path):
     run = start_run(up, "train-phase/spiked-kestrel")
     suspended(up, run)
-    command = [sys.executable, "-m", "flows.cli", "approve", f"{recipes / 'spiked.json'}/kestrel", "--reject", "--reason", "look first"]
+    command = [
+        sys.executable,
+        "-m",
+        "phasewise.flows.cli",
+        "approve",
+        f"{recipes / 'spiked.json'}/kestrel",
+        "--reject",
+        "--reason",
+        "look first",
+    ]
     settings = {**environment(), **up.settings}
     done = subprocess.run([*command, "--who", "Grace", "--home", str(up.home)], env=settings, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -147,7 +156,7 @@ def test_a_run_that_dies_as_soon_as_it_is_running_is_closed(up: Up):
     named = {"flow_runs": {"name": {"any_": ["prepare data of marin-8b (proxy)"]}}}
     begun = {run["id"] for run in ask(up, "flow_runs/filter", named)}
     command = [sys.executable, "-c", DIES_AS_IT_BEGINS, str(up.home)]
-    assert subprocess.run(command, env={**environment(), "PREFECT_API_URL": up.api}, check=False).returncode == -signal.SIGKILL
+    assert subprocess.run(command, env={**environment(), **up.client_environment}, check=False).returncode == -signal.SIGKILL
     (run,) = {run["id"] for run in ask(up, "flow_runs/filter", named)} - begun
     assert "Running" in [state["name"] for state in states(up, run)]
     assert final_state(up, run)["message"] == LEFT_OVER

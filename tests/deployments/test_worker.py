@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deployments import worker
-from deployments.worker import patient
-from flows.server import MAX_REVIVED, OwnServer
+from phasewise.deployments import worker
+from phasewise.deployments.worker import patient
+from phasewise.flows.server import MAX_REVIVED, OwnServer
 
 
 def test_a_worker_asks_again_until_the_server_answers(monkeypatch: pytest.MonkeyPatch):
@@ -39,7 +39,7 @@ def test_a_server_that_ends_again_and_again_is_given_up(tmp_path: Path):
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", ""])
 
-    server = OwnServer("http://127.0.0.1:1/api", tmp_path / "log", start(), 0, start)
+    server = OwnServer("http://127.0.0.1:1/api", "phasewise:x", tmp_path / "log", start(), 0, start)
     lives = [server.process]
     while server.revive():
         lives.append(server.process)

@@ -1,9 +1,10 @@
 """`phasewise up` as a process, and what tests ask of the server that it brings up."""
 
+import base64
 import json
+import math
 import os
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -14,11 +15,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
+
+from phasewise.flows.access import AUTH_NAME, LINKS_NAME
+from phasewise.trainer.process.child_process import python_command
+from tests.shadows import write_shadows
 
 T = TypeVar("T")
 SECRET = "planted-secret-4b1d"
 """In the environment of everything that these tests start; it must be nowhere else."""
 WAIT_SECONDS = 600  # a guard against hanging: on a machine with much else to do a first step takes minutes
+CSRF_SECONDS = 1800
+"""Prefect's tokens are valid for an hour, also on a server that is started again."""
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 
@@ -49,6 +57,8 @@ class Up:
     settings: dict[str, str]
     process: subprocess.Popen[str] = field(init=False)
     text: str = field(init=False)
+    _csrf: str = field(init=False, default="")
+    _csrf_at: float = field(init=False, default=-math.inf)
 
     def __post_init__(self) -> None:
         self.start()
@@ -67,6 +77,36 @@ class Up:
     def site(self) -> str:
         """Our page."""
         return next(line.split()[-1] for line in self.text.splitlines() if line.startswith("Everything:"))
+
+    @property
+    def links(self) -> list[str]:
+        """To Prefect's pages and ours, with what they ask for once."""
+        return (self.home / "prefect" / LINKS_NAME).read_text().splitlines()
+
+    @property
+    def auth(self) -> str:
+        """What the Prefect server asks for."""
+        return (self.home / "prefect" / AUTH_NAME).read_text().strip()
+
+    @property
+    def prefect_settings(self) -> dict[Any, str]:
+        """For Prefect's own clients in this process."""
+        return {PREFECT_API_URL: self.api, PREFECT_API_AUTH_STRING: self.auth}
+
+    @property
+    def client_environment(self) -> dict[str, str]:
+        """For those in another process."""
+        return {setting.name: value for setting, value in self.prefect_settings.items()}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of a request that the Prefect server answers."""
+        shown = {"Authorization": f"Basic {base64.b64encode(self.auth.encode()).decode()}"}
+        if time.monotonic() - self._csrf_at > CSRF_SECONDS:
+            request = urllib.request.Request(f"{self.api}/csrf-token?client=tests", headers=shown)
+            with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as answer:
+                self._csrf, self._csrf_at = json.load(answer)["token"], time.monotonic()
+        return {**shown, "Content-Type": "application/json", "Prefect-Csrf-Client": "tests", "Prefect-Csrf-Token": self._csrf}
 
     def start(self) -> None:
         """Bring it up."""
@@ -96,9 +136,10 @@ def environment() -> dict[str, str]:
 
 
 def launch(home: Path, port: int, *options: str, settings: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "deployments.local", "--port", str(port), "--home", str(home), *options]
+    command = python_command("phasewise.deployments.local", "--port", str(port), "--home", str(home), *options)
     given = {**environment(), **(settings or {})}
-    return subprocess.Popen(command, cwd="/", env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    here = write_shadows(home.with_name(f"{home.name}-shadows"))
+    return subprocess.Popen(command, cwd=here, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def processes(up: Up, module: str) -> list[psutil.Process]:
@@ -114,7 +155,7 @@ def processes(up: Up, module: str) -> list[psutil.Process]:
 def ask(up: Up, path: str, body: dict[str, Any] | list[Any] | None = None, *, method: str | None = None) -> Any:
     """One request; asked again, as Prefect's own clients do, where the server says that its database is busy."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"{up.api}/{path}", data, {"Content-Type": "application/json"}, method=method)
+    request = urllib.request.Request(f"{up.api}/{path}", data, up.headers, method=method)
     try:
         with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as answer:
             return json.loads(answer.read() or b"null")

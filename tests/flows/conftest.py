@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from flows import cli
+from phasewise.flows import cli
 from tests.flows.commands import Run
 
 

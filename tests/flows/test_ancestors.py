@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from flows.ancestors import check_ancestors_passed, phases_to_train
-from flows.recipes import load_recipe
-from flows.recipes.recipe import Recipe
-from flows.resolved import Resolved
-from tasks.data.digests import KnownDigests
-from tasks.home import Home
-from trainer.base.errors import VerdictError
-from trainer.base.storage import write_json
+from phasewise.flows.ancestors import check_ancestors_passed, phases_to_train
+from phasewise.flows.recipes import load_recipe
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.resolved import Resolved
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import VerdictError
+from phasewise.trainer.base.identity import write_sealed
 
 RECIPE = load_recipe("marin-32b", "proxy")
 MANTIS = RECIPE.phase("mantis")
@@ -28,7 +28,7 @@ def judge(home: Home, phase: str, gate: str, *, passes: bool = True, reasons: tu
         "subject": "x", "suite": gate, "suite_version": "1", "passes": passes, "judged": {}, "thresholds": {}, "reasons": reasons,
         "checks": (), "evidence": "x",
     }  # fmt: skip
-    write_json(home.verdict("marin-32b-proxy", phase, gate), verdict)
+    write_sealed(home.verdict("marin-32b-proxy", phase, gate), verdict)
 
 
 @pytest.fixture

@@ -6,21 +6,22 @@ from typing import Any
 
 import pytest
 
-from flows import ancestors
-from flows.ancestors import check_ancestors_passed
-from flows.recipes import load_recipe
-from flows.record import _Findings  # pyright: ignore[reportPrivateUsage]  # what a verdict means, without training a phase
-from flows.resolved import Resolved
-from flows.show.verdicts import verdict_here
-from tasks.data.digests import KnownDigests
-from tasks.home import Home
+from phasewise.flows import ancestors
+from phasewise.flows.ancestors import check_ancestors_passed
+from phasewise.flows.recipes import load_recipe
+from phasewise.flows.record import _Findings  # pyright: ignore[reportPrivateUsage]  # what a verdict means, without training a phase
+from phasewise.flows.resolved import Resolved
+from phasewise.flows.show.verdicts import verdict_here
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.decision import decision_path
+from phasewise.trainer.base.errors import VerdictError
+from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.storage import read_json
+from phasewise.validations.approvable import ApprovableCheck, AsksPeople
+from phasewise.validations.expectations.suites import SUITES, version_of
+from phasewise.validations.verdict import Verdict, write_verdict
 from tests.flows.commands import Run
-from trainer.base.decision import decision_path
-from trainer.base.errors import VerdictError
-from trainer.base.storage import read_json, write_json
-from validations.approvable import ApprovableCheck, AsksPeople
-from validations.expectations.suites import SUITES, version_of
-from validations.verdict import Verdict, write_verdict
 
 RECIPE = load_recipe("marin-32b", "proxy")
 FLOOR = {
@@ -118,7 +119,7 @@ def test_the_record_says_who_decided_and_waits_again_once_the_verdict_changes(ph
     assert found(AsksPeople())[:2] == ([], "the verdict on its model is out of date: the recipe put other checks to people then")
     changed = read_json(path)
     changed["reasons"][0]["found"] = "p = 0.9"
-    write_json(path, changed)
+    write_sealed(path, changed)
     states, why, _ = found()
     assert states == ["waits"]
     assert "reasons changed since" in why

@@ -10,11 +10,12 @@ from typing import Any
 import click
 import pytest
 
-from flows import cli
-from flows.recipes import load_recipe
-from tasks.data.standins import RECORD_NAME
+from phasewise.flows import cli
+from phasewise.flows.recipes import load_recipe
+from phasewise.tasks.data.standins import RECORD_NAME
+from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.storage import read_json, write_json
 from tests.flows.commands import Run, assert_refused
-from trainer.base.storage import digest_of_json, read_json, write_json
 
 COMMANDS = {
     "run",
@@ -123,7 +124,7 @@ def test_wrong_usage_is_refused(phasewise: Run, command: str, arguments: tuple[s
     ("edit", "said"),
     [
         (lambda phase: phase["mixture"][0][1].update(flan=3), "the mixture from step 0 must sum to 100 %, found 103.00 %"),
-        (lambda phase: phase.update(stop_stpe=3), "phases.0.stop_stpe: Extra inputs are not permitted"),
+        (lambda phase: phase.update(stop_stpe=3), "kestrel.stop_stpe: there is no such field"),
     ],
     ids=["a mixture that does not sum", "a typo"],
 )
@@ -208,7 +209,7 @@ def test_verify_in_full_reads_what_looks_as_it_did(phasewise: Run, tmp_path: Pat
     assert keys()["flan"] != before["flan"]
     now = read_json(home / "digests.json")["files"]
     silent = {**now, edited: [now[edited][0], *known[edited][1:]]}
-    write_json(home / "digests.json", {"version": 1, "digest": digest_of_json(silent), "files": silent})
+    write_sealed(home / "digests.json", {"version": 2, "files": silent})
     assert keys() == before
     assert keys("--full")["flan"] != before["flan"]
     assert keys()["flan"] != before["flan"]
@@ -241,7 +242,7 @@ def test_a_stop_by_hand_says_how_to_go_on(phasewise: Run, monkeypatch: pytest.Mo
     def interrupted(*_: object):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flows.commands.lineage.describe", interrupted)
+    monkeypatch.setattr("phasewise.flows.commands.lineage.describe", interrupted)
     assert_refused(phasewise("lineage", "marin-8b"), 130, "stopped; the same command goes on from here")
 
 
@@ -249,12 +250,16 @@ def test_up_becomes_the_local_deployment(phasewise: Run, monkeypatch: pytest.Mon
     called: list[list[str]] = []
     monkeypatch.setattr(cli.os, "execv", lambda _path, arguments: called.append(arguments))
     assert phasewise("up", "--port", 4300, "--home", "here").exit_code == 0
-    assert called == [[sys.executable, "-m", "deployments.local", "--port", "4300", "--site-host", "127.0.0.1", "--home", "here"]]
+    assert called == [
+        [sys.executable, "-P", "-m", "phasewise.deployments.local", "--port", "4300", "--site-host", "127.0.0.1", "--home", "here"]
+    ]
 
 
 def test_as_a_program_of_its_own(tmp_path: Path):
     """The streams are the real ones here: nothing but JSON on one, and no traceback on the other."""
-    shown = subprocess.run([sys.executable, "-m", "flows.cli", "show", "marin-8b", "--json"], capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [sys.executable, "-m", "phasewise.flows.cli", "show", "marin-8b", "--json"], capture_output=True, text=True, check=True
+    )
     assert len(json.loads(shown.stdout)["phases"]) == 37
     assert shown.stderr == ""
     command = [Path(sys.executable).with_name("phasewise"), "run", "marin-7b", "--home", tmp_path, "--json"]

@@ -11,20 +11,20 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from flows import summary
-from flows.recipes import load_recipe
-from flows.record import PhaseRecord
-from flows.resolved import Resolved
-from flows.terminal import print_summary
-from tasks.home import Home
-from tasks.publication.report import Report, render
-from tasks.publication.task import as_markdown as run_as_markdown
+from phasewise.flows import summary
+from phasewise.flows.recipes import load_recipe
+from phasewise.flows.record import PhaseRecord
+from phasewise.flows.resolved import Resolved
+from phasewise.flows.terminal import print_summary
+from phasewise.tasks.home import Home
+from phasewise.tasks.publication.report import Report, render
+from phasewise.tasks.publication.task import as_markdown as run_as_markdown
+from phasewise.validations.data_docs import build_data_docs
+from phasewise.validations.outcomes import CheckCounts
+from phasewise.validations.report.artifact import as_markdown
+from phasewise.validations.report.words import lines_of
+from phasewise.validations.verdict import Verdict
 from tests.validations.report.samples import evidence, judged, known_test_file, register
-from validations.data_docs import build_data_docs
-from validations.outcomes import CheckCounts
-from validations.report.artifact import as_markdown
-from validations.report.words import lines_of
-from validations.verdict import Verdict
 
 RECIPE = load_recipe("marin-32b", "proxy")
 SENTENCE = re.compile(
@@ -81,7 +81,11 @@ def said(records: list[PhaseRecord], monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(summary, "read_records", lambda _resolved: records)
     monkeypatch.setattr(summary, "read_baselines", lambda *_: {})
     found = SimpleNamespace(
-        recipe=RECIPE, recipe_name=RECIPE.name, options="--scale proxy", home=Home.open(str(tmp_path)), plan=SimpleNamespace(components={})
+        recipe=RECIPE,
+        recipe_name=RECIPE.name,
+        options="--scale proxy",
+        home=Home.open(str(tmp_path)),
+        plan=SimpleNamespace(components={}, benchmark_components=()),
     )
     resolved = cast(Resolved, found)
     return summary.run_summary(resolved), summary.build_report(resolved, records)

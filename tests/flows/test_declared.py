@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands.evaluate import evaluate_target
-from flows.commands.run import run_recipe
-from flows.declared import check_declared
-from flows.evaluate_checkpoint import evaluate_checkpoint
-from flows.recipes import load_recipe, load_record
-from flows.recipes.proxy import proxy_phase
-from flows.train_phase import train_phase
-from tasks.evaluation.measured import needles_of
-from tasks.evaluation.suites.folder import BENCHMARKS_VARIABLE
-from tests.pulse.runs import tiny_recipe
-from trainer.base.errors import ConfigError
+from experiments.survival.runs import tiny_recipe
+from phasewise.flows.commands.evaluate import evaluate_target
+from phasewise.flows.commands.run import run_recipe
+from phasewise.flows.declared import check_declared
+from phasewise.flows.evaluate_checkpoint import evaluate_checkpoint
+from phasewise.flows.recipes import load_recipe, load_record
+from phasewise.flows.recipes.proxy import proxy_phase
+from phasewise.flows.train_phase import train_phase
+from phasewise.tasks.evaluation.measured import needles_of
+from phasewise.tasks.evaluation.suites.folder import BENCHMARKS_VARIABLE
+from phasewise.trainer.base.errors import ConfigError
 
 NOT_NAMED = r"phase .* cannot be judged by its gate: the gate asks piqa:1: PHASEWISE_BENCHMARKS must name a folder with their items"
 NO_EXAMPLES = r"the gate asks piqa:1, and .* does not have what it needs: no split for its 1 shots: no file piqa/train.jsonl"

@@ -9,17 +9,17 @@ import jax
 import pytest
 from click.testing import CliRunner, Result
 
-from flows import cli
-from flows.plan import build_run
-from tasks.data.tokenizer import train_tokenizer
-from tasks.evaluation import loading, opening
-from tasks.home import Home
+from experiments.survival.runs import tiny_recipe
+from phasewise.flows import cli
+from phasewise.flows.plan import build_run
+from phasewise.tasks.data.tokenizer import train_tokenizer
+from phasewise.tasks.evaluation import loading, opening
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.checkpoints.checkpointer import Checkpoints
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.state import init_state
 from tests.flows.commands import assert_refused
-from tests.pulse.runs import tiny_recipe
-from trainer.base.errors import ConfigError
-from trainer.checkpoints.checkpointer import Checkpoints
-from trainer.config import RunConfig
-from trainer.state import init_state
 
 Evaluate = Callable[..., Result]
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

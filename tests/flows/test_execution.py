@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from flows import execution as module
-from flows.execution import plan_of, runs_on_slices, slices_of
-from flows.recipes.assignments import setting
-from flows.resolved import Resolved, resolve, resolving_once
-from tasks.preflight import preflight as preflight_module
-from tasks.training.machine import CPU, Machine
+from experiments.survival.runs import tiny_recipe
+from phasewise.flows import execution as module
+from phasewise.flows.execution import plan_of, runs_on_slices, slices_of
+from phasewise.flows.recipes.assignments import setting
+from phasewise.flows.resolved import Resolved, resolve, resolving_once
+from phasewise.tasks.preflight import preflight as preflight_module
+from phasewise.tasks.training.machine import CPU, Machine
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import Execution, Mesh
 from tests.flows.test_resolved import write_sources
-from tests.pulse.runs import tiny_recipe
-from trainer.base.errors import ConfigError
-from trainer.config import Execution, Mesh
 
 PLAN = Execution(mesh=Mesh(fsdp=2), remat="full", attention="xla", loss_chunk_tokens=64)
 

@@ -14,18 +14,20 @@ import pytest
 from click.testing import CliRunner, Result
 from tokenizers import Tokenizer
 
-from flows import cli, trained
-from flows.commands import export
-from flows.plan import build_run
-from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, train_tokenizer
-from tasks.home import Home
-from tests.pulse.runs import tiny_recipe
-from trainer.base.storage import read_json, write_json
-from trainer.checkpoints.checkpointer import Checkpoints
-from trainer.checkpoints.path import checkpoint_path
-from trainer.config import RunConfig
-from trainer.model.hugging_face import read_folder
-from trainer.state import TrainState, abstract_state, params_digest
+from experiments.survival.runs import tiny_recipe
+from phasewise.flows import cli, trained
+from phasewise.flows.commands import export
+from phasewise.flows.plan import build_run
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, train_tokenizer
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.checkpoints.checkpointer import Checkpoints
+from phasewise.trainer.checkpoints.path import checkpoint_path
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.model.hugging_face import read_folder
+from phasewise.trainer.state import TrainState, abstract_state, params_digest
 
 Export = Callable[..., Result]
 
@@ -65,6 +67,7 @@ def state(run: RunConfig) -> TrainState:
         checkpoints.save(run.stop_step, state, {})
     result = {"checkpoint": str(path), "params_digest": params_digest(state.params), "run_digest": run.digest}
     write_json(Path(run.output) / "result.json", result)
+    write_sealed(Path(run.output) / "run.json", run.model_dump(mode="json"))
     return state
 
 
@@ -73,7 +76,8 @@ def phasewise_export(home: Home, run: RunConfig, state: TrainState, tokenizer: P
     """The command on that home: its data were never prepared, so the plan is given."""
     recipe = tiny_recipe()
     plan = SimpleNamespace(tokenizer=tokenizer, chats_of=lambda _: ())
-    resolved = SimpleNamespace(recipe=recipe, recipe_name="tiny", home=home, plan=plan, run=lambda phase: run, options="--scale proxy")
+    about = {"options": "--scale proxy", "digests": KnownDigests()}
+    resolved = SimpleNamespace(recipe=recipe, recipe_name="tiny", home=home, plan=plan, run=lambda phase: run, **about)
     monkeypatch.setattr(export, "resolve", lambda *_, **__: (resolved, recipe.phases[0]))
 
     def call(*arguments: object) -> Result:
@@ -130,7 +134,7 @@ def test_the_folder_says_what_it_holds_and_what_nobody_knows(phasewise_export: E
     page = (tmp_path / "out/README.md").read_text()
     assert page.startswith("---\nlibrary_name: transformers\n")
     assert "These are the moving average of the weights at step 40" in page
-    assert "nothing was known of: lineage, mixture, evaluation, verdicts, data." in page
+    assert "evaluation, verdicts, data." in page
 
 
 @pytest.mark.parametrize("weights", ["first", "average", "average:1", "average:x", "average:-2"])
@@ -182,7 +186,7 @@ def test_other_weights_than_the_result_names_are_refused(phasewise_export: Expor
 
 
 def test_what_is_not_trained_is_not_exported(phasewise_export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(trained, "finished_result", lambda run: None)
+    monkeypatch.setattr(trained, "finished_result", lambda run, **_: None)
     result = phasewise_export(tmp_path / "out")
     assert result.exit_code == 1
     assert "is not trained at proxy scale" in as_written(result)

@@ -11,22 +11,24 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from flows import cli
-from flows.commands import fit
-from flows.plan import build_run
-from tasks.data.special_tokens import special_tokens
-from tasks.data.tokenizer import load_tokenizer, tokenizer_digest, train_tokenizer
-from tasks.evaluation.opening import open_folder
-from tasks.home import Home
-from tasks.publication.export import export_phase
-from tests.pulse.runs import tiny_recipe
-from trainer.base.errors import ConfigError, DataError
-from trainer.base.storage import read_json, write_json
-from trainer.checkpoints.checkpointer import Checkpoints
-from trainer.checkpoints.path import checkpoint_path
-from trainer.config import RunConfig
-from trainer.data.manifest import FORMAT_VERSION, Manifest, write_manifest
-from trainer.state import abstract_state, params_digest
+from experiments.survival.runs import tiny_recipe
+from phasewise.flows import cli
+from phasewise.flows.commands import fit
+from phasewise.flows.plan import build_run
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.tasks.data.special_tokens import special_tokens
+from phasewise.tasks.data.tokenizer import load_tokenizer, tokenizer_digest, train_tokenizer
+from phasewise.tasks.evaluation.opening import open_folder
+from phasewise.tasks.home import Home
+from phasewise.tasks.publication.export import export_phase
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.checkpoints.checkpointer import Checkpoints
+from phasewise.trainer.checkpoints.path import checkpoint_path
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.data.manifest import FORMAT_VERSION, Manifest, write_manifest
+from phasewise.trainer.state import abstract_state, params_digest
 
 Evaluate = Callable[..., Result]
 
@@ -73,6 +75,7 @@ def checkpoint(run: RunConfig) -> Path:
         checkpoints.save(run.stop_step, state, {})
     result = {"checkpoint": str(path), "params_digest": params_digest(state.params), "run_digest": run.digest}
     write_json(Path(run.output) / "result.json", result)
+    write_sealed(Path(run.output) / "run.json", run.model_dump(mode="json"))
     return path
 
 
@@ -89,7 +92,8 @@ def evaluate(home: Home, run: RunConfig, checkpoint: Path, tokenizer: Path, monk
     """The command; a phase's data were never prepared, so its plan is given."""
     recipe = tiny_recipe()
     plan = SimpleNamespace(tokenizer=tokenizer)
-    resolved = SimpleNamespace(recipe=recipe, recipe_name="tiny", home=home, plan=plan, run=lambda phase: run, options="--scale proxy")
+    about = {"options": "--scale proxy", "digests": KnownDigests()}
+    resolved = SimpleNamespace(recipe=recipe, recipe_name="tiny", home=home, plan=plan, run=lambda phase: run, **about)
     monkeypatch.setattr(fit, "resolve", lambda *_, **__: (resolved, recipe.phases[0]))
 
     def call(target: object, *arguments: object) -> Result:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from flows.fixed import FIXED, check_fixed, is_ours
-from trainer.base.errors import ConfigError
+from phasewise.flows.fixed import FIXED, check_fixed, is_ours
+from phasewise.trainer.base.errors import ConfigError
 
 STARLING = {"recipe": "marin-8b", "phase": "starling", "scale": "proxy"}
 NAME = "marin-8b-starling"

@@ -5,8 +5,8 @@ from typing import cast
 
 import pytest
 
-from flows.headline import headline, status_of
-from flows.record import PhaseRecord
+from phasewise.flows.headline import headline, status_of
+from phasewise.flows.record import PhaseRecord
 
 
 def records(**states: str) -> list[PhaseRecord]:

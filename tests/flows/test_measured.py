@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from flows.measured import measured_of
-from flows.recipes import load_recipe
-from flows.record import PhaseRecord
-from tasks.publication.contents import MeasuredReport
+from phasewise.flows.measured import measured_of
+from phasewise.flows.recipes import load_recipe
+from phasewise.flows.record import PhaseRecord
+from phasewise.tasks.publication.contents import MeasuredReport
+from phasewise.validations.evidence.against_parent import NOT_ASKED
+from phasewise.validations.evidence.gate import gate_tables
+from phasewise.validations.evidence.tables import write_tables
+from phasewise.validations.limits import GateLimits
 from tests.validations.made_answers import guessed_result
-from validations.evidence.against_parent import NOT_ASKED
-from validations.evidence.gate import gate_tables
-from validations.evidence.tables import write_tables
-from validations.limits import GateLimits
 
 FIRST, SECOND = load_recipe("marin-8b", "proxy").phases[:2]
 JUDGED: Any = object()

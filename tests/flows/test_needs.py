@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from flows.needs import budgets_of, check_enough, needed_tokens
-from flows.options import max_tokens_option, set_option
-from flows.recipes import load_recipe
-from flows.recipes.assignments import settings_in_force
-from flows.recipes.recipe import Recipe, Tokenizer
-from flows.recipes.words import from_scratch, llama, wsd
-from tasks.data.budget import MARGIN, Budget
-from tasks.data.plan import DataPlan
+from phasewise.flows.needs import budgets_of, check_enough, needed_tokens
+from phasewise.flows.options import max_tokens_option, set_option
+from phasewise.flows.recipes import load_recipe
+from phasewise.flows.recipes.assignments import settings_in_force
+from phasewise.flows.recipes.recipe import Recipe, Tokenizer
+from phasewise.flows.recipes.words import from_scratch, llama, wsd
+from phasewise.tasks.data.budget import MARGIN, Budget
+from phasewise.tasks.data.plan import DataPlan
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.data.manifest import FORMAT_VERSION, Manifest, write_manifest
 from tests.trainer.token_caches import BEGIN, END, write_token_cache
-from trainer.base.errors import DataError
-from trainer.data.manifest import FORMAT_VERSION, Manifest, write_manifest
 
 SMALL = load_recipe("marin-8b", "130m")
 KESTREL = SMALL.phase("kestrel")

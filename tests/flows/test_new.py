@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from flows import cli
-from flows.recipes import NAMES, load_record
-from flows.recipes.looked_at import look_at
-from flows.recipes.python_file import allow_code
-from flows.recipes.recipe import Recipe
-from trainer.config import LearningRateSegment, Muon
+from phasewise.flows import cli
+from phasewise.flows.recipes import NAMES, load_record
+from phasewise.flows.recipes.looked_at import look_at
+from phasewise.flows.recipes.python_file import allow_code
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.trainer.config import LearningRateSegment, Muon
 
 Run = Callable[..., Result]
 
@@ -134,6 +134,7 @@ def test_json_lines_are_read_by_their_longest_field_and_the_rest_is_named(phasew
     assert found.median_characters == 252
     done = phasewise("new", "mine.py")
     assert "It reads *.jsonl; files that end in .txt are left out." in done.stdout
+    assert "It reads the field body of each line, and not id. If a line is a conversation, give its layout" in done.stdout
     best = written("mine.py").sources["best"]
     assert (best.format, best.text_key, best.filters[0].model_dump()["min"]) == ("jsonl", "body", 252)
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from flows.commands.order import judge_order, print_judgement
-from trainer.base.errors import ConfigError
+from phasewise.flows.commands.order import judge_order, print_judgement
+from phasewise.trainer.base.errors import ConfigError
 
 
 def test_the_shape_is_the_documented_one():

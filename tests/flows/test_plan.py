@@ -5,18 +5,19 @@ from typing import Any
 
 import pytest
 
-from flows.checks import check_mixtures, check_slices, check_sources
-from flows.plan import build_run, data_plan, sources_of, stand_ins_of
-from flows.recipes import load_recipe, load_record
-from flows.recipes.catalogue import CATALOGUE
-from flows.recipes.recipe import Recipe
-from tasks.data.pin import Pin
-from tasks.data.source import Source
-from tasks.data.standins import RECORD_NAME, stand_in_source
-from tasks.home import Home
-from trainer.base.errors import ConfigError, DataError, TrainingError
-from trainer.base.storage import write_json
-from trainer.config import RunConfig
+from phasewise.flows.checks import check_slices, check_sources
+from phasewise.flows.plan import build_run, data_plan, sources_of, stand_ins_of
+from phasewise.flows.recipes import load_recipe, load_record
+from phasewise.flows.recipes.catalogue import CATALOGUE
+from phasewise.flows.recipes.feasibility import check_mixtures
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.tasks.data.pin import Pin
+from phasewise.tasks.data.source import Source
+from phasewise.tasks.data.standins import RECORD_NAME, stand_in_source
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import ConfigError, DataError, TrainingError
+from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.config import RunConfig
 
 FULL, PROXY = load_recipe("marin-8b", "full"), load_recipe("marin-8b", "proxy")
 CACHES = {name: Path("tokens") / name for name in PROXY.components}

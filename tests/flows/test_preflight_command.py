@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from flows.cli import main
-from tasks.preflight import launcher
-from tasks.preflight.slices import find_slice
+from phasewise.flows.cli import main
+from phasewise.tasks.preflight import launcher
+from phasewise.tasks.preflight.slices import find_slice
+from phasewise.trainer.config import Execution, Kept
+from phasewise.trainer.preflight.spec import Result as Compiled
+from phasewise.trainer.preflight.spec import Spec
 from tests.tasks.preflight.steps import compiler_of
-from trainer.config import Execution, Kept
-from trainer.preflight.spec import Result as Compiled
-from trainer.preflight.spec import Spec
 
 Run = Callable[..., Result]
 
@@ -91,7 +91,7 @@ def test_without_the_compiler_one_line_says_what_to_install(run: Run, monkeypatc
 
 
 def test_the_flow_has_nothing_to_compile_at_proxy_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flows import preflight as module
+    from phasewise.flows import preflight as module
 
     said: list[str] = []
     monkeypatch.setattr(module, "say", said.append)
@@ -100,12 +100,12 @@ def test_the_flow_has_nothing_to_compile_at_proxy_scale(monkeypatch: pytest.Monk
 
 
 def test_the_flow_fails_where_a_setup_does_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from flows import preflight as module
+    from phasewise.flows import preflight as module
 
     def unfit(setup: object, _home: object) -> dict[str, object]:
         return {"phase": "kestrel", "slice": "2x v5e-256", "fits": False, "reason": "needs too much"}
 
-    monkeypatch.setattr("tasks.preflight.task.preflight", unfit)
+    monkeypatch.setattr("phasewise.tasks.preflight.task.preflight", unfit)
     monkeypatch.setattr(module, "create_table_artifact", lambda *_, **__: None)
     with pytest.raises(module.DoesNotFit, match="kestrel on 2x v5e-256: needs too much"):
         module.preflight.fn("marin-8b", "kestrel", "full", str(tmp_path))
@@ -124,7 +124,7 @@ def test_reads_from_another_region_are_named_with_bytes_and_price(run: Run, gcs:
 
 def test_within_a_region_reads_cost_nothing_and_unasked_nothing_is_said(run: Run, gcs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "reads" not in json.loads(run("marin-32b/mantis", "--home", str(gcs), "--json").stdout)
-    monkeypatch.setattr("flows.commands.preflight.region_of", lambda _: "us-east5")
+    monkeypatch.setattr("phasewise.flows.commands.preflight.region_of", lambda _: "us-east5")
     assert "in us-east5, as the slice: reads from it cost nothing." in run("marin-32b/mantis", "--region", "us-east5").stdout
 
 

@@ -1,13 +1,13 @@
-from flows.preflight_sparse import size_table, time_table, what_was_tried
-from flows.recipes.trinity_nano import PHASE_1 as TRINITY_NANO
-from flows.setups import setups_of
-from tasks.preflight.plan import Plan
-from tasks.preflight.report import Report, refused_report, report_of
-from tasks.preflight.search import Found
-from tasks.preflight.slices import find_slice
+from phasewise.flows.preflight_sparse import size_table, time_table, what_was_tried
+from phasewise.flows.recipes.trinity_nano import PHASE_1 as TRINITY_NANO
+from phasewise.flows.setups import setups_of
+from phasewise.tasks.preflight.plan import Plan
+from phasewise.tasks.preflight.report import Report, refused_report, report_of
+from phasewise.tasks.preflight.search import Found
+from phasewise.tasks.preflight.slices import find_slice
+from phasewise.trainer.config import Mesh
+from phasewise.trainer.preflight.spec import Collective
 from tests.tasks.preflight.steps import result_of
-from trainer.config import Mesh
-from trainer.preflight.spec import Collective
 
 SETUP = setups_of([TRINITY_NANO])[0]
 WHERE = find_slice(SETUP.slice)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from flows import cli
+from phasewise.flows import cli
 
 PAGE = Path(__file__).parents[2] / "docs" / "record.md"
 QUESTIONS = re.findall(r"^## (\d+)\. (.*?)\n.*?```console\n\$ phasewise (.*?)\n(.*?)```", PAGE.read_text(), re.DOTALL | re.MULTILINE)

@@ -5,17 +5,19 @@ from typing import Any, cast
 
 import pytest
 
-from flows import record
-from flows.recipes import load_record
-from flows.recipes.recipe import Recipe
-from flows.record import PhaseRecord, parent_evaluation, read_record
-from flows.resolved import Resolved
-from tasks.home import Home
-from tests.pulse.runs import tiny_recipe
+from experiments.survival.runs import tiny_recipe
+from phasewise.flows import record
+from phasewise.flows.recipes import load_record
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.record import PhaseRecord, parent_evaluation, read_record
+from phasewise.flows.resolved import Resolved
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.storage import write_json
+from phasewise.validations.limits import GateLimits
+from phasewise.validations.verdict import judge_gate, write_verdict
 from tests.validations.made_answers import guessed_result
-from trainer.base.storage import write_json
-from validations.limits import GateLimits
-from validations.verdict import judge_gate, write_verdict
 
 Read = Callable[..., PhaseRecord]
 EVALUATION: dict[str, Any] = {
@@ -57,7 +59,7 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
     def read_with(evaluation: dict[str, Any] | None = EVALUATION, **limits: Any) -> PhaseRecord:
         monkeypatch.setattr(record, "finished_evaluation", lambda *_: evaluation)
         wanted = with_limits(**limits)
-        resolved = SimpleNamespace(recipe=wanted, home=home, plan=plan, run=lambda phase: run)
+        resolved = SimpleNamespace(recipe=wanted, home=home, plan=plan, run=lambda phase: run, digests=KnownDigests())
         return read_record(cast(Resolved, resolved), wanted.phases[0])
 
     return read_with
@@ -76,7 +78,7 @@ def test_a_parents_evaluation_counts_for_the_weights_that_it_has_now(tmp_path: P
     resolved = cast(Resolved, SimpleNamespace(recipe=recipe, home=home))
     assert parent_evaluation(resolved, recipe.phases[0]) is None
     assert parent_evaluation(resolved, child) is None
-    write_json(folder / "evaluation.json", {"params_digest": "weights"})
+    write_sealed(folder / "evaluation.json", {"params_digest": "weights"})
     for now, found in (("weights", {"params_digest": "weights"}), ("trained again", None)):
         write_json(folder / "result.json", {"params_digest": now})
         assert parent_evaluation(resolved, child) == found

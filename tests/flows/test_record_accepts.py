@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from flows.record import _Findings  # pyright: ignore[reportPrivateUsage]  # what a verdict must agree with, without training a phase
+from phasewise.flows.record import _Findings  # pyright: ignore[reportPrivateUsage]  # what a verdict must agree with, without training a phase
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.identity import read_sealed, write_sealed
+from phasewise.validations.accepted import AcceptedWarning
+from phasewise.validations.expectations.suites import version_of
+from phasewise.validations.verdict import read_verdict, write_verdict
 from tests.validations.report.samples import SAMPLE_SUITE, evidence, judged, known_test_file, register
-from trainer.base.frozen import Frozen
-from trainer.base.storage import read_json, write_json
-from validations.accepted import AcceptedWarning
-from validations.expectations.suites import version_of
-from validations.verdict import read_verdict, write_verdict
 
 
 class Limits(Frozen):
@@ -59,12 +59,12 @@ def test_another_list_has_it_judged_again(path: Path, accepts: tuple[AcceptedWar
 
 
 def test_a_verdict_of_before_reads_and_is_judged_again(path: Path):
-    raw = read_json(path)
+    raw = read_sealed(path)
     del raw["accepts"]
     for check in raw["checks"]:
         del check["accepted"]
         check["outcome"] = "failed" if check["outcome"] == "accepted" else check["outcome"]
-    write_json(path, raw)
+    write_sealed(path, raw)
     assert read_verdict(path).counts.words == "passed with 1 warning: 4 of 5 checks"
     assert held(path, [known_test_file()]) == (False, ["the verdict on its data is out of date: the recipe accepted other warnings then"])
     assert held(path, []) == (True, [])

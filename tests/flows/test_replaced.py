@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from flows.plan import build_run
-from flows.recipes.recipe import Recipe
-from flows.replaced import Replaced, WouldReplace, check_replaced, check_retrain, find_replaced, say_replaced
-from flows.resolved import Resolved
-from tasks.data.digests import KnownDigests
-from tasks.home import Home
-from tests.pulse.runs import tiny_recipe
-from trainer.base.errors import ConfigError
-from trainer.base.storage import write_json
-from trainer.checkpoints.path import checkpoint_path
-from trainer.config import RunConfig
+from experiments.survival.runs import tiny_recipe
+from phasewise.flows.plan import build_run
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.replaced import Replaced, WouldReplace, check_replaced, check_retrain, find_replaced, say_replaced
+from phasewise.flows.resolved import Resolved
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.checkpoints.path import checkpoint_path
+from phasewise.trainer.config import RunConfig
 
 RECIPE = tiny_recipe()
 KESTREL, OCELOT = RECIPE.phases

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from flows import summary
-from flows.recipes import load_recipe
-from flows.record import PhaseRecord
-from flows.resolved import Resolved
-from tasks.home import Home
+from phasewise.flows import summary
+from phasewise.flows.recipes import load_recipe
+from phasewise.flows.record import PhaseRecord
+from phasewise.flows.resolved import Resolved
+from phasewise.tasks.home import Home
 
 RECIPE = load_recipe("trinity-nano", "proxy")
 ROW = {"loss": 2.0, "learning_rate": 1e-3, "max_violation": 0.5, "dead_experts": 1.0, "router_entropy": 0.9}
@@ -25,7 +25,7 @@ def test_the_report_has_what_the_routers_of_each_trained_phase_did(tmp_path: Pat
     done: dict[str, Any] = {"final_loss": 1.0}
     first, second = RECIPE.phases[:2]
     records = [PhaseRecord(first, run, None, None, done, None, None), PhaseRecord(second, None, None, None, None, None, None)]
-    fields = {"recipe": RECIPE, "recipe_name": RECIPE.name, "options": "", "plan": SimpleNamespace(components={})}
+    fields = {"recipe": RECIPE, "recipe_name": RECIPE.name, "options": "", "plan": SimpleNamespace(components={}, benchmark_components=())}
     resolved = cast(Resolved, SimpleNamespace(home=Home.open(str(tmp_path / "home")), **fields))
     trained, planned = summary.build_report(resolved, records).phases
     assert trained.routing is not None

@@ -2,8 +2,8 @@
 
 import ast
 
-from flows.finished import REPORTING
-from trainer.base.code_digest import HOUSE, ROOMS, files_of
+from phasewise.flows.finished import REPORTING
+from phasewise.trainer.base.code_digest import HOUSE, NAME, files_of
 
 MAKERS = ("flows/summary.py", "flows/measured.py", "flows/macro_mean.py")
 READS_ALONE = {
@@ -20,7 +20,7 @@ def imported(path: str) -> set[str]:
     """The files of our own that a file imports."""
     tree = ast.parse((HOUSE / path).read_text())
     names = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
-    ours = {name.replace(".", "/") for name in names if name.partition(".")[0] in ROOMS}
+    ours = {name.partition(".")[2].replace(".", "/") for name in names if name.partition(".")[0] == NAME}
     return {f"{name}.py" if (HOUSE / f"{name}.py").exists() else f"{name}/__init__.py" for name in ours}
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from flows.presence import stay_present
-from flows.rerun import MESSAGE, Rerun
-from tasks.home import Home
+from phasewise.flows.presence import stay_present
+from phasewise.flows.rerun import MESSAGE, Rerun
+from phasewise.tasks.home import Home
 
 SINCE = datetime(2026, 11, 25, tzinfo=UTC)
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from flows import resolved as module
-from flows.recipes.recipe import Recipe
-from flows.resolved import resolve, resolve_phase, resolving_once
-from tasks.home import Home
-from tests.pulse.runs import tiny_recipe
-from trainer.base.errors import ConfigError
-from trainer.base.storage import read_json, write_json
+from experiments.survival.runs import tiny_recipe
+from phasewise.flows import resolved as module
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.resolved import resolve, resolve_phase, resolving_once
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.storage import read_json, write_json
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from random import Random
 import pytest
 from click.testing import CliRunner, Result
 
-from flows import cli
+from experiments.leakage_recall.made_items import made_items
+from experiments.leakage_recall.views import olmes
+from phasewise.flows import cli
+from phasewise.validations.evidence.leakage import compiled
+from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
 from tests.hostile_makers import zipped
-from tests.leakage_recall.made_items import made_items
-from tests.leakage_recall.views import olmes
-from validations.evidence.leakage import compiled
-from validations.evidence.leakage.items.item import BenchmarkItem
 
 pytestmark = pytest.mark.timeout(240)  # a guard against hanging
 
@@ -180,7 +180,8 @@ def test_benchmarks_without_items_are_wrong_usage(scan: Run, tmp_path: Path, ben
 def test_a_small_scan_is_one_light_process(benchmarks: Path):
     """It starts no cluster and trains nothing; the streams are the real ones here."""
     heavy = {"jax", "prefect", "dask", "distributed", "great_expectations", "lm_eval"}
-    program = f"import sys; from flows.cli import main\ntry: main()\nfinally: print(*sorted({heavy} & set(sys.modules)), file=sys.stderr)"
+    ends = f"finally: print(*sorted({heavy} & set(sys.modules)), file=sys.stderr)"
+    program = f"import sys; from phasewise.flows.cli import main\ntry: main()\n{ends}"
     command = [sys.executable, "-c", program, "scan", "data", "--benchmarks", str(benchmarks), "--json"]
     found = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert found.returncode == 1, found.stderr

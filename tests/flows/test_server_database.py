@@ -11,7 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from flows.server_database import TakesTurns
+from phasewise.flows.server_database import TakesTurns
 
 WAIT_SECONDS = 0.3
 """For the second to be done, where nothing keeps it from that."""

@@ -3,7 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from flows.server import OwnServer
+import pytest
+
+from phasewise.flows.server import OwnServer, own_server
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import StorageError
+from tests.ports import free_port
+from tests.survival.disks import small_disk
 
 BUSY = (
     "12:00:01.000 | ERROR   | prefect.server - Heartbeat failed\nTraceback (most recent call last):\nOperationalError: database is locked\n"
@@ -16,7 +22,7 @@ SAID = ["12:00:02.000 | ERROR   | prefect.server - Scheduler died"]
 def server(log: Path) -> OwnServer:
     process: Any = None
     log.touch()
-    return OwnServer("http://127.0.0.1:1/api", log, process, 0, lambda: process)
+    return OwnServer("http://127.0.0.1:1/api", "phasewise:x", log, process, 0, lambda: process)
 
 
 def test_an_error_is_said_once_and_a_busy_file_is_none(tmp_path: Path) -> None:
@@ -43,3 +49,33 @@ def test_at_the_end_nothing_is_held_back(tmp_path: Path) -> None:
     own = server(tmp_path / "log")
     own.log.write_text(WARNING + BROKEN)
     assert own.new_errors(ended=True) == SAID
+
+
+def test_a_server_whose_disk_is_full_says_so(tmp_path: Path) -> None:
+    """Its log is empty then: it could not be written."""
+    with small_disk(tmp_path / "disk", "128k") as disk:
+        home = Home(disk / "home")
+        home.prefect.mkdir(parents=True)
+        with pytest.raises(StorageError) as refusal, own_server(home, free_port(), "a test"):
+            pass
+        assert "No space left on device (the Prefect server ended with code " in str(refusal.value)
+        assert f"MiB are free on the disk at {disk}." in str(refusal.value)
+
+
+def test_an_error_that_the_servers_disk_is_the_reason_of_is_the_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "phasewise.flows.server._wait_until_up", lambda *_: None
+    )  # a server that cannot write its database answers 500, for minutes
+    monkeypatch.setattr("phasewise.flows.server.python_command", lambda *_: ["sleep", "60"])
+    home = Home(tmp_path)
+    home.prefect.mkdir(parents=True)
+
+    def fail_after(log: str) -> None:
+        with own_server(home, 1, "a test") as found:
+            found.log.write_text(log)
+            raise RuntimeError("Server error '500 Internal Server Error'")
+
+    with pytest.raises(RuntimeError, match="500"):
+        fail_after("")
+    with pytest.raises(StorageError, match=r"the Prefect server: .*database or disk is full"):
+        fail_after("Traceback\nsqlite3.OperationalError: database or disk is full\nINFO: stopping\n")

@@ -1,9 +1,9 @@
 from itertools import pairwise
 
-from flows.recipes import load_recipe
-from flows.setups import setups_of, step_shape
-from tasks.preflight.plan import Plan, spec_for
-from tasks.preflight.slices import find_slice
+from phasewise.flows.recipes import load_recipe
+from phasewise.flows.setups import setups_of, step_shape
+from phasewise.tasks.preflight.plan import Plan, spec_for
+from phasewise.tasks.preflight.slices import find_slice
 
 
 def test_the_main_line_of_the_8b_has_two_slices_and_three_batches() -> None:

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress as Bars
 
-from flows.terminal import TerminalHandler, bar_columns, print_summary, print_words, shown_on_terminal
-from tasks.progress import LOGGER, PROGRESS_LOGGER, Milestones, Progress, advance, say
+from phasewise.flows.terminal import TerminalHandler, bar_columns, print_summary, print_words, shown_on_terminal
+from phasewise.tasks.progress import LOGGER, PROGRESS_LOGGER, Milestones, Progress, advance, say
 
 SUMMARY: dict[str, Any] = {
     "recipe": "marin-8b",

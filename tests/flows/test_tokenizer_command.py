@@ -9,21 +9,22 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from flows import cli
-from flows.decided_by import decided_by
-from flows.resolved import resolve_phase
-from tasks.data.tokenizer import train_tokenizer
-from tasks.data.vocabularies.folder import MANIFEST_NAME, open_tokenizer
-from tasks.evaluation.made import write_missing_benchmarks
-from tasks.home import Home
+from phasewise.flows import cli
+from phasewise.flows.decided_by import decided_by
+from phasewise.flows.resolved import resolve_phase
+from phasewise.tasks.data.tokenizer import train_tokenizer
+from phasewise.tasks.data.vocabularies.folder import MANIFEST_NAME, open_tokenizer
+from phasewise.tasks.evaluation.made import write_missing_benchmarks
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.identity import digest_of_file, read_sealed, write_sealed
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.data.manifest import read_manifest
+from phasewise.validations.accepted import accepted_in
+from phasewise.validations.expectations.data_suite import DATA_SUITE
+from phasewise.validations.expectations.suites import SUITES, version_of
+from phasewise.validations.verdict import Verdict, accepted_by, write_verdict
 from tests.flows.trace.world import World, prepare, traced_recipe
 from tests.tasks.conftest import write_lines, write_prose
-from trainer.base.storage import digest_of_file, read_json, write_json
-from trainer.data.manifest import read_manifest
-from validations.accepted import accepted_in
-from validations.expectations.data_suite import DATA_SUITE
-from validations.expectations.suites import SUITES, version_of
-from validations.verdict import Verdict, accepted_by, write_verdict
 
 Phasewise = Callable[..., Result]
 VOCAB_SIZE, DOCUMENTS, TURN_END = 290, 64, "<|eot_id|>"
@@ -141,9 +142,9 @@ def test_text_that_nobody_judged_is_refused(world: World, tmp_path: Path):
 
 def test_a_verdict_that_does_not_let_pass_is_refused(copied: World, tmp_path: Path):
     path = copied.home.verdict("tiny-proxy", "kestrel", "data")
-    verdict = read_json(path)
+    verdict = read_sealed(path)
     for changed, why in (({"judged": {**verdict["judged"], "flan": "0" * 64}}, "out of date"), ({"passes": False}, "fails")):
-        write_json(path, verdict | changed)
+        write_sealed(path, verdict | changed)
         assert why in refusal(train(copied, tmp_path / "out"))
     path.unlink()
     assert "there is no verdict on its data" in refusal(train(copied, tmp_path / "out"))

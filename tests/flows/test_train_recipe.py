@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from flows import train_recipe
-from flows.recipes import load_recipe
-from flows.recipes.recipe import Recipe
-from flows.resolved import Resolved
-from flows.rulings import raise_unless_let_pass
-from tasks.data.digests import KnownDigests
-from tasks.home import Home
-from trainer.base.errors import TrainingDiverged, TrainingError, VerdictError
-from validations.expectations.reasons import Reason
-from validations.verdict import Verdict
+from phasewise.flows import train_recipe
+from phasewise.flows.recipes import load_recipe
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.resolved import Resolved
+from phasewise.flows.rulings import raise_unless_let_pass
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import TrainingDiverged, TrainingError, VerdictError
+from phasewise.validations.expectations.reasons import Reason
+from phasewise.validations.verdict import Verdict
 
 NOWHERE = Path("nowhere.json")
 MARIN_8B = load_recipe("marin-8b", "proxy")

@@ -3,10 +3,10 @@
 import pytest
 from click.testing import CliRunner
 
-from flows import variables
-from flows.cli import main
-from flows.variables import names_in_code, words_of_unread
-from tasks.training.choice import LAUNCHER_VARIABLE, PROCESSES_VARIABLE
+from phasewise.flows import variables
+from phasewise.flows.cli import main
+from phasewise.flows.variables import names_in_code, words_of_unread
+from phasewise.tasks.training.choice import LAUNCHER_VARIABLE, PROCESSES_VARIABLE
 
 
 def test_a_misspelt_variable_is_said_with_the_one_that_is_meant():
@@ -18,7 +18,7 @@ def test_a_misspelt_variable_is_said_with_the_one_that_is_meant():
 
 
 def test_the_names_are_those_that_the_code_has():
-    assert {LAUNCHER_VARIABLE, PROCESSES_VARIABLE, "PHASEWISE_HOME", "PHASEWISE_USD_PER_HOUR", "PHASEWISE_GKE_IMAGE"} <= names_in_code()
+    assert {LAUNCHER_VARIABLE, PROCESSES_VARIABLE, "PHASEWISE_HOME", "PHASEWISE_GKE_IMAGE"} <= names_in_code()
 
 
 def test_the_code_is_read_only_where_there_is_such_a_variable(monkeypatch: pytest.MonkeyPatch):

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from flows.ancestors import GATES, ParentNotDone
-from flows.door import FILE
-from flows.missed import LOOK_AGAIN, earlier_of
-from flows.resolved import Resolved, resolve_phase
-from flows.waiting import answer_for, or_wait, waiting_state
-from tasks.home import Home
-from trainer.base.errors import VerdictError
-from trainer.base.storage import write_json
-from validations.expectations.reasons import Reason
-from validations.verdict import Verdict
+from phasewise.flows.ancestors import GATES, ParentNotDone
+from phasewise.flows.door import FILE
+from phasewise.flows.missed import LOOK_AGAIN, earlier_of
+from phasewise.flows.resolved import Resolved, resolve_phase
+from phasewise.flows.waiting import answer_for, or_wait, waiting_state
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import VerdictError
+from phasewise.trainer.base.identity import write_sealed
+from phasewise.validations.expectations.reasons import Reason
+from phasewise.validations.verdict import Verdict
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def judge(home: Home, phase: str, gate: str, *, passes: bool = True, ago: float 
     reasons = () if passes else (Reason.model_validate(reason | {"what": "it is spoiled"}),)
     fields: dict[str, Any] = {"judged": {}, "thresholds": {}, "checks": (), "evidence": "x", "reasons": reasons}
     path = home.verdict("marin-8b-proxy", phase, gate)
-    write_json(path, Verdict(subject="x", suite=gate, suite_version="1", passes=passes, **fields).model_dump(mode="json"))
+    write_sealed(path, Verdict(subject="x", suite=gate, suite_version="1", passes=passes, **fields).model_dump(mode="json"))
     then = datetime.now(UTC).timestamp() - ago
     os.utime(path, (then, then))
 

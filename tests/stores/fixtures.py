@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from phasewise.trainer.base.storage import as_path
 from tests.stores.emulator import BUCKET, Faults, the_emulator
 from tests.stores.hub import FakeHub, serving
-from trainer.base.storage import as_path
 
 STORES = ("local", "gcs")
 
@@ -68,7 +68,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """A Hugging Face hub of the test's own, which `hf://` reads in this process. Whoever sleeps moves its clock and does not wait."""
     from huggingface_hub import constants
 
-    from tasks.data.hub import Hub
+    from phasewise.tasks.data.hub import Hub
 
     with serving() as hub:
         monkeypatch.setattr(constants, "ENDPOINT", hub.address)

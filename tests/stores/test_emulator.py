@@ -5,9 +5,9 @@ from typing import Any, cast
 
 import pytest
 
+from phasewise.trainer.base.storage import file_system_of, write_atomically
 from tests.stores.emulator import the_emulator
 from tests.stores.fixtures import FaultyStore
-from trainer.base.storage import file_system_of, write_atomically
 
 
 def store_of(path: object) -> tuple[Any, str]:

@@ -1,6 +1,5 @@
 """Whatever is done to a run, it ends in a refusal with a name, or in what was promised. A state machine does it all, in any order."""
 
-import json
 import shutil
 import signal
 import sys
@@ -13,11 +12,12 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from phasewise.trainer.base.errors import PhasewiseError
+from phasewise.trainer.base.identity import read_sealed
+from phasewise.trainer.checkpoints.files import saved_steps
+from phasewise.trainer.config import RunConfig
 from tests.survival.faults import Killed
 from tests.survival.world import VARIANTS, Cancelled, Expected, World, check_result, terminate, world_in
-from trainer.base.errors import PhasewiseError
-from trainer.checkpoints.files import saved_steps
-from trainer.config import RunConfig
 
 OPERATIONS = st.integers(1, 90)
 """A life of the tiny phase changes files about 80 times."""
@@ -98,7 +98,7 @@ class Survival(RuleBasedStateMachine):
     def _written(self) -> str | None:
         """The digest of the run in the folder."""
         try:
-            return RunConfig.model_validate(json.loads((self.world.folder / "run.json").read_bytes())).digest
+            return RunConfig.model_validate(read_sealed(self.world.folder / "run.json")).digest
         except (OSError, ValueError):
             return None
 

@@ -15,27 +15,27 @@ import jax
 import numpy as np
 import pytest
 
-import trainer.loop
-import trainer.run
-from tasks.training import launcher, restarts
+import phasewise.trainer.loop
+import phasewise.trainer.run
+from phasewise.tasks.training import launcher, restarts
+from phasewise.trainer.base.file_lock import try_lock
+from phasewise.trainer.base.run_folder import METRICS_NAME
+from phasewise.trainer.base.storage import read_json
+from phasewise.trainer.checkpoints.files import find_damage
+from phasewise.trainer.checkpoints.path import checkpoint_path
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.data.loader import Loader
+from phasewise.trainer.metrics import Row, of_the_clock, read_metrics
+from phasewise.trainer.passed_over import PassedOver, Window
+from phasewise.trainer.process import fence
+from phasewise.trainer.run import main
+from phasewise.trainer.schedule import scheduled_at
+from phasewise.trainer.sharding import run_mesh
+from phasewise.trainer.state import init_state, params_digest
+from phasewise.trainer.step import build_train_step
 from tests.survival.faults import Faults, Killed, installed
 from tests.trainer.poisoned import poison
 from tests.trainer.token_caches import write_passing_verdict, write_token_cache
-from trainer.base.file_lock import try_lock
-from trainer.base.run_folder import METRICS_NAME
-from trainer.base.storage import read_json
-from trainer.checkpoints.files import find_damage
-from trainer.checkpoints.path import checkpoint_path
-from trainer.config import RunConfig
-from trainer.data.loader import Loader
-from trainer.metrics import Row, of_the_clock, read_metrics
-from trainer.passed_over import PassedOver, Window
-from trainer.process import fence
-from trainer.run import main
-from trainer.schedule import scheduled_at
-from trainer.sharding import run_mesh
-from trainer.state import init_state, params_digest
-from trainer.step import build_train_step
 
 STOP_STEP, SAVE_EVERY, POISON = 8, 2, 4
 VARIANTS = ("plain", "another mixture", "rolls back")
@@ -119,8 +119,8 @@ class World:
             patch.setattr(launcher, "_run_process", life)
             patch.setattr(launcher, "_last_words", words)  # here they are not in the log
             patch.setattr(restarts, "BACKOFF_SECONDS", 0.0)
-            patch.setattr(trainer.run, "_heartbeat", lambda *_: nullcontext())
-            patch.setattr(trainer.loop, "build_train_step", lambda *_: step_of(self, variant, mesh))
+            patch.setattr(phasewise.trainer.run, "_heartbeat", lambda *_: nullcontext())
+            patch.setattr(phasewise.trainer.loop, "build_train_step", lambda *_: step_of(self, variant, mesh))
             return launcher.launch_trainer(run, lambda rows: None, self.check)
 
     def check(self) -> None:

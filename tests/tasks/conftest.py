@@ -11,13 +11,13 @@ import dask.config
 import pytest
 from dask.distributed import LocalCluster
 
-from tasks.data import parts
-from tasks.data.cluster import SCHEDULER_VARIABLE, WORKERS
-from tasks.data.plan import DataPlan, plan_data
-from tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_documents
-from tasks.data.source import Source
-from tasks.evaluation.made import write_missing_benchmarks
-from tasks.home import Home
+from phasewise.tasks.data import parts
+from phasewise.tasks.data.cluster import SCHEDULER_VARIABLE, WORKERS
+from phasewise.tasks.data.plan import DataPlan, plan_data
+from phasewise.tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_documents
+from phasewise.tasks.data.source import Source
+from phasewise.tasks.evaluation.made import write_missing_benchmarks
+from phasewise.tasks.home import Home
 from tests.stores.emulator import the_emulator
 
 

@@ -6,8 +6,8 @@ import threading
 import httpx
 import pytest
 
-from tasks import background
-from tasks.background import Background, wait_until
+from phasewise.tasks import background
+from phasewise.tasks.background import Background, wait_until
 
 SECONDS = 20.0
 """A guard against hanging."""

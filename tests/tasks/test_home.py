@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.home import DEFAULT_HOME, Home
-from tasks.locks import LEASE_VARIABLE
+from phasewise.tasks.home import DEFAULT_HOME, Home
+from phasewise.tasks.locks import LEASE_VARIABLE
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.storage import write_atomically
 from tests.stores.fixtures import FaultyStore
-from trainer.base.errors import ConfigError
-from trainer.base.storage import write_atomically
 
 
 def test_the_home_is_made(tmp_path: Path):
@@ -104,7 +104,7 @@ def test_a_store_that_forbids_reading_is_refused(faulty_store: FaultyStore):
 def test_a_store_that_never_answers_is_refused_in_a_bounded_time(
     faulty_store: FaultyStore, monkeypatch: pytest.MonkeyPatch, reads_only: bool
 ):
-    monkeypatch.setattr("tasks.home.PROBE_SECONDS", 0.5)
+    monkeypatch.setattr("phasewise.tasks.home.PROBE_SECONDS", 0.5)
     faulty_store.faults.refuse(times=1_000_000)
     monkeypatch.setattr("gcsfs.retry.asyncio", asyncio)  # its sleeps are real
     with pytest.raises(ConfigError, match=r"did not answer within 0\.5 seconds"):
@@ -114,7 +114,8 @@ def test_a_store_that_never_answers_is_refused_in_a_bounded_time(
 def test_one_run_at_a_time_holds_the_home(store: Path, monkeypatch: pytest.MonkeyPatch):
     """Also against another process; and the lock goes with a process that is killed."""
     monkeypatch.setenv(LEASE_VARIABLE, "2")
-    program = "import sys; from tasks.home import Home\nwith Home.open(sys.argv[1]).held('x'): print('held', flush=True); sys.stdin.read()"
+    program = "import sys; from phasewise.tasks.home import Home\n"
+    program += "with Home.open(sys.argv[1]).held('x'): print('held', flush=True); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", program, str(store)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout
         assert other.stdout.readline() == b"held\n"

@@ -12,16 +12,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasks import locks
-from tasks.locks import LEASE_VARIABLE, held, held_all
+from phasewise.tasks import locks
+from phasewise.tasks.locks import LEASE_VARIABLE, held, held_all
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.storage import as_path, file_system_of, write_atomically
 from tests.stores.fixtures import FaultyStore
-from trainer.base.errors import ConfigError
-from trainer.base.storage import as_path, file_system_of, write_atomically
 
 HOLD = """if True:
     import sys
-    from tasks.locks import held
-    from trainer.base.storage import as_path, write_atomically
+    from phasewise.tasks.locks import held
+    from phasewise.trainer.base.storage import as_path, write_atomically
     with held(as_path(sys.argv[1])):
         print("held", flush=True)
         sys.stdin.read()
@@ -29,8 +29,8 @@ HOLD = """if True:
 
 COUNT = """if True:
     import sys
-    from tasks.locks import held
-    from trainer.base.storage import as_path, read_json, write_json
+    from phasewise.tasks.locks import held
+    from phasewise.trainer.base.storage import as_path, read_json, write_json
     counter = as_path(sys.argv[2])
     print("ready", flush=True)
     sys.stdin.readline()

@@ -2,7 +2,7 @@
 
 import math
 
-from tasks.progress import Meter, Milestones, Progress
+from phasewise.tasks.progress import Meter, Milestones, Progress
 
 
 def test_what_was_finished_before_says_nothing_of_the_speed():

@@ -2,9 +2,9 @@
 
 import jax
 
-from trainer.config import Execution, ModelConfig, Optimizer
-from trainer.step import TrainStep
-from trainer.step import build_train_step as build
+from phasewise.trainer.config import Execution, ModelConfig, Optimizer
+from phasewise.trainer.step import TrainStep
+from phasewise.trainer.step import build_train_step as build
 
 Alike = tuple[str, str, str, jax.sharding.Mesh | None]
 _built: dict[Alike, TrainStep] = {}

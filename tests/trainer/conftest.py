@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.config import ModelConfig, Rope, RunConfig
+from phasewise.trainer.metrics import Row, of_the_clock, read_metrics
 from tests.compilation import compile_from_now_on
 from tests.trainer.built_once import build_train_step
 from tests.trainer.token_caches import BEGIN, END, write_passing_verdict, write_token_cache
-from trainer.base.storage import write_json
-from trainer.config import ModelConfig, Rope, RunConfig
-from trainer.metrics import Row, of_the_clock, read_metrics
 
 VOCAB_SIZE = 256
 SEQ_LEN = 32
@@ -56,7 +56,7 @@ def quick_compilation(home: Path) -> Iterator[None]:
 def built_once() -> Iterator[None]:
     """For files that train many runs here: those that are alike share the compiled update."""
     with pytest.MonkeyPatch.context() as patch:
-        for place in ("trainer.loop", "tests.trainer.poisoned"):
+        for place in ("phasewise.trainer.loop", "tests.trainer.poisoned"):
             patch.setattr(f"{place}.build_train_step", build_train_step)
         yield
 
@@ -173,7 +173,8 @@ def make_run(home: Path, model: ModelConfig, caches: Mapping[str, Path], judge: 
 
 @pytest.fixture(scope="module")
 def start_trainer() -> Iterator[StartTrainer]:
-    """Starts `python -m trainer RUN.json` as a process; whatever still runs at the end is killed. What it says goes to `trainer.log`.
+    """Starts `python -m phasewise.trainer RUN.json` as a process; whatever still runs at the end is killed. What it says
+    goes to `trainer.log`.
 
     With `hang` it is one that hangs at a place of `tests.trainer.hanging`.
     """

@@ -1,4 +1,5 @@
-"""A trainer that waits where a test wants it: called as `python` is, `gated -m trainer RUN.json …`. It is the real one in all else.
+"""A trainer that waits where a test wants it: called as `python` is, `gated -P -m phasewise.trainer RUN.json …`. It is the
+real one in all else.
 
 While the file `gate-N` is in the run's folder, or in the folder that `GATES` names, every process waits after update N; the row of update
 N - 1 is there then. Where `asked-N` is there, too, they go on when jax has told all of them that one was asked to stop: jax looks for a
@@ -41,9 +42,9 @@ def after_gate(folder: Path, agreed: Callable[[int], bool]) -> Callable[[int], b
 
 
 if __name__ == "__main__":
-    import trainer.loop as loop
-    from trainer.run import main
+    import phasewise.trainer.loop as loop
+    from phasewise.trainer.run import main
 
-    gates = Path(os.environ.get("GATES") or Path(sys.argv[3]).parent)
+    gates = Path(os.environ.get("GATES") or Path(sys.argv[4]).parent)
     loop.stop_agreed = after_gate(gates, loop.stop_agreed)
-    sys.exit(main(sys.argv[3:]))
+    sys.exit(main(sys.argv[4:]))

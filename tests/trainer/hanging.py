@@ -25,9 +25,9 @@ def hang_after(step: int, due: Callable[..., bool]) -> Callable[..., bool]:
 
 def plant(place: str) -> None:
     """Put the hang where it belongs."""
-    import trainer.checkpoints.checkpointer as checkpointer
-    import trainer.loop as loop
-    from trainer.data.loader import Loader
+    import phasewise.trainer.checkpoints.checkpointer as checkpointer
+    import phasewise.trainer.loop as loop
+    from phasewise.trainer.data.loader import Loader
 
     if place == "data":
         Loader.batch = hang
@@ -48,7 +48,7 @@ def plant(place: str) -> None:
 
 
 if __name__ == "__main__":
-    from trainer.run import main
+    from phasewise.trainer.run import main
 
     plant(sys.argv[1])
     sys.exit(main(sys.argv[2:]))

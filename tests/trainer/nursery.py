@@ -16,9 +16,9 @@ from threading import Timer
 
 import jax
 
-from trainer.metrics import MetricsFile, Row
-from trainer.process.stopping import end_where_asked_to_stop
-from trainer.run import main
+from phasewise.trainer.metrics import MetricsFile, Row
+from phasewise.trainer.process.stopping import end_where_asked_to_stop
+from phasewise.trainer.run import main
 
 
 def raise_trainer(path: str, stop_at: int | None = None, seconds: float = 0.0) -> int:

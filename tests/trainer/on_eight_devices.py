@@ -13,15 +13,15 @@ from typing import Any, NamedTuple, cast
 import jax
 import numpy as np
 
-from trainer.base.storage import read_json, write_json
-from trainer.checkpoints.hand_off import state_to_start_from
-from trainer.checkpoints.state import leaves_of
-from trainer.config import RunConfig
-from trainer.data.loader import Loader
-from trainer.schedule import scheduled_at
-from trainer.sharding import place_batch, run_mesh, state_shardings
-from trainer.state import TrainState, init_state
-from trainer.step import StepMetrics, build_train_step
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.checkpoints.hand_off import state_to_start_from
+from phasewise.trainer.checkpoints.state import leaves_of
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.data.loader import Loader
+from phasewise.trainer.schedule import scheduled_at
+from phasewise.trainer.sharding import place_batch, run_mesh, state_shardings
+from phasewise.trainer.state import TrainState, init_state
+from phasewise.trainer.step import StepMetrics, build_train_step
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 

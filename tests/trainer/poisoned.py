@@ -11,9 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.config import RunConfig
-from trainer.data.loader import Loader
-from trainer.step import build_train_step
+import phasewise.trainer.loop
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.data.loader import Loader
+from phasewise.trainer.step import build_train_step
 
 SPIKE = 100.0
 
@@ -40,9 +41,8 @@ def poison(run: RunConfig, updates: tuple[int, ...], *, loss: float = np.nan) ->
 
 
 if __name__ == "__main__":
-    import trainer.loop
-    from trainer.run import main, read_run
+    from phasewise.trainer.run import main, read_run
 
     run = read_run(Path(sys.argv[2]))
-    trainer.loop.build_train_step = poison(run, tuple(int(update) for update in sys.argv[1].split(",")))
+    phasewise.trainer.loop.build_train_step = poison(run, tuple(int(update) for update in sys.argv[1].split(",")))
     sys.exit(main(sys.argv[2:]))

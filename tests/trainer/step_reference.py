@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from phasewise.trainer.config import Optimizer
+from phasewise.trainer.schedule import Limit, Scheduled
 from tests.trainer.optimizer.reference import Reference, Weights
-from trainer.config import Optimizer
-from trainer.schedule import Limit, Scheduled
 
 NOT_STACKED = {"embedding", "final_norm", "head"}
 

@@ -7,14 +7,14 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from tasks.preflight import launcher
-from tasks.preflight.launcher import deciding_code, digest_of, versions
-from tasks.preflight.plan import Plan, spec_for
-from tasks.preflight.slices import find_slice
+from phasewise.tasks.preflight import launcher
+from phasewise.tasks.preflight.launcher import deciding_code, digest_of, versions
+from phasewise.tasks.preflight.plan import Plan, spec_for
+from phasewise.tasks.preflight.slices import find_slice
+from phasewise.trainer.base.identity import digest_of_json
+from phasewise.trainer.config import ModelConfig, RunConfig, without_added
+from phasewise.trainer.config.added import ADDED_LATER
 from tests.trainer.preflight.models import LLAMA_8B, step_of
-from trainer.base.storage import digest_of_json
-from trainer.config import ModelConfig, RunConfig, without_added
-from trainer.config.added import ADDED_LATER
 
 MakeRun = Callable[..., RunConfig]
 OF_MODELS = ADDED_LATER.keys() & ModelConfig.model_fields.keys()

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from trainer.base.errors import CheckpointError
-from trainer.config import RunConfig
-from trainer.loop import train
-from trainer.metrics import Row
+from phasewise.trainer.base.errors import CheckpointError
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.loop import train
+from phasewise.trainer.metrics import Row
 
 MakeRun = Callable[..., RunConfig]
 RowsOf = Callable[[RunConfig], list[Row]]

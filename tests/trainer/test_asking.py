@@ -6,21 +6,22 @@ from typing import Any
 
 import pytest
 
-from tasks.training.launcher import launch_trainer
-from tasks.validation.decide import decide
+from phasewise.tasks.training.launcher import launch_trainer
+from phasewise.tasks.validation.decide import decide
+from phasewise.trainer.asking import asked
+from phasewise.trainer.base.decision import ruling_at
+from phasewise.trainer.base.errors import AsksPerson, CheckpointError, TrainingDiverged, VerdictError, WaitsForPerson
+from phasewise.trainer.base.identity import read_sealed, write_sealed
+from phasewise.trainer.base.run_folder import METRICS_NAME, PASSED_OVER_NAME, QUESTION_NAME
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.events import read_events
+from phasewise.trainer.loop import train
+from phasewise.trainer.passed_over import NOTHING, PassedOver, Window, read_passed_over, roll_backs_in
+from phasewise.trainer.run import main
+from phasewise.validations.verdict import read_verdict
 from tests.trainer.conftest import MakeRun, RowsOf
 from tests.trainer.test_roll_back import POISON, RECOVERY, poisoned, without
-from trainer.asking import asked
-from trainer.base.decision import ruling_at
-from trainer.base.errors import AsksPerson, CheckpointError, TrainingDiverged, VerdictError, WaitsForPerson
-from trainer.base.run_folder import METRICS_NAME, PASSED_OVER_NAME, QUESTION_NAME
-from trainer.base.storage import read_json, write_json
-from trainer.config import RunConfig
-from trainer.events import read_events
-from trainer.loop import train
-from trainer.passed_over import NOTHING, PassedOver, Window, read_passed_over, roll_backs_in
-from trainer.run import main
-from validations.verdict import read_verdict
 
 pytestmark = [pytest.mark.usefixtures("built_once"), pytest.mark.timeout(240)]  # a guard against hanging
 ASK: dict[str, Any] = {**RECOVERY, "action": "ask"}
@@ -46,7 +47,7 @@ def answer(run: RunConfig, *, approves: bool, who: str = "Ada") -> None:
 
 def test_what_is_asked_has_the_numbers_and_nothing_goes_on_before_it_is_decided(run: RunConfig, rows_of: RowsOf):
     verdict = read_verdict(question(run))
-    assert verdict.model_dump(mode="json") == read_json(question(run))  # who shows it and who trains see the same
+    assert verdict.model_dump(mode="json") == read_sealed(question(run))  # who shows it and who trains see the same
     assert (verdict.subject, verdict.passes) == (f"{run.recipe}/{run.scale}/{run.phase} training", False)
     [reason] = verdict.reasons
     assert (reason.what, reason.found, reason.limit) == ("loss is nan at step 8", "loss is nan", "a finite number")
@@ -124,7 +125,7 @@ def other_windows(run: RunConfig) -> None:
 def other_step(run: RunConfig) -> None:
     content = read_json(question(run))
     content["thresholds"]["step"] = 9
-    write_json(question(run), content)
+    write_sealed(question(run), content)
 
 
 @pytest.mark.parametrize("change", [other_checkpoint, no_checkpoint, other_windows, other_step])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from trainer.config import LearningRateSegment, RunConfig, Stability, Steps, always
+from phasewise.trainer.config import LearningRateSegment, RunConfig, Stability, Steps, always
 
 MakeRun = Callable[..., RunConfig]
 

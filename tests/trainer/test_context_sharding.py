@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.config import Mesh, ModelConfig, RunConfig
+from phasewise.trainer.kernels.attention import check_kernel
+from phasewise.trainer.sharding import check_mesh
 from tests.trainer import on_eight_devices
 from tests.trainer.eight_devices import run_on_eight_devices
 from tests.trainer.test_expert_sharding import EXPERTS, MakeRun, worst
-from trainer.base.errors import ConfigError
-from trainer.base.storage import read_json, write_json
-from trainer.config import Mesh, ModelConfig, RunConfig
-from trainer.kernels.attention import check_kernel
-from trainer.sharding import check_mesh
 
 WORKER = Path(on_eight_devices.__file__)
 pytestmark = pytest.mark.timeout(600)  # four programs are compiled; a busy machine may need minutes

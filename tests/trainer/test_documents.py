@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from phasewise.trainer.config import AdamW, Execution, ModelConfig
+from phasewise.trainer.held_out_loss import build_mean_loss
+from phasewise.trainer.model.params import Params
+from phasewise.trainer.optimizer import build_optimizer
+from phasewise.trainer.schedule import Scheduled
+from phasewise.trainer.state import TrainState
+from phasewise.trainer.step import build_objective, build_train_step
 from tests.trainer.model.test_decoder import changed, large_params, reference_logits
-from trainer.config import AdamW, Execution, ModelConfig
-from trainer.held_out_loss import build_mean_loss
-from trainer.model.params import Params
-from trainer.optimizer import build_optimizer
-from trainer.schedule import Scheduled
-from trainer.state import TrainState
-from trainer.step import build_objective, build_train_step
 
 ADAMW = AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1)
 ROWS = np.random.default_rng(1).integers(0, 256, (2, 32)).astype(np.int32)

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import jax
 import pytest
 
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.config import Mesh, ModelConfig, RunConfig
+from phasewise.trainer.model.params import param_specs
+from phasewise.trainer.sharding import RULES, check_mesh
 from tests.trainer import on_eight_devices
 from tests.trainer.conftest import write_documents
 from tests.trainer.eight_devices import run_on_eight_devices
 from tests.trainer.token_caches import write_conversations
-from trainer.base.errors import ConfigError
-from trainer.base.storage import read_json, write_json
-from trainer.config import Mesh, ModelConfig, RunConfig
-from trainer.model.params import param_specs
-from trainer.sharding import RULES, check_mesh
 
 MakeRun = Callable[..., RunConfig]
 WORKER = Path(on_eight_devices.__file__)

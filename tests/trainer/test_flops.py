@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from trainer.config import ModelConfig, Rope
-from trainer.flops import PEAKS, matrix_parameters, mfu, peak_flops, step_flops, visible_pairs
+from phasewise.trainer.config import ModelConfig, Rope
+from phasewise.trainer.flops import PEAKS, matrix_parameters, mfu, peak_flops, step_flops, visible_pairs
 
 
 def build_model(**changes: object) -> ModelConfig:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from trainer.base.errors import ConfigError
-from trainer.config import RunConfig
-from trainer.gradients import SegmentIds, mean_gradients, microbatches
-from trainer.loss import LossSums
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.gradients import SegmentIds, mean_gradients, microbatches
+from phasewise.trainer.loss import LossSums
 
 MakeRun = Callable[..., RunConfig]
 Z_LOSS = 0.25

@@ -9,17 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer.base.errors import DataError
-from trainer.base.storage import write_json
-from trainer.config import Execution, LossEvaluation, ModelConfig, RunConfig
-from trainer.data.manifest import read_manifest, write_manifest
-from trainer.data.segments import segment_ids
-from trainer.held_out_loss import as_row, build_evaluate, is_due, read_held_out
-from trainer.metrics import TABLE, Row, metric_of, read_metrics
-from trainer.model.decoder import logits
-from trainer.model.params import Params, init_params
-from trainer.recorder import Recorder
-from trainer.run import execute
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.config import Execution, LossEvaluation, ModelConfig, RunConfig
+from phasewise.trainer.data.manifest import read_manifest, write_manifest
+from phasewise.trainer.data.segments import segment_ids
+from phasewise.trainer.held_out_loss import as_row, build_evaluate, is_due, read_held_out
+from phasewise.trainer.metrics import TABLE, Row, metric_of, read_metrics
+from phasewise.trainer.model.decoder import logits
+from phasewise.trainer.model.params import Params, init_params
+from phasewise.trainer.recorder import Recorder
+from phasewise.trainer.run import execute
 
 MakeRun = Callable[..., RunConfig]
 WriteCache = Callable[..., Path]
@@ -127,7 +127,7 @@ def test_a_watched_run_ends_with_the_same_weights_and_writes_every_name(
     make_run: MakeRun, held_out: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ):
     """Evaluation and norms by layer change no bit. What they write is in the table of names, and all of the table is written."""
-    monkeypatch.setattr("trainer.recorder.peak_flops", lambda kind, dtype: 1e12)
+    monkeypatch.setattr("phasewise.trainer.recorder.peak_flops", lambda kind, dtype: 1e12)
     plain, without = train(make_run("unwatched", stop_step=10, **EVERYTHING))
     watched, rows = train(
         make_run(

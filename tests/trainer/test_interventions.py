@@ -10,11 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config import ModelConfig
-from trainer.interventions import Window, clip_factor, clip_update_rms, empty_window, is_skipped, keep_if, limit_from, moving_average, push
-from trainer.model.params import init_params
-from trainer.optimizer import weight_rules
-from trainer.schedule import NO_LIMIT, Limit
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.interventions import (
+    Window,
+    clip_factor,
+    clip_update_rms,
+    empty_window,
+    is_skipped,
+    keep_if,
+    limit_from,
+    moving_average,
+    push,
+)
+from phasewise.trainer.model.params import init_params
+from phasewise.trainer.optimizer import weight_rules
+from phasewise.trainer.schedule import NO_LIMIT, Limit
 
 values = st.lists(st.floats(0.125, 1024, width=32) | st.sampled_from([math.nan, math.inf]), max_size=40)
 

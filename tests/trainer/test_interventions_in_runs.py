@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer.config import AdamW, ModelConfig
-from trainer.interventions import Rolling, empty_window
-from trainer.metrics import PARAM_GROUPS
-from trainer.model.decoder import logits
-from trainer.model.params import Params, init_params
-from trainer.optimizer import build_optimizer
-from trainer.schedule import NO_LIMIT, Limit, Scheduled
-from trainer.state import TrainState
-from trainer.step import TrainStep, build_train_step
+from phasewise.trainer.config import AdamW, ModelConfig
+from phasewise.trainer.interventions import Rolling, empty_window
+from phasewise.trainer.metrics import PARAM_GROUPS
+from phasewise.trainer.model.decoder import logits
+from phasewise.trainer.model.params import Params, init_params
+from phasewise.trainer.optimizer import build_optimizer
+from phasewise.trainer.schedule import NO_LIMIT, Limit, Scheduled
+from phasewise.trainer.state import TrainState
+from phasewise.trainer.step import TrainStep, build_train_step
 
 WINDOW = 16
 CLIP = Limit(sigmas=2.0, min_samples=8)

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from trainer.base.storage import read_json, write_json
-from trainer.checkpoints.path import checkpoint_path
-from trainer.checkpoints.state import read_about, read_leaves
-from trainer.config import RunConfig
-from trainer.metrics import Row
-from trainer.run import main
-from trainer.state import params_digest
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.checkpoints.path import checkpoint_path
+from phasewise.trainer.checkpoints.state import read_about, read_leaves
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.metrics import Row
+from phasewise.trainer.run import main
+from phasewise.trainer.state import params_digest
 
 MakeRun = Callable[..., RunConfig]
 StartTrainer = Callable[..., "subprocess.Popen[bytes]"]

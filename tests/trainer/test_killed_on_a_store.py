@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from tasks.store.publisher import Kept, Publisher
+from phasewise.tasks.store.publisher import Kept, Publisher
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.checkpoints.files import is_committed
+from phasewise.trainer.loop import train
 from tests.trainer.conftest import MakeRun, RowsOf, StartTrainer, WaitUntil
-from trainer.base.run_folder import RunFolder
-from trainer.checkpoints.files import is_committed
-from trainer.loop import train
 
 pytestmark = pytest.mark.timeout(240)  # a guard against hanging
 RUN_NAME = "tiny-proxy"

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from trainer.config import RunConfig, sequences_between
-from trainer.data.loader import Loader
-from trainer.loop import summarise, timed
-from trainer.metrics import MetricsFile
-from trainer.state import init_state, params_digest
+from phasewise.trainer.config import RunConfig, sequences_between
+from phasewise.trainer.data.loader import Loader
+from phasewise.trainer.loop import summarise, timed
+from phasewise.trainer.metrics import MetricsFile
+from phasewise.trainer.state import init_state, params_digest
 
 MakeRun = Callable[..., RunConfig]
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer.loss import LossSums, objective_sums
+from phasewise.trainer.loss import LossSums, objective_sums
 
 ROWS, LENGTH, WIDTH, VOCABULARY = 2, 9, 6, 11
 CHUNKS = (None, 1, 2, 6, 8, 17, 18, 1000)

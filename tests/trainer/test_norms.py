@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.model.params import init_params
+from phasewise.trainer.norms import group_norms, slot_names, slot_squares, slots, total_norm
 from tests.trainer.model.members import MEMBERS
-from trainer.config import ModelConfig
-from trainer.model.params import init_params
-from trainer.norms import group_norms, slot_names, slot_squares, slots, total_norm
 
 
 def leaves(model: ModelConfig) -> dict[str, np.ndarray]:

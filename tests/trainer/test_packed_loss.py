@@ -10,26 +10,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.config import AdamW, Execution, LossEvaluation, LossOn, ModelConfig, PackingKind, RunConfig
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.manifest import read_manifest, write_manifest
+from phasewise.trainer.data.rows import ComponentRows, RowRule
+from phasewise.trainer.data.shards import fetch
+from phasewise.trainer.gradients import mean_gradients
+from phasewise.trainer.held_out_loss import build_evaluate, read_held_out
+from phasewise.trainer.loop import train
+from phasewise.trainer.metrics import read_metrics
+from phasewise.trainer.model.layers import stacks
+from phasewise.trainer.model.params import Params
+from phasewise.trainer.optimizer import build_optimizer
+from phasewise.trainer.routing import BIAS
+from phasewise.trainer.schedule import Scheduled
+from phasewise.trainer.state import TrainState
+from phasewise.trainer.step import build_objective, build_train_step
 from tests.trainer.model.families import SPARSE
 from tests.trainer.model.test_decoder import large_params, reference_logits
 from tests.trainer.token_caches import BEGIN, END, write_conversations
-from trainer.base.errors import DataError
-from trainer.config import AdamW, Execution, LossEvaluation, LossOn, ModelConfig, PackingKind, RunConfig
-from trainer.data.cache import TokenCache
-from trainer.data.manifest import read_manifest, write_manifest
-from trainer.data.rows import ComponentRows, RowRule
-from trainer.data.shards import fetch
-from trainer.gradients import mean_gradients
-from trainer.held_out_loss import build_evaluate, read_held_out
-from trainer.loop import train
-from trainer.metrics import read_metrics
-from trainer.model.layers import stacks
-from trainer.model.params import Params
-from trainer.optimizer import build_optimizer
-from trainer.routing import BIAS
-from trainer.schedule import Scheduled
-from trainer.state import TrainState
-from trainer.step import build_objective, build_train_step
 
 MakeRun = Callable[..., RunConfig]
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from phasewise.trainer.base.errors import CheckpointError
+from phasewise.trainer.base.run_folder import PASSED_OVER_NAME
+from phasewise.trainer.config import sequences_between
+from phasewise.trainer.passed_over import CONTRACT_NAME, PassedOver, Window, read_passed_over, window_of, write_passed_over
 from tests.trainer.conftest import MakeRun
-from trainer.base.errors import CheckpointError
-from trainer.base.run_folder import PASSED_OVER_NAME
-from trainer.config import sequences_between
-from trainer.passed_over import CONTRACT_NAME, PassedOver, Window, read_passed_over, window_of, write_passed_over
 
 RECOVERY: dict[str, Any] = {"action": "roll_back", "max_loss": None, "checkpoints_back": 1, "steps_more": 0, "max_times": 2}
 

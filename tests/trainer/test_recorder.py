@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer import recorder as module
-from trainer.base.errors import TrainingDiverged
-from trainer.config import RunConfig
-from trainer.metrics import PARAM_GROUPS, metric_of, read_metrics
-from trainer.norms import slot_names
-from trainer.recorder import Recorder, mixture_since, scheduled_row, values_of
-from trainer.step import StepMetrics
+from phasewise.trainer import recorder as module
+from phasewise.trainer.base.errors import TrainingDiverged
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.metrics import PARAM_GROUPS, metric_of, read_metrics
+from phasewise.trainer.norms import slot_names
+from phasewise.trainer.recorder import Recorder, mixture_since, scheduled_row, values_of
+from phasewise.trainer.step import StepMetrics
 
 MakeRun = Callable[..., RunConfig]
 OFF = {name: [[0, None]] for name in ("max_grad_norm", "max_update_rms", "max_update_norm", "skip_step", "z_loss", "ema_decay")}

@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from phasewise.trainer.base.errors import CheckpointError, TrainingDiverged
+from phasewise.trainer.base.run_folder import PASSED_OVER_NAME
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.checkpoints.state import read_about
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.data.loader import Loader
+from phasewise.trainer.events import read_events
+from phasewise.trainer.loop import train
+from phasewise.trainer.metrics import Row
+from phasewise.trainer.passed_over import PassedOver, Window, roll_backs_in
+from phasewise.trainer.schedule import scheduled_at
+from phasewise.trainer.state import init_state, params_digest
 from tests.trainer.built_once import build_train_step
 from tests.trainer.conftest import MakeRun, RowsOf
 from tests.trainer.poisoned import SPIKE, poison
-from trainer.base.errors import CheckpointError, TrainingDiverged
-from trainer.base.run_folder import PASSED_OVER_NAME
-from trainer.base.storage import read_json, write_json
-from trainer.checkpoints.state import read_about
-from trainer.config import RunConfig
-from trainer.data.loader import Loader
-from trainer.events import read_events
-from trainer.loop import train
-from trainer.metrics import Row
-from trainer.passed_over import PassedOver, Window, roll_backs_in
-from trainer.schedule import scheduled_at
-from trainer.state import init_state, params_digest
 
 pytestmark = [pytest.mark.usefixtures("built_once"), pytest.mark.timeout(240)]  # a guard against hanging
 RECOVERY: dict[str, Any] = {"action": "roll_back", "max_loss": None, "checkpoints_back": 1, "steps_more": 0, "max_times": 2}
@@ -44,7 +44,7 @@ def without(run: RunConfig, passed_over: PassedOver) -> str:
 
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, run: RunConfig, *updates: int, loss: float = np.nan) -> None:
-    monkeypatch.setattr("trainer.loop.build_train_step", poison(run, updates, loss=loss))
+    monkeypatch.setattr("phasewise.trainer.loop.build_train_step", poison(run, updates, loss=loss))
 
 
 def test_what_is_passed_over_is_not_trained_and_everything_says_so(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, rows_of: RowsOf):

@@ -8,18 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from phasewise.trainer.config import Execution, ModelConfig, RunConfig
+from phasewise.trainer.metrics import metric_of
+from phasewise.trainer.model.experts import Routing
+from phasewise.trainer.model.layers import expert_layers, stacks
+from phasewise.trainer.model.params import init_params, param_specs
+from phasewise.trainer.model.router import Load
+from phasewise.trainer.recorder import routing_values
+from phasewise.trainer.routing import BIAS, move_biases
+from phasewise.trainer.schedule import scheduled_at
+from phasewise.trainer.state import TrainState, init_state
+from phasewise.trainer.step import StepMetrics, build_objective, build_train_step
 from tests.trainer.model.families import AFMOE, SMEBU, SPARSE
-from trainer.config import Execution, ModelConfig, RunConfig
-from trainer.metrics import metric_of
-from trainer.model.experts import Routing
-from trainer.model.layers import expert_layers, stacks
-from trainer.model.params import init_params, param_specs
-from trainer.model.router import Load
-from trainer.recorder import routing_values
-from trainer.routing import BIAS, move_biases
-from trainer.schedule import scheduled_at
-from trainer.state import TrainState, init_state
-from trainer.step import StepMetrics, build_objective, build_train_step
 
 MakeRun = Callable[..., RunConfig]
 ROWS = np.random.default_rng(5).integers(2, 256, (4, 32)).astype(np.int32)

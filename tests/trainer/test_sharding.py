@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from tests.trainer.eight_devices import run_on_eight_devices
-from trainer.base.errors import ConfigError
-from trainer.base.storage import read_json, write_json
-from trainer.config import Kept, Mesh, ModelConfig, RunConfig
-from trainer.model.params import param_specs
-from trainer.sharding import (
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.config import Kept, Mesh, ModelConfig, RunConfig
+from phasewise.trainer.model.params import param_specs
+from phasewise.trainer.sharding import (
     MESH_AXES,
     RULES,
     build_mesh,
@@ -29,6 +28,7 @@ from trainer.sharding import (
     place_batch,
     run_mesh,
 )
+from tests.trainer.eight_devices import run_on_eight_devices
 
 MakeRun = Callable[..., RunConfig]
 Found = dict[str, dict[str, Any]]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.process.fence import only_one_trainer
+from phasewise.trainer.process.heartbeat import read_heartbeat
 from tests.trainer.conftest import MakeRun
-from trainer.base.exit_codes import ExitCode
-from trainer.base.storage import write_json
-from trainer.process.fence import only_one_trainer
-from trainer.process.heartbeat import read_heartbeat
 
 LIMIT_SECONDS, AFTER_SECONDS = 1.0, 15.0
 pytestmark = pytest.mark.timeout(120)  # a guard against hanging

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from trainer.config import ModelConfig, RunConfig
-from trainer.interventions import Rolling
-from trainer.model.params import init_params
-from trainer.state import abstract_state, init_rolling, init_state, params_digest
+from phasewise.trainer.config import ModelConfig, RunConfig
+from phasewise.trainer.interventions import Rolling
+from phasewise.trainer.model.params import init_params
+from phasewise.trainer.state import abstract_state, init_rolling, init_state, params_digest
 
 MakeRun = Callable[..., RunConfig]
 

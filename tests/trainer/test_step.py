@@ -10,18 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from phasewise.trainer.config import AdamC, AdamW, Execution, ModelConfig, Muon, Optimizer, RunConfig
+from phasewise.trainer.interventions import Rolling, empty_window
+from phasewise.trainer.model.decoder import logits
+from phasewise.trainer.model.params import Params, init_params
+from phasewise.trainer.norms import slot_names
+from phasewise.trainer.optimizer import build_optimizer
+from phasewise.trainer.schedule import Limit, Scheduled
+from phasewise.trainer.state import TrainState, abstract_state, init_state
+from phasewise.trainer.step import StepMetrics, TrainStep, build_train_step
 from tests.trainer.model.members import MEMBERS
 from tests.trainer.optimizer.reference import in_numpy
 from tests.trainer.step_reference import StepReference, norm
-from trainer.config import AdamC, AdamW, Execution, ModelConfig, Muon, Optimizer, RunConfig
-from trainer.interventions import Rolling, empty_window
-from trainer.model.decoder import logits
-from trainer.model.params import Params, init_params
-from trainer.norms import slot_names
-from trainer.optimizer import build_optimizer
-from trainer.schedule import Limit, Scheduled
-from trainer.state import TrainState, abstract_state, init_state
-from trainer.step import StepMetrics, TrainStep, build_train_step
 
 MakeRun = Callable[..., RunConfig]
 WINDOW = 4

@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainer.base.storage import digest_of_bytes, write_atomically, write_json
-from trainer.config import RunConfig
-from trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, read_manifest, write_manifest
+from phasewise.trainer.base.identity import digest_of_bytes, write_sealed
+from phasewise.trainer.base.storage import write_atomically
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, read_manifest, write_manifest
 
 BEGIN, END = 0, 1
 
@@ -63,7 +64,7 @@ def write_token_cache(folder: Path, shards: Sequence[Sequence[np.ndarray]], *, d
 def write_passing_verdict(run: RunConfig, **changes: Any) -> None:
     """Write the verdict that a run asks for: it passes, unless a change says otherwise."""
     judged = {name: read_manifest(folder).digest for name, folder in run.caches.items()}
-    write_json(run.verdict, {"passes": True, "judged": judged, **changes})
+    write_sealed(run.verdict, {"passes": True, "judged": judged, **changes})
 
 
 def _write_shard(folder: Path, name: str, documents: Sequence[np.ndarray], dtype: str) -> Shard:

@@ -11,17 +11,17 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from trainer.base.storage import digest_of_bytes, digest_of_file
-from trainer.config import DataOrder, MixtureShares, Steps, always
-from trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, SourceFile, write_manifest
-from validations.evidence.caches import cache_evidence
-from validations.evidence.differences import differences_evidence
-from validations.evidence.hand_off import hand_off_evidence
-from validations.evidence.mixture import mixture_evidence
-from validations.evidence.packing import COLUMNS as PACKING_COLUMNS
-from validations.expectations.judging import load_library
-from validations.limits import DataLimits, LeakageLimits, OrderLimits, PackingLimits
-from validations.verdict import DataEvidence
+from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file
+from phasewise.trainer.config import DataOrder, MixtureShares, Steps, always
+from phasewise.trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, SourceFile, write_manifest
+from phasewise.validations.evidence.caches import cache_evidence
+from phasewise.validations.evidence.differences import differences_evidence
+from phasewise.validations.evidence.hand_off import hand_off_evidence
+from phasewise.validations.evidence.mixture import mixture_evidence
+from phasewise.validations.evidence.packing import COLUMNS as PACKING_COLUMNS
+from phasewise.validations.expectations.judging import load_library
+from phasewise.validations.limits import DataLimits, LeakageLimits, OrderLimits, PackingLimits
+from phasewise.validations.verdict import DataEvidence
 
 PROSE = {
     "wikipedia": "The river rises in the northern hills and runs for two hundred miles through farms and towns before it meets the sea.",

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from flows.recipes import NAMES, load_recipe, load_record
-from flows.recipes.recipe import Recipe
-from validations.approvable import ApprovableCheck, AsksPeople
-from validations.approving import asked_of_suite
+from phasewise.flows.recipes import NAMES, load_recipe, load_record
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.validations.approvable import ApprovableCheck, AsksPeople
+from phasewise.validations.approving import asked_of_suite
 
 FLOOR = {"table": "benchmarks", "check": "expect_score_to_be_above_the_floor"}
 EPOCHS = {"table": "mixture", "check": "expect_epochs_within_limit"}
@@ -27,7 +27,7 @@ def test_the_recipes_of_the_record_put_nothing_to_people():
 
 def test_checks_of_model_training_and_mixture_may_be_listed_and_stay_at_every_scale():
     full = listing(FLOOR, EPOCHS, {**SPIKES, "phases": ["kestrel", "ocelot"]}, warnings_ask_people=True)
-    from flows.recipes.proxy import to_proxy
+    from phasewise.flows.recipes.proxy import to_proxy
 
     assert to_proxy(full).approvable == full.approvable
     assert to_proxy(full).warnings_ask_people

@@ -11,13 +11,13 @@ from urllib.parse import unquote
 
 import pytest
 
+from phasewise.validations import data_docs
+from phasewise.validations.data_docs import build_data_docs
+from phasewise.validations.report import judged_again
+from phasewise.validations.report.judged_again import Judge
+from phasewise.validations.report.pages import Card
+from phasewise.validations.verdict import Verdict
 from tests.validations.report.samples import HOSTILE, LEAK, SAMPLE_SUITE, STALE, evidence, judged, known_test_file, register
-from validations import data_docs
-from validations.data_docs import build_data_docs
-from validations.report import judged_again
-from validations.report.judged_again import Judge
-from validations.report.pages import Card
-from validations.verdict import Verdict
 
 VOID = {"meta", "link", "br", "wbr"}
 
@@ -168,7 +168,7 @@ def test_evidence_that_is_gone_or_changed_is_said_to_be_so(bison: Verdict, manti
     text = Page(index).text
     assert STALE in text
     assert "leakage – – – not there any more" in text
-    assert "the evidence cannot be judged again (KeyError: 'leakage')" in text
+    assert "the evidence cannot be judged again (the table leakage is missing, or has changed since the verdict was given)" in text
     assert "has changed since the verdict was given" in text
     assert broken_links(index) == []
 

@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
+from phasewise.trainer.base.errors import DataError
+from phasewise.validations.evidence.evaluation import MACRO, gate_evidence
+from phasewise.validations.evidence.floor import NUM_TESTS, measure_floor
+from phasewise.validations.limits import GateLimits
+from phasewise.validations.verdict import judge_gate
 from tests.validations.made_answers import guessed_result, scored_result
-from trainer.base.errors import DataError
-from validations.evidence.evaluation import MACRO, gate_evidence
-from validations.evidence.floor import NUM_TESTS, measure_floor
-from validations.limits import GateLimits
-from validations.verdict import judge_gate
 
 PARENT: dict[str, Any] = {
     "phase": "kestrel",

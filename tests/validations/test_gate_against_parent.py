@@ -9,15 +9,15 @@ import pytest
 from markupsafe import escape
 from pydantic import ValidationError
 
+from phasewise.trainer.base.errors import DataError
+from phasewise.validations.limits import GateLimits
+from phasewise.validations.report.artifact import as_markdown
+from phasewise.validations.report.pages import Card, index_page
+from phasewise.validations.report.words import notes_of
+from phasewise.validations.verdict import Verdict, judge_gate
 from tests.validations.made_answers import scored_result
 from tests.validations.test_gate import LIMITS as WITHOUT
 from tests.validations.test_gate import PARENT
-from trainer.base.errors import DataError
-from validations.limits import GateLimits
-from validations.report.artifact import as_markdown
-from validations.report.pages import Card, index_page
-from validations.report.words import notes_of
-from validations.verdict import Verdict, judge_gate
 
 LIMITS = WITHOUT.but(false_refusal_rate=0.05, max_score_fall=0.01, max_score_rise=0.25)
 STEADY, ANNEALED = ({"end": end, "peak": 1e-3, "optimizer": "adamw"} for end in (1e-3, 1e-5))

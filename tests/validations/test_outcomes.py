@@ -5,9 +5,9 @@ import itertools
 import pytest
 from pydantic import ValidationError
 
+from phasewise.validations.expectations.judging import Outcome
+from phasewise.validations.outcomes import KIND_WORDS, CheckCounts, CheckOutcome, count_checks, sum_counts, verdicts_in_words
 from tests.validations.report.samples import evidence, judged, known_test_file
-from validations.expectations.judging import Outcome
-from validations.outcomes import KIND_WORDS, CheckCounts, CheckOutcome, count_checks, sum_counts, verdicts_in_words
 
 
 def outcome(severity: str, result: Outcome) -> CheckOutcome:

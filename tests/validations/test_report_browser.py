@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
+from phasewise.validations.data_docs import build_data_docs
 from tests.validations.report.samples import HOSTILE, LEAK, STALE, evidence, judged, known_test_file, register
-from validations.data_docs import build_data_docs
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 QUIET = ("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps")

@@ -7,20 +7,20 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from phasewise.trainer import run as trainer_run
+from phasewise.trainer.base.errors import VerdictError
+from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.process.permission import check_permission
+from phasewise.validations.evidence.differences import differences_evidence
+from phasewise.validations.evidence.hand_off import hand_off_evidence
+from phasewise.validations.expectations.data_suite import data_checks
+from phasewise.validations.expectations.judging import judge_tables
+from phasewise.validations.expectations.reasons import Reason, reasons_for
+from phasewise.validations.expectations.suites import SUITES, version_of
+from phasewise.validations.limits import DataLimits
+from phasewise.validations.verdict import DataEvidence, Verdict, judge_data, read_verdict, write_verdict
 from tests.validations.conftest import PLANTED, PROSE, CacheMaker
-from trainer import run as trainer_run
-from trainer.base.errors import VerdictError
-from trainer.base.exit_codes import ExitCode
-from trainer.base.storage import write_json
-from trainer.process.permission import check_permission
-from validations.evidence.differences import differences_evidence
-from validations.evidence.hand_off import hand_off_evidence
-from validations.expectations.data_suite import data_checks
-from validations.expectations.judging import judge_tables
-from validations.expectations.reasons import Reason, reasons_for
-from validations.expectations.suites import SUITES, version_of
-from validations.limits import DataLimits
-from validations.verdict import DataEvidence, Verdict, judge_data, read_verdict, write_verdict
 
 Build = Callable[..., DataEvidence]
 Judge = Callable[[DataEvidence], Verdict]

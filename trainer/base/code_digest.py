@@ -10,12 +10,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trainer.base.storage import digest_of_bytes, digest_of_json
+from phasewise.trainer.base.identity import digest_of_bytes, digest_of_json
 
 DIGITS = 8
 NOT_CODE = {"kind", "type_comment", "type_ignores"}
 HOUSE = Path(__file__).parents[2]
 ROOMS = ("deployments", "flows", "tasks", "trainer", "validations")
+NAME = "phasewise"
 
 
 def code_digest(*code: ModuleType | str) -> str:
@@ -93,7 +94,7 @@ def _is_text_alone(statement: ast.stmt) -> bool:
 
 def _is_ours(node: Any) -> bool:
     """Whether a statement imports from one of our rooms."""
-    return isinstance(node, ast.ImportFrom) and node.level == 0 and str(node.module).split(".")[0] in ROOMS
+    return isinstance(node, ast.ImportFrom) and node.level == 0 and str(node.module).split(".")[0] == NAME
 
 
 def _imported_from_ours(tree: ast.Module) -> list[str]:

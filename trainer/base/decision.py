@@ -10,15 +10,17 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
-from trainer.base.errors import VerdictError
-from trainer.base.frozen import Frozen
-from trainer.base.storage import as_path, digest_of_json, read_json
+from phasewise.trainer.base.errors import VerdictError
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.identity import SEAL, NotAsWritten, digest_of_json, read_sealed
+from phasewise.trainer.base.problems import in_one_line
+from phasewise.trainer.base.storage import as_path
 
 Need = Literal["nobody", "a person", "mending"]
 """What a verdict asks for: it passes as it is; a person may let it pass; only other data or another model can pass."""
 State = Literal["passes", "approved", "waits", "rejected", "fails"]
-UNSEEN = ("evidence",)
-"""Fields that say where something lies, and nothing of what was found."""
+UNSEEN = ("evidence", "tables", SEAL)
+"""Fields that say where something lies, or name its bytes, and nothing of what was found."""
 
 
 class Decision(Frozen):
@@ -82,9 +84,12 @@ def ruling_at(path: str | Path, verdict: Mapping[str, Any] | None = None) -> Rul
 
     Raises:
         FileNotFoundError: there is no verdict.
-        VerdictError: the decision beside it does not read.
+        VerdictError: the verdict was changed after it was written, or the decision beside it does not read.
     """
-    content = read_json(path) if verdict is None else verdict
+    try:
+        content = read_sealed(path) if verdict is None else verdict
+    except NotAsWritten as error:
+        raise VerdictError(f"{error}: judge again.") from None
     return ruling_of(content, read_decisions(path))
 
 
@@ -134,12 +139,12 @@ def read_decisions(verdict: str | Path) -> Decisions | None:
     """
     path = decision_path(verdict)
     try:
-        return Decisions.model_validate(read_json(path))
+        return Decisions.model_validate(read_sealed(path, may_lack_seal=True))
     except FileNotFoundError:
         return None
     except (ValidationError, ValueError) as error:
         raise VerdictError(
-            f"{path} does not read as a decision: {error}. Delete it and decide again with `phasewise approve RECIPE/PHASE`."
+            f"{path} does not read as a decision: {in_one_line(error)}. Delete it and decide again with `phasewise approve RECIPE/PHASE`."
         ) from None
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.base.storage import as_path
+from phasewise.trainer.base.storage import as_path
 
 METRICS_NAME = "metrics.jsonl"
 RESULT_NAME = "result.json"
@@ -14,7 +14,6 @@ LOG_NAME = "trainer.log"
 CACHES_NAME = "caches.json"
 SPENT_NAME = "spent.jsonl"
 LIFE_NAME = "life.json"
-PREDICTION_NAME = "prediction.json"
 CONDITIONS_NAME = "conditions.json"
 HEARTBEAT_NAME = "heartbeat"
 TOKEN_NAME = "token.json"
@@ -83,11 +82,6 @@ class RunFolder:
     def life(self) -> Path:
         """What is known of the life of the trainer that goes on."""
         return self.path / LIFE_NAME
-
-    @property
-    def prediction(self) -> Path:
-        """What it was predicted to take, before it began."""
-        return self.path / PREDICTION_NAME
 
     @property
     def conditions(self) -> Path:

@@ -4,13 +4,13 @@ On a local file system a file is written under a temporary name and renamed; on 
 what is written piece by piece is staged on this machine until it is whole.
 """
 
-import hashlib
 import json
+import logging
 import os
 import tempfile
 import uuid
 from base64 import b64decode
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple, cast
@@ -19,8 +19,12 @@ from urllib.parse import unquote, urlsplit
 from fsspec import AbstractFileSystem
 from upath import UPath
 
-READ_BYTES = 2**22
+from phasewise.trainer.base.json_reader import parse_json
+
+LOGGER = logging.getLogger("phasewise")
 PUT_CHUNK_BYTES = 2**24
+
+_warned: set[str] = set()
 
 STORE_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     # What other processes write must be seen here, and the store must confirm the digest of what it took.
@@ -97,32 +101,13 @@ def write_json(url: str | Path, value: Any) -> None:
 
 
 def read_json(url: str | Path) -> Any:
-    """The JSON value in the file."""
-    return json.loads(as_path(url).read_bytes())
+    """The JSON value in a file, as `parse_json` reads it. NaN passes: this project's own files state it of losses and norms.
 
-
-def storage_trouble(error: OSError) -> str:
-    """What a file system said, in words that say what to do."""
-    place = f" at {error.filename}" if error.filename else ""
-    return (
-        f"a file could not be written or read{place}: {error.strerror or error}. Make room, or make the folder writable, and start again: "
-        "it goes on from the last checkpoint."
-    )
-
-
-def digest_of_bytes(content: bytes) -> str:
-    """SHA-256, in hexadecimal."""
-    return hashlib.sha256(content).hexdigest()
-
-
-def digest_of_json(value: Any) -> str:
-    """SHA-256 of the canonical JSON form: sorted keys, no spaces. Equal values have equal digests."""
-    return digest_of_bytes(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode())
-
-
-def digest_of_file(url: str | Path) -> str:
-    """SHA-256 of a file's content, in hexadecimal, read in pieces."""
-    return _read_through(as_path(url))[1]
+    Raises:
+        ValueError: as `parse_json`.
+        OSError: there is no such file, or it cannot be read.
+    """
+    return parse_json(as_path(url).read_bytes(), allows_nan=True)
 
 
 class StoreEntry(NamedTuple):
@@ -155,23 +140,24 @@ def entry_of(info: Mapping[str, Any]) -> StoreEntry:
     return StoreEntry(None if size is None else int(size), digest, (*signature, str(size)) if signature else ())
 
 
-def content_digest(url: str | Path) -> tuple[int, str]:
-    """A file's size in bytes, and a digest of its content with the name of its kind; the store's, where it vouches for one."""
-    entry = store_entry(url)
-    if entry is not None and entry.digest and entry.size_bytes is not None:
-        return entry.size_bytes, entry.digest
-    size, digest = _read_through(as_path(url))
-    return size, f"sha256:{digest}"
+@contextmanager
+def cleaning_up(url: str | Path, say: Callable[[str], None] = LOGGER.info) -> Iterator[None]:
+    """Delete within it only files that nothing needs any more: where the store or the folder refuses, they stay, and one line says so."""
+    try:
+        yield
+    except Exception as error:  # stores have error types of their own
+        if not isinstance(error, FileNotFoundError):
+            warn_undeleted(url, error, say)
 
 
-def size_and_digest(file: BinaryIO) -> tuple[int, str]:
-    """Size and SHA-256 of what an open file gives from here on, read in pieces."""
-    digest = hashlib.sha256()
-    size = 0
-    while piece := file.read(READ_BYTES):
-        digest.update(piece)
-        size += len(piece)
-    return size, digest.hexdigest()
+def warn_undeleted(url: str | Path, error: Exception, say: Callable[[str], None] = LOGGER.info) -> None:
+    """Say once for each bucket, and once for this machine's folders, that files stay that nothing needs any more."""
+    store = file_system_of(url)
+    place = str(url) if store is None else store[0].unstrip_protocol(store[1].partition("/")[0])
+    if (key := "" if store is None else place) not in _warned:
+        _warned.add(key)
+        reason = " ".join(str(error).split())
+        say(f"warning: {place} does not let files be deleted ({reason}): those that nothing needs any more stay there.")
 
 
 def remove_strays(folder: str | Path, keep: Collection[str]) -> None:
@@ -185,7 +171,8 @@ def remove_strays(folder: str | Path, keep: Collection[str]) -> None:
         return
     for path in found:
         if path.name and path.name not in keep and path.is_file():
-            remove(path)
+            with cleaning_up(path):
+                remove(path)
 
 
 def remove(url: str | Path) -> None:
@@ -208,6 +195,10 @@ def _writing_locally(target: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
+    except OSError as error:
+        if error.errno and error.filename in (None, str(temporary)):  # a write to an open file names none
+            raise OSError(error.errno, error.strerror, str(target)) from error
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -251,12 +242,8 @@ def _remove_damaged(file_system: AbstractFileSystem, name: str, error: Exception
     from gcsfs.retry import ChecksumError
 
     if isinstance(error, ChecksumError):
-        file_system.rm_file(name)
-
-
-def _read_through(path: Path) -> tuple[int, str]:
-    with path.open("rb") as file:
-        return size_and_digest(cast(BinaryIO, file))
+        with cleaning_up(file_system.unstrip_protocol(name)):
+            file_system.rm_file(name)
 
 
 def _vouched_for(info: Mapping[str, Any]) -> str | None:

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.base.errors import CheckpointError
-from trainer.checkpoints.files import is_committed, saved_steps
-from trainer.checkpoints.state import read_about, read_params
-from trainer.config import RunConfig
-from trainer.model.params import Params
+from phasewise.trainer.base.errors import CheckpointError
+from phasewise.trainer.checkpoints.files import is_committed, saved_steps
+from phasewise.trainer.checkpoints.state import read_about, read_params
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.model.params import Params
 
 
 def kept_steps(folder: Path, run: RunConfig) -> list[int]:

@@ -20,8 +20,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from trainer.base.errors import CheckpointError, StorageError, TakenOver
-from trainer.checkpoints.files import (
+from phasewise.trainer.base.errors import CheckpointError, StorageError, TakenOver
+from phasewise.trainer.base.storage import cleaning_up
+from phasewise.trainer.base.system_errors import refusal_of
+from phasewise.trainer.checkpoints.files import (
     UNCOMMITTED,
     digests_here,
     find_damage,
@@ -31,8 +33,9 @@ from trainer.checkpoints.files import (
     saved_steps,
     write_digests,
 )
-from trainer.checkpoints.shares import as_text, build_writer, from_text, united
-from trainer.checkpoints.state import (
+from phasewise.trainer.checkpoints.resume import check_same_run
+from phasewise.trainer.checkpoints.shares import as_text, build_writer, from_text, united
+from phasewise.trainer.checkpoints.state import (
     Leaves,
     about_of,
     check_types,
@@ -45,13 +48,13 @@ from trainer.checkpoints.state import (
     tree_like,
     types_of,
 )
-from trainer.config import CheckpointPolicy, RunConfig
-from trainer.data.contract import changed_since
-from trainer.passed_over import CONTRACT_NAME, PassedOver, passed_over_in
-from trainer.process.apart import exchange_here
-from trainer.process.distributed import decided_by_first, is_first, is_of_the_runtime
-from trainer.process.fence import Alone, no_check
-from trainer.state import TrainState, init_state
+from phasewise.trainer.config import CheckpointPolicy, RunConfig
+from phasewise.trainer.data.contract import changed_since
+from phasewise.trainer.passed_over import CONTRACT_NAME, PassedOver, passed_over_in
+from phasewise.trainer.process.apart import exchange_here
+from phasewise.trainer.process.distributed import decided_by_first, is_first, is_of_the_runtime
+from phasewise.trainer.process.fence import Alone, no_check
+from phasewise.trainer.state import TrainState, init_state
 
 __all__ = ["Checkpoints", "read_about", "read_params", "saved_params_digest", "steps_to_keep"]
 
@@ -186,11 +189,11 @@ class Checkpoints:
         """The state of this run at `step`, each leaf where `shardings` says, whatever mesh it was saved on; None is the first device.
 
         Raises:
-            CheckpointError: the data order has changed since; going on would train on other batches than the run declared. Or the state
-                has other leaves than the run's.
+            CheckpointError: the run's settings or its data order have changed since, or the state has other leaves than the run's.
         """
         path = self.folder / str(step)
         about = read_about(path)
+        check_same_run(path, about["run"], self._run)
         changed = changed_since(about["contract"], contract, self._run)
         if passed_over_in(contract).standing(step, about["contract"]) != "valid":
             changed = [*changed, CONTRACT_NAME]
@@ -240,10 +243,8 @@ class Checkpoints:
         except Exception as error:  # what a file system or a store raises
             if jax.process_count() > 1 and is_of_the_runtime(error):
                 raise
-            raise StorageError(
-                f"checkpoint {self.folder / str(step)} could not be written: {error}. The one before it is kept. Look after the storage, "
-                "and start again."
-            ) from error
+            reason = refusal_of(error, self.folder) or f"{error}. Look after the storage, and start again."
+            raise StorageError(f"checkpoint {self.folder / str(step)} could not be written, the one before it is kept: {reason}") from error
 
     def _write_digests(self, path: Path) -> None:
         """Commit: the files that are here, or where hosts have folders of their own those of all of them."""
@@ -257,7 +258,8 @@ class Checkpoints:
         steps = saved_steps(self.folder)
         whole = [step for step in steps if step not in self._damaged and is_committed(self.folder / str(step))]
         for step in set(steps) - steps_to_keep(whole, self._run.checkpoints) - self._to_go_back_to(whole):
-            remove_checkpoint(self.folder / str(step))
+            with cleaning_up(self.folder, _say):
+                remove_checkpoint(self.folder / str(step))
 
     def _to_go_back_to(self, whole: Collection[int]) -> set[int]:
         """Those that a roll-back may need; where one is gone, the updates since an older one are done again first."""
@@ -275,6 +277,10 @@ def steps_to_keep(whole: Collection[int], policy: CheckpointPolicy) -> set[int]:
 @partial(jax.jit, donate_argnums=1, keep_unused=True)
 def _copied(leaves: Leaves, _memory: Leaves | None) -> Leaves:
     return jax.tree.map(jnp.copy, leaves)
+
+
+def _say(text: str) -> None:
+    print(f"trainer: {text}", file=sys.stderr, flush=True)
 
 
 def _agreed(value: int) -> int:

@@ -5,13 +5,14 @@ checkpoint without it is not committed; one whose files are other than it says i
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from trainer.base.storage import digest_of_file, file_system_of, read_json, write_json
-from trainer.metrics import read_metrics, rows_digest
+from phasewise.trainer.base.identity import digest_of_file, read_sealed, write_sealed
+from phasewise.trainer.base.storage import read_json
+from phasewise.trainer.metrics import read_metrics, rows_digest
 
 DIGESTS_NAME = "digests.json"
 UNCOMMITTED = f"was never committed (it has no {DIGESTS_NAME})"
@@ -35,7 +36,7 @@ def write_digests(checkpoint: Path, files: Digests | None = None) -> None:
     """Commit: write down every file as it is now; `files` are those that several hosts have of it."""
     found = digests_here(checkpoint) if files is None else files
     said = {name: {"size_bytes": size, "sha256": digest} for name, (size, digest) in found.items()}
-    write_json(checkpoint / DIGESTS_NAME, {"files": said})
+    write_sealed(checkpoint / DIGESTS_NAME, {"files": said})
 
 
 def digests_here(checkpoint: Path) -> Digests:
@@ -68,30 +69,26 @@ def has_its_files(checkpoint: Path) -> bool:
     return isinstance(wanted, str) or _missing_or_cut(checkpoint, wanted) is None
 
 
-def find_damage_since(checkpoint: Path, written: Path) -> str | None:
-    """As `find_damage`, and cheap where nothing was touched: files older than `written`, which came after the checkpoint, are not read.
+def find_damage_since(checkpoint: Path, changed: Callable[[Mapping[str, str]], Sequence[str]]) -> str | None:
+    """As `find_damage`, and cheap where nothing looks changed.
 
-    On a store, where an object is written whole and the order of uploads says nothing, the sizes alone are compared.
+    Args:
+        changed: given name → SHA-256 of the files, the names of those that are not as they were written.
     """
     wanted = committed_files(checkpoint)
     if isinstance(wanted, str):
         return wanted
     if damage := _missing_or_cut(checkpoint, wanted):
         return damage
-    limit = written.stat().st_mtime
-    if file_system_of(checkpoint) or all((checkpoint / name).stat().st_mtime < limit for name in (DIGESTS_NAME, *wanted)):
-        return None
-    return find_damage(checkpoint)
+    found = changed({name: digest for name, (_, digest) in wanted.items()})
+    return f"is damaged: {found[0]} has other bytes than were written" if found else None
 
 
-def find_other_rows(checkpoint: Path, metrics: Path, written: Path) -> str | None:
+def find_other_rows(checkpoint: Path, metrics: Path) -> str | None:
     """Words that follow the checkpoint's name where the metrics have not the rows any more that it was saved with.
 
-    They are read where they are younger than `written`, which came after them. On a store, and where the checkpoint does not name its
-    rows, nothing is compared.
+    Where the checkpoint does not name its rows, nothing is compared.
     """
-    if file_system_of(checkpoint) or (metrics.exists() and metrics.stat().st_mtime <= written.stat().st_mtime):
-        return None
     said = read_json(checkpoint / "about" / "metadata").get("rows")
     if said is None or (metrics.exists() and rows_digest(read_metrics(metrics)) == said):
         return None
@@ -103,7 +100,7 @@ def committed_files(checkpoint: Path) -> dict[str, tuple[int, str]] | str:
     if not is_committed(checkpoint):
         return UNCOMMITTED
     try:
-        files: dict[str, dict[str, Any]] = read_json(checkpoint / DIGESTS_NAME)["files"]
+        files: dict[str, dict[str, Any]] = read_sealed(checkpoint / DIGESTS_NAME, may_lack_seal=True)["files"]
         return {name: (int(said["size_bytes"]), str(said["sha256"])) for name, said in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"is damaged: its {DIGESTS_NAME} does not read"

@@ -19,9 +19,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from trainer.base.errors import CheckpointError
-from trainer.base.wording import name_some
-from trainer.checkpoints.state import (
+from phasewise.trainer.base.errors import CheckpointError
+from phasewise.trainer.base.wording import name_some
+from phasewise.trainer.checkpoints.state import (
     MAX_NAMED,
     LeafTypes,
     Leaves,
@@ -36,8 +36,8 @@ from trainer.checkpoints.state import (
     type_in_words,
     types_of,
 )
-from trainer.config import RunConfig, StartFrom
-from trainer.state import TrainState, init_state
+from phasewise.trainer.config import RunConfig, StartFrom
+from phasewise.trainer.state import TrainState, init_state
 
 QK_NORM_WEIGHTS = ("query_norm", "key_norm")
 DECLARABLE = ("ema", "optimizer", "rolling", "balancing", "qk_norm")

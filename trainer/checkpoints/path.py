@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.run_folder import RunFolder
 
 
 def checkpoint_path(run_folder: str | Path, step: int) -> Path:

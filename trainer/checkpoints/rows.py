@@ -5,13 +5,13 @@ from pathlib import Path
 
 import jax
 
-from trainer.base.errors import CheckpointError
-from trainer.base.run_folder import METRICS_NAME, RunFolder
-from trainer.checkpoints.checkpointer import Checkpoints
-from trainer.checkpoints.state import read_about
-from trainer.config import RunConfig
-from trainer.metrics import Row, read_metrics, rows_digest, whole_through
-from trainer.passed_over import PassedOver
+from phasewise.trainer.base.errors import CheckpointError
+from phasewise.trainer.base.run_folder import METRICS_NAME, RunFolder
+from phasewise.trainer.checkpoints.checkpointer import Checkpoints
+from phasewise.trainer.checkpoints.state import read_about
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.metrics import Row, read_metrics, rows_digest, whole_through
+from phasewise.trainer.passed_over import PassedOver
 
 
 def newest_with_its_rows(run: RunConfig, checkpoints: Checkpoints, step: int, passed_over: PassedOver) -> int:

@@ -13,10 +13,10 @@ from pathlib import Path
 import jax
 import orbax.checkpoint as ocp
 
-from trainer.base.errors import StorageError
-from trainer.base.storage import read_json
-from trainer.base.wording import name_some
-from trainer.checkpoints.files import Digests
+from phasewise.trainer.base.errors import StorageError
+from phasewise.trainer.base.storage import read_json
+from phasewise.trainer.base.wording import name_some
+from phasewise.trainer.checkpoints.files import Digests
 
 ARRAY_NAME = ".zarray"
 """Beside the pieces of a leaf: its shape, and that of a piece. The first host alone writes it."""

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from trainer.base.errors import CheckpointError
-from trainer.base.wording import name_some
-from trainer.checkpoints.files import find_damage
-from trainer.config import ModelConfig, RunConfig
-from trainer.model.params import Params, abstract_params
-from trainer.state import params_digest
+from phasewise.trainer.base.errors import CheckpointError
+from phasewise.trainer.base.wording import name_some
+from phasewise.trainer.checkpoints.files import find_damage
+from phasewise.trainer.config import ModelConfig, RunConfig
+from phasewise.trainer.model.params import Params, abstract_params
+from phasewise.trainer.state import params_digest
 
 STATE, ABOUT = "state", "about"
 """What Orbax calls the two items of a checkpoint; they are folders."""

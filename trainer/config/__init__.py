@@ -1,11 +1,11 @@
 """What a training run is, as data: frozen, complete, and refused where it is wrong.
 
-`RunConfig` is everything that `python -m trainer RUN.json` needs. Every value is absolute and resolved; no default of a library
+`RunConfig` is everything that `python -m phasewise.trainer RUN.json` needs. Every value is absolute and resolved; no default of a library
 decides anything. `None` is off.
 """
 
-from trainer.config.added import without_added
-from trainer.config.execution import (
+from phasewise.trainer.config.added import without_added
+from phasewise.trainer.config.execution import (
     ATTENTION,
     BLOCK_INPUT,
     DECIDES_BITS,
@@ -18,11 +18,11 @@ from trainer.config.execution import (
     Mesh,
     Remat,
 )
-from trainer.config.experts import Balancing, Experts, SignBalancing, Smebu
-from trainer.config.model import Llama3RopeScaling, ModelConfig, Rope
-from trainer.config.optimizer import AdamC, AdamW, Muon, NAdamW, Optimizer
-from trainer.config.recovery import Recovery
-from trainer.config.run import (
+from phasewise.trainer.config.experts import Balancing, Experts, SignBalancing, Smebu
+from phasewise.trainer.config.model import Llama3RopeScaling, ModelConfig, Rope
+from phasewise.trainer.config.optimizer import AdamC, AdamW, Muon, NAdamW, Optimizer
+from phasewise.trainer.config.recovery import Recovery
+from phasewise.trainer.config.run import (
     CheckpointPolicy,
     Component,
     DataOrder,
@@ -38,9 +38,9 @@ from trainer.config.run import (
     check_rows,
     sequences_between,
 )
-from trainer.config.schedule import LearningRateSegment, check_segments, check_segments_end
-from trainer.config.schema import Steps, always
-from trainer.config.stability import RollingLimit, Stability
+from phasewise.trainer.config.schedule import LearningRateSegment, check_segments, check_segments_end
+from phasewise.trainer.config.schema import Steps, always
+from phasewise.trainer.config.stability import RollingLimit, Stability
 
 __all__ = [
     "ATTENTION",

@@ -24,6 +24,7 @@ ADDED_LATER: dict[str, bool | int | float | str | None] = {
     "buffer_documents": None,
     "packing": "chunk",
     "loss_on": "all",
+    "max_adam_grad_norm": None,
 }
 """Field → what all runs of before had. The name must be that of one field in the whole configuration, and no component's."""
 

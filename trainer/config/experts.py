@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from trainer.base.frozen import Frozen
+from phasewise.trainer.base.frozen import Frozen
 
 
 class SignBalancing(Frozen):

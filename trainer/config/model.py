@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from trainer.base.frozen import Frozen
-from trainer.config.experts import Experts
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.config.experts import Experts
 
 
 class Llama3RopeScaling(Frozen):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainer.base.frozen import Frozen
+from phasewise.trainer.base.frozen import Frozen
 
 
 class Adam(Frozen):
@@ -41,6 +41,7 @@ class Muon(Frozen):
     Attributes:
         epsilon: added to the norm that a matrix is divided by before the Newton–Schulz steps.
         adam_learning_rate_scale: the rate of AdamW's group is the run's learning rate × this.
+        max_adam_grad_norm: clips the gradients of AdamW's group by the norm of that group, after `stability.max_grad_norm`. None is off.
     """
 
     kind: Literal["muon"]
@@ -51,6 +52,7 @@ class Muon(Frozen):
     weight_decay: float = Field(ge=0)
     adam: AdamW
     adam_learning_rate_scale: float = Field(gt=0)
+    max_adam_grad_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
 
 Optimizer = Annotated[AdamW | AdamC | NAdamW | Muon, Field(discriminator="kind")]

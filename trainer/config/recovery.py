@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainer.base.frozen import Frozen
-from trainer.config.stability import RollingLimit
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.config.stability import RollingLimit
 
 
 class Recovery(Frozen):

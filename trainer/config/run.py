@@ -6,16 +6,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from trainer.base.frozen import Frozen
-from trainer.base.storage import digest_of_json
-from trainer.config.added import without_added
-from trainer.config.execution import Execution, Instrumentation
-from trainer.config.model import ModelConfig
-from trainer.config.optimizer import Optimizer
-from trainer.config.recovery import Recovery
-from trainer.config.schedule import LearningRateSegment, check_segments
-from trainer.config.schema import Steps
-from trainer.config.stability import Stability
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.identity import digest_of_json
+from phasewise.trainer.config.added import without_added
+from phasewise.trainer.config.execution import Execution, Instrumentation
+from phasewise.trainer.config.identity import bound_by_result
+from phasewise.trainer.config.model import ModelConfig
+from phasewise.trainer.config.optimizer import Optimizer
+from phasewise.trainer.config.recovery import Recovery
+from phasewise.trainer.config.schedule import LearningRateSegment, check_segments
+from phasewise.trainer.config.schema import Steps
+from phasewise.trainer.config.stability import Stability
 
 Component = str
 PackingKind = Literal["chunk", "pad", "greedy"]
@@ -39,7 +40,7 @@ class DataOrder(Frozen):
             the other, into rows, and permutes these.
     """
 
-    seed: int
+    seed: int = Field(ge=0, lt=2**64)
     permutation: Literal["linear", "feistel", "feistel_levanter"]
     block_sequences: int = Field(gt=0)
     first_step: int = Field(default=0, ge=0)
@@ -119,7 +120,6 @@ def check_rows(packing: PackingKind, loss_on: LossOn, order: DataOrder) -> None:
         )
 
 
-_NOT_DECISIVE = {"execution", "instrumentation", "evaluation", "until_step"}
 _NAMED_BY_KEY = re.compile(r"(train|held_out)-[0-9a-f]{16}")
 
 
@@ -188,15 +188,13 @@ class RunConfig(Frozen):
     @property
     def decisive(self) -> dict[str, Any]:
         """What the digest is of: every setting that decides the weights, the content of each cache, and no place."""
-        settings = self.model_dump(mode="json", exclude={*_NOT_DECISIVE, "verdict", "output", "caches", "cache_digests"})
-        if self.start is not None:
-            settings["start"] = self.start.model_dump(mode="json", exclude={"checkpoint": True, "graft": {"__all__": {"checkpoint"}}})
-        return {**settings, "caches": {name: self.cache_name(name) for name in self.caches}}
+        return {**bound_by_result(self.model_dump(mode="json")), "caches": {name: self.cache_name(name) for name in self.caches}}
 
     @property
     def digest_with_places(self) -> str:
         """What results of before named: the same with the paths in it."""
-        return digest_of_json(without_added(self.model_dump(mode="json", exclude={*_NOT_DECISIVE, "cache_digests"})))
+        without = {"execution", "instrumentation", "evaluation", "until_step", "cache_digests"}
+        return digest_of_json(without_added(self.model_dump(mode="json", exclude=without)))
 
     def cache_name(self, component: Component) -> str:
         """What names the bytes of a cache: its digest, or the folder's name where that is made of its key, or else its place."""

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from trainer.base.frozen import Frozen
-from trainer.config.schema import Steps
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.config.schema import Steps
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

@@ -5,13 +5,13 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Bool, Int
 
-from trainer.base.errors import DataError
-from trainer.config import Component, DataOrder
-from trainer.data.cache import TokenCache
-from trainer.data.document_buffer import DocumentBuffer
-from trainer.data.document_index import DocumentIndex
-from trainer.data.permutation import Permutation, derive_key
-from trainer.data.shards import TokenRange
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.config import Component, DataOrder
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.document_buffer import DocumentBuffer
+from phasewise.trainer.data.document_index import DocumentIndex
+from phasewise.trainer.data.permutation import Permutation, derive_key
+from phasewise.trainer.data.shards import TokenRange
 
 PASSES_KEPT = 2
 

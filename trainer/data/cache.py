@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 from jaxtyping import Int
 
-from trainer.base.errors import DataError
-from trainer.base.storage import as_path, file_system_of
-from trainer.data.manifest import Manifest, read_manifest
-from trainer.data.shards import MappedShard, ShardMaps, TokenRange, build_maps, fetch, sizes_in_bytes
-from trainer.data.spans import SPAN_BYTES, read_spans
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.storage import as_path, file_system_of
+from phasewise.trainer.data.manifest import Manifest, read_manifest
+from phasewise.trainer.data.shards import MappedShard, ShardMaps, TokenRange, build_maps, fetch, sizes_in_bytes
+from phasewise.trainer.data.spans import SPAN_BYTES, read_spans
 
 DOCUMENTS_AT_ONCE = 1024
 TOKENS_AT_ONCE = 2**20

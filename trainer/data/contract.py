@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from trainer.base.errors import DataError
-from trainer.base.storage import as_path
-from trainer.config import RunConfig
-from trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest
-from trainer.passed_over import CONTRACT_NAME
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest
+from phasewise.trainer.passed_over import CONTRACT_NAME
 
 Contract = Mapping[str, Any]
 

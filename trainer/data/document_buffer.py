@@ -4,7 +4,7 @@ A row takes a document of the buffer at random, copies from its head until the r
 leave the buffer. When `buffer_documents` are left, it is filled up to twice as many. Documents come in a keyed permutation.
 
 Which tokens a row has depends on the lengths of the documents alone. So the buffer is played over lengths, and no token is read for it.
-It is played from the nearest state that was kept. docs/decisions/0075-document-buffer.md has the reasons and the price.
+It is played from the nearest state that was kept. docs/decisions/0007-data-order.md has the reasons and the price.
 """
 
 import threading
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from jaxtyping import Int
 
-from trainer.base.errors import DataError
-from trainer.data.permutation import Permutation
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.data.permutation import Permutation
 
 BUFFER_VERSION = 1
 WINDOW_ROWS = 256

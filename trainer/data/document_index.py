@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from jaxtyping import Int
 
-from trainer.base.errors import DataError
-from trainer.base.storage import digest_of_file
-from trainer.data.cache import INDEX_BUFFER_BYTES, TokenCache
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import digest_of_file
+from phasewise.trainer.data.cache import INDEX_BUFFER_BYTES, TokenCache
 
 COLUMNS = ["id", "source_file", "offset", "length"]
 INDICES_OPEN = 256

@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from trainer.base.errors import ConfigError, DataError
-from trainer.config import Component, RunConfig
-from trainer.data.buffered import BufferedComponent
-from trainer.data.cache import TokenCache
-from trainer.data.document_buffer import BUFFER_VERSION
-from trainer.data.mixture import MixtureSchedule
-from trainer.data.packing import PACKING_VERSION
-from trainer.data.permutation import PERMUTATION_VERSIONS, Permutation, derive_key
-from trainer.data.rows import ComponentRows, RowRule
-from trainer.data.segments import positions, segment_ids
-from trainer.data.shards import TokenRange, build_maps, fetch
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.config import Component, RunConfig
+from phasewise.trainer.data.buffered import BufferedComponent
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.document_buffer import BUFFER_VERSION
+from phasewise.trainer.data.mixture import MixtureSchedule
+from phasewise.trainer.data.packing import PACKING_VERSION
+from phasewise.trainer.data.permutation import PERMUTATION_VERSIONS, Permutation, derive_key
+from phasewise.trainer.data.rows import ComponentRows, RowRule
+from phasewise.trainer.data.segments import positions, segment_ids
+from phasewise.trainer.data.shards import TokenRange, build_maps, fetch
 
 SPAN_SEQUENCES = 2048
 """The order is computed for so many sequences at once, and kept for `SPANS_KEPT` such spans."""

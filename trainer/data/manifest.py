@@ -5,9 +5,11 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from trainer.base.errors import DataError
-from trainer.base.frozen import Frozen
-from trainer.base.storage import as_path, digest_of_json, read_json, write_json
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.identity import NotAsWritten, digest_of_json, unsealed, write_sealed
+from phasewise.trainer.base.problems import in_one_line
+from phasewise.trainer.base.storage import as_path, read_json
 
 FORMAT_VERSION = 3
 PLAIN_VERSION = 2
@@ -131,7 +133,7 @@ class Manifest(Frozen):
 
 def write_manifest(folder: str | Path, manifest: Manifest) -> None:
     """Write a cache's manifest with its own digest beside its fields: one that was edited later is found out."""
-    write_json(as_path(folder) / MANIFEST_NAME, {**manifest.as_written(), "digest": manifest.digest})
+    write_sealed(as_path(folder) / MANIFEST_NAME, manifest.as_written())
 
 
 def read_manifest(folder: str | Path) -> Manifest:
@@ -143,21 +145,20 @@ def read_manifest(folder: str | Path) -> Manifest:
     path = as_path(folder) / MANIFEST_NAME
     try:
         content = read_json(path)
-        version, digest = content.get("format_version"), content.pop("digest", None)
+        version = content.get("format_version")
     except FileNotFoundError:
         raise DataError(
             f"{folder} is not a finished token cache: it has no {MANIFEST_NAME}. Build it with `phasewise data prepare`."
         ) from None
     except (ValueError, AttributeError) as error:
-        raise DataError(f"{path} does not read as a manifest: {error}") from None
+        raise DataError(f"{path} does not read as a manifest: {error}. Delete {folder} and prepare the data again.") from None
     if version not in (PLAIN_VERSION, FORMAT_VERSION):
         raise DataError(
             f"{path} has format version {version}, this program reads {PLAIN_VERSION} (plain text) and {FORMAT_VERSION}: build it again."
         )
     try:
-        manifest = Manifest.model_validate(content)
+        return Manifest.model_validate(unsealed(content, path))
+    except NotAsWritten as error:
+        raise DataError(f"{error}. Delete {folder} and prepare the data again.") from None
     except ValidationError as error:
-        raise DataError(f"{path} does not read as a manifest: {error}") from None
-    if manifest.digest != digest:
-        raise DataError(f"{path} was changed after it was written: its digest is {manifest.digest[:16]}, it says {str(digest)[:16]}.")
-    return manifest
+        raise DataError(f"{path} does not read as a manifest: {in_one_line(error)}") from None

@@ -4,7 +4,7 @@ A *stage* is a stretch with one mixture. Blocks are counted from the stage's fir
 counts (largest remainder) and are spread evenly, each from a keyed random start: any stretch of a block, and so the last block of a
 stage, which may be cut short, has every component's share to within about a sequence. Nothing is kept but the number of a sequence: a
 component's position goes on from stage to stage and from phase to phase. What a schedule must keep to is in
-docs/decisions/0020-mixture-grid.md.
+docs/decisions/0001-configuration.md.
 """
 
 import math
@@ -14,9 +14,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from trainer.base.errors import ConfigError
-from trainer.config import Component, DataOrder, MixtureShares, Steps, sequences_between
-from trainer.data.permutation import derive_key
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import Component, DataOrder, MixtureShares, Steps, sequences_between
+from phasewise.trainer.data.permutation import derive_key
 
 ROUNDING_ERROR = 1e-9
 """What floating point may take from a count that is whole."""

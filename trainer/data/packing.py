@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
-from trainer.base.errors import DataError
-from trainer.config import PackingKind
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.config import PackingKind
 
 PACKING_VERSION = 1
 """Raised where a plan lays the same documents otherwise."""

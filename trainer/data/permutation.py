@@ -11,8 +11,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from trainer.base.errors import DataError
-from trainer.data.feistel import LevanterFeistel, ShuffledRange, TableFeistel
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.data.feistel import LevanterFeistel, ShuffledRange, TableFeistel
 
 Kind = Literal["linear", "feistel", "feistel_levanter"]
 PERMUTATION_VERSIONS: dict[Kind, int] = {"linear": 1, "feistel": 2, "feistel_levanter": 1}

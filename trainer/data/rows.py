@@ -10,13 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from trainer.config import LossOn, PackingKind
-from trainer.data.cache import TokenCache
-from trainer.data.document_index import DocumentIndex
-from trainer.data.packing import Packed, pack
-from trainer.data.segments import packed_segment_ids
-from trainer.data.shards import TokenRange
-from trainer.data.spans import answers_of, counted_in_rows
+from phasewise.trainer.config import LossOn, PackingKind
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.document_index import DocumentIndex
+from phasewise.trainer.data.packing import Packed, pack
+from phasewise.trainer.data.segments import packed_segment_ids
+from phasewise.trainer.data.shards import TokenRange
+from phasewise.trainer.data.spans import answers_of, counted_in_rows
 
 Numbers = Int[np.ndarray, " n"]
 

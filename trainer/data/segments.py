@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Int
 
-from trainer.data.packing import Packed
+from phasewise.trainer.data.packing import Packed
 
 
 def segment_ids(tokens: Int[np.ndarray, "b t"], begin_of_text: int) -> Int[np.ndarray, "b t"]:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from fsspec import AbstractFileSystem
 
-from trainer.base.errors import DataError
-from trainer.base.storage import file_system_of
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.storage import file_system_of
 
 MAX_OPEN_SHARDS = 4096
 MERGE_GAP_BYTES = 2**16

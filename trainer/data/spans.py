@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Int
 
-from trainer.base.errors import DataError
-from trainer.base.storage import as_path, digest_of_bytes
-from trainer.data.manifest import Manifest, Shard
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import digest_of_bytes
+from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.data.manifest import Manifest, Shard
 
 SPAN = np.dtype("<i8")
 SPAN_BYTES = 2 * SPAN.itemsize

@@ -16,12 +16,12 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from trainer.base.errors import ConfigError
-from trainer.config import Component, Steps
-from trainer.data.buffered import BufferedComponent
-from trainer.data.loader import SPAN_SEQUENCES, Order
-from trainer.data.mixture import MixtureSchedule, block_counts
-from trainer.data.permutation import Permutation, derive_key
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import Component, Steps
+from phasewise.trainer.data.buffered import BufferedComponent
+from phasewise.trainer.data.loader import SPAN_SEQUENCES, Order
+from phasewise.trainer.data.mixture import MixtureSchedule, block_counts
+from phasewise.trainer.data.permutation import Permutation, derive_key
 
 
 class Draws(NamedTuple):

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import jax
 from jaxtyping import Array, Float, Int
 
-from trainer.base.errors import ConfigError
-from trainer.config import LANES, ModelConfig
-from trainer.kernels import context, cudnn, xla
-from trainer.kernels.rows import context_parts
-from trainer.sharding import map_shards
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import LANES, ModelConfig
+from phasewise.trainer.kernels import context, cudnn, xla
+from phasewise.trainer.kernels.rows import context_parts
+from phasewise.trainer.sharding import map_shards
 
 KERNELS = ("splash", "cudnn", "xla")
 """In the order of their speed where they can run."""
@@ -70,7 +70,7 @@ def attend(
 def implementation(kernel: str) -> Callable[..., Float[Array, "b t h e"]]:
     """The function of a kernel, which takes what `attend` takes."""
     if kernel == "splash":
-        from trainer.kernels import splash  # half a second, for those who need it
+        from phasewise.trainer.kernels import splash  # half a second, for those who need it
 
         return splash.attend
     return {"cudnn": cudnn.attend, "xla": xla.attend}[kernel]

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from trainer.kernels.xla import Block, blocks, from_rows, mix
-from trainer.sharding import map_shards
+from phasewise.trainer.kernels.xla import Block, blocks, from_rows, mix
+from phasewise.trainer.sharding import map_shards
 
 
 class Branches(NamedTuple):

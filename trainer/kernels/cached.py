@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from trainer.kernels.xla import MASKED, from_rows, to_rows
-from trainer.sharding import map_shards
+from phasewise.trainer.kernels.xla import MASKED, from_rows, to_rows
+from phasewise.trainer.sharding import map_shards
 
 BLOCK_SLOTS = 256
 MAX_MULTIPLIED_QUERIES = 8

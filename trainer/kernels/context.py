@@ -18,9 +18,9 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from trainer.config import LANES
-from trainer.kernels import xla
-from trainer.sharding import CONTEXT_AXIS, activation_spec
+from phasewise.trainer.config import LANES
+from phasewise.trainer.kernels import xla
+from phasewise.trainer.sharding import CONTEXT_AXIS, activation_spec
 
 MAX_ROUNDED = 512
 """Keys that come over are rounded up to a multiple of Splash's largest block, where a device's part is one."""
@@ -54,7 +54,7 @@ def attend(
         before = keys_before(sliding_window, own, kernel)
         local = partial(_attend_window, before=before, mix=_window_kernel(kernel, heads, own, before, sliding_window, interpret))
     elif kernel == "splash":
-        from trainer.kernels import splash  # half a second, for those who need it
+        from phasewise.trainer.kernels import splash  # half a second, for those who need it
 
         built = splash.build_in_parts(heads, run_positions(own, parts).tobytes(), parts, sliding_window, interpret=interpret)
         leaves, structure = jax.tree.flatten(built)
@@ -139,7 +139,7 @@ def _attend_window(
 
 def _window_kernel(kernel: str, heads: int, own: int, before: int, sliding_window: int, interpret: bool) -> PerDevice:
     if kernel == "splash":
-        from trainer.kernels import splash  # half a second, for those who need it
+        from phasewise.trainer.kernels import splash  # half a second, for those who need it
 
         return partial(splash.attend_part, kernel=splash.build_behind(heads, own, before, sliding_window, interpret=interpret))
 
@@ -151,7 +151,7 @@ def _window_kernel(kernel: str, heads: int, own: int, before: int, sliding_windo
 
 
 def _by_splash(query: Array, key: Array, value: Array, query_ids: Ids, key_ids: Ids, arrays: tuple[Array, ...], *, structure: Any) -> Array:
-    from trainer.kernels import splash  # half a second, for those who need it
+    from phasewise.trainer.kernels import splash  # half a second, for those who need it
 
     return splash.attend_part(query, key, value, query_ids, key_ids, jax.tree.unflatten(structure, arrays))
 

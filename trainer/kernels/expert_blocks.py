@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from trainer.kernels.expert_order import Order, sorted_gates, sum_of_token, take
+from phasewise.trainer.kernels.expert_order import Order, sorted_gates, sum_of_token, take
 
 BLOCKS_OF_MEAN = 4
 """So many blocks hold the mean load of an expert. Fewer compute more in vain; more are no quicker (docs/measurements/trainer.md)."""

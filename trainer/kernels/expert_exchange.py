@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from trainer.kernels.expert_order import take
-from trainer.sharding import EXPERT_AXIS
+from phasewise.trainer.kernels.expert_order import take
+from phasewise.trainer.sharding import EXPERT_AXIS
 
 ROOM = 1.25
 """A device has room for so many times the rows of an even load. Less makes further rounds frequent; more is memory and traffic in vain."""

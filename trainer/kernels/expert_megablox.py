@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.megablox import gmm
 from jaxtyping import Array, Float, Int
 
-from trainer.kernels.expert_blocks import Matrices
-from trainer.kernels.expert_order import Order, collect, sorted_gates, spread
+from phasewise.trainer.kernels.expert_blocks import Matrices
+from phasewise.trainer.kernels.expert_order import Order, collect, sorted_gates, spread
 
 TILE_ROWS = 512
 TILING = (TILE_ROWS, 512, 512)

@@ -16,13 +16,13 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from trainer.kernels.expert_blocks import Matrices, count_overflowed
-from trainer.kernels.expert_exchange import Counts, Passage, count_rounds, cut_window, plan_passage, return_rows, send_rows
-from trainer.kernels.expert_order import collect, sort_by_expert, sorted_gates, spread
-from trainer.kernels.experts import apply_experts, apply_sorted, choose
-from trainer.kernels.rows import context_parts
-from trainer.model.router import Routed
-from trainer.sharding import BATCH_AXES, CONTEXT_AXIS, EXPERT_AXIS, TENSOR_AXIS, constrain
+from phasewise.trainer.kernels.expert_blocks import Matrices, count_overflowed
+from phasewise.trainer.kernels.expert_exchange import Counts, Passage, count_rounds, cut_window, plan_passage, return_rows, send_rows
+from phasewise.trainer.kernels.expert_order import collect, sort_by_expert, sorted_gates, spread
+from phasewise.trainer.kernels.experts import apply_experts, apply_sorted, choose
+from phasewise.trainer.kernels.rows import context_parts
+from phasewise.trainer.model.router import Routed
+from phasewise.trainer.sharding import BATCH_AXES, CONTEXT_AXIS, EXPERT_AXIS, TENSOR_AXIS, constrain
 
 FURTHER_ROUNDS = "further_rounds"
 """The name, in a compiled program, of what a balanced load does not do; preflight does not count it."""

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from trainer.kernels.expert_blocks import Matrices
-from trainer.kernels.expert_order import Order, collect, sorted_gates, spread
+from phasewise.trainer.kernels.expert_blocks import Matrices
+from phasewise.trainer.kernels.expert_order import Order, collect, sorted_gates, spread
 
 
 def apply_ragged(x: Float[Array, "n d"], gates: Float[Array, "n k"], matrices: Matrices, ordered: Order) -> Float[Array, "n d"]:

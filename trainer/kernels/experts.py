@@ -6,11 +6,11 @@ Shape letters: n token, k chosen expert, x expert, d d_model, f d_expert.
 import jax
 from jaxtyping import Array, Float, Int
 
-from trainer.base.errors import ConfigError
-from trainer.kernels.expert_blocks import Matrices, apply_blocks, block_rows, count_overflowed
-from trainer.kernels.expert_order import Order, sort_by_expert
-from trainer.kernels.expert_ragged import apply_ragged
-from trainer.model.router import Routed
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.kernels.expert_blocks import Matrices, apply_blocks, block_rows, count_overflowed
+from phasewise.trainer.kernels.expert_order import Order, sort_by_expert
+from phasewise.trainer.kernels.expert_ragged import apply_ragged
+from phasewise.trainer.model.router import Routed
 
 KERNELS = ("padded", "ragged", "megablox")
 """The first two run everywhere. `jax.lax.ragged_dot` is there for comparison: with jax 0.10.2, XLA forms every expert's product with every
@@ -61,7 +61,7 @@ def apply_sorted(
         case "ragged":
             return apply_ragged(x, gates, matrices, ordered)
         case "megablox":
-            from trainer.kernels.expert_megablox import apply_megablox  # half a second, for those who need it
+            from phasewise.trainer.kernels.expert_megablox import apply_megablox  # half a second, for those who need it
 
             return apply_megablox(x, gates, matrices, ordered)
         case _:

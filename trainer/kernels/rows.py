@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 from jaxtyping import Float
 
-from trainer.sharding import CONTEXT_AXIS, activation_spec
+from phasewise.trainer.sharding import CONTEXT_AXIS, activation_spec
 
 
 def context_parts(length: int, *, multiple: int = 1) -> int:

@@ -19,7 +19,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 from jaxtyping import Array, Float, Int
 
-from trainer.config import ATTENTION, LANES
+from phasewise.trainer.config import ATTENTION, LANES
 
 MAX_BLOCK, MAX_FUSED_BLOCKS = 512, 8
 

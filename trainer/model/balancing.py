@@ -6,7 +6,7 @@ Shape letters: x expert. All is float32 but the counts.
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from trainer.config import Balancing, SignBalancing, Smebu
+from phasewise.trainer.config import Balancing, SignBalancing, Smebu
 
 Bias = Float[Array, "*layer x"]
 

@@ -12,15 +12,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from trainer.config import Execution, Kept, ModelConfig
-from trainer.kernels.attention import attend
-from trainer.kernels.rows import join_rows
-from trainer.model.experts import Routing, in_layer_order, mix_experts
-from trainer.model.layers import Cycle, LayerKind, Stack, cycles
-from trainer.model.params import Params
-from trainer.model.remat import Block, check_names, remat
-from trainer.model.rope import Rotation, rotate, rotations
-from trainer.sharding import constrain, constrain_activation
+from phasewise.trainer.config import Execution, Kept, ModelConfig
+from phasewise.trainer.kernels.attention import attend
+from phasewise.trainer.kernels.rows import join_rows
+from phasewise.trainer.model.experts import Routing, in_layer_order, mix_experts
+from phasewise.trainer.model.layers import Cycle, LayerKind, Stack, cycles
+from phasewise.trainer.model.params import Params
+from phasewise.trainer.model.remat import Block, check_names, remat
+from phasewise.trainer.model.rope import Rotation, rotate, rotations
+from phasewise.trainer.sharding import constrain, constrain_activation
 
 PLAIN = Execution()
 MAX_UNROLLED_LAYERS = 4

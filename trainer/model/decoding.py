@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from trainer.config import Execution, ModelConfig
-from trainer.kernels.branches import Branches, attend_branches
-from trainer.kernels.cached import BLOCK_SLOTS, Past, attend_past
-from trainer.model.decoder import PLAIN, run_stacks, strictly_typed
-from trainer.model.layers import LayerKind, stacks
-from trainer.model.params import Params
-from trainer.model.rope import rotations_at
-from trainer.sharding import constrain_activation
+from phasewise.trainer.config import Execution, ModelConfig
+from phasewise.trainer.kernels.branches import Branches, attend_branches
+from phasewise.trainer.kernels.cached import BLOCK_SLOTS, Past, attend_past
+from phasewise.trainer.model.decoder import PLAIN, run_stacks, strictly_typed
+from phasewise.trainer.model.layers import LayerKind, stacks
+from phasewise.trainer.model.params import Params
+from phasewise.trainer.model.rope import rotations_at
+from phasewise.trainer.sharding import constrain_activation
 
 LAYER_NUMBER = "layer_number"
 """Under this name a layer's number lies beside its weights, so that loops over layers take it along."""

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from trainer.config import Experts
-from trainer.kernels.expert_blocks import Matrices
-from trainer.kernels.expert_parallel import apply_on_mesh
-from trainer.kernels.rows import join_rows
-from trainer.model.params import Params
-from trainer.model.router import Load, measure_load, route, sequence_loss
-from trainer.sharding import constrain
+from phasewise.trainer.config import Experts
+from phasewise.trainer.kernels.expert_blocks import Matrices
+from phasewise.trainer.kernels.expert_parallel import apply_on_mesh
+from phasewise.trainer.kernels.rows import join_rows
+from phasewise.trainer.model.params import Params
+from phasewise.trainer.model.router import Load, measure_load, route, sequence_loss
+from phasewise.trainer.sharding import constrain
 
 
 class Routing(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import NamedTuple
 
-from trainer.config import ModelConfig
+from phasewise.trainer.config import ModelConfig
 
 ONLY_STACK = "blocks"
 """The stack of a model whose layers are all alike."""

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from trainer.config import ModelConfig
-from trainer.model.layers import ONLY_STACK, LayerKind, Stack, stacks
-from trainer.model.specs import EXPERT, LAYER, Constant, Group, Normal, ParamSpec
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.model.layers import ONLY_STACK, LayerKind, Stack, stacks
+from phasewise.trainer.model.specs import EXPERT, LAYER, Constant, Group, Normal, ParamSpec
 
 Params = dict[str, Any]
 """A nested dictionary of float32 arrays; the layers of a stack (`trainer.model.layers`) are stacked along the first axis."""

@@ -7,11 +7,11 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
-from trainer.base.errors import ConfigError
-from trainer.config import ATTENTION, BLOCK_INPUT, Kept, ModelConfig, Remat
-from trainer.model.params import Params, param_specs
-from trainer.model.products import name_products
-from trainer.model.specs import EXPERT
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, Kept, ModelConfig, Remat
+from phasewise.trainer.model.params import Params, param_specs
+from phasewise.trainer.model.products import name_products
+from phasewise.trainer.model.specs import EXPERT
 
 Block = Callable[[Array, Params], tuple[Array, Any]]
 """From the residual stream and one layer's weights to the residual stream after it, and what was measured in the layer."""

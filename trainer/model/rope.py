@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from trainer.config import Llama3RopeScaling, Rope
+from phasewise.trainer.config import Llama3RopeScaling, Rope
 
 Rotation = tuple[Float[Array, "*b t e2"], Float[Array, "*b t e2"]]
 """Cosines and sines of every position and plane, float32; with a first axis, of each row."""

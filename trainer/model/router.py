@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from trainer.config import Experts
-from trainer.kernels.rows import map_tokens
+from phasewise.trainer.config import Experts
+from phasewise.trainer.kernels.rows import map_tokens
 
 EPSILON = 1e-20
 """Keeps the gates finite where all scores of a token underflow (as AFMoE of transformers has it)."""

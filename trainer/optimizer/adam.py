@@ -2,7 +2,7 @@
 
 import optax
 
-from trainer.config import AdamC, AdamW, NAdamW
+from phasewise.trainer.config import AdamC, AdamW, NAdamW
 
 
 def scale_by_adam(config: AdamW | AdamC | NAdamW) -> optax.GradientTransformation:

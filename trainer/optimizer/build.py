@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from trainer.config import ModelConfig, Muon, Optimizer
-from trainer.model.params import Params, param_specs
-from trainer.model.specs import ParamSpec
-from trainer.optimizer.adam import scale_by_adam
-from trainer.optimizer.groups import merge, weight_rules
-from trainer.optimizer.muon import MuonState, scale_by_muon
+from phasewise.trainer.config import ModelConfig, Muon, Optimizer
+from phasewise.trainer.model.params import Params, param_specs
+from phasewise.trainer.model.specs import ParamSpec
+from phasewise.trainer.optimizer.adam import scale_by_adam
+from phasewise.trainer.optimizer.groups import merge, weight_rules
+from phasewise.trainer.optimizer.muon import MuonState, scale_by_muon
 
 OptimizerState = optax.ScaleByAdamState | MuonState
 """Adam's for AdamW, AdamC and NAdamW, which can go on from one another's; Muon's own."""

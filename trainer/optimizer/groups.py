@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 
-from trainer.config import ModelConfig
-from trainer.model.params import param_specs
-from trainer.model.specs import ParamSpec
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.model.params import param_specs
+from phasewise.trainer.model.specs import ParamSpec
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from trainer.config import Muon
-from trainer.model.params import Params
-from trainer.optimizer.adam import scale_by_adam
-from trainer.optimizer.groups import WeightRule, merge, select
+from phasewise.trainer.config import Muon
+from phasewise.trainer.interventions import clip_factor
+from phasewise.trainer.model.params import Params
+from phasewise.trainer.optimizer.adam import scale_by_adam
+from phasewise.trainer.optimizer.groups import WeightRule, merge, select
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of X ← aX + b(XXᵀ)X + c(XXᵀ)²X (Jordan et al., 2024): small singular values grow fast, and end near 1, not at it."""
@@ -42,7 +43,10 @@ def scale_by_muon(config: Muon, rules: dict[str, Any]) -> optax.GradientTransfor
 
     def update(updates: Params, state: MuonState, params: Params | None = None) -> tuple[Params, MuonState]:
         matrices, momentum_state = momentum.update(select(updates, rules, matrices=True), state.momentum)
-        others, adam_state = adam.update(select(updates, rules, matrices=False), state.adam)
+        others = select(updates, rules, matrices=False)
+        if config.max_adam_grad_norm is not None:
+            others = optax.tree.scale(clip_factor(optax.tree.norm(others), config.max_adam_grad_norm), others)
+        others, adam_state = adam.update(others, state.adam)
         matrices = jax.tree.map(lambda x, rule: orthogonal_direction(x, rule, config), matrices, matrix_rules)
         others = optax.tree.scale(config.adam_learning_rate_scale, others)
         return merge(matrices, others), MuonState(momentum_state, adam_state)  # pyright: ignore[reportArgumentType]  # see above

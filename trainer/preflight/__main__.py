@@ -1,4 +1,4 @@
-"""`python -m trainer.preflight SPEC.json RESULT.json`: compile one step for TPUs that are not here.
+"""`python -m phasewise.trainer.preflight SPEC.json RESULT.json`: compile one step for TPUs that are not here.
 
 Needs `JAX_PLATFORMS=cpu` and the wheel `libtpu`. Exit code 0: the result is written, also where the compiler refused the step for its
 memory. 1: the compiler failed. 2: wrong usage, or a step that does not fit its mesh. The reason is a line on standard error.
@@ -9,30 +9,31 @@ import sys
 import tempfile
 from pathlib import Path
 
-from trainer.base.errors import ConfigError, PhasewiseError
-from trainer.base.exit_codes import ExitCode
-from trainer.base.storage import read_json, write_json
-from trainer.preflight.spec import Spec
+from phasewise.trainer.base.errors import ConfigError, PhasewiseError
+from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.base.system_errors import print_refusal, refused_by_system
+from phasewise.trainer.preflight.spec import Spec
 
 
 def main(arguments: list[str]) -> int:
     """Read the specification, compile, write the result; the exit code."""
     paths = [argument for argument in arguments if argument != "--with-parent"]
     if len(paths) != 2:
-        print("usage: python -m trainer.preflight SPEC.json RESULT.json [--with-parent]", file=sys.stderr)
+        print("usage: python -m phasewise.trainer.preflight SPEC.json RESULT.json [--with-parent]", file=sys.stderr)
         return ExitCode.USAGE
     if "--with-parent" in arguments:
-        from trainer.process.parent import end_with_parent
+        from phasewise.trainer.process.parent import end_with_parent
 
         end_with_parent(ExitCode.REFUSED)
-    from trainer.preflight.compiler import examine
+    from phasewise.trainer.preflight.compiler import examine
 
     try:
         spec = Spec.model_validate(read_json(Path(paths[0])))
-        with tempfile.TemporaryDirectory(prefix="phasewise-preflight-") as dump:
+        with refused_by_system(tempfile.gettempdir()), tempfile.TemporaryDirectory(prefix="phasewise-preflight-") as dump:
             write_json(Path(paths[1]), examine(spec, Path(dump)).model_dump(mode="json"))
     except PhasewiseError as error:
-        print(f"preflight: {error}", file=sys.stderr)
+        print_refusal(f"preflight: {error}")
         return error.exit_code
     except (OSError, ValueError) as error:
         print(f"preflight: {ConfigError(error)}", file=sys.stderr)

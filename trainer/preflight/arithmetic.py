@@ -3,7 +3,7 @@
 import math
 import re
 
-from trainer.preflight.hlo import ARRAY, Instruction, Module
+from phasewise.trainer.preflight.hlo import ARRAY, Instruction, Module
 
 LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 OP_NAME = re.compile(r'op_name="([^"]*)"')

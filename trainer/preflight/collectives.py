@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainer.config import Mesh
-from trainer.preflight.hlo import RAGGED, Instruction, Module, arrays, total_bytes
-from trainer.preflight.spec import Collective, Link
+from phasewise.trainer.config import Mesh
+from phasewise.trainer.preflight.hlo import RAGGED, Instruction, Module, arrays, total_bytes
+from phasewise.trainer.preflight.spec import Collective, Link
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 AXES = ("replica", "fsdp", "expert", "tensor", "context")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
-from trainer.kernels.expert_parallel import FURTHER_ROUNDS
+from phasewise.trainer.kernels.expert_parallel import FURTHER_ROUNDS
 
 COMPUTATION = re.compile(r"^(ENTRY )?%([\w.\-]+) \(.*\{$")
 INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (.+?) ([a-z][a-z0-9\-]*)\((.*)$")

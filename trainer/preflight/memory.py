@@ -3,8 +3,8 @@
 import re
 from typing import Any
 
-from trainer.preflight.hlo import HBM, HOST
-from trainer.preflight.spec import Memory
+from phasewise.trainer.preflight.hlo import HBM, HOST
+from phasewise.trainer.preflight.spec import Memory
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 REFUSED = re.compile(r"RESOURCE_EXHAUSTED.*?\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)", re.DOTALL)

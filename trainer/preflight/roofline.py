@@ -9,13 +9,13 @@ from functools import cache
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import jax
-from pydantic import Field
 
-from trainer.base.frozen import Frozen
-from trainer.config import ATTENTION, Kept, ModelConfig, Remat
-from trainer.flops import step_flops
-from trainer.model.params import param_specs
-from trainer.model.specs import EXPERT
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.config import ATTENTION, Kept, ModelConfig, Remat
+from phasewise.trainer.flops import step_flops
+from phasewise.trainer.model.params import param_specs
+from phasewise.trainer.model.specs import EXPERT
+from phasewise.trainer.preflight.spec import Speeds
 
 Term = Literal["compute", "hbm", "ici", "dcn", "host"]
 UTILISATION = 0.6
@@ -59,22 +59,6 @@ class Product(NamedTuple):
     copies: int
     layers: int
     is_cut: bool
-
-
-class Speeds(Frozen):
-    """What a chip can do in a second. Networks: bytes sent, in one direction.
-
-    Attributes:
-        flops: dense, bfloat16.
-        dcn_bytes: this chip's part of its host's network card.
-        host_bytes: between the chip and its host's memory.
-    """
-
-    flops: float = Field(gt=0)
-    hbm_bytes: float = Field(gt=0)
-    ici_bytes: float = Field(gt=0)
-    dcn_bytes: float = Field(gt=0)
-    host_bytes: float = Field(gt=0)
 
 
 class StepWork(Frozen):

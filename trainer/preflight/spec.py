@@ -1,11 +1,11 @@
-"""What is compiled, and its result: the two files of `python -m trainer.preflight SPEC.json RESULT.json`."""
+"""What is compiled, and its result: the two files of `python -m phasewise.trainer.preflight SPEC.json RESULT.json`."""
 
 from typing import Literal
 
 from pydantic import Field
 
-from trainer.base.frozen import Frozen
-from trainer.config import (
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.config import (
     CheckpointPolicy,
     DataOrder,
     Execution,
@@ -24,6 +24,22 @@ Platform = Literal["tpu", "gpu", "cpu"]
 Link = Literal["ici", "dcn"]
 """The links between the chips of a slice, or the data-centre network between slices."""
 NO_DATA = "none"
+
+
+class Speeds(Frozen):
+    """What a chip can do in a second. Networks: bytes sent, in one direction.
+
+    Attributes:
+        flops: dense, bfloat16.
+        dcn_bytes: this chip's part of its host's network card.
+        host_bytes: between the chip and its host's memory.
+    """
+
+    flops: float = Field(gt=0)
+    hbm_bytes: float = Field(gt=0)
+    ici_bytes: float = Field(gt=0)
+    dcn_bytes: float = Field(gt=0)
+    host_bytes: float = Field(gt=0)
 
 
 class Topology(Frozen):

@@ -1,6 +1,6 @@
 """What a step moves between a chip and its memory, and between a chip and its host, read from the compiled module."""
 
-from trainer.preflight.hlo import HOST, RAGGED, Instruction, Module, arrays, hbm_bytes, total_bytes
+from phasewise.trainer.preflight.hlo import HOST, RAGGED, Instruction, Module, arrays, hbm_bytes, total_bytes
 
 NO_TRAFFIC = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "async-start", "async-update",

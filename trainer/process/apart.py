@@ -14,8 +14,8 @@ from typing import Any
 
 import jax
 
-from trainer.base.errors import ConfigError, TrainingError
-from trainer.config import RunConfig
+from phasewise.trainer.base.errors import ConfigError, TrainingError
+from phasewise.trainer.config import RunConfig
 
 APART_VARIABLE = "PHASEWISE_APART"
 TELL_SECONDS = 300

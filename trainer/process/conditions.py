@@ -10,8 +10,8 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from trainer.base.errors import ConfigError
-from trainer.base.frozen import Frozen
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.frozen import Frozen
 
 USUAL = {
     "JAX_ENABLE_X64": "0",

@@ -1,4 +1,4 @@
-"""`python -m trainer.process.devices`: what jax computes on here, as JSON, for those who should not hold the devices."""
+"""`python -m phasewise.trainer.process.devices`: what jax computes on here, as JSON, for those who should not hold the devices."""
 
 import json
 import sys

@@ -1,4 +1,5 @@
-"""Several processes as one program: every host runs `python -m trainer RUN.json`, and `jax.distributed` lets them find one another.
+"""Several processes as one program: every host runs `python -m phasewise.trainer RUN.json`, and `jax.distributed` lets them
+find one another.
 
 | variable | what it says |
 |---|---|
@@ -12,6 +13,7 @@
 Process 0 alone writes metrics, heartbeat and result; all write checkpoints.
 """
 
+import importlib
 import itertools
 import os
 import re
@@ -26,11 +28,11 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from trainer.base.errors import ConfigError, PhasewiseError, TrainingError
-from trainer.base.exit_codes import ExitCode
-from trainer.config import RunConfig
-from trainer.process.roll_call import answer_roll_call
-from trainer.process.surroundings import check_surroundings
+from phasewise.trainer.base.errors import ConfigError, PhasewiseError, TrainingError
+from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.process.roll_call import answer_roll_call
+from phasewise.trainer.process.surroundings import check_surroundings
 
 DEFAULT_HEARTBEAT_SECONDS = 60
 START_SECONDS = 300
@@ -70,9 +72,14 @@ def start(environment: Mapping[str, str] = os.environ, run: RunConfig | None = N
     if run is not None and count is not None and index is not None:
         answer_roll_call(run, (index, count), environment)
     heartbeat_seconds = _number(environment, "PHASEWISE_HEARTBEAT_SECONDS", DEFAULT_HEARTBEAT_SECONDS)
+    address = environment.get("JAX_COORDINATOR_ADDRESS") or None
+    is_local = address is not None and address.startswith("127.")
+    if is_local:
+        _exchange_on_loopback()
     try:
         jax.distributed.initialize(
-            environment.get("JAX_COORDINATOR_ADDRESS") or None,
+            address,
+            coordinator_bind_address=address if is_local else None,  # without it, jax listens on every address of this machine
             num_processes=count,
             process_id=index,
             initialization_timeout=START_SECONDS,
@@ -82,6 +89,12 @@ def start(environment: Mapping[str, str] = os.environ, run: RunConfig | None = N
     except (RuntimeError, ValueError) as error:
         raise TrainingError(f"the processes of this run did not come together: {error}") from error
     return Process(jax.process_index(), jax.process_count())
+
+
+def _exchange_on_loopback() -> None:
+    """Processes on CPUs exchange arrays at the address of this machine's name, which others may reach; jax has no option for it."""
+    private: Any = importlib.import_module("jax._src.lib")._jax
+    private.make_gloo_tcp_collectives = partial(private.make_gloo_tcp_collectives, hostname="127.0.0.1")
 
 
 def _one_of_several(environment: Mapping[str, str]) -> bool:

@@ -8,13 +8,13 @@ from pathlib import Path
 import jax
 from pydantic import ValidationError
 
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import read_json, write_json
-from trainer.config import RunConfig
-from trainer.events import append_event
-from trainer.process.conditions import Conditions, conditions_of
-from trainer.process.distributed import is_first
-from trainer.process.fence import Alone
+from phasewise.trainer.base.identity import read_sealed, write_sealed
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.events import append_event
+from phasewise.trainer.process.conditions import Conditions, conditions_of
+from phasewise.trainer.process.distributed import is_first
+from phasewise.trainer.process.fence import Alone
 
 
 def note_conditions(run: RunConfig, saved_step: int | None, *, alone: Alone = nullcontext) -> str | None:
@@ -31,7 +31,7 @@ def note_conditions(run: RunConfig, saved_step: int | None, *, alone: Alone = nu
     if before == now:
         return None
     with alone():
-        write_json(folder.conditions, now.model_dump(mode="json"))
+        write_sealed(folder.conditions, now.model_dump(mode="json"))
     if saved_step is None or before is None:
         return None
     changed = "; ".join(before.differences(now))
@@ -44,7 +44,7 @@ def note_conditions(run: RunConfig, saved_step: int | None, *, alone: Alone = nu
 def read_conditions(folder: Path) -> Conditions | None:
     """Those that were written down last; None where there are none, or they do not read."""
     with suppress(OSError, ValueError, ValidationError):
-        return Conditions.model_validate(read_json(RunFolder(folder).conditions))
+        return Conditions.model_validate(read_sealed(RunFolder(folder).conditions, may_lack_seal=True))
     return None
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import read_json, write_atomically
-from trainer.process.stall_limits import Work
-from trainer.process.watchdog import Doing
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.storage import read_json, write_atomically
+from phasewise.trainer.process.stall_limits import Work
+from phasewise.trainer.process.watchdog import Doing
 
 HEARTBEAT_SECONDS = 1.0
 Signature = tuple[int, int]

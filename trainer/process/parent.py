@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from trainer.base.errors import ConfigError
+from phasewise.trainer.base.errors import ConfigError
 
 LOOK_SECONDS = 0.1
 STOP, ALIVE = b"s", b"."

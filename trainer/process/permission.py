@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from trainer.base.decision import ruling_at
-from trainer.base.errors import VerdictError
-from trainer.base.storage import read_json
-from trainer.config import RunConfig
-from trainer.data.manifest import read_manifest
+from phasewise.trainer.base.decision import ruling_at
+from phasewise.trainer.base.errors import VerdictError
+from phasewise.trainer.base.identity import NotAsWritten, read_sealed
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.data.manifest import read_manifest
 
 
 def check_permission(run: RunConfig) -> None:
@@ -16,12 +16,12 @@ def check_permission(run: RunConfig) -> None:
         VerdictError: no verdict, one that fails or waits for a person, or one that was given for other bytes.
     """
     try:
-        verdict = read_json(run.verdict)
+        verdict = read_sealed(run.verdict)
     except FileNotFoundError:
         raise VerdictError(f"phase {run.phase} has no verdict at {run.verdict}: validate its data first.") from None
-    except ValueError as error:
-        raise VerdictError(f"the verdict {run.verdict} does not read as JSON ({error}): validate the data again.") from None
-    if not isinstance(verdict, dict) or not isinstance(verdict.get("judged"), dict):
+    except NotAsWritten as error:
+        raise VerdictError(f"the verdict {error}: validate the data again.") from None
+    if not isinstance(verdict.get("judged"), dict):
         raise VerdictError(f"{run.verdict} is not a verdict, it must say `passes` and `judged`: validate the data again.")
     _check_ruling(run, verdict)
     judged: dict[str, str] = verdict["judged"]

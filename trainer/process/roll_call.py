@@ -17,14 +17,15 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from trainer.base.code_digest import code_digest
-from trainer.base.errors import ConfigError, HostMissing
-from trainer.base.frozen import Frozen
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import digest_of_json, read_json, write_json
-from trainer.config import RunConfig
-from trainer.process.conditions import DECIDING, versions
-from trainer.process.surroundings import HOSTS_VARIABLE, LAUNCH_VARIABLE
+from phasewise.trainer.base.code_digest import code_digest
+from phasewise.trainer.base.errors import ConfigError, HostMissing
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.identity import digest_of_json
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.process.conditions import DECIDING, versions
+from phasewise.trainer.process.surroundings import HOSTS_VARIABLE, LAUNCH_VARIABLE
 
 JOIN_VARIABLE = "PHASEWISE_JOIN_SECONDS"
 DEFAULT_JOIN_SECONDS = 50.0

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Literal, NoReturn, get_args
 
-from trainer.base.errors import ConfigError
-from trainer.config import Execution
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import Execution
 
 STALL_VARIABLE = "PHASEWISE_STALL_SECONDS"
 Work = Literal["start", "restore", "data", "compile", "first step", "step", "evaluation", "barrier", "save", "finish"]

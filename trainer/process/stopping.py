@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from trainer.base.errors import ConfigError
-from trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.exit_codes import ExitCode
 
 STOP_VARIABLE = "PHASEWISE_STOP_SECONDS"
 DEFAULT_STOP_SECONDS = 30.0

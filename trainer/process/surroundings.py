@@ -9,8 +9,8 @@
 
 from collections.abc import Mapping
 
-from trainer.base.errors import ConfigError
-from trainer.process.conditions import check_usual
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.process.conditions import check_usual
 
 LAUNCH_VARIABLE, SLICES_VARIABLE, HOSTS_VARIABLE = "PHASEWISE_LAUNCH", "PHASEWISE_SLICES", "PHASEWISE_HOSTS"
 MEGASCALE = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import NamedTuple
 
-from trainer.base.exit_codes import ExitCode
-from trainer.process.stall_limits import FIELD_OF, Work
+from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.process.stall_limits import FIELD_OF, Work
 
 CHECKS_A_LIMIT = 4
 MAX_CHECK_SECONDS = 1.0

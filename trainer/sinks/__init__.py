@@ -4,10 +4,10 @@ import importlib.util
 from collections.abc import Iterable
 from typing import Protocol
 
-from trainer.base.errors import ConfigError
-from trainer.base.run_folder import RunFolder
-from trainer.config import Instrumentation, RunConfig
-from trainer.metrics import Row
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.config import Instrumentation, RunConfig
+from phasewise.trainer.metrics import Row
 
 MODULE_OF_EXTRA = {"tensorboard": "tensorboardX", "wandb": "wandb"}
 
@@ -48,11 +48,11 @@ def open_sinks(run: RunConfig) -> list[Sink]:
     """The sinks that the run asks for, in its folder."""
     sinks: list[Sink] = []
     if run.instrumentation.tensorboard:
-        from trainer.sinks.tensorboard import TensorBoardSink
+        from phasewise.trainer.sinks.tensorboard import TensorBoardSink
 
         sinks.append(TensorBoardSink(RunFolder.at(run.output).tensorboard))
     if run.instrumentation.wandb != "off":
-        from trainer.sinks.weights_and_biases import open_wandb
+        from phasewise.trainer.sinks.weights_and_biases import open_wandb
 
         sinks.append(open_wandb(run))
     return sinks

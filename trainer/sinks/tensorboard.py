@@ -11,8 +11,8 @@ from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttribut
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]  # the same
 from tensorboardX.record_writer import RecordWriter
 
-from trainer.metrics import Row
-from trainer.sinks import values_to_send
+from phasewise.trainer.metrics import Row
+from phasewise.trainer.sinks import values_to_send
 
 PREFIX = "events.out.tfevents"
 FILE_VERSION = "brain.Event:2"

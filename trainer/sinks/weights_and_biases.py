@@ -8,11 +8,11 @@ from typing import Any
 
 import wandb
 
-from trainer.base.errors import TrainingError
-from trainer.base.run_folder import RunFolder
-from trainer.config import RunConfig
-from trainer.metrics import Row
-from trainer.sinks import values_to_send
+from phasewise.trainer.base.errors import TrainingError
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.metrics import Row
+from phasewise.trainer.sinks import values_to_send
 
 SENT_NAME = "sent.json"
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from validations.evidence.comparable import Comparison, Evaluation, compare, name_of
-from validations.evidence.detectable import smallest_fall
-from validations.evidence.paired import NOT_MEASURED, likelihood_change, pair_items, spread_of
-from validations.evidence.proportions import Pairs, difference_interval, fall_p_value, holm
-from validations.limits import GateLimits
+from phasewise.validations.evidence.comparable import Comparison, Evaluation, compare, name_of
+from phasewise.validations.evidence.detectable import smallest_fall
+from phasewise.validations.evidence.paired import NOT_MEASURED, likelihood_change, pair_items, spread_of
+from phasewise.validations.evidence.proportions import Pairs, difference_interval, fall_p_value, holm
+from phasewise.validations.limits import GateLimits
 
 COMPARABLE_COLUMNS = ("name", "against", "is_whole", "limited", "is_comparable", "differs", "asks_fall", "asks_rise", "why_not")
 CHANGE_COLUMNS = (

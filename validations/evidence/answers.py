@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trainer.base.errors import DataError
-from validations.evidence.comparable import Evaluation
-from validations.evidence.proportions import CONFIDENCE, holm
-from validations.limits import GateLimits
+from phasewise.trainer.base.errors import DataError
+from phasewise.validations.evidence.comparable import Evaluation
+from phasewise.validations.evidence.proportions import CONFIDENCE, holm
+from phasewise.validations.limits import GateLimits
 
 EVERY = "all components"
 COLUMNS = (

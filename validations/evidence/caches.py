@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from trainer.base.storage import as_path
-from trainer.data.manifest import read_manifest
+from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.data.manifest import read_manifest
 
 TEST_LIKE = re.compile(r"(?<![a-z])(tests?|testing|dev|val|valid|validation|eval|evaluation|held[-_]?out)(?![a-z])", re.IGNORECASE)
+FILES = " (files)"
+"""Ends a reason of a manifest that counts files, and not documents."""
 COLUMNS = (
     "component",
     "manifest_component",
@@ -17,6 +19,8 @@ COLUMNS = (
     "documents",
     "tokens",
     "shards",
+    "left_out_percent",
+    "left_out",
     "files_like_tests",
     "names_like_tests",
     "manifest_digest",
@@ -38,6 +42,8 @@ def cache_evidence(caches: Mapping[str, str | Path]) -> pd.DataFrame:
 
 def _measure(component: str, folder: Path) -> dict[str, object]:
     manifest = read_manifest(folder)
+    left_out = {reason: count for reason, count in manifest.left_out.items() if count and not reason.endswith(FILES)}
+    total = sum(left_out.values())
     like_tests = names_like_tests(file.name for file in manifest.sources)
     return {
         "component": component,
@@ -46,6 +52,8 @@ def _measure(component: str, folder: Path) -> dict[str, object]:
         "documents": manifest.documents,
         "tokens": manifest.tokens,
         "shards": len(manifest.shards),
+        "left_out_percent": 100 * total / max(1, total + manifest.documents),
+        "left_out": ", ".join(f"{count:,} for {reason}" for reason, count in sorted(left_out.items(), key=lambda one: -one[1])) or "none",
         "files_like_tests": len(like_tests),
         "names_like_tests": name_some(like_tests),
         "manifest_digest": manifest.digest,

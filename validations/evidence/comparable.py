@@ -2,13 +2,13 @@
 
 Two scores are compared where the benchmark was put to both models in the same way. What differs is named, and fails the gate: a comparison
 that nobody can make is not one that the checkpoint passed. A parent that was never asked the benchmark is another matter: then the floor
-alone decides, and the verdict says so. `docs/gates.md` has the rules, decision 59 the reasons.
+alone decides, and the verdict says so. `docs/gates.md` has the rules, decision 14 the reasons.
 """
 
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from trainer.base.errors import DataError
+from phasewise.trainer.base.errors import DataError
 
 Evaluation = Mapping[str, Any]
 Result = Mapping[str, Any]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.special import bdtrc
 
-from validations.evidence.proportions import Pairs, fall_p_values
+from phasewise.validations.evidence.proportions import Pairs, fall_p_values
 
 POWER = 0.8
 """A difference is called detectable where the test shows it in so many of a hundred draws of the items, divided by a hundred."""

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from trainer.base.errors import DataError
-from trainer.data.manifest import read_manifest
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.data.manifest import read_manifest
 
 COLUMNS = ("component", "what", "kind", "file", "expected", "found", "what_to_do", "folder", "manifest_digest")
 NONE, DAMAGED, UNSELECTED, CHANGED, OTHER = "none", "damaged", "no longer selected", "files changed", "made otherwise"

@@ -6,11 +6,11 @@ from typing import Any
 
 import pandas as pd
 
-from trainer.base.errors import DataError
-from validations.evidence.comparable import Evaluation, name_of
-from validations.evidence.detectable import smallest_fall, smallest_margin
-from validations.evidence.floor import BINOMIAL, NUM_TESTS, Floor, measure_floor
-from validations.evidence.proportions import Pairs
+from phasewise.trainer.base.errors import DataError
+from phasewise.validations.evidence.comparable import Evaluation, name_of
+from phasewise.validations.evidence.detectable import smallest_fall, smallest_margin
+from phasewise.validations.evidence.floor import BINOMIAL, NUM_TESTS, Floor, measure_floor
+from phasewise.validations.evidence.proportions import Pairs
 
 BENCHMARK, BITS_PER_BYTE = "benchmark", "bits_per_byte"
 MACRO = "macro bits per byte"

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from validations.evidence.comparable import Evaluation
-from validations.evidence.fragility import COLUMNS as MEASURED_COLUMNS
-from validations.evidence.fragility import Readings, exposure_evidence
+from phasewise.validations.evidence.comparable import Evaluation
+from phasewise.validations.evidence.fragility import COLUMNS as MEASURED_COLUMNS
+from phasewise.validations.evidence.fragility import Readings, exposure_evidence
 
 COLUMNS = (*MEASURED_COLUMNS, "against", "since", "why_not")
 SAME = ("rule", "items_digest", "reference_digest")

@@ -2,7 +2,7 @@
 
 At the floor a model knows nothing that the benchmark asks for: it guesses, or gives one answer to everything. Its score has an error, so
 a value above the baseline shows nothing by itself, and a value at the baseline does not show the floor: the model may have learned
-something that its first choices don't say yet. `docs/decisions/0038-a-gate-knows-its-error.md` has the reasons.
+something that its first choices don't say yet. `docs/decisions/0014-gates.md` has the reasons.
 """
 
 # scipy's stubs leave its special functions untyped.
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import bdtr, bdtrc, ndtr
 
-from trainer.base.errors import DataError
+from phasewise.trainer.base.errors import DataError
 
 NUM_TESTS = 2
 """Accuracy and likelihood: either may show that a model is above the floor, so each has half of the error rate."""

@@ -18,8 +18,8 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from trainer.base.errors import DataError
-from validations.evidence.proportions import holm
+from phasewise.trainer.base.errors import DataError
+from phasewise.validations.evidence.proportions import holm
 
 RESAMPLES, SEED = 9_999, 0
 """The smallest p-value is one in ten thousand. Where the groups can be exchanged in fewer ways, all of them are counted."""

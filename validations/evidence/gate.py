@@ -2,13 +2,13 @@
 
 import pandas as pd
 
-from validations.evidence.against_parent import against_parent
-from validations.evidence.answers import answers_table
-from validations.evidence.comparable import Evaluation
-from validations.evidence.evaluation import BENCHMARK, BITS_PER_BYTE, asked_evidence, gate_evidence
-from validations.evidence.exposure import exposure_table
-from validations.evidence.needles import needle_table, without_needles
-from validations.limits import GateLimits
+from phasewise.validations.evidence.against_parent import against_parent
+from phasewise.validations.evidence.answers import answers_table
+from phasewise.validations.evidence.comparable import Evaluation
+from phasewise.validations.evidence.evaluation import BENCHMARK, BITS_PER_BYTE, asked_evidence, gate_evidence
+from phasewise.validations.evidence.exposure import exposure_table
+from phasewise.validations.evidence.needles import needle_table, without_needles
+from phasewise.validations.limits import GateLimits
 
 
 def gate_tables(evaluation: Evaluation, parent: Evaluation | None, limits: GateLimits) -> dict[str, pd.DataFrame]:

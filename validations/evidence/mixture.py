@@ -7,8 +7,8 @@ from typing import Protocol
 
 import pandas as pd
 
-from trainer.config import Component, DataOrder, MixtureShares, Steps
-from trainer.data.mixture import block_counts
+from phasewise.trainer.config import Component, DataOrder, MixtureShares, Steps
+from phasewise.trainer.data.mixture import block_counts
 
 COLUMNS = (
     "start_step",

@@ -10,11 +10,11 @@ from typing import Any
 
 import pandas as pd
 
-from validations.evidence.comparable import Evaluation, compare, name_of
-from validations.evidence.floor import measure_floor
-from validations.evidence.needle_names import is_needle
-from validations.evidence.paired import pair_items
-from validations.evidence.proportions import difference_interval
+from phasewise.validations.evidence.comparable import Evaluation, compare, name_of
+from phasewise.validations.evidence.floor import measure_floor
+from phasewise.validations.evidence.needle_names import is_needle
+from phasewise.validations.evidence.paired import pair_items
+from phasewise.validations.evidence.proportions import difference_interval
 
 COLUMNS = (
     "name", "against", "parent", "difference", "low", "high", "why_not", "value", "stderr", "baseline", "items", "right",

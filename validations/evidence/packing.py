@@ -3,10 +3,10 @@
 import numpy as np
 import pandas as pd
 
-from trainer.config import Component, RunConfig
-from trainer.data.cache import TokenCache
-from trainer.data.rows import ComponentRows, RowRule
-from trainer.data.shards import build_maps
+from phasewise.trainer.config import Component, RunConfig
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.rows import ComponentRows, RowRule
+from phasewise.trainer.data.shards import build_maps
 
 COLUMNS = (
     "component", "packing", "loss_on", "documents", "rows", "places", "tokens", "padding_percent", "documents_cut", "documents_cut_percent",

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import logsumexp
 
-from trainer.base.errors import DataError
-from validations.evidence.proportions import CONFIDENCE, Pairs
+from phasewise.trainer.base.errors import DataError
+from phasewise.validations.evidence.proportions import CONFIDENCE, Pairs
 
 Result = Mapping[str, Any]
 Answers = Mapping[str, Mapping[str, Any]]
@@ -47,7 +47,7 @@ def pair_items(result: Result, parent: Result) -> Pairs:
 def likelihood_change(result: Result, parent: Result) -> LikelihoodChange:
     """The paired t-test of the probability of the right choice (Student, Biometrika 6 (1908), 1).
 
-    Probabilities and not margins in nats: a margin can be a hundred nats, and one such item would decide (decision 38). Items of a group
+    Probabilities and not margins in nats: a margin can be a hundred nats, and one such item would decide (decision 14). Items of a group
     share their choices and do not count as independent: the mean of a group is one observation.
 
     Raises:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pandas as pd
 
-from validations.accepted import AcceptedWarning
-from validations.expectations.check import Check
-from validations.expectations.judging import AcceptedRows, CheckResult
+from phasewise.validations.accepted import AcceptedWarning
+from phasewise.validations.expectations.check import Check
+from phasewise.validations.expectations.judging import AcceptedRows, CheckResult
 
 
 def accept(result: CheckResult, tables: Mapping[str, pd.DataFrame], accepts: Sequence[AcceptedWarning]) -> CheckResult:

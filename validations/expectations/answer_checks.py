@@ -1,6 +1,6 @@
 """What is expected of the answers of held-out conversations beside the parent: table `answers`."""
 
-from validations.expectations.check import Check, expect_rows
+from phasewise.validations.expectations.check import Check, expect_rows
 
 _REMEDY = (
     "Look at the phase's loss on answers, at its learning rate, and at whether the chat template of the data is the one that was meant."

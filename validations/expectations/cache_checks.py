@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from validations.evidence.differences import CHANGED, DAMAGED, NONE, UNSELECTED
-from validations.expectations.check import Check, expect_rows
+from phasewise.validations.evidence.differences import CHANGED, DAMAGED, NONE, UNSELECTED
+from phasewise.validations.expectations.check import Check, expect_rows
 
 TOLD_BY_THEIR_OWN_CHECKS = (NONE, DAMAGED, UNSELECTED, CHANGED)
 
@@ -113,6 +113,26 @@ _DIFFERENCE_CHECKS = (
         what_to_do="{what_to_do}",
     ),
 )
+
+
+def left_out_checks(max_left_out_percent: float | None) -> tuple[Check, ...]:
+    """How much of a component is not trained on: everything that is left out counts, and no limit is passed without a word."""
+    if max_left_out_percent is None:
+        return ()
+    check = Check(
+        table="caches",
+        expectation="ExpectLeftOutWithinLimit",
+        arguments={"column": "left_out_percent", "limit": max_left_out_percent},
+        severity="warning",
+        asks="Most documents of each component are taken.",
+        what="of the documents of component {component} {left_out_percent:.1f} % are left out: {left_out}",
+        found="{left_out_percent:.1f} % of the documents",
+        limit=f"at most {max_left_out_percent:g} %",
+        where="{folder}",
+        what_to_do="Look at the reasons: correct the source's fields and filters, or let the recipe accept that so much is left out.",
+        accept_by=("component",),
+    )
+    return (check,)
 
 
 def difference_checks(tables: Mapping[str, pd.DataFrame]) -> tuple[Check, ...]:

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from validations.expectations.cache_checks import CACHE_CHECKS, difference_checks
-from validations.expectations.check import Check
-from validations.expectations.hand_off_checks import HAND_OFF_CHECKS
-from validations.expectations.leakage_checks import leakage_checks
-from validations.expectations.mixture_checks import mixture_checks
-from validations.expectations.order_checks import order_checks
-from validations.expectations.packing_checks import packing_checks
-from validations.limits import DataLimits
+from phasewise.validations.expectations.cache_checks import CACHE_CHECKS, difference_checks, left_out_checks
+from phasewise.validations.expectations.check import Check
+from phasewise.validations.expectations.hand_off_checks import HAND_OFF_CHECKS
+from phasewise.validations.expectations.leakage_checks import leakage_checks
+from phasewise.validations.expectations.mixture_checks import mixture_checks
+from phasewise.validations.expectations.order_checks import order_checks
+from phasewise.validations.expectations.packing_checks import packing_checks
+from phasewise.validations.limits import DataLimits
 
 DATA_SUITE = "data"
 
@@ -22,6 +22,7 @@ def data_checks(limits: DataLimits, tables: Mapping[str, pd.DataFrame]) -> tuple
     with_rows = [name for name in _components_with(tables["mixture"], "rows") if name in drawn]
     return (
         *CACHE_CHECKS,
+        *left_out_checks(limits.max_left_out_percent),
         _judges_components("caches", drawn, "Give every component of the mixture a cache."),
         *difference_checks(tables),
         _judges_components("differences", drawn, "Verify the caches of every component of the mixture."),

@@ -92,6 +92,10 @@ class ExpectShareErrorWithinLimit(_WithinLimit):
     """Expect each component's realised share to be near the intended one, in percentage points."""
 
 
+class ExpectLeftOutWithinLimit(_WithinLimit):
+    """Expect most documents of each component to be taken, in percent of them."""
+
+
 class ExpectBlockToKeepShare(_WithinLimit):
     """Expect a block's share of each component to be near the intended one, in percent of that share."""
 

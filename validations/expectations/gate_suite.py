@@ -5,11 +5,11 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from validations.evidence.floor import NUM_TESTS
-from validations.expectations.answer_checks import answer_checks
-from validations.expectations.check import Check, expect_rows
-from validations.expectations.parent_checks import IS_COMPARABLE, IS_WHOLE, has_not_fallen, has_not_risen, stays_likely
-from validations.limits import GateLimits
+from phasewise.validations.evidence.floor import NUM_TESTS
+from phasewise.validations.expectations.answer_checks import answer_checks
+from phasewise.validations.expectations.check import Check, expect_rows
+from phasewise.validations.expectations.parent_checks import IS_COMPARABLE, IS_WHOLE, has_not_fallen, has_not_risen, stays_likely
+from phasewise.validations.limits import GateLimits
 
 GATE_SUITE = "gate"
 

@@ -1,7 +1,7 @@
 """What is expected of the step from the parent phase to this one: table `hand_off`."""
 
-from validations.evidence.hand_off import DECLARED_NOT_FOUND, STATUSES, UNDECLARED
-from validations.expectations.check import Check, expect_rows
+from phasewise.validations.evidence.hand_off import DECLARED_NOT_FOUND, STATUSES, UNDECLARED
+from phasewise.validations.expectations.check import Check, expect_rows
 
 HAND_OFF_CHECKS = (
     expect_rows("hand_off", "Compare the phase with its parent, or say that it starts from scratch."),

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from trainer.metrics import ALL_GROUPS
-from validations.evidence.health.phenomena import PHENOMENA, Measure, grad_norm_spikes_of, param_norm_jumps_of
-from validations.expectations.check import Check, Severity, expect_rows
-from validations.limits import HealthLimits
+from phasewise.trainer.metrics import ALL_GROUPS
+from phasewise.validations.evidence.health.phenomena import PHENOMENA, Measure, grad_norm_spikes_of, param_norm_jumps_of
+from phasewise.validations.expectations.check import Check, Severity, expect_rows
+from phasewise.validations.limits import HealthLimits
 
 HEALTH_SUITE = "health"
 TABLE = "health"

@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple, cast
 
 import pandas as pd
 
-from validations.accepted import AcceptedWarning
-from validations.expectations.check import Check
+from phasewise.validations.accepted import AcceptedWarning
+from phasewise.validations.expectations.check import Check
 
 Outcome = Literal["passed", "accepted", "failed", "broken"]
 _CHECK_NUMBER = "check_number"
@@ -58,7 +58,7 @@ def load_library() -> Library:
         warnings.simplefilter("ignore", DeprecationWarning)  # the library's own, while it imports
         import great_expectations as gx
 
-        from validations.expectations import domain
+        from phasewise.validations.expectations import domain
 
     return Library(gx, domain)
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from validations.expectations.check import Check, Details, expect_rows
-from validations.limits import LeakageLimits
+from phasewise.validations.expectations.check import Check, Details, expect_rows
+from phasewise.validations.limits import LeakageLimits
 
 ITEMS_TOLD_ONE_BY_ONE = 3
 _SCAN = "component {component}, benchmark {benchmark}"

@@ -1,7 +1,7 @@
 """What is expected of the mixture: table `mixture`."""
 
-from validations.expectations.check import Check, expect_rows
-from validations.limits import DataLimits
+from phasewise.validations.expectations.check import Check, expect_rows
+from phasewise.validations.limits import DataLimits
 
 _STAGE = "steps {start_step} to {stop_step}, component {component}"
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from validations.expectations.check import Check, SpeaksFor, expect_rows
-from validations.limits import OrderLimits
+from phasewise.validations.expectations.check import Check, SpeaksFor, expect_rows
+from phasewise.validations.limits import OrderLimits
 
 _REMEDY = "Order the data with the permutation feistel, or shuffle the documents of the component before they are cached"
 

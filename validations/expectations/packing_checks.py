@@ -1,7 +1,7 @@
 """What is expected of the rows that documents become: table `packing`. All of it warns, and a recipe may accept it."""
 
-from validations.expectations.check import Check, expect_rows
-from validations.limits import PackingLimits
+from phasewise.validations.expectations.check import Check, expect_rows
+from phasewise.validations.limits import PackingLimits
 
 _WHERE = "component {component}, packing {packing}, loss on {loss_on}"
 

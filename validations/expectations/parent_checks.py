@@ -1,7 +1,7 @@
 """What is expected of a checkpoint's scores beside its parent's: tables `comparable`, `falls`, `rises` and `likelihoods`."""
 
-from validations.expectations.check import Check
-from validations.limits import GateLimits
+from phasewise.validations.expectations.check import Check
+from phasewise.validations.limits import GateLimits
 
 IS_WHOLE = Check(
     table="comparable",

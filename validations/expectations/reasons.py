@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trainer.base.frozen import Frozen
-from validations.expectations.check import OBSERVED, Check, Severity
-from validations.expectations.judging import CheckResult
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.validations.expectations.check import OBSERVED, Check, Severity
+from phasewise.validations.expectations.judging import CheckResult
 
 MAX_REASONS_PER_CHECK = 5
 

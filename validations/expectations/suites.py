@@ -6,12 +6,12 @@ from typing import Any
 
 import pandas as pd
 
-from trainer.base.code_digest import code_digest
-from validations.expectations.check import Check
-from validations.expectations.data_suite import DATA_SUITE, data_checks
-from validations.expectations.gate_suite import GATE_SUITE, gate_checks
-from validations.expectations.health_suite import HEALTH_SUITE, health_checks
-from validations.limits import DataLimits, GateLimits, HealthLimits
+from phasewise.trainer.base.code_digest import code_digest
+from phasewise.validations.expectations.check import Check
+from phasewise.validations.expectations.data_suite import DATA_SUITE, data_checks
+from phasewise.validations.expectations.gate_suite import GATE_SUITE, gate_checks
+from phasewise.validations.expectations.health_suite import HEALTH_SUITE, health_checks
+from phasewise.validations.limits import DataLimits, GateLimits, HealthLimits
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ COMPARED_BY = ("gate.py", "against_parent.py", "comparable.py", "paired.py", "pr
 SUITES = {
     DATA_SUITE: Suite(
         DATA_SUITE,
-        3,
+        4,
         ("caches", "differences", "mixture", "leakage", "leaked_items", "order", "shifts", "packing", "hand_off"),
         lambda thresholds, tables: data_checks(DataLimits.model_validate(thresholds), tables),
         ("caches.py", "differences.py", "mixture.py", "hand_off.py", "packing.py", "leakage/**/*.py", "order/**/*.py"),

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from trainer.base.decision import Ruling, ruling_of
-from trainer.base.wording import plural
-from validations.outcomes import KIND_WORDS, MARKS
-from validations.report.evidence import as_text
-from validations.report.failures import Failure, accepted_of, failures_of
-from validations.report.measures import Measure, measures_of
-from validations.report.words import SHOWN_CASES, accepted_line, escaped, inline, place_of, summary_of, whole_line
-from validations.verdict import Verdict
+from phasewise.trainer.base.decision import Ruling, ruling_of
+from phasewise.trainer.base.wording import plural
+from phasewise.validations.outcomes import KIND_WORDS, MARKS
+from phasewise.validations.report.evidence import as_text
+from phasewise.validations.report.failures import Failure, accepted_of, failures_of
+from phasewise.validations.report.measures import Measure, measures_of
+from phasewise.validations.report.words import SHOWN_CASES, accepted_line, escaped, inline, place_of, summary_of, whole_line
+from phasewise.validations.verdict import Verdict
 
 STATE_WORDS = {
     "passes": "The phase may go on.",

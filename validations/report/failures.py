@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from validations.expectations.check import Severity
-from validations.expectations.reasons import Reason
-from validations.outcomes import AcceptedFinding, CheckOutcome
-from validations.verdict import Verdict
+from phasewise.validations.expectations.check import Severity
+from phasewise.validations.expectations.reasons import Reason
+from phasewise.validations.outcomes import AcceptedFinding, CheckOutcome
+from phasewise.validations.verdict import Verdict
 
 _TOTAL = re.compile(r"\d+ more like these were found, (\d+) in total")
 

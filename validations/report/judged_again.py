@@ -11,13 +11,13 @@ from typing import Any
 
 import pandas as pd
 
-from trainer.base.storage import digest_of_bytes
-from validations.accepted import AcceptedWarning
-from validations.expectations.accepting import accept
-from validations.expectations.check import Check
-from validations.expectations.judging import CheckResult, Library, build_suite, load_library
-from validations.expectations.suites import SUITES
-from validations.verdict import Verdict
+from phasewise.trainer.base.identity import digest_of_bytes
+from phasewise.validations.accepted import AcceptedWarning
+from phasewise.validations.expectations.accepting import accept
+from phasewise.validations.expectations.check import Check
+from phasewise.validations.expectations.judging import CheckResult, Library, build_suite, load_library
+from phasewise.validations.expectations.suites import SUITES
+from phasewise.validations.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,8 @@ def judge_again(judge: Judge, verdict: Verdict, tables: Mapping[str, pd.DataFram
         judged = _judge(judge, verdict, tables, checks)
         particulars = _particulars(checks, judged, tables)
     except Exception as error:  # whatever an older verdict lacks
+        if isinstance(error, KeyError) and (table := error.args[0]) in {check.table for check in verdict.checks}:
+            return JudgedAgain(problem=f"the table {table} is missing, or has changed since the verdict was given")
         return JudgedAgain(problem=f"{type(error).__name__}: {error}")
     return JudgedAgain(judged, particulars)
 

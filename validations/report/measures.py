@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from validations.evidence.tables import read_tables
-from validations.expectations.check import Check
-from validations.expectations.judging import CheckResult, judge_tables
-from validations.expectations.reasons import reasons_for
-from validations.expectations.suites import SUITES
-from validations.outcomes import CheckOutcome
-from validations.report.evidence import as_text
-from validations.verdict import Verdict
+from phasewise.validations.evidence.tables import read_tables
+from phasewise.validations.expectations.check import Check
+from phasewise.validations.expectations.judging import CheckResult, judge_tables
+from phasewise.validations.expectations.reasons import reasons_for
+from phasewise.validations.expectations.suites import SUITES
+from phasewise.validations.outcomes import CheckOutcome
+from phasewise.validations.report.evidence import as_text
+from phasewise.validations.verdict import Verdict
 
 MAX_ROWS, MAX_COLUMNS = 10, 6
 NONE_FAIL = re.compile(r"0 of (\d+) rows fail")
@@ -46,8 +46,8 @@ def measures_of(verdict: Verdict) -> list[Measure]:
     suite = SUITES.get(verdict.suite)
     tables: dict[str, pd.DataFrame] = {}
     for name in suite.tables if suite else ():
-        with suppress(OSError, ValueError):
-            tables |= read_tables(verdict.evidence, [name])
+        with suppress(OSError, ValueError, KeyError):
+            tables |= read_tables(verdict.evidence, {name: verdict.tables[name]})
     found: dict[tuple[str, str, str], CheckResult] = {}
     if suite and len(tables) == len(suite.tables):
         with suppress(Exception):  # whatever an older verdict lacks

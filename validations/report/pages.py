@@ -10,13 +10,13 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from validations.outcomes import KIND_WORDS, MARKS, STANDINGS, AcceptedFinding, CheckCounts, sum_counts, verdicts_in_words
-from validations.report.content import section_as_html
-from validations.report.evidence import ShownTable
-from validations.report.failures import Failure, accepted_of, failures_of
-from validations.report.judged_again import JudgedTable
-from validations.report.words import SHOWN_CASES
-from validations.verdict import Verdict, unused_of
+from phasewise.validations.outcomes import KIND_WORDS, MARKS, STANDINGS, AcceptedFinding, CheckCounts, sum_counts, verdicts_in_words
+from phasewise.validations.report.content import section_as_html
+from phasewise.validations.report.evidence import ShownTable
+from phasewise.validations.report.failures import Failure, accepted_of, failures_of
+from phasewise.validations.report.judged_again import JudgedTable
+from phasewise.validations.report.words import SHOWN_CASES
+from phasewise.validations.verdict import Verdict, unused_of
 
 STYLE_SHEET = "report.css"
 ROW_WORDS = {"failed": "fails", "accepted": "accepted"}

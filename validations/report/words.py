@@ -1,10 +1,10 @@
 """A verdict in plain words, and text that Markdown shows as it is."""
 
-from trainer.base.storage import as_path
-from trainer.base.wording import plural
-from validations.outcomes import AcceptedFinding
-from validations.report.failures import Failure, failures_of
-from validations.verdict import Verdict
+from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.base.wording import plural
+from phasewise.validations.outcomes import AcceptedFinding
+from phasewise.validations.report.failures import Failure, failures_of
+from phasewise.validations.verdict import Verdict
 
 MAX_CHARACTERS = 240
 SHOWN_CASES = 10

@@ -4,15 +4,15 @@ Data-set ids and revisions are the record's (Marin experiment code); `docs/marin
 Trinity's data are not public: they have stand-ins only.
 """
 
-from flows.recipes.catalogue.code import CODE
-from flows.recipes.catalogue.component import ComponentData
-from flows.recipes.catalogue.instruction import INSTRUCTION
-from flows.recipes.catalogue.mathematics import MATHEMATICS
-from flows.recipes.catalogue.papers import PAPERS
-from flows.recipes.catalogue.questions import QUESTIONS
-from flows.recipes.catalogue.reference import REFERENCE
-from flows.recipes.catalogue.trinity import TRINITY
-from flows.recipes.catalogue.web import WEB
+from phasewise.flows.recipes.catalogue.code import CODE
+from phasewise.flows.recipes.catalogue.component import ComponentData
+from phasewise.flows.recipes.catalogue.instruction import INSTRUCTION
+from phasewise.flows.recipes.catalogue.mathematics import MATHEMATICS
+from phasewise.flows.recipes.catalogue.papers import PAPERS
+from phasewise.flows.recipes.catalogue.questions import QUESTIONS
+from phasewise.flows.recipes.catalogue.reference import REFERENCE
+from phasewise.flows.recipes.catalogue.trinity import TRINITY
+from phasewise.flows.recipes.catalogue.web import WEB
 
 __all__ = ["CATALOGUE", "ComponentData"]
 

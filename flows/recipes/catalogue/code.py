@@ -1,7 +1,7 @@
 """Programs."""
 
-from flows.recipes.catalogue.component import ComponentData, dolma, hub, site, stand_in
-from tasks.data.source import FieldFilter
+from phasewise.flows.recipes.catalogue.component import ComponentData, dolma, hub, site, stand_in
+from phasewise.tasks.data.source import FieldFilter
 
 STARCODER = "bigcode/starcoderdata@9fc30b5"
 STACKV2 = "common-pile/stackv2_edu_filtered@c354dbe"

@@ -1,9 +1,9 @@
 """What an entry of the catalogue is, and the places that data sets come from."""
 
-from tasks.data.conversations.declared import Conversation
-from tasks.data.source import Filter, Source
-from tasks.data.standins import StandIn
-from trainer.base.frozen import Frozen
+from phasewise.tasks.data.conversations.declared import Conversation
+from phasewise.tasks.data.source import Filter, Source
+from phasewise.tasks.data.standins import StandIn
+from phasewise.trainer.base.frozen import Frozen
 
 KILOBYTE = 1000
 CRAWL_BAD_FRACTION = 1e-4

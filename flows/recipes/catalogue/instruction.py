@@ -2,11 +2,11 @@
 
 The layouts are those of the record's adapters (Marin experiment code, `experiments/instruction_datasets.py`). Two things are not: it
 names the column `system` of Bespoke-Stratos and does not read it, and a later state of it leaves out what `dolphin_r1_reasoning` has with
-a system message. Here both keep their system text.
+a system message. Here both keep their system text. `leave_out` names the columns with text that the adapters do not read.
 """
 
-from flows.recipes.catalogue.component import ComponentData, conversations
-from tasks.data.conversations.declared import AnswerColumn, Conversation
+from phasewise.flows.recipes.catalogue.component import ComponentData, conversations
+from phasewise.tasks.data.conversations.declared import AnswerColumn, Conversation
 
 DOLPHIN = "cognitivecomputations/dolphin-r1@f6ac651"
 MESSAGES = Conversation(messages="messages", template="marin")
@@ -17,7 +17,7 @@ INSTRUCTION: dict[str, ComponentData] = {
     "acecode_89k": conversations(
         "TIGER-Lab/AceCode-89K@0361e95",
         "data/train-*.parquet",
-        layout=Conversation(prompt="question", answer=BEST_INFERENCE, template="marin"),
+        layout=Conversation(prompt="question", answer=BEST_INFERENCE, leave_out=("test_cases", "context_messages"), template="marin"),
         packages=("websockets", "httpx"),
     ),
     "bespoke_stratos_17k": conversations(
@@ -32,17 +32,20 @@ INSTRUCTION: dict[str, ComponentData] = {
     "dolphin_r1_reasoning": conversations(
         DOLPHIN,
         "dolphin-r1-reasoning-*.jsonl",
-        layout=Conversation(messages="messages", answer=AnswerColumn(key="answer"), template="marin"),
+        layout=Conversation(messages="messages", answer=AnswerColumn(key="answer"), leave_out=("reasoning",), template="marin"),
         packages=("alembic", "docket"),
     ),
     "natural_reasoning": conversations(
         "facebook/natural_reasoning@99eea5d",
         "full.jsonl",
-        layout=Conversation(prompt="question", answer=FIRST_RESPONSE, template="marin"),
+        layout=Conversation(prompt="question", answer=FIRST_RESPONSE, leave_out=("reference_answer",), template="marin"),
         packages=("portalocker", "packaging"),
     ),
     "openthoughts_114k_math": conversations(
-        "open-r1/OpenThoughts-114k-math@2db609d", "data/train-*.parquet", layout=MESSAGES, packages=("griffe", "evaluate", "lxml")
+        "open-r1/OpenThoughts-114k-math@2db609d",
+        "data/train-*.parquet",
+        layout=Conversation(messages="messages", leave_out=("problem", "solution", "system", "conversations"), template="marin"),
+        packages=("griffe", "evaluate", "lxml"),
     ),
     "smoltalk": conversations(
         "HuggingFaceTB/smoltalk@2c849df", "data/all/train-*.parquet", layout=MESSAGES, packages=("apprise", "mistune", "markdown_it")
@@ -56,7 +59,12 @@ INSTRUCTION: dict[str, ComponentData] = {
     "verifiable_math_problems": conversations(
         "PrimeIntellect/verifiable-math-problems@2ad7c92",
         "data/train-*.parquet",
-        layout=Conversation(prompt="prompt", answer=AnswerColumn(key="gold_standard_solution"), template="marin"),
+        layout=Conversation(
+            prompt="prompt",
+            answer=AnswerColumn(key="gold_standard_solution"),
+            leave_out=("verification_info", "metadata"),
+            template="marin",
+        ),
         packages=("attr", "jsonschema", "jaxtyping", "tqdm", "prometheus_client", "pydantic_settings"),
     ),
 }

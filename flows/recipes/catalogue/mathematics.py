@@ -1,7 +1,7 @@
 """Mathematics."""
 
-from flows.recipes.catalogue.component import CRAWL_BAD_FRACTION, DOLMINO, ComponentData, dolma, hub, site, stand_in
-from tasks.data.source import Source
+from phasewise.flows.recipes.catalogue.component import CRAWL_BAD_FRACTION, DOLMINO, ComponentData, dolma, hub, site, stand_in
+from phasewise.tasks.data.source import Source
 
 PROOFPILE = "EleutherAI/proof-pile-2@901a927"
 FINEMATH = "HuggingFaceTB/finemath@8f233cf"

@@ -1,6 +1,6 @@
 """Scientific papers."""
 
-from flows.recipes.catalogue.component import DOLMINO, ComponentData, dolma, hub, site, stand_in
+from phasewise.flows.recipes.catalogue.component import DOLMINO, ComponentData, dolma, hub, site, stand_in
 
 PAPERS: dict[str, ComponentData] = {
     "dolma_pes2o": ComponentData(source=dolma("pes2o", "pes2o", 26), stand_in=stand_in("docstrings", *site("nltk"), kilobytes=500)),

@@ -1,6 +1,6 @@
 """Questions and their answers, as plain text."""
 
-from flows.recipes.catalogue.component import DOLMINO, ComponentData, dolma, hub, site, stand_in
+from phasewise.flows.recipes.catalogue.component import DOLMINO, ComponentData, dolma, hub, site, stand_in
 
 QUESTIONS: dict[str, ComponentData] = {
     "dolma_stackexchange": ComponentData(

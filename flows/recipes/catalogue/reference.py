@@ -1,7 +1,7 @@
 """Works of reference."""
 
-from flows.recipes.catalogue.component import DOLMINO, ComponentData, dolma, hub, site, stand_in
-from tasks.data.source import TextFilter
+from phasewise.flows.recipes.catalogue.component import DOLMINO, ComponentData, dolma, hub, site, stand_in
+from phasewise.tasks.data.source import TextFilter
 
 WIKIPEDIA_MARKDOWN_FILTERS = (
     TextFilter(measure="digit_percent", max=50),

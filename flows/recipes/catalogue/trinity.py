@@ -4,8 +4,8 @@ scale.
 The kinds are those that the report names (§3.1). Files are of packages that no other component here sees in the same way.
 """
 
-from flows.recipes.catalogue.component import ComponentData, asked_about, site, stand_in
-from tasks.data.conversations.declared import Conversation
+from phasewise.flows.recipes.catalogue.component import ComponentData, asked_about, site, stand_in
+from phasewise.tasks.data.conversations.declared import Conversation
 
 
 def closed(view: str, *packages: str, kilobytes: int) -> ComponentData:

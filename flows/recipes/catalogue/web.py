@@ -1,7 +1,7 @@
 """Text from crawls of the web."""
 
-from flows.recipes.catalogue.component import CRAWL_BAD_FRACTION, DOLMINO, ComponentData, hub, site, stand_in
-from tasks.data.source import Source
+from phasewise.flows.recipes.catalogue.component import CRAWL_BAD_FRACTION, DOLMINO, ComponentData, hub, site, stand_in
+from phasewise.tasks.data.source import Source
 
 DCLM = "mlfoundations/dclm-baseline-1.0@a3b142c"
 COMMON_CRAWL = "https://data.commoncrawl.org"

@@ -5,9 +5,9 @@ Only what the recipe prescribes is here. What a run is too short for at proxy sc
 
 from collections.abc import Sequence
 
-from flows.recipes.marin.notes import R32
-from flows.recipes.phase import Phase
-from validations.accepted import AcceptedWarning
+from phasewise.flows.recipes.marin.notes import R32
+from phasewise.flows.recipes.phase import Phase
+from phasewise.validations.accepted import AcceptedWarning
 
 MANTIS = "mantis"
 ASK_ABOUT_ORDER = ("bison-clean", "bison-clean-feistel")

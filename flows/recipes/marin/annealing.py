@@ -1,17 +1,19 @@
 """Microannealing: short cooldowns from Kestrel's end, each with another mixture, to compare sources (issues 784, 820, 845 to 847)."""
 
-from flows.recipes.benchmarks import WITH_MMLU
-from flows.recipes.marin.mixtures import DCLM, JELLYFISH_HIGH_QUALITY, Weights, percent
-from flows.recipes.marin.notes import R8, unstated
-from flows.recipes.marin.settings import ORDER, evaluated, gates, linear
-from flows.recipes.phase import Change, Phase, continued
-from trainer.config import MixtureShares, ModelConfig, always
+from phasewise.flows.recipes.benchmarks import WITH_MMLU
+from phasewise.flows.recipes.marin.mixtures import DCLM, JELLYFISH_HIGH_QUALITY, Weights, percent
+from phasewise.flows.recipes.marin.notes import R8, unstated
+from phasewise.flows.recipes.marin.settings import ORDER, evaluated, gates, linear
+from phasewise.flows.recipes.phase import Change, Phase, continued
+from phasewise.trainer.config import MixtureShares, ModelConfig, always
 
 START_STEP = 660_000
 SEQ_LEN = 4096
 TOKENS = 50e9
 SMALL_COMPONENT, SMALL_TOKENS = "dolma_wiki", 3.65e9
 SMALL_EPOCHS, CANDIDATE_PART = 4, 0.30
+RATE = 1e-3 / 0.99
+"""The helper's raised peak leaves the library's warm-up over 1 % of all steps out of account."""
 WEB = percent({"dclm_baseline": 1.0}, 70)
 
 PER_SOURCE = (*JELLYFISH_HIGH_QUALITY, "arxiv_markdownified", "stackexchange_custom")
@@ -28,9 +30,10 @@ ROPE = unstated(
 )
 LEARNING_RATE = unstated(
     "learning_rate",
-    "1e-3 → 0, by a peak that is raised so that a schedule from step 0 passes through 1e-3 at the restart",
-    source="Marin experiment code, AnnealConfig",
-    place="Marin experiment code, AnnealConfig",
+    "a decay to 0 from a peak that is raised so that a schedule from step 0 passes through 1e-3 at the restart. The peak is computed "
+    "without a warm-up, and Levanter warms up over 1 % of the steps where nothing is set: at the restart the rate is 1e-3 / 0.99",
+    source="Marin experiment code, AnnealConfig and default_anneal; Levanter",
+    place="experiments/defaults.py, default_anneal; Levanter src/levanter/optim/config.py, OptimizerConfig.warmup",
 )
 STEPS = unstated(
     "stop_step",
@@ -88,11 +91,12 @@ def _arm(kestrel: Phase, model: ModelConfig, name: str, mixture: MixtureShares, 
         declares=declares,
         branch=True,
         model=model,
-        learning_rate=(linear(START_STEP, stop_step, 1e-3, 0.0),),
+        learning_rate=(linear(START_STEP, stop_step, RATE, 0.0),),
         batch=always(batch),
         mixture=always(mixture),
         order=ORDER.but(first_step=START_STEP, cut_blocks=True),
         slice=always("2x v4-128"),
+        checkpoints=kestrel.checkpoints.but(every_steps=10_000),
         evaluation=evaluated(loss_every_steps=1_000, benchmarks=WITH_MMLU),
         gates=gates(max_increase_bits_per_byte=0.3, max_epochs=SMALL_EPOCHS + 0.1),
         notes=(ROPE, LEARNING_RATE, *((STEPS,) if batch == 1024 else ()), *((FLAN_LOST,) if name.endswith("flan-70-30") else ())),

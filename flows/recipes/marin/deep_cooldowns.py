@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from flows.recipes.marin.desserts import FROM_CHECKPOINT
-from flows.recipes.marin.mixtures import JELLYFISH_HIGH_QUALITY, JELLYFISH_WEB, percent
-from flows.recipes.marin.notes import R8, differs, unstated
-from flows.recipes.marin.settings import ADAMW, gates, linear, stability
-from flows.recipes.phase import Change, Phase, continued
-from trainer.config import CheckpointPolicy, Instrumentation, LearningRateSegment, always
+from phasewise.flows.recipes.marin.desserts import FROM_CHECKPOINT
+from phasewise.flows.recipes.marin.mixtures import JELLYFISH_HIGH_QUALITY, JELLYFISH_WEB, percent
+from phasewise.flows.recipes.marin.notes import GAINS_DECAYED, R8, differs, unstated
+from phasewise.flows.recipes.marin.settings import ADAMW, gates, linear, stability
+from phasewise.flows.recipes.phase import Change, Phase, continued
+from phasewise.trainer.config import CheckpointPolicy, Instrumentation, LearningRateSegment, always
 
 START, MIDDLE, END = 820_000, 830_000, 840_000
 RESTART = 824_524
@@ -39,6 +39,7 @@ def deep_cooldowns(jellyfish: Phase) -> tuple[Phase, ...]:
         learning_rate=(SPOONBILL_RATE,),
         mixture=always(SPOONBILL_MIXTURE),
         discrepancies=(FROM_CHECKPOINT, *SPOONBILL_DIFFERENCES),
+        notes=(GAINS_DECAYED,),
     )
     norms = _from_jellyfish(
         jellyfish,

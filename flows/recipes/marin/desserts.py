@@ -1,10 +1,10 @@
 """Other ways on from Ocelot and Jellyfish: a cooldown with FLAN and mathematics, and "desserts" at Jellyfish's last learning rate."""
 
-from flows.recipes.marin.mixtures import ALL_MATH, DOLMINO_MATH, FLAN, JELLYFISH_HIGH_QUALITY, JELLYFISH_WEB, percent
-from flows.recipes.marin.notes import ALL_MATH_CACHE, EXP600, R8, differs, unstated
-from flows.recipes.marin.settings import constant, gates, linear
-from flows.recipes.phase import Discrepancy, Phase, continued
-from trainer.config import MixtureShares, always
+from phasewise.flows.recipes.marin.mixtures import ALL_MATH, DOLMINO_MATH, FLAN, JELLYFISH_HIGH_QUALITY, JELLYFISH_WEB, percent
+from phasewise.flows.recipes.marin.notes import ALL_MATH_CACHE, EXP600, R8, differs, unstated
+from phasewise.flows.recipes.marin.settings import constant, gates, linear
+from phasewise.flows.recipes.phase import Discrepancy, Phase, continued
+from phasewise.trainer.config import MixtureShares, always
 
 WEB = percent(JELLYFISH_WEB, 70)
 TAKE_2_MIXTURE = WEB | percent(JELLYFISH_HIGH_QUALITY | ALL_MATH, 25) | percent(FLAN, 5)
@@ -82,6 +82,7 @@ def _dessert(jellyfish: Phase, name: str, mixture: MixtureShares, *notes: Discre
         learning_rate=(constant(820_000, 837_000, 1.7e-4),),
         mixture=always(mixture),
         slice=always("4x v4-128"),
+        checkpoints=jellyfish.checkpoints.but(every_steps=2_000_000),
         gates=gates(max_increase_bits_per_byte=0.02, max_epochs=3),
         discrepancies=(FROM_CHECKPOINT, *notes),
     )

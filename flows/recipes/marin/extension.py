@@ -4,10 +4,10 @@ Every layer of it has RoPE and sees the whole row. Positions beyond the 4,096 th
 is stretched as much more as the rows are longer. Trinity's global layers have no positions, and its hand-off changes no RoPE.
 """
 
-from flows.recipes.marin.notes import unstated
-from flows.recipes.marin.settings import LLAMA3_ROPE, constant, gates
-from flows.recipes.phase import Phase, continued
-from trainer.config import Rope, always
+from phasewise.flows.recipes.marin.notes import unstated
+from phasewise.flows.recipes.marin.settings import LLAMA3_ROPE, constant, gates
+from phasewise.flows.recipes.phase import Phase, continued
+from phasewise.trainer.config import Rope, always
 
 LONGER, STEPS, RATE = 8, 2_000, 1.7e-5
 OURS = "this project"

@@ -4,28 +4,43 @@ It trains on conversations, by Marin's chat template (`flows/recipes/catalogue/i
 answers alone. The record's steps start from 0; here they go on from the parent's.
 """
 
-from flows.recipes.marin.notes import PAPER, R8, differs, unstated
-from flows.recipes.marin.settings import ADAMW, evaluated, gates, linear, stability
-from flows.recipes.phase import Discrepancy, Note, Phase, continued
-from trainer.config import LearningRateSegment, MixtureShares, always
-from validations.limits import PackingLimits
+from phasewise.flows.recipes.marin.notes import PAPER, R8, differs, unstated
+from phasewise.flows.recipes.marin.settings import ADAMW, evaluated, gates, linear, stability
+from phasewise.flows.recipes.phase import Discrepancy, Note, Phase, continued
+from phasewise.trainer.config import LearningRateSegment, MixtureShares, always
+from phasewise.validations.limits import PackingLimits
 
 NO_DECAY = ADAMW.but(weight_decay=0.0)
 WARMUP = 0.03
 PACKING = PackingLimits(min_counted_percent=1.0, max_cut_percent=25.0)
 """What is worth a warning: a component that hardly teaches anything, and one of which much is cut off."""
-NO_MASK = unstated(
-    "model.attend_within_documents",
-    "whether conversations in one row see each other is not written down: here they do not, as in all phases",
-    source="Marin experiment code, exp1237",
-    place="exp1237",
+SEED = unstated(
+    "order",
+    "data seed 1, which the first fine-tuning on Tulu 3 set and the others took over with its configuration",
+    source="Marin experiment code, exp606, exp916 and exp1237",
+    place="experiments/exp606_sft.py, tulu_sft_config",
 )
-NOT_CUT = unstated(
+AT_MOST_64 = unstated(
     "packing",
-    "the code leaves Levanter's chat format as it is, which packs conversations that fit into one row. How it lays them, and what becomes "
-    "of longer ones, is not written down: here greedily in their order, and cut after a row's length",
-    source="Levanter documentation, Dataset Format Reference",
-    place="docs/reference/Data-Formats.md, `chat` format",
+    "Levanter's chat format fills rows greedily, in the order of the conversations, with at most 64 of them (4 before April 2025), and "
+    "cuts what is longer than a row at its end. Here there is no limit to their number",
+    source="Levanter at 52d8856f",
+    place="Levanter src/levanter/data/text.py, dataset_for_format and MultiturnChatDataset; src/levanter/data/packing.py",
+)
+TEMPLATE = unstated(
+    "mixture",
+    "the trial's conversations were rendered by the chat template of Llama 3.1 Instruct, with its tokenizer. Here they are rendered by "
+    "Marin's template, as those of the release",
+    source="Marin experiment code, exp606 and exp916",
+    place="experiments/exp606_sft.py, tulu3_llama_tokenize_step",
+)
+FLOAT32 = unstated(
+    "model.float32_attention",
+    "the code names the model of deeper-spoonbill, with attention in float32. Levanter's fine-tuning before 2025-04-20 took the model from "
+    "the exported folder, which does not hold that setting. On which version the trial ran is not recorded. Here it is as the code names "
+    "it",
+    source="Marin experiment code, exp916; Marin 938 (2025-04-03); Levanter's history",
+    place="experiments/tootsie/exp916_tootsie_spoonbill_cooldown.py; Levanter src/levanter/main/sft.py",
 )
 # Percent, by the number of documents.
 RELEASE_WEIGHTS = {
@@ -53,7 +68,7 @@ def instruction(deeper_starling: Phase, deeper_spoonbill: Phase) -> tuple[Phase,
             steps=RELEASE_STEPS,
             rate=1e-4,
             mixture=release,
-            notes=(NOT_CUT, NO_MASK),
+            notes=(AT_MOST_64, SEED),
             differences=(
                 differs(
                     "learning_rate",
@@ -89,8 +104,10 @@ def instruction(deeper_starling: Phase, deeper_spoonbill: Phase) -> tuple[Phase,
             mixture={"tulu_3_sft_mixture": 100.0},
             differences=(),
             notes=(
-                NOT_CUT,
-                NO_MASK,
+                AT_MOST_64,
+                SEED,
+                TEMPLATE,
+                FLOAT32,
                 unstated(
                     "stop_step",
                     "3,834 steps: three epochs by the formula. A comment of the code itself says two epochs",
@@ -122,20 +139,19 @@ def _tuned(
         declares=(
             *("batch", "learning_rate", "schedule", "optimizer", "optimizer_state", "mixture", "order", "ema", "z_loss", "slice"),
             *("packing", "loss_on"),
-            *(("architecture",) if parent.model.float32_attention else ()),
             *(("coverage",) if again else ()),
         ),
         branch=True,
-        model=parent.model.but(float32_attention=False),
         optimizer=NO_DECAY,
         learning_rate=_warmed_up(start, stop, rate),
         batch=always(128),
         mixture=always(mixture),
-        order=parent.order.but(first_step=start),
+        order=parent.order.but(first_step=start, seed=1),
         packing="greedy",
         loss_on="answers",
         stability=stability(z_loss=None, ema=None),
         slice=always("v4-128"),
+        checkpoints=parent.checkpoints.but(every_steps=1_000),
         evaluation=evaluated(loss_every_steps=1_000),
         gates=gates(max_increase_bits_per_byte=0.5, max_epochs=None, packing=PACKING, min_answer_gain_nats=0.0),
         discrepancies=differences,

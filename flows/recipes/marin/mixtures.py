@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from trainer.config import MixtureShares
+from phasewise.trainer.config import MixtureShares
 
 Weights = Mapping[str, float]
 GIB = 1 / 1024

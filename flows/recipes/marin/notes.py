@@ -6,7 +6,7 @@ fe373c2. Where no line is known, the place is a file, an issue or a section.
 
 from typing import Literal
 
-from flows.recipes.phase import Discrepancy, Note
+from phasewise.flows.recipes.phase import Discrepancy, Note
 
 R8, R32, PAPER = "Marin 8B retrospective", "Marin 32B retrospective", "Marin paper"
 EXP600 = "experiments/tootsie/exp600_tootsie.py"
@@ -40,12 +40,34 @@ ALL_MATH_CACHE = differs(
 )
 
 
+def drawn_by_inputs(embedding: str) -> Discrepancy:
+    """How the library draws fresh weights, where the recipe has one deviation for all of them."""
+    return differs(
+        "initializer",
+        "high",
+        code="each matrix is drawn from a normal distribution of deviation 1 / √inputs, cut off at three of them, and the embedding from "
+        f"one of deviation {embedding}. Levanter's LlamaConfig.initializer_range, 0.02, is read by no weight. The recipe draws all weights "
+        "with 0.02, uncut: the trainer has one deviation for all",
+        retrospective="a Llama of standard shape; how its weights are drawn is not mentioned",
+        source="Haliax's Linear.init and Embedding.init, which Levanter's Llama calls without a scale",
+        place="Haliax src/haliax/nn/linear.py and embedding.py; Levanter src/levanter/models/llama.py",
+    )
+
+
 def rounded_down(*, delivered: str, source: str, place: str) -> Note:
     """Shares that the record's blocks lost by rounding down; here they are rounded by largest remainder."""
     return unstated(
         "mixture", f"shares rounded down in blocks of 2,048: {delivered}; here by largest remainder", source=source, place=place
     )
 
+
+GAINS_DECAYED = unstated(
+    "optimizer",
+    "from 2025-03-19 (da967ecc) to 2025-03-28 (f74406a6) Levanter's mask of weight decay did not know the norms that its Llama had, and "
+    "their gains decayed. The phase trained in these days; on which version is not recorded. Here no gain decays",
+    source="Levanter 917 and 928",
+    place="Levanter src/levanter/optim/config.py, build_weight_decay_mask",
+)
 
 ALL_MATH_SIZE = unstated(
     "mixture",

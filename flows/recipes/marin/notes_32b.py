@@ -1,6 +1,6 @@
 """Marin 32B up to the QK-norm phase: where the code as it was run and its reports differ, and what they do not state."""
 
-from flows.recipes.marin.notes import EXP600, EXP1295, EXP1380, EXP1388, EXP1390, EXP1395, R32, differs, unstated
+from phasewise.flows.recipes.marin.notes import EXP600, EXP1295, EXP1380, EXP1388, EXP1390, EXP1395, R32, differs, drawn_by_inputs, unstated
 
 SKIP_STEP = differs(
     "skip_step",
@@ -48,6 +48,7 @@ PHASE_1_DIFFERENCES = (
         source="index of public runs; exp1295",
         place=EXP1295,
     ),
+    drawn_by_inputs("1 / d_model"),
 )
 PHASE_1_NOTES = (
     unstated(
@@ -105,7 +106,19 @@ MUON_DIFFERENCES = (
     ),
 )
 MUON_NOTES = (
-    unstated("stability", "no skip-step and no clip of the update norm in Muon's configuration", source="exp1380", place=EXP1380),
+    unstated(
+        "stability",
+        "Levanter's MuonConfig has no skip-step and no clip of the update norm. It clips the gradients of AdamW's group alone, by the norm "
+        "of that group, at 1.0: the 0.2 beside it is not read where an optimizer's configuration is given",
+        source="exp1380; Levanter at 87b05a9f",
+        place=f"{EXP1380}; Levanter src/levanter/optim/muon.py, MuonConfig; experiments/defaults.py, default_train",
+    ),
+    unstated(
+        "optimizer",
+        "MuonConfig has one weight decay, 0.1 here, for both of its groups. Of AdamW's group only the head decays",
+        source="exp1380; Levanter at 87b05a9f",
+        place=f"{EXP1380}; Levanter src/levanter/optim/muon.py, MuonConfig",
+    ),
 )
 
 NADAMW_DIFFERENCES = (
@@ -121,10 +134,10 @@ NADAMW_DIFFERENCES = (
 NADAMW_NOTES = (
     unstated(
         "stability",
-        "the clip of gradients at 0.2 and that of update norms fell away with the new configuration: 1.0 and none. Results were never "
-        "reported",
-        source="exp1388",
-        place=EXP1388,
+        "the clip of gradients at 0.2, that of update norms and skip-step fell away with the new configuration: 1.0, none and none. "
+        "Results were never reported",
+        source="exp1388; Levanter at 87b05a9f",
+        place=f"{EXP1388}; Levanter src/levanter/optim/config.py, AdamConfig",
     ),
     unstated(
         "learning_rate",
@@ -154,6 +167,13 @@ QK_NORM_DIFFERENCES = (
     ),
 )
 QK_NORM_NOTES = (
+    unstated(
+        "optimizer_state",
+        "a comment of the code says of its checkpoint, step 80,000, what necromancy's says: the history of update norms in it is that of "
+        "77,096. Here the window is carried from phase 1",
+        source="exp1395",
+        place=EXP1395,
+    ),
     unstated(
         "slice",
         "a copy of the run was trained on v5p-2048 (marin-32b-v5p-qwen-2), which no report names",

@@ -1,6 +1,18 @@
 """Marin 8B's main line: where the code as it was run and its reports differ, and what they do not state."""
 
-from flows.recipes.marin.notes import ALL_MATH_CACHE, ALL_MATH_SIZE, EXP600, PAPER, R8, R32, differs, rounded_down, unstated
+from phasewise.flows.recipes.marin.notes import (
+    ALL_MATH_CACHE,
+    ALL_MATH_SIZE,
+    EXP600,
+    GAINS_DECAYED,
+    PAPER,
+    R8,
+    R32,
+    differs,
+    drawn_by_inputs,
+    rounded_down,
+    unstated,
+)
 
 DRAWN_OTHERWISE = unstated(
     "order",
@@ -22,6 +34,18 @@ KESTREL_DIFFERENCES = (
         source=f"{R8}, WSD-S and WSD Cycle Change; {PAPER}, section 4.2.1 and figure 2a; exp600",
         place=f"{EXP600}, lines 51 to 78; {R8}, WSD Cycle Change; {PAPER}, figure 2a",
     ),
+    differs(
+        "model.attend_within_documents",
+        "medium",
+        code="Levanter's train_lm names the token that ends a document since 2024-12-02 (578fb5b9), and attention stays within documents "
+        "from then on. Before, a position saw all of its row that came before it. The code's cycle_length is in Levanter since 2024-11-24 "
+        "(a0fc09df), so the run may have begun without the mask; on which versions it was started and restarted is not recorded. The "
+        "recipe has the mask from step 0 on",
+        retrospective="does not mention what documents in one row see of each other",
+        source="Levanter's history",
+        place="Levanter src/levanter/main/train_lm.py and src/levanter/models/lm_model.py at 578fb5b9",
+    ),
+    drawn_by_inputs("1 / √d_model"),
 )
 KESTREL_NOTES = (DRAWN_OTHERWISE,)
 
@@ -41,6 +65,14 @@ OCELOT_DIFFERENCES = (
         retrospective="the summary says 50 % more, the text three times",
         source=f"{R8}, Training Phases and Phase 2",
         place=f"{EXP600}, lines 81 to 116; {R8}, Training Phases",
+    ),
+    differs(
+        "optimizer",
+        "high",
+        code="0.1: from here on no stored version sets a weight decay, and the helper then takes Levanter's default. Kestrel's 0.05 is set",
+        retrospective="0.05, said of Kestrel; a change is not mentioned",
+        source=f"exp600; experiments/defaults.py, default_train; Levanter's OptimizerConfig; {R8}, Phase 1",
+        place=f"{EXP600}, lines 81 to 116; Levanter src/levanter/optim/config.py, OptimizerConfig.weight_decay; {R8}, Phase 1",
     ),
     differs(
         "ema",
@@ -83,6 +115,8 @@ PHOENIX_DIFFERENCES = (
         place=f"{EXP600}, lines 465 to 522; {R32}, Data Mix & Batch Schedule",
     ),
 )
+
+PHOENIX_NOTES = (GAINS_DECAYED,)
 
 STARLING_DIFFERENCES = (
     differs(

@@ -1,7 +1,7 @@
 """Marin 32B's cooldowns, Bison and Mantis: where the code as it was run and its reports differ, and what they do not state."""
 
-from flows.recipes.marin.notes import ALL_MATH_SIZE, BISON_FILE, MANTIS_FILE, R32, differs, rounded_down, unstated
-from flows.recipes.marin.notes_32b import NO_INLINE_EVALUATION, SKIP_STEP
+from phasewise.flows.recipes.marin.notes import ALL_MATH_SIZE, BISON_FILE, MANTIS_FILE, R32, differs, rounded_down, unstated
+from phasewise.flows.recipes.marin.notes_32b import NO_INLINE_EVALUATION, SKIP_STEP
 
 FLOOR = differs(
     "learning_rate",

@@ -1,8 +1,8 @@
 """What the retrospective, the paper and the issues reported of Marin 32B, with the table of base models that its ranks come from."""
 
-from flows.recipes.marin.notes import PAPER, R32
-from flows.recipes.marin.results_8b import date, event, hardware
-from flows.recipes.reported import Reported, scores
+from phasewise.flows.recipes.marin.notes import PAPER, R32
+from phasewise.flows.recipes.marin.results_8b import date, event, hardware
+from phasewise.flows.recipes.reported import Reported, scores
 
 BENCHMARKS = (
     *("AGI Eval LSAT-AR", "ARC Easy", "ARC Challenge", "BoolQ", "CommonSense QA", "COPA", "HellaSwag", "lambada_openai", "OpenBookQA"),

@@ -1,7 +1,7 @@
 """What the retrospective, the paper and the issues reported of Marin 8B. There are no dates of phases, and no table of losses."""
 
-from flows.recipes.marin.notes import PAPER, R8
-from flows.recipes.reported import Reported, scores
+from phasewise.flows.recipes.marin.notes import PAPER, R8
+from phasewise.flows.recipes.reported import Reported, scores
 
 STARLING_DRAFT = f"{R8}, Phase 5, Results (a draft, from Jellyfish's score to Starling's)"
 HARDWARE = f"{R8}, Hardware"

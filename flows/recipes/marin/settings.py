@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from flows.recipes import words
-from flows.recipes.benchmarks import CORE_BENCHMARKS
-from flows.recipes.phase import EvaluationSettings, Gates
-from flows.recipes.recipe import Tokenizer
-from flows.recipes.words import LEAKAGE, constant, linear, stability, wsd_s
-from trainer.config import AdamW, DataOrder, Llama3RopeScaling, ModelConfig, Rope
+from phasewise.flows.recipes import words
+from phasewise.flows.recipes.benchmarks import CORE_BENCHMARKS
+from phasewise.flows.recipes.phase import EvaluationSettings, Gates
+from phasewise.flows.recipes.recipe import Tokenizer
+from phasewise.flows.recipes.words import LEAKAGE, constant, linear, stability, wsd_s
+from phasewise.trainer.config import AdamW, DataOrder, Llama3RopeScaling, ModelConfig, Rope
 
 __all__ = [
     "ADAMW", "LEAKAGE", "LLAMA3_ROPE", "OLD_ROPE", "ORDER", "TOKENIZER", "constant", "evaluated", "gates", "linear", "llama",

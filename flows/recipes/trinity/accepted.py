@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from flows.recipes.phase import Phase
-from validations.accepted import AcceptedWarning
+from phasewise.flows.recipes.phase import Phase
+from phasewise.validations.accepted import AcceptedWarning
 
 
 def accepted_without_cooldown(phases: Sequence[Phase]) -> AcceptedWarning:

@@ -5,10 +5,10 @@ Windows and RoPE of the local layers stay, and the global ones have no positions
 
 from collections.abc import Sequence
 
-from flows.recipes.phase import Change, Note, Phase, continued
-from flows.recipes.trinity.mixtures import LONG_MIXTURE
-from flows.recipes.trinity.settings import gates, steps_for
-from trainer.config import LearningRateSegment, always
+from phasewise.flows.recipes.phase import Change, Note, Phase, continued
+from phasewise.flows.recipes.trinity.mixtures import LONG_MIXTURE
+from phasewise.flows.recipes.trinity.settings import gates, steps_for
+from phasewise.trainer.config import LearningRateSegment, always
 
 TOKENS = 117e9
 MAX_INCREASE_BITS_PER_BYTE = 0.05

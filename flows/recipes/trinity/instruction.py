@@ -1,10 +1,10 @@
 """Supervised fine-tuning of Trinity: conversations of up to 64 K tokens, packed greedily, with a loss on the answers alone."""
 
-from flows.recipes.phase import Change, Phase, continued
-from flows.recipes.trinity.notes import unstated
-from flows.recipes.trinity.settings import evaluated, gates, linear
-from trainer.config import always
-from validations.limits import PackingLimits
+from phasewise.flows.recipes.phase import Change, Phase, continued
+from phasewise.flows.recipes.trinity.notes import unstated
+from phasewise.flows.recipes.trinity.settings import evaluated, gates, linear
+from phasewise.trainer.config import always
+from phasewise.validations.limits import PackingLimits
 
 SEQ_LEN = 65_536
 SEQUENCES, STEPS = 64, 10_000

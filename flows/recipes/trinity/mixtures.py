@@ -7,8 +7,8 @@ Weights are trillions of tokens of the whole mix (Trinity Large report, §3.1), 
 
 from collections.abc import Mapping
 
-from tasks.data.length_bias import LengthBias
-from trainer.config import MixtureShares
+from phasewise.tasks.data.length_bias import LengthBias
+from phasewise.trainer.config import MixtureShares
 
 SMALL_MIX: tuple[Mapping[str, float], ...] = (
     {

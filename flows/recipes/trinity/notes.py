@@ -1,6 +1,6 @@
 """What the report does not state of Nano and Mini, and what this project takes in its place."""
 
-from flows.recipes.phase import Note
+from phasewise.flows.recipes.phase import Note
 
 REPORT = "Trinity Large report"
 CARD = "public notes: the model's card and configuration"

@@ -1,6 +1,6 @@
 """What the report does not state of Large, and how the six changes that it made at once appear in the recipe."""
 
-from flows.recipes.trinity.notes import COMMON_NOTES, unstated
+from phasewise.flows.recipes.trinity.notes import COMMON_NOTES, unstated
 
 BUNDLE = "§6, the six changes"
 

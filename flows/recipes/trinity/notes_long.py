@@ -1,6 +1,6 @@
 """What is not recovered of the extension of the context, and what this project takes in its place."""
 
-from flows.recipes.trinity.notes import unstated
+from phasewise.flows.recipes.trinity.notes import unstated
 
 PLACE = "§3.5"
 LONG_DATA = unstated(

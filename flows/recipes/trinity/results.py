@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from flows.recipes.reported import Reported, scores
-from flows.recipes.trinity.notes import REPORT
+from phasewise.flows.recipes.reported import Reported, scores
+from phasewise.flows.recipes.trinity.notes import REPORT
 
 TABLE_3 = f"{REPORT}, table 3 (Trinity Large Base, after the extension of the context)"
 

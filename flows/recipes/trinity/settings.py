@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from flows.recipes import words
-from flows.recipes.benchmarks import WITH_MMLU
-from flows.recipes.phase import EvaluationSettings, Gates
-from flows.recipes.recipe import Tokenizer
-from flows.recipes.words import afmoe, constant, cosine, linear, stability
-from trainer.config import AdamW, DataOrder, Experts, ModelConfig, Muon
+from phasewise.flows.recipes import words
+from phasewise.flows.recipes.benchmarks import WITH_MMLU
+from phasewise.flows.recipes.phase import EvaluationSettings, Gates
+from phasewise.flows.recipes.recipe import Tokenizer
+from phasewise.flows.recipes.words import afmoe, constant, cosine, linear, stability
+from phasewise.trainer.config import AdamW, DataOrder, Experts, ModelConfig, Muon
 
 __all__ = [
     "AFTER_PHASE_1", "BUFFER_DOCUMENTS", "ORDER", "SMALL_PEAK", "SMALL_STEPS", "STEP_UP", "TOKENIZER", "TRILLION", "WARMUP_STEPS",

@@ -1,10 +1,10 @@
 """The phases of the small models, Nano and Mini, which differ in their shapes and in the length of the last one's rows alone."""
 
-from flows.recipes.phase import FromScratch, Note, Phase, continued
-from flows.recipes.trinity.extension import context_extension, extension_steps
-from flows.recipes.trinity.mixtures import SMALL_MIXTURES
-from flows.recipes.trinity.notes import FROM_BUFFERS_NOTES
-from flows.recipes.trinity.settings import (
+from phasewise.flows.recipes.phase import FromScratch, Note, Phase, continued
+from phasewise.flows.recipes.trinity.extension import context_extension, extension_steps
+from phasewise.flows.recipes.trinity.mixtures import SMALL_MIXTURES
+from phasewise.flows.recipes.trinity.notes import FROM_BUFFERS_NOTES
+from phasewise.flows.recipes.trinity.settings import (
     BUFFER_DOCUMENTS,
     ORDER,
     SMALL_PEAK,
@@ -18,7 +18,7 @@ from flows.recipes.trinity.settings import (
     muon,
     stability,
 )
-from trainer.config import CheckpointPolicy, ModelConfig, always
+from phasewise.trainer.config import CheckpointPolicy, ModelConfig, always
 
 END_1, END_2, END_3 = SMALL_STEPS
 

@@ -1,7 +1,7 @@
 """Where the values of Nano and Mini come from."""
 
-from flows.recipes.provenance import Provenance, RecordSources, Sources
-from flows.recipes.trinity.notes import CARD, REPORT
+from phasewise.flows.recipes.provenance import Provenance, RecordSources, Sources
+from phasewise.flows.recipes.trinity.notes import CARD, REPORT
 
 CODE = "transformers 5.23, models/afmoe"
 BLANK = "blank in the text of the report that is kept"
@@ -40,27 +40,23 @@ COMMON: Sources = {
     "start.declares": ours("what a hand-off changes must be declared"),
     "stop_step": prose("§3.1, the phases' tokens, divided by the batch"),
     "model": prose("§3.4.1, the table"),
-    "model.vocab_size": code(f"{CODE}: 200,192 entries"),
     "model.rope": notes(f"{CARD}: theta 10,000, no stretch", "high"),
-    "model.rms_norm_epsilon": code(f"{CODE}: 1e-5"),
     "model.initializer_std": prose("§2.5: 0.5 / √d_model, which the table prints rounded"),
     "model.initializer_cutoff": ours("three standard deviations; the report says truncated, and not where"),
     "model.compute_dtype": ours("not stated for this model: BF16, as Large's"),
     "model.qk_norm": prose("§2.2"),
-    "model.tied_head": code(f"{CODE}: untied"),
-    "model.float32_attention": code(f"{CODE}: softmax in float32, products in the compute type"),
     "model.attend_within_documents": prose("§3.2"),
     "model.global_attention_every": prose("§2.2: three local layers to a global one"),
     "model.attention_gate": prose("§2.2"),
     "model.post_norms": prose("§2.4"),
-    "model.embedding_scale": code(f"{CODE}: mup_enabled, √d_model; the report (§2.5) names the source, and its figure is blank"),
+    "model.embedding_scale": code(
+        f"{CODE}: √d_model where mup_enabled, false by default and true in the models' configuration; the report's figure (§2.5) is blank"
+    ),
     "model.experts.balancing": notes(f"{CARD}: load_balance_coeff 0.001", "high"),
     "model.experts.balancing.kind": prose("§2.3"),
     "model.experts.sequence_loss": ours("off: the report names it for Large only"),
     "optimizer": ours("not stated; the codes that the run's was changed from differ"),
     "optimizer.kind": prose("§3.4.2: Muon for the matrices of the layers, AdamW for embedding and head"),
-    "optimizer.newton_schulz_steps": code("KellerJordan/Muon: five steps"),
-    "optimizer.epsilon": code("KellerJordan/Muon: 1e-7"),
     "optimizer.adam_learning_rate_scale": notes(f"{CARD}: 1e-3 and 2e-4", "high"),
     "learning_rate": notes(f"{CARD}: 1e-3 for Muon, constant; {BLANK}", "high"),
     "learning_rate.kind": prose("§3.4.2"),

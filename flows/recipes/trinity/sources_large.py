@@ -1,8 +1,8 @@
 """Where the values of Large come from."""
 
-from flows.recipes.provenance import RecordSources, Sources
-from flows.recipes.trinity.notes import REPORT, REVIEWS
-from flows.recipes.trinity.sources import BLANK, COMMON, notes, ours, prose
+from phasewise.flows.recipes.provenance import RecordSources, Sources
+from phasewise.flows.recipes.trinity.notes import REPORT, REVIEWS
+from phasewise.flows.recipes.trinity.sources import BLANK, COMMON, notes, ours, prose
 
 ONE = "low: one of them has it"
 SEVERAL = "high: several agree"

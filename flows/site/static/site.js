@@ -131,9 +131,22 @@ function openTarget() {
   if (target && target.tagName === "DETAILS") target.open = true;
 }
 
+// Prefect's auth string is in the link that `phasewise up` says: kept in this browser, for links to Prefect's pages.
+function carrySecret() {
+  const found = location.hash.match(/^#prefect=(.+)$/);
+  if (found) {
+    localStorage.setItem("prefect", found[1]);
+    history.replaceState(null, "", location.pathname + location.search);
+  }
+  const link = document.getElementById("own-prefect");
+  const kept = localStorage.getItem("prefect");
+  if (link && kept) link.href = new URL(`/-/open#${kept}`, link.href);
+}
+
 document.querySelectorAll("table[data-sortable]").forEach(makeSortable);
 document.querySelectorAll("table[data-filter]").forEach(makeFilterable);
 document.querySelectorAll("[data-live]").forEach(watch);
 if (document.querySelector("[data-checking]")) loadAgainOnceChecked();
 addEventListener("hashchange", openTarget);
 openTarget();
+carrySecret();

@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from tasks.data.conversations.built_in import BUILT_IN
-from trainer.base.frozen import Frozen
+from phasewise.tasks.data.conversations.built_in import BUILT_IN
+from phasewise.trainer.base.frozen import Frozen
 
 Role = Literal["system", "user", "assistant"]
 
@@ -38,9 +38,11 @@ class Conversation(Frozen):
         role, content: the fields of a message, such as `from` and `value`.
         roles: what the source calls a role → which it is, such as {"human": "user", "gpt": "assistant"}. Any other role is no conversation.
         prompt: the column with the question, instead of `messages`.
+        context: the column with what the question is about, such as Alpaca's `input`. It follows the question after a blank line.
         answer: the column whose text is the last message.
-        system: the column with a system text. A record without one has no system message.
-        leave_out: fields of a message that are knowingly not used, such as `reasoning_content`. All others go to the template.
+        system: the column with a system text. A record without one has no system message, and an empty one is none.
+        leave_out: columns, and fields of a message, that are knowingly not used, such as `rejected` or `reasoning_content`. All other
+            fields go to the template; another column with text in it is refused.
         template: the chat template: `marin` or `trinity`; a file, which begins with `/`, `./`, `../` or `~/` or is a URL; or Jinja itself.
         special_tokens: tokens that the template writes, and that do not look like `<|name|>`: those are found in it.
     """
@@ -50,6 +52,7 @@ class Conversation(Frozen):
     content: str = "content"
     roles: dict[str, Role] = Field(default={"system": "system", "user": "user", "assistant": "assistant"})
     prompt: str | None = None
+    context: str | None = None
     answer: AnswerColumn | None = None
     system: str | None = None
     leave_out: tuple[str, ...] = ()
@@ -65,6 +68,8 @@ class Conversation(Frozen):
             )
         if self.prompt is not None and self.answer is None:
             raise ValueError(f"a conversation with a question in the column {self.prompt!r} needs the column of its answer: name `answer`")
+        if self.context is not None and self.prompt is None:
+            raise ValueError(f"a context ({self.context!r}) follows a question in a column of its own: name that in `prompt`")
         if self.messages is not None and self.answer is None and "assistant" not in self.roles.values():
             raise ValueError(f"one of a conversation's roles must be the assistant's, found {self.roles}: name it in `roles`")
         if not (names_file(self.template) or is_jinja(self.template) or self.template in BUILT_IN):
@@ -74,6 +79,8 @@ class Conversation(Frozen):
             )
         if kept := sorted({self.role, self.content} & {*self.leave_out}):
             raise ValueError(f"leave_out names {', '.join(kept)}, which every message needs: take it out")
+        if kept := sorted({*self.columns} & {*self.leave_out}):
+            raise ValueError(f"leave_out names {', '.join(kept)}, which the conversation is made of: take it out")
         if "" in self.special_tokens:
             raise ValueError("special_tokens has an empty one: take it out")
         return self
@@ -81,7 +88,7 @@ class Conversation(Frozen):
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that are read, each once."""
-        named = (self.system, self.messages, self.prompt, self.answer.key if self.answer else None)
+        named = (self.system, self.messages, self.prompt, self.context, self.answer.key if self.answer else None)
         return tuple(dict.fromkeys(name for name in named if name is not None))
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.data.conversations.template import ChatTemplate, chat_of
-from trainer.data.manifest import read_manifest
+from phasewise.tasks.data.conversations.template import ChatTemplate, chat_of
+from phasewise.trainer.data.manifest import read_manifest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -1,14 +1,17 @@
 """From a record to the messages of its conversation, or why it is none."""
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, NotRequired, TypedDict, cast
+from typing import NamedTuple, NotRequired, TypedDict, cast
 
-from tasks.data.conversations.declared import AnswerColumn, Conversation, Role
-from tasks.data.formats.fields import NOT_AN_OBJECT, reach
-from tasks.data.formats.findings import Reason
+import orjson
 
-NotWanted = Literal["empty content", "no answer", "no messages"]
+from phasewise.tasks.data.conversations.declared import AnswerColumn, Conversation, Role
+from phasewise.tasks.data.formats.fields import has_text, is_there, reach, texts_in, unread_fields
+from phasewise.tasks.data.formats.findings import FileFault, NoText, Reason
+from phasewise.tasks.data.formats.json_values import loads
+
 CALLS = ("tool_calls", "function_call")
 """Fields of a message in which it says something beside its content: text without them would be another conversation."""
 
@@ -17,6 +20,16 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of one field: what is thought before an answer. The first that a message has is given to a template as the first two of them."""
 TRAINED = ("train", "training")
 """Some sets say so whether a message counts. Nothing here reads it."""
+TEXT_PARTS = ("text", "input_text", "output_text")
+"""Types of a part of a message that is text: of chat completions, and of responses."""
+TEXT_NAMES = re.compile(
+    r"(?:inputs?|contexts?|instructions?|questions?|quer(?:y|ies)|prompts?|problems?|history|system|system_prompt|persona|documents?|passages?|"
+    r"articles?|background|references?|tools|functions|tool_calls|function_call|messages|conversations?|dialog(?:ue)?s?|outputs?|responses?|"
+    r"answers?|completions?|solutions?|targets?|chosen|rejected|preferred|dispreferred|reasoning|reasoning_content|thinking|thoughts?|"
+    r"rationale|explanation|cot|text|content|images?|videos?|audios?)"
+)
+"""Names of columns that are a part of a conversation also where a record has a single word there."""
+EMPTY_JSON = ("[]", "{}", "null", '""')
 WEIGHT = "weight"
 """As in OpenAI's format for fine-tuning: 0 is an answer that is not learnt, 1 one that is."""
 
@@ -59,21 +72,25 @@ class NoConversation(Exception):
     Attributes:
         reason: counted by it.
         is_fault: False of a record that reads well and has nothing to learn from.
+        found: what the reason is about.
     """
 
-    def __init__(self, reason: Reason | NotWanted, *, is_fault: bool = True):
+    def __init__(self, reason: Reason | NoText, *, is_fault: bool = True, found: str = ""):
         super().__init__(reason)
-        self.reason, self.is_fault = reason, is_fault
+        self.reason, self.is_fault, self.found = reason, is_fault, found
 
 
 def messages_of(record: Mapping[str, object], how: Conversation) -> list[Message]:
     """The messages in order: the system text of its column, the list or the question, the answer of its column.
 
+    A system text without characters is none, in a column and in a message.
+
     Raises:
-        NoConversation: a column is missing or holds something else, a role is unknown, a message is empty, calls a tool or has another
-            weight than 0 and 1, there are two system texts, or there is no answer that counts.
+        NoConversation: a column is missing or holds something else, a role is unknown, a message is empty, calls a tool, has a part that is
+            not text, or another weight than 0 and 1, there are two system texts, or there is no answer that counts.
     """
     found = [*_system(record, how), *_said(record, how), *_answered(record, how)]
+    found = [message for message in found if message["role"] != "system" or has_text(message["content"])]
     if sum(message["role"] == "system" for message in found) > 1:
         raise NoConversation("two system texts")
     if any(not message["content"] or message["content"].isspace() for message in found):
@@ -84,20 +101,15 @@ def messages_of(record: Mapping[str, object], how: Conversation) -> list[Message
 
 
 def _system(record: Mapping[str, object], how: Conversation) -> Iterator[Message]:
-    """The text of its column, where a record has one: null and nothing but space mean that there is none."""
-    if how.system is None:
-        return
-    _check_is_there(record, how.system)
-    value = reach(record, how.system)
-    if value is not None and not isinstance(value, str):
-        raise NoConversation("wrong type")
-    if value and not value.isspace():
-        yield Message(role="system", content=value)
+    """The text of its column; of null and nothing but space there is none."""
+    if how.system is not None:
+        yield Message(role="system", content=_text(record, how.system))
 
 
 def _said(record: Mapping[str, object], how: Conversation) -> Iterator[Message]:
     if how.prompt is not None:
-        yield Message(role="user", content=_text(record, how.prompt))
+        context = "" if how.context is None else _text(record, how.context)
+        yield Message(role="user", content="\n\n".join(filter(has_text, (_text(record, how.prompt), context))))
         return
     assert how.messages is not None
     listed = _list(record, how.messages)
@@ -107,16 +119,38 @@ def _said(record: Mapping[str, object], how: Conversation) -> Iterator[Message]:
         if not isinstance(entry, Mapping):
             raise NoConversation("wrong type")
         message = cast("Mapping[str, object]", entry)
-        role, content = message.get(how.role), message.get(how.content)
+        role = message.get(how.role)
         if role is None or how.content not in message:
             raise NoConversation("missing key")
-        if not isinstance(role, str) or not (content is None or isinstance(content, str)):
+        content = _content(message[how.content])
+        if not isinstance(role, str):
             raise NoConversation("wrong type")
         if role not in how.roles:
             raise NoConversation("unknown role")
         if any(message.get(name) for name in CALLS):
             raise NoConversation("call of a tool")
-        yield Message(role=how.roles[role], content=content or "", others=_others(message, how))
+        yield Message(role=how.roles[role], content=content, others=_others(message, how))
+
+
+def _content(value: object) -> str:
+    """What a message says: a text, none, or, as OpenAI's format has it, parts of which each is a text."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if not isinstance(value, list):
+        raise NoConversation("wrong type")
+    return "".join(_part(one) for one in cast("list[object]", value))
+
+
+def _part(value: object) -> str:
+    part = cast("Mapping[str, object]", value) if isinstance(value, Mapping) else {}
+    kind, text = part.get("type"), part.get("text")
+    if not isinstance(kind, str):
+        raise NoConversation("wrong type")
+    if kind not in TEXT_PARTS:
+        raise NoConversation("part that is not text", found=kind)
+    if not isinstance(text, str):
+        raise NoConversation("wrong type")
+    return text
 
 
 def _others(message: Mapping[str, object], how: Conversation) -> dict[str, object]:
@@ -132,14 +166,11 @@ def _answered(record: Mapping[str, object], how: Conversation) -> Iterator[Messa
     if how.answer is None:
         return
     if how.answer.content is None:
-        _check_is_there(record, how.answer.key)
-        answer = reach(record, how.answer.key)
+        answer = _text(record, how.answer.key)
     else:
-        answer = _chosen(_list(record, how.answer.key), how.answer, how.answer.content)
-    if answer is None or answer == "":
+        answer = _content(_chosen(_list(record, how.answer.key), how.answer, how.answer.content))
+    if not answer:
         raise NoConversation("no answer", is_fault=False)
-    if not isinstance(answer, str):
-        raise NoConversation("wrong type")
     yield Message(role="assistant", content=answer)
 
 
@@ -166,23 +197,80 @@ def _chosen(listed: Sequence[object], how: AnswerColumn, content: str) -> object
 
 def _text(record: Mapping[str, object], key: str) -> str:
     _check_is_there(record, key)
-    value = reach(record, key)
-    if value is not None and not isinstance(value, str):
-        raise NoConversation("wrong type")
-    return value or ""
+    return _content(reach(record, key))
 
 
 def _list(record: Mapping[str, object], key: str) -> Sequence[object]:
     _check_is_there(record, key)
     value = reach(record, key)
+    if isinstance(value, str):
+        value = _spelled_out(value)
     if value is not None and not isinstance(value, list):
         raise NoConversation("wrong type")
     return cast("list[object]", value or [])
 
 
+def _spelled_out(value: str) -> object:
+    """The list that a column holds as a string of JSON; None of an empty string."""
+    try:
+        return loads(value.encode()) if has_text(value) else None
+    except (orjson.JSONDecodeError, UnicodeEncodeError, FileFault):
+        raise NoConversation("wrong type") from None
+
+
 def _check_is_there(record: Mapping[str, object], key: str) -> None:
     """A column that is null is there."""
-    outer, _, name = key.rpartition(".")
-    holder = record if key in record or not outer else reach(record, outer)
-    if holder is NOT_AN_OBJECT or (key not in record and not (isinstance(holder, Mapping) and name in holder)):
+    if not is_there(record, key):
         raise NoConversation("missing key")
+
+
+class Beside(NamedTuple):
+    """What a record holds and its conversation does not read, by name.
+
+    Attributes:
+        texts: columns, and fields of messages, that may be a part of the conversation: a context, tools, another answer.
+        others: what reads as a name or a number: an id, a source, a category.
+    """
+
+    texts: tuple[str, ...]
+    others: tuple[str, ...]
+
+
+def beside(record: Mapping[str, object], messages: Sequence[Message], how: Conversation, names: Collection[str]) -> Beside:
+    """What of a record nobody reads.
+
+    Args:
+        names: what the template reads of a message. One that reads all fields, by `items`, leaves none.
+    """
+    unread = [*unread_fields(record, how.columns), *_beside_answers(record, how)]
+    if "items" not in names:
+        unread += [one for message in messages for one in message.get("others", {}).items() if one[0] not in names and one[0] != WEIGHT]
+    unread = [one for one in unread if one[0] not in how.leave_out]
+    texts = dict.fromkeys(name for name, value in unread if _reads_as_text(name, value))
+    others = dict.fromkeys(name for name, value in unread if name not in texts and _says_something(value))
+    return Beside(tuple(texts), tuple(others))
+
+
+def _beside_answers(record: Mapping[str, object], how: Conversation) -> Iterator[tuple[str, object]]:
+    """The fields of the answers of a list that are neither their text nor their number."""
+    if how.answer is None or how.answer.content is None:
+        return
+    for entry in _list(record, how.answer.key):
+        fields = cast("Mapping[str, object]", entry) if isinstance(entry, Mapping) else {}
+        yield from ((name, value) for name, value in fields.items() if name not in (how.answer.content, how.answer.best_by))
+
+
+def _reads_as_text(name: str, value: object) -> bool:
+    """Whether a field may be what a person wrote: more than one word, other letters than ASCII's, JSON, or anything under a telling name.
+
+    What has one word of ASCII under another name is an id, a source, a category, a date.
+    """
+    if not _says_something(value):
+        return False
+    texts = (one.strip() for one in texts_in(value))
+    is_named = TEXT_NAMES.fullmatch(name.rpartition(".")[2].lower()) is not None
+    return is_named or any(not text.isascii() or len(text.split(None, 1)) > 1 or text[:1] in ("{", "[") for text in texts)
+
+
+def _says_something(value: object) -> bool:
+    return has_text(value) and not (isinstance(value, str) and value.strip() in EMPTY_JSON)

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.data.conversations.declared import Conversation
-from tasks.data.conversations.messages import Message
-from tasks.data.python_text import documented
-from trainer.base.storage import digest_of_bytes
+from phasewise.tasks.data.conversations.declared import Conversation
+from phasewise.tasks.data.conversations.messages import Message
+from phasewise.tasks.data.python_text import documented
+from phasewise.trainer.base.identity import digest_of_bytes
 
 MIN_WORDS, MAX_CHARACTERS = 4, 320
 ASKED = ("What does {name} of {module} do?", "In {module}, what is {name}{arguments} for?", "Explain {name} ({module}) in a few words.")
@@ -52,6 +52,8 @@ def as_record(messages: Sequence[Message], how: Conversation) -> dict[str, Any]:
         record[how.answer.key] = _answers(answer, how)
     if how.prompt is not None:
         record[how.prompt] = said[0]["content"]
+    if how.context is not None:
+        record[how.context] = None
     if how.messages is not None:
         if how.system is None and system is not None and "system" in names:
             said = [Message(role="system", content=system), *said]

@@ -1,5 +1,6 @@
 """A chat template: Jinja that makes text of a conversation, and says which of it the assistant wrote."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -7,23 +8,30 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import nodes
-from jinja2.exceptions import TemplateError
-
-from tasks.data.conversations.built_in import BUILT_IN
-from tasks.data.conversations.declared import Conversation, is_jinja, names_file
-from tasks.data.conversations.messages import Message, counts, whole
-from tasks.data.conversations.sandbox import RUN, Refused, Run, Sandbox
-from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
-from trainer.base.errors import ConfigError, DataError
-from trainer.base.storage import as_path, digest_of_bytes
+from phasewise.tasks.data.conversations.built_in import BUILT_IN
+from phasewise.tasks.data.conversations.declared import Conversation, is_jinja, names_file
+from phasewise.tasks.data.conversations.messages import Message, counts, whole
+from phasewise.tasks.data.conversations.renderer import LIMITS, as_line, renderer
+from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.base.identity import digest_of_bytes
+from phasewise.trainer.base.storage import as_path
 
 LOOKS_SPECIAL = re.compile(r"<\|[^|<>\s]+\|>")
 ANSWER = "It is an answer."
 TURN = (Message(role="user", content="u"), Message(role="assistant", content=ANSWER))
+MADE_UP = "a conversation that is made up"
 PROBES = ((Message(role="system", content="s"), *TURN, *TURN), TURN)
+TOKENS = (BEGIN_OF_TEXT, END_OF_TEXT)
+PROMPTED = b"+"
+"""As in `sandbox.py`."""
+MAX_TEMPLATE_BYTES = 2**20
 Span = tuple[int, int]
 Messages = Sequence[Message]
+
+
+class Refused(Exception):
+    """The template itself says that the conversation is none that it takes: by `raise_exception`."""
 
 
 class NotMarked(Exception):
@@ -41,8 +49,27 @@ class Rendered(NamedTuple):
     begins: bool = False
 
 
+class Asked(NamedTuple):
+    """A conversation that waits for its text.
+
+    Attributes:
+        line: it as the process that renders is given it.
+        where: its place, for messages.
+    """
+
+    messages: Messages
+    line: bytes
+    where: str
+
+
+def line_of(messages: Messages) -> bytes:
+    """A conversation as the process that renders is given it."""
+    is_text = not any(message.get("others") for message in messages)
+    return as_line([whole(message) for message in messages], is_text=is_text)
+
+
 class ChatTemplate:
-    """A template that is ready to be used.
+    """A template that is ready to be used. It is read and run in a process of its own: `renderer.py`.
 
     Attributes:
         text: its Jinja.
@@ -57,70 +84,77 @@ class ChatTemplate:
 
     def __init__(self, text: str, name: str, special_tokens: Sequence[str] = ()):
         self.text, self.name = text, name
-        sandbox = Sandbox()
-        try:
-            tree = sandbox.parse(text)
-            names = {node.name for node in tree.find_all(nodes.Name)}
-            self._generate = sandbox.compiled(text)
-        except TemplateError as error:
-            raise ConfigError(f"the chat template {name} cannot be used: {error}. Correct it.") from None
+        (kind, *found), *_ = renderer().ask(text, TOKENS, ())
+        if kind == "limit":
+            raise ConfigError(self._beyond(found[0], "its own text"))
+        if kind != "template":
+            raise ConfigError(f"the chat template {name} cannot be used: {found[-1]}. Correct it.")
+        names, spelled, self.marks_answers = found
         if "strftime_now" in names:
             raise ConfigError(
                 f"the chat template {name} asks for the date by strftime_now: the same conversation would be another text tomorrow. Write "
                 "a date into it, or take it out."
             )
-        self.marks_answers = any(isinstance(block.call.node, nodes.ExtensionAttribute) for block in tree.find_all(nodes.CallBlock))
-        self.names = _spelled(tree)
+        self.names = frozenset[str](spelled)
         self.uses_end_of_text = "eos_token" in names
-        found = dict.fromkeys((*LOOKS_SPECIAL.findall(text), *special_tokens))
-        self.special_tokens = tuple(token for token in found if token not in (BEGIN_OF_TEXT, END_OF_TEXT))
+        self.special_tokens = special_tokens_in(text, special_tokens)
 
     @property
     def digest(self) -> str:
         """What a manifest names it by."""
         return digest_of_bytes(self.text.encode())
 
-    def render(self, messages: Messages, where: str) -> Rendered:
-        """The conversation's text.
+    def render(self, messages: Messages, where: str, *, add_generation_prompt: bool = False) -> Rendered:
+        """The conversation's text; with what opens the next answer, if that is asked for and the template writes it.
 
         Raises:
             Refused: the template says that it does not take such a conversation.
             NotMarked: an answer has the weight 0, and it cannot be told which text is its.
-            DataError: it fails, does not end, or reaches for what it must not; with where the conversation is.
+            DataError: it fails, goes beyond a limit, or reaches for what it must not; with where the conversation is.
         """
-        run = Run()
-        variables = {
-            "messages": [whole(message) for message in messages], "tools": None, "documents": None, "add_generation_prompt": False,
-            "bos_token": BEGIN_OF_TEXT, "eos_token": END_OF_TEXT, RUN: run,
-        }  # fmt: skip
-        try:
-            for piece in self._generate(**variables):
-                run.written.append(piece)
-        except Refused:
-            raise
-        except Exception as error:  # a template is a program of somebody else: it may raise anything
-            raise DataError(f"the chat template {self.name} failed at {where}: {type(error).__name__}: {error}. Correct it.") from None
-        return self._finished("".join(run.written), run, where, _counting(messages, [answer for _, answer in run.answers]))
+        line = line_of(messages)
+        (found,) = self.render_all([Asked(messages, PROMPTED + line if add_generation_prompt else line, where)])
+        if isinstance(found, Rendered):
+            return found
+        raise found
 
-    def _finished(self, text: str, run: Run, where: str, counting: Sequence[bool]) -> Rendered:
+    def render_all(self, conversations: Sequence[Asked]) -> list[Rendered | Refused | NotMarked]:
+        """The text of each conversation, or why it has none.
+
+        Raises:
+            DataError: as `render`, of the first that it fails at.
+        """
+        said = renderer().ask(self.text, TOKENS, [one.line for one in conversations])
+        for (kind, *found), where in zip(said, ("its own text", *(one.where for one in conversations)), strict=False):
+            if kind == "limit":
+                raise DataError(self._beyond(found[0], where))
+            if kind == "failed":
+                raise DataError(f"the chat template {self.name} failed at {where}: {': '.join(found).rstrip('.')}. Correct it.")
+        answers = zip(said[1:], conversations, strict=True)
+        return [self._finished(one, *found) if kind == "text" else Refused(*found) for (kind, *found), one in answers]
+
+    def _beyond(self, limit: str, where: str) -> str:
+        return f"the chat template {self.name} {LIMITS[limit]} at {where}: shorten its loops and what it repeats, or name another template."
+
+    def _finished(self, one: Asked, text: str, answers: list[tuple[int, int]], placed: bool) -> Rendered | NotMarked:
         """Without the begin token that it may write first; with the spans of those answers that count."""
+        counting = _counting(one.messages, [text[start:stop] for start, stop in answers])
+        if counting is None:
+            return NotMarked()
         first = len(BEGIN_OF_TEXT) if text.startswith(BEGIN_OF_TEXT) else 0
         if BEGIN_OF_TEXT in text[first:]:
             raise DataError(
-                f"the chat template {self.name} must write {BEGIN_OF_TEXT} once, at the start of a conversation, or not at all; at {where} "
-                "it writes it elsewhere. Correct it."
+                f"the chat template {self.name} must write {BEGIN_OF_TEXT} once, at the start of a conversation, or not at all; at "
+                f"{one.where} it writes it elsewhere. Correct it."
             )
-        text = text[first:]
-        spans = tuple((start - first, start - first + len(answer)) for start, answer in run.answers if answer)
-        answers = [answer for _, answer in run.answers if answer]
-        placed = all(start >= 0 and text[start:stop] == answer for (start, stop), answer in zip(spans, answers, strict=True))
-        if not placed or any(before[1] > after[0] for before, after in pairwise(spans)):
+        spans = [(start - first, stop - first) for start, stop in answers if stop > start]
+        if not placed or any(start < 0 for start, _ in spans) or any(before[1] > after[0] for before, after in pairwise(spans)):
             raise DataError(
                 f"the chat template {self.name} has a generation block inside a macro, a filter or another such block, or around "
-                f"{BEGIN_OF_TEXT}: at {where} it cannot be told where its answers are. Write the blocks where their text is put out."
+                f"{BEGIN_OF_TEXT}: at {one.where} it cannot be told where its answers are. Write the blocks where their text is put out."
             )
-        learnt = [counts for counts, (_, answer) in zip(counting, run.answers, strict=True) if answer]
-        return Rendered(text, tuple(span for span, counts in zip(spans, learnt, strict=True) if counts), bool(first))
+        learnt = [counts for counts, (start, stop) in zip(counting, answers, strict=True) if stop > start]
+        return Rendered(text[first:], tuple(span for span, counts in zip(spans, learnt, strict=True) if counts), bool(first))
 
     def with_begin(self) -> str:
         """Its Jinja, so that it writes the begin-of-text token that every document has, also where it did not."""
@@ -141,30 +175,49 @@ class ChatTemplate:
         behind = rendered.text.rpartition(ANSWER)[2]
         return next((token for token in (*self.special_tokens, END_OF_TEXT) if behind.startswith(token)), None)
 
+    def missing_generation_prompt(self) -> str:
+        """What opens an answer, such as `<|im_start|>assistant`, and is not written when an answer is asked for; else an empty string.
+
+        A template that writes nothing between a question and its answer, as Mistral's, misses nothing.
+        """
+        try:
+            turn, question = (self.render(said, MADE_UP).text for said in (TURN, TURN[:1]))
+            asked = self.render(TURN[:1], MADE_UP, add_generation_prompt=True).text
+        except (Refused, DataError):  # it takes no such conversation: it cannot be told
+            return ""
+        opening = turn.partition(ANSWER)[0].removeprefix(question)
+        return opening if asked == question and turn.startswith(question) and opening.strip() else ""
+
+    def with_generation_prompt(self) -> "ChatTemplate":
+        """This template, so that it writes what opens an answer when one is asked for."""
+        opening = json.dumps(self.missing_generation_prompt())
+        added = f"{{% if add_generation_prompt %}}{{{{ {opening} }}}}{{% endif %}}"
+        return ChatTemplate(self.text.removesuffix("\n") + added, self.name, self.special_tokens)
+
     def probe(self) -> Rendered | None:
         """A conversation of every role, or of as many as it takes; None where it takes neither."""
         for probe in PROBES:
             try:
-                return self.render(probe, "a conversation that is made up")
+                return self.render(probe, MADE_UP)
             except Refused:
                 continue
         return None
 
 
-def _counting(messages: Messages, answers: Sequence[str]) -> list[bool]:
+def _counting(messages: Messages, answers: Sequence[str]) -> list[bool] | None:
     """Of each answer that the template marks, whether it counts. Where one does not, each of the assistant's messages must have one."""
     said = [message for message in messages if message["role"] == "assistant"]
     if all(counts(message) for message in said):
         return [True] * len(answers)
     if len(said) != len(answers) or any(one["content"].strip() not in text for one, text in zip(said, answers, strict=True)):
-        raise NotMarked
+        return None
     return [counts(message) for message in said]
 
 
-def _spelled(tree: nodes.Template) -> frozenset[str]:
-    """The names that a template takes of things by a dot or in quotes."""
-    dotted = {node.attr for node in tree.find_all(nodes.Getattr)}
-    return frozenset({*dotted, *(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))})
+def special_tokens_in(text: str, named: Sequence[str] = ()) -> tuple[str, ...]:
+    """The special tokens that are named, and those that a template's text spells."""
+    found = dict.fromkeys((*LOOKS_SPECIAL.findall(text), *named))
+    return tuple(token for token in found if token not in (BEGIN_OF_TEXT, END_OF_TEXT))
 
 
 def template_text(how: Conversation) -> str:
@@ -176,14 +229,20 @@ def template_text(how: Conversation) -> str:
     if how.template in BUILT_IN:
         return BUILT_IN[how.template]
     if not names_file(how.template):
-        return how.template
-    try:
-        path = as_path(how.template) if "://" in how.template else Path(how.template).expanduser()
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the chat template must be a file of text, found none at {how.template}: {error}. Name another file.") from None
-    if not is_jinja(text):
-        raise ConfigError(f"the chat template must be Jinja, and the file {how.template} has no braces. Name another file.")
+        text = how.template
+    else:
+        try:
+            path = as_path(how.template) if "://" in how.template else Path(how.template).expanduser()
+            with path.open("rb") as file:
+                text = file.read(MAX_TEMPLATE_BYTES + 1).decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"the chat template must be a file of text, found none at {how.template}: {error}. Name another file."
+            ) from None
+        if not is_jinja(text):
+            raise ConfigError(f"the chat template must be Jinja, and the file {how.template} has no braces. Name another file.")
+    if len(text) > MAX_TEMPLATE_BYTES:
+        raise ConfigError(f"the chat template {how.template[:80]} must have at most {MAX_TEMPLATE_BYTES >> 20} MiB: name another one.")
     return text
 
 

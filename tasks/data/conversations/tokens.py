@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from tasks.data.conversations.template import ChatTemplate
-from tasks.data.tokenizer import END_OF_TEXT, load_tokenizer
-from trainer.base.errors import DataError
+from phasewise.tasks.data.conversations.template import ChatTemplate
+from phasewise.tasks.data.tokenizer import END_OF_TEXT, load_tokenizer
+from phasewise.trainer.base.errors import DataError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

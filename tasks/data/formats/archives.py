@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from tasks.data.formats.findings import FileFault
-from tasks.data.formats.kinds import TAR_BLOCK_BYTES as BLOCK_BYTES
-from tasks.data.formats.streams import Measured, WatchedFile
+from phasewise.tasks.data.formats.findings import FileFault
+from phasewise.tasks.data.formats.kinds import TAR_BLOCK_BYTES as BLOCK_BYTES
+from phasewise.tasks.data.formats.streams import Measured, WatchedFile
 
 MAX_LAYERS = 4  # of packings and archives, one in the other
 MAX_TABLE_BYTES = 16 * 2**20  # of a zip's table of contents, which is held: some 200,000 members

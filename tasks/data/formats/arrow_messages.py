@@ -7,8 +7,8 @@ import io
 import struct
 from collections.abc import Iterator
 
-from tasks.data.formats.expansion import check_expansion
-from tasks.data.formats.findings import FileFault
+from phasewise.tasks.data.formats.expansion import check_expansion
+from phasewise.tasks.data.formats.findings import FileFault
 
 FILE_START = b"ARROW1"
 NO_MORE = -1

@@ -1,6 +1,6 @@
 """How much a packed file may unfold into."""
 
-from tasks.data.formats.findings import FileFault
+from phasewise.tasks.data.formats.findings import FileFault
 
 MAX_EXPANSION = 200
 FREE_EXPANSION_BYTES = 100 * 2**20

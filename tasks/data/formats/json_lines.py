@@ -1,38 +1,55 @@
 """JSON lines, a line at a time, whole or by a range of bytes: a line belongs to the range in which its first byte lies."""
 
 import io
+import re
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import cast
 
 import orjson
 
-from tasks.data.formats.fields import reach
-from tasks.data.formats.findings import MAX_DOCUMENT_BYTES, Fault, FileFault, Finding, Reason, Sift, reason_against, sample_of
-from tasks.data.formats.json_values import loads
+from phasewise.tasks.data.formats.fields import has_text, is_there, reach, unread_fields
+from phasewise.tasks.data.formats.findings import (
+    MAX_DOCUMENT_BYTES,
+    Fault,
+    FileFault,
+    Finding,
+    Reason,
+    Record,
+    Sift,
+    Taken,
+    reason_against,
+    sample_of,
+)
+from phasewise.tasks.data.formats.json_values import loads
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 SKIP_BYTES = 2**20
+SNIFFED_BYTES = 2**10
+ARRAY_OF_OBJECTS = re.compile(rb"\[\s*\{")
 NEWLINE = ord("\n")
 NOT_PARSED = object()
-Take = Callable[[object, str, bytes], Finding]
+Take = Callable[[object, str, bytes], Taken]
 """A line's value, where it is, and the line itself → what it holds."""
 
 
 def read_json_lines(
     lines: io.BufferedReader, *, take: Take, start: int = 0, stop: int | None = None
-) -> Iterator[Finding]:  # fmt: skip
+) -> Iterator[Taken]:  # fmt: skip
     """What the lines that begin in `[start, stop)` hold, as `take` finds it in each.
 
     Blank lines are no documents; a line that is too long is passed over in pieces.
 
     Raises:
-        FileFault: the file has no document at all; found by the code that reads its start.
+        FileFault: the file has no document at all, or is one JSON value and not lines of them; found by the code that reads its start.
     """
     end = sys.maxsize if stop is None else stop
     at = _first_line(lines, start, end)
     is_empty = True
     while at < end and (line := lines.readline(MAX_DOCUMENT_BYTES + 1)):
+        if is_empty and start == 0:
+            _check_is_a_line(line, lines)
         if len(line) > MAX_DOCUMENT_BYTES and line[-1] != NEWLINE:
             is_empty = False
             yield Fault("too long", f"byte {at}", sample_of(line))
@@ -44,7 +61,7 @@ def read_json_lines(
             document = NOT_PARSED
         except FileFault as fault:
             is_empty = False
-            yield Fault(fault.reason, f"byte {at}", sample_of(line))
+            yield Fault(cast("Reason", fault.reason), f"byte {at}", sample_of(line))
             at += len(line)
             continue
         if finding := _read(line, at, document, take):
@@ -56,20 +73,39 @@ def read_json_lines(
 
 
 def take_text(text_key: str, sift: Sift) -> Take:
-    """Takes the text of a field."""
+    """Takes the text of a field, and names the other fields with text. Null is a text without characters."""
 
     def take(document: object, where: str, line: bytes) -> Finding:
-        if isinstance(document, dict) and isinstance(text := document.get(text_key), str):
-            return sift(text, where, document)
-        text = reach(document, text_key)
-        if isinstance(text, str):
-            return sift(text, where, document if isinstance(document, dict) else {})
-        return Fault("missing key" if text is None else "wrong type", where, sample_of(line))
+        fields = cast("dict[str, object]", document) if isinstance(document, dict) else {}
+        text = fields.get(text_key)
+        is_plain = isinstance(text, str)
+        if not is_plain:
+            text = reach(document, text_key)
+            if not isinstance(document, dict) or not isinstance(text, str | None):
+                return Fault("wrong type", where, sample_of(line))
+            if text is None and not is_there(document, text_key):
+                return Fault("missing key", where, sample_of(line))
+        found = sift(text or "", where, fields)
+        if not isinstance(found, Record) or len(fields) == 1:
+            return found
+        others = fields.items() if is_plain else unread_fields(fields, (text_key,))
+        beside = [name for name, value in others if value and name != text_key and has_text(value)]
+        return Record(found.text, where, beside=tuple(beside))
 
     return take
 
 
-def _read(line: bytes, at: int, document: object, take: Take) -> Finding | None:
+def _check_is_a_line(line: bytes, lines: io.BufferedReader) -> None:
+    """Refuse a file whose first line begins a JSON array of records, or a JSON object of several lines."""
+    first = line[:SNIFFED_BYTES].removeprefix(BYTE_ORDER_MARK).strip()
+    following = lines.peek(SNIFFED_BYTES).lstrip()[:1] if first in (b"[", b"{") else b""
+    if ARRAY_OF_OBJECTS.match(first) or (first == b"[" and following == b"{"):
+        raise FileFault("other format", "it is one JSON array: write each element on a line of its own, for example with jq -c '.[]'")
+    if first == b"{" and following == b'"':
+        raise FileFault("other format", "its JSON objects have several lines each: write each on one line, for example with jq -c .")
+
+
+def _read(line: bytes, at: int, document: object, take: Take) -> Taken | None:
     """What a line holds; None of a blank one. A byte order mark at the file's start is no part of it."""
     where = f"byte {at}"
     if document is NOT_PARSED:

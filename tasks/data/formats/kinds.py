@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from tasks.data.formats.arrow_messages import FILE_START, begins_with_a_schema
+from phasewise.tasks.data.formats.arrow_messages import FILE_START, begins_with_a_schema
 
 Nature = Literal["packed", "archive", "parquet", "arrow", "warc", "text", "wide text", "empty", "no text", "unknown"]
 SNIFF_BYTES = 2**14

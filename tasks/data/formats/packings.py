@@ -9,7 +9,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from tasks.data.formats.findings import FileFault
+from phasewise.tasks.data.formats.findings import FileFault
 
 PACKED_BYTES = 2**16
 MAX_WINDOW_BYTES = 256 * 2**20  # `xz -9` needs 65 MiB; a window of gigabytes is no archive of text

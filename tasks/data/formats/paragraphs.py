@@ -3,7 +3,7 @@
 import io
 from collections.abc import Iterator
 
-from tasks.data.formats.findings import FileFault, Finding, Sift
+from phasewise.tasks.data.formats.findings import FileFault, Finding, Sift
 
 WANTED_CHARACTERS, MAX_CHARACTERS = 2_000, 8_000
 """A document ends at the first blank line after so many, and at the latest at the second."""

@@ -7,9 +7,9 @@ import io
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
-from tasks.data.formats.findings import FileFault
-from tasks.data.formats.kinds import PARQUET_MAGIC
-from tasks.data.formats.thrift import Struct, read_struct
+from phasewise.tasks.data.formats.findings import FileFault
+from phasewise.tasks.data.formats.kinds import PARQUET_MAGIC
+from phasewise.tasks.data.formats.thrift import Struct, read_struct
 
 MAX_FOOTER_BYTES = 8 * 2**20  # its values take some thirty times as much
 TAIL_BYTES = 4 + len(PARQUET_MAGIC)

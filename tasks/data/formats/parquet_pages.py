@@ -7,9 +7,9 @@ import io
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from tasks.data.formats.findings import FileFault
-from tasks.data.formats.parquet_footer import Chunk
-from tasks.data.formats.thrift import read_struct
+from phasewise.tasks.data.formats.findings import FileFault
+from phasewise.tasks.data.formats.parquet_footer import Chunk
+from phasewise.tasks.data.formats.thrift import read_struct
 
 HEAD_BYTES = 256
 MAX_HEAD_BYTES = 2**20  # of a page whose statistics hold long values

@@ -3,7 +3,7 @@
 import io
 from collections.abc import Iterator
 
-from tasks.data.formats.findings import MAX_DOCUMENT_BYTES, Fault, FileFault, Finding, Sift, reason_against, sample_of
+from phasewise.tasks.data.formats.findings import MAX_DOCUMENT_BYTES, Fault, FileFault, Finding, Sift, reason_against, sample_of
 
 
 def read_plain(file: io.BufferedReader, sift: Sift) -> Iterator[Finding]:

@@ -1,38 +1,53 @@
-"""Parquet and Arrow whose rows are records with lists and objects in them, such as conversations: some columns, a few rows at a time.
+"""Parquet and Arrow whose rows are records with lists and objects in them, such as conversations: a few rows at a time.
+
+Beside the columns that are asked for, those with text in them are read, so that what a conversation leaves out is known.
 
 As in `tables.py` what a file claims is not believed, and one bad row costs no other. What is held is bounded by what the pages claim: a
 value that a dictionary repeats counts each time.
 """
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.data.formats.expansion import check_expansion
-from tasks.data.formats.findings import MAX_DOCUMENT_BYTES, Fault, FileFault, Finding, sample_of
-from tasks.data.formats.kinds import PARQUET_MAGIC
-from tasks.data.formats.parquet_footer import Chunk, RowGroup, read_footer
-from tasks.data.formats.parquet_pages import check_pages
-from tasks.data.formats.streams import BUFFER_BYTES
-from tasks.data.formats.tables import MAX_HELD_BYTES, ArrowStream, batch_rows, is_index, size_between
+from phasewise.tasks.data.formats.expansion import check_expansion
+from phasewise.tasks.data.formats.findings import MAX_DOCUMENT_BYTES, Fault, FileFault, Taken, sample_of
+from phasewise.tasks.data.formats.kinds import PARQUET_MAGIC
+from phasewise.tasks.data.formats.parquet_footer import Chunk, RowGroup, read_footer
+from phasewise.tasks.data.formats.parquet_pages import check_pages
+from phasewise.tasks.data.formats.streams import BUFFER_BYTES
+from phasewise.tasks.data.formats.tables import MAX_HELD_BYTES, ArrowStream, batch_rows, check_has_rows, is_index, size_between
 
-TakeRow = Callable[[Mapping[str, object], str], Finding]
+NOT_LOOKED_AT = "a column that is not looked at"
+"""Stands for the value of a column beside the conversation that is large, or holds bytes: an image, a sound."""
+MAX_BESIDE_BYTES = MAX_HELD_BYTES // 8
+STRINGS = {pa.string(), pa.large_string(), pa.string_view()}
+BYTES = {pa.binary(), pa.large_binary(), pa.binary_view()}
+TakeRow = Callable[[Mapping[str, object], str], Taken]
 """A row's columns by name, and where it is → what it holds."""
 
 
-def read_parquet_records(file: io.BufferedReader, *, keys: Sequence[str], take: TakeRow) -> Iterator[Finding]:
-    """What the rows hold, of the columns that the keys are in.
+def read_parquet_records(file: io.BufferedReader, *, keys: Sequence[str], leave_out: Collection[str], take: TakeRow) -> Iterator[Taken]:
+    """What the rows hold, of the columns that the keys are in, and of those beside them that hold text and are not to be left out.
 
     Raises:
         FileFault: the file is truncated or has no row, a column is missing, or it expands too much.
     """
     size = size_between(file, PARQUET_MAGIC, 8)
     groups = read_footer(file, size)
+    check_has_rows(sum(group.num_rows for group in groups))
     table = pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False)
     columns = _columns(table.schema_arrow, keys)
+    beside, bytes_beside = _beside(table.schema_arrow, {*columns, *leave_out})
+    for name in list(beside):
+        if any(sum(map(_most_bytes, _chunks(group, [name]))) > MAX_BESIDE_BYTES for group in groups):
+            beside.remove(name)
+            bytes_beside.append(name)
+    columns += beside
+    take = _with(bytes_beside, take)
     chunks = [_chunks(group, columns) for group in groups]
     check_expansion(sum(chunk.unpacked_bytes for group in chunks for chunk in group), size)
     row = unpacked_bytes = 0
@@ -47,10 +62,9 @@ def read_parquet_records(file: io.BufferedReader, *, keys: Sequence[str], take: 
         for batch in table.iter_batches(batch_rows(held, num_rows), row_groups=[number], columns=columns, use_threads=False):
             yield from _findings(batch, row, take)
             row += batch.num_rows
-    _check_not_empty(row)
 
 
-def read_arrow_records(file: io.BufferedReader, *, keys: Sequence[str], take: TakeRow) -> Iterator[Finding]:
+def read_arrow_records(file: io.BufferedReader, *, keys: Sequence[str], leave_out: Collection[str], take: TakeRow) -> Iterator[Taken]:
     """What the rows hold, of Arrow's file format and of its stream format.
 
     Raises:
@@ -58,13 +72,46 @@ def read_arrow_records(file: io.BufferedReader, *, keys: Sequence[str], take: Ta
     """
     stream = ArrowStream.open(file)
     columns = _columns(stream.schema, keys)
+    beside, bytes_beside = _beside(stream.schema, {*columns, *leave_out})
+    columns += beside
+    take = _with(bytes_beside, take)
     row = 0
     for batch, step in stream.batches():
         chosen = batch.select(columns)
         for start in range(0, batch.num_rows, step):
             yield from _findings(chosen.slice(start, step), row + start, take)
         row += batch.num_rows
-    _check_not_empty(row)
+    check_has_rows(row)
+
+
+def _beside(schema: pa.Schema, named: Collection[str]) -> tuple[list[str], list[str]]:
+    """The columns that nobody names and that hold text; and those that hold bytes."""
+    found: tuple[list[str], list[str]] = [], []
+    for field in schema:
+        if field.name in named or schema.get_field_index(field.name) < 0:
+            continue
+        types = set(_leaves(field.type))
+        if types & BYTES:
+            found[1].append(field.name)
+        elif types & STRINGS:
+            found[0].append(field.name)
+    return found
+
+
+def _leaves(type_: Any) -> Iterator[pa.DataType]:
+    if isinstance(type_, pa.DictionaryType | pa.BaseExtensionType):
+        yield from _leaves(type_.value_type if isinstance(type_, pa.DictionaryType) else type_.storage_type)
+    elif type_.num_fields:
+        for number in range(type_.num_fields):
+            yield from _leaves(type_.field(number).type)
+    else:
+        yield type_
+
+
+def _with(names: Sequence[str], take: TakeRow) -> TakeRow:
+    """Takes a record with columns that were not looked at."""
+    more = dict.fromkeys(names, NOT_LOOKED_AT)
+    return (lambda record, where: take({**record, **more}, where)) if more else take
 
 
 class _Read(NamedTuple):
@@ -72,7 +119,7 @@ class _Read(NamedTuple):
     trouble: str
 
 
-def _findings(batch: pa.RecordBatch, first_row: int, take: TakeRow) -> Iterator[Finding]:
+def _findings(batch: pa.RecordBatch, first_row: int, take: TakeRow) -> Iterator[Taken]:
     for number, (record, trouble) in enumerate(_records(batch)):
         where = f"row {first_row + number}"
         if record is None:
@@ -126,8 +173,3 @@ def _chunks(group: RowGroup, columns: Sequence[str]) -> list[Chunk]:
 def _most_bytes(chunk: Chunk) -> int:
     """What its values may take: of indices the dictionary each time."""
     return max(chunk.unpacked_bytes, chunk.num_values * (chunk.dictionary_bytes or 0) if chunk.is_text and is_index(chunk) else 0)
-
-
-def _check_not_empty(rows: int) -> None:
-    if rows == 0:
-        raise FileFault("empty file", "it has no rows")

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, NoReturn
 
 import fsspec
 
-from tasks.data.formats.expansion import check_expansion
-from tasks.data.formats.kinds import SNIFF_BYTES, Kind, kind_of
-from tasks.data.formats.packings import unpacking
-from trainer.base.errors import DataError
+from phasewise.tasks.data.formats.expansion import check_expansion
+from phasewise.tasks.data.formats.kinds import SNIFF_BYTES, Kind, kind_of
+from phasewise.tasks.data.formats.packings import unpacking
+from phasewise.trainer.base.errors import DataError
 
 BLOCK_BYTES = 8 * 2**20  # of a remote file; at most two are held
 BUFFER_BYTES = 2**18

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tasks.data.formats.arrow_messages import FILE_START, NO_MORE, check_next_batch
-from tasks.data.formats.expansion import check_expansion
-from tasks.data.formats.findings import MAX_DOCUMENT_BYTES, Fault, FileFault, Finding, Sift, reason_against, sample_of
-from tasks.data.formats.kinds import PARQUET_MAGIC
-from tasks.data.formats.parquet_footer import Chunk, RowGroup, read_footer
-from tasks.data.formats.parquet_pages import check_pages
-from tasks.data.formats.streams import BUFFER_BYTES
+from phasewise.tasks.data.formats.arrow_messages import FILE_START, NO_MORE, check_next_batch
+from phasewise.tasks.data.formats.expansion import check_expansion
+from phasewise.tasks.data.formats.findings import MAX_DOCUMENT_BYTES, Fault, FileFault, Finding, Record, Sift, reason_against, sample_of
+from phasewise.tasks.data.formats.kinds import PARQUET_MAGIC
+from phasewise.tasks.data.formats.parquet_footer import Chunk, RowGroup, read_footer
+from phasewise.tasks.data.formats.parquet_pages import check_pages
+from phasewise.tasks.data.formats.streams import BUFFER_BYTES
 
 BATCH_BYTES = 8 * 2**20
 DELTA_BATCH_BYTES = 2**26  # at most, and seldom
@@ -39,6 +39,7 @@ def read_parquet(file: io.BufferedReader, *, text_key: str, field_keys: Sequence
     """
     size = size_between(file, PARQUET_MAGIC, 8)
     groups = read_footer(file, size)
+    check_has_rows(sum(group.num_rows for group in groups))
     table = pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False)
     rows = _Rows.build(table.schema_arrow, text_key=text_key, field_keys=field_keys, sift=sift, file_bytes=size)
     chunks = [_column_chunks(group, rows.columns) for group in groups]
@@ -49,6 +50,7 @@ def read_parquet(file: io.BufferedReader, *, text_key: str, field_keys: Sequence
     unpacked_bytes = 0
     for number, group in enumerate(chunks):
         chunk = group[rows.columns[0]]
+        rows.beside = _filled_beside(table, number, rows.text)
         if chunk.unpacked_bytes > max(MAX_HELD_BYTES, MAX_DOCUMENT_BYTES * chunk.num_values):
             yield from rows.passed_over(chunk)
             continue
@@ -62,7 +64,6 @@ def read_parquet(file: io.BufferedReader, *, text_key: str, field_keys: Sequence
         reader = indices if by_index else table
         for batch in reader.iter_batches(at_once, row_groups=[number], columns=rows.columns, use_threads=False):
             yield from rows.findings(batch)
-    rows.check_not_empty()
 
 
 def read_arrow(file: io.BufferedReader, *, text_key: str, field_keys: Sequence[str], sift: Sift) -> Iterator[Finding]:
@@ -73,10 +74,12 @@ def read_arrow(file: io.BufferedReader, *, text_key: str, field_keys: Sequence[s
     """
     stream = ArrowStream.open(file)
     rows = _Rows.build(stream.schema, text_key=text_key, field_keys=field_keys, sift=sift, file_bytes=stream.size_bytes)
+    beside = text_columns(stream.schema, rows.text)
     for batch, step in stream.batches():
+        rows.beside = tuple(name for name in beside if batch.column(name).null_count < batch.num_rows)
         for start in range(0, batch.num_rows, step):
             yield from rows.findings(batch.slice(start, step))
-    rows.check_not_empty()
+    check_has_rows(rows.row)
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,7 @@ class _Rows:
         text, fields: where the text and the filters' fields are.
         row: rows that were read.
         text_bytes: of their texts.
+        beside: the other columns of text that are not null throughout the row group, or the record batch.
     """
 
     text: ColumnPath
@@ -135,6 +139,7 @@ class _Rows:
     file_bytes: int
     row: int = 0
     text_bytes: int = 0
+    beside: tuple[str, ...] = ()
 
     @classmethod
     def build(cls, schema: pa.Schema, *, text_key: str, field_keys: Sequence[str], sift: Sift, file_bytes: int) -> "_Rows":
@@ -156,9 +161,8 @@ class _Rows:
         for number, raw in enumerate(texts):
             where = f"row {self.row}"
             self.row += 1
-            if raw is None:
-                yield Fault("missing key", where, "null")
-            elif len(raw) > MAX_DOCUMENT_BYTES:
+            raw = raw or b""  # null is a text without characters
+            if len(raw) > MAX_DOCUMENT_BYTES:
                 yield Fault("too long", where, sample_of(raw))
             else:
                 try:
@@ -166,17 +170,14 @@ class _Rows:
                 except UnicodeDecodeError:
                     yield Fault(reason_against(raw), where, sample_of(raw))
                 else:
-                    yield self.sift(text, where, fields[number] if fields else {})
+                    found = self.sift(text, where, fields[number] if fields else {})
+                    yield found._replace(beside=self.beside) if self.beside and isinstance(found, Record) else found
 
     def passed_over(self, chunk: Chunk) -> Iterator[Finding]:
         """A row group whose rows average above the longest document: to find a short one among them, all might have to be held."""
         for _ in range(chunk.num_values):
             yield Fault("too long", f"row {self.row}", f"{chunk.unpacked_bytes} bytes in {chunk.num_values} rows of its row group")
             self.row += 1
-
-    def check_not_empty(self) -> None:
-        if self.row == 0:
-            raise FileFault("empty file", "it has no rows")
 
     def _field_values(self, batch: pa.RecordBatch) -> Iterator[Sequence[object]]:
         for path in self.fields.values():
@@ -186,6 +187,16 @@ class _Rows:
             else:
                 column.validate(full=True)
                 yield column.to_pylist()
+
+
+def check_has_rows(count: int) -> None:
+    """End the reading of a table without rows, whatever its columns are.
+
+    Raises:
+        FileFault: it has none.
+    """
+    if count == 0:
+        raise FileFault("empty file", "it has no rows")
 
 
 def size_between(file: io.BufferedReader, magic: bytes, least: int) -> int:
@@ -239,6 +250,27 @@ def _find(schema: pa.Schema, key: str) -> tuple[ColumnPath, pa.DataType]:
         level = level.field(place) if isinstance(level, pa.Schema) else level[place]
         level = level.type
     return path, level
+
+
+def text_columns(schema: pa.Schema, text: ColumnPath) -> list[str]:
+    """The columns of text but the one that `text` names or lies in."""
+    types = {field.name: field.type.value_type if isinstance(field.type, pa.DictionaryType) else field.type for field in schema}
+    strings = (pa.string(), pa.large_string(), pa.string_view())
+    return [name for name, type_ in types.items() if name != text[0] and type_ in strings and schema.get_field_index(name) >= 0]
+
+
+def _filled_beside(table: pq.ParquetFile, group: int, text: ColumnPath) -> tuple[str, ...]:
+    """The other columns of text that are not null throughout a row group, as far as its statistics say."""
+    names = set(text_columns(table.schema_arrow, text))
+    row_group = table.metadata.row_group(group)
+    filled: list[str] = []
+    for number in range(row_group.num_columns) if names else ():
+        column = row_group.column(number)
+        statistics: Any = column.statistics if column.is_stats_set else None
+        is_null = statistics is not None and statistics.has_null_count and statistics.null_count >= row_group.num_rows
+        if column.path_in_schema in names and not is_null:
+            filled.append(column.path_in_schema)
+    return tuple(filled)
 
 
 def _column(batch: pa.RecordBatch, path: ColumnPath) -> pa.Array:

@@ -1,22 +1,23 @@
 """A tokenizer in a folder: `tokenizer.json`, and a manifest that says what it was trained on and how. The manifest comes last."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import Field, ValidationError
 
-from tasks.data.tokenizer import DIGEST_NAME, check_tokenizer, load_tokenizer, tokenizer_digest, tokenizer_key
-from tasks.data.vocabularies.splits import SplitName
-from trainer.base.errors import ConfigError, DataError
-from trainer.base.frozen import Frozen
-from trainer.base.storage import digest_of_bytes, digest_of_json, read_json, write_atomically, write_json
+from phasewise.tasks.data.tokenizer import DIGEST_NAME, check_tokenizer, load_tokenizer, tokenizer_digest, tokenizer_key
+from phasewise.tasks.data.vocabularies.splits import SplitName
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.identity import digest_of_bytes, read_sealed, write_sealed
+from phasewise.trainer.base.problems import in_one_line
+from phasewise.trainer.base.storage import write_atomically
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 TOKENIZER_NAME = "tokenizer.json"
 MANIFEST_NAME = "tokenizer_manifest.json"
-DIGEST = "digest"
 FORMAT_VERSION = 1
 
 
@@ -114,8 +115,7 @@ def write_folder(folder: Path, content: str, manifest: TokenizerManifest) -> Non
     """Write a tokenizer and its manifest, which names it."""
     assert manifest.tokenizer_digest == digest_of_bytes(content.encode())
     write_atomically(folder / TOKENIZER_NAME, content.encode())
-    described = manifest.model_dump(mode="json")
-    write_json(folder / MANIFEST_NAME, {**described, DIGEST: digest_of_json(described)})
+    write_sealed(folder / MANIFEST_NAME, manifest.model_dump(mode="json"))
 
 
 def read_tokenizer_manifest(folder: Path) -> TokenizerManifest | None:
@@ -128,13 +128,9 @@ def read_tokenizer_manifest(folder: Path) -> TokenizerManifest | None:
     if not path.exists():
         return None
     try:
-        written: dict[str, Any] = dict(read_json(path))
-        digest = written.pop(DIGEST, None)
-        manifest = TokenizerManifest.model_validate(written)
+        manifest = TokenizerManifest.model_validate(read_sealed(path))
     except (ValueError, TypeError, ValidationError) as error:
-        raise DataError(f"{path} does not read as the manifest of a tokenizer ({error}). {_again(folder)}") from None
-    if digest != digest_of_json(written):
-        raise DataError(f"{path} was changed after it was written. {_again(folder)}")
+        raise DataError(f"{path} does not read as the manifest of a tokenizer ({in_one_line(error)}). {_again(folder)}") from None
     found = tokenizer_digest(folder / TOKENIZER_NAME)
     if found != manifest.tokenizer_digest:
         raise DataError(

@@ -7,7 +7,7 @@ from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from trainer.base.errors import DataError
+from phasewise.trainer.base.errors import DataError
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
-from tasks.data.vocabularies import splits
-from tasks.data.vocabularies.splits import SplitName, build_pre_tokenizer
-from trainer.base.code_digest import code_digest
-from trainer.base.errors import ConfigError, DataError
+from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
+from phasewise.tasks.data.vocabularies import splits
+from phasewise.tasks.data.vocabularies.splits import SplitName, build_pre_tokenizer
+from phasewise.trainer.base.code_digest import code_digest
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.base.json_reader import parse_json
 
 SPECIAL_TOKENS = (BEGIN_OF_TEXT, END_OF_TEXT)
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
@@ -104,7 +105,7 @@ def truncate(content: str, vocab_size: int, special_tokens: Sequence[str] = ()) 
         DataError: it is no byte-level BPE whose entries are special tokens, bytes and merges, in this order.
     """
     check_vocab_size(vocab_size, special_tokens)
-    written: dict[str, Any] = json.loads(content)
+    written: dict[str, Any] = parse_json(content)
     ranked = _ranked(written, [*SPECIAL_TOKENS, *special_tokens])
     if vocab_size > len(ranked):
         raise ConfigError(f"--vocab-size must be at most the {len(ranked):,} entries that there are, found {vocab_size:,}.")

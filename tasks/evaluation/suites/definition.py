@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
-from trainer.base.frozen import Frozen
+from phasewise.trainer.base.frozen import Frozen
 
 SHOTS_IN_DEFINITION = "definition"
 """The examples are written in lm-eval's own definition, and need no file."""

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from trainer.base.errors import ConfigError
-from trainer.base.storage import as_path
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.storage import as_path
 
 BENCHMARKS_VARIABLE = "PHASEWISE_BENCHMARKS"
 

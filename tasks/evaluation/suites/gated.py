@@ -9,18 +9,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.evaluation.answers import BenchmarkResult, ItemAnswer
-from tasks.evaluation.suites.definition import Asked
-from tasks.evaluation.suites.folder import BENCHMARKS_VARIABLE, real_benchmarks
-from tasks.evaluation.suites.kept import measuring_code
-from tasks.evaluation.suites.known import find_definition
-from tasks.evaluation.suites.prepare import Hole, Prepared, prepare
-from tasks.evaluation.suites.result import Answer, SuiteResult
-from trainer.base.errors import ConfigError, EvaluationError
-from trainer.base.storage import digest_of_json
+from phasewise.tasks.evaluation.answers import BenchmarkResult, ItemAnswer
+from phasewise.tasks.evaluation.suites.definition import Asked
+from phasewise.tasks.evaluation.suites.folder import BENCHMARKS_VARIABLE, real_benchmarks
+from phasewise.tasks.evaluation.suites.kept import measuring_code
+from phasewise.tasks.evaluation.suites.known import find_definition
+from phasewise.tasks.evaluation.suites.prepare import Hole, Prepared, prepare
+from phasewise.tasks.evaluation.suites.result import Answer, SuiteResult
+from phasewise.trainer.base.errors import ConfigError, EvaluationError
+from phasewise.trainer.base.identity import digest_of_json
 
 if TYPE_CHECKING:
-    from tasks.evaluation.language_model import JaxLanguageModel
+    from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
 SOURCE = "the phase's evaluation.benchmarks"
 KEPT_DIGESTS = 256
@@ -62,7 +62,7 @@ def gate_results(model: "JaxLanguageModel", labels: Iterable[str], folder: Path)
         ConfigError: the folder lacks what a benchmark needs.
         EvaluationError: a benchmark cannot be put to this model, or an answer is not finite.
     """
-    from tasks.evaluation.suites.measure import measure  # it imports NumPy and more, which a question of what holds does without
+    from phasewise.tasks.evaluation.suites.measure import measure  # it imports NumPy and more, which a question of what holds does without
 
     results: list[BenchmarkResult] = []
     for label in sorted(labels):

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
-from tasks.evaluation.answers import BenchmarkResult
-from tasks.evaluation.measured import needle_length
-from tasks.evaluation.needle_lengths import MIN_LENGTH
-from tasks.evaluation.needles import MIN_KEYS, Needles, least_length, with_room
-from tasks.evaluation.suites.definition import Asked
-from tasks.evaluation.suites.gated import SOURCE, as_gate_result
-from tasks.evaluation.suites.kept import measuring_code
-from tasks.evaluation.suites.needle import prepare_needles
-from tasks.evaluation.suites.prepare import Hole
-from tasks.progress import say
-from trainer.base.errors import ConfigError, EvaluationError
-from trainer.base.storage import digest_of_json
+from phasewise.tasks.evaluation.answers import BenchmarkResult
+from phasewise.tasks.evaluation.measured import needle_length
+from phasewise.tasks.evaluation.needle_lengths import MIN_LENGTH
+from phasewise.tasks.evaluation.needles import MIN_KEYS, Needles, least_length, with_room
+from phasewise.tasks.evaluation.suites.definition import Asked
+from phasewise.tasks.evaluation.suites.gated import SOURCE, as_gate_result
+from phasewise.tasks.evaluation.suites.kept import measuring_code
+from phasewise.tasks.evaluation.suites.needle import prepare_needles
+from phasewise.tasks.evaluation.suites.prepare import Hole
+from phasewise.tasks.progress import say
+from phasewise.trainer.base.errors import ConfigError, EvaluationError
+from phasewise.trainer.base.identity import digest_of_json
 
 if TYPE_CHECKING:
-    from tasks.evaluation.language_model import JaxLanguageModel
+    from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
 
 def needle_key(labels: Iterable[str], haystack: Mapping[str, str]) -> dict[str, str]:
@@ -61,7 +61,7 @@ def needle_results(model: "JaxLanguageModel", labels: Iterable[str], words: Sequ
     Raises:
         EvaluationError: a benchmark cannot be put to this model, or an answer is not finite.
     """
-    from tasks.evaluation.suites.measure import measure  # it imports NumPy and more, which a question of what holds does without
+    from phasewise.tasks.evaluation.suites.measure import measure  # it imports NumPy and more, which a question of what holds does without
 
     results: list[BenchmarkResult] = []
     for label in sorted(labels):
@@ -84,7 +84,7 @@ def _needles(label: str, model: "JaxLanguageModel") -> Needles:
 
 def words_of_held_out(caches: Mapping[str, Path], tokenizer: Tokenizer) -> list[str]:
     """The words of the first documents of each component's held-out cache."""
-    from tasks.evaluation.held_out import read_held_out_texts
+    from phasewise.tasks.evaluation.held_out import read_held_out_texts
 
     texts = read_held_out_texts(caches, tokenizer)
     return [word for documents in texts.values() for document in documents for word in document.text.split()]

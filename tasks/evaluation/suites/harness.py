@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from tasks.evaluation.requests import MAX_NEW_TOKENS, read_generation
-from tasks.evaluation.suites.prepare import Hole, Prepared, write_definitions
-from trainer.base.errors import ConfigError, DataError, EvaluationError
+from phasewise.tasks.evaluation.requests import MAX_NEW_TOKENS, read_generation
+from phasewise.tasks.evaluation.suites.prepare import Hole, Prepared, write_definitions
+from phasewise.trainer.base.errors import ConfigError, DataError, EvaluationError
 
 if TYPE_CHECKING:
-    from tasks.evaluation.language_model import JaxLanguageModel
+    from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
 SHOTS_SEED = 1234
 """lm-eval's own default. Its `evaluate` draws other examples each time where nobody sets it."""

@@ -4,9 +4,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tasks.evaluation.suites.harness import load_tasks, quiet_harness
-from tasks.evaluation.suites.prepare import Hole, Prepared
-from trainer.base.storage import digest_of_json
+from phasewise.tasks.evaluation.suites.harness import load_tasks, quiet_harness
+from phasewise.tasks.evaluation.suites.prepare import Hole, Prepared
+from phasewise.trainer.base.identity import digest_of_json
 
 
 def digest_of_hub_items(prepared: Prepared) -> str | Hole:

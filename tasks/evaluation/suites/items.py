@@ -4,15 +4,15 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.evaluation.harness_items import items_of_tasks
-from tasks.evaluation.suites.definition import Asked, Definition, Suite
-from tasks.evaluation.suites.harness import quiet_harness
-from tasks.evaluation.suites.known import find_definition
-from tasks.evaluation.suites.prepare import Hole, Prepared, prepare, write_definitions
-from trainer.base.errors import ConfigError, DataError
-from trainer.base.storage import digest_of_json
-from validations.evidence.leakage.items.files import read_examples
-from validations.evidence.leakage.items.item import BenchmarkItem, merge_equal
+from phasewise.tasks.evaluation.harness_items import items_of_tasks
+from phasewise.tasks.evaluation.suites.definition import Asked, Definition, Suite
+from phasewise.tasks.evaluation.suites.harness import quiet_harness
+from phasewise.tasks.evaluation.suites.known import find_definition
+from phasewise.tasks.evaluation.suites.prepare import Hole, Prepared, prepare, write_definitions
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.base.identity import digest_of_json
+from phasewise.validations.evidence.leakage.items.files import read_examples
+from phasewise.validations.evidence.leakage.items.item import BenchmarkItem, merge_equal
 
 
 class SuiteItems(NamedTuple):

@@ -5,10 +5,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypedDict
 
-from tasks.evaluation.suites.prepare import Prepared
-from tasks.evaluation.suites.result import Answer, SuiteResult
-from trainer.base.code_digest import code_digest
-from trainer.base.storage import digest_of_json, read_json, write_json
+from phasewise.tasks.evaluation.suites.prepare import Prepared
+from phasewise.tasks.evaluation.suites.result import Answer, SuiteResult
+from phasewise.trainer.base.code_digest import code_digest
+from phasewise.trainer.base.identity import NotAsWritten, digest_of_json, read_sealed, write_sealed
 
 MEASURING = (
     "tasks/evaluation/suites/*.py",
@@ -64,25 +64,17 @@ def result_key(prepared: Prepared, model: Mapping[str, Any], items_digest: str, 
 
 def read_kept(path: Path, params_digest: str) -> dict[str, Kept]:
     """Benchmark → what was measured of it with these weights; empty where nothing was. What was edited since is not among them."""
-    found = read_json(path) if path.exists() else {"benchmarks": {}, "digests": {}}
-    benchmarks: dict[str, Kept] = found["benchmarks"]
-    return {
-        label: kept
-        for label, kept in benchmarks.items()
-        if kept["params_digest"] == params_digest and found["digests"].get(label) == _digest(kept)
-    }
+    try:
+        benchmarks: dict[str, Kept] = read_sealed(path)["benchmarks"]
+    except (FileNotFoundError, NotAsWritten, KeyError):
+        return {}
+    return {label: kept for label, kept in benchmarks.items() if kept["params_digest"] == params_digest}
 
 
 def write_kept(path: Path, about: Mapping[str, Any], kept: Mapping[str, Kept], order: Iterable[str]) -> None:
     """All that is measured so far, in the suite's order. A cut-off evaluation goes on from it."""
     benchmarks = {label: kept[label] for label in order if label in kept}
-    digests = {label: _digest(one) for label, one in benchmarks.items()}
-    write_json(path, {**about, "benchmarks": benchmarks, "digests": digests})
-
-
-def _digest(kept: Kept) -> str:
-    """Of everything but the time that it took."""
-    return digest_of_json({**kept, "result": {**kept["result"], "seconds": None}})
+    write_sealed(path, {**about, "benchmarks": benchmarks})
 
 
 @cache

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from tasks.evaluation.suites.definition import SHOTS_IN_DEFINITION, Definition, Part, Rows
-from tasks.evaluation.suites.names import AGIEVAL, BBH_CHOICES, BBH_COT, MATH, MMLU, MMLU_PRO, MUSR
-from trainer.base.errors import ConfigError
+from phasewise.tasks.evaluation.suites.definition import SHOTS_IN_DEFINITION, Definition, Part, Rows
+from phasewise.tasks.evaluation.suites.names import AGIEVAL, BBH_CHOICES, BBH_COT, MATH, MMLU, MMLU_PRO, MUSR
+from phasewise.trainer.base.errors import ConfigError
 
 MATH_MODULES = ("sympy", "antlr4", "math_verify")
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tasks.evaluation.setting import Setting, read_setting
-from tasks.evaluation.suites.floors import Floors, highest, measure_floors
-from tasks.evaluation.suites.harness import Put, Sample, load_tasks, put, quiet_harness, samples_of
-from tasks.evaluation.suites.prepare import Hole, Prepared
-from tasks.evaluation.suites.programs import code_floors, score_programs
-from tasks.evaluation.suites.result import Answer, Cut, SuiteResult
-from trainer.base.errors import DataError, EvaluationError
+from phasewise.tasks.evaluation.setting import Setting, read_setting
+from phasewise.tasks.evaluation.suites.floors import Floors, highest, measure_floors
+from phasewise.tasks.evaluation.suites.harness import Put, Sample, load_tasks, put, quiet_harness, samples_of
+from phasewise.tasks.evaluation.suites.prepare import Hole, Prepared
+from phasewise.tasks.evaluation.suites.programs import code_floors, score_programs
+from phasewise.tasks.evaluation.suites.result import Answer, Cut, SuiteResult
+from phasewise.trainer.base.errors import DataError, EvaluationError
 
 if TYPE_CHECKING:
-    from tasks.evaluation.language_model import JaxLanguageModel
+    from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
 
 class Scored(NamedTuple):
@@ -138,7 +138,7 @@ def _setting(found: Put, prepared: Prepared, *, precision: str) -> Setting:
     settings = [read_setting(found.found, name, filter_name=filter_name, precision=precision) for name in names]
     if len(settings) == 1:
         return settings[0]
-    from trainer.base.storage import digest_of_json
+    from phasewise.trainer.base.identity import digest_of_json
 
     return Setting(
         version=", ".join(sorted({one["version"] for one in settings})),

@@ -9,14 +9,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.evaluation.needles import MAX_NEW_TOKENS, MIN_LENGTH, NeedleItem, Needles, Wording, build_items
-from tasks.evaluation.suites.definition import Asked, Definition, Part, Suite
-from tasks.evaluation.suites.prepare import Hole, Prepared, PreparedPart
-from trainer.base.errors import ConfigError, DataError
-from trainer.base.storage import digest_of_bytes, digest_of_json
+from phasewise.tasks.evaluation.needles import MAX_NEW_TOKENS, MIN_LENGTH, NeedleItem, Needles, Wording, build_items
+from phasewise.tasks.evaluation.suites.definition import Asked, Definition, Part, Suite
+from phasewise.tasks.evaluation.suites.prepare import Hole, Prepared, PreparedPart
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.base.identity import digest_of_bytes, digest_of_json
 
 if TYPE_CHECKING:
-    from tasks.evaluation.language_model import JaxLanguageModel
+    from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
 NAME, WRITTEN = "niah", "niah_written"
 HERE = "after MK-NIAH of RULER, which Trinity's report names; items, words and depths are this project's"

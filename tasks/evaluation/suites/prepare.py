@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from tasks.evaluation.suites.definition import SHOTS_IN_DEFINITION, Asked, Definition, Part, Rows
-from trainer.base.storage import digest_of_bytes, digest_of_json
+from phasewise.tasks.evaluation.suites.definition import SHOTS_IN_DEFINITION, Asked, Definition, Part, Rows
+from phasewise.trainer.base.identity import digest_of_bytes, digest_of_json
+from phasewise.trainer.base.json_reader import parse_json
 
 SHOWN_FIELDS = 8
 
@@ -169,7 +170,7 @@ def _only(lines: bytes, fields: tuple[str, ...]) -> bytes:
     """The rows with these fields alone; as they are where none is named."""
     if not fields:
         return lines
-    rows = [json.loads(line) for line in lines.splitlines()]
+    rows = [parse_json(line, allows_nan=True) for line in lines.splitlines()]
     return b"".join(json.dumps({field: row[field] for field in fields if field in row}).encode() + b"\n" for row in rows)
 
 
@@ -190,7 +191,7 @@ def _by_value(lines: bytes, field: str) -> _Sorted:
     if key not in _SORTED:
         found: dict[Any, list[bytes]] = {}
         for line in (line for line in lines.split(b"\n") if line.strip()):
-            found.setdefault(json.loads(line)[field], []).append(line)
+            found.setdefault(parse_json(line, allows_nan=True)[field], []).append(line)
         if len(_SORTED) >= MAX_SORTED:
             del _SORTED[next(iter(_SORTED))]
         _SORTED[key] = _Sorted(found)

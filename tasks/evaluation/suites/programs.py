@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.evaluation.suites.floors import Floors
-from tasks.evaluation.suites.sandbox import check_sandbox, run_programs
+from phasewise.tasks.evaluation.suites.floors import Floors
+from phasewise.tasks.evaluation.suites.sandbox import check_sandbox, run_programs
 
 CONSTANT_ANSWER = {"humaneval": "    return []\n", "mbpp": ""}
 """A dumb answer to every item."""

@@ -2,9 +2,9 @@
 
 from typing import TypedDict
 
-from tasks.evaluation.setting import Setting
-from tasks.evaluation.suites.definition import Asked, Definition
-from tasks.evaluation.suites.floors import Floors
+from phasewise.tasks.evaluation.setting import Setting
+from phasewise.tasks.evaluation.suites.definition import Asked, Definition
+from phasewise.tasks.evaluation.suites.floors import Floors
 
 
 class Answer(TypedDict):

@@ -4,19 +4,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.evaluation.needles import Needles
-from tasks.evaluation.suites.definition import Asked, Suite
-from tasks.evaluation.suites.kept import Kept, kept_path, read_kept, result_key, write_kept
-from tasks.evaluation.suites.known import find_definition
-from tasks.evaluation.suites.needle import Haystack, definition_of, prepare_needles
-from tasks.evaluation.suites.prepare import Hole, Prepared, prepare
-from tasks.evaluation.suites.result import SuiteResult, hole
-from tasks.progress import say
-from trainer.base.errors import ConfigError
-from trainer.base.storage import digest_of_json
+from phasewise.tasks.evaluation.needles import Needles
+from phasewise.tasks.evaluation.suites.definition import Asked, Suite
+from phasewise.tasks.evaluation.suites.kept import Kept, kept_path, read_kept, result_key, write_kept
+from phasewise.tasks.evaluation.suites.known import find_definition
+from phasewise.tasks.evaluation.suites.needle import Haystack, definition_of, prepare_needles
+from phasewise.tasks.evaluation.suites.prepare import Hole, Prepared, prepare
+from phasewise.tasks.evaluation.suites.result import SuiteResult, hole
+from phasewise.tasks.progress import say
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.identity import digest_of_json
 
 if TYPE_CHECKING:
-    from tasks.evaluation.language_model import JaxLanguageModel
+    from phasewise.tasks.evaluation.language_model import JaxLanguageModel
 
 
 class Options(NamedTuple):
@@ -84,7 +84,7 @@ def run_suite(
 
 def name_model(model: "JaxLanguageModel") -> dict[str, Any]:
     """What decides a model's answers: weights, computation, tokenizer, how it begins a text, and what ends one that it writes."""
-    from trainer.state import params_digest
+    from phasewise.trainer.state import params_digest
 
     return {
         "params": params_digest(model.params),
@@ -113,7 +113,7 @@ def _measure(
     key = result_key(prepared, named, digest, options.limit)
     if before and before["key"] == key:
         return before
-    from tasks.evaluation.suites.measure import measure
+    from phasewise.tasks.evaluation.suites.measure import measure
 
     found = measure(model, prepared, limit=options.limit)
     if isinstance(found, Hole):
@@ -126,7 +126,7 @@ def _items_digest(prepared: Prepared) -> str | Hole:
     """Of the items' files; of the hub's, of the items themselves, which have to be loaded first."""
     if prepared.items_digest is not None:
         return prepared.items_digest
-    from tasks.evaluation.suites.hub import digest_of_hub_items
+    from phasewise.tasks.evaluation.suites.hub import digest_of_hub_items
 
     return digest_of_hub_items(prepared)
 

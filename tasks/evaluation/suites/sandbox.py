@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.progress import advance
-from trainer.base.errors import EvaluationError
+from phasewise.tasks.progress import advance
+from phasewise.trainer.base.errors import EvaluationError
 
 CHILD = Path(__file__).with_name("sandbox_child.py")
 GUARDS = ("network", "processes", "files")

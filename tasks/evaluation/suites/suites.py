@@ -1,9 +1,9 @@
 """The suites, each line with where it comes from."""
 
-from tasks.evaluation.suites.definition import Asked, Suite
-from tasks.evaluation.suites.known import DEFINITIONS
-from tasks.evaluation.suites.names import AGIEVAL
-from trainer.base.errors import ConfigError
+from phasewise.tasks.evaluation.suites.definition import Asked, Suite
+from phasewise.tasks.evaluation.suites.known import DEFINITIONS
+from phasewise.tasks.evaluation.suites.names import AGIEVAL
+from phasewise.trainer.base.errors import ConfigError
 
 CORE_TASKS = "the record's CORE_TASKS with their shots (Marin, evaluation settings)"
 LEADERBOARD = "the record's leaderboard tasks (Marin, evaluation settings)"

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.publication.card.croissant import build_croissant
-from tasks.publication.card.cyclonedx import build_ml_bom
-from tasks.publication.card.readme import README_NAME, build_readme
-from tasks.publication.card.signature import sign, write_envelope
-from tasks.publication.card.statement import build_statement
-from trainer.base.errors import ConfigError
-from trainer.base.storage import digest_of_bytes
+from phasewise.tasks.publication.card.croissant import build_croissant
+from phasewise.tasks.publication.card.cyclonedx import build_ml_bom
+from phasewise.tasks.publication.card.readme import README_NAME, build_readme
+from phasewise.tasks.publication.card.signature import sign, write_envelope
+from phasewise.tasks.publication.card.statement import build_statement
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.identity import digest_of_bytes
 
 STATEMENT_NAME = "statement.json"
 ENVELOPE_NAME = "statement.dsse.json"

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.publication.card.bundle import check_free, write_bundle
-from tasks.publication.card.claims import Subject, read_claims
-from tasks.publication.card.exported import export_claims
-from tasks.publication.card.gate_claims import ruling_word
-from tasks.publication.card.home_files import HomeFiles
-from trainer.base.errors import VerdictError
-from trainer.base.wording import name_some
+from phasewise.tasks.publication.card.bundle import check_free, write_bundle
+from phasewise.tasks.publication.card.claims import Subject, read_claims
+from phasewise.tasks.publication.card.exported import export_claims
+from phasewise.tasks.publication.card.gate_claims import ruling_word
+from phasewise.tasks.publication.card.home_files import HomeFiles
+from phasewise.trainer.base.errors import VerdictError
+from phasewise.trainer.base.wording import name_some
 
 NEEDED = ("lineage", "training", "mixture", "order", "data", "gates", "evaluation", "checkpoint")
 MAX_NAMED = 3

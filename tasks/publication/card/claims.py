@@ -6,10 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.publication.card.data_claims import data_claims, tokenizer_claims
-from tasks.publication.card.gate_claims import GATES, Gate, check_judged, evaluation_claims, gate_claims, hand_off_claims, read_gate
-from tasks.publication.card.home_files import HomeFiles
-from tasks.publication.card.training_claims import (
+from phasewise.tasks.publication.card.data_claims import data_claims, tokenizer_claims
+from phasewise.tasks.publication.card.gate_claims import (
+    GATES,
+    Gate,
+    check_judged,
+    evaluation_claims,
+    gate_claims,
+    hand_off_claims,
+    read_gate,
+)
+from phasewise.tasks.publication.card.home_files import HomeFiles
+from phasewise.tasks.publication.card.training_claims import (
     Trained,
     checkpoint_claims,
     lineage_claims,
@@ -18,9 +26,9 @@ from tasks.publication.card.training_claims import (
     read_trained,
     training_claims,
 )
-from trainer.base.errors import ConfigError
-from trainer.base.run_folder import EVALUATION_NAME
-from validations.verdict import Verdict
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.run_folder import EVALUATION_NAME
+from phasewise.validations.verdict import Verdict
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """A name that is one folder's; a card from elsewhere must not lead out of the home."""
@@ -99,7 +107,7 @@ def _judgement(
         parent = files.json("gates.model.judged", parent_path) if files.has(parent_path) else None
     check_judged(files, trained, verdicts, evaluation, parent)
     if judges_again:
-        from tasks.publication.card.judged_again import check_again
+        from phasewise.tasks.publication.card.judged_again import check_again
 
         places: dict[Gate, tuple[str, Verdict]] = {
             gate: (f"verdicts/{subject.run_name}/{subject.phase}/{gate}", verdict) for gate, verdict in verdicts.items()

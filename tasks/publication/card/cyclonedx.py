@@ -4,8 +4,8 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.publication.card.gate_claims import ruling_word
-from trainer.base.storage import digest_of_json
+from phasewise.tasks.publication.card.gate_claims import ruling_word
+from phasewise.trainer.base.identity import digest_of_json
 
 NAMESPACE = uuid.UUID("6f1d9a8e-6f0f-5a55-9f5d-0b6c3a8f5b11")
 """For serial numbers: equal claims have equal ones."""

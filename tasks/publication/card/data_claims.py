@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.publication.card.home_files import HomeFiles
-from trainer.base.errors import DataError
-from trainer.base.storage import digest_of_file
-from trainer.data.manifest import MANIFEST_NAME, Manifest, Split, read_manifest
+from phasewise.tasks.publication.card.home_files import HomeFiles
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import digest_of_file
+from phasewise.trainer.data.manifest import MANIFEST_NAME, Manifest, Split, read_manifest
 
 FOUND_KINDS = ("sha256", "md5")
 

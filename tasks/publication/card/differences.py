@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tasks.publication.card.home_files import Disagreement, shown
+from phasewise.tasks.publication.card.home_files import Disagreement, shown
 
 SPEAKERS = {
     "lineage": "the home's results say",

@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.publication.card.claims import Subject
-from tasks.publication.card.differences import disagreements
-from tasks.publication.card.home_files import HomeFiles
-from tasks.publication.card.training_claims import read_trained
-from tasks.publication.exported_weights import ORIGIN_NAME, differing_weights
-from trainer.base.errors import PhasewiseError
-from trainer.base.storage import digest_of_file, read_json
+from phasewise.tasks.publication.card.claims import Subject
+from phasewise.tasks.publication.card.differences import disagreements
+from phasewise.tasks.publication.card.home_files import HomeFiles
+from phasewise.tasks.publication.card.readme import README_NAME
+from phasewise.tasks.publication.card.training_claims import read_trained
+from phasewise.tasks.publication.exported_weights import differing_weights
+from phasewise.tasks.publication.placing import ORIGIN_NAME
+from phasewise.trainer.base.errors import PhasewiseError
+from phasewise.trainer.base.identity import NotAsWritten, digest_of_file, read_sealed
 
 
 def export_claims(files: HomeFiles, subject: Subject, folder: Path) -> dict[str, Any]:
@@ -20,7 +22,12 @@ def export_claims(files: HomeFiles, subject: Subject, folder: Path) -> dict[str,
     if ORIGIN_NAME not in named:
         files.problem(f"export.{ORIGIN_NAME}", "the folder does not say which weights it holds: export it again")
         return {"files": found}
-    origin: Mapping[str, Any] = read_json(folder / ORIGIN_NAME)
+    origin = files.tried("export.origin", lambda: read_sealed(folder / ORIGIN_NAME, may_lack_seal=True), NotAsWritten)
+    if origin is None:
+        return {"files": found}
+    for name, digest in origin.get("files", {}).items():
+        if name != README_NAME:  # people write into it
+            files.agree(f"export.files.{name}", "the folder's file has", digest, found.get(name, {}).get("sha256"))
     for name, value in {"recipe": subject.recipe, "scale": subject.scale, "phase": subject.phase}.items():
         files.agree(f"export.origin.{name}", "the card is of", origin.get(name), value)
     trained = read_trained(files, subject.run_name, subject.phase, "training")

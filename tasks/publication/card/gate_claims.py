@@ -8,17 +8,17 @@ from typing import Any, Literal
 import pandas as pd
 from pydantic import ValidationError
 
-from tasks.evaluation.benchmark_folder import read_benchmark_folder
-from tasks.evaluation.measured import made_of
-from tasks.publication.card.data_claims import check_shards, find_cache
-from tasks.publication.card.home_files import HomeFiles
-from tasks.publication.card.training_claims import Trained
-from trainer.base.decision import Ruling, ruling_at
-from trainer.base.errors import DataError, VerdictError
-from trainer.base.run_folder import EVALUATION_NAME, RunFolder
-from trainer.base.storage import digest_of_file, digest_of_json
-from trainer.data.manifest import MANIFEST_NAME
-from validations.verdict import Verdict, judged_by_gate
+from phasewise.tasks.evaluation.benchmark_folder import read_benchmark_folder
+from phasewise.tasks.evaluation.measured import made_of
+from phasewise.tasks.publication.card.data_claims import check_shards, find_cache
+from phasewise.tasks.publication.card.home_files import HomeFiles
+from phasewise.tasks.publication.card.training_claims import Trained
+from phasewise.trainer.base.decision import Ruling, ruling_at
+from phasewise.trainer.base.errors import DataError, VerdictError
+from phasewise.trainer.base.identity import digest_of_file, digest_of_json
+from phasewise.trainer.base.run_folder import EVALUATION_NAME, RunFolder
+from phasewise.trainer.data.manifest import MANIFEST_NAME
+from phasewise.validations.verdict import Verdict, judged_by_gate
 
 Gate = Literal["data", "health", "model"]
 GATES: tuple[Gate, ...] = ("data", "health", "model")
@@ -39,6 +39,8 @@ def gate_claims(files: HomeFiles, run_name: str, phase: str, gate: Gate, verdict
     """One verdict: whether it passes, who let it pass, its limits, what it judged, each check, and the evidence tables by digest."""
     folder = f"verdicts/{run_name}/{phase}/{gate}"
     tables = sorted(f"{folder}/{path.name}" for path in files.place(folder).glob("*.parquet"))
+    for name, digest in verdict.tables.items():
+        files.check(f"gates.{gate}.evidence.{name}", f"{folder}/{name}.parquet", digest)
     said = verdict.model_dump(mode="json")
     checks = [{name: check[name] for name in ("name", "table", "asks", "severity", "outcome")} for check in said["checks"]]
     ruling = files.tried(f"gates.{gate}.decision", lambda: ruling_at(files.place(f"{folder}.json")), VerdictError)

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.store.publisher import WORKED_ON
-from trainer.base.storage import digest_of_bytes, digest_of_file
+from phasewise.tasks.store.publisher import WORKED_ON
+from phasewise.trainer.base.identity import NotAsWritten, digest_of_bytes, digest_of_file, unsealed
+from phasewise.trainer.base.json_reader import parse_json
 
 MAX_READ_BYTES = 64 * 2**30
 """What is read for its digest where nothing else is asked for. Beyond that, files are named as not read."""
@@ -51,16 +52,18 @@ class HomeFiles:
         return (self._work if path.split("/", 1)[0] in WORKED_ON else self.root) / path
 
     def json(self, field: str, path: str) -> Any:
-        """The JSON value in a file of the home; None where it is missing or does not read, which is a problem of the field."""
+        """The fields of a JSON file of the home; None where it is missing or was changed, which is a problem of the field."""
         content = self._content(path)
         if content is None:
             self.problem(field, f"the home has no {path}")
             return None
         try:
-            return json.loads(content)
+            return unsealed(parse_json(content, allows_nan=True), f"{path} of the home", may_lack_seal=True)
+        except NotAsWritten as error:
+            self.problem(field, str(error))
         except ValueError as error:
             self.problem(field, f"{path} of the home is no JSON: {error}")
-            return None
+        return None
 
     def has(self, path: str) -> bool:
         """Whether the file is there."""

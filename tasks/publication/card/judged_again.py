@@ -8,16 +8,16 @@ from typing import Any
 
 import pandas as pd
 
-from tasks.publication.card.gate_claims import Gate
-from tasks.publication.card.home_files import HomeFiles
-from tasks.publication.card.training_claims import Trained
-from trainer.base.run_folder import RunFolder
-from trainer.metrics import read_metrics
-from validations.evidence.health import health_evidence
-from validations.evidence.tables import read_tables
-from validations.expectations.suites import SUITES, version_of
-from validations.limits import DataLimits, GateLimits, HealthLimits
-from validations.verdict import DataEvidence, Verdict, judge_data, judge_gate, judge_health
+from phasewise.tasks.publication.card.gate_claims import Gate
+from phasewise.tasks.publication.card.home_files import HomeFiles
+from phasewise.tasks.publication.card.training_claims import Trained
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.metrics import read_metrics
+from phasewise.validations.evidence.health import health_evidence
+from phasewise.validations.evidence.tables import read_tables
+from phasewise.validations.expectations.suites import SUITES, version_of
+from phasewise.validations.limits import DataLimits, GateLimits, HealthLimits
+from phasewise.validations.verdict import DataEvidence, Verdict, judge_data, judge_gate, judge_health
 
 
 def check_again(
@@ -67,11 +67,11 @@ class _Bytes:
 
 def _judge(gate: Gate, verdict: Verdict, evidence: Path, folder: str, given: _Bytes) -> Verdict:
     if gate == "data":
-        tables = DataEvidence(**read_tables(evidence, SUITES[verdict.suite].tables))
+        tables = DataEvidence(**read_tables(evidence, verdict.tables))
         limits = DataLimits.model_validate(verdict.thresholds)
         return judge_data(verdict.subject, tables, limits=limits, folder=folder, accepts=verdict.accepts)
     if gate == "health":
-        from trainer.norms import groups  # it imports JAX
+        from phasewise.trainer.norms import groups  # it imports JAX
 
         limits = HealthLimits.model_validate(verdict.thresholds)
         table = health_evidence(read_metrics(given.metrics), limits, groups=groups(given.run.model))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tasks.publication.card.gate_claims import ruling_word
+from phasewise.tasks.publication.card.gate_claims import ruling_word
 
 README_NAME = "README.md"
 SHOWN_DIGITS = 16

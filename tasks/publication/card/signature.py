@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tasks.publication.card.statement import PAYLOAD_TYPE
-from trainer.base.errors import ConfigError
-from trainer.base.storage import digest_of_bytes
+from phasewise.tasks.publication.card.statement import PAYLOAD_TYPE
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.identity import digest_of_bytes
 
 
 def sign(payload: bytes, key: Path) -> dict[str, Any]:

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from tasks.publication.card.home_files import HomeFiles
-from trainer.base.errors import CheckpointError
-from trainer.base.run_folder import CHECKPOINTS_NAME, METRICS_NAME, RESULT_NAME, RUN_NAME, RunFolder
-from trainer.config import RunConfig, sequences_between
-from trainer.config.added import without_added
-from trainer.metrics import read_metrics
-from trainer.passed_over import passed_over_in
+from phasewise.tasks.publication.card.home_files import HomeFiles
+from phasewise.trainer.base.errors import CheckpointError
+from phasewise.trainer.base.run_folder import CHECKPOINTS_NAME, METRICS_NAME, RESULT_NAME, RUN_NAME, RunFolder
+from phasewise.trainer.config import RunConfig, sequences_between
+from phasewise.trainer.config.added import without_added
+from phasewise.trainer.metrics import read_metrics
+from phasewise.trainer.passed_over import passed_over_in
 
 FINAL_LOSS_UPDATES = 10
 """As the trainer takes the mean for its result."""
@@ -185,7 +185,7 @@ def _named_in(checkpoint: str) -> tuple[str, int]:
 
 def _check_weights(files: HomeFiles, trained: Trained) -> None:
     """That the weights in the checkpoint have the digest that the result names."""
-    from trainer.checkpoints.state import saved_params_digest  # it imports JAX
+    from phasewise.trainer.checkpoints.state import saved_params_digest  # it imports JAX
 
     field, said = "training.params_digest", trained.result.get("params_digest")
     if any(one.field.startswith("checkpoint") for one in (*files.problems, *files.unread)):

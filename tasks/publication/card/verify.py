@@ -1,21 +1,21 @@
 """Checking a card: against itself, its signature, and with a home each claim against the bytes that it rests on. Nothing is fetched."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.publication.card.bundle import DOCUMENTS, ENVELOPE_NAME, STATEMENT_NAME, render_documents
-from tasks.publication.card.claims import NAME, Subject, read_claims
-from tasks.publication.card.differences import disagreements
-from tasks.publication.card.exported import check_export
-from tasks.publication.card.home_files import MAX_READ_BYTES, Disagreement, HomeFiles
-from tasks.publication.card.readme import README_NAME
-from tasks.publication.card.signature import signature_problem
-from tasks.publication.card.statement import inner_problems, structure_problems
-from trainer.base.errors import ConfigError
-from trainer.base.storage import digest_of_bytes
+from phasewise.tasks.publication.card.bundle import DOCUMENTS, ENVELOPE_NAME, STATEMENT_NAME, render_documents
+from phasewise.tasks.publication.card.claims import NAME, Subject, read_claims
+from phasewise.tasks.publication.card.differences import disagreements
+from phasewise.tasks.publication.card.exported import check_export
+from phasewise.tasks.publication.card.home_files import MAX_READ_BYTES, Disagreement, HomeFiles
+from phasewise.tasks.publication.card.readme import README_NAME
+from phasewise.tasks.publication.card.signature import signature_problem
+from phasewise.tasks.publication.card.statement import inner_problems, structure_problems
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.identity import digest_of_bytes
+from phasewise.trainer.base.json_reader import parse_json
 
 SAID = "said"
 """Words of the author that rest on no bytes, such as the licence: a signature alone speaks for them."""
@@ -74,7 +74,7 @@ class Verification:
 def subject_of(folder: Path) -> Subject | None:
     """What a card says that it is of, before anything of it is checked; None where it does not say so in words that are names."""
     try:
-        said = json.loads((folder / STATEMENT_NAME).read_bytes())["predicate"]
+        said = parse_json((folder / STATEMENT_NAME).read_bytes())["predicate"]
         named = Subject(said["recipe"], said["scale"], said["phase"], None)
         return named if all(NAME.fullmatch(name) for name in (named.recipe, named.scale, named.phase)) else None
     except (OSError, ValueError, KeyError, TypeError):
@@ -109,7 +109,7 @@ def verify_card(folder: Path, against: Against) -> Verification:
 
 def _read_statement(payload: bytes, found: Verification) -> dict[str, Any] | None:
     try:
-        statement = json.loads(payload)
+        statement = parse_json(payload)
     except ValueError as error:
         found.add("statement", f"{STATEMENT_NAME} is no JSON: {error}")
         return None
@@ -127,7 +127,7 @@ def _check_signature(folder: Path, payload: bytes, public_key: Path | None, foun
             found.add("signature", f"a key was given, and the card is not signed: it has no {ENVELOPE_NAME}")
         return
     try:
-        envelope = json.loads(path.read_bytes())
+        envelope = parse_json(path.read_bytes())
     except ValueError:
         found.add("signature", f"{ENVELOPE_NAME} is no JSON")
         return
@@ -173,11 +173,11 @@ def _compare_document(name: str, content: bytes, rendered: bytes, found: Verific
         found.add(f"{name}:{line}", "the page says something else than the statement")
         return
     try:
-        said = json.loads(content)
+        said = parse_json(content)
     except ValueError as error:
         found.add(name, f"is no JSON: {error}")
         return
-    for one in disagreements(said, json.loads(rendered), other="the statement says"):
+    for one in disagreements(said, parse_json(rendered), other="the statement says"):
         found.add(f"{name}: {one.field}", one.words)
 
 

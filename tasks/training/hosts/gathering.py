@@ -12,23 +12,23 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from tasks.progress import say
-from tasks.store.head import Piece
-from tasks.store.interval import publish_seconds
-from tasks.store.publisher import Kept, Publisher
-from tasks.store.snapshot import GROWING, digests_listed, is_list_of_checkpoint
-from tasks.training.hosts.limits import alone_seconds, send_seconds
-from tasks.training.hosts.post import Post, Posts
-from tasks.training.hosts.sender import digests_of
-from tasks.training.hosts.sign import Sign
-from tasks.training.protocol import Attempt, Life
-from trainer.base.errors import StorageError, TakenOver
-from trainer.base.exit_codes import ExitCode
-from trainer.base.run_folder import RESULT_NAME, RunFolder
-from trainer.base.storage import write_atomically, write_json
-from trainer.checkpoints.files import committed_files, has_its_files, remove_checkpoint, saved_steps
-from trainer.config import RunConfig
-from trainer.process.apart import check_goes_apart
+from phasewise.tasks.progress import say
+from phasewise.tasks.store.head import Piece
+from phasewise.tasks.store.interval import publish_seconds
+from phasewise.tasks.store.publisher import Kept, Publisher
+from phasewise.tasks.store.snapshot import GROWING, digests_listed, is_list_of_checkpoint
+from phasewise.tasks.training.hosts.limits import alone_seconds, send_seconds
+from phasewise.tasks.training.hosts.post import Post, Posts
+from phasewise.tasks.training.hosts.sender import digests_of
+from phasewise.tasks.training.hosts.sign import Sign
+from phasewise.tasks.training.protocol import Attempt, Life
+from phasewise.trainer.base.errors import StorageError, TakenOver
+from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.run_folder import RESULT_NAME, RunFolder
+from phasewise.trainer.base.storage import write_atomically, write_json
+from phasewise.trainer.checkpoints.files import committed_files, has_its_files, remove_checkpoint, saved_steps
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.process.apart import check_goes_apart
 
 LOOK_SECONDS = 2.0
 TRIES = 5

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.progress import say
-from tasks.store.keeping import keeper_of
-from tasks.store.publisher import Publisher
-from tasks.training.hosts.post import Post, Posts
-from trainer.base.errors import TakenOver
-from trainer.base.run_folder import RunFolder
-from trainer.checkpoints.files import is_committed, saved_steps
+from phasewise.tasks.progress import say
+from phasewise.tasks.store.keeping import keeper_of
+from phasewise.tasks.store.publisher import Publisher
+from phasewise.tasks.training.hosts.post import Post, Posts
+from phasewise.trainer.base.errors import TakenOver
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.checkpoints.files import is_committed, saved_steps
 
 if TYPE_CHECKING:
-    from tasks.training.hosts.gathering import Gathering
+    from phasewise.tasks.training.hosts.gathering import Gathering
 
 
 def take_in_what_was_sent(folder: Path, end_hosts: Callable[[Path], None] = lambda _: None) -> None:
@@ -48,7 +48,7 @@ def take_in_what_was_sent(folder: Path, end_hosts: Callable[[Path], None] = lamb
 
 
 def _take_in(keeper: Publisher, launch: str) -> "tuple[Path, Gathering] | None":
-    from tasks.training.hosts.gathering import Gathering  # which loads jax
+    from phasewise.tasks.training.hosts.gathering import Gathering  # which loads jax
 
     kept = keeper.kept
     posts = Posts.of(kept.store, kept.run_name, launch).all()

@@ -11,8 +11,8 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 
-from trainer.base.errors import ConfigError
-from trainer.process.stopping import stop_seconds
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.process.stopping import stop_seconds
 
 SEND_VARIABLE, ALONE_VARIABLE = "PHASEWISE_SEND_SECONDS", "PHASEWISE_ALONE_SECONDS"
 SEND_SECONDS, ALONE_SECONDS = 120.0, 300.0

@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.home import Home
-from tasks.store.fetching import ARRIVING, bring_checkpoint, bring_here, content_of
-from tasks.store.head import Files, Head
-from tasks.store.publisher import Kept
-from tasks.store.snapshot import is_list_of_checkpoint
-from trainer.base.errors import ConfigError, StorageError
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import file_system_of, read_json, write_atomically, write_json
-from trainer.checkpoints.files import DIGESTS_NAME, remove_checkpoint
-from trainer.config import RunConfig
+from phasewise.tasks.home import Home
+from phasewise.tasks.store.fetching import ARRIVING, bring_checkpoint, bring_here, content_of
+from phasewise.tasks.store.head import Files, Head
+from phasewise.tasks.store.publisher import Kept
+from phasewise.tasks.store.snapshot import is_list_of_checkpoint
+from phasewise.trainer.base.errors import ConfigError, StorageError
+from phasewise.trainer.base.identity import read_sealed, write_sealed
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.storage import file_system_of, write_atomically
+from phasewise.trainer.checkpoints.files import DIGESTS_NAME, remove_checkpoint
+from phasewise.trainer.config import RunConfig
 
 LOG = ".log"
 
@@ -66,7 +67,7 @@ class Work:
         run = self._with_places_of_here()
         if not self._bring_own_checkpoint(files):
             self._bring_parents(run, head.files)
-        write_json(self.run.run_file, run.model_dump(mode="json"))
+        write_sealed(self.run.run_file, run.model_dump(mode="json"))
         return run
 
     def _bring_own_checkpoint(self, files: Files) -> bool:
@@ -97,7 +98,7 @@ class Work:
             bring_checkpoint(listed, tuple(files[name]), self.kept.objects)
 
     def _with_places_of_here(self) -> RunConfig:
-        said = read_json(self.run.run_file)
+        said = read_sealed(self.run.run_file)
         run = RunConfig.model_validate(_moved(said, self.launchers_root, str(self.kept.work)))
         if run.digest != RunConfig.model_validate(said).digest:
             raise ConfigError(f"{self.run.run_file} is another run where its places are others: name its caches by their digests.")

@@ -17,11 +17,12 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from tasks.store.head import Piece
-from tasks.store.versioned import ABSENT, AnotherVersion, VersionedObject
-from trainer.base.errors import StorageError, TakenOver
-from trainer.base.frozen import Frozen
-from trainer.base.storage import digest_of_bytes, file_system_of, write_atomically
+from phasewise.tasks.store.head import Piece
+from phasewise.tasks.store.versioned import ABSENT, AnotherVersion, VersionedObject
+from phasewise.trainer.base.errors import StorageError, TakenOver
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.identity import digest_of_bytes
+from phasewise.trainer.base.storage import cleaning_up, file_system_of, write_atomically
 
 LAUNCHES_NAME = "launches"
 Stage = Literal["here", "ready", "at work", "ended"]
@@ -171,7 +172,7 @@ def _delete_below(folder: Path, keep: Collection[str]) -> None:
     file_system, name = store
     for parts in _below(folder):
         if parts[0] not in keep:
-            with suppress(FileNotFoundError):
+            with cleaning_up(folder):
                 file_system.rm_file("/".join((name, *parts)))
 
 

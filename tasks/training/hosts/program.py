@@ -1,4 +1,5 @@
-"""The program of a host without the launcher's folder: `python -m tasks.training.hosts HOME RUN_NAME PHASE ROOT [--python PYTHON]`.
+"""The program of a host without the launcher's folder: `python -m phasewise.tasks.training.hosts HOME RUN_NAME PHASE ROOT
+[--python PYTHON]`.
 
 It says that it is there, waits for the other hosts, brings what the phase needs, and starts the trainer in a folder of this host, as a
 process of its own. While that works, what it writes is sent. It ends as the trainer ended, when all is sent.
@@ -21,21 +22,23 @@ from contextlib import suppress
 from types import FrameType
 from typing import NamedTuple
 
-from tasks.store.head import Head
-from tasks.store.interval import publish_seconds
-from tasks.training.hosts.limits import ALONE_VARIABLE, alone_seconds, save_and_send_seconds
-from tasks.training.hosts.needs import Work
-from tasks.training.hosts.post import Post, Posts, Stage
-from tasks.training.hosts.sender import Sender
-from tasks.training.hosts.sign import Alone
-from trainer.base.errors import ConfigError, HostMissing, PhasewiseError, StorageError, TakenOver
-from trainer.base.exit_codes import ExitCode
-from trainer.base.file_lock import locked
-from trainer.config import RunConfig
-from trainer.process.apart import APART_VARIABLE
-from trainer.process.parent import SILENT_VARIABLE, end_with_parent
-from trainer.process.roll_call import JOIN_VARIABLE, join_seconds, named_host
-from trainer.process.surroundings import HOSTS_VARIABLE, LAUNCH_VARIABLE
+from phasewise.tasks.store.head import Head
+from phasewise.tasks.store.interval import publish_seconds
+from phasewise.tasks.training.hosts.limits import ALONE_VARIABLE, alone_seconds, save_and_send_seconds
+from phasewise.tasks.training.hosts.needs import Work
+from phasewise.tasks.training.hosts.post import Post, Posts, Stage
+from phasewise.tasks.training.hosts.sender import Sender
+from phasewise.tasks.training.hosts.sign import Alone
+from phasewise.trainer.base.errors import ConfigError, HostMissing, PhasewiseError, StorageError, TakenOver
+from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.file_lock import locked
+from phasewise.trainer.base.system_errors import print_refusal, refusal_of
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.process.apart import APART_VARIABLE
+from phasewise.trainer.process.child_process import python_command
+from phasewise.trainer.process.parent import SILENT_VARIABLE, end_with_parent
+from phasewise.trainer.process.roll_call import JOIN_VARIABLE, join_seconds, named_host
+from phasewise.trainer.process.surroundings import HOSTS_VARIABLE, LAUNCH_VARIABLE
 
 POST_SECONDS = 5.0
 LOOK_SECONDS = 0.2
@@ -98,10 +101,10 @@ class Stop:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code, as of `python -m trainer`."""
+    """The exit code, as of `python -m phasewise.trainer`."""
     stop = Stop()
     try:
-        parser = argparse.ArgumentParser(prog="python -m tasks.training.hosts")
+        parser = argparse.ArgumentParser(prog="python -m phasewise.tasks.training.hosts")
         for name in ("home", "run_name", "phase", "root"):
             parser.add_argument(name)
         parser.add_argument("--python", default=sys.executable, help="what trains; the Python of this program if it is not given")
@@ -117,11 +120,12 @@ def main(arguments: Sequence[str]) -> int:
         print(f"this host ends before its trainer began{f': {stopped}' if stopped.args else ''}", flush=True)
         return ExitCode.PREEMPTED
     except PhasewiseError as error:
-        print(f"trainer: {error}", file=sys.stderr, flush=True)
+        print_refusal(f"trainer: {error}")
         return error.exit_code
     except Exception as error:  # stores have error types of their own
-        print(f"trainer: this host could not read or write what it needs: {error!r}", file=sys.stderr, flush=True)
-        return ExitCode.NO_STORAGE
+        refusal = refusal_of(error, *arguments[3:4]) or f"this host could not read or write what it needs: {error!r}"
+        print_refusal(f"trainer: {refusal}")
+        return refusal.exit_code if isinstance(refusal, PhasewiseError) else ExitCode.NO_STORAGE
 
 
 def _train(work: Work, place: Place, python: str, stop: Stop) -> int:
@@ -213,7 +217,7 @@ def _started(work: Work, run: RunConfig, place: Place, python: str) -> subproces
         environment[APART_VARIABLE] = "1"
     print(f"host {place.host} of {place.hosts} ({socket.gethostname()}) trains {run.phase} in {work.run.path}", flush=True)
     return subprocess.Popen(
-        [python, "-m", "trainer", str(work.run.run_file), "--with-parent"],
+        python_command("phasewise.trainer", str(work.run.run_file), "--with-parent", python=python),
         stdin=subprocess.PIPE,
         env=environment,
         pass_fds=[LOCK_DESCRIPTOR] if _is_open(LOCK_DESCRIPTOR) else [],

@@ -11,15 +11,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tasks.store.head import Piece
-from tasks.store.snapshot import Changing, Snapshot, Source, is_list_of_checkpoint, take_snapshot
-from tasks.training.hosts.needs import Work
-from tasks.training.hosts.post import Post, Posts
-from trainer.base.errors import StorageError, TakenOver
-from trainer.base.storage import digest_of_file, write_json
-from trainer.checkpoints.files import committed_files
-from trainer.process.heartbeat import read_heartbeat
-from trainer.process.roll_call import read_presence
+from phasewise.tasks.store.head import Piece
+from phasewise.tasks.store.snapshot import Changing, Snapshot, Source, is_list_of_checkpoint, take_snapshot
+from phasewise.tasks.training.hosts.needs import Work
+from phasewise.tasks.training.hosts.post import Post, Posts
+from phasewise.trainer.base.errors import StorageError, TakenOver
+from phasewise.trainer.base.identity import digest_of_file
+from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.checkpoints.files import committed_files
+from phasewise.trainer.process.heartbeat import read_heartbeat
+from phasewise.trainer.process.roll_call import read_presence
 
 ROLL_CALL_SECONDS = 0.2
 TRIES = 3

@@ -11,9 +11,9 @@ import time
 import uuid
 from collections.abc import Callable
 
-from tasks.store.versioned import ABSENT, AnotherVersion, VersionedObject
-from tasks.training.hosts.post import Posts
-from trainer.base.errors import TakenOver
+from phasewise.tasks.store.versioned import ABSENT, AnotherVersion, VersionedObject
+from phasewise.tasks.training.hosts.post import Posts
+from phasewise.trainer.base.errors import TakenOver
 
 LOOKS_A_LIMIT = 8
 MAX_LOOK_SECONDS = 15.0

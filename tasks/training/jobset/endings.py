@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from tasks.training.jobset.cluster import Pod
-from tasks.training.jobset.manifest import HOSTS
-from tasks.training.protocol import rank
-from trainer.base.exit_codes import ExitCode
+from phasewise.tasks.training.jobset.cluster import Pod
+from phasewise.tasks.training.jobset.manifest import HOSTS
+from phasewise.tasks.training.protocol import rank
+from phasewise.trainer.base.exit_codes import ExitCode
 
 KILLED_BY_SIGNAL = 128
 """What a container's exit code is above, where a signal ended it."""

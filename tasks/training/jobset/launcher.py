@@ -11,20 +11,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.preflight.slices import Slice
-from tasks.progress import say
-from tasks.store.keeping import keeper_of
-from tasks.store.publisher import Kept
-from tasks.training.hosts.gathering import GatheredAttempt, gathered
-from tasks.training.jobset.cluster import Cluster, Conflict, JobSet, Pod, Unreachable, Watched, asking_again
-from tasks.training.jobset.endings import Ending, endings_of, reasons_of
-from tasks.training.jobset.logs import Logs
-from tasks.training.jobset.manifest import LAUNCH, OWNER, SAME, ClusterSettings, build_manifest, digest_of_same
-from tasks.training.protocol import Life, ending, last_words, log_of
-from trainer.base.errors import TrainingError
-from trainer.base.exit_codes import ExitCode
-from trainer.base.storage import write_atomically
-from trainer.process.roll_call import forget_roll_calls
+from phasewise.tasks.preflight.slices import Slice
+from phasewise.tasks.progress import say
+from phasewise.tasks.store.keeping import keeper_of
+from phasewise.tasks.store.publisher import Kept
+from phasewise.tasks.training.hosts.gathering import GatheredAttempt, gathered
+from phasewise.tasks.training.jobset.cluster import Cluster, Conflict, JobSet, Pod, Unreachable, Watched, asking_again
+from phasewise.tasks.training.jobset.endings import Ending, endings_of, reasons_of
+from phasewise.tasks.training.jobset.logs import Logs
+from phasewise.tasks.training.jobset.manifest import LAUNCH, OWNER, SAME, ClusterSettings, build_manifest, digest_of_same
+from phasewise.tasks.training.protocol import Life, ending, last_words, log_of
+from phasewise.trainer.base.errors import TrainingError
+from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.storage import write_atomically
+from phasewise.trainer.process.roll_call import forget_roll_calls
 
 NAME_FILE = "jobset.name"
 GONE_SECONDS = 60.0

@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from tasks.progress import say
-from tasks.training.jobset.cluster import Cluster, Missing, NotStarted, Pod, Quiet, Unreachable
-from tasks.training.jobset.endings import host_of
-from tasks.training.jobset.manifest import CONTAINER
-from tasks.training.protocol import log_of
-from trainer.base.errors import ConfigError
+from phasewise.tasks.progress import say
+from phasewise.tasks.training.jobset.cluster import Cluster, Missing, NotStarted, Pod, Quiet, Unreachable
+from phasewise.tasks.training.jobset.endings import host_of
+from phasewise.tasks.training.jobset.manifest import CONTAINER
+from phasewise.tasks.training.protocol import log_of
+from phasewise.trainer.base.errors import ConfigError
 
 RETRY_SECONDS = 1.0
 REST_SECONDS = 60.0

@@ -6,27 +6,30 @@ One replicated job is one slice, one pod is one host. Nothing in the cluster sta
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from tasks.home import SCRATCH_VARIABLE
-from tasks.preflight.slices import Slice
-from tasks.store.publisher import Kept
-from tasks.training.hosts.limits import ALONE_SECONDS, ALONE_VARIABLE, SEND_SECONDS, SEND_VARIABLE
-from tasks.training.protocol import Life
-from trainer.base.errors import ConfigError
-from trainer.base.frozen import Frozen
-from trainer.base.storage import digest_of_json
-from trainer.process.roll_call import JOIN_VARIABLE
-from trainer.process.stopping import STOP_VARIABLE
-from trainer.process.surroundings import HOSTS_VARIABLE, LAUNCH_VARIABLE, SLICES_VARIABLE
+from phasewise.tasks.home import SCRATCH_VARIABLE
+from phasewise.tasks.preflight.slices import Slice
+from phasewise.tasks.store.publisher import Kept
+from phasewise.tasks.training.hosts.limits import ALONE_SECONDS, ALONE_VARIABLE, SEND_SECONDS, SEND_VARIABLE
+from phasewise.tasks.training.protocol import Life
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.identity import digest_of_json
+from phasewise.trainer.process.child_process import python_command
+from phasewise.trainer.process.roll_call import JOIN_VARIABLE
+from phasewise.trainer.process.stopping import STOP_VARIABLE
+from phasewise.trainer.process.surroundings import HOSTS_VARIABLE, LAUNCH_VARIABLE, SLICES_VARIABLE
 
+PYTHON = '"$PYTHON"'
 NUMBER = "N=$((SLICE * HOSTS + HOST)); export JAX_PROCESS_ID=$N; "
 COMMAND = (
     NUMBER + 'L="$RUN_FOLDER/trainer-$N.log"; [ "$N" = 0 ] && L="$RUN_FOLDER/trainer.log"; '
-    'echo "the log is $L"; exec "$PYTHON" -m trainer "$RUN_FOLDER/run.json" >>"$L" 2>&1'
+    f'echo "the log is $L"; exec {" ".join(python_command("phasewise.trainer", python=PYTHON))} "$RUN_FOLDER/run.json" >>"$L" 2>&1'
 )
 """What a pod runs. The number of the process follows from slice and host. The shell becomes the trainer, which so gets the signals."""
-COMMAND_APART = NUMBER + 'exec "$PYTHON" -m tasks.training.hosts "$@" --python "$PYTHON" 2>&1'
+COMMAND_APART = NUMBER + f'exec {" ".join(python_command("phasewise.tasks.training.hosts", python=PYTHON))} "$@" --python {PYTHON} 2>&1'
 """The same where the home is on a store: what it says is read from the cluster."""
 API_VERSION, KIND, JOB_NAME, CONTAINER = "jobset.x-k8s.io/v1alpha2", "JobSet", "slice", "trainer"
 EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
@@ -154,7 +157,7 @@ def _container(life: Life, slices: Slice, settings: ClusterSettings, name: str, 
     chips = min(slices.chip.chips_per_host, slices.chips_of_each)
     command = ["/bin/sh", "-c", COMMAND]
     if kept is not None:
-        command = ["/bin/sh", "-c", COMMAND_APART, "host", str(kept.store), kept.run_name, life.run.phase, str(kept.work)]
+        command = ["/bin/sh", "-c", COMMAND_APART, "host", str(kept.store), kept.run_name, Path(life.run.output).name, str(kept.work)]
     return {
         "name": CONTAINER,
         "image": settings.image,

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from trainer.base.errors import ConfigError, TrainingError
-from trainer.base.exit_codes import ExitCode
-from trainer.process.parent import ALIVE, STOP
+from phasewise.trainer.base.errors import ConfigError, TrainingError
+from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.process.parent import ALIVE, STOP
 
 CONNECT_SECONDS = 30.0
 KEEPALIVE_SECONDS, KEEPALIVES = 10.0, 3

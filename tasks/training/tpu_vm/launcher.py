@@ -12,21 +12,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.home import SCRATCH_VARIABLE
-from tasks.store.keeping import keeper_of
-from tasks.store.publisher import Kept
-from tasks.training.group import DONE_SECONDS, Group
-from tasks.training.hosts.gathering import GatheredAttempt, gathered
-from tasks.training.hosts.limits import SEND_VARIABLE, save_and_send_seconds, send_seconds
-from tasks.training.passed_on import passed_on
-from tasks.training.protocol import Life, log_of
-from tasks.training.tpu_vm.connections import Host, Loop, Worker, connect
-from trainer.base.errors import TrainingError
-from trainer.base.frozen import Frozen
-from trainer.process.parent import SILENT_VARIABLE
-from trainer.process.roll_call import forget_roll_calls
-from trainer.process.stopping import STOP_VARIABLE, stop_seconds
-from trainer.process.surroundings import HOSTS_VARIABLE, LAUNCH_VARIABLE, SLICES_VARIABLE
+from phasewise.tasks.home import SCRATCH_VARIABLE
+from phasewise.tasks.store.keeping import keeper_of
+from phasewise.tasks.store.publisher import Kept
+from phasewise.tasks.training.group import DONE_SECONDS, Group
+from phasewise.tasks.training.hosts.gathering import GatheredAttempt, gathered
+from phasewise.tasks.training.hosts.limits import SEND_VARIABLE, save_and_send_seconds, send_seconds
+from phasewise.tasks.training.passed_on import passed_on
+from phasewise.tasks.training.protocol import Life, log_of
+from phasewise.tasks.training.tpu_vm.connections import Host, Loop, Worker, connect
+from phasewise.trainer.base.errors import TrainingError
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.process.child_process import python_command
+from phasewise.trainer.process.parent import SILENT_VARIABLE
+from phasewise.trainer.process.roll_call import forget_roll_calls
+from phasewise.trainer.process.stopping import STOP_VARIABLE, stop_seconds
+from phasewise.trainer.process.surroundings import HOSTS_VARIABLE, LAUNCH_VARIABLE, SLICES_VARIABLE
 
 BUSY = 96
 """What the command ends with where another trainer has the host."""
@@ -171,14 +172,14 @@ class TpuVmLauncher:
 
     def _command(self, life: Life, kept: Kept | None, environment: Mapping[str, str]) -> str:
         variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
-        owner, python = shlex.quote(life.owner), shlex.quote(self._workers.python)
-        program = ["trainer", str(life.run_file), "--with-parent"]
+        owner = shlex.quote(life.owner)
+        program = ["phasewise.trainer", str(life.run_file), "--with-parent"]
         if kept is not None:
             program = [
-                "tasks.training.hosts",
+                "phasewise.tasks.training.hosts",
                 str(kept.store),
                 kept.run_name,
-                life.run.phase,
+                Path(life.run.output).name,
                 str(kept.work),
                 "--python",
                 self._workers.python,
@@ -186,7 +187,7 @@ class TpuVmLauncher:
         return (
             f'exec 9>>{LOCK} && {{ flock -n 9 || {{ echo "busy $(cat {OWNER})"; exit {BUSY}; }}; }} && echo {owner} >{OWNER} && '
             f"cd {shlex.quote(self._workers.project)} && export {variables} && "
-            f'echo "pid $$" && exec {python} -m {" ".join(map(shlex.quote, program))}'
+            f'echo "pid $$" && exec {shlex.join(python_command(*program, python=self._workers.python))}'
         )
 
 

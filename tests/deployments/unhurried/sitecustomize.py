@@ -8,10 +8,10 @@ import sys
 
 REST_SECONDS = 0.05
 
-if sys.orig_argv[1:3] == ["-m", "trainer"]:
+if sys.orig_argv[2:4] == ["-m", "phasewise.trainer"]:
     import time
 
-    from trainer.metrics import MetricsFile, Row
+    from phasewise.trainer.metrics import MetricsFile, Row
 
     append = MetricsFile.append
 

@@ -191,6 +191,7 @@ ORDER: dict[str, Row] = {
 GATES: dict[str, Row] = {
     "data.max_share_error_points": Row(plus(1), DATA),
     "data.max_share_error_percent": Row(to(90.0), DATA),
+    "data.max_left_out_percent": Row(to(50.0), DATA),
     "data.max_epochs": Row(to(7.0), DATA),
     "data.leakage.min_words": Row(plus(1), DATA),
     "data.leakage.min_score": Row(times(0.5), DATA),
@@ -272,6 +273,7 @@ PHASE: dict[str, Row] = {
     "optimizer<Muon>.epsilon": Row(times(2), RUN),
     "optimizer<Muon>.weight_decay": Row(plus(0.1), RUN),
     "optimizer<Muon>.adam_learning_rate_scale": Row(times(2), RUN),
+    "optimizer<Muon>.max_adam_grad_norm": Row(times(2), RUN),
 }
 HAND_OFF: dict[str, Row] = {
     "parent": Row(to("third"), RUN),
@@ -302,6 +304,7 @@ SOURCE: dict[str, Row] = {
     "conversation.content": Row(to("value"), CACHES),
     "conversation.roles": Row(to({"human": "user", "gpt": "assistant"}), CACHES),
     "conversation.prompt": Row(to("other"), CACHES),
+    "conversation.context": Row(to("other"), CACHES),
     "conversation.answer.key": Row(to("other"), CACHES),
     "conversation.answer.content": Row(to("other"), CACHES),
     "conversation.answer.best_by": Row(to(None), CACHES),
@@ -313,6 +316,7 @@ SOURCE: dict[str, Row] = {
     "normalization.line_ends": Row(to("keep"), CACHES),
     "normalization.trailing_spaces": Row(to("strip"), CACHES),
     "max_bad_fraction": Row(to(0.5), "data verdict"),
+    "max_empty_fraction": Row(to(0.25), "data verdict"),
 }
 LENGTH_BIAS: dict[str, Row] = {
     "floor": Row(times(2), CACHES),

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from flows.commands.show import describe, print_description
-from flows.recipes import NAMES, load_recipe, load_record
-from flows.recipes.accepting import accepted_among
-from flows.recipes.marin.accepted import ASK_ABOUT_ORDER
-from flows.recipes.recipe import Recipe
-from validations.accepted import AcceptedWarning, accepted_in
+from phasewise.flows.commands.show import describe, print_description
+from phasewise.flows.recipes import NAMES, load_recipe, load_record
+from phasewise.flows.recipes.accepting import accepted_among
+from phasewise.flows.recipes.marin.accepted import ASK_ABOUT_ORDER
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.validations.accepted import AcceptedWarning, accepted_in
 
 ORDER: dict[str, Any] = {
     "table": "order",

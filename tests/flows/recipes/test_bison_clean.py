@@ -2,10 +2,10 @@
 
 import pytest
 
-from flows.recipes import load_record
-from flows.recipes.catalogue import CATALOGUE
-from flows.recipes.phase import HandOff, Phase
-from tasks.data.standins import collect
+from phasewise.flows.recipes import load_record
+from phasewise.flows.recipes.catalogue import CATALOGUE
+from phasewise.flows.recipes.phase import HandOff, Phase
+from phasewise.tasks.data.standins import collect
 
 FULL = load_record("marin-32b", "full")
 BISON, LINEAR, FEISTEL = (FULL.phase(name) for name in ("bison", "bison-clean", "bison-clean-feistel"))

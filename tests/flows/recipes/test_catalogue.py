@@ -3,12 +3,12 @@
 
 import pytest
 
-from flows.recipes import NAMES, load_recipe, load_record
-from flows.recipes.catalogue import CATALOGUE
-from flows.recipes.catalogue.component import CRAWL_BAD_FRACTION
-from tasks.data.listing import selects
-from tasks.data.source import FieldFilter, TextFilter
-from validations.evidence.caches import names_like_tests
+from phasewise.flows.recipes import NAMES, load_recipe, load_record
+from phasewise.flows.recipes.catalogue import CATALOGUE
+from phasewise.flows.recipes.catalogue.component import CRAWL_BAD_FRACTION
+from phasewise.tasks.data.listing import selects
+from phasewise.tasks.data.source import FieldFilter, TextFilter
+from phasewise.validations.evidence.caches import names_like_tests
 
 PUBLIC = {name: data.source for name, data in CATALOGUE.items() if data.source is not None}
 TRINITY = set(CATALOGUE) - set(PUBLIC)

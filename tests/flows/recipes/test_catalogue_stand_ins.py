@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from flows.recipes import NAMES, load_record
-from flows.recipes.catalogue import CATALOGUE
-from flows.recipes.catalogue.instruction import INSTRUCTION
-from flows.recipes.catalogue.mathematics import DOLMINO_STAND_INS, MATHEMATICS
-from flows.recipes.catalogue.trinity import TRINITY
-from flows.resolved import resolve
-from tasks.data.standins import NearDuplicates, StandIn, collect, text_of
-from trainer.base.errors import ConfigError
+from phasewise.flows.checks import check_sources
+from phasewise.flows.plan import stand_ins_of
+from phasewise.flows.recipes import NAMES, load_record, load_target
+from phasewise.flows.recipes.catalogue import CATALOGUE
+from phasewise.flows.recipes.catalogue.instruction import INSTRUCTION
+from phasewise.flows.recipes.catalogue.mathematics import DOLMINO_STAND_INS, MATHEMATICS
+from phasewise.flows.recipes.catalogue.trinity import TRINITY
+from phasewise.flows.resolved import resolve
+from phasewise.tasks.data.standins import NearDuplicates, StandIn, collect, text_of
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import ConfigError
 
 STAND_INS = {name: data.stand_in for name, data in CATALOGUE.items() if data.stand_in}
 MATHEMATICS_32B = {name for name in MATHEMATICS if name.startswith("megamath_")} | {"all_math_9d507c"}
@@ -111,9 +114,9 @@ def test_only_a_set_that_no_phase_draws_from_has_none():
 
 
 def test_the_first_dessert_is_refused_for_its_counts_alone(tmp_path: Path):
-    resolved, phase = resolve("marin-8b/dessert-v1", "proxy", str(tmp_path))
+    recipe, phase = load_target("marin-8b/dessert-v1", "proxy")
     assert phase is not None
-    assert set(phase.components) <= set(resolved.stand_ins)
-    resolved.check_sources()
+    assert set(phase.components) <= set(stand_ins_of(recipe))
+    check_sources(recipe, Home.at(str(tmp_path)))
     with pytest.raises(ConfigError, match=r"dolmino_(codesearchnet|gsm8k)"):
-        resolved.check([phase])
+        resolve("marin-8b/dessert-v1", "proxy", str(tmp_path))

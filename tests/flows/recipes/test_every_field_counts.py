@@ -9,30 +9,32 @@ from typing import Any, Literal
 import pytest
 from pydantic import ValidationError
 
-from flows.checks import check_mixtures, check_slices
-from flows.decided_by import unreadable_key
-from flows.declared import check_declared
-from flows.plan import build_run, data_plan
-from flows.recipes import load_record
-from flows.recipes.phase import HandOff, Phase
-from flows.recipes.recipe import Recipe
-from flows.setups import setups_of
-from tasks.data.plan import DataPlan
-from tasks.data.source import Source
-from tasks.evaluation.benchmark_folder import write_benchmarks
-from tasks.evaluation.finished import evaluation_key
-from tasks.evaluation.held_out import HeldOutDocument
-from tasks.home import Home
+from phasewise.flows.checks import check_slices
+from phasewise.flows.decided_by import unreadable_key
+from phasewise.flows.declared import check_declared
+from phasewise.flows.plan import build_run, data_plan
+from phasewise.flows.recipes import load_record
+from phasewise.flows.recipes.feasibility import check_mixtures
+from phasewise.flows.recipes.phase import HandOff, Phase
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.setups import setups_of
+from phasewise.tasks.data.plan import DataPlan
+from phasewise.tasks.data.source import Source
+from phasewise.tasks.evaluation.benchmark_folder import write_benchmarks
+from phasewise.tasks.evaluation.finished import evaluation_key
+from phasewise.tasks.evaluation.held_out import HeldOutDocument
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import CheckpointError, ConfigError
+from phasewise.trainer.base.identity import digest_of_json
+from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.config import without_added
+from phasewise.validations.accepted import accepted_in, expected
+from phasewise.validations.approving import asked_of_suite
+from phasewise.validations.expectations.suites import SUITES, version_of
+from phasewise.validations.verdict import accepted_by
 from tests.flows.recipes.every_field import AT_SCALE, FIELDS, Raw, Row, edited, leaves
 from tests.tasks.conftest import write_lines
 from tests.tasks.evaluation.conftest import write_prose
-from trainer.base.errors import CheckpointError, ConfigError
-from trainer.base.storage import digest_of_json, write_json
-from trainer.config import without_added
-from validations.accepted import accepted_in, expected
-from validations.approving import asked_of_suite
-from validations.expectations.suites import SUITES, version_of
-from validations.verdict import accepted_by
 
 Scale = Literal["proxy", "full"]
 Keys = dict[str, str]
@@ -42,8 +44,11 @@ COMPONENTS = ("proofpile_2", "starcoderdata")
 OPTIMIZERS: dict[str, Raw] = {
     "AdamC": {"kind": "adamc", "peak_learning_rate": 1e-3},
     "NAdamW": {"kind": "nadamw"},
-    "Muon": {"kind": "muon", "momentum": 0.9, "nesterov": True, "newton_schulz_steps": 5, "epsilon": 1e-8, "weight_decay": 0.05},
-}
+    "Muon": {
+        "kind": "muon", "momentum": 0.9, "nesterov": True, "newton_schulz_steps": 5, "epsilon": 1e-8, "weight_decay": 0.05,
+        "max_adam_grad_norm": 1.0,
+    },
+}  # fmt: skip
 EXPERTS: Raw = {
     "num_experts": 8, "num_active": 2, "num_shared": 1, "d_expert": 32, "route_scale": 1.0, "num_dense_layers": 1, "sequence_loss": 0.1,
 }  # fmt: skip
@@ -81,7 +86,7 @@ class World:
             "filters": [{"kind": "field", "key": "text", "keep": ["x"]}, {"kind": "text", "measure": "words", "min": 1.0, "max": 9.0}],
         }
         if ".conversation" in path:
-            asks = {"prompt": "asked"} if path.endswith(".prompt") else {"messages": "messages"}
+            asks = {"prompt": "asked"} if path.endswith((".prompt", ".context")) else {"messages": "messages"}
             answer = {"key": "answers", "content": "text", "best_by": "rating"}
             source["conversation"] = {**asks, "answer": answer, "system": "system", "template": "marin"}
         source = Source.model_validate(source).model_dump(mode="json")

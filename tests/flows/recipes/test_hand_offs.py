@@ -6,14 +6,14 @@ from typing import Any, get_args
 import pytest
 from pydantic import ValidationError
 
-from flows.recipes import load_recipe, load_record
-from flows.recipes.changes import changes_between
-from flows.recipes.phase import Change, HandOff, Phase
-from flows.recipes.proxy import to_proxy
-from flows.recipes.recipe import Recipe
-from trainer.base.errors import ConfigError
-from trainer.config import DataOrder, MixtureShares, Steps
-from trainer.data.mixture import MixtureSchedule
+from phasewise.flows.recipes import load_recipe, load_record
+from phasewise.flows.recipes.changes import changes_between
+from phasewise.flows.recipes.phase import Change, HandOff, Phase
+from phasewise.flows.recipes.proxy import to_proxy
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import DataOrder, MixtureShares, Steps
+from phasewise.trainer.data.mixture import MixtureSchedule
 
 FULL, PROXY = load_recipe("marin-8b", "full"), load_recipe("marin-8b", "proxy")
 PROXY_32B = load_recipe("marin-32b", "proxy")
@@ -62,7 +62,9 @@ def test_all_that_is_undeclared_is_named_at_once(recipe: Recipe):
     rate = "learning_rate: 0.0001 → 0.0017, 17 times higher in one step"
     for said in (f"batch: {batch}; ", f"ema: none → {ema}", rate, "rope: theta 10000"):
         assert said in str(refusal.value)
-    assert re.search(r"Name batch, ema, learning_rate, rope, schedule(, slice)? in `declares`, or take them back", str(refusal.value))
+    assert re.search(
+        r"Name batch, ema, learning_rate, optimizer, rope, schedule(, slice)? in `declares`, or take them back", str(refusal.value)
+    )
 
 
 CHANGES: dict[Change, dict[str, Any]] = {
@@ -71,7 +73,7 @@ CHANGES: dict[Change, dict[str, Any]] = {
     "batch": {"batch": [[0, 5]]},
     "learning_rate": {"learning_rate": [{"kind": "constant", "start_step": 1400, "end_step": 1420, "start": 2e-5, "end": 2e-5}]},
     "schedule": {"learning_rate": [{"kind": "linear", "start_step": 1400, "end_step": 1420, "start": 1.7e-5, "end": 1.8e-5}]},
-    "optimizer": {"optimizer__weight_decay": 0.1},
+    "optimizer": {"optimizer__weight_decay": 0.2},
     "optimizer_state": {"start__fresh": ["optimizer"]},
     "mixture": {"mixture": [[0, {"flan": 100}]]},
     "order": {"order__permutation": "feistel"},

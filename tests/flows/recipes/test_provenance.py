@@ -2,15 +2,15 @@
 
 import pytest
 
-from flows.recipes import load_record
-from flows.recipes.marin.sources_8b import SOURCES_8B
-from flows.recipes.marin.sources_32b import SOURCES_32B
-from flows.recipes.phase import Phase
-from flows.recipes.provenance import RecordSources, fits, leaves_of, sources_of
-from flows.recipes.recipe import Recipe
-from flows.recipes.trinity.sources import SOURCES_MINI, SOURCES_NANO
-from flows.recipes.trinity.sources_large import SOURCES_LARGE
-from flows.show.describing import describe
+from phasewise.flows.recipes import load_record
+from phasewise.flows.recipes.marin.sources_8b import SOURCES_8B
+from phasewise.flows.recipes.marin.sources_32b import SOURCES_32B
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.provenance import RecordSources, fits, leaves_of, sources_of
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.recipes.trinity.sources import SOURCES_MINI, SOURCES_NANO
+from phasewise.flows.recipes.trinity.sources_large import SOURCES_LARGE
+from phasewise.flows.show.describing import describe
 
 WRITTEN = {
     "marin-8b": SOURCES_8B,
@@ -92,6 +92,9 @@ def test_the_leaves_are_the_whole_phase():
         ("marin-8b", "kestrel", "evaluation.benchmarks", "code"),
         ("marin-8b", "kestrel", "optimizer.beta2", "default"),
         ("marin-8b", "kestrel", "optimizer.weight_decay", "code"),
+        ("marin-8b", "ocelot", "optimizer.weight_decay", "default"),
+        ("marin-32b", "muon", "optimizer.max_adam_grad_norm", "default"),
+        ("marin-32b", "muon", "optimizer.adam.weight_decay", "default"),
         ("marin-8b", "kestrel", "gates.model.max_increase_bits_per_byte", "ours"),
         ("marin-8b", "microannealing-flan-70-30", "mixture", "prose"),
         ("trinity-nano", "phase-1", "learning_rate.end", "ours"),
@@ -113,7 +116,7 @@ def test_kinds(recipe: str, phase: str, field: str, expected: str):
 
 
 def test_what_the_proxy_scale_computes_is_ours():
-    assert kind("marin-8b", "kestrel", "order.block_sequences") == "code"
+    assert kind("marin-8b", "kestrel", "order.block_sequences") == "default"
     assert kind("marin-8b", "kestrel", "order.block_sequences", "proxy") == "ours"
     assert kind("marin-8b", "kestrel", "optimizer.weight_decay", "proxy") == "code"
 
@@ -137,4 +140,7 @@ def test_a_recipe_that_is_no_record_has_none():
 
 def test_json_has_them_beside_the_values():
     (phase,) = describe("marin-32b/bison", "full", None)["phases"]
-    assert phase["sources"]["learning_rate.end"] == {"kind": "default", "place": "Levanter: min_lr_ratio 0.1, so 7e-5"}
+    assert phase["sources"]["learning_rate.end"] == {
+        "kind": "default",
+        "place": "Levanter 9fde0781, src/levanter/optim/config.py: OptimizerConfig.min_lr_ratio is 0.1, of the peak",
+    }

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.recipes import load_recipe, load_record
-from flows.recipes.phase import HandOff, Phase
-from flows.recipes.proxy import (
+from phasewise.flows.recipes import load_recipe, load_record
+from phasewise.flows.recipes.phase import HandOff, Phase
+from phasewise.flows.recipes.proxy import (
     AXIS,
     BLOCK_SEQUENCES,
     MIN_EMA_STEPS,
@@ -19,11 +19,11 @@ from flows.recipes.proxy import (
     raise_small_shares,
     to_proxy,
 )
-from flows.recipes.recipe import Recipe
-from trainer.base.storage import digest_of_json
-from trainer.config import LearningRateSegment
-from trainer.data.mixture import block_counts
-from trainer.schedule import learning_rate_at
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.trainer.base.identity import digest_of_json
+from phasewise.trainer.config import LearningRateSegment
+from phasewise.trainer.data.mixture import block_counts
+from phasewise.trainer.schedule import learning_rate_at
 
 FULL, PROXY = load_recipe("marin-8b", "full"), load_recipe("marin-8b", "proxy")
 PAIRS = [pytest.param(full, proxy, id=full.name) for full, proxy in zip(FULL.phases, PROXY.phases, strict=True)]

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from flows.recipes import default_scale, load_target, load_written, split_target
-from flows.recipes.python_file import allow_code
-from flows.recipes.recipe import Recipe
-from flows.resolved import resolve
-from trainer.base.errors import ConfigError, PhasewiseError, RecipeError
+from phasewise.flows.recipes import default_scale, load_target, load_written, split_target
+from phasewise.flows.recipes.python_file import allow_code
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.resolved import resolve
+from phasewise.trainer.base.errors import ConfigError, PhasewiseError, RecipeError
 
 MINE = """
-from flows.recipes.words import Recipe, Tokenizer, continued, cooldown, from_scratch, llama, text, wsd
+from phasewise.flows.recipes.words import Recipe, Tokenizer, continued, cooldown, from_scratch, llama, text, wsd
 
 MODEL = llama(num_layers=2, d_model=64)
 WARM_UP = from_scratch(
@@ -92,7 +92,7 @@ def test_one_of_several_is_named(write: Write):
         ("import sys\n\nsys.exit(3)\n", "line 3: SystemExit: 3"),
         ("import no_such_module\n", "line 1: ModuleNotFoundError"),
         ("x = 1\n", "has no recipe: at its top level"),
-        (MINE.replace("stop_step=60", 'stop_step="soon"'), "line 9: Phase is refused: stop_step: Input should be a valid integer"),
+        (MINE.replace("stop_step=60", 'stop_step="soon"'), "line 9: Phase is refused: stop_step: expected a whole number, found 'soon'"),
         (MINE.replace('("schedule",)', '("shedule",)'), "start.declares.0: 'shedule' is none of its words; did you mean schedule?"),
         (MINE.replace('("schedule",)', "()"), "line 10: Recipe is refused: recipe: the hand-off warm-up → cooldown makes a change that"),
         (MINE.replace('name="mine"', 'name="marin-8b"'), "calls its recipe marin-8b, and that is a recipe of this project"),

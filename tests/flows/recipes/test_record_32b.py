@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flows.commands.show import describe
+from phasewise.flows.commands.show import describe
 from tests.flows.recipes.test_record_8b import (
     BLOCK,
     Described,
@@ -221,6 +221,8 @@ def test_optimizers(phases: dict[str, Described]):
         True,
         5,
     )
+    assert (muon["adam"]["weight_decay"], muon["max_adam_grad_norm"], throughout(phases["muon"], "max_grad_norm")) == (0.1, 1.0, None)
+    assert throughout(phases["nadamw"], "skip_step") is None
     assert muon["adam_learning_rate_scale"] * rate_at("marin-32b/muon", 77_096) == pytest.approx(7e-4)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from flows.commands.show import describe
-from trainer.config import DataOrder, MixtureShares
-from trainer.data.mixture import block_counts
+from phasewise.flows.commands.show import describe
+from phasewise.trainer.config import DataOrder, MixtureShares
+from phasewise.trainer.data.mixture import block_counts
 
 Described = dict[str, Any]
 BLOCK = 2048
@@ -219,7 +219,8 @@ def test_kestrel_warms_up_once_and_has_66_cycles(phases: dict[str, Described]):
 @pytest.mark.parametrize("name", MAIN_LINE)
 def test_optimizer_stability_and_hardware(phases: dict[str, Described], name: str):
     phase, (start, *_, ema, z_loss, slice_name, loss_every_steps) = phases[name], MAIN_LINE[name]
-    assert phase["optimizer"] == {"kind": "adamw", "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.05}
+    decay = 0.05 if name == "kestrel" else 0.1  # set in Kestrel's configuration, and the library's where none is set
+    assert phase["optimizer"] == {"kind": "adamw", "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": decay}
     assert {setting: throughout(phase, setting) for setting in phase["stability"]} == {
         "max_grad_norm": 1.0, "max_update_rms": None, "max_update_norm": None, "skip_step": None, "z_loss": z_loss, "ema_decay": ema,
     }  # fmt: skip

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.commands.show import describe
+from phasewise.flows.commands.show import describe
 from tests.flows.recipes.test_record_8b import (
     MIXTURES,
     Described,
@@ -63,7 +63,9 @@ BRANCHES: dict[str, tuple[str, int, int, str]] = {
 SOFTER = [(830_000, 1.7e-5), (835_000, 9e-6), (839_999, 1e-6 + 1.6e-9)]
 SPOONBILL = [(820_000, 1.7e-4), (825_000, 9.875e-5), (829_999, 2.75e-5 + 1.425e-8)]
 FOCUSED = [(824_524, 1.7e-4 - 0.4524 * 1.425e-4), (825_000, 9.875e-5), (829_999, 2.75e-5 + 1.425e-8)]
-ANNEALED = [(660_000, 1e-3), (661_000, 1e-3 * 10_921 / 11_921), (665_921, 1e-3 * 6_000 / 11_921), (671_920, 1e-3 / 11_921)]
+# A line from a peak of 1e-3 × 671,920.9 / 11,920.9 at step 6,719, after the library's warm-up over 1 % of 671,920.9 steps, to 0
+ANNEAL_RATE = 1e-3 / 0.99
+ANNEALED = [(660_000 + step, ANNEAL_RATE * (11_921 - step) / 11_921) for step in (0, 1_000, 5_921, 11_920)]
 RATES: dict[str, list[tuple[int, float]]] = {
     **dict.fromkeys(MICROANNEALING, ANNEALED),
     "dessert-v1": [(820_000, 1.7e-4), (828_500, 1.7e-4), (836_999, 1.7e-4)],
@@ -147,7 +149,7 @@ def test_learning_rates_by_hand(name: str):
 @pytest.mark.parametrize(
     ("name", "start", "end"),
     [
-        *((name, 1e-3, 0.0) for name in MICROANNEALING),
+        *((name, ANNEAL_RATE, 0.0) for name in MICROANNEALING),
         ("cooldown-take-2", 1.7e-3, 1.7e-4),
         ("soft-raccoon", 1.7e-4, 1.7e-5),
         ("softer-raccoon", 1.7e-5, 1e-6),
@@ -166,7 +168,7 @@ def test_branches_keep_batch_average_and_clip_of_the_main_line(phases: dict[str,
     phase = phases[name]
     assert phase["batch"] == [[phase["start_step"], 3072]]
     assert (throughout(phase, "max_grad_norm"), throughout(phase, "ema_decay")) == (1.0, 0.995)
-    assert phase["optimizer"]["weight_decay"] == (0.0 if name == "softer-raccoon-no-decay" else 0.05)
+    assert phase["optimizer"]["weight_decay"] == (0.0 if name == "softer-raccoon-no-decay" else 0.1)
     assert phase["start"]["fresh"] == (["optimizer"] if name == "softer-raccoon-fresh-moments" else [])
     assert phase["order"]["first_step"] == 0
 
@@ -224,7 +226,7 @@ def test_a_small_source_is_read_four_times(phases: dict[str, Described]):
     (small,) = set(shares) - DCLM
     assert shares[small] == pytest.approx(30)
     assert phase["tokens"] == pytest.approx(4 * SIZES[small] * 1e9 / 0.30, abs=256 * 4096)
-    assert segments_of(phase) == [("linear", 660_000, phase["stop_step"], 1e-3, 0.0)]
+    assert segments_of(phase) == [("linear", 660_000, phase["stop_step"], ANNEAL_RATE, 0.0)]
 
 
 # ── desserts and the second try of the cooldown ──
@@ -326,7 +328,16 @@ def test_fine_tuning_takes_the_weights_alone(phases: dict[str, Described], name:
     assert throughout(phase, "z_loss") is None
     assert "optimizer" in phase["start"]["fresh"]
     assert phase["slice"] == [[first, "v4-128"]]
-    assert phase["order"]["first_step"] == first
+    assert (phase["order"]["first_step"], phase["order"]["seed"]) == (first, 1)
+    assert phase["model"]["float32_attention"] is (name == "sft-spoonbill")
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [("dessert-v3", 2_000_000), ("microannealing-flan", 10_000), ("soft-raccoon", 20_000), ("spoonbill-z-loss", 5_000), ("sft", 1_000)],
+)
+def test_checkpoints_are_kept_as_often_as_the_branch_s_own_code_says(phases: dict[str, Described], name: str, steps: int):
+    assert phases[name]["checkpoints"]["every_steps"] == steps
 
 
 def test_spoonbill_s_fine_tuning_starts_from_a_spoonbill(phases: dict[str, Described]):

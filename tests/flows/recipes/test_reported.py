@@ -5,13 +5,13 @@ from statistics import fmean
 import pytest
 from click.testing import CliRunner
 
-from flows import cli
-from flows.recipes import load_record
-from flows.recipes.marin.results_32b import BASE_MODELS, BENCHMARKS, PRINTED_AVERAGES, PRINTED_RANKS
-from flows.recipes.ranking import ranks_of
-from flows.recipes.reported import Reported, results_of
-from flows.recipes.trinity.results import RESULTS
-from flows.summary import reported_by_the_record
+from phasewise.flows import cli
+from phasewise.flows.recipes import load_record
+from phasewise.flows.recipes.marin.results_32b import BASE_MODELS, BENCHMARKS, PRINTED_AVERAGES, PRINTED_RANKS
+from phasewise.flows.recipes.ranking import ranks_of
+from phasewise.flows.recipes.reported import Reported, results_of
+from phasewise.flows.recipes.trinity.results import RESULTS
+from phasewise.flows.summary import reported_by_the_record
 
 
 def value(recipe: str, phase: str, what: str) -> float | str:
@@ -68,8 +68,8 @@ def test_a_printed_figure(recipe: str, phase: str, what: str, expected: float):
 
 @pytest.mark.parametrize("recipe", ["marin-8b", "marin-32b"])
 def test_results_are_of_phases_that_exist_and_have_sources(recipe: str):
-    from flows.recipes.marin.results_8b import RESULTS_8B
-    from flows.recipes.marin.results_32b import RESULTS_32B
+    from phasewise.flows.recipes.marin.results_8b import RESULTS_8B
+    from phasewise.flows.recipes.marin.results_32b import RESULTS_32B
 
     record = load_record(recipe, "full")
     written: dict[str, tuple[Reported, ...]] = {"marin-8b": RESULTS_8B, "marin-32b": RESULTS_32B}[recipe]

@@ -5,17 +5,17 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from flows.needs import drawn_earlier
-from flows.recipes import load_record
-from flows.recipes.phase import Phase, continued
-from flows.recipes.proxy import proxy_rows, to_proxy
-from flows.recipes.recipe import Recipe, Tokenizer
-from flows.recipes.words import from_scratch, llama, order, wsd
-from tasks.data.length_bias import LengthBias
-from trainer.config import always
-from trainer.data.mixture import MixtureSchedule
-from trainer.data.rows import DrawnRows
-from validations.evidence.mixture import mixture_evidence
+from phasewise.flows.needs import drawn_earlier
+from phasewise.flows.recipes import load_record
+from phasewise.flows.recipes.phase import Phase, continued
+from phasewise.flows.recipes.proxy import proxy_rows, to_proxy
+from phasewise.flows.recipes.recipe import Recipe, Tokenizer
+from phasewise.flows.recipes.words import from_scratch, llama, order, wsd
+from phasewise.tasks.data.length_bias import LengthBias
+from phasewise.trainer.config import always
+from phasewise.trainer.data.mixture import MixtureSchedule
+from phasewise.trainer.data.rows import DrawnRows
+from phasewise.validations.evidence.mixture import mixture_evidence
 
 MODEL = llama(num_layers=2, d_model=64, seq_len=128, sliding_window=32)
 FIRST = from_scratch(

@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from flows.checks import check_mixtures
-from flows.cli import main
-from flows.plan import sources_of, stand_ins_of
-from flows.recipes import NAMES, at_scale, load_record
-from flows.recipes.phase import FromScratch, HandOff, Phase
-from flows.recipes.provenance import leaves_of
-from flows.recipes.recipe import BETWEEN, SCALES, Between, Recipe
-from flows.recipes.scaled import MIN_EMA_STEPS, MIN_SEGMENT_STEPS, TARGETS, TOKENS_A_PARAMETER, scaling_of, to_scale
-from flows.recipes.sizes import MAX_DISTANCE, body_parameters
-from tasks.home import Home
-from trainer.base.errors import RecipeError
-from trainer.config import AdamC, Mesh, RollingLimit, always
-from trainer.flops import matrix_parameters
-from trainer.sharding import check_mesh
+from phasewise.flows.cli import main
+from phasewise.flows.plan import sources_of, stand_ins_of
+from phasewise.flows.recipes import NAMES, at_scale, load_record
+from phasewise.flows.recipes.feasibility import check_mixtures
+from phasewise.flows.recipes.phase import FromScratch, HandOff, Phase
+from phasewise.flows.recipes.provenance import leaves_of
+from phasewise.flows.recipes.recipe import BETWEEN, SCALES, Between, Recipe
+from phasewise.flows.recipes.scaled import MIN_EMA_STEPS, MIN_SEGMENT_STEPS, TARGETS, TOKENS_A_PARAMETER, scaling_of, to_scale
+from phasewise.flows.recipes.sizes import MAX_DISTANCE, body_parameters
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import RecipeError
+from phasewise.trainer.config import AdamC, Mesh, RollingLimit, always
+from phasewise.trainer.flops import matrix_parameters
+from phasewise.trainer.sharding import check_mesh
 
 TOO_SMALL = {("trinity-nano", "1b"), ("trinity-nano", "3b"), ("trinity-mini", "3b")}
 FULL = {name: load_record(name, "full") for name in NAMES}

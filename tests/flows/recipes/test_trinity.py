@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from flows.plan import sources_of, stand_ins_of
-from flows.recipes import NAMES, load_recipe, load_record
-from flows.recipes.phase import Phase
-from flows.recipes.provenance import sources_of as provenance_of
-from flows.recipes.proxy import proxy_model
-from flows.recipes.trinity.mixtures import LARGE_MIX, SMALL_MIX
-from flows.resolved import resolve
-from tasks.data.source import Source
-from tasks.home import Home
-from tasks.preflight.slices import find_slice
-from trainer.base.errors import RecipeError
-from trainer.model.params import count_active_parameters, count_parameters
-from trainer.schedule import learning_rate_at
+from phasewise.flows.plan import sources_of, stand_ins_of
+from phasewise.flows.recipes import NAMES, load_recipe, load_record
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.provenance import sources_of as provenance_of
+from phasewise.flows.recipes.proxy import proxy_model
+from phasewise.flows.recipes.trinity.mixtures import LARGE_MIX, SMALL_MIX
+from phasewise.flows.resolved import resolve
+from phasewise.tasks.data.source import Source
+from phasewise.tasks.home import Home
+from phasewise.tasks.preflight.slices import find_slice
+from phasewise.trainer.base.errors import RecipeError
+from phasewise.trainer.model.params import count_active_parameters, count_parameters
+from phasewise.trainer.schedule import learning_rate_at
 
 TRINITY = tuple(name for name in NAMES if name.startswith("trinity-"))
 FULL = {name: load_record(name, "full") for name in TRINITY}

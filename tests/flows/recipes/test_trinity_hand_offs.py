@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from flows.recipes.changes import changes_between
-from flows.recipes.phase import Phase, continued
-from flows.recipes.recipe import Recipe, Tokenizer
-from flows.recipes.words import Experts, SignBalancing, Smebu, afmoe, cosine, from_scratch, llama, wsd
+from phasewise.flows.recipes.changes import changes_between
+from phasewise.flows.recipes.phase import Phase, continued
+from phasewise.flows.recipes.recipe import Recipe, Tokenizer
+from phasewise.flows.recipes.words import Experts, SignBalancing, Smebu, afmoe, cosine, from_scratch, llama, wsd
 
 SIGN = SignBalancing(kind="sign", rate=0.001)
 SMEBU = Smebu(kind="smebu", rate=5e-4, sharpness=2.0, momentum=0.5)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from flows.recipes import words
-from flows.recipes.words import (
+from phasewise.flows.recipes import words
+from phasewise.flows.recipes.words import (
     Phase,
     Recipe,
     Tokenizer,
@@ -26,7 +26,7 @@ from flows.recipes.words import (
     text,
     wsd,
 )
-from trainer.schedule import learning_rate_at
+from phasewise.trainer.schedule import learning_rate_at
 
 
 def warm_up(**settings: Any) -> Phase:

@@ -4,11 +4,11 @@ import copy
 
 import pytest
 
-from flows.recipes import load_record
-from flows.show.components import describe_component
-from flows.show.describing import describe_phase
-from flows.show.differing import describe_difference, fields_of
-from trainer.base.errors import ConfigError
+from phasewise.flows.recipes import load_record
+from phasewise.flows.show.components import describe_component
+from phasewise.flows.show.describing import describe_phase
+from phasewise.flows.show.differing import describe_difference, fields_of
+from phasewise.trainer.base.errors import ConfigError
 
 
 def fields(target: str, *names: str) -> dict[str, list[object]]:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from flows import cli
-from flows.show.describing import describe
-from trainer.base.wording import number, rounded, tokens
+from phasewise.flows import cli
+from phasewise.flows.show.describing import describe
+from phasewise.trainer.base.wording import number, rounded, tokens
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_sources_are_printed_by_kind(phasewise: Callable[..., str]):
     shown = phasewise("show", "marin-32b/phase-1", "--sources")
     for words in (
         "phase-1: a library's default",
-        "stability.skip_step.sigmas 6 (Levanter's skip-step",
+        "stability.skip_step.sigmas 6 (Levanter 87b05a9f, src/levanter/optim/skipstep.py",
         "gates.health.max_ema_gap 0.2 (limits of",
     ):
         assert words in shown, words

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from flows import cli
-from flows.recipes import load_record
-from flows.show.verdicts import verdict_here
-from tasks.home import Home
-from trainer.base.storage import write_json
+from phasewise.flows import cli
+from phasewise.flows.recipes import load_record
+from phasewise.flows.show.verdicts import verdict_here
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.storage import write_json
 
 Show = Callable[..., str]
 

@@ -7,12 +7,12 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from flows.cli import main
-from flows.recipes import load_recipe
-from flows.show.takes import describe_takes, print_takes
-from tasks.home import Home
-from trainer.base.errors import ConfigError
-from trainer.model.params import count_parameters
+from phasewise.flows.cli import main
+from phasewise.flows.recipes import load_recipe
+from phasewise.flows.show.takes import describe_takes, print_takes
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.model.params import count_parameters
 
 
 @pytest.fixture

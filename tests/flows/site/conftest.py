@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.site.site import Site
-from tasks.home import Home
+from phasewise.flows.site.site import Site
+from phasewise.tasks.home import Home
 from tests.flows.site.homes import site_of, write_home
 
 

@@ -6,14 +6,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-from flows.site.shelf import Set, Shelf
-from flows.site.site import Site
-from tasks.home import Home
+from phasewise.flows.site.shelf import Set, Shelf
+from phasewise.flows.site.site import Site
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.storage import write_json
+from phasewise.validations.limits import GateLimits
+from phasewise.validations.verdict import Verdict, judge_gate, write_verdict
 from tests.validations.made_answers import guessed_result
 from tests.validations.report.samples import HOSTILE, evidence, judged
-from trainer.base.storage import write_json
-from validations.limits import GateLimits
-from validations.verdict import Verdict, judge_gate, write_verdict
 
 RECIPE, SCALE = "zoo", "own"
 RUN_NAME = f"{RECIPE}-{SCALE}"
@@ -61,7 +62,7 @@ def write_phase(home: Home, name: str, *, start: int = 0, stop: int = 40, parent
     os.utime(folder / "metrics.jsonl", (1, 1))
     if done:
         write_json(folder / "result.json", {"phase": name, "final_loss": 4.2, "params_digest": "d" * 64, "run_digest": "c" * 64})
-        write_json(folder / "evaluation.json", evaluation())
+        write_sealed(folder / "evaluation.json", evaluation())
         for gate in ("data", "health"):
             write_verdict(home.verdict(RUN_NAME, name, gate), sample(home, name, gate))
         write_verdict(home.verdict(RUN_NAME, name, "model"), model_verdict(home, name))

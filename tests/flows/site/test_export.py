@@ -6,12 +6,12 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from flows.site import export
-from flows.site.export import MARKER, write_site
-from tasks.home import Home
+from phasewise.flows.site import export
+from phasewise.flows.site.export import MARKER, write_site
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import ConfigError
 from tests.flows.commands import Run
 from tests.flows.site.homes import RUN_NAME, site_of
-from trainer.base.errors import ConfigError
 
 LINK = re.compile(r'(?:href|src|action)="([^"]*)"')
 

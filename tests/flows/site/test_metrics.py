@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.site.metrics import Curves, Metrics, points_of, recent, thinned
+from phasewise.flows.site.metrics import Curves, Metrics, points_of, recent, thinned
 from tests.flows.site.homes import row, write_rows
 
 
@@ -29,7 +29,7 @@ def test_only_what_came_since_is_read(file: Path, monkeypatch: pytest.MonkeyPatc
     read(metrics, file)
     parsed: list[bytes] = []
     loads = __import__("orjson").loads
-    monkeypatch.setattr("flows.site.metrics.orjson.loads", lambda line: (parsed.append(line), loads(line))[1])
+    monkeypatch.setattr("phasewise.flows.site.metrics.orjson.loads", lambda line: (parsed.append(line), loads(line))[1])
     with file.open("a") as opened:
         opened.write(json.dumps(row(101, loss=9.5)) + "\n")
     found = read(metrics, file)
@@ -93,7 +93,7 @@ def test_a_spike_of_one_step_survives_thinning() -> None:
 
 
 def test_a_file_that_takes_too_long_is_drawn_from_rows_all_over_it_and_read_on(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.site.metrics.PIECE_BYTES", 1000)
+    monkeypatch.setattr("phasewise.flows.site.metrics.PIECE_BYTES", 1000)
     write_rows(file, [row(step) for step in range(1, 5001)])
     metrics = Metrics()
     first = metrics.read(file, seconds=0)

@@ -6,15 +6,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from flows.site import pages
-from flows.site.address import Links, PhaseAddress
-from flows.site.lineage import Node, tree
-from flows.site.site import Site
-from flows.site.tables import Asked, asked_of
-from tasks.home import Home
+from phasewise.flows.site import pages
+from phasewise.flows.site.address import Links, PhaseAddress
+from phasewise.flows.site.lineage import Node, tree
+from phasewise.flows.site.site import Site
+from phasewise.flows.site.tables import Asked, asked_of
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.identity import write_sealed
 from tests.flows.site.homes import LONG, RUN_NAME, TURNED, row, site_of, write_phase, write_rows, zoo
-from trainer.base.errors import ConfigError
-from trainer.base.storage import write_json
 
 TAG = re.compile(r"<(script|img|iframe|style|svg)\b[^>]*>")
 
@@ -166,7 +166,7 @@ def test_no_difference_where_two_phases_were_not_measured_alike(own_home: Home) 
     write_phase(own_home, "lynx")
     other = own_home.run(RUN_NAME, "lynx") / "evaluation.json"
     found = json.loads(other.read_text())
-    write_json(other, found | {"benchmarks_digest": "others", "measured_on": {"law": "text", "web": "other text"}})
+    write_sealed(other, found | {"benchmarks_digest": "others", "measured_on": {"law": "text", "web": "other text"}})
     said = text_of(pages.compare_page(site_of(own_home), Links("compare"), "zoo/own/lion", "zoo/own/lynx"))
     assert "– not put to the same items" in said
     assert "bits per byte, web 2.000 2.000 – not measured on the same text" in said

@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from flows.recipes import load_recipe
-from flows.record import Finding, PhaseRecord
-from flows.site.address import Links
-from flows.site.checked import check
-from flows.site.pages import phase_page
-from flows.site.shelf import PhaseFiles
-from flows.site.states import in_words, state_of
-from tasks.home import Home
-from tasks.validation.decide import decide
+from phasewise.flows.recipes import load_recipe
+from phasewise.flows.record import Finding, PhaseRecord
+from phasewise.flows.site.address import Links
+from phasewise.flows.site.checked import check
+from phasewise.flows.site.pages import phase_page
+from phasewise.flows.site.shelf import PhaseFiles
+from phasewise.flows.site.states import in_words, state_of
+from phasewise.tasks.home import Home
+from phasewise.tasks.validation.decide import decide
+from phasewise.trainer.asking import CHECK, TABLE
+from phasewise.trainer.base.storage import write_json
+from phasewise.validations.approvable import ApprovableCheck, AsksPeople
+from phasewise.validations.verdict import Verdict, read_verdict, write_verdict
 from tests.flows.site.homes import RUN_NAME, sample, site_of, write_phase, zoo
-from trainer.asking import CHECK, TABLE
-from trainer.base.storage import write_json
-from validations.approvable import ApprovableCheck, AsksPeople
-from validations.verdict import Verdict, read_verdict, write_verdict
 
 
 def files_of(home: Home, name: str) -> PhaseFiles:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.home import Home
+from phasewise.tasks.home import Home
 from tests.flows.trace.world import PHASES, Piece, World, key, write_world
 
 

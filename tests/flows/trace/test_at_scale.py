@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import finding
-from tests.benchmarks.trace import ask, write_world
+from experiments.bench.trace import ask, write_world
+from phasewise.flows import finding
 
 MAX_SECONDS = 1.0
 """Of the processor: the clock is that of whatever else runs."""

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from phasewise.trainer.data.loader import Loader
 from tests.flows.trace.world import Piece, World, run_of
-from trainer.data.loader import Loader
 
 STEPS = range(53, 61)
 

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands import trace as command
-from flows.summary import AT_A_BATCH, what_trained_there
-from tasks.home import Home
+from phasewise.flows.commands import trace as command
+from phasewise.flows.summary import AT_A_BATCH, what_trained_there
+from phasewise.tasks.home import Home
+from phasewise.validations.expectations.health_suite import HEALTH_SUITE
+from phasewise.validations.expectations.reasons import Reason
+from phasewise.validations.expectations.suites import checks_of
 from tests.flows.trace.world import World
 from tests.validations.evidence.health.simulated import LIMITS
-from validations.expectations.health_suite import HEALTH_SUITE
-from validations.expectations.reasons import Reason
-from validations.expectations.suites import checks_of
 
 
 @pytest.mark.parametrize(

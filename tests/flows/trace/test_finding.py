@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows import finding
-from flows.commands import trace as command
+from phasewise.flows import finding
+from phasewise.flows.commands import trace as command
 from tests.flows.trace.world import World
 
 

@@ -4,8 +4,8 @@ from collections import Counter
 
 import numpy as np
 
+from phasewise.trainer.data.loader import Loader
 from tests.flows.trace.world import PHASES, Piece, World, key, run_of
-from trainer.data.loader import Loader
 
 
 def test_the_tokens_of_every_row_are_those_that_the_loader_gives(world: World, forward: Counter[Piece]):

@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 from click.testing import CliRunner
 
-from flows.cli import main
-from flows.commands.trace import Question, trace
-from flows.plan import build_run, data_plan
-from flows.recipes import at_scale
-from flows.recipes.recipe import Recipe
-from tasks.data.caches import finish_cache
-from tasks.data.documents import split_texts
-from tasks.data.encode import encode_part
-from tasks.data.plan import DataPlan
-from tasks.data.source import Source
-from tasks.data.tokenizer import train_tokenizer
-from tasks.home import Home
-from tests.pulse.runs import COMPONENTS, tiny_recipe
+from experiments.survival.runs import COMPONENTS, tiny_recipe
+from phasewise.flows.cli import main
+from phasewise.flows.commands.trace import Question, trace
+from phasewise.flows.plan import build_run, data_plan
+from phasewise.flows.recipes import at_scale
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.tasks.data.caches import finish_cache
+from phasewise.tasks.data.documents import split_texts
+from phasewise.tasks.data.encode import encode_part
+from phasewise.tasks.data.plan import DataPlan
+from phasewise.tasks.data.source import Source
+from phasewise.tasks.data.tokenizer import train_tokenizer
+from phasewise.tasks.home import Home
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.manifest import SPLITS
 from tests.tasks.data.builds import write_documents
-from trainer.config import RunConfig
-from trainer.data.cache import TokenCache
-from trainer.data.manifest import SPLITS
 
 WORDS = ("river", "mountain", "garden", "window", "lantern", "harbour", "carpenter", "mirror", "orchard", "bridge", "letter", "engine")
 VOCAB_SIZE = 300

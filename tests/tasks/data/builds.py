@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
-from tasks.data.caches import finish_cache
-from tasks.data.deduplicate import find_copies, num_buckets, ranges_of
-from tasks.data.documents import DocumentsManifest, finish_documents, read_documents_manifest
-from tasks.data.encode import encode_part
-from tasks.data.length_bias import LengthBias
-from tasks.data.listing import Listing, fingerprint
-from tasks.data.parts import Bundle, read_to_parts
-from tasks.data.reading import pieces_of
-from tasks.data.source import Source
-from trainer.data.manifest import Manifest, Split
+from phasewise.tasks.data.caches import finish_cache
+from phasewise.tasks.data.deduplicate import find_copies, num_buckets, ranges_of
+from phasewise.tasks.data.documents import DocumentsManifest, finish_documents, read_documents_manifest
+from phasewise.tasks.data.encode import encode_part
+from phasewise.tasks.data.length_bias import LengthBias
+from phasewise.tasks.data.listing import Listing, fingerprint
+from phasewise.tasks.data.parts import Bundle, read_to_parts
+from phasewise.tasks.data.reading import pieces_of
+from phasewise.tasks.data.source import Source
+from phasewise.trainer.data.manifest import Manifest, Split
 
 
 def bundles(source: Source, listing: Listing) -> tuple[Bundle, ...]:

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tasks.data import adopt, parts
-from tasks.data.budget import TRAIN_SHARE, assumed_tokens, choose, shared
-from tasks.data.plan import DataPlan, plan_data
-from tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_documents
-from tasks.data.source import Source
-from tasks.data.verify import verify_component
-from tasks.home import Home
+from phasewise.tasks.data import adopt, parts
+from phasewise.tasks.data.budget import TRAIN_SHARE, assumed_tokens, choose, shared
+from phasewise.tasks.data.plan import DataPlan, plan_data
+from phasewise.tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_documents
+from phasewise.tasks.data.source import Source
+from phasewise.tasks.data.verify import verify_component
+from phasewise.tasks.home import Home
+from phasewise.trainer.data.manifest import SPLITS, read_manifest
 from tests.tasks.conftest import write_lines, write_prose
-from trainer.data.manifest import SPLITS, read_manifest
 
 FILES = 12
 VOCAB_SIZE = 500

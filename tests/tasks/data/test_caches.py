@@ -7,16 +7,16 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from tasks.data import caches
-from tasks.data.caches import cache_key
-from tasks.data.documents import split_texts
-from tasks.data.plan import DataPlan
-from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer, tokenizer_digest
+from phasewise.tasks.data import caches
+from phasewise.tasks.data.caches import cache_key
+from phasewise.tasks.data.documents import split_texts
+from phasewise.tasks.data.plan import DataPlan
+from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, load_tokenizer, tokenizer_digest
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.manifest import MANIFEST_NAME, Manifest, Split, read_manifest
 from tests.tasks.data.builds import build_cache
-from trainer.base.errors import DataError
-from trainer.base.storage import digest_of_bytes, digest_of_file
-from trainer.data.cache import TokenCache
-from trainer.data.manifest import MANIFEST_NAME, Manifest, Split, read_manifest
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from dask.distributed import Client, LocalCluster
 
-from tasks.data import cluster
-from tasks.data.cluster import SCHEDULER_VARIABLE, WORKERS_VARIABLE, run_all
-from tasks.home import Home
-from trainer.base import errors
+from phasewise.tasks.data import cluster
+from phasewise.tasks.data.cluster import SCHEDULER_VARIABLE, WORKERS_VARIABLE, run_all
+from phasewise.tasks.home import Home
+from phasewise.trainer.base import errors
 
 pytestmark = pytest.mark.timeout(240)  # a guard against hanging
 

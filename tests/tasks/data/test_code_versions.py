@@ -5,18 +5,18 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from tasks.data import caches, documents, encode, hashed_file, normalize, reading, tokenizer
-from tasks.data.conversations import compose
-from tasks.evaluation import finished
-from trainer.base import code_digest
+from phasewise.tasks.data import caches, documents, encode, hashed_file, normalize, reading, tokenizer
+from phasewise.tasks.data.conversations import compose
+from phasewise.tasks.evaluation import finished
+from phasewise.trainer.base import code_digest
 
 DECIDES_NOTHING = {
-    "trainer.base.code_digest": "makes the versions",
-    "tasks.data.records": "reads back what was written",
-    "tasks.data.source": "settings, which are in the key themselves",
-    "tasks.data.listing": "names and digests of files, which are in the key themselves",
-    "tasks.data.pin": "a pin names a place",
-    "tasks.data.conversations.built_in": "chat templates, which are in the key themselves",
+    "phasewise.trainer.base.code_digest": "makes the versions",
+    "phasewise.tasks.data.records": "reads back what was written",
+    "phasewise.tasks.data.source": "settings, which are in the key themselves",
+    "phasewise.tasks.data.listing": "names and digests of files, which are in the key themselves",
+    "phasewise.tasks.data.pin": "a pin names a place",
+    "phasewise.tasks.data.conversations.built_in": "chat templates, which are in the key themselves",
 }
 
 
@@ -25,22 +25,23 @@ def modules_used_by(module: ModuleType) -> set[str]:
     found: set[str] = set()
     assert module.__file__
     for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("tasks.data"):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("phasewise.tasks.data"):
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {name for name in names if name in sys.modules} or {node.module}
     return found
 
 
 DECIDES_NO_MEASURE = {
-    "tasks.data.conversations.template": "the tokens that end an answer in it are in the key",
-    "tasks.data.plan": "names caches, whose contents are in the key",
-    "tasks.data.tokenizer": "the tokenizer's digest is in the keys of the caches",
-    "tasks.evaluation.benchmark_folder": "reads benchmarks, whose bytes are in the key",
-    "tasks.evaluation.finished": "makes the key",
-    "tasks.evaluation.measured": "settings, which are in the key themselves",
-    "tasks.evaluation.suites.gated": "its code is in the digests of the real benchmarks, which are in the key",
-    "tasks.evaluation.suites.gated_needles": "its code is in the digests of the needles, which are in the key",
-    "tasks.progress": "says what happens",
+    "phasewise.tasks.data.conversations.template": "the tokens that end an answer in it are in the key",
+    "phasewise.tasks.data.plan": "names caches, whose contents are in the key",
+    "phasewise.tasks.data.verify": "compares a cache with its manifest, and refuses it or not",
+    "phasewise.tasks.data.tokenizer": "the tokenizer's digest is in the keys of the caches",
+    "phasewise.tasks.evaluation.benchmark_folder": "reads benchmarks, whose bytes are in the key",
+    "phasewise.tasks.evaluation.finished": "makes the key",
+    "phasewise.tasks.evaluation.measured": "settings, which are in the key themselves",
+    "phasewise.tasks.evaluation.suites.gated": "its code is in the digests of the real benchmarks, which are in the key",
+    "phasewise.tasks.evaluation.suites.gated_needles": "its code is in the digests of the needles, which are in the key",
+    "phasewise.tasks.progress": "says what happens",
 }
 
 
@@ -49,14 +50,18 @@ def test_every_module_that_decides_what_is_measured_is_in_a_version():
     used: set[str] = set()
     for path in digested:
         tree = ast.parse((code_digest.HOUSE / path).read_text())
-        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and str(node.module).startswith("tasks.")]
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and str(node.module).startswith("phasewise.tasks.")]
         used |= {str(node.module) for node in imports}
-    modules = {path.removesuffix(".py").replace("/", ".") for path in digested}
+    modules = {f"phasewise.{path.removesuffix('.py').replace('/', '.')}" for path in digested}
     assert used - modules == set(DECIDES_NO_MEASURE)
 
 
 def test_every_module_that_decides_bytes_is_in_a_version():
-    of_reader = [sys.modules[name] for name in modules_used_by(reading) if name.startswith(("tasks.data.formats", "tasks.data.filters"))]
+    of_reader = [
+        sys.modules[name]
+        for name in modules_used_by(reading)
+        if name.startswith(("phasewise.tasks.data.formats", "phasewise.tasks.data.filters"))
+    ]
     digested = [reading, normalize, *of_reader, *documents.DOCUMENTS_CODE, *caches.ENCODER_CODE, *compose.COMPOSER_CODE]
     used = {name for module in digested for name in modules_used_by(module)}
     assert used - {module.__name__ for module in digested} <= set(DECIDES_NOTHING)
@@ -66,6 +71,6 @@ def test_every_module_that_decides_bytes_is_in_a_version():
 def test_each_version_ends_with_its_digest():
     assert code_digest.code_digest(*documents.DOCUMENTS_CODE) in documents.DOCUMENTS
     assert code_digest.code_digest(*caches.ENCODER_CODE) in caches.ENCODER
-    assert code_digest.code_digest(*compose.COMPOSER_CODE) in compose.COMPOSER
+    assert code_digest.code_digest(*compose.COMPOSER_CODE, compose.SANDBOX) in compose.COMPOSER
     assert code_digest.code_digest(tokenizer) in tokenizer.TOKENIZER_VERSION
     assert code_digest.code_digest(normalize) in normalize.NORMALIZER

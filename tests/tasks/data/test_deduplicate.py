@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.data import deduplicate
-from tasks.data.deduplicate import find_copies, is_held_out, join_buckets, num_buckets
-from tasks.data.documents import split_texts
-from tasks.data.parts import split_of
-from tasks.data.source import Source
+from phasewise.tasks.data import deduplicate
+from phasewise.tasks.data.deduplicate import find_copies, is_held_out, join_buckets, num_buckets
+from phasewise.tasks.data.documents import split_texts
+from phasewise.tasks.data.parts import split_of
+from phasewise.tasks.data.source import Source
+from phasewise.trainer.base.identity import digest_of_bytes
 from tests.tasks.data.builds import write_documents
-from trainer.base.storage import digest_of_bytes
 
 
 def write(folder: Path, files: list[list[str]], max_part_bytes: int) -> list[str]:

@@ -12,9 +12,10 @@ from typing import ClassVar
 
 import pytest
 
-from tasks.data.digests import TICK_NS, KnownDigests
-from tasks.home import Home
-from trainer.base.storage import digest_of_json, read_json, write_atomically, write_json
+from phasewise.tasks.data.digests import TICK_NS, KnownDigests
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.storage import read_json, write_atomically
 
 
 @pytest.fixture
@@ -148,7 +149,7 @@ def test_memory_that_is_wrong_is_believed_until_everything_is_read(home: Home, f
     digest_and_bytes_read(home, file)
     files = read_json(home.digests)["files"]
     files[str(file)][2] = sha256(b"edited")
-    write_json(home.digests, {"version": 1, "digest": digest_of_json(files), "files": files})
+    write_sealed(home.digests, {"version": 2, "files": files})
     assert digest_and_bytes_read(home, file) == (sha256(b"edited"), 0)
     assert digest_and_bytes_read(home, file, reads_all=True) == (sha256(b"before"), 6)
     assert digest_and_bytes_read(home, file) == (sha256(b"before"), 0)

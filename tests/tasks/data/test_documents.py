@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tasks.data import documents, parts
-from tasks.data.documents import QUARANTINE_NAME, check_readable, read_documents_manifest, split_texts, tally_of
-from tasks.data.listing import fingerprint
-from tasks.data.parts import HELD_OUT_ONE_IN, bundles_of, part_bytes, read_to_parts, split_of
-from tasks.data.source import Source
+from phasewise.tasks.data import documents, parts
+from phasewise.tasks.data.documents import QUARANTINE_NAME, check_readable, read_documents_manifest, split_texts, tally_of
+from phasewise.tasks.data.listing import fingerprint
+from phasewise.tasks.data.parts import HELD_OUT_ONE_IN, bundles_of, part_bytes, read_to_parts, split_of
+from phasewise.tasks.data.source import Source
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import digest_of_bytes
+from phasewise.trainer.data.manifest import MANIFEST_NAME, SourceFile
 from tests.tasks.data.builds import bundles, write_documents
-from trainer.base.errors import DataError
-from trainer.base.storage import digest_of_bytes
-from trainer.data.manifest import MANIFEST_NAME, SourceFile
 
 TEXTS = [f"Document number {number}\nof many." for number in range(60)]
 
@@ -88,7 +88,7 @@ def test_a_killed_build_goes_on_and_leaves_nothing_behind(tmp_path: Path, monkey
     first, second = bundles(source, fingerprint(source))
     read_to_parts(first, 1 << 20, tmp_path / "out")
     with monkeypatch.context() as patch:
-        patch.setattr(parts, "write_json", killed)
+        patch.setattr(parts, "write_model", killed)
         with pytest.raises(KeyboardInterrupt):
             read_to_parts(second, 1 << 20, tmp_path / "out")
     (tmp_path / "out" / ".part-00001-0000.parquet.abc").write_bytes(b"half")
@@ -105,7 +105,7 @@ def test_the_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.Monkey
 
     source = component(tmp_path / "a", TEXTS)
     with monkeypatch.context() as patch:
-        patch.setattr(documents, "write_json", killed)
+        patch.setattr(documents, "write_model", killed)
         with pytest.raises(KeyboardInterrupt):
             write_documents(source, tmp_path / "out")
     assert not (tmp_path / "out" / MANIFEST_NAME).exists()

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.data.filters import STRETCH_CHARACTERS, build_sift, digit_percent, field_keys, special_percent
-from tasks.data.formats.findings import LeftOut, Record
-from tasks.data.source import FieldFilter, TextFilter
+from phasewise.tasks.data.filters import STRETCH_CHARACTERS, build_sift, digit_percent, field_keys, special_percent
+from phasewise.tasks.data.formats.findings import LeftOut, Record
+from phasewise.tasks.data.source import FieldFilter, TextFilter
 
 TEXT = st.text(
     st.one_of(st.sampled_from("a1 .²½Ⅷ٣।़\u00a0日🌳"), st.characters(exclude_categories=["Cs"])), min_size=1, max_size=60

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from tasks.data.digests import KnownDigests
-from tasks.data.hub import PATIENCE_SECONDS
-from tasks.data.listing import at_commit, fingerprint
-from tasks.data.parts import read_to_parts
-from tasks.data.plan import plan_data
-from tasks.data.reading import Record, pieces_of, read_piece
-from tasks.data.source import HubTrouble, Source
-from tasks.home import Home
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.tasks.data.hub import PATIENCE_SECONDS
+from phasewise.tasks.data.listing import at_commit, fingerprint
+from phasewise.tasks.data.parts import read_to_parts
+from phasewise.tasks.data.plan import plan_data
+from phasewise.tasks.data.reading import Record, pieces_of, read_piece
+from phasewise.tasks.data.source import HubTrouble, Source
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import DataError
 from tests.stores.hub import FakeHub
 from tests.tasks.data.builds import bundles, write_documents
-from trainer.base.errors import DataError
 
 LINES = 1200
 NAMES = tuple(f"data/part-{number}.jsonl" for number in range(5))
@@ -71,8 +71,8 @@ FAULTS: dict[str, Callable[[FakeHub], None]] = {
 @pytest.fixture
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file is read in several parts, each with a link of its own."""
-    monkeypatch.setattr("tasks.data.formats.streams.BLOCK_BYTES", 5000)
-    monkeypatch.setattr("tasks.data.formats.streams.BUFFER_BYTES", 5000)
+    monkeypatch.setattr("phasewise.tasks.data.formats.streams.BLOCK_BYTES", 5000)
+    monkeypatch.setattr("phasewise.tasks.data.formats.streams.BUFFER_BYTES", 5000)
 
 
 @pytest.mark.usefixtures("in_parts")

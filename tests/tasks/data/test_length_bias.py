@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from tasks.data.encode import encode_part
-from tasks.data.length_bias import REASON, LengthBias
-from tasks.data.plan import DataPlan, plan_data
-from tasks.data.prepare import _parts_to_encode  # pyright: ignore[reportPrivateUsage]  # Dask takes seconds to start
-from tasks.data.verify import differs_in_code_alone, verify_component
-from tasks.home import Home
+from phasewise.tasks.data.encode import encode_part
+from phasewise.tasks.data.length_bias import REASON, LengthBias
+from phasewise.tasks.data.plan import DataPlan, plan_data
+from phasewise.tasks.data.prepare import _parts_to_encode  # pyright: ignore[reportPrivateUsage]  # Dask takes seconds to start
+from phasewise.tasks.data.verify import differs_in_code_alone, verify_component
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import digest_of_bytes
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.manifest import read_manifest
 from tests.tasks.conftest import VOCAB_SIZE, World
 from tests.tasks.data.builds import build_cache
-from trainer.base.errors import DataError
-from trainer.base.storage import digest_of_bytes
-from trainer.data.cache import TokenCache
-from trainer.data.manifest import read_manifest
 
 TRINITY = LengthBias(floor=0.01, ceiling=0.90, full_tokens=131_072)
 SOME = LengthBias(floor=0.05, ceiling=0.9, full_tokens=150)

@@ -13,9 +13,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from pydantic import ValidationError
 
-from tasks.data.listing import expand, fingerprint, selects
-from tasks.data.source import Source
-from trainer.base.errors import DataError
+from phasewise.tasks.data.listing import expand, fingerprint, selects
+from phasewise.tasks.data.source import Source
+from phasewise.trainer.base.errors import DataError
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.data.normalize import NORMALIZER, normalize
-from tasks.data.source import Normalization
+from phasewise.tasks.data.normalize import NORMALIZER, normalize
+from phasewise.tasks.data.source import Normalization
 
 TEXT = st.text(st.one_of(st.sampled_from(" \t\r\n\u00a0\u0301e"), st.characters(exclude_categories=["Cs"])))
 WAYS = st.builds(

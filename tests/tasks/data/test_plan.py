@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tasks.data import caches, documents, tokenizer
-from tasks.data.digests import KnownDigests
-from tasks.data.pin import Pin
-from tasks.data.plan import DataPlan, plan_data
-from tasks.data.prepare import write_missing_documents
+from phasewise.tasks.data import caches, documents, tokenizer
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.tasks.data.pin import Pin
+from phasewise.tasks.data.plan import DataPlan, plan_data
+from phasewise.tasks.data.prepare import write_missing_documents
+from phasewise.trainer.base.errors import DataError
 from tests.tasks.conftest import VOCAB_SIZE
-from trainer.base.errors import DataError
 
 SPLITS = ("train", "held_out")
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from tasks.data.documents import QUARANTINE_NAME
-from tasks.data.pin import Pin
-from tasks.data.plan import plan_data
-from tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_documents
-from tasks.data.verify import verify_component
+from phasewise.tasks.data.documents import QUARANTINE_NAME
+from phasewise.tasks.data.pin import Pin
+from phasewise.tasks.data.plan import plan_data
+from phasewise.tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_documents
+from phasewise.tasks.data.verify import verify_component
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.data.manifest import MANIFEST_NAME, read_manifest, write_manifest
 from tests.tasks.conftest import VOCAB_SIZE
-from trainer.base.errors import DataError
-from trainer.data.manifest import MANIFEST_NAME, read_manifest, write_manifest
 
 
 def left_in(folder: Path) -> set[str]:
@@ -36,7 +36,7 @@ def test_files_that_change_while_they_are_read_are_refused_and_what_was_read_of_
 def test_too_much_that_is_unreadable_stops_the_preparation_and_leaves_the_samples(world: Any):
     (world.sources / "web" / "part-2.jsonl").write_bytes(b"{\n")
     plan = world.plan()
-    with pytest.raises(DataError, match=r"component web: .*broken JSON: 1 document"):
+    with pytest.raises(DataError, match=r"component web: .*broken JSON, 1 document"):
         write_missing_documents(plan)
     folder = plan.components["web"].documents.folder
     assert (folder / QUARANTINE_NAME).read_text().count("broken JSON") == 1

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from flows.cli import main
-from tasks.data import projection
-from tasks.data.budget import assumed_tokens
-from tasks.data.plan import plan_data
-from tasks.data.projection import Speed, measure_speed, project
-from tasks.data.source import Source
-from tasks.home import Home
+from phasewise.flows.cli import main
+from phasewise.tasks.data import projection
+from phasewise.tasks.data.budget import assumed_tokens
+from phasewise.tasks.data.plan import plan_data
+from phasewise.tasks.data.projection import Speed, measure_speed, project
+from phasewise.tasks.data.source import Source
+from phasewise.tasks.home import Home
 from tests.tasks.conftest import World, write_lines
 
 SPEED = Speed(tokens_per_second=50_000, seconds=10, tokenizer="the recipe's tokenizer")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.data.python_text import MAX_CHARACTERS, MIN_WORDS, VIEWS, View, documents_in, installed, pieces, roots
+from phasewise.tasks.data.python_text import MAX_CHARACTERS, MIN_WORDS, VIEWS, View, documents_in, installed, pieces, roots
 
 LONG = "and so it goes on for a while, with one word after another, until there are enough of them to be worth a document of its own"
 MODULE = f'''"""About rivers: {LONG}."""

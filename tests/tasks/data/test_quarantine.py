@@ -5,14 +5,15 @@ import random
 from functools import reduce
 from operator import add
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.data.formats.findings import Fault, Finding, LeftOut, Record
-from tasks.data.quarantine import MAX_SAMPLES, Counting, Sample, Tally, refusal, write_quarantine
-from tasks.data.source import Piece, Source
+from phasewise.tasks.data.formats.findings import Fault, Finding, LeftOut, NoText, Reason, Record
+from phasewise.tasks.data.quarantine import EMPTY_REMEDIES, MAX_SAMPLES, REMEDIES, Counting, Sample, Tally, refusal, write_quarantine
+from phasewise.tasks.data.source import Piece, Source
 
 SOURCE = Source(url="gs://bucket/web", include=("*.jsonl",), format="jsonl", max_bad_fraction=0.01)
 
@@ -89,7 +90,7 @@ def test_samples_are_the_first_of_each_reason():
         (Tally(files=2, documents=10), 0),
         (Tally(files=1, documents=8, bad_documents={"broken JSON": 1, "too long": 1}), 0.25),
         (Tally(files=4, documents=1000, bad_documents={"broken JSON": 1}, bad_files={"a": "truncated"}), 0.25),
-        (Tally(files=1, bad_files={"a": "empty file"}), 1),
+        (Tally(files=1, bad_files={"a": "unreadable"}), 1),
     ],
 )
 def test_the_greater_share_counts(tally: Tally, expected: float):
@@ -103,16 +104,23 @@ def test_a_refusal_says_what_was_required_and_found_where_and_what_to_do():
         "component web",
         "at most 1.0000%",
         "found 50.0000%",
-        "broken JSON: 2 documents, truncated: 1 file",
+        "broken JSON, 2 documents, such as a.jsonl, byte 9 ('{'): repair or exclude the file",
+        "truncated, 1 file, such as a.jsonl, file ('cut'): fetch the file again",
         "7 documents in 2 files of gs://bucket/web",
-        "a.jsonl, byte 9: broken JSON ('{')",
         "gs://bucket/quarantine.jsonl",
-        "Repair or exclude these files, or raise max_bad_fraction.",
     ):
         assert part in text
     assert "leave_out" not in text
     unread = count([Fault("field of a message that nothing reads", "byte 0", "{}")])
     assert "must be named in the source's conversation.leave_out" in refusal("web", SOURCE, unread, "quarantine.jsonl")
+    linked = refusal("web", SOURCE, Tally(files=1, bad_files={"a": "outside the root"}), "quarantine.jsonl")
+    assert "outside the root, 1 file, such as a: the link leads out of the source's folder: name in `url` the folder" in linked
+    assert "max_bad_fraction" not in linked
+
+
+def test_each_reason_has_its_own_remedy():
+    assert set(REMEDIES) == set(get_args(Reason))
+    assert set(EMPTY_REMEDIES) == set(get_args(NoText))
 
 
 def test_the_quarantine_file_has_a_line_a_sample(tmp_path: Path):

@@ -15,11 +15,11 @@ import pytest
 import zstandard
 from fsspec.implementations.memory import MemoryFileSystem
 
-from tasks.data import reading
-from tasks.data.reading import PIECE_BYTES, READER, Fault, Finding, LeftOut, Record, pieces_of, read_piece
-from tasks.data.source import Piece, Source
-from trainer.base.errors import ConfigError, DataError
-from trainer.data.manifest import SourceFile
+from phasewise.tasks.data import reading
+from phasewise.tasks.data.reading import PIECE_BYTES, READER, Fault, Finding, LeftOut, Record, pieces_of, read_piece
+from phasewise.tasks.data.source import Piece, Source
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.data.manifest import SourceFile
 
 TEXTS = ["One line.", 'Two lines\nand a "quote".', "Grüße, 日本語, 🌳", "cafe\u0301\r\nnot yet normalised"]
 LINES = "".join(json.dumps({"text": text, "lang": "en"}) + "\n" for text in TEXTS).encode()
@@ -78,9 +78,9 @@ def test_plain_lines_are_split_by_bytes_and_all_else_is_whole():
     assert pieces_of(source("/x", "parquet"), [table]) == (Piece(name="a.parquet", url="/x/a.parquet"),)
 
 
-def test_an_empty_file_is_a_piece_and_a_fault(tmp_path: Path):
+def test_an_empty_file_is_a_piece_and_left_out(tmp_path: Path):
     (tmp_path / "a.jsonl").touch()
-    assert read(tmp_path) == [Fault("empty file", "file", "it has no document", whole_file=True)]
+    assert read(tmp_path) == [LeftOut("empty file", "file", whole_file=True)]
 
 
 def test_pieces_of_a_long_file_give_its_documents_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

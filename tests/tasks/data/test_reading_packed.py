@@ -12,15 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.data import reading
-from tasks.data.documents import QUARANTINE_NAME, check_readable, tally_of
-from tasks.data.listing import fingerprint
-from tasks.data.parts import part_bytes, read_to_parts
-from tasks.data.reading import Fault, Finding, Record, pieces_of, read_piece
-from tasks.data.source import Source
+from phasewise.tasks.data import reading
+from phasewise.tasks.data.documents import QUARANTINE_NAME, check_readable, tally_of
+from phasewise.tasks.data.listing import fingerprint
+from phasewise.tasks.data.parts import part_bytes, read_to_parts
+from phasewise.tasks.data.reading import Fault, Finding, Record, pieces_of, read_piece
+from phasewise.tasks.data.source import Source
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.data.manifest import SourceFile
 from tests.tasks.data.builds import bundles
-from trainer.base.errors import DataError
-from trainer.data.manifest import SourceFile
 
 TEXTS = ["One line.", "Grüße, 日本語", "and a third"]
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()

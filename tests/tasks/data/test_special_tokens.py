@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models
 
-from tasks.data.special_tokens import SpecialTokens, check_special_tokens, shared_special_tokens, special_tokens
-from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
-from trainer.base.errors import DataError
+from phasewise.tasks.data.special_tokens import SpecialTokens, check_special_tokens, shared_special_tokens, special_tokens
+from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
+from phasewise.trainer.base.errors import DataError
 
 
 def written(folder: Path, *special: str, first: int = 0) -> Path:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tasks.data import prepare, standins
-from tasks.data.listing import fingerprint
-from tasks.data.prepare import collect_stand_ins
-from tasks.data.python_text import required_packages
-from tasks.data.standins import (
+from phasewise.tasks.data import prepare, standins
+from phasewise.tasks.data.listing import fingerprint
+from phasewise.tasks.data.prepare import collect_stand_ins
+from phasewise.tasks.data.python_text import required_packages
+from phasewise.tasks.data.standins import (
     MAX_SHARED_SHINGLES,
     RECORD_NAME,
     SHINGLE_WORDS,
@@ -21,8 +21,8 @@ from tasks.data.standins import (
     stand_in_source,
     write_stand_ins,
 )
-from trainer.base.errors import DataError
-from trainer.base.storage import read_json
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.storage import read_json
 
 TOPICS = StandIn(view="topics", where=("stdlib:pydoc_data/topics.py",), max_bytes=20_000)
 CLICK = StandIn(view="docstrings", where=("site:click/*.py",), max_bytes=20_000)

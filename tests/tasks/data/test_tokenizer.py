@@ -10,17 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from tasks.data import tokenizer as module
-from tasks.data.tokenizer import (
+from phasewise.tasks.data import tokenizer as module
+from phasewise.tasks.data.tokenizer import (
     BEGIN_OF_TEXT,
     END_OF_TEXT,
     fetch_tokenizer,
     load_tokenizer,
+    refused,
     tokenizer_digest,
     tokenizer_key,
     train_tokenizer,
 )
-from trainer.base.errors import DataError
+from phasewise.trainer.base.errors import DataError
 
 TRAIN = {
     "code": ["def lighthouse(river): return river + river", "import lighthouse"] * 4,
@@ -74,6 +75,20 @@ def test_a_tokenizer_with_chance_in_it_is_refused(trained: Tokenizer, tmp_path: 
     (tmp_path / "tokenizer.json").write_text(json.dumps(written))
     with pytest.raises(DataError, match=r"must give a text the same tokens each time, found a dropout of 0\.5"):
         load_tokenizer(tmp_path / "tokenizer.json")
+
+
+def test_a_file_that_is_no_tokenizer_and_a_pattern_without_end_are_refused_by_name(trained: Tokenizer, tmp_path: Path):
+    """The library panics at such a pattern, which is no `Exception`."""
+    path = tmp_path / "tokenizer.json"
+    path.write_text("{}")
+    with pytest.raises(DataError, match=r"tokenizer\.json cannot be used"):
+        load_tokenizer(path)
+    written = json.loads(trained.to_str())
+    written["pre_tokenizer"] = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    path.write_text(json.dumps(written))
+    tokenizer = load_tokenizer(path)
+    with pytest.raises(DataError, match=r"tokenizer\.json cannot be used: .*retry"), refused(path):
+        tokenizer.encode("a" * 40 + "!")
 
 
 def test_words_of_the_training_split_are_short(trained: Tokenizer):

@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from tasks.data import verify
-from tasks.data.digests import KnownDigests
-from tasks.data.pin import Pin
-from tasks.data.plan import DataPlan, plan_data
-from tasks.data.verify import Difference, check_caches, verify_component
-from tasks.home import Home
-from trainer.base.errors import DataError
-from trainer.base.storage import digest_of_json, read_json, write_json
-from trainer.data.manifest import MANIFEST_NAME, read_manifest
+from phasewise.tasks.data import verify
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.tasks.data.pin import Pin
+from phasewise.tasks.data.plan import DataPlan, plan_data
+from phasewise.tasks.data.verify import Difference, check_caches, verify_component
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.data.manifest import MANIFEST_NAME, read_manifest
 
 NAMES = ("code", "law", "web")
 
@@ -206,7 +207,7 @@ def unreadable(case: Case, _: pytest.MonkeyPatch) -> str:
     manifest = case.plan().components["web"].documents.folder / MANIFEST_NAME
     content = read_json(manifest)
     content["tally"]["bad_documents"] = {"broken JSON": 5}
-    write_json(manifest, content)
+    write_sealed(manifest, content)
     return "too much is unreadable: "
 
 
@@ -290,7 +291,7 @@ def test_bytes_that_change_in_silence_are_found_where_everything_is_read(case: C
     now = read_json(home.digests)["files"]
     (edited,) = [path for path in now if path.endswith("web/part-1.jsonl")]
     silent = {**now, edited: [now[edited][0], *before[edited][1:]]}
-    write_json(home.digests, {"version": 1, "digest": digest_of_json(silent), "files": silent})
+    write_sealed(home.digests, {"version": 2, "files": silent})
     assert (case.plan(), case.differences()) == (plan, [])
     everything = plan_data(sources, home, vocab_size=420, digests=KnownDigests(home, reads_all=True))
     assert "content changed: part-1.jsonl" in str(verify_component("web", everything, home)[0])

@@ -11,16 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tasks.data.special_tokens import SpecialTokens, special_tokens
-from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
-from tasks.evaluation.benchmark_folder import write_benchmarks
-from tasks.evaluation.held_out import HeldOutDocument, HeldOutTokens, read_held_out_tokens
+from phasewise.tasks.data.special_tokens import SpecialTokens, special_tokens
+from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
+from phasewise.tasks.evaluation.benchmark_folder import write_benchmarks
+from phasewise.tasks.evaluation.held_out import HeldOutDocument, HeldOutTokens, read_held_out_tokens
+from phasewise.trainer.base.identity import digest_of_bytes, digest_of_file
+from phasewise.trainer.config import ModelConfig, Rope
+from phasewise.trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, write_manifest
+from phasewise.trainer.model.decoder import logits
+from phasewise.trainer.model.params import Params, init_params
 from tests.compilation import compile_from_now_on
-from trainer.base.storage import digest_of_bytes, digest_of_file
-from trainer.config import ModelConfig, Rope
-from trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, write_manifest
-from trainer.model.decoder import logits
-from trainer.model.params import Params, init_params
 
 SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ha", "ke", "li", "mo", "nu", "pa", "re", "si", "to", "vu")
 

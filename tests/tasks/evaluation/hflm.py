@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from lm_eval.api.instance import Instance
 
-from tasks.data.tokenizer import train_tokenizer
-from tasks.publication.export import tokenizer_files
+from phasewise.tasks.data.tokenizer import train_tokenizer
+from phasewise.tasks.publication.export import tokenizer_files
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.config import ModelConfig, Rope
+from phasewise.trainer.model.hugging_face import write_folder
+from phasewise.trainer.model.params import init_params
 from tests.tasks.evaluation.conftest import write_prose
-from trainer.base.storage import read_json, write_json
-from trainer.config import ModelConfig, Rope
-from trainer.model.hugging_face import write_folder
-from trainer.model.params import init_params
 
 GOLDEN = Path(__file__).with_name("golden")
 SEQ_LEN = 96

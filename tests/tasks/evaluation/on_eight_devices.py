@@ -8,11 +8,11 @@ from pathlib import Path
 
 import jax
 
-from tasks.evaluation import generation, scoring
-from tasks.evaluation.loading import model_of_folder
+from phasewise.tasks.evaluation import generation, scoring
+from phasewise.tasks.evaluation.loading import model_of_folder
+from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.config import Mesh
 from tests.tasks.evaluation.hflm import GOLDEN, ask, compare, golden
-from trainer.base.storage import write_json
-from trainer.config import Mesh
 
 MESH = Mesh(replica=2, fsdp=2, tensor=2)
 ASKED = {"loglikelihood": slice(0, 6), "loglikelihood_rolling": slice(2, 3), "generate_until": slice(8, 10)}

@@ -7,16 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tasks.evaluation import answer_likelihood
-from tasks.evaluation.answer_likelihood import answer_nats, answers_beside_parent, is_finite, read_conversations
-from tasks.evaluation.measured import Measured
+from phasewise.tasks.evaluation import answer_likelihood
+from phasewise.tasks.evaluation.answer_likelihood import answer_nats, answers_beside_parent, is_finite, read_conversations
+from phasewise.tasks.evaluation.measured import Measured
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.config import Execution, ModelConfig, StartFrom
+from phasewise.trainer.model.decoder import logits
+from phasewise.trainer.model.params import Params, init_params
+from phasewise.trainer.preflight.spec import run_of
 from tests.trainer.preflight.models import LLAMA_8B, step_of
 from tests.trainer.token_caches import BEGIN, END, write_conversations, write_token_cache
-from trainer.base.errors import DataError
-from trainer.config import Execution, ModelConfig, StartFrom
-from trainer.model.decoder import logits
-from trainer.model.params import Params, init_params
-from trainer.preflight.spec import run_of
 
 SEQ_LEN = 16
 MEASURED = Measured(benchmarks=(), held_out_tokens=None)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tasks.evaluation import bits_per_byte as measuring
-from tasks.evaluation import checkpoint
-from trainer.base.errors import CheckpointError
+from phasewise.tasks.evaluation import bits_per_byte as measuring
+from phasewise.tasks.evaluation import checkpoint
+from phasewise.trainer.base.errors import CheckpointError
 
 
 @pytest.fixture

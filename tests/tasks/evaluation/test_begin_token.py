@@ -11,13 +11,13 @@ import pytest
 from lm_eval.api.instance import Instance
 from tokenizers import Tokenizer
 
-from tasks.data.special_tokens import SpecialTokens, special_tokens
-from tasks.evaluation.evaluate import Evaluation, evaluate_model
-from tasks.evaluation.held_out import HeldOutDocument, read_held_out_tokens
-from tasks.evaluation.language_model import JaxLanguageModel
+from phasewise.tasks.data.special_tokens import SpecialTokens, special_tokens
+from phasewise.tasks.evaluation.evaluate import Evaluation, evaluate_model
+from phasewise.tasks.evaluation.held_out import HeldOutDocument, read_held_out_tokens
+from phasewise.tasks.evaluation.language_model import JaxLanguageModel
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.model.params import Params
 from tests.tasks.evaluation.conftest import WriteCache
-from trainer.config import ModelConfig
-from trainer.model.params import Params
 
 BOTH = ("word_order", "next_word")
 SHIFT = 7

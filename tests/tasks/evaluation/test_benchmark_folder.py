@@ -1,14 +1,14 @@
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from flows.recipes.benchmarks import MADE_BENCHMARKS
-from tasks.evaluation.benchmark_folder import benchmark_items, read_benchmark_folder, write_benchmarks
-from tasks.evaluation.held_out import HeldOutDocument
-from trainer.base.errors import DataError
+from phasewise.flows.recipes.benchmarks import MADE_BENCHMARKS
+from phasewise.tasks.evaluation.benchmark_folder import benchmark_items, read_benchmark_folder, write_benchmarks
+from phasewise.tasks.evaluation.held_out import HeldOutDocument
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import read_sealed, write_sealed
 
 HeldOut = Mapping[str, Sequence[HeldOutDocument]]
 
@@ -62,10 +62,10 @@ def test_a_folder_without_a_manifest_is_refused(copied: Path) -> None:
 @pytest.mark.parametrize("name", ["word_order.jsonl", "next_word.yaml"])
 def test_a_changed_or_missing_file_is_refused(name: str, copied: Path) -> None:
     (copied / name).write_bytes((copied / name).read_bytes() + b"\n")
-    with pytest.raises(DataError, match=rf"{name}: the manifest says content \w+, found \w+"):
+    with pytest.raises(DataError, match=rf"{name} was changed after it was written: expected the digest \w+, found \w+"):
         benchmark_items(copied)
     (copied / name).unlink()
-    with pytest.raises(DataError, match="found no such file"):
+    with pytest.raises(DataError, match="found nothing"):
         read_benchmark_folder(copied)
 
 
@@ -77,7 +77,6 @@ def test_a_broken_manifest_is_refused(content: str, copied: Path) -> None:
 
 
 def test_another_format_version_is_refused(copied: Path) -> None:
-    manifest = json.loads((copied / "manifest.json").read_text())
-    (copied / "manifest.json").write_text(json.dumps({**manifest, "format_version": 99}))
+    write_sealed(copied / "manifest.json", {**read_sealed(copied / "manifest.json"), "format_version": 99})
     with pytest.raises(DataError, match="format version 99"):
         read_benchmark_folder(copied)

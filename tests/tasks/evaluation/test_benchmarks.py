@@ -5,17 +5,17 @@ from itertools import product
 
 import pytest
 
-from tasks.evaluation import benchmarks
-from tasks.evaluation.benchmarks import (
+from phasewise.tasks.evaluation import benchmarks
+from phasewise.tasks.evaluation.benchmarks import (
     WORD_ORDER,
     build_next_word,
     build_word_order,
     next_word_baseline,
     word_order_baseline,
 )
-from tasks.evaluation.held_out import HeldOutDocument
-from tasks.evaluation.passages import cut_passages
-from trainer.base.errors import DataError
+from phasewise.tasks.evaluation.held_out import HeldOutDocument
+from phasewise.tasks.evaluation.passages import cut_passages
+from phasewise.trainer.base.errors import DataError
 
 HeldOut = Mapping[str, Sequence[HeldOutDocument]]
 

@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from tasks.data.special_tokens import SpecialTokens
-from tasks.data.tokenizer import load_tokenizer
-from tasks.evaluation import held_out as held_out_module
-from tasks.evaluation.bits_per_byte import bits_per_byte
-from tasks.evaluation.held_out import (
+from phasewise.tasks.data.special_tokens import SpecialTokens
+from phasewise.tasks.data.tokenizer import load_tokenizer
+from phasewise.tasks.evaluation import held_out as held_out_module
+from phasewise.tasks.evaluation.bits_per_byte import bits_per_byte
+from phasewise.tasks.evaluation.held_out import (
     HeldOutDocument,
     HeldOutTokens,
     first_characters,
     read_held_out_texts,
     read_held_out_tokens,
 )
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.data.manifest import read_manifest
+from phasewise.trainer.model.params import Params
 from tests.tasks.data.conversations.worlds import layout, made_conversations, write_caches, write_source
-from trainer.base.errors import DataError
-from trainer.config import ModelConfig
-from trainer.data.manifest import read_manifest
-from trainer.model.params import Params
 
 HeldOut = Mapping[str, Sequence[HeldOutDocument]]
 

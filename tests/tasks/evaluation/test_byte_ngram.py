@@ -4,8 +4,8 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from tasks.evaluation.byte_ngram import ByteNgram, ngram_bits_per_byte
-from trainer.base.errors import DataError
+from phasewise.tasks.evaluation.byte_ngram import ByteNgram, ngram_bits_per_byte
+from phasewise.trainer.base.errors import DataError
 
 TRAIN = ["the cat sat on the mat", "a cat é ate the rat", "", "x", "the\nthe\nthe", "aaaaaaaa"]
 UNSEEN = ["the bat sat", "é", "zq", "at the rat the cat\n"]

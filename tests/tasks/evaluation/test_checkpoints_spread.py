@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from flows.plan import build_run
-from tasks.evaluation import checkpoint, evaluate
-from tasks.evaluation.asked import Asked
-from tasks.evaluation.checkpoint import evaluate_phase
-from tasks.evaluation.evaluate import measure_benchmarks, open_model
-from tasks.evaluation.held_out import HeldOutTokens
-from tasks.evaluation.measured import Measured
-from tasks.home import Home
-from tests.pulse.runs import tiny_recipe
-from trainer.checkpoints.checkpointer import Checkpoints
-from trainer.config import ModelConfig, RunConfig
-from trainer.state import TrainState, abstract_state, params_digest
+from experiments.survival.runs import tiny_recipe
+from phasewise.flows.plan import build_run
+from phasewise.tasks.evaluation import checkpoint, evaluate
+from phasewise.tasks.evaluation.asked import Asked
+from phasewise.tasks.evaluation.checkpoint import evaluate_phase
+from phasewise.tasks.evaluation.evaluate import measure_benchmarks, open_model
+from phasewise.tasks.evaluation.held_out import HeldOutTokens
+from phasewise.tasks.evaluation.measured import Measured
+from phasewise.tasks.home import Home
+from phasewise.trainer.checkpoints.checkpointer import Checkpoints
+from phasewise.trainer.config import ModelConfig, RunConfig
+from phasewise.trainer.state import TrainState, abstract_state, params_digest
 
 STEPS = (20, 30, 40)
 NAMES = ("word_order", "next_word")

@@ -9,17 +9,17 @@ import pytest
 from lm_eval.api.instance import Instance
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from tasks.data.special_tokens import SpecialTokens
-from tasks.evaluation import corpus_fit
-from tasks.evaluation.bits_per_byte import bits_per_byte
-from tasks.evaluation.corpus import Corpus, Document
-from tasks.evaluation.corpus_fit import TokenizedText, measure_fit, rolling_windows, tokenize
-from tasks.evaluation.held_out import HeldOutDocument, HeldOutTokens
-from tasks.evaluation.language_model import JaxLanguageModel
+from phasewise.tasks.data.special_tokens import SpecialTokens
+from phasewise.tasks.evaluation import corpus_fit
+from phasewise.tasks.evaluation.bits_per_byte import bits_per_byte
+from phasewise.tasks.evaluation.corpus import Corpus, Document
+from phasewise.tasks.evaluation.corpus_fit import TokenizedText, measure_fit, rolling_windows, tokenize
+from phasewise.tasks.evaluation.held_out import HeldOutDocument, HeldOutTokens
+from phasewise.tasks.evaluation.language_model import JaxLanguageModel
+from phasewise.trainer.base.errors import DataError, EvaluationError
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.model.params import Params
 from tests.shared_data import shared_folder
-from trainer.base.errors import DataError, EvaluationError
-from trainer.config import ModelConfig
-from trainer.model.params import Params
 
 LogSoftmax = Callable[[Sequence[int] | np.ndarray], np.ndarray]
 

@@ -8,15 +8,15 @@ import pytest
 from lm_eval.api.instance import Instance
 from tokenizers import Tokenizer
 
-from tasks.data.special_tokens import special_tokens
-from tasks.evaluation.benchmark_folder import read_benchmark_folder
-from tasks.evaluation.evaluate import Evaluation, evaluate_model
-from tasks.evaluation.held_out import HeldOutTokens
-from tasks.evaluation.language_model import JaxLanguageModel
-from trainer.base.errors import DataError, EvaluationError
-from trainer.config import ModelConfig
-from trainer.model.params import Params
-from validations.evidence.floor import measure_floor
+from phasewise.tasks.data.special_tokens import special_tokens
+from phasewise.tasks.evaluation.benchmark_folder import read_benchmark_folder
+from phasewise.tasks.evaluation.evaluate import Evaluation, evaluate_model
+from phasewise.tasks.evaluation.held_out import HeldOutTokens
+from phasewise.tasks.evaluation.language_model import JaxLanguageModel
+from phasewise.trainer.base.errors import DataError, EvaluationError
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.model.params import Params
+from phasewise.validations.evidence.floor import measure_floor
 
 BOTH = ("word_order", "next_word")
 

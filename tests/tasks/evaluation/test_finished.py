@@ -7,17 +7,18 @@ from typing import Any, cast
 
 import pytest
 
-from flows.recipes.words import adamw, constant
-from tasks.data.conversations.template import ChatTemplate
-from tasks.data.plan import DataPlan
-from tasks.evaluation import finished
-from tasks.evaluation.benchmark_folder import write_benchmarks
-from tasks.evaluation.finished import evaluation_key, finished_evaluation, measured_components, measured_on
-from tasks.evaluation.held_out import HeldOutDocument
-from tasks.evaluation.measured import Measured
-from trainer.base.errors import DataError
-from trainer.base.storage import write_json
-from trainer.config import ModelConfig, RunConfig, added
+from phasewise.flows.recipes.words import adamw, constant
+from phasewise.tasks.data.conversations.template import ChatTemplate
+from phasewise.tasks.data.plan import DataPlan
+from phasewise.tasks.evaluation import finished
+from phasewise.tasks.evaluation.benchmark_folder import write_benchmarks
+from phasewise.tasks.evaluation.finished import evaluation_key, finished_evaluation, measured_components, measured_on
+from phasewise.tasks.evaluation.held_out import HeldOutDocument
+from phasewise.tasks.evaluation.measured import Measured
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.config import ModelConfig, RunConfig, added
 
 Key = Callable[..., str]
 BOTH = ("word_order", "next_word")
@@ -125,6 +126,6 @@ def test_only_an_evaluation_of_the_key_holds(config: ModelConfig, key: Key, tmp_
     assert finished_evaluation(run, key()) is None
     write_json(tmp_path / "evaluation.json", {"params_digest": "weights"})  # from before keys
     assert finished_evaluation(run, key()) is None
-    write_json(tmp_path / "evaluation.json", {"key": key(), "macro": 1.0})
+    write_sealed(tmp_path / "evaluation.json", {"key": key(), "macro": 1.0})
     assert finished_evaluation(run, key()) == {"key": key(), "macro": 1.0}
     assert finished_evaluation(run, key(tokens=7)) is None

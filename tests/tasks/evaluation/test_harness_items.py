@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.evaluation.harness_items import OFFLINE, items_of_tasks, offline_imports
-from trainer.base.errors import ConfigError, DataError
+from phasewise.tasks.evaluation.harness_items import OFFLINE, items_of_tasks, offline_imports
+from phasewise.trainer.base.errors import ConfigError, DataError
 
 Define = Callable[..., str]
 TALE = "A wren built its nest in an old boot that hung by the garden door."

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from tasks.data.conversations.template import ChatTemplate
-from tasks.data.tokenizer import load_tokenizer
-from tasks.evaluation import loading
-from tasks.evaluation.loading import model_of_checkpoint, model_of_folder
-from tasks.publication.export import tokenizer_files
+from phasewise.tasks.data.conversations.template import ChatTemplate
+from phasewise.tasks.data.tokenizer import load_tokenizer
+from phasewise.tasks.evaluation import loading
+from phasewise.tasks.evaluation.loading import model_of_checkpoint, model_of_folder
+from phasewise.tasks.publication.export import tokenizer_files
+from phasewise.trainer.base.errors import CheckpointError, ConfigError
+from phasewise.trainer.base.storage import read_json
+from phasewise.trainer.checkpoints.checkpointer import Checkpoints
+from phasewise.trainer.config import Mesh, ModelConfig, RunConfig
+from phasewise.trainer.model.hugging_face import write_folder
+from phasewise.trainer.state import TrainState, init_state
 from tests.tasks.evaluation.hflm import GOLDEN
 from tests.trainer.eight_devices import run_on_eight_devices
-from trainer.base.errors import CheckpointError, ConfigError
-from trainer.base.storage import read_json
-from trainer.checkpoints.checkpointer import Checkpoints
-from trainer.config import Mesh, ModelConfig, RunConfig
-from trainer.model.hugging_face import write_folder
-from trainer.state import TrainState, init_state
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from tasks.evaluation.needles import MAX_NEW_TOKENS, NeedleItem, Needles, Wording, build_items
-from trainer.base.errors import DataError
+from phasewise.tasks.evaluation.needles import MAX_NEW_TOKENS, NeedleItem, Needles, Wording, build_items
+from phasewise.trainer.base.errors import DataError
 
 HAYSTACK = [f"word{number % 97}" for number in range(3_000)]
 FEW = Needles(length=256, items_per_depth=4)

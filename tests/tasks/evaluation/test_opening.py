@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.evaluation.opening import find_chats
+from phasewise.tasks.evaluation.opening import find_chats
+from phasewise.trainer.data.manifest import read_manifest, write_manifest
 from tests.tasks.data.conversations.worlds import layout
 from tests.trainer.token_caches import BEGIN, END, write_conversations, write_token_cache
-from trainer.data.manifest import read_manifest, write_manifest
 
 
 def test_a_checkpoint_s_chat_templates_are_found_in_the_home_that_it_is_in_now(tmp_path: Path, caplog: pytest.LogCaptureFixture):

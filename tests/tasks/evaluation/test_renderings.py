@@ -9,12 +9,12 @@ import pytest
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
-from tasks.data.special_tokens import SpecialTokens
-from tasks.evaluation.language_model import JaxLanguageModel
-from tasks.evaluation.renderings import Renderings, check_renderings, measure_renderings, read_items, renderings_key
-from trainer.base.errors import DataError, EvaluationError
-from trainer.config import ModelConfig
-from trainer.model.params import Params
+from phasewise.tasks.data.special_tokens import SpecialTokens
+from phasewise.tasks.evaluation.language_model import JaxLanguageModel
+from phasewise.tasks.evaluation.renderings import Renderings, check_renderings, measure_renderings, read_items, renderings_key
+from phasewise.trainer.base.errors import DataError, EvaluationError
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.model.params import Params
 
 Write = Callable[..., Renderings]
 
@@ -94,7 +94,7 @@ def test_a_real_model_reads_both(write: Write, params: Params, config: ModelConf
     assert (read["items"]["too_long"], read["reference"]["too_long"]) == (1, 0)
     item = read_items(renderings, renderings.items)[4]
     window = model.windows_of([(item.prompt, item.second)])
-    from tasks.evaluation.scoring import score_windows
+    from phasewise.tasks.evaluation.scoring import score_windows
 
     [expected] = score_windows(model.params, config, window)
     assert read["items"]["second"][4] == pytest.approx(float(expected.log_likelihoods.sum()), abs=1e-3)

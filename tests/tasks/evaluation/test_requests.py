@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from tasks.evaluation.requests import Generation, check_finite, name_request, read_generation
-from tasks.evaluation.sampling import Sampling
-from trainer.base.errors import ConfigError, EvaluationError
+from phasewise.tasks.evaluation.requests import Generation, check_finite, name_request, read_generation
+from phasewise.tasks.evaluation.sampling import Sampling
+from phasewise.trainer.base.errors import ConfigError, EvaluationError
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@ from typing import cast
 
 import pytest
 
-from flows.recipes import load_recipe
-from flows.recipes.words import adamw, constant, cosine, linear
-from tasks.evaluation.schedule_point import SchedulePoint, read_schedule_point
-from trainer.config import LearningRateSegment, RunConfig
+from phasewise.flows.recipes import load_recipe
+from phasewise.flows.recipes.words import adamw, constant, cosine, linear
+from phasewise.tasks.evaluation.schedule_point import SchedulePoint, read_schedule_point
+from phasewise.trainer.config import LearningRateSegment, RunConfig
 
 
 def point(*segments: LearningRateSegment, start_step: int = 0, stop_step: int = 100) -> SchedulePoint:

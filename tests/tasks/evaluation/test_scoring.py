@@ -3,9 +3,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from tasks.evaluation.scoring import cut_windows, score, score_windows
-from trainer.config import ModelConfig
-from trainer.model.params import Params, init_params
+from phasewise.tasks.evaluation.scoring import cut_windows, score, score_windows
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.model.params import Params, init_params
 
 LogSoftmax = Callable[[Sequence[int] | np.ndarray], np.ndarray]
 

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tasks.preflight.candidates import Setting
-from tasks.preflight.estimate import FIRST_WEIGHTS, estimate, measure_policies
-from tasks.preflight.plan import GIB, LOSS_TOKENS_A_CHIP, Plan
-from tasks.preflight.slices import Slice
-from trainer.preflight.spec import Collective, Memory, Result, Spec, StepShape
+from phasewise.tasks.preflight.candidates import Setting
+from phasewise.tasks.preflight.estimate import FIRST_WEIGHTS, estimate, measure_policies
+from phasewise.tasks.preflight.plan import GIB, LOSS_TOKENS_A_CHIP, Plan
+from phasewise.tasks.preflight.slices import Slice
+from phasewise.trainer.preflight.spec import Collective, Memory, Result, Spec, StepShape
 
 
 def result_of(peak_gib: float, *, limit_gib: float = 30.75, refused: bool = False, host_gib: float = 0.0) -> Result:

@@ -1,18 +1,18 @@
 import numpy as np
 import pytest
 
-from flows.recipes.trinity_nano import PHASE_1 as TRINITY_NANO
-from tasks.preflight.candidates import Setting, policies_for, settings_for
-from tasks.preflight.estimate import Table, estimate, measure_policies
-from tasks.preflight.plan import GIB
-from tasks.preflight.projection import chips_along, ici_seconds, ici_speed, roofline_of
-from tasks.preflight.sizes import block_a_token, exchanged_a_token, gathering_layers, kept_a_token, state_bytes
-from tasks.preflight.slices import find_slice
+from phasewise.flows.recipes.trinity_nano import PHASE_1 as TRINITY_NANO
+from phasewise.tasks.preflight.candidates import Setting, policies_for, settings_for
+from phasewise.tasks.preflight.estimate import Table, estimate, measure_policies
+from phasewise.tasks.preflight.plan import GIB
+from phasewise.tasks.preflight.projection import chips_along, ici_seconds, ici_speed, roofline_of
+from phasewise.tasks.preflight.sizes import block_a_token, exchanged_a_token, gathering_layers, kept_a_token, state_bytes
+from phasewise.tasks.preflight.slices import find_slice
+from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, Kept, Mesh
+from phasewise.trainer.preflight.roofline import EXPOSED, UTILISATION
+from phasewise.trainer.preflight.spec import Collective
 from tests.tasks.preflight.steps import result_of
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, step_of
-from trainer.config import ATTENTION, BLOCK_INPUT, Kept, Mesh
-from trainer.preflight.roofline import EXPOSED, UTILISATION
-from trainer.preflight.spec import Collective
 
 V4 = find_slice("v4-2048")
 STEP = step_of(LLAMA_32B, 8192)

@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from tasks.home import Home
-from tasks.preflight import preflight as module
-from tasks.preflight.candidates import policies_for
-from tasks.preflight.estimated import estimate_plan
-from tasks.preflight.plan import GIB, Plan, spec_for
-from tasks.preflight.preflight import preflight_setup
-from tasks.preflight.projection import exchange_speed, ici_speed
-from tasks.preflight.setup import Setup
-from tasks.preflight.slices import find_slice
+from phasewise.tasks.home import Home
+from phasewise.tasks.preflight import preflight as module
+from phasewise.tasks.preflight.candidates import policies_for
+from phasewise.tasks.preflight.estimated import estimate_plan
+from phasewise.tasks.preflight.plan import GIB, Plan, spec_for
+from phasewise.tasks.preflight.preflight import preflight_setup
+from phasewise.tasks.preflight.projection import exchange_speed, ici_speed
+from phasewise.tasks.preflight.setup import Setup
+from phasewise.tasks.preflight.slices import find_slice
+from phasewise.trainer.config import ATTENTION, Execution, Kept, Mesh
 from tests.trainer.model.families import EXPERTS
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, step_of
-from trainer.config import ATTENTION, Execution, Kept, Mesh
 
 STEP = step_of(LLAMA_8B.but(num_layers=12, d_model=1536, d_ff=5376, num_query_heads=12, num_kv_heads=3), 32)
 

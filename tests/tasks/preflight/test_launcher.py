@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from tasks.home import Home
-from tasks.preflight import launcher
-from tasks.preflight.launcher import MissingCompiler, deciding_code, digest_of, examine, run_compiler
-from tasks.preflight.plan import Plan, spec_for
-from tasks.preflight.slices import find_slice
+from phasewise.tasks.home import Home
+from phasewise.tasks.preflight import launcher
+from phasewise.tasks.preflight.launcher import MissingCompiler, deciding_code, digest_of, examine, run_compiler
+from phasewise.tasks.preflight.plan import Plan, spec_for
+from phasewise.tasks.preflight.slices import find_slice
+from phasewise.trainer.base.errors import ConfigError, TrainingError
+from phasewise.trainer.preflight.spec import Result, Spec
 from tests.tasks.preflight.steps import result_of
 from tests.trainer.preflight.models import LLAMA_8B, step_of
-from trainer.base.errors import ConfigError, TrainingError
-from trainer.preflight.spec import Result, Spec
 
 SPEC = spec_for(step_of(LLAMA_8B, 1024), find_slice("2x v5e-256"), Plan(remat="full"))
 

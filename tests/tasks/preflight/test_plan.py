@@ -2,15 +2,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.recipes.trinity_nano import PHASE_1 as TRINITY_NANO
-from tasks.preflight.candidates import SPARSE_GROUPS, contexts_for, meshes_for, parts_for, policies_for, settings_for
-from tasks.preflight.plan import Plan, batch_refusal, mesh_refusal, spec_for
-from tasks.preflight.slices import find_slice
+from phasewise.flows.recipes.trinity_nano import PHASE_1 as TRINITY_NANO
+from phasewise.tasks.preflight.candidates import SPARSE_GROUPS, contexts_for, meshes_for, parts_for, policies_for, settings_for
+from phasewise.tasks.preflight.plan import Plan, batch_refusal, mesh_refusal, spec_for
+from phasewise.tasks.preflight.slices import find_slice
+from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, Kept, Mesh
+from phasewise.trainer.model.remat import check_names
+from phasewise.trainer.preflight.spec import StepShape, run_of
+from phasewise.trainer.sharding import check_batch, check_mesh
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, SPARSE, step_of
-from trainer.config import ATTENTION, BLOCK_INPUT, Kept, Mesh
-from trainer.model.remat import check_names
-from trainer.preflight.spec import StepShape, run_of
-from trainer.sharding import check_batch, check_mesh
 
 
 def test_why_the_record_took_7680_sequences_on_three_slices() -> None:

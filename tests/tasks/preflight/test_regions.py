@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from flows.recipes import load_recipe
-from flows.setups import step_shape
-from tasks.preflight.regions import check_region, reads_between, region_of
-from tasks.preflight.setup import Setup
+from phasewise.flows.recipes import load_recipe
+from phasewise.flows.setups import step_shape
+from phasewise.tasks.preflight.regions import check_region, reads_between, region_of
+from phasewise.tasks.preflight.setup import Setup
+from phasewise.trainer.base.errors import ConfigError
 from tests.stores.emulator import the_emulator
 from tests.stores.fixtures import FaultyStore
-from trainer.base.errors import ConfigError
 
 SETUP = Setup(
     phase="mantis",

@@ -2,21 +2,21 @@ from pathlib import Path
 
 import pytest
 
-from flows.recipes.trinity_nano import PHASE_1 as TRINITY_NANO
-from tasks.home import Home
-from tasks.preflight.plan import Plan, batch_refusal, spec_for
-from tasks.preflight.preflight import preflight_setup
-from tasks.preflight.projection import roofline_of
-from tasks.preflight.report import refused_report, report_of
-from tasks.preflight.search import Found, Tried
-from tasks.preflight.setup import Setup
-from tasks.preflight.slices import find_slice
+from phasewise.flows.recipes.trinity_nano import PHASE_1 as TRINITY_NANO
+from phasewise.tasks.home import Home
+from phasewise.tasks.preflight.plan import Plan, batch_refusal, spec_for
+from phasewise.tasks.preflight.preflight import preflight_setup
+from phasewise.tasks.preflight.projection import roofline_of
+from phasewise.tasks.preflight.report import refused_report, report_of
+from phasewise.tasks.preflight.search import Found, Tried
+from phasewise.tasks.preflight.setup import Setup
+from phasewise.tasks.preflight.slices import find_slice
+from phasewise.trainer.config import Execution, Kept, Mesh
+from phasewise.trainer.flops import step_flops
+from phasewise.trainer.preflight.spec import Collective, Result
 from tests.tasks.preflight.steps import result_of
 from tests.trainer.model.families import EXPERTS
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, step_of
-from trainer.config import Execution, Kept, Mesh
-from trainer.flops import step_flops
-from trainer.preflight.spec import Collective, Result
 
 KESTREL = Setup(phase="kestrel", slice="2x v5e-256", stretches=((0, 660_000),), step=step_of(LLAMA_8B, 1024, keeps_average=False))
 PROMISED = {

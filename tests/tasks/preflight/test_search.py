@@ -3,15 +3,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.preflight.candidates import policies_for, settings_for
-from tasks.preflight.estimate import FIRST_WEIGHTS, Table
-from tasks.preflight.plan import GIB, Plan
-from tasks.preflight.search import MAX_COMPILED, MAX_COMPILED_SPARSE, RESERVED_BYTES, find_plan, host_gib, refusal
-from tasks.preflight.slices import find_slice
+from phasewise.tasks.preflight.candidates import policies_for, settings_for
+from phasewise.tasks.preflight.estimate import FIRST_WEIGHTS, Table
+from phasewise.tasks.preflight.plan import GIB, Plan
+from phasewise.tasks.preflight.search import MAX_COMPILED, MAX_COMPILED_SPARSE, RESERVED_BYTES, find_plan, host_gib, refusal
+from phasewise.tasks.preflight.slices import find_slice
+from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, Kept
+from phasewise.trainer.preflight.spec import Result, Spec
 from tests.tasks.preflight.steps import compiler_of, result_of
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, SPARSE, step_of
-from trainer.config import ATTENTION, BLOCK_INPUT, Kept
-from trainer.preflight.spec import Result, Spec
 
 V4, V5P = find_slice("v4-2048"), find_slice("4x v5p-512")
 STEP = step_of(LLAMA_32B, 8192)

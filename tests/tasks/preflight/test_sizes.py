@@ -2,12 +2,20 @@ import math
 
 import pytest
 
-from flows.recipes.trinity_large import PHASE_1 as LARGE
-from flows.recipes.trinity_mini import PHASE_1 as MINI
-from flows.recipes.trinity_nano import PHASE_1 as NANO
-from tasks.preflight.sizes import block_a_token, count_weights, exchanged_a_token, gathered_bytes, kept_a_token, muon_flops, state_bytes
+from phasewise.flows.recipes.trinity_large import PHASE_1 as LARGE
+from phasewise.flows.recipes.trinity_mini import PHASE_1 as MINI
+from phasewise.flows.recipes.trinity_nano import PHASE_1 as NANO
+from phasewise.tasks.preflight.sizes import (
+    block_a_token,
+    count_weights,
+    exchanged_a_token,
+    gathered_bytes,
+    kept_a_token,
+    muon_flops,
+    state_bytes,
+)
+from phasewise.trainer.config import ATTENTION, Kept
 from tests.trainer.preflight.models import LLAMA_8B, step_of
-from trainer.config import ATTENTION, Kept
 
 MODEL = NANO.model
 STEP = step_of(MODEL, 4096, keeps_average=False).but(optimizer=NANO.optimizer)

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.preflight import slices
-from tasks.preflight.slices import PLACE, TABLE, find_slice, read_table
-from trainer.base.errors import ConfigError
-from trainer.config import Mesh
-from trainer.flops import PEAKS
+from phasewise.tasks.preflight import slices
+from phasewise.tasks.preflight.slices import PLACE, TABLE, find_slice, read_table
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import Mesh
+from phasewise.trainer.flops import PEAKS
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tasks.preflight.smallest import slices_of, smallest_slice
+from phasewise.tasks.preflight.smallest import slices_of, smallest_slice
+from phasewise.trainer.preflight.spec import Result, Spec
 from tests.tasks.preflight.steps import result_of
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, step_of
-from trainer.preflight.spec import Result, Spec
 
 
 def compiler(needs_gib: Callable[[int], float]) -> tuple[Callable[[Spec], Result], list[str]]:

@@ -6,9 +6,9 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from tasks.publication.report import BenchmarkReport, PhaseReport, Report, VerdictReport
-from tasks.publication.routing import routing_of
-from validations.outcomes import CheckCounts
+from phasewise.tasks.publication.report import BenchmarkReport, PhaseReport, Report, VerdictReport
+from phasewise.tasks.publication.routing import routing_of
+from phasewise.validations.outcomes import CheckCounts
 
 NEMOTRON = {"medium": 30.85, "hq_synth": 24.82, "medium_low": 14.06, "hq_actual": 8.34, "medium_high": 7.53, "low_actual": 6.4}
 NEMOTRON.update({"low_synth": 5.73})

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tasks.data.conversations.ends import chats_of_caches, turn_ends
-from tasks.data.conversations.template import template_of
-from tasks.data.tokenizer import END_OF_TEXT
-from tasks.publication.export import CHAT_TEMPLATE_NAME, tokenizer_files
+from phasewise.tasks.data.conversations.ends import chats_of_caches, turn_ends
+from phasewise.tasks.data.conversations.template import template_of
+from phasewise.tasks.data.tokenizer import END_OF_TEXT
+from phasewise.tasks.publication.export import CHAT_TEMPLATE_NAME, opening_answers, tokenizer_files
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.data.cache import TokenCache
 from tests.tasks.data.conversations.worlds import layout, made_conversations, write_caches, write_source
-from trainer.data.cache import TokenCache
 
 WITHOUT_BEGIN = """
 {% for message in messages %}
@@ -63,6 +64,54 @@ def test_plain_text_has_none(tmp_path: Path):
     assert set(written.files) == {"tokenizer.json", "tokenizer_config.json"}
     assert "chat_template" not in json.loads(written.files["tokenizer_config.json"])
     assert written.ends == {"bos_token_id": 0, "eos_token_id": 1}
+
+
+CHATML = """
+{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}
+
+{% endfor %}
+"""
+OPENING = "<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "missing"),
+    [
+        ("marin", ""),
+        ("trinity", ""),
+        (CHATML, OPENING),
+        (CHATML.strip(), OPENING),
+        (CHATML + "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}", ""),
+        (CHATML + "{% if add_generation_prompt and false %}<|im_start|>assistant{% endif %}", OPENING),
+        (WITHOUT_BEGIN, "<|u|>assistant: "),
+        ("{% for m in messages %}{{ '[INST] %s [/INST]' % m.content if m.role == 'user' else ' ' + m.content + '</s>' }}{% endfor %}", ""),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", ""),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}{{ raise_exception('never') }}", ""),
+    ],
+)
+def test_a_template_that_opens_no_answer_is_known(template: str, missing: str):
+    """Of one that writes nothing between a question and its answer nothing is missing."""
+    assert template_of(layout("messages", template)).missing_generation_prompt() == missing
+
+
+def test_export_asks_for_what_opens_an_answer(tmp_path: Path):
+    chat = template_of(layout("messages", CHATML))
+    assert opening_answers([], None) == opening_answers([], "add") == []
+    good = [template_of(layout("messages", "trinity"))]
+    assert opening_answers(good, None) is opening_answers(good, "add") is good
+    with pytest.raises(ConfigError, match=r"does not write '<\|im_start\|>assistant\\n', .* Say --generation-prompt add, or none"):
+        opening_answers([chat], None)
+    assert opening_answers([chat], "none") == [chat]
+    (added,) = opening_answers([chat, chat], "add")
+    assert added.missing_generation_prompt() == ""
+    said = made_conversations(20)
+    assert [added.render(one, "") for one in said] == [chat.render(one, "") for one in said]
+    question = said[0][:-1]
+    assert added.render(question, "", add_generation_prompt=True).text == chat.render(question, "").text + OPENING
+    write_caches(write_source(tmp_path / "source", layout("messages", CHATML), made_conversations(60)), tmp_path)
+    written = tokenizer_files(tmp_path / "tokenizer" / "tokenizer.json", 128, [added])
+    assert "add_generation_prompt" in written.files[CHAT_TEMPLATE_NAME].decode()
 
 
 def _id(folder: Path, token: str) -> int:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from flows.recipes import load_recipe
-from tasks.publication.exported_weights import differing_fields
-from trainer.config import ModelConfig
-from trainer.model.hugging_face.config import to_hugging_face
+from phasewise.flows.recipes import load_recipe
+from phasewise.tasks.publication.exported_weights import differing_fields
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.model.hugging_face.config import to_hugging_face
 
 RECIPES = ("marin-8b", "marin-32b", "trinity-nano")
 

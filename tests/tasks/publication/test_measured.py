@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tasks.publication.across_phases import benchmark_curves, panels_of
-from tasks.publication.contents import MeasuredReport, PhaseReport, RecordReport
-from tasks.publication.drawing import spread_apart
-from tasks.publication.measured import benchmark_gaps, component_gaps, measured_markdown, measured_phases, row_of
-from tasks.publication.report import Report, render
-from tasks.publication.task import as_markdown
+from phasewise.tasks.publication.across_phases import benchmark_curves, panels_of
+from phasewise.tasks.publication.contents import MeasuredReport, PhaseReport, RecordReport
+from phasewise.tasks.publication.drawing import spread_apart
+from phasewise.tasks.publication.measured import benchmark_gaps, component_gaps, measured_markdown, measured_phases, row_of
+from phasewise.tasks.publication.report import Report, render
+from phasewise.tasks.publication.task import as_markdown
 from tests.tasks.publication.test_views import build_phase, build_report
 
 SCORE = RecordReport(what="MMLU (5-shot)", value="65.3 %", source="the record's table", is_measure=True)

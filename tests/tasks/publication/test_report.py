@@ -9,10 +9,10 @@ from typing import TypeVar
 
 import pytest
 
-from tasks.publication.contents import RecordReport, RollBackReport
-from tasks.publication.report import BenchmarkReport, PhaseReport, Report, VerdictReport, render, write_report
-from tasks.publication.routing import routing_of
-from validations.outcomes import CheckCounts
+from phasewise.tasks.publication.contents import RecordReport, RollBackReport
+from phasewise.tasks.publication.report import BenchmarkReport, PhaseReport, Report, VerdictReport, render, write_report
+from phasewise.tasks.publication.routing import routing_of
+from phasewise.validations.outcomes import CheckCounts
 
 VOID = {"meta", "br", "wbr", "use"}
 HOSTILE = "<b>x</b>&\"'"

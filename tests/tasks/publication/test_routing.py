@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.publication.contents import Report, RoutingReport
-from tasks.publication.report import render
-from tasks.publication.routing import LEVELS, busiest_in_words, heat_map, level_of, routing_of
-from trainer.metrics import Row
+from phasewise.tasks.publication.contents import Report, RoutingReport
+from phasewise.tasks.publication.report import render
+from phasewise.tasks.publication.routing import LEVELS, busiest_in_words, heat_map, level_of, routing_of
+from phasewise.trainer.metrics import Row
 
 STROKE = re.compile(r"M(\d+) (\d+)\.5h(\d+)")
 

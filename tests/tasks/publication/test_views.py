@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from tasks.publication.mixture import families_of, spans_of
-from tasks.publication.progress import component_rows, evaluated_phases, gauges_of, macro_row
-from tasks.publication.report import BenchmarkReport, PhaseReport, Report, VerdictReport
-from tasks.publication.summary import standing_of
-from tasks.publication.training_curves import label_rows, smoothed, thinned
-from validations.outcomes import CheckCounts
+from phasewise.tasks.publication.mixture import families_of, spans_of
+from phasewise.tasks.publication.progress import component_rows, evaluated_phases, gauges_of, macro_row
+from phasewise.tasks.publication.report import BenchmarkReport, PhaseReport, Report, VerdictReport
+from phasewise.tasks.publication.summary import standing_of
+from phasewise.tasks.publication.training_curves import label_rows, smoothed, thinned
+from phasewise.validations.outcomes import CheckCounts
 
 
 def build_phase(name: str, **fields: object) -> PhaseReport:

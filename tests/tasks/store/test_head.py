@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.store.head import Head, HeadObject
-from tasks.store.versioned import ABSENT
+from phasewise.tasks.store.head import Head, HeadObject
+from phasewise.tasks.store.versioned import ABSENT
+from phasewise.trainer.base.errors import ConfigError, StorageError, TakenOver
+from phasewise.trainer.base.storage import as_path, write_atomically
 from tests.stores.fixtures import FaultyStore
-from trainer.base.errors import ConfigError, StorageError, TakenOver
-from trainer.base.storage import as_path, write_atomically
 
 
 def test_a_head_that_was_never_written_is_empty(gcs: Path):

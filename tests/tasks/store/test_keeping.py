@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.home import Home
-from tasks.store.keeping import check_not_taken_over, keeping
-from tasks.store.publisher import Publisher
+from phasewise.tasks.home import Home
+from phasewise.tasks.store.keeping import check_not_taken_over, keeping
+from phasewise.tasks.store.publisher import Publisher
+from phasewise.trainer.base.errors import TakenOver
 from tests.tasks.store.worlds import RUN_NAME, machine
-from trainer.base.errors import TakenOver
 
 
 def test_within_another_it_changes_nothing(gcs: Path, tmp_path: Path):

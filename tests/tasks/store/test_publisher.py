@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from tasks.store import snapshot
-from tasks.store.interval import publish_seconds
-from tasks.store.objects import Objects
-from tasks.store.publisher import Publisher
-from tasks.store.snapshot import Source, pieces_of, take_snapshot
+from phasewise.tasks.store import snapshot
+from phasewise.tasks.store.interval import publish_seconds
+from phasewise.tasks.store.objects import Objects
+from phasewise.tasks.store.publisher import Publisher
+from phasewise.tasks.store.snapshot import Source, pieces_of, take_snapshot
+from phasewise.trainer.base.errors import ConfigError, StorageError
+from phasewise.trainer.base.storage import as_path, write_atomically, write_json
+from phasewise.trainer.checkpoints.files import DIGESTS_NAME, find_damage, remove_checkpoint
 from tests.stores.emulator import BUCKET, the_emulator
 from tests.tasks.store.worlds import Machine, machine
-from trainer.base.errors import ConfigError, StorageError
-from trainer.base.storage import as_path, write_atomically, write_json
-from trainer.checkpoints.files import DIGESTS_NAME, find_damage, remove_checkpoint
 
 HOUR = 3600.0
 

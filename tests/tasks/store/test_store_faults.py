@@ -6,24 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from tasks.store.head import Head, HeadObject
-from tasks.store.objects import Objects
-from tasks.store.publisher import Publisher
+from phasewise.tasks.store.head import Head, HeadObject
+from phasewise.tasks.store.objects import Objects
+from phasewise.tasks.store.publisher import Publisher
+from phasewise.trainer.base.errors import StorageError, TakenOver
+from phasewise.trainer.checkpoints.files import find_damage
 from tests.stores.emulator import BUCKET, the_emulator
 from tests.stores.fixtures import FaultyStore
 from tests.tasks.store.worlds import machine
-from trainer.base.errors import StorageError, TakenOver
-from trainer.checkpoints.files import find_damage
 
 HOUR = 3600.0
 OFTEN = 1000
 DIES_BEFORE_THE_HEAD = """
 import os, sys
 from pathlib import Path
-from tasks.store.head import HeadObject
-from tasks.store.publisher import Publisher
+from phasewise.tasks.store.head import HeadObject
+from phasewise.tasks.store.publisher import Publisher
 from tests.tasks.store.worlds import machine
-from trainer.base.storage import as_path
+from phasewise.trainer.base.storage import as_path
 one = machine(Path(sys.argv[1]), as_path(sys.argv[2]))
 publisher = Publisher(one.kept, every_seconds=3600.0).__enter__()
 one.train_to(10)

@@ -4,10 +4,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.store.publisher import Kept
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import write_atomically, write_json
-from trainer.checkpoints.files import write_digests
+from phasewise.tasks.store.publisher import Kept
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.storage import write_atomically, write_json
+from phasewise.trainer.checkpoints.files import write_digests
 
 RUN_NAME = "tiny-proxy"
 

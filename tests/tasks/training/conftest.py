@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tasks.training.protocol import Life
-from trainer.base.code_digest import HOUSE
-from trainer.base.storage import write_json
-from trainer.config import Execution, RunConfig
-from trainer.data.manifest import read_manifest
+from phasewise.tasks.training.protocol import Life
+from phasewise.trainer.base.code_digest import HOUSE
+from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.config import Execution, RunConfig
+from phasewise.trainer.data.manifest import read_manifest
 
 STEPS, SAVED_EVERY = 90, 30
 MODEL = {
@@ -38,7 +38,7 @@ def build_run(prepared: Any, trained_at: Path) -> BuildRun:
         caches = prepared.plan().folders("train")
         verdict = trained_at / f"verdict-of-{phase}.json"
         if judged:
-            write_json(verdict, {"passes": True, "judged": {name: read_manifest(folder).digest for name, folder in caches.items()}})
+            write_sealed(verdict, {"passes": True, "judged": {name: read_manifest(folder).digest for name, folder in caches.items()}})
         return RunConfig.model_validate(
             {
                 "recipe": "tiny", "scale": "proxy", "phase": phase, "start_step": 0, "stop_step": STEPS, "seed": 0, "model": MODEL,
@@ -65,7 +65,7 @@ def build_run(prepared: Any, trained_at: Path) -> BuildRun:
 def called_as_python(folder: Path, module: str) -> Path:
     """A program that is called as `python` is, and starts a module of the tests with all arguments."""
     path = folder / "python"
-    path.write_text(f'#!/bin/sh\nPYTHONPATH={HOUSE} exec {sys.executable} -m {module} "$@"\n')
+    path.write_text(f'#!/bin/sh\nPYTHONPATH={HOUSE.parent} exec {sys.executable} -m {module} "$@"\n')
     path.chmod(0o755)
     return path
 

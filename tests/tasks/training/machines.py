@@ -8,20 +8,20 @@ from typing import Protocol
 
 import pytest
 
-from tasks.preflight.slices import find_slice
-from tasks.training.jobset.cluster import Cluster, Conflict
-from tasks.training.jobset.launcher import JobSetLauncher
-from tasks.training.jobset.manifest import ClusterSettings, build_manifest
-from tasks.training.local import LocalLauncher
-from tasks.training.protocol import Launcher, Life
-from tasks.training.tpu_vm.launcher import TpuVmLauncher, Workers
+from phasewise.tasks.preflight.slices import find_slice
+from phasewise.tasks.training.jobset.cluster import Cluster, Conflict
+from phasewise.tasks.training.jobset.launcher import JobSetLauncher
+from phasewise.tasks.training.jobset.manifest import ClusterSettings, build_manifest
+from phasewise.tasks.training.local import LocalLauncher
+from phasewise.tasks.training.protocol import Launcher, Life
+from phasewise.tasks.training.tpu_vm.launcher import TpuVmLauncher, Workers
+from phasewise.trainer.base.code_digest import HOUSE
+from phasewise.trainer.base.errors import TrainingError
+from phasewise.trainer.process.stopping import stop_seconds
 from tests.ports import free_port
 from tests.tasks.training.jobset.api_server import ApiServer, api_server
 from tests.tasks.training.jobset.schema import problems_of
 from tests.tasks.training.tpu_vm.ssh_hosts import SshHosts, ssh_hosts
-from trainer.base.code_digest import HOUSE
-from trainer.base.errors import TrainingError
-from trainer.process.stopping import stop_seconds
 
 DEVICES_EACH = 1
 
@@ -104,7 +104,7 @@ class SshMachines:
             Workers(
                 slices=(tuple(self.hosts.names),),
                 python=str(self.python),
-                project=str(HOUSE),
+                project=str(HOUSE.parent),
                 port=free_port(),
                 known_hosts=self.hosts.known_hosts,
                 key=self.hosts.key,
@@ -125,7 +125,7 @@ def environment_here() -> dict[str, str]:
     """Of hosts that are processes of this machine."""
     passed_on = {name: os.environ[name] for name in ("JAX_DISABLE_MOST_OPTIMIZATIONS",) if name in os.environ}
     devices = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES_EACH}".strip()
-    return {**passed_on, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(HOUSE), "XLA_FLAGS": devices}
+    return {**passed_on, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(HOUSE.parent), "XLA_FLAGS": devices}
 
 
 def settings_here(python: Path) -> ClusterSettings:

@@ -1,4 +1,5 @@
-"""A trainer's stand-in for tests of launchers alone: `stand_in -m trainer RUN.json …`, as `python` is called. It starts in an instant.
+"""A trainer's stand-in for tests of launchers alone: `stand_in -P -m phasewise.trainer RUN.json …`, as `python` is called.
+It starts in an instant.
 
 It writes its heartbeat and a row now and then, saves and ends with 75 on SIGTERM, on the byte `s` and at the end of its input, and ends as
 the file `end-N` in the run's folder says: a number is its exit code; `deaf` is that it does not hear.
@@ -40,4 +41,4 @@ def main(run_file: Path, has_parent: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[3]), "--with-parent" in sys.argv))
+    sys.exit(main(Path(sys.argv[4]), "--with-parent" in sys.argv))

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from tasks.store.keeping import keeping
-from tasks.store.publisher import Kept
-from tasks.training import choice
-from tasks.training.choice import chosen_kind, launcher_for
-from tasks.training.jobset import cluster
-from tasks.training.jobset.launcher import JobSetLauncher
-from tasks.training.local import LocalLauncher
-from tasks.training.tpu_vm.launcher import TpuVmLauncher
+from phasewise.tasks.store.keeping import keeping
+from phasewise.tasks.store.publisher import Kept
+from phasewise.tasks.training import choice
+from phasewise.tasks.training.choice import chosen_kind, launcher_for
+from phasewise.tasks.training.jobset import cluster
+from phasewise.tasks.training.jobset.launcher import JobSetLauncher
+from phasewise.tasks.training.local import LocalLauncher
+from phasewise.tasks.training.tpu_vm.launcher import TpuVmLauncher
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import Execution, Mesh, RunConfig
+from phasewise.trainer.preflight.spec import run_of
 from tests.trainer.preflight.models import LLAMA_8B, step_of
-from trainer.base.errors import ConfigError
-from trainer.config import Execution, Mesh, RunConfig
-from trainer.preflight.spec import run_of
 
 GKE = {"PHASEWISE_LAUNCHER": "jobset", "PHASEWISE_GKE_IMAGE": "registry/phasewise:1"}
 TPU = {"PHASEWISE_LAUNCHER": "tpu_vm", "PHASEWISE_TPU_HOSTS": "one, two"}

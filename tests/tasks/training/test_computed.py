@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from flows.plan import build_run
-from tasks.home import Home
-from tasks.training.computed import computed_words
-from tests.pulse.runs import tiny_recipe
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import write_json
-from trainer.config import Execution, Mesh, RunConfig
-from trainer.events import append_event
-from trainer.process.conditions import conditions_of
+from experiments.survival.runs import tiny_recipe
+from phasewise.flows.plan import build_run
+from phasewise.tasks.home import Home
+from phasewise.tasks.training.computed import computed_words
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.config import Execution, Mesh, RunConfig
+from phasewise.trainer.events import append_event
+from phasewise.trainer.process.conditions import conditions_of
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tasks.training.curve import MAX_POINTS, Curve, loss_svg, training_markdown
+from phasewise.tasks.training.curve import MAX_POINTS, Curve, loss_svg, training_markdown
 
 RUN: Any = SimpleNamespace(recipe="tiny", scale="proxy", phase="kestrel", start_step=0, stop_step=10_000)
 

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from tasks.home import Home
-from tasks.preflight.preflight import preflight_setup
-from tasks.preflight.setup import Setup
-from tasks.training import replanned as module
-from tasks.training.differences import execution_differences
-from tasks.training.replanned import note_changed_plan
+from phasewise.tasks.home import Home
+from phasewise.tasks.preflight.preflight import preflight_setup
+from phasewise.tasks.preflight.setup import Setup
+from phasewise.tasks.training import replanned as module
+from phasewise.tasks.training.differences import execution_differences
+from phasewise.tasks.training.replanned import note_changed_plan
+from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.checkpoints.files import remove_checkpoint
+from phasewise.trainer.config import Execution, Mesh, RunConfig
+from phasewise.trainer.events import read_events
+from phasewise.trainer.metrics import read_metrics
+from phasewise.trainer.preflight.spec import StepShape
 from tests.tasks.training.conftest import STEPS, BuildRun
-from trainer.base.storage import write_json
-from trainer.checkpoints.files import remove_checkpoint
-from trainer.config import Execution, Mesh, RunConfig
-from trainer.events import read_events
-from trainer.metrics import read_metrics
-from trainer.preflight.spec import StepShape
-from trainer.result import with_digest
 
 DEVICES = 2
 
@@ -31,7 +31,9 @@ def train(run: RunConfig) -> None:
     write_json(path, run.model_dump(mode="json"))
     flags = f"--xla_force_host_platform_device_count={DEVICES}"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    done = subprocess.run([sys.executable, "-m", "trainer", str(path)], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "phasewise.trainer", str(path)], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -62,7 +64,7 @@ def test_a_plan_is_executed_and_a_changed_one_goes_on_with_the_same_batches(
     assert note_changed_plan(run) is None, "nothing is there to go on from"
     result = Path(run.output) / "result.json"
     train(run)
-    write_json(result, with_digest({"run_digest": run.digest}))
+    write_sealed(result, {"run_digest": run.digest})
     assert note_changed_plan(run.but(execution=planned)) is None, "nothing is left to go on with"
     result.unlink()
     before = [row["loss"] for row in read_metrics(Path(run.output) / "metrics.jsonl")]

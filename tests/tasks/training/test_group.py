@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.training.group import DONE_SECONDS, GRACE_SECONDS, Group, grace_seconds
-from tasks.training.protocol import decisive, ending, log_of
+from phasewise.tasks.training.group import DONE_SECONDS, GRACE_SECONDS, Group, grace_seconds
+from phasewise.tasks.training.protocol import decisive, ending, log_of
 
 
 class Member:

@@ -15,18 +15,20 @@ from typing import Any
 import psutil
 import pytest
 
-from tasks.training import follow, launcher, local
-from tasks.training.aside import set_aside_another_run
-from tasks.training.launcher import finished_result, last_saved_step, launch_trainer
-from tasks.training.restarts import MAX_RESTARTS
-from tasks.training.spent import read_spent
+from phasewise.tasks.training import follow, launcher, local
+from phasewise.tasks.training.aside import set_aside_another_run
+from phasewise.tasks.training.launcher import finished_result, last_saved_step, launch_trainer
+from phasewise.tasks.training.restarts import MAX_RESTARTS
+from phasewise.tasks.training.spent import read_spent
+from phasewise.trainer.base.errors import StorageError, TrainingDiverged, TrainingError, VerdictError
+from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.identity import read_sealed
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.events import read_events
+from phasewise.trainer.metrics import Row, read_metrics
+from phasewise.trainer.process.stopping import STOP_VARIABLE
 from tests.tasks.training.conftest import STEPS, BuildRun
-from trainer.base.errors import TrainingDiverged, TrainingError, VerdictError
-from trainer.base.storage import read_json, write_json
-from trainer.config import RunConfig
-from trainer.events import read_events
-from trainer.metrics import Row, read_metrics
-from trainer.process.stopping import STOP_VARIABLE
 
 pytestmark = pytest.mark.timeout(240)  # a guard against hanging
 
@@ -38,7 +40,7 @@ def quick_compilation() -> Iterator[None]:
     """What the trainers compile runs for milliseconds: it need not be optimised."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-        patch.setattr("tasks.training.restarts.BACKOFF_SECONDS", 0.01)
+        patch.setattr("phasewise.tasks.training.restarts.BACKOFF_SECONDS", 0.01)
         yield
 
 
@@ -67,7 +69,7 @@ def trained(build_run: BuildRun) -> Trained:
 
 def test_a_run_ends_with_its_result(trained: Trained):
     output = Path(trained.run.output)
-    assert trained.result == read_json(output / "result.json") == finished_result(trained.run)
+    assert trained.result == read_sealed(output / "result.json") == finished_result(trained.run)
     assert trained.result["run_digest"] == trained.run.digest
     assert Path(trained.result["checkpoint"]).is_dir()
     assert [row["step"] for row in trained.said] == list(range(1, STEPS + 1))
@@ -138,7 +140,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def is_trainer(process: psutil.Process) -> bool:
     """Whether it is one, and at work. Other children of this process may end while they are asked."""
     with suppress(psutil.NoSuchProcess):
-        return process.status() != psutil.STATUS_ZOMBIE and "trainer" in process.cmdline()
+        return process.status() != psutil.STATUS_ZOMBIE and "phasewise.trainer" in process.cmdline()
     return False
 
 
@@ -240,7 +242,9 @@ def test_a_trainer_that_is_always_killed_is_given_up(build_run: BuildRun, monkey
         return -signal.SIGKILL
 
     monkeypatch.setattr(launcher, "_run_process", die)
-    with pytest.raises(TrainingError, match=r"doomed was not trained: it ended with code -9; see .*trainer\.log"):
+    with pytest.raises(
+        TrainingError, match=r"doomed was not trained: the trainer was ended by SIGKILL: its log says nothing \(log: .*trainer\.log\)"
+    ):
         launch_trainer(build_run("doomed"), ignore)
     assert len(lives) == 1 + MAX_RESTARTS
 
@@ -294,7 +298,7 @@ def test_a_run_that_is_carried_out_otherwise_goes_on_in_its_folder(build_run: Bu
     found: list[RunConfig] = []
 
     def look(run_file: Path, *_: object) -> int:
-        found.append(RunConfig.model_validate(read_json(run_file)))
+        found.append(RunConfig.model_validate(read_sealed(run_file)))
         assert (run_file.parent / "checkpoints" / "30").is_dir()
         write_json(run_file.parent / "result.json", {"run_digest": after.digest})
         return 0
@@ -328,15 +332,22 @@ def test_a_failure_has_its_kind_and_its_last_reason(build_run: BuildRun, monkeyp
     assert len(lives) == 1
 
 
+def test_a_trainer_whose_log_could_not_be_written_says_that_its_disk_is_full(build_run: BuildRun, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(launcher, "_run_process", lambda *_: ExitCode.NO_STORAGE)
+    with pytest.raises(StorageError, match=r"No space left on device \(the trainer ended with code 7: its log says nothing") as failure:
+        launch_trainer(build_run("full"), ignore)
+    assert failure.value.exit_code == 7
+
+
 def test_the_reason_is_that_of_this_attempt(build_run: BuildRun, trained_at: Path, monkeypatch: pytest.MonkeyPatch):
     """The log grows over all attempts; the reason of an earlier one must not be given for a crash that gave none."""
     run = build_run("again", judged=False)
     with pytest.raises(VerdictError):
         launch_trainer(run, ignore)
-    monkeypatch.setattr(local.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises((TrainingError, VerdictError)) as failure:
         launch_trainer(run, ignore)
-    assert "it ended with code 1" in str(failure.value)
+    assert "the trainer ended with code 1" in str(failure.value)
 
 
 def test_a_loss_that_is_no_number_stops_the_run(build_run: BuildRun):

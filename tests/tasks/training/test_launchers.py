@@ -16,20 +16,20 @@ from typing import Any
 import psutil
 import pytest
 
-from tasks.training.launcher import launch_trainer
-from tasks.training.local import LocalLauncher
-from tasks.training.protocol import Life, log_of
+from phasewise.tasks.training.launcher import launch_trainer
+from phasewise.tasks.training.local import LocalLauncher
+from phasewise.tasks.training.protocol import Life, log_of
+from phasewise.trainer.base.errors import TrainingError
+from phasewise.trainer.base.run_folder import ROLL_CALL_NAME
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.events import read_events
+from phasewise.trainer.metrics import Row, of_the_clock, read_metrics
+from phasewise.trainer.process.roll_call import Presence
+from phasewise.trainer.run import main
 from tests.tasks.training.conftest import BuildRun, called_as_python
 from tests.tasks.training.machines import KINDS, Machines, machines_of
 from tests.trainer.gated import gate, open_gate
-from trainer.base.errors import TrainingError
-from trainer.base.run_folder import ROLL_CALL_NAME
-from trainer.base.storage import read_json, write_json
-from trainer.config import RunConfig
-from trainer.events import read_events
-from trainer.metrics import Row, of_the_clock, read_metrics
-from trainer.process.roll_call import Presence
-from trainer.run import main
 
 pytestmark = pytest.mark.timeout(900)  # a guard against hanging: processes that start again and again, on a machine that may be busy
 
@@ -44,8 +44,8 @@ def quick() -> Iterator[None]:
     """What the trainers compile runs for milliseconds, and the launcher looks often."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-        patch.setattr("tasks.training.restarts.BACKOFF_SECONDS", 0.01)
-        patch.setattr("tasks.training.follow.POLL_SECONDS", 0.02)
+        patch.setattr("phasewise.tasks.training.restarts.BACKOFF_SECONDS", 0.01)
+        patch.setattr("phasewise.tasks.training.follow.POLL_SECONDS", 0.02)
         yield
 
 

@@ -5,21 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from tasks.training import launcher as module
-from tasks.training.computed import computed_words
-from tasks.training.launcher import finished_result, launch_trainer
-from tasks.training.legs import Leg, leg_at
-from tasks.training.local import LocalLauncher
-from tasks.training.spent import read_lives, read_spent
+from phasewise.tasks.training import launcher as module
+from phasewise.tasks.training.computed import computed_words
+from phasewise.tasks.training.launcher import finished_result, launch_trainer
+from phasewise.tasks.training.legs import Leg, leg_at
+from phasewise.tasks.training.local import LocalLauncher
+from phasewise.tasks.training.spent import read_lives, read_spent
+from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.identity import read_sealed
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.config import Execution, Mesh, RunConfig
+from phasewise.trainer.events import read_events
+from phasewise.trainer.metrics import Row, of_the_clock, read_metrics
+from phasewise.trainer.passed_over import PassedOver, Window, write_passed_over
+from phasewise.trainer.run import main
 from tests.tasks.training.conftest import BuildRun
-from trainer.base.exit_codes import ExitCode
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import read_json, write_json
-from trainer.config import Execution, Mesh, RunConfig
-from trainer.events import read_events
-from trainer.metrics import Row, of_the_clock, read_metrics
-from trainer.passed_over import PassedOver, Window, write_passed_over
-from trainer.run import main
 
 pytestmark = pytest.mark.timeout(600)  # a guard against hanging
 
@@ -31,7 +32,7 @@ TWO, ONE = Execution(mesh=Mesh(fsdp=2)), Execution()
 def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-        patch.setattr("tasks.training.follow.POLL_SECONDS", 0.02)
+        patch.setattr("phasewise.tasks.training.follow.POLL_SECONDS", 0.02)
         yield
 
 
@@ -98,7 +99,7 @@ def test_the_account_has_each_slice(moved: RunConfig):
 
 def test_what_is_trained_is_done_and_says_how_it_ended(moved: RunConfig):
     assert finished_result(moved)
-    written = RunConfig.model_validate(read_json(RunFolder.at(moved.output).run_file))
+    written = RunConfig.model_validate(read_sealed(RunFolder.at(moved.output).run_file))
     assert (written.execution, written.until_step) == (ONE, None)
 
 

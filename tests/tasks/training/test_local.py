@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from tasks.training import local
-from tasks.training.local import LocalLauncher
-from tasks.training.protocol import Life
+from phasewise.tasks.training import local
+from phasewise.tasks.training.local import LocalLauncher
+from phasewise.tasks.training.protocol import Life
+from phasewise.trainer.base.errors import ConfigError
 from tests.tasks.training.conftest import BuildRun
-from trainer.base.errors import ConfigError
 
 
 @pytest.fixture

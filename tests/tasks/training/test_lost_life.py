@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tasks.training.launcher import launch_trainer
-from tasks.training.spent import read_lives, read_spent
+from phasewise.tasks.training.launcher import launch_trainer
+from phasewise.tasks.training.spent import read_lives, read_spent
+from phasewise.trainer.base.code_digest import HOUSE
+from phasewise.trainer.base.run_folder import RunFolder, is_kept
+from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.config import RunConfig
 from tests.tasks.training.conftest import BuildRun
-from trainer.base.code_digest import HOUSE
-from trainer.base.run_folder import RunFolder, is_kept
-from trainer.base.storage import write_json
-from trainer.config import RunConfig
 
 pytestmark = pytest.mark.timeout(600)  # a guard against hanging
 
@@ -23,11 +23,11 @@ STEPS, SAVED_EVERY, HANGS_AFTER = 16, 5, 8
 MACHINE = """
 import os, signal, sys, time
 from pathlib import Path
-from tasks.training import clock
-from tasks.training.launcher import launch_trainer
-from tasks.training.local import LocalLauncher
-from trainer.process.heartbeat import read_heartbeat
-from trainer.run import read_run
+from phasewise.tasks.training import clock
+from phasewise.tasks.training.launcher import launch_trainer
+from phasewise.tasks.training.local import LocalLauncher
+from phasewise.trainer.process.heartbeat import read_heartbeat
+from phasewise.trainer.run import read_run
 
 run = read_run(Path(sys.argv[1]))
 clock.NOTE_SECONDS = 0.1
@@ -54,10 +54,10 @@ def lose_a_machine(run: RunConfig, folder: Path) -> float:
     """When its work began. Its trainer hangs after some updates, so that it is lost before it is done."""
     file, python = folder / "wanted.json", folder / "python"
     write_json(file, run.model_dump(mode="json"))
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={HOUSE} exec {sys.executable} -m tests.trainer.hanging {HANGS_AFTER} "$3" "$4"\n')
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={HOUSE.parent} exec {sys.executable} -m tests.trainer.hanging {HANGS_AFTER} "$4" "$5"\n')
     python.chmod(0o755)
     words = [sys.executable, "-c", MACHINE, str(file), str(python), str(HANGS_AFTER)]
-    ended = subprocess.run(words, capture_output=True, text=True, cwd=HOUSE, check=False)
+    ended = subprocess.run(words, capture_output=True, text=True, cwd=HOUSE.parent, check=False)
     assert ended.returncode == -9, ended.stderr[-2000:]
     return float(ended.stdout.split()[0])
 

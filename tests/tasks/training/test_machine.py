@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tasks.training import machine as module
-from tasks.training.machine import CPU, ONE_DEVICE, Machine, execution_here, find_machine, in_words
+from phasewise.tasks.training import machine as module
+from phasewise.tasks.training.machine import CPU, ONE_DEVICE, Machine, execution_here, find_machine, in_words
+from phasewise.trainer.base.errors import TrainingError
+from phasewise.trainer.config import Execution, Mesh, RunConfig, Steps
+from phasewise.trainer.preflight.spec import run_of
 from tests.trainer.preflight.models import LLAMA_8B, step_of
-from trainer.base.errors import TrainingError
-from trainer.config import Execution, Mesh, RunConfig, Steps
-from trainer.preflight.spec import run_of
 
 FOUR = Machine("gpu", "NVIDIA H100 80GB HBM3", 4)
 
@@ -37,7 +37,7 @@ def test_where_there_is_an_accelerator_jax_is_asked(tmp_path: Path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TPU_SKIP_MDS_QUERY": "1"}
     environment.pop("JAX_PLATFORMS", None)
     assert find_machine(environment, tmp_path) == CPU
-    with pytest.raises(TrainingError, match=r"jax does not start here: .* Set JAX_PLATFORMS=cpu to train on the CPU"):
+    with pytest.raises(TrainingError, match=r"jax does not start here \(ended with code 1\): .* Set JAX_PLATFORMS=cpu to train on the CPU"):
         find_machine({**environment, "JAX_PLATFORMS": "nonsense"}, tmp_path)
 
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from tasks.data.plan import DataPlan
-from tasks.home import Home
-from tasks.training.launcher import finished_result, is_begun
-from tasks.training.same_run import note_caches
+from phasewise.tasks.data.plan import DataPlan
+from phasewise.tasks.home import Home
+from phasewise.tasks.training.launcher import finished_result, is_begun
+from phasewise.tasks.training.same_run import note_caches
+from phasewise.trainer.base.run_folder import CACHES_NAME
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest, write_manifest
 from tests.tasks.training.conftest import BuildRun
-from trainer.base.run_folder import CACHES_NAME
-from trainer.base.storage import read_json, write_json
-from trainer.config import RunConfig
-from trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest, write_manifest
 
 Edit = Callable[[dict[str, Any]], Any]
 
@@ -137,8 +137,8 @@ def test_a_pinned_cache_is_known_by_its_content_too(case: Case):
 
 def test_caches_that_lack_for_their_code_alone_do_not_speak_against_a_result(case: Case, monkeypatch: pytest.MonkeyPatch):
     """Until they are there: then their content does."""
-    monkeypatch.setattr("tasks.data.documents.READER", "another reader")
-    monkeypatch.setattr("tasks.data.verify.read_by", lambda _: "another reader")
+    monkeypatch.setattr("phasewise.tasks.data.documents.READER", "another reader")
+    monkeypatch.setattr("phasewise.tasks.data.verify.read_by", lambda _: "another reader")
     plan = case.plan()
     run = case.run.but(caches={name: str(folder) for name, folder in plan.folders("train").items()})
     assert not plan.is_built
@@ -152,8 +152,8 @@ def test_caches_that_lack_for_their_code_alone_do_not_speak_against_a_result(cas
 
 @pytest.mark.parametrize("what", ["file", "setting"])
 def test_caches_that_lack_for_a_file_or_a_setting_speak_against_it(case: Case, monkeypatch: pytest.MonkeyPatch, what: str):
-    monkeypatch.setattr("tasks.data.documents.READER", "another reader")
-    monkeypatch.setattr("tasks.data.verify.read_by", lambda _: "another reader")
+    monkeypatch.setattr("phasewise.tasks.data.documents.READER", "another reader")
+    monkeypatch.setattr("phasewise.tasks.data.verify.read_by", lambda _: "another reader")
     if what == "file":
         (case.world.sources / "web" / "part-2.jsonl").write_text('{"text": "more"}\n')
     plan = case.world.plan(**({"normalization": {"line_ends": "keep"}} if what == "setting" else {}))

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.training import clock as module
-from tasks.training.clock import Clock
-from tasks.training.spent import LifeSpent, read_lives, read_open_life, read_spent
-from trainer.base.run_folder import LIFE_NAME, SPENT_NAME
+from phasewise.tasks.training import clock as module
+from phasewise.tasks.training.clock import Clock
+from phasewise.tasks.training.spent import LifeSpent, read_lives, read_open_life, read_spent
+from phasewise.trainer.base.run_folder import LIFE_NAME, SPENT_NAME
 
 
 def life(wall: float, seconds: dict[str, float], steps: tuple[int, int], pause: float = 0.0) -> LifeSpent:

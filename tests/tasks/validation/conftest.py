@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.validation.index_store import index_of_folder
-from tests.leakage_recall.made_items import made_items
-from validations.evidence.leakage.items.item import BenchmarkItem
+from experiments.leakage_recall.made_items import made_items
+from phasewise.tasks.validation.index_store import index_of_folder
+from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
 
 BENCHMARK = "made-math"
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tasks.home import Home
-from tasks.validation import index_store
-from tasks.validation.index_store import index_of_folder, open_index
-from tasks.validation.index_store import index_store as place_of
-from trainer.base.errors import ConfigError
-from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.tasks.home import Home
+from phasewise.tasks.validation import index_store
+from phasewise.tasks.validation.index_store import index_of_folder, open_index
+from phasewise.tasks.validation.index_store import index_store as place_of
+from phasewise.trainer.base.errors import ConfigError, StorageError
+from phasewise.validations.evidence.leakage.index import LeakageIndex
+from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_what_fails_leaves_nothing(benchmarks: Path, tmp_path: Path, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(LeakageIndex, "save", fail)
-        with pytest.raises(OSError, match="no space left"):
+        with pytest.raises(StorageError, match="no space left"):
             index_of_folder(str(benchmarks), tmp_path)
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
     assert open_index(index_of_folder(str(benchmarks), tmp_path)).names

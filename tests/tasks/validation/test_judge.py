@@ -11,25 +11,26 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flows.recipes.marin_8b import MARIN_8B
-from tasks.data import cluster
-from tasks.data.documents import split_texts
-from tasks.data.listing import Listing
-from tasks.data.parts import split_of
-from tasks.data.plan import DataPlan
-from tasks.evaluation.suites.folder import BENCHMARKS_VARIABLE
-from tasks.validation import judge, scan_caches
-from tasks.validation.scan_caches import test_items as items_of
+from phasewise.flows.recipes.marin_8b import MARIN_8B
+from phasewise.tasks.data import cluster
+from phasewise.tasks.data.documents import split_texts
+from phasewise.tasks.data.listing import Listing
+from phasewise.tasks.data.parts import split_of
+from phasewise.tasks.data.plan import DataPlan
+from phasewise.tasks.evaluation.suites.folder import BENCHMARKS_VARIABLE
+from phasewise.tasks.validation import judge, scan_caches
+from phasewise.tasks.validation.scan_caches import test_items as items_of
+from phasewise.trainer.base.errors import ConfigError, DataError, VerdictError
+from phasewise.trainer.base.identity import SEAL, digest_of_bytes
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.data.manifest import SourceFile, read_manifest
+from phasewise.trainer.data.rows import DrawnRows
+from phasewise.trainer.process.permission import check_permission
+from phasewise.validations.evidence.hand_off import hand_off_evidence
+from phasewise.validations.limits import DataLimits, LeakageLimits, OrderLimits
+from phasewise.validations.verdict import Verdict, read_verdict
 from tests.trainer.token_caches import BEGIN, END, write_token_cache
-from trainer.base.errors import ConfigError, DataError, VerdictError
-from trainer.base.storage import digest_of_bytes
-from trainer.config import RunConfig
-from trainer.data.manifest import SourceFile, read_manifest
-from trainer.data.rows import DrawnRows
-from trainer.process.permission import check_permission
-from validations.evidence.hand_off import hand_off_evidence
-from validations.limits import DataLimits, LeakageLimits, OrderLimits
-from validations.verdict import Verdict, read_verdict
 
 LEAKAGE = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)
 ORDER = OrderLimits(false_alarm_rate=1e-6, max_shift_deviations=0.5)
@@ -149,8 +150,18 @@ def test_a_held_out_document_in_another_source_stops_the_phase(prepared: Any, tm
     found = leaked(verdict).query("benchmark == 'held-out law'")
     assert found[["component", "item"]].values.tolist() == [["code", item]]
     assert file in found["files"].item()
+    run = build_run(world.plan(), world.home)
     with pytest.raises(VerdictError, match="does not pass: phase first must not train"):
-        check_permission(build_run(world.plan(), world.home))
+        check_permission(run)
+    for seals in (True, False):  # found by nobody: the scan that is kept, with and without its seal
+        for path in world.home.root.glob("evidence/leakage/*/scan.json"):
+            kept = read_json(path)
+            kept["scan"]["hits"] = []
+            write_json(path, kept if seals else {name: value for name, value in kept.items() if name != SEAL})
+        assert judged(world) == verdict
+    write_json(run.verdict, {**read_json(run.verdict), "passes": True, "checks": []})
+    with pytest.raises(VerdictError, match=r"data\.json was changed after it was written"):
+        check_permission(run)
 
 
 def leaked(verdict: Verdict) -> pd.DataFrame:

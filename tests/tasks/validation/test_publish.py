@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from flows.rulings import raise_unless_let_pass
-from tasks.site import SITE_VARIABLE
-from tasks.validation import task
+from phasewise.flows.rulings import raise_unless_let_pass
+from phasewise.tasks.site import SITE_VARIABLE
+from phasewise.tasks.validation import task
+from phasewise.trainer.base.errors import VerdictError
+from phasewise.validations.report.words import report_folder_of
 from tests.validations.report.samples import LEAK, STALE, evidence, judged, register
-from trainer.base.errors import VerdictError
-from validations.report.words import report_folder_of
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.validation import scan_plain
-from tasks.validation.scan_files import FilePiece, Reading
+from phasewise.tasks.validation import scan_plain
+from phasewise.tasks.validation.scan_files import FilePiece, Reading
 
 ROWS = [
     {"id": "first", "question": "What is it?", "choices": ["red", "blue"], "answer": {"text": "red", "label": 0}},

@@ -11,10 +11,10 @@ from typing import Any
 import fsspec
 import pytest
 
-from tasks.validation import scan_paths
-from tasks.validation.scan_files import FilePiece, Unread
-from tasks.validation.scan_paths import CachePiece, select
-from trainer.base.errors import ConfigError, DataError
+from phasewise.tasks.validation import scan_paths
+from phasewise.tasks.validation.scan_files import FilePiece, Unread
+from phasewise.tasks.validation.scan_paths import CachePiece, select
+from phasewise.trainer.base.errors import ConfigError, DataError
 
 
 @pytest.fixture

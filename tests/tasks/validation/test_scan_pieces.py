@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tasks.validation import scan_paths
-from tasks.validation.scan_paths import select
-from tasks.validation.scan_pieces import Scanned, scan_pieces
-from tests.leakage_recall.views import olmes
+from experiments.leakage_recall.views import olmes
+from phasewise.tasks.validation import scan_paths
+from phasewise.tasks.validation.scan_paths import select
+from phasewise.tasks.validation.scan_pieces import Scanned, scan_pieces
+from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.limits import LeakageLimits
 from tests.tasks.conftest import write_prose
-from validations.evidence.leakage.items.item import BenchmarkItem
-from validations.limits import LeakageLimits
 
 LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)
 
@@ -55,7 +55,7 @@ def test_documents_are_numbered_through_their_file(
 @pytest.mark.usefixtures("on_scheduler")
 def test_workers_find_the_same(planted: Path, index: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(scan_paths, "PIECE_BYTES", 10_000)
-    monkeypatch.setattr("tasks.validation.scan_pieces.PIECES_AT_ONCE", 3)
+    monkeypatch.setattr("phasewise.tasks.validation.scan_pieces.PIECES_AT_ONCE", 3)
     pieces = select([str(planted)]).pieces
     alone = scan_pieces(pieces, index, LIMITS, workers=1)
     assert scan_pieces(pieces, index, LIMITS, workers=2) == alone

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from trainer.base.decision import Decision, Decisions, Ruling, decision_path, question_of, ruling_at, ruling_of, seen_of
-from trainer.base.errors import VerdictError
-from trainer.base.storage import write_json
+from phasewise.trainer.base.decision import Decision, Decisions, Ruling, decision_path, question_of, ruling_at, ruling_of, seen_of
+from phasewise.trainer.base.errors import VerdictError
+from phasewise.trainer.base.identity import write_sealed
 
 FALL = {"table": "falls", "name": "expect_no_fall", "severity": "critical", "outcome": "failed"}
 LOSS = {"table": "bits", "name": "expect_loss", "severity": "critical", "outcome": "passed"}
@@ -109,7 +109,7 @@ def test_where_a_home_lies_is_nothing_that_was_seen():
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"latest": {"approves": true}}', '{"approves": true}'])
 def test_a_decision_that_does_not_read_stops_everything(tmp_path: Path, content: str):
-    write_json(tmp_path / "model.json", verdict(FALL))
+    write_sealed(tmp_path / "model.json", verdict(FALL))
     decision_path(tmp_path / "model.json").write_text(content)
     with pytest.raises(VerdictError, match=r"model.decision.json does not read as a decision"):
         ruling_at(tmp_path / "model.json")

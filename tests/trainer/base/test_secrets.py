@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from flows.recipes import load_written
-from tasks.data.pin import Pin
-from tasks.data.source import Source
-from tests.pulse.runs import tiny_recipe
-from trainer.base.errors import RecipeError
-from trainer.base.secrets import has_secret, without_secrets
+from experiments.survival.runs import tiny_recipe
+from phasewise.flows.recipes import load_written
+from phasewise.tasks.data.pin import Pin
+from phasewise.tasks.data.source import Source
+from phasewise.trainer.base.errors import RecipeError
+from phasewise.trainer.base.secrets import has_secret, without_secrets
 
 SECRET = "hunter2"
 CARRYING = [

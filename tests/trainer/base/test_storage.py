@@ -18,22 +18,10 @@ from huggingface_hub.hf_api import RepoFile
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phasewise.trainer.base.identity import content_digest, digest_of_bytes, digest_of_file, digest_of_json
+from phasewise.trainer.base.storage import PUT_CHUNK_BYTES, as_path, read_json, remove, remove_strays, write_atomically, write_json, writing
 from tests.stores.emulator import the_emulator
 from tests.stores.fixtures import FaultyStore
-from trainer.base.storage import (
-    PUT_CHUNK_BYTES,
-    as_path,
-    content_digest,
-    digest_of_bytes,
-    digest_of_file,
-    digest_of_json,
-    read_json,
-    remove,
-    remove_strays,
-    write_atomically,
-    write_json,
-    writing,
-)
 
 
 def names_in(folder: Path) -> set[str]:
@@ -72,7 +60,7 @@ def test_a_path_behaves_the_same_everywhere_and_travels(url: str):
 def test_what_another_writes_is_seen_although_the_folder_was_listed_before(gcs: Path):
     write_atomically(gcs / "first", b"1")
     assert names_in(gcs) == {"first"}
-    program = "import sys; from trainer.base.storage import write_atomically; write_atomically(sys.argv[1], b'22')"
+    program = "import sys; from phasewise.trainer.base.storage import write_atomically; write_atomically(sys.argv[1], b'22')"
     subprocess.run([sys.executable, "-c", program, f"{gcs}/second"], check=True, timeout=60)
     assert (gcs / "second").exists()
     assert names_in(gcs) == {"first", "second"}
@@ -200,7 +188,7 @@ def test_an_interrupted_writing_leaves_what_was_there(store: Path, error: type[B
 def test_a_killed_writer_leaves_no_file_under_the_name_and_none_on_the_way_to_a_store(store: Path, tmp_path: Path):
     program = """if True:
         import sys, time
-        from trainer.base.storage import writing
+        from phasewise.trainer.base.storage import writing
         with writing(sys.argv[1]) as file:
             file.write(b"half" * 10_000)
             file.flush()
@@ -279,7 +267,8 @@ def test_memory_does_not_grow_with_what_is_written_and_read(store: Path):
     """Peaks of processes of their own: the emulator keeps what it gets in the memory of this one."""
     program = """if True:
         import resource, sys
-        from trainer.base.storage import digest_of_file, writing
+        from phasewise.trainer.base.identity import digest_of_file
+        from phasewise.trainer.base.storage import writing
         piece = bytes(2**20)
         with writing(sys.argv[1]) as file:
             for _ in range(int(sys.argv[2])):

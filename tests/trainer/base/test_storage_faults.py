@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from phasewise.trainer.base.identity import content_digest, digest_of_bytes, digest_of_file
+from phasewise.trainer.base.storage import PUT_CHUNK_BYTES, remove, remove_strays, write_atomically
 from tests.stores.emulator import the_emulator
 from tests.stores.fixtures import FaultyStore
-from trainer.base.storage import PUT_CHUNK_BYTES, content_digest, digest_of_bytes, digest_of_file, remove, remove_strays, write_atomically
 
 
 def names_in(folder: Path) -> set[str]:

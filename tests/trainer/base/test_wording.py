@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.base import wording
+from phasewise.trainer.base import wording
 
 
 def test_numbers_read_well():

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer.checkpoints.checkpointer import Checkpoints
-from trainer.checkpoints.path import checkpoint_path
-from trainer.config import RunConfig
-from trainer.state import TrainState, init_state, params_digest
+from phasewise.trainer.checkpoints.checkpointer import Checkpoints
+from phasewise.trainer.checkpoints.path import checkpoint_path
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.state import TrainState, init_state, params_digest
 
 MakeRun = Callable[..., RunConfig]
 ADAM = {"kind": "adamw", "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}

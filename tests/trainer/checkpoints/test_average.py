@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flows.plan import build_run
-from tasks.home import Home
-from tests.pulse.runs import tiny_recipe
-from trainer.base.errors import CheckpointError
-from trainer.checkpoints.average import average_of_last
-from trainer.checkpoints.checkpointer import Checkpoints
-from trainer.config import RunConfig
-from trainer.state import TrainState, abstract_state
+from experiments.survival.runs import tiny_recipe
+from phasewise.flows.plan import build_run
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import CheckpointError
+from phasewise.trainer.checkpoints.average import average_of_last
+from phasewise.trainer.checkpoints.checkpointer import Checkpoints
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.state import TrainState, abstract_state
 
 STEPS = (10, 20, 30, 40)
 

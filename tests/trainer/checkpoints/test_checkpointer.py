@@ -12,13 +12,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from trainer.base.errors import CheckpointError, StorageError
-from trainer.checkpoints.checkpointer import Checkpoints, read_about, read_params, saved_params_digest, steps_to_keep
-from trainer.checkpoints.files import saved_steps
-from trainer.checkpoints.state import leaves_of
-from trainer.config import CheckpointPolicy, RunConfig
-from trainer.data.loader import Loader
-from trainer.state import TrainState, init_state, params_digest
+from phasewise.trainer.base.errors import CheckpointError, StorageError
+from phasewise.trainer.checkpoints.checkpointer import Checkpoints, read_about, read_params, saved_params_digest, steps_to_keep
+from phasewise.trainer.checkpoints.files import saved_steps
+from phasewise.trainer.checkpoints.state import leaves_of
+from phasewise.trainer.config import CheckpointPolicy, RunConfig
+from phasewise.trainer.data.loader import Loader
+from phasewise.trainer.state import TrainState, init_state, params_digest
 
 MakeRun = Callable[..., RunConfig]
 CONTRACT = {"seed": 1, "components": {}, "mixture": [[0, {"books": 100.0}]]}
@@ -156,7 +156,7 @@ def test_a_temporary_one_waits_for_the_save_before_it(
     """What is due by minutes must not stop the loop until the disk has caught up."""
     now = 0.0
     go_on = threading.Event()
-    monkeypatch.setattr("trainer.checkpoints.checkpointer.write_digests", lambda path: go_on.wait(20))
+    monkeypatch.setattr("phasewise.trainer.checkpoints.checkpointer.write_digests", lambda path: go_on.wait(20))
     with checkpoints_of(lambda: now, every_minutes=1.0) as checkpoints:
         checkpoints.save(4, state, CONTRACT)
         now = 1000.0
@@ -203,10 +203,10 @@ def test_nothing_is_pruned_before_the_next_one_is_committed(
         assert set(saved_steps(tmp_path)) == {3, 6, 9}
         raise OSError("no space left")
 
-    monkeypatch.setattr("trainer.checkpoints.checkpointer.write_digests", fail)
+    monkeypatch.setattr("phasewise.trainer.checkpoints.checkpointer.write_digests", fail)
     checkpoints = checkpoints_of()
     checkpoints.save(9, state, CONTRACT)
-    with pytest.raises(StorageError, match=r"checkpoint .*9 could not be written: no space left\. The one before it is kept"):
+    with pytest.raises(StorageError, match=r"checkpoint .*9 could not be written, the one before it is kept: .*no space left"):
         checkpoints.wait()
     assert set(saved_steps(tmp_path)) == {3, 6, 9}
     monkeypatch.undo()
@@ -263,6 +263,31 @@ def test_killed_in_its_first_save_a_run_starts_again_and_says_so(
         assert checkpoints.latest_step() == 3
 
 
+def test_a_folder_that_forbids_deletion_keeps_old_checkpoints_and_one_line_says_so(
+    checkpoints_of: Callable[..., Checkpoints],
+    state: TrainState,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    """A mock: permissions do not bind the superuser, who may run these tests."""
+
+    def forbid(path: Path, missing_ok: bool = False) -> None:
+        if path.exists() or not missing_ok:
+            raise PermissionError(1, "Operation not permitted", str(path))
+
+    monkeypatch.setattr("phasewise.trainer.base.storage._warned", set())
+    monkeypatch.setattr(Path, "unlink", forbid)
+    save(checkpoints_of(), state, 3, 6, 9, 12)
+    monkeypatch.undo()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Operation not permitted" in line
+    assert "does not let files be deleted" in line
+    assert saved_steps(tmp_path) == [3, 6, 9, 12]
+    with checkpoints_of() as checkpoints:
+        assert_equal(checkpoints.restore(12, CONTRACT), state)
+
+
 # ── what is refused ──
 
 
@@ -282,12 +307,10 @@ def test_another_data_order_is_refused_by_name(checkpoints_of: Callable[..., Che
         ({"stability": {"skip_step": [[0, None]]}}, r"rolling\.losses\.values is float32\[6\], not nothing"),
     ],
 )
-def test_a_state_with_other_leaves_is_refused(
-    checkpoints_of: Callable[..., Checkpoints], tmp_path: Path, run: RunConfig, state: TrainState, changes: Mapping[str, Any], message: str
-):
-    save(checkpoints_of(), state, 12)
+def test_a_state_with_other_leaves_is_refused(tmp_path: Path, run: RunConfig, state: TrainState, changes: Mapping[str, Any], message: str):
     values = run.model_dump(mode="json")
     changed = RunConfig.model_validate({**values, **{name: {**values[name], **change} for name, change in changes.items()}})
+    save(Checkpoints(tmp_path, changed), state, 12)
     with Checkpoints(tmp_path, changed) as checkpoints, pytest.raises(CheckpointError, match=message):
         checkpoints.restore(12, CONTRACT)
 

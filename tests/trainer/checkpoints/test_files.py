@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from trainer.base.errors import CheckpointError
-from trainer.checkpoints.checkpointer import Checkpoints, read_params
-from trainer.checkpoints.files import saved_steps
-from trainer.config import RunConfig
-from trainer.state import TrainState, init_state
+from phasewise.trainer.base.errors import CheckpointError
+from phasewise.trainer.checkpoints.checkpointer import Checkpoints, read_params
+from phasewise.trainer.checkpoints.files import saved_steps
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.state import TrainState, init_state
 
 MakeRun = Callable[..., RunConfig]
 CONTRACT = {"seed": 1}

@@ -8,12 +8,12 @@ import jax
 import numpy as np
 import pytest
 
+from phasewise.trainer.base.errors import CheckpointError
+from phasewise.trainer.checkpoints.checkpointer import Checkpoints
+from phasewise.trainer.checkpoints.hand_off import state_to_start_from
+from phasewise.trainer.checkpoints.state import leaves_of
+from phasewise.trainer.state import TrainState, init_state
 from tests.trainer.checkpoints.conftest import Build, Parent, assert_equal
-from trainer.base.errors import CheckpointError
-from trainer.checkpoints.checkpointer import Checkpoints
-from trainer.checkpoints.hand_off import state_to_start_from
-from trainer.checkpoints.state import leaves_of
-from trainer.state import TrainState, init_state
 
 
 def assert_owned(state: TrainState) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
+from phasewise.trainer.base.errors import CheckpointError
+from phasewise.trainer.checkpoints.checkpointer import Checkpoints
+from phasewise.trainer.checkpoints.hand_off import state_to_start_from
+from phasewise.trainer.state import params_digest
 from tests.trainer.checkpoints.conftest import Build, Parent, assert_equal
-from trainer.base.errors import CheckpointError
-from trainer.checkpoints.checkpointer import Checkpoints
-from trainer.checkpoints.hand_off import state_to_start_from
-from trainer.state import params_digest
 
 
 def test_undeclared_gains_are_refused(build: Build, llama: Parent):

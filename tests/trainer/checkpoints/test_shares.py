@@ -10,9 +10,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from trainer.base.errors import StorageError
-from trainer.checkpoints.files import digests_here
-from trainer.checkpoints.shares import as_text, build_writer, from_text, united
+from phasewise.trainer.base.errors import StorageError
+from phasewise.trainer.checkpoints.files import digests_here
+from phasewise.trainer.checkpoints.shares import as_text, build_writer, from_text, united
 
 LEAF = {"shape": [4, 6], "chunks": [2, 6]}
 FIRST: Mapping[str, tuple[int, str]] = {"about/metadata": (1, "a"), "state/w/.zarray": (1, "z"), "state/w/0.0": (9, "p")}

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.base.errors import ConfigError, DataError
-from trainer.base.storage import digest_of_file
-from trainer.config import RunConfig
-from trainer.data.buffered import BufferedComponent
-from trainer.data.cache import TokenCache
-from trainer.data.contract import changed_since
-from trainer.data.document_index import DocumentIndex
-from trainer.data.loader import Loader
-from trainer.data.manifest import read_manifest, write_manifest
-from trainer.data.mixture import MixtureSchedule
-from trainer.data.trace import TracedOrder
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.base.identity import digest_of_file
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.data.buffered import BufferedComponent
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.contract import changed_since
+from phasewise.trainer.data.document_index import DocumentIndex
+from phasewise.trainer.data.loader import Loader
+from phasewise.trainer.data.manifest import read_manifest, write_manifest
+from phasewise.trainer.data.mixture import MixtureSchedule
+from phasewise.trainer.data.trace import TracedOrder
 
 MakeRun = Callable[..., RunConfig]
 WriteCache = Callable[..., Path]

@@ -16,12 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from trainer.base.errors import DataError
-from trainer.base.storage import digest_of_json, read_json
-from trainer.data import cache as cache_module
-from trainer.data import shards
-from trainer.data.cache import TokenCache
-from trainer.data.manifest import Manifest, read_manifest, write_manifest
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import digest_of_json
+from phasewise.trainer.base.storage import read_json
+from phasewise.trainer.data import cache as cache_module
+from phasewise.trainer.data import shards
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.manifest import Manifest, read_manifest, write_manifest
 
 WriteCache = Callable[..., Path]
 
@@ -91,7 +92,7 @@ def test_a_folder_without_a_manifest_is_no_cache(folder: Path):
     ("content", "message"),
     [
         (b'{"format_version": 2, "compo', r"does not read as a manifest"),
-        (b'{"format_version": 2}', r"does not read as a manifest: .*(\n.*)*Field required"),
+        (b'{"format_version": 2}', r"has no digest of its own fields"),
         (b'{"format_version": 9}', r"has format version 9, this program reads 2 \(plain text\) and 3: build it again"),
     ],
     ids=["torn", "empty", "future"],

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.data.contract import changed_since, compared_by, with_contents
+from phasewise.trainer.data.loader import Loader
+from phasewise.trainer.data.manifest import Manifest, read_manifest, write_manifest
 from tests.trainer.conftest import MakeRun
-from trainer.config import RunConfig
-from trainer.data.contract import changed_since, compared_by, with_contents
-from trainer.data.loader import Loader
-from trainer.data.manifest import Manifest, read_manifest, write_manifest
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import MixtureShares, RunConfig, Steps, always
+from phasewise.trainer.data.loader import Loader
+from phasewise.trainer.data.mixture import MixtureSchedule, block_counts
 from tests.trainer.data.test_mixture import BATCHES, CODE_HEAVY, STAGES, WEB_HEAVY, blocks_of, drawn_names, schedule, whole_shares
-from trainer.base.errors import ConfigError
-from trainer.config import MixtureShares, RunConfig, Steps, always
-from trainer.data.loader import Loader
-from trainer.data.mixture import MixtureSchedule, block_counts
 
 # ── rounding ──
 

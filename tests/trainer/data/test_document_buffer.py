@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from trainer.base.errors import DataError
-from trainer.data import document_buffer
-from trainer.data.document_buffer import DocumentBuffer, Pieces, draw
-from trainer.data.permutation import Permutation, derive_key
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.data import document_buffer
+from phasewise.trainer.data.document_buffer import DocumentBuffer, Pieces, draw
+from phasewise.trainer.data.permutation import Permutation, derive_key
 
 Choose = Callable[[int], int]
 """Number of live documents → which of them is drawn."""

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.base.errors import DataError
-from trainer.base.storage import digest_of_bytes
-from trainer.data.cache import TokenCache
-from trainer.data.document_index import DocumentIndex, Located
-from trainer.data.manifest import read_manifest, write_manifest
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import digest_of_bytes
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.document_index import DocumentIndex, Located
+from phasewise.trainer.data.manifest import read_manifest, write_manifest
 
 WriteCache = Callable[..., Path]
 

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.base.errors import ConfigError, DataError
-from trainer.config import RunConfig
-from trainer.data import loader as loader_module
-from trainer.data.loader import Batch, Loader
-from trainer.data.manifest import read_manifest
-from trainer.data.mixture import MixtureSchedule
-from trainer.data.permutation import PERMUTATION_VERSIONS, derive_key, permute
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.data import loader as loader_module
+from phasewise.trainer.data.loader import Batch, Loader
+from phasewise.trainer.data.manifest import read_manifest
+from phasewise.trainer.data.mixture import MixtureSchedule
+from phasewise.trainer.data.permutation import PERMUTATION_VERSIONS, derive_key, permute
 
 MakeRun = Callable[..., RunConfig]
 WriteCache = Callable[..., Path]

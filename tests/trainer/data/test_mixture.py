@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.config import DataOrder, MixtureShares, Steps, always
-from trainer.data.mixture import MixtureSchedule, block_counts
+from phasewise.trainer.config import DataOrder, MixtureShares, Steps, always
+from phasewise.trainer.data.mixture import MixtureSchedule, block_counts
 
 WEB_HEAVY: MixtureShares = {"web": 70.3, "code": 20.1, "maths": 7.5, "dialogue": 2.1}
 CODE_HEAVY: MixtureShares = {"code": 55.0, "web": 30.0, "law": 15.0}

@@ -5,11 +5,11 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import MixtureShares, Steps, always
+from phasewise.trainer.data.mixture import MixtureSchedule, block_counts, check_shares
 from tests.trainer.data.test_mixture import CODE_HEAVY, WEB_HEAVY, blocks_of
 from tests.trainer.data.test_mixture_grid import order, two_stages
-from trainer.base.errors import ConfigError
-from trainer.config import MixtureShares, Steps, always
-from trainer.data.mixture import MixtureSchedule, block_counts, check_shares
 
 ADVICE = re.compile(r"in steps (\d+) to (\d+) put it out; end them at step ([\d or]+),")
 

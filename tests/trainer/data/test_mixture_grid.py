@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.base.errors import ConfigError
-from trainer.config import DataOrder, MixtureShares, Steps, always
-from trainer.data.mixture import MixtureSchedule, block_counts, check_shares
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import DataOrder, MixtureShares, Steps, always
+from phasewise.trainer.data.mixture import MixtureSchedule, block_counts, check_shares
 
 HALVES: MixtureShares = {"web": 50.0, "code": 50.0}
 THIRDS: MixtureShares = {"web": 200 / 3, "code": 100 / 3}

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.contract import changed_since
+from phasewise.trainer.data.loader import Loader
+from phasewise.trainer.data.mixture import MixtureSchedule
+from phasewise.trainer.data.rows import ComponentRows, RowRule
+from phasewise.trainer.data.trace import TracedOrder
 from tests.trainer.token_caches import write_conversations
-from trainer.base.errors import DataError
-from trainer.config import RunConfig
-from trainer.data.cache import TokenCache
-from trainer.data.contract import changed_since
-from trainer.data.loader import Loader
-from trainer.data.mixture import MixtureSchedule
-from trainer.data.rows import ComponentRows, RowRule
-from trainer.data.trace import TracedOrder
 
 MakeRun = Callable[..., RunConfig]
 STEPS = 24

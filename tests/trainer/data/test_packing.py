@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trainer.base.errors import DataError
-from trainer.data.packing import Packed, PackingKind, pack
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.data.packing import Packed, PackingKind, pack
 
 KINDS: tuple[PackingKind, ...] = get_args(PackingKind)
 documents = st.lists(st.one_of(st.just(0), st.integers(1, 9), st.integers(1, 60)), max_size=40)

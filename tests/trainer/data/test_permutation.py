@@ -13,12 +13,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare, combine_pvalues
 
-from trainer.base.errors import DataError
-from trainer.data import feistel
-from trainer.data.feistel import TableFeistel
-from trainer.data.permutation import PERMUTATION_VERSIONS, Kind, Permutation, RecentPermutations, derive_key, permute
-from validations.evidence.order.measures import measure_order
-from validations.evidence.order.sample import Shuffle, take_sample
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.data import feistel
+from phasewise.trainer.data.feistel import TableFeistel
+from phasewise.trainer.data.permutation import PERMUTATION_VERSIONS, Kind, Permutation, RecentPermutations, derive_key, permute
+from phasewise.validations.evidence.order.measures import measure_order
+from phasewise.validations.evidence.order.sample import Shuffle, take_sample
 
 KINDS: tuple[Kind, ...] = ("linear", "feistel", "feistel_levanter")
 HUGE = (2**40, 2**40 - 87, 2**39 + 1, 10**12, 2**33 + 5, 2**32 + 15, 2**32, 10**9 + 7)

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.config import LossOn, PackingKind
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.rows import ComponentRows, RowRule, counted_before
+from phasewise.trainer.data.shards import fetch
 from tests.trainer.token_caches import BEGIN, END, write_conversations, write_token_cache
-from trainer.base.errors import DataError
-from trainer.config import LossOn, PackingKind
-from trainer.data.cache import TokenCache
-from trainer.data.rows import ComponentRows, RowRule, counted_before
-from trainer.data.shards import fetch
 
 SEQ_LEN = 12
 KINDS: tuple[PackingKind, ...] = get_args(PackingKind)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from trainer.base.errors import DataError
-from trainer.data.shards import MERGE_GAP_BYTES, TokenRange, fetch, sizes_in_bytes
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.data.shards import MERGE_GAP_BYTES, TokenRange, fetch, sizes_in_bytes
 
 TWO_BYTES, FOUR_BYTES = np.dtype("<u2"), np.dtype("<u4")
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.base.errors import ConfigError
-from trainer.config import DataOrder, RunConfig, Steps
-from trainer.data.cache import TokenCache
-from trainer.data.loader import Loader
-from trainer.data.mixture import MixtureSchedule
-from trainer.data.trace import Draws, TracedOrder
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import DataOrder, RunConfig, Steps
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.loader import Loader
+from phasewise.trainer.data.mixture import MixtureSchedule
+from phasewise.trainer.data.trace import Draws, TracedOrder
 
 MakeRun = Callable[..., RunConfig]
 SHARES = st.sampled_from([{"a": 60.0, "b": 40.0}, {"a": 10.0, "b": 20.0, "c": 70.0}, {"c": 50.0, "d": 50.0}, {"b": 100.0}])

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 
-from trainer.kernels.experts import apply_experts
-from trainer.model.router import Routed
+from phasewise.trainer.kernels.experts import apply_experts
+from phasewise.trainer.model.router import Routed
 
 TOKENS, NUM_ACTIVE, NUM_EXPERTS, D_MODEL, D_EXPERT = 1024, 2, 8, 512, 512
 

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.base.storage import read_json, write_json
-from trainer.config import Mesh
-from trainer.kernels import context, splash, xla
-from trainer.kernels.attention import attend
-from trainer.sharding import build_mesh, on_mesh, replicated
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.config import Mesh
+from phasewise.trainer.kernels import context, splash, xla
+from phasewise.trainer.kernels.attention import attend
+from phasewise.trainer.sharding import build_mesh, on_mesh, replicated
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16
 FUSED = splash.MAX_FUSED_BLOCKS

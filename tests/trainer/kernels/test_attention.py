@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer.kernels import cudnn, splash
-from trainer.kernels.attention import attend, implementation
+from phasewise.trainer.kernels import cudnn, splash
+from phasewise.trainer.kernels.attention import attend, implementation
 
 KERNELS: dict[str, Callable[..., jax.Array]] = {
     "xla": implementation("xla"),

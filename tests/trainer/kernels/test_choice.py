@@ -5,9 +5,9 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from trainer.base.errors import ConfigError
-from trainer.config import ModelConfig
-from trainer.kernels.attention import attend, check_kernel
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.kernels.attention import attend, check_kernel
 
 
 def changed(model: ModelConfig, **changes: Any) -> ModelConfig:

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from trainer.kernels.experts import choose
+from phasewise.trainer.kernels.experts import choose
 
 
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu, the compiler for TPUs, is not installed")

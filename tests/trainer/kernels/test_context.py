@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.flops import visible_pairs
+from phasewise.trainer.kernels.context import keys_before, run_numbers, run_positions
 from tests.trainer.eight_devices import run_on_eight_devices
-from trainer.base.storage import read_json, write_json
-from trainer.flops import visible_pairs
-from trainer.kernels.context import keys_before, run_numbers, run_positions
 
 WORKER = Path(__file__).with_name("context_on_eight_devices.py")
 pytestmark = pytest.mark.timeout(600)  # a process compiles small programs; a busy machine may need minutes

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from phasewise.trainer.base.storage import read_json
 from tests.trainer.eight_devices import run_on_eight_devices
-from trainer.base.storage import read_json
 
 WORKER = Path(__file__).with_name("experts_on_eight_devices.py")
 pytestmark = pytest.mark.timeout(600)  # a dozen small programs are compiled; a busy machine may need minutes

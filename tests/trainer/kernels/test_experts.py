@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.kernels.expert_blocks import Matrices, apply_blocks, block_rows, cut_blocks
+from phasewise.trainer.kernels.expert_megablox import apply_megablox
+from phasewise.trainer.kernels.expert_order import sort_by_expert
+from phasewise.trainer.kernels.experts import apply_experts, apply_sorted, choose
+from phasewise.trainer.model.router import Routed
 from tests.trainer.model import expert_reference as reference
-from trainer.base.errors import ConfigError
-from trainer.kernels.expert_blocks import Matrices, apply_blocks, block_rows, cut_blocks
-from trainer.kernels.expert_megablox import apply_megablox
-from trainer.kernels.expert_order import sort_by_expert
-from trainer.kernels.experts import apply_experts, apply_sorted, choose
-from trainer.model.router import Routed
 
 D_MODEL, D_EXPERT, NUM_EXPERTS, NUM_ACTIVE = 16, 12, 6, 2
 LOADS: dict[str, Callable[[int], np.ndarray]] = {

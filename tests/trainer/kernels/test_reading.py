@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer.kernels.branches import Branches, attend_branches
-from trainer.kernels.cached import BLOCK_SLOTS, Past, attend_past
+from phasewise.trainer.kernels.branches import Branches, attend_branches
+from phasewise.trainer.kernels.cached import BLOCK_SLOTS, Past, attend_past
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 WINDOWS = (None, 1, 5)

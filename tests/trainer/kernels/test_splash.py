@@ -9,7 +9,7 @@ import pytest
 from jax.experimental.pallas.ops.tpu.splash_attention import CausalMask, LocalMask, MultiHeadMask, make_splash_mha_single_device
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from trainer.kernels import splash, xla
+from phasewise.trainer.kernels import splash, xla
 
 
 @pytest.mark.parametrize(

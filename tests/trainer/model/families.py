@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trainer.config import Experts, SignBalancing, Smebu
+from phasewise.trainer.config import Experts, SignBalancing, Smebu
 
 SIGN = SignBalancing(kind="sign", rate=1e-3)
 SMEBU = Smebu(kind="smebu", rate=5e-4, sharpness=2.0, momentum=0.5)

@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.config import Experts, Llama3RopeScaling, ModelConfig, Rope
-from trainer.model.decoder import logits
-from trainer.model.hugging_face import read_folder, write_folder
-from trainer.model.hugging_face.tensors import from_tensors
-from trainer.model.params import Params, init_params
+from phasewise.trainer.config import Experts, Llama3RopeScaling, ModelConfig, Rope
+from phasewise.trainer.model.decoder import logits
+from phasewise.trainer.model.hugging_face import read_folder, write_folder
+from phasewise.trainer.model.hugging_face.tensors import from_tensors
+from phasewise.trainer.model.params import Params, init_params
 
 ROWS, LENGTH, QUERY_HEADS = 2, 40, 8
 ROPES = {

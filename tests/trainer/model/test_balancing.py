@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.config import Balancing, SignBalancing, Smebu
-from trainer.model.balancing import dead_experts, lack, load_shares, max_violation, next_bias
+from phasewise.trainer.config import Balancing, SignBalancing, Smebu
+from phasewise.trainer.model.balancing import dead_experts, lack, load_shares, max_violation, next_bias
 
 SIGN = SignBalancing(kind="sign", rate=0.001)
 SMEBU = Smebu(kind="smebu", rate=5e-4, sharpness=2.0, momentum=0.5)

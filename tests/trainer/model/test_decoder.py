@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from trainer.config import Llama3RopeScaling, ModelConfig, Rope
-from trainer.model.decoder import logits
-from trainer.model.params import Params, init_params
+from phasewise.trainer.config import Llama3RopeScaling, ModelConfig, Rope
+from phasewise.trainer.model.decoder import logits
+from phasewise.trainer.model.params import Params, init_params
 
 STRETCHED = Rope(
     theta=100.0, scaling=Llama3RopeScaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_max_positions=64)

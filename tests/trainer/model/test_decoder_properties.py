@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from phasewise.trainer.config import Execution, ModelConfig
+from phasewise.trainer.model.decoder import head_weight, hidden_states, logits
+from phasewise.trainer.model.params import Params, init_params
 from tests.trainer.model.families import FAMILIES
-from trainer.config import Execution, ModelConfig
-from trainer.model.decoder import head_weight, hidden_states, logits
-from trainer.model.params import Params, init_params
 
 of_dense_models = pytest.mark.parametrize("config", ["llama", "qwen"], indirect=True)
 """For what is of one window, or of types so small that a router chooses otherwise for them."""

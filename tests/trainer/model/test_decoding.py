@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.kernels.branches import Branches
+from phasewise.trainer.model.decoder import hidden_states
+from phasewise.trainer.model.decoding import Cache, empty_cache, extend, hidden_states_of_branches
+from phasewise.trainer.model.params import Params, init_params
 from tests.trainer.model.families import FAMILIES
-from trainer.config import ModelConfig
-from trainer.kernels.branches import Branches
-from trainer.model.decoder import hidden_states
-from trainer.model.decoding import Cache, empty_cache, extend, hidden_states_of_branches
-from trainer.model.params import Params, init_params
 
 NARROW = {"compute_dtype": "bfloat16", "float32_attention": True, "sliding_window": 5}
 CHANGES: dict[str, dict[str, Any]] = {**FAMILIES, "qwen": FAMILIES["qwen"] | NARROW}

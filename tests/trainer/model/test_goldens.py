@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from phasewise.trainer.model.hugging_face import read_folder
+from phasewise.trainer.model.hugging_face.tensors import places, to_tensors
 from tests.trainer.model.parity import ours
-from trainer.model.hugging_face import read_folder
-from trainer.model.hugging_face.tensors import places, to_tensors
 
 GOLDENS = Path(__file__).with_name("goldens")
 NAMES = ("llama", "llama-tied", "qwen3", "qwen3-window", "afmoe")

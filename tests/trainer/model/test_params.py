@@ -8,17 +8,17 @@ import jax
 import numpy as np
 import pytest
 
-import trainer.model.params as params_module
-from flows.recipes import load_recipe
+import phasewise.trainer.model.params as params_module
+from phasewise.flows.recipes import load_recipe
+from phasewise.trainer import norms
+from phasewise.trainer.config import Mesh, ModelConfig
+from phasewise.trainer.flops import FLOPS_A_PARAMETER, step_flops
+from phasewise.trainer.model.hugging_face.tensors import places
+from phasewise.trainer.model.params import abstract_params, count_parameters, init_params, param_specs
+from phasewise.trainer.model.specs import LARGE, Constant, Normal, round_up
+from phasewise.trainer.optimizer.groups import WeightRule, weight_rules
+from phasewise.trainer.sharding import build_mesh, state_shardings
 from tests.trainer.model.members import MEMBERS
-from trainer import norms
-from trainer.config import Mesh, ModelConfig
-from trainer.flops import FLOPS_A_PARAMETER, step_flops
-from trainer.model.hugging_face.tensors import places
-from trainer.model.params import abstract_params, count_parameters, init_params, param_specs
-from trainer.model.specs import LARGE, Constant, Normal, round_up
-from trainer.optimizer.groups import WeightRule, weight_rules
-from trainer.sharding import build_mesh, state_shardings
 
 
 def changed(model: ModelConfig, **fields: object) -> ModelConfig:

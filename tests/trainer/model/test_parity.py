@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from phasewise.trainer.model.decoder import logits
+from phasewise.trainer.model.hugging_face.tensors import to_tensors
 from tests.trainer.model.parity import DIRECTIONS, Case, cases, exported, imported, measure, ours
-from trainer.model.decoder import logits
-from trainer.model.hugging_face.tensors import to_tensors
 
 pytest.importorskip("torch", reason="parity with transformers needs PyTorch: pip install -e '.[parity]'")
 pytest.importorskip("transformers", reason="parity needs transformers: pip install -e '.[parity]'")

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer.base.errors import ConfigError
-from trainer.config import ATTENTION, BLOCK_INPUT, Execution, Kept, ModelConfig, Remat
-from trainer.model.decoder import logits
-from trainer.model.params import Params, abstract_params, init_params
-from trainer.preflight.roofline import kept_names, products
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, Execution, Kept, ModelConfig, Remat
+from phasewise.trainer.model.decoder import logits
+from phasewise.trainer.model.params import Params, abstract_params, init_params
+from phasewise.trainer.preflight.roofline import kept_names, products
 
 POLICIES: tuple[Literal["none", "dots", "full", "offload"], ...] = get_args(get_args(Remat)[0])
 NAMED: tuple[Kept, ...] = (

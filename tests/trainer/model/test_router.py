@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from phasewise.trainer.config import Experts
+from phasewise.trainer.model import router
+from phasewise.trainer.model.router import Routed, route
 from tests.trainer.model import expert_reference as reference
-from trainer.config import Experts
-from trainer.model import router
-from trainer.model.router import Routed, route
 
 TOKENS, D_MODEL, NUM_EXPERTS, NUM_ACTIVE, ROWS = 24, 16, 8, 3, 4
 EXPERTS = Experts(

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.config import AdamW, Muon, NAdamW, Optimizer
+from phasewise.trainer.config import AdamW, Muon, NAdamW, Optimizer
 
 Weights = dict[str, np.ndarray]
 """Name → values; names are unique in the tree."""
@@ -28,6 +28,10 @@ class Reference:
 
     def update(self, grads: Weights, params: Weights, decay_scale: float) -> Weights:
         self.count += 1
+        if isinstance(self.config, Muon) and self.config.max_adam_grad_norm is not None:
+            of_adam = [name for name in grads if name not in DECAYING - {"head"}]
+            norm = np.sqrt(sum(np.sum(grads[name] ** 2) for name in of_adam))
+            grads = grads | {name: grads[name] * min(1.0, self.config.max_adam_grad_norm / norm) for name in of_adam}
         return {name: self.direction(name, grads[name], params[name], decay_scale) for name in params}
 
     def direction(self, name: str, grad: np.ndarray, weight: np.ndarray, decay_scale: float) -> np.ndarray:

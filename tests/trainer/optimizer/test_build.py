@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from phasewise.trainer.config import AdamC, AdamW, ModelConfig, Muon, NAdamW, Optimizer
+from phasewise.trainer.model.params import Params, init_params
+from phasewise.trainer.optimizer import build_optimizer, moments, weight_decays
 from tests.trainer.optimizer.reference import Reference, in_numpy
-from trainer.config import AdamC, AdamW, ModelConfig, Muon, NAdamW, Optimizer
-from trainer.model.params import Params, init_params
-from trainer.optimizer import build_optimizer, moments, weight_decays
 
 ADAMW = AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1)
 OPTIMIZERS: dict[str, Optimizer] = {
@@ -26,6 +26,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         weight_decay=0.1,
         adam=AdamW(kind="adamw", beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.4),
         adam_learning_rate_scale=0.35,
+        max_adam_grad_norm=0.5,
     ),
     "muon of four steps": Muon(
         kind="muon",

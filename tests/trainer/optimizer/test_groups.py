@@ -5,10 +5,10 @@ from dataclasses import replace
 import jax
 import pytest
 
-from trainer.config import ModelConfig
-from trainer.model.params import init_params, param_specs
-from trainer.optimizer import groups, weight_rules
-from trainer.optimizer.groups import merge, select
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.model.params import init_params, param_specs
+from phasewise.trainer.optimizer import groups, weight_rules
+from phasewise.trainer.optimizer.groups import merge, select
 
 MATRICES = {"query": 1, "key": 1, "value": 1, "output": 2, "gate": 1, "up": 1, "down": 1}
 """How many axes each reads from."""

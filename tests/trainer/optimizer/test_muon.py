@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from phasewise.trainer.config import AdamW, ModelConfig, Muon
+from phasewise.trainer.optimizer import weight_rules
+from phasewise.trainer.optimizer.muon import orthogonal_direction, orthogonal_directions, orthogonalise
 from tests.trainer.model.families import SPARSE
-from trainer.config import AdamW, ModelConfig, Muon
-from trainer.optimizer import weight_rules
-from trainer.optimizer.muon import orthogonal_direction, orthogonal_directions, orthogonalise
 
 MUON = Muon(
     kind="muon",

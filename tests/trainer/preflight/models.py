@@ -1,7 +1,7 @@
 """Models and steps for the tests of preflight."""
 
-from trainer.config import AdamW, Experts, Llama3RopeScaling, ModelConfig, Rope
-from trainer.preflight.spec import StepShape
+from phasewise.trainer.config import AdamW, Experts, Llama3RopeScaling, ModelConfig, Rope
+from phasewise.trainer.preflight.spec import StepShape
 
 ROPE = Rope(
     theta=500_000,

@@ -1,6 +1,6 @@
+from phasewise.trainer.preflight.arithmetic import product_flops, update_flops
+from phasewise.trainer.preflight.hlo import Module
 from tests.trainer.preflight.snippets import PRODUCTS
-from trainer.preflight.arithmetic import product_flops, update_flops
-from trainer.preflight.hlo import Module
 
 
 def test_muons_products_count_and_the_models_do_not() -> None:

@@ -11,14 +11,14 @@ from pathlib import Path
 import jax
 import pytest
 
-from tasks.preflight.sizes import muon_flops, state_bytes
+from phasewise.tasks.preflight.sizes import muon_flops, state_bytes
+from phasewise.trainer import loop
+from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, Execution, Experts, Kept, Mesh, ModelConfig, Muon, Remat
+from phasewise.trainer.preflight import compiler
+from phasewise.trainer.preflight.spec import Result, Spec, Topology, run_of
+from phasewise.trainer.state import abstract_state, init_state
 from tests.trainer.preflight.models import ADAMW, SMALL, SPARSE, step_of
 from tests.trainer.preflight.snippets import LOOP
-from trainer import loop
-from trainer.config import ATTENTION, BLOCK_INPUT, Execution, Experts, Kept, Mesh, ModelConfig, Muon, Remat
-from trainer.preflight import compiler
-from trainer.preflight.spec import Result, Spec, Topology, run_of
-from trainer.state import abstract_state, init_state
 
 needs_libtpu = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu, the compiler for TPUs, is not installed")
 COMPILER = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
@@ -34,7 +34,7 @@ def small_spec(
 
 def run_preflight(folder: Path, spec: Spec) -> "subprocess.CompletedProcess[str]":
     (folder / "spec.json").write_text(spec.model_dump_json())
-    command = [sys.executable, "-m", "trainer.preflight", str(folder / "spec.json"), str(folder / "result.json")]
+    command = [sys.executable, "-m", "phasewise.trainer.preflight", str(folder / "spec.json"), str(folder / "result.json")]
     others = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # those are for this machine's CPU
     return subprocess.run(command, capture_output=True, text=True, env={**others, **COMPILER}, check=False)
 
@@ -167,7 +167,7 @@ def test_what_does_not_fit_together_is_refused_in_a_line(tmp_path: Path, spec: S
 
 
 def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    from trainer.preflight.__main__ import main
+    from phasewise.trainer.preflight.__main__ import main
 
     assert main(["one.json"]) == 2
     assert "usage:" in capsys.readouterr().err

@@ -1,8 +1,8 @@
 import pytest
 
+from phasewise.trainer.preflight.hlo import Module, arrays, hbm_bytes, total_bytes, type_bytes
+from phasewise.trainer.preflight.traffic import host_traffic_bytes, traffic_bytes
 from tests.trainer.preflight.snippets import LOOP, NESTED, TAKEN, UPDATE
-from trainer.preflight.hlo import Module, arrays, hbm_bytes, total_bytes, type_bytes
-from trainer.preflight.traffic import host_traffic_bytes, traffic_bytes
 
 
 def test_a_loop_runs_from_where_its_counter_starts_to_its_limit() -> None:

@@ -1,7 +1,7 @@
 import pytest
 
+from phasewise.trainer.preflight.memory import first_line, read_memory, read_refusal
 from tests.trainer.preflight.snippets import BUFFERS, OLDER_REFUSAL, REFUSAL, REPORT
-from trainer.preflight.memory import first_line, read_memory, read_refusal
 
 LENT = 1024
 """What a called computation names and its caller has: it needs no memory."""

@@ -4,10 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phasewise.trainer.config import ATTENTION, BLOCK_INPUT, Kept
+from phasewise.trainer.flops import matrix_parameters, step_flops
+from phasewise.trainer.preflight.roofline import (
+    NAMED,
+    UTILISATION,
+    StepWork,
+    exchange_share,
+    products,
+    project,
+    recomputed_flops,
+    ring_share,
+)
+from phasewise.trainer.preflight.spec import Speeds
 from tests.trainer.preflight.models import LLAMA_8B, SPARSE
-from trainer.config import ATTENTION, BLOCK_INPUT, Kept
-from trainer.flops import matrix_parameters, step_flops
-from trainer.preflight.roofline import NAMED, UTILISATION, Speeds, StepWork, exchange_share, products, project, recomputed_flops, ring_share
 
 SPEEDS = Speeds(flops=197e12, hbm_bytes=819e9, ici_bytes=200e9, dcn_bytes=3.125e9, host_bytes=16e9)
 amounts = st.floats(min_value=0, max_value=1e20)

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import pytest
 
-from trainer.base.errors import ConfigError, TrainingError
-from trainer.process.apart import Exchange, are_apart, check_goes_apart
-from trainer.process.distributed import is_of_the_runtime
+from phasewise.trainer.base.errors import ConfigError, TrainingError
+from phasewise.trainer.process.apart import Exchange, are_apart, check_goes_apart
+from phasewise.trainer.process.distributed import is_of_the_runtime
 
 
 class Keys:

@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-from trainer.process.collecting import NEW_OBJECTS, OLDER, OLDEST
+from phasewise.trainer.process.collecting import NEW_OBJECTS, OLDER, OLDEST
 
 SAYS = "import atexit, gc, sys; atexit.register(lambda: print(*gc.get_threshold(), file=sys.stderr)); "
 
 
 @pytest.mark.parametrize(
     ("code", "rarely"),
-    [("from flows.cli import main; main(['schema'])", True), ("from trainer.run import main; main([])", False)],
+    [("from phasewise.flows.cli import main; main(['schema'])", True), ("from phasewise.trainer.run import main; main([])", False)],
     ids=["a command", "the trainer"],
 )
 def test_a_command_looks_rarely_and_the_trainer_as_python_does(code: str, rarely: bool):

@@ -5,14 +5,14 @@ from collections.abc import Callable
 import jax
 import pytest
 
-from tasks.training import other_conditions
-from tasks.training.other_conditions import OtherConditions
-from trainer.base.errors import ConfigError
-from trainer.config import RunConfig
-from trainer.events import read_events
-from trainer.process.conditions import USUAL, Conditions, check_usual, conditions_of, deciding_variables, versions
-from trainer.process.going_on import note_conditions, read_conditions
-from trainer.process.surroundings import check_nothing_left_over, check_surroundings
+from phasewise.tasks.training import other_conditions
+from phasewise.tasks.training.other_conditions import OtherConditions
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.events import read_events
+from phasewise.trainer.process.conditions import USUAL, Conditions, check_usual, conditions_of, deciding_variables, versions
+from phasewise.trainer.process.going_on import note_conditions, read_conditions
+from phasewise.trainer.process.surroundings import check_nothing_left_over, check_surroundings
 
 MakeRun = Callable[..., RunConfig]
 OTHER = {

@@ -13,18 +13,18 @@ import jax
 import numpy as np
 import pytest
 
+from phasewise.trainer import recorder
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.checkpoints.checkpointer import read_params
+from phasewise.trainer.checkpoints.path import checkpoint_path
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.metrics import Row, read_metrics
+from phasewise.trainer.process import distributed
+from phasewise.trainer.process.distributed import Process, decided_by_first, is_first, is_of_the_runtime, joined, pieces_on_host, start
+from phasewise.trainer.state import params_digest
 from tests.ports import free_port
-from trainer import recorder
-from trainer.base.errors import ConfigError
-from trainer.base.exit_codes import ExitCode
-from trainer.base.storage import read_json, write_json
-from trainer.checkpoints.checkpointer import read_params
-from trainer.checkpoints.path import checkpoint_path
-from trainer.config import RunConfig
-from trainer.metrics import Row, read_metrics
-from trainer.process import distributed
-from trainer.process.distributed import Process, decided_by_first, is_first, is_of_the_runtime, joined, pieces_on_host, start
-from trainer.state import params_digest
 
 MakeRun = Callable[..., RunConfig]
 Processes = list["subprocess.Popen[bytes]"]
@@ -110,7 +110,7 @@ def test_the_first_alone_writes_metrics(make_run: MakeRun, monkeypatch: pytest.M
 
 @pytest.fixture(scope="module")
 def start_on() -> Iterator[StartOn]:
-    """Starts `python -m trainer RUN.json` as so many processes that share eight devices; what still runs at the end is killed."""
+    """Starts `python -m phasewise.trainer RUN.json` as so many processes that share eight devices; what still runs at the end is killed."""
     with ExitStack() as stack:
 
         def start_all(run: RunConfig, processes: int) -> Processes:
@@ -131,7 +131,7 @@ def start_on() -> Iterator[StartOn]:
                 "PHASEWISE_HEARTBEAT_SECONDS": str(HEARTBEAT_SECONDS),
             }
             with open(path.with_name(f"trainer-{index}.log"), "wb") as log:
-                process = subprocess.Popen([sys.executable, "-m", "trainer", str(path)], stdout=log, stderr=log, env=environment)
+                process = subprocess.Popen([sys.executable, "-m", "phasewise.trainer", str(path)], stdout=log, stderr=log, env=environment)
             stack.enter_context(process)
             stack.callback(process.kill)
             return process

@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 
+from phasewise.trainer.base.errors import TakenOver, TrainingError
+from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.run_folder import TOKEN_NAME
+from phasewise.trainer.base.storage import read_json
+from phasewise.trainer.metrics import read_metrics
+from phasewise.trainer.process import fence as module
+from phasewise.trainer.process.fence import Fence, only_one_trainer
+from phasewise.trainer.run import main
 from tests.trainer.conftest import MakeRun, RowsOf, StartTrainer
-from trainer.base.errors import TakenOver, TrainingError
-from trainer.base.exit_codes import ExitCode
-from trainer.base.run_folder import TOKEN_NAME
-from trainer.base.storage import read_json
-from trainer.metrics import read_metrics
-from trainer.process import fence as module
-from trainer.process.fence import Fence, only_one_trainer
-from trainer.run import main
 
 pytestmark = pytest.mark.timeout(240)  # a guard against hanging
 OTHER_HOLDER = """
 import sys
 from pathlib import Path
-from trainer.process.fence import only_one_trainer
+from phasewise.trainer.process.fence import only_one_trainer
 with only_one_trainer(Path(sys.argv[1])) as fence:
     print(fence.number, flush=True)
     sys.stdin.read()
@@ -125,7 +125,7 @@ def test_a_trainer_that_is_stopped_and_goes_on_later_damages_nothing(
     wait_until(process, trained_to(run, 8))
     os.kill(process.pid, signal.SIGSTOP)
     reached = read_metrics(Path(run.output) / "metrics.jsonl")[-1]["step"]
-    monkeypatch.setattr("trainer.loop._stop_requested", stop_after(reached + 12))
+    monkeypatch.setattr("phasewise.trainer.loop._stop_requested", stop_after(reached + 12))
     assert main([f"{run.output}/run.json"]) == ExitCode.PREEMPTED
     before = contents(Path(run.output))
     assert read_json(Path(run.output) / TOKEN_NAME)["number"] == 2

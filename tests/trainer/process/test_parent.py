@@ -12,7 +12,7 @@ import pytest
 Start = Callable[..., Any]
 PROGRAM = """
 import signal, sys, threading
-from trainer.process.parent import end_with_parent
+from phasewise.trainer.process.parent import end_with_parent
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 end_with_parent(7)
 print("ready", flush=True)

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from tasks.validation.decide import decide
-from trainer.base.decision import Decisions, decision_path, seen_of
-from trainer.base.errors import DataError, VerdictError
-from trainer.base.storage import read_json, write_json
-from trainer.config import RunConfig
-from trainer.data.manifest import read_manifest, write_manifest
-from trainer.process.permission import check_permission
+from phasewise.tasks.validation.decide import decide
+from phasewise.trainer.base.decision import Decisions, decision_path, seen_of
+from phasewise.trainer.base.errors import DataError, VerdictError
+from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.data.manifest import read_manifest, write_manifest
+from phasewise.trainer.process.permission import check_permission
 
 MakeRun = Callable[..., RunConfig]
 Judge = Callable[..., None]
@@ -78,7 +79,7 @@ def waiting(make_run: MakeRun, name: str, **fields: Any) -> RunConfig:
     """A run whose verdict fails by what a person may let pass."""
     run = make_run(name)
     verdict = read_json(run.verdict) | {"passes": False, "checks": [CHECK], "asks_people": ASKS} | fields
-    write_json(run.verdict, verdict)
+    write_sealed(run.verdict, verdict)
     return run
 
 
@@ -96,7 +97,7 @@ def test_a_verdict_that_waits_for_a_person_is_no_permission_until_one_lets_it_pa
 def test_a_decision_on_what_the_verdict_said_before_is_no_permission(make_run: MakeRun):
     run = waiting(make_run, "changed since")
     decide(Path(run.verdict), approves=True, reason="it is small", who="Ada")
-    write_json(run.verdict, read_json(run.verdict) | {"thresholds": {"max_epochs": 2}})
+    write_sealed(run.verdict, read_json(run.verdict) | {"thresholds": {"max_epochs": 2}})
     with pytest.raises(VerdictError, match=r"waits for a person's decision \(approved by Ada .* thresholds changed since\)"):
         check_permission(run)
 
@@ -110,7 +111,7 @@ def test_a_decision_does_not_open_the_way_to_other_bytes_or_past_what_nobody_may
     decision = decide(Path(run.verdict), approves=True, reason="it is small", who="Ada")
     leak = {**CHECK, "table": "leakage"}
     verdict = read_json(run.verdict) | {"checks": [CHECK, leak]}
-    write_json(run.verdict, verdict)
+    write_sealed(run.verdict, verdict)
     forged = decision.but(seen=seen_of(verdict))
     write_json(decision_path(run.verdict), Decisions(latest=forged).model_dump(mode="json"))
     with pytest.raises(VerdictError, match="does not pass: phase leak must not train"):

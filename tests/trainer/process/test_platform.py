@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.process import platform
-from trainer.process.platform import spare_search
+from phasewise.trainer.process import platform
+from phasewise.trainer.process.platform import spare_search
 
 
 @pytest.fixture(autouse=True)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from trainer.base.errors import ConfigError, HostMissing
-from trainer.base.run_folder import ROLL_CALL_NAME
-from trainer.base.storage import write_json
-from trainer.config import RunConfig
-from trainer.process import roll_call
-from trainer.process.roll_call import Presence, answer_roll_call, check_alike, forget_roll_calls, present
+from phasewise.trainer.base.errors import ConfigError, HostMissing
+from phasewise.trainer.base.run_folder import ROLL_CALL_NAME
+from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.process import roll_call
+from phasewise.trainer.process.roll_call import Presence, answer_roll_call, check_alike, forget_roll_calls, present
 
 MakeRun = Callable[..., RunConfig]
 LAUNCH = {"PHASEWISE_LAUNCH": "first", "PHASEWISE_HOSTS": "alpha,beta,gamma"}

@@ -4,9 +4,9 @@ from typing import get_args
 
 import pytest
 
-from trainer.base.errors import ConfigError
-from trainer.config import Execution
-from trainer.process.stall_limits import FIELD_OF, NAMED, Work, stall_limits
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import Execution
+from phasewise.trainer.process.stall_limits import FIELD_OF, NAMED, Work, stall_limits
 
 
 def test_every_work_has_the_limit_of_its_field():

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from trainer.process import distributed
+from phasewise.trainer.process import distributed
 
 
 class Jax:

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from trainer.base.errors import ConfigError
-from trainer.process.stopping import STOP_VARIABLE, seconds_left_to_save, stop_requests, stop_seconds
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.process.stopping import STOP_VARIABLE, seconds_left_to_save, stop_requests, stop_seconds
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -25,7 +25,7 @@ def test_a_request_is_noted_and_the_handlers_of_before_come_back(number: signal.
 def test_the_time_to_save_counts_from_the_first_request(monkeypatch: pytest.MonkeyPatch):
     """Else a process that is asked again and again would never end."""
     now = 100.0
-    monkeypatch.setattr("trainer.process.stopping.time.monotonic", lambda: now)
+    monkeypatch.setattr("phasewise.trainer.process.stopping.time.monotonic", lambda: now)
     with stop_requests():
         os.kill(os.getpid(), signal.SIGTERM)
         now = 120.0

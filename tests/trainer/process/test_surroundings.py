@@ -2,8 +2,8 @@
 
 import pytest
 
-from trainer.base.errors import ConfigError
-from trainer.process.surroundings import check_nothing_left_over, check_surroundings
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.process.surroundings import check_nothing_left_over, check_surroundings
 
 LAUNCHED = {"PHASEWISE_LAUNCH": "a", "JAX_COORDINATOR_ADDRESS": "host:1", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "1"}
 TWO_SLICES = {"PHASEWISE_SLICES": "2", "MEGASCALE_COORDINATOR_ADDRESS": "host", "MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1"}

@@ -6,9 +6,9 @@ from typing import get_args
 
 import pytest
 
-from trainer.base.exit_codes import ExitCode
-from trainer.process.stall_limits import Work
-from trainer.process.watchdog import STOPPED_SECONDS, Doing, Watchdog, end_stalled
+from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.process.stall_limits import Work
+from phasewise.trainer.process.watchdog import STOPPED_SECONDS, Doing, Watchdog, end_stalled
 
 
 class Time:
@@ -118,7 +118,7 @@ def test_leaving_ends_the_thread():
 
 def test_a_stalled_process_says_where_it_is_and_ends(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
     codes = list[int]()
-    monkeypatch.setattr("trainer.process.watchdog.os._exit", codes.append)
+    monkeypatch.setattr("phasewise.trainer.process.watchdog.os._exit", codes.append)
     monkeypatch.setattr(sys, "stderr", sys.__stderr__)
     end_stalled("kestrel")(Doing("save", 65.0, 60.0))
     said = capfd.readouterr().err

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from phasewise.trainer.base.errors import DataError
+from phasewise.validations.evidence.answers import answers_table
+from phasewise.validations.limits import GateLimits
+from phasewise.validations.verdict import judge_gate
 from tests.validations.test_gate import BETTER, LIMITS, PARENT
-from trainer.base.errors import DataError
-from validations.evidence.answers import answers_table
-from validations.limits import GateLimits
-from validations.verdict import judge_gate
 
 ASKED = LIMITS.but(min_answer_gain_nats=0.0, answer_error_rate=0.01)
 

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.data.manifest import read_manifest, write_manifest
+from phasewise.validations.evidence.caches import cache_evidence, names_like_tests
 from tests.validations.conftest import PROSE, CacheMaker
-from trainer.base.errors import DataError
-from trainer.data.manifest import read_manifest
-from validations.evidence.caches import cache_evidence, names_like_tests
 
 
 def test_a_cache_is_known_by_its_manifest(caches: CacheMaker):
@@ -14,6 +14,16 @@ def test_a_cache_is_known_by_its_manifest(caches: CacheMaker):
     assert (row.component, row.manifest_component, row.split, row.documents, row.shards) == ("wiki", "wikipedia", "train", 3, 1)
     assert (row.manifest_digest, row.folder) == (read_manifest(folder).digest, str(folder))
     assert row.tokens == sum(shard.tokens for shard in read_manifest(folder).shards)
+
+
+def test_every_document_that_is_left_out_counts(caches: CacheMaker):
+    """Whatever the reason; files are counted as files, and are no documents."""
+    folder = caches.write("wikipedia", [PROSE["wikipedia"]] * 3)
+    assert tuple(cache_evidence({"wiki": folder}).iloc[0][["left_out_percent", "left_out"]]) == (0, "none")
+    counts = {"copy": 20, "filter words": 7, "empty text": 0, "truncated (files)": 5}
+    write_manifest(folder, read_manifest(folder).but(left_out=counts))
+    row = cache_evidence({"wiki": folder}).iloc[0]
+    assert (row.left_out_percent, row.left_out) == (90.0, "20 for copy, 7 for filter words")
 
 
 def test_no_shard_is_read(caches: CacheMaker):

@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
+from phasewise.trainer.base.errors import DataError
+from phasewise.validations.evidence.comparable import Favours, compare, favoured_by_schedule
 from tests.validations.made_answers import guessed_result, setting
-from trainer.base.errors import DataError
-from validations.evidence.comparable import Favours, compare, favoured_by_schedule
 
 STEADY = {"end": 1e-3, "peak": 1e-3, "optimizer": "adamw"}
 

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from phasewise.trainer.data.manifest import read_manifest
+from phasewise.validations.evidence.differences import COLUMNS, differences_evidence
 from tests.validations.conftest import PROSE, CacheMaker
-from trainer.data.manifest import read_manifest
-from validations.evidence.differences import COLUMNS, differences_evidence
 
 
 def found(what: str) -> dict[str, str]:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from phasewise.validations.evidence.exposure import exposure_table
+from phasewise.validations.verdict import Verdict, judge_gate
 from tests.validations.test_gate import BETTER, LIMITS, PARENT
-from validations.evidence.exposure import exposure_table
-from validations.verdict import Verdict, judge_gate
 
 DIGESTS = {"rule": "tags", "items_digest": "the test", "reference_digest": "made for it"}
 ASKED = LIMITS.but(exposure_error_rate=0.01)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy.stats import rankdata
 
+from phasewise.trainer.base.errors import DataError
+from phasewise.validations.evidence.floor import binomial_p_values, measure_floor, paired_p_values, place_p_value
 from tests.validations.made_answers import grouped_result, guessed_result, scored_result
-from trainer.base.errors import DataError
-from validations.evidence.floor import binomial_p_values, measure_floor, paired_p_values, place_p_value
 
 RATES = (0.01, 0.05, 0.2)
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from trainer.base.errors import DataError
-from validations.evidence.fragility import Readings, exchange_p_value, exposure_evidence
+from phasewise.trainer.base.errors import DataError
+from phasewise.validations.evidence.fragility import Readings, exchange_p_value, exposure_evidence
 
 ITEMS = 40
 

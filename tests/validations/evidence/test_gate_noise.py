@@ -1,9 +1,9 @@
-"""The simulation of `tests.pulse.gate_noise`, small: it fails where the gate refuses too often, sees too little, or states too little."""
+"""The simulation of `experiments.studies.gate_noise`, small: the gate may not refuse too often, detect too little or report too little."""
 
 import numpy as np
 import pytest
 
-from tests.pulse.gate_noise import ABILITIES, ITEMS, Gate, ability_after, coverage, draw_pairs, false_refusals, power, true_score
+from experiments.studies.gate_noise import ABILITIES, ITEMS, Gate, ability_after, coverage, draw_pairs, false_refusals, power, true_score
 
 PAIRS = 400
 

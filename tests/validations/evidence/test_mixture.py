@@ -3,9 +3,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from trainer.config import DataOrder, MixtureShares, Steps, always
-from trainer.data.mixture import MixtureSchedule
-from validations.evidence.mixture import mixture_evidence
+from phasewise.trainer.config import DataOrder, MixtureShares, Steps, always
+from phasewise.trainer.data.mixture import MixtureSchedule
+from phasewise.validations.evidence.mixture import mixture_evidence
 
 ORDER = DataOrder(seed=0, permutation="linear", block_sequences=20, cut_blocks=True)
 

@@ -6,12 +6,12 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.config import Execution, LossOn, PackingKind, RunConfig
+from phasewise.trainer.preflight.spec import NO_DATA, run_of
+from phasewise.validations.evidence.packing import COLUMNS, packing_evidence
 from tests.trainer.preflight.models import LLAMA_8B, step_of
 from tests.trainer.token_caches import BEGIN, END, write_conversations, write_token_cache
-from trainer.base.errors import DataError
-from trainer.config import Execution, LossOn, PackingKind, RunConfig
-from trainer.preflight.spec import NO_DATA, run_of
-from validations.evidence.packing import COLUMNS, packing_evidence
 
 SEQ_LEN = 16
 LENGTHS = [4, 20, 7, 9, 16, 3, 17, 5]

@@ -4,10 +4,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from phasewise.trainer.base.errors import DataError
+from phasewise.validations.evidence.paired import choice_probability, likelihood_change, pair_items, spread_of
+from phasewise.validations.evidence.proportions import Pairs
 from tests.validations.made_answers import grouped_result, scored_result
-from trainer.base.errors import DataError
-from validations.evidence.paired import choice_probability, likelihood_change, pair_items, spread_of
-from validations.evidence.proportions import Pairs
 
 
 def result(right: list[bool]) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from validations.expectations.check import Check
-from validations.expectations.judging import judge_tables, load_library
+from phasewise.validations.expectations.check import Check
+from phasewise.validations.expectations.judging import judge_tables, load_library
 
 DOMAIN = load_library().domain
 

@@ -6,11 +6,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from phasewise.validations.evidence.health.phenomena import Measure
+from phasewise.validations.expectations.health_suite import health_checks
+from phasewise.validations.expectations.judging import judge_tables
+from phasewise.validations.expectations.reasons import Reason, reasons_for
 from tests.validations.evidence.health.simulated import LIMITS, Scenario, evidence, healthy_rows
-from validations.evidence.health.phenomena import Measure
-from validations.expectations.health_suite import health_checks
-from validations.expectations.judging import judge_tables
-from validations.expectations.reasons import Reason, reasons_for
 
 WARNS = ("warning", "failed")
 STOPS = ("critical", "failed")

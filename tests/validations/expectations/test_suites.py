@@ -10,20 +10,20 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from phasewise.trainer.base import code_digest
+from phasewise.trainer.metrics import PARAM_GROUPS
+from phasewise.validations.evidence.gate import gate_tables
+from phasewise.validations.evidence.health.evidence import health_evidence
+from phasewise.validations.expectations.judging import CheckResult, judge_tables
+from phasewise.validations.expectations.reasons import reasons_for
+from phasewise.validations.expectations.suites import SUITES, version_of
+from phasewise.validations.limits import DataLimits
+from phasewise.validations.verdict import DataEvidence
 from tests.validations.evidence.health.simulated import LIMITS as HEALTH_LIMITS
 from tests.validations.evidence.health.simulated import Scenario, healthy_rows
 from tests.validations.evidence.test_answers import answers
 from tests.validations.evidence.test_exposure import read
 from tests.validations.test_gate import BETTER, LIMITS, PARENT
-from trainer.base import code_digest
-from trainer.metrics import PARAM_GROUPS
-from validations.evidence.gate import gate_tables
-from validations.evidence.health.evidence import health_evidence
-from validations.expectations.judging import CheckResult, judge_tables
-from validations.expectations.reasons import reasons_for
-from validations.expectations.suites import SUITES, version_of
-from validations.limits import DataLimits
-from validations.verdict import DataEvidence
 
 Tables = dict[str, pd.DataFrame]
 EVERY_TABLE = [pytest.param(name, table, id=f"{name}-{table}") for name, suite in SUITES.items() for table in suite.tables]
@@ -131,6 +131,19 @@ def test_a_column_that_is_missing_breaks_checks_and_fails_none(
     (first, *_) = reasons_for(failing[0], fewer)
     assert first.severity == "critical"
     assert "could not be made (there is no column" in first.what
+
+
+@pytest.mark.parametrize(("percent", "limit", "warns"), [(90.0, 90.0, False), (90.1, 90.0, True), (30.0, 20.0, True), (99.0, None, False)])
+def test_more_than_the_limit_that_is_left_out_warns(
+    tables_of: Callable[[str], Tables], limits: DataLimits, percent: float, limit: float | None, warns: bool
+):
+    tables = tables_of("data")
+    tables["caches"] = tables["caches"].assign(left_out_percent=percent, left_out="9 for copy, 8 for filter words")
+    failing = judged("data", tables, {"data": limits.but(max_left_out_percent=limit).model_dump(mode="json")})
+    reasons = [reason for result in failing for reason in reasons_for(result, tables)]
+    assert {(reason.severity, "left out: 9 for copy, 8 for filter words" in reason.what) for reason in reasons} == (
+        {("warning", True)} if warns else set()
+    )
 
 
 def test_a_suites_version_is_its_number_and_a_digest_of_the_code():

@@ -7,15 +7,15 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from validations.accepted import AcceptedWarning
-from validations.evidence.tables import write_tables
-from validations.expectations.accepting import accept
-from validations.expectations.check import Check, Details, expect_rows
-from validations.expectations.judging import judge_tables
-from validations.expectations.reasons import reasons_for
-from validations.expectations.suites import SUITES, Suite
-from validations.outcomes import count_checks
-from validations.verdict import Verdict, outcome_of
+from phasewise.validations.accepted import AcceptedWarning
+from phasewise.validations.evidence.tables import write_tables
+from phasewise.validations.expectations.accepting import accept
+from phasewise.validations.expectations.check import Check, Details, expect_rows
+from phasewise.validations.expectations.judging import judge_tables
+from phasewise.validations.expectations.reasons import reasons_for
+from phasewise.validations.expectations.suites import SUITES, Suite
+from phasewise.validations.outcomes import count_checks
+from phasewise.validations.verdict import Verdict, outcome_of
 
 TABLES = ("caches", "leakage", "leaked_items")
 STALE = "the cache of component math is stale: GSM8K/test.json is no source of it any more"
@@ -116,7 +116,7 @@ def known_test_file(component: str = "math", **fields: Any) -> AcceptedWarning:
 
 def judged(subject: str, tables: dict[str, Any], folder: Path, *accepts: AcceptedWarning) -> Verdict:
     """The verdict on these tables, which are written to the folder."""
-    write_tables(folder, tables)
+    digests = write_tables(folder, tables)
     results = [accept(result, tables, accepts) for result in judge_tables(tables, _checks({"max_items": 0}, tables))]
     reasons = [reason for result in results for reason in reasons_for(result, tables)]
     outcomes = tuple(outcome_of(result, tables) for result in results)
@@ -131,4 +131,5 @@ def judged(subject: str, tables: dict[str, Any], folder: Path, *accepts: Accepte
         reasons=tuple(sorted(reasons, key=lambda reason: reason.severity != "critical")),
         checks=outcomes,
         evidence=str(folder),
+        tables=digests,
     )

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from phasewise.trainer.base.decision import Decision, Ruling
+from phasewise.validations.report.artifact import as_markdown, form_of, why_in_a_line
+from phasewise.validations.verdict import judge_gate
 from tests.validations.report.samples import HOSTILE, STALE, evidence, judged, register
 from tests.validations.test_gate import LIMITS, PARENT, at
-from trainer.base.decision import Decision, Ruling
-from validations.report.artifact import as_markdown, form_of, why_in_a_line
-from validations.verdict import judge_gate
 
 PAGE = "http://site/marin-8b/proxy/ocelot/model"
 

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
+from phasewise.validations.report.content import as_html, section_as_html
 from tests.validations.report.samples import HOSTILE
-from validations.report.content import as_html, section_as_html
 
 
 def text(template: str, **params: Any) -> dict[str, Any]:

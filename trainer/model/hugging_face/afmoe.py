@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from trainer.base.errors import CheckpointError, ConfigError
-from trainer.config import Experts, ModelConfig
+from phasewise.trainer.base.errors import CheckpointError, ConfigError
+from phasewise.trainer.config import Experts, ModelConfig
 
 AFMOE = "AfmoeForCausalLM"
 EXPERT_FIELDS = {

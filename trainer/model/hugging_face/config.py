@@ -4,9 +4,10 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
-from trainer.base.errors import CheckpointError, ConfigError
-from trainer.config import Llama3RopeScaling, ModelConfig, Rope
-from trainer.model.hugging_face.afmoe import AFMOE, from_afmoe, to_afmoe
+from phasewise.trainer.base.errors import CheckpointError, ConfigError
+from phasewise.trainer.base.problems import join_problems
+from phasewise.trainer.config import Llama3RopeScaling, ModelConfig, Rope
+from phasewise.trainer.model.hugging_face.afmoe import AFMOE, from_afmoe, to_afmoe
 
 LLAMA, QWEN3 = "LlamaForCausalLM", "Qwen3ForCausalLM"
 MODEL_TYPES = {LLAMA: "llama", QWEN3: "qwen3", AFMOE: "afmoe"}
@@ -146,8 +147,7 @@ def from_hugging_face(found: dict[str, Any], computation: Computation) -> ModelC
             **computation._asdict(),
         )
     except ValidationError as error:
-        said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}, found {one['input']!r}" for one in error.errors())
-        raise CheckpointError(f"config.json describes no possible model: {said}.") from None
+        raise CheckpointError(f"config.json describes no possible model: {join_problems(error)}.") from None
 
 
 def _architecture(found: dict[str, Any]) -> str:

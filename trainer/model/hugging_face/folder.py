@@ -14,11 +14,12 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from trainer.base.errors import CheckpointError, ConfigError
-from trainer.config import ModelConfig
-from trainer.model.hugging_face.config import Computation, DTypeName, from_hugging_face, to_hugging_face
-from trainer.model.hugging_face.tensors import EMBEDDING_NAME, HEAD_NAME, Place, from_tensors, places, to_tensors
-from trainer.model.params import Params, count_parameters
+from phasewise.trainer.base.errors import CheckpointError, ConfigError
+from phasewise.trainer.base.json_reader import parse_json
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.model.hugging_face.config import Computation, DTypeName, from_hugging_face, to_hugging_face
+from phasewise.trainer.model.hugging_face.tensors import EMBEDDING_NAME, HEAD_NAME, Place, from_tensors, places, to_tensors
+from phasewise.trainer.model.params import Params, count_parameters
 
 MAX_SHARD_BYTES = 5_000_000_000
 SINGLE_NAME, INDEX_NAME, CONFIG_NAME = "model.safetensors", "model.safetensors.index.json", "config.json"
@@ -72,7 +73,7 @@ def read_folder(folder: Path, *, computation: Computation = Computation()) -> tu
         CheckpointError: a file is missing or damaged, the model is one that this decoder cannot compute, or its tensors are not exactly
             those of such a model.
     """
-    config = from_hugging_face(_read_json(folder / CONFIG_NAME), computation)
+    config = from_hugging_face(read_settings(folder / CONFIG_NAME), computation)
     with ExitStack() as stack:
         files = [stack.enter_context(_opened(path)) for path in _weight_files(folder)]
         holders = {name: file for file in files for name in file.keys()}  # noqa: SIM118  # not a mapping
@@ -137,7 +138,7 @@ def _weight_files(folder: Path) -> list[Path]:
         return [folder / SINGLE_NAME]
     if not (folder / INDEX_NAME).exists():
         raise CheckpointError(f"{folder} must hold {SINGLE_NAME} or {INDEX_NAME}, and has neither: only safetensors can be read.")
-    return [folder / name for name in sorted(set(_read_json(folder / INDEX_NAME).get("weight_map", {}).values()))]
+    return [folder / name for name in sorted(set(read_settings(folder / INDEX_NAME).get("weight_map", {}).values()))]
 
 
 @contextmanager
@@ -189,12 +190,17 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a Hugging Face folder. A number that decides is checked by who reads it.
+
+    Raises:
+        CheckpointError: the file is missing, cannot be read, or is not one JSON object.
+    """
     if not path.exists():
         raise CheckpointError(f"there is no {path.name} in {path.parent}: a Hugging Face folder has one.")
     try:
-        found = json.loads(path.read_text())
-    except ValueError as error:
+        found = parse_json(path.read_bytes(), allows_nan=True)
+    except (ValueError, OSError) as error:
         raise CheckpointError(f"{path} is no JSON: {error}.") from None
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} must hold one JSON object, found {type(found).__name__}.")

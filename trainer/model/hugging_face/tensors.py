@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.config import ModelConfig
-from trainer.model.params import Params, param_specs
-from trainer.model.specs import EXPERT, LAYER, ParamSpec
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.model.params import Params, param_specs
+from phasewise.trainer.model.specs import EXPERT, LAYER, ParamSpec
 
 EMBEDDING_NAME, HEAD_NAME = "model.embed_tokens.weight", "lm_head.weight"
 

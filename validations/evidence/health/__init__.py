@@ -1,3 +1,3 @@
 """How well a training run went, measured from its metrics: `health_evidence` makes the table."""
 
-from validations.evidence.health.evidence import health_evidence as health_evidence
+from phasewise.validations.evidence.health.evidence import health_evidence as health_evidence

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from validations.evidence.health.metrics import Floats, Metrics
+from phasewise.validations.evidence.health.metrics import Floats, Metrics
 
 SETTLING_SHARE = 0.25
 """Fresh weights are small and grow at first: from scratch, growth counts from so much of the run on."""

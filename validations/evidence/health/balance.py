@@ -5,10 +5,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from validations.evidence.health.averages import Figure
-from validations.evidence.health.finding import NOWHERE, Finding, not_measured, turned_off
-from validations.evidence.health.metrics import Floats, Metrics
-from validations.evidence.health.phenomena import Measure
+from phasewise.validations.evidence.health.averages import Figure
+from phasewise.validations.evidence.health.finding import NOWHERE, Finding, not_measured, turned_off
+from phasewise.validations.evidence.health.metrics import Floats, Metrics
+from phasewise.validations.evidence.health.phenomena import Measure
 
 WINDOW, MIN_UPDATES = 32, 16
 """Updates whose median counts: one batch that falls on few experts is no collapse. A run of fewer than the second is not judged."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from trainer.metrics import ALL_GROUPS, Row
-from validations.evidence.health.averages import (
+from phasewise.trainer.metrics import ALL_GROUPS, Row
+from phasewise.validations.evidence.health.averages import (
     data_share,
     direction_norm,
     ema_gap,
@@ -15,14 +15,14 @@ from validations.evidence.health.averages import (
     relative_growth,
     update_over_ema_distance,
 )
-from validations.evidence.health.balance import balance_findings
-from validations.evidence.health.finding import COLUMNS, Finding, absent_group, not_measured, turned_off
-from validations.evidence.health.metrics import Floats, Metrics, read_columns, regimes, stretches
-from validations.evidence.health.phenomena import Measure, grad_norm_spikes_of, param_norm_jumps_of
-from validations.evidence.health.shifts import Change, largest_rise, largest_shift
-from validations.evidence.health.spikes import LEAD_UPDATES, MIN_WINDOW, Spikes, find_leads, find_spikes
-from validations.evidence.health.spread import spread_findings
-from validations.limits import HealthLimits
+from phasewise.validations.evidence.health.balance import balance_findings
+from phasewise.validations.evidence.health.finding import COLUMNS, Finding, absent_group, not_measured, turned_off
+from phasewise.validations.evidence.health.metrics import Floats, Metrics, read_columns, regimes, stretches
+from phasewise.validations.evidence.health.phenomena import Measure, grad_norm_spikes_of, param_norm_jumps_of
+from phasewise.validations.evidence.health.shifts import Change, largest_rise, largest_shift
+from phasewise.validations.evidence.health.spikes import LEAD_UPDATES, MIN_WINDOW, Spikes, find_leads, find_spikes
+from phasewise.validations.evidence.health.spread import spread_findings
+from phasewise.validations.limits import HealthLimits
 
 LM_HEAD = "lm_head"
 REQUIRED = ("loss", "grad_norm", "update_norm", "param_norm", "learning_rate", "data_seconds", "seconds")

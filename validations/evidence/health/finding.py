@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from validations.evidence.health.phenomena import BY_GROUP, PHENOMENA
+from phasewise.validations.evidence.health.phenomena import BY_GROUP, PHENOMENA
 
 COLUMNS = (
     "measure",

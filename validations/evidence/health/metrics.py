@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.metrics import Row
+from phasewise.trainer.metrics import Row
 
 Floats = NDArray[np.float64]
 MIN_JUMP_SHARE, MIN_JUMP_FACTOR = 0.05, 1.25

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from trainer.metrics import ALL_GROUPS
+from phasewise.trainer.metrics import ALL_GROUPS
 
 BY_GROUP = "/"
 """Stands in a measure's name before the group of weights that it is of."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from validations.evidence.health.metrics import Floats, Metrics, Stretch
+from phasewise.validations.evidence.health.metrics import Floats, Metrics, Stretch
 
 MAX_BLOCKS, MIN_BLOCKS, MIN_BLOCK_UPDATES = 64, 12, 5
 CERTAINTY = 5.0

@@ -8,7 +8,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from pandas.api.indexers import BaseIndexer
 
-from validations.evidence.health.metrics import Floats
+from phasewise.validations.evidence.health.metrics import Floats
 
 MIN_WINDOW = 32
 """A value with fewer values before it, since the run's start or its last change of data, is not scored."""

@@ -5,9 +5,9 @@ A long document that fills batch after batch raises both, and an order that mixe
 
 import numpy as np
 
-from validations.evidence.health.finding import NOWHERE, Finding, not_measured
-from validations.evidence.health.metrics import Floats, Metrics
-from validations.evidence.health.phenomena import Measure
+from phasewise.validations.evidence.health.finding import NOWHERE, Finding, not_measured
+from phasewise.validations.evidence.health.metrics import Floats, Metrics
+from phasewise.validations.evidence.health.phenomena import Measure
 
 MIN_UPDATES = 16
 

@@ -1,4 +1,4 @@
-"""Compile the loops that look for items before there is an index: `python -m validations.evidence.leakage.ahead`.
+"""Compile the loops that look for items before there is an index: `python -m phasewise.validations.evidence.leakage.ahead`.
 
 What numba compiles is kept for other processes. So one process can compile these loops while another one compiles those that read words,
 and builds the index.
@@ -6,11 +6,11 @@ and builds the index.
 
 import numpy as np
 
-from validations.evidence.leakage.matching.match import IndexWords, build_scratch, score_candidates
-from validations.evidence.leakage.matching.pairs import PAIR_COLUMNS, group_seeds
-from validations.evidence.leakage.matching.rules import Rules
-from validations.evidence.leakage.matching.seeds import find_seeds
-from validations.evidence.leakage.segments import NUM_KINDS
+from phasewise.validations.evidence.leakage.matching.match import IndexWords, build_scratch, score_candidates
+from phasewise.validations.evidence.leakage.matching.pairs import PAIR_COLUMNS, group_seeds
+from phasewise.validations.evidence.leakage.matching.rules import Rules
+from phasewise.validations.evidence.leakage.matching.seeds import find_seeds
+from phasewise.validations.evidence.leakage.segments import NUM_KINDS
 
 _INDEX_TYPES = (np.uint64, np.uint64, np.uint8, np.float32, np.int32, np.uint8, np.int32)
 _RULE_TYPES = (

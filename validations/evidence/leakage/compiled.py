@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import numba
 from numba.core import config
 
-from trainer.base.storage import digest_of_bytes
+from phasewise.trainer.base.identity import digest_of_bytes
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from validations.evidence.caches import name_some
-from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.matching.rules import build_rules
-from validations.evidence.leakage.scan import Hit, Scan
-from validations.limits import LeakageLimits
+from phasewise.validations.evidence.caches import name_some
+from phasewise.validations.evidence.leakage.index import LeakageIndex
+from phasewise.validations.evidence.leakage.matching.rules import build_rules
+from phasewise.validations.evidence.leakage.scan import Hit, Scan
+from phasewise.validations.limits import LeakageLimits
 
 TABLE_COLUMNS = (
     "component",

@@ -14,17 +14,17 @@ from string import ascii_uppercase
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64, UInt8, UInt64
 
-from trainer.base.code_digest import code_digest
-from trainer.base.errors import DataError
-from trainer.base.storage import digest_of_json, read_json, write_json
-from validations.evidence.leakage import own, segments
-from validations.evidence.leakage.items import item as items
-from validations.evidence.leakage.items.item import BenchmarkItem, without_punctuation
-from validations.evidence.leakage.own import own_grams, own_runs, shared_choices
-from validations.evidence.leakage.segments import CHOICE, GRAM_FACTOR, PASSAGE, Segments, distinct, part_sizes, word_weights
-from validations.evidence.leakage.words import escapes, fold, numerals, words
-from validations.evidence.leakage.words import hashes as word_hashes
-from validations.evidence.leakage.words.words import is_number, split_words
+from phasewise.trainer.base.code_digest import code_digest
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import check_file, digest_of_file, digest_of_json, read_sealed, write_sealed
+from phasewise.validations.evidence.leakage import own, segments
+from phasewise.validations.evidence.leakage.items import item as items
+from phasewise.validations.evidence.leakage.items.item import BenchmarkItem, without_punctuation
+from phasewise.validations.evidence.leakage.own import own_grams, own_runs, shared_choices
+from phasewise.validations.evidence.leakage.segments import CHOICE, GRAM_FACTOR, PASSAGE, Segments, distinct, part_sizes, word_weights
+from phasewise.validations.evidence.leakage.words import escapes, fold, numerals, words
+from phasewise.validations.evidence.leakage.words import hashes as word_hashes
+from phasewise.validations.evidence.leakage.words.words import is_number, split_words
 
 SEED_WORDS, GRAM_WORDS = 4, 2
 COMMON_SEED_ITEMS, MIN_HALF_SEEDS, MIN_JOINED_SEEDS = 8, 4, 16
@@ -154,7 +154,8 @@ class LeakageIndex:
         folder.mkdir(parents=True, exist_ok=True)
         for name, array in self._arrays().items():
             np.save(folder / f"{name}.npy", array)
-        write_json(folder / TABLE_NAME, {"digest": self.digest, "names": [list(name) for name in self.names]})
+        files = {path.name: digest_of_file(path) for path in sorted(folder.glob("*.npy"))}
+        write_sealed(folder / TABLE_NAME, {"items": self.digest, "names": [list(name) for name in self.names], "files": files})
 
     @classmethod
     def load(cls, folder: Path) -> "LeakageIndex":
@@ -164,7 +165,9 @@ class LeakageIndex:
             DataError: the folder holds no whole index.
         """
         try:
-            table = read_json(folder / TABLE_NAME)
+            table = read_sealed(folder / TABLE_NAME)
+            for name, digest in table["files"].items():
+                check_file(folder / name, digest, "Delete the folder and scan again.")
             names = tuple((str(benchmark), str(id)) for benchmark, id in table["names"])
             arrays = {
                 field.name: np.load(folder / f"{field.name}.npy", mmap_mode="r")
@@ -173,7 +176,7 @@ class LeakageIndex:
             }
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{folder} holds no whole benchmark index ({error}). Delete the folder and scan again.") from None
-        return cls(names=names, digest=str(table["digest"]), **arrays)
+        return cls(names=names, digest=str(table["items"]), **arrays)
 
 
 def index_digest(items: Sequence[BenchmarkItem]) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Int64, UInt8, UInt64
 
-from validations.evidence.leakage.segments import CHOICE, GRAM_FACTOR, NUM_KINDS, SOLUTION, Segments
-from validations.evidence.leakage.words.words import is_sign
+from phasewise.validations.evidence.leakage.segments import CHOICE, GRAM_FACTOR, NUM_KINDS, SOLUTION, Segments
+from phasewise.validations.evidence.leakage.words.words import is_sign
 
 MAX_OWN_ITEMS, MAX_OWN_SHARE = 3, 0.005
 """So many items of a task, or such a share of them, may hold what is an item's own."""

@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from trainer.base.frozen import Frozen
-from trainer.data.cache import TokenCache
-from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.matching.match import IndexWords, build_scratch, score_candidates
-from validations.evidence.leakage.matching.overshadowed import Places, without_overshadowed
-from validations.evidence.leakage.matching.pairs import PAIR_COLUMNS, group_seeds
-from validations.evidence.leakage.matching.rules import PARTS, Rules, build_rules
-from validations.evidence.leakage.matching.seeds import find_seeds
-from validations.evidence.leakage.words.detokenize import Detokenize
-from validations.evidence.leakage.words.words import room_for, split_words
-from validations.limits import LeakageLimits
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.validations.evidence.leakage.index import LeakageIndex
+from phasewise.validations.evidence.leakage.matching.match import IndexWords, build_scratch, score_candidates
+from phasewise.validations.evidence.leakage.matching.overshadowed import Places, without_overshadowed
+from phasewise.validations.evidence.leakage.matching.pairs import PAIR_COLUMNS, group_seeds
+from phasewise.validations.evidence.leakage.matching.rules import PARTS, Rules, build_rules
+from phasewise.validations.evidence.leakage.matching.seeds import find_seeds
+from phasewise.validations.evidence.leakage.words.detokenize import Detokenize
+from phasewise.validations.evidence.leakage.words.words import room_for, split_words
+from phasewise.validations.limits import LeakageLimits
 
 BATCH_BYTES, CARRIED_BYTES = 2**21, 2**16
 MAX_HITS_PER_ITEM = 1000

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float32, Int32, Int64, UInt8, UInt64
 
-from trainer.base.errors import DataError
-from validations.evidence.leakage.items.item import BenchmarkItem
-from validations.evidence.leakage.words.words import is_sign, split_words
+from phasewise.trainer.base.errors import DataError
+from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.words.words import is_sign, split_words
 
 QUESTION, CHOICE, ANSWER, SOLUTION, PASSAGE = range(5)
 NUM_KINDS = 5

@@ -6,8 +6,8 @@ variance 1 / (places - 1), and is close to normal, with lighter tails where sign
 
 import numpy as np
 
-from validations.evidence.order.null import Measure, Null, normal_size
-from validations.evidence.order.sample import Sample
+from phasewise.validations.evidence.order.null import Measure, Null, normal_size
+from phasewise.validations.evidence.order.sample import Sample
 
 MAX_IMBALANCE = 0.8
 """Of signs: bits that are set in fewer than a tenth of all indices or places, or in more than nine tenths, say little and skew the tail."""

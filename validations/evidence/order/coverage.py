@@ -4,8 +4,15 @@ import math
 
 import numpy as np
 
-from validations.evidence.order.null import Measure, chi_square_least, chi_square_most, most_surprising, poisson_least, poisson_most
-from validations.evidence.order.sample import Sample
+from phasewise.validations.evidence.order.null import (
+    Measure,
+    chi_square_least,
+    chi_square_most,
+    most_surprising,
+    poisson_least,
+    poisson_most,
+)
+from phasewise.validations.evidence.order.sample import Sample
 
 MAX_CLASSES = 64
 MIN_EXPECTED = 4

@@ -5,19 +5,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trainer.config import Component, RunConfig
-from trainer.data.buffered import BufferedComponent
-from trainer.data.cache import TokenCache
-from trainer.data.mixture import MixtureSchedule
-from trainer.data.permutation import Permutation, derive_key
-from trainer.data.rows import RowsOfTokens
-from trainer.data.shards import build_maps
-from validations.evidence.order.measures import judge_measures, measure_order
-from validations.evidence.order.null import Measure, most_surprising
-from validations.evidence.order.sample import Sample, take_sample
-from validations.evidence.order.shift import find_shift
-from validations.evidence.order.signals import SIGNALS, TOKEN_MIX_ROWS, row_signals, spread, token_mix
-from validations.limits import OrderLimits
+from phasewise.trainer.config import Component, RunConfig
+from phasewise.trainer.data.buffered import BufferedComponent
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.mixture import MixtureSchedule
+from phasewise.trainer.data.permutation import Permutation, derive_key
+from phasewise.trainer.data.rows import RowsOfTokens
+from phasewise.trainer.data.shards import build_maps
+from phasewise.validations.evidence.order.measures import judge_measures, measure_order
+from phasewise.validations.evidence.order.null import Measure, most_surprising
+from phasewise.validations.evidence.order.sample import Sample, take_sample
+from phasewise.validations.evidence.order.shift import find_shift
+from phasewise.validations.evidence.order.signals import SIGNALS, TOKEN_MIX_ROWS, row_signals, spread, token_mix
+from phasewise.validations.limits import OrderLimits
 
 MAX_EPOCHS = 8
 """Epochs of a component that are judged, from the first that the phase draws from."""

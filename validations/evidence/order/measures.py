@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from validations.evidence.order.bits import bit_measures
-from validations.evidence.order.coverage import batch_measures, coverage_measures
-from validations.evidence.order.null import Measure, nothing
-from validations.evidence.order.sample import Sample
-from validations.evidence.order.serial import serial_measures
+from phasewise.validations.evidence.order.bits import bit_measures
+from phasewise.validations.evidence.order.coverage import batch_measures, coverage_measures
+from phasewise.validations.evidence.order.null import Measure, nothing
+from phasewise.validations.evidence.order.sample import Sample
+from phasewise.validations.evidence.order.serial import serial_measures
 
 MIN_LENGTH = 16
 """Fewer have too few orders for one to be surprising at the rates in use. Only that each place is taken once is asked of them."""

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from validations.evidence.order.null import Measure, brownian_bridge, commonest, longest_run, most_surprising, normal_size
-from validations.evidence.order.sample import Sample
+from phasewise.validations.evidence.order.null import Measure, brownian_bridge, commonest, longest_run, most_surprising, normal_size
+from phasewise.validations.evidence.order.sample import Sample
 
 MAX_LAG_POWER = 15
 

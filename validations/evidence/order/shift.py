@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from validations.evidence.order.null import brownian_bridge
-from validations.evidence.order.serial import cusum
+from phasewise.validations.evidence.order.null import brownian_bridge
+from phasewise.validations.evidence.order.serial import cusum
 
 
 @dataclass(frozen=True)

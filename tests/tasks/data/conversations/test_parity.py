@@ -12,11 +12,15 @@ from typing import Any
 
 import pytest
 
-from tasks.data.conversations.messages import messages_of
-from tasks.data.conversations.stand_ins import as_record
-from tasks.data.conversations.template import template_of
-from tasks.data.parts import split_of
-from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
+from phasewise.tasks.data.conversations.messages import messages_of
+from phasewise.tasks.data.conversations.stand_ins import as_record
+from phasewise.tasks.data.conversations.template import template_of
+from phasewise.tasks.data.parts import split_of
+from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
+from phasewise.trainer.base.identity import digest_of_bytes
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.manifest import SPLITS
+from phasewise.trainer.data.spans import counted
 from tests.tasks.data.conversations.worlds import (
     BEYOND_ASCII,
     LAYOUTS,
@@ -26,10 +30,6 @@ from tests.tasks.data.conversations.worlds import (
     write_records,
     write_source,
 )
-from trainer.base.storage import digest_of_bytes
-from trainer.data.cache import TokenCache
-from trainer.data.manifest import SPLITS
-from trainer.data.spans import counted
 
 CONVERSATIONS = 1000
 ENOUGH_MADE = 1100

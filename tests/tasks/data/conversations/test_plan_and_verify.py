@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from tasks.data import prepare
-from tasks.data.conversations.declared import Conversation
-from tasks.data.deduplicate import find_copies, ranges_of
-from tasks.data.documents import finish_documents
-from tasks.data.encode import encode_part
-from tasks.data.parts import read_to_parts
-from tasks.data.plan import DataPlan, plan_data
-from tasks.data.prepare import finish_cache, make_missing_tokenizer
-from tasks.data.source import Source
-from tasks.data.verify import verify_component
-from tasks.home import Home
-from tasks.validation.scan_caches import check_shard
+from phasewise.tasks.data import prepare
+from phasewise.tasks.data.conversations.declared import Conversation
+from phasewise.tasks.data.deduplicate import find_copies, ranges_of
+from phasewise.tasks.data.documents import finish_documents
+from phasewise.tasks.data.encode import encode_part
+from phasewise.tasks.data.parts import read_to_parts
+from phasewise.tasks.data.plan import DataPlan, plan_data
+from phasewise.tasks.data.prepare import finish_cache, make_missing_tokenizer
+from phasewise.tasks.data.source import Source
+from phasewise.tasks.data.verify import verify_component
+from phasewise.tasks.home import Home
+from phasewise.tasks.validation.scan_caches import check_shard
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.manifest import SPLITS, read_manifest
 from tests.tasks.data.conversations.worlds import VOCAB_SIZE, layout, made_conversations, write_source
-from trainer.base.errors import DataError
-from trainer.data.cache import TokenCache
-from trainer.data.manifest import SPLITS, read_manifest
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_what_is_left_out_is_said_when_the_data_are_prepared(home: Home, tmp_pat
     monkeypatch.setattr(prepare, "say", said.append)
     records = [read_to_parts(bundle, web.part_bytes, web.documents.folder) for bundle in web.bundles]
     prepare._check_readable([web], {"web": records})  # pyright: ignore[reportPrivateUsage]
-    assert said == ["web: conversations that were left out: 7 for no answer"]
+    assert said == ["web: left out: 7 of 67 documents (7 for no answer)"]
 
 
 def flipped(path: Path) -> None:

@@ -9,24 +9,24 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from tasks.data.conversations.compose import build_compose
-from tasks.data.conversations.declared import Conversation
-from tasks.data.conversations.messages import Message
-from tasks.data.conversations.stand_ins import as_record
-from tasks.data.conversations.template import ChatTemplate, NotMarked, template_of
-from tasks.data.conversations.tokens import token_spans
-from tasks.data.documents import read_documents_manifest, split_texts
-from tasks.data.formats.findings import Fault, Finding, Record
-from tasks.data.parts import split_of
-from tasks.data.source import Normalization, Source
-from tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
+from phasewise.tasks.data.conversations.compose import build_compose, rendered
+from phasewise.tasks.data.conversations.declared import Conversation
+from phasewise.tasks.data.conversations.messages import Message
+from phasewise.tasks.data.conversations.stand_ins import as_record
+from phasewise.tasks.data.conversations.template import ChatTemplate, NotMarked, template_of
+from phasewise.tasks.data.conversations.tokens import token_spans
+from phasewise.tasks.data.documents import read_documents_manifest, split_texts
+from phasewise.tasks.data.formats.findings import Fault, Finding, Record
+from phasewise.tasks.data.parts import split_of
+from phasewise.tasks.data.source import Normalization, Source
+from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import digest_of_bytes
+from phasewise.trainer.data.cache import TokenCache
+from phasewise.trainer.data.manifest import SPLITS
+from phasewise.trainer.data.spans import answers_of, counted, counted_in_rows
 from tests.tasks.data.builds import build_cache, write_documents
 from tests.tasks.data.conversations.worlds import LAYOUTS, FileKind, layout, made_conversations, write_caches, write_records, write_source
-from trainer.base.errors import DataError
-from trainer.base.storage import digest_of_bytes
-from trainer.data.cache import TokenCache
-from trainer.data.manifest import SPLITS
-from trainer.data.spans import answers_of, counted, counted_in_rows
 
 BYTES = {"<|start_header_id|>": 258, "<|end_header_id|>": 259, "<|eot_id|>": 260, "<|im_start|>": 261, "<|im_end|>": 262}
 LOOP = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -211,9 +211,11 @@ def test_a_token_that_takes_the_space_beside_it_is_refused_by_name(caches: Path)
     path = caches / "tokenizer" / "tokenizer.json"
     written = json.loads(path.read_text())
     next(token for token in written["added_tokens"] if token["content"] == "<|eot_id|>")["rstrip"] = True
-    path.with_name("other.json").write_text(json.dumps(written))
+    other = caches / "other tokenizer" / "tokenizer.json"
+    other.parent.mkdir()
+    other.write_text(json.dumps(written))
     with pytest.raises(DataError, match=r"must leave the text beside <\|eot_id\|> as it is, and takes the space there"):
-        build_cache(caches / "documents", "train", path.with_name("other.json"), caches / "other")
+        build_cache(caches / "documents", "train", other, caches / "other")
 
 
 def test_what_is_no_conversation_is_counted_by_its_reason(tmp_path: Path):
@@ -296,7 +298,9 @@ def test_what_a_message_says_beside_its_content_goes_to_the_template_or_is_left_
 
     def found(**changes: Any) -> Finding:
         how = Conversation.model_validate({"messages": "messages", "template": thinks, **changes})
-        return build_compose(how, Normalization(), lambda text, where, record: Record(text, where), "a.jsonl")({"messages": said}, "row 0")
+        taken = build_compose(how, Normalization())({"messages": said}, "row 0")
+        (one,) = rendered([taken], how, lambda text, where, record: Record(text, where), "a.jsonl")
+        return one
 
     def text(**changes: Any) -> str:
         record = found(**changes)

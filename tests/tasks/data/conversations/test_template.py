@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from tasks.data.conversations.declared import Conversation
-from tasks.data.conversations.messages import Message
-from tasks.data.conversations.sandbox import Refused
-from tasks.data.conversations.template import ChatTemplate, Rendered, resolved, template_of
+from phasewise.tasks.data.conversations.declared import Conversation
+from phasewise.tasks.data.conversations.messages import Message
+from phasewise.tasks.data.conversations.template import ChatTemplate, Refused, Rendered, resolved, template_of
+from phasewise.trainer.base.errors import ConfigError, DataError
 from tests.tasks.data.conversations.worlds import layout
-from trainer.base.errors import ConfigError, DataError
 
 SAID: list[Message] = [Message(role="user", content="u"), Message(role="assistant", content="a")]
 LOOP = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -31,6 +30,7 @@ def test_it_has_what_transformers_gives_a_template():
     assert (
         render("{{ bos_token }}{% if tools or documents or add_generation_prompt %}x{% endif %}{{ eos_token }}").text == "<|end_of_text|>"
     )
+    assert render("{% for m in [[1, [2]]] recursive %}{{ m if m is number else loop(m) }}{% endfor %}").text == "12"
     assert render("{{ loop is defined }}{{ 'x' if messages[0].tools else messages[0].tools | default('none') }}").text == "Falsenone"
     assert render("{% for m in messages %}{{ loop.length }}{{ loop.last }} {% endfor %}").text == "2False 2True "
 
@@ -51,14 +51,8 @@ def test_answers_are_what_is_between_the_marks():
         ("{{ 'u' ~ messages[0].contents | trim }}", "UndefinedError: 'dict object' has no attribute 'contents'"),
         ("{{ messages.__class__ }}", "SecurityError: it reaches for the attribute '__class__' of a list"),
         ("{{ messages.append(1) }}", "SecurityError"),
-        (
-            "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
-            "TooMuchWork: it takes more than 1,000,000 turns",
-        ),
         ("{% for a in range(1000000) %}{% endfor %}", "OverflowError"),
         ("{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}", "RecursionError"),
-        ("{{ 'x' * 100000000 }}", "TooMuchWork: it repeats something"),
-        ("{{ 9 ** 9 }}", "SecurityError: it takes a power"),
         ("{{ messages[0].content.strip }}", "SecurityError: it writes the builtin_function_or_method 'strip' itself"),
         ("{{ lipsum() }}", "UndefinedError: 'lipsum' is undefined"),
         ("x{{ bos_token }}", "must write <|begin_of_text|> once, at the start of a conversation"),
@@ -78,7 +72,6 @@ def test_one_that_fails_or_reaches_for_what_it_must_not_is_named_with_the_record
     [
         ("{% for %}", "the chat template mine cannot be used: "),
         ("{% generation %}", "the chat template mine cannot be used: "),
-        ("{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}", "it has a recursive loop"),
         ("{{ strftime_now('%Y') }}", "asks for the date by strftime_now"),
         ("{% if strftime_now is defined %}x{% endif %}", "asks for the date by strftime_now"),
         ("{{ ['a', 'b'] | random }}", "No filter named 'random'"),

@@ -9,16 +9,16 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.data.conversations.declared import AnswerColumn, Conversation
-from tasks.data.conversations.messages import Message
-from tasks.data.conversations.stand_ins import as_record, conversations_in
-from tasks.data.conversations.template import template_of
-from tasks.data.documents import split_texts
-from tasks.data.python_text import roots
-from tasks.data.source import Source
-from tasks.data.tokenizer import train_tokenizer
+from phasewise.tasks.data.conversations.declared import AnswerColumn, Conversation
+from phasewise.tasks.data.conversations.messages import Message
+from phasewise.tasks.data.conversations.stand_ins import as_record, conversations_in
+from phasewise.tasks.data.conversations.template import template_of
+from phasewise.tasks.data.documents import split_texts
+from phasewise.tasks.data.python_text import roots
+from phasewise.tasks.data.source import Source
+from phasewise.tasks.data.tokenizer import train_tokenizer
+from phasewise.trainer.data.manifest import SPLITS
 from tests.tasks.data.builds import build_cache, write_documents
-from trainer.data.manifest import SPLITS
 
 FileKind = Literal["jsonl", "parquet"]
 VOCAB_SIZE = 600

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.data.reading import Finding, read_piece
-from tasks.data.source import Piece, Source
+from phasewise.tasks.data.reading import Finding, read_piece
+from phasewise.tasks.data.source import Piece, Source
 
 Read = Callable[..., list[Finding]]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.data.formats import archives
-from tasks.data.formats.archives import members
-from tasks.data.formats.findings import FileFault
-from tasks.data.formats.streams import open_watched, recognise
+from phasewise.tasks.data.formats import archives
+from phasewise.tasks.data.formats.archives import members
+from phasewise.tasks.data.formats.findings import FileFault
+from phasewise.tasks.data.formats.streams import open_watched, recognise
 from tests.hostile_makers import tar, zipped
 
 FILES = {"a/one.txt": b"one " * 200, "/etc/two.txt": b"two", "../three.txt": b"three"}
@@ -154,7 +154,7 @@ def test_a_table_that_leads_out_of_the_file_is_a_fault(read: Read):
 
 
 def test_expansion_counts_over_all_members(read: Read, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tasks.data.formats.expansion.FREE_EXPANSION_BYTES", 10_000)
+    monkeypatch.setattr("phasewise.tasks.data.formats.expansion.FREE_EXPANSION_BYTES", 10_000)
     found = read(zipped({f"{number}": bytes(200_000) for number in range(40)}))
     assert found[0][1] == "\0" * 200_000
     assert found[-1][1].startswith("expands too much: ")

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tasks.data.formats import arrow_messages
-from tasks.data.formats.arrow_messages import NO_MORE, check_next_batch
-from tasks.data.formats.findings import FileFault, Finding
+from phasewise.tasks.data.formats import arrow_messages
+from phasewise.tasks.data.formats.arrow_messages import NO_MORE, check_next_batch
+from phasewise.tasks.data.formats.findings import FileFault, Finding
 
 Read = Callable[..., list[Finding]]
 TABLE = pa.table({"text": ["some words"] * 5000, "n": range(5000), "kind": pa.array(["a", "b"] * 2500).dictionary_encode()})

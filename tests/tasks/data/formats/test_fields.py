@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.data.formats.fields import NOT_AN_OBJECT, reach
+from phasewise.tasks.data.formats.fields import NOT_AN_OBJECT, reach
 
 DOCUMENT = {"text": "x", "metadata": {"extension": "py", "deep": {"er": 3}, "none": None}, "a.b": "dotted", "a": {"b": "inner", "c": "d"}}
 

@@ -6,20 +6,21 @@ import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.data.filters import build_sift
-from tasks.data.formats.findings import MAX_DOCUMENT_BYTES, Fault, FileFault, Finding, LeftOut, Reason, Record
-from tasks.data.formats.json_lines import read_json_lines, take_text
+from phasewise.tasks.data.filters import build_sift
+from phasewise.tasks.data.formats.findings import MAX_DOCUMENT_BYTES, Fault, FileFault, LeftOut, Reason, Record
+from phasewise.tasks.data.formats.json_lines import read_json_lines, take_text
 
-Read = Callable[..., list[Finding]]
+Read = Callable[..., list[Any]]
 SIFT = build_sift(())
 
 
-def find(content: bytes, start: int = 0, stop: int | None = None, text_key: str = "text") -> list[Finding]:
+def find(content: bytes, start: int = 0, stop: int | None = None, text_key: str = "text") -> list[Any]:
     return list(read_json_lines(io.BufferedReader(io.BytesIO(content)), take=take_text(text_key, SIFT), start=start, stop=stop))  # pyright: ignore[reportArgumentType]  # BytesIO reads raw bytes as well
 
 
@@ -53,7 +54,8 @@ def test_a_dotted_key_reaches_into_objects():
     [
         (b'{"text": "cut', "broken JSON"),
         (b'{"text": "a"} {"text": "b"}', "broken JSON"),
-        (b'{"text": "a", "n": NaN}', "broken JSON"),
+        (b'{"text": "a", "n": NaN,}', "broken JSON"),
+        (b'{"text": "a", "n": Nan}', "broken JSON"),
         (b'{"text": "a", "n": ' + b"9" * 10_000 + b"}", "broken JSON"),
         (b"[" * 1_000_000, "broken JSON"),
         (b'{"text": "a", "n": ' + b"[" * 5000 + b"]" * 5000 + b"}", "broken JSON"),
@@ -65,7 +67,6 @@ def test_a_dotted_key_reaches_into_objects():
         (b'{"text": "\\udf33\\ud83c"}', "half a surrogate pair"),
         (b'{"text": "a", "other": "\\udf33"}', "half a surrogate pair"),
         (b'{"content": "a"}', "missing key"),
-        (b'{"text": null}', "missing key"),
         (b"{}", "missing key"),
         (b'{"text": 3}', "wrong type"),
         (b'{"text": ["a"]}', "wrong type"),
@@ -100,7 +101,9 @@ def test_blank_lines_in_the_first_piece_are_no_empty_file():
 
 
 def test_text_without_characters_is_left_out():
-    assert find(b'{"text":""}\n{"text":" \\n"}') == [LeftOut("empty text", "byte 0"), LeftOut("empty text", "byte 12")]
+    texts = (b'""', b'" \\n"', b"null", b"NaN")
+    assert [find(b'{"text":' + text + b"}") for text in texts] == [[LeftOut("empty text", "byte 0")]] * 4
+    assert find(b'{"a":null}', text_key="a.b") == find(b'{"a":{"b":null}}', text_key="a.b") == [LeftOut("empty text", "byte 0")]
 
 
 LINES = st.lists(

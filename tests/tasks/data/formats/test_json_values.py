@@ -2,9 +2,9 @@
 
 import pytest
 
-from tasks.data.formats import json_values
-from tasks.data.formats.findings import FileFault
-from tasks.data.formats.json_values import loads
+from phasewise.tasks.data.formats import json_values
+from phasewise.tasks.data.formats.findings import FileFault
+from phasewise.tasks.data.formats.json_values import loads
 
 MIB = 2**20
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from tasks.data.formats.kinds import SNIFF_BYTES, Nature, kind_of
+from phasewise.tasks.data.formats.kinds import SNIFF_BYTES, Nature, kind_of
 
 TABLE = pa.table({"text": ["a few words"] * 20})
 

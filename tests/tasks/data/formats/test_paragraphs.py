@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.data.formats.findings import FileFault, Record
-from tasks.data.formats.paragraphs import MAX_CHARACTERS, WANTED_CHARACTERS, read_paragraphs
-from tasks.data.reading import read_piece
-from tasks.data.source import Piece, Source
+from phasewise.tasks.data.formats.findings import FileFault, Record
+from phasewise.tasks.data.formats.paragraphs import MAX_CHARACTERS, WANTED_CHARACTERS, read_paragraphs
+from phasewise.tasks.data.reading import read_piece
+from phasewise.tasks.data.source import Piece, Source
 
 
 def read(text: str | bytes) -> list[Record]:

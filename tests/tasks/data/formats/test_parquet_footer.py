@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.data.formats import parquet_footer
-from tasks.data.formats.findings import FileFault
-from tasks.data.formats.parquet_footer import read_footer
-from tasks.data.formats.parquet_pages import check_pages, pages_of
-from tasks.data.formats.tables import DELTA_BATCH_BYTES, rows_of_deltas
-from tasks.data.formats.thrift import read_struct
+from phasewise.tasks.data.formats import parquet_footer
+from phasewise.tasks.data.formats.findings import FileFault
+from phasewise.tasks.data.formats.parquet_footer import read_footer
+from phasewise.tasks.data.formats.parquet_pages import check_pages, pages_of
+from phasewise.tasks.data.formats.tables import DELTA_BATCH_BYTES, rows_of_deltas
+from phasewise.tasks.data.formats.thrift import read_struct
 from tests.hostile_makers import parquet, table
 
 KINDS: dict[str, dict[str, Any]] = {

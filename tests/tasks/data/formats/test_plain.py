@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.data.formats.findings import MAX_DOCUMENT_BYTES, Fault, Finding, LeftOut, Reason, Record
+from phasewise.tasks.data.formats.findings import MAX_DOCUMENT_BYTES, Fault, Finding, LeftOut, Reason, Record
 
 Read = Callable[..., list[Finding]]
 
@@ -20,20 +20,19 @@ def test_a_file_is_a_document_as_it_is(tmp_path: Path, read: Read, file_format: 
 
 
 @pytest.mark.parametrize(
-    ("content", "reason", "whole_file"),
+    ("content", "reason"),
     [
-        (b"caf\xe9", "not UTF-8", False),
-        (b"half \xed\xa0\xbc", "half a surrogate pair", False),
-        (b"x" * (MAX_DOCUMENT_BYTES + 1), "too long", False),
-        (b"", "empty file", True),
+        (b"caf\xe9", "not UTF-8"),
+        (b"half \xed\xa0\xbc", "half a surrogate pair"),
+        (b"x" * (MAX_DOCUMENT_BYTES + 1), "too long"),
     ],
-    ids=["Latin-1", "surrogate", "long", "empty"],
+    ids=["Latin-1", "surrogate", "long"],
 )
-def test_a_bad_file_is_a_fault(tmp_path: Path, read: Read, content: bytes, reason: Reason, whole_file: bool):
+def test_a_bad_file_is_a_fault(tmp_path: Path, read: Read, content: bytes, reason: Reason):
     (tmp_path / "a.txt").write_bytes(content)
     (fault,) = read(tmp_path / "a.txt", "text")
     assert isinstance(fault, Fault)
-    assert (fault.reason, fault.where, fault.whole_file) == (reason, "file", whole_file)
+    assert (fault.reason, fault.where, fault.whole_file) == (reason, "file", False)
 
 
 def test_a_truncated_file_is_no_document(tmp_path: Path, read: Read):
@@ -46,5 +45,7 @@ def test_a_truncated_file_is_no_document(tmp_path: Path, read: Read):
 def test_white_space_is_left_out_and_the_longest_text_is_not(tmp_path: Path, read: Read):
     (tmp_path / "a.txt").write_bytes(b" \n\n")
     assert read(tmp_path / "a.txt", "text") == [LeftOut("empty text", "file")]
+    (tmp_path / "a.txt").write_bytes(b"")
+    assert read(tmp_path / "a.txt", "text") == [LeftOut("empty file", "file", whole_file=True)]
     (tmp_path / "b.txt").write_bytes(b"x" * MAX_DOCUMENT_BYTES)
     assert read(tmp_path / "b.txt", "text") == [Record("x" * MAX_DOCUMENT_BYTES, "file")]

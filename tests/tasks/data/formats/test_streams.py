@@ -16,10 +16,10 @@ import pytest
 import zstandard
 from fsspec.implementations.memory import MemoryFileSystem
 
-from tasks.data.formats.expansion import FREE_EXPANSION_BYTES, MAX_EXPANSION, check_expansion
-from tasks.data.formats.findings import FileFault
-from tasks.data.formats.streams import WatchedFile, open_watched, recognise, unpack
-from trainer.base.errors import DataError
+from phasewise.tasks.data.formats.expansion import FREE_EXPANSION_BYTES, MAX_EXPANSION, check_expansion
+from phasewise.tasks.data.formats.findings import FileFault
+from phasewise.tasks.data.formats.streams import WatchedFile, open_watched, recognise, unpack
+from phasewise.trainer.base.errors import DataError
 
 Pack = Callable[[bytes], bytes]
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.data.formats import tables
-from tasks.data.formats.findings import MAX_DOCUMENT_BYTES, Fault, Finding, LeftOut, Reason, Record
-from tasks.data.reading import read_piece
-from tasks.data.source import Piece, Source
+from phasewise.tasks.data.formats import tables
+from phasewise.tasks.data.formats.findings import MAX_DOCUMENT_BYTES, Fault, Finding, LeftOut, Reason, Record
+from phasewise.tasks.data.reading import read_piece
+from phasewise.tasks.data.source import Piece, Source
 
 Read = Callable[..., list[Finding]]
 Write = Callable[..., Path]
@@ -98,7 +98,7 @@ def test_bad_rows_cost_no_others(tmp_path: Path, read: Read, write: Write):
     assert find(read, write(tmp_path, pa.table({"text": column}))) == [
         Record("good", "row 0"),
         Fault("not UTF-8", "row 1", "caf\ufffd"),
-        Fault("missing key", "row 2", "null"),
+        LeftOut("empty text", "row 2"),
         Fault("half a surrogate pair", "row 3", "half \ufffd\ufffd\ufffd"),
         LeftOut("empty text", "row 4"),
         Record("good too", "row 5"),
@@ -106,13 +106,13 @@ def test_bad_rows_cost_no_others(tmp_path: Path, read: Read, write: Write):
 
 
 @every_format
-def test_keys_reach_into_structs_and_a_null_above_is_missing(tmp_path: Path, read: Read, write: Write):
+def test_keys_reach_into_structs_and_a_null_above_is_no_text(tmp_path: Path, read: Read, write: Write):
     rows = [{"document": {"body": "a", "n": 1}}, {"document": None}, {"document": {"body": None, "n": 2}}]
     path = write(tmp_path, pa.Table.from_pylist(rows))
     assert find(read, path, text_key="document.body") == [
         Record("a", "row 0"),
-        Fault("missing key", "row 1", "null"),
-        Fault("missing key", "row 2", "null"),
+        LeftOut("empty text", "row 1"),
+        LeftOut("empty text", "row 2"),
     ]
 
 
@@ -158,14 +158,22 @@ def test_a_column_that_is_not_there_or_no_text_is_a_fault(
 @every_format
 def test_no_row_or_no_byte_is_an_empty_file(tmp_path: Path, read: Read, write: Write):
     path = write(tmp_path, pa.table({"text": pa.array([], pa.string())}))
-    assert whole_file(find(read, path)) == "empty file"
+    assert find(read, path) == [LeftOut("empty file", "file", whole_file=True)]
     path.write_bytes(b"")
-    assert whole_file(find(read, path)) == "empty file"
+    assert find(read, path) == [LeftOut("empty file", "file", whole_file=True)]
 
 
 @every_format
-def test_nulls_alone_are_missing(tmp_path: Path, read: Read, write: Write):
-    assert find(read, write(tmp_path, pa.table({"text": pa.nulls(1)}))) == [Fault("missing key", "row 0", "null")]
+def test_nulls_alone_are_no_text(tmp_path: Path, read: Read, write: Write):
+    assert find(read, write(tmp_path, pa.table({"text": pa.nulls(1)}))) == [LeftOut("empty text", "row 0")]
+
+
+@every_format
+def test_other_columns_of_text_are_named(tmp_path: Path, read: Read, write: Write):
+    """Those that are not null throughout: numbers, and text that is nowhere, are nothing that is lost."""
+    columns = {"text": ["a", "b"], "title": ["t", None], "none": pa.array([None, None], pa.string()), "n": [1, 2], "id": ["1", "2"]}
+    found = find(read, write(tmp_path, pa.table(columns)))
+    assert found == [Record("a", "row 0", beside=("title", "id")), Record("b", "row 1", beside=("title", "id"))]
 
 
 @every_format

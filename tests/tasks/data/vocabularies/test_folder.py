@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.data.plan import DataPlan, plan_data
-from tasks.data.prepare import make_missing_tokenizer
-from tasks.data.tokenizer import check_tokenizer, tokenizer_digest, train_tokenizer
-from tasks.data.vocabularies.folder import (
+from phasewise.tasks.data.plan import DataPlan, plan_data
+from phasewise.tasks.data.prepare import make_missing_tokenizer
+from phasewise.tasks.data.tokenizer import check_tokenizer, tokenizer_digest, train_tokenizer
+from phasewise.tasks.data.vocabularies.folder import (
     MANIFEST_NAME,
     TokenizerManifest,
     TrainedOn,
@@ -19,10 +19,11 @@ from tasks.data.vocabularies.folder import (
     read_tokenizer_manifest,
     write_folder,
 )
-from tasks.data.vocabularies.training import TRAINED_BY, train
+from phasewise.tasks.data.vocabularies.training import TRAINED_BY, train
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.base.identity import digest_of_bytes
+from phasewise.trainer.base.storage import read_json, write_json
 from tests.tasks.conftest import World, write_prose
-from trainer.base.errors import ConfigError, DataError
-from trainer.base.storage import digest_of_bytes, read_json, write_json
 
 VOCAB_SIZE = 320
 

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 
-from tasks.data.vocabularies.behaviour import digit_groups, pieces_of, white_space_tokens
-from tasks.data.vocabularies.measure import Fit, ScriptFit, measure, script_of
-from tasks.data.vocabularies.splits import SplitName
-from tasks.data.vocabularies.training import MIN_VOCAB_SIZE, train
-from trainer.base.errors import DataError
+from phasewise.tasks.data.vocabularies.behaviour import digit_groups, pieces_of, white_space_tokens
+from phasewise.tasks.data.vocabularies.measure import Fit, ScriptFit, measure, script_of
+from phasewise.tasks.data.vocabularies.splits import SplitName
+from phasewise.tasks.data.vocabularies.training import MIN_VOCAB_SIZE, train
+from phasewise.trainer.base.errors import DataError
 
 
 def by_bytes(*merged: str, split: SplitName = "trinity") -> Tokenizer:

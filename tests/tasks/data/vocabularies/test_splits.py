@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from tasks.data.vocabularies.splits import MAX_DIGITS, SPLITS, SplitName, build_pre_tokenizer
+from phasewise.tasks.data.vocabularies.splits import MAX_DIGITS, SPLITS, SplitName, build_pre_tokenizer
 
 
 def cut(text: str, name: SplitName = "trinity") -> list[str]:

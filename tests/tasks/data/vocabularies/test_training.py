@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from tasks.data.vocabularies.splits import SPLITS, SplitName
-from tasks.data.vocabularies.training import MIN_VOCAB_SIZE, Amount, train, truncate
+from phasewise.tasks.data.vocabularies.splits import SPLITS, SplitName
+from phasewise.tasks.data.vocabularies.training import MIN_VOCAB_SIZE, Amount, train, truncate
+from phasewise.trainer.base.errors import ConfigError, DataError
 from tests.tasks.conftest import write_prose
-from trainer.base.errors import ConfigError, DataError
 
 TEXTS = {
     "numbers": [" ".join(str(7919 * number % 1_000_003) for number in range(400))],

@@ -10,10 +10,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from tokenizers import Tokenizer
 
-from tasks.evaluation.suites.definition import Asked, Suite
-from tasks.evaluation.suites.run import Measured, Options, run_suite
-from trainer.config import ModelConfig
-from trainer.model.params import Params
+from phasewise.tasks.evaluation.suites.definition import Asked, Suite
+from phasewise.tasks.evaluation.suites.run import Measured, Options, run_suite
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.model.params import Params
 
 Score = Callable[[str, str], float]
 Say = Callable[[str], str]

@@ -7,15 +7,15 @@ from typing import Any, cast
 
 import pytest
 
-from tasks.evaluation.answers import BenchmarkResult
-from tasks.evaluation.suites.folder import BENCHMARKS_VARIABLE
-from tasks.evaluation.suites.gated import as_gate_result, gate_key, gate_results
+from phasewise.tasks.evaluation.answers import BenchmarkResult
+from phasewise.tasks.evaluation.suites.folder import BENCHMARKS_VARIABLE
+from phasewise.tasks.evaluation.suites.gated import as_gate_result, gate_key, gate_results
+from phasewise.trainer.base.errors import ConfigError, EvaluationError
+from phasewise.validations.evidence.floor import measure_floor
+from phasewise.validations.expectations.reasons import Reason
+from phasewise.validations.limits import GateLimits
+from phasewise.validations.verdict import Verdict, judge_gate
 from tests.tasks.evaluation.suites.conftest import Score, Scripted, WriteItems, riddles, sums
-from trainer.base.errors import ConfigError, EvaluationError
-from validations.evidence.floor import measure_floor
-from validations.expectations.reasons import Reason
-from validations.limits import GateLimits
-from validations.verdict import Verdict, judge_gate
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

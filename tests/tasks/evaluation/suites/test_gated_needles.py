@@ -7,14 +7,14 @@ import pandas as pd
 import pytest
 from tokenizers import Tokenizer
 
-from tasks.evaluation.needles import Needles, least_length
-from tasks.evaluation.suites.gated_needles import check_room, needle_key, needle_results
+from phasewise.tasks.evaluation.needles import Needles, least_length
+from phasewise.tasks.evaluation.suites.gated_needles import check_room, needle_key, needle_results
+from phasewise.trainer.base.errors import ConfigError, EvaluationError
+from phasewise.validations.limits import GateLimits
+from phasewise.validations.verdict import Verdict, judge_gate
 from tests.tasks.evaluation.suites.conftest import Scripted
 from tests.tasks.evaluation.suites.test_gated import LIMITS, evaluation_of, stops
 from tests.tasks.evaluation.suites.test_needle import WORDS, reader, value_of
-from trainer.base.errors import ConfigError, EvaluationError
-from validations.limits import GateLimits
-from validations.verdict import Verdict, judge_gate
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 ASKS = LIMITS.but(needle_error_rate=0.01)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from flows import cli
-from tasks.evaluation.suites.definition import Asked, Suite
-from tasks.evaluation.suites.items import find_items
+from phasewise.flows import cli
+from phasewise.tasks.evaluation.suites.definition import Asked, Suite
+from phasewise.tasks.evaluation.suites.items import find_items
+from phasewise.trainer.base.errors import ConfigError
 from tests.tasks.evaluation.suites.conftest import WriteItems, riddles
-from trainer.base.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 SUITE = Suite(

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tasks.evaluation.suites.definition import Asked
-from tasks.evaluation.suites.kept import Kept, read_kept, write_kept
-from tasks.evaluation.suites.known import find_definition
-from tasks.evaluation.suites.result import hole
+from phasewise.tasks.evaluation.suites.definition import Asked
+from phasewise.tasks.evaluation.suites.kept import Kept, read_kept, write_kept
+from phasewise.tasks.evaluation.suites.known import find_definition
+from phasewise.tasks.evaluation.suites.result import hole
 
 
 def write(path: Path) -> Kept:

@@ -1,16 +1,20 @@
 """Every benchmark that a suite names is one that lm-eval has, with the metric, the filter and the splits that are declared."""
 
 import importlib.resources
+import inspect
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tasks.evaluation.suites.definition import SHOTS_IN_DEFINITION, Definition, Part
-from tasks.evaluation.suites.known import DEFINITIONS, find_definition
-from tasks.evaluation.suites.suites import SUITES, find_suite
-from trainer.base.errors import ConfigError
+from phasewise.tasks.evaluation.requests import DEFAULT_MAX_NEW_TOKENS
+from phasewise.tasks.evaluation.suites.definition import SHOTS_IN_DEFINITION, Asked, Definition, Part
+from phasewise.tasks.evaluation.suites.harness import SHOTS_SEED
+from phasewise.tasks.evaluation.suites.known import DEFINITIONS, find_definition
+from phasewise.tasks.evaluation.suites.suites import SUITES, find_suite
+from phasewise.trainer.base.errors import ConfigError
 
 TASKS = Path(str(importlib.resources.files("lm_eval"))) / "tasks"
 
@@ -50,6 +54,23 @@ def test_what_is_declared_is_in_the_definition_of_lm_eval(definition: Definition
             assert definition.shots_split != split
 
 
+SHOTS_OF_LM_EVAL = [asked for suite in SUITES.values() for asked in suite.asked if "lm-eval's" in asked.source]
+
+
+@pytest.mark.parametrize("asked", SHOTS_OF_LM_EVAL, ids=lambda asked: asked.label)
+def test_shots_that_are_said_to_be_lm_eval_s_are(asked: Asked) -> None:
+    parts = find_definition(asked.benchmark).parts
+    assert {read_yaml(TASKS / (part.include or f"{part.task}/{part.task}.yaml"))["num_fewshot"] for part in parts} == {asked.shots}
+
+
+def test_defaults_that_are_said_to_be_lm_eval_s_are() -> None:
+    from lm_eval.evaluator import simple_evaluate
+
+    assert inspect.signature(simple_evaluate).parameters["fewshot_random_seed"].default == SHOTS_SEED
+    models = (TASKS.parent / "models" / "huggingface.py").read_text()  # importing it needs torch
+    assert re.findall(r"def max_gen_toks\(self\) -> int:\n\s+return (\d+)", models) == [str(DEFAULT_MAX_NEW_TOKENS)]
+
+
 def test_each_suite_names_each_line_once_with_its_source() -> None:
     for suite in SUITES.values():
         assert len({asked.label for asked in suite.asked}) == len(suite.asked)
@@ -59,7 +80,7 @@ def test_each_suite_names_each_line_once_with_its_source() -> None:
 
 
 def test_the_core_suite_is_what_the_recipes_name() -> None:
-    from flows.recipes.benchmarks import CORE_BENCHMARKS, WITH_MMLU
+    from phasewise.flows.recipes.benchmarks import CORE_BENCHMARKS, WITH_MMLU
 
     assert tuple(asked.label for asked in find_suite("core").asked) == CORE_BENCHMARKS
     assert tuple(asked.label for asked in find_suite("core+mmlu").asked) == WITH_MMLU

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from tasks.data.special_tokens import special_tokens
-from tasks.evaluation.language_model import JaxLanguageModel
-from tasks.evaluation.needles import Needles
-from tasks.evaluation.suites.needle import Haystack, lengths_of, needle_suite, words_of_folder
-from tasks.evaluation.suites.run import Measured, Options, run_suite
+from phasewise.tasks.data.special_tokens import special_tokens
+from phasewise.tasks.evaluation.language_model import JaxLanguageModel
+from phasewise.tasks.evaluation.needles import Needles
+from phasewise.tasks.evaluation.suites.needle import Haystack, lengths_of, needle_suite, words_of_folder
+from phasewise.tasks.evaluation.suites.run import Measured, Options, run_suite
+from phasewise.trainer.base.errors import ConfigError, DataError
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.model.params import Params
 from tests.tasks.evaluation.suites.conftest import Scripted
-from trainer.base.errors import ConfigError, DataError
-from trainer.config import ModelConfig
-from trainer.model.params import Params
 
 WORDS = [f"ba{'ce' * (number % 7)}" for number in range(2_000)]
 FEW = Needles(length=300, items_per_depth=1, depths=(0.0, 0.5, 1.0))

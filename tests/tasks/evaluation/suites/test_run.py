@@ -9,13 +9,13 @@ import jax
 import pytest
 from tokenizers import Tokenizer
 
-from tasks.data.special_tokens import SpecialTokens
-from tasks.evaluation.language_model import JaxLanguageModel
-from tasks.evaluation.suites import measure, prepare
+from phasewise.tasks.data.special_tokens import SpecialTokens
+from phasewise.tasks.evaluation.language_model import JaxLanguageModel
+from phasewise.tasks.evaluation.suites import measure, prepare
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.model.params import Params
 from tests.tasks.evaluation.suites.conftest import RunLines, Scripted, WriteItems, riddles, sums
-from trainer.base.errors import ConfigError
-from trainer.config import ModelConfig
-from trainer.model.params import Params
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -104,7 +104,7 @@ def test_an_answer_that_is_none_of_the_choices_is_a_hole_and_not_a_wrong_answer(
 
 
 def test_a_benchmark_of_several_parts_counts_each_item_once(scripted: Scripted, run_lines: RunLines, write_items: WriteItems) -> None:
-    from tasks.evaluation.suites.names import MMLU
+    from phasewise.tasks.evaluation.suites.names import MMLU
 
     def question(subject: str, answer: int) -> dict[str, Any]:
         return {"question": "Which?", "subject": subject, "choices": ["w", "x", "y", "z"], "answer": answer}

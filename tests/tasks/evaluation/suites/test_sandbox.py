@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.evaluation.suites import sandbox
-from tasks.evaluation.suites.programs import program_of
-from tasks.evaluation.suites.sandbox import GUARDS, Limits, check_sandbox, run_program, run_programs
-from trainer.base.errors import EvaluationError
+from phasewise.tasks.evaluation.suites import sandbox
+from phasewise.tasks.evaluation.suites.programs import program_of
+from phasewise.tasks.evaluation.suites.sandbox import GUARDS, Limits, check_sandbox, run_program, run_programs
+from phasewise.trainer.base.errors import EvaluationError
 
 QUICK = Limits(cpu_seconds=1, seconds=2.0, memory_bytes=1 << 29, file_bytes=1 << 16)
 ITEMS = Path(__file__).parents[5] / "shared" / "benchmarks" / "humaneval" / "test.jsonl"

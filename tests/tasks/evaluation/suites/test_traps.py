@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from tasks.data.special_tokens import SpecialTokens
-from tasks.evaluation.language_model import JaxLanguageModel
-from tasks.evaluation.suites import harness, known
-from tasks.evaluation.suites.definition import Definition, Part
+from phasewise.tasks.data.special_tokens import SpecialTokens
+from phasewise.tasks.evaluation.language_model import JaxLanguageModel
+from phasewise.tasks.evaluation.suites import harness, known
+from phasewise.tasks.evaluation.suites.definition import Definition, Part
+from phasewise.trainer.base.errors import EvaluationError
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.model.params import Params
 from tests.tasks.evaluation.suites.conftest import RunLines, Scripted, WriteItems, riddles, sums
-from trainer.base.errors import EvaluationError
-from trainer.config import ModelConfig
-from trainer.model.params import Params
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -117,7 +117,7 @@ def test_8_as_many_examples_as_asked_for_are_in_the_prompt_or_there_is_no_result
     assert {context.count("Example ") for context, _ in model.asked[6:]} == {2}
     assert len({context.rpartition("\n\n")[0] for context, _ in model.asked[6:]}) == 2  # drawn for each item
     asked_again = scripted()
-    monkeypatch.setattr("tasks.evaluation.suites.run.read_kept", lambda *_: {})
+    monkeypatch.setattr("phasewise.tasks.evaluation.suites.run.read_kept", lambda *_: {})
     run_lines(asked_again, "arc_easy:0", "arc_easy:2")
     assert asked_again.asked == model.asked  # and the same ones the next time
     monkeypatch.setattr(harness, "_limit_new_tokens", lambda task, _most: task.set_config("num_fewshot", 0))
@@ -153,6 +153,7 @@ def test_10_nothing_depends_on_the_folder_it_is_run_in(
     again = json.loads(here.path.read_text())
     for found in (kept, again):
         found["benchmarks"]["arc_easy:0"]["result"]["seconds"] = 0
+        del found["digest"]
     assert again == kept
     assert "git" not in json.dumps(kept)
     assert capfd.readouterr() == ("", "")

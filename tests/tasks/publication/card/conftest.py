@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from tasks.publication.card.bundle import STATEMENT_NAME, write_bundle
-from tasks.publication.card.card import CardOptions, write_card
-from tasks.publication.card.claims import Subject
-from tasks.publication.card.verify import Against, Verification, verify_card
+from phasewise.tasks.publication.card.bundle import STATEMENT_NAME, write_bundle
+from phasewise.tasks.publication.card.card import CardOptions, write_card
+from phasewise.tasks.publication.card.claims import Subject
+from phasewise.tasks.publication.card.verify import Against, Verification, verify_card
+from phasewise.trainer.base.identity import SEAL, sealed
+from phasewise.trainer.base.storage import read_json, write_json
 from tests.compilation import compile_from_now_on
 from tests.tasks.publication.card.world import HELD_OUT_TOKENS, write_world
-from trainer.base.storage import read_json, write_json
 
 LAST_STEP = 52
 SUBJECT = Subject("tiny", "proxy", "ocelot", HELD_OUT_TOKENS)
@@ -38,10 +39,10 @@ class Carded:
         return found
 
     def edit(self, path: str, edit: Edit) -> None:
-        """Change a JSON file of the home."""
+        """Change a JSON file of the home, and seal it again where it was sealed."""
         content = read_json(self.home / path)
         edit(content)
-        write_json(self.home / path, content)
+        write_json(self.home / path, sealed(content) if SEAL in content else content)
 
     def forge(self, edit: Edit) -> None:
         """Change the claims, and write the whole card again from them: all of its documents agree."""

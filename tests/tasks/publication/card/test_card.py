@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from flows.cli import main
-from tasks.publication.card.bundle import BOM_NAME, CROISSANT_NAME, ENVELOPE_NAME, STATEMENT_NAME
-from tasks.publication.card.card import CardOptions, write_card
-from tasks.publication.card.verify import Against, verify_card
+from phasewise.flows.cli import main
+from phasewise.tasks.publication.card.bundle import BOM_NAME, CROISSANT_NAME, ENVELOPE_NAME, STATEMENT_NAME
+from phasewise.tasks.publication.card.card import CardOptions, write_card
+from phasewise.tasks.publication.card.verify import Against, verify_card
+from phasewise.trainer.base.errors import ConfigError, VerdictError
+from phasewise.trainer.base.storage import read_json
 from tests.tasks.publication.card.conftest import SUBJECT, Carded
-from trainer.base.errors import ConfigError, VerdictError
-from trainer.base.storage import read_json
 
 
 def test_a_card_holds_from_another_folder_and_home(carded: Carded):

@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.publication.card.data_claims import data_claims
-from tasks.publication.card.home_files import HomeFiles
-from tasks.publication.card.readme import build_model_card
-from tasks.publication.card.training_claims import Trained, training_claims
+from phasewise.tasks.publication.card.data_claims import data_claims
+from phasewise.tasks.publication.card.home_files import HomeFiles
+from phasewise.tasks.publication.card.readme import build_model_card
+from phasewise.tasks.publication.card.training_claims import Trained, training_claims
+from phasewise.trainer.base.identity import digest_of_json
+from phasewise.trainer.config import Execution
+from phasewise.trainer.data.manifest import FORMAT_VERSION, PLAIN_VERSION, read_manifest, write_manifest
+from phasewise.trainer.preflight.spec import run_of
 from tests.trainer.preflight.models import LLAMA_8B, step_of
 from tests.trainer.token_caches import BEGIN, END, write_conversations, write_token_cache
-from trainer.base.storage import digest_of_json
-from trainer.config import Execution
-from trainer.data.manifest import FORMAT_VERSION, PLAIN_VERSION, read_manifest, write_manifest
-from trainer.preflight.spec import run_of
 
 
 @pytest.mark.parametrize("version", [PLAIN_VERSION, FORMAT_VERSION])

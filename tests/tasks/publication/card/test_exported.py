@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
-from flows.cli import main
-from tasks.publication.card.card import CardOptions, write_card
+from phasewise.flows.cli import main
+from phasewise.tasks.publication.card.card import CardOptions, write_card
+from phasewise.trainer.base.errors import VerdictError
 from tests.tasks.publication.card.conftest import SUBJECT, Carded
-from trainer.base.errors import VerdictError
 
 
 @pytest.fixture(scope="module", params=["last", "average:2"])

@@ -10,22 +10,24 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from deployments.site_process import Bound, own_site
-from flows import cli
-from flows.commands import approve
-from flows.export_phase import export_phase
-from tasks.home import Home
-from tasks.locks import held
-from tasks.publication.exported_weights import ORIGIN_NAME
-from tasks.store.publisher import Kept, Publisher
+from phasewise.deployments.site import TOKEN_HEADER
+from phasewise.deployments.site_process import Bound, OwnSite, own_site
+from phasewise.flows import cli
+from phasewise.flows.commands import approve
+from phasewise.flows.export_phase import export_phase
+from phasewise.tasks.home import Home
+from phasewise.tasks.locks import held
+from phasewise.tasks.publication.placing import ORIGIN_NAME
+from phasewise.tasks.store.publisher import Kept, Publisher
+from phasewise.trainer.base.decision import decision_path
+from phasewise.trainer.base.errors import TakenOver
+from phasewise.trainer.base.identity import digest_of_file, write_sealed
+from phasewise.trainer.base.run_folder import COMPILED_NAME, RunFolder
+from phasewise.trainer.base.storage import as_path, read_json, write_atomically
+from phasewise.validations.verdict import write_verdict
 from tests.flows.test_approve_command import verdict
 from tests.ports import free_port
 from tests.stores.emulator import BUCKET, the_emulator
-from trainer.base.decision import decision_path
-from trainer.base.errors import TakenOver
-from trainer.base.run_folder import COMPILED_NAME, RunFolder
-from trainer.base.storage import as_path, digest_of_file, read_json, write_atomically, write_json
-from validations.verdict import write_verdict
 
 RUN_NAME, PHASE = "tiny-proxy", "ocelot"
 HOUR = 3600.0
@@ -176,16 +178,16 @@ def test_an_evaluation_whose_machine_was_taken_over_is_not_kept(world: World, mo
         with Publisher(world.kept("other"), every_seconds=HOUR):
             pass
         world.at("one")
-        write_json(evaluation, before)
+        write_sealed(evaluation, before)
         return before
 
-    monkeypatch.setattr("tasks.evaluation.apart.evaluate_apart", lose)
+    monkeypatch.setattr("phasewise.tasks.evaluation.apart.evaluate_apart", lose)
     done = world.run("one", "evaluate")
     assert "is another's" in done.output
     assert done.exit_code == TakenOver.exit_code
     assert not RunFolder(world.seen("two").run(RUN_NAME, PHASE)).evaluation.exists()
     with Publisher(world.kept("first"), every_seconds=HOUR):
-        write_json(RunFolder(world.at("first").run(RUN_NAME, PHASE)).evaluation, before)
+        write_sealed(RunFolder(world.at("first").run(RUN_NAME, PHASE)).evaluation, before)
 
 
 @pytest.fixture
@@ -253,21 +255,21 @@ def test_the_page_shows_what_is_committed_meanwhile(world: World, monkeypatch: p
     monkeypatch.setenv("PHASEWISE_PUBLISH_SECONDS", "0.1")
     home = world.at("page")
     with own_site(home, Bound("127.0.0.1", free_port()), prefect_port=1, prefect_url="", recipes=[str(world.recipe)]) as site:
-        address = f"{site.url}/-/report/{RUN_NAME}/report.html"
-        until(lambda: answer(f"{site.url}/tiny/proxy/{PHASE}").status_code == 200)
-        assert answer(address).status_code == 404
+        address = f"/-/report/{RUN_NAME}/report.html"
+        until(lambda: answer(site, f"/tiny/proxy/{PHASE}").status_code == 200)
+        assert answer(site, address).status_code == 404
         page = Home.at(world.url).work  # of the machine of the page: the other one has its own
         with Publisher(world.kept("first"), every_seconds=HOUR):
             report = world.at("first").report(RUN_NAME) / "report.html"
             write_atomically(report, b"made elsewhere")
-        until(lambda: answer(address).text == "made elsewhere")
+        until(lambda: answer(site, address).text == "made elsewhere")
         assert not page.exists()  # who only looks has no working folder
 
 
-def answer(address: str) -> httpx.Response:
+def answer(site: OwnSite, address: str) -> httpx.Response:
     """Of a server that may not be up yet."""
     try:
-        return httpx.get(address)
+        return httpx.get(f"{site.url}{address}", headers={TOKEN_HEADER: site.token})
     except httpx.ConnectError:
         return httpx.Response(503)
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tasks.publication.card.bundle import ENVELOPE_NAME, STATEMENT_NAME
-from tasks.publication.card.signature import sign, signature_problem, write_envelope
-from tasks.publication.card.verify import Against, verify_card
+from phasewise.tasks.publication.card.bundle import ENVELOPE_NAME, STATEMENT_NAME
+from phasewise.tasks.publication.card.signature import sign, signature_problem, write_envelope
+from phasewise.tasks.publication.card.verify import Against, verify_card
+from phasewise.trainer.base.errors import ConfigError
 from tests.tasks.publication.card.conftest import Carded
-from trainer.base.errors import ConfigError
 
 pytest.importorskip("cryptography", reason="signatures need cryptography: pip install -e '.[card]'")
 PAYLOAD = b'{"a": 1}\n'

@@ -10,8 +10,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from phasewise.trainer.base.identity import digest_of_file, digest_of_json
+from phasewise.trainer.base.storage import read_json, write_json
 from tests.tasks.publication.card.conftest import Carded
-from trainer.base.storage import digest_of_json, read_json, write_json
 
 RUN = "runs/tiny-proxy/ocelot"
 VERDICTS = "verdicts/tiny-proxy/ocelot"
@@ -285,5 +286,6 @@ def test_a_verdict_that_its_evidence_does_not_give_is_found_before_a_card_is_wri
     table = pd.read_parquet(path)
     table["error_points"] = 99.0
     table.to_parquet(path, index=False)
+    carded.edit(f"{VERDICTS}/data.json", lambda verdict: verdict["tables"].update(mixture=digest_of_file(path)))
     found = carded.verify(judges_again=True)
     assert any(one.field.startswith("gates.data.passes") for one in found.disagreements)

@@ -5,22 +5,22 @@ import random
 from pathlib import Path
 from typing import Any
 
-from flows.decided_by import decided_by
-from flows.hand_off import hand_off_facts
-from flows.recipes.phase import Phase
-from flows.recipes.recipe import Recipe
-from flows.resolved import Resolved, resolve
-from tasks.evaluation.asked import ask
-from tasks.evaluation.checkpoint import evaluate_phase
-from tasks.evaluation.made import write_missing_benchmarks
-from tasks.home import Home
-from tasks.training.launcher import launch_trainer
-from tasks.validation.judge import judge_phase_data, judge_phase_health
+from experiments.survival.runs import COMPONENTS
+from phasewise.flows.decided_by import decided_by
+from phasewise.flows.hand_off import hand_off_facts
+from phasewise.flows.recipes.phase import Phase
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.resolved import Resolved, resolve
+from phasewise.tasks.evaluation.asked import ask
+from phasewise.tasks.evaluation.checkpoint import evaluate_phase
+from phasewise.tasks.evaluation.made import write_missing_benchmarks
+from phasewise.tasks.home import Home
+from phasewise.tasks.training.launcher import launch_trainer
+from phasewise.tasks.validation.judge import judge_phase_data, judge_phase_health
+from phasewise.trainer.base.identity import read_sealed
+from phasewise.validations.evidence.hand_off import hand_off_evidence
+from phasewise.validations.verdict import judge_gate, write_verdict
 from tests.flows.trace.world import prepare, traced_recipe
-from tests.pulse.runs import COMPONENTS
-from trainer.base.storage import read_json
-from validations.evidence.hand_off import hand_off_evidence
-from validations.verdict import judge_gate, write_verdict
 
 PHASES = ("kestrel", "ocelot")
 HELD_OUT_TOKENS = 200
@@ -91,7 +91,7 @@ def train(resolved: Resolved, phase: Phase) -> None:
     if phase.parent is None:
         return  # nothing of a parent's later verdicts is in a card
     judge_phase_health(run, phase.gates.health, home, accepts=recipe.accepts)
-    parent = read_json(home.run(recipe.run_name, phase.parent) / "evaluation.json")
+    parent = read_sealed(home.run(recipe.run_name, phase.parent) / "evaluation.json")
     path = home.verdict(recipe.run_name, phase.name, "model")
     subject = f"{recipe.name}/{recipe.scale}/{phase.name} model"
     verdict = judge_gate(subject, evaluation, parent_evaluation=parent, limits=phase.gates.model, folder=path.with_suffix(""))

@@ -1,4 +1,5 @@
-"""A trainer's stand-in that saves: `saving -m trainer RUN.json …`, as `python` is called. It needs no jax, and starts in an instant.
+"""A trainer's stand-in that saves: `saving -P -m phasewise.trainer RUN.json …`, as `python` is called. It needs no jax, and
+starts in an instant.
 
 It makes an update whenever the number in the file that `UNTIL` names is larger than its step, with a row for each, and saves every
 fifth. On SIGTERM it saves where it is, and ends with 75. At the end of the run it saves and writes a result. Its weights are the sum of
@@ -67,4 +68,4 @@ def main(run_file: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[3])))
+    sys.exit(main(Path(sys.argv[4])))

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from tasks.store.head import Head
-from tasks.store.objects import Objects
-from tasks.store.publisher import Kept, Publisher
-from tasks.training.hosts import program
-from tasks.training.hosts.gathering import Gathering
-from tasks.training.hosts.needs import Work
-from tasks.training.hosts.post import Post, Posts
-from tasks.training.jobset.endings import exit_code
+from phasewise.tasks.store.head import Head
+from phasewise.tasks.store.objects import Objects
+from phasewise.tasks.store.publisher import Kept, Publisher
+from phasewise.tasks.training.hosts import program
+from phasewise.tasks.training.hosts.gathering import Gathering
+from phasewise.tasks.training.hosts.needs import Work
+from phasewise.tasks.training.hosts.post import Post, Posts
+from phasewise.tasks.training.jobset.endings import exit_code
+from phasewise.trainer.base.errors import ConfigError, StorageError, TakenOver
+from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.checkpoints.files import find_damage, remove_checkpoint
 from tests.stores.fixtures import FaultyStore
 from tests.tasks.training.hosts.worlds import HOUR, PHASE, RUN_NAME, Launch
-from trainer.base.errors import ConfigError, StorageError, TakenOver
-from trainer.base.storage import write_json
-from trainer.checkpoints.files import find_damage, remove_checkpoint
 
 OFTEN = 1000
 

@@ -16,12 +16,19 @@ from typing import Any
 
 import pytest
 
-from tasks.store.keeping import keeping
-from tasks.store.publisher import Kept
-from tasks.training.launcher import launch_trainer
-from tasks.training.local import LocalLauncher
-from tasks.training.protocol import log_of
-from tasks.training.tpu_vm.launcher import TpuVmLauncher, Workers
+from phasewise.tasks.store.keeping import keeping
+from phasewise.tasks.store.publisher import Kept
+from phasewise.tasks.training.launcher import launch_trainer
+from phasewise.tasks.training.local import LocalLauncher
+from phasewise.tasks.training.protocol import log_of
+from phasewise.tasks.training.tpu_vm.launcher import TpuVmLauncher, Workers
+from phasewise.trainer.base.code_digest import HOUSE
+from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.storage import as_path, read_json
+from phasewise.trainer.checkpoints.files import find_damage, has_its_files, is_committed, saved_steps
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.events import read_events
+from phasewise.trainer.metrics import Row
 from tests.ports import free_port
 from tests.stores.emulator import BUCKET, the_emulator
 from tests.tasks.training.conftest import BuildRun
@@ -29,12 +36,6 @@ from tests.tasks.training.machines import environment_here
 from tests.tasks.training.test_launchers import ASKED, ON_TWO, SAVED_EVERY, hosts, rows_of, short
 from tests.tasks.training.tpu_vm.ssh_hosts import SshHosts, ssh_hosts
 from tests.trainer.gated import gate, open_gate
-from trainer.base.code_digest import HOUSE
-from trainer.base.storage import as_path, read_json, write_json
-from trainer.checkpoints.files import find_damage, has_its_files, is_committed, saved_steps
-from trainer.config import RunConfig
-from trainer.events import read_events
-from trainer.metrics import Row
 
 pytestmark = [
     pytest.mark.timeout(900),  # a guard against hanging
@@ -47,7 +48,7 @@ RUN_NAME, PHASE = "tiny-proxy", "apart"
 LOST_AT, PREEMPTED_AT = 7, 12
 PYTHON = """#!/bin/sh
 export PYTHONPATH={house}
-if [ "$2" = trainer ]; then exec {python} -m tests.trainer.gated "$@"; fi
+if [ "$3" = trainer ]; then exec {python} -m tests.trainer.gated "$@"; fi
 exec {python} "$@"
 """
 
@@ -57,8 +58,8 @@ def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         patch.setenv("PHASEWISE_PUBLISH_SECONDS", "0.2")
-        patch.setattr("tasks.training.restarts.BACKOFF_SECONDS", 0.01)
-        patch.setattr("tasks.training.follow.POLL_SECONDS", 0.02)
+        patch.setattr("phasewise.tasks.training.restarts.BACKOFF_SECONDS", 0.01)
+        patch.setattr("phasewise.tasks.training.follow.POLL_SECONDS", 0.02)
         yield
 
 
@@ -78,13 +79,13 @@ class Story:
 
     def launcher(self) -> TpuVmLauncher:
         python = self.gates / "python"
-        python.write_text(PYTHON.format(house=HOUSE, python=sys.executable))
+        python.write_text(PYTHON.format(house=HOUSE.parent, python=sys.executable))
         python.chmod(0o755)
         return TpuVmLauncher(
             Workers(
                 slices=(tuple(self.machines.names),),
                 python=str(python),
-                project=str(HOUSE),
+                project=str(HOUSE.parent),
                 port=free_port(),
                 known_hosts=self.machines.known_hosts,
                 key=self.machines.key,
@@ -96,7 +97,7 @@ class Story:
         for step in (LOST_AT, PREEMPTED_AT):
             gate(self.gates, step).touch()
         with keeping(self.kept):
-            write_json(self.run.verdict, self.verdict)
+            write_sealed(self.run.verdict, self.verdict)
             self.result = launch_trainer(self.run, self.on_rows, launcher=self.launcher())
 
     def on_rows(self, rows: list[Row]) -> None:

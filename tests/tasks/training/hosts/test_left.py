@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tasks.store.keeping import keeping
-from tasks.store.publisher import Kept
-from tasks.training.hosts.left import take_in_what_was_sent
-from tasks.training.hosts.post import Posts
+from phasewise.tasks.store.keeping import keeping
+from phasewise.tasks.store.publisher import Kept
+from phasewise.tasks.training.hosts.left import take_in_what_was_sent
+from phasewise.tasks.training.hosts.post import Posts
+from phasewise.trainer.base.errors import TakenOver
+from phasewise.trainer.base.storage import write_json
+from phasewise.trainer.checkpoints.files import find_damage
 from tests.tasks.training.hosts.worlds import PHASE, RUN_NAME, Launch
-from trainer.base.errors import TakenOver
-from trainer.base.storage import write_json
-from trainer.checkpoints.files import find_damage
 
 
 def die_of_the_store(*_: object) -> None:

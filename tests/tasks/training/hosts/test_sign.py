@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from tasks.training.hosts import program
-from tasks.training.hosts.limits import alone_seconds, send_seconds
-from tasks.training.hosts.post import Post, Posts
-from tasks.training.hosts.sign import Alone, Sign, look_seconds
+from phasewise.tasks.training.hosts import program
+from phasewise.tasks.training.hosts.limits import alone_seconds, send_seconds
+from phasewise.tasks.training.hosts.post import Post, Posts
+from phasewise.tasks.training.hosts.sign import Alone, Sign, look_seconds
+from phasewise.trainer.base.errors import ConfigError, TakenOver
 from tests.stores.fixtures import FaultyStore
 from tests.tasks.training.hosts.worlds import RUN_NAME, Launch
-from trainer.base.errors import ConfigError, TakenOver
 
 LIMIT = 80.0
 

@@ -6,16 +6,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tasks.store.publisher import Kept, Publisher
-from tasks.store.snapshot import digests_listed, is_list_of_checkpoint
-from tasks.training.hosts.gathering import Gathering
-from tasks.training.hosts.needs import Work
-from tasks.training.hosts.post import Post, Posts
-from tasks.training.hosts.sender import Sender
-from trainer.base.run_folder import RunFolder
-from trainer.base.storage import write_atomically, write_json
-from trainer.checkpoints.files import digests_here, write_digests
-from trainer.checkpoints.shares import united
+from phasewise.tasks.store.publisher import Kept, Publisher
+from phasewise.tasks.store.snapshot import digests_listed, is_list_of_checkpoint
+from phasewise.tasks.training.hosts.gathering import Gathering
+from phasewise.tasks.training.hosts.needs import Work
+from phasewise.tasks.training.hosts.post import Post, Posts
+from phasewise.tasks.training.hosts.sender import Sender
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.storage import write_atomically, write_json
+from phasewise.trainer.checkpoints.files import digests_here, write_digests
+from phasewise.trainer.checkpoints.shares import united
 
 RUN_NAME, PHASE = "tiny-proxy", "kestrel"
 HOUR = 3600.0

@@ -4,11 +4,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tasks.store import keeping as keepers
-from tasks.store.keeping import keeping
-from tasks.store.publisher import Kept
-from tasks.training.jobset.launcher import JobSetLauncher
-from tasks.training.protocol import Life
+from phasewise.tasks.store import keeping as keepers
+from phasewise.tasks.store.keeping import keeping
+from phasewise.tasks.store.publisher import Kept
+from phasewise.tasks.training.jobset.launcher import JobSetLauncher
+from phasewise.tasks.training.protocol import Life
 
 PATIENCE_SECONDS = 240.0
 

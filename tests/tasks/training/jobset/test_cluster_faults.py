@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from tasks.preflight.slices import find_slice
-from tasks.training.follow import start_and_follow
-from tasks.training.jobset import cluster as module
-from tasks.training.jobset.cluster import Cluster, Conflict
-from tasks.training.jobset.launcher import JobSetLauncher, jobset_name, trouble_of
-from tasks.training.jobset.manifest import OWNER, ClusterSettings
-from tasks.training.protocol import Attempt, Life, log_of
+from phasewise.tasks.preflight.slices import find_slice
+from phasewise.tasks.training.follow import start_and_follow
+from phasewise.tasks.training.jobset import cluster as module
+from phasewise.tasks.training.jobset.cluster import Cluster, Conflict
+from phasewise.tasks.training.jobset.launcher import JobSetLauncher, jobset_name, trouble_of
+from phasewise.tasks.training.jobset.manifest import OWNER, ClusterSettings
+from phasewise.tasks.training.protocol import Attempt, Life, log_of
+from phasewise.trainer.base.errors import ConfigError, TrainingError
 from tests.tasks.training.conftest import said_by
 from tests.tasks.training.jobset.api_server import ApiServer, api_server
 from tests.tasks.training.jobset.schema import problems_of
-from trainer.base.errors import ConfigError, TrainingError
 
 BareLife = Callable[..., Life]
 PATIENCE_SECONDS = 60.0

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tasks.training.jobset.endings import endings_of, exit_code, reasons_of
+from phasewise.tasks.training.jobset.endings import endings_of, exit_code, reasons_of
 
 KILLED, TERMINATED, ABORTED = 137, 143, 134
 

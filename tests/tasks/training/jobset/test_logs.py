@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tasks.training.jobset import cluster as cluster_module
-from tasks.training.jobset import logs
-from tasks.training.jobset.cluster import Cluster, Missing, NotStarted, Unreachable
-from tasks.training.jobset.logs import Logs, PodLog
+from phasewise.tasks.training.jobset import cluster as cluster_module
+from phasewise.tasks.training.jobset import logs
+from phasewise.tasks.training.jobset.cluster import Cluster, Missing, NotStarted, Unreachable
+from phasewise.tasks.training.jobset.logs import Logs, PodLog
 from tests.tasks.training.jobset.api_server import ApiServer, api_server
 from tests.tasks.training.jobset.pods import Pods
 

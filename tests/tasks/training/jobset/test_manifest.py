@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from tasks.preflight.slices import find_slice
-from tasks.store.publisher import Kept
-from tasks.training.jobset.manifest import ClusterSettings, build_manifest, digest_of_same, host_names
-from tasks.training.protocol import Life
+from phasewise.tasks.preflight.slices import find_slice
+from phasewise.tasks.store.publisher import Kept
+from phasewise.tasks.training.jobset.manifest import ClusterSettings, build_manifest, digest_of_same, host_names
+from phasewise.tasks.training.protocol import Life
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.storage import as_path
 from tests.tasks.training.jobset.schema import SCHEMA, own_problems, schema_problems
-from trainer.base.errors import ConfigError
-from trainer.base.storage import as_path
 
 BareLife = Callable[..., Life]
-KEPT = Kept(Path("/root/.cache/phasewise/0123"), as_path("gs://bucket/home"), "marin-8b-full")
+KEPT = Kept(Path("/scratch/phasewise/0123"), as_path("gs://bucket/home"), "marin-8b-full")
 SETTINGS = ClusterSettings(image="registry/phasewise:1", claim="home", mount="/mnt/phasewise", service_account="trainer", stop_seconds=45.5)
 SLICES = ["v4-2048", "2x v5e-256", "4x v5p-512", "v6e-4", "tpu7x-8"]
 
@@ -63,8 +63,14 @@ def test_pods_of_a_home_on_a_store_have_a_disk_of_their_own_and_bring_what_they_
     manifest = on_store("4x v5p-512", life, send_seconds=100.0, alone_seconds=200.0)
     pod, found = pod_of(manifest), env_of(manifest)
     [container] = pod["containers"]
-    assert container["command"][3:] == ["host", "gs://bucket/home", "marin-8b-full", life.run.phase, "/root/.cache/phasewise/0123"]
-    assert "tasks.training.hosts" in container["command"][2]
+    assert container["command"][3:] == [
+        "host",
+        "gs://bucket/home",
+        "marin-8b-full",
+        Path(life.run.output).name,
+        "/scratch/phasewise/0123",
+    ]
+    assert "phasewise.tasks.training.hosts" in container["command"][2]
     assert "RUN_FOLDER" not in found
     assert (found["PHASEWISE_SEND_SECONDS"], found["PHASEWISE_ALONE_SECONDS"], found["PHASEWISE_STOP_SECONDS"]) == ("100", "200", "45.5")
     assert pod["terminationGracePeriodSeconds"] == 146, "to save, and to send"

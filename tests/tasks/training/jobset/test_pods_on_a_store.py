@@ -13,30 +13,30 @@ from typing import Any
 
 import pytest
 
-from tasks.preflight.slices import find_slice
-from tasks.store.keeping import keeping
-from tasks.store.publisher import Kept
-from tasks.training.jobset.cluster import Cluster
-from tasks.training.jobset.manifest import ClusterSettings
-from tasks.training.launcher import launch_trainer
-from tasks.training.protocol import log_of
+from phasewise.tasks.preflight.slices import find_slice
+from phasewise.tasks.store.keeping import keeping
+from phasewise.tasks.store.publisher import Kept
+from phasewise.tasks.training.jobset.cluster import Cluster
+from phasewise.tasks.training.jobset.manifest import ClusterSettings
+from phasewise.tasks.training.launcher import launch_trainer
+from phasewise.tasks.training.protocol import log_of
+from phasewise.trainer.base.code_digest import HOUSE
+from phasewise.trainer.base.storage import read_json
+from phasewise.trainer.checkpoints.files import find_damage
+from phasewise.trainer.config import Execution, RunConfig
+from phasewise.trainer.events import read_events
+from phasewise.trainer.metrics import Row, read_metrics
+from phasewise.trainer.preflight.spec import NO_DATA, run_of
 from tests.stores.emulator import the_emulator
 from tests.tasks.training.jobset.api_server import ApiServer, api_server
 from tests.tasks.training.jobset.dying import Dying, Watched
 from tests.tasks.training.jobset.schema import problems_of
 from tests.trainer.preflight.models import LLAMA_8B, step_of
-from trainer.base.code_digest import HOUSE
-from trainer.base.storage import read_json
-from trainer.checkpoints.files import find_damage
-from trainer.config import Execution, RunConfig
-from trainer.events import read_events
-from trainer.metrics import Row, read_metrics
-from trainer.preflight.spec import NO_DATA, run_of
 
 RUN_NAME, PHASE, STEPS = "tiny-proxy", "pods", 24
 PYTHON = """#!/bin/sh
 export PYTHONPATH={house}
-if [ "$2" = trainer ]; then exec {python} -m tests.tasks.training.hosts.saving "$@"; fi
+if [ "$3" = trainer ]; then exec {python} -m tests.tasks.training.hosts.saving "$@"; fi
 exec {python} "$@"
 """
 PATIENCE_SECONDS = 120.0
@@ -49,7 +49,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PHASEWISE_PUBLISH_SECONDS", "0.1")
     monkeypatch.setenv("PHASEWISE_ALONE_SECONDS", f"{ALONE_SECONDS:g}")
     for name in ("jobset.cluster.RETRY_SECONDS", "jobset.logs.RETRY_SECONDS", "restarts.BACKOFF_SECONDS", "follow.POLL_SECONDS"):
-        monkeypatch.setattr(f"tasks.training.{name}", 0.02)
+        monkeypatch.setattr(f"phasewise.tasks.training.{name}", 0.02)
 
 
 @dataclass
@@ -82,7 +82,7 @@ class World:
 
     def launcher(self) -> Watched:
         python = self.root / "python"
-        python.write_text(PYTHON.format(house=HOUSE, python=sys.executable))
+        python.write_text(PYTHON.format(house=HOUSE.parent, python=sys.executable))
         python.chmod(0o755)
         passed_on = {
             **the_emulator().variables,

@@ -14,14 +14,21 @@ from typing import Any
 
 import pytest
 
-from tasks.preflight.slices import find_slice
-from tasks.store.keeping import keeping
-from tasks.store.publisher import Kept
-from tasks.training.jobset.cluster import Cluster
-from tasks.training.jobset.manifest import ClusterSettings
-from tasks.training.launcher import launch_trainer
-from tasks.training.local import LocalLauncher
-from tasks.training.protocol import log_of
+from phasewise.tasks.preflight.slices import find_slice
+from phasewise.tasks.store.keeping import keeping
+from phasewise.tasks.store.publisher import Kept
+from phasewise.tasks.training.jobset.cluster import Cluster
+from phasewise.tasks.training.jobset.manifest import ClusterSettings
+from phasewise.tasks.training.launcher import launch_trainer
+from phasewise.tasks.training.local import LocalLauncher
+from phasewise.tasks.training.protocol import log_of
+from phasewise.trainer.base.code_digest import HOUSE
+from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.storage import as_path, read_json
+from phasewise.trainer.checkpoints.files import find_damage, has_its_files, saved_steps
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.events import read_events
+from phasewise.trainer.metrics import Row
 from tests.stores.emulator import BUCKET, the_emulator
 from tests.tasks.training.conftest import BuildRun
 from tests.tasks.training.hosts.test_hosts_on_a_store import PYTHON, wait_until_sent
@@ -31,12 +38,6 @@ from tests.tasks.training.jobset.schema import problems_of
 from tests.tasks.training.machines import environment_here
 from tests.tasks.training.test_launchers import ASKED, ON_TWO, Cancelled, hosts, rows_of, short
 from tests.trainer.gated import gate, open_gate
-from trainer.base.code_digest import HOUSE
-from trainer.base.storage import as_path, read_json, write_json
-from trainer.checkpoints.files import find_damage, has_its_files, saved_steps
-from trainer.config import RunConfig
-from trainer.events import read_events
-from trainer.metrics import Row
 
 pytestmark = [
     pytest.mark.timeout(900),  # a guard against hanging
@@ -53,8 +54,8 @@ def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         patch.setenv("PHASEWISE_PUBLISH_SECONDS", "0.2")
-        patch.setattr("tasks.training.restarts.BACKOFF_SECONDS", 0.01)
-        patch.setattr("tasks.training.follow.POLL_SECONDS", 0.02)
+        patch.setattr("phasewise.tasks.training.restarts.BACKOFF_SECONDS", 0.01)
+        patch.setattr("phasewise.tasks.training.follow.POLL_SECONDS", 0.02)
         yield
 
 
@@ -82,7 +83,7 @@ class Story:
 
     def launcher(self) -> Watched:
         python = self.root / "python"
-        python.write_text(PYTHON.format(house=HOUSE, python=sys.executable))
+        python.write_text(PYTHON.format(house=HOUSE.parent, python=sys.executable))
         python.chmod(0o755)
         passed_on = {**environment_here(), **the_emulator().variables, "GATES": str(self.root), "PHASEWISE_PUBLISH_SECONDS": "0.2"}
         settings = ClusterSettings(image="here", python=str(python), stop_seconds=60, passed_on=passed_on)
@@ -90,7 +91,7 @@ class Story:
 
     def train(self, machine: str) -> dict[str, Any]:
         with keeping(self.kept(machine)):
-            write_json(self.run(machine).verdict, self.verdict)
+            write_sealed(self.run(machine).verdict, self.verdict)
             return launch_trainer(self.run(machine), lambda rows: self.on_rows(machine, rows), launcher=self.launcher())
 
     def tell(self) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 import asyncssh
 import pytest
 
-from tasks.training.follow import start_and_follow
-from tasks.training.protocol import Attempt, Life, log_of
-from tasks.training.tpu_vm.connections import Host
-from tasks.training.tpu_vm.launcher import TpuVmLauncher, Workers
+from phasewise.tasks.training.follow import start_and_follow
+from phasewise.tasks.training.protocol import Attempt, Life, log_of
+from phasewise.tasks.training.tpu_vm.connections import Host
+from phasewise.tasks.training.tpu_vm.launcher import TpuVmLauncher, Workers
+from phasewise.trainer.base.errors import ConfigError, TrainingError
 from tests.tasks.training.conftest import said_by
 from tests.tasks.training.tpu_vm.ssh_hosts import SshHosts, ssh_hosts
-from trainer.base.errors import ConfigError, TrainingError
 
 BareLife = Callable[..., Life]
 PATIENCE_SECONDS = 60.0
@@ -31,7 +31,7 @@ def hosts(tmp_path: Path) -> Iterator[SshHosts]:
 
 @pytest.fixture
 def workers(hosts: SshHosts, stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
-    monkeypatch.setattr("tasks.training.group.GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("phasewise.tasks.training.group.GRACE_SECONDS", 0.5)
     return Workers(slices=(tuple(hosts.names),), python=str(stand_in), project=str(tmp_path), known_hosts=hosts.known_hosts, key=hosts.key)
 
 
@@ -158,7 +158,7 @@ def test_what_processes_are_started_with(bare_life: BareLife, monkeypatch: pytes
         assert "old:1" not in command
         assert "MEGASCALE_NUM_SLICES=2" in command
         assert "PHASEWISE_HOSTS=a:2222,b,c,d" in command
-        assert "'/p y/python' -m trainer" in command
+        assert "'/p y/python' -P -m phasewise.trainer" in command
 
 
 @pytest.mark.parametrize("text", ["", "me@", "host:ssh"])

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-import trainer.model.hugging_face.folder as folder_module
-from trainer.base.errors import CheckpointError, ConfigError
-from trainer.config import ModelConfig
-from trainer.model.hugging_face import TokenizerFiles, read_folder, write_folder
-from trainer.model.hugging_face.config import Computation
-from trainer.model.params import Params, init_params
+import phasewise.trainer.model.hugging_face.folder as folder_module
+from phasewise.trainer.base.errors import CheckpointError, ConfigError
+from phasewise.trainer.config import ModelConfig
+from phasewise.trainer.model.hugging_face import TokenizerFiles, read_folder, write_folder
+from phasewise.trainer.model.hugging_face.config import Computation
+from phasewise.trainer.model.params import Params, init_params
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {},

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trainer.metrics import PARAM_GROUPS, Row
-from validations.evidence.health import health_evidence
-from validations.limits import HealthLimits
+from phasewise.trainer.metrics import PARAM_GROUPS, Row
+from phasewise.validations.evidence.health import health_evidence
+from phasewise.validations.limits import HealthLimits
 
 LIMITS = HealthLimits(
     spike_deviations=7.0,

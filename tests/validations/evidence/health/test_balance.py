@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from phasewise.trainer.metrics import Row
+from phasewise.validations.evidence.health.phenomena import Measure
+from phasewise.validations.expectations.health_suite import health_checks
 from tests.validations.evidence.health.simulated import LIMITS, Scenario, evidence, healthy_rows
-from trainer.metrics import Row
-from validations.evidence.health.phenomena import Measure
-from validations.expectations.health_suite import health_checks
 
 LIMITED = LIMITS.but(max_violation=5.0)
 UPDATES = 200

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phasewise.trainer.metrics import ALL_GROUPS, Row
+from phasewise.validations.evidence.health.phenomena import PHENOMENA, Measure
+from phasewise.validations.limits import HealthLimits
 from tests.validations.evidence.health.simulated import LIMITS, Scenario, evidence, healthy_rows, random_scenario, with_loss
-from trainer.metrics import ALL_GROUPS, Row
-from validations.evidence.health.phenomena import PHENOMENA, Measure
-from validations.limits import HealthLimits
 
 COOLDOWN = Scenario(updates=1200)
 LATE = np.arange(1200) / 1200

@@ -5,13 +5,13 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from phasewise.trainer.metrics import ALL_GROUPS, PARAM_GROUPS, SPARSE_GROUPS, Row
+from phasewise.trainer.model.specs import Group
+from phasewise.trainer.norms import groups
+from phasewise.validations.evidence.health.phenomena import Measure
 from tests.trainer.model.families import FAMILIES
 from tests.validations.evidence.health.simulated import LIMITS, Scenario, evidence, healthy_rows
 from tests.validations.evidence.health.trained import MODEL
-from trainer.metrics import ALL_GROUPS, PARAM_GROUPS, SPARSE_GROUPS, Row
-from trainer.model.specs import Group
-from trainer.norms import groups
-from validations.evidence.health.phenomena import Measure
 
 UPDATES = 600
 AT = (400, 401, 402)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from trainer.metrics import Row
-from validations.evidence.health.finding import Finding
-from validations.evidence.health.metrics import read_columns
-from validations.evidence.health.phenomena import Measure
-from validations.evidence.health.spread import MIN_UPDATES, spread_findings
+from phasewise.trainer.metrics import Row
+from phasewise.validations.evidence.health.finding import Finding
+from phasewise.validations.evidence.health.metrics import read_columns
+from phasewise.validations.evidence.health.phenomena import Measure
+from phasewise.validations.evidence.health.spread import MIN_UPDATES, spread_findings
 
 
 def found(rows: list[Row]) -> dict[str, Finding]:

@@ -7,11 +7,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax
 import numpy as np
 import pytest
 
+from phasewise.trainer.metrics import SPARSE_GROUPS
+from phasewise.validations.evidence.health.phenomena import Measure
 from tests.compilation import compile_from_now_on
 from tests.validations.evidence.health.simulated import evidence
 from tests.validations.evidence.health.trained import Run, cosine, counting, noise, train
-from trainer.metrics import SPARSE_GROUPS
-from validations.evidence.health.phenomena import Measure
 
 
 @pytest.fixture(scope="module", autouse=True)

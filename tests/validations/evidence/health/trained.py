@@ -7,16 +7,16 @@ from functools import cache
 import jax
 import numpy as np
 
-from trainer.config import AdamW, ModelConfig, Rope
-from trainer.loss import objective_sums
-from trainer.metrics import Row
-from trainer.model.decoder import head_weight, hidden_states
-from trainer.model.params import Params, init_params
-from trainer.optimizer import build_optimizer
-from trainer.recorder import values_of
-from trainer.schedule import Scheduled
-from trainer.state import TrainState
-from trainer.step import TrainStep, build_train_step
+from phasewise.trainer.config import AdamW, ModelConfig, Rope
+from phasewise.trainer.loss import objective_sums
+from phasewise.trainer.metrics import Row
+from phasewise.trainer.model.decoder import head_weight, hidden_states
+from phasewise.trainer.model.params import Params, init_params
+from phasewise.trainer.optimizer import build_optimizer
+from phasewise.trainer.recorder import values_of
+from phasewise.trainer.schedule import Scheduled
+from phasewise.trainer.state import TrainState
+from phasewise.trainer.step import TrainStep, build_train_step
 
 MODEL = ModelConfig(
     vocab_size=256,

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from validations.evidence.leakage.ahead import compile_ahead
-from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.items.item import BenchmarkItem
-from validations.evidence.leakage.matching.match import score_candidates
-from validations.evidence.leakage.matching.pairs import group_seeds
-from validations.evidence.leakage.matching.seeds import find_seeds
-from validations.evidence.leakage.scan import Document, scan_documents
-from validations.limits import LeakageLimits
+from phasewise.validations.evidence.leakage.ahead import compile_ahead
+from phasewise.validations.evidence.leakage.index import LeakageIndex
+from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.matching.match import score_candidates
+from phasewise.validations.evidence.leakage.matching.pairs import group_seeds
+from phasewise.validations.evidence.leakage.matching.seeds import find_seeds
+from phasewise.validations.evidence.leakage.scan import Document, scan_documents
+from phasewise.validations.limits import LeakageLimits
 
 LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)
 QUESTION = "Ann has 12 apples in a basket and gives Bob 5 of them before supper. How many apples has she got left?"

@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.leakage_recall.made_items import made_items
-from validations.evidence.leakage import scan as scan_module
-from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.items.item import BenchmarkItem
-from validations.evidence.leakage.scan import Document, Hit, scan_documents
-from validations.limits import LeakageLimits
+from experiments.leakage_recall.made_items import made_items
+from phasewise.validations.evidence.leakage import scan as scan_module
+from phasewise.validations.evidence.leakage.index import LeakageIndex
+from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.scan import Document, Hit, scan_documents
+from phasewise.validations.limits import LeakageLimits
 
 LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.5, max_items=0)
 ITEMS = made_items(60, seed=8)

@@ -4,12 +4,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.base.errors import DataError
-from validations.evidence.leakage.index import OWN_GRAM, LeakageIndex, index_digest
-from validations.evidence.leakage.items.item import BenchmarkItem
-from validations.evidence.leakage.scan import Document, scan_documents
-from validations.evidence.leakage.words.words import split_words
-from validations.limits import LeakageLimits
+from phasewise.trainer.base.errors import DataError
+from phasewise.validations.evidence.leakage.index import OWN_GRAM, LeakageIndex, index_digest
+from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.scan import Document, scan_documents
+from phasewise.validations.evidence.leakage.words.words import split_words
+from phasewise.validations.limits import LeakageLimits
 
 LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.5, max_items=0)
 WREN = BenchmarkItem(
@@ -78,7 +78,7 @@ def test_the_digest_tells_where_one_part_ends() -> None:
 def test_a_half_written_folder_is_refused(tmp_path: Path, missing: str) -> None:
     LeakageIndex.build([WREN]).save(tmp_path)
     (tmp_path / missing).unlink()
-    with pytest.raises(DataError, match="no whole benchmark index"):
+    with pytest.raises(DataError, match=r"no whole benchmark index|was changed after it was written"):
         LeakageIndex.load(tmp_path)
 
 
@@ -87,7 +87,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, damaged: str) -> None:
     LeakageIndex.build([WREN]).save(tmp_path)
     path = tmp_path / damaged
     path.write_bytes(path.read_bytes()[:10])
-    with pytest.raises(DataError, match="no whole benchmark index"):
+    with pytest.raises(DataError, match=r"no whole benchmark index|was changed after it was written"):
         LeakageIndex.load(tmp_path)
 
 

@@ -1,8 +1,8 @@
-from validations.evidence.leakage.evidence import LEAKED_ITEM_COLUMNS, TABLE_COLUMNS, leakage_evidence, leaked_items
-from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.items.item import BenchmarkItem
-from validations.evidence.leakage.scan import Hit, Scan
-from validations.limits import LeakageLimits
+from phasewise.validations.evidence.leakage.evidence import LEAKED_ITEM_COLUMNS, TABLE_COLUMNS, leakage_evidence, leaked_items
+from phasewise.validations.evidence.leakage.index import LeakageIndex
+from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.scan import Hit, Scan
+from phasewise.validations.limits import LeakageLimits
 
 LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.5, max_items=0)
 QUESTION = "Which {} keeper finally climbed outside while gales battered every shutter along that northern coast during stormy weeks?"

@@ -6,13 +6,13 @@ from random import Random
 import numpy as np
 import pytest
 
-from validations.evidence.leakage.index import OWN_GRAM, OWN_RUN, LeakageIndex
-from validations.evidence.leakage.items.item import BenchmarkItem
-from validations.evidence.leakage.matching.rules import ALIKE, ALL, NEVER, build_rules
-from validations.evidence.leakage.own import COMMON_CHOICES, MAX_OWN_ITEMS, SAME_CHOICES, own_grams, own_runs, shared_choices
-from validations.evidence.leakage.scan import Document, scan_documents
-from validations.evidence.leakage.segments import CHOICE, QUESTION, Segments
-from validations.limits import LeakageLimits
+from phasewise.validations.evidence.leakage.index import OWN_GRAM, OWN_RUN, LeakageIndex
+from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.matching.rules import ALIKE, ALL, NEVER, build_rules
+from phasewise.validations.evidence.leakage.own import COMMON_CHOICES, MAX_OWN_ITEMS, SAME_CHOICES, own_grams, own_runs, shared_choices
+from phasewise.validations.evidence.leakage.scan import Document, scan_documents
+from phasewise.validations.evidence.leakage.segments import CHOICE, QUESTION, Segments
+from phasewise.validations.limits import LeakageLimits
 
 LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)
 TEMPLATE = (

@@ -4,11 +4,11 @@ from itertools import permutations
 
 import pytest
 
-from validations.evidence.leakage import scan as scan_module
-from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.items.item import BenchmarkItem
-from validations.evidence.leakage.scan import Document, Hit, Scan, merge_scans, scan_documents
-from validations.limits import LeakageLimits
+from phasewise.validations.evidence.leakage import scan as scan_module
+from phasewise.validations.evidence.leakage.index import LeakageIndex
+from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.scan import Document, Hit, Scan, merge_scans, scan_documents
+from phasewise.validations.limits import LeakageLimits
 
 LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.5, max_items=0)
 QUESTION = (

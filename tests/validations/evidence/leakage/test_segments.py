@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from validations.evidence.leakage import segments as segments_module
-from validations.evidence.leakage.items.item import BenchmarkItem
-from validations.evidence.leakage.segments import (
+from phasewise.validations.evidence.leakage import segments as segments_module
+from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.segments import (
     ANSWER,
     CHOICE,
     MAX_SIGN_WEIGHT,
@@ -20,7 +20,7 @@ from validations.evidence.leakage.segments import (
     part_sizes,
     word_weights,
 )  # fmt: skip
-from validations.evidence.leakage.words.words import split_words
+from phasewise.validations.evidence.leakage.words.words import split_words
 
 OWL = BenchmarkItem(
     "birds",

@@ -8,17 +8,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flows.recipes import load_recipe
-from trainer.base.storage import digest_of_file
-from trainer.config import DataOrder, LearningRateSegment, RunConfig, Steps
-from trainer.data.loader import Loader
-from trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, SourceFile, write_manifest
-from trainer.data.permutation import Kind, Permutation, derive_key
-from validations.evidence.order.evidence import ORDER_COLUMNS, SHIFT_COLUMNS, order_evidence
-from validations.expectations.judging import judge_tables
-from validations.expectations.order_checks import order_checks
-from validations.expectations.reasons import reasons_for
-from validations.limits import OrderLimits
+from phasewise.flows.recipes import load_recipe
+from phasewise.trainer.base.identity import digest_of_file
+from phasewise.trainer.config import DataOrder, LearningRateSegment, RunConfig, Steps
+from phasewise.trainer.data.loader import Loader
+from phasewise.trainer.data.manifest import FORMAT_VERSION, Manifest, Shard, SourceFile, write_manifest
+from phasewise.trainer.data.permutation import Kind, Permutation, derive_key
+from phasewise.validations.evidence.order.evidence import ORDER_COLUMNS, SHIFT_COLUMNS, order_evidence
+from phasewise.validations.expectations.judging import judge_tables
+from phasewise.validations.expectations.order_checks import order_checks
+from phasewise.validations.expectations.reasons import reasons_for
+from phasewise.validations.limits import OrderLimits
 
 LIMITS = OrderLimits(false_alarm_rate=1e-6, max_shift_deviations=0.5)
 PHASE = load_recipe("marin-8b", "proxy").phases[0]

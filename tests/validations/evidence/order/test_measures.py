@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
+from phasewise.trainer.data.permutation import Kind, Permutation
+from phasewise.validations.evidence.order.bits import walsh_hadamard
+from phasewise.validations.evidence.order.measures import Judged, judge_measures, measure_order
+from phasewise.validations.evidence.order.sample import Sample, take_sample
 from tests.validations.evidence.order.random_orders import random_sample
-from trainer.data.permutation import Kind, Permutation
-from validations.evidence.order.bits import walsh_hadamard
-from validations.evidence.order.measures import Judged, judge_measures, measure_order
-from validations.evidence.order.sample import Sample, take_sample
 
 LENGTHS = (2**20, 10**6, 786_432, 10**9 + 7, 2**33 + 5)
 RATE = 1e-6

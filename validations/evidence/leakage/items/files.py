@@ -9,11 +9,12 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from trainer.base.errors import DataError
-from validations.evidence.leakage.items import fields as known
-from validations.evidence.leakage.items.item import BenchmarkItem, merge_equal
-from validations.evidence.leakage.items.rows import ParsedRow, as_item, first_index, parse_row
-from validations.evidence.leakage.items.values import Fields
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.json_reader import parse_json
+from phasewise.validations.evidence.leakage.items import fields as known
+from phasewise.validations.evidence.leakage.items.item import BenchmarkItem, merge_equal
+from phasewise.validations.evidence.leakage.items.rows import ParsedRow, as_item, first_index, parse_row
+from phasewise.validations.evidence.leakage.items.values import Fields
 
 LINES, LIST = (".jsonl", ".jsonl.gz"), (".json", ".json.gz")
 TEST, VALIDATION = {"test", "tests"}, {"validation", "valid", "val"}
@@ -186,10 +187,12 @@ def _rows(path: Path) -> Iterator[tuple[int, Fields]]:
     text = _text(path)
     if path.name.endswith(LIST):
         try:
-            yield from enumerate(_members(json.loads(text), path), start=1)
+            yield from enumerate(_members(parse_json(text, allows_nan=True), path), start=1)
             return
         except json.JSONDecodeError:
             pass  # Lines of JSON often go by the name of .json; a broken line is named below.
+        except ValueError as error:
+            raise DataError(f"{path}: {error}. Correct the file.") from None
     for line, content in enumerate(text.split("\n"), start=1):
         if content.strip():
             yield line, _row(content, path, line)
@@ -197,7 +200,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Fields]]:
 
 def _row(content: str, path: Path, line: int) -> Fields:
     try:
-        row, problem = json.loads(content), ""
+        row, problem = parse_json(content, allows_nan=True), ""
     except ValueError as error:
         row, problem = None, f" ({error})"
     if not isinstance(row, Mapping):

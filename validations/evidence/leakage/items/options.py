@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
-from validations.evidence.leakage.items import fields as known
-from validations.evidence.leakage.items.prompts import letter_index, split_options, strip_letters
-from validations.evidence.leakage.items.values import Fields, named_fields, spells_list, texts_of
+from phasewise.validations.evidence.leakage.items import fields as known
+from phasewise.validations.evidence.leakage.items.prompts import letter_index, split_options, strip_letters
+from phasewise.validations.evidence.leakage.items.values import Fields, named_fields, spells_list, texts_of
 
 
 class Options(NamedTuple):

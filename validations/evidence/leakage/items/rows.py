@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, cast
 
-from validations.evidence.leakage.items import fields as known
-from validations.evidence.leakage.items.item import BenchmarkItem
-from validations.evidence.leakage.items.options import Options, options_of
-from validations.evidence.leakage.items.prompts import (
+from phasewise.validations.evidence.leakage.items import fields as known
+from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.items.options import Options, options_of
+from phasewise.validations.evidence.leakage.items.prompts import (
     are_letters,
     distinct_parts,
     letter_index,
@@ -16,7 +16,7 @@ from validations.evidence.leakage.items.prompts import (
     strip_frame,
     without_options,
 )
-from validations.evidence.leakage.items.values import Fields, named_fields, texts_of
+from phasewise.validations.evidence.leakage.items.values import Fields, named_fields, texts_of
 
 MIN_SOURCE_WORDS = 200  # A longer text beside a question with choices was published; the logic puzzles of exams stay below.
 MAX_ANSWER_WORDS = 20  # A longer answer is a worked solution.

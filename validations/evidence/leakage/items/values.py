@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import cast
 
-from validations.evidence.leakage.items.fields import IDS, INNER_TEXTS, NESTED
+from phasewise.validations.evidence.leakage.items.fields import IDS, INNER_TEXTS, NESTED
 
 Fields = Mapping[str, object]
 

@@ -9,9 +9,9 @@ what a look costs. What a document has of an item is wanted by the next only whe
 
 import numpy as np
 
-from validations.evidence.leakage.compiled import inlined, inner
-from validations.evidence.leakage.matching.marking import FOUND, GRAM_FOUND
-from validations.evidence.leakage.matching.pairs import (
+from phasewise.validations.evidence.leakage.compiled import inlined, inner
+from phasewise.validations.evidence.leakage.matching.marking import FOUND, GRAM_FOUND
+from phasewise.validations.evidence.leakage.matching.pairs import (
     BEFORE,
     DOCUMENT,
     FIRST,
@@ -25,10 +25,10 @@ from validations.evidence.leakage.matching.pairs import (
     has_seeds_beside,
     is_next_to,
 )
-from validations.evidence.leakage.matching.rules import JOINED_EXTRA
-from validations.evidence.leakage.matching.scoring import count_words, may_decide
-from validations.evidence.leakage.matching.window import SKETCH_SHIFT, SKETCH_SIZE
-from validations.evidence.leakage.segments import GRAM_FACTOR as _FACTOR
+from phasewise.validations.evidence.leakage.matching.rules import JOINED_EXTRA
+from phasewise.validations.evidence.leakage.matching.scoring import count_words, may_decide
+from phasewise.validations.evidence.leakage.matching.window import SKETCH_SHIFT, SKETCH_SIZE
+from phasewise.validations.evidence.leakage.segments import GRAM_FACTOR as _FACTOR
 
 ALONE, JOINED, WANTED, OPEN, CANDIDATE = 1, 2, 4, 8, 16
 """What may become of an item in a document: it counts there; it counts with what the document before has; a document behind wants what is

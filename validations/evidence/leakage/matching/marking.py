@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from validations.evidence.leakage.compiled import inlined, inner
-from validations.evidence.leakage.index import GRAM_WORDS, OWN_RUN
-from validations.evidence.leakage.matching.window import HIGH, LOOK, LOW, SKETCH_SHIFT, find, first_and_last, nearest, run_of
-from validations.evidence.leakage.own import RUN_WORDS
-from validations.evidence.leakage.words.hashes import NUMBER_MARK
+from phasewise.validations.evidence.leakage.compiled import inlined, inner
+from phasewise.validations.evidence.leakage.index import GRAM_WORDS, OWN_RUN
+from phasewise.validations.evidence.leakage.matching.window import HIGH, LOOK, LOW, SKETCH_SHIFT, find, first_and_last, nearest, run_of
+from phasewise.validations.evidence.leakage.own import RUN_WORDS
+from phasewise.validations.evidence.leakage.words.hashes import NUMBER_MARK
 
 FOUND, NUMBER_THERE, GRAM_FOUND, RUN_FOUND = np.uint8(1), np.uint8(2), np.uint8(4), np.uint8(8)
 """Of a word of an item: it is in the window beside its neighbour; it is a number, and is there anywhere; its gram is there,

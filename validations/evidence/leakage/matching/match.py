@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from validations.evidence.leakage.compiled import compiled, inlined, inner
-from validations.evidence.leakage.matching.foresight import (
+from phasewise.validations.evidence.leakage.compiled import compiled, inlined, inner
+from phasewise.validations.evidence.leakage.matching.foresight import (
     ALONE,
     CANDIDATE,
     JOINED,
@@ -29,8 +29,8 @@ from validations.evidence.leakage.matching.foresight import (
     build_sketch,
     foresee,
 )
-from validations.evidence.leakage.matching.marking import FOUND, Noted, build_noted, mark, note
-from validations.evidence.leakage.matching.pairs import (
+from phasewise.validations.evidence.leakage.matching.marking import FOUND, Noted, build_noted, mark, note
+from phasewise.validations.evidence.leakage.matching.pairs import (
     BEFORE,
     DOCUMENT,
     FIRST,
@@ -44,10 +44,10 @@ from validations.evidence.leakage.matching.pairs import (
     in_line,
     is_next_to,
 )
-from validations.evidence.leakage.matching.rules import JOINED_EXTRA
-from validations.evidence.leakage.matching.scoring import COUNTS, count_words, decide, may_decide, score_parts
-from validations.evidence.leakage.matching.window import HIGH, LOW, Table, build_table, fill_table
-from validations.evidence.leakage.segments import NUM_KINDS, SOLUTION
+from phasewise.validations.evidence.leakage.matching.rules import JOINED_EXTRA
+from phasewise.validations.evidence.leakage.matching.scoring import COUNTS, count_words, decide, may_decide, score_parts
+from phasewise.validations.evidence.leakage.matching.window import HIGH, LOW, Table, build_table, fill_table
+from phasewise.validations.evidence.leakage.segments import NUM_KINDS, SOLUTION
 
 SAME_LINE_WORDS = 4
 MIN_COMPLEMENT = 0.1

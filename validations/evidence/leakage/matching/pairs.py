@@ -3,8 +3,8 @@
 # pyright: basic
 # Compiled functions take their types from their arguments.
 
-from validations.evidence.leakage.compiled import compiled, inlined
-from validations.evidence.leakage.index import SEED_WORDS
+from phasewise.validations.evidence.leakage.compiled import compiled, inlined
+from phasewise.validations.evidence.leakage.index import SEED_WORDS
 
 ITEM, DOCUMENT, FIRST, STOP, BEFORE, NEXT, PLACES, OFFSET, IS_HELD, MAY, PAIR_COLUMNS = range(11)
 """Of an item in a document: which; its seeds, from the first to before the stop; the pairs before and behind of the same item, minus one

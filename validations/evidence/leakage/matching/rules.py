@@ -21,10 +21,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64, UInt8
 
-from validations.evidence.leakage.index import MIN_DISTINCT_CHOICES, OWN_GRAM, OWN_RUN, SEED_WORDS, LeakageIndex
-from validations.evidence.leakage.own import COMMON_CHOICES, MIN_OWN_GRAMS, SAME_CHOICES
-from validations.evidence.leakage.segments import ANSWER, CHOICE, NUM_KINDS, PASSAGE, QUESTION, SOLUTION
-from validations.limits import LeakageLimits
+from phasewise.validations.evidence.leakage.index import MIN_DISTINCT_CHOICES, OWN_GRAM, OWN_RUN, SEED_WORDS, LeakageIndex
+from phasewise.validations.evidence.leakage.own import COMMON_CHOICES, MIN_OWN_GRAMS, SAME_CHOICES
+from phasewise.validations.evidence.leakage.segments import ANSWER, CHOICE, NUM_KINDS, PASSAGE, QUESTION, SOLUTION
+from phasewise.validations.limits import LeakageLimits
 
 NEVER, ALIKE, VERBATIM, COMPLETE, ALL = range(5)
 PARTS = ("question", "choices", "answer", "item")

@@ -5,10 +5,10 @@
 
 import numpy as np
 
-from validations.evidence.leakage.compiled import inlined, inner
-from validations.evidence.leakage.index import OWN_GRAM, OWN_RUN, TELLING_NUMBER
-from validations.evidence.leakage.matching.marking import FOUND, GRAM_FOUND, NUMBER_THERE, RUN_FOUND
-from validations.evidence.leakage.matching.rules import (
+from phasewise.validations.evidence.leakage.compiled import inlined, inner
+from phasewise.validations.evidence.leakage.index import OWN_GRAM, OWN_RUN, TELLING_NUMBER
+from phasewise.validations.evidence.leakage.matching.marking import FOUND, GRAM_FOUND, NUMBER_THERE, RUN_FOUND
+from phasewise.validations.evidence.leakage.matching.rules import (
     ALIKE,
     ALL,
     COMPLETE,
@@ -24,9 +24,9 @@ from validations.evidence.leakage.matching.rules import (
     ROUNDING,
     VERBATIM,
 )
-from validations.evidence.leakage.own import MIN_OWN_GRAMS
-from validations.evidence.leakage.segments import ANSWER, CHOICE, NUM_KINDS, PASSAGE, QUESTION, SOLUTION
-from validations.evidence.leakage.words.hashes import NUMBER_MARK
+from phasewise.validations.evidence.leakage.own import MIN_OWN_GRAMS
+from phasewise.validations.evidence.leakage.segments import ANSWER, CHOICE, NUM_KINDS, PASSAGE, QUESTION, SOLUTION
+from phasewise.validations.evidence.leakage.words.hashes import NUMBER_MARK
 
 WEIGHT, WORDS, NUMBERS, OWN, TELLING, RUNS, COUNTS = 0, 2, 4, 6, 8, 10, 12
 _GRAM_BIT = 2

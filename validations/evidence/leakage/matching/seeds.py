@@ -5,9 +5,9 @@
 
 import numpy as np
 
-from validations.evidence.leakage.compiled import compiled
-from validations.evidence.leakage.index import BUCKET_BITS, SEED_WORDS
-from validations.evidence.leakage.segments import GRAM_FACTOR as _FACTOR
+from phasewise.validations.evidence.leakage.compiled import compiled
+from phasewise.validations.evidence.leakage.index import BUCKET_BITS, SEED_WORDS
+from phasewise.validations.evidence.leakage.segments import GRAM_FACTOR as _FACTOR
 
 _BUCKET_SHIFT = np.uint64(64 - BUCKET_BITS)
 

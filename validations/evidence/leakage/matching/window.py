@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from validations.evidence.leakage.compiled import inlined, inner
-from validations.evidence.leakage.own import RUN_WORDS
-from validations.evidence.leakage.segments import GRAM_FACTOR as _FACTOR
+from phasewise.validations.evidence.leakage.compiled import inlined, inner
+from phasewise.validations.evidence.leakage.own import RUN_WORDS
+from phasewise.validations.evidence.leakage.segments import GRAM_FACTOR as _FACTOR
 
 LOW, HIGH, STAMP, LAST_SLOT, LOOK, STATES = range(6)
 """Of a table's state: the stretch of text, the number of the table, its last slot, the number of the look at it for one anchor."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from validations.evidence.leakage.compiled import compiled
+from phasewise.validations.evidence.leakage.compiled import compiled
 
 Detokenize = Callable[[np.ndarray], bytes]
 SPACE = b" "

@@ -5,7 +5,7 @@
 
 import numpy as np
 
-from validations.evidence.leakage.compiled import compiled, inlined
+from phasewise.validations.evidence.leakage.compiled import compiled, inlined
 
 MAX_TAG_CHARACTERS, MAX_CALCULATION_CHARACTERS = 300, 120
 HASH_START, HASH_FACTOR = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)

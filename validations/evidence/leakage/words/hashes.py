@@ -5,9 +5,9 @@
 
 import numpy as np
 
-from validations.evidence.leakage.compiled import compiled, inlined
-from validations.evidence.leakage.words.escapes import HASH_FACTOR, HASH_START
-from validations.evidence.leakage.words.fold import DIGIT, LETTER
+from phasewise.validations.evidence.leakage.compiled import compiled, inlined
+from phasewise.validations.evidence.leakage.words.escapes import HASH_FACTOR, HASH_START
+from phasewise.validations.evidence.leakage.words.fold import DIGIT, LETTER
 
 MIX = np.uint64(0x9E3779B97F4A7C15)
 SIGN_MARK, NUMBER_MARK = np.uint64(1), np.uint64(2)

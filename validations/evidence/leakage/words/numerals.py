@@ -10,8 +10,8 @@ items and texts are read alike.
 import numpy as np
 from jaxtyping import Int64, UInt64
 
-from validations.evidence.leakage.compiled import compiled, inlined
-from validations.evidence.leakage.words.hashes import number_hash, word_hash
+from phasewise.validations.evidence.leakage.compiled import compiled, inlined
+from phasewise.validations.evidence.leakage.words.hashes import number_hash, word_hash
 
 _UNITS = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen",

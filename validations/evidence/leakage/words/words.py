@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32, UInt8, UInt64
 
-from validations.evidence.leakage.compiled import compiled, inlined
-from validations.evidence.leakage.words.escapes import (
+from phasewise.validations.evidence.leakage.compiled import compiled, inlined
+from phasewise.validations.evidence.leakage.words.escapes import (
     BACKSLASH,
     BRACKET,
     FORUM_TAGS,
@@ -28,7 +28,7 @@ from validations.evidence.leakage.words.escapes import (
     skip_tag,
     skip_thousands,
 )  # fmt: skip
-from validations.evidence.leakage.words.fold import (
+from phasewise.validations.evidence.leakage.words.fold import (
     DIGIT,
     DROPPED,
     KIND_SHIFT,
@@ -39,8 +39,8 @@ from validations.evidence.leakage.words.fold import (
     WORD,
     fold_table,
 )
-from validations.evidence.leakage.words.hashes import NUMBER_MARK, SIGN_MARK, finish, letters_hash
-from validations.evidence.leakage.words.numerals import join_numerals, numeral_table
+from phasewise.validations.evidence.leakage.words.hashes import NUMBER_MARK, SIGN_MARK, finish, letters_hash
+from phasewise.validations.evidence.leakage.words.numerals import join_numerals, numeral_table
 
 FULLWIDTH_BACKSLASH = 0xFF3C
 LETTER_N, LETTER_T, LETTER_R = (LETTER << KIND_SHIFT | ord(letter) for letter in "ntr")

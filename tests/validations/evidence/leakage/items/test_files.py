@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from phasewise.trainer.base.errors import DataError
+from phasewise.validations.evidence.leakage.index import LeakageIndex
+from phasewise.validations.evidence.leakage.items.files import read_benchmarks, read_examples, read_items
 from tests.shared_data import shared_folder
-from trainer.base.errors import DataError
-from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.items.files import read_benchmarks, read_examples, read_items
 
 # Items after equal ones are merged: lines of the test files less the questions that are there twice.
 SHARED_COUNTS = {

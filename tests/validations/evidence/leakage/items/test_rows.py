@@ -2,9 +2,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from validations.evidence.leakage.items.item import BenchmarkItem
-from validations.evidence.leakage.items.rows import as_item, first_index, parse_row
-from validations.evidence.leakage.items.values import Fields
+from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.items.rows import as_item, first_index, parse_row
+from phasewise.validations.evidence.leakage.items.values import Fields
 
 TALE = "A wren built its nest in an old boot that hung by the garden door."
 LONG_TALE = " ".join([TALE] * 20)

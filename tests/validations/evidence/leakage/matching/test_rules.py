@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from validations.evidence.leakage.index import LeakageIndex
-from validations.evidence.leakage.items.item import BenchmarkItem
-from validations.evidence.leakage.matching.rules import (
+from phasewise.validations.evidence.leakage.index import LeakageIndex
+from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
+from phasewise.validations.evidence.leakage.matching.rules import (
     ALIKE,
     COMPLETE,
     LITTLE_WEIGHT,
@@ -21,8 +21,8 @@ from validations.evidence.leakage.matching.rules import (
     Rules,
     build_rules,
 )  # fmt: skip
-from validations.evidence.leakage.segments import ANSWER, CHOICE, PASSAGE, QUESTION, SOLUTION
-from validations.limits import LeakageLimits
+from phasewise.validations.evidence.leakage.segments import ANSWER, CHOICE, PASSAGE, QUESTION, SOLUTION
+from phasewise.validations.limits import LeakageLimits
 
 LIMITS = LeakageLimits(min_words=13, min_score=0.7, min_copy_share=0.8, max_items=0)
 LONG = "amber basalt cobalt dune ember fjord garnet heath iris juniper kelp lichen moraine nectar obsidian peat quartz reed slate thyme"

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from validations.evidence.leakage.words.hashes import number_hash, word_hash
-from validations.evidence.leakage.words.words import is_number, is_sign, split_words
+from phasewise.validations.evidence.leakage.words.hashes import number_hash, word_hash
+from phasewise.validations.evidence.leakage.words.words import is_number, is_sign, split_words
 
 ONES = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen",

@@ -1,0 +1,86 @@
+"""The default permutation against the arithmetic of Levanter's, at N = 10^9 + 7, on one core."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from experiments.bench.measure import Options, Row, in_turns, on_cores, seconds
+from phasewise.trainer.data.permutation import Permutation
+
+LENGTH, SEED = 1_000_000_007, 7
+VECTOR, SINGLE = 1_000_000, 4_000
+MULTIPLIER, ROUNDS = 2654435761, 5
+
+
+class LevanterArithmetic:
+    """What Levanter's `FeistelPermutation` computes, step for step as it does: whole arrays, both range checks, one path for all.
+
+    A single index goes through the same NumPy operations as an array of no dimensions, which is what its users pay for one.
+    """
+
+    def __init__(self, length: int, seed: int):
+        bits = (length - 1).bit_length()
+        self._shift = np.uint64(bits - bits // 2)
+        self._mask = np.uint64((1 << int(self._shift)) - 1)
+        self._length = length
+        self._keys = np.random.Generator(np.random.PCG64(seed)).integers(0, 1 << int(self._shift), size=ROUNDS, dtype=np.uint64)
+
+    def __call__(self, indices: np.ndarray) -> np.ndarray:
+        values = indices.astype(np.uint64)
+        if np.any(values < 0) or np.any(values >= self._length):
+            raise IndexError(f"indices from 0 to {self._length - 1} are needed")
+        places = self._network(values)
+        while np.any(outside := places >= self._length):
+            places[outside] = self._network(places[outside])
+        return places
+
+    def at(self, index: int) -> int:
+        if index < 0 or index >= self._length:
+            raise IndexError(f"an index from 0 to {self._length - 1} is needed")
+        return int(self(np.array(index, np.uint64)))
+
+    def _network(self, values: np.ndarray) -> np.ndarray:
+        left = values >> self._shift
+        right = values & self._mask
+        for key in self._keys:
+            left, right = right, left ^ self._round(right, key)
+        return np.asarray((left << self._shift) | right)
+
+    def _round(self, right: np.ndarray, key: np.uint64) -> np.ndarray:
+        return ((right & self._mask) * np.uint64(MULTIPLIER) + key) & self._mask
+
+
+def rows(options: Options) -> Iterator[Row]:
+    """Time an index of `feistel` against Levanter's, vectorised and single, and against a table that is there already."""
+    indices = np.random.default_rng(0).integers(0, LENGTH, VECTOR)
+    ours = Permutation.build("feistel", length=LENGTH, key=SEED)
+    levanter = LevanterArithmetic(LENGTH, SEED)
+    _check_same(levanter, indices)
+    table = np.random.default_rng(1).permutation(VECTOR)
+    inside = indices % VECTOR
+    sides = {
+        "ours": lambda: seconds(lambda: ours(indices)),
+        "levanter": lambda: seconds(lambda: levanter(indices)),
+        "table": lambda: seconds(lambda: table[inside]),
+        "ours at": lambda: seconds_of_singles(ours.at, indices),
+        "levanter at": lambda: seconds_of_singles(levanter.at, indices),
+    }
+    with on_cores(1):
+        in_turns(sides, 1)
+        medians = in_turns(sides, 3 * options.repeats)
+    yield Row("feistel, vectorised, times Levanter's arithmetic", medians["ours"] / medians["levanter"], at_most=1.5)
+    yield Row("feistel, single look-ups, times as fast as Levanter's", medians["levanter at"] / medians["ours at"], at_least=10)
+    yield Row("feistel, vectorised, times a look-up in a table of 10^6", medians["ours"] / medians["table"])
+
+
+def seconds_of_singles(at: Callable[[int], int], indices: np.ndarray) -> float:
+    """Look-ups of one index after the other, Python numbers in and out."""
+    chosen: list[int] = indices[:SINGLE].tolist()
+    return seconds(lambda: [at(index) for index in chosen])
+
+
+def _check_same(levanter: LevanterArithmetic, indices: np.ndarray) -> None:
+    """The baseline must be the record's permutation, or its time says nothing."""
+    record = Permutation.build("feistel_levanter", length=LENGTH, key=SEED)
+    assert np.array_equal(levanter(indices), record(indices)), "the baseline is not Levanter's permutation"
+    assert [levanter.at(int(index)) for index in indices[:100]] == record(indices[:100]).tolist()

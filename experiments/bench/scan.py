@@ -1,0 +1,107 @@
+"""The leakage scan: its rate against the peers', what a second worker brings, and the memory of index and scan.
+
+It looks for the real benchmarks beside the checkout, or for made items where there are none; the rows say which.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from experiments.bench.builds import WORKERS, two_workers
+from experiments.bench.measure import Options, Row, in_turns, on_cores, seconds
+from experiments.bench.memory import STATUS
+from experiments.bench.peers import Place
+from experiments.bench.real_text import write_json_lines
+from experiments.bench.scan_peers import compared, demanded
+from experiments.bench.scan_process import LIMITS, Built, Scanned
+from phasewise.tasks.validation.scan_paths import ScanPiece, select
+from phasewise.tasks.validation.scan_pieces import scan_pieces
+from tests.shared_data import ROOT
+
+REAL = ROOT / "benchmarks"
+MIN_SPEED_UP, MAX_INDEX_MIB, MAX_GROWTH = 1.8, 1024, 1.1
+FILES = 2 * WORKERS
+SMALL_BYTES = 100 * 10**6
+
+
+def rows(options: Options) -> Iterator[Row]:
+    """Every demand on the scan."""
+    if not STATUS.exists():
+        yield Row("leakage scan", None, note=f"needs Linux's {STATUS}, not there on {sys.platform}")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        index = place / "index"
+        built = Built(**_process("build", index, *([REAL] if REAL.is_dir() else [])))
+        if (peers := Place.found()) is not None:
+            with on_cores(1):
+                yield from compared(peers, index, built.items_of, options)
+        else:
+            yield from demanded(built.items_of)
+        with on_cores(WORKERS):
+            yield from _two_workers(place, built, options)
+        yield from _memory(place, built, int(options.gigabytes * 1e9))
+
+
+def _process(*arguments: object) -> dict[str, Any]:
+    """What a process of its own says: its peak memory is of this work alone."""
+    command = [sys.executable, "-m", "experiments.bench.scan_process", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"scan_process {arguments[0]} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _two_workers(place: Path, built: Built, options: Options) -> Iterator[Row]:
+    """The same files by this process and by two workers: with a cluster that runs, and with its start and end."""
+    size = WORKERS * options.megabytes * 10**6
+    write_json_lines(place / "two", size, num_files=FILES)
+    pieces = select([str(place / "two")]).pieces
+
+    def scan(workers: int) -> float:
+        return seconds(lambda: scan_pieces(pieces, place / "index", LIMITS, workers=workers))
+
+    with two_workers():
+        sides = {"one": lambda: scan(1), "two": lambda: scan(WORKERS)}
+        in_turns(sides, 1)  # maps the index and the compiled code into every process
+        medians = in_turns(sides, options.repeats)
+    one = medians["one"]
+    two = medians["two"]
+    with_start = _with_start(pieces, place / "index")
+    rates = f"{size / one / 1e6:.1f} and {size / two / 1e6:.1f} MB/s, {size / 1e6:.0f} MB in {FILES} files, cluster running"
+    yield Row(f"scan of files for {built.items_of}, two workers over one", one / two, at_least=MIN_SPEED_UP, note=rates)
+    yield Row("the same with start and end of the cluster", one / with_start, note=f"{with_start - two:.1f} s more")
+
+
+def _with_start(pieces: tuple[ScanPiece, ...], index: Path) -> float:
+    def scan() -> None:
+        with two_workers():
+            scan_pieces(pieces, index, LIMITS, workers=WORKERS)
+
+    return seconds(scan)
+
+
+def _memory(place: Path, built: Built, large_bytes: int) -> Iterator[Row]:
+    """Of the index, of a process that scans with it, and of that process over more text."""
+    note = f"{built.items:,} items, read in {built.read_seconds:.0f} s, indexed in {built.build_seconds:.0f} s"
+    yield Row(f"index of {built.items_of}, MiB", _mib(built.index_bytes), at_most=MAX_INDEX_MIB, note=note)
+    yield Row("peak memory of the process that builds it, MiB", _mib(built.peak_bytes))
+    small, large = (_scanned(place / name, place / "index", size) for name, size in (("small", SMALL_BYTES), ("large", large_bytes)))
+    note = f"{_mib(large.before_bytes):.0f} before the index and the first document"
+    yield Row("peak memory of a process that scans with it, MiB", _mib(large.peak_bytes), at_most=MAX_INDEX_MIB, note=note)
+    sizes = f"{large_bytes / 1e6:,.0f} MB over {SMALL_BYTES / 1e6:,.0f} MB"
+    note = f"{_mib(large.peak_bytes):.0f} and {_mib(small.peak_bytes):.0f} MiB"
+    yield Row(f"peak memory of a scan, {sizes}", large.peak_bytes / small.peak_bytes, at_most=MAX_GROWTH, note=note)
+
+
+def _scanned(files: Path, index: Path, size: int) -> Scanned:
+    write_json_lines(files, size, num_files=FILES)
+    return Scanned(**_process("scan", index, files))
+
+
+def _mib(size: int) -> float:
+    return size / 2**20

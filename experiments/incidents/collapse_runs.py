@@ -1,0 +1,141 @@
+"""A sparse model whose router collapses without balancing, as runs of the trainer that the health verdict judges."""
+
+import os
+
+from phasewise.trainer.base.run_folder import METRICS_NAME
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from phasewise.flows.recipes.proxy import COLLAPSED_SHARE
+from phasewise.flows.recipes.words import WITHOUT_AVERAGE, adamw, afmoe, always, constant, linear, order, stability
+from phasewise.tasks.home import Home
+from phasewise.tasks.validation.judge import judge_phase_health
+from phasewise.trainer.config import Balancing, CheckpointPolicy, Experts, ModelConfig, RunConfig, SignBalancing, Smebu
+from phasewise.trainer.metrics import Row, read_metrics
+from phasewise.trainer.run import execute
+from phasewise.validations.limits import HealthLimits
+from phasewise.validations.verdict import Verdict
+from tests.trainer.token_caches import BEGIN, END, write_passing_verdict, write_token_cache
+
+STEPS, WARMUP_STEPS, PEAK_RATE = 300, 10, 1e-2
+BATCH_SEQUENCES, SEQ_LEN = 8, 32
+NUM_EXPERTS, NUM_ACTIVE = 8, 2
+RATE = 0.01
+"""Of the bias. The record's 0.001 is for 400,000 steps; 300 need more."""
+KINDS: dict[str, Balancing | None] = {
+    "none": None,
+    "sign": SignBalancing(kind="sign", rate=RATE),
+    "smebu": Smebu(kind="smebu", rate=RATE, sharpness=2.0, momentum=0.5),
+}
+SEEDS = 5
+COMPONENT = "topics"
+VOCAB_SIZE, COMMON_WORDS, TOPICS = 256, 32, 4
+COMMON_SHARE = 0.5
+DOCUMENTS, DOCUMENT_TOKENS = 800, 128
+UNJUDGED = dict.fromkeys(("max_loss_shift", "max_loss_rise", "max_data_share"))
+LIMITS: HealthLimits = WITHOUT_AVERAGE.but(
+    max_violation=COLLAPSED_SHARE * (NUM_EXPERTS / NUM_ACTIVE - 1), max_spike_percent=1.0, **UNJUDGED
+)
+"""The proxy's limit on the imbalance. The runs have no evaluation and no cooldown, and how fast this machine reads is of no interest."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run, what it measured, and what the health verdict says of it."""
+
+    kind: str
+    seed: int
+    run: RunConfig
+    rows: list[Row]
+    verdict: Verdict
+
+    @property
+    def is_stopped(self) -> bool:
+        """By the check of the balance; another critical one would be a fault of the experiment."""
+        found = {reason.expectation for reason in self.verdict.reasons if reason.severity == "critical"}
+        assert found <= {"expect_experts_to_keep_their_balance"}, found
+        return bool(found)
+
+    @property
+    def last_violation(self) -> float:
+        """The median of MaxVio over the last 50 updates."""
+        return float(np.median([row["max_violation"] for row in self.rows[-50:]]))
+
+
+def model(balancing: Balancing | None) -> ModelConfig:
+    """Two layers of experts and nothing shared, so that nothing is spread over all tokens but what the router spreads."""
+    experts = Experts(
+        num_experts=NUM_EXPERTS,
+        num_active=NUM_ACTIVE,
+        num_shared=0,
+        d_expert=32,
+        route_scale=1.0,
+        num_dense_layers=0,
+        balancing=balancing,
+        sequence_loss=0.0,
+    )
+    shape = {"num_query_heads": 2, "num_kv_heads": 1, "head_dim": 16, "d_ff": 64}
+    return afmoe(num_layers=2, d_model=32, experts=experts, seq_len=SEQ_LEN, vocab_size=VOCAB_SIZE, **shape)
+
+
+def documents() -> Iterator[np.ndarray]:
+    """Half of the words are common, by Zipf's law; the others count on, by the topic's stride, through the topic's own words."""
+    rng = np.random.default_rng(0)
+    first_own = END + 1 + COMMON_WORDS
+    own_words = (VOCAB_SIZE - first_own) // TOPICS
+    frequencies = 1 / np.arange(1, COMMON_WORDS + 1)
+    for _ in range(DOCUMENTS):
+        topic = int(rng.integers(TOPICS))
+        places = np.arange(DOCUMENT_TOKENS)
+        own = first_own + topic * own_words + (rng.integers(own_words) + (1 + 2 * topic) * places) % own_words
+        common = END + 1 + rng.choice(COMMON_WORDS, p=frequencies / frequencies.sum(), size=DOCUMENT_TOKENS)
+        words = np.where(rng.random(DOCUMENT_TOKENS) < COMMON_SHARE, common, own)
+        yield np.array([BEGIN, *words, END], np.uint16)
+
+
+@cache
+def tokens(home: Path) -> Path:
+    """The text as a token cache."""
+    return write_token_cache(home / COMPONENT, [list(documents())])
+
+
+def run_of(kind: str, seed: int, home: Path, steps: int = STEPS) -> RunConfig:
+    """The run of one kind of balancing; its seed decides weights and order."""
+    folder = tokens(home)
+    phase = f"{kind}-{seed}"
+    return RunConfig(
+        recipe="collapse",
+        scale="own",
+        phase=phase,
+        start_step=0,
+        stop_step=steps,
+        seed=seed,
+        model=model(KINDS[kind]),
+        optimizer=adamw(),
+        learning_rate=(linear(0, WARMUP_STEPS, 0.0, PEAK_RATE), constant(WARMUP_STEPS, steps, PEAK_RATE)),
+        stability=stability(),
+        batch=always(BATCH_SEQUENCES),
+        mixture=always({COMPONENT: 100.0}),
+        order=order(seed=seed),
+        checkpoints=CheckpointPolicy(every_steps=steps, every_minutes=None, keep_all=False),
+        start=None,
+        caches={COMPONENT: str(folder)},
+        verdict=str(home / "runs" / phase / "verdict.json"),
+        output=str(home / "runs" / phase),
+    )
+
+
+def train(kind: str, seed: int, home: Path, steps: int = STEPS) -> Trained:
+    """Train a run and judge how it went."""
+    run = run_of(kind, seed, home, steps)
+    write_passing_verdict(run)
+    execute(run)
+    verdict = judge_phase_health(run, LIMITS, Home.open(str(home)))
+    return Trained(kind, seed, run, read_metrics(Path(run.output) / METRICS_NAME), verdict)

@@ -1,0 +1,63 @@
+"""A build of the corpus in a process of its own: `python -m experiments.survival.data.driver HOME CORPUS [--shuffle SEED]`.
+
+What it did comes as JSON on standard output, a refusal as one line on standard error.
+"""
+
+import argparse
+import json
+import random
+import sys
+from typing import Any
+
+from dask.distributed import Client
+
+from experiments.survival.data.corpus import VOCAB_SIZE, corpus_sources
+from phasewise.tasks.data import parts, reading
+from phasewise.tasks.data.cluster import cluster
+from phasewise.tasks.data.plan import plan_data
+from phasewise.tasks.data.prepare import build_missing_caches, make_missing_tokenizer, write_missing_documents
+from phasewise.tasks.home import Home
+from phasewise.trainer.base.errors import PhasewiseError
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("home")
+    parser.add_argument("corpus")
+    parser.add_argument("--shuffle", type=int)
+    chosen = parser.parse_args()
+    reading.PIECE_BYTES, parts.MIN_PART_BYTES = 1 << 19, 1  # the driver alone decides how the work is divided, and says so to the workers
+    if chosen.shuffle is not None:
+        shuffle_calls(chosen.shuffle)
+    try:
+        print(json.dumps(build(chosen.home, chosen.corpus)))
+    except PhasewiseError as error:
+        print(f"phasewise: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def build(home: str, corpus: str) -> dict[str, int]:
+    """Every task; what each of them did."""
+    plan = plan_data(corpus_sources(corpus), Home.open(home), vocab_size=VOCAB_SIZE)
+    with cluster():  # one for all tasks: starting processes takes longer than these tasks
+        return {
+            "documents": write_missing_documents(plan),
+            "tokenizers": int(make_missing_tokenizer(plan, VOCAB_SIZE, None)),
+            "caches": build_missing_caches(plan),
+        }
+
+
+def shuffle_calls(seed: int) -> None:
+    """Let the scheduler take the calls, and so finish them, in an order of its own."""
+    draw = random.Random(seed)
+    submit = Client.submit
+
+    def submit_somewhere(self: Client, *arguments: Any, **options: Any) -> Any:
+        return submit(self, *arguments, **options, priority=draw.randrange(1000))
+
+    Client.submit = submit_somewhere
+
+
+if __name__ == "__main__":
+    sys.exit(main())

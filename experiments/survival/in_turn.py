@@ -1,0 +1,110 @@
+"""Run several commands in one process, so that slow imports happen once.
+
+`python -m experiments.survival.in_turn [--another-reader]` reads one JSON list a line: the arguments of `phasewise`, or
+`train_phase` with a recipe, a phase and a home. It answers with one line: exit code, standard output, standard error. It
+serves tests that need no new process. A flow that is called without the command line also logs to standard error.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import IO, NamedTuple
+
+TRAIN_PHASE = "train_phase"
+ANOTHER_READER = "--another-reader"
+"""The reader has another version, and makes the same bytes."""
+
+
+class Ended(NamedTuple):
+    """A command that has ended; it is asked as a process is."""
+
+    returncode: int
+    output: str
+    errors: str
+
+    def communicate(self) -> tuple[str, str]:
+        return self.output, self.errors
+
+
+class InTurn:
+    """The other side of the process."""
+
+    def __init__(self, requests: IO[str], answers: IO[str]) -> None:
+        self._requests, self._answers = requests, answers
+
+    def __call__(self, *words: object) -> Ended:
+        """`phasewise WORDS`."""
+        print(json.dumps(list(map(str, words))), file=self._requests, flush=True)
+        return Ended(*json.loads(self._answers.readline()))
+
+    def train_phase(self, recipe: object, phase: str, home: object) -> Ended:
+        """The flow `train_phase`, as a worker opens it."""
+        return self(TRAIN_PHASE, recipe, phase, home)
+
+
+@contextmanager
+def in_turn_process(environment: Mapping[str, str], *options: str) -> Iterator[InTurn]:
+    """The process, for as long as the context lasts; it ends when its standard input does."""
+    command = [sys.executable, "-m", "experiments.survival.in_turn", *options]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(environment)) as process:
+        assert process.stdin
+        assert process.stdout
+        yield InTurn(process.stdin, process.stdout)
+
+
+def main() -> None:
+    if ANOTHER_READER in sys.argv:
+        import phasewise.tasks.data.reading as reading
+
+        reading.READER += "+another"  # before anything imports it from there
+    with os.fdopen(os.dup(1), "w") as answers:
+        for line in sys.stdin:
+            print(json.dumps(run(json.loads(line))), file=answers, flush=True)
+
+
+def run(words: list[str]) -> Ended:
+    """Run a command; what it and its own processes write is taken at the level of the system."""
+    kept = [os.dup(number) for number in (1, 2)]
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        for number, file in enumerate((output, errors), start=1):
+            os.dup2(file.fileno(), number)
+        try:
+            code = call(words)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for number, was in enumerate(kept, start=1):
+                os.dup2(was, number)
+                os.close(was)
+        for file in (output, errors):
+            file.seek(0)
+        return Ended(code, output.read(), errors.read())
+
+
+def call(words: list[str]) -> int:
+    """The exit code, as the process of the command would have it."""
+    try:
+        if words[0] == TRAIN_PHASE:
+            from phasewise.flows.train_phase import train_phase
+
+            recipe, phase, home = words[1:]
+            train_phase(recipe, phase, home=home)
+        else:
+            from phasewise.flows.cli import main as phasewise
+
+            phasewise(words, prog_name="phasewise")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except Exception:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    main()

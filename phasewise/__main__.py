@@ -1,0 +1,5 @@
+"""`python -m phasewise`: the command line."""
+
+from phasewise.flows.cli import main
+
+main()

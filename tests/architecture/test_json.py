@@ -1,0 +1,62 @@
+"""One function reads JSON strictly (`trainer.base.json_reader`). What parses text otherwise is named here, with its reason."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("trainer", "validations", "tasks", "flows", "deployments")
+PARSERS = {"json.loads", "json.load", "orjson.loads", "yaml.safe_load", "yaml.load", "tomllib.loads", "tomllib.load"}
+METHODS = {"model_validate_json", "validate_json"}
+MADE_HERE = "what this process or its own child wrote a moment before"
+HOME = "a line or a small file that a process of this home writes and pydantic or the caller checks"
+STORE = "what a store answers about an object"
+TEXT = "documents of a data set: orjson refuses NaN and depth, and each line that it refuses is counted with its reason"
+OTHERS: dict[str, str] = {
+    "trainer/base/json_reader.py": "the function itself",
+    "trainer/checkpoints/shares.py": HOME,
+    "trainer/events.py": HOME,
+    "trainer/metrics.py": HOME,
+    "trainer/sinks/weights_and_biases.py": HOME,
+    "tasks/locks.py": HOME,
+    "tasks/holder.py": HOME,
+    "tasks/training/spent.py": HOME,
+    "tasks/training/hosts/post.py": HOME,
+    "tasks/store/head.py": HOME,
+    "tasks/store/snapshot.py": HOME,
+    "tasks/data/projection.py": HOME,
+    "tasks/data/standins.py": HOME,
+    "flows/site/files.py": HOME,
+    "flows/site/metrics.py": HOME,
+    "tasks/store/versioned.py": STORE,
+    "tasks/store/objects.py": STORE,
+    "tasks/training/machine.py": MADE_HERE,
+    "tasks/evaluation/apart.py": MADE_HERE,
+    "tasks/evaluation/suites/sandbox.py": MADE_HERE,
+    "tasks/evaluation/suites/sandbox_child.py": MADE_HERE,
+    "tasks/publication/card/claims.py": MADE_HERE,
+    "tasks/publication/card/gate_claims.py": MADE_HERE,
+    "tasks/publication/exported_weights.py": MADE_HERE,
+    "flows/recipes/accepting.py": MADE_HERE,
+    "validations/evidence/leakage/words/detokenize.py": "a tokenizer that the library tokenizers has read and written again",
+    "validations/evidence/leakage/words/fold.py": "a table of an installed package",
+    "tasks/evaluation/benchmark_folder.py": "items whose digest the manifest names, compared first",
+    "tasks/evaluation/evaluate.py": "definitions whose digest the manifest names, compared first",
+    "tasks/data/formats/json_values.py": TEXT,
+    "tasks/data/conversations/renderer.py": MADE_HERE,
+    "tasks/data/conversations/sandbox.py": MADE_HERE,
+    "flows/recipes/library_values.py": "a YAML file of this package, which a test compares with the recipes",
+    "tasks/preflight/slices.py": "slices.toml of this package; TOML refuses a name that is there twice, pydantic NaN",
+}
+
+
+def parsers_in(source: str) -> set[str]:
+    """The calls that parse text by themselves."""
+    called = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    methods = {one.attr for one in called if isinstance(one, ast.Attribute) and one.attr in METHODS}
+    return methods | ({ast.unparse(one) for one in called} & PARSERS)
+
+
+def test_json_from_outside_is_read_by_one_function():
+    found = {str(path.relative_to(ROOT)): parsers_in(path.read_text()) for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
+    assert {path: calls for path, calls in found.items() if calls and path not in OTHERS} == {}
+    assert [path for path in OTHERS if not found.get(path)] == []  # an exception that is gone is taken out

@@ -1,0 +1,81 @@
+"""A tiny recipe through the real command line, a real Prefect server and real processes."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from experiments.survival.in_turn import ANOTHER_READER, InTurn, in_turn_process
+from experiments.survival.runs import Finished, Start, complete, tiny_recipe
+from phasewise.flows.server import OwnServer, own_server
+from phasewise.tasks.home import Home
+from tests.ports import free_port
+
+
+@pytest.fixture(scope="module")
+def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recipe") / "tiny.json"
+    path.write_text(tiny_recipe().model_dump_json())
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnServer]:
+    """One server for all runs of a file, at a port that nobody uses."""
+    with own_server(Home(tmp_path_factory.mktemp("server")), free_port(), "the tests") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def environment(server: OwnServer) -> dict[str, str]:
+    """What XLA compiles runs for milliseconds: it need not be optimised."""
+    prefect = {"PREFECT_API_URL": server.url, "PREFECT_API_AUTH_STRING": server.auth}
+    settings = {**prefect, "PHASEWISE_DASK_WORKERS": "2", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    return {**os.environ, **settings}
+
+
+@pytest.fixture(scope="module")
+def phasewise(environment: dict[str, str]) -> Start:
+    """Starts `phasewise …` against that server."""
+
+    def start(*words: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "phasewise.flows.cli", *map(str, words)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def in_turn(environment: dict[str, str]) -> Iterator[InTurn]:
+    """Runs `phasewise …` in one process after the other commands of the file."""
+    with in_turn_process(environment) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def by_other_code(environment: dict[str, str]) -> Iterator[InTurn]:
+    """The same, where the reader has another version, and makes the same bytes."""
+    with in_turn_process(environment, ANOTHER_READER) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def begun(phasewise: Start, recipe_file: Path, home: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run that nothing disturbs, which may still be at work."""
+    with phasewise("run", recipe_file, "--home", home, "--json") as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture(scope="module")
+def finished(begun: subprocess.Popen[str]) -> Finished:
+    """Its result."""
+    return complete(begun)

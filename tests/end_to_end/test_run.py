@@ -1,0 +1,380 @@
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+
+from experiments.survival.in_turn import InTurn
+from experiments.survival.runs import Finished, Start, complete, kill_when, trained_files, wait_until, with_limits
+from phasewise.flows.commands.status import describe, is_done
+from phasewise.flows.server import OwnServer
+from phasewise.trainer.base.identity import digest_of_file
+from phasewise.trainer.base.storage import read_json, write_atomically, write_json
+from phasewise.trainer.model.hugging_face import read_folder
+from phasewise.trainer.state import params_digest
+from tests.end_to_end.changes import CHANGES, Again, changed, what_must_be_done_again
+
+pytestmark = pytest.mark.timeout(600)  # a guard against hanging: each takes 20 to 50 s where nothing else runs
+
+
+def digests(summary: Finished) -> list[str]:
+    return [phase["params_digest"] for phase in summary["phases"]]
+
+
+def test_the_data_of_the_first_phase_are_judged(begun: subprocess.Popen[str], home: Path) -> None:
+    """The first run is one for all tests; these look at it as it goes on."""
+    verdict = home / "verdicts" / "tiny-proxy" / "kestrel" / "data.json"
+    wait_until(begun, verdict.exists)
+    assert json.loads(verdict.read_text())["passes"] is True
+
+
+@pytest.mark.parametrize(("phase", "stop_step"), [("kestrel", 40), ("ocelot", 52)])
+def test_one_phase_after_the_other_is_trained(begun: subprocess.Popen[str], home: Path, phase: str, stop_step: int) -> None:
+    result = home / "runs" / "tiny-proxy" / phase / "result.json"
+    wait_until(begun, result.exists)
+    assert json.loads(result.read_text())["stop_step"] == stop_step
+
+
+def test_a_recipe_runs_from_nothing_to_its_report(finished: Finished, home: Path) -> None:
+    assert [(phase["name"], phase["steps"], phase["verdict"]) for phase in finished["phases"]] == [
+        ("kestrel", 40, "passed"),
+        ("ocelot", 12, "passed"),
+    ]
+    assert all(phase["bits_per_byte"] > 0 and len(phase["params_digest"]) == 64 for phase in finished["phases"])
+    assert finished["phases"][0]["tokens"] == 40 * 2 * 128
+    assert Path(finished["report"]).read_text().startswith("<!doctype html>")
+    assert set(finished["baselines"]) == {"byte 3-gram", "byte 5-gram"}
+    assert (Path(finished["report"]).parent / "data-docs" / "index.html").exists()
+
+
+def test_the_second_run_finds_everything_done(finished: Finished, in_turn: InTurn, recipe_file: Path, home: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (home / "runs").rglob("*")}
+    process = in_turn("run", recipe_file, "--home", home, "--json")
+    out, err = process.communicate()
+    assert process.returncode == 0
+    assert "everything is done already" in err
+    assert str(finished["phases"][-1]["params_digest"]) in out
+    assert {path: path.stat().st_mtime_ns for path in (home / "runs").rglob("*")} == before
+
+
+def test_the_server_has_flows_tasks_and_verdicts(finished: Finished, server: OwnServer) -> None:
+    with temporary_settings({PREFECT_API_URL: server.url, PREFECT_API_AUTH_STRING: server.auth}), get_client(sync_client=True) as client:
+        flows = {flow.name for flow in client.read_flows(limit=200)}
+        tasks = {task.name for task in client.read_task_runs(limit=200)}
+        artifacts = {artifact.key for artifact in client.read_artifacts(limit=200)}
+    assert {"train-recipe", "train-phase", "prepare-data", "validate-data", "evaluate"} <= flows
+    assert {"train kestrel", "judge data of ocelot", "build token caches", "evaluate kestrel"} <= tasks
+    assert {"tiny-proxy-kestrel-data", "tiny-proxy-kestrel-model", "tiny-proxy-ocelot-summary", "tiny-proxy-report"} <= artifacts
+
+
+def test_a_trained_phase_is_exported_bit_for_bit(
+    finished: Finished, in_turn: InTurn, recipe_file: Path, home: Path, tmp_path: Path
+) -> None:
+    said = complete(in_turn("export", f"{recipe_file}/ocelot", tmp_path / "out", "--home", home, "--json"))
+    params, _ = read_folder(tmp_path / "out")
+    assert params_digest(params) == said["params_digest"] == finished["phases"][1]["params_digest"]
+    assert (said["phase"], said["step"]) == ("ocelot", 52)
+
+
+def test_each_change_has_done_again_what_rests_on_it_and_nothing_else(
+    finished: Finished, recipe_file: Path, home: Path, tmp_path: Path
+) -> None:
+    """On copies of the home: that they are elsewhere changes nothing."""
+    found: dict[str, Again] = {}
+    for number, change in enumerate(CHANGES):
+        with changed(change, home, recipe_file, tmp_path / str(number)) as (copied, recipe):
+            found[change.name] = what_must_be_done_again(copied, recipe)
+    assert found == {change.name: change.again for change in CHANGES}
+
+
+def test_a_home_that_was_moved_is_done_already(finished: Finished, in_turn: InTurn, recipe_file: Path, home: Path, tmp_path: Path) -> None:
+    moved = Path(shutil.copytree(home, tmp_path / "moved"))
+    process = in_turn("run", recipe_file, "--home", moved, "--json")
+    out, err = process.communicate()
+    assert (process.returncode, "everything is done already" in err) == (0, True)
+    summary = json.loads(out)
+    assert digests(summary) == digests(finished)
+    assert summary["phases"][-1]["checkpoint"].startswith(str(moved))
+
+
+def states(recipe_file: Path, home: str | Path) -> list[str]:
+    """What `phasewise status` says of each phase."""
+    return [phase["state"] for phase in describe(str(recipe_file), "proxy", str(home))["phases"]]
+
+
+def test_a_home_reached_by_a_link_or_a_url_is_done_already(
+    finished: Finished, recipe_file: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(home)
+    monkeypatch.chdir(home.parent)
+    for place in (home, tmp_path / "link", home.as_uri(), (tmp_path / "link").as_uri(), f"./{home.name}"):
+        assert states(recipe_file, place) == ["done", "done"], place
+
+
+def test_a_home_that_was_uploaded_is_done_already(finished: Finished, recipe_file: Path, home: Path, gcs: Path) -> None:
+    """Training needs a folder of this machine; to say what holds does not."""
+    for path in home.rglob("*"):
+        name = path.relative_to(home)
+        if path.is_file() and name.parts[0] not in ("prefect", "reports", "locks") and "compilation-cache" not in name.parts:
+            write_atomically(gcs.joinpath(*name.parts), path.read_bytes())
+    assert states(recipe_file, str(gcs)) == ["done", "done"]
+
+
+def test_to_ask_for_the_status_makes_nothing(finished: Finished, recipe_file: Path, home: Path, gcs: Path, tmp_path: Path) -> None:
+    before = {path: path.lstat().st_mtime_ns for path in home.rglob("*")}
+    (home / "digests.json").rename(tmp_path / "digests.json")
+    assert states(recipe_file, home) == ["done", "done"]
+    assert not (home / "digests.json").exists()
+    (tmp_path / "digests.json").rename(home / "digests.json")
+    assert {path: path.lstat().st_mtime_ns for path in home.rglob("*")} == before
+    for nowhere in (tmp_path / "no" / "home", gcs):
+        assert states(recipe_file, nowhere) == ["not reached", "not reached"]
+    assert not (tmp_path / "no").exists()
+    assert not list(gcs.parent.glob(f"{gcs.name}/**"))
+
+
+def test_a_changed_byte_of_a_cache_is_named_by_the_status(finished: Finished, recipe_file: Path, home: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(home, tmp_path / "copied"))
+    assert is_done(describe(str(recipe_file), "proxy", str(copied)))
+    shard = next(copied.glob("tokens/*/train-*/shard-00000.bin"))
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    found = describe(str(recipe_file), "proxy", str(copied))
+    (why,) = {one["why"] for one in found["results"] if one["what"] == "files"}
+    assert f"{shard.parent.name}/{shard.name}" in why
+    assert not is_done(found)
+
+
+def test_nothing_is_trained_again_where_other_code_prepares_the_same_bytes(
+    finished: Finished, by_other_code: InTurn, recipe_file: Path, home: Path, tmp_path: Path
+) -> None:
+    """The caches have other names then. They are judged and the models evaluated again."""
+    copied = Path(shutil.copytree(home, tmp_path / "copied"))
+    command = ("run", recipe_file, "--home", copied, "--json")
+    before = trained_files(copied)
+    caches = set(copied.glob("tokens/*/*"))
+    assert digests(complete(by_other_code(*command))) == digests(finished)
+    evaluations = {path for path in before if path.name == "evaluation.json"}
+    changed = {path for path, when in trained_files(copied).items() if before.get(path) != when and path.is_file()}
+    assert changed == evaluations
+    assert len(set(copied.glob("tokens/*/*"))) == 2 * len(caches)
+    process = by_other_code(*command)
+    assert "everything is done already" in process.communicate()[1]
+
+
+def test_a_gate_that_was_made_stricter_is_asked_and_nothing_is_trained(
+    finished: Finished, in_turn: InTurn, recipe_file: Path, home: Path, tmp_path: Path
+) -> None:
+    stricter = with_limits(recipe_file, tmp_path / "stricter.json", 1, "model", max_increase_bits_per_byte=-5.0)
+    before = trained_files(home)
+    process = in_turn("run", stricter, "--home", home, "--json")
+    out, err = process.communicate()
+    assert (process.returncode, out) == (1, "")
+    assert "tiny/proxy/ocelot model failed: macro bits per byte went from the parent's" in err
+    assert "limit: at most -5 bits per byte" in err
+    assert trained_files(home) == before
+    assert digests(complete(in_turn("run", recipe_file, "--home", home, "--json"))) == digests(finished)
+    assert trained_files(home) == before
+
+
+def test_a_planted_item_stops_the_run_before_training(
+    finished: Finished, in_turn: InTurn, recipe_file: Path, home: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(home / "sources", tmp_path / "sources")
+    items = next((home / "benchmarks").glob("*/word_order.jsonl")).read_text().splitlines()
+    item = json.loads(items[3])
+    planted = [{"text": f"{item['opening']} {item['choices'][item['gold']]}\n\nA copy for number {number}."} for number in range(3)]
+    (tmp_path / "sources" / "flan" / "planted.jsonl").write_text("".join(json.dumps(row) + "\n" for row in planted))
+    process = in_turn("run", recipe_file, "--home", tmp_path, "--json")
+    out, err = process.communicate()
+    assert (process.returncode, out) == (1, "")
+    shown = err[err.rindex("phasewise: tiny/proxy/kestrel data failed: ") :].strip().splitlines()
+    assert len(shown) == 3
+    for named in (item["id"], "word_order", "flan", "planted.jsonl"):
+        assert named in shown[0]
+    assert shown[2].startswith("  to do: Remove it from the source and run again.")
+    assert "Traceback" not in err
+    assert not (tmp_path / "runs").exists()
+    verdict = json.loads((tmp_path / "verdicts" / "tiny-proxy" / "kestrel" / "data.json").read_text())
+    assert verdict["passes"] is False
+    assert "refused" in (tmp_path / "reports" / "tiny-proxy" / "report.html").read_text()
+    scans = [path for path in tmp_path.glob("evidence/leakage/*/scan.json") if read_json(path)["scan"]["hits"]]
+    for path in scans:
+        kept = read_json(path)
+        write_json(path, {**kept, "scan": {**kept["scan"], "hits": []}})
+    again = in_turn("run", recipe_file, "--home", tmp_path, "--json")
+    assert again.returncode == 1
+    assert f"{scans[0]} was changed after it was written" in again.errors
+    assert "kestrel data failed" in again.errors
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_phase_asks_whether_its_parent_s_verdicts_hold(
+    finished: Finished, in_turn: InTurn, recipe_file: Path, home: Path, tmp_path: Path
+) -> None:
+    """They were given within other limits: the parent must be judged again before anything of the phase is touched."""
+    changed = with_limits(recipe_file, tmp_path / "changed.json", 0, "health", spike_window=99)
+    before = trained_files(home)
+    ended = in_turn.train_phase(changed, "ocelot", home)
+    assert ended.returncode == 1
+    refusal = "tiny-proxy/ocelot rests on kestrel, which is not done: the verdict on its training is out of date: it was measured against"
+    assert f"ParentNotDone: {refusal} other limits (spike_window)." in ended.errors
+    assert f"`phasewise run {changed}/kestrel --scale proxy --home {home}`" in ended.errors
+    assert trained_files(home) == before
+
+
+def test_a_flow_that_a_worker_opens_refuses_code(in_turn: InTurn, tmp_path: Path) -> None:
+    """Also in a process in which the command line was allowed to run some."""
+    path, touched = tmp_path / "mine.py", tmp_path / "touched"
+    path.write_text(f"open({str(touched)!r}, 'w').close()\n")
+    assert in_turn("status", path).returncode == 1
+    touched.unlink()
+    ended = in_turn.train_phase(path, "ocelot", tmp_path / "home")
+    assert ended.returncode == 1
+    assert "code runs only where `phasewise` is given the file on the command line" in ended.errors
+    assert not touched.exists()
+
+
+def test_the_report_is_written_again_when_one_phase_was_refused_or_trained(
+    finished: Finished, in_turn: InTurn, recipe_file: Path, home: Path, tmp_path: Path
+) -> None:
+    report = Path(finished["report"])
+    stricter = with_limits(recipe_file, tmp_path / "stricter.json", 1, "model", max_increase_bits_per_byte=-5.0)
+    assert in_turn.train_phase(stricter, "ocelot", home).returncode == 1
+    assert "1 of 2 phases passed; refused: ocelot." in report.read_text()
+    assert in_turn.train_phase(recipe_file, "ocelot", home).returncode == 0
+    assert "Both phases trained on judged data and passed their gates." in report.read_text()
+
+
+def test_work_is_not_set_aside_unless_somebody_says_so(
+    finished: Finished, in_turn: InTurn, recipe_file: Path, home: Path, tmp_path: Path
+) -> None:
+    """A setting of Ocelot changes, on a machine on which Ocelot took a day."""
+    copied = Path(shutil.copytree(home, tmp_path / "home", ignore=shutil.ignore_patterns("prefect")))
+    ocelot = copied / "runs" / "tiny-proxy" / "ocelot"
+    slowed = [json.loads(line) | {"step_seconds": 7200.0} for line in (ocelot / "metrics.jsonl").read_text().splitlines()]
+    (ocelot / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in slowed))
+    raw = json.loads(recipe_file.read_text())
+    raw["phases"][1]["checkpoints"]["every_steps"] = 6
+    (tmp_path / "changed.json").write_text(json.dumps(raw))
+    before = trained_files(copied)
+    out, err = (process := in_turn("run", tmp_path / "changed.json", "--home", copied, "--json")).communicate()
+    assert (process.returncode, out) == (1, "")
+    assert "ocelot, trained to step 52: checkpoints.every_steps: 5 → 6 (9,216 tokens, about 24 h)" in err
+    assert f"--home {copied} --retrain ocelot`" in err
+    assert trained_files(copied) == before
+    done = complete(in_turn("run", tmp_path / "changed.json", "--home", copied, "--retrain", "ocelot", "--json"))
+    assert digests(done) == digests(finished)  # how often it is saved changes no weight
+    assert [path.name.rpartition("-")[0] for path in ocelot.parent.glob("ocelot.*")] == ["ocelot.superseded"]
+
+
+@pytest.fixture(scope="module")
+def killed_in_data(finished: Finished, phasewise: Start, recipe_file: Path, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home of its own, whose run was killed while it wrote token caches. What the trainer compiled elsewhere it finds compiled."""
+    place = tmp_path_factory.mktemp("killed")
+    for kept in ("sources", "runs/tiny-proxy/compilation-cache"):
+        shutil.copytree(home / kept, place / kept)
+    kill_when(phasewise("run", recipe_file, "--home", place, "--json"), lambda: any((place / "tokens").glob("*/*/*.bin")))
+    return place
+
+
+@pytest.fixture(scope="module")
+def killed_in_training(killed_in_data: Path, phasewise: Start, recipe_file: Path) -> Path:
+    """The same home; the next run was killed while it trained."""
+    metrics = killed_in_data / "runs" / "tiny-proxy" / "kestrel" / "metrics.jsonl"
+    process = phasewise("run", recipe_file, "--home", killed_in_data, "--json")
+    kill_when(process, lambda: metrics.exists() and len(metrics.read_bytes().splitlines()) >= 17)
+    return killed_in_data
+
+
+@pytest.fixture(scope="module")
+def killed_in_evaluation(killed_in_training: Path, phasewise: Start, recipe_file: Path) -> Path:
+    """The same home; the run after that was killed while it evaluated the last phase."""
+    result = killed_in_training / "runs" / "tiny-proxy" / "ocelot" / "result.json"
+    kill_when(phasewise("run", recipe_file, "--home", killed_in_training, "--json"), result.exists)
+    return killed_in_training
+
+
+def test_killed_in_the_data_preparation_it_has_trained_nothing(killed_in_data: Path) -> None:
+    assert not any((killed_in_data / "runs").glob("*/*/result.json"))
+
+
+def test_killed_while_training_it_goes_on_from_its_caches(killed_in_training: Path) -> None:
+    kestrel = killed_in_training / "runs" / "tiny-proxy" / "kestrel"
+    assert not (kestrel / "result.json").exists()
+    assert any((kestrel / "checkpoints").iterdir())
+
+
+def test_killed_while_training_it_goes_on_with_caches_of_the_same_bytes(
+    finished: Finished, killed_in_training: Path, by_other_code: InTurn, recipe_file: Path, tmp_path: Path
+) -> None:
+    copied = Path(shutil.copytree(killed_in_training, tmp_path / "copied"))
+    process = by_other_code("run", f"{recipe_file}/kestrel", "--home", copied, "--json")
+    out, err = process.communicate()
+    assert process.returncode == 0, err[-3000:]
+    assert re.search(r"kestrel: going on from step \d+ of 40", err)
+    assert digests(json.loads(out))[0] == digests(finished)[0]
+
+
+def test_killed_three_times_it_ends_as_if_nothing_had_been(
+    finished: Finished, killed_in_evaluation: Path, phasewise: Start, recipe_file: Path
+) -> None:
+    runs = killed_in_evaluation / "runs" / "tiny-proxy"
+    assert (runs / "kestrel" / "evaluation.json").exists()
+    assert not (runs / "ocelot" / "evaluation.json").exists()
+    assert digests(complete(phasewise("run", recipe_file, "--home", killed_in_evaluation, "--json"))) == digests(finished)
+
+
+def test_an_evaluation_killed_at_work_costs_itself_alone(
+    finished: Finished, environment: dict[str, str], recipe_file: Path, home: Path, tmp_path: Path
+) -> None:
+    """As by the kernel where memory runs out: the command goes on to say so; checkpoint, verdicts and the parent's evaluation stay."""
+    copied = Path(shutil.copytree(home, tmp_path / "home"))
+    kept = copied / "runs" / "tiny-proxy" / "ocelot" / "evaluation.json"
+    before = json.loads(kept.read_text())
+    kept.unlink()
+    files = {path: digest_of_file(path) for part in ("runs", "verdicts") for path in (copied / part).rglob("*") if path.is_file()}
+    command = [sys.executable, "-m", "phasewise.flows.cli", "evaluate", f"{recipe_file}/ocelot", "--home", str(copied), "--json"]
+    (tmp_path / "work").mkdir()
+    at_work = environment | {"TMPDIR": str(tmp_path / "work")}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=at_work)
+    wait_until(process, lambda: any((tmp_path / "work").glob("phasewise-evaluation-*/definitions/*.yaml")))
+    [evaluating] = [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]
+    evaluating.kill()
+    out, err = process.communicate()
+    assert (process.returncode, out) == (1, "")
+    assert "evaluation of ocelot: its process was ended by SIGKILL" in err
+    assert "Traceback" not in err
+    assert {path: digest_of_file(path) for path in files} == files
+    assert not kept.exists()
+    again = complete(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=at_work))
+    for found in (again, json.loads(kept.read_text())):
+        assert {name: found[name] for name in ("key", "results", "bits_per_byte")} == {
+            name: before[name] for name in ("key", "results", "bits_per_byte")
+        }
+    assert len(again["gate"]) == 2
+    assert {path: digest_of_file(path) for path in files} == files
+
+
+def test_an_evaluation_ends_with_the_command_that_is_killed(
+    finished: Finished, environment: dict[str, str], recipe_file: Path, home: Path, tmp_path: Path
+) -> None:
+    copied = Path(shutil.copytree(home, tmp_path / "home"))
+    (copied / "runs" / "tiny-proxy" / "ocelot" / "evaluation.json").unlink()
+    command = [sys.executable, "-m", "phasewise.flows.cli", "evaluate", f"{recipe_file}/ocelot", "--home", str(copied), "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+    def evaluating() -> list[psutil.Process]:
+        return [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]
+
+    wait_until(process, lambda: bool(evaluating()))
+    [child] = evaluating()
+    process.kill()
+    process.communicate()
+    child.wait(timeout=30)

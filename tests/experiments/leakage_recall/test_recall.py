@@ -1,0 +1,79 @@
+"""The recall table in small: the scan keeps its targets, the controls don't, and without one of its parts a named row falls."""
+
+import pytest
+
+from experiments.leakage_recall.detectors import DETECTORS, ours
+from experiments.leakage_recall.formats import FORMATS
+from experiments.leakage_recall.material import CLEAN, HARD, Material
+from experiments.leakage_recall.mutations import MUTATIONS, Mutation
+from experiments.leakage_recall.report import Table, as_markdown
+
+FEW = [
+    "lm-eval's format",
+    "calculator tags stripped",
+    "solution alone",
+    "one word in ten dropped, a part alone",
+    "homoglyphs for 30 % of the letters, whole",
+]
+REAL_ITEMS_A_FORMAT = 60
+
+
+@pytest.fixture(scope="module")
+def made() -> Material:
+    return Material.made(per_benchmark=60, siblings=150, clean=1500)
+
+
+@pytest.fixture(scope="module")
+def table(made: Material) -> Table:
+    return made.table(ours, count=40)
+
+
+def test_no_format_of_made_items_falls_below_its_target(table: Table):
+    """So few items can't tell 98 % from 99 %: a row must be able to pass, and all rows together must."""
+    assert len(table.recall) == len(FORMATS) > 150
+    assert [row.name for row in table.recall if not row.may_pass and row.recall.of] == [], as_markdown(table, misses=3)
+    for kind in ("reformatting", "edits"):
+        rows = [row for row in table.recall if row.kind == kind]
+        found, planted = sum(row.recall.count for row in rows), sum(row.recall.of for row in rows)
+        assert found >= (rows[0].target or 1) * planted, as_markdown(table, misses=3)
+
+
+def test_text_without_made_items_is_silent(table: Table):
+    assert [row.name for row in table.alarms if not row.passes] == [], as_markdown(table)
+    assert next(row for row in table.alarms if row.name == CLEAN).documents == 1500
+
+
+@pytest.mark.parametrize(
+    ("name", "fails", "keeps"),
+    [
+        ("everything", {HARD, CLEAN}, {"lm-eval's format"}),
+        ("nothing", {*FEW}, {HARD, CLEAN}),
+        ("file-name", {*FEW, HARD}, set[str]()),
+        (
+            "janitor-13",
+            {"calculator tags stripped", "one word in ten dropped, a part alone", "homoglyphs for 30 % of the letters, whole"},
+            {CLEAN},
+        ),
+    ],
+)
+def test_what_needs_no_thought_fails_the_table(made: Material, name: str, fails: set[str], keeps: set[str]):
+    table = made.table(DETECTORS[name], [FORMATS[row] for row in FEW], count=60)
+    assert fails <= set(table.failures), as_markdown(table)
+    assert not keeps & set(table.failures), as_markdown(table)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.part)
+def test_without_a_part_its_row_falls(made: Material, mutation: Mutation):
+    whole, broken = mutation.measure(made, 40, whole=True), mutation.measure(made, 40)
+    assert whole.may_pass
+    assert not broken.may_pass, f"{broken.name}: {broken.recall.value:.1%} without the {mutation.part}"
+
+
+def test_real_items_are_found_in_every_format():
+    material = Material.real(clean=1000, one_in=8)
+    detect = ours(material.items)
+    rows = [material.recall_row(dress, detect, REAL_ITEMS_A_FORMAT) for dress in FORMATS.values()]
+    alarms = list(material.alarm_rows(detect))
+    table = Table(rows, alarms)
+    assert [row.name for row in rows if not row.may_pass] == [], as_markdown(table, misses=3)
+    assert [row.name for row in alarms if not row.may_pass] == [], as_markdown(table)

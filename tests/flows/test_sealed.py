@@ -1,0 +1,270 @@
+"""Every kind of file of a home × every edit: what `status` and `status --full` say, and what uses the file makes of it."""
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from phasewise.flows.commands.export import export_target
+from phasewise.flows.commands.status import describe, is_done
+from phasewise.flows.record import read_record, read_records
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.tasks.data.documents import check_once, split_texts
+from phasewise.tasks.data.tokenizer import load_tokenizer
+from phasewise.tasks.data.verify import check_caches
+from phasewise.tasks.evaluation.asked import ask
+from phasewise.tasks.evaluation.baselines import measure_baselines
+from phasewise.tasks.evaluation.benchmark_folder import benchmark_items
+from phasewise.tasks.evaluation.finished import finished_evaluation
+from phasewise.tasks.inventory import why_harmless
+from phasewise.tasks.publication.card.card import CardOptions, write_card
+from phasewise.tasks.publication.card.claims import Subject
+from phasewise.tasks.publication.placing import is_placed
+from phasewise.tasks.validation.index_store import open_index
+from phasewise.tasks.validation.scan_caches import scan_caches
+from phasewise.trainer.base.errors import PhasewiseError
+from phasewise.trainer.base.storage import read_json
+from phasewise.trainer.process.compilation_cache import drop_changed
+from phasewise.trainer.process.permission import check_permission
+from tests.flows.sealed_home import EDITS, Sealed, another, edited, write_sealed_home
+from tests.tasks.publication.card.conftest import quickly
+from tests.tasks.publication.card.world import HELD_OUT_TOKENS
+
+PHASE = "ocelot"
+KINDS = {
+    "documents": ("manifest.json", "part-*.parquet", "part-*.digests", "copies.bin", "bundle-*.json"),
+    "tokenizers": ("tokenizer.json", "tokenizer.sha256"),
+    "tokens": ("manifest.json", "shard-*.bin", "shard-*.parquet", "shard-*.json"),
+    "benchmarks": ("manifest.json", "*.jsonl", "*.yaml"),
+    "evidence": ("items.json", "scan.json", "baselines.json", "index.json", "*.npy"),
+    "verdicts": ("data.json", "health.json", "model.json", "model.decision.json", "data/*.parquet", "health/*.parquet", "model/*.parquet"),
+    "runs": (
+        "run.json",
+        "caches.json",
+        "conditions.json",
+        "passed_over.json",
+        "result.json",
+        "evaluation.json",
+        "metrics.jsonl",
+        "evaluations/*.json",
+        "checkpoints/*/digests.json",
+        "checkpoints/*",
+        "programs.json",
+        "*-cache",
+    ),
+    "reports": ("keys.json", "report.html", "data-docs/*"),
+    "exports": ("phasewise.json", "*"),
+    "preflight": ("*.json",),
+}
+"""Folder of the home → the kinds of files below it that are checked; a file is of the first kind that it fits."""
+CELLS = [(folder, name) for folder, names in KINDS.items() for name in names]
+REMOVABLE = {
+    ("evidence", "items.json"): "kept to save work: made again when it is asked for",
+    ("evidence", "scan.json"): "kept to save work: made again when it is asked for",
+    ("runs", "conditions.json"): "an earlier run has none: then nothing is said of it",
+    ("runs", "caches.json"): "an earlier run has none: then the manifests of its caches are asked",
+    ("runs", "passed_over.json"): "only a run that rolled back has one, and each checkpoint names what it passed over",
+    ("runs", "evaluations/*.json"): "a suite that was not measured has none",
+    ("runs", "programs.json"): "compiled programs that are not listed are compiled again",
+    ("verdicts", "model.decision.json"): "a verdict without a decision waits for one",
+    ("documents", "bundle-*.json"): "not read once the documents are finished",
+    ("tokens", "shard-*.json"): "not read once the cache is finished",
+    ("preflight", "*.json"): "compiled again",
+}
+"""Kind → why `status` need not miss a file of it."""
+SAME = {
+    ("runs", "conditions.json"): "both phases were computed on this machine: the two files are equal",
+    ("runs", "passed_over.json"): "it names no run; a checkpoint compares the updates that it names with its own",
+    ("runs", "evaluations/*.json"): "each result in it names its weights: that of others is not used",
+    ("verdicts", "model.decision.json"): "it names what was seen of the verdict: that of another is void",
+    ("documents", "bundle-*.json"): "not read once the documents are finished",
+    ("tokens", "shard-*.json"): "not read once the cache is finished",
+}
+"""Kind → why `status` need not name another valid file in its place."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation() -> Iterator[None]:
+    with quickly():
+        yield
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Sealed:
+    return write_sealed_home(tmp_path_factory.mktemp("sealed"))
+
+
+@pytest.fixture(scope="module")
+def untouched(sealed: Sealed, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    """What everything that uses the home gives before anything is changed."""
+    return {name: use(sealed, tmp_path_factory.mktemp("untouched")) for name, use in USES.items()}
+
+
+def kind_of(path: str) -> tuple[str, str] | None:
+    folder, _, rest = path.partition("/")
+    return next(((folder, name) for name in KINDS.get(folder, ()) if fnmatch(f"/{rest}", f"*/{name}")), None)
+
+
+def files_of(sealed: Sealed, kind: tuple[str, str]) -> list[Path]:
+    """All of a kind: first those that the last phase rests on, alone if possible."""
+    found = [path for path in sealed.files() if not why_harmless(path) and kind_of(path) == kind]
+    return [sealed.home.root / path for path in sorted(found, key=lambda path: (PHASE not in path, "/52/" not in path))]
+
+
+def target_of(sealed: Sealed, kind: tuple[str, str], edit: str) -> tuple[Path, bytes]:
+    """The file to edit, and the content of another one of its kind."""
+    files = files_of(sealed, kind)
+    content = files[0].read_bytes()
+    other = next((found for path in files[1:] if (found := path.read_bytes()) != content), another(files[0]))
+    if (edit == "another" and other is None) or (edit in ("emptied", "cut") and not content):
+        pytest.skip("the home has no other file of this kind, or the file is empty")
+    return files[0], other or b""
+
+
+def said(sealed: Sealed, *, full: bool) -> tuple[bool, str]:
+    description = describe(str(sealed.recipe), "proxy", str(sealed.home.root), reads_all=full)
+    return is_done(description), json.dumps(description)
+
+
+def test_every_file_of_a_home_is_of_a_kind_that_is_checked_or_harmless_for_a_reason(sealed: Sealed):
+    unknown = [path for path in sealed.files() if kind_of(path) is None and why_harmless(path) is None]
+    assert not unknown, "say in tasks/inventory.py how a change is found, or why it does no harm; and add the kind to this table"
+    missing = [kind for kind in CELLS if not files_of(sealed, kind)]
+    assert not missing, "no file of the home is of these kinds"
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_status_of_an_untouched_home_is_done(sealed: Sealed, full: bool):
+    assert said(sealed, full=full)[0], said(sealed, full=full)[1]
+
+
+@pytest.mark.parametrize("times", [pytest.param("new", marks=pytest.mark.long), "kept"])
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("kind", CELLS, ids="/".join)
+def test_status_names_the_file(sealed: Sealed, kind: tuple[str, str], edit: str, times: str):
+    path, other = target_of(sealed, kind, edit)
+    harmless = {"removed": REMOVABLE, "another": SAME}.get(edit, {}).get(kind)
+    with edited(path, edit, times, other):
+        for full in (False, True):
+            done, words = said(sealed, full=full)
+            assert harmless or (not done and (path.name in words or edit == "removed")), words
+
+
+def records_of(sealed: Sealed, _: Path) -> dict[str, Any]:
+    """Phase → what `run` believes of it; what is None is made again."""
+    found: dict[str, Any] = {}
+    for record in read_records(sealed.resolved()):
+        parts = ("data_verdict", "health_verdict", "result", "evaluation", "model_verdict")
+        found |= {f"{record.phase.name} {part}": getattr(record, part) for part in parts}
+    return found
+
+
+def inputs_of(sealed: Sealed, place: Path) -> dict[str, Any]:
+    """What `run` reads where something is made again."""
+    resolved = sealed.resolved()
+    plan, phase = resolved.plan, resolved.recipe.phase(PHASE)
+    caches = {name: plan.components[name].train.folder for name in phase.components}
+    exports = resolved.home.root / "exports" / resolved.recipe.run_name
+    for kept_by_process in (open_index, check_once):
+        kept_by_process.cache_clear()
+    reads: dict[str, Callable[[], Any]] = {
+        "documents": lambda: {name: list(split_texts(one.documents.folder, "train")) for name, one in plan.components.items()},
+        "tokenizer": lambda: load_tokenizer(plan.tokenizer).to_str(),
+        "caches": lambda: [check_caches([name], plan, resolved.home) for name in plan.components],
+        "benchmarks": lambda: benchmark_items(plan.benchmarks),
+        "scans": lambda: scan_caches(caches, plan, phase.gates.data.leakage, resolved.home).scans,
+        "exports": lambda: all(is_placed(folder, KnownDigests()) for folder in exports.iterdir()) or None,
+        "programs": lambda: _kept_programs(sealed, place),
+        "baselines": lambda: measure_baselines(plan, resolved.home, HELD_OUT_TOKENS),
+        "permission": lambda: check_permission(resolved.run(phase)),
+    }
+    return {name: _or_refused(read) for name, read in reads.items()}
+
+
+def _kept_programs(sealed: Sealed, place: Path) -> bool | None:
+    """Whether no program is another one; those that were changed are compiled again."""
+    before = next(sealed.home.runs.glob("*/compilation-cache"))
+    after = Path(shutil.copytree(before, place / "programs"))
+    drop_changed(after)
+    left = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in after.glob("*-cache")}
+    return not left or left.items() <= read_json(before / "programs.json").items()
+
+
+def evaluation_of(sealed: Sealed, _: Path) -> Any:
+    resolved = sealed.resolved()
+    record = read_record(resolved, resolved.recipe.phase(PHASE))
+    if record.run is None or record.result is None:
+        return None
+    asked = ask(record.run, record.result, resolved.plan, record.phase.evaluation.measured)
+    return finished_evaluation(record.run, asked.key)
+
+
+def export_of(sealed: Sealed, folder: Path) -> dict[str, Any]:
+    export_target(f"{sealed.recipe}/{PHASE}", str(folder / "out"), "proxy", str(sealed.home.root), weights="last", dtype="float32")
+    about = {"README.md", "phasewise.json"}  # the page leaves out each part of which the home contradicts itself
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (folder / "out").iterdir() if path.name not in about}
+    return files | {"figures": set(re.findall(r"\d+\.\d+", (folder / "out" / "README.md").read_text()))}
+
+
+def card_of(sealed: Sealed, folder: Path) -> Any:
+    write_card(sealed.home.root, Subject("tiny", "proxy", PHASE, HELD_OUT_TOKENS), folder / "card", CardOptions(), judges_again=False)
+    return json.loads((folder / "card" / "statement.json").read_bytes())["predicate"]
+
+
+USES: dict[str, Callable[[Sealed, Path], Any]] = {
+    "run": records_of,
+    "run again": inputs_of,
+    "evaluate": evaluation_of,
+    "export": export_of,
+    "card": card_of,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "edit"),
+    [
+        pytest.param(kind, edit, id="/".join((*kind, edit)), marks=() if number % len(EDITS) == place else pytest.mark.long)
+        for number, kind in enumerate(CELLS)
+        for place, edit in enumerate(EDITS)
+    ],
+)
+def test_nothing_uses_a_changed_file(sealed: Sealed, untouched: Mapping[str, Any], kind: tuple[str, str], edit: str, tmp_path: Path):
+    """Each command gives what it gave before, leaves a result to be made again, or refuses the file by its name."""
+    if kind == ("verdicts", "model.decision.json") and edit in ("removed", "another"):
+        pytest.skip("a verdict that passes takes no notice of decisions; a card names the file that lies there")
+    path, other = target_of(sealed, kind, edit)
+    with edited(path, edit, "kept", other):
+        for command, use in USES.items():
+            (tmp_path / command).mkdir()
+            found = _or_refused(lambda use=use, command=command: use(sealed, tmp_path / command))
+            wrong = list(_others(untouched[command], found, path, command))
+            assert not wrong, wrong
+
+
+def _or_refused(use: Callable[[], Any]) -> Any:
+    try:
+        return use()
+    except PhasewiseError as error:
+        return error
+
+
+def _others(before: Any, found: Any, path: Path, where: str) -> Iterator[str]:
+    """What is neither as before, nor missing, nor refused by the name of the file or of its folder."""
+    if found is None:
+        return
+    if isinstance(found, PhasewiseError):
+        if where != "card" and path.name not in str(found) and path.parent.name not in str(found):  # a card names its own field
+            yield f"{where}: refused, and the file is not named: {found}"
+    elif isinstance(before, dict) and isinstance(found, dict) and where in ("run", "run again", "export"):
+        for name in before:
+            yield from _others(before[name], found.get(name), path, f"{where}: {name}")
+    elif isinstance(found, set):
+        yield from (f"{where}: {figure} is of nothing that was there" for figure in cast("set[Any]", found) - set(before))
+    elif found != before:
+        yield f"{where}: {found!r:.400} instead of {before!r:.400}"
