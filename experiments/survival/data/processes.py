@@ -96,7 +96,7 @@ class Processes:
         with open(place / "said.out", "wb") as output, open(place / "said.err", "wb") as errors:
             process = subprocess.Popen(
                 [sys.executable, "-m", *command],
-                cwd=ROOT if command[0].startswith("tests.") else place,
+                cwd=ROOT if command[0].startswith("experiments.") else place,
                 env={"TMPDIR": str(place), **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
