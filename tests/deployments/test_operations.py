@@ -158,7 +158,7 @@ def test_a_suspended_run_stops_saved_and_resumes(up: Up, training: str) -> None:
 
 
 def trainers(up: Up) -> list[psutil.Process]:
-    return processes(up, "trainer")
+    return processes(up, "phasewise.trainer")
 
 
 def test_a_cancelled_run_has_saved_its_last_update_and_leaves_nothing_at_work(up: Up, training: str) -> None:

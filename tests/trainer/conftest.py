@@ -184,7 +184,7 @@ def start_trainer() -> Iterator[StartTrainer]:
             path = Path(run.output) / "run.json"
             write_json(path, run.model_dump(mode="json"))
             environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-            program = ["tests.trainer.hanging", hang] if hang else ["trainer"]
+            program = ["tests.trainer.hanging", hang] if hang else ["phasewise.trainer"]
             command = [sys.executable, "-m", *program, str(path), *arguments]
             with open(path.with_name("trainer.log"), "wb") as log:
                 process = subprocess.Popen(command, stdin=stdin, stdout=log, stderr=log, env=environment)
