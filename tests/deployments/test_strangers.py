@@ -291,7 +291,7 @@ def name_of(process: psutil.Process) -> str:
 def training(up: Up) -> Iterator[str]:
     """A run that trains."""
     run = start_run(up, "train-phase/long-kestrel")
-    wait_for(up, "a trainer", lambda: processes(up, "trainer"))
+    wait_for(up, "a trainer", lambda: processes(up, "phasewise.trainer"))
     yield run
     ask(up, f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
     final_state(up, run)
@@ -378,7 +378,7 @@ def test_the_secrets_are_nowhere_but_in_their_files(up: Up, training: str) -> No
     assert not [secret for secret in secrets if secret in up.text]
     every = psutil.Process(up.process.pid).children(recursive=True)
     assert not [words for words in (process.cmdline() for process in every) if any(secret in " ".join(words) for secret in secrets)]
-    (trainer,) = processes(up, "trainer")
+    (trainer,) = processes(up, "phasewise.trainer")
     assert not set(AUTH_VARIABLES) & set(trainer.environ())
     assert up.auth not in trainer.environ().values()
     assert processes(up, RUN_MODULE)
