@@ -140,7 +140,7 @@ def test_parts_count_by_their_targets(family: ModelConfig, talk: TokenCache, par
     in_parts = gradients(config, params, rows, part)
     assert (in_parts[0], in_parts[1]) == (pytest.approx(loss, rel=1e-6), count)
     scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(whole))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6 * scale), in_parts[2], whole)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6 * scale), in_parts[2], whole)
 
 
 def test_what_is_no_target_is_not_predicted(model: ModelConfig, talk: TokenCache):
