@@ -338,7 +338,7 @@ def test_everything_listens_on_loopback(up: Up, training: str, monkeypatch: pyte
         process.stdout.close()
     with capsys.disabled():
         print("".join(f"\n{one.what:50} {one.address}" for one in sorted(found)))
-    assert {one.what for one in found} >= {"up: flows.server", "up: deployments.site", "joined trainers: python"}
+    assert {one.what for one in found} >= {"up: phasewise.flows.server", "up: phasewise.deployments.site", "joined trainers: python"}
     assert {one.address for one in found} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
