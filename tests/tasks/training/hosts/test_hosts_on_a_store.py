@@ -48,7 +48,7 @@ RUN_NAME, PHASE = "tiny-proxy", "apart"
 LOST_AT, PREEMPTED_AT = 7, 12
 PYTHON = """#!/bin/sh
 export PYTHONPATH={house}
-if [ "$3" = trainer ]; then exec {python} -m tests.trainer.gated "$@"; fi
+if [ "$3" = phasewise.trainer ]; then exec {python} -m tests.trainer.gated "$@"; fi
 exec {python} "$@"
 """
 

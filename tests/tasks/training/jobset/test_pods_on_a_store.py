@@ -36,7 +36,7 @@ from tests.trainer.preflight.models import LLAMA_8B, step_of
 RUN_NAME, PHASE, STEPS = "tiny-proxy", "pods", 24
 PYTHON = """#!/bin/sh
 export PYTHONPATH={house}
-if [ "$3" = trainer ]; then exec {python} -m tests.tasks.training.hosts.saving "$@"; fi
+if [ "$3" = phasewise.trainer ]; then exec {python} -m tests.tasks.training.hosts.saving "$@"; fi
 exec {python} "$@"
 """
 PATIENCE_SECONDS = 120.0
