@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ALONE = $(shell grep -rl --include="test_*.py" "pytest\.mark\.alone" tests)
 
-.PHONY: run test test-long setup format lint types check bench up clean
+.PHONY: run test test-long setup format lint types check bench docs up clean
 
 run: .venv/run.stamp  ## train Marin 8B at proxy scale, on this machine
 	$(BIN)/phasewise run marin-8b --scale proxy
@@ -33,6 +33,10 @@ check: lint types test  ## what a change must pass
 
 bench: .venv/dev.stamp  ## figures as ratios in one run
 	$(BIN)/python -m experiments.bench
+
+docs: .venv/dev.stamp  ## write the documentation as a website to site/
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/mkdocs build --strict --quiet
 
 up: .venv/run.stamp  ## Prefect server, worker and deployments, on this machine
 	$(BIN)/phasewise up
