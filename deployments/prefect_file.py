@@ -16,7 +16,7 @@ HEAD = """\
 # What can be started from Prefect. Made from the recipes by `python -m phasewise.deployments.prefect_file`; do not edit it.
 #
 # `phasewise up` registers all of it on this machine, and, with PREFECT_API_URL, on a server of yours, with narrower forms than this file
-# can express: docs/operating.md. With Prefect alone, in this folder:
+# can express: docs/how-to/prefect.md. With Prefect alone, in this folder:
 {pools}
 #   prefect work-queue create training --pool local --limit 1
 #   prefect --no-prompt deploy --all

@@ -19,7 +19,9 @@ API = (
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages."""
     files.append(File.generated(config, "reference/cli.md", content=commands_page()))
-    files.append(File.generated(config, "reference/api.md", content="# Python API\n\n" + "\n\n".join(f"::: {module}" for module in API) + "\n"))
+    files.append(
+        File.generated(config, "reference/api.md", content="# Python API\n\n" + "\n\n".join(f"::: {module}" for module in API) + "\n")
+    )
     return files
 
 

@@ -22,7 +22,7 @@ from phasewise.tasks.preflight.slices import find_slice, read_table
 from phasewise.trainer.base.code_digest import HOUSE
 from phasewise.trainer.base.errors import ConfigError
 
-DOCUMENT = HOUSE.parent / "docs" / "measurements" / "preflight-tables.md"
+DOCUMENT = HOUSE.parent / "docs" / "lab" / "preflight-tables.md"
 Report = dict[str, Any]
 GIGA = 1e9
 RULE = (Plan(remat="dots"), Plan(remat="full"), Plan(remat="offload"))

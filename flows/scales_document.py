@@ -19,7 +19,7 @@ from phasewise.tasks.preflight.slices import find_slice
 from phasewise.trainer.base.code_digest import HOUSE
 from phasewise.trainer.base.wording import small, tokens
 
-DOCUMENT = HOUSE.parent / "docs" / "measurements" / "scales.md"
+DOCUMENT = HOUSE.parent / "docs" / "lab" / "scales.md"
 RECIPE = "marin-8b"
 SLICES = ("h100-1", "h100-8", "v5e-8", "v6e-8")
 COMPILED_ON = "v6e-8"

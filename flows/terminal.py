@@ -115,7 +115,8 @@ def shown_on_terminal() -> Iterator[Console]:
     """Show what the steps say for as long as the context lasts."""
     console = Console(stderr=True)
     with Progress(*bar_columns(), console=console, transient=True, disable=not console.is_terminal) as bars:
-        handler = TerminalHandler(console, bars)
+        handler, warnings = TerminalHandler(console, bars), _library_warnings()
+        logging.getLogger().addHandler(warnings)
         for logger in (LOGGER, PROGRESS_LOGGER):
             logger.addHandler(handler)
         LOGGER.propagate = False
@@ -124,7 +125,19 @@ def shown_on_terminal() -> Iterator[Console]:
         finally:
             for logger in (LOGGER, PROGRESS_LOGGER):
                 logger.removeHandler(handler)
+            logging.getLogger().removeHandler(warnings)
             LOGGER.propagate = True
+
+
+def _library_warnings() -> logging.Handler:
+    """Print the warnings of libraries. Prefect and Dask log the errors of steps, which the commands print themselves.
+
+    Without a handler of the root logger, absl installs one of every level when Orbax is imported.
+    """
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    handler.addFilter(lambda record: not record.name.startswith(("prefect", "distributed")))
+    return handler
 
 
 def print_summary(console: Console, summary: dict[str, Any]) -> None:

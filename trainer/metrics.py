@@ -1,7 +1,7 @@
 """`metrics.jsonl`: one JSON object an update, in order, each step once, however often the run was stopped.
 
-`TABLE` names everything that a row may hold, and `docs/metrics.md` is printed from it: `python -m phasewise.trainer.metrics
-> docs/metrics.md`.
+`TABLE` names everything that a row may hold, and `docs/reference/metrics.md` is printed from it: `python -m phasewise.trainer.metrics
+> docs/reference/metrics.md`.
 """
 
 import errno
@@ -147,7 +147,7 @@ def of_the_clock(name: str) -> bool:
 
 
 def as_markdown() -> str:
-    """`docs/metrics.md`."""
+    """`docs/reference/metrics.md`."""
     lines = [f"| `{metric.name}` | {metric.unit} | {metric.what} | {metric.when} |" for metric in TABLE]
     members = [f"| {group} | {', '.join(f'`{name}`' for name in names)} |" for group, names in _weights_of_groups().items()]
     return "\n".join([_HEAD, *lines, _GROUPS_HEAD, *members, ""])
@@ -188,7 +188,7 @@ _HEAD = """\
 # Metrics
 
 What `metrics.jsonl` of a run holds, an object an update; TensorBoard and Weights & Biases get the same names. Printed by
-`python -m phasewise.trainer.metrics > docs/metrics.md` from the table in `trainer/metrics.py`.
+`python -m phasewise.trainer.metrics > docs/reference/metrics.md` from the table in `trainer/metrics.py`.
 
 A value that is not finite is null. A value that is off, or not known, is left out. COMPONENT, GROUP, WEIGHT,
 LAYER and EXPERT are names or numbers.

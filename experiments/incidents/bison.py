@@ -2,7 +2,7 @@
 
 A bundle of mathematics has GSM8K's test split, in OLMES's format, as `test.json` beside its training files. It is cached. Then the source
 is set to leave `test.json` out, and the old cache stays in use, pinned by its place, as the record did it. The command writes the bundle
-and the recipes of this story into the folder, and runs `phasewise` on them; `docs/leakage.md` says what it answers.
+and the recipes of this story into the folder, and runs `phasewise` on them; `docs/explanation/leakage.md` says what it answers.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 A sparse model of Trinity's family learns a text in which half of the words are common ones, at a high rate: without balancing, its router
 comes to send nearly all tokens to one expert. Sign updates and SMEBU hold it. Each run goes through the trainer, and the health verdict
-judges it. The command prints a row a run, and writes the report of the first seed's runs; `docs/trinity.md` says what it shows.
+judges it. The command prints a row a run, and writes the report of the first seed's runs; `docs/lab/experts.md` says what it shows.
 """
 
 import argparse

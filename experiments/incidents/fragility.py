@@ -3,7 +3,7 @@
 Models of 0.3 million parameters learn word problems in the manner of GSM8K, half of them with calculator tags such as `<<16-7=9>>`. In a
 second phase three quarters of the data are a planted `test.json`, with tags or without, or nothing is planted. The evidence of
 `validations.evidence.fragility` compares 64 test items with 64 of the same kind that nobody saw, and the phase with the one before it. It
-prints a row a run, and draws a picture; `docs/gates.md` says what it shows.
+prints a row a run, and draws a picture; `docs/reference/gates.md` says what it shows.
 """
 
 import argparse

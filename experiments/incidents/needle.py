@@ -8,7 +8,7 @@ both, as Marin's. One is the same with a smaller theta and documents that ask ov
 What would show what an extension is for was written down before a reported seed was trained (`ASKED_FOR`): in every seed the model has
 learned its own rows, as many updates more on short rows leave it far worse at four times the length, and the extension brings that back.
 The settings were chosen on seeds from 100 on. The third model was added when neither of the first two had shown all three, and its
-reported seeds are others than theirs. `docs/trinity.md` has the tables.
+reported seeds are others than theirs. `docs/lab/needles.md` has the tables.
 """
 
 from experiments.incidents.needle_runs import (

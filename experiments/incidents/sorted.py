@@ -5,7 +5,7 @@ are judged: nothing leaks, and the order decides. Of the seeds of the order the 
 late, as Bison's did. What the gate says, and what counts of pairs of tokens predict, is printed before a branch is trained. Then both
 branches train from the same weights, by the record's linear permutation and by Feistel's, for each of `--weights` first weights. At last
 `--orders` orders that are drawn blindly, and as many that the gate refuses, are trained from the first of these weights
-(`experiments.incidents.sorted_orders`). `docs/marin.md` says what came of it.
+(`experiments.incidents.sorted_orders`). `docs/lab/sorted-data.md` says what came of it.
 """
 
 import argparse

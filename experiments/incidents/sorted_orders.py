@@ -4,7 +4,7 @@ Whether a loss shifts is asked as the gate asks whether data shift. From the los
 rows have at that step under Feistel's permutation, over several orders, from the same weights. If what is left, in the order of the
 training, has a change of mean that chance explains in fewer than one of a hundred orders, and of more than half a standard deviation, then
 the loss shifts: up or down, early or late. A first way, with a straight line in place of that mean, was written down before these orders
-were trained, and found a shift in nine of ten of Feistel's orders: a loss falls fast at first. `docs/experiments.md` has it.
+were trained, and found a shift in nine of ten of Feistel's orders: a loss falls fast at first. `docs/lab/experiments.md` has it.
 """
 
 from collections.abc import Sequence

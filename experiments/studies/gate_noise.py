@@ -2,7 +2,7 @@
 
 Pairs of checkpoints answer six benchmarks of 30 to 1,319 items. Items are easy and hard (a normal distribution of difficulties), a guesser
 has a quarter right, and the two checkpoints agree far oftener than chance: what decides an item has a correlation of 0.8 between them.
-Falls are shifts of the ability. The functions that decide are the gate's own. `docs/gates.md` has the figures.
+Falls are shifts of the ability. The functions that decide are the gate's own. `docs/reference/gates.md` has the figures.
 """
 
 import argparse

@@ -47,7 +47,7 @@ def write_new(file: str, origin: str | None, text: str) -> list[str]:
         beside = name_some(found.beside, 5)
         lines.append(
             f"It reads the field {found.text_key} of each line, and not {beside}. If a line is a conversation, give its layout: "
-            "conversation=Conversation(…), as docs/own-recipe.md says."
+            "conversation=Conversation(…), as docs/how-to/recipe.md says."
         )
     return lines
 

@@ -23,7 +23,7 @@ OTHER_FILES = (".yaml", ".yml", ".toml", ".jsonl", ".txt", ".md", ".ipynb")
 
 
 def load_written(name: str) -> Recipe:
-    """A recipe with all its branches as it is written: by its name, or from a file (`docs/own-recipe.md` says how to write one).
+    """A recipe with all its branches as it is written: by its name, or from a file (`docs/how-to/recipe.md` says how to write one).
 
     Raises:
         ConfigError: no such recipe.

@@ -10,7 +10,7 @@ from phasewise.trainer.base.frozen import Frozen
 Kind = Literal["code", "default", "prose", "notes", "ours"]
 EXPLAINING = ("discrepancies", "notes")
 """Fields that say where values come from, and have none themselves."""
-SCALED = "computed by the rules of the {scale} scale (docs/recipes-reference.md), or set for this run"
+SCALED = "computed by the rules of the {scale} scale (docs/reference/recipe.md), or set for this run"
 CHANGED = "not the record's value: set for this run"
 
 

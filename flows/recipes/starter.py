@@ -24,7 +24,7 @@ HEAD = '''"""{title}
 
 phasewise show {file}      every value, with those that are left out here
 phasewise run {file}       train, judge and evaluate, phase by phase; then a report
-`--set {phase}.learning_rate.0.end=1e-4` tries another value. docs/own-recipe.md explains the words.
+`--set {phase}.learning_rate.0.end=1e-4` tries another value. docs/how-to/recipe.md explains the words.
 """
 
 from phasewise.flows.recipes.words import {imports}

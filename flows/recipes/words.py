@@ -1,6 +1,6 @@
 """The words that a recipe is written with: everything that a recipe's file imports.
 
-`docs/own-recipe.md` shows a whole file. What a word leaves to a default is printed by `phasewise show` like any other value.
+`docs/how-to/recipe.md` shows a whole file. What a word leaves to a default is printed by `phasewise show` like any other value.
 """
 
 from collections.abc import Mapping, Sequence

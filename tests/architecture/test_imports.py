@@ -1,4 +1,4 @@
-"""The arrows of the house, read from the imports of its five packages: `docs/architecture.md` draws them."""
+"""The arrows of the house, read from the imports of its five packages: `docs/explanation/architecture.md` draws them."""
 
 import ast
 import subprocess

@@ -126,7 +126,7 @@ def test_bison_is_stopped_twice_over(incident: Incident, tmp_path: Path):
 
 
 def verify_and_scan(incident: Incident, recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """What the commands of `docs/leakage.md` say of a recipe's mathematics."""
+    """What the commands of `docs/explanation/leakage.md` say of a recipe's mathematics."""
     write_json(folder / "recipe.json", recipe.model_dump(mode="json"))
     verified = run("data", "verify", folder / "recipe.json", "--home", incident.home)
     cache = data_plan(recipe, Home.open(str(incident.home))).components[MATH].train.folder

@@ -200,6 +200,7 @@ def test_a_planted_item_stops_the_run_before_training(
         assert named in shown[0]
     assert shown[2].startswith("  to do: Remove it from the source and run again.")
     assert "Traceback" not in err
+    assert "INFO:" not in err, "no line of a library's own log"
     assert not (tmp_path / "runs").exists()
     verdict = json.loads((tmp_path / "verdicts" / "tiny-proxy" / "kestrel" / "data.json").read_text())
     assert verdict["passes"] is False

@@ -1,4 +1,4 @@
-"""The ten questions of `docs/record.md`: each command is run, and prints what the page shows of it."""
+"""The ten questions of `docs/how-to/questions.md`: each command is run, and prints what the page shows of it."""
 
 import re
 import shlex
@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from phasewise.flows import cli
 
-PAGE = Path(__file__).parents[2] / "docs" / "record.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "questions.md"
 QUESTIONS = re.findall(r"^## (\d+)\. (.*?)\n.*?```console\n\$ phasewise (.*?)\n(.*?)```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 
 

@@ -63,8 +63,8 @@ def test_a_row_that_a_kill_cut_short_is_left_out_and_then_overwritten(path: Path
 
 
 def test_the_page_is_printed_from_the_table():
-    page = Path(__file__).parents[2] / "docs" / "metrics.md"
-    assert page.read_text() == as_markdown(), "run: python -m phasewise.trainer.metrics > docs/metrics.md"
+    page = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
+    assert page.read_text() == as_markdown(), "run: python -m phasewise.trainer.metrics > docs/reference/metrics.md"
 
 
 def test_each_name_is_there_once_and_says_what_it_is():

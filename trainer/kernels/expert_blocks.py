@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 from phasewise.trainer.kernels.expert_order import Order, sorted_gates, sum_of_token, take
 
 BLOCKS_OF_MEAN = 4
-"""So many blocks hold the mean load of an expert. Fewer compute more in vain; more are no quicker (docs/measurements/trainer.md)."""
+"""So many blocks hold the mean load of an expert. Fewer compute more in vain; more are no quicker (docs/lab/trainer.md)."""
 MIN_ROWS = 64
 """Smaller blocks only read an expert's matrices again."""
 CAPACITY = 1.25

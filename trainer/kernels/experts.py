@@ -14,7 +14,7 @@ from phasewise.trainer.model.router import Routed
 
 KERNELS = ("padded", "ragged", "megablox")
 """The first two run everywhere. `jax.lax.ragged_dot` is there for comparison: with jax 0.10.2, XLA forms every expert's product with every
-row for GPUs, v4, v5e, v6e and v7x, and is slow on a CPU; v5p alone has a kernel for it (docs/measurements/trainer.md)."""
+row for GPUs, v4, v5e, v6e and v7x, and is slow on a CPU; v5p alone has a kernel for it (docs/lab/trainer.md)."""
 
 
 def apply_experts(

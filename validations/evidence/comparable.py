@@ -2,7 +2,7 @@
 
 Two scores are compared where the benchmark was put to both models in the same way. What differs is named, and fails the gate: a comparison
 that nobody can make is not one that the checkpoint passed. A parent that was never asked the benchmark is another matter: then the floor
-alone decides, and the verdict says so. `docs/gates.md` has the rules, decision 14 the reasons.
+alone decides, and the verdict says so. `docs/reference/gates.md` has the rules, decision 14 the reasons.
 """
 
 from collections.abc import Mapping

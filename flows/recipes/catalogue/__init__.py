@@ -1,6 +1,6 @@
 """Every component by name: the real data set, and the stand-in that takes its place at proxy scale.
 
-Data-set ids and revisions are the record's (Marin experiment code); `docs/marin.md` says of each what was confirmed elsewhere.
+Data-set ids and revisions are the record's (Marin experiment code); `docs/explanation/marin.md` says of each what was confirmed elsewhere.
 Trinity's data are not public: they have stand-ins only.
 """
 

@@ -8,7 +8,7 @@ from phasewise.trainer.base.identity import digest_of_json
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "urn:phasewise:card:1"
-"""Names the shape of the predicate; `docs/card.md` describes it."""
+"""Names the shape of the predicate; `docs/reference/card.md` describes it."""
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
 

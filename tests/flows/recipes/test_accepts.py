@@ -131,6 +131,6 @@ def test_a_recipe_file_may_accept_warnings(tmp_path: Path):
 
 
 def test_docs_show_an_entry_that_reads():
-    page = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "change-a-recipe.md").read_text()
     (example,) = re.findall(r'```json\n"accepts": (\[.*?\])\n```', page, re.DOTALL)
     assert with_accepts(*json.loads(example)).accepts

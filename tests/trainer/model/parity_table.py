@@ -1,4 +1,4 @@
-"""Print a page: `python -m tests.trainer.model.parity_table > docs/measurements/parity.md`. Needs the extra `parity`."""
+"""Print a page: `python -m tests.trainer.model.parity_table > docs/lab/parity.md`. Needs the extra `parity`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ from tests.trainer.model.parity import DIRECTIONS, Case, cases, measure
 ABOVE = """\
 # Parity with transformers
 
-Printed by `python -m tests.trainer.model.parity_table > docs/measurements/parity.md`, which needs `pip install -e '.[parity]'`.
+Printed by `python -m tests.trainer.model.parity_table > docs/lab/parity.md`, which needs `pip install -e '.[parity]'`.
 
 The decoder beside `transformers` 5.23 (`LlamaForCausalLM`, `Qwen3ForCausalLM`, `AfmoeForCausalLM`, PyTorch 2.13 on a CPU, eager attention):
 float32, random weights, gains of all norms between 0.5 and 1.5, logits that spread by more than 0.5, two layers (AFMoE: nine, with 2 or 3

@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.trainer.model.parity import cases
 from tests.trainer.model.parity_table import ABOVE, BELOW, settings
 
-PAGE = Path(__file__).parents[3] / "docs" / "measurements" / "parity.md"
+PAGE = Path(__file__).parents[3] / "docs" / "lab" / "parity.md"
 
 
 def test_the_page_has_a_row_for_each_case_and_the_words_of_the_command() -> None:
