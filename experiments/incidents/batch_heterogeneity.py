@@ -4,7 +4,8 @@ Documents of log-normal length from eight components, each easier or harder to p
 after the other, each device has a stream of its own, as TorchTitan gives it: the report's baseline. Or all devices cut one stream between
 them. Or the same rows are permuted, or come from document buffers of several sizes. A microbatch is what one device has of an update.
 BatchHet is the largest loss of a microbatch minus the mean over the microbatches of its update (Trinity Large report, equation 40).
-`--rows-a-device 8` is one setting with all buffers; several are compared with one buffer. `docs/lab/batch-heterogeneity.md` has the figures.
+`--rows-a-device 8` is one setting with all buffers; several are compared with one buffer.
+`docs/lab/batch-heterogeneity.md` has the figures.
 """
 
 import os
