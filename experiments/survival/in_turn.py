@@ -6,6 +6,7 @@ serves tests that need no new process. A flow that is called without the command
 """
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -69,6 +70,7 @@ def main() -> None:
 
 def run(words: list[str]) -> Ended:
     """Run a command; what it and its own processes write is taken at the level of the system."""
+    logging.getLogger().handlers.clear()  # a library installed one in a command before: each begins as a new process does
     kept = [os.dup(number) for number in (1, 2)]
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         for number, file in enumerate((output, errors), start=1):
