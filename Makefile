@@ -25,6 +25,7 @@ format: .venv/dev.stamp
 lint: .venv/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python -m tests.architecture.english
 
 types: .venv/dev.stamp
 	$(BIN)/pyright

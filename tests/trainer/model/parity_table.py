@@ -9,21 +9,21 @@ from tests.trainer.model.parity import DIRECTIONS, Case, cases, measure
 ABOVE = """\
 # Parity with transformers
 
-Printed by `python -m tests.trainer.model.parity_table > docs/lab/parity.md`, which needs `pip install -e '.[parity]'`.
+`python -m tests.trainer.model.parity_table > docs/lab/parity.md` prints this page. It needs `pip install -e '.[parity]'`.
 
-The decoder beside `transformers` 5.23 (`LlamaForCausalLM`, `Qwen3ForCausalLM`, `AfmoeForCausalLM`, PyTorch 2.13 on a CPU, eager attention):
-float32, random weights, gains of all norms between 0.5 and 1.5, logits that spread by more than 0.5, two layers (AFMoE: nine, with 2 or 3
-of 8 experts and biases of the router up to 0.2), d_model 128, 8 query heads, so that only a head_dim of 16 makes the heads as wide as the
-stream. Each row is the larger of both ways through a folder: exported by us and loaded by them, saved by them and imported by us. Demanded
-are 1e-4 (logits, absolute) and 1e-3 (gradients of the mean cross-entropy, the largest difference over the largest gradient, in the worst
-weight).
+The table compares the decoder with `transformers` 5.23 (`LlamaForCausalLM`, `Qwen3ForCausalLM`, `AfmoeForCausalLM`, PyTorch 2.13 on a CPU, eager
+attention). Weights are random float32, norm gains are between 0.5 and 1.5, and logits spread by more than 0.5. Models have two layers, d_model 128 and
+8 query heads. AFMoE has nine layers, 2 or 3 of 8 experts, and router biases up to 0.2.
+
+Each row has the larger difference of two directions: exported by Phasewise and loaded by `transformers`, saved by `transformers` and imported by
+Phasewise. Limits are 1e-4 for logits (absolute) and 1e-3 for gradients of the mean cross-entropy (largest difference over largest gradient, worst weight).
 
 | family | query heads a kv head | head_dim | RoPE | head | window | logits, largest difference | gradients, relative |
 |---|---|---|---|---|---|---|---|"""
 BELOW = """
-`tests/trainer/model/test_parity.py` holds these demands, and compares the documents of a packed row with each document alone. Where
-PyTorch is not installed that test is skipped. The goldens in `tests/trainer/model/goldens/` still check imports, logits and gradients.
-`make_goldens.py` made them: folders as `save_pretrained` leaves them, with what `transformers` computed."""
+`tests/trainer/model/test_parity.py` enforces these limits, and compares packed documents with separate documents. The test is skipped without PyTorch.
+The goldens in `tests/trainer/model/goldens/` check imports, logits and gradients without PyTorch. `make_goldens.py` created them with `save_pretrained`
+and the outputs of `transformers`."""
 
 
 def page() -> Iterator[str]:
