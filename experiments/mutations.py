@@ -99,7 +99,6 @@ def seeded(count: int, seed: int) -> list[Fault]:
 
 
 def imports_of(path: Path) -> set[str]:
-    """The repository's files that a file imports."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -112,7 +111,6 @@ def imports_of(path: Path) -> set[str]:
 
 
 def closest_tests(target: str, importers: dict[str, set[str]], most: int) -> list[str]:
-    """Test files by their distance in imports, those of the mirrored folder first."""
     seen, frontier, tests = {target}, {target}, list[str]()
     while frontier and len(tests) < most:
         frontier = {importer for file in frontier for importer in importers[file]} - seen

@@ -62,7 +62,6 @@ SUBJECTS: dict[str, Callable[[Options], Iterator[Row]]] = {
 
 
 def main() -> None:
-    """Print the table, a row as soon as it is there."""
     parser = argparse.ArgumentParser(prog="python -m experiments.bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("subjects", nargs="*", metavar="SUBJECT", help=f"of {', '.join(SUBJECTS)} (default: all)")
     parser.add_argument("--megabytes", type=int, default=Options.megabytes, help="text to tokenize and to scan")

@@ -32,13 +32,11 @@ def plan_build(sources: Path, home: Path) -> DataPlan:
 
 
 def write_documents_and_tokenizer(plan: DataPlan) -> None:
-    """What is built before the token caches."""
     write_missing_documents(plan)
     make_missing_tokenizer(plan, VOCAB_SIZE, None)
 
 
 def rebuild_caches(plan: DataPlan) -> float:
-    """The seconds that building the token caches takes, after those that are there have been removed."""
     for component in plan.components.values():
         for split in SPLITS:
             shutil.rmtree(component.cache(split).folder, ignore_errors=True)
@@ -46,12 +44,10 @@ def rebuild_caches(plan: DataPlan) -> float:
 
 
 def texts_of(plan: DataPlan) -> list[str]:
-    """All documents' texts, as the build encodes them."""
     return [text for component in plan.components.values() for split in SPLITS for text in split_texts(component.documents.folder, split)]
 
 
 def num_tokens(plan: DataPlan) -> int:
-    """The tokens of all caches, without those around each document."""
     manifests = [read_manifest(folder) for split in SPLITS for folder in plan.folders(split).values()]
     return sum(manifest.tokens - 2 * manifest.documents for manifest in manifests)
 
@@ -68,7 +64,6 @@ def encode_bare(plan: DataPlan, texts: Sequence[str]) -> float:
 
 @contextmanager
 def two_workers() -> Iterator[Client]:
-    """A local cluster of two workers, whatever the environment says."""
     before = {name: os.environ.pop(name, None) for name in (SCHEDULER_VARIABLE, WORKERS_VARIABLE)}
     os.environ[WORKERS_VARIABLE] = str(WORKERS)
     try:

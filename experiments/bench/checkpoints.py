@@ -52,7 +52,6 @@ def _of_run(folder: Path, run: RunConfig, name: str, repeats: int) -> Iterator[R
             checkpoints.save(step, state, {})
 
         def stopped() -> float:
-            """Until the call returns; and longer, if the update after it has to wait for memory that is being written."""
             elapsed = seconds(save)
             first = seconds(one_update)
             second = seconds(one_update)

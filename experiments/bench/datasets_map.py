@@ -1,4 +1,4 @@
-"""`datasets.map` over JSON lines in two processes, in a process of its own. It prints the seconds of the map and its tokens.
+"""`datasets.map` over JSON lines in two processes, started from a separate process. It prints the seconds of the map and its tokens.
 
 python -m experiments.bench.datasets_map TEXTS TOKENIZER CACHE
 """

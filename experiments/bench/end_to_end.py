@@ -17,7 +17,6 @@ from phasewise.trainer.base.storage import write_atomically
 
 
 def rows(options: Options) -> Iterator[Row]:
-    """Share of the bare throughput, with a cluster that runs and a tokenizer that is there."""
     with tempfile.TemporaryDirectory() as folder, on_cores(WORKERS), two_workers():
         place = Path(folder)
         write_json_lines(place / "sources", options.megabytes * 10**6, num_files=max(2, options.megabytes // FILE_MEGABYTES))
@@ -35,7 +34,6 @@ def rows(options: Options) -> Iterator[Row]:
 
 
 def prepare_again(sources: Path, home: Path, tokenizer: Path) -> float:
-    """The seconds from files to caches in a home where nothing is but the tokenizer."""
     shutil.rmtree(home, ignore_errors=True)
 
     def prepare() -> None:

@@ -1,6 +1,6 @@
 """The language model of evaluation against lm-eval's `HFLM` for the same folder, on the same requests and cores, in turns.
 
-The model is the train step's, with rows of 2,048. CPU seconds are noted beside the ratio of wall times.
+The model is the train step's, with rows of 2,048. Notes list CPU seconds next to the ratio of wall times.
 """
 
 import json
@@ -55,14 +55,12 @@ def _against_hflm(place: Place | None, folder: Path, subject: str, name: str, re
 
 
 def _agreement(ours: list[Any], theirs: list[Any]) -> str:
-    """How alike the answers are: speed is worth nothing where they differ."""
     if isinstance(ours[0], str):
         return f"{sum(map(str.__eq__, ours, theirs))} of {len(ours)} texts equal"
     return f"log-likelihoods within {max(abs(one[0] - other[0]) for one, other in zip(ours, theirs, strict=True)):.0e}"
 
 
 def _tokens(folder: Path) -> Row:
-    """Every choice with its own five examples, against what is left to compute."""
     from phasewise.tasks.evaluation.loading import model_of_folder
     from phasewise.tasks.evaluation.scoring import count_tokens
 
@@ -80,11 +78,6 @@ def _compilations(folder: Path) -> Row:
 
 
 def measure(command: list[str]) -> dict[str, Any]:
-    """What a side printed last.
-
-    Raises:
-        RuntimeError: it failed.
-    """
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(PROCESS.parents[2])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,6 +1,7 @@
-"""What both sides of the evaluation benchmark are given: a model's folder, and requests as JSON lines. Real items where there are any.
+"""What both sides of the evaluation benchmark are given: a model's folder, and requests as JSON lines. Items are real if the benchmarks
+are available.
 
-PEERS_BENCHDATA names the folder of the benchmarks; without it items of the same shape are made up.
+PEERS_BENCHDATA names the folder of the benchmarks. Without the variable, synthetic items have equal shapes.
 """
 
 import json
@@ -23,7 +24,6 @@ LETTERS = "ABCD"
 
 
 def write_inputs(folder: Path, *, items: int, generated: int, new_tokens: int) -> dict[str, int]:
-    """The folders `model` and `requests` with `arc_easy.jsonl`, `gsm8k.jsonl` and `mmlu.jsonl`; how many items each has."""
     arc, gsm8k, mmlu = list(arc_easy(items)), list(gsm8k_few_shot(generated, new_tokens)), list(mmlu_few_shot(items))
     asked = {"arc_easy": arc, "gsm8k": gsm8k, "mmlu": mmlu}
     texts = [str(text) for requests in asked.values() for request in requests[:4000] for text in request[:1]]
@@ -36,14 +36,12 @@ def write_inputs(folder: Path, *, items: int, generated: int, new_tokens: int) -
 
 
 def arc_easy(items: int) -> Iterator[tuple[str, str]]:
-    """(context, continuation) of every choice, as lm-eval's `arc_easy` words them."""
     for row in _rows("arc_easy/test.jsonl", items) or _made_rows(items):
         for choice in row["choices"]["text"]:
             yield f"Question: {row['question']}\nAnswer:", f" {choice}"
 
 
 def gsm8k_few_shot(items: int, new_tokens: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(context of five worked examples, generation_kwargs), as lm-eval's `gsm8k`; the examples are drawn for each item."""
     rng = random.Random(0)
     shots = _rows("gsm8k/train.jsonl", 7_473) or _made_problems(500)
     for row in _rows("gsm8k/test.jsonl", items) or _made_problems(items):
@@ -70,7 +68,6 @@ def _question(row: dict[str, Any]) -> str:
 
 
 def _rows(name: str, count: int) -> list[dict[str, Any]]:
-    """The first rows of a file of the benchmarks; none where there is no such file."""
     folder = os.environ.get("PEERS_BENCHDATA")
     if folder is None or not (path := Path(folder) / name).exists():
         return []

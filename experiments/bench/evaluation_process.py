@@ -1,4 +1,4 @@
-"""One side of the evaluation benchmark as a process of its own: this project's model, or lm-eval's `HFLM` where PyTorch is installed.
+"""One side of the evaluation benchmark as a separate process: this project's model, or lm-eval's `HFLM` if PyTorch is installed.
 
 python evaluation_process.py ours|hflm|compilations FOLDER REQUESTS BATCH   prints a line of JSON
 
@@ -23,7 +23,6 @@ def ours(folder: Path, _batch: int) -> Any:
 
 
 def hflm(folder: Path, batch: int) -> Any:
-    """lm-eval's own, on the cores that this process has."""
     from importlib import import_module
 
     torch: Any = import_module("torch")
@@ -34,7 +33,6 @@ def hflm(folder: Path, batch: int) -> Any:
 
 
 def count_compilations(folder: Path) -> int:
-    """Programs of XLA that are compiled for requests of every length, of each kind."""
     import jax.monitoring
     from lm_eval.api.instance import Instance
 
@@ -52,7 +50,6 @@ def count_compilations(folder: Path) -> int:
 
 
 def main(side: str, folder: Path, name: str, batch: int) -> None:
-    """Ask all requests."""
     from lm_eval.api.instance import Instance
 
     if side == "compilations":

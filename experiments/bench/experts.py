@@ -24,7 +24,6 @@ LEANING = 0.5
 
 
 def rows(options: Options) -> Iterator[Row]:
-    """The share of the dense rate for even loads, as is demanded, and for uneven ones; in a process that never had two cores."""
     with on_cores(1):
         command = [sys.executable, "-m", "experiments.bench.experts", str(max(5, 3 * options.repeats))]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -36,7 +35,6 @@ def rows(options: Options) -> Iterator[Row]:
 
 
 def measure(num_experts: int, num_active: int, turns: int) -> dict[str, float]:
-    """Seconds of each side."""
     sides = {"dense": build_dense(), "even": build_sparse(num_experts, num_active, 0.0)}
     sides["uneven"] = build_sparse(num_experts, num_active, LEANING)
     timed: dict[str, Callable[[], float]] = {side: lambda work=work: seconds(work) for side, work in sides.items()}
@@ -61,7 +59,6 @@ def build_dense() -> Callable[[], object]:
 
 
 def build_sparse(num_experts: int, num_active: int, leaning: float) -> Callable[[], object]:
-    """The gradients of a layer of experts whose bias leans to those of high numbers."""
     import jax
     import jax.numpy as jnp
 

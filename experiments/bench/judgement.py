@@ -18,7 +18,6 @@ MAX_SECONDS, MIN_SHARE_OF_LIBRARY = 15, 0.5
 
 
 def rows(options: Options) -> Iterator[Row]:
-    """Seconds of each phase and of each step, medians of several processes; compiled code is kept from the first one on."""
     with tempfile.TemporaryDirectory() as folder:
         home = options.home or _prepared(Path(folder) / "home")
         judged: dict[str, list[Judged]] = {phase: [] for phase in PHASES}

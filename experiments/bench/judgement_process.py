@@ -2,8 +2,8 @@
 
 python -m experiments.bench.judgement_process HOME OTHER_HOME PHASE
 
-The data is that of the home; all that is made goes into the other one. The phase is not trained: its metrics and its evaluation are made
-here, as many as it has updates and as there are benchmarks.
+The process reads data from the home and writes to a second home. The phase is not trained: metrics for each update and scores for each
+benchmark are synthetic.
 """
 
 import json
@@ -37,8 +37,6 @@ BASELINES = {"word_order": 0.25, "next_word": 0.0625}
 
 @dataclass(frozen=True)
 class Judged:
-    """Seconds by step, of the import of Great Expectations, and in all; what failed; what was scanned."""
-
     steps: dict[str, float]
     great_expectations: float
     everything: float
@@ -48,8 +46,6 @@ class Judged:
 
 
 class Clock:
-    """Counts the seconds of functions under names; what one calls within counts for both."""
-
     def __init__(self):
         self.steps: dict[str, float] = {}
 
@@ -63,7 +59,6 @@ class Clock:
         setattr(owner, name, timed)
 
     def call(self, step: str, function: Callable[[], Any]) -> Any:
-        """Count this call."""
         result: list[Any] = []
         self.steps[step] = self.steps.get(step, 0.0) + seconds(lambda: result.append(function()))
         return result[0]
@@ -98,7 +93,6 @@ def judge_all(home: Home, other: Home, phase_name: str) -> Judged:
 
 
 def _run(recipe: Recipe, phase: Phase, plan: DataPlan, other: Home) -> RunConfig:
-    """The phase as though it had been trained in the other home, after its parent."""
     if isinstance(phase.start, HandOff):
         write_json(other.run(recipe.run_name, phase.start.parent) / "result.json", {"params_digest": "0" * 64})
     run = build_run(recipe, phase, other, plan.folders("train"))
@@ -119,7 +113,6 @@ def _judge_model(run: RunConfig, phase: Phase, other: Home) -> Verdict:
 
 
 def main() -> None:
-    """Print the findings as one line of JSON."""
     home, other, phase = sys.argv[1:]
     print(json.dumps(asdict(judge_all(Home.open(home), Home.open(other), phase))))
 

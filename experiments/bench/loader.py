@@ -20,7 +20,6 @@ BATCHES = {256: 400, 4096: 100}
 
 
 def loader_ratios() -> list[tuple[str, float]]:
-    """Sequences a second as a share of the bound's, for both row lengths and both widths of a token; the milliseconds to a far step."""
     found: list[tuple[str, float]] = []
     for dtype in ("uint32", "uint16"):
         with _caches(dtype) as home:
@@ -32,7 +31,6 @@ def loader_ratios() -> list[tuple[str, float]]:
 
 
 def _share_of_bound(home: Path, seq_len: int, dtype: str) -> float:
-    """Bound and loader take turns; the medians are compared."""
     loader = Loader(_run(home, seq_len))
     bound = _bound(home, seq_len, dtype)
     turns = [partial(_batch_of_turn, loader, turn) for turn in range(REPEATS)]
@@ -45,13 +43,12 @@ def _milliseconds_to_first_batch(home: Path, seq_len: int) -> float:
     times = list[float]()
     for repeat in range(REPEATS):
         start = time.perf_counter()
-        Loader(run).batch(FAR_STEP + repeat * 10_000)  # another pass each time: no permutation is there yet
+        Loader(run).batch(FAR_STEP + repeat * 10_000)  # a new pass each time, without a cached permutation
         times.append(1000 * (time.perf_counter() - start))
     return float(np.median(times))
 
 
 def _batch_of_turn(loader: Loader, turn: int, step: int) -> object:
-    """Each turn has steps of its own: the loader keeps the order of recent ones."""
     return loader.batch(1000 * (turn + 1) + step)
 
 
@@ -87,7 +84,6 @@ def _bound(home: Path, seq_len: int, dtype: str) -> Callable[[int], np.ndarray]:
 
 @contextmanager
 def _caches(dtype: str) -> Iterator[Path]:
-    """Three caches of one shard each, with random tokens."""
     with tempfile.TemporaryDirectory() as folder:
         rng = np.random.default_rng(1234)
         for name, tokens in TOKENS.items():

@@ -1,4 +1,4 @@
-"""What all benchmarks share: a row of the table, sides that take turns, and a fixed number of cores."""
+"""Shared by all benchmarks: a row of the table, alternating sides, and a fixed number of cores."""
 
 import os
 import time
@@ -12,15 +12,6 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Options:
-    """How much work a benchmark does.
-
-    Attributes:
-        megabytes: text that is tokenized, and that is scanned.
-        gigabytes: the large input whose peak memory is compared with that of 100 MB.
-        repeats: turns of each side.
-        home: with the prepared data of a proxy recipe; `None` prepares it.
-    """
-
     megabytes: int = 50
     gigabytes: float = 0.4
     repeats: int = 3
@@ -29,8 +20,6 @@ class Options:
 
 @dataclass(frozen=True)
 class Row:
-    """One figure with its demand; `None` is a figure that cannot be had here, and `note` says how to have it."""
-
     name: str
     value: float | None
     at_least: float | None = None
@@ -39,7 +28,6 @@ class Row:
 
     @property
     def demand(self) -> str:
-        """The demand in words."""
         limits = [f"≥ {self.at_least:g}" if self.at_least is not None else "", f"≤ {self.at_most:g}" if self.at_most is not None else ""]
         return ", ".join(filter(None, limits))
 
@@ -59,14 +47,12 @@ class Row:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long one call takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def in_turns(sides: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, float]:
-    """The median of what each side measures of itself; the sides take turns, A B A B …, so that a busy minute hits all of them."""
     found: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(repeats):
         for name, side in sides.items():
@@ -76,7 +62,6 @@ def in_turns(sides: Mapping[str, Callable[[], float]], repeats: int) -> dict[str
 
 @contextmanager
 def on_cores(number: int) -> Iterator[None]:
-    """Keep this process, and what it starts, on the first cores it has, where the system can do that."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return

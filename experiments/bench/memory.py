@@ -18,7 +18,6 @@ STATUS = Path("/proc/self/status")
 
 
 def rows(options: Options) -> Iterator[Row]:
-    """The peak at the large input over that at 100 MB. The number of files stays: it is the files that grow."""
     if not STATUS.exists():
         yield Row("peak memory of a worker", None, note=f"needs Linux's {STATUS}, not there on {sys.platform}")
         return
@@ -31,7 +30,6 @@ def rows(options: Options) -> Iterator[Row]:
 
 
 def peak_bytes(input_bytes: int) -> int:
-    """The most resident memory that any worker had, from its start on: plain and gz JSON lines, one file as large as a quarter of all."""
     with tempfile.TemporaryDirectory() as folder:
         write_json_lines(Path(folder) / "sources", input_bytes, num_files=NUM_FILES, packed=True)
         with two_workers() as client:
@@ -50,6 +48,5 @@ def _peaks(client: Client) -> dict[str, int]:
 
 
 def peak_of_this_process() -> int:
-    """The kernel's high-water mark. `getrusage` would name that of the parent where it was higher at the start."""
     line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024

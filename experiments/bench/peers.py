@@ -1,6 +1,6 @@
-"""The peers' own scripts, each in an environment of its own, in turns with this project's code.
+"""The peers' scripts in separate environments, alternating with this project's code.
 
-The scripts state the work and print a JSON line; they are no part of this project. `HOW_TO` says what has to be there.
+The scripts state the work and print a JSON line. They are not part of this project. `HOW_TO` lists the requirements.
 """
 
 import json
@@ -44,25 +44,17 @@ To compare with them, and with lm-eval's janitor, give them environments and inp
 
 @dataclass(frozen=True)
 class Place:
-    """Where the peers are."""
-
     scripts: Path
     venvs: Path
     data: Path
 
     @classmethod
     def found(cls) -> "Place | None":
-        """The place that the environment names, if it names one."""
         names = [os.environ.get(name) for name in ("PEERS_SCRIPTS", "PEERS_VENVS", "PEERS_DATA")]
         scripts, venvs, data = (Path(name) if name else None for name in names)
         return cls(scripts, venvs, data) if scripts and venvs and data else None
 
     def measure(self, venv: str, command: str) -> dict[str, float]:
-        """What a script found.
-
-        Raises:
-            RuntimeError: it failed.
-        """
         environment = {**os.environ, "PEERS_DATA": str(self.data), "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore"}
         call = [str(self.venvs / venv / "bin" / "python"), *command.split()]
         done = subprocess.run(call, cwd=self.scripts, env=environment, capture_output=True, text=True, check=False)
@@ -73,7 +65,6 @@ class Place:
 
 
 def rows(options: Options) -> Iterator[Row]:
-    """Every demand that names a peer."""
     place = Place.found()
     if place is None:
         for name, at_least in _demands().items():
@@ -105,7 +96,6 @@ def _permutation(place: Place, options: Options) -> Iterator[Row]:
 
 
 def _loader(place: Place, options: Options) -> Iterator[Row]:
-    """Both are shares of the same NumPy bound, measured beside each."""
     ours = {name: share for name, share in loader_ratios() if "share of the NumPy bound" in name}
     for seq_len in SEQ_LENS:
         sides = {
@@ -140,7 +130,6 @@ def _tokenization(place: Place, options: Options) -> Iterator[Row]:
 
 
 def _plan(place: Place, home: Path) -> DataPlan:
-    """The peers' corpus and tokenizer, to which this project's two special tokens are added."""
     plan = plan_build(place.data / "halves", home)
     tokenizer = Tokenizer.from_file(str(place.data / "tok" / "tokenizer.json"))
     tokenizer.add_special_tokens([BEGIN_OF_TEXT, END_OF_TEXT])

@@ -13,11 +13,6 @@ MULTIPLIER, ROUNDS = 2654435761, 5
 
 
 class LevanterArithmetic:
-    """What Levanter's `FeistelPermutation` computes, step for step as it does: whole arrays, both range checks, one path for all.
-
-    A single index goes through the same NumPy operations as an array of no dimensions, which is what its users pay for one.
-    """
-
     def __init__(self, length: int, seed: int):
         bits = (length - 1).bit_length()
         self._shift = np.uint64(bits - bits // 2)
@@ -51,7 +46,6 @@ class LevanterArithmetic:
 
 
 def rows(options: Options) -> Iterator[Row]:
-    """Time an index of `feistel` against Levanter's, vectorised and single, and against a table that is there already."""
     indices = np.random.default_rng(0).integers(0, LENGTH, VECTOR)
     ours = Permutation.build("feistel", length=LENGTH, key=SEED)
     levanter = LevanterArithmetic(LENGTH, SEED)
@@ -74,13 +68,11 @@ def rows(options: Options) -> Iterator[Row]:
 
 
 def seconds_of_singles(at: Callable[[int], int], indices: np.ndarray) -> float:
-    """Look-ups of one index after the other, Python numbers in and out."""
     chosen: list[int] = indices[:SINGLE].tolist()
     return seconds(lambda: [at(index) for index in chosen])
 
 
 def _check_same(levanter: LevanterArithmetic, indices: np.ndarray) -> None:
-    """The baseline must be the record's permutation, or its time says nothing."""
     record = Permutation.build("feistel_levanter", length=LENGTH, key=SEED)
     assert np.array_equal(levanter(indices), record(indices)), "the baseline is not Levanter's permutation"
     assert [levanter.at(int(index)) for index in indices[:100]] == record(indices[:100]).tolist()

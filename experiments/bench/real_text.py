@@ -1,4 +1,4 @@
-"""Real text in any amount: what this Python installation carries, its files in one shuffled order that is always the same."""
+"""Real text in any amount: the files of this Python installation in a fixed shuffled order."""
 
 import gzip
 import hashlib
@@ -18,11 +18,6 @@ FAST_GZIP = 1
 
 
 def real_texts(max_bytes: int, *folders: Path) -> Iterator[str]:
-    """Whole Python files and package descriptions until `max_bytes` of UTF-8, no text twice; of this installation, or of `folders`.
-
-    Where there is less, its texts come again, each copy with a first line of its own: the words stay real, and exact
-    deduplication keeps them.
-    """
     paths = _paths(folders or tuple(roots().values()))
     size = 0
     for copy in count():
@@ -44,7 +39,6 @@ def real_texts(max_bytes: int, *folders: Path) -> Iterator[str]:
 
 
 def write_json_lines(folder: Path, max_bytes: int, *, num_files: int, packed: bool = False) -> None:
-    """Real text as JSON lines, spread over files of about one size; every second file is gz where `packed` says so."""
     folder.mkdir(parents=True)
     texts = iter(enumerate(real_texts(max_bytes)))
     for number in range(num_files):

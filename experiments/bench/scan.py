@@ -1,6 +1,6 @@
-"""The leakage scan: its rate against the peers', what a second worker brings, and the memory of index and scan.
+"""The leakage scan: its rate compared with peers, the gain of a second worker, and the memory of index and scan.
 
-It looks for the real benchmarks beside the checkout, or for made items where there are none; the rows say which.
+The scan searches for real benchmark items if they are available, otherwise for synthetic items. Rows name the kind.
 """
 
 import json
@@ -48,7 +48,6 @@ def rows(options: Options) -> Iterator[Row]:
 
 
 def _process(*arguments: object) -> dict[str, Any]:
-    """What a process of its own says: its peak memory is of this work alone."""
     command = [sys.executable, "-m", "experiments.bench.scan_process", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -57,7 +56,6 @@ def _process(*arguments: object) -> dict[str, Any]:
 
 
 def _two_workers(place: Path, built: Built, options: Options) -> Iterator[Row]:
-    """The same files by this process and by two workers: with a cluster that runs, and with its start and end."""
     size = WORKERS * options.megabytes * 10**6
     write_json_lines(place / "two", size, num_files=FILES)
     pieces = select([str(place / "two")]).pieces
@@ -86,7 +84,6 @@ def _with_start(pieces: tuple[ScanPiece, ...], index: Path) -> float:
 
 
 def _memory(place: Path, built: Built, large_bytes: int) -> Iterator[Row]:
-    """Of the index, of a process that scans with it, and of that process over more text."""
     note = f"{built.items:,} items, read in {built.read_seconds:.0f} s, indexed in {built.build_seconds:.0f} s"
     yield Row(f"index of {built.items_of}, MiB", _mib(built.index_bytes), at_most=MAX_INDEX_MIB, note=note)
     yield Row("peak memory of the process that builds it, MiB", _mib(built.peak_bytes))

@@ -25,8 +25,6 @@ SAME_ITEMS = "the peers' own items"
 
 @dataclass(frozen=True)
 class Peer:
-    """A peer's script, the environment that it runs in, and how many times as fast this project must be."""
-
     name: str
     venv: str
     command: str
@@ -42,14 +40,11 @@ PEERS = (
 
 @dataclass(frozen=True)
 class Corpus:
-    """The peers' documents, and which of them have an item planted."""
-
     documents: tuple[Document, ...]
     is_planted: tuple[bool, ...]
 
     @classmethod
     def read(cls, path: Path, megabytes: int) -> "Corpus":
-        """As many as the peers' scripts take."""
         documents = list[Document]()
         planted = list[bool]()
         size = 0
@@ -69,7 +64,6 @@ class Corpus:
         return sum(len(document.text) for document in self.documents)
 
     def found(self, scan: Scan) -> dict[str, Any]:
-        """What the peers' scripts report of themselves."""
         flagged = {hit.document for hit in scan.hits}
         counts = [sum(number in flagged for number, is_one in enumerate(self.is_planted) if is_one is side) for side in (True, False)]
         planted = sum(self.is_planted)
@@ -77,13 +71,11 @@ class Corpus:
 
 
 def demanded(items_of: str) -> Iterator[Row]:
-    """The rows that need the peers."""
     for peer in PEERS:
         yield Row(_name(items_of, peer), None, at_least=peer.at_least, note="see below")
 
 
 def compared(place: Place, index: Path, items_of: str, options: Options) -> Iterator[Row]:
-    """MB/s of UTF-8 text against each peer's, with what each found; indexes and files are read before."""
     corpus = Corpus.read(place.data / "corpus.jsonl", options.megabytes)
     indexes = {items_of: LeakageIndex.load(index), SAME_ITEMS: LeakageIndex.build(read_peer_items(place.data / "test_items.jsonl"))}
     found: dict[str, dict[str, Any]] = {}
@@ -111,7 +103,6 @@ def compared(place: Place, index: Path, items_of: str, options: Options) -> Iter
 
 
 def _recall(found: Mapping[str, Mapping[str, Any]], ours: Collection[str]) -> Iterator[Row]:
-    """What each finds of the planted documents, and flags besides."""
     best = max(found[peer.name]["found"] for peer in PEERS)
     for name, counts in found.items():
         flagged = f"{counts['flagged_unplanted']} of {counts['unplanted']} others flagged"
@@ -120,7 +111,6 @@ def _recall(found: Mapping[str, Mapping[str, Any]], ours: Collection[str]) -> It
 
 
 def read_peer_items(path: Path) -> list[BenchmarkItem]:
-    """The peers' list as items: what they call label is a multiple choice's choices, else a solution."""
     items: list[BenchmarkItem] = []
     for line in path.read_bytes().splitlines():
         row = orjson.loads(line)

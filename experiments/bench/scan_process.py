@@ -1,4 +1,4 @@
-"""One process for one thing whose peak memory is asked for: building an index of benchmark items, or scanning files with one.
+"""A process that builds an index of benchmark items or scans files with an index, to measure its peak memory.
 
 python -m experiments.bench.scan_process build INDEX [BENCHMARKS]
 python -m experiments.bench.scan_process scan INDEX FILES
@@ -25,8 +25,6 @@ MADE_PER_BENCHMARK = 2000
 
 @dataclass(frozen=True)
 class Built:
-    """An index: of which items and of how many, what it takes, and what making it took."""
-
     items_of: str
     items: int
     index_bytes: int
@@ -46,7 +44,6 @@ class Scanned:
 
 
 def build(folder: Path, benchmarks: Path | None) -> Built:
-    """Build and save an index of all items in a folder, or of made ones."""
     start = time.perf_counter()
     items = read_benchmarks(benchmarks) if benchmarks else made_items(MADE_PER_BENCHMARK, seed=0)
     read = time.perf_counter()
@@ -58,7 +55,6 @@ def build(folder: Path, benchmarks: Path | None) -> Built:
 
 
 def scan(index: Path, files: Path) -> Scanned:
-    """Scan all files in a folder, here."""
     before = peak_of_this_process()
     open_index(index)
     found = scan_pieces(select([str(files)]).pieces, index, LIMITS, workers=1)
@@ -66,7 +62,6 @@ def scan(index: Path, files: Path) -> Scanned:
 
 
 def main() -> None:
-    """Print the findings as one line of JSON."""
     work, index, *rest = sys.argv[1:]
     paths = list(map(Path, rest))
     done = scan(Path(index), *paths) if work == "scan" else build(Path(index), paths[0] if paths else None)

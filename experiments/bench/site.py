@@ -42,7 +42,6 @@ PAGES = {
 
 
 def rows(options: Options) -> Iterator[Row]:
-    """Seconds until a page is there whole, the server's first answer; what a browser needs to paint it; and all of it read."""
     with tempfile.TemporaryDirectory(prefix="phasewise-site-") as folder:
         home = Home(Path(folder) / "home")
         write_home(home)
@@ -61,7 +60,6 @@ def rows(options: Options) -> Iterator[Row]:
 
 
 def write_home(home: Home) -> None:
-    """Phases one after the other, each from the one before it."""
     short = (ALL_ROWS - LONG_ROWS) // (PHASES - 1)
     for number in range(PHASES):
         name, before = f"phase-{number:03}", f"phase-{number - 1:03}"
@@ -84,7 +82,6 @@ def write_home(home: Home) -> None:
 
 
 def write_metrics(path: Path, count: int) -> None:
-    """Rows that differ in what is drawn, and are as long as real ones."""
     groups = ("embedding", "attention", "mlp", "norms", "lm_head")
     norms = ("grad_norm", "update_norm", "param_norm", "first_moment_norm", "second_moment_norm")
     rest = json.dumps({f"{norm}/{group}": 0.123456789012345 for norm in norms for group in groups})[1:]
@@ -96,7 +93,6 @@ def write_metrics(path: Path, count: int) -> None:
 
 
 def verdict(subject: str) -> Verdict:
-    """As many checks as a real one has, one of them a warning."""
     checks = [
         CheckOutcome(name=f"expect_{place}", table="caches", asks=f"Check {place} holds.", severity="warning", passes=place > 0,
                      outcome="passed" if place else "failed", observed="0 of 19 rows fail")
@@ -113,7 +109,6 @@ def verdict(subject: str) -> Verdict:
 
 @contextmanager
 def served(home: Home) -> Iterator[tuple[str, psutil.Process]]:
-    """A new server, which has answered nothing but whether it is up."""
     port = free_port()
     command = [sys.executable, "-m", "phasewise.deployments.site", "--home", str(home.root), "--port", str(port), "--with-parent"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
@@ -131,7 +126,6 @@ def served(home: Home) -> Iterator[tuple[str, psutil.Process]]:
 
 
 def wait_until_idle(process: psutil.Process) -> None:
-    """Until the server has read ahead what every reader opens first; `phasewise up` says its address later than that."""
     before = -1.0
     while (worked := sum(process.cpu_times()[:2])) - before > 0.02:
         before = worked
@@ -139,7 +133,6 @@ def wait_until_idle(process: psutil.Process) -> None:
 
 
 def seconds_of(url: str) -> float:
-    """Until the answer is there whole."""
     began = time.perf_counter()
     with urllib.request.urlopen(url, timeout=60) as answer:
         answer.read()
@@ -147,7 +140,6 @@ def seconds_of(url: str) -> float:
 
 
 def painted_after(url: str) -> float | None:
-    """Seconds until a browser shows something of it; None where there is no browser."""
     if CHROMIUM is None:
         return None
     from playwright.sync_api import sync_playwright

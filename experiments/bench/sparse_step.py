@@ -1,9 +1,9 @@
 """The train step of a sparse model of 10 M weights on one core: against `transformers`' AFMoE in PyTorch, run eagerly.
 
-Needs the extra `parity`. Both sides have the same weights (a folder of ours, read by them), the same batches, AdamW and a clip of the norm.
-Ours moves the routers' biases as well, and measures what a row of metrics has.
+Needs the extra `parity`. Both sides have equal weights (exported by Phasewise), equal batches, AdamW and a norm clip.
+Phasewise also updates the routers' biases and computes a row of metrics.
 
-python -m experiments.bench.sparse_step ours|theirs FOLDER    a process of one side; prints a line of JSON
+python -m experiments.bench.sparse_step ours|theirs FOLDER    a process of one side, which prints a line of JSON
 """
 
 import importlib.util
@@ -42,7 +42,6 @@ SPARSE = MODEL.but(
 
 
 def rows(options: Options) -> Iterator[Row]:
-    """The sides take turns, each a process of its own on the same core; medians of all turns."""
     name = "sparse train step, 10 M weights, times as fast as transformers' AFMoE (eager)"
     if importlib.util.find_spec("torch") is None:
         yield Row(name, None, at_least=MIN_TIMES_TRANSFORMERS, note="needs the extra parity")
@@ -88,7 +87,6 @@ def build_ours(folder: str) -> Callable[[], float]:
 
 
 def build_theirs(folder: str) -> Callable[[], float]:
-    """The same; the loss leaves out each row's first token, which ours counts too."""
     torch = import_module("torch")
     transformers = import_module("transformers")
     torch.set_num_threads(1)

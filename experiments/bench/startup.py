@@ -1,4 +1,4 @@
-"""From the start of `python -m phasewise.trainer` to its first update, with the compilation cache that the run before left beside it."""
+"""Time from the start of `python -m phasewise.trainer` to its first update, with the compilation cache of an earlier run."""
 
 import os
 import subprocess
@@ -25,7 +25,6 @@ VOCAB_SIZE, SEQ_LEN, BATCH, TOKENS = 8192, 256, 16, 1_000_000
 
 
 def rows(options: Options) -> Iterator[Row]:
-    """A new run, and one that goes on from its checkpoint."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         write_cache(home / "text")
@@ -47,7 +46,6 @@ def rows(options: Options) -> Iterator[Row]:
 
 
 def seconds_to_first_update(run: RunConfig, *, stop_after: int | None = None) -> float:
-    """Starts the trainer, waits for the first new row (or for `stop_after` of them), and asks it to stop, which saves."""
     path = Path(run.output) / "run.json"
     before = len(read_metrics(Path(run.output) / METRICS_NAME))
     write_json(path, run.model_dump(mode="json"))
@@ -94,7 +92,6 @@ def peer_run(home: Path, name: str, **changes: Any) -> RunConfig:
 
 
 def write_cache(folder: Path) -> None:
-    """One shard of random tokens."""
     folder.mkdir(parents=True)
     np.random.default_rng(1234).integers(0, VOCAB_SIZE, TOKENS).astype("uint16").tofile(folder / "shard-00000.bin")
     write_manifest(folder, _manifest())

@@ -66,7 +66,6 @@ def _compared(plan: DataPlan, place: Path, options: Options) -> Iterator[Row]:
 
 
 def map_datasets(plan: DataPlan, texts_path: Path) -> float:
-    """The seconds of `datasets.map` in a new process, with a new cache; it must give as many tokens as the caches have."""
     with tempfile.TemporaryDirectory(dir=texts_path.parent) as cache:
         command = [sys.executable, "-m", "experiments.bench.datasets_map", texts_path, plan.tokenizer, cache]
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)

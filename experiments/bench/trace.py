@@ -44,7 +44,6 @@ SHORT_DOCUMENTS, SHORT_TOKENS = 10, 5_000
 
 
 def write_world(root: Path, *, documents: int, rows: int = ROWS) -> tuple[Path, dict[str, list[str]]]:
-    """The recipe's file, beside a home with caches of so many rows and documents in all; some ids of each component."""
     written = load_recipe("marin-8b", "full").model_dump(mode="json")
     main_line = [phase for phase in written["phases"] if not phase["branch"]]
     components = sorted({name for phase in main_line for _, shares in phase["mixture"] for name in shares})
@@ -68,7 +67,6 @@ def write_world(root: Path, *, documents: int, rows: int = ROWS) -> tuple[Path, 
 
 
 def write_component(component: ComponentPlan, tokens: int, documents: int, tokenizer: str) -> list[str]:
-    """Both caches, and the sorted digests that data preparation leaves beside the documents. Some ids of the training cache."""
     parts = [write_shard(component.train.folder, number, tokens // SHARDS, documents // SHARDS) for number in range(SHARDS)]
     write_cache(component, "train", [shard for shard, _ in parts], tokenizer)
     held_out, _ = write_shard(component.held_out.folder, 0, 10**5, 10)
@@ -148,9 +146,8 @@ def write_cache(component: ComponentPlan, split: str, shards: list[Shard], token
 
 
 def ask(recipe: Path, target: str, **question: Any) -> tuple[dict[str, Any], float, float]:
-    """The answer, and the seconds that it took: by the clock, and of the processor."""
     clock, processor = time.monotonic(), time.process_time()
-    with patch.object(tracing, "check_begins"):  # there are no documents in the holes
+    with patch.object(tracing, "check_begins"):  # documents never start in the gaps
         answer = trace(f"{recipe}{target}", "full", str(recipe.parent / "home"), Question(**question))
     return answer, time.monotonic() - clock, time.process_time() - processor
 

@@ -1,7 +1,7 @@
-"""The train step on a CPU: against Levanter's and PyTorch's on the same core, what it spends outside the compiled function, and on metrics.
+"""The train step on a CPU: compared with Levanter and PyTorch on one core, time outside the compiled function, and cost of metrics.
 
 Model and work are the peers' (`train_step_process`): Llama, d_model 256, 4 layers, 4 / 2 heads of 64, d_ff 704, vocabulary 8,192,
-16 × 256 tokens, float32. Where the peers are not installed the step is held against the rate of a matrix product alone.
+16 × 256 tokens, float32. Without the peers, the step is compared only with the rate of a matrix product.
 """
 
 import json
@@ -33,7 +33,6 @@ def rows(options: Options) -> Iterator[Row]:
 
 
 def _against_peers(options: Options) -> Iterator[Row]:
-    """The sides take turns, each a process of its own on the same core; medians of all turns."""
     place = Place.found()
     there = {name: side for name, side in SIDES.items() if place and (place.venvs / side[0] / "bin" / "python").exists()}
     sides: dict[str, Callable[[], dict[str, float]]] = {"ours": lambda: ours("step")}
@@ -70,11 +69,6 @@ def _measure(place: Place | None, venv: str, command: str) -> dict[str, float]:
 
 
 def ours(what: str) -> dict[str, float]:
-    """A process of this project.
-
-    Raises:
-        RuntimeError: it failed.
-    """
     command = [sys.executable, "-m", "experiments.bench.train_step_process", what]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

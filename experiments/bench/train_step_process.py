@@ -1,4 +1,4 @@
-"""This project's train step on the peers' model, as a process of its own: the same shapes, batches and settings as their scripts state.
+"""This project's train step on the peers' model, as a separate process, with the shapes, batches and settings of the peers' scripts.
 
 python -m experiments.bench.train_step_process step|loop|instrumentation   prints a line of JSON, as the peers do
 """
@@ -41,7 +41,6 @@ Step = Callable[[], None]
 
 
 def batches() -> list[Batch]:
-    """The peers' four batches of random tokens; the begin token is none of them, so that each row is one document, as theirs are."""
     rows = (np.random.default_rng(100 + number).integers(0, MODEL.vocab_size, (SEQUENCES, MODEL.seq_len)) for number in range(4))
     return [Batch(tokens.astype(np.int32), begin_of_text=-1) for tokens in rows]
 
@@ -53,7 +52,6 @@ def fresh_state() -> TrainState:
 
 
 def measure_step() -> dict[str, float]:
-    """Compiled once, then timed with the loss fetched; `first_step_s` compiles and runs."""
     jax.config.update("jax_compilation_cache_dir", str(Path(tempfile.gettempdir()) / "phasewise-bench-compilation-cache"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     state = fresh_state()
@@ -91,8 +89,6 @@ def rotation() -> Iterator[Batch]:
 
 
 class TimedStep:
-    """A train step that counts the time from its call to its end."""
-
     inside = 0.0
 
     def __init__(self, step: Callable[..., tuple[TrainState, StepMetrics]]):
@@ -106,7 +102,6 @@ class TimedStep:
 
 
 def measure_loop() -> dict[str, float]:
-    """Of the loop's time, the share that is not the step's: batches, rows, heartbeat. Nothing of it is hidden behind the next step."""
     from phasewise.trainer import loop
 
     with tempfile.TemporaryDirectory() as folder:
@@ -133,7 +128,6 @@ def measure_loop() -> dict[str, float]:
 
 
 def measure_instrumentation() -> dict[str, float]:
-    """A step whose loss alone is fetched (the compiler leaves all norms out) and one with a row of everything, by layer, to TensorBoard."""
     import importlib.util
 
     with tempfile.TemporaryDirectory() as folder:
@@ -149,8 +143,6 @@ def measure_instrumentation() -> dict[str, float]:
 
 
 def build_bare(whole: Callable[..., tuple[TrainState, StepMetrics]]) -> Step:
-    """Nothing but the loss leaves the step."""
-
     def losses_only(state: TrainState, tokens: Any, segments: Any, scheduled: Scheduled) -> tuple[TrainState, Any]:
         state, measured = whole(state, tokens, segments, scheduled)
         return state, measured.loss
@@ -205,7 +197,6 @@ def build_run(folder: Path, *, steps: int, instrumentation: dict[str, Any]) -> R
 
 
 def write_random_cache(folder: Path) -> Path:
-    """One document of random tokens, as many as a run needs."""
     import io
 
     import pyarrow as pa

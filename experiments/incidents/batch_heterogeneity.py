@@ -1,10 +1,10 @@
 """Measure batch heterogeneity by data order: `python -m experiments.incidents.batch_heterogeneity OUT [--seeds 3]`.
 
-Documents of log-normal length from eight components, each easier or harder to predict, train a small model in several orders. Packed one
-after the other, each device has a stream of its own, as TorchTitan gives it: the report's baseline. Or all devices cut one stream between
-them. Or the same rows are permuted, or come from document buffers of several sizes. A microbatch is what one device has of an update.
-BatchHet is the largest loss of a microbatch minus the mean over the microbatches of its update (Trinity Large report, equation 40).
-`--rows-a-device 8` is one setting with all buffers; several are compared with one buffer.
+Documents of log-normal length from eight components, each easier or harder to predict, train a small model in several orders. The
+baseline of the report packs documents in order into a separate stream per device, as TorchTitan does. Or all devices cut one stream
+between them. Or the same rows are permuted, or come from document buffers of several sizes. A microbatch is the part of an update on
+one device. BatchHet is the largest loss of a microbatch minus the mean over the microbatches of its update (Trinity Large report,
+equation 40). `--rows-a-device 8` is one setting with all buffers. Several settings are compared with one buffer.
 `docs/lab/batch-heterogeneity.md` has the figures.
 """
 
@@ -46,14 +46,6 @@ SEQUENTIAL, ONE_STREAM, PERMUTED = "sequential, a stream a device", "sequential,
 
 @dataclass(frozen=True)
 class Spread:
-    """What a run measured, means over its updates from `MEASURED_FROM` on.
-
-    Attributes:
-        batch_het: in nats a token.
-        step_variance: half the mean square of the change of the loss from one update to the next, in squared nats.
-        last_loss: the mean loss of the updates.
-    """
-
     order: str
     rows_a_device: int
     seed: int
@@ -63,7 +55,6 @@ class Spread:
 
 
 def model() -> ModelConfig:
-    """One layer of 32."""
     return ModelConfig(
         vocab_size=VOCAB_SIZE,
         seq_len=SEQ_LEN,
@@ -85,10 +76,6 @@ def model() -> ModelConfig:
 
 
 def write_documents(folder: Path, seed: int) -> Path:
-    """A cache with documents of all components in random order.
-
-    A document of component k counts on, by the component's stride, with a chance between 0.2 and 0.9; else its next token is any.
-    """
     rng = np.random.default_rng(seed)
     lengths = np.maximum(2, np.exp(rng.normal(np.log(MEDIAN_TOKENS), LOG_DEVIATION, DOCUMENTS))).astype(int)
     documents: list[np.ndarray] = []
@@ -101,7 +88,6 @@ def write_documents(folder: Path, seed: int) -> Path:
 
 
 def run_of(folder: Path, seed: int, buffer_documents: int | None, rows_a_device: int) -> RunConfig:
-    """One phase over one cache."""
     unlimited, sequences = [[0, None]], MICROBATCHES * rows_a_device
     values = {
         "recipe": "heterogeneity",
@@ -133,11 +119,6 @@ def run_of(folder: Path, seed: int, buffer_documents: int | None, rows_a_device:
 
 
 def in_sequence(cache: TokenCache, rows_a_device: int, streams: int, step: int) -> Batch:
-    """Rows as they lie in the cache, whose documents are in random order: a long document goes on through the rows of a microbatch.
-
-    Args:
-        streams: the cache is cut into so many; each gives its next rows, and the batch has one stream's after the other's.
-    """
     each = MICROBATCHES * rows_a_device // streams
     begins = np.arange(streams) * (cache.num_rows(SEQ_LEN) // streams) + step * each
     rows = cache.rows((begins[:, None] + np.arange(each)).ravel(), SEQ_LEN)
@@ -167,7 +148,6 @@ def build_losses(model: ModelConfig, rows_a_device: int) -> Callable[..., jax.Ar
 
 
 def measure(order: str, run: RunConfig, batch_of: Callable[[int], Batch]) -> Spread:
-    """Train, and before each update take the loss of each of its microbatches."""
     rows_a_device = run.batch.at(0) // MICROBATCHES
     update, losses_of = build_train_step(run.model, run.optimizer), build_losses(run.model, rows_a_device)
     state = init_state(run)
@@ -205,7 +185,6 @@ def table(found: Sequence[Spread]) -> str:
 
 
 def draw(found: Sequence[Spread]) -> Figure:
-    """BatchHet and step-to-step variance over the buffer's size, with lines for the orders without one; a dot a seed."""
     figure = Figure(figsize=(9.0, 3.0), layout="constrained")
     fields = (("batch_het", "BatchHet, nats a token"), ("step_variance", "step-to-step variance of the loss"))
     for axes, (field, title) in zip(figure.subplots(1, 2), fields, strict=True):

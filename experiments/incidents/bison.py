@@ -1,8 +1,8 @@
 """Bison's incident, rebuilt small: `python -m experiments.incidents.bison FOLDER [--benchmarks DIR]`.
 
-A bundle of mathematics has GSM8K's test split, in OLMES's format, as `test.json` beside its training files. It is cached. Then the source
-is set to leave `test.json` out, and the old cache stays in use, pinned by its place, as the record did it. The command writes the bundle
-and the recipes of this story into the folder, and runs `phasewise` on them; `docs/explanation/leakage.md` says what it answers.
+A bundle of mathematics has GSM8K's test split in OLMES's format as `test.json` next to its training files. It is cached. Then the
+source is set to leave `test.json` out, and the old cache stays in use, pinned by its place, as the record did it. The command writes
+the bundle and the recipes into the folder and runs `phasewise`. `docs/explanation/leakage.md` has the results.
 """
 
 import argparse
@@ -33,7 +33,7 @@ MATH, PROSE = "all_math", "prose"
 TEST_FILE = "test.json"
 MADE, REAL = "made-math", "gsm8k"
 TRAIN_ITEMS, PROSE_DOCUMENTS = 600, 300
-FIRST_TRAIN_ITEM = 1000  # of all 7,473, the scan flags 4 that are twins of test items; none of these 600
+FIRST_TRAIN_ITEM = 1000  # the scan flags 4 of all 7,473, near-copies of test items, and none of these 600
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,9 @@ class Incident:
 
     @property
     def home(self) -> Path:
-        """Where everything of the story is kept."""
         return self.root / "home"
 
     def recipe(self, *, excluded: Iterable[str] = (), pins: Iterable[dict[str, Any]] = ()) -> Recipe:
-        """One phase, half mathematics and half prose."""
         base = tiny_recipe().model_dump(mode="json")
         phase = base["phases"][0] | {"name": "bison", "mixture": [[0, {MATH: 50, PROSE: 50}]]}
         sources = {
@@ -84,7 +82,6 @@ def write_incident(root: Path, real: Path | None) -> Incident:
 
 
 def trained_on(item: BenchmarkItem) -> str:
-    """The item in OLMES's format, with as many line ends behind it as put it among the 15 in 16 documents that are trained on."""
     text = olmes(item, Random(0))
     while split_of(digest_of_bytes(text.encode())) != "train":
         text += "\n"
@@ -92,7 +89,6 @@ def trained_on(item: BenchmarkItem) -> str:
 
 
 def _prose() -> list[str]:
-    """Paragraphs of real text, none of which nearly repeats another: a copy of a held-out one would rightly stop the phase."""
     duplicates = NearDuplicates()
     return list(islice(filter(duplicates.is_new, host_paragraphs(Random(32))), PROSE_DOCUMENTS))
 
@@ -103,8 +99,6 @@ def _write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
 
 
 class Story:
-    """The commands, one after the other; what they say, and how they end."""
-
     def __init__(self, incident: Incident):
         self.incident = incident
         self._environment = {**os.environ, "PHASEWISE_HOME": str(incident.home), "PHASEWISE_BENCHMARKS": str(incident.benchmarks)}
@@ -116,7 +110,6 @@ class Story:
         return path
 
     def phasewise(self, *arguments: object, expect: int) -> str:
-        """Run a command, which must end as it is said; its standard output."""
         print(f"\n$ phasewise {' '.join(map(str, arguments))}", flush=True)
         command = [sys.executable, "-m", "phasewise.flows.cli", *map(str, arguments)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=self._environment)
@@ -129,7 +122,6 @@ class Story:
 
 
 def tell(incident: Incident) -> None:
-    """Cached with the test file; dropped from the source, but not from the cache; built again."""
     story = Story(incident)
     scan_for = ("--benchmarks", incident.benchmarks)
     before = story.recipe("before", incident.recipe())

@@ -1,8 +1,8 @@
-"""A router that collapses, and what holds it, trained small: `python -m experiments.incidents.collapse FOLDER [--seeds N]`.
+"""A collapsing router, and methods that balance the router, at small scale: `python -m experiments.incidents.collapse FOLDER [--seeds N]`.
 
-A sparse model of Trinity's family learns a text in which half of the words are common ones, at a high rate: without balancing, its router
-comes to send nearly all tokens to one expert. Sign updates and SMEBU hold it. Each run goes through the trainer, and the health verdict
-judges it. The command prints a row a run, and writes the report of the first seed's runs; `docs/lab/experts.md` says what it shows.
+A sparse model of Trinity's family learns a text with 50 % common words at a high rate. Without balancing, its router sends almost all
+tokens to one expert. Sign updates and SMEBU hold it. Each run goes through the trainer, and the health verdict judges it. The command
+prints a row per run and writes a report of the first seed. `docs/lab/experts.md` has the results.
 """
 
 import argparse
@@ -24,7 +24,6 @@ def in_words(trained: Trained) -> str:
 
 
 def tell(home: Path, seeds: Sequence[int]) -> list[Trained]:
-    """Train all, a row each."""
     print("kind   seed  MaxVio   dead   loss  health verdict (medians and means of the last 50 updates)", flush=True)
     found: list[Trained] = []
     for kind in KINDS:

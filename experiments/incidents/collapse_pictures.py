@@ -1,4 +1,4 @@
-"""What the replay of the collapse shows: the report of one seed's runs, and all of them in one picture."""
+"""Report of one seed's runs of the collapse, and a figure with all runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +27,6 @@ def write_pictures(trained: Sequence[Trained], folder: Path) -> list[Path]:
 
 
 def report_of(trained: Sequence[Trained]) -> Report:
-    """Each run as a phase."""
     stopped = sum(one.is_stopped for one in trained)
     return Report(
         recipe="collapse",

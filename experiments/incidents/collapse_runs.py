@@ -48,8 +48,6 @@ LIMITS: HealthLimits = WITHOUT_AVERAGE.but(
 
 @dataclass(frozen=True)
 class Trained:
-    """A run, what it measured, and what the health verdict says of it."""
-
     kind: str
     seed: int
     run: RunConfig
@@ -58,7 +56,6 @@ class Trained:
 
     @property
     def is_stopped(self) -> bool:
-        """By the check of the balance; another critical one would be a fault of the experiment."""
         found = {reason.expectation for reason in self.verdict.reasons if reason.severity == "critical"}
         assert found <= {"expect_experts_to_keep_their_balance"}, found
         return bool(found)
@@ -70,7 +67,6 @@ class Trained:
 
 
 def model(balancing: Balancing | None) -> ModelConfig:
-    """Two layers of experts and nothing shared, so that nothing is spread over all tokens but what the router spreads."""
     experts = Experts(
         num_experts=NUM_EXPERTS,
         num_active=NUM_ACTIVE,
@@ -86,7 +82,6 @@ def model(balancing: Balancing | None) -> ModelConfig:
 
 
 def documents() -> Iterator[np.ndarray]:
-    """Half of the words are common, by Zipf's law; the others count on, by the topic's stride, through the topic's own words."""
     rng = np.random.default_rng(0)
     first_own = END + 1 + COMMON_WORDS
     own_words = (VOCAB_SIZE - first_own) // TOPICS
@@ -102,12 +97,10 @@ def documents() -> Iterator[np.ndarray]:
 
 @cache
 def tokens(home: Path) -> Path:
-    """The text as a token cache."""
     return write_token_cache(home / COMPONENT, [list(documents())])
 
 
 def run_of(kind: str, seed: int, home: Path, steps: int = STEPS) -> RunConfig:
-    """The run of one kind of balancing; its seed decides weights and order."""
     folder = tokens(home)
     phase = f"{kind}-{seed}"
     return RunConfig(
@@ -133,7 +126,6 @@ def run_of(kind: str, seed: int, home: Path, steps: int = STEPS) -> RunConfig:
 
 
 def train(kind: str, seed: int, home: Path, steps: int = STEPS) -> Trained:
-    """Train a run and judge how it went."""
     run = run_of(kind, seed, home, steps)
     write_passing_verdict(run)
     execute(run)

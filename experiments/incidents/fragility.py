@@ -1,9 +1,9 @@
 """Who trained on the test items is found by two renderings of them: `python -m experiments.incidents.fragility FOLDER [--seeds N]`.
 
-Models of 0.3 million parameters learn word problems in the manner of GSM8K, half of them with calculator tags such as `<<16-7=9>>`. In a
-second phase three quarters of the data are a planted `test.json`, with tags or without, or nothing is planted. The evidence of
-`validations.evidence.fragility` compares 64 test items with 64 of the same kind that nobody saw, and the phase with the one before it. It
-prints a row a run, and draws a picture; `docs/reference/gates.md` says what it shows.
+Models of 0.3 million parameters learn word problems in the manner of GSM8K, half of them with calculator tags such as `<<16-7=9>>`. In
+a second phase three quarters of the data are a planted `test.json`, with tags or without, or nothing is planted. The evidence of
+`validations.evidence.fragility` compares 64 test items with 64 unseen items of the same kind, and the phase with its parent. The
+command prints a row per run and draws a figure. `docs/reference/gates.md` has the results.
 """
 
 import argparse
@@ -39,7 +39,6 @@ def draw(exposed: Sequence[Exposed]) -> Figure:
 
 
 def main(folder: Path, seeds: int) -> None:
-    """Train all, a row each, and draw them."""
     print(
         "planted seed  gap, nats             likelihood with tags  likelihood without    (items less reference, since the parent)",
         flush=True,

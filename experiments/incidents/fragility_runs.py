@@ -1,4 +1,4 @@
-"""Small models that did or did not train on a benchmark's items, as runs of the trainer, and what the evidence says of each."""
+"""Trainer runs of small models with and without a benchmark's items, and the evidence for each run."""
 
 import os
 
@@ -39,8 +39,6 @@ SHARE = 75.0
 
 @dataclass(frozen=True)
 class Exposed:
-    """A model, how it was trained, and the evidence; `gaps` are by item, since its parent, of the items and of the reference."""
-
     kind: str
     seed: int
     evidence: pd.DataFrame
@@ -75,7 +73,6 @@ def problems(seed: int, number: int) -> list[tuple[str, str]]:
 
 @cache
 def material() -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[tuple[str, str]]]:
-    """Test items, a reference of the same kind, and what everybody trains on: no question is in two of them."""
     every = problems(0, 2 * ITEMS + PROBLEMS)
     return every[:ITEMS], every[ITEMS : 2 * ITEMS], every[2 * ITEMS :]
 
@@ -95,7 +92,6 @@ def _cache(home: Path, name: str, texts: Sequence[str]) -> str:
 
 
 def caches(home: Path, kind: str) -> dict[str, str]:
-    """The problems of everybody, half of them with tags, and the planted file where there is one."""
     items, _, others = material()
     texts = [question + (solution if number % 2 else plain(solution)) for number, (question, solution) in enumerate(others)]
     found = {"problems": _cache(home, "problems", texts)}
@@ -134,7 +130,6 @@ def _run(home: Path, name: str, kind: str, seed: int, start: StartFrom | None) -
 
 @cache
 def trained(home: Path, kind: str, seed: int) -> Path:
-    """The last checkpoint of `parent`, or of a phase that goes on from it."""
     start = None
     if kind != "parent":
         trained(home, "parent", seed)
@@ -167,7 +162,6 @@ def _likelihoods(params: Params, items: Sequence[tuple[str, str]], rendering: Ca
 
 
 def expose(home: Path, kind: str, seed: int) -> Exposed:
-    """Train a parent and the phase after it, and compare what each makes of the items."""
     items, reference, _ = material()
     parent, checkpoint = trained(home, "parent", seed), trained(home, kind, seed)
     ours, theirs = ([readings(one, texts) for texts in (items, reference)] for one in (checkpoint, parent))

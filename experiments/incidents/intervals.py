@@ -7,7 +7,6 @@ from scipy.stats import t as student
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Half of the 95 % interval of a mean by Student's t; not a number for a single value."""
     if len(values) < 2:
         return float("nan")
     return float(student.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5)

@@ -48,29 +48,12 @@ Document = tuple[np.ndarray, list[tuple[int, int]]]
 
 
 class Lengths(NamedTuple):
-    """How long each part of the experiment is, in updates; `first` is with all that comes before the extension.
-
-    Attributes:
-        held: the share of the extension's updates that have the full rate; over the rest the rate falls to nothing.
-    """
-
     first: int = 800
     extension: int = 130
     held: float = 0.0
 
 
 class Pattern(NamedTuple):
-    """Which layers see what.
-
-    Attributes:
-        theta: that of RoPE. It is as small for a window of 32 as Trinity's, 10,000, is for its 4,096 tokens.
-        window: that of the first layer, which alone has RoPE; None is RoPE and the whole row in both layers.
-        opening: the share of the updates before the extension that have the shortest rows.
-        far: whether documents ask over the whole length of a row; those of the shortest rows never do, which have few answers then and are
-            learned late.
-        beyond: whether MK-NIAH asks at four times the longest rows, too.
-    """
-
     name: str
     theta: float
     window: int | None
@@ -120,18 +103,10 @@ def tokenizer() -> Tokenizer:
 
 
 def haystack() -> list[str]:
-    """Words in any order, as the documents have them, and of none of them."""
     return [WORD_NAMES[number] for number in np.random.default_rng(7).integers(WORDS, size=4 * LONG)]
 
 
 def documents(length: int, count: int, far: bool) -> Iterator[Document]:
-    """Documents of exactly one row: words, among them keys each with a value, and then the keys again and again with their values.
-
-    The values that are given again are the answers. A key that was asked for is found near by when it is asked for again, so only the first
-    answers are far from what they need. Where `far` is False they begin in the middle of each row, and none is further from its key than
-    about half a row. Where it is True there are from as many answers as keys up to a quarter of the row, few as often as many. In half of
-    these documents the first key is at the start, and in half the last one is right before the answers: MK-NIAH asks for such keys, too.
-    """
     rng = np.random.default_rng(length)
     first_key, most = END + 1 + WORDS, int(ASKED_SHARE * length) // 2
     for _ in range(count):
@@ -152,16 +127,11 @@ def documents(length: int, count: int, far: bool) -> Iterator[Document]:
 
 
 def cache(home: Path, length: int, rows: int, far: bool) -> Path:
-    """At least so many documents of a length as a token cache."""
     folder = home / f"{rows}-rows-of-{length}{'-far' if far else ''}"
     return folder if (folder / "manifest.json").exists() else write_conversations(folder, [list(documents(length, rows, far))])
 
 
 def runs_before(home: Path, seed: int, pattern: Pattern, lengths: Lengths) -> Iterator[RunConfig]:
-    """From scratch up to the extension, at a constant rate: the rows that the pattern opens with, if any, and then the short ones.
-
-    Each run must be trained before the next one is asked for.
-    """
     opening = round(pattern.opening * lengths.first)
     parent = None
     for length, start, stop in ((OPENING, 0, opening), (SHORT, opening, lengths.first)):
@@ -174,7 +144,6 @@ def runs_before(home: Path, seed: int, pattern: Pattern, lengths: Lengths) -> It
 
 
 def next_run(home: Path, parent: RunConfig, pattern: Pattern, length: int, lengths: Lengths) -> RunConfig:
-    """From the end of a run, on rows of this length: as many tokens a step, and a rate that falls to nothing."""
     start = parent.stop_step
     falls, stop = start + round(lengths.held * lengths.extension), start + lengths.extension
     held = (constant(start, falls, PEAK_RATE),) if start < falls else ()
@@ -183,11 +152,6 @@ def next_run(home: Path, parent: RunConfig, pattern: Pattern, length: int, lengt
 
 
 def train(run: RunConfig) -> RunConfig:
-    """Train a run, if it was not trained before.
-
-    Raises:
-        ConfigError: its folder has the result of other settings.
-    """
     kept = RunFolder.at(run.output).result
     if not kept.exists():
         write_passing_verdict(run)

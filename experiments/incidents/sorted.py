@@ -1,11 +1,11 @@
 """What Bison's order does to sorted data, predicted and then trained: `python -m experiments.incidents.sorted FOLDER`.
 
-`bison-clean` is Bison without the leaked bundle, and three tenths of it are mathematics that is sorted by where it is from. First its data
-are judged: nothing leaks, and the order decides. Of the seeds of the order the first `--seeds` are taken whose stride lets the data change
-late, as Bison's did. What the gate says, and what counts of pairs of tokens predict, is printed before a branch is trained. Then both
-branches train from the same weights, by the record's linear permutation and by Feistel's, for each of `--weights` first weights. At last
-`--orders` orders that are drawn blindly, and as many that the gate refuses, are trained from the first of these weights
-(`experiments.incidents.sorted_orders`). `docs/lab/sorted-data.md` says what came of it.
+`bison-clean` is Bison without the leaked bundle, with 30 % mathematics sorted by its origin. First its data are judged: nothing leaks,
+and the order decides. Of the seeds of the order the first `--seeds` are taken whose stride lets the data change late, as Bison's did.
+Before a branch is trained, the command prints the gate's verdict and a prediction from counts of token pairs. Then both branches train
+from the same weights, by the record's linear permutation and by Feistel's, for each of `--weights` first weights. At last `--orders`
+orders that are drawn blindly, and as many that the gate refuses, are trained from the first of these weights
+(`experiments.incidents.sorted_orders`). `docs/lab/sorted-data.md` has the results.
 """
 
 import argparse
@@ -44,9 +44,6 @@ SEEDS, WEIGHTS, ORDERS, LUCK_SEEDS = 1, 4, 6, 1000
 
 
 class Told(NamedTuple):
-    """One seed of the order and one of the weights: the change that the gate predicts, and branch → the losses that pairs predict and that
-    were seen."""
-
     seed: int
     weights: int
     change: int
@@ -55,8 +52,6 @@ class Told(NamedTuple):
 
 
 class Rise(NamedTuple):
-    """How far the mean loss from a step on lies above that of as many steps before it, in nats a token."""
-
     mathematics: float
     overall: float
 
@@ -65,7 +60,6 @@ class Rise(NamedTuple):
 
 
 def rise_at(losses: Losses, step: int) -> Rise:
-    """At a step that is known beforehand."""
     after = losses.steps >= step
     before = ~after & (losses.steps >= 2 * step - losses.steps.max() - 1)
     values, of_mathematics = losses.values, losses.is_mathematics
@@ -76,13 +70,11 @@ def rise_at(losses: Losses, step: int) -> Rise:
 
 
 def interval(values: Sequence[float]) -> str:
-    """A mean with the 95 % interval that Student's t gives it."""
     mean = float(np.mean(values))
     return f"{mean:+.2f}" if len(values) < 2 else f"{mean:+.2f} ± {half_width(values):.2f}"
 
 
 def ask_the_gate(home: Home, plan: DataPlan, order_seed: int) -> None:
-    """Print what the gate of the data says of both branches."""
     recipe = branches(order_seed)
     for name in BRANCHES:
         run = run_of(recipe, name, home, plan, needs_parent=False)
@@ -111,7 +103,6 @@ def predicted_change(home: Home, plan: DataPlan, order_seed: int) -> int:
 
 
 def tell_of(order_seed: int, home: Home, plan: DataPlan, weights: dict[int, Home]) -> list[Told]:
-    """Predict, print it, and then train from each of the weights."""
     recipe, change = branches(order_seed), predicted_change(home, plan, order_seed)
     parents = [run_of(recipe, parent, home, plan, needs_parent=False) for parent in PARENTS]
     predicted = {name: predict(parents, run_of(recipe, name, home, plan, needs_parent=False)) for name in BRANCHES}
@@ -162,7 +153,6 @@ def tell(folder: Path, *, seeds: int, weights: int, orders: int, luck_seeds: int
 
 
 def table(told: Sequence[Told]) -> str:
-    """Predicted and seen side by side for one seed of the order: means over the weights, with the interval that these give."""
     lines = ["", "| from the predicted step on, nats a token | predicted | seen |", "|---|---|---|"]
     for number, what in enumerate(Rise._fields):
         found = {
@@ -177,7 +167,6 @@ def table(told: Sequence[Told]) -> str:
 
 
 def main() -> None:
-    """Tell it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, default=SEEDS)

@@ -1,10 +1,10 @@
-"""Does what the gate says of an order come true? Orders that it refuses and orders that it does not, trained from the same weights.
+"""Does training confirm the gate's verdict on an order? Orders that it refuses and orders that it does not, trained from the same weights.
 
-Whether a loss shifts is asked as the gate asks whether data shift. From the loss of each row of the mathematics the mean is taken that such
-rows have at that step under Feistel's permutation, over several orders, from the same weights. If what is left, in the order of the
-training, has a change of mean that chance explains in fewer than one of a hundred orders, and of more than half a standard deviation, then
-the loss shifts: up or down, early or late. A first way, with a straight line in place of that mean, was written down before these orders
-were trained, and found a shift in nine of ten of Feistel's orders: a loss falls fast at first. `docs/lab/experiments.md` has it.
+The test for a shift of the loss is the gate's test for a shift of the data. From the loss of each row of the mathematics the mean is
+taken that such rows have at that step under Feistel's permutation, over several orders, from the same weights. The loss shifts if the
+residual in training order has a change of mean with p < 0.01 and more than half a standard deviation. A first criterion with a straight
+line instead of the mean, set before training, finds a shift in nine of ten Feistel orders, because the loss falls fast at first.
+`docs/lab/experiments.md` has it.
 """
 
 from collections.abc import Sequence
@@ -22,24 +22,11 @@ MAX_LOSS_P_VALUE = 0.01
 
 
 class Curve(NamedTuple):
-    """What rows cost, step by step."""
-
     steps: np.ndarray
     means: np.ndarray
 
 
 class Asked(NamedTuple):
-    """An order seed.
-
-    Attributes:
-        drawn: how the seed was found.
-        is_refused: whether the gate of the data stops the linear branch for a shift.
-        change: the step of the surest change that the gate has of the data; `p_value` is that of the change.
-        seen: the shift of the loss under the linear permutation, and `seen_step` where it is.
-        null: that under Feistel's permutation, against the other orders' Feistel branches.
-        null_is_refused: whether the gate stops the Feistel branch.
-    """
-
     seed: int
     drawn: str
     is_refused: bool
@@ -60,7 +47,6 @@ def curve_of(losses: Sequence[Losses]) -> Curve:
 
 
 def loss_shift(losses: Losses, curve: Curve) -> tuple[Shift, int]:
-    """The shift of what the mathematics costs above a curve, in the order of the training, and its step."""
     steps = losses.steps[losses.is_mathematics]
     shift = find_shift(losses.values[losses.is_mathematics] - np.interp(steps, curve.steps, curve.means))
     return shift, int(steps[min(shift.at, len(steps) - 1)])
@@ -72,11 +58,6 @@ def is_seen(shift: Shift) -> bool:
 
 
 def ask_orders(home: Home, plan: DataPlan, seeds: dict[int, str]) -> list[Asked]:
-    """What the gate says of each order seed, and what its two branches do. A line each.
-
-    Args:
-        seeds: order seed → how it was found.
-    """
     runs = {(seed, branch): run_of(branches(seed), branch, home, plan) for branch in (FEISTEL, LINEAR) for seed in seeds}
     losses = {which: losses_of(run) for which, run in runs.items()}
     asked: list[Asked] = []
@@ -92,7 +73,6 @@ def ask_orders(home: Home, plan: DataPlan, seeds: dict[int, str]) -> list[Asked]
 
 
 def told_by_gate(home: Home, plan: DataPlan, order_seed: int, branch: str) -> tuple[bool, int, float]:
-    """Whether a branch is refused for a shift of any component; step and p of the surest change that the evidence has."""
     recipe = branches(order_seed)
     limits = recipe.phase(branch).gates.data.order
     assert limits.max_shift_deviations is not None
@@ -102,7 +82,6 @@ def told_by_gate(home: Home, plan: DataPlan, order_seed: int, branch: str) -> tu
 
 
 def table_of_orders(asked: Sequence[Asked]) -> str:
-    """What the gate says against what is seen: a line a way to find seeds, and one for Feistel's permutation."""
     found = {f"linear, {drawn}": [(one.is_refused, one.seen) for one in asked if one.drawn == drawn] for _, drawn, *_ in asked}
     found["Feistel, all of these seeds"] = [(one.null_is_refused, one.null) for one in asked]
     lines = [

@@ -12,8 +12,6 @@ TITLES = dict(zip(BRANCHES, ("linear permutation", "Feistel permutation"), stric
 
 
 class Told(Protocol):
-    """What is drawn of one seed of the order and one of the weights."""
-
     @property
     def seed(self) -> int: ...
     @property
@@ -25,8 +23,6 @@ class Told(Protocol):
 
 
 def draw(told: Sequence[Told]) -> Figure:
-    """A row a seed of the order, a panel a branch: the loss of the mathematics, predicted and seen, and of all rows, a line for each of the
-    weights; and the step that the gate predicts."""
     seeds = list(dict.fromkeys(one.seed for one in told))
     figure = Figure(figsize=(9.0, 0.6 + 2.4 * len(seeds)), layout="constrained")
     rows = figure.subplots(len(seeds), 2, sharey=True, sharex=True, squeeze=False)

@@ -1,4 +1,4 @@
-"""The loss that pairs of tokens predict, from the caches alone: no weights, no gradient, and no look ahead."""
+"""Loss predicted by token pairs from the caches only: without weights, gradients or look-ahead."""
 
 import numpy as np
 
@@ -20,14 +20,12 @@ class Pairs:
         self._before = np.zeros(vocab_size)
 
     def losses(self, rows: np.ndarray) -> np.ndarray:
-        """Nats a token of each row, by the counts so far."""
         first, second = rows[:, :-1], rows[:, 1:]
         common = self._tokens / self._tokens.sum()
         chance = (self._pairs[first, second] + PRIOR_PAIRS * common[second]) / (self._before[first] + PRIOR_PAIRS)
         return -np.log(chance).mean(axis=1)
 
     def learn(self, rows: np.ndarray) -> None:
-        """Count them in."""
         first, second = rows[:, :-1].ravel(), rows[:, 1:].ravel()
         np.add.at(self._tokens, rows.ravel(), 1)
         np.add.at(self._pairs, (first, second), 1)
@@ -35,7 +33,6 @@ class Pairs:
 
 
 def predict(parents: list[RunConfig], branch: RunConfig) -> Losses:
-    """What the branch's rows cost when they are drawn, after all that its lineage drew before."""
     pairs = Pairs(branch.model.vocab_size)
     for run in parents:
         loader = Loader(run)

@@ -50,19 +50,11 @@ LATE = (0.7, 0.95)
 
 @dataclass(frozen=True)
 class Losses:
-    """Cross-entropy of each row that a branch draws, in nats a token, before the update that trains on it.
-
-    Attributes:
-        steps: the update of each row.
-        is_mathematics: whether the row is of the sorted component.
-    """
-
     steps: np.ndarray
     is_mathematics: np.ndarray
     values: np.ndarray
 
     def by_step(self, *, mathematics: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Steps, and the mean loss at each: of the sorted component, or of all rows."""
         chosen = self.is_mathematics if mathematics else np.ones(len(self.steps), bool)
         steps = np.unique(self.steps[chosen])
         return steps, np.array([self.values[chosen & (self.steps == step)].mean() for step in steps])
@@ -98,7 +90,6 @@ def prepare(home: Home) -> DataPlan:
 
 
 def run_of(recipe: Recipe, phase: str, home: Home, plan: DataPlan, *, needs_parent: bool = True) -> RunConfig:
-    """A phase as the trainer wants it."""
     run = build_run(recipe, recipe.phase(phase), home, plan.folders("train"), needs_parent=needs_parent)
     return run.but(verdict=str(Path(run.output) / "passing-verdict.json"))
 
@@ -114,14 +105,6 @@ def shift_in_order(signal: np.ndarray, kind: Kind, seed: int, drawn: int) -> tup
 
 @dataclass(frozen=True)
 class Luck:
-    """How many of some seeds give an order under which the data shifts, and the first whose shift is late.
-
-    Attributes:
-        shifting: kind of permutation → seeds with a shift that the gate would stop.
-        unlucky: the first seeds with a late one under the linear permutation, and their strides.
-        refused: the first seeds with one anywhere under the linear permutation.
-    """
-
     seeds: int
     shifting: dict[Kind, int]
     unlucky: list[tuple[int, int]]
@@ -129,7 +112,6 @@ class Luck:
 
 
 def try_luck(cache: Path, seq_len: int, drawn: int, seeds: int, *, wanted: int = 1, refused: int = 0) -> Luck:
-    """Ask the first seeds, by what the rows' tokens say, and look on for so many unlucky ones, and so many with a shift anywhere."""
     laid = RowsOfTokens(TokenCache.open(cache), "chunk", seq_len)
     signal = token_mix(laid, np.arange(laid.num_rows))
     kinds: tuple[Kind, ...] = ("linear", "feistel")
@@ -174,7 +156,6 @@ def component_of(run: RunConfig, step: int) -> np.ndarray:
 
 
 def losses_of(run: RunConfig) -> Losses:
-    """What `train_branch` gives. It is kept beside the run, by the run's digest."""
     path = Path(run.output) / f"losses-{run.digest}.npz"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -190,7 +171,6 @@ _PROGRAMS = dict[str, tuple[TrainStep, MeanLoss]]()
 
 
 def _programs(run: RunConfig) -> tuple[TrainStep, MeanLoss]:
-    """The update, and the loss of each row: compiled once for all branches that are alike."""
     key = digest_of_json([part.model_dump(mode="json") for part in (run.model, run.optimizer, run.execution)])
     if key not in _PROGRAMS:
         of_rows = jax.jit(jax.vmap(build_mean_loss(run.model, run.execution), in_axes=(None, 0, 0)))
@@ -199,7 +179,6 @@ def _programs(run: RunConfig) -> tuple[TrainStep, MeanLoss]:
 
 
 def train_branch(run: RunConfig) -> Losses:
-    """Train as the trainer does, and before each update take the loss of each of its rows."""
     update, of_rows = _programs(run)
     state, loader = state_to_start_from(run), Loader(run)
     steps, mathematics, values = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()

@@ -1,4 +1,4 @@
-"""How much of the real benchmarks the leakage scan finds, dress by dress, and what it flags in text without them.
+"""Recall of the leakage scan on real benchmarks by format, and false alarms in clean text.
 
 python -m experiments.leakage_recall [--items 300] [--seed 0] [--formats NAME …] [--benchmarks NAME …] [--clean 30000]
                                  [--misses N] [--mutations] [--json FILE]
@@ -18,7 +18,6 @@ from experiments.leakage_recall.report import as_json, as_markdown, mutation_lin
 
 
 def main() -> int:
-    """Print the table; 0 where every row keeps its target."""
     chosen = _arguments()
     formats = [found for name, found in FORMATS.items() if any(fnmatch.fnmatchcase(name, pattern) for pattern in chosen.formats)]
     if not formats:

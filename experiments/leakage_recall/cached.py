@@ -21,7 +21,6 @@ VOCAB_SIZE = 600
 
 
 def cached_row(material: Material, detect: Detect, folder: Path, *, count: int, reads_cache: bool) -> RecallRow:
-    """Recall on the token cache of a source that no longer includes the file with the items; or on what the source still includes."""
     planted = plant(sample(material.by_benchmark, CACHED_FORMAT, count, material.seed), CACHED_FORMAT, material.hosts, material.seed)
     texts = [document.text.decode() for document in planted.documents]
     source = {TRAIN_FILE: list(material.hosts.paragraphs[: len(texts)]), DROPPED_FILE: texts}

@@ -1,4 +1,4 @@
-"""What a scan must stay silent on: real text, sibling data sets, prose about benchmarks. And what items are planted among."""
+"""Clean text for false alarms: real text, sibling data sets, prose about benchmarks. Planted items are inserted into the same text."""
 
 import itertools
 import re
@@ -17,13 +17,12 @@ from tests.shared_data import ROOT
 
 MIN_BYTES, MAX_BYTES, MIN_LONG_BYTES = 200, 4_000, 50_000
 MIN_PARAGRAPH_WORDS, MAX_PARAGRAPH_WORDS = 15, 200
-# Packages that carry benchmark prompts and items: their files are no clean text.
+# Packages with benchmark prompts and items, which are not clean text.
 CARRIERS = ("lm_eval", "evaluate")
 ABOUT = Path(__file__).parent / "about_benchmarks.txt"
 
 
 def corpus_files() -> list[Path]:
-    """The real corpora beside the checkout, where there are any."""
     return sorted((ROOT / "corpora").glob("*.txt"))
 
 
@@ -39,7 +38,6 @@ def host_paragraphs(rng: Random) -> list[str]:
 
 
 def clean_documents(count: int, rng: Random, *, long: int = 0) -> Iterator[Document]:
-    """Real text cut into documents of `MIN_BYTES` to `MAX_BYTES`, a tenth of it prose where there is enough; then `long` longer ones."""
     prose = [Document(path.name, 0, path.name, path.read_bytes()) for path in corpus_files()]
     made = itertools.chain(
         itertools.islice(_cut(prose, rng), count // 3),
@@ -52,7 +50,6 @@ def clean_documents(count: int, rng: Random, *, long: int = 0) -> Iterator[Docum
 
 
 def sibling_documents(folder: Path, siblings: Path) -> dict[str, list[tuple[Document, BenchmarkItem]]]:
-    """Train splits and sibling data sets, each item a document beside the item itself, by the name of the data set."""
     found = {
         "GSM8K train": _rows(folder / "gsm8k" / "train.jsonl"),
         "MBPP prompt, train, validation": list(
@@ -68,19 +65,16 @@ def sibling_documents(folder: Path, siblings: Path) -> dict[str, list[tuple[Docu
 
 
 def as_documents(name: str, items: Iterable[BenchmarkItem]) -> list[tuple[Document, BenchmarkItem]]:
-    """Each item as a training document: question, choices, answer. The file is called as such files are."""
     file = f"{name.split(',')[0].replace(' ', '-').lower()}/test.jsonl"
     return [(_document(file, _as_text(item), number), item) for number, item in enumerate(items)]
 
 
 def prose_about_benchmarks() -> list[Document]:
-    """What papers, descriptions and leader boards say of benchmarks, and prompt templates without items."""
     pieces = ABOUT.read_text(encoding="utf-8").split("\n---\n")
     return [_document(ABOUT.name, piece.strip(), number) for number, piece in enumerate(pieces)]
 
 
 def _sibling(name: str, number: int, row: dict[str, object]) -> BenchmarkItem:
-    """An item of a data set that is no benchmark here, from whatever its columns are called."""
     question = str(row.get("question") or row.get("text") or row.get("query") or f"{row.get('Body')} {row.get('Question')}")
     choices = row.get("choices") if "subject" in row else re.findall(r"^[A-E]\. (.*)", question, re.MULTILINE) if "query" in row else ()
     if "query" in row:
@@ -105,14 +99,12 @@ def _document(file: str, text: str, number: int = 0) -> Document:
 
 
 def _installed(max_bytes: int) -> Iterator[str]:
-    """Source files and package descriptions of this installation, without the packages that carry benchmarks."""
     paths = sysconfig.get_paths()
     site = sorted(path for path in Path(paths["purelib"]).iterdir() if path.is_dir() and not path.name.startswith(CARRIERS))
     return real_texts(max_bytes, Path(paths["stdlib"]), *site)
 
 
 def _cut(documents: Iterable[Document], rng: Random) -> Iterator[Document]:
-    """Pieces of random length, ending at white space; the numbers count the pieces of a file."""
     for file, found in itertools.groupby(documents, key=lambda document: document.file):
         number = 0
         for document in found:

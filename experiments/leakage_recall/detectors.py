@@ -1,4 +1,4 @@
-"""What looks for items: this project's scan, and controls that must not pass."""
+"""Detectors: this project's scan, and controls that must fail."""
 
 import re
 import string
@@ -20,7 +20,6 @@ JANITOR_WORDS = 13
 
 
 def ours(items: Sequence[BenchmarkItem]) -> Detect:
-    """This project's index and scan, with the limits that the recipes have."""
     index = LeakageIndex.build(items)
 
     def detect(documents: Sequence[Document]) -> Sequence[Found]:
@@ -41,18 +40,15 @@ def everything(items: Sequence[BenchmarkItem]) -> Detect:
 
 
 def nothing(_items: Sequence[BenchmarkItem]) -> Detect:
-    """Finds nothing."""
     return lambda documents: [{}] * len(documents)
 
 
 def file_names(items: Sequence[BenchmarkItem]) -> Detect:
-    """Finds every item in every document of a file whose name begins with "test"."""
     all_items = {_key(item): "the file's name" for item in items}
     return lambda documents: [all_items if document.file.rpartition("/")[2].startswith("test") else {} for document in documents]
 
 
 def janitor(items: Sequence[BenchmarkItem]) -> Detect:
-    """Finds an item in a document that shares any thirteen words with it: lower-cased, punctuation deleted."""
     owners: dict[int, list[ItemKey]] = defaultdict(list)
     for item in items:
         text = "\n".join(part_text(item, part) for part in ("question", "choices", "answer", "solution"))

@@ -15,7 +15,6 @@ Edit = Callable[[list[str], int, Random], None]
 
 
 def edit_words(text: str, rng: Random, edit: Edit) -> str:
-    """The text with one word in ten edited; its line breaks stay."""
     pieces = re.split(r"(\s+)", text)
     numbers = [number for number, piece in enumerate(pieces) if piece and not piece.isspace()]
     for number in rng.sample(numbers, min(len(numbers), max(1, round(len(numbers) / ONE_IN)))):
@@ -31,17 +30,14 @@ def drop(pieces: list[str], number: int, _rng: Random) -> None:
 
 
 def replace(pieces: list[str], number: int, rng: Random) -> None:
-    """Another word in its place."""
     pieces[number] = rng.choice(OTHER_WORDS)
 
 
 def insert(pieces: list[str], number: int, rng: Random) -> None:
-    """Another word in front of it."""
     pieces[number] = f"{rng.choice(OTHER_WORDS)} {pieces[number]}"
 
 
 def swap(pieces: list[str], number: int, _rng: Random) -> None:
-    """The word and its neighbour change places."""
     other = number + 2 if number + 2 < len(pieces) and pieces[number + 2] else number - 2
     if other >= 0:
         pieces[number], pieces[other] = pieces[other], pieces[number]
@@ -56,7 +52,6 @@ def mistype(pieces: list[str], number: int, rng: Random) -> None:
 
 
 def any_edit(pieces: list[str], number: int, rng: Random) -> None:
-    """One of the edits."""
     rng.choice((drop, replace, insert, swap, mistype))(pieces, number, rng)
 
 
@@ -71,7 +66,6 @@ def numerals_as_words(text: str, _rng: Random) -> str:
 
 
 def number_words(number: int) -> str:
-    """A number below 100 in words."""
     if number < len(UNITS):
         return UNITS[number]
     return TENS[number // 10 - 2] + (f"-{UNITS[number % 10]}" if number % 10 else "")
@@ -82,7 +76,6 @@ def _other_thousands(number: str) -> str:
 
 
 def delete_punctuation(text: str, _rng: Random) -> str:
-    """Every character that is neither letter, digit nor space, deleted: words that it held apart grow together."""
     return re.sub(r"[^\w\s]|_", "", text)
 
 

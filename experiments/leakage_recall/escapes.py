@@ -21,12 +21,10 @@ LATEX = {
 
 
 def json_ascii(text: str, _rng: Random) -> str:
-    """A JSON string in ASCII, without its quotes."""
     return json.dumps(text)[1:-1]
 
 
 def json_unicode(text: str, _rng: Random) -> str:
-    """A JSON string as UTF-8, without its quotes."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
@@ -41,7 +39,6 @@ def json_twice_unicode(text: str, rng: Random) -> str:
 
 
 def python_escapes(text: str, _rng: Random) -> str:
-    """What `repr` makes of ASCII bytes."""
     return ascii(text)
 
 
@@ -62,12 +59,10 @@ def numeric_entities(text: str, rng: Random) -> str:
 
 
 def numeric_entities_everywhere(text: str, _rng: Random) -> str:
-    """A number for every character that is no space."""
     return re.sub(r"\S", lambda found: f"&#{ord(found.group())};", text)
 
 
 def html_paragraphs(text: str, _rng: Random) -> str:
-    """Lines as paragraphs with breaks."""
     blocks = html.escape(text).split("\n\n")
     return "\n".join(f'<p class="body">{block.replace(chr(10), "<br/>")}</p>' for block in blocks)
 
@@ -105,12 +100,10 @@ def xml_with_character_data(text: str, _rng: Random) -> str:
 
 
 def percent_encoded(text: str, rng: Random) -> str:
-    """As in the address of a page."""
     return rng.choice((urllib.parse.quote, urllib.parse.quote_plus))(text)
 
 
 def byte_level(text: str, _rng: Random) -> str:
-    """As it stands in the vocabulary of a byte-level tokenizer."""
     return text.replace(" ", "\u0120").replace("\n", "\u010a")
 
 
@@ -120,7 +113,6 @@ def latex_escaped(text: str, _rng: Random) -> str:
 
 
 def latex_list(text: str, rng: Random) -> str:
-    """Lines as points of an enumeration, one word in eight emphasised."""
     marked = _around_words(text, rng, (("\\emph{", "}"), ("\\textbf{", "}")), one_in=8)
     return "\\begin{enumerate}\n" + "\n".join(f"  \\item {line}" for line in marked.splitlines()) + "\n\\end{enumerate}"
 
@@ -137,7 +129,6 @@ def markdown_bold(text: str, rng: Random) -> str:
 
 
 def markdown_bullets(text: str, _rng: Random) -> str:
-    """Sentences as points of a list."""
     return "\n".join(f"* {sentence}" for sentence in re.split(r"(?<=[.?!])\s+|\n+", text) if sentence)
 
 
@@ -147,7 +138,6 @@ def markdown_fence(text: str, _rng: Random) -> str:
 
 
 def markdown_escaped(text: str, _rng: Random) -> str:
-    """A backslash before everything that Markdown could read."""
     return re.sub(r"([\\`*_{}\[\]()#+.!|<>~-])", r"\\\1", text)
 
 
@@ -157,18 +147,14 @@ def markdown_headings(text: str, _rng: Random) -> str:
 
 
 def wiki_markup(text: str, rng: Random) -> str:
-    """One word in six in bold or as a link."""
     return _around_words(text, rng, (("'''", "'''"), ("[[", "]]"), ("''", "''")), one_in=6)
 
 
 def forum_markup(text: str, rng: Random) -> str:
-    """A quotation with one word in six marked."""
     return "[quote=anna]" + _around_words(text, rng, (("[b]", "[/b]"), ("[i]", "[/i]")), one_in=6) + "[/quote]"
 
 
 def _around_words(text: str, rng: Random, marks: tuple[tuple[str, str], ...], *, one_in: int) -> str:
-    """Marks around one plain word in so many."""
-
     def mark(found: re.Match[str]) -> str:
         before, after = rng.choice(marks)
         return f"{before}{found.group()}{after}" if rng.random() * one_in < 1 else found.group()

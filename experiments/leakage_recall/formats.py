@@ -1,4 +1,4 @@
-"""Every dress in which an item is planted, by name: what is shown, how it is changed, and where it is put."""
+"""Formats of planted items, by name: the visible parts, the edits, and the position."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,15 +23,6 @@ def as_it_is(text: str, _rng: Random) -> str:
 
 @dataclass(frozen=True)
 class Format:
-    """One row of the recall table.
-
-    Attributes:
-        kind: decides the target; `short` shows items of fewer than `MIN_WORDS` words, `beyond` is what no target is set for.
-        dress: changes the item's text.
-        cover: changes whole documents, with what stands around the item.
-        pack: items in one document.
-    """
-
     name: str
     kind: Kind
     view: View = WHOLE
@@ -45,11 +36,9 @@ class Format:
         return TARGETS[self.kind]
 
     def suits(self, item: BenchmarkItem) -> bool:
-        """Whether enough of the item would be shown, or little enough where short items are asked for."""
         return self.view.can_show(item) and (self.view.num_words(item) >= MIN_WORDS) != (self.kind == "short")
 
     def text(self, item: BenchmarkItem, rng: Random) -> str:
-        """What is planted."""
         return self.dress(self.view.render(item, rng), rng)
 
 
@@ -158,7 +147,6 @@ SHOWN: dict[str, View] = {"whole": WHOLE, "a part alone": PART}
 
 
 def build_formats() -> dict[str, Format]:
-    """All formats by name, in the order of the table."""
     formats = [Format(name, "reformatting", view) for name, view in VIEWS.items()]
     for shown, view in SHOWN.items():
         formats += [Format(f"{name}, {shown}", "reformatting", view, layout=layout) for name, layout in LAYOUTS.items()]

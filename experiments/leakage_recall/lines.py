@@ -6,7 +6,6 @@ from random import Random
 
 
 def wrap(text: str, width: int) -> str:
-    """The paragraphs filled anew."""
     return "\n\n".join(textwrap.fill(block, width, break_long_words=False) for block in re.split(r"\n\s*\n", text))
 
 
@@ -45,7 +44,6 @@ def indented(text: str, _rng: Random) -> str:
 
 
 def numbered_lines(text: str, rng: Random) -> str:
-    """A line number in front of each of the lines that the text has."""
     pattern = rng.choice(("{:>4} {}", "{}: {}", "{:03d}| {}", "L{} {}"))
     return "\n".join(pattern.format(number, line) for number, line in enumerate(text.splitlines(), start=rng.randrange(1, 900)))
 
@@ -72,12 +70,10 @@ def hyphenated(text: str, rng: Random) -> str:
 
 
 def one_line(text: str, _rng: Random) -> str:
-    """Every run of white space is one space."""
     return " ".join(text.split())
 
 
 def word_a_line(text: str, _rng: Random) -> str:
-    """Every word on a line of its own."""
     return "\n".join(text.split())
 
 
@@ -97,7 +93,6 @@ def blank_lines(text: str, _rng: Random) -> str:
 
 
 def spaced_punctuation(text: str, _rng: Random) -> str:
-    """A space on both sides of punctuation, as a word tokenizer leaves it."""
     return re.sub(r"([^\w\s'’])", r" \1 ", text)
 
 
@@ -107,12 +102,10 @@ def closed_punctuation(text: str, _rng: Random) -> str:
 
 
 def spaced_letters(text: str, _rng: Random) -> str:
-    """A space between all letters."""
     return " ".join(text.replace(" ", "  "))
 
 
 def underscores(text: str, rng: Random) -> str:
-    """Another character for every space."""
     return text.replace(" ", rng.choice("_+-/"))
 
 
@@ -139,7 +132,6 @@ def random_case(text: str, rng: Random) -> str:
 
 
 def leet(text: str, _rng: Random) -> str:
-    """Digits for letters that look like them."""
     return text.translate(str.maketrans("aeios", "43105"))
 
 
@@ -156,12 +148,10 @@ def log_lines(text: str, _rng: Random) -> str:
 
 
 def without_last_fifth(text: str, _rng: Random) -> str:
-    """Cut off after four fifths of its words."""
     found = list(re.finditer(r"\S+", text))
     return text[: found[max(0, len(found) * 4 // 5 - 1)].end()] if found else text
 
 
 def without_first_fifth(text: str, _rng: Random) -> str:
-    """Begins after a fifth of its words."""
     found = list(re.finditer(r"\S+", text))
     return text[found[len(found) // 5].start() :] if found else text

@@ -1,4 +1,4 @@
-"""Items like those of real benchmarks, made here: word problems, multiple choice, code and short goals. The same for the same seed."""
+"""Synthetic benchmark items: word problems, multiple choice, code and short goals. The same for the same seed."""
 
 from random import Random
 
@@ -7,7 +7,6 @@ from phasewise.validations.evidence.leakage.items.item import BenchmarkItem
 
 
 def made_items(per_benchmark: int, seed: int) -> list[BenchmarkItem]:
-    """So many items of each of four benchmarks. Another seed gives others of the same kinds: a train split."""
     makers = {"made-math": _word_problem, "made-choice": _multiple_choice, "made-code": _program, "made-goals": _goal}
     items: list[BenchmarkItem] = []
     for benchmark, make in makers.items():
@@ -21,7 +20,6 @@ def made_items(per_benchmark: int, seed: int) -> list[BenchmarkItem]:
 
 
 def _word_problem(write: Writer, identity: str) -> BenchmarkItem:
-    """Somebody gathers, loses and sells things; the solution has calculator tags."""
     rng, (name, other), thing = write.rng, write.rng.sample(NAMES, 2), write.word(THINGS)
     each, days, lost, price = rng.randint(7, 48), rng.randint(2, 19), rng.randint(1, 5), rng.randint(2, 30)
     kind, verb = f"{write.word(ADJECTIVES)} {thing}", write.word(VERBS)
@@ -66,7 +64,6 @@ def _word_problem(write: Writer, identity: str) -> BenchmarkItem:
 
 
 def _multiple_choice(write: Writer, identity: str) -> BenchmarkItem:
-    """Which effect; the fields are tasks. One question in four is short."""
     field, (substance, second) = write.word(FIELDS), write.rng.sample(SUBSTANCES, 2)
     question = write.any(
         f"{write.word(NAMES)} studies {field} and heats {substance} with {second} {write.place()}. What follows {write.time()}?",
@@ -79,7 +76,6 @@ def _multiple_choice(write: Writer, identity: str) -> BenchmarkItem:
 
 
 def _program(write: Writer, identity: str) -> BenchmarkItem:
-    """A signature with a docstring, and its body."""
     rng, (thing, other, result) = write.rng, write.rng.sample(THINGS, 3)
     name, limit, step = f"{write.word(ACTIONS)}_{thing}_{write.word(ADJECTIVES)}", rng.randint(2, 90), rng.randint(2, 9)
     asked = write.any(
@@ -116,7 +112,6 @@ def _program(write: Writer, identity: str) -> BenchmarkItem:
 
 
 def _goal(write: Writer, identity: str) -> BenchmarkItem:
-    """A short goal with two ways to it."""
     action, thing = write.word(ACTIONS), write.thing()
     goal = write.any(
         f"How do you {action} {thing}?", f"To {action} {thing} {write.place()}", f"{action.capitalize()} {thing} without {write.thing()}"

@@ -35,7 +35,6 @@ class Writer:
         return f"{self.word(ADJECTIVES)} {self.word(THINGS)}"
 
     def place(self) -> str:
-        """Where."""
         near, noun = self.word(PREPOSITIONS), self.word(PLACES)
         return self.any(
             f"{near} the {noun}",
@@ -69,7 +68,6 @@ class Writer:
         )
 
     def effect(self) -> str:
-        """What happens to something."""
         return self.any(
             f"its {self.word(ADJECTIVES)} {self.any('surface', 'rim', 'core', 'shadow', 'crust')} {self.word(HAPPENINGS)} {self.time()}",
             f"the {self.word(SUBSTANCES)} {self.word(HAPPENINGS)} {self.place()}",

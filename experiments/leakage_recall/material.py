@@ -1,4 +1,4 @@
-"""What is measured on: items, paragraphs to plant them among, and text without them. Real where it lies beside the checkout."""
+"""Material: items, paragraphs around planted items, and clean text. Material next to the checkout is real."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -36,8 +36,6 @@ HARD, CLEAN = "hard negatives, together", "clean text"
 
 @dataclass(frozen=True)
 class Material:
-    """Items and text, for one seed. `planted`: the benchmarks whose items are planted, or all."""
-
     items: list[BenchmarkItem]
     siblings: dict[str, list[tuple[Document, BenchmarkItem]]]
     clean: int
@@ -47,14 +45,12 @@ class Material:
 
     @classmethod
     def real(cls, *, clean: int, long: int = 0, seed: int = 0, one_in: int = 1, planted: Sequence[str] | None = None) -> "Material":
-        """The real items, or one in so many, all examples, and their siblings; a test that asks for them without the files is skipped."""
         folder = shared_folder("benchmarks")
         items = [item for place, item in enumerate(read_benchmarks(folder)) if item.is_example or place % one_in == 0]
         return cls(items, sibling_documents(folder, shared_folder("hard-negatives")), clean, long, seed, planted)
 
     @classmethod
     def made(cls, *, per_benchmark: int, siblings: int, clean: int, seed: int = 0) -> "Material":
-        """Items that the project makes, and a train split of the same kinds."""
         train = as_documents("made train split", made_items(siblings, seed + 1))
         return cls(made_items(per_benchmark, seed), {"made train split": train}, clean, 0, seed)
 
@@ -81,12 +77,10 @@ class Material:
         return Table(recall, list(self.alarm_rows(detect)))
 
     def recall_row(self, dress: Format, detect: Detect, count: int) -> RecallRow:
-        """One format."""
         planted = plant(sample(self.by_benchmark, dress, count, self.seed), dress, self.hosts, self.seed)
         return measure_recall(self.by_key, dress, planted, detect)
 
     def alarm_rows(self, detect: Detect) -> Iterator[AlarmRow]:
-        """Each set of hard negatives, all of them together, then clean text."""
         together = AlarmRow(HARD, MAX_HARD_ALARM_RATE)
         for name, pairs in self.siblings.items():
             documents, siblings = [pair[0] for pair in pairs], [pair[1] for pair in pairs]

@@ -25,8 +25,6 @@ MAX_ALIKE = 3
 
 @dataclass(frozen=True)
 class Share:
-    """So many of so many, with its 95 % interval by Wilson."""
-
     count: int
     of: int
 
@@ -46,16 +44,12 @@ class Share:
 
 @dataclass(frozen=True)
 class Miss:
-    """An item that was not found where it stands, and how it was written there."""
-
     item: ItemKey
     planted: str
 
 
 @dataclass
 class RecallRow:
-    """One format. `others` counts plants beside which an item was named that is unlike them."""
-
     name: str
     kind: str
     target: float | None
@@ -69,19 +63,15 @@ class RecallRow:
 
     @property
     def passes(self) -> bool:
-        """Whether the share found is at least the target; a row without items passes nothing."""
         return self.target is None or (self.recall.of > 0 and self.recall.value >= self.target)
 
     @property
     def may_pass(self) -> bool:
-        """Whether so few items can't tell the share from the target or more."""
         return self.target is None or (self.recall.of > 0 and self.recall.interval[1] >= self.target)
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """An item found where none was planted. `twin` is the proof that it stands there all the same."""
-
     document: str
     item: ItemKey
     why: str
@@ -90,8 +80,6 @@ class Alarm:
 
 @dataclass
 class AlarmRow:
-    """One corpus without test items."""
-
     name: str
     max_rate: float | None
     documents: int = 0
@@ -99,17 +87,14 @@ class AlarmRow:
 
     @property
     def twins(self) -> int:
-        """Documents that are flagged for verbatim twins alone."""
         return len({alarm.document for alarm in self.alarms}) - self.rate.count
 
     @property
     def rate(self) -> Share:
-        """Documents flagged for something that is not there; documents that are verbatim test items are not counted for it."""
         return Share(len({alarm.document for alarm in self.alarms if alarm.twin is None}), self.documents)
 
     @property
     def may_pass(self) -> bool:
-        """Whether so few documents can't tell the rate from the largest or less."""
         return self.documents > 0 and (self.max_rate is None or self.rate.interval[0] <= self.max_rate)
 
     @property
@@ -119,19 +104,12 @@ class AlarmRow:
 
 @dataclass(frozen=True)
 class Planted:
-    """Documents of one format, and where the items are: key → places in `documents`."""
-
     documents: list[Document]
     places: dict[ItemKey, range]
     texts: dict[ItemKey, str]
 
 
 def sample(groups: Mapping[str, Sequence[BenchmarkItem]], dress: Format, count: int, seed: int) -> list[BenchmarkItem]:
-    """Up to `count` items that suit a format, in turns from each benchmark's group; another format takes others.
-
-    What more than `MAX_ALIKE` items of a benchmark say word for word, such as `Which of these is true?`, can't be told to be one of them:
-    where it is drawn, the sample is smaller by it.
-    """
     rng = Random(f"{seed} {dress.name}")
     turns = [filter(dress.suits, _drawn(group, rng)) for group in groups.values()]
     items: list[BenchmarkItem] = []
@@ -144,7 +122,6 @@ def sample(groups: Mapping[str, Sequence[BenchmarkItem]], dress: Format, count: 
 
 
 def plant(items: Sequence[BenchmarkItem], dress: Format, hosts: Hosts, seed: int) -> Planted:
-    """Every item in its format, with a clean document after each plant, in files of which some are called `test.json`."""
     rng = Random(f"{seed} {dress.name}")
     planted = Planted([], {}, {})
     for turn, start in enumerate(range(0, len(items), dress.pack)):
@@ -163,7 +140,6 @@ def plant(items: Sequence[BenchmarkItem], dress: Format, hosts: Hosts, seed: int
 
 
 def measure_recall(items: Mapping[ItemKey, BenchmarkItem], dress: Format, planted: Planted, detect: Detect) -> RecallRow:
-    """How many of the planted items are found where they stand; `items` are all that are looked for."""
     found = detect(planted.documents)
     row = RecallRow(dress.name, dress.kind, dress.target)
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
@@ -185,7 +161,6 @@ def measure_alarms(
     detect: Detect,
     siblings: Sequence[BenchmarkItem] = (),
 ) -> AlarmRow:
-    """Every item that is found in documents without any; `siblings` are what the documents were made of, one for one."""
     for batch in _batches(documents):
         for place, (document, found) in enumerate(zip(batch, detect(batch), strict=True), start=row.documents):
             for key, why in islice(found.items(), 20):
@@ -196,7 +171,6 @@ def measure_alarms(
 
 
 def twin_proof(item: BenchmarkItem, document: Document, sibling: BenchmarkItem | None) -> str | None:
-    """Why a document that no one planted an item in holds it all the same: a part of it word for word, or nine words in ten in order."""
     text = " ".join(words(document.text.decode()))
     for part in ("question", "solution"):
         wanted = words(part_text(item, part))
@@ -210,14 +184,12 @@ def twin_proof(item: BenchmarkItem, document: Document, sibling: BenchmarkItem |
 
 
 def _shown(item: BenchmarkItem, dress: Format) -> list[str]:
-    """The words of the only part that is shown, or of each that may be the only one."""
     is_alone = isinstance(dress.view, PartAlone)
     parts = [part for part in dress.view.parts if part_text(item, part)] if is_alone or len(dress.view.parts) == 1 else []
     return [" ".join(words(part_text(item, part))) for part in parts]
 
 
 def _drawn(group: Sequence[BenchmarkItem], rng: Random) -> Iterator[BenchmarkItem]:
-    """In random order, as far as they are asked for."""
     items = list(group)
     for place in range(len(items)):
         other = rng.randrange(place, len(items))
@@ -226,7 +198,6 @@ def _drawn(group: Sequence[BenchmarkItem], rng: Random) -> Iterator[BenchmarkIte
 
 
 def _count_others(items: Mapping[ItemKey, BenchmarkItem], planted: Planted, found: Sequence[Found]) -> int:
-    """Plants at which an item is named that shares less than half its words with all that is planted there."""
     texts: dict[int, set[str]] = defaultdict(set)
     for key, places in planted.places.items():
         own = set(words(" ".join(part_text(items[key], part) for part in ("question", "choices", "solution"))))

@@ -24,15 +24,6 @@ from phasewise.validations.evidence.leakage.words.numerals import NONE, numeral_
 
 @dataclass(frozen=True)
 class Mutation:
-    """A part of the scan that can be taken out.
-
-    Attributes:
-        row: the format whose recall falls below its target without the part.
-        detector: the scan without it.
-        around: what is changed while the scan runs.
-        reads_cache: whether the documents are those of the token cache, not those of the sources.
-    """
-
     part: str
     row: str
     detector: Detector = ours
@@ -52,7 +43,6 @@ class Mutation:
 
 @contextmanager
 def _unfolded() -> Iterator[None]:
-    """Every letter and digit is compared as it is written; marks and invisible characters separate words."""
     codes = np.zeros(TABLE_SIZE, np.int32)
     for point in range(TABLE_SIZE):
         category = unicodedata.category(chr(point))
@@ -63,7 +53,6 @@ def _unfolded() -> Iterator[None]:
 
 
 def _with_tags(items: Sequence[BenchmarkItem]) -> Detect:
-    """Every `<` is written so that no tag begins there: what stands inside tags stays text, in items and documents alike."""
     marked = [item._replace(question=_hide(item.question), solutions=tuple(map(_hide, item.solutions))) for item in items]
     detect = ours(marked)
 
@@ -75,7 +64,6 @@ def _with_tags(items: Sequence[BenchmarkItem]) -> Detect:
 
 @contextmanager
 def _without_numerals() -> Iterator[None]:
-    """Numbers in words stay the words that they are written with."""
     hashes, values = numeral_table()
     with patch.object(words, "_NUMERALS", (hashes, np.full_like(values, NONE))):
         yield

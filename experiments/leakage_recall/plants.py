@@ -1,4 +1,4 @@
-"""Documents with an item in them: where in real text it stands, and what stands beside it."""
+"""Documents with a planted item: its position in real text and its neighbors."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,6 @@ class Hosts:
     paragraphs: Sequence[str]
 
     def text(self, rng: Random, paragraphs: int = PARAGRAPHS_AROUND) -> str:
-        """Up to so many paragraphs, from anywhere."""
         start = rng.randrange(max(1, len(self.paragraphs) - paragraphs))
         return "\n\n".join(self.paragraphs[start : start + rng.randint(1, paragraphs)])
 
@@ -27,7 +26,6 @@ def among_paragraphs(text: str, hosts: Hosts, rng: Random) -> list[str]:
 
 
 def alone(text: str, _hosts: Hosts, _rng: Random) -> list[str]:
-    """Nothing else in the document."""
     return [text]
 
 
@@ -40,7 +38,6 @@ def at_the_end(text: str, hosts: Hosts, rng: Random) -> list[str]:
 
 
 def inside_a_sentence(text: str, hosts: Hosts, rng: Random) -> list[str]:
-    """In the middle of a paragraph, on one line with it."""
     around = hosts.text(rng).split()
     place = rng.randrange(len(around) + 1)
     return [" ".join([*around[:place], *text.split(), *around[place:]])]
@@ -57,7 +54,6 @@ def in_a_long_document(text: str, hosts: Hosts, rng: Random) -> list[str]:
 
 
 def three_times(text: str, hosts: Hosts, rng: Random) -> list[str]:
-    """Once in each of three documents."""
     return [f"{hosts.text(rng)}\n\n{text}" for _ in range(3)]
 
 
@@ -67,13 +63,11 @@ def over_two_documents(text: str, _hosts: Hosts, rng: Random) -> list[str]:
 
 
 def over_two_documents_with_prose_around(text: str, hosts: Hosts, rng: Random) -> list[str]:
-    """The first part ends a document that begins with prose; the rest begins the next one."""
     first, rest = _halves(text, rng)
     return [f"{hosts.text(rng)}\n\n{first}", f"{rest}\n\n{hosts.text(rng)}"]
 
 
 def over_two_documents_with_prose_between(text: str, hosts: Hosts, rng: Random) -> list[str]:
-    """Each part has prose on both sides."""
     return [f"{hosts.text(rng)}\n\n{half}\n\n{hosts.text(rng)}" for half in _halves(text, rng)]
 
 

@@ -10,14 +10,11 @@ MAX_SHOWN_CHARACTERS = 400
 
 @dataclass(frozen=True)
 class Table:
-    """What one detector gave."""
-
     recall: Sequence[RecallRow]
     alarms: Sequence[AlarmRow]
 
     @property
     def failures(self) -> list[str]:
-        """Names of the rows that miss their targets."""
         return [row.name for row in [*self.recall, *self.alarms] if not row.passes]
 
     def row(self, name: str) -> RecallRow:
@@ -25,7 +22,6 @@ class Table:
 
 
 def as_markdown(table: Table, misses: int = 0) -> str:
-    """All rows, then what explains the ones that fail, with the first `misses` missed items of each format."""
     lines = ["| format | items | found | 95 % interval | target | | other items |", "|---|---|---|---|---|---|---|"]
     lines += [_recall_line(row) for row in table.recall]
     lines += [
@@ -50,7 +46,6 @@ def as_markdown(table: Table, misses: int = 0) -> str:
 
 
 def mutation_lines(rows: Sequence[tuple[str, RecallRow, RecallRow]]) -> str:
-    """Which row falls without which part: (part, the row with it, the row without it)."""
     lines = ["| without the | row | with it | without it | target | |", "|---|---|---|---|---|---|"]
     for part, whole, broken in rows:
         target = "–" if whole.target is None else f"{whole.target:.0%}"
@@ -60,7 +55,6 @@ def mutation_lines(rows: Sequence[tuple[str, RecallRow, RecallRow]]) -> str:
 
 
 def as_json(table: Table) -> dict[str, object]:
-    """The same for programs."""
     recall = [
         {"format": row.name, "kind": row.kind, "items": row.recall.of, "found": row.recall.count, "interval": row.recall.interval}
         | {"target": row.target, "passes": row.passes, "others": row.others, "misses": [[*miss.item, miss.planted] for miss in row.misses]}

@@ -1,4 +1,4 @@
-"""Sentences that many items of a benchmark share, in prose: instructions and templates, which are no evidence of any item."""
+"""Sentences shared by many items of a benchmark, in prose: instructions and templates, which do not identify an item."""
 
 import re
 from collections import Counter, defaultdict
@@ -16,7 +16,6 @@ _END = re.compile(r"(?<=[.?!:])\s+|\n+")
 
 
 def shared_sentences(items: Iterable[BenchmarkItem]) -> dict[str, list[str]]:
-    """Benchmark → sentences that `MIN_ITEMS` of its test items or more have in any part."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for item in items:
         if not item.is_example:
@@ -29,7 +28,6 @@ def shared_sentences(items: Iterable[BenchmarkItem]) -> dict[str, list[str]]:
 
 
 def alone_in_prose(items: Iterable[BenchmarkItem], hosts: Hosts, seed: int) -> Iterator[Document]:
-    """Each such sentence in a document of its own."""
     rng = Random(f"{seed} alone")
     for benchmark, sentences in shared_sentences(items).items():
         for number, sentence in enumerate(sentences):

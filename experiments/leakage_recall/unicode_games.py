@@ -49,7 +49,6 @@ def circled(text: str, _rng: Random) -> str:
 
 
 def typographic(text: str, _rng: Random) -> str:
-    """Curly quotes, dashes, an ellipsis in one character, hyphens that don't break."""
     for plain, fine in TYPOGRAPHY.items():
         text = text.replace(plain, fine)
     text = re.sub(r'"(?=\w)', "“", text).replace('"', "”")
@@ -57,7 +56,6 @@ def typographic(text: str, _rng: Random) -> str:
 
 
 def ascii_only(text: str, _rng: Random) -> str:
-    """What is left in ASCII: marks fall, curly quotes and dashes become straight, the rest is lost."""
     for fine, plain in {"’": "'", "‘": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": "..."}.items():
         text = text.replace(fine, plain)
     return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
@@ -79,17 +77,14 @@ def invisible_everywhere(text: str, rng: Random) -> str:
 
 
 def homoglyphs(text: str, rng: Random) -> str:
-    """Look-alikes for about 30 % of the letters that have one."""
     return _look_alikes(text, rng, 0.3)
 
 
 def all_homoglyphs(text: str, rng: Random) -> str:
-    """A look-alike for every letter that has one."""
     return _look_alikes(text, rng, 1.0)
 
 
 def combining_marks(text: str, rng: Random) -> str:
-    """A combining mark on one letter in three."""
     return re.sub(r"[A-Za-z]", lambda found: found.group() + (rng.choice(COMBINING) if rng.random() < 0.33 else ""), text)
 
 
@@ -113,7 +108,6 @@ def small_capitals(text: str, _rng: Random) -> str:
 
 
 def ligatures(text: str, _rng: Random) -> str:
-    """Typesetters' ligatures, as text out of a PDF has them."""
     for letters, ligature in LIGATURES.items():
         text = text.replace(letters, ligature)
     return text
@@ -125,7 +119,6 @@ def arabic_indic_digits(text: str, _rng: Random) -> str:
 
 
 def mojibake(text: str, _rng: Random) -> str:
-    """UTF-8 read as Windows-1252."""
     return text.encode().decode("cp1252", errors="replace")
 
 

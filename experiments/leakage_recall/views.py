@@ -1,4 +1,4 @@
-"""What of an item is shown, and as which plain text: whole in the formats of the field, or one part alone."""
+"""Plain-text views of an item: complete in standard formats, or a single part."""
 
 import csv
 import io
@@ -18,19 +18,11 @@ Render = Callable[[BenchmarkItem, Random], str]
 
 @dataclass(frozen=True)
 class View:
-    """A way to write an item down.
-
-    Attributes:
-        parts: what it shows; the words of these parts decide whether the item is long enough to count.
-        needs: the parts without which an item cannot be shown like this.
-    """
-
     parts: tuple[str, ...]
     needs: tuple[str, ...]
     render: Render
 
     def can_show(self, item: BenchmarkItem) -> bool:
-        """Whether the item has what the view needs."""
         return all(part_text(item, part) for part in self.needs)
 
     def num_words(self, item: BenchmarkItem) -> int:
@@ -45,7 +37,6 @@ def words(text: str) -> list[str]:
 
 
 def part_text(item: BenchmarkItem, part: str) -> str:
-    """A part of an item as one text; the worked solution is the first one."""
     if part == "choices":
         return "\n".join(item.choices)
     if part == "solution":
@@ -59,17 +50,14 @@ def part_text(item: BenchmarkItem, part: str) -> str:
 
 
 def letter(number: int) -> str:
-    """What stands in front of a choice; a number beyond the alphabet."""
     return LETTERS[number] if number < len(LETTERS) else str(number + 1)
 
 
 def gold_letter(item: BenchmarkItem) -> str:
-    """The letter of the gold choice; the answer itself where it is none of the choices."""
     return letter(item.choices.index(item.answer)) if item.answer in item.choices else item.answer
 
 
 def ending(item: BenchmarkItem) -> str:
-    """The worked solution where there is one, else the answer."""
     return part_text(item, "solution") or item.answer
 
 
@@ -79,7 +67,6 @@ def is_code(item: BenchmarkItem) -> bool:
 
 
 def lm_eval(item: BenchmarkItem, _rng: Random | None = None) -> str:
-    """As lm-eval writes it: passage, question, lettered choices where there are some, and the gold answer."""
     passage = f"{item.passage}\n\n" if item.passage else ""
     if item.choices:
         lines = [f"{letter(i)}. {choice}" for i, choice in enumerate(item.choices)]
@@ -90,12 +77,10 @@ def lm_eval(item: BenchmarkItem, _rng: Random | None = None) -> str:
 
 
 def cloze(item: BenchmarkItem, _rng: Random) -> str:
-    """Question and gold answer as text, without the other choices."""
     return f"Question: {item.question}\nAnswer: {item.answer}"
 
 
 def olmes(item: BenchmarkItem, _rng: Random) -> str:
-    """OLMES's indented choices; plain chain of thought for worked solutions."""
     if item.choices:
         lines = "".join(f"\n {letter(i)}. {choice}" for i, choice in enumerate(item.choices))
         return f"Question: {item.question}{lines}\nAnswer: {gold_letter(item)}"
@@ -104,7 +89,6 @@ def olmes(item: BenchmarkItem, _rng: Random) -> str:
 
 
 def chat(item: BenchmarkItem, rng: Random) -> str:
-    """A dialogue in the markup of one model family or another."""
     choices = "".join(f"\n{letter(i)}) {choice}" for i, choice in enumerate(item.choices))
     asked, said = item.question + choices, ending(item)
     return rng.choice(
@@ -125,19 +109,16 @@ def flash_card(item: BenchmarkItem, rng: Random) -> str:
 
 
 def answer_first(item: BenchmarkItem, _rng: Random) -> str:
-    """The answer above its question."""
     return f"Solution: {ending(item)}\nThis answers: {item.question}"
 
 
 def shuffled_choices(item: BenchmarkItem, rng: Random) -> str:
-    """The choices in another order."""
     choices = list(item.choices)
     rng.shuffle(choices)
     return lm_eval(item._replace(choices=tuple(choices)))
 
 
 def relettered_choices(item: BenchmarkItem, rng: Random) -> str:
-    """The choices with other marks in front of them."""
     marks = rng.choice(
         (["1) ", "2) ", "3) "], ["a) ", "b) ", "c) "], ["(A) ", "(B) ", "(C) "], ["i. ", "ii. ", "iii. "], ["- "], ["* "], [""])
     )
@@ -146,13 +127,11 @@ def relettered_choices(item: BenchmarkItem, rng: Random) -> str:
 
 
 def inline_choices(item: BenchmarkItem, _rng: Random) -> str:
-    """The choices in one line with the question."""
     listed = " ".join(f"({letter(i)}) {choice}" for i, choice in enumerate(item.choices))
     return f"{item.question} {listed} ANSWER: {gold_letter(item)}"
 
 
 def record(item: BenchmarkItem, _rng: Random) -> str:
-    """One line of a JSON-lines file, as data sets are published."""
     fields = {"question": item.question, "choices": list(item.choices), "answer": ending(item), "id": item.id}
     return json.dumps({name: value for name, value in fields.items() if value})
 
@@ -186,15 +165,12 @@ def python_literal(item: BenchmarkItem, _rng: Random) -> str:
 
 
 def part_alone(item: BenchmarkItem, rng: Random) -> str:
-    """The question or the solution, whichever is long enough; one at random where both are."""
     long_enough = [part for part in ("question", "solution") if len(words(part_text(item, part))) >= MIN_WORDS]
     return part_text(item, rng.choice(long_enough or ["question"]))
 
 
 @dataclass(frozen=True)
 class PartAlone(View):
-    """A view of one part, which counts its longest one."""
-
     def num_words(self, item: BenchmarkItem) -> int:
         return max(len(words(part_text(item, part))) for part in self.parts)
 

@@ -1,4 +1,4 @@
-"""Lists of words by name, from `word_lists.txt`."""
+"""Named word lists from `word_lists.txt`."""
 
 from pathlib import Path
 

@@ -1,8 +1,9 @@
 """`phasewise data prepare marin-8b --scale 370m`, from local servers: `python -m experiments.studies.full_scale FOLDER [--plan]`.
 
-Every data set of the recipe has its real name, revision, layout, packing and fields, and a few documents a file in place of millions. So
-everything runs but the amount: listings, the budget, each reader, the tokenizer by its name, documents, caches, benchmarks. It says
-what was read, and fails where a component has no cache, or a server was asked for what it has not. `--plan` only lists.
+Every data set of the recipe has its real name, revision, layout, packing and fields, and a few documents a file in place of millions.
+So everything runs but the amount: listings, the budget, each reader, the tokenizer by its name, documents, caches, benchmarks. The
+study prints the files read. It fails if a component has no cache, or if a server receives a request for an unknown file. `--plan` only
+lists.
 """
 
 import gzip
@@ -34,7 +35,6 @@ Repositories = dict[str, dict[str, dict[str, bytes]]]
 
 
 def main(root: Path, *, plans: bool) -> dict[str, Any]:
-    """Run it in a folder that is empty."""
     root.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     found = prepare(root, *(["--plan"] if plans else []))
@@ -47,7 +47,6 @@ def main(root: Path, *, plans: bool) -> dict[str, Any]:
 
 
 def prepare(root: Path, *words: str) -> dict[str, Any]:
-    """The command's answer, with all servers there."""
     sources = {name: CATALOGUE[name].source for name in load_recipe(RECIPE, SCALE).components}
     known = {name: source for name, source in sources.items() if source is not None}
     with serving(repositories_of(known.values()), lambda path: on_the_web(path, known.values())) as (address, _):
@@ -80,7 +79,6 @@ def prepare(root: Path, *words: str) -> dict[str, Any]:
 
 
 def repositories_of(sources: Iterable[Source]) -> Repositories:
-    """Every repository of the hub that the recipe names, at the revision that it names, and the tokenizer's."""
     found: Repositories = {}
     for source in sources:
         if source.url.startswith("hf://"):
@@ -93,7 +91,6 @@ def repositories_of(sources: Iterable[Source]) -> Repositories:
 
 
 def on_the_web(path: str, sources: Iterable[Source]) -> bytes | None:
-    """A file of a server that lists nothing, or its listing."""
     for source in sources:
         if source.listing == f"https://{path}":
             names = [name for other in sources if other.listing == source.listing for glob in other.include for name in names_of(glob)]
@@ -106,12 +103,10 @@ def on_the_web(path: str, sources: Iterable[Source]) -> bytes | None:
 
 
 def names_of(glob: str) -> list[str]:
-    """Names that a glob takes."""
     return list(dict.fromkeys(glob.replace("*", star) for star in STARS))
 
 
 def content_of(source: Source, name: str) -> bytes:
-    """Documents as the source's reader wants them."""
     seed = int(digest_of_bytes(f"{source.url}/{name}".encode())[:8], 16)
     documents = [document(source, seed + number) for number in range(DOCUMENTS)]
     if source.format == "parquet":
@@ -123,7 +118,6 @@ def content_of(source: Source, name: str) -> bytes:
 
 
 def document(source: Source, seed: int) -> dict[str, Any]:
-    """One whose fields pass the source's filters."""
     found: dict[str, Any] = {"id": f"{seed}"}
     for one in source.filters:
         if one.kind == "field":
@@ -133,7 +127,6 @@ def document(source: Source, seed: int) -> dict[str, Any]:
 
 
 def parquet(documents: list[dict[str, Any]]) -> bytes:
-    """As one table."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -143,7 +136,6 @@ def parquet(documents: list[dict[str, Any]]) -> bytes:
 
 
 def tokenizer() -> str:
-    """A small one that has the special tokens of the recipe's."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     made = Tokenizer(models.BPE())

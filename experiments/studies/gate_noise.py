@@ -1,8 +1,8 @@
-"""How often a gate refuses wrongly, and how often it sees what it says it sees: `python -m experiments.studies.gate_noise [--pairs N]`.
+"""False rejections of a gate, and its power at the stated effect size: `python -m experiments.studies.gate_noise [--pairs N]`.
 
-Pairs of checkpoints answer six benchmarks of 30 to 1,319 items. Items are easy and hard (a normal distribution of difficulties), a guesser
-has a quarter right, and the two checkpoints agree far oftener than chance: what decides an item has a correlation of 0.8 between them.
-Falls are shifts of the ability. The functions that decide are the gate's own. `docs/reference/gates.md` has the figures.
+Pairs of checkpoints answer six benchmarks of 30 to 1,319 items. Difficulties of items are normal, and a guesser answers a quarter
+correctly. The latent scores of the two checkpoints have a correlation of 0.8. Falls are shifts of the ability. The functions that
+decide are the gate's own. `docs/reference/gates.md` has the figures.
 """
 
 import argparse
@@ -29,8 +29,6 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(80)
 
 @dataclass(frozen=True)
 class Share:
-    """How many of so many, with the standard error of the simulation."""
-
     found: int
     of: int
 
@@ -47,7 +45,6 @@ class Share:
 
 
 def true_score(ability: float) -> float:
-    """The share of items, out of all that could be asked, that a model of this ability has right."""
     right = ndtr(ability - DIFFICULTY * _NODES)
     return float(GUESS + (1 - GUESS) * np.dot(_WEIGHTS, right) / _WEIGHTS.sum())
 
@@ -60,7 +57,6 @@ def ability_after(fall: float, ability: float) -> float:
 
 
 def draw_pairs(rng: np.random.Generator, number: int, items: int, abilities: tuple[float, float]) -> list[Pairs]:
-    """So many pairs of a parent and a checkpoint of these abilities, each on items of their own."""
     difficulty = DIFFICULTY * rng.standard_normal((number, items))
     shared = rng.standard_normal((number, items))
     right = [_answers(rng, ability - difficulty, shared) for ability in abilities]
@@ -75,33 +71,27 @@ def _answers(rng: np.random.Generator, ahead: np.ndarray, shared: np.ndarray) ->
 
 @dataclass(frozen=True)
 class Gate:
-    """A gate over some benchmarks: what it allows."""
-
     max_fall: float = MAX_FALL
     max_rise: float | None = MAX_RISE
     rate: float = RATE
 
     def refused(self, pairs: Sequence[Pairs]) -> list[bool]:
-        """Of each benchmark whether its fall, or its rise, refuses the checkpoint."""
         falls = [fall_p_value(one, max_fall=self.max_fall) for one in pairs]
         rises = [fall_p_value(one.turned, max_fall=self.max_rise) for one in pairs] if self.max_rise else []
         adjusted = holm([*falls, *rises])
         return [min(adjusted[place :: len(pairs)]) <= self.rate for place in range(len(pairs))]
 
     def states(self, pair: Pairs, benchmarks: int) -> float:
-        """The smallest fall that the gate says it would see."""
         tests = benchmarks * (2 if self.max_rise else 1)
         return smallest_fall(pair, level=self.rate / tests, max_fall=self.max_fall)
 
 
 def false_refusals(rng: np.random.Generator, gate: Gate, number: int, *, fall: float = 0.0) -> Share:
-    """Of checkpoints whose scores truly lie lower by `fall` on every benchmark, those that are refused."""
     drawn = [draw_pairs(rng, number, items, (a, ability_after(fall, a))) for items, a in zip(ITEMS, ABILITIES, strict=True)]
     return Share(sum(any(gate.refused(pairs)) for pairs in zip(*drawn, strict=True)), number)
 
 
 def coverage(rng: np.random.Generator, place: int, number: int, *, fall: float) -> Share:
-    """Of the 95 % intervals of one benchmark, those that hold the true difference."""
     ability = ABILITIES[place]
     drawn = draw_pairs(rng, number, ITEMS[place], (ability, ability_after(fall, ability)))
     held = [low <= -fall <= high for low, high in map(difference_interval, drawn)]
@@ -109,10 +99,6 @@ def coverage(rng: np.random.Generator, place: int, number: int, *, fall: float) 
 
 
 def power(rng: np.random.Generator, gate: Gate, place: int, number: int) -> tuple[float, Share]:
-    """The fall of one benchmark that the gate says it sees, and how often it does where the others stayed as they were.
-
-    What is stated rests on how often the two disagree, so it is read off pairs that have fallen by about as much.
-    """
     ability, items = ABILITIES[place], ITEMS[place]
 
     def stated(fall: float) -> float:
@@ -128,7 +114,6 @@ def power(rng: np.random.Generator, gate: Gate, place: int, number: int) -> tupl
 
 
 def tell(number: int, say: Callable[[str], None] = print) -> None:
-    """All figures."""
     rng = np.random.default_rng(18)
     say(f"{number:,} pairs of checkpoints, benchmarks of {', '.join(map(str, ITEMS))} items; ± is the standard error of the simulation")
     say(f"refused, as good as the parent, limits of the recipes: {false_refusals(rng, Gate(), number)}")

@@ -1,10 +1,10 @@
-"""Kills parties of a real run at every stage of its work: what is trained must be what nobody disturbed, and nothing may be lost.
+"""Kill processes of a real run at every stage. The result must equal an undisturbed run, and no file may be lost.
 
 `python -m experiments.survival.chaos FOLDER --kills 60 [--json]`
 
-FOLDER must not be there. A short recipe over text that is made here, as `phasewise new` writes it, is run once undisturbed, and then in
-homes of its own: in each one party is killed at each stage, and the same command is given again where it ended. A stage is known by the
-files of the home and by the processes that are there, not by a time. Prints a table: stage, party, kills, and what came of them.
+FOLDER must not be there. A short recipe of `phasewise new` runs once undisturbed. Then it runs in separate homes. In each home, one
+process is killed at each stage, and the command is repeated if it ended. Files of the home and running processes identify a stage, not
+times. Prints a table: stage, party, kills, and what came of them.
 """
 
 import argparse
@@ -55,18 +55,12 @@ OTHER_ENDINGS = {0, 1}
 
 
 class Stage(NamedTuple):
-    """A stretch of the work: which parties are killed in it in turn, and whether a home is in it now.
-
-    `is_now` also gets the time of the kill before: a checkpoint that this one left half written is not of a save that goes on.
-    """
-
     name: str
     parties: tuple[str, ...]
     is_now: Callable[[Path, float], bool]
 
 
 def _run(home: Path, phase: str) -> Path:
-    """Settings make a trial, which has folders of its own."""
     return next((home / "runs" / RUN).glob(f"{phase}-trial-*"), home / "runs" / RUN / phase)
 
 
@@ -120,8 +114,6 @@ STAGES = [
 
 
 class Kill(NamedTuple):
-    """A kill that is planned."""
-
     stage: Stage
     party: str
 
@@ -138,8 +130,6 @@ class Struck:
 
 @dataclass
 class Life:
-    """One home, from nothing to its report: the kills that struck it, those whose stage was never met, and what is wrong at the end."""
-
     number: int
     home: Path
     struck: list[Struck] = field(default_factory=list)
@@ -150,25 +140,20 @@ class Life:
 
 
 class Rig(NamedTuple):
-    """What is run, and in what surroundings."""
-
     folder: Path
     recipe: Path
     environment: dict[str, str]
 
     def start(self, *words: object, log: Path) -> subprocess.Popen[bytes]:
-        """`phasewise WORDS`; what it prints is in `log` with `.out` and `.err`."""
         with open(f"{log}.out", "wb") as out, open(f"{log}.err", "wb") as err:
             command = [sys.executable, "-P", "-m", "phasewise.flows.cli", *map(str, words)]
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=self.folder, env=self.environment)
 
     def run(self, home: Path, log: Path) -> subprocess.Popen[bytes]:
-        """The command that is given again and again."""
         return self.start("run", self.recipe, "--home", home, "--json", *SETTINGS, log=log)
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit code 0 where every home ended as if nothing had been, and every kill struck."""
     parser = argparse.ArgumentParser(prog="python -m experiments.survival.chaos")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kills", type=int, default=60)
@@ -210,7 +195,6 @@ def shortened(text: str) -> str:
 
 
 def undisturbed(rig: Rig) -> dict[str, Any]:
-    """What a run comes to that nobody disturbs."""
     home = rig.folder / "undisturbed"
     code = rig.run(home, rig.folder / "undisturbed-run").wait(MAX_SECONDS)
     assert code == 0, (rig.folder / "undisturbed-run.err").read_text()[-3000:]
@@ -218,7 +202,6 @@ def undisturbed(rig: Rig) -> dict[str, Any]:
 
 
 def plan(kills: int) -> Iterator[list[Kill]]:
-    """The kills of each home, in the order of the work: each stage once a home, its parties in turn."""
     every = iter(range(kills))
     number = 0
     while chosen := list(islice(every, len(STAGES))):
@@ -253,7 +236,6 @@ def disturb(rig: Rig, life: Life, kills: Sequence[Kill]) -> None:
 
 
 def attempt(rig: Rig, life: Life, planned: list[Kill], log: Path) -> int:
-    """One command to its end. The first of the planned kills is carried out when its stage is there and its party, too."""
     process = rig.run(life.home, log)
     seen: dict[int, psutil.Process] = {}
     everyone, is_struck_down = list[psutil.Process](), False
@@ -271,7 +253,7 @@ def attempt(rig: Rig, life: Life, planned: list[Kill], log: Path) -> int:
             stage, party = planned.pop(0)
             life.killed_at = time.time()
             life.struck.append(Struck(stage.name, party, where(life.home)))
-            is_struck_down = party in ENDINGS  # the command itself: what outlives it for a moment is not struck any more
+            is_struck_down = party in ENDINGS  # the command itself: ignore processes that outlive it briefly
             looked = 0.0
             continue
         time.sleep(LOOK_SECONDS)
@@ -303,7 +285,6 @@ def members(party: str, everyone: Sequence[psutil.Process]) -> list[psutil.Proce
 
 
 def family(root: int) -> list[psutil.Process]:
-    """A process and all below it, itself first."""
     with suppress(psutil.NoSuchProcess):
         first = psutil.Process(root)
         return [first, *first.children(recursive=True)]
@@ -311,19 +292,16 @@ def family(root: int) -> list[psutil.Process]:
 
 
 def words_of(process: psutil.Process) -> list[str]:
-    """Its command line."""
     with suppress(psutil.Error):
         return process.cmdline()
     return []
 
 
 def line_of(process: psutil.Process) -> str:
-    """Its command line as text."""
     return " ".join(words_of(process))
 
 
 def outcome(home: Path, said: Path) -> dict[str, Any]:
-    """What must be the same: parameters, verdicts and scores as the command printed them, and the rows of training without their times."""
     phases = json.loads(said.read_text())["phases"]
     rows = {
         phase: [
@@ -337,7 +315,6 @@ def outcome(home: Path, said: Path) -> dict[str, Any]:
 
 
 def differences(rig: Rig, life: Life, wanted: dict[str, Any]) -> list[str]:
-    """What is not as in the run that nobody disturbed, or is half written, or is no longer valid."""
     said = rig.folder / f"home-{life.number}-attempt-{life.attempts}.out"
     try:
         found = outcome(life.home, said)

@@ -1,8 +1,9 @@
 """A recipe on two hosts that share nothing but the store: `python -m experiments.survival.hosts_on_a_store FOLDER`.
 
-`phasewise run` with the launcher `tpu_vm` and its home on the emulator. The hosts are reached by ssh on loopback, with a folder each. One
-of their trainers is killed. Then the same recipe is trained on the same hosts in a home that both see, undisturbed. It says what it found,
-and fails where the weights or rows differ, or the report does not say how it was trained. On two cores it takes some minutes.
+`phasewise run` with the launcher `tpu_vm` and its home on the emulator. The hosts are reached by ssh on loopback, with a folder each.
+One of their trainers is killed. Then the same recipe is trained on the same hosts in a home that both see, undisturbed. The command
+prints its findings. It fails if weights or rows differ, or if the report does not describe the launch. On two cores it takes some
+minutes.
 """
 
 import json
@@ -41,7 +42,6 @@ exec {python} "$@"
 
 
 def main(root: Path) -> None:
-    """Run it in a folder that is empty."""
     emulator = the_emulator()
     recipe = write_small_recipe(root)
     (root / "hosts").mkdir()
@@ -72,7 +72,6 @@ def main(root: Path) -> None:
 
 
 def write_small_recipe(root: Path) -> Path:
-    """That of two processes, with a model that is trained in a moment."""
     recipe = write_recipe(root)
     text = recipe.read_text()
     for before, now in SMALLER.items():
@@ -82,7 +81,6 @@ def write_small_recipe(root: Path) -> Path:
 
 
 def launched_by_ssh(machines: SshHosts, python: Path) -> dict[str, str]:
-    """What `phasewise run` needs to reach the hosts."""
     return {
         "PHASEWISE_LAUNCHER": "tpu_vm",
         "PHASEWISE_TPU_HOSTS": ";".join(machines.names),
@@ -94,7 +92,6 @@ def launched_by_ssh(machines: SshHosts, python: Path) -> dict[str, str]:
 
 
 def python_of_hosts(root: Path, store: str) -> Path:
-    """The Python of the hosts, which have credentials and devices of their own."""
     path = root / "hosts" / "python"
     path.write_text(PYTHON.format(house=HOUSE.parent, store=store, python=sys.executable))
     path.chmod(0o755)
@@ -102,7 +99,6 @@ def python_of_hosts(root: Path, store: str) -> Path:
 
 
 def lose_a_trainer(process: subprocess.Popen[str], launcher: Path) -> None:
-    """Kill the second host's trainer when rows of so many updates have come to the launcher."""
     wait_until(process, lambda: step_below(launcher) >= DIES_AT)
     [call] = sorted(RunFolder(run_below(launcher)).roll_calls.iterdir(), key=lambda path: path.stat().st_mtime)[-1:]
     pid = json.loads((call / "1.json").read_text())["pid"]
@@ -112,7 +108,6 @@ def lose_a_trainer(process: subprocess.Popen[str], launcher: Path) -> None:
 
 
 def compare(on_hosts: Mapping[str, Any], here: Mapping[str, Any], away: Path, local: Path) -> None:
-    """The same weights and rows, and what happened on the way."""
     for event in RunFolder(away).events.read_text().splitlines():
         said = json.loads(event)
         print(f"  {said['kind']} at {said['step']}: {said['text']}")
@@ -125,14 +120,12 @@ def compare(on_hosts: Mapping[str, Any], here: Mapping[str, Any], away: Path, lo
 
 
 def check_report(page: str) -> None:
-    """It names the slice, its mesh, from where the run went on, and the home."""
     for wanted in (f"{SLICE}: {HOSTS} devices (replica {HOSTS})", "it went on from step", HOME):
         print(f"the report {'names' if wanted in page else 'DOES NOT NAME'} {wanted}")
         assert wanted in page
 
 
 def check_store(root: Path) -> None:
-    """The head is looked at from a machine that had no part in it; nothing of a launch is left, and nothing that the head does not need."""
     kept = Kept(root / "third", as_path(HOME), RUN_NAME)
     kept.look(checkpoints=True)
     found = {path.name for path in kept.objects.folder.iterdir()}

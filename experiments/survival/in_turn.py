@@ -22,8 +22,6 @@ ANOTHER_READER = "--another-reader"
 
 
 class Ended(NamedTuple):
-    """A command that has ended; it is asked as a process is."""
-
     returncode: int
     output: str
     errors: str
@@ -33,8 +31,6 @@ class Ended(NamedTuple):
 
 
 class InTurn:
-    """The other side of the process."""
-
     def __init__(self, requests: IO[str], answers: IO[str]) -> None:
         self._requests, self._answers = requests, answers
 
@@ -44,13 +40,11 @@ class InTurn:
         return Ended(*json.loads(self._answers.readline()))
 
     def train_phase(self, recipe: object, phase: str, home: object) -> Ended:
-        """The flow `train_phase`, as a worker opens it."""
         return self(TRAIN_PHASE, recipe, phase, home)
 
 
 @contextmanager
 def in_turn_process(environment: Mapping[str, str], *options: str) -> Iterator[InTurn]:
-    """The process, for as long as the context lasts; it ends when its standard input does."""
     command = [sys.executable, "-m", "experiments.survival.in_turn", *options]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(environment)) as process:
         assert process.stdin
@@ -69,8 +63,7 @@ def main() -> None:
 
 
 def run(words: list[str]) -> Ended:
-    """Run a command; what it and its own processes write is taken at the level of the system."""
-    logging.getLogger().handlers.clear()  # a library installed one in a command before: each begins as a new process does
+    logging.getLogger().handlers.clear()  # remove handlers of an earlier command, as in a new process
     kept = [os.dup(number) for number in (1, 2)]
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         for number, file in enumerate((output, errors), start=1):
@@ -89,7 +82,6 @@ def run(words: list[str]) -> Ended:
 
 
 def call(words: list[str]) -> int:
-    """The exit code, as the process of the command would have it."""
     try:
         if words[0] == TRAIN_PHASE:
             from phasewise.flows.train_phase import train_phase

@@ -1,9 +1,10 @@
 """A recipe on two pods that share nothing but the store: `python -m experiments.survival.pods_on_a_store FOLDER`.
 
-`phasewise run` with the launcher `jobset` and its home on the emulator. The cluster is the API server of the tests, found by a kubeconfig
-as `kubectl` would find it. Its pods are processes with a disk each. One trainer is killed, then the launcher, and another one on another
-machine ends it. Then the same recipe is trained on the same cluster in a home that all see, undisturbed. It says what it found, and fails
-where the weights or rows differ, or the report does not say how it was trained. On two cores it takes some minutes.
+`phasewise run` with the launcher `jobset` and its home on the emulator. The cluster is the API server of the tests, found by a
+kubeconfig as `kubectl` would find it. Its pods are processes with a disk each. One trainer is killed, then the launcher, and another
+one on another machine ends it. Then the same recipe is trained on the same cluster in a home that all see, undisturbed. The command
+prints its findings. It fails if weights or rows differ, or if the report does not describe the launch. On two cores it takes some
+minutes.
 
 `python -m experiments.survival.pods_on_a_store run …` is `phasewise run …` that takes nodes of CPUs for a slice.
 """
@@ -40,7 +41,6 @@ LAUNCHER_DIES_AT = 16
 
 
 def main(root: Path) -> None:
-    """Run it in a folder that is empty."""
     emulator = the_emulator()
     recipe = write_small_recipe(root)
     (root / "hosts").mkdir()
@@ -93,15 +93,11 @@ def write_kubeconfig(root: Path, address: str) -> Path:
 
 
 def jobsets_of(cluster: ApiServer) -> str:
-    """How many there are, and what is known of their pods."""
     codes = [code for pods in cluster.pods.values() for code in pods.codes]
     return f"{len(cluster.jobsets)} JobSets, {codes.count(None)} pods at work"
 
 
 def check_logs(run: Path) -> None:
-    """What each pod of each life said is here once: two lives of the first launcher, and one of the second, if the first one's pods had not
-    ended the run before it came.
-    """
     for host in (0, 1):
         log = RunFolder(run).log(host).read_text()
         lives = log.count(f"host {host} of 2 (")
@@ -110,7 +106,6 @@ def check_logs(run: Path) -> None:
 
 
 def phasewise_on_cpus() -> None:
-    """`phasewise`, for which a node of CPUs is a slice that GKE has."""
     from phasewise.flows.cli import main as phasewise
     from phasewise.tasks.training.jobset import manifest
 

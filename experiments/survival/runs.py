@@ -1,4 +1,4 @@
-"""A tiny recipe, and what the pulse tests do to the processes that run it."""
+"""A tiny recipe, and actions of end-to-end tests on its processes."""
 
 import json
 import signal
@@ -21,7 +21,6 @@ COMPONENTS = {"medu_science_qa": 50.0, "dolmino_stackexchange": 30.0, "flan": 20
 
 
 def tiny_recipe() -> Recipe:
-    """Kestrel and Ocelot at proxy scale, shorter and narrower, on three components; gates that any finite model passes."""
     proxy = load_recipe("marin-8b", "proxy").model_dump()
     first, second = proxy["phases"][:2]
     for phase, (start, stop) in ((first, (0, 40)), (second, (40, 52))):
@@ -40,14 +39,12 @@ def tiny_recipe() -> Recipe:
 
 
 def complete(process: subprocess.Popen[str] | Ended) -> Finished:
-    """The JSON of a run that must succeed."""
     out, err = process.communicate()
     assert process.returncode == 0, err[-3000:]
     return json.loads(out)
 
 
 def wait_until(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
-    """Until the run has come so far; that it ends first fails the test."""
     while not reached():
         with suppress(subprocess.TimeoutExpired):
             process.wait(0.02)
@@ -55,7 +52,6 @@ def wait_until(process: subprocess.Popen[str], reached: Callable[[], bool]) -> N
 
 
 def kill_when(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
-    """SIGKILL as soon as the run has come so far; everything it started must then go by itself."""
     wait_until(process, reached)
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGKILL)
@@ -65,7 +61,6 @@ def kill_when(process: subprocess.Popen[str], reached: Callable[[], bool]) -> No
 
 
 def with_limits(recipe_file: Path, path: Path, phase: int, gate: str, **limits: Any) -> Path:
-    """The same recipe with other limits at a gate of a phase."""
     raw = json.loads(recipe_file.read_text())
     raw["phases"][phase]["gates"][gate] |= limits
     path.write_text(json.dumps(raw))

@@ -1,7 +1,8 @@
 """A whole recipe with its home on an object store: `python -m experiments.survival.store_machines FOLDER`.
 
 It is killed with its machine while it trains, ended on another, looked at from a third, and compared with a run in a local folder that
-nothing disturbed. It says what it found, and fails where the weights differ. On two cores that nothing else uses it takes some minutes.
+nothing disturbed. The command prints its findings and fails if the weights differ. On two cores that nothing else uses it takes some
+minutes.
 """
 
 import os
@@ -25,7 +26,6 @@ KILLED_FROM, KILLED_TO = 10, 35
 
 
 def main(root: Path) -> None:
-    """Run it in a folder that is empty."""
     the_emulator()
     root.mkdir(parents=True)
     recipe = root / "tiny.json"

@@ -1,8 +1,8 @@
 """A recipe written by hand on two processes by a plan of preflight: `python -m experiments.survival.two_processes FOLDER`.
 
-It has about 20 million weights, and its home is on an object store. One of the two trainers is killed, and later the whole machine; the
-run ends on another one. Another run, in a local folder, is disturbed by nothing. It says what it found, and fails where the plan is not
-what was executed, or the batches or the weights differ. On two cores it takes about ten minutes, and up to 4 GB of memory for the objects
+It has about 20 million weights, and its home is on an object store. One of the two trainers is killed, and later the whole machine. A
+second machine finishes the run. Another run, in a local folder, is disturbed by nothing. The command prints its findings. It fails if
+the executed plan, the batches or the weights differ. On two cores it takes about ten minutes, and up to 4 GB of memory for the objects
 of the store.
 """
 
@@ -67,7 +67,6 @@ RECIPE = Recipe(
 
 
 def main(root: Path) -> None:
-    """Run it in a folder that is empty."""
     the_emulator()
     recipe = write_recipe(root)
     with own_server(Home(root / "server"), free_port(), "two processes") as server:
@@ -103,7 +102,6 @@ def main(root: Path) -> None:
 
 
 def write_recipe(root: Path) -> Path:
-    """The file and its text."""
     root.mkdir(parents=True)
     for place, name in enumerate(("prose", "letters")):
         (root / name).mkdir()
@@ -134,7 +132,6 @@ def lose_a_trainer_and_a_machine(process: subprocess.Popen[str], machine: Path) 
 
 
 def trainers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """The processes that train, the first host's first."""
     found = [
         one
         for one in psutil.Process(process.pid).children(recursive=True)
@@ -149,14 +146,12 @@ def run_below(machine: Path) -> Path:
 
 
 def step_below(machine: Path) -> int:
-    """The last update that has a row."""
     metrics = RunFolder(run_below(machine)).metrics
     rows = read_metrics(metrics) if metrics.exists() else []
     return rows[-1]["step"] if rows else 0
 
 
 def check(planned: Mapping[str, Any], here: Path, elsewhere: Path) -> None:
-    """The plan of preflight is what was executed, both runs had the same batches, and one of them was disturbed twice."""
     assert MIN_PARAMETERS < planned["parameters"] < MAX_PARAMETERS, planned["parameters"]
     for folder in (here, elsewhere):
         executed = read_json(RunFolder(folder).run_file)["execution"]
@@ -171,7 +166,6 @@ def check(planned: Mapping[str, Any], here: Path, elsewhere: Path) -> None:
 
 
 def without_clock(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What two runs of the same have in common: the loss on each batch, norms to the last bit, the mixture."""
     return {name: value for name, value in row.items() if not of_the_clock(name)}
 
 
@@ -188,7 +182,6 @@ def check_outcomes(elsewhere: Mapping[str, Any], here: Mapping[str, Any], status
 
 
 def check_report(page: str, planned: Mapping[str, Any], computed: str) -> None:
-    """It names the slice, the plan that was executed, from where the run went on, and where the home is."""
     text = html.unescape(re.sub(r"<[^>]+>", " ", page))
     for wanted in (computed, HOME):
         assert wanted in text, f"the report does not name {wanted!r}"

@@ -29,7 +29,7 @@ CEILINGS = {
     "trainer": (43.5, 15.5),
     "validations": (49.0, 16.0),
     "deployments": (42.0, 16.0),
-    "experiments": (38.0, 15.5),
+    "experiments": (8.0, 8.6),
 }
 FOLDERS = ("flows", "tasks", "trainer", "validations", "deployments", "experiments")
 MAX_WORDS = 30

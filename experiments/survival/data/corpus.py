@@ -36,7 +36,6 @@ def write_corpus(folder: Path) -> None:
 
 
 def corpus_sources(url: str) -> dict[str, Source]:
-    """How the components are read. One line of `library` is broken, and that is known."""
     return {
         "library": Source(url=f"{url}/library", include=("*.jsonl*",), format="jsonl", max_bad_fraction=0.01),
         "tables": Source(url=f"{url}/tables", include=("*.parquet",), format="parquet", text_key="content"),

@@ -1,6 +1,6 @@
-"""A build of the corpus in a process of its own: `python -m experiments.survival.data.driver HOME CORPUS [--shuffle SEED]`.
+"""Build the corpus in a separate process: `python -m experiments.survival.data.driver HOME CORPUS [--shuffle SEED]`.
 
-What it did comes as JSON on standard output, a refusal as one line on standard error.
+The result is JSON on standard output, an error is one line on standard error.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("corpus")
     parser.add_argument("--shuffle", type=int)
     chosen = parser.parse_args()
-    reading.PIECE_BYTES, parts.MIN_PART_BYTES = 1 << 19, 1  # the driver alone decides how the work is divided, and says so to the workers
+    reading.PIECE_BYTES, parts.MIN_PART_BYTES = 1 << 19, 1  # the driver divides the work and informs the workers
     if chosen.shuffle is not None:
         shuffle_calls(chosen.shuffle)
     try:
@@ -38,7 +38,6 @@ def main() -> int:
 
 
 def build(home: str, corpus: str) -> dict[str, int]:
-    """Every task; what each of them did."""
     plan = plan_data(corpus_sources(corpus), Home.open(home), vocab_size=VOCAB_SIZE)
     with cluster():  # one for all tasks: starting processes takes longer than these tasks
         return {
@@ -49,7 +48,6 @@ def build(home: str, corpus: str) -> dict[str, int]:
 
 
 def shuffle_calls(seed: int) -> None:
-    """Let the scheduler take the calls, and so finish them, in an order of its own."""
     draw = random.Random(seed)
     submit = Client.submit
 

@@ -1,4 +1,4 @@
-"""What a build left in its home, a folder here or on a store: everything in it, what is finished, and what is not."""
+"""Files of a build in its home, local or on a store: all files, finished files and unfinished files."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,6 @@ Files = dict[str, tuple[Any, ...]]
 
 
 def files(home: str | Path) -> Files:
-    """Every file below the home but the locks; also what should not be there."""
     store = file_system_of(home)
     found = dict(_files_here(as_path(home)) if store is None else _files_there(*store))
     return {name: version for name, version in found.items() if not name.startswith("locks/")}
@@ -28,7 +27,6 @@ def contents(home: str | Path) -> dict[str, str]:
 
 
 def differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
-    """One line for each file that is missing, too many or another."""
     missing = [f"{name} is missing" for name in expected.keys() - found.keys()]
     others = [f"{name} should not be there" for name in found.keys() - expected.keys()]
     changed = [f"{name} has other bytes" for name in expected.keys() & found.keys() if expected[name] != found[name]]
@@ -54,13 +52,11 @@ def half_done(found: Files) -> list[str]:
 
 
 def finished(found: Files) -> Files:
-    """The files of every bundle and shard that has its record, and the records."""
     records = {name.removesuffix(".json") for name in found if name.endswith(".json") and ("/bundle-" in name or "/shard-" in name)}
     return {name: version for name, version in found.items() if _record_of(name) in records}
 
 
 def written_again(before: Files, now: Files) -> list[str]:
-    """Which finished files are others now. The files of an empty shard may be gone: they go when its cache is finished."""
     return sorted(name for name, version in finished(before).items() if name in now and now[name] != version)
 
 

@@ -1,6 +1,6 @@
 """Builds in which one process is killed at a random moment: `python -m experiments.survival.data.kill_matrix --seeds 20` prints a table.
 
-The moment is one of progress, not of time: so many whole files are there, and, half of the time, another is just being written.
+Progress determines the moment, not time: a number of complete files, and in half of the cases an open temporary file.
 """
 
 import argparse
@@ -22,8 +22,6 @@ MAX_FILES_WAITED = 6
 
 @dataclass(frozen=True)
 class Moment:
-    """When so many files are whole and, if wished, another is being written."""
-
     files: int
     writing: bool
 
@@ -40,8 +38,6 @@ class Moment:
 
 @dataclass(frozen=True)
 class Trial:
-    """One build that was disturbed, and what became of it."""
-
     seed: int
     workers_of: str
     victim: str
@@ -64,7 +60,6 @@ class Trial:
 
 
 def disturb(seed: int, folder: Path, corpus: Path, undisturbed: dict[str, str], home: str | Path) -> Trial:
-    """Build, kill one process, build again if need be, and look at what is there. Nothing that was started may be left."""
     draw = Random(seed)
     workers_of, victim = KINDS[seed % len(KINDS)]
     moment = Moment(draw.randrange(1, len(undisturbed) - 2 * MAX_FILES_WAITED), draw.random() < 0.5)
@@ -96,14 +91,12 @@ def disturb(seed: int, folder: Path, corpus: Path, undisturbed: dict[str, str], 
 
 
 def build_undisturbed(folder: Path, corpus: Path, workers: int = 1) -> dict[str, str]:
-    """What a build gives with workers of its own that nobody disturbs."""
     with processes(folder) as started:
         started.driver(folder / "home", corpus, workers=workers).succeeded()
     return contents(folder / "home")
 
 
 def _kill_one(draw: Random, pids: list[int], *, amid_writing: bool) -> bool:
-    """Kill one of the processes; with `writing`, only one that has a file half written."""
     for pid in draw.sample(pids, len(pids)):
         if not amid_writing or stops_while_writing(pid):
             kill(pid)
@@ -120,7 +113,6 @@ def _victims(victim: str, driver: Running, cluster: Cluster | None) -> list[int]
 
 
 def _recover(victim: str, driver: Running, cluster: Cluster | None, started: Processes, home: str | Path, corpus: Path) -> None:
-    """Without a worker the build goes on; a driver is started again; without a scheduler it must end, and goes on with another."""
     if victim == "worker":
         driver.succeeded()
         return
@@ -155,7 +147,6 @@ def main() -> int:
 
 
 def _try(seed: int, folder: Path, undisturbed: dict[str, str], *, on_store: bool) -> bool:
-    """One line of the table; whether all is well."""
     place = folder / f"seed-{seed}"
     home = f"gs://{BUCKET}/seed-{seed}" if on_store else place / "home"
     try:

@@ -1,4 +1,4 @@
-"""The processes of a build: drivers, schedulers, workers. Each is started in a session of its own, by which all that it starts is known."""
+"""The processes of a build: drivers, schedulers, workers. Each process starts in a new session, which identifies its children."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from tests.ports import free_port
 ROOT = Path(__file__).parents[3]
 MAX_SECONDS = 180  # a guard against hanging
 POLL_SECONDS = 0.005
-LEASE_SECONDS = 2  # after so long the lock of a builder that was killed is free again, if it lies on a store
+LEASE_SECONDS = 2  # seconds until the lock of a killed builder expires on a store
 FOR_SCHEDULER = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "10s"}
 """So long it tries to reach a worker that was killed before it takes it for lost; Dask's default is 30 s."""
 Found = TypeVar("Found")
@@ -29,8 +29,6 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Running:
-    """A process and where its output goes."""
-
     name: str
     process: subprocess.Popen[bytes]
     output: Path
@@ -44,11 +42,9 @@ class Running:
         return self.output.with_suffix(".err")
 
     def said(self) -> str:
-        """The end of what it said, for messages."""
         return f"{self.name}: exit code {self.process.poll()}\n{self.errors.read_text(errors='replace')[-3000:]}"
 
     def ended(self) -> int:
-        """Its exit code, when it ended by itself, and all that it started with it."""
         try:
             code = self.process.wait(MAX_SECONDS)
         except subprocess.TimeoutExpired:
@@ -57,12 +53,10 @@ class Running:
         return code
 
     def succeeded(self) -> str:
-        """What it printed."""
         assert self.ended() == 0, self.said()
         return self.output.read_text()
 
     def is_gone(self) -> None:
-        """Wait until nothing of its session is left, without doing anything for it."""
         self.process.wait(MAX_SECONDS)
         _, alive = psutil.wait_procs(members(self.pid), timeout=MAX_SECONDS)
         assert not alive, f"left behind by {self.name}: {[process.cmdline() for process in alive]}"
@@ -74,8 +68,6 @@ class Running:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A scheduler and its workers."""
-
     address: str
     scheduler: Running
     workers: list[Running]
@@ -83,13 +75,10 @@ class Cluster:
 
 @dataclass
 class Processes:
-    """What a test started, each with a folder of its own to work in."""
-
     folder: Path
     started: list[Running] = field(default_factory=list)
 
     def start(self, name: str, *command: str, environment: Mapping[str, str]) -> Running:
-        """`python -m …` in a new session; `name` is also that of its folder."""
         name = f"{len(self.started)}-{name}"
         place = self.folder / name
         place.mkdir(parents=True)
@@ -108,13 +97,11 @@ class Processes:
         return running
 
     def driver(self, home: object, corpus: object, *options: str, cluster: Cluster | None = None, workers: int = 2) -> Running:
-        """A build, on a cluster or with workers of its own."""
         where = {SCHEDULER_VARIABLE: cluster.address} if cluster else {WORKERS_VARIABLE: str(workers)}
         environment = {**os.environ, LEASE_VARIABLE: str(LEASE_SECONDS), **where}
         return self.start("driver", "experiments.survival.data.driver", str(home), str(corpus), *options, environment=environment)
 
     def cluster(self, *worker_options: str, environment: Mapping[str, str] = os.environ, workers: int = 2) -> Cluster:
-        """A scheduler and workers, found by their address; they are started, and come when they come."""
         port = free_port()
         address = f"tcp://127.0.0.1:{port}"
         options = ("--host=127.0.0.1", f"--port={port}", "--no-dashboard")
@@ -134,7 +121,6 @@ class Processes:
 
 @contextmanager
 def processes(folder: Path) -> Iterator[Processes]:
-    """Processes that end with the block."""
     started = Processes(folder)
     try:
         yield started
@@ -143,7 +129,6 @@ def processes(folder: Path) -> Iterator[Processes]:
 
 
 def members(session: int) -> list[psutil.Process]:
-    """The processes that belong to a session, also those whose parents are gone."""
     found: list[psutil.Process] = []
     for process in psutil.process_iter():
         with suppress(ProcessLookupError, psutil.NoSuchProcess):
@@ -153,10 +138,9 @@ def members(session: int) -> list[psutil.Process]:
 
 
 def wait_for(find: Callable[[], Found], running: Running) -> Found:
-    """Look at the work of another process until there is what is looked for."""
     while not (found := find()):
         assert running.process.poll() is None, f"ended first: {running.said()}"
-        time.sleep(POLL_SECONDS)  # what is awaited is a file of another process
+        time.sleep(POLL_SECONDS)  # wait for a file of another process
     return found
 
 
@@ -165,7 +149,6 @@ def kill(pid: int) -> None:
 
 
 def stops_while_writing(pid: int) -> bool:
-    """Stop a process; if it has no file open under a temporary name, let it go on."""
     os.kill(pid, signal.SIGSTOP)
     writes = any(is_temporary(file.path) for file in psutil.Process(pid).open_files())
     if not writes:
