@@ -44,7 +44,7 @@ def export_phase(
         settings: Changes of the recipe for a trial, each PHASE.FIELD=VALUE: what `--set` takes.
     """
     from phasewise.flows.commands.export import export_target
-    from phasewise.tasks.publication.placing import export_name, is_placed, place
+    from phasewise.tasks.report.placing import export_name, is_placed, place
 
     resolved, chosen = resolve_phase(recipe, phase, scale, home, reads_only=True)
     _, result = trained_run(resolved, chosen)

@@ -30,7 +30,7 @@ REPORTING = (
     "flows/recipes/*/results*.py",
     "flows/show/words.py",
     "flows/summary.py",
-    "tasks/publication/*.py",
+    "tasks/report/*.py",
     "tasks/training/computed.py",
     "tasks/training/spent.py",
     "trainer/base/wording.py",
@@ -38,7 +38,7 @@ REPORTING = (
     "validations/data_docs.py",
     "validations/report/*.py",
 )
-LAID_OUT_BY = ("tasks/publication/*.html", "tasks/publication/*.css", "validations/report/*.html", "validations/report/*.css")
+LAID_OUT_BY = ("tasks/report/*.html", "tasks/report/*.css", "validations/report/*.html", "validations/report/*.css")
 
 
 def report_path(resolved: Resolved) -> Path:

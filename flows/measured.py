@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from phasewise.flows.record import PhaseRecord
-from phasewise.tasks.publication.contents import MeasuredReport
+from phasewise.tasks.report.contents import MeasuredReport
 from phasewise.trainer.base.wording import plural
 from phasewise.validations.evidence.evaluation import MACRO
 

@@ -18,8 +18,8 @@ from phasewise.flows.record import PhaseRecord, read_records
 from phasewise.flows.resolved import Resolved
 from phasewise.flows.show.words import bias_in_words, rows_in_words
 from phasewise.tasks.evaluation.baselines import baselines_path, read_baselines
-from phasewise.tasks.publication.contents import BenchmarkReport, PhaseReport, RecordReport, Report, RollBackReport, VerdictReport
-from phasewise.tasks.publication.routing import routing_of
+from phasewise.tasks.report.contents import BenchmarkReport, PhaseReport, RecordReport, Report, RollBackReport, VerdictReport
+from phasewise.tasks.report.sections import routing_of
 from phasewise.tasks.training.spent import read_spent, words_of
 from phasewise.trainer.base.decision import Ruling
 from phasewise.trainer.base.run_folder import RunFolder
@@ -139,7 +139,7 @@ def build_report(resolved: Resolved, records: Sequence[PhaseRecord]) -> Report:
 
 def write_recipe_report(resolved: Resolved) -> None:
     """Write the report of a recipe again, with the Data Docs of every verdict that holds."""
-    from phasewise.tasks.publication.task import publish_report  # it imports Prefect, which `phasewise show` does without
+    from phasewise.tasks.report.task import publish_report  # it imports Prefect, which `phasewise show` does without
 
     records = read_records(resolved)
     verdicts = [verdict for record in records for verdict in record.verdicts]

@@ -19,7 +19,7 @@ OPERATED = (
     "deployments/test_strangers.py",
 )
 """Files that operate `phasewise up`. One process runs them all, one after the other: then it is brought up once. The last ends it."""
-TOGETHER = (OPERATED, ("end_to_end/data/",), ("tasks/publication/card/",), ("flows/trace/",))
+TOGETHER = (OPERATED, ("end_to_end/data/",), ("tasks/report/card/",), ("flows/trace/",))
 """Files, or folders, that share what takes long to make: one process runs them, and makes it once."""
 LONGEST = (
     *OPERATED,
@@ -27,7 +27,7 @@ LONGEST = (
     "end_to_end/test_own_text.py",
     "trainer/test_killed.py",
     "end_to_end/data/test_killed.py",
-    "tasks/publication/card/test_on_a_store.py",
+    "tasks/report/card/test_on_a_store.py",
     "trainer/test_roll_back.py",
     "trainer/preflight/test_compiler.py",
     "end_to_end/test_bison.py",

@@ -13,7 +13,7 @@ from typing import Any
 
 from experiments.bench.train_step_process import MODEL
 from phasewise.tasks.data.tokenizer import train_tokenizer
-from phasewise.tasks.publication.export import tokenizer_files
+from phasewise.tasks.report.export import tokenizer_files
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.model.hugging_face import write_folder
 from phasewise.trainer.model.params import init_params

@@ -29,8 +29,8 @@ def card_of_target(target: str, out: str, scale: Scale, home: str | None, option
     phase = named_phase(resolved, found, "card")
     if "://" in out:
         raise ConfigError(f"the folder for the card must be on this machine, found {out}.")
-    from phasewise.tasks.publication.card.card import CardOptions, write_card
-    from phasewise.tasks.publication.card.claims import Subject
+    from phasewise.tasks.report.card import CardOptions, write_card
+    from phasewise.tasks.report.claims import Subject
 
     recipe = resolved.recipe
     subject = Subject(recipe.name, recipe.scale, phase.name, phase.evaluation.held_out_tokens)
@@ -50,7 +50,7 @@ def verify_folder(folder: str, options: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: there is no card, or no home where one is named.
         StorageError: something that is committed in a home on a store is missing.
     """
-    from phasewise.tasks.publication.card.verify import Against, subject_of, verify_card
+    from phasewise.tasks.report.card import Against, subject_of, verify_card
 
     home = Home.at(options["home"], reads_only=True) if options["home"] else None
     if home is not None and not home.root.is_dir():

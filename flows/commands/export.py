@@ -33,7 +33,7 @@ def export_target(
     if "://" in out:
         raise ConfigError(f"the folder to export to must be on this machine, found {out}.")
     run, result = trained_run(resolved, phase)
-    from phasewise.tasks.publication.export import export_phase
+    from phasewise.tasks.report.export import export_phase
 
     claims, plan = _claims(resolved.home, run), resolved.plan
     chats = plan.chats_of(phase.components)
@@ -57,11 +57,11 @@ def _claims(home: Home, run: RunConfig) -> dict[str, Any]:
 
     A part of which the home contradicts itself is left out.
     """
-    from phasewise.tasks.publication.card.claims import Subject, read_claims
-    from phasewise.tasks.publication.card.home_files import HomeFiles
+    from phasewise.tasks.report.claims import Subject, read_claims
+    from phasewise.tasks.report.home_files import HomeFiles
 
     files = HomeFiles(home.root, work=home.work, max_read_bytes=0)
-    claims = read_claims(files, Subject(run.recipe, run.scale, run.phase, None), judges_again=False)
+    claims = read_claims(files, Subject(run.recipe, run.scale, run.phase, None))
     wrong = {one.field.partition(".")[0] for one in files.problems if not one.field.startswith("evaluation.held_out")}
     return {name: value for name, value in claims.items() if name not in wrong}
 

@@ -10,8 +10,8 @@ from phasewise.flows.site.address import GATE_WORDS
 from phasewise.flows.site.files import known
 from phasewise.flows.site.shelf import PhaseFiles, Set, Shelf
 from phasewise.flows.summary import reported_by_the_record
-from phasewise.tasks.publication.contents import RecordReport, Report
-from phasewise.tasks.publication.measured import MeasuredRow, row_of
+from phasewise.tasks.report.contents import RecordReport, Report
+from phasewise.tasks.report.sections import MeasuredRow, row_of
 from phasewise.trainer.base.run_folder import EVALUATION_NAME, LOG_NAME, METRICS_NAME, RESULT_NAME, RUN_NAME, RunFolder
 from phasewise.trainer.base.wording import MISSING, decimal, signed
 from phasewise.validations.verdict import Verdict

@@ -15,8 +15,8 @@ from phasewise.flows.summary import build_report
 from phasewise.tasks.evaluation.baselines import measure_baselines
 from phasewise.tasks.evaluation.suites.kept import kept_path, write_kept
 from phasewise.tasks.home import Home
-from phasewise.tasks.publication.placing import export_name, place
-from phasewise.tasks.publication.report import write_report
+from phasewise.tasks.report.placing import export_name, place
+from phasewise.tasks.report.run_report import write_report
 from phasewise.tasks.validation.judge import judge_phase_health
 from phasewise.trainer.base.decision import Decision, Decisions, decision_path, seen_of
 from phasewise.trainer.base.identity import read_sealed, sealed, write_sealed
@@ -26,7 +26,7 @@ from phasewise.trainer.result import read_result
 from phasewise.validations.accepted import accepted_in
 from phasewise.validations.data_docs import build_data_docs
 from phasewise.validations.verdict import judge_gate, write_verdict
-from tests.tasks.publication.card.world import write_world
+from tests.tasks.report.card.world import write_world
 
 TIMES = ("kept", "new")
 EDITS = ("flipped", "emptied", "cut", "another", "removed")

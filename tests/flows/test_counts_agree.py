@@ -17,8 +17,8 @@ from phasewise.flows.record import PhaseRecord
 from phasewise.flows.resolved import Resolved
 from phasewise.flows.terminal import print_summary
 from phasewise.tasks.home import Home
-from phasewise.tasks.publication.report import Report, render
-from phasewise.tasks.publication.task import as_markdown as run_as_markdown
+from phasewise.tasks.report.run_report import Report, render
+from phasewise.tasks.report.task import as_markdown as run_as_markdown
 from phasewise.validations.data_docs import build_data_docs
 from phasewise.validations.outcomes import CheckCounts
 from phasewise.validations.report.artifact import as_markdown

@@ -20,7 +20,7 @@ from phasewise.tasks.data.special_tokens import special_tokens
 from phasewise.tasks.data.tokenizer import load_tokenizer, tokenizer_digest, train_tokenizer
 from phasewise.tasks.evaluation.opening import open_folder
 from phasewise.tasks.home import Home
-from phasewise.tasks.publication.export import export_phase
+from phasewise.tasks.report.export import export_phase
 from phasewise.trainer.base.errors import ConfigError, DataError
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.base.storage import read_json, write_json

@@ -8,7 +8,7 @@ import pytest
 from phasewise.flows.measured import measured_of
 from phasewise.flows.recipes import load_recipe
 from phasewise.flows.record import PhaseRecord
-from phasewise.tasks.publication.contents import MeasuredReport
+from phasewise.tasks.report.contents import MeasuredReport
 from phasewise.validations.evidence.against_parent import NOT_ASKED
 from phasewise.validations.evidence.gate import gate_tables
 from phasewise.validations.evidence.tables import write_tables

@@ -23,9 +23,9 @@ from phasewise.tasks.evaluation.baselines import measure_baselines
 from phasewise.tasks.evaluation.benchmark_folder import benchmark_items
 from phasewise.tasks.evaluation.finished import finished_evaluation
 from phasewise.tasks.inventory import why_harmless
-from phasewise.tasks.publication.card.card import CardOptions, write_card
-from phasewise.tasks.publication.card.claims import Subject
-from phasewise.tasks.publication.placing import is_placed
+from phasewise.tasks.report.card import CardOptions, write_card
+from phasewise.tasks.report.claims import Subject
+from phasewise.tasks.report.placing import is_placed
 from phasewise.tasks.validation.index_store import open_index
 from phasewise.tasks.validation.scan_caches import scan_caches
 from phasewise.trainer.base.errors import PhasewiseError
@@ -33,8 +33,8 @@ from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.process.compilation_cache import drop_changed
 from phasewise.trainer.process.permission import check_permission
 from tests.flows.sealed_home import EDITS, Sealed, another, edited, write_sealed_home
-from tests.tasks.publication.card.conftest import quickly
-from tests.tasks.publication.card.world import HELD_OUT_TOKENS
+from tests.tasks.report.card.conftest import quickly
+from tests.tasks.report.card.world import HELD_OUT_TOKENS
 
 PHASE = "ocelot"
 KINDS = {
@@ -213,7 +213,7 @@ def export_of(sealed: Sealed, folder: Path) -> dict[str, Any]:
 
 
 def card_of(sealed: Sealed, folder: Path) -> Any:
-    write_card(sealed.home.root, Subject("tiny", "proxy", PHASE, HELD_OUT_TOKENS), folder / "card", CardOptions(), judges_again=False)
+    write_card(sealed.home.root, Subject("tiny", "proxy", PHASE, HELD_OUT_TOKENS), folder / "card", CardOptions())
     return json.loads((folder / "card" / "statement.json").read_bytes())["predicate"]
 
 

@@ -26,7 +26,7 @@ def code_digest(*code: ModuleType | str) -> str:
     it calls what it imports, and not by the module's name.
 
     Args:
-        code: modules, or globs of files below the folder that the rooms are in, such as `tasks/publication/*.py`. Files are not imported.
+        code: modules, or globs of files below the folder that the rooms are in, such as `tasks/report/*.py`. Files are not imported.
 
     Raises:
         AssertionError: a glob finds nothing: a file that was moved would be left out of the version.

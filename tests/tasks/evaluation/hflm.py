@@ -15,7 +15,7 @@ import numpy as np
 from lm_eval.api.instance import Instance
 
 from phasewise.tasks.data.tokenizer import train_tokenizer
-from phasewise.tasks.publication.export import tokenizer_files
+from phasewise.tasks.report.export import tokenizer_files
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.config import ModelConfig, Rope
 from phasewise.trainer.model.hugging_face import write_folder

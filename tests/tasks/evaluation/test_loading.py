@@ -15,7 +15,7 @@ from phasewise.tasks.data.conversations.template import ChatTemplate
 from phasewise.tasks.data.tokenizer import load_tokenizer
 from phasewise.tasks.evaluation import loading
 from phasewise.tasks.evaluation.loading import model_of_checkpoint, model_of_folder
-from phasewise.tasks.publication.export import tokenizer_files
+from phasewise.tasks.report.export import tokenizer_files
 from phasewise.trainer.base.errors import CheckpointError, ConfigError
 from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.checkpoints.checkpointer import Checkpoints

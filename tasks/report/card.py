@@ -1,0 +1,346 @@
+"""A card: a signed list of digests and results of a trained phase, and its verification from bytes. Nothing is fetched."""
+
+import json
+import math
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from phasewise.tasks.report.card_documents import README_NAME, render_documents
+from phasewise.tasks.report.claims import GATES, NAME, Subject, read_claims, read_trained, ruling_word
+from phasewise.tasks.report.export import differing_weights
+from phasewise.tasks.report.home_files import MAX_READ_BYTES, Disagreement, HomeFiles, shown
+from phasewise.tasks.report.placing import ORIGIN_NAME
+from phasewise.tasks.report.signature import sign, signature_problem
+from phasewise.trainer.base.errors import ConfigError, PhasewiseError, VerdictError
+from phasewise.trainer.base.identity import NotAsWritten, digest_of_bytes, digest_of_file, read_sealed
+from phasewise.trainer.base.json_reader import parse_json
+from phasewise.trainer.base.wording import name_some
+
+STATEMENT_NAME, ENVELOPE_NAME = "statement.json", "statement.dsse.json"
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "urn:phasewise:card:2"
+"""Names the shape of the predicate; `docs/reference/card.md` describes it."""
+NEEDED = ("lineage", "training", "mixture", "order", "data", "evaluation", "checkpoint")
+SAID = "said"
+"""Words of the author, such as the licence: only a signature speaks for them."""
+_NOTHING = object()
+
+
+class CardOptions(NamedTuple):
+    """Options of a card.
+
+    Attributes:
+        key: a private key to sign with.
+        export: an exported folder of the phase, to be listed in the card.
+        licence: as the author says it.
+        source_folders: component → folder of its source files, if that is not in the home.
+    """
+
+    key: Path | None = None
+    export: Path | None = None
+    licence: str | None = None
+    source_folders: Mapping[str, Path] = {}
+
+
+def write_card(home: Path, subject: Subject, out: Path, options: CardOptions, *, work: Path | None = None) -> dict[str, Any]:
+    """Read every claim from the home and write the card; return a summary.
+
+    Args:
+        work: as in `HomeFiles`.
+
+    Raises:
+        ConfigError: the folder is not empty, or the key cannot be used.
+        VerdictError: the home lacks something that a card needs, or contradicts itself.
+    """
+    check_free(out)
+    files = HomeFiles(home, work=work)
+    claims = read_claims(files, subject, source_folders=options.source_folders)
+    if options.export is not None:
+        claims["export"] = _export(files, subject, options.export)
+    if options.licence:
+        claims[SAID] = {"licence": options.licence}
+    missing = [name for name in NEEDED if not claims.get(name)]
+    missing += [f"gates.{gate}" for gate in GATES if gate not in claims.get("gates", {})]
+    if files.problems or missing:
+        said = [one.line for one in files.problems] or [f"{name} is missing" for name in missing]
+        raise VerdictError(
+            f"a card of {subject.recipe}/{subject.phase} must rest on bytes that agree, and those in {home} do not: "
+            f"{name_some(said, 3, '; ')}. Run the recipe again, which makes what does not hold any more."
+        )
+    return {
+        "card": str(out.resolve()),
+        **{name: claims[name] for name in ("recipe", "scale", "phase")},
+        "step": claims["checkpoint"]["step"],
+        "signed": options.key is not None,
+        "passes": all(ruling_word(gate) in ("passes", "approved") for gate in claims["gates"].values()),
+        "files": list(write_bundle(out, claims, options.key)),
+        "not_checked": [one.line for one in files.unread],
+    }
+
+
+def write_bundle(folder: Path, claims: Mapping[str, Any], key: Path | None) -> tuple[str, ...]:
+    """Write the files of the card; the folder appears when it is complete. Return the names.
+
+    Equal claims give equal bytes: no file has the day on which it was written.
+
+    Raises:
+        ConfigError: the folder is not free, or the key cannot be used.
+    """
+    check_free(folder)
+    documents = render_documents(claims)
+    digests = {name: digest_of_bytes(content) for name, content in documents.items()}
+    payload = _as_json(_statement(claims, digests))
+    staged = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
+    try:
+        staged.mkdir(parents=True)
+        for name, content in {STATEMENT_NAME: payload, **documents}.items():
+            (staged / name).write_bytes(content)
+        if key is not None:
+            (staged / ENVELOPE_NAME).write_bytes(_as_json(sign(payload, key)))
+        os.replace(staged, folder)
+    except OSError as error:
+        raise ConfigError(f"the card cannot be written to {folder}: {error.strerror}. Choose another folder, or make room.") from None
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+    return tuple(sorted(path.name for path in folder.iterdir()))
+
+
+def check_free(folder: Path) -> None:
+    """Refuse a folder with something in it.
+
+    Raises:
+        ConfigError: the folder is not new or empty.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"the folder for the card must be new or empty, and {folder} is not: choose another, or remove it.")
+
+
+def _statement(claims: Mapping[str, Any], documents: Mapping[str, str]) -> dict[str, Any]:
+    """An in-toto Statement v1. `documents` are the SHA-256 of the other files of the card, which say the same in other words."""
+    named = {name: claims[name] for name in ("recipe", "scale", "phase")}
+    listed = {name: value for name, value in claims.items() if name not in named}
+    predicate = {**named, "claims": listed, "documents": dict(documents)}
+    return {"_type": STATEMENT_TYPE, "subject": _subjects(claims), "predicateType": PREDICATE_TYPE, "predicate": predicate}
+
+
+def _subjects(claims: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The files of the checkpoint by their paths in the home, and those of the exported folder."""
+    checkpoint, export = claims.get("checkpoint") or {}, claims.get("export") or {}
+    digests = {f"{checkpoint.get('where')}/{name}": file["sha256"] for name, file in checkpoint.get("files", {}).items()}
+    digests |= {f"export/{name}": file["sha256"] for name, file in export.get("files", {}).items()}
+    return [{"name": name, "digest": {"sha256": digest}} for name, digest in sorted(digests.items())]
+
+
+def _as_json(value: Any) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+class Against(NamedTuple):
+    """The material that a card is checked against; None is not at hand.
+
+    Attributes:
+        home: the folder that training wrote.
+        work: as in `HomeFiles`.
+        export: the exported folder.
+        public_key: of the person who signed.
+        source_folders: component → folder of its source files, if that is not in the home.
+        max_read_bytes: bytes that are read for digests.
+    """
+
+    home: Path | None = None
+    work: Path | None = None
+    export: Path | None = None
+    public_key: Path | None = None
+    source_folders: Mapping[str, Path] = {}
+    max_read_bytes: int = MAX_READ_BYTES
+
+
+@dataclass
+class Verification:
+    """The outcome. It passes only if nothing disagrees and everything was checked.
+
+    Attributes:
+        signed: whether the card has an envelope.
+        checked: what was checked, in words.
+    """
+
+    signed: bool = False
+    disagreements: list[Disagreement] = field(default_factory=list)
+    unchecked: list[Disagreement] = field(default_factory=list)
+    checked: list[str] = field(default_factory=list)
+    read_bytes: int = 0
+
+    @property
+    def passes(self) -> bool:
+        """Whether everything was checked, and holds."""
+        return not self.disagreements and not self.unchecked
+
+    def add(self, found: str, words: str) -> None:
+        """Note a field that does not hold."""
+        if (one := Disagreement(found, words)) not in self.disagreements:
+            self.disagreements.append(one)
+
+
+def subject_of(folder: Path) -> Subject | None:
+    """The phase that a card names, before anything of it is checked; None if its names are not those of folders."""
+    try:
+        said = parse_json((folder / STATEMENT_NAME).read_bytes())["predicate"]
+        named = Subject(said["recipe"], said["scale"], said["phase"], None)
+        return named if all(NAME.fullmatch(name) for name in (named.recipe, named.scale, named.phase)) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def verify_card(folder: Path, against: Against) -> Verification:
+    """Check a card: its signature, its documents, and with a home each claim against the bytes.
+
+    Raises:
+        ConfigError: the folder has no card, or the card's names lead out of the home.
+    """
+    path = folder / STATEMENT_NAME
+    if not path.is_file():
+        raise ConfigError(f"{folder} is no card: it has no {STATEMENT_NAME}. `phasewise card` writes one.")
+    payload = path.read_bytes()
+    found = Verification()
+    _check_signature(folder, payload, against.public_key, found)
+    try:
+        statement = parse_json(payload)
+        for name, expected in (("_type", STATEMENT_TYPE), ("predicateType", PREDICATE_TYPE)):
+            if statement[name] != expected:
+                found.add(name, f"must be {expected}, found {statement[name]!r}")
+        predicate = statement["predicate"]
+        claims = {**{name: predicate[name] for name in ("recipe", "scale", "phase")}, **predicate["claims"]}
+        for one in _differences(statement["subject"], _subjects(claims), "subject", "its files give"):
+            found.add(*one)
+        _check_documents(folder, claims, predicate["documents"], found)
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        found.add("statement", f"a part is missing or of another kind: {type(error).__name__} {error}")
+        return found
+    for name in claims.get(SAID, {}):
+        if not (found.signed and against.public_key):
+            words = "rests on no bytes: only a signature that is checked with --public-key speaks for it"
+            found.unchecked.append(Disagreement(f"{SAID}.{name}", words))
+    if against.home is None:
+        found.unchecked.append(Disagreement("all claims", "no home was given: nothing was compared with the bytes that it rests on"))
+    else:
+        _check_home(claims, HomeFiles(against.home, work=against.work, max_read_bytes=against.max_read_bytes), against, found)
+    return found
+
+
+def _check_signature(folder: Path, payload: bytes, public_key: Path | None, found: Verification) -> None:
+    path = folder / ENVELOPE_NAME
+    found.signed = path.is_file()
+    if not found.signed:
+        if public_key is not None:
+            found.add("signature", f"a key was given, and the card is not signed: it has no {ENVELOPE_NAME}")
+        return
+    try:
+        envelope = parse_json(path.read_bytes())
+    except ValueError:
+        found.add("signature", f"{ENVELOPE_NAME} is no JSON")
+        return
+    if problem := signature_problem(envelope, payload, public_key):
+        found.add("signature", problem)
+    elif public_key is None:
+        found.unchecked.append(Disagreement("signature", "who signed was not checked: --public-key names the key to expect"))
+    else:
+        found.checked.append(f"the signature, by the key in {public_key.name}")
+
+
+def _check_documents(folder: Path, claims: Mapping[str, Any], noted: Mapping[str, Any], found: Verification) -> None:
+    """Render the other documents from the claims again, and compare them byte by byte."""
+    before = len(found.disagreements)
+    rendered = render_documents(claims)
+    for name, expected in rendered.items():
+        if not (folder / name).is_file():
+            found.add(name, "the card has no such file")
+            continue
+        content = (folder / name).read_bytes()
+        if noted.get(name) != digest_of_bytes(content):
+            found.add(
+                f"documents.{name}", f"the statement names {str(noted.get(name))[:16]}, its bytes have {digest_of_bytes(content)[:16]}"
+            )
+        if content != expected:
+            pairs = zip(content.splitlines(), expected.splitlines(), strict=False)
+            line = next((number for number, (one, another) in enumerate(pairs, 1) if one != another), "the end")
+            found.add(f"{name}:{line}", "the document says something else than the statement")
+    for name in sorted({path.name for path in folder.iterdir()} - {*rendered, STATEMENT_NAME, ENVELOPE_NAME}):
+        found.add(name, "is no file of a card, and nothing speaks for it")
+    if len(found.disagreements) == before:
+        found.checked.append("the card's other documents against the statement")
+
+
+def _check_home(claims: Mapping[str, Any], files: HomeFiles, against: Against, found: Verification) -> None:
+    evaluation = claims.get("evaluation") or {}
+    subject = Subject(claims["recipe"], claims["scale"], claims["phase"], evaluation.get("held_out_tokens"))
+    again = read_claims(files, subject, source_folders=against.source_folders)
+    unread = {name for name in claims.get("digests", {}) if name not in files.digests and files.place(name).is_file()}
+    again["digests"] = {**again.get("digests", {}), **{name: claims["digests"][name] for name in unread if files.unread}}
+    said = {name: value for name, value in claims.items() if name not in (SAID, "export")}
+    for one in _differences(said, again):
+        found.add(*one)
+    if claims.get("export") is None:
+        if against.export is not None:
+            files.problem("export", "a folder was given, and the card says nothing of an export")
+    elif against.export is None:
+        files.skip("export", "no exported folder was given: --export names it")
+    else:
+        files.problems += _differences(claims["export"], _export(files, subject, against.export), "export", "the exported folder says")
+    for one in files.problems:
+        found.add(*one)
+    found.unchecked += files.unread
+    found.read_bytes = files.read_bytes
+    if not files.problems:
+        found.checked.append(f"each claim against the home: {files.read_bytes:,} bytes of caches and checkpoint, and every smaller file")
+
+
+def _differences(said: Any, found: Any, place: str = "", speaker: str = "the home says") -> Iterator[Disagreement]:
+    """Each field in which the card differs from the bytes, the deepest one that can be named."""
+    if isinstance(said, Mapping) and isinstance(found, Mapping):
+        for name in dict.fromkeys([*said, *found]):
+            below = f"{place}[{name}]" if str(name).isdecimal() else f"{place}.{name}".lstrip(".")
+            yield from _differences(said.get(name, _NOTHING), found.get(name, _NOTHING), below, speaker)
+    elif _is_list(said) and _is_list(found) and len(said) == len(found):
+        for number, (one, another) in enumerate(zip(said, found, strict=True)):
+            yield from _differences(one, another, f"{place}[{number}]", speaker)
+    elif not (said == found and isinstance(said, bool) == isinstance(found, bool)) and not _are_nan(said, found):
+        mine, theirs = ("nothing" if value is _NOTHING else shown(value) for value in (said, found))
+        yield Disagreement(place, f"the card says {mine}, {speaker} {theirs}")
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _are_nan(*values: Any) -> bool:
+    return all(isinstance(value, float) and math.isnan(value) for value in values)
+
+
+def _export(files: HomeFiles, subject: Subject, folder: Path) -> dict[str, Any]:
+    """The files of an exported folder by digest. Weights other than the checkpoint's are a problem."""
+    named = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    found = {name: {"size_bytes": path.stat().st_size, "sha256": digest_of_file(path)} for name, path in named.items()}
+    if ORIGIN_NAME not in named:
+        files.problem(f"export.{ORIGIN_NAME}", "the folder does not say which weights it holds: export it again")
+        return {"files": found}
+    origin = files.tried("export.origin", lambda: read_sealed(folder / ORIGIN_NAME, may_lack_seal=True), NotAsWritten)
+    if origin is None:
+        return {"files": found}
+    for name, digest in origin.get("files", {}).items():
+        if name != README_NAME:  # people write into it
+            files.agree(f"export.files.{name}", "the folder's file has", digest, found.get(name, {}).get("sha256"))
+    for name in ("recipe", "scale", "phase"):
+        files.agree(f"export.origin.{name}", "the card is of", origin.get(name), getattr(subject, name))
+    if trained := read_trained(files, subject.run_name, subject.phase, "training"):
+        try:
+            words = differing_weights(folder, trained.run, files.place(trained.checkpoint), origin)
+        except (PhasewiseError, KeyError, ValueError) as error:
+            words = " ".join(str(error).split())
+        if words:
+            files.problem("export.weights", words)
+    return {"origin": dict(origin), "files": found}

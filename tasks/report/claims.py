@@ -1,0 +1,372 @@
+"""The claims of a card: digests of the files that a phase rests on, and the results in them, read from a home without recipe or network."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, NamedTuple
+
+import pandas as pd
+from pydantic import ValidationError
+
+from phasewise.tasks.evaluation.benchmark_folder import read_benchmark_folder
+from phasewise.tasks.evaluation.measured import made_of
+from phasewise.tasks.report.home_files import HomeFiles
+from phasewise.trainer.base.decision import ruling_at
+from phasewise.trainer.base.errors import CheckpointError, ConfigError, DataError, VerdictError
+from phasewise.trainer.base.identity import digest_of_json
+from phasewise.trainer.base.run_folder import CHECKPOINTS_NAME, EVALUATION_NAME, METRICS_NAME, RESULT_NAME, RUN_NAME
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.config.added import without_added
+from phasewise.trainer.data.manifest import MANIFEST_NAME, Manifest, Split, read_manifest
+from phasewise.validations.verdict import Verdict, judged_by_gate
+
+Gate = Literal["data", "health", "model"]
+GATES: tuple[Gate, ...] = ("data", "health", "model")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""The name of one folder: a card from elsewhere must not lead out of the home."""
+SOURCE_DIGESTS = ("sha256", "md5")
+STAMPS = "_CHECKPOINT_METADATA"
+FOREIGN_PATH = re.compile(r"(?<![\w.])/(?:[^\s\"',/]+/)+[^\s\"',]*")
+
+
+class Subject(NamedTuple):
+    """A phase.
+
+    Attributes:
+        held_out_tokens: the bound on held-out text. The evaluation has it in a digest only, which proves it.
+    """
+
+    recipe: str
+    scale: str
+    phase: str
+    held_out_tokens: int | None
+
+    @property
+    def run_name(self) -> str:
+        """Its folder under `runs` and `verdicts`."""
+        return f"{self.recipe}-{self.scale}"
+
+
+class Trained(NamedTuple):
+    """A phase's run; `folder` and `checkpoint` are paths in the home."""
+
+    run: RunConfig
+    result: dict[str, Any]
+    folder: str
+    checkpoint: str
+
+
+def read_claims(files: HomeFiles, subject: Subject, *, source_folders: Mapping[str, Path] | None = None) -> dict[str, Any]:
+    """The claims; problems of the home, and files that could not be read, are noted in `files`.
+
+    Args:
+        source_folders: component → folder of its source files, if that is not in the home.
+
+    Raises:
+        ConfigError: a name is not that of a folder.
+    """
+    for name in (subject.recipe, subject.scale, subject.phase):
+        if not NAME.fullmatch(name):
+            raise ConfigError(f"recipe, scale and phase must be names of folders, found {name!r}.")
+    claims: dict[str, Any] = {"recipe": subject.recipe, "scale": subject.scale, "phase": subject.phase}
+    trained = read_trained(files, subject.run_name, subject.phase, "training")
+    if trained is None:
+        return claims
+    run = trained.run
+    for name in ("phase", "recipe", "scale"):
+        files.agree(name, "its run says", claims[name], getattr(run, name))
+    about = files.json("order", f"{trained.checkpoint}/about/metadata") or {}
+    order = about.get("contract") if isinstance(about, dict) else None
+    if not isinstance(order, dict):
+        files.problem("order", "the checkpoint holds no data order contract")
+        order = {}
+    verdicts: dict[Gate, Verdict] = {gate: verdict for gate in GATES if (verdict := _read_verdict(files, subject, gate))}
+    data = _data(files, verdicts["data"].judged if "data" in verdicts else {}, order, source_folders or {})
+    evaluation = files.json("evaluation", f"{trained.folder}/{EVALUATION_NAME}")
+    _check_judged(files, trained, subject, verdicts, evaluation)
+    claims |= {
+        "lineage": _lineage(files, trained, subject.run_name),
+        "training": _training(files, trained),
+        "mixture": {"unit": "percent of sequences", "at_step": {str(step): dict(shares) for step, shares in run.mixture.root}},
+        "order": {name: value for name, value in order.items() if name != "mixture"},
+        "data": data,
+        "tokenizer": _tokenizer(files, data),
+        "hand_off": _hand_off(files, subject),
+        "gates": {gate: _gate(files, subject, gate, verdict) for gate, verdict in verdicts.items()},
+        **({"evaluation": _evaluation(files, trained, evaluation, subject.held_out_tokens)} if evaluation else {}),
+        "checkpoint": _checkpoint(files, trained),
+    }
+    _check_weights(files, trained)
+    claims["digests"] = dict(sorted(files.digests.items()))
+    plain = json.loads(json.dumps(claims, ensure_ascii=False))
+    told = {name: plain[name] for name in ("gates", "hand_off")}  # words of verdicts and tables may name a folder of this machine
+    return {**plain, **json.loads(FOREIGN_PATH.sub("<a place>", json.dumps(told, ensure_ascii=False)))}
+
+
+def read_trained(files: HomeFiles, run_name: str, phase: str, field: str) -> Trained | None:
+    """The run and its result; None if a file is missing or damaged."""
+    folder = f"runs/{run_name}/{phase}"
+    written = files.json(f"{field}.settings", f"{folder}/{RUN_NAME}")
+    result = files.json(field, f"{folder}/{RESULT_NAME}")
+    run = None if written is None else files.tried(f"{field}.settings", lambda: RunConfig.model_validate(written), ValidationError)
+    if run is None or not isinstance(result, dict):
+        return None
+    if result.get("run_digest") not in (run.digest, run.digest_with_places):
+        files.problem(f"{field}.run_digest", f"result.json says {str(result.get('run_digest'))[:16]}, run.json has {run.digest[:16]}")
+    return Trained(run, result, folder, f"{folder}/{CHECKPOINTS_NAME}/{run.stop_step}")
+
+
+def _training(files: HomeFiles, trained: Trained) -> dict[str, Any]:
+    """Settings and result. `run_digest` is the digest of `settings`. `tokens` are places of rows, `counted_tokens` those predicted."""
+    run, result, folder, checkpoint = trained
+    files.check("training.metrics", f"{folder}/{METRICS_NAME}")
+    stamp = (files.json("training.finished", f"{checkpoint}/{STAMPS}") or {}).get("commit_timestamp_nsecs")
+    finished = datetime.fromtimestamp(stamp // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if isinstance(stamp, int) else None
+    names = ("params_digest", "tokens", *(["counted_tokens"] if "counted_tokens" in result else []), "final_loss")
+    kept = {name: result.get(name) for name in names}
+    return {"settings": without_added(run.decisive), "run_digest": run.digest, **kept, "finished": finished}
+
+
+def _lineage(files: HomeFiles, trained: Trained, run_name: str) -> list[dict[str, Any]]:
+    """The phases that led here, the first one first: each with the weights that the next one started from."""
+    lineage = [_lineage_entry(trained, trained.run.stop_step)]
+    current = trained
+    while (start := current.run.start) is not None:
+        parent, step = _named_in(start.checkpoint)
+        field = f"lineage.{parent}"
+        found = read_trained(files, run_name, parent, field)
+        if found is None:
+            break
+        if step == found.run.stop_step:
+            found_digest = found.result.get("params_digest")
+            files.agree(f"{field}.params_digest", f"{current.run.phase} started from", found_digest, start.params_digest)
+        else:
+            files.skip(f"{field}.params_digest", f"the weights of its step {step}, before its end, were not read")
+        for graft in start.graft:
+            place = "/".join(map(str, _named_in(graft.checkpoint)))
+            files.skip(f"lineage.{current.run.phase}.start.graft", f"the {graft.part} in {place} was not read")
+        lineage.insert(0, _lineage_entry(found, step) | {"params_digest": start.params_digest})
+        current = found
+    return lineage
+
+
+def _lineage_entry(trained: Trained, left_at: int) -> dict[str, Any]:
+    run = trained.run
+    start = None
+    if run.start is not None:
+        parent, step = _named_in(run.start.checkpoint)
+        grafts = [{**dict(zip(("phase", "step"), _named_in(one.checkpoint), strict=True)), "part": one.part} for one in run.start.graft]
+        start = {"parent": parent, "step": step, "params_digest": run.start.params_digest, "fresh": list(run.start.fresh), "graft": grafts}
+    steps = {"start_step": run.start_step, "stop_step": run.stop_step, "left_at_step": left_at}
+    digests = {"run_digest": run.digest, "params_digest": trained.result.get("params_digest")}
+    return {"phase": run.phase, **steps, "seed": run.seed, "start": start, **digests}
+
+
+def _named_in(checkpoint: str) -> tuple[str, int]:
+    """Phase and step of a checkpoint, by its path: `…/PHASE/checkpoints/STEP`."""
+    parts = PurePosixPath(checkpoint).parts
+    return parts[-3], int(parts[-1])
+
+
+def _checkpoint(files: HomeFiles, trained: Trained) -> dict[str, Any]:
+    """Every file of the last checkpoint. Its bytes are read here."""
+    folder = trained.checkpoint
+    named: dict[str, Any] = (files.json("checkpoint", f"{folder}/digests.json") or {}).get("files", {})
+    for name in sorted(named):
+        files.check(f"checkpoint.files.{name}", f"{folder}/{name}", str(named[name]["sha256"]))
+    whole = files.place(folder)
+    there = {path.relative_to(whole).as_posix(): path for path in whole.rglob("*") if path.is_file()}
+    for name in sorted(set(there) - set(named) - {"digests.json"}):
+        files.problem(f"checkpoint.files.{name}", "the checkpoint's digests.json does not name this file")
+    sizes = {name: {"size_bytes": there[name].stat().st_size, "sha256": named[name]["sha256"]} for name in sorted(named) if name in there}
+    return {"step": trained.run.stop_step, "where": folder, "files": sizes}
+
+
+def _check_weights(files: HomeFiles, trained: Trained) -> None:
+    """Compare the digest of the weights in the checkpoint with the result's."""
+    from phasewise.trainer.checkpoints.state import saved_params_digest  # it imports JAX
+
+    if any(one.field.startswith("checkpoint") for one in (*files.problems, *files.unread)):
+        files.skip("training.params_digest", "the weights were not read: the checkpoint's files are damaged or were not all read")
+        return
+    path = files.place(trained.checkpoint)
+    found = files.tried("training.params_digest", lambda: saved_params_digest(path), CheckpointError, ValueError, OSError)
+    if found is not None:
+        files.agree("training.params_digest", "the weights in the checkpoint have", trained.result.get("params_digest"), found)
+
+
+def _data(files: HomeFiles, judged: Mapping[str, str], order: Mapping[str, Any], folders: Mapping[str, Path]) -> dict[str, Any]:
+    """Component → its cache: the one whose manifest the verdict on the data judged, and whose content the checkpoint's contract names."""
+    trained: Mapping[str, Any] = order.get("components", {})
+    claims: dict[str, Any] = {}
+    for name in sorted({*judged, *trained}):
+        if name not in judged:
+            files.problem(f"data.{name}", "the component trained, and the verdict on the data did not judge it")
+            continue
+        digest = judged[name]
+        found = _find_cache(files, f"data.{name}", name, "train", lambda manifest, digest=digest: manifest.digest == digest)
+        if found is None:
+            files.problem(f"data.{name}.manifest_digest", f"no cache in the home has the manifest {digest[:16]} that was judged")
+            continue
+        where, manifest = found
+        if name in trained:  # by content if the contract has it: code may have made the same bytes again
+            kind, value = ("content", manifest.content) if "content" in trained[name] else ("manifest", manifest.digest)
+            files.agree(f"order.components.{name}.{kind}", "the judged cache has", trained[name].get(kind), value)
+        for source in manifest.sources:
+            field = f"data.{name}.manifest.sources.{source.name}"
+            place = folders.get(name, files.place(f"sources/{name}")) / source.name
+            kind, _, said = source.digest.partition(":")
+            if not place.is_file():
+                files.skip(field, "its bytes are not in the home; --source NAME=FOLDER says where they are")
+            elif kind not in SOURCE_DIGESTS:
+                files.skip(field, f"a digest of the kind {kind} was noted, which only its store can work out")
+            else:
+                with place.open("rb") as file:
+                    files.agree(field, "the file's bytes have", said, hashlib.file_digest(file, kind).hexdigest())
+        digests = {"manifest_digest": manifest.digest, "content": manifest.content}
+        claims[name] = {"manifest": manifest.as_written(), **digests, "where": where}
+    return claims
+
+
+def _find_cache(
+    files: HomeFiles, field: str, component: str, split: Split, is_wanted: Callable[[Manifest], bool]
+) -> tuple[str, Manifest] | None:
+    """The wanted cache of a component, with each of its shards compared with the manifest. A cache that was edited is not found."""
+    for path in sorted(files.place(f"tokens/{component}").glob(f"{split}-*/{MANIFEST_NAME}")):
+        try:
+            manifest = read_manifest(path.parent)
+        except DataError:
+            continue
+        if manifest.component == component and is_wanted(manifest):
+            where = f"tokens/{component}/{path.parent.name}"
+            files.check(field, f"{where}/{MANIFEST_NAME}")
+            for shard in manifest.shards:
+                for kind, ending in (("digest", "bin"), ("index_digest", "parquet"), ("spans_digest", "spans")):
+                    if (digest := getattr(shard, kind)) is not None:
+                        files.check(f"{field}.manifest.shards.{shard.name}.{kind}", f"{where}/{shard.name}.{ending}", digest)
+            return where, manifest
+    return None
+
+
+def _tokenizer(files: HomeFiles, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokenizer of every cache."""
+    digests = {cache["manifest"]["tokenizer_digest"] for cache in data.values()}
+    if len(digests) != 1:
+        files.problem("tokenizer.digest", f"the caches were made with {len(digests)} tokenizers")
+        return {}
+    (digest,) = digests
+    for path in sorted(files.place("tokenizers").glob("*/tokenizer.json")):
+        where = f"tokenizers/{path.parent.name}/{path.name}"
+        if files.check("tokenizer.digest", where) == digest:
+            return {"digest": digest, "where": where}
+        del files.digests[where]
+    files.problem("tokenizer.digest", f"no tokenizer in the home has the digest {digest[:16]} that the caches name")
+    return {"digest": digest}
+
+
+def _read_verdict(files: HomeFiles, subject: Subject, gate: Gate) -> Verdict | None:
+    content = files.json(f"gates.{gate}", f"verdicts/{subject.run_name}/{subject.phase}/{gate}.json")
+    return None if content is None else files.tried(f"gates.{gate}.passes", lambda: Verdict.model_validate(content), ValidationError)
+
+
+def _gate(files: HomeFiles, subject: Subject, gate: Gate, verdict: Verdict) -> dict[str, Any]:
+    """One verdict: whether it passes, who let it pass, its limits, the digests that it judged, and each check."""
+    folder = f"verdicts/{subject.run_name}/{subject.phase}/{gate}"
+    for name, digest in verdict.tables.items():
+        files.check(f"gates.{gate}.evidence.{name}", f"{folder}/{name}.parquet", digest)
+    if files.place(f"{folder}.decision.json").is_file():
+        files.check(f"gates.{gate}.decision", f"{folder}.decision.json")
+    said = verdict.model_dump(mode="json")
+    ruling = files.tried(f"gates.{gate}.decision", lambda: ruling_at(files.place(f"{folder}.json")), VerdictError)
+    decided = {}
+    if ruling is not None and ruling.state not in ("passes", "fails"):
+        decided = {"ruling": ruling.state, "decision": ruling.decision.model_dump(mode="json") if ruling.decision else None}
+    return {
+        "passes": verdict.passes,
+        **decided,
+        "suite": verdict.suite,
+        "suite_version": verdict.suite_version,
+        "limits": said["thresholds"],
+        "judged": {name.rpartition("/")[2]: digest for name, digest in verdict.judged.items()},
+        "decided_by": said["decided_by"],
+        "accepts": said["accepts"],
+        "checks": [{name: check[name] for name in ("name", "table", "asks", "severity", "outcome")} for check in said["checks"]],
+    }
+
+
+def ruling_word(gate: Mapping[str, Any]) -> str:
+    """The ruling on a verdict of a card: passes, approved, waits, rejected or fails."""
+    return str(gate.get("ruling") or ("passes" if gate["passes"] else "fails"))
+
+
+def _hand_off(files: HomeFiles, subject: Subject) -> dict[str, Any]:
+    """What the phase changed against its parent: declared or not, before and after, as the verdict on its data judged it."""
+    path = f"verdicts/{subject.run_name}/{subject.phase}/data/hand_off.parquet"
+    if not files.place(path).is_file():
+        return {}
+    table = files.tried("hand_off", lambda: pd.read_parquet(files.place(path)), ValueError, OSError)
+    rows: list[dict[str, Any]] = [] if table is None else json.loads(table.to_json(orient="records"))
+    return {"changes": {str(row["name"]): {name: row[name] for name in ("declared", "found", "before", "after")} for row in rows}}
+
+
+def _check_judged(files: HomeFiles, trained: Trained, subject: Subject, verdicts: Mapping[Gate, Verdict], evaluation: Any) -> None:
+    """Compare the digests that the verdicts on training and model judged with the metrics and evaluations in the home."""
+    if "health" in verdicts and files.place(f"{trained.folder}/{METRICS_NAME}").is_file():
+        found = files.check("gates.health.judged", f"{trained.folder}/{METRICS_NAME}")
+        files.agree("gates.health.judged", "metrics.jsonl has", sorted(verdicts["health"].judged.values()), [found])
+    if "model" in verdicts and evaluation is not None:
+        parent = None
+        if trained.run.start is not None:
+            path = f"runs/{subject.run_name}/{_named_in(trained.run.start.checkpoint)[0]}/{EVALUATION_NAME}"
+            parent = files.json("gates.model.judged", path) if files.place(path).is_file() else None
+        judged, found = verdicts["model"].judged, judged_by_gate(evaluation, parent)
+        for name in {**judged, **found}:
+            files.agree(f"gates.model.judged.{name}", "the evaluations have", judged.get(name), found.get(name))
+
+
+def _evaluation(files: HomeFiles, trained: Trained, evaluation: Mapping[str, Any], held_out_tokens: int | None) -> dict[str, Any]:
+    """Scores with their errors, bits per byte, and the benchmarks and held-out text that they were measured on."""
+    files.agree("evaluation.params_digest", "the result has", evaluation.get("params_digest"), trained.result.get("params_digest"))
+    _check_benchmarks(files, evaluation)
+    held_out: dict[str, str] = {}
+    for name, noted in sorted(evaluation["measured_on"].items()):
+        field = f"evaluation.held_out.{name}"
+        cache = _find_cache(
+            files, field, name, "held_out", lambda found, noted=noted: digest_of_json([found.key, held_out_tokens]) == noted
+        )
+        if cache is None:
+            files.problem(field, f"no held-out cache in the home gives {noted[:16]}, which the evaluation was measured on")
+        else:
+            held_out[name] = cache[1].digest
+    kept = ("key", "weights", "params_digest", "benchmarks", "benchmarks_digest", "bits_per_byte", "macro_bits_per_byte", "finite")
+    optional = ("ema_macro_bits_per_byte", "mean_macro_bits_per_byte", "mean_of_steps")
+    return {
+        **{name: evaluation[name] for name in kept},
+        **{name: evaluation.get(name) for name in optional},
+        "results": {
+            one["benchmark"]: {name: value for name, value in one.items() if name not in ("benchmark", "answers")}
+            for one in evaluation["results"]
+        },
+        "held_out_tokens": held_out_tokens,
+        "held_out": held_out,
+    }
+
+
+def _check_benchmarks(files: HomeFiles, evaluation: Mapping[str, Any]) -> None:
+    """Find the items that were measured by the digest that the evaluation names."""
+    for path in sorted(files.place("benchmarks").glob(f"*/{MANIFEST_NAME}")):
+        try:
+            chosen = read_benchmark_folder(path.parent).only(made_of(evaluation["benchmarks"]))
+        except DataError:
+            continue
+        if chosen.digest == evaluation["benchmarks_digest"]:
+            named = [MANIFEST_NAME, *(f"{one.name}.{kind}" for one in chosen.benchmarks for kind in ("jsonl", "yaml"))]
+            for name in named:
+                if (path.parent / name).is_file():
+                    files.check("evaluation.benchmarks_digest", f"benchmarks/{path.parent.name}/{name}")
+            return
+    said = str(evaluation["benchmarks_digest"])
+    files.problem("evaluation.benchmarks_digest", f"no whole benchmarks in the home have the digest {said[:16]} that was measured")

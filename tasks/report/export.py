@@ -1,0 +1,213 @@
+"""A phase's weights as a folder that `transformers` reads, with the tokenizer that they were trained with, and a page about the model."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+
+from phasewise.tasks.data.conversations.ends import turn_end_ids
+from phasewise.tasks.data.conversations.template import ChatTemplate
+from phasewise.tasks.data.special_tokens import special_tokens
+from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, check_tokenizer
+from phasewise.tasks.report.card_documents import README_NAME, build_model_card
+from phasewise.tasks.report.placing import ORIGIN_NAME
+from phasewise.trainer.base.errors import CheckpointError, ConfigError
+from phasewise.trainer.base.identity import digest_of_file, write_sealed
+from phasewise.trainer.base.storage import read_json
+from phasewise.trainer.checkpoints.average import average_of_last
+from phasewise.trainer.checkpoints.checkpointer import read_params
+from phasewise.trainer.config import ModelConfig, RunConfig
+from phasewise.trainer.model.hugging_face import TokenizerFiles, check_writable, read_folder, read_settings, write_folder
+from phasewise.trainer.model.hugging_face.config import DTypeName, to_hugging_face
+from phasewise.trainer.model.params import Params, count_parameters
+from phasewise.trainer.state import params_digest
+
+LAST, EMA, AVERAGE = "last", "ema", "average:"
+
+
+def check_weights(weights: str) -> None:
+    """Refuse a name of weights that is none.
+
+    Raises:
+        ConfigError: it is not `last`, `ema` or `average:N` with N of at least 2.
+    """
+    count = weights.removeprefix(AVERAGE)
+    if weights in (LAST, EMA) or (weights.startswith(AVERAGE) and count.isdecimal() and int(count) > 1):
+        return
+    raise ConfigError(f"the weights must be last, ema or average:N with N of at least 2, found {weights!r}.")
+
+
+def weights_of(run: RunConfig, checkpoint: Path, weights: str) -> tuple[Params, tuple[int, ...]]:
+    """The weights, and the steps that they were made of.
+
+    Raises:
+        CheckpointError: the checkpoint is not whole, has no moving average, or there are fewer than N.
+        ConfigError: as `check_weights`.
+    """
+    check_weights(weights)
+    if weights.startswith(AVERAGE):
+        return average_of_last(checkpoint.parent, run, int(weights.removeprefix(AVERAGE)))
+    return read_params(checkpoint, run.model, ema=weights == EMA), (run.stop_step,)
+
+
+def differing_weights(folder: Path, run: RunConfig, checkpoint: Path, origin: Mapping[str, Any]) -> str | None:
+    """Why the tensors of an exported folder are not the weights that it says, in words; None where they are.
+
+    Raises:
+        PhasewiseError: the folder or a checkpoint does not read.
+    """
+    params, steps = weights_of(run, checkpoint, str(origin["weights"]))
+    if (found := params_digest(params)) != origin["params_digest"]:
+        return f"{origin['weights']} has the digest {found[:16]}, the folder says {str(origin['params_digest'])[:16]}"
+    if list(steps) != list(origin["steps"]):
+        return f"{origin['weights']} is of the steps {list(steps)}, the folder says {origin['steps']}"
+    if differing := differing_fields(folder, run.model, _dtype_name(origin)):
+        return f"config.json describes another model than the run's: {', '.join(differing)}"
+    import jax
+
+    exported, _config = read_folder(folder)
+    rounded = jax.tree.map(lambda leaf: np.asarray(np.asarray(leaf).astype(jax.numpy.dtype(origin["dtype"])), np.float32), params)
+    if params_digest(rounded) != params_digest(exported):
+        return f"its tensors are not {origin['weights']} of the checkpoint as {origin['dtype']}"
+    return None
+
+
+def differing_fields(folder: Path, model: ModelConfig, dtype: DTypeName) -> list[str]:
+    """The fields of an exported folder's `config.json` that are not as they would be written for this model."""
+    expected = json.loads(json.dumps(to_hugging_face(model, dtype)))
+    found = read_settings(folder / "config.json")
+    return sorted(name for name, value in expected.items() if found.get(name) != value)
+
+
+def _dtype_name(origin: Mapping[str, Any]) -> DTypeName:
+    if origin["dtype"] not in ("float32", "bfloat16"):
+        raise CheckpointError(f"an exported folder must be of float32 or bfloat16, found {origin['dtype']}.")
+    return origin["dtype"]
+
+
+DType = Literal["float32", "bfloat16"]
+GenerationPrompt = Literal["add", "none"]
+CHAT_TEMPLATE_NAME = "chat_template.jinja"
+
+
+def export_phase(
+    run: RunConfig,
+    result: dict[str, Any],
+    tokenizer: Path,
+    folder: Path,
+    *,
+    weights: str = LAST,
+    dtype: DType = "float32",
+    claims: Mapping[str, Any] | None = None,
+    chats: Sequence[ChatTemplate] = (),
+    generation_prompt: GenerationPrompt | None = None,
+) -> dict[str, Any]:
+    """Write the folder, and say what is in it.
+
+    Args:
+        result: the trainer's result of this phase.
+        tokenizer: the `tokenizer.json` of the recipe.
+        weights: `last`, their moving average as `ema`, or `average:N` for the mean of the last N checkpoints.
+        claims: what is known of the phase, for the page about the model; None is no more than its run says.
+        chats: the chat templates of the conversations that the phase was trained on. One goes with the tokenizer; of several none does,
+            for it cannot be told which one a question is meant for.
+        generation_prompt: of a template that opens no answer: add what does, or leave it.
+
+    Raises:
+        CheckpointError: the checkpoint is not whole, has no moving average, or holds other weights than the result names; or
+            fewer than N are kept.
+        ConfigError: there are no such weights, the folder is not empty, `transformers` has no class for such a model, or the chat template
+            opens no answer and it is not said what to do about it.
+        DataError: the tokenizer was edited, or lacks the tokens that begin and end a document.
+    """
+    check_weights(weights)
+    check_writable(folder, run.model)
+    chats = opening_answers(chats, generation_prompt)
+    checkpoint = Path(result["checkpoint"])
+    params, steps = weights_of(run, checkpoint, weights)
+    digest = params_digest(params)
+    if weights == LAST and digest != result["params_digest"]:
+        raise CheckpointError(
+            f"{checkpoint} holds other weights than the phase's result names: expected {result['params_digest'][:12]}, "
+            f"found {digest[:12]}. Train the phase again."
+        )
+    which = {"weights": weights, "steps": list(steps), "dtype": dtype, "params_digest": digest}
+    origin = {"recipe": run.recipe, "scale": run.scale, "phase": run.phase, "step": run.stop_step, **which}
+    chat = _shared(chats)
+    beside = _beside(tokenizer_files(tokenizer, run.model.seq_len, chats), origin, claims or {})
+    write_folder(folder, params, run.model, tokenizer=beside, dtype=dtype)
+    digests = {path.name: digest_of_file(path) for path in sorted(folder.iterdir()) if path.name != ORIGIN_NAME}
+    write_sealed(folder / ORIGIN_NAME, {**origin, "files": digests})
+    files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    return {
+        "folder": str(folder.resolve()),
+        "architecture": read_json(folder / "config.json")["architectures"][0],
+        "checkpoint": str(checkpoint),
+        **which,
+        "parameters": count_parameters(run.model),
+        "chat_template": chat.name if chat else None,
+        "chat_templates_left_out": [] if chat else sorted({chat.name for chat in chats}),
+        "bytes": sum(files.values()),
+        "files": list(files),
+    }
+
+
+def opening_answers(chats: Sequence[ChatTemplate], how: GenerationPrompt | None) -> Sequence[ChatTemplate]:
+    """The templates, of which one that opens no answer does so from now on, or is left as it is."""
+    chat = _shared(chats)
+    if chat is None or not (opening := chat.missing_generation_prompt()) or how == "none":
+        return chats
+    if how == "add":
+        return [chat.with_generation_prompt()]
+    raise ConfigError(
+        f"the chat template {chat.name} has no generation prompt: asked for an answer (add_generation_prompt), it does not write "
+        f"{opening!r}, and a chat with the model would not begin one. Say --generation-prompt add, or none to export it as it is."
+    )
+
+
+def _beside(tokenizer: TokenizerFiles, origin: dict[str, Any], claims: Mapping[str, Any]) -> TokenizerFiles:
+    """The tokenizer's files, which weights these are, and the page about the model."""
+    about = {ORIGIN_NAME: json.dumps(origin, indent=2) + "\n", README_NAME: build_model_card(claims, origin)}
+    return tokenizer._replace(files={**tokenizer.files, **{name: text.encode() for name, text in about.items()}})
+
+
+def _shared(chats: Sequence[ChatTemplate]) -> ChatTemplate | None:
+    """The one that all are; None of several, and where there is none."""
+    return chats[0] if len({chat.text for chat in chats}) == 1 else None
+
+
+def tokenizer_files(path: Path, seq_len: int, chats: Sequence[ChatTemplate] = ()) -> TokenizerFiles:
+    """The tokenizer, with what tells `transformers` which tokens begin and end a document.
+
+    Our own tokenizer leaves it to the caller to begin a document. A model was never trained without that, so that the exported one does it
+    by itself, as Llama 3's does; one that has rules of its own keeps them.
+
+    Args:
+        chats: the templates that made text of what was trained on. With one, `apply_chat_template` gives what was trained on, without the
+            token that ends a document. What a model writes ends with the token that ends an answer of any of them.
+    """
+    check_tokenizer(path)
+    tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    begin, end = special_tokens(tokenizer, path)
+    if tokenizer.post_processor is None:
+        single, pair = f"{BEGIN_OF_TEXT} $A", f"{BEGIN_OF_TEXT} $A {BEGIN_OF_TEXT} $B:1"
+        tokenizer.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=[(BEGIN_OF_TEXT, begin)])
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BEGIN_OF_TEXT,
+        "eos_token": END_OF_TEXT,
+        "model_max_length": seq_len,
+        "clean_up_tokenization_spaces": False,
+    }
+    files = {"tokenizer.json": tokenizer.to_str(pretty=True)}
+    if (chat := _shared(chats)) is not None:
+        turn_end = chat.turn_end()
+        about["chat_template"] = files[CHAT_TEMPLATE_NAME] = chat.with_begin()
+        if turn_end is not None and not chat.uses_end_of_text:  # a template that writes `eos_token` means the one that it was used with
+            about["eos_token"] = turn_end
+    files["tokenizer_config.json"] = json.dumps(about, indent=2) + "\n"
+    return TokenizerFiles({name: content.encode() for name, content in files.items()}, begin, end, turn_end_ids(tokenizer, chats))

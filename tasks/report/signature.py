@@ -1,0 +1,97 @@
+"""Signing a statement with a key of the user's, in a DSSE envelope; the extra `card` has what it needs.
+
+An Ed25519 key, or one on the curve P-256 (ECDSA with SHA-256), as PEM. DSSE's pre-authentication encoding is signed, which names the
+payload's type and length, so that the same bytes cannot be given out as something else.
+"""
+
+import base64
+from pathlib import Path
+from typing import Any
+
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.identity import digest_of_bytes
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+
+
+def sign(payload: bytes, key: Path) -> dict[str, Any]:
+    """Build the envelope.
+
+    Raises:
+        ConfigError: the key does not read, is of another kind, or the extra is not installed.
+    """
+    hashes, serialization, ec, ed25519 = _cryptography()
+    try:
+        private = serialization.load_pem_private_key(key.read_bytes(), password=None)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"the key to sign with must be a private key in PEM without a password, {key} is not: {error}.") from None
+    message = _encode(payload)
+    if isinstance(private, ed25519.Ed25519PrivateKey):
+        made = private.sign(message)
+    elif isinstance(private, ec.EllipticCurvePrivateKey) and isinstance(private.curve, ec.SECP256R1):
+        made = private.sign(message, ec.ECDSA(hashes.SHA256()))
+    else:
+        raise ConfigError(f"the key to sign with must be Ed25519 or ECDSA on P-256, {key} is {type(private).__name__}.")
+    public = private.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    signature = {"keyid": digest_of_bytes(public), "sig": base64.b64encode(made).decode()}
+    return {"payloadType": PAYLOAD_TYPE, "payload": base64.b64encode(payload).decode(), "signatures": [signature]}
+
+
+def signature_problem(envelope: Any, payload: bytes, public_key: Path | None) -> str | None:
+    """Why the envelope is not a signature of these bytes by that key, in words; None if it is.
+
+    Args:
+        public_key: None checks only the payload.
+
+    Raises:
+        ConfigError: the key does not read, or the extra is not installed.
+    """
+    try:
+        inside = base64.b64decode(envelope["payload"], validate=True)
+        made = [base64.b64decode(one["sig"], validate=True) for one in envelope["signatures"]]
+        kind = envelope["payloadType"]
+    except (KeyError, TypeError, ValueError):
+        return "the envelope does not read as one of DSSE"
+    if kind != PAYLOAD_TYPE:
+        return f"the envelope must hold {PAYLOAD_TYPE}, found {kind}"
+    if inside != payload:
+        return "the envelope was made for another statement than statement.json"
+    if not made:
+        return "the envelope has no signature"
+    if public_key is None or any(_verifies(public_key, one, _encode(payload)) for one in made):
+        return None
+    return f"no signature of the statement is by the key in {public_key.name}"
+
+
+def _encode(payload: bytes) -> bytes:
+    kind = PAYLOAD_TYPE.encode()
+    return b" ".join([b"DSSEv1", str(len(kind)).encode(), kind, str(len(payload)).encode(), payload])
+
+
+def _verifies(public_key: Path, signature: bytes, message: bytes) -> bool:
+    hashes, serialization, ec, ed25519 = _cryptography()
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        public = serialization.load_pem_public_key(public_key.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the key to check with must be a public key in PEM, {public_key} is not: {error}.") from None
+    try:
+        if isinstance(public, ed25519.Ed25519PublicKey):
+            public.verify(signature, message)
+        elif isinstance(public, ec.EllipticCurvePublicKey) and isinstance(public.curve, ec.SECP256R1):
+            public.verify(signature, message, ec.ECDSA(hashes.SHA256()))
+        else:
+            raise ConfigError(f"the key to check with must be Ed25519 or ECDSA on P-256, {public_key} is {type(public).__name__}.")
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _cryptography() -> tuple[Any, Any, Any, Any]:
+    try:
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+    except ImportError:
+        raise ConfigError("signatures need the package cryptography: pip install 'phasewise[card]'.") from None
+    return hashes, serialization, ec, ed25519

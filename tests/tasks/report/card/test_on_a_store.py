@@ -1,0 +1,280 @@
+"""Everything that is done with a trained home, where that is on a store: each command from a machine of its own, as with a local home."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+
+from phasewise.deployments.site import TOKEN_HEADER
+from phasewise.deployments.site_process import Bound, OwnSite, own_site
+from phasewise.flows import cli
+from phasewise.flows.commands import approve
+from phasewise.flows.export_phase import export_phase
+from phasewise.tasks.home import Home
+from phasewise.tasks.locks import held
+from phasewise.tasks.report.placing import ORIGIN_NAME
+from phasewise.tasks.store.publisher import Kept, Publisher
+from phasewise.trainer.base.decision import decision_path
+from phasewise.trainer.base.errors import TakenOver
+from phasewise.trainer.base.identity import digest_of_file, write_sealed
+from phasewise.trainer.base.run_folder import COMPILED_NAME, RunFolder
+from phasewise.trainer.base.storage import as_path, read_json, write_atomically
+from phasewise.validations.verdict import write_verdict
+from tests.flows.test_approve_command import verdict
+from tests.ports import free_port
+from tests.stores.emulator import BUCKET, the_emulator
+
+RUN_NAME, PHASE = "tiny-proxy", "ocelot"
+HOUR = 3600.0
+
+
+class World(NamedTuple):
+    """A home on the store, a folder in which each machine has its own, and the home that it was copied from."""
+
+    url: str
+    recipe: Path
+    machines: Path
+    local: Path
+    patch: pytest.MonkeyPatch
+
+    def at(self, machine: str, *, reads_only: bool = False) -> Home:
+        """The home as one machine has it; commands run there from now on."""
+        self.patch.setenv("PHASEWISE_SCRATCH", str(self.machines / machine))
+        return Home.at(self.url, reads_only=reads_only)
+
+    def run(self, machine: str, *words: object, of_phase: bool = True, home: str | None = None) -> Result:
+        """A command about the phase."""
+        self.at(machine)
+        target = [f"{self.recipe}/{PHASE}"] if of_phase else []
+        command, *rest = map(str, words)
+        scale = ["--scale", "proxy"] if of_phase else []
+        return CliRunner().invoke(cli.main, [command, *target, *rest, *scale, "--home", home or self.url])
+
+    def kept(self, machine: str) -> Kept:
+        """What a machine would work on."""
+        return Kept(self.at(machine).work, as_path(self.url), RUN_NAME)
+
+    def seen(self, machine: str) -> Home:
+        """The home as somebody sees it who only looks."""
+        home = self.at(machine, reads_only=True)
+        home.look(RUN_NAME)
+        return home
+
+
+@pytest.fixture(scope="module")
+def url(trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A home that was uploaded as it lay, and then committed once."""
+    emulator = the_emulator()
+    folder = f"card-{next(emulator.numbers)}"
+    root = as_path(f"gs://{BUCKET}/{folder}")
+    for path in trained[1].rglob("*"):
+        if path.is_file() and COMPILED_NAME not in path.parts:
+            write_atomically(root.joinpath(*path.relative_to(trained[1]).parts), path.read_bytes())
+    with Publisher(Kept(tmp_path_factory.mktemp("first"), root, RUN_NAME), every_seconds=HOUR):
+        pass
+    yield str(root)
+    emulator.forget(f"{folder}/")
+
+
+@pytest.fixture
+def world(url: str, trained: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setenv("PHASEWISE_LEASE_SECONDS", "2")
+    return World(url, trained[0], tmp_path, trained[1], monkeypatch)
+
+
+def committed(world: World) -> tuple[int, dict[str, Any]]:
+    head, _ = world.kept("nobody").head.read()
+    return head.number, dict(head.files)
+
+
+def test_what_only_reads_brings_what_it_needs_and_takes_nothing_over(world: World, tmp_path: Path):
+    before = committed(world)
+    exported, card, site = (tmp_path / name for name in ("exported", "card", "site"))
+    here = tmp_path / "exported here"
+    assert world.run("one", "export", exported).exit_code == 0
+    assert world.run("one", "export", here, home=str(world.local)).exit_code == 0
+    assert digest_of_file(exported / "model.safetensors") == digest_of_file(here / "model.safetensors")
+    done = world.run("two", "card", card, "--export", exported)
+    assert done.exit_code == 0, done.output
+    done = world.run("three", "verify", card, "--export", exported, of_phase=False)
+    assert done.exit_code == 0, done.output
+    assert "all was checked, and holds" in done.output
+    done = world.run("four", "status", "--json")
+    states = {one["name"]: one["results"] for one in json.loads(done.stdout)["phases"]}
+    assert next(one["holds"] for one in states[PHASE] if one["what"] == "training"), states[PHASE]
+    done = world.run("five", "report", "--site", site, "--recipe", world.recipe, of_phase=False)
+    assert done.exit_code == 0, done.output
+    digest = read_json(RunFolder(Home.at(str(world.local)).run(RUN_NAME, PHASE)).result)["params_digest"]
+    assert any(digest[:12] in page.read_text() for page in site.rglob("*.html"))
+    assert committed(world) == before
+    assert not list((tmp_path / "four").rglob("checkpoints"))  # who needs no weights gets none
+    assert {path.name for path in (tmp_path / "one").rglob("checkpoints")} == {"checkpoints"}
+
+
+def test_the_flow_exports_to_the_store_once_and_takes_nothing_over(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    before = committed(world)
+    here = tmp_path / "here"
+    assert world.run("one", "export", here, home=str(world.local)).exit_code == 0
+    world.at("two")
+    for said in ("exported to", "exported already, to"):
+        caplog.clear()
+        export_phase.fn(str(world.recipe), PHASE, "proxy", world.url)
+        assert said in caplog.text
+    (folder,) = as_path(f"{world.url}/exports/{RUN_NAME}").iterdir()
+    assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in here.iterdir())
+    assert digest_of_file(folder / "model.safetensors") == digest_of_file(here / "model.safetensors")
+    (folder / ORIGIN_NAME).unlink()  # as where somebody was killed before the last file
+    export_phase.fn(str(world.recipe), PHASE, "proxy", world.url)
+    assert read_json(folder / ORIGIN_NAME)["phase"] == PHASE
+    assert committed(world) == before
+    assert not list(world.at("two").exporting.iterdir())
+
+
+def test_a_card_does_not_hold_where_a_committed_file_changed(world: World, tmp_path: Path):
+    assert world.run("one", "card", tmp_path / "card").exit_code == 0
+    kept = world.kept("other")
+    metrics = RunFolder(world.at("other").run(RUN_NAME, PHASE)).metrics
+    with Publisher(kept, every_seconds=HOUR):
+        before = metrics.read_bytes()
+        first, *rest = before.splitlines(keepends=True)
+        write_atomically(metrics, json.dumps({**json.loads(first), "loss": 99.0}).encode() + b"\n" + b"".join(rest))
+    done = world.run("two", "verify", tmp_path / "card", of_phase=False)
+    with Publisher(kept, every_seconds=HOUR):
+        write_atomically(metrics, before)
+    assert done.exit_code == 1, done.output
+    assert "metrics.jsonl" in done.output
+    assert world.run("two", "verify", tmp_path / "card", of_phase=False).output.count("the home says") == 0
+
+
+def forget_evaluation(world: World) -> dict[str, Any]:
+    """Commit that there is none; what it was."""
+    with Publisher(world.kept("first"), every_seconds=HOUR):
+        path = RunFolder(world.at("first").run(RUN_NAME, PHASE)).evaluation
+        before = read_json(path)
+        path.unlink()
+    assert not RunFolder(world.seen("somebody").run(RUN_NAME, PHASE)).evaluation.exists()
+    return before
+
+
+def test_an_evaluation_is_kept_where_others_see_it(world: World):
+    before = forget_evaluation(world)
+    done = world.run("one", "evaluate", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["macro_bits_per_byte"] == before["macro_bits_per_byte"]
+    seen = read_json(RunFolder(world.seen("two").run(RUN_NAME, PHASE)).evaluation)
+    assert (seen["key"], seen["bits_per_byte"]) == (before["key"], before["bits_per_byte"])
+
+
+def test_an_evaluation_whose_machine_was_taken_over_is_not_kept(world: World, monkeypatch: pytest.MonkeyPatch):
+    before = forget_evaluation(world)
+
+    def lose(*_: object) -> dict[str, Any]:
+        evaluation = RunFolder(world.at("one").run(RUN_NAME, PHASE)).evaluation
+        with Publisher(world.kept("other"), every_seconds=HOUR):
+            pass
+        world.at("one")
+        write_sealed(evaluation, before)
+        return before
+
+    monkeypatch.setattr("phasewise.tasks.evaluation.apart.evaluate_apart", lose)
+    done = world.run("one", "evaluate")
+    assert "is another's" in done.output
+    assert done.exit_code == TakenOver.exit_code
+    assert not RunFolder(world.seen("two").run(RUN_NAME, PHASE)).evaluation.exists()
+    with Publisher(world.kept("first"), every_seconds=HOUR):
+        write_sealed(RunFolder(world.at("first").run(RUN_NAME, PHASE)).evaluation, before)
+
+
+@pytest.fixture
+def waiting(world: World) -> Iterator[Path]:
+    """A verdict on the model that waits for a person, committed; its name below a home."""
+    kept = world.kept("first")
+    path = world.at("first").verdict(RUN_NAME, PHASE, "model")
+    with Publisher(kept, every_seconds=HOUR):
+        before = path.read_bytes()
+        write_verdict(path, verdict("model", fails=True))
+    yield path.relative_to(kept.work)
+    with Publisher(kept, every_seconds=HOUR):
+        write_atomically(path, before)
+        decision_path(path).unlink(missing_ok=True)
+
+
+def test_a_decision_is_committed_beside_all_that_is_there(world: World, waiting: Path):
+    number, before = committed(world)
+    done = world.run("one", "approve", "--reason", "it is chance", "--who", "Ada")
+    assert done.exit_code == 0, done.output
+    after = committed(world)
+    name = decision_path(waiting).as_posix()
+    assert after == (number + 1, before | {name: after[1][name]})
+    decided = read_json(world.seen("two").work / name)
+    assert (decided["latest"]["who"], decided["latest"]["approves"], decided["before"]) == ("Ada", True, [])
+    assert world.run("two", "approve", "--reason", "no", "--who", "Bo", "--reject", "--gate", "model").exit_code == 0
+    decided = read_json(world.seen("one").work / name)
+    assert [one["who"] for one in (*decided["before"], decided["latest"])] == ["Ada", "Bo"]
+    assert not list((world.machines / "one").rglob("checkpoints"))
+    again = world.kept("third")
+    again.look(checkpoints=True)  # each checkpoint is still there, whole
+    assert len(list(again.work.rglob("digests.json"))) == sum(name.endswith("digests.json") for name in before)
+
+
+def test_a_decision_during_which_somebody_commits_is_not_kept(world: World, waiting: Path, monkeypatch: pytest.MonkeyPatch):
+    decide = approve.decide
+
+    def decide_late(*given: Any, **named: Any) -> Any:
+        with Publisher(world.kept("other"), every_seconds=HOUR):
+            pass
+        world.at("one")
+        return decide(*given, **named)
+
+    monkeypatch.setattr(approve, "decide", decide_late)
+    done = world.run("one", "approve", "--reason", "it is chance", "--who", "Ada")
+    assert (done.exit_code, "is another's" in done.output) == (TakenOver.exit_code, True), done.output
+    name = decision_path(waiting).as_posix()
+    assert name not in committed(world)[1]
+    assert not list((world.machines / "one").rglob("model.decision.json"))
+
+
+@pytest.mark.parametrize(
+    "words", [("approve", "--reason", "fine"), ("evaluate",), ("evaluate", "--suite", "core")], ids=["approve", "evaluate", "suite"]
+)
+def test_what_writes_is_refused_while_another_works_there(world: World, waiting: Path, words: tuple[str, ...]):
+    before = committed(world)
+    with held(as_path(world.url) / "lock"):
+        done = world.run("one", *words)
+    assert done.exit_code == 2, done.output
+    assert "another run is at work in gs://" in done.output
+    assert committed(world) == before
+
+
+def test_the_page_shows_what_is_committed_meanwhile(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PHASEWISE_PUBLISH_SECONDS", "0.1")
+    home = world.at("page")
+    with own_site(home, Bound("127.0.0.1", free_port()), prefect_port=1, prefect_url="", recipes=[str(world.recipe)]) as site:
+        address = f"/-/report/{RUN_NAME}/report.html"
+        until(lambda: answer(site, f"/tiny/proxy/{PHASE}").status_code == 200)
+        assert answer(site, address).status_code == 404
+        page = Home.at(world.url).work  # of the machine of the page: the other one has its own
+        with Publisher(world.kept("first"), every_seconds=HOUR):
+            report = world.at("first").report(RUN_NAME) / "report.html"
+            write_atomically(report, b"made elsewhere")
+        until(lambda: answer(site, address).text == "made elsewhere")
+        assert not page.exists()  # who only looks has no working folder
+
+
+def answer(site: OwnSite, address: str) -> httpx.Response:
+    """Of a server that may not be up yet."""
+    try:
+        return httpx.get(f"{site.url}{address}", headers={TOKEN_HEADER: site.token})
+    except httpx.ConnectError:
+        return httpx.Response(503)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for something that another process does; pytest's limit ends what never comes."""
+    while not holds():
+        Event().wait(0.1)

@@ -1,0 +1,119 @@
+"""The chat template of an exported folder: with it a conversation has the bytes that were trained on."""
+
+import json
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from phasewise.tasks.data.conversations.ends import chats_of_caches, turn_ends
+from phasewise.tasks.data.conversations.template import template_of
+from phasewise.tasks.data.tokenizer import END_OF_TEXT
+from phasewise.tasks.report.export import CHAT_TEMPLATE_NAME, opening_answers, tokenizer_files
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.data.cache import TokenCache
+from tests.tasks.data.conversations.worlds import layout, made_conversations, write_caches, write_source
+
+WITHOUT_BEGIN = """
+{% for message in messages %}
+<|u|>{{ message.role }}: {% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}
+{% endfor %}
+"""
+
+
+def exported(folder: Path, template: str) -> tuple[dict[str, str], list[int] | int, Path]:
+    """What `tokenizer_config.json` says, which ids end text, and the folder."""
+    path = folder / "tokenizer" / "tokenizer.json"
+    written = tokenizer_files(path, 128, [template_of(layout("messages", template))])
+    (folder / "out").mkdir()
+    for name, content in written.files.items():
+        (folder / "out" / name).write_bytes(content)
+    return json.loads(written.files["tokenizer_config.json"]), written.ends["eos_token_id"], folder / "out"
+
+
+@pytest.mark.parametrize(("template", "turn_end"), [("marin", "<|eot_id|>"), ("trinity", "<|im_end|>"), (WITHOUT_BEGIN, END_OF_TEXT)])
+def test_the_folder_has_the_template_that_was_trained_with(tmp_path: Path, template: str, turn_end: str):
+    """One that does not begin a document does so there: the model has seen none without a beginning."""
+    write_caches(write_source(tmp_path / "source", layout("messages", template), made_conversations(80)), tmp_path)
+    about, ends, folder = exported(tmp_path, template)
+    text = template_of(layout("messages", template)).text
+    assert (
+        about["chat_template"]
+        == (folder / CHAT_TEMPLATE_NAME).read_text()
+        == ("{{ bos_token }}" + text if turn_end == END_OF_TEXT else text)
+    )
+    assert about["eos_token"] == turn_end
+    cache = TokenCache.open(tmp_path / "train")
+    assert ends == (cache.manifest.end_of_text if turn_end == END_OF_TEXT else sorted((cache.manifest.end_of_text, _id(folder, turn_end))))
+    assert turn_ends(chats_of_caches([tmp_path / "train", tmp_path / "held_out"])) == (
+        turn_end,
+    )  # what evaluates the phase knows it from there
+    if find_spec("transformers") is None:
+        pytest.skip("transformers is not installed (extra `parity`): what it makes of the folder was not looked at")
+    theirs = import_module("transformers").AutoTokenizer.from_pretrained(folder)
+    found = {tuple(theirs.apply_chat_template(said, return_dict=True)["input_ids"]) for said in made_conversations(80)}
+    documents = [tuple(document.tokens.tolist()) for document in cache.documents()]
+    assert len(documents) > 60
+    assert {document[:-1] for document in documents} <= found
+
+
+def test_plain_text_has_none(tmp_path: Path):
+    write_caches(write_source(tmp_path / "source", layout("messages"), made_conversations(60)), tmp_path)
+    written = tokenizer_files(tmp_path / "tokenizer" / "tokenizer.json", 128)
+    assert set(written.files) == {"tokenizer.json", "tokenizer_config.json"}
+    assert "chat_template" not in json.loads(written.files["tokenizer_config.json"])
+    assert written.ends == {"bos_token_id": 0, "eos_token_id": 1}
+
+
+CHATML = """
+{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}
+
+{% endfor %}
+"""
+OPENING = "<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "missing"),
+    [
+        ("marin", ""),
+        ("trinity", ""),
+        (CHATML, OPENING),
+        (CHATML.strip(), OPENING),
+        (CHATML + "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}", ""),
+        (CHATML + "{% if add_generation_prompt and false %}<|im_start|>assistant{% endif %}", OPENING),
+        (WITHOUT_BEGIN, "<|u|>assistant: "),
+        ("{% for m in messages %}{{ '[INST] %s [/INST]' % m.content if m.role == 'user' else ' ' + m.content + '</s>' }}{% endfor %}", ""),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", ""),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}{{ raise_exception('never') }}", ""),
+    ],
+)
+def test_a_template_that_opens_no_answer_is_known(template: str, missing: str):
+    """Of one that writes nothing between a question and its answer nothing is missing."""
+    assert template_of(layout("messages", template)).missing_generation_prompt() == missing
+
+
+def test_export_asks_for_what_opens_an_answer(tmp_path: Path):
+    chat = template_of(layout("messages", CHATML))
+    assert opening_answers([], None) == opening_answers([], "add") == []
+    good = [template_of(layout("messages", "trinity"))]
+    assert opening_answers(good, None) is opening_answers(good, "add") is good
+    with pytest.raises(ConfigError, match=r"does not write '<\|im_start\|>assistant\\n', .* Say --generation-prompt add, or none"):
+        opening_answers([chat], None)
+    assert opening_answers([chat], "none") == [chat]
+    (added,) = opening_answers([chat, chat], "add")
+    assert added.missing_generation_prompt() == ""
+    said = made_conversations(20)
+    assert [added.render(one, "") for one in said] == [chat.render(one, "") for one in said]
+    question = said[0][:-1]
+    assert added.render(question, "", add_generation_prompt=True).text == chat.render(question, "").text + OPENING
+    write_caches(write_source(tmp_path / "source", layout("messages", CHATML), made_conversations(60)), tmp_path)
+    written = tokenizer_files(tmp_path / "tokenizer" / "tokenizer.json", 128, [added])
+    assert "add_generation_prompt" in written.files[CHAT_TEMPLATE_NAME].decode()
+
+
+def _id(folder: Path, token: str) -> int:
+    added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    return next(one["id"] for one in added if one["content"] == token)
