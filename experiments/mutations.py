@@ -126,7 +126,7 @@ def outcome(fault: Fault, tests: list[str], minutes: float) -> dict[str, object]
     """Run the tests on a copy of the tree that has the fault."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "tree"
-        shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(".venv", ".git", ".phasewise", "__pycache__", "site"))
+        shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(".venv", ".git", ".phasewise", "__pycache__"))
         file = copy / fault.path
         source = file.read_text(encoding="utf-8")
         file.write_text(source[: fault.start] + fault.text + source[fault.end :], encoding="utf-8")
@@ -149,15 +149,16 @@ def outcome(fault: Fault, tests: list[str], minutes: float) -> dict[str, object]
 @click.option("--workers", default=2, help="Faults at the same time.")
 @click.argument("out", type=click.Path(path_type=Path))
 def main(count: int, seed: int, files: int, minutes: float, workers: int, out: Path) -> None:
-    """Write one JSON object per fault to OUT, and print the share that was caught."""
+    """Append one JSON object per fault to OUT, and print the share that was caught. A second run continues."""
     importers: dict[str, set[str]] = defaultdict(set)
     for folder in (*PACKAGES, "tests", "experiments"):
         for path in (ROOT / folder).rglob("*.py"):
             for imported in imports_of(path):
                 importers[imported].add(path.relative_to(ROOT).as_posix())
-    faults = seeded(count, seed)
-    caught = 0
-    with ThreadPoolExecutor(workers) as pool, out.open("w", encoding="utf-8") as file:
+    done = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
+    caught = sum(bool(result["caught"]) for result in done)
+    faults = seeded(count, seed)[len(done) :]
+    with ThreadPoolExecutor(workers) as pool, out.open("a", encoding="utf-8") as file:
         run = partial(outcome, minutes=minutes)
         for result in pool.map(run, faults, [closest_tests(fault.path, importers, files) for fault in faults]):
             caught += bool(result["caught"])

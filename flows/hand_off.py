@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from phasewise.flows.recipes.changes import Pair, both_in_words
+from phasewise.flows.recipes.hand_off import Pair, both_in_words
 from phasewise.flows.recipes.phase import HandOff, Phase
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.trainer.base.errors import TrainingError

@@ -9,7 +9,7 @@ from phasewise.flows.recipes import load_recipe
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import BETWEEN, Recipe, Scale
 from phasewise.flows.setups import setups_of
-from phasewise.flows.show.takes import describe_takes
+from phasewise.flows.show.cost import describe_takes
 from phasewise.tasks.home import Home
 from phasewise.tasks.preflight.estimated import estimate_plan
 from phasewise.tasks.preflight.launcher import examine

@@ -11,9 +11,9 @@ from phasewise.flows.finished import PACKAGES, computed_of, report_path, seal_re
 from phasewise.flows.headline import headline, status_of
 from phasewise.flows.macro_mean import macro_mean, shared_components
 from phasewise.flows.measured import measured_of
+from phasewise.flows.recipes.facts import results_of
 from phasewise.flows.recipes.phase import HandOff, Phase
 from phasewise.flows.recipes.recipe import Recipe
-from phasewise.flows.recipes.reported import results_of
 from phasewise.flows.record import PhaseRecord, read_records
 from phasewise.flows.resolved import Resolved
 from phasewise.flows.show.words import bias_in_words, rows_in_words

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from phasewise.flows.recipes.proxy import COLLAPSED_SHARE
+from phasewise.flows.recipes.scales import COLLAPSED_SHARE
 from phasewise.flows.recipes.words import WITHOUT_AVERAGE, adamw, afmoe, always, constant, linear, order, stability
 from phasewise.tasks.home import Home
 from phasewise.tasks.validation.judge import judge_phase_health

@@ -13,8 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from phasewise.flows.recipes.rates import Rates
-from phasewise.flows.recipes.words import adamw, constant, linear, llama, order, stability
+from phasewise.flows.recipes.words import Rates, adamw, constant, linear, llama, order, stability
 from phasewise.tasks.data.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT
 from phasewise.tasks.evaluation.needles import Needles, Wording
 from phasewise.trainer.base.errors import ConfigError

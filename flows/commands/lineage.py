@@ -8,7 +8,7 @@ from rich.tree import Tree
 from phasewise.flows.recipes import load_record, split_target
 from phasewise.flows.recipes.phase import HandOff, Phase
 from phasewise.flows.recipes.recipe import Recipe, Scale, scale_in_words
-from phasewise.flows.show.hand_off import change_in_words, describe_changes
+from phasewise.flows.show.describe import change_in_words, describe_changes
 
 
 def describe(target: str, scale: Scale) -> dict[str, Any]:

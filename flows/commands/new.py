@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from phasewise.flows.recipes import NAMES, default_scale, load_record, load_written
-from phasewise.flows.recipes.looked_at import look_at
+from phasewise.flows.recipes.inspect_source import inspect_folder
 from phasewise.flows.recipes.recipe import Recipe
 from phasewise.flows.recipes.starter import name_for, starter, starter_from
 from phasewise.trainer.base.errors import ConfigError
@@ -33,7 +33,7 @@ def write_new(file: str, origin: str | None, text: str) -> list[str]:
     if path.suffix != ".py":
         raise ConfigError(f"a new recipe is a .py file, or with --from a .json file; found {file}.")
     folder = Path(text)
-    found = look_at(folder)
+    found = inspect_folder(folder)
     proxy = load_record(origin, default_scale(load_written(origin))) if origin else None
     written = starter_from(path, folder, found, proxy) if proxy else starter(path, folder, found)
     write_atomically(path, written.encode())

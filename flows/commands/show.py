@@ -8,15 +8,21 @@ from rich.console import Console
 
 from phasewise.flows.recipes import load_record, split_target
 from phasewise.flows.recipes.recipe import Scale
-from phasewise.flows.show.components import describe_component, print_component
-from phasewise.flows.show.describing import describe
-from phasewise.flows.show.differing import describe_difference, print_difference
-from phasewise.flows.show.notes import print_notes
-from phasewise.flows.show.page import print_page, print_step
-from phasewise.flows.show.results import print_results
-from phasewise.flows.show.sources import print_sources
-from phasewise.flows.show.table import print_accepted, print_table, title_of
-from phasewise.flows.show.takes import describe_takes, print_takes
+from phasewise.flows.show.cost import describe_takes, print_takes
+from phasewise.flows.show.describe import describe
+from phasewise.flows.show.difference import describe_difference, print_difference
+from phasewise.flows.show.pages import (
+    describe_component,
+    print_accepted,
+    print_component,
+    print_notes,
+    print_page,
+    print_results,
+    print_sources,
+    print_step,
+    print_table,
+    title_of,
+)
 from phasewise.tasks.home import Home
 
 __all__ = ["ShowOptions", "describe", "describe_asked", "print_description"]

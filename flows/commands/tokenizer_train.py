@@ -6,8 +6,8 @@ from typing import Any
 from rich.console import Console
 
 from phasewise.flows.recipes.phase import Phase
-from phasewise.flows.recipes.proxy import special_tokens_of
 from phasewise.flows.recipes.recipe import Scale
+from phasewise.flows.recipes.scales import special_tokens_of
 from phasewise.flows.record import read_record
 from phasewise.flows.resolved import Resolved, resolve, resolving_once
 from phasewise.tasks.data.documents import split_texts

@@ -10,10 +10,9 @@ from phasewise.flows.recipes.assignments import assigned, settings_in_force
 from phasewise.flows.recipes.feasibility import check_feasible, check_mixtures
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.problems import near, problems
-from phasewise.flows.recipes.proxy import STEPS, steps, to_proxy
 from phasewise.flows.recipes.python_file import load_named, load_python
 from phasewise.flows.recipes.recipe import BETWEEN, Between, Recipe, Scale
-from phasewise.flows.recipes.scaled import to_scale
+from phasewise.flows.recipes.scales import STEPS, steps, to_proxy, to_scale
 from phasewise.trainer.base.errors import ConfigError, RecipeError
 from phasewise.trainer.base.json_reader import parse_json
 
@@ -174,23 +173,23 @@ def _is_path(target: str, first: str) -> bool:
 def _by_name(name: str) -> Recipe:
     match name:
         case "marin-8b":
-            from phasewise.flows.recipes.marin_8b import MARIN_8B
+            from phasewise.flows.recipes.marin.marin_8b import MARIN_8B
 
             return MARIN_8B
         case "marin-32b":
-            from phasewise.flows.recipes.marin_32b import MARIN_32B
+            from phasewise.flows.recipes.marin.marin_32b import MARIN_32B
 
             return MARIN_32B
         case "trinity-nano":
-            from phasewise.flows.recipes.trinity_nano import TRINITY_NANO
+            from phasewise.flows.recipes.trinity.small import TRINITY_NANO
 
             return TRINITY_NANO
         case "trinity-mini":
-            from phasewise.flows.recipes.trinity_mini import TRINITY_MINI
+            from phasewise.flows.recipes.trinity.small import TRINITY_MINI
 
             return TRINITY_MINI
         case "trinity-large":
-            from phasewise.flows.recipes.trinity_large import TRINITY_LARGE
+            from phasewise.flows.recipes.trinity.large import TRINITY_LARGE
 
             return TRINITY_LARGE
         case _:

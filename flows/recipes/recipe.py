@@ -6,10 +6,9 @@ from typing import Literal, NamedTuple, TypeVar, get_args
 
 from pydantic import Field, model_validator
 
-from phasewise.flows.recipes.accepting import accepted_among, approvable_among, check_accepts, check_all_approvable
-from phasewise.flows.recipes.carried import check_carried
-from phasewise.flows.recipes.changes import changes_between, undeclared_changes
+from phasewise.flows.recipes.hand_off import changes_between, check_carried, undeclared_changes
 from phasewise.flows.recipes.phase import Change, HandOff, Phase
+from phasewise.flows.recipes.waivers import accepted_among, approvable_among, check_accepts, check_all_approvable
 from phasewise.tasks.data.length_bias import LengthBias
 from phasewise.tasks.data.pin import Pin
 from phasewise.tasks.data.source import WITHOUT_FIELDS, Source

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from phasewise.flows.recipes import words
-from phasewise.flows.recipes.changes import changes_between
-from phasewise.flows.recipes.looked_at import LookedAt
+from phasewise.flows.recipes.hand_off import changes_between
+from phasewise.flows.recipes.inspect_source import InspectedFolder
 from phasewise.flows.recipes.phase import FromScratch, HandOff, Phase, continued
-from phasewise.flows.recipes.rates import wsd_s
 from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.recipes.words import wsd_s
 from phasewise.trainer.base.errors import RecipeError
 from phasewise.trainer.config import AdamC, Experts, LearningRateSegment, ModelConfig, Muon
 
@@ -71,7 +71,7 @@ RECIPE = Recipe(
 """
 
 
-def starter(file: Path, folder: Path, found: LookedAt) -> str:
+def starter(file: Path, folder: Path, found: InspectedFolder) -> str:
     """Two phases over the text of a folder: a warm-up at a constant rate, and a cooldown on a better mixture."""
     imports = "Recipe, TextFilter, Tokenizer, continued, cooldown, from_scratch, gates, llama, text, wsd"
     body = TWO_PHASES.format(name=name_for(file), warm_up=WARM_UP_STEPS, warm_up_to=WARM_UP_TO, stop=STEPS)
@@ -81,7 +81,7 @@ def starter(file: Path, folder: Path, found: LookedAt) -> str:
     )
 
 
-def starter_from(file: Path, folder: Path, found: LookedAt, proxy: Recipe) -> str:
+def starter_from(file: Path, folder: Path, found: InspectedFolder, proxy: Recipe) -> str:
     """The main line of a recipe at proxy scale in short: its steps, batches, rates, EMA, z-loss and experts, on the text of a folder.
 
     Raises:
@@ -122,7 +122,7 @@ def name_for(file: Path) -> str:
     return f"my-{name}" if name in NAMES else name
 
 
-def _head(file: Path, folder: Path, found: LookedAt, imports: str, title: str, phase: str) -> str:
+def _head(file: Path, folder: Path, found: InspectedFolder, imports: str, title: str, phase: str) -> str:
     reading = f'format="jsonl", text_key={json.dumps(found.text_key)}' if found.text_key else 'format="paragraphs"'
     return HEAD.format(
         title=title,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from phasewise.flows.show.differing import ABSENT, aligned, fields_of
+from phasewise.flows.show.difference import ABSENT, aligned, fields_of
 from phasewise.trainer.base.wording import in_words
 
 NOT_A_PLAN = ("tokenizer", "recipe", "scale", "phase", "caches", "held_out", "output", "verdict", "checkpoint")

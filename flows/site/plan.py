@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from phasewise.flows.show.page import groups_of
+from phasewise.flows.show.pages import groups_of
 from phasewise.flows.show.words import rate_ends, rows_in_words
 from phasewise.flows.site.shelf import PhaseFiles
 from phasewise.trainer.base.wording import in_words, tokens

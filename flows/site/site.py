@@ -8,7 +8,7 @@ from typing import Any
 import jinja2
 
 from phasewise.flows.record import PhaseRecord
-from phasewise.flows.show.describing import describe_phase, describe_recipe
+from phasewise.flows.show.describe import describe_phase, describe_recipe
 from phasewise.flows.site.address import GATE_WORDS, GATES, Links
 from phasewise.flows.site.checked import Checked, Checker
 from phasewise.flows.site.clipping import clipped

@@ -11,7 +11,7 @@ from phasewise.flows.ancestors import check_ancestors_passed
 from phasewise.flows.recipes import load_recipe
 from phasewise.flows.record import _Findings  # pyright: ignore[reportPrivateUsage]  # what a verdict means, without training a phase
 from phasewise.flows.resolved import Resolved
-from phasewise.flows.show.verdicts import verdict_here
+from phasewise.flows.show.describe import verdict_here
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.decision import decision_path

@@ -11,7 +11,7 @@ from phasewise.flows.commands.run import run_recipe
 from phasewise.flows.declared import check_declared
 from phasewise.flows.evaluate_checkpoint import evaluate_checkpoint
 from phasewise.flows.recipes import load_recipe, load_record
-from phasewise.flows.recipes.proxy import proxy_phase
+from phasewise.flows.recipes.scales import proxy_phase
 from phasewise.flows.train_phase import train_phase
 from phasewise.tasks.evaluation.measured import needles_of
 from phasewise.tasks.evaluation.suites.folder import BENCHMARKS_VARIABLE

@@ -13,7 +13,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax
 from phasewise.flows.hand_off import changes_of_contract, hand_off_facts
 from phasewise.flows.plan import build_run
 from phasewise.flows.recipes import load_recipe
-from phasewise.flows.recipes.changes import both_in_words
+from phasewise.flows.recipes.hand_off import both_in_words
 from phasewise.flows.recipes.phase import Phase
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import CheckpointError, TrainingError

@@ -1,5 +1,5 @@
 from phasewise.flows.preflight_sparse import size_table, time_table, what_was_tried
-from phasewise.flows.recipes.trinity_nano import PHASE_1 as TRINITY_NANO
+from phasewise.flows.recipes.trinity.small import TRINITY_NANO as TRINITY_NANO_RECIPE
 from phasewise.flows.setups import setups_of
 from phasewise.tasks.preflight.plan import Plan
 from phasewise.tasks.preflight.report import Report, refused_report, report_of
@@ -8,6 +8,8 @@ from phasewise.tasks.preflight.slices import find_slice
 from phasewise.trainer.config import Mesh
 from phasewise.trainer.preflight.spec import Collective
 from tests.tasks.preflight.steps import result_of
+
+TRINITY_NANO = TRINITY_NANO_RECIPE.phases[0]
 
 SETUP = setups_of([TRINITY_NANO])[0]
 WHERE = find_slice(SETUP.slice)

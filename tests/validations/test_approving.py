@@ -27,7 +27,7 @@ def test_the_recipes_of_the_record_put_nothing_to_people():
 
 def test_checks_of_model_training_and_mixture_may_be_listed_and_stay_at_every_scale():
     full = listing(FLOOR, EPOCHS, {**SPIKES, "phases": ["kestrel", "ocelot"]}, warnings_ask_people=True)
-    from phasewise.flows.recipes.proxy import to_proxy
+    from phasewise.flows.recipes.scales import to_proxy
 
     assert to_proxy(full).approvable == full.approvable
     assert to_proxy(full).warnings_ask_people

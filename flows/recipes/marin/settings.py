@@ -1,4 +1,4 @@
-"""What both runs have in common: model family, optimizer, limits, and the words of `flows.recipes.words` with the record's values."""
+"""Settings that both Marin runs share: model family, optimizer, limits, and recipe words with the published values."""
 
 from typing import Any
 

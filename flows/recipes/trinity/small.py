@@ -1,33 +1,85 @@
-"""The phases of the small models, Nano and Mini, which differ in their shapes and in the length of the last one's rows alone."""
+"""Trinity Nano and Mini: three phases of 7, 1.8 and 1.2 T tokens, and the context extension.
 
-from phasewise.flows.recipes.phase import FromScratch, Note, Phase, continued
-from phasewise.flows.recipes.trinity.extension import context_extension, extension_steps
-from phasewise.flows.recipes.trinity.mixtures import SMALL_MIXTURES
-from phasewise.flows.recipes.trinity.notes import FROM_BUFFERS_NOTES
+Nano has 6.12 B parameters, 1.02 B of them active per token. Mini has 26.1 B, 3.47 B of them active. Values come from the Trinity Large
+report. `trinity.yaml` names the source of each value, and lists choices of this project: `phasewise show trinity-mini --notes`,
+`--sources`.
+"""
+
+from phasewise.flows.recipes.facts import with_facts
+from phasewise.flows.recipes.phase import FromScratch, Phase, continued
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.recipes.trinity.mixtures import LENGTH_BIAS, SMALL_MIXTURES
 from phasewise.flows.recipes.trinity.settings import (
     BUFFER_DOCUMENTS,
     ORDER,
-    SMALL_PEAK,
-    SMALL_STEPS,
-    STEP_UP,
+    TOKENIZER,
+    TRILLION,
     WARMUP_STEPS,
-    constant,
+    context_extension,
     evaluated,
+    extension_steps,
     gates,
-    linear,
     muon,
-    stability,
+    steps_for,
+    trinity,
 )
-from phasewise.trainer.config import CheckpointPolicy, ModelConfig, always
+from phasewise.flows.recipes.waivers import accepted_without_cooldown
+from phasewise.flows.recipes.words import constant, linear, stability
+from phasewise.trainer.config import CheckpointPolicy, Experts, ModelConfig, SignBalancing, always
+from phasewise.validations.limits import PackingLimits
 
-END_1, END_2, END_3 = SMALL_STEPS
+# 10 T tokens in batches of 4,096 and, after phase 1, 8,192 sequences of 4,096 tokens.
+#   phase 1   7.0 T / 16,777,216 tokens a step = 417,233 steps
+#   phase 2   1.8 T / 33,554,432 tokens a step =  53,644 steps, to step 470,877
+#   phase 3   1.2 T / 33,554,432 tokens a step =  35,763 steps, to step 506,640
+#   extension 117 B / 33,554,432 tokens a step =   3,487 steps, to step 510,127
+SEQ_LEN, PEAK = 4_096, 1e-3
+BEFORE, AFTER = 4_096, 8_192
+END_1 = steps_for(7.0 * TRILLION, sequences=BEFORE, seq_len=SEQ_LEN)
+END_2 = END_1 + steps_for(1.8 * TRILLION, sequences=AFTER, seq_len=SEQ_LEN)
+END_3 = END_2 + steps_for(1.2 * TRILLION, sequences=AFTER, seq_len=SEQ_LEN)
 
 
-def three_phases(model: ModelConfig, notes: tuple[tuple[Note, ...], tuple[Note, ...], tuple[Note, ...]]) -> tuple[Phase, Phase, Phase]:
-    """Seven tenths of the tokens at a constant rate; then twice the batch and another mixture; then the rate falls to nothing.
+def experts(*, d_expert: int) -> Experts:
+    """128 experts, 8 of them active, and one shared expert."""
+    return Experts(
+        num_experts=128,
+        num_active=8,
+        num_shared=1,
+        d_expert=d_expert,
+        route_scale=2.826,
+        num_dense_layers=2,
+        balancing=SignBalancing(kind="sign", rate=0.001),
+        sequence_loss=0.0,
+    )
 
-    Args:
-        notes: of each phase.
+
+NANO = trinity(
+    num_layers=56,
+    d_model=1024,
+    d_ff=3072,
+    num_query_heads=8,
+    num_kv_heads=2,
+    seq_len=SEQ_LEN,
+    within_documents=False,
+    experts=experts(d_expert=256),
+)
+MINI = trinity(
+    num_layers=32,
+    d_model=2048,
+    d_ff=6144,
+    num_query_heads=32,
+    num_kv_heads=4,
+    seq_len=SEQ_LEN,
+    within_documents=False,
+    experts=experts(d_expert=1024),
+)
+
+
+def small_phases(model: ModelConfig, *, long_seq_len: int) -> tuple[Phase, ...]:
+    """Seven tenths of the tokens at a constant rate, then twice the batch and another mixture, then a decay to 0, then longer rows.
+
+    The branch `phase-3-from-buffers` is the third phase with Large's document buffers.
     """
     phase_1 = Phase(
         name="phase-1",
@@ -35,8 +87,8 @@ def three_phases(model: ModelConfig, notes: tuple[tuple[Note, ...], tuple[Note, 
         stop_step=END_1,
         model=model,
         optimizer=muon(adam_learning_rate_scale=0.2),
-        learning_rate=(linear(0, WARMUP_STEPS, 0.0, SMALL_PEAK), constant(WARMUP_STEPS, END_1, SMALL_PEAK)),
-        batch=always(STEP_UP[0]),
+        learning_rate=(linear(0, WARMUP_STEPS, 0.0, PEAK), constant(WARMUP_STEPS, END_1, PEAK)),
+        batch=always(BEFORE),
         mixture=always(SMALL_MIXTURES[0]),
         order=ORDER,
         stability=stability(z_loss=1e-4),
@@ -44,56 +96,82 @@ def three_phases(model: ModelConfig, notes: tuple[tuple[Note, ...], tuple[Note, 
         checkpoints=CheckpointPolicy(every_steps=20_000, every_minutes=10, keep_all=True),
         evaluation=evaluated(),
         gates=gates(),
-        notes=notes[0],
     )
     phase_2 = continued(
         phase_1,
         name="phase-2",
         stop_step=END_2,
         declares=("batch", "mixture"),
-        learning_rate=(constant(END_1, END_2, SMALL_PEAK),),
-        batch=always(STEP_UP[1]),
+        learning_rate=(constant(END_1, END_2, PEAK),),
+        batch=always(AFTER),
         mixture=always(SMALL_MIXTURES[1]),
-        notes=notes[1],
     )
     phase_3 = continued(
         phase_2,
         name="phase-3",
         stop_step=END_3,
         declares=("schedule", "mixture"),
-        learning_rate=(linear(END_2, END_3, SMALL_PEAK, 0.0),),
+        learning_rate=(linear(END_2, END_3, PEAK, 0.0),),
         mixture=always(SMALL_MIXTURES[2]),
         evaluation=evaluated(needles=(model.seq_len,)),
-        notes=notes[2],
     )
-    return phase_1, phase_2, phase_3
-
-
-WARM_AGAIN_SHARE, WARM_AGAIN_RATE = 0.1, 0.1
-"""Of the extension's steps, and of the peak."""
-
-
-def extended(parent: Phase, *, seq_len: int, notes: tuple[Note, ...]) -> Phase:
-    """Rows of `seq_len` tokens: the rate rises again to a tenth of the peak, and falls to nothing.
-
-    117 B tokens at 33,554,432 a step are 3,487 steps, to step 510,127.
-    """
-    start, steps = parent.stop_step, extension_steps(parent)
-    top = start + round(WARM_AGAIN_SHARE * steps)
-    rates = (linear(start, top, 0.0, WARM_AGAIN_RATE * SMALL_PEAK), linear(top, start + steps, WARM_AGAIN_RATE * SMALL_PEAK, 0.0))
-    return context_extension(parent, seq_len=seq_len, learning_rate=rates, declares=("schedule",), notes=notes)
-
-
-def from_buffers(phase_2: Phase, phase_3: Phase) -> Phase:
-    """A branch: the third phase with rows from document buffers, as Large has it."""
-    return continued(
+    from_buffers = continued(
         phase_2,
         name="phase-3-from-buffers",
-        stop_step=phase_3.stop_step,
+        stop_step=END_3,
         declares=("schedule", "mixture", "order", "coverage"),
         branch=True,
         learning_rate=phase_3.learning_rate,
         mixture=phase_3.mixture,
         order=phase_2.order.but(buffer_documents=BUFFER_DOCUMENTS),
-        notes=FROM_BUFFERS_NOTES,
     )
+    steps = extension_steps(phase_3)
+    top, end = END_3 + round(0.1 * steps), END_3 + steps
+    rates = (linear(END_3, top, 0.0, 0.1 * PEAK), linear(top, end, 0.1 * PEAK, 0.0))
+    extension = context_extension(phase_3, seq_len=long_seq_len, learning_rate=rates, declares=("schedule",))
+    return phase_1, phase_2, phase_3, extension, from_buffers
+
+
+def instruction(parent: Phase) -> Phase:
+    """Supervised fine-tuning (report, §4): conversations of up to 64 K tokens, packed greedily, with a loss on answers only."""
+    start, stop = parent.stop_step, parent.stop_step + 10_000
+    top, rate = start + int(0.03 * 10_000), 0.1 * PEAK
+    return continued(
+        parent,
+        name="sft",
+        stop_step=stop,
+        fresh=("optimizer",),
+        declares=("batch", "schedule", "optimizer_state", "mixture", "order", "packing", "loss_on", "seq_len"),
+        branch=True,
+        model=parent.model.but(seq_len=65_536),
+        learning_rate=(linear(start, top, 0.0, rate), linear(top, stop, rate, 0.0)),
+        batch=always(64),
+        mixture=always({"instruction_trinity": 100.0}),
+        order=parent.order.but(first_step=start, buffer_documents=None),
+        packing="greedy",
+        loss_on="answers",
+        evaluation=evaluated(),
+        gates=gates(
+            max_increase_bits_per_byte=0.5,
+            max_epochs=None,
+            packing=PackingLimits(min_counted_percent=1.0, max_cut_percent=25.0),
+            min_answer_gain_nats=0.0,
+        ),
+    )
+
+
+def small_recipe(name: str, phases: tuple[Phase, ...]) -> Recipe:
+    """A recipe with the family's tokenizer and sampling by length."""
+    return Recipe(
+        name=name,
+        scale="full",
+        tokenizer=TOKENIZER,
+        phases=with_facts(name, phases),
+        accepts=(accepted_without_cooldown(phases, source="the phase's `learning_rate`: Trinity Large report, §3.4.2"),),
+        length_bias=LENGTH_BIAS,
+    )
+
+
+*NANO_PHASES, NANO_FROM_BUFFERS = small_phases(NANO, long_seq_len=262_144)
+TRINITY_NANO = small_recipe("trinity-nano", (*NANO_PHASES, instruction(NANO_PHASES[-1]), NANO_FROM_BUFFERS))
+TRINITY_MINI = small_recipe("trinity-mini", small_phases(MINI, long_seq_len=131_072))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.survival.chaos import PHASES, RUN, STAGES, plan, shortened
-from phasewise.flows.recipes.looked_at import LookedAt
+from phasewise.flows.recipes.inspect_source import InspectedFolder
 from phasewise.flows.recipes.python_file import allow_code, load_python
 from phasewise.flows.recipes.starter import starter
 
@@ -28,7 +28,7 @@ def test_fewer_kills_are_spread_too(kills: int):
 
 def test_the_recipe_is_that_of_a_newcomer_and_short(tmp_path: Path):
     file = tmp_path / "my_recipe.py"
-    file.write_text(shortened(starter(file, tmp_path, LookedAt(("*.txt",), None, (), 100, 10))))
+    file.write_text(shortened(starter(file, tmp_path, InspectedFolder(("*.txt",), None, (), 100, 10))))
     with allow_code():
         recipe = load_python(file, None)
     assert (recipe.run_name, [phase.name for phase in recipe.phases], recipe.phases[-1].stop_step) == (RUN, [*PHASES], 24)

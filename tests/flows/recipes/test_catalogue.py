@@ -4,8 +4,7 @@
 import pytest
 
 from phasewise.flows.recipes import NAMES, load_recipe, load_record
-from phasewise.flows.recipes.catalogue import CATALOGUE
-from phasewise.flows.recipes.catalogue.component import CRAWL_BAD_FRACTION
+from phasewise.flows.recipes.catalogue import CATALOGUE, CRAWL_BAD_FRACTION
 from phasewise.tasks.data.listing import selects
 from phasewise.tasks.data.source import FieldFilter, TextFilter
 from phasewise.validations.evidence.caches import names_like_tests

@@ -12,17 +12,17 @@ from phasewise.flows.checks import check_sources
 from phasewise.flows.plan import stand_ins_of
 from phasewise.flows.recipes import NAMES, load_record, load_target
 from phasewise.flows.recipes.catalogue import CATALOGUE
-from phasewise.flows.recipes.catalogue.instruction import INSTRUCTION
-from phasewise.flows.recipes.catalogue.mathematics import DOLMINO_STAND_INS, MATHEMATICS
-from phasewise.flows.recipes.catalogue.trinity import TRINITY
 from phasewise.flows.resolved import resolve
 from phasewise.tasks.data.standins import NearDuplicates, StandIn, collect, text_of
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError
 
 STAND_INS = {name: data.stand_in for name, data in CATALOGUE.items() if data.stand_in}
-MATHEMATICS_32B = {name for name in MATHEMATICS if name.startswith("megamath_")} | {"all_math_9d507c"}
-LATER_THAN_MARIN_8B = sorted({*INSTRUCTION, *MATHEMATICS_32B, "stackv2_edu_python", "dolma_flan", *DOLMINO_STAND_INS})
+TRINITY = {name for name, data in CATALOGUE.items() if data.source is None}
+INSTRUCTION = {name for name, data in CATALOGUE.items() if data.source and data.source.conversation}
+DOLMINO = {f"dolmino_{name}" for name in ("codesearchnet", "math_synth", "gsm8k", "mathcoder2", "metamath", "tulu_math")}
+MATHEMATICS_32B = {name for name in CATALOGUE if name.startswith("megamath_") and name != "megamath_web_by_folder"} | {"all_math_9d507c"}
+LATER_THAN_MARIN_8B = sorted({*INSTRUCTION, *MATHEMATICS_32B, "stackv2_edu_python", "dolma_flan", *DOLMINO})
 A_LITTLE = 20_000
 PROJECT = Path(__file__).parents[3] / "pyproject.toml"
 

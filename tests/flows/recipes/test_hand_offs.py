@@ -7,10 +7,10 @@ import pytest
 from pydantic import ValidationError
 
 from phasewise.flows.recipes import load_recipe, load_record
-from phasewise.flows.recipes.changes import changes_between
+from phasewise.flows.recipes.hand_off import changes_between
 from phasewise.flows.recipes.phase import Change, HandOff, Phase
-from phasewise.flows.recipes.proxy import to_proxy
 from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.recipes.scales import to_proxy
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.config import DataOrder, MixtureShares, Steps
 from phasewise.trainer.data.mixture import MixtureSchedule

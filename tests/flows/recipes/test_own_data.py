@@ -9,7 +9,7 @@ import pytest
 
 from phasewise.flows.commands.show import describe
 from phasewise.flows.recipes import load_recipe
-from phasewise.flows.recipes.proxy import to_proxy
+from phasewise.flows.recipes.scales import to_proxy
 from phasewise.tasks.data.pin import Pin
 from phasewise.tasks.data.source import Source
 from phasewise.trainer.base.errors import ConfigError

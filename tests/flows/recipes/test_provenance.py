@@ -1,25 +1,18 @@
 """Where values come from: every field of every phase has a source, and no source names what does not exist."""
 
+import fnmatch
+from pathlib import Path
+
 import pytest
+import yaml
 
-from phasewise.flows.recipes import load_record
-from phasewise.flows.recipes.marin.sources_8b import SOURCES_8B
-from phasewise.flows.recipes.marin.sources_32b import SOURCES_32B
+from phasewise.flows.recipes import NAMES, facts, load_record
+from phasewise.flows.recipes.facts import FACTS, leaves_of, rules_of, sources_of
 from phasewise.flows.recipes.phase import Phase
-from phasewise.flows.recipes.provenance import RecordSources, fits, leaves_of, sources_of
 from phasewise.flows.recipes.recipe import Recipe
-from phasewise.flows.recipes.trinity.sources import SOURCES_MINI, SOURCES_NANO
-from phasewise.flows.recipes.trinity.sources_large import SOURCES_LARGE
-from phasewise.flows.show.describing import describe
+from phasewise.flows.show.describe import describe
 
-WRITTEN = {
-    "marin-8b": SOURCES_8B,
-    "marin-32b": SOURCES_32B,
-    "trinity-nano": SOURCES_NANO,
-    "trinity-mini": SOURCES_MINI,
-    "trinity-large": SOURCES_LARGE,
-}
-PHASES = [(name, phase.name) for name in WRITTEN for phase in load_record(name, "full").phases]
+PHASES = [(name, phase.name) for name in NAMES for phase in load_record(name, "full").phases]
 
 
 def kind(recipe: str, phase: str, field: str, scale: str = "full") -> str:
@@ -37,29 +30,20 @@ def test_every_field_has_a_source(recipe: str, name: str, scale: str):
     assert all(one.place.strip() for one in found.values())
 
 
-def unused(written: RecordSources, record: Recipe) -> list[str]:
-    """Sources of fields, or of phases, that do not exist."""
-    leaves = {phase.name: set(leaves_of(phase)) for phase in record.phases}
-    every = set[str]().union(*leaves.values())
-    found = [prefix for prefix in written.common if not any(fits(prefix, field) for field in every)]
-    found += [name for name in written.by_phase if name not in leaves]
-    return found + [
-        f"{name}: {prefix}"
-        for name, sources in written.by_phase.items()
-        for prefix in sources
-        if not any(fits(prefix, field) for field in leaves.get(name, ()))
-    ]
+@pytest.mark.parametrize("file", sorted(set(FACTS.values())))
+def test_every_row_is_about_a_phase_and_a_field_that_exist(file: str):
+    """A pattern without a phase, or a source without a field, is a misspelling."""
+    rows = yaml.safe_load((Path(facts.__file__).parent / file).read_text(encoding="utf-8"))
+    targets = {f"{recipe}/{phase}" for recipe, phase in PHASES if FACTS[recipe] == file}
+    fields = {field for recipe, phase in PHASES for field in leaves_of(load_record(recipe, "full").phase(phase))}
+    for row in (row for section, found in rows.items() if section != "base_models" for row in found):
+        assert all(fnmatch.filter(targets, pattern) for pattern in row["phases"]), row
+        assert all(any(field == name or field.startswith(f"{name}.") for field in fields) for name in row.get("fields", ())), row
 
 
-@pytest.mark.parametrize("recipe", WRITTEN)
-def test_no_source_names_what_does_not_exist(recipe: str):
-    assert unused(WRITTEN[recipe], load_record(recipe, "full")) == []
-
-
-def test_a_source_of_nothing_is_found():
-    some = next(iter(SOURCES_8B.common.values()))
-    wrong = RecordSources({**SOURCES_8B.common, "optimiser": some}, {"kestrel": {"model.theta": some}, "kestral": {}})
-    assert unused(wrong, load_record("marin-8b", "full")) == ["optimiser", "kestral", "kestrel: model.theta"]
+def test_a_phase_overrides_a_library_and_a_library_the_recipe():
+    assert rules_of("marin-8b", "kestrel")["stop_step"].place.endswith("lines 51 to 78")
+    assert rules_of("marin-8b", "kestrel")["optimizer.beta2"].kind == "default"
 
 
 def test_the_leaves_are_the_whole_phase():

@@ -9,19 +9,17 @@ from hypothesis import strategies as st
 
 from phasewise.flows.recipes import load_recipe, load_record
 from phasewise.flows.recipes.phase import HandOff, Phase
-from phasewise.flows.recipes.proxy import (
-    AXIS,
+from phasewise.flows.recipes.recipe import Recipe
+from phasewise.flows.recipes.scales import (
     BLOCK_SEQUENCES,
-    MIN_EMA_STEPS,
-    MIN_SEGMENT_STEPS,
+    PROXY_AXIS,
     proxy_model,
     proxy_phase,
     raise_small_shares,
     to_proxy,
 )
-from phasewise.flows.recipes.recipe import Recipe
 from phasewise.trainer.base.identity import digest_of_json
-from phasewise.trainer.config import LearningRateSegment
+from phasewise.trainer.config import LearningRateSegment, always
 from phasewise.trainer.data.mixture import block_counts
 from phasewise.trainer.schedule import learning_rate_at
 
@@ -90,7 +88,7 @@ def test_learning_rates_stay_as_they_are(full: Phase, proxy: Phase):
 @each_phase
 def test_a_warm_up_or_a_decay_has_a_middle(full: Phase, proxy: Phase):
     moving = [segment for segment in proxy.learning_rate if segment.kind != "constant"]
-    assert all(segment.end_step - segment.start_step >= MIN_SEGMENT_STEPS for segment in moving)
+    assert all(segment.end_step - segment.start_step >= 2 for segment in moving)
     for segment in moving:
         middle = learning_rate_at(proxy.learning_rate, segment.start_step + 1)
         assert min(segment.start, segment.end) < middle < max(segment.start, segment.end)
@@ -111,15 +109,17 @@ def schedules(draw: st.DrawFn) -> tuple[LearningRateSegment, ...]:
 
 @given(schedules().filter(lambda segments: segments[-1].end_step - segments[0].start_step >= 4_000 * len(segments)))
 def test_segments_of_any_schedule_join_and_last(segments: tuple[LearningRateSegment, ...]):
-    small = AXIS.segments(segments)
+    small = PROXY_AXIS.segments(segments)
     assert [before.end_step for before in small[:-1]] == [after.start_step for after in small[1:]]
     assert small[0].start_step == round(segments[0].start_step / 1000)
-    assert all(segment.end_step - segment.start_step >= MIN_SEGMENT_STEPS for segment in small[:-1])
+    assert all(segment.end_step - segment.start_step >= 2 for segment in small[:-1])
 
 
-@pytest.mark.parametrize(("full", "proxy"), [(None, None), (0.995, 1 - 1 / 8), (0.99999, 1 - 1 / 100), (0.0, 1 - 1 / MIN_EMA_STEPS)])
+@pytest.mark.parametrize(("full", "proxy"), [(None, None), (0.995, 1 - 1 / 8), (0.99999, 1 - 1 / 100), (0.0, 1 - 1 / 8)])
 def test_the_moving_average_has_a_thousandth_of_the_horizon(full: float | None, proxy: float | None):
-    assert AXIS.ema(full, MIN_EMA_STEPS) == pytest.approx(proxy)
+    phase = FULL.phase("kestrel")
+    small = proxy_phase(phase.but(stability=phase.stability.but(ema_decay=always(full))))
+    assert small.stability.ema_decay.at(phase.stop_step) == pytest.approx(proxy)
 
 
 @each_phase

@@ -8,9 +8,9 @@ import pytest
 
 from phasewise.flows.plan import sources_of, stand_ins_of
 from phasewise.flows.recipes import NAMES, load_recipe, load_record
+from phasewise.flows.recipes.facts import sources_of as provenance_of
 from phasewise.flows.recipes.phase import Phase
-from phasewise.flows.recipes.provenance import sources_of as provenance_of
-from phasewise.flows.recipes.proxy import proxy_model
+from phasewise.flows.recipes.scales import proxy_model
 from phasewise.flows.recipes.trinity.mixtures import LARGE_MIX, SMALL_MIX
 from phasewise.flows.resolved import resolve
 from phasewise.tasks.data.source import Source

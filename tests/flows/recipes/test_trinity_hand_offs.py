@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from phasewise.flows.recipes.changes import changes_between
+from phasewise.flows.recipes.hand_off import changes_between
 from phasewise.flows.recipes.phase import Phase, continued
 from phasewise.flows.recipes.recipe import Recipe, Tokenizer
 from phasewise.flows.recipes.words import Experts, SignBalancing, Smebu, afmoe, cosine, from_scratch, llama, wsd

@@ -5,9 +5,9 @@ import copy
 import pytest
 
 from phasewise.flows.recipes import load_record
-from phasewise.flows.show.components import describe_component
-from phasewise.flows.show.describing import describe_phase
-from phasewise.flows.show.differing import describe_difference, fields_of
+from phasewise.flows.show.describe import describe_phase
+from phasewise.flows.show.difference import describe_difference, fields_of
+from phasewise.flows.show.pages import describe_component
 from phasewise.trainer.base.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from phasewise.flows import cli
-from phasewise.flows.show.describing import describe
+from phasewise.flows.show.describe import describe
 from phasewise.trainer.base.wording import number, rounded, tokens
 
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from phasewise.flows import cli
 from phasewise.flows.recipes import load_record
-from phasewise.flows.show.verdicts import verdict_here
+from phasewise.flows.show.describe import verdict_here
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.storage import write_json
 

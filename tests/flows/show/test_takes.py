@@ -9,7 +9,7 @@ from rich.console import Console
 
 from phasewise.flows.cli import main
 from phasewise.flows.recipes import load_recipe
-from phasewise.flows.show.takes import describe_takes, print_takes
+from phasewise.flows.show.cost import describe_takes, print_takes
 from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.model.params import count_parameters

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from phasewise.flows.recipes.trinity_nano import PHASE_1 as TRINITY_NANO
+from phasewise.flows.recipes.trinity.small import TRINITY_NANO as TRINITY_NANO_RECIPE
 from phasewise.tasks.preflight.candidates import Setting, policies_for, settings_for
 from phasewise.tasks.preflight.estimate import Table, estimate, measure_policies
 from phasewise.tasks.preflight.plan import GIB
@@ -13,6 +13,8 @@ from phasewise.trainer.preflight.roofline import EXPOSED, UTILISATION
 from phasewise.trainer.preflight.spec import Collective
 from tests.tasks.preflight.steps import result_of
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, step_of
+
+TRINITY_NANO = TRINITY_NANO_RECIPE.phases[0]
 
 V4 = find_slice("v4-2048")
 STEP = step_of(LLAMA_32B, 8192)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phasewise.flows.recipes.trinity_nano import PHASE_1 as TRINITY_NANO
+from phasewise.flows.recipes.trinity.small import TRINITY_NANO as TRINITY_NANO_RECIPE
 from phasewise.tasks.preflight.candidates import SPARSE_GROUPS, contexts_for, meshes_for, parts_for, policies_for, settings_for
 from phasewise.tasks.preflight.plan import Plan, batch_refusal, mesh_refusal, spec_for
 from phasewise.tasks.preflight.slices import find_slice
@@ -11,6 +11,8 @@ from phasewise.trainer.model.remat import check_names
 from phasewise.trainer.preflight.spec import StepShape, run_of
 from phasewise.trainer.sharding import check_batch, check_mesh
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, SPARSE, step_of
+
+TRINITY_NANO = TRINITY_NANO_RECIPE.phases[0]
 
 
 def test_why_the_record_took_7680_sequences_on_three_slices() -> None:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from phasewise.flows.recipes.trinity_nano import PHASE_1 as TRINITY_NANO
+from phasewise.flows.recipes.trinity.small import TRINITY_NANO as TRINITY_NANO_RECIPE
 from phasewise.tasks.home import Home
 from phasewise.tasks.preflight.plan import Plan, batch_refusal, spec_for
 from phasewise.tasks.preflight.preflight import preflight_setup
@@ -17,6 +17,8 @@ from phasewise.trainer.preflight.spec import Collective, Result
 from tests.tasks.preflight.steps import result_of
 from tests.trainer.model.families import EXPERTS
 from tests.trainer.preflight.models import LLAMA_8B, LLAMA_32B, step_of
+
+TRINITY_NANO = TRINITY_NANO_RECIPE.phases[0]
 
 KESTREL = Setup(phase="kestrel", slice="2x v5e-256", stretches=((0, 660_000),), step=step_of(LLAMA_8B, 1024, keeps_average=False))
 PROMISED = {

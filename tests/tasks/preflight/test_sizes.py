@@ -2,9 +2,9 @@ import math
 
 import pytest
 
-from phasewise.flows.recipes.trinity_large import PHASE_1 as LARGE
-from phasewise.flows.recipes.trinity_mini import PHASE_1 as MINI
-from phasewise.flows.recipes.trinity_nano import PHASE_1 as NANO
+from phasewise.flows.recipes.trinity.large import PHASE_1 as LARGE
+from phasewise.flows.recipes.trinity.small import TRINITY_MINI as MINI_RECIPE
+from phasewise.flows.recipes.trinity.small import TRINITY_NANO as NANO_RECIPE
 from phasewise.tasks.preflight.sizes import (
     block_a_token,
     count_weights,
@@ -16,6 +16,9 @@ from phasewise.tasks.preflight.sizes import (
 )
 from phasewise.trainer.config import ATTENTION, Kept
 from tests.trainer.preflight.models import LLAMA_8B, step_of
+
+MINI = MINI_RECIPE.phases[0]
+NANO = NANO_RECIPE.phases[0]
 
 MODEL = NANO.model
 STEP = step_of(MODEL, 4096, keeps_average=False).but(optimizer=NANO.optimizer)

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from phasewise.flows.recipes.marin_8b import MARIN_8B
+from phasewise.flows.recipes.marin.marin_8b import MARIN_8B
 from phasewise.tasks.data import cluster
 from phasewise.tasks.data.documents import split_texts
 from phasewise.tasks.data.listing import Listing
