@@ -16,9 +16,8 @@ from phasewise.flows.access import hide_from_children
 from phasewise.flows.presence import stay_present
 from phasewise.tasks.holder import AlreadyHeld
 from phasewise.tasks.home import Home
-from phasewise.trainer.process.collecting import collect_rarely
-from phasewise.trainer.process.parent import wait_for_end_of_input
-from phasewise.trainer.process.stopping import stop_seconds
+from phasewise.trainer.process.child_process import collect_rarely, wait_for_end_of_input
+from phasewise.trainer.process.signals import stop_seconds
 
 REPORT_SECONDS = 10.0
 """Beyond the time that a trainer has to save."""

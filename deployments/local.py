@@ -36,7 +36,7 @@ from phasewise.tasks.home import Home
 from phasewise.trainer.base.errors import PhasewiseError
 from phasewise.trainer.base.secrets import without_secrets
 from phasewise.trainer.base.system_errors import print_refusal, refused_by_system
-from phasewise.trainer.process.collecting import collect_rarely
+from phasewise.trainer.process.child_process import collect_rarely
 
 EXIT_STOPPED, EXIT_INTERRUPTED = 0, 130
 QUERY_SECONDS = 2

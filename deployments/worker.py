@@ -11,7 +11,7 @@ import httpx
 
 from phasewise.flows.server import SERVED
 from phasewise.trainer.base.errors import PhasewiseError
-from phasewise.trainer.process.stopping import stop_seconds
+from phasewise.trainer.process.signals import stop_seconds
 
 T = TypeVar("T")
 NAME = "this machine"

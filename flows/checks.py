@@ -10,7 +10,7 @@ from phasewise.tasks.data.listing import expand
 from phasewise.tasks.data.standins import missing_stand_ins
 from phasewise.tasks.home import Home
 from phasewise.tasks.preflight.slices import find_slice
-from phasewise.tasks.training.choice import chosen_kind
+from phasewise.tasks.training.select_launcher import chosen_kind
 from phasewise.trainer.base.errors import RecipeError
 
 
@@ -53,7 +53,7 @@ def check_slices(recipe: Recipe, phases: Iterable[Phase]) -> None:
 
 def _is_here(name: str) -> bool:
     """Whether this machine has the devices of a slice; those of a CPU are made where they are needed."""
-    from phasewise.tasks.training.machine import machine_here
+    from phasewise.tasks.training.execution import machine_here
 
     where = find_slice(name)
     if where.count > 1:

@@ -4,15 +4,14 @@ from phasewise.flows.recipes.phase import LOCAL_SLICE, Phase
 from phasewise.flows.resolved import Resolved
 from phasewise.flows.setups import setups_of
 from phasewise.tasks.progress import say
-from phasewise.tasks.training.launcher import last_saved_step
-from phasewise.tasks.training.legs import Planned
-from phasewise.tasks.training.machine import CPU, Machine, execution_here, in_words, machine_here
-from phasewise.tasks.training.replanned import note_changed_plan
+from phasewise.tasks.training.attempts import PlannedSegment
+from phasewise.tasks.training.execution import CPU, Machine, execution_here, in_words, machine_here
+from phasewise.tasks.training.run_identity import last_saved_step, note_changed_plan
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.config import Execution
 
 
-def runs_on_slices(resolved: Resolved, phase: Phase) -> tuple[Planned, ...]:
+def runs_on_slices(resolved: Resolved, phase: Phase) -> tuple[PlannedSegment, ...]:
     """The run of a phase with the execution of its slice; where the slice changes on the way, of each of them, in order. All are planned
     before any trains. It says what each computes on, and what of an earlier plan changed.
 
@@ -25,7 +24,7 @@ def runs_on_slices(resolved: Resolved, phase: Phase) -> tuple[Planned, ...]:
     plans = {name: plan_of(resolved, phase, name) or execution_here(run, machine) for name in dict.fromkeys(name for _, name in slices)}
     untils = [*(step for step, _ in slices[1:]), None]
     found = tuple(
-        Planned(run=run.but(execution=plans[name], until_step=until), slice_name=name)
+        PlannedSegment(run=run.but(execution=plans[name], until_step=until), slice_name=name)
         for (_, name), until in zip(slices, untils, strict=True)
     )
     for one in found:
@@ -79,7 +78,7 @@ def _check_batches(phase: Phase, execution: Execution, slice_name: str) -> None:
             )
 
 
-def _words(planned: Planned, machine: Machine) -> str:
+def _words(planned: PlannedSegment, machine: Machine) -> str:
     """A slice that is not this machine says its name; devices of this CPU are its own."""
     name = planned.slice_name
     if name == LOCAL_SLICE or machine != CPU or name.startswith("cpu-"):

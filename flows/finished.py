@@ -10,8 +10,8 @@ from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.record import Finding, PhaseRecord, read_record
 from phasewise.flows.resolved import Resolved
 from phasewise.tasks.evaluation.baselines import baselines_path, read_baselines
-from phasewise.tasks.training.computed import computed_words
-from phasewise.tasks.training.same_run import read_run
+from phasewise.tasks.training.execution import execution_summary
+from phasewise.tasks.training.run_identity import read_run
 from phasewise.trainer.base.code_digest import code_digest, files_of
 from phasewise.trainer.base.errors import CheckpointError, PhasewiseError
 from phasewise.trainer.base.identity import NotAsWritten, digest_of_file, digest_of_json, read_sealed, write_sealed
@@ -126,7 +126,7 @@ def computed_of(record: PhaseRecord) -> str:
         return ""
     folder = as_path(record.run.output)
     written = read_run(folder)
-    return computed_words(folder, record.phase.slice.at((written or record.run).last_step - 1))
+    return execution_summary(folder, record.phase.slice.at((written or record.run).last_step - 1))
 
 
 @cache

@@ -13,7 +13,7 @@ from phasewise.tasks.data.plan import DataPlan, plan_data
 from phasewise.tasks.data.source import Source
 from phasewise.tasks.data.standins import StandIn, stand_in_source
 from phasewise.tasks.home import Home
-from phasewise.tasks.training.machine import ONE_DEVICE
+from phasewise.tasks.training.execution import ONE_DEVICE
 from phasewise.trainer.base.errors import RecipeError, TrainingError
 from phasewise.trainer.checkpoints.path import checkpoint_path
 from phasewise.trainer.config import Graft, LossEvaluation, RunConfig, StartFrom

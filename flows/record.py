@@ -12,9 +12,14 @@ from phasewise.flows.rulings import why_not
 from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.evaluation.finished import evaluation_key, finished_evaluation
-from phasewise.tasks.training.differences import differences, name_differences
-from phasewise.tasks.training.launcher import damage_of_finished, finished_result, is_begun
-from phasewise.tasks.training.same_run import has_result_of
+from phasewise.tasks.training.run_identity import (
+    damage_of_finished,
+    differences,
+    finished_result,
+    has_result_of,
+    is_begun,
+    name_differences,
+)
 from phasewise.trainer.base.decision import Ruling, ruling_at, ruling_of
 from phasewise.trainer.base.errors import CheckpointError, DataError, PhasewiseError, TrainingError, VerdictError
 from phasewise.trainer.base.frozen import Frozen

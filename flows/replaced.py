@@ -6,8 +6,7 @@ from typing import NamedTuple
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.resolved import Resolved
 from phasewise.tasks.progress import say
-from phasewise.tasks.training.differences import differences, name_differences
-from phasewise.tasks.training.launcher import finished_result, is_begun, last_saved_step
+from phasewise.tasks.training.run_identity import differences, finished_result, is_begun, last_saved_step, name_differences
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError, TrainingError
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.wording import about

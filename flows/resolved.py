@@ -27,7 +27,7 @@ from phasewise.tasks.data.standins import StandIn, missing_stand_ins
 from phasewise.tasks.holder import Holder
 from phasewise.tasks.home import Home
 from phasewise.trainer.config import RunConfig, StartFrom
-from phasewise.trainer.process.conditions import check_usual
+from phasewise.trainer.process.environment import check_usual
 
 SOURCES = "the sources"
 

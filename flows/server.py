@@ -30,9 +30,7 @@ from phasewise.tasks.progress import say
 from phasewise.trainer.base.errors import PhasewiseError, StorageError
 from phasewise.trainer.base.secrets import without_secrets
 from phasewise.trainer.base.system_errors import is_full, number_in, refusal_of, storage_refusal
-from phasewise.trainer.process.child_process import ending_with_reason, last_line, python_command
-from phasewise.trainer.process.collecting import collect_rarely
-from phasewise.trainer.process.parent import end_with_parent
+from phasewise.trainer.process.child_process import collect_rarely, end_with_parent, ending_with_reason, last_line, python_command
 
 DATA, CONTROL, LOCAL = "data", "control", "local"
 """Work pools."""

@@ -20,7 +20,7 @@ from phasewise.flows.show.words import bias_in_words, rows_in_words
 from phasewise.tasks.evaluation.baselines import baselines_path, read_baselines
 from phasewise.tasks.report.contents import BenchmarkReport, PhaseReport, RecordReport, Report, RollBackReport, VerdictReport
 from phasewise.tasks.report.sections import routing_of
-from phasewise.tasks.training.spent import read_spent, words_of
+from phasewise.tasks.training.time_breakdown import read_time_breakdown, words_of
 from phasewise.trainer.base.decision import Ruling
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.wording import plural
@@ -197,7 +197,7 @@ def _phase_report(resolved: Resolved, record: PhaseRecord, shared: Sequence[Comp
         reported=reported_by_the_record(recipe, phase.name),
         roll_backs=_roll_backs(record),
         computed=computed_of(record),
-        spent=words_of(spent) if (spent := read_spent(home.run(recipe.run_name, phase.name))) else "",
+        spent=words_of(spent) if (spent := read_time_breakdown(home.run(recipe.run_name, phase.name))) else "",
     )
 
 

@@ -6,7 +6,7 @@ from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.recipes.recipe import scale_in_words
 from phasewise.flows.record import why_not_trained
 from phasewise.flows.resolved import Resolved
-from phasewise.tasks.training.launcher import finished_result
+from phasewise.tasks.training.run_identity import finished_result
 from phasewise.trainer.base.errors import ConfigError, TrainingError
 from phasewise.trainer.config import RunConfig
 

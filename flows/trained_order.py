@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from phasewise.tasks.training.same_run import noted_caches, read_run
+from phasewise.tasks.training.run_identity import noted_caches, read_run
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import as_path, read_json
 from phasewise.trainer.checkpoints.files import is_committed, saved_steps

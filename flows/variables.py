@@ -8,8 +8,8 @@ from difflib import get_close_matches
 import click
 
 from phasewise.trainer.base.code_digest import HOUSE, ROOMS
-from phasewise.trainer.process.collecting import collect_rarely
-from phasewise.trainer.process.platform import spare_search
+from phasewise.trainer.process.child_process import collect_rarely
+from phasewise.trainer.process.environment import spare_search
 
 BEGINNING = "PHASEWISE_"
 OF_TESTS = "PHASEWISE_TEST_"

@@ -12,7 +12,7 @@ from phasewise.tasks.data.tokenizer import DIGEST_NAME, tokenizer_digest
 from phasewise.tasks.evaluation.benchmark_folder import BenchmarkManifest
 from phasewise.tasks.home import Home
 from phasewise.tasks.report.placing import ORIGIN_NAME, export_name
-from phasewise.tasks.training.same_run import read_run
+from phasewise.tasks.training.run_identity import read_run
 from phasewise.trainer.base.errors import DataError
 from phasewise.trainer.base.identity import NotAsWritten, read_sealed
 from phasewise.trainer.base.run_folder import COMPILED_NAME, RESULT_NAME, RunFolder

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from phasewise.trainer.process.collecting import collect_rarely
+from phasewise.trainer.process.child_process import collect_rarely
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax: with libtpu installed it would look for a TPU
 

@@ -2,8 +2,8 @@
 
 import sys
 
-from phasewise.trainer.process.platform import spare_search
-from phasewise.trainer.process.stopping import end_where_asked_to_stop
+from phasewise.trainer.process.environment import spare_search
+from phasewise.trainer.process.signals import end_where_asked_to_stop
 
 if __name__ == "__main__":
     end_where_asked_to_stop()

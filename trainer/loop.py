@@ -27,11 +27,10 @@ from phasewise.trainer.metrics import Row, read_metrics
 from phasewise.trainer.passed_over import CONTRACT_NAME, NOTHING, PassedOver, read_passed_over
 from phasewise.trainer.process.compilation_cache import seal_new
 from phasewise.trainer.process.distributed import is_first, stop_agreed
-from phasewise.trainer.process.fence import Alone, no_check
-from phasewise.trainer.process.going_on import note_conditions
-from phasewise.trainer.process.stall_limits import FIELD_OF
-from phasewise.trainer.process.stopping import stop_requests
-from phasewise.trainer.process.watchdog import Watchdog
+from phasewise.trainer.process.environment import note_conditions
+from phasewise.trainer.process.lease import Alone, no_check
+from phasewise.trainer.process.signals import stop_requests
+from phasewise.trainer.process.watchdog import FIELD_OF, Watchdog
 from phasewise.trainer.recorder import Recorder
 from phasewise.trainer.schedule import scheduled_at
 from phasewise.trainer.sharding import parts_here, place_batch, run_mesh, state_shardings

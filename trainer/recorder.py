@@ -18,7 +18,7 @@ from phasewise.trainer.metrics import PARAM_GROUPS, MetricsFile, Row, read_metri
 from phasewise.trainer.model.layers import expert_layers
 from phasewise.trainer.norms import groups, slot_names
 from phasewise.trainer.process.distributed import is_first
-from phasewise.trainer.process.fence import Alone, no_check
+from phasewise.trainer.process.lease import Alone, no_check
 from phasewise.trainer.routing import RoutingMetrics
 from phasewise.trainer.schedule import scheduled_at
 from phasewise.trainer.sinks import Sink, open_sinks, send

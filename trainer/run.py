@@ -20,15 +20,14 @@ from phasewise.trainer.config import RunConfig
 from phasewise.trainer.kernels.attention import check_kernel
 from phasewise.trainer.loop import Guards, Moves, Preempted, train
 from phasewise.trainer.process import distributed
-from phasewise.trainer.process.apart import are_apart, check_goes_apart
+from phasewise.trainer.process.child_process import end_with_parent
 from phasewise.trainer.process.compilation_cache import drop_changed, seal_new
-from phasewise.trainer.process.fence import Fence, only_one_trainer
 from phasewise.trainer.process.heartbeat import Heartbeat
-from phasewise.trainer.process.parent import end_with_parent
-from phasewise.trainer.process.permission import check_permission
-from phasewise.trainer.process.stall_limits import stall_limits
-from phasewise.trainer.process.stopping import seconds_left_to_save
-from phasewise.trainer.process.watchdog import Watchdog, end_stalled
+from phasewise.trainer.process.lease import Lease, only_one_trainer
+from phasewise.trainer.process.rendezvous import CHECKPOINT_STORE_VARIABLE, check_without_shared_folder
+from phasewise.trainer.process.signals import seconds_left_to_save
+from phasewise.trainer.process.verdict_check import check_verdict
+from phasewise.trainer.process.watchdog import Watchdog, end_stalled, stall_limits
 from phasewise.trainer.sinks import check_sinks
 
 
@@ -92,11 +91,11 @@ def read_run(path: Path) -> RunConfig:
 
 def execute(run: RunConfig) -> dict[str, Any]:
     """Ask for permission, train, write `result.json`."""
-    if are_apart():
-        check_goes_apart(run)
+    if os.environ.get(CHECKPOINT_STORE_VARIABLE):
+        check_without_shared_folder(run)
     check_sinks(run.instrumentation)
     check_kernel(run.execution.attention, jax.default_backend(), run.model, context=run.execution.mesh.context)
-    check_permission(run)
+    check_verdict(run)
     check_resume(run)
     output = Path(run.output)
     output.mkdir(parents=True, exist_ok=True)
@@ -119,7 +118,7 @@ def execute(run: RunConfig) -> dict[str, Any]:
     return result
 
 
-def _heartbeat(output: Path, watchdog: Watchdog, fence: Fence) -> Heartbeat:
+def _heartbeat(output: Path, watchdog: Watchdog, fence: Lease) -> Heartbeat:
     """It also ends a trainer that stood still and was taken over, whatever it is at."""
 
     def end_taken_over() -> None:

@@ -29,7 +29,7 @@ from phasewise.trainer.base.storage import as_path
 from phasewise.trainer.metrics import read_metrics
 from tests.ports import free_port
 from tests.stores.emulator import BUCKET, the_emulator
-from tests.tasks.training.tpu_vm.ssh_hosts import SshHosts, ssh_hosts
+from tests.tasks.training.ssh_hosts import SshHosts, ssh_hosts
 
 HOME, SLICE, HOSTS = f"gs://{BUCKET}/home", "2x cpu-1", 2
 RUN_NAME, PHASE, STEPS, DIES_AT = "by-hand-own", "only", 24, 10

@@ -34,8 +34,8 @@ from phasewise.tasks.home import Home
 from phasewise.trainer.base.run_folder import RunFolder
 from tests.ports import free_port
 from tests.stores.emulator import the_emulator
-from tests.tasks.training.jobset.api_server import ApiServer, api_server
-from tests.tasks.training.jobset.schema import problems_of
+from tests.tasks.training.api_server import ApiServer, api_server
+from tests.tasks.training.schema import problems_of
 
 LAUNCHER_DIES_AT = 16
 
@@ -101,15 +101,15 @@ def check_logs(run: Path) -> None:
     for host in (0, 1):
         log = RunFolder(run).log(host).read_text()
         lives = log.count(f"host {host} of 2 (")
-        print(f"{RunFolder(run).log(host).name}: {len(log.splitlines())} lines of {log.count('what phasewise-')} pods, {lives} lives")
-        assert lives == log.count("what phasewise-") >= 2
+        print(f"{RunFolder(run).log(host).name}: {len(log.splitlines())} lines of {log.count('log of phasewise-')} pods, {lives} lives")
+        assert lives == log.count("log of phasewise-") >= 2
 
 
 def phasewise_on_cpus() -> None:
     from phasewise.flows.cli import main as phasewise
-    from phasewise.tasks.training.jobset import manifest
+    from phasewise.tasks.training import jobset_manifest
 
-    manifest._accelerator = lambda slices: "cpu"  # pyright: ignore[reportPrivateUsage]
+    jobset_manifest._accelerator = lambda slices: "cpu"  # pyright: ignore[reportPrivateUsage]
     phasewise()
 
 

@@ -24,7 +24,7 @@ from experiments.survival.runs import complete, kill_when, wait_until
 from phasewise.flows.server import own_server
 from phasewise.tasks.home import Home
 from phasewise.tasks.store.publisher import Kept
-from phasewise.tasks.training.computed import computed_words
+from phasewise.tasks.training.execution import execution_summary
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import as_path, read_json
 from phasewise.trainer.metrics import of_the_clock, read_metrics
@@ -98,7 +98,7 @@ def main(root: Path) -> None:
         here = _timed("in a local folder, undisturbed", start("fourth", "run", str(recipe), "--home", str(local)))
     check(planned, Home(local).run(RUN_NAME, PHASE), run_below(root / "second"))
     check_outcomes(elsewhere, here, status)
-    check_report(Path(elsewhere["report"]).read_text(), planned, computed_words(run_below(root / "second"), SLICE))
+    check_report(Path(elsewhere["report"]).read_text(), planned, execution_summary(run_below(root / "second"), SLICE))
 
 
 def write_recipe(root: Path) -> Path:

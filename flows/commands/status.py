@@ -18,7 +18,7 @@ from phasewise.tasks.data.digests import KnownDigests
 from phasewise.tasks.data.standins import missing_stand_ins
 from phasewise.tasks.evaluation.baselines import baselines_path
 from phasewise.tasks.inventory import AGAIN, EXPORT, RESTORE, ChangedFile, changed_files
-from phasewise.tasks.training.spent import Spent, read_spent, words_of
+from phasewise.tasks.training.time_breakdown import TimeBreakdown, read_time_breakdown, words_of
 from phasewise.trainer.base.errors import DataError, PhasewiseError
 from phasewise.trainer.base.wording import name_some
 
@@ -55,7 +55,7 @@ def describe(target: str, scale: Scale, home: str | None, *, reads_all: bool = F
             "name": name,
             "state": state,
             "results": [finding.model_dump(mode="json") for finding in findings],
-            "spent": spent.model_dump(mode="json") if (spent := read_spent(resolved.home.run(recipe.run_name, name))) else None,
+            "spent": spent.model_dump(mode="json") if (spent := read_time_breakdown(resolved.home.run(recipe.run_name, name))) else None,
         }
         for name, state, findings in found
     ]
@@ -102,7 +102,7 @@ def print_description(description: dict[str, Any]) -> None:
     for phase in description["phases"]:
         console.print(f"{phase['name']}: {phase['state']}", markup=False)
         if phase["spent"]:
-            console.print(f"  trained in {words_of(Spent.model_validate(phase['spent']))}", markup=False)
+            console.print(f"  trained in {words_of(TimeBreakdown.model_validate(phase['spent']))}", markup=False)
         _print_what_lacks(console, phase["results"], "  ")
     _print_what_lacks(console, description["results"], "")
 

@@ -13,7 +13,7 @@ from phasewise.flows.site.figures import Figure, Line, curve
 from phasewise.flows.site.metrics import Curves, points_of, recent, thinned
 from phasewise.flows.site.shelf import PhaseFiles
 from phasewise.flows.site.site import Site
-from phasewise.tasks.training.spent import read_spent
+from phasewise.tasks.training.time_breakdown import read_time_breakdown
 from phasewise.trainer.base.wording import MISSING, about, count, decimal, plural, rate
 from phasewise.trainer.config import Steps
 from phasewise.trainer.passed_over import RollBack, roll_backs_in
@@ -160,7 +160,7 @@ def _tiles(files: PhaseFiles, curves: Curves, step: int, *, is_alive: bool, now:
         tiles.append(Tile("time left", left, "at the pace of the last 50 steps"))
     if not files.result:
         tiles.append(Tile("last sign of life", _ago(files.last_sign, now), "" if is_alive else "not at work"))
-    if files.result and (spent := read_spent(files.folder)):
+    if files.result and (spent := read_time_breakdown(files.folder)):
         tiles.append(Tile("time", about(spent.wall_seconds)))
     if curves.is_whole:
         tiles.insert(1, Tile("tokens", count(int(_sum(curves, "tokens"))), "of this phase"))

@@ -17,7 +17,7 @@ from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.config import without_added
 from phasewise.trainer.preflight.spec import Result, Spec
 from phasewise.trainer.process.child_process import ending, last_line, python_command
-from phasewise.trainer.process.conditions import deciding_variables
+from phasewise.trainer.process.environment import deciding_variables
 
 MAX_SECONDS, MAX_MACHINE_CODE_SECONDS = 1800, 3600
 LIBRARIES = ("jax", "jaxlib", "libtpu", "optax")

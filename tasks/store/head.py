@@ -38,8 +38,7 @@ class Head(Frozen):
         number: who works there has the next number of the one before: a fencing number.
         holder: no two who work have the same.
         commit: no two heads have the same.
-        launch: hosts that work on it for the holder, and send content (`tasks.training.hosts`); empty where there are none. Those of
-            another launch are refused.
+        launch: the launch whose first host commits for the holder (`tasks.training.hosts`); empty if the holder commits itself.
     """
 
     format: int = 1

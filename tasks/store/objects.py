@@ -102,6 +102,14 @@ class Objects:
         with cleaning_up(self.folder):
             _each(delete, versions.items())
 
+    def delete_others(self, named: Collection[str]) -> None:
+        """Delete all but these, by a listing, which may lag."""
+        file_system, bucket, name = self._named("")
+        with cleaning_up(self.folder):
+            found = file_system.find(f"{bucket}/{name.rstrip('/')}", detail=True)
+            digests = {path.rpartition("/")[2]: str(about["generation"]) for path, about in found.items()}
+            self.delete({digest: version for digest, version in digests.items() if digest not in named})
+
     def _send(self, item: tuple[str, Source]) -> None:
         digest, source = item
         if source.content is not None:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phasewise.tasks.progress import say
-from phasewise.tasks.store.elsewhere import Elsewhere, Nobody
 from phasewise.tasks.store.fetching import HEAD_NAME, OBJECTS_NAME, bring_here, bring_uploaded, read_head, settle_checkpoints
-from phasewise.tasks.store.head import Head, HeadObject
+from phasewise.tasks.store.head import Files, Head, HeadObject
 from phasewise.tasks.store.interval import publish_seconds
 from phasewise.tasks.store.objects import Objects
 from phasewise.tasks.store.snapshot import (
@@ -134,7 +133,7 @@ class Publisher:
         self._sent: set[str] = set()
         self._lost: TakenOver | None = None
         self._is_said = False
-        self._launch, self._elsewhere, self._left = "", Nobody(), ""
+        self._launch = ""
         self._one_at_a_time = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"keeps {kept.run_name}", daemon=True)
@@ -159,26 +158,59 @@ class Publisher:
         """What it keeps."""
         return self._kept
 
-    def take_left(self) -> str:
-        """The launch that had the work when it was taken over, for the one who asks first; empty where there was none."""
-        left, self._left = self._left, ""
-        return left
-
-    def launch(self, name: str, elsewhere: Elsewhere | None = None) -> None:
-        """Commit what is here, and that the hosts of this launch work on it from now on; an empty name ends the launch.
-
-        Args:
-            elsewhere: what they send. A checkpoint whose list is here need not have its files here where they sent them.
+    def lend(self, launch: str) -> None:
+        """Commit what is here, and let the first host of a launch commit from now on, until `take_back`.
 
         Raises:
             TakenOver, StorageError: as `publish`.
         """
-        assert not (name and self._launch), "one launch at a time"
+        self._launch = launch
+        try:
+            if not self._publish_here():
+                raise StorageError(f"{self._kept.work} changed all the time: what works there? Stop it, and start again on this machine.")
+        except BaseException:
+            self._launch = ""
+            raise
+
+    def committed_by_hosts(self) -> Files | None:
+        """The files of the head, if a host of the launch has replaced it since the last call.
+
+        Raises:
+            TakenOver: another process has the work now.
+        """
         with self._one_at_a_time:
-            self._sent |= set(self._elsewhere.ever_sent())
-            self._launch, self._elsewhere = name, elsewhere or Nobody()
-        if not self.publish():
-            raise StorageError(f"{self._kept.work} changed all the time: what works there? Stop it, and start again on this machine.")
+            self.check()
+            if (found := self._kept.head.read_changed(self._generation)) is None:
+                return None
+            head, generation = found
+            if (head.holder, head.launch) != (self._head.holder, self._launch):
+                self._lost = TakenOver(f"{self._kept.head.place} is another's (number {head.number}): this process stops following it.")
+                raise self._lost
+            self._head, self._generation = head, generation
+            return head.files
+
+    def take_back(self, bring: Callable[[Files], None]) -> None:
+        """Commit from here again: the hosts of the launch are shut out, and content that no head names is deleted.
+
+        Args:
+            bring: has the files of the head here; called again if a host commits meanwhile.
+
+        Raises:
+            TakenOver: another process has the work now.
+        """
+        while True:
+            bring(self.committed_by_hosts() or self._head.files)
+            with self._one_at_a_time:
+                head = self._head.followed(self._head.files)
+                try:
+                    self._generation = self._kept.head.replace(head, self._generation)
+                except TakenOver:
+                    continue
+                self._note(head.commit)
+                self._head, self._launch = head, ""
+                self._sent = self._named()
+                self._kept.objects.delete_others(self._sent)
+                return
 
     def check(self) -> None:
         """Go on only if nobody else took the work over.
@@ -190,12 +222,15 @@ class Publisher:
             raise self._lost
 
     def publish(self) -> bool:
-        """Commit what is here, if it is not committed yet; False where it changed all the time.
+        """Commit what is here, if it is not committed yet; False where it changed all the time. While hosts commit, do nothing.
 
         Raises:
             TakenOver: somebody else has the work now; nothing was committed.
             StorageError: the store did not take it. The working folder has it.
         """
+        return bool(self._launch) or self._publish_here()
+
+    def _publish_here(self) -> bool:
         with self._one_at_a_time:
             self.check()
             try:
@@ -213,7 +248,7 @@ class Publisher:
         for _ in range(TRIES):
             try:
                 snapshot = take_snapshot(self._kept.work, self._kept.folders)
-                is_left = isinstance(self._elsewhere, Nobody) and not self._sent <= snapshot.sources.keys()  # sent for nothing
+                is_left = not self._sent <= snapshot.sources.keys()  # sent for nothing
                 if is_left or (snapshot.files, self._launch) != (self._head.files, self._head.launch):
                     self._commit(snapshot)
                 return True
@@ -224,7 +259,7 @@ class Publisher:
     def _take(self) -> None:
         """Shut out who was at work before, then bring here what is committed, unless it was committed from here and nobody went on."""
         before, generation = read_head(self._kept.head, self._kept.objects, self._kept.known)
-        self._head, self._left = before.taken(), before.launch
+        self._head = before.taken()
         is_ours = before.commit in self._known()
         if is_ours:
             self._note(before.commit, self._head.commit)
@@ -239,19 +274,11 @@ class Publisher:
         self._sent = self._named()
 
     def _named(self) -> set[str]:
-        """The digests of everything that the head needs."""
-        objects = self._kept.objects
-        named = {piece.sha256 for pieces in self._head.files.values() for piece in pieces}
-        for name, pieces in self._head.files.items():
-            if is_list_of_checkpoint(name):
-                with suppress(StorageError):  # damaged there: it was named when it was to come here
-                    named |= digests_listed(b"".join(objects.content(piece.sha256) for piece in pieces))
-        return named
+        return named_digests(self._head.files, self._kept.objects)
 
     def _commit(self, snapshot: Snapshot) -> None:
         """Content first, then the head that names it, then what no head names any more is deleted."""
-        there = self._sent | set(self._elsewhere.sent())
-        new: Mapping[str, Source] = {digest: source for digest, source in snapshot.sources.items() if digest not in there}
+        new: Mapping[str, Source] = {digest: source for digest, source in snapshot.sources.items() if digest not in self._sent}
         objects = self._kept.objects
         objects.send(new)
         self._check_sent_as_listed(snapshot)
@@ -259,10 +286,9 @@ class Publisher:
         unnamed = objects.versions(self._sent - snapshot.sources.keys())
         self._note(self._head.commit, head.commit)
         self._generation = self._kept.head.replace(head, self._generation)
-        needed = set(self._elsewhere.needed()) if unnamed else set[str]()
-        self._head, self._sent = head, set(snapshot.sources) | (unnamed.keys() & needed)
+        self._head, self._sent = head, set(snapshot.sources)
         self._note(head.commit)
-        objects.delete({digest: version for digest, version in unnamed.items() if digest not in needed})
+        objects.delete(unnamed)
 
     def _check_sent_as_listed(self, snapshot: Snapshot) -> None:
         """A checkpoint that was replaced while it was sent would have other bytes under the name of its digest.
@@ -295,3 +321,13 @@ class Publisher:
 
     def _note(self, *commits: str) -> None:
         write_json(self._kept.known, {"commits": commits})
+
+
+def named_digests(files: Files, objects: Objects) -> set[str]:
+    """The digests of all content that a head with these files needs, those of its checkpoints too."""
+    named = {piece.sha256 for pieces in files.values() for piece in pieces}
+    for name, pieces in files.items():
+        if is_list_of_checkpoint(name):
+            with suppress(StorageError):  # damaged there: it was named when it was to come here
+                named |= digests_listed(b"".join(objects.content(piece.sha256) for piece in pieces))
+    return named

@@ -1,6 +1,6 @@
 """The launcher for this machine: the trainer as one process, or as several that are joined over loopback.
 
-Where jax computes is left to jax if there is a TPU or a GPU, and to the CPU if there is none. With several GPUs each process has its own.
+jax chooses where it computes if there is a TPU or a GPU; without one it computes on the CPU. With several GPUs each process has its own.
 """
 
 import os
@@ -14,13 +14,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from phasewise.tasks.progress import say
-from phasewise.tasks.training.group import Group
-from phasewise.tasks.training.protocol import Life, log_of
+from phasewise.tasks.training.launchers import Attempt, ProcessGroup, size_of
 from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.process.child_process import python_command
-from phasewise.trainer.process.platform import has_accelerator
-from phasewise.trainer.process.roll_call import forget_roll_calls
-from phasewise.trainer.process.surroundings import HOSTS_VARIABLE, LAUNCH_VARIABLE, check_nothing_left_over
+from phasewise.trainer.process.environment import HOSTS_VARIABLE, LAUNCH_VARIABLE, check_nothing_left_over, has_accelerator
+from phasewise.trainer.process.rendezvous import forget_meetings
 
 VIRTUAL_DEVICES = "--xla_force_host_platform_device_count"
 GPU_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
@@ -31,9 +30,9 @@ class LocalLauncher:
     """Processes of this machine. They end with this process, which holds the other end of their inputs.
 
     Args:
-        processes: how many; None is one for each GPU that the run's mesh has a place for, and one where there is none.
+        processes: how many; None is one for each GPU that the run's mesh has a place for, and one if there is none.
         root: where devices are looked for.
-        python: what trains; None is the Python of this process.
+        python: the Python that trains; None is that of this process.
     """
 
     kind = "local"
@@ -42,34 +41,30 @@ class LocalLauncher:
         self._processes, self._root, self._python = processes, root, python
 
     def clear(self, folder: Path) -> None:
-        """Nothing: processes end with their launcher."""
+        """Do nothing: processes end with their launcher."""
 
-    def owner(self, folder: Path) -> str | None:
-        """Nobody that the lock of the folder does not name."""
-        return None
-
-    def start(self, life: Life) -> Group:
+    def start(self, attempt: Attempt) -> ProcessGroup:
         """See `Launcher`."""
         check_nothing_left_over(os.environ)
-        environments = self.environments(life, os.environ)
-        forget_roll_calls(life.folder)
-        command = python_command("phasewise.trainer", str(life.run_file), "--with-parent", python=self._python)
-        group = Group(life.folder)
+        environments = self.environments(attempt, os.environ)
+        forget_meetings(attempt.folder)
+        command = python_command("phasewise.trainer", str(attempt.run_file), "--with-parent", python=self._python)
+        group = ProcessGroup(attempt.folder)
         try:
             for number, environment in enumerate(environments):
-                group.add(LocalProcess(command, environment, log_of(life.folder, number), number))
+                group.processes.append(LocalProcess(command, environment, RunFolder(attempt.folder).log(number), number))
         except BaseException:
             group.close()
             raise
         return group
 
-    def environments(self, life: Life, given: Mapping[str, str]) -> list[dict[str, str]]:
-        """Of each process.
+    def environments(self, attempt: Attempt, given: Mapping[str, str]) -> list[dict[str, str]]:
+        """Return the environment of each process.
 
         Raises:
             ConfigError: the mesh does not fit the GPUs or the processes.
         """
-        devices = life.run.execution.mesh.devices
+        devices = attempt.run.execution.mesh.devices
         found = {"TF_CPP_MIN_LOG_LEVEL": "3", **given}
         if not has_accelerator(found, self._root):
             found = {"JAX_PLATFORMS": "cpu", **found}
@@ -80,90 +75,68 @@ class LocalLauncher:
                 f"the processes of a run have equally many devices, found {devices} devices in execution.mesh for {count} processes: take "
                 "a number that divides the devices (PHASEWISE_PROCESSES)."
             )
-        own = self._on_gpus(found, gpus, devices, count) if gpus else _on_cpu(found, devices, count)
+        each = devices // count
+        if gpus and devices > len(gpus):
+            raise ConfigError(
+                f"execution.mesh needs {devices} devices, found {len(gpus)} GPUs ({', '.join(gpus)}): take a smaller slice, or another "
+                "machine."
+            )
+        flags = found.get("XLA_FLAGS", "")
+        has_own_devices = VIRTUAL_DEVICES in flags or "JAX_NUM_CPU_DEVICES" in found
+        if not gpus and devices > 1 and found.get("JAX_PLATFORMS") == "cpu" and not has_own_devices:
+            found["XLA_FLAGS"] = f"{flags} {VIRTUAL_DEVICES}={each}".strip()
+        own = [found | ({VISIBLE: ",".join(gpus[number * each : (number + 1) * each])} if gpus else {}) for number in range(count)]
         if count == 1:
             return own
-        address = f"127.0.0.1:{free_port()}"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{probe.getsockname()[1]}"
         names = ",".join(f"process {number}" for number in range(count))
-        return [
-            environment
-            | {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count), "JAX_PROCESS_ID": str(number)}
-            | {LAUNCH_VARIABLE: life.name, HOSTS_VARIABLE: names}
-            for number, environment in enumerate(own)
-        ]
+        joined = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count), LAUNCH_VARIABLE: attempt.name, HOSTS_VARIABLE: names}
+        return [environment | joined | {"JAX_PROCESS_ID": str(number)} for number, environment in enumerate(own)]
 
     def _gpus(self, environment: Mapping[str, str]) -> list[str]:
-        """The GPUs that processes may use, as `CUDA_VISIBLE_DEVICES` names them; none where jax was told of another platform."""
+        """Return the GPUs that processes may use, as `CUDA_VISIBLE_DEVICES` names them; none if jax has another platform."""
         if not re.search(r"cuda|gpu", environment.get("JAX_PLATFORMS", "cuda")):
             return []
-        there = sorted(int(path.name.removeprefix("nvidia")) for path in self._root.glob("dev/nvidia[0-9]*"))
+        there = list(self._root.glob("dev/nvidia[0-9]*"))
         if there and not any(find_spec(name) for name in GPU_PLUGINS):
             say("there is a GPU, and jax has no plugin for it: this trains on the CPU (pip install 'jax[cuda13]')")
             return []
         chosen = environment.get(VISIBLE)
         return [str(number) for number in range(len(there))] if chosen is None else [name for name in chosen.split(",") if name]
 
-    def _on_gpus(self, environment: Mapping[str, str], gpus: list[str], devices: int, count: int) -> list[dict[str, str]]:
-        if devices > len(gpus):
-            raise ConfigError(
-                f"execution.mesh needs {devices} devices, found {len(gpus)} GPUs ({', '.join(gpus)}): take a smaller slice, or another "
-                "machine."
-            )
-        each = devices // count
-        return [{**environment, VISIBLE: ",".join(gpus[number * each : (number + 1) * each])} for number in range(count)]
-
 
 class LocalProcess:
-    """One trainer, in a process group of its own."""
+    """One trainer, in its own process group."""
 
     def __init__(self, command: list[str], environment: dict[str, str], log: Path, number: int) -> None:
-        self.name = f"process {number}"
-        self.log_before = log.stat().st_size if log.exists() else 0
+        self.name, self.log_before = f"process {number}", size_of(log)
         with open(log, "ab") as said:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=said, stderr=said, env=environment, process_group=0)
 
     def code(self) -> int | None:
-        """See `Member`."""
+        """See `Process`."""
         return self._process.poll()
 
     def wait(self, seconds: float) -> None:
-        """See `Member`."""
+        """See `Process`."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
 
     def stop(self) -> None:
-        """Its standard input stays open: the end of that would end it at once."""
+        """Send SIGTERM; its standard input stays open, because the end of that would end it at once."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """See `Member`."""
+        """See `Process`."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def close(self) -> None:
-        """See `Member`."""
+        """See `Process`."""
         if self._process.poll() is None:
             self.kill()
         if self._process.stdin:
             self._process.stdin.close()
-
-
-def _on_cpu(environment: Mapping[str, str], devices: int, count: int) -> list[dict[str, str]]:
-    """Virtual devices, unless the environment says how many there are, or jax decides."""
-    flags = environment.get("XLA_FLAGS", "")
-    if (
-        devices > 1
-        and environment.get("JAX_PLATFORMS") == "cpu"
-        and VIRTUAL_DEVICES not in flags
-        and "JAX_NUM_CPU_DEVICES" not in environment
-    ):
-        environment = {**environment, "XLA_FLAGS": f"{flags} {VIRTUAL_DEVICES}={devices // count}".strip()}
-    return [dict(environment) for _ in range(count)]
-
-
-def free_port() -> int:
-    """A port of loopback that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

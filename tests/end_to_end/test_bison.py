@@ -24,7 +24,7 @@ from phasewise.tasks.validation.judge import judge_phase_data
 from phasewise.trainer.base.errors import VerdictError
 from phasewise.trainer.base.storage import write_json
 from phasewise.trainer.data.manifest import read_manifest
-from phasewise.trainer.process.permission import check_permission
+from phasewise.trainer.process.verdict_check import check_verdict
 from phasewise.validations.evidence.hand_off import hand_off_evidence
 from phasewise.validations.verdict import Verdict
 from tests.shared_data import shared_folder
@@ -69,7 +69,7 @@ def judged(incident: Incident, recipe: Recipe, **limits: Any) -> Verdict:
     run = build_run(recipe, phase, home, plan.folders("train"))
     verdict = judge_phase_data(run, plan, allowed, home, hand_off=hand_off_evidence(None, {}))
     with nullcontext() if verdict.passes else pytest.raises(VerdictError):
-        check_permission(run)
+        check_verdict(run)
     return verdict
 
 

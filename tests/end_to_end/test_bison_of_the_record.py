@@ -27,7 +27,7 @@ from phasewise.tasks.evaluation.made import write_missing_benchmarks
 from phasewise.tasks.home import Home
 from phasewise.tasks.validation.judge import judge_phase_data
 from phasewise.trainer.base.errors import VerdictError
-from phasewise.trainer.process.permission import check_permission
+from phasewise.trainer.process.verdict_check import check_verdict
 from phasewise.validations.evidence.hand_off import hand_off_evidence
 from phasewise.validations.evidence.leakage.items.files import read_items
 from phasewise.validations.verdict import Verdict
@@ -63,7 +63,7 @@ def judged(recipe: Recipe, home: Home, bundle: Callable[[Path], object]) -> Verd
     verdict = judge_phase_data(run, plan, phase.gates.data, home, hand_off=hand_off_evidence(None, {}))
     if not verdict.passes:
         with pytest.raises(VerdictError):
-            check_permission(run)
+            check_verdict(run)
     return verdict
 
 

@@ -11,7 +11,7 @@ from phasewise.flows.execution import plan_of, runs_on_slices, slices_of
 from phasewise.flows.recipes.assignments import setting
 from phasewise.flows.resolved import Resolved, resolve, resolving_once
 from phasewise.tasks.preflight import preflight as preflight_module
-from phasewise.tasks.training.machine import CPU, Machine
+from phasewise.tasks.training.execution import CPU, Machine
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.config import Execution, Mesh
 from tests.flows.test_resolved import write_sources

@@ -31,7 +31,7 @@ from phasewise.tasks.validation.scan_caches import scan_caches
 from phasewise.trainer.base.errors import PhasewiseError
 from phasewise.trainer.base.storage import read_json
 from phasewise.trainer.process.compilation_cache import drop_changed
-from phasewise.trainer.process.permission import check_permission
+from phasewise.trainer.process.verdict_check import check_verdict
 from tests.flows.sealed_home import EDITS, Sealed, another, edited, write_sealed_home
 from tests.tasks.report.card.conftest import quickly
 from tests.tasks.report.card.world import HELD_OUT_TOKENS
@@ -182,7 +182,7 @@ def inputs_of(sealed: Sealed, place: Path) -> dict[str, Any]:
         "exports": lambda: all(is_placed(folder, KnownDigests()) for folder in exports.iterdir()) or None,
         "programs": lambda: _kept_programs(sealed, place),
         "baselines": lambda: measure_baselines(plan, resolved.home, HELD_OUT_TOKENS),
-        "permission": lambda: check_permission(resolved.run(phase)),
+        "permission": lambda: check_verdict(resolved.run(phase)),
     }
     return {name: _or_refused(read) for name, read in reads.items()}
 

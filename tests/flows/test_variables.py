@@ -6,7 +6,7 @@ from click.testing import CliRunner
 from phasewise.flows import variables
 from phasewise.flows.cli import main
 from phasewise.flows.variables import names_in_code, words_of_unread
-from phasewise.tasks.training.choice import LAUNCHER_VARIABLE, PROCESSES_VARIABLE
+from phasewise.tasks.training.select_launcher import LAUNCHER_VARIABLE, PROCESSES_VARIABLE
 
 
 def test_a_misspelt_variable_is_said_with_the_one_that_is_meant():

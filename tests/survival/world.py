@@ -17,7 +17,8 @@ import pytest
 
 import phasewise.trainer.loop
 import phasewise.trainer.run
-from phasewise.tasks.training import launcher, restarts
+from phasewise.tasks.training import attempts
+from phasewise.tasks.training.launchers import Attempt
 from phasewise.trainer.base.file_lock import try_lock
 from phasewise.trainer.base.run_folder import METRICS_NAME
 from phasewise.trainer.base.storage import read_json
@@ -27,7 +28,7 @@ from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.loader import Loader
 from phasewise.trainer.metrics import Row, of_the_clock, read_metrics
 from phasewise.trainer.passed_over import PassedOver, Window
-from phasewise.trainer.process import fence
+from phasewise.trainer.process import lease
 from phasewise.trainer.run import main
 from phasewise.trainer.schedule import scheduled_at
 from phasewise.trainer.sharding import run_mesh
@@ -102,10 +103,10 @@ class World:
             lines = [line for line in said.getvalue().splitlines() if line.startswith("trainer: ")]
             return lines[-1].removeprefix("trainer: ") if lines else None
 
-        def life(run_file: Path, _on_rows: Any, check: Callable[[], None], *_: Any) -> int:
+        def attempt(_launcher: Any, one: Attempt, _on_rows: Any, check: Callable[[], None]) -> int:
             try:
                 with contextlib.redirect_stderr(said):
-                    code = main([str(run_file)])
+                    code = main([str(one.run_file)])
             except Killed:
                 if self.whole_dies:
                     raise
@@ -116,19 +117,19 @@ class World:
 
         with ExitStack() as stack:
             patch = stack.enter_context(pytest.MonkeyPatch.context())
-            patch.setattr(launcher, "_run_process", life)
-            patch.setattr(launcher, "_last_words", words)  # here they are not in the log
-            patch.setattr(restarts, "BACKOFF_SECONDS", 0.0)
+            patch.setattr(attempts, "start_and_monitor", attempt)
+            patch.setattr(attempts, "last_words", words)  # here they are not in the log
+            patch.setattr(attempts, "BACKOFF_SECONDS", 0.0)
             patch.setattr(phasewise.trainer.run, "_heartbeat", lambda *_: nullcontext())
             patch.setattr(phasewise.trainer.loop, "build_train_step", lambda *_: step_of(self, variant, mesh))
-            return launcher.launch_trainer(run, lambda rows: None, self.check)
+            return attempts.launch_trainer(run, lambda rows: None, self.check)
 
     def check(self) -> None:
         """What the launcher asks twice a second; here after each life."""
 
     def is_held(self) -> bool:
         """Whether a trainer holds the folder."""
-        place = self.folder / fence.LOCK_NAME
+        place = self.folder / lease.LOCK_NAME
         if not place.exists():
             return False
         with place.open() as file:

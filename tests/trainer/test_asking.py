@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from phasewise.tasks.training.launcher import launch_trainer
+from phasewise.tasks.training.attempts import launch_trainer
 from phasewise.tasks.validation.decide import decide
 from phasewise.trainer.asking import asked
 from phasewise.trainer.base.decision import ruling_at

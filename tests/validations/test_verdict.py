@@ -11,7 +11,7 @@ from phasewise.trainer import run as trainer_run
 from phasewise.trainer.base.errors import VerdictError
 from phasewise.trainer.base.exit_codes import ExitCode
 from phasewise.trainer.base.storage import write_json
-from phasewise.trainer.process.permission import check_permission
+from phasewise.trainer.process.verdict_check import check_verdict
 from phasewise.validations.evidence.differences import differences_evidence
 from phasewise.validations.evidence.hand_off import hand_off_evidence
 from phasewise.validations.expectations.data_suite import data_checks
@@ -316,7 +316,7 @@ def test_the_trainer_refuses_a_cache_that_was_built_again_after_its_verdict(
     write_verdict(tmp_path / "verdict.json", judge(evidence))
     folders = dict(zip(evidence.caches["component"], evidence.caches["folder"], strict=True))
     write_json(tmp_path / "run.json", run_over(folders, tmp_path))
-    check_permission(trainer_run.read_run(tmp_path / "run.json"))
+    check_verdict(trainer_run.read_run(tmp_path / "run.json"))
     caches.write("wikipedia", [PROSE["wikipedia"], "One more document, which nobody has judged."])
     assert trainer_run.main([str(tmp_path / "run.json")]) == ExitCode.REFUSED
     assert "was given for other bytes of wikipedia" in capsys.readouterr().err

@@ -25,7 +25,6 @@ from phasewise.trainer.base.storage import cleaning_up
 from phasewise.trainer.base.system_errors import refusal_of
 from phasewise.trainer.checkpoints.files import (
     UNCOMMITTED,
-    digests_here,
     find_damage,
     is_committed,
     remove_checkpoint,
@@ -34,7 +33,7 @@ from phasewise.trainer.checkpoints.files import (
     write_digests,
 )
 from phasewise.trainer.checkpoints.resume import check_same_run
-from phasewise.trainer.checkpoints.shares import as_text, build_writer, from_text, united
+from phasewise.trainer.checkpoints.shards import build_writer, checkpoint_store, upload_shards
 from phasewise.trainer.checkpoints.state import (
     Leaves,
     about_of,
@@ -51,9 +50,8 @@ from phasewise.trainer.checkpoints.state import (
 from phasewise.trainer.config import CheckpointPolicy, RunConfig
 from phasewise.trainer.data.contract import changed_since
 from phasewise.trainer.passed_over import CONTRACT_NAME, PassedOver, passed_over_in
-from phasewise.trainer.process.apart import exchange_here
 from phasewise.trainer.process.distributed import decided_by_first, is_first, is_of_the_runtime
-from phasewise.trainer.process.fence import Alone, no_check
+from phasewise.trainer.process.lease import Alone, no_check
 from phasewise.trainer.state import TrainState, init_state
 
 __all__ = ["Checkpoints", "read_about", "read_params", "saved_params_digest", "steps_to_keep"]
@@ -88,9 +86,9 @@ class Checkpoints:
         self._clock, self._check, self._alone, self._watch = clock, check, alone, watch
         self._saved_at = clock()
         self._damaged: set[int] = set()
-        self._exchange = exchange_here()
-        self._has_folder = is_first() or self._exchange is not None
-        self._writer = build_writer(is_apart=self._exchange is not None)
+        self._store = checkpoint_store()
+        self._has_folder = is_first() or self._store is not None
+        self._writer = build_writer(has_shared_folder=self._store is None)
         self._background = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
         self._copy: Leaves | None = None
@@ -235,7 +233,8 @@ class Checkpoints:
                 self._writer.wait_until_finished()
                 if self._has_folder:
                     self._check()
-                    self._write_digests(self.folder / str(step))
+                    path = self.folder / str(step)
+                    write_digests(path, None if self._store is None else upload_shards(path, self._store))
                     with self._alone():
                         self._prune()
         except TakenOver:
@@ -245,14 +244,6 @@ class Checkpoints:
                 raise
             reason = refusal_of(error, self.folder) or f"{error}. Look after the storage, and start again."
             raise StorageError(f"checkpoint {self.folder / str(step)} could not be written, the one before it is kept: {reason}") from error
-
-    def _write_digests(self, path: Path) -> None:
-        """Commit: the files that are here, or where hosts have folders of their own those of all of them."""
-        if self._exchange is None:
-            write_digests(path)
-            return
-        shares = self._exchange.tell(f"checkpoint {path.name}", as_text(digests_here(path)))
-        write_digests(path, united(path, [from_text(share) for share in shares]))
 
     def _prune(self) -> None:
         steps = saved_steps(self.folder)

@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m phasewise.trainer.preflight SPEC.json RESULT.json [--with-parent]", file=sys.stderr)
         return ExitCode.USAGE
     if "--with-parent" in arguments:
-        from phasewise.trainer.process.parent import end_with_parent
+        from phasewise.trainer.process.child_process import end_with_parent
 
         end_with_parent(ExitCode.REFUSED)
     from phasewise.trainer.preflight.compiler import examine

@@ -7,10 +7,10 @@ find one another.
 | `TPU_WORKER_HOSTNAMES` | more than one name: a TPU pod; jax finds the rest itself |
 | `MEGASCALE_COORDINATOR_ADDRESS` | several TPU slices; jax finds the rest itself |
 | `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID` | how many there are, and which of them this is; both or none: on TPU pods and Slurm jax knows |
-| `PHASEWISE_LAUNCH` | a launcher started them: they are compared first (`trainer.process.roll_call`, `trainer.process.surroundings`) |
-| `PHASEWISE_HEARTBEAT_SECONDS` | after so long without a sign of life a process counts as lost, and all others end; 60 if not set |
+| `PHASEWISE_LAUNCH` | a launcher started them: they are compared first (`trainer.process.rendezvous`) |
+| `PHASEWISE_HEARTBEAT_SECONDS` | after so long without a heartbeat a process counts as lost, and all others end; 60 if not set |
 
-Process 0 alone writes metrics, heartbeat and result; all write checkpoints.
+Only process 0 writes metrics, heartbeat and result; all write checkpoints.
 """
 
 import importlib
@@ -31,14 +31,14 @@ from jax.experimental import multihost_utils
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError, TrainingError
 from phasewise.trainer.base.exit_codes import ExitCode
 from phasewise.trainer.config import RunConfig
-from phasewise.trainer.process.roll_call import answer_roll_call
-from phasewise.trainer.process.surroundings import check_surroundings
+from phasewise.trainer.process.environment import check_environment
+from phasewise.trainer.process.rendezvous import meet
 
 DEFAULT_HEARTBEAT_SECONDS = 60
 START_SECONDS = 300
 """How long a process waits for the others when it starts, and when it ends."""
 ERROR_SECONDS = 10
-"""How long a process that cannot go on waits for others that cannot either."""
+"""How long a process that cannot continue waits for others that cannot either."""
 KEPT_DECISIONS = 64
 _asked = itertools.count(1)
 """How often this process has asked whether to stop."""
@@ -58,24 +58,26 @@ def start(environment: Mapping[str, str] = os.environ, run: RunConfig | None = N
     """Join the other processes, if the environment says that there are any. Call it before anything uses a device.
 
     Args:
-        run: what all of them train; where a launcher started them they are compared before they join (`trainer.process.roll_call`).
+        run: what all of them train; if a launcher started them they are compared before they join (`trainer.process.rendezvous`).
 
     Raises:
         ConfigError: the environment contradicts itself, or is left over from another launch, or the hosts are not alike.
         HostMissing: a host does not come.
         TrainingError: the others do not come.
     """
-    check_surroundings(environment)
-    if not _one_of_several(environment):
+    check_environment(environment)
+    address = environment.get("JAX_COORDINATOR_ADDRESS") or None
+    is_pod = "," in environment.get("TPU_WORKER_HOSTNAMES", "") or environment.get("MEGASCALE_COORDINATOR_ADDRESS")
+    if not address and not is_pod:
         return Process(0, 1)
     count, index = _place(environment)
     if run is not None and count is not None and index is not None:
-        answer_roll_call(run, (index, count), environment)
+        meet(run, (index, count), environment)
     heartbeat_seconds = _number(environment, "PHASEWISE_HEARTBEAT_SECONDS", DEFAULT_HEARTBEAT_SECONDS)
-    address = environment.get("JAX_COORDINATOR_ADDRESS") or None
     is_local = address is not None and address.startswith("127.")
-    if is_local:
-        _exchange_on_loopback()
+    if is_local:  # else CPUs exchange arrays at the address of this machine's name, which others may reach; jax has no option for it
+        private: Any = importlib.import_module("jax._src.lib")._jax
+        private.make_gloo_tcp_collectives = partial(private.make_gloo_tcp_collectives, hostname="127.0.0.1")
     try:
         jax.distributed.initialize(
             address,
@@ -91,19 +93,7 @@ def start(environment: Mapping[str, str] = os.environ, run: RunConfig | None = N
     return Process(jax.process_index(), jax.process_count())
 
 
-def _exchange_on_loopback() -> None:
-    """Processes on CPUs exchange arrays at the address of this machine's name, which others may reach; jax has no option for it."""
-    private: Any = importlib.import_module("jax._src.lib")._jax
-    private.make_gloo_tcp_collectives = partial(private.make_gloo_tcp_collectives, hostname="127.0.0.1")
-
-
-def _one_of_several(environment: Mapping[str, str]) -> bool:
-    hosts = environment.get("TPU_WORKER_HOSTNAMES", "").split(",")
-    return bool(environment.get("JAX_COORDINATOR_ADDRESS") or environment.get("MEGASCALE_COORDINATOR_ADDRESS") or len(hosts) > 1)
-
-
 def _place(environment: Mapping[str, str]) -> tuple[int, int] | tuple[None, None]:
-    """Number of processes and of this one, if the environment says them."""
     names = ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
     given = [name for name in names if environment.get(name)]
     if not given:
@@ -124,29 +114,29 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes what is written once."""
+    """Return whether this process writes what is written once."""
     return jax.process_index() == 0
 
 
 def stop_agreed(_step: int) -> bool:
-    """Whether all processes stop after this step because one of them was asked to by SIGTERM. Every process asks after every step.
+    """Return whether all processes stop after this step because one of them got SIGTERM. Every process asks after every step.
 
     jax has all of them stop at the number after the largest that any has asked with, which is 0 before the first. So numbers must begin at
-    1 and leave none out. Steps do not: those of a run that goes on begin later, and a roll-back goes back and passes some over. A SIGTERM
-    that came before the first step of such a run would never be heard.
+    1 and leave none out. Steps do not: those of a resumed run begin later, and a roll-back goes back and skips some. A SIGTERM that came
+    before the first step of such a run would never be heard.
     """
     return multihost_utils.reached_preemption_sync_point(next(_asked))
 
 
 def decided_by_first(name: str, step: int, value: bool) -> bool:
-    """What process 0 says; every process asks, at the same steps. For what depends on a clock. Only hosts talk, no device waits.
+    """Return the value of process 0; every process asks, at the same steps. For decisions by a clock. Only hosts talk, no device waits.
 
     Raises:
         TrainingError: process 0 does not answer.
     """
     if jax.process_count() == 1:
         return value
-    client = _client()
+    client = coordinator_client()
     key = f"phasewise/{name}"
     if is_first():
         client.key_value_set(f"{key}/{step}", str(int(value)))
@@ -158,14 +148,15 @@ def decided_by_first(name: str, step: int, value: bool) -> bool:
         raise TrainingError(f"process 0 did not say whether to {name} at step {step}: {error}") from error
 
 
-def _client() -> Any:
-    from jax._src.distributed import global_state  # jax has no public way to the key-value store of its coordinator
+def coordinator_client() -> Any:
+    """Return the client of the coordinator's key-value store."""
+    from jax._src.distributed import global_state  # jax has no public way to it
 
     return global_state.client
 
 
 def pieces_on_host(array: Any) -> Iterator[np.ndarray]:
-    """An array's numbers in order, here. One that lies on several hosts comes piece by piece; then every process must ask for it."""
+    """Yield an array's numbers in order, here. An array on several hosts comes piece by piece; then every process must ask for it."""
     if not isinstance(array, jax.Array) or array.is_fully_addressable:
         yield np.ascontiguousarray(array)
         return
@@ -181,8 +172,9 @@ def _rows_from(array: jax.Array, first: int, rows: int) -> jax.Array:
 
 @contextmanager
 def joined(run: RunConfig | None = None) -> Iterator[Process]:
-    """Together with the other processes, if there are any, from here to the end of the block, where each waits for the others: one that
-    just ended would look lost to them. One that cannot go on ends although they do not come; they will find it gone.
+    """Be joined with the other processes, if there are any, to the end of the block, where each waits for the others.
+
+    A process that just ended would look lost to them. One that cannot continue ends although they do not come; they will find it gone.
     """
     process = start(run=run)
     if process.process_count == 1:
@@ -193,7 +185,9 @@ def joined(run: RunConfig | None = None) -> Iterator[Process]:
     except Exception as error:
         if is_of_the_runtime(error):
             _end(f"another process of this run is gone, or a device failed: start all processes again. {error}", ExitCode.LOST)
-        if not _all_end():
+        try:
+            coordinator_client().wait_at_barrier("phasewise/end", 1000 * ERROR_SECONDS)  # most errors are found by all
+        except jax.errors.JaxRuntimeError:
             if not isinstance(error, PhasewiseError):
                 traceback.print_exc()
             _end(f"{error}", getattr(error, "exit_code", ExitCode.REFUSED))
@@ -203,22 +197,14 @@ def joined(run: RunConfig | None = None) -> Iterator[Process]:
 
 
 def is_of_the_runtime(error: Exception) -> bool:
-    """Whether what computes failed, as it does where another process is gone. What fails as it is dispatched is a `ValueError` of jaxlib's,
-    whose words begin with a status.
+    """Return whether the device computation failed, as it does if another process is gone.
+
+    A failure at dispatch is a `ValueError` of jaxlib's, whose message begins with a status.
     """
     return isinstance(error, jax.errors.JaxRuntimeError) or (isinstance(error, ValueError) and bool(STATUS.match(str(error))))
 
 
-def _all_end() -> bool:
-    """Whether all other processes end for an error, too: most are found by all."""
-    try:
-        _client().wait_at_barrier("phasewise/end", 1000 * ERROR_SECONDS)
-    except jax.errors.JaxRuntimeError:
-        return False
-    return True
-
-
 def _end(message: str, code: int) -> NoReturn:
-    """At once: the way out of the interpreter waits for others."""
+    """End at once: the way out of the interpreter waits for others."""
     print(f"trainer: {message}", file=sys.stderr, flush=True)
     os._exit(code)

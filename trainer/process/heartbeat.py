@@ -1,7 +1,7 @@
-"""The sign of life of a run: a small file that says, each second, what the trainer is at.
+"""The heartbeat of a run: a small file that says, each second, the current work of the trainer.
 
-It comes from a thread of its own: where the disk hangs, the watchdog must not hang with it. Whoever reads it goes by that it changes, seen
-by the reader's own clock. What the file says of time is for people.
+It comes from its own thread: if the disk hangs, the watchdog must not hang with it. A reader checks that the file changes, by the reader's
+own clock. The time in the file is for people.
 """
 
 import json
@@ -16,19 +16,17 @@ from typing import Any
 
 from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.base.storage import read_json, write_atomically
-from phasewise.trainer.process.stall_limits import Work
-from phasewise.trainer.process.watchdog import Doing
+from phasewise.trainer.process.watchdog import Doing, Work
 
 HEARTBEAT_SECONDS = 1.0
-Signature = tuple[int, int]
 
 
 class Heartbeat:
     """Writes the file each second while it is a context.
 
     Args:
-        doing: what the process is at, and after how many updates.
-        check: called before each beat; whatever it raises is its own matter to end the process by.
+        doing: the current work, and how many updates are applied.
+        check: called before each beat; it ends the process itself if it must.
         spent: the seconds of each work so far. The last beat, at the end, has all of them.
     """
 
@@ -63,7 +61,6 @@ class Heartbeat:
         self._write()
 
     def _write(self) -> None:
-        """Where nothing can be written, as on a full disk, the file's time changes at least."""
         self._beats += 1
         doing, step = self._doing()
         said = {
@@ -80,21 +77,21 @@ class Heartbeat:
         }
         try:
             write_atomically(self._path, json.dumps(said).encode())
-        except OSError:
+        except OSError:  # as on a full disk: at least the file's time changes
             with suppress(OSError):
                 os.utime(self._path)
 
 
 def peak_memory_bytes() -> int | None:
-    """What this process held at most; None where the system does not say. `ru_maxrss` would begin with what its parent held."""
+    """Return the most that this process held; None if the system does not say. `ru_maxrss` would begin with its parent's memory."""
     with suppress(OSError, IndexError, ValueError):
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024
     return None
 
 
-def signature(folder: Path) -> Signature | None:
-    """What changes with every beat; None where there was none."""
+def signature(folder: Path) -> tuple[int, int] | None:
+    """Return what changes with every beat; None if there was none."""
     try:
         found = RunFolder(folder).heartbeat.stat()
     except OSError:
@@ -103,7 +100,7 @@ def signature(folder: Path) -> Signature | None:
 
 
 def read_heartbeat(folder: Path) -> dict[str, Any]:
-    """What the last beat said; nothing where there was none, or it does not read."""
+    """Return the last beat; nothing if there was none, or it does not read."""
     with suppress(OSError, ValueError):
         said = read_json(RunFolder(folder).heartbeat)
         if isinstance(said, dict):

@@ -1,6 +1,11 @@
-"""Ends a process in which nothing happens any more: a stalled run costs as much as one that trains, and nobody sees it."""
+"""Ends a process in which nothing happens any more: a stalled run costs as much as one that trains, and nobody sees it.
+
+The limits are fields of `execution`: nothing is trained again for another limit. `PHASEWISE_STALL_SECONDS` replaces some of them, for
+people who start a run by `phasewise run`: `step=60,save=900`, and `off` is no limit.
+"""
 
 import faulthandler
+import math
 import os
 import sys
 import threading
@@ -8,19 +13,62 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
+from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.exit_codes import ExitCode
-from phasewise.trainer.process.stall_limits import FIELD_OF, Work
+from phasewise.trainer.config import Execution
 
+STALL_VARIABLE = "PHASEWISE_STALL_SECONDS"
+Work = Literal["start", "restore", "data", "compile", "first step", "step", "evaluation", "barrier", "save", "finish"]
+"""`compile` is of each new batch shape. In `barrier` several processes wait for one another."""
+FIELD_OF: Mapping[Work, str] = {
+    "start": "stall_seconds",
+    "compile": "stall_seconds",
+    "first step": "stall_seconds",
+    "evaluation": "stall_seconds",
+    "finish": "stall_seconds",
+    "restore": "restore_stall_seconds",
+    "save": "save_stall_seconds",
+    "step": "step_stall_seconds",
+    "data": "step_stall_seconds",
+    "barrier": "step_stall_seconds",
+}
+"""The field of `execution` that is the limit of a work."""
+NAMED: tuple[Work, ...] = ("compile", "restore", "save", "step")
+"""The works that the variable names, one of each field."""
 CHECKS_A_LIMIT = 4
 MAX_CHECK_SECONDS = 1.0
 STOPPED_SECONDS = 5.0
-"""A look that comes so much too late was not the work's fault: the whole process had been stopped."""
+"""A check that comes so much too late was not the work's fault: the whole process had been stopped."""
+
+
+def stall_limits(execution: Execution, environment: Mapping[str, str] = os.environ) -> dict[Work, float | None]:
+    """Return the limit in seconds of every work; None is no limit.
+
+    Raises:
+        ConfigError: the variable does not read.
+    """
+    fields: dict[str, float | None] = {FIELD_OF[work]: getattr(execution, FIELD_OF[work]) for work in NAMED}
+    text = environment.get(STALL_VARIABLE, "")
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, _, value = map(str.strip, part.partition("="))
+        field = next((FIELD_OF[work] for work in NAMED if work == name), None)
+        try:
+            seconds = None if value == "off" else float(value)
+        except ValueError:
+            seconds = math.nan
+        if field is None or (seconds is not None and not 0 < seconds < math.inf):
+            raise ConfigError(
+                f"{STALL_VARIABLE} must be limits such as step=60,save=900 (names: {', '.join(NAMED)}; seconds above 0, or off), "
+                f"found '{text}'. Correct it, or leave it unset."
+            )
+        fields[field] = seconds
+    return {work: fields[FIELD_OF[work]] for work in get_args(Work)}
 
 
 class Doing(NamedTuple):
-    """What is at work, for how many seconds without a sign of progress, and how many it may; None is as long as it takes."""
+    """A work, its seconds without progress, and how many it may take; None is no limit."""
 
     work: Work
     seconds: float
@@ -37,21 +85,17 @@ class Doing(NamedTuple):
 
 
 class Watchdog:
-    """Knows what the process is at, and calls `on_stall` once where that takes longer than its limit. Use it as a context.
+    """Knows the current work of the process, and calls `on_stall` once when that takes longer than its limit. Use it as a context.
 
-    It looks from a thread: a call that holds the interpreter's lock for ever is not seen here, but by the launcher, for which the
-    heartbeat then ends (`trainer.process.heartbeat`).
+    It checks from a thread: it can't see a call that holds the interpreter's lock for ever. The launcher sees that, because the heartbeat
+    ends (`trainer.process.heartbeat`).
 
     Attributes:
         step: how many updates were applied when the process last said so.
     """
 
     def __init__(
-        self,
-        limits: Mapping[Work, float | None],
-        on_stall: Callable[[Doing], None],
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, limits: Mapping[Work, float | None], on_stall: Callable[[Doing], None], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._limits, self._on_stall, self._clock = limits, on_stall, clock
         self.step = 0
@@ -76,7 +120,7 @@ class Watchdog:
             self._thread.join()
 
     def begin(self, work: Work, step: int | None = None) -> None:
-        """From now on the process is at this, after so many updates where that is said."""
+        """Say that the process begins a work, after so many updates."""
         now = self._clock()
         self._spent[self._work] = self._spent.get(self._work, 0.0) + now - self._since
         self._work = work
@@ -84,14 +128,14 @@ class Watchdog:
         self._beat = self._since = now
 
     def spent(self) -> dict[Work, float]:
-        """The seconds of each work so far; together they are the time since the watchdog was entered."""
+        """Return the seconds of each work so far; together they are the time since the watchdog was entered."""
         spent = self._spent.copy()
         spent[self._work] = spent.get(self._work, 0.0) + self._clock() - self._since
         return spent
 
     @contextmanager
     def beside(self, work: Work) -> Iterator[None]:
-        """Something that another thread does meanwhile, one of each kind at a time."""
+        """Watch a work of another thread, one of each kind at a time."""
         self._beside[work] = self._clock()
         try:
             yield
@@ -99,14 +143,14 @@ class Watchdog:
             self._beside.pop(work, None)
 
     def doing(self) -> Doing:
-        """What is furthest beyond its limit, or, where nothing is, what the process is at."""
+        """Return the first work that is beyond its limit, else the current work of the process."""
         now = self._clock()
         works: list[tuple[Work, float]] = [(self._work, self._beat), *self._beside.copy().items()]
         found = [Doing(work, now - since, self._limits[work]) for work, since in works]
         return next((doing for doing in found if doing.is_stalled), found[0])
 
     def look(self) -> Doing | None:
-        """What is stalled. Where this look comes late the process itself was stopped, and all limits begin again."""
+        """Return the stalled work. If this check comes late the process itself was stopped, and all limits begin again."""
         now, before, self._looked = self._clock(), self._looked, self._clock()
         if self._every is not None and now - before > self._every + STOPPED_SECONDS:
             self._beat = now
@@ -122,7 +166,7 @@ class Watchdog:
 
 
 def end_stalled(phase: str) -> Callable[[Doing], None]:
-    """Say where every thread is, on standard error, and end the process at once: a process that hangs cannot be asked to stop."""
+    """Return what prints the stack of every thread on standard error and ends the process: a process that hangs cannot be asked to stop."""
 
     def end(doing: Doing) -> None:
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)

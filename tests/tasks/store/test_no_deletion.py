@@ -11,7 +11,7 @@ import pytest
 from phasewise.tasks.home import Home
 from phasewise.tasks.locks import held
 from phasewise.tasks.store.keeping import keeper_of
-from phasewise.tasks.training.hosts.post import Posts
+from phasewise.tasks.training.remote_hosts import take_back
 from phasewise.trainer.base import storage
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.storage import file_system_of, remove_strays, write_atomically
@@ -27,7 +27,7 @@ PLACES = {
     "tasks/home.py": 1,  # the probe
     "tasks/locks.py": 1,  # a lease
     "tasks/store/objects.py": 1,  # content that no head names any more
-    "tasks/training/hosts/post.py": 1,  # what hosts sent
+    "tasks/training/remote_hosts.py": 1,  # heartbeats and meetings of hosts
     "trainer/base/storage.py": 2,  # strays, and an object that the store says is damaged
 }
 """Where something on a store is deleted, and how often; the test below goes through each but the last."""
@@ -68,7 +68,10 @@ def test_a_run_does_its_work_where_nothing_can_be_deleted(
                 remove_checkpoint(one.run.checkpoint(step - 1))
             write_atomically(forbidding.root / "documents" / "stray", b"1")
             remove_strays(forbidding.root / "documents", ())
-            Posts.of(forbidding.root, RUN_NAME, "gone").clear()
+            keeper = keeper_of(one.run.path)
+            assert keeper
+            keeper.publish()
+            take_back(keeper, one.run, needs_weights=False)
         return one
 
     write_atomically(forbidding.root / "runs" / RUN_NAME / "launches" / "gone" / "0", b"{}")

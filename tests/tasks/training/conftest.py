@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from phasewise.tasks.training.protocol import Life
+from phasewise.tasks.training.launchers import Attempt
 from phasewise.trainer.base.code_digest import HOUSE
 from phasewise.trainer.base.identity import write_sealed
 from phasewise.trainer.config import Execution, RunConfig
@@ -77,21 +77,21 @@ def stand_in(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def bare_life(tmp_path: Path) -> Callable[..., Life]:
+def bare_life(tmp_path: Path) -> Callable[..., Attempt]:
     """A life of a run that nobody trains: what launchers read of it."""
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "run.json").write_text("{}")
     fields = {"recipe": "tiny", "scale": "proxy", "phase": "bare", "digest": "d" * 64, "execution": Execution(), "until_step": None}
 
-    def build(**changes: Any) -> Life:
+    def build(**changes: Any) -> Attempt:
         run: Any = SimpleNamespace(**fields, output=str(folder))
-        return Life(run, folder / "run.json", **changes)
+        return Attempt(run, folder / "run.json", **changes)
 
     return build
 
 
-def said_by(life: Life, number: int) -> dict[str, Any]:
+def said_by(life: Attempt, number: int) -> dict[str, Any]:
     """What a stand-in says of itself, newest life first."""
     calls = sorted((life.folder / "roll-call").glob(f"*/{number}.json"), key=lambda path: path.stat().st_mtime)
     return json.loads(calls[-1].read_text())

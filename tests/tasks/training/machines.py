@@ -9,19 +9,19 @@ from typing import Protocol
 import pytest
 
 from phasewise.tasks.preflight.slices import find_slice
-from phasewise.tasks.training.jobset.cluster import Cluster, Conflict
-from phasewise.tasks.training.jobset.launcher import JobSetLauncher
-from phasewise.tasks.training.jobset.manifest import ClusterSettings, build_manifest
+from phasewise.tasks.training.jobset import JobSetLauncher
+from phasewise.tasks.training.jobset_manifest import ClusterSettings, build_manifest
+from phasewise.tasks.training.kubernetes_cluster import Cluster, Conflict
+from phasewise.tasks.training.launchers import Attempt, Launcher
 from phasewise.tasks.training.local import LocalLauncher
-from phasewise.tasks.training.protocol import Launcher, Life
-from phasewise.tasks.training.tpu_vm.launcher import TpuVmLauncher, Workers
+from phasewise.tasks.training.tpu_vm import TpuVmLauncher, Workers
 from phasewise.trainer.base.code_digest import HOUSE
 from phasewise.trainer.base.errors import TrainingError
-from phasewise.trainer.process.stopping import stop_seconds
+from phasewise.trainer.process.signals import stop_seconds
 from tests.ports import free_port
-from tests.tasks.training.jobset.api_server import ApiServer, api_server
-from tests.tasks.training.jobset.schema import problems_of
-from tests.tasks.training.tpu_vm.ssh_hosts import SshHosts, ssh_hosts
+from tests.tasks.training.api_server import ApiServer, api_server
+from tests.tasks.training.schema import problems_of
+from tests.tasks.training.ssh_hosts import SshHosts, ssh_hosts
 
 DEVICES_EACH = 1
 
@@ -38,7 +38,7 @@ class Machines(Protocol):
         """A launcher that starts runs on them."""
         ...
 
-    def second_is_refused(self, life: Life) -> None:
+    def second_is_refused(self, life: Attempt) -> None:
         """That the machines themselves refuse another owner, where no lock of the run's folder does."""
         ...
 
@@ -58,8 +58,8 @@ class ThisMachine:
     def launcher(self) -> Launcher:
         return LocalLauncher(2, python=str(self.python))
 
-    def second_is_refused(self, life: Life) -> None:
-        """The trainer refuses it by its own lock: `tests/trainer/process/test_fence.py`."""
+    def second_is_refused(self, life: Attempt) -> None:
+        """The trainer refuses it by its own lock: `tests/trainer/process/test_lease.py`."""
 
     def is_clean(self) -> bool:
         return True
@@ -77,7 +77,7 @@ class SmallCluster:
     def launcher(self) -> JobSetLauncher:
         return JobSetLauncher(Cluster("default", host=self.address), find_slice("v5p-16"), self.settings)
 
-    def second_is_refused(self, life: Life) -> None:
+    def second_is_refused(self, life: Attempt) -> None:
         """One that cannot see the lock of the folder makes no second JobSet; the API server refuses it."""
         before = dict(self.server.jobsets)
         [name] = before
@@ -112,7 +112,7 @@ class SshMachines:
             )
         )
 
-    def second_is_refused(self, life: Life) -> None:
+    def second_is_refused(self, life: Attempt) -> None:
         """One that cannot see the lock of the folder finds the hosts taken."""
         with pytest.raises(TrainingError, match=r"has a trainer already, of process \d+ on "):
             self.launcher().start(life)

@@ -16,16 +16,16 @@ from typing import Any
 import psutil
 import pytest
 
-from phasewise.tasks.training.launcher import launch_trainer
+from phasewise.tasks.training.attempts import launch_trainer
+from phasewise.tasks.training.launchers import Attempt
 from phasewise.tasks.training.local import LocalLauncher
-from phasewise.tasks.training.protocol import Life, log_of
 from phasewise.trainer.base.errors import TrainingError
-from phasewise.trainer.base.run_folder import ROLL_CALL_NAME
+from phasewise.trainer.base.run_folder import ROLL_CALL_NAME, RunFolder
 from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.events import read_events
 from phasewise.trainer.metrics import Row, of_the_clock, read_metrics
-from phasewise.trainer.process.roll_call import Presence
+from phasewise.trainer.process.rendezvous import Presence
 from phasewise.trainer.run import main
 from tests.tasks.training.conftest import BuildRun, called_as_python
 from tests.tasks.training.machines import KINDS, Machines, machines_of
@@ -44,18 +44,13 @@ def quick() -> Iterator[None]:
     """What the trainers compile runs for milliseconds, and the launcher looks often."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-        patch.setattr("phasewise.tasks.training.restarts.BACKOFF_SECONDS", 0.01)
-        patch.setattr("phasewise.tasks.training.follow.POLL_SECONDS", 0.02)
+        patch.setattr("phasewise.tasks.training.attempts.BACKOFF_SECONDS", 0.01)
+        patch.setattr("phasewise.tasks.training.monitor.POLL_SECONDS", 0.02)
         yield
 
 
-ASKED = "PHASEWISE_TEST_LAUNCHERS"
-
-
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=["local", *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS[1:])])
 def machines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
-    if request.param != "local" and not os.environ.get(ASKED):
-        pytest.skip(f"eight trainers two at a time take a minute of a core for each kind: tried where {ASKED} is set")
     folder = tmp_path_factory.mktemp(request.param)
     with machines_of(request.param, folder, called_as_python(folder, "tests.trainer.gated")) as found:
         yield found
@@ -67,10 +62,13 @@ def short(run: RunConfig) -> RunConfig:
     return run.but(stop_step=STEPS, batch=[[0, 4]], checkpoints=checkpoints, learning_rate=[rate])
 
 
-def hosts(run: RunConfig) -> list[Presence]:
-    """What the hosts of the newest life said of themselves."""
-    calls = sorted(Path(run.output).glob(f"{ROLL_CALL_NAME}/*"), key=lambda call: call.stat().st_mtime)
-    return [Presence.model_validate(read_json(path)) for path in sorted(calls[-1].glob("*.json"))]
+def hosts_of(meeting: Path) -> list[Presence]:
+    """What the hosts of an attempt said of themselves."""
+    return [Presence.model_validate(read_json(path)) for path in sorted(meeting.glob("*.json"))]
+
+
+def newest_meeting(run: RunConfig) -> Path:
+    return max(Path(run.output).glob(f"{ROLL_CALL_NAME}/*"), key=lambda meeting: meeting.stat().st_mtime)
 
 
 def rows_of(run: RunConfig) -> list[Row]:
@@ -127,14 +125,14 @@ class Story:
         self.said.extend(rows)
         number = len(self.lives)
         if number < len(STRIKES) and rows[-1]["step"] == STRIKES[number] - 1:
-            self.lives.append([host.pid for host in hosts(self.run)])
+            self.lives.append([host.pid for host in hosts_of(newest_meeting(self.run))])
             [self.preempt, self.lose, self.cancel][number](STRIKES[number])
 
     def preempt(self, step: int) -> None:
         with pytest.raises(TrainingError) as refused:
             launch_trainer(self.run, lambda rows: None, launcher=self.machines.launcher())
         self.refused = str(refused.value)
-        self.machines.second_is_refused(Life(self.run, Path(self.run.output) / "run.json", owner="somebody else"))
+        self.machines.second_is_refused(Attempt(self.run, Path(self.run.output) / "run.json", owner="somebody else"))
         os.kill(self.lives[-1][1], signal.SIGTERM)
         open_gate(Path(self.run.output), step, is_asked=True)
 
@@ -189,7 +187,7 @@ def test_a_run_is_started_on_its_hosts_and_followed(story: Story, alone: list[Ro
     for row, wanted in zip(rows, alone, strict=True):
         assert row["tokens"] == wanted["tokens"]
         assert row["loss"] == pytest.approx(wanted["loss"], rel=2e-4)
-    assert log_of(Path(story.run.output), 1).exists(), "the log of every host is in the run's folder"
+    assert RunFolder(Path(story.run.output)).log(1).exists(), "the log of every host is in the run's folder"
     assert story.machines.is_clean()
     assert all(none_is_left(pids) for pids in story.lives)
 

@@ -26,7 +26,7 @@ from phasewise.trainer.base.storage import read_json, write_json
 from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.manifest import SourceFile, read_manifest
 from phasewise.trainer.data.rows import DrawnRows
-from phasewise.trainer.process.permission import check_permission
+from phasewise.trainer.process.verdict_check import check_verdict
 from phasewise.validations.evidence.hand_off import hand_off_evidence
 from phasewise.validations.limits import DataLimits, LeakageLimits, OrderLimits
 from phasewise.validations.verdict import Verdict, read_verdict
@@ -108,7 +108,7 @@ def test_data_that_is_in_order_may_be_trained_on(copied: Any):
     assert verdict.judged == {name: read_manifest(plan.components[name].train.folder).digest for name in MIXTURE}
     run = build_run(plan, copied.home)
     assert read_verdict(run.verdict) == verdict
-    check_permission(run)
+    check_verdict(run)
 
 
 @pytest.mark.usefixtures("on_scheduler")
@@ -152,7 +152,7 @@ def test_a_held_out_document_in_another_source_stops_the_phase(prepared: Any, tm
     assert file in found["files"].item()
     run = build_run(world.plan(), world.home)
     with pytest.raises(VerdictError, match="does not pass: phase first must not train"):
-        check_permission(run)
+        check_verdict(run)
     for seals in (True, False):  # found by nobody: the scan that is kept, with and without its seal
         for path in world.home.root.glob("evidence/leakage/*/scan.json"):
             kept = read_json(path)
@@ -161,7 +161,7 @@ def test_a_held_out_document_in_another_source_stops_the_phase(prepared: Any, tm
         assert judged(world) == verdict
     write_json(run.verdict, {**read_json(run.verdict), "passes": True, "checks": []})
     with pytest.raises(VerdictError, match=r"data\.json was changed after it was written"):
-        check_permission(run)
+        check_verdict(run)
 
 
 def leaked(verdict: Verdict) -> pd.DataFrame:

@@ -1,14 +1,84 @@
+import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from phasewise.trainer.base.code_digest import HOUSE, ROOMS
 from phasewise.trainer.process.child_process import ending_with_reason, last_line, python_command
 from tests.shadows import write_shadows
+
+SAYS = "import atexit, gc, sys; atexit.register(lambda: print(*gc.get_threshold(), file=sys.stderr)); "
+
+
+@pytest.mark.parametrize(
+    ("code", "rarely"),
+    [("from phasewise.flows.cli import main; main(['schema'])", True), ("from phasewise.trainer.run import main; main([])", False)],
+    ids=["a command", "the trainer"],
+)
+def test_a_command_looks_rarely_and_the_trainer_as_python_does(code: str, rarely: bool):
+    done = subprocess.run([sys.executable, "-c", SAYS + code], capture_output=True, text=True, check=True)
+    found = tuple(map(int, done.stderr.splitlines()[-1].split()))
+    assert (found == (100_000, 50, 50)) is rarely
+
+
+Start = Callable[..., Any]
+PROGRAM = """
+import signal, sys, threading
+from phasewise.trainer.process.child_process import end_with_parent
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+end_with_parent(7)
+print("ready", flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    with ExitStack() as stack:
+
+        def begin(**environment: str) -> "subprocess.Popen[bytes]":
+            process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM], stdin=-1, stdout=-1, stderr=-1, env={**os.environ, **environment}, bufsize=0
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            assert process.stdout
+            process.stdout.readline()
+            return process
+
+        yield begin
+
+
+def test_it_ends_with_its_parent(start: Start):
+    process = start()
+    process.stdin.close()
+    assert process.wait(20) == 7
+
+
+def test_a_byte_asks_it_to_stop_as_sigterm_does(start: Start):
+    process = start(PHASEWISE_PARENT_SECONDS="100")
+    process.stdin.write(b"...s")
+    assert process.wait(20) == 75
+
+
+def test_a_parent_that_is_silent_for_too_long_counts_as_gone(start: Start):
+    """A connection that is cut in the middle gives neither bytes nor an end."""
+    process = start(PHASEWISE_PARENT_SECONDS="0.3")
+    assert process.wait(20) == 7
+    assert b"gave no sign of life for 0.3 s (PHASEWISE_PARENT_SECONDS)" in process.stderr.read()
+
+
+def test_a_time_that_is_none_is_refused(start: Start):
+    process = start(PHASEWISE_PARENT_SECONDS="never")
+    assert process.wait(20) == 1
+    assert b"PHASEWISE_PARENT_SECONDS must be a number of seconds above 0, found 'never'" in process.stderr.read()
 
 
 def test_children_are_started_by_one_function_alone():
@@ -28,7 +98,7 @@ def test_a_child_imports_nothing_from_the_current_folder(tmp_path: Path, module:
 
 def test_without_the_flag_the_folder_is_in_the_way(tmp_path: Path):
     (tmp_path / "random.py").write_text("raise SystemExit('was imported from the current folder')\n")
-    command = [word for word in python_command("phasewise.trainer.process.devices") if word != "-P"]
+    command = [word for word in python_command("phasewise.trainer.process.environment") if word != "-P"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "was imported from the current folder" in ended.stderr
 

@@ -15,7 +15,7 @@ from phasewise.tasks.evaluation.asked import ask
 from phasewise.tasks.evaluation.checkpoint import evaluate_phase
 from phasewise.tasks.evaluation.made import write_missing_benchmarks
 from phasewise.tasks.home import Home
-from phasewise.tasks.training.launcher import launch_trainer
+from phasewise.tasks.training.attempts import launch_trainer
 from phasewise.tasks.validation.judge import judge_phase_data, judge_phase_health
 from phasewise.trainer.base.identity import read_sealed
 from phasewise.validations.evidence.hand_off import hand_off_evidence

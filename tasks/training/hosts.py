@@ -1,0 +1,380 @@
+"""One host of a launch without a shared file system: `python -m phasewise.tasks.training.hosts HOME RUN_NAME PHASE ROOT [--python PYTHON]`.
+
+The host downloads the run, its rows and its newest checkpoint, trains in a folder of its own, and ends as its trainer ended. Trainers
+upload their shards of a checkpoint themselves (`trainer.checkpoints.shards`). The first host commits: it replaces the head of the work,
+which makes rows, checkpoints and the result valid. The store refuses a head of a host that was shut out.
+
+Objects of a launch, which the launcher deletes when it ends:
+
+    runs/RUN/launches/LAUNCH/heartbeat     the last heartbeat of the first host's trainer
+    runs/RUN/launches/LAUNCH/N.json        host N in the rendezvous (`trainer.process.rendezvous`)
+"""
+
+import argparse
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from phasewise.tasks.home import Home
+from phasewise.tasks.store.fetching import ARRIVING, bring_checkpoint, bring_here, content_of
+from phasewise.tasks.store.head import Files
+from phasewise.tasks.store.interval import publish_seconds
+from phasewise.tasks.store.publisher import Kept, named_digests
+from phasewise.tasks.store.snapshot import Changing, is_list_of_checkpoint, take_snapshot
+from phasewise.trainer.base.errors import ConfigError, PhasewiseError, StorageError, TakenOver
+from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.file_lock import locked
+from phasewise.trainer.base.identity import read_sealed, write_sealed
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.storage import file_system_of, write_atomically
+from phasewise.trainer.base.system_errors import print_refusal, refusal_of
+from phasewise.trainer.checkpoints.files import DIGESTS_NAME, remove_checkpoint
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.process.child_process import SILENT_VARIABLE, end_with_parent, python_command
+from phasewise.trainer.process.environment import LAUNCH_VARIABLE
+from phasewise.trainer.process.rendezvous import CHECKPOINT_STORE_VARIABLE, JOIN_VARIABLE, RENDEZVOUS_VARIABLE
+from phasewise.trainer.process.signals import STOP_VARIABLE, positive_seconds, stop_seconds
+
+SEND_VARIABLE, SEND_SECONDS = "PHASEWISE_SEND_SECONDS", 120.0
+"""How long a host that was asked to stop may upload, after its trainer has saved."""
+JOIN_SECONDS = 1800
+"""Hosts download for different times before they meet."""
+MAX_COMMIT_SECONDS = 5.0
+LOOK_SECONDS = 0.2
+TRIES = 3
+KILLED_BY_SIGNAL = 128
+LOCK_DESCRIPTOR = 9
+"""Where the shell that started this program holds the lock of the host; the trainer holds it, too."""
+OF_LAUNCHER = (".log", "spent.jsonl", "life.json")
+"""Ends of the names in a run's folder that the launcher writes while hosts train."""
+
+
+def send_seconds(environment: Mapping[str, str] = os.environ) -> float:
+    """Return how long a host that was asked to stop may upload.
+
+    Raises:
+        ConfigError: the variable is not a number above 0.
+    """
+    return positive_seconds(environment, SEND_VARIABLE, SEND_SECONDS)
+
+
+def launches_folder(kept: Kept) -> Path:
+    """Return where the objects of launches are."""
+    return kept.store / "runs" / kept.run_name / "launches"
+
+
+class Stopped(BaseException):
+    """A SIGTERM came before the trainer was at work."""
+
+
+class Stop:
+    """Passes SIGTERM and Ctrl-C on to the trainer, and knows how long that may take."""
+
+    def __init__(self) -> None:
+        self.trainer: subprocess.Popen[bytes] | None = None
+        self._until: float | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+
+    def seconds_left(self) -> float:
+        """Return 0 if the host was not asked to stop, and when the time is over."""
+        return 0.0 if self._until is None else max(0.0, self._until - time.monotonic())
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        if self._until is None:
+            self._until = time.monotonic() + stop_seconds() + send_seconds()
+        if self.trainer is None:
+            raise Stopped
+        with suppress(ProcessLookupError):
+            self.trainer.terminate()
+
+
+@dataclass(frozen=True)
+class HostWork:
+    """The work on a phase on this host.
+
+    Attributes:
+        launchers_root: root of the working folder on the launcher's machine, which the paths in `run.json` are below.
+    """
+
+    kept: Kept
+    phase: str
+    launchers_root: str
+    launch: str
+    host: int
+    hosts: int
+
+    @property
+    def folder(self) -> str:
+        """The run's, below the home."""
+        return f"runs/{self.kept.run_name}/{self.phase}"
+
+    @property
+    def run(self) -> RunFolder:
+        """The run's, on this host."""
+        return RunFolder(self.kept.work / self.folder)
+
+    @property
+    def run_file(self) -> Path:
+        """The run with the paths of this host; it is not uploaded."""
+        return self.run.path / ".run-on-host.json"
+
+    def download(self) -> RunConfig:
+        """Download what the trainer needs: run, verdict and rows, the newest whole checkpoint, and the lists of the older ones.
+
+        Raises:
+            TakenOver: the head does not name this launch.
+            StorageError: something that is committed is missing or damaged.
+            ConfigError: the run needs a folder that this host does not see.
+        """
+        head, _ = self.kept.head.read()
+        if head.launch != self.launch:
+            raise TakenOver(
+                f"host {self.host} of the launch {self.launch}: expected its launch in {self.kept.head.place}, found "
+                f"'{head.launch}' (number {head.number}). It begins nothing."
+            )
+        folders = (self.folder, f"verdicts/{self.kept.run_name}/{self.phase}")
+        below = tuple(f"{one}/" for one in folders)
+        files = {name: pieces for name, pieces in head.files.items() if name.startswith(below) and not name.endswith(OF_LAUNCHER)}
+        bring_here(self.kept.work, folders, files, self.kept.objects, weights_below=None)
+        said = read_sealed(self.run.run_file)
+        run = RunConfig.model_validate(_moved(said, self.launchers_root, str(self.kept.work)))
+        if run.digest != RunConfig.model_validate(said).digest:
+            raise ConfigError(f"{self.run.run_file} is another run where its places are others: name its caches by their digests.")
+        held_out = run.evaluation.caches if run.evaluation else {}
+        unseen = [
+            place for place in (*run.caches.values(), *held_out.values()) if file_system_of(place) is None and not Path(place).exists()
+        ]
+        if unseen:
+            raise ConfigError(f"{run.phase} reads {unseen[0]}, which this host does not see: keep the caches in the home on the store.")
+        if not self._download_checkpoint(files):
+            self._download_parents(run, head.files)
+        write_sealed(self.run_file, run.model_dump(mode="json"))
+        return run
+
+    def _download_checkpoint(self, files: Files) -> bool:
+        named = sorted((name for name in files if is_list_of_checkpoint(name)), key=lambda name: -int(name.split("/")[-2]))
+        is_here = False
+        for name in named:
+            listed = self.kept.work / name
+            if is_here:
+                write_atomically(listed, content_of(self.kept.work / ARRIVING, files[name], self.kept.objects))
+                continue
+            try:
+                bring_checkpoint(listed, tuple(files[name]), self.kept.objects)
+                is_here = True
+            except StorageError as damage:
+                remove_checkpoint(listed.parent)
+                print(f"checkpoint {listed.parent} is left out: {damage}", flush=True)
+        return is_here
+
+    def _download_parents(self, run: RunConfig, files: Files) -> None:
+        places = [] if run.start is None else [run.start.checkpoint, *(graft.checkpoint for graft in run.start.graft)]
+        for place in dict.fromkeys(places):
+            listed = Path(place) / DIGESTS_NAME
+            name = os.path.relpath(listed, self.kept.work)
+            if name not in files:
+                raise StorageError(f"{run.phase} starts from {name}, and the head of {self.kept.store} does not name it. Start it again.")
+            bring_checkpoint(listed, tuple(files[name]), self.kept.objects)
+
+
+class Committer:
+    """Commits what the trainer of the first host writes, from a thread, and uploads its heartbeat.
+
+    Attributes:
+        lost: why this host must end: its launch is over.
+    """
+
+    def __init__(self, work: HostWork) -> None:
+        self._work, self._kept = work, work.kept
+        self._head, self._generation = self._kept.head.read()
+        snapshot = take_snapshot(self._kept.work, (work.folder,))
+        self._ours, self._content = set(snapshot.files), set(snapshot.sources)
+        others = {name: pieces for name, pieces in self._head.files.items() if name not in self._ours}
+        self._of_others = named_digests(others, self._kept.objects)
+        self._unneeded: set[str] = set()
+        self._heartbeat = b""
+        self.lost: TakenOver | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="commits", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Commit the rest.
+
+        Raises:
+            TakenOver: the launch is over.
+            StorageError: the store does not take it.
+        """
+        self._ended.set()
+        self._thread.join()
+        for number in range(TRIES):
+            try:
+                self.commit()
+                return
+            except TakenOver:
+                raise
+            except Exception as error:  # stores have error types of their own
+                if number == TRIES - 1:
+                    raise StorageError(f"what host 0 wrote is not on {self._kept.store} yet: {error}") from error
+
+    def commit(self) -> None:
+        """Upload content, replace the head, and delete content of checkpoints that the trainer deleted.
+
+        Raises:
+            TakenOver: another program has replaced the head.
+            Changing: files were replaced while they were read, each time.
+        """
+        if self.lost:
+            raise self.lost
+        self._upload_heartbeat()
+        snapshot = take_snapshot(self._kept.work, (self._work.folder,))
+        files = {name: pieces for name, pieces in self._head.files.items() if name not in self._ours} | dict(snapshot.files)
+        if files != self._head.files:
+            new = {digest: source for digest, source in snapshot.sources.items() if digest not in self._content}
+            if self._work.hosts > 1:  # the trainers have uploaded their shards
+                new = {digest: source for digest, source in new.items() if source.content is not None}
+            self._kept.objects.send(new)
+            head = self._head.followed(files, self._work.launch)
+            self._generation = self._kept.head.replace(head, self._generation)
+            self._head = head
+            self._ours |= snapshot.files.keys()
+            self._unneeded |= self._content - snapshot.sources.keys()
+            self._content = set(snapshot.sources)
+        self._unneeded -= self._content | self._of_others
+        if self._unneeded:
+            unneeded = self._kept.objects.versions(self._unneeded)
+            if not self._is_saving(snapshot.files):  # else a host may have just uploaded the same content for the new checkpoint
+                self._kept.objects.delete(unneeded)
+                self._unneeded.clear()
+
+    def _is_saving(self, files: Files) -> bool:
+        folder = self._work.run.checkpoints
+        here = {path.name for path in folder.iterdir() if not path.name.startswith(".")} if folder.exists() else set[str]()
+        return here != {name.split("/")[-2] for name in files if is_list_of_checkpoint(name)}
+
+    def _upload_heartbeat(self) -> None:
+        with suppress(FileNotFoundError):
+            if (said := self._work.run.heartbeat.read_bytes()) != self._heartbeat:
+                write_atomically(launches_folder(self._kept) / self._work.launch / "heartbeat", said)
+                self._heartbeat = said
+
+    def _run(self) -> None:
+        reported = ""
+        while not self._ended.wait(min(MAX_COMMIT_SECONDS, publish_seconds())):
+            try:
+                self.commit()
+                reported = ""
+            except TakenOver as lost:
+                self.lost = lost
+                return
+            except Changing:
+                pass
+            except Exception as error:  # the store is away: the next commit has it
+                if str(error) != reported:
+                    print(f"the store does not answer: {error}", flush=True)
+                reported = str(error)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train on this host; return the exit code of `python -m phasewise.trainer`, or minus the signal that ended it."""
+    stop = Stop()
+    try:
+        parser = argparse.ArgumentParser(prog="python -m phasewise.tasks.training.hosts")
+        for name in ("home", "run_name", "phase", "root"):
+            parser.add_argument(name)
+        parser.add_argument("--python", default=sys.executable, help="what trains; the Python of this program if it is not given")
+        parser.add_argument("--with-parent", action="store_true", help="end when the standard input does")
+        said = parser.parse_args(arguments)
+        if said.with_parent:
+            end_with_parent(ExitCode.PREEMPTED, stop.seconds_left)
+        names = (LAUNCH_VARIABLE, "JAX_PROCESS_ID", "JAX_NUM_PROCESSES")
+        if missing := [name for name in names if not os.environ.get(name)]:
+            raise ConfigError(f"a host is started by a launcher, which sets {', '.join(missing)}: set them, or train with phasewise run.")
+        launch, host, hosts = (os.environ[name] for name in names)
+        home = Home.at(said.home)
+        work = HostWork(Kept(home.on_host, home.root, said.run_name), said.phase, said.root, launch, int(host), int(hosts))
+        with locked(work.kept.work / "host.lock", wait=False) as is_ours:
+            if not is_ours:
+                raise ConfigError(f"another program trains on this host in {work.kept.work}: wait for it, or stop it.")
+            return _train(work, said.python, stop)
+    except Stopped:
+        print("this host ends before its trainer began", flush=True)
+        return ExitCode.PREEMPTED
+    except PhasewiseError as error:
+        print_refusal(f"trainer: {error}")
+        return error.exit_code
+    except Exception as error:  # stores have error types of their own
+        refusal = refusal_of(error, *arguments[3:4]) or f"this host could not read or write what it needs: {error!r}"
+        print_refusal(f"trainer: {refusal}")
+        return refusal.exit_code if isinstance(refusal, PhasewiseError) else ExitCode.NO_STORAGE
+
+
+def _train(work: HostWork, python: str, stop: Stop) -> int:
+    run = work.download()
+    committer = Committer(work) if work.host == 0 else None
+    environment = {name: value for name, value in os.environ.items() if name != SILENT_VARIABLE}
+    environment |= {
+        STOP_VARIABLE: f"{stop_seconds() + send_seconds():g}",  # the trainer's saving includes the upload
+        RENDEZVOUS_VARIABLE: str(launches_folder(work.kept) / work.launch),
+        CHECKPOINT_STORE_VARIABLE: str(work.kept.objects.folder),
+        JOIN_VARIABLE: os.environ.get(JOIN_VARIABLE) or str(JOIN_SECONDS),
+    }
+    print(f"host {work.host} of {work.hosts} ({socket.gethostname()}) trains {run.phase} in {work.run.path}", flush=True)
+    stop.trainer = trainer = subprocess.Popen(
+        python_command("phasewise.trainer", str(work.run_file), "--with-parent", python=python),
+        stdin=subprocess.PIPE,
+        env=environment,
+        pass_fds=[LOCK_DESCRIPTOR] if Path(f"/dev/fd/{LOCK_DESCRIPTOR}").exists() else [],
+        process_group=0,
+    )
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            code = trainer.wait(LOOK_SECONDS)
+            break
+        if committer and committer.lost:
+            trainer.kill()
+            trainer.wait()
+            raise committer.lost
+    if committer:
+        committer.finish()
+    return code
+
+
+def _moved(said: Any, before: str, now: str) -> Any:
+    """Give each path that is below `before` the root `now`."""
+    if isinstance(said, Mapping):
+        return {name: _moved(one, before, now) for name, one in said.items()}
+    if isinstance(said, list):
+        return [_moved(one, before, now) for one in said]
+    if isinstance(said, str) and (said == before or said.startswith(f"{before}/")):
+        return now + said.removeprefix(before)
+    return said
+
+
+def end_as(code: int) -> None:
+    """End this process as its trainer ended: by the same signal, or with the same code.
+
+    The first process of a container is not ended by its own signal: it ends with the code that a shell has for that signal.
+    """
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with suppress(OSError, ValueError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code if code >= 0 else KILLED_BY_SIGNAL - code)
+
+
+if __name__ == "__main__":
+    end_as(main(sys.argv[1:]))

@@ -1,0 +1,344 @@
+"""The launcher for GKE: it creates a run as a JobSet, sees how its pods ended, and deletes it. Pods need no Prefect.
+
+A JobSet outlives the process that created it. Its name belongs to the run's folder: another launcher that comes to the folder finds it,
+follows it if it trains the same, and never makes a second one. If the home is on a store the pods are hosts without the launcher's folder
+(`tasks.training.hosts`): another launcher has shut them out already, so it deletes the JobSet, and starts a new one.
+"""
+
+import signal
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from phasewise.tasks.preflight.slices import Slice
+from phasewise.tasks.progress import say
+from phasewise.tasks.store.keeping import keeper_of
+from phasewise.tasks.store.publisher import Kept
+from phasewise.tasks.training import kubernetes_cluster
+from phasewise.tasks.training.jobset_manifest import CONTAINER, HOSTS, LAUNCH, OWNER, SAME, ClusterSettings, build_manifest, digest_of_same
+from phasewise.tasks.training.kubernetes_cluster import Cluster, Conflict, JobSet, Pod, PodLog, Unreachable, with_retries
+from phasewise.tasks.training.launchers import Attempt, ending, last_words, order_of, size_of, write_reason
+from phasewise.tasks.training.remote_hosts import RemoteHosts, start_remote
+from phasewise.trainer.base.errors import TrainingError
+from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.storage import write_atomically
+from phasewise.trainer.process.rendezvous import forget_meetings
+
+NAME_FILE = "jobset.name"
+GONE_SECONDS = 60.0
+"""How long a JobSet whose pods have ended may take to be gone."""
+LOOK_SECONDS, PODS_SECONDS = 0.2, 2.0
+KILLED_BY_SIGNAL = 128
+"""A container that a signal ended has this exit code plus the signal."""
+NOT_KNOWN = datetime.max.replace(tzinfo=UTC)
+BY_THE_CLUSTER = frozenset({-signal.SIGTERM, -signal.SIGKILL, int(ExitCode.PREEMPTED)})
+"""How a trainer ends that the cluster asks to stop, and that it kills when its time is over."""
+
+
+class JobSetLauncher:
+    """A cluster that has the slices."""
+
+    kind = "jobset"
+
+    def __init__(self, cluster: Cluster, slices: Slice, settings: ClusterSettings) -> None:
+        self._cluster, self._slices, self._settings = cluster, slices, settings
+
+    def clear(self, folder: Path) -> None:
+        """Delete the JobSet of a launcher that is gone."""
+        if (folder / NAME_FILE).exists() and (found := self._cluster.read(jobset_name(folder))):
+            remove(self._cluster, found, self._settings.stop_seconds + self._settings.send_seconds + GONE_SECONDS)
+
+    def start(self, attempt: Attempt) -> "JobSetHosts | RemoteHosts":
+        """See `Launcher`. A JobSet of the folder that trains the same run is taken over as it is, but not with a home on a store."""
+        keeper, name = keeper_of(attempt.folder), jobset_name(attempt.folder)
+        if keeper is not None:
+            self.clear(attempt.folder)
+            return start_remote(keeper, attempt, lambda kept: self._create(attempt, name, kept))
+        if (found := self._cluster.read(name)) is not None:
+            annotations: Mapping[str, str] = found["metadata"].get("annotations", {})
+            is_same = annotations.get(SAME) == digest_of_same(attempt, self._slices, self._settings)
+            if is_same and not _is_finished(found) and "deletionTimestamp" not in found["metadata"]:
+                try:
+                    taken = self._cluster.annotate(found, {OWNER: attempt.owner})
+                except Conflict:
+                    raise TrainingError(
+                        f"JobSet {name} is being taken over by another launcher (it was {annotations.get(OWNER)}'s): wait for it."
+                    ) from None
+                say(f"{attempt.run.phase}: JobSet {name} is at work already; following it")
+                return JobSetHosts(self._cluster, taken, attempt, [0] * self._slices.hosts)
+            remove(self._cluster, found, self._settings.stop_seconds + GONE_SECONDS)
+        return self._create(attempt, name, None)
+
+    def _create(self, attempt: Attempt, name: str, kept: Kept | None) -> "JobSetHosts":
+        forget_meetings(attempt.folder)
+        logs_before = [size_of(RunFolder(attempt.folder).log(number)) for number in range(self._slices.hosts)]
+        manifest = build_manifest(attempt, self._slices, self._settings, name=name, kept=kept)
+        try:
+            found = with_retries(lambda: self._cluster.create(manifest))
+        except Conflict:  # a request that was not answered may have been carried out: then the JobSet is of this attempt
+            found = self._cluster.read(name)
+            annotations = {} if found is None else found["metadata"].get("annotations", {})
+            if found is None or annotations.get(LAUNCH) != attempt.name:
+                raise TrainingError(
+                    f"JobSet {name} was created by another launcher just now ({annotations.get(OWNER, 'unknown')}): wait for it, or "
+                    "stop it."
+                ) from None
+        say(f"{attempt.run.phase}: JobSet {name} created in namespace {self._settings.namespace}, {self._slices.hosts} hosts")
+        return JobSetHosts(self._cluster, found, attempt, logs_before, reads_logs=kept is not None)
+
+
+class JobSetHosts:
+    """A JobSet and its pods.
+
+    Args:
+        reads_logs: whether pods see no folder of the launcher, which then reads their logs from the cluster.
+    """
+
+    send_seconds = 0.0
+
+    def __init__(self, cluster: Cluster, found: JobSet, attempt: Attempt, logs_before: list[int], *, reads_logs: bool = False) -> None:
+        self._cluster, self._found, self._attempt, self._logs_before = cluster, found, attempt, logs_before
+        self._name, self._reads_logs = str(found["metadata"]["name"]), reads_logs
+        self._pods: dict[str, Pod] = {}
+        self._logs: dict[str, PodLog] = {}
+        self._looked = 0.0
+        self._reported = ""
+        self._code: int | None = None
+
+    def look(self) -> int | None:
+        """See `Hosts`. The cluster is asked every few seconds.
+
+        Raises:
+            TrainingError: another launcher has taken the JobSet over; this one touches nothing of it any more.
+        """
+        if self._code is not None or time.monotonic() - self._looked < PODS_SECONDS:
+            return self._code
+        self._looked = time.monotonic()
+        try:
+            found = self._cluster.read(self._name)
+            self._remember_pods()
+        except Unreachable as error:
+            self._report(f"{error}; asking again")
+            return None
+        if found is not None and found["metadata"].get("uid") != self._found["metadata"].get("uid"):
+            found = None  # another one of the same name
+        owner = self._attempt.owner if found is None else found["metadata"].get("annotations", {}).get(OWNER)
+        if owner != self._attempt.owner:
+            self._code = ExitCode.TAKEN_OVER
+            raise TrainingError(f"JobSet {self._name} was taken over by another launcher ({owner}): this one follows it no more.")
+        if found is None or _is_finished(found):
+            self._finish_logs()
+            self._code = self._ended(found)
+        return self._code
+
+    def wait(self, seconds: float) -> None:
+        """See `Hosts`."""
+        time.sleep(seconds)
+
+    def stop(self) -> None:
+        """Delete the JobSet: that asks all pods to stop, and gives them their time to save."""
+        if self._code is None:
+            self._cluster.delete(self._found)
+
+    def kill(self) -> None:
+        """See `Hosts`."""
+        self._cluster.delete(self._found)
+        self._cluster.delete_pods(own_pods(self._cluster, self._found))
+        wait_until_gone(self._cluster, self._found, GONE_SECONDS)
+        self._finish_logs()
+
+    def close(self) -> None:
+        """Delete a JobSet that has ended: its exit codes are read, and its logs are in the run's folder."""
+        if self._code not in (None, ExitCode.TAKEN_OVER):
+            self._finish_logs()
+            remove(self._cluster, self._found, GONE_SECONDS)
+
+    def _finish_logs(self) -> None:
+        for log in self._logs.values():
+            log.end()
+        until = time.monotonic() + kubernetes_cluster.REST_SECONDS
+        while self._logs:
+            self._logs.popitem()[1].join(until)
+
+    def _remember_pods(self) -> None:
+        """Keep the last state of every pod: they may be gone when the JobSet has ended."""
+        for pod in (pods := own_pods(self._cluster, self._found)):
+            name = pod["metadata"]["name"]
+            if self._reads_logs and name not in self._pods:
+                self._logs[name] = PodLog(self._cluster, name, CONTAINER, RunFolder(self._attempt.folder).log(host_of(pod)))
+            self._pods[name] = pod
+        self._report(trouble_of(pods))
+
+    def _report(self, trouble: str) -> None:
+        if trouble and trouble != self._reported:
+            say(f"{self._attempt.run.phase}: {trouble}")
+        self._reported = trouble
+
+    def _ended(self, found: JobSet | None) -> int:
+        """Return the exit code that counts, and repeat in the first host's log who was the reason, and why."""
+
+        def named(one: ExitStatus) -> str:
+            return f"host {one.host} ({one.name})"
+
+        statuses = exit_statuses(self._pods.values())
+        reasons = reasons_of(statuses)
+        if found is not None and condition(found, "Completed") and not reasons:
+            return ExitCode.DONE
+        code = reasons[0].code if reasons else ExitCode.LOST
+        lines = [f"{named(one)} did not end with the others" for one in statuses if one.is_cut and code == ExitCode.LOST]
+        if not reasons:
+            lines.append(f"JobSet {self._name} ended, and no pod says why: {condition(found, 'Failed') or 'it was deleted'}")
+        else:
+            together = "; which of them first is not known" if len(reasons) > 1 and code < 0 else ""
+            number = reasons[0].host
+            words = last_words(RunFolder(self._attempt.folder).log(number), self._logs_before[number])
+            lines.append(f"{' and '.join(map(named, reasons))} {ending(code)}{together}{f': {words}' if words else ''}")
+        write_reason(self._attempt.folder, lines)
+        return code
+
+
+class ExitStatus(NamedTuple):
+    """How one pod ended.
+
+    Attributes:
+        code: of its container, or minus the signal that ended it.
+        finished_at: in whole seconds; `NOT_KNOWN` if the cluster did not say.
+        is_cut: the cluster ended it because of the others.
+    """
+
+    host: int
+    name: str
+    code: int
+    finished_at: datetime
+    is_cut: bool
+
+
+def exit_statuses(pods: Iterable[Pod]) -> list[ExitStatus]:
+    """Return the exit status of the pods that have ended, by host.
+
+    A cluster says the container's exit code and the second in which it ended, whether the pod was deleted, and whether that was because of
+    the node (the condition `DisruptionTarget`, kubernetes.io/docs/concepts/workloads/pods/disruptions). The cluster ends all other pods
+    when one has failed: a pod is cut off if it was deleted after another one had ended, and ended as a deleted pod does. A pod that ended
+    in the same second as the first may have been the first.
+    """
+    found = [(pod, code, _finished_at(pod)) for pod in pods if (code := exit_code(pod)) is not None]
+    first = min((finished for _, _, finished in found), default=NOT_KNOWN)
+
+    def is_cut(pod: Pod, code: int, finished: datetime) -> bool:
+        metadata, conditions = pod["metadata"], pod.get("status", {}).get("conditions") or ()
+        if not metadata.get("deletionTimestamp") or code not in BY_THE_CLUSTER:
+            return False
+        if any(one.get("type") == "DisruptionTarget" and one.get("status") == "True" for one in conditions):
+            return False
+        grace = timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
+        return first <= datetime.fromisoformat(metadata["deletionTimestamp"]) - grace <= finished and finished > first
+
+    return sorted(ExitStatus(host_of(pod), pod["metadata"]["name"], code, at, is_cut(pod, code, at)) for pod, code, at in found)
+
+
+def reasons_of(statuses: Sequence[ExitStatus]) -> list[ExitStatus]:
+    """Return the pods that were the reason: of those that were not cut off the one with the code that counts most, of several the first.
+
+    More than one if they ended alike in the same second. Empty if all ended well, or none has ended.
+    """
+
+    def order(one: ExitStatus) -> tuple[int, datetime, bool]:
+        return order_of(one.code), one.finished_at, one.code == -signal.SIGTERM  # a cluster sends SIGTERM to the others
+
+    failed = [one for one in statuses if one.code]
+    own = [one for one in failed if not one.is_cut] or failed
+    if not own:
+        return []
+    first = min(own, key=order)
+    return [one for one in own if (order(one), one.code) == (order(first), first.code)]
+
+
+def host_of(pod: Pod) -> int:
+    """Return the process number of a pod, by its place among slices and hosts."""
+    annotations = pod["metadata"]["annotations"]
+    slice_index = int(annotations["jobset.sigs.k8s.io/job-index"])
+    return slice_index * int(annotations[HOSTS]) + int(annotations["batch.kubernetes.io/job-completion-index"])
+
+
+def exit_code(pod: Pod) -> int | None:
+    """Return the exit code of the pod's container, or minus the signal that ended it; None while it is at work, or if it is not known."""
+    if (ended := _terminated(pod)) is None:
+        return None
+    code = int(ended["exitCode"])
+    is_signal = code > KILLED_BY_SIGNAL and code - KILLED_BY_SIGNAL in set(signal.Signals)
+    return KILLED_BY_SIGNAL - code if is_signal else code
+
+
+def jobset_name(folder: Path) -> str:
+    """Return the name that belongs to this folder: made once, so that two folders of one name on two disks have two."""
+    place = folder / NAME_FILE
+    if not place.exists():
+        write_atomically(place, f"phasewise-{uuid.uuid4().hex[:12]}".encode())
+    return place.read_text(encoding="utf-8").strip()
+
+
+def condition(found: JobSet | None, kind: str) -> str | None:
+    """Return the message of a condition that is true; None if it is not."""
+    conditions: list[dict[str, Any]] = (found or {}).get("status", {}).get("conditions", [])
+    held = next((one for one in conditions if one["type"] == kind and one["status"] == "True"), None)
+    return None if held is None else held.get("message") or held.get("reason") or kind
+
+
+def trouble_of(pods: Iterable[Pod]) -> str:
+    """Return why pods do not start; empty if they do."""
+    found: list[str] = []
+    for pod in pods:
+        status = pod.get("status", {})
+        waiting = [(one.get("state") or {}).get("waiting") or {} for one in status.get("containerStatuses") or ()]
+        reasons = [one["reason"] for one in waiting if one.get("reason") not in (None, "ContainerCreating", "PodInitializing")]
+        conditions = [one for one in status.get("conditions") or () if one.get("reason") == "Unschedulable"]
+        reasons += [f"{one.get('reason')}: {one.get('message', '')}" for one in conditions]
+        found += [f"{pod['metadata']['name']} does not start ({reason})" for reason in reasons]
+    return "; ".join(found[:3])
+
+
+def own_pods(cluster: Cluster, found: JobSet) -> list[Pod]:
+    """Return the pods of this JobSet that are still there, and of no other one of its name."""
+    launch = found["metadata"]["annotations"][LAUNCH]
+    return [pod for pod in cluster.pods(found["metadata"]["name"]) if pod["metadata"].get("annotations", {}).get(LAUNCH) == launch]
+
+
+def remove(cluster: Cluster, found: JobSet, seconds: float) -> None:
+    """Delete a JobSet and wait until it and its pods are gone. Another one of its name stays."""
+    cluster.delete(found)
+    wait_until_gone(cluster, found, seconds)
+
+
+def wait_until_gone(cluster: Cluster, found: JobSet, seconds: float) -> None:
+    """Wait until neither the JobSet nor a pod of it is there.
+
+    Raises:
+        TrainingError: it does not go.
+    """
+    until, name = time.monotonic() + seconds, found["metadata"]["name"]
+    while True:
+        now = with_retries(lambda: cluster.read(name))
+        is_there = now is not None and now["metadata"]["uid"] == found["metadata"]["uid"]
+        if not is_there and not with_retries(lambda: own_pods(cluster, found)):
+            return
+        if time.monotonic() > until:
+            raise TrainingError(f"JobSet {name} was deleted, and is still there after {seconds:.0f} s: look at its pods with kubectl.")
+        time.sleep(LOOK_SECONDS)
+
+
+def _is_finished(found: JobSet) -> bool:
+    return condition(found, "Completed") is not None or condition(found, "Failed") is not None
+
+
+def _terminated(pod: Pod) -> dict[str, Any] | None:
+    states = [(status.get("state") or {}).get("terminated") for status in pod.get("status", {}).get("containerStatuses") or ()]
+    return next(filter(None, states), None)
+
+
+def _finished_at(pod: Pod) -> datetime:
+    text = (_terminated(pod) or {}).get("finishedAt")
+    return datetime.fromisoformat(text) if text else NOT_KNOWN

@@ -1,0 +1,248 @@
+"""JobSets, their pods and their logs, by the official client of the Kubernetes API. `pip install 'phasewise[gke]'` installs it."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from phasewise.tasks.progress import say
+from phasewise.trainer.base.errors import ConfigError, TrainingError
+
+GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
+NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
+REQUEST_SECONDS = 20.0
+"""How long one answer of the API server may take."""
+LOG_SECONDS = 300.0
+"""How long a pod's log may be silent before it is read again: a connection that is cut in the middle gives no end."""
+REST_SECONDS = 60.0
+"""How long the rest of the logs is waited for when all pods have ended."""
+CONNECTIONS = 1024
+"""Of a client: each pod whose log is followed has one."""
+RETRY_SECONDS, TRIES = 1.0, 5
+T = TypeVar("T")
+JobSet = dict[str, Any]
+Pod = dict[str, Any]
+
+
+class Unreachable(TrainingError):
+    """The API server did not answer; it may answer the next request."""
+
+
+class Missing(TrainingError):
+    """No such object."""
+
+
+class Conflict(TrainingError):
+    """Another client wrote first."""
+
+
+class NotStarted(ConfigError):
+    """The server rejects the request; of a log: the pod's container has not begun."""
+
+
+class Cluster:
+    """One namespace of a cluster.
+
+    Args:
+        host: the address of the API server, for one without credentials; None is as `kubectl` finds it, or as a pod does.
+    """
+
+    def __init__(self, namespace: str, *, host: str | None = None) -> None:
+        try:
+            import kubernetes
+        except ImportError:
+            raise ConfigError(
+                "the jobset launcher needs the Kubernetes client, which is not installed: pip install 'phasewise[gke]'."
+            ) from None
+        self.namespace = namespace
+        self._client: Any = kubernetes.client
+        if host is None:
+            config = kubernetes.config
+            try:
+                config.load_incluster_config()
+            except config.ConfigException:
+                try:
+                    config.load_kube_config()
+                except config.ConfigException as error:
+                    raise ConfigError(f"the jobset launcher needs a cluster, found none that kubectl would find ({error}).") from None
+        known = self._client.Configuration
+        configuration = known.get_default_copy() if host is None else known(host=host)
+        configuration.connection_pool_maxsize = CONNECTIONS
+        self._api = self._client.ApiClient(configuration)
+        self._objects = self._client.CustomObjectsApi(self._api)
+        self._core = self._client.CoreV1Api(self._api)
+        self._where = (GROUP, VERSION, namespace, PLURAL)
+
+    def create(self, manifest: JobSet) -> JobSet:
+        """Create a JobSet.
+
+        Raises:
+            Conflict: there is one of that name.
+            ConfigError: the server rejects it.
+        """
+        return self._request(self._objects.create_namespaced_custom_object, *self._where, manifest)
+
+    def read(self, name: str) -> JobSet | None:
+        """Return the JobSet of that name; None if there is none."""
+        with suppress(Missing):
+            return self._request(self._objects.get_namespaced_custom_object, *self._where, name)
+        return None
+
+    def annotate(self, found: JobSet, annotations: Mapping[str, str]) -> JobSet:
+        """Change annotations, only if the object is still the one that was found.
+
+        Raises:
+            Conflict: another client changed it meanwhile.
+        """
+        metadata = {**found["metadata"], "annotations": {**found["metadata"].get("annotations", {}), **annotations}}
+        return self._request(
+            self._objects.replace_namespaced_custom_object, *self._where, metadata["name"], {**found, "metadata": metadata}
+        )
+
+    def delete(self, found: JobSet) -> None:
+        """Delete it with its pods, which are asked to stop. It is there until they have ended. Another one of the same name stays."""
+        metadata = found["metadata"]
+        only = {"propagationPolicy": "Foreground", "preconditions": {"uid": metadata["uid"]}}
+        with suppress(Missing, Conflict):
+            with_retries(lambda: self._request(self._objects.delete_namespaced_custom_object, *self._where, metadata["name"], body=only))
+
+    def delete_pods(self, pods: Iterable[Pod]) -> None:
+        """Delete pods without any time to save."""
+        for pod in pods:
+            with suppress(Missing):
+                self._request(self._core.delete_namespaced_pod, pod["metadata"]["name"], self.namespace, grace_period_seconds=0)
+
+    def pods(self, name: str) -> list[Pod]:
+        """Return the pods of a JobSet that are still there, ended ones too."""
+        found = self._request(self._core.list_namespaced_pod, self.namespace, label_selector=f"{NAME_LABEL}={name}")
+        return self._api.sanitize_for_serialization(found)["items"]
+
+    def copy_log(self, pod: str, container: str, path: Path, after: bytes, *, follows: bool) -> bytes:
+        """Append the lines of a pod's log that are newer than the time `after`, and return the time of the last one.
+
+        The API gives a log from its beginning, with the time in front of each line (nine digits of a second, so times compare as bytes).
+
+        Args:
+            follows: whether to read until the container has ended, or the connection does.
+
+        Raises:
+            NotStarted: the container has not begun.
+            Missing: there is no such pod any more.
+            Unreachable: the server or the node does not answer, or ended in the middle. `after` is an attribute of the error.
+        """
+        answer = self._request(
+            self._core.read_namespaced_pod_log,
+            pod,
+            self.namespace,
+            container=container,
+            follow=follows,
+            timestamps=True,
+            _preload_content=False,
+            _request_timeout=(REQUEST_SECONDS, LOG_SECONDS),
+        )
+        rest = b""
+        try:
+            with open(path, "ab", buffering=0) as log:
+                for piece in answer.stream():
+                    *lines, rest = (rest + piece).split(b"\n")
+                    for line in lines:
+                        stamp, _, said = line.partition(b" ")
+                        if not stamp[:4].isdigit():  # a node answers 200 with an error's words if it has no log any more
+                            raise Unreachable(f"the node says of the log of {pod}: {line.decode(errors='replace')[:300]}")
+                        if stamp > after:
+                            log.write(said + b"\n")
+                            after = stamp
+                if rest and not follows and rest.partition(b" ")[0] > after:
+                    log.write(rest.partition(b" ")[2] + b"\n")
+        except _transport_errors() as error:
+            raise CutLog(f"the log of {pod} was cut: {error}", after) from None
+        finally:
+            answer.close()
+        return after
+
+    def _request(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        try:
+            return method(*arguments, **{"_request_timeout": REQUEST_SECONDS, **options})
+        except self._client.ApiException as error:
+            said = f"the Kubernetes API answered {error.status} {error.reason}: {str(error.body)[:500]}"
+            kinds: dict[int, type[Exception]] = {400: NotStarted, 404: Missing, 409: Conflict}
+            kind = ConfigError if error.status in (401, 403, 422) else kinds.get(error.status, Unreachable)
+            raise kind(f"{said}. Look at the cluster's settings, and start again." if issubclass(kind, ConfigError) else said) from None
+        except _transport_errors() as error:
+            raise Unreachable(f"the Kubernetes API cannot be reached: {error}") from None
+
+
+class CutLog(Unreachable):
+    """The connection of a log ended in the middle, after the line of that time."""
+
+    def __init__(self, message: str, after: bytes) -> None:
+        super().__init__(message)
+        self.after = after
+
+
+class PodLog:
+    """A thread that appends the log of one pod to a file: pods without a shared folder can't write there."""
+
+    def __init__(self, cluster: Cluster, pod: str, container: str, path: Path) -> None:
+        self._cluster, self._pod, self._container, self._path = cluster, pod, container, path
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"log of {pod}", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Say that the pod has ended: its log is read once more."""
+        self._ended.set()
+
+    def join(self, until: float) -> None:
+        """Wait for the rest of the log, until a monotonic time."""
+        self._thread.join(max(0.0, until - time.monotonic()))
+        if self._thread.is_alive():
+            self._write(f"the rest of the log of {self._pod} could not be read")
+
+    def _run(self) -> None:
+        self._write(f"log of {self._pod}:")
+        after, has_reported = b"", False
+        while True:
+            is_last = self._ended.is_set()
+            try:
+                after = self._cluster.copy_log(self._pod, self._container, self._path, after, follows=not is_last)
+                has_reported = False
+                if is_last:
+                    return
+            except NotStarted:
+                if is_last:
+                    return
+            except Missing:
+                self._write(f"{self._pod} is gone, and its last lines may be missing")
+                return
+            except (Unreachable, ConfigError) as error:
+                after = error.after if isinstance(error, CutLog) else after
+                if not has_reported:
+                    say(f"the log of {self._pod} cannot be read at the moment: {error}")
+                has_reported = True
+            if not is_last:
+                self._ended.wait(RETRY_SECONDS)
+            else:
+                time.sleep(RETRY_SECONDS)
+
+    def _write(self, line: str) -> None:
+        with open(self._path, "ab") as file:
+            file.write(f"{line}\n".encode())
+
+
+def with_retries(request: Callable[[], T]) -> T:
+    """Send a request a few times if it is not answered."""
+    for _ in range(TRIES - 1):
+        try:
+            return request()
+        except Unreachable:
+            time.sleep(RETRY_SECONDS)
+    return request()
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    import urllib3
+
+    return (urllib3.exceptions.HTTPError, OSError)

@@ -1,0 +1,229 @@
+"""Which run a folder holds, whether it is finished, and how it differs from another one.
+
+A run is the same if it has the same settings and starting weights, and for each component the same cache, by its name or by its content.
+Code that prepares data may change and give the same bytes: caches then have other names and the same content, and nothing is trained again.
+The contents of a run's caches are in `caches.json` next to its `run.json`. An older run has none; then the manifests of the caches say it.
+"""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from phasewise.tasks.data.digests import KnownDigests
+from phasewise.tasks.data.plan import DataPlan
+from phasewise.tasks.data.verify import differs_in_code_alone
+from phasewise.tasks.progress import say
+from phasewise.trainer.base.errors import DataError
+from phasewise.trainer.base.identity import NotAsWritten, digest_of_bytes, read_sealed, write_sealed
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.storage import as_path
+from phasewise.trainer.base.wording import name_some
+from phasewise.trainer.checkpoints.files import find_damage_since, find_other_rows, is_committed, saved_steps
+from phasewise.trainer.config import DECIDES_BITS, RunConfig
+from phasewise.trainer.config.identity import NOTHING, Difference, differences_between
+from phasewise.trainer.data.manifest import Manifest, read_manifest
+from phasewise.trainer.events import append_event
+from phasewise.trainer.result import read_result
+
+
+def read_run(folder: Path) -> RunConfig | None:
+    """Return the run that was written down in the folder; None if there is none, or it was changed after it was written."""
+    try:
+        return RunConfig.model_validate(read_sealed(RunFolder(folder).run_file, may_lack_seal=True))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def has_result_of(folder: Path, run: RunConfig) -> bool:
+    """Return whether the folder's result, which is sealed, is of this run: then a `run.json` that says otherwise was changed."""
+    return (read_result(folder) or {}).get("run_digest") == run.digest
+
+
+def last_saved_step(run: RunConfig) -> int | None:
+    """Return the newest committed checkpoint of the run; None if there is none."""
+    folder = RunFolder.at(run.output).checkpoints
+    return next((step for step in reversed(saved_steps(folder)) if is_committed(folder / str(step))), None)
+
+
+def finished_result(run: RunConfig, plan: DataPlan | None = None, digests: KnownDigests | None = None) -> dict[str, Any] | None:
+    """Return the result of exactly this run, if it has one; a result of other data or settings doesn't count.
+
+    A result names the digest of its run; an older one the digest of its `run.json` with the paths in it. Wherever the home was moved,
+    these two belong together, and `run.json` says which run it is.
+
+    Nor does a result count whose last checkpoint is damaged: the launcher resumes from the one before. A folder that somebody deleted to
+    make room is not damage; who needs its weights misses it.
+
+    Args:
+        plan: caches that it lacks only for a change of their code do not speak against a result; None is that all caches are there.
+        digests: known digests of files; None reads what looks changed.
+    """
+    folder = as_path(run.output)
+    result = read_result(folder)
+    if result is None:
+        return None
+    written = read_run(folder)
+    if written is not None and result.get("run_digest") not in (written.digest, written.digest_with_places):
+        return None
+    if result.get("run_digest") != run.digest and (written is None or not is_same(written, run, plan)):
+        return None
+    if damage_of_finished(run, digests):
+        return None
+    return {**result, "checkpoint": str(RunFolder.at(run.output).checkpoint(run.stop_step))}
+
+
+def damage_of_finished(run: RunConfig, digests: KnownDigests | None = None) -> str | None:
+    """Return the damage of the last checkpoint of a run that has a result, of its metrics or its `run.json`; also a removed file.
+
+    If the checkpoint was deleted, none of these can be made again, and nothing is compared.
+    """
+    folder = RunFolder.at(run.output)
+    checkpoint = folder.checkpoint(run.stop_step)
+    if not checkpoint.exists():
+        return None
+    written = read_run(folder.path)
+    if written is None or (has_result_of(folder.path, run) and not is_same(written, run)):
+        return f"is whole, and {folder.run_file} is missing or was changed after the run ended"
+    known = digests or KnownDigests()
+    if damage := find_damage_since(checkpoint, lambda files: known.changed(checkpoint, files, folder.result)):
+        return damage
+    if not known.has_changed(folder.metrics, folder.result):
+        return None
+    return find_other_rows(checkpoint, folder.metrics)
+
+
+def is_begun(run: RunConfig, plan: DataPlan | None = None) -> bool:
+    """Return whether the run's folder holds exactly this run; `plan` as in `finished_result`."""
+    folder = as_path(run.output)
+    written = read_run(folder)
+    return has_result_of(folder, run) or (written is not None and is_same(written, run, plan))
+
+
+def note_caches(run: RunConfig, written: RunConfig | None = None) -> None:
+    """Write down the content of the run's caches, before they can be deleted. A cache that cannot be read is left out: its reader reports
+    it.
+
+    Args:
+        written: the run in `run.json`, if that is the same run with caches of other names; None is the run itself.
+    """
+    contents = {name: manifest.content for name, folder in run.caches.items() if (manifest := _manifest(as_path(folder)))}
+    write_sealed(RunFolder.at(run.output).caches, {"run_digest": (written or run).digest, "contents": contents})
+
+
+def noted_caches(folder: Path, written: RunConfig) -> dict[str, str]:
+    """Return component → content of its cache, as noted when the run began; nothing if the note is of another run or was changed."""
+    try:
+        noted = read_sealed(RunFolder(folder).caches, may_lack_seal=True)
+    except (FileNotFoundError, NotAsWritten):
+        return {}
+    return noted["contents"] if noted.get("run_digest") == written.digest else {}
+
+
+def is_same(written: RunConfig, run: RunConfig, plan: DataPlan | None = None) -> bool:
+    """Return whether the run that was trained as `written`, in the folder of `run`, is what `run` would train.
+
+    Args:
+        plan: caches that are still to be prepared again for a change of their code are taken to have the same content; whether they have
+            is seen when they are there. None is that all caches are there.
+    """
+    if written.digest == run.digest:
+        return True
+    with_caches_of_run = {**written.model_dump(mode="json"), "caches": run.caches, "cache_digests": run.cache_digests}
+    if written.caches.keys() != run.caches.keys() or RunConfig.model_validate(with_caches_of_run).digest != run.digest:
+        return False
+    noted = noted_caches(as_path(run.output), written)
+
+    def content_now(component: str) -> str | None:
+        if plan is None or plan.components[component].train.is_built:
+            manifest = _manifest(as_path(run.caches[component]))
+            return manifest.content if manifest else None
+        before = _manifest_as_written(written, run, component)
+        return before.content if before and differs_in_code_alone(plan.components[component], before) else None
+
+    def is_same_cache(component: str) -> bool:
+        if written.cache_name(component) == run.cache_name(component):
+            return True
+        manifest = None if component in noted else _manifest_as_written(written, run, component)
+        content = noted.get(component) or (manifest.content if manifest else None)
+        return content is not None and content == content_now(component)
+
+    return all(is_same_cache(component) for component in run.caches)
+
+
+def _manifest_as_written(written: RunConfig, run: RunConfig, component: str) -> Manifest | None:
+    """Return the manifest of the cache that a run was trained on: next to the cache as it is now, wherever the home is, or where it was."""
+    folder_name = written.caches[component].rstrip("/").rpartition("/")[2]
+    name = written.cache_name(component)
+    for folder in (as_path(run.caches[component]).parent / folder_name, as_path(written.caches[component])):
+        manifest = _manifest(folder)
+        if manifest is None or manifest.component != component:
+            continue
+        if name in (manifest.digest, f"{manifest.split}-{manifest.key[:16]}", written.caches[component]):
+            return manifest
+    return None
+
+
+def _manifest(folder: Path) -> Manifest | None:
+    with suppress(DataError):
+        return read_manifest(folder)
+    return None
+
+
+def differences(run: RunConfig) -> tuple[Difference, ...]:
+    """Return what decides a run's weights and differs from the run in its folder; empty if there is none, or it is the same.
+
+    A file from before a field existed, or one that can't be read any more, is compared as it is written.
+    """
+    try:
+        written = read_sealed(RunFolder.at(run.output).run_file, may_lack_seal=True)
+    except (FileNotFoundError, NotAsWritten):
+        return ()
+    try:
+        before = RunConfig.model_validate(written).decisive
+    except ValueError:
+        before = {name: written.get(name, NOTHING) for name in run.decisive}
+    return tuple(differences_between(before, run.decisive))
+
+
+def name_differences(found: tuple[Difference, ...], *, most: int = 3) -> str:
+    """Return the first few, in one line."""
+    return name_some(found, most, "; ")
+
+
+def note_changed_plan(run: RunConfig) -> str | None:
+    """Report, and write as an event, what decides bits and differs from the plan of the last checkpoint.
+
+    None if nothing differs, nothing is saved, or everything is trained.
+    """
+    written = read_run(as_path(run.output))
+    if written is None or not is_same(written, run) or finished_result(run):
+        return None
+    was, now = (one.execution.model_dump(mode="json", include=set(DECIDES_BITS)) for one in (written, run))
+    saved, changed = last_saved_step(run), tuple(differences_between(was, now, "execution"))
+    if saved is None or not changed:
+        return None
+    text = f"going on from step {saved:,} by another plan, on the same batches, and no longer bit for bit: {name_differences(changed)}"
+    say(f"{run.phase}: {text}")
+    append_event(run.output, "replanned", saved, text)
+    return text
+
+
+def archive_another_run(run: RunConfig) -> None:
+    """Rename the folder of `run` if it holds another run (other data or settings), or lost its `run.json`; it is never deleted."""
+    folder = RunFolder.at(run.output)
+    is_known = folder.run_file.exists()
+    if not is_known and not folder.checkpoints.exists():
+        return
+    written = read_run(folder.path)
+    if written and is_same(written, run):
+        return
+    if has_result_of(folder.path, run):
+        say(f"{run.phase}: {folder.run_file} is missing or was changed after the run ended; it is written again")
+        return
+    digest = written.digest if written else digest_of_bytes(folder.run_file.read_bytes()) if is_known else "unknown"
+    number = 1
+    while (archived := folder.superseded(digest, number)).exists():
+        number += 1
+    folder.path.rename(archived)
+    had = "had other data or settings" if is_known else "has lost its run.json"
+    say(f"{run.phase}: what was trained before {had}; it is kept in {archived.name}")

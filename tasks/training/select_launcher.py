@@ -1,0 +1,153 @@
+"""Selects the launcher of a phase and its settings, from the phase's slice and the environment.
+
+| variable | |
+|---|---|
+| `PHASEWISE_LAUNCHER` | `local` (if it is not set), `jobset` or `tpu_vm`; a phase of the slice `local` is always trained here |
+| `PHASEWISE_PROCESSES` | local: how many processes; if it is not set, one for each GPU of the mesh, and else one |
+| `PHASEWISE_GKE_IMAGE`, `…_NAMESPACE`, `…_SERVICE_ACCOUNT` | jobset: image, namespace, service account |
+| `PHASEWISE_GKE_CLAIM`, `…_MOUNT` | jobset, home in a folder: the volume claim that holds the home, and its mount path |
+| `PHASEWISE_GKE_SCRATCH` | jobset, home on a store: the working folder of pods, a folder of the node or `memory`; a
+folder that the node makes for the pod if it is not set |
+| `PHASEWISE_TPU_HOSTS` | tpu_vm: `[user@]name[:port]` of the workers in order, `,` between them and `;` between slices; of a phase that
+moves from slice to slice `SLICE=…` of each, with `|` between them |
+| `PHASEWISE_TPU_PYTHON`, `…_PROJECT` | tpu_vm: their paths on every host; as here if they are not set |
+| `PHASEWISE_TPU_KNOWN_HOSTS`, `…_KEY` | tpu_vm: files of ssh; the user's own if they are not set |
+| `PHASEWISE_TPU_SCRATCH` | tpu_vm: the working folder of hosts with a home on a store; their user's cache folder if it is not set |
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, get_args
+
+from phasewise.tasks.preflight.slices import Slice, find_slice
+from phasewise.tasks.store.keeping import keeper_of
+from phasewise.tasks.training.launchers import Launcher, env_passthrough
+from phasewise.tasks.training.local import LocalLauncher
+from phasewise.trainer.base.code_digest import HOUSE
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.process.rendezvous import JOIN_VARIABLE
+from phasewise.trainer.process.signals import stop_seconds
+
+LAUNCHER_VARIABLE, PROCESSES_VARIABLE = "PHASEWISE_LAUNCHER", "PHASEWISE_PROCESSES"
+HERE = "local"
+LauncherKind = Literal["local", "jobset", "tpu_vm"]
+KINDS: tuple[LauncherKind, ...] = get_args(LauncherKind)
+
+
+def chosen_kind(environment: Mapping[str, str] = os.environ) -> LauncherKind:
+    """Return the kind that `PHASEWISE_LAUNCHER` says.
+
+    Raises:
+        ConfigError: there is no such launcher.
+    """
+    kind = environment.get(LAUNCHER_VARIABLE) or HERE
+    if kind not in KINDS:
+        raise ConfigError(f"{LAUNCHER_VARIABLE} must be one of {', '.join(KINDS)}, found '{kind}'. Correct it, or leave it unset.")
+    return kind
+
+
+def select_launcher(run: RunConfig, slice_name: str, environment: Mapping[str, str] = os.environ) -> Launcher:
+    """Return the launcher of a run on a slice.
+
+    Raises:
+        ConfigError: a setting is missing or does not read, or mesh, slice and hosts do not fit one another.
+    """
+    kind = chosen_kind(environment)
+    devices = run.execution.mesh.devices
+    if slice_name == HERE or kind == HERE:
+        text = environment.get(PROCESSES_VARIABLE, "")
+        if text and not (text.isdecimal() and int(text)):
+            raise ConfigError(f"{PROCESSES_VARIABLE} must be a whole number above 0, found '{text}'. Correct it, or leave it unset.")
+        count = int(text) if text else None
+        if count and devices % count:
+            raise ConfigError(
+                f"the processes of {run.phase} on {slice_name} must have equally many of its {devices} devices, found {count} in "
+                f"{PROCESSES_VARIABLE}: take a number that divides them, or leave it unset."
+            )
+        return LocalLauncher(count)
+    slices = find_slice(slice_name)
+    if devices != slices.devices:
+        raise ConfigError(
+            f"the mesh of {run.phase} must have the {slices.devices} devices of {slice_name}, found {devices} in execution.mesh: "
+            "plan the phase for that slice (phasewise preflight), or name another slice."
+        )
+    return _jobset(run, slices, environment) if kind == "jobset" else _tpu_vm(slices, environment)
+
+
+def _jobset(run: RunConfig, slices: Slice, environment: Mapping[str, str]) -> Launcher:
+    from phasewise.tasks.training.hosts import send_seconds
+    from phasewise.tasks.training.jobset import JobSetLauncher
+    from phasewise.tasks.training.jobset_manifest import IN_MEMORY, ClusterSettings
+    from phasewise.tasks.training.kubernetes_cluster import Cluster
+
+    claim, mount = environment.get("PHASEWISE_GKE_CLAIM"), environment.get("PHASEWISE_GKE_MOUNT")
+    if bool(claim) != bool(mount):
+        raise ConfigError("PHASEWISE_GKE_CLAIM and PHASEWISE_GKE_MOUNT must be set both or not at all: the volume, and where the home is.")
+    scratch = environment.get("PHASEWISE_GKE_SCRATCH") or None
+    is_on_store = keeper_of(Path(run.output)) is not None
+    if is_on_store and claim:
+        raise ConfigError(
+            f"{run.phase} has its home on a store, which pods reach by themselves, found the volume {claim} in PHASEWISE_GKE_CLAIM: "
+            "unset PHASEWISE_GKE_CLAIM and PHASEWISE_GKE_MOUNT, or take a home in a folder below that mount."
+        )
+    if scratch and not is_on_store:
+        raise ConfigError(
+            f"PHASEWISE_GKE_SCRATCH is for a home on a store, found {run.output}, a folder that all pods see: unset it, or take a home on gs://."
+        )
+    if scratch and scratch != IN_MEMORY and not scratch.startswith("/"):
+        raise ConfigError(
+            f"PHASEWISE_GKE_SCRATCH must be a folder of the node, from / on, or '{IN_MEMORY}', found '{scratch}'. Correct it, or leave it "
+            "unset."
+        )
+    settings = ClusterSettings(
+        image=_needed(environment, "PHASEWISE_GKE_IMAGE", "the image that every host starts"),
+        namespace=environment.get("PHASEWISE_GKE_NAMESPACE") or "default",
+        claim=claim or None,
+        mount=mount or None,
+        service_account=environment.get("PHASEWISE_GKE_SERVICE_ACCOUNT") or None,
+        stop_seconds=stop_seconds(),
+        passed_on={name: value for name, value in env_passthrough(environment).items() if name != JOIN_VARIABLE},
+        scratch=scratch,
+        send_seconds=send_seconds(environment),
+    )
+    return JobSetLauncher(Cluster(settings.namespace), slices, settings)
+
+
+def _tpu_vm(slices: Slice, environment: Mapping[str, str]) -> Launcher:
+    from phasewise.tasks.training.tpu_vm import TpuVmLauncher, Workers
+
+    text = _needed(environment, "PHASEWISE_TPU_HOSTS", "the workers of the slice")
+    if "=" in text:
+        named = {find_slice(name.strip()).name: workers for name, _, workers in (part.partition("=") for part in text.split("|"))}
+        if slices.name not in named:
+            raise ConfigError(
+                f"PHASEWISE_TPU_HOSTS must name the workers of {slices.name}, found those of {', '.join(named)}: add '| {slices.name}=…'."
+            )
+        text = named[slices.name]
+    groups = tuple(tuple(name.strip() for name in one.split(",") if name.strip()) for one in text.split(";"))
+    each = slices.hosts // slices.count
+    if [len(one) for one in groups] != [each] * slices.count:
+        raise ConfigError(
+            f"{slices.name} has {slices.count} × {each} hosts, found {' and '.join(str(len(one)) for one in groups)} in "
+            "PHASEWISE_TPU_HOSTS: name all workers of a slice with commas between, and slices with semicolons between."
+        )
+    known_hosts, key = environment.get("PHASEWISE_TPU_KNOWN_HOSTS"), environment.get("PHASEWISE_TPU_KEY")
+    return TpuVmLauncher(
+        Workers(
+            slices=groups,
+            python=environment.get("PHASEWISE_TPU_PYTHON") or sys.executable,
+            project=environment.get("PHASEWISE_TPU_PROJECT") or str(HOUSE.parent),
+            known_hosts=Path(known_hosts) if known_hosts else None,
+            key=Path(key) if key else None,
+            scratch=environment.get("PHASEWISE_TPU_SCRATCH") or None,
+        )
+    )
+
+
+def _needed(environment: Mapping[str, str], name: str, what: str) -> str:
+    if value := environment.get(name):
+        return value
+    raise ConfigError(f"{LAUNCHER_VARIABLE}={environment.get(LAUNCHER_VARIABLE)} needs {what} in {name}, found none: set it.")

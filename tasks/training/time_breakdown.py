@@ -1,0 +1,238 @@
+"""Where the wall time of a phase's training went: `spent.jsonl` in its folder has a line for each attempt.
+
+The trainer counts the seconds of each work (`trainer.process.watchdog`), and its last heartbeat has them. The rest of the processes' time –
+their start, their imports, and the time after the last heartbeat of one that was killed – is `process`. Updates that a later attempt did
+again are `replay`. So the parts are together the time between the start of each attempt and its end, and the pauses between attempts.
+
+While an attempt goes on, `life.json` says what is known of it. A launcher that is lost with its machine writes no line: the next one finds
+`life.json`, and writes the line. The time after its last sign is not known: until the next attempt it is `away`.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from phasewise.tasks.store.keeping import keeper_of
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.base.wording import about
+from phasewise.trainer.process.heartbeat import read_heartbeat
+
+STEPPING = ("step", "data", "barrier")
+"""The works of an update."""
+LEAST_SHARE = 0.01
+UNCOUNTED_SECONDS = 60.0
+"""A trainer starts to count after its imports. A longer time by the clock means that the clock was set."""
+NOTE_SECONDS = 10.0
+
+
+class AttemptTime(Frozen, extra="ignore"):
+    """The time of one attempt.
+
+    Attributes:
+        wall_seconds: from the start of its processes to their end.
+        pause_seconds: from the end of the attempt before, if the same launcher started this one; else 0.
+        seconds: of each work, as the trainer counted them; nothing if it was ended before its first heartbeat.
+        from_step, to_step: the updates that were applied when it began, and when it ended.
+        peak_memory_bytes: the most that its process held in this machine's memory; None if it is not known.
+        slice_name: where it trained; empty if it is not known.
+        started_at: seconds since 1970; 0 in older lines.
+        is_whole: whether its end was seen; else its launcher was gone before, and `wall_seconds` is up to its last sign.
+        away_seconds: from that sign to the start of the next attempt.
+    """
+
+    wall_seconds: float
+    pause_seconds: float
+    seconds: dict[str, float]
+    from_step: int
+    to_step: int
+    peak_memory_bytes: int | None = None
+    slice_name: str = ""
+    started_at: float = 0.0
+    is_whole: bool = True
+    away_seconds: float = 0.0
+
+
+class TimeBreakdown(Frozen):
+    """Where the time of a phase's training went. The seconds add up to `wall_seconds`.
+
+    Attributes:
+        lives: how many attempts there were.
+        slices: slice → seconds of the attempts there; empty if they are not known.
+    """
+
+    wall_seconds: float
+    lives: int
+    seconds: dict[str, float]
+    peak_memory_bytes: int | None = None
+    slices: dict[str, float] = Field(default={})
+
+
+class OpenAttempt(Frozen):
+    """An attempt that goes on, as `life.json` says it.
+
+    Attributes:
+        life: what was known of it when this was written.
+        before: time and process of the heartbeat that was there when it began, of an earlier one.
+    """
+
+    life: AttemptTime
+    before: list[str | int | None]
+
+    def with_its_heartbeat(self, said: Mapping[str, Any]) -> tuple[AttemptTime, Mapping[str, Any]]:
+        """Return the attempt with the later heartbeat of its trainer, and that heartbeat; nothing if it is not of this attempt."""
+        if not said or [said.get("time"), said.get("pid")] == self.before:
+            return self.life, {}
+        with suppress(KeyError, TypeError, ValueError):
+            on_the_clock = datetime.fromisoformat(said["time"]).timestamp() - self.life.started_at
+            counted = self.life.wall_seconds + sum(said["spent"].values()) - sum(self.life.seconds.values())
+            until = min(on_the_clock, counted + UNCOUNTED_SECONDS)
+            if until >= self.life.wall_seconds:
+                said_then = {"seconds": dict(said["spent"]), "to_step": said["step"], "peak_memory_bytes": said["peak_memory_bytes"]}
+                return self.life.but(wall_seconds=until, **said_then), said
+        return self.life, said
+
+
+class Clock:
+    """Counts the attempts of a run that one launcher starts. No training fails because the account cannot be written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ended: float | None = None
+
+    @contextmanager
+    def attempt(self, from_step: int, *, slice_name: str = "") -> Iterator[Callable[[], None]]:
+        """Count one attempt, however it ends. Yield a function that notes how far it is; call it often.
+
+        Args:
+            slice_name: as in `AttemptTime`.
+        """
+        taken = self._write_lost_attempt()
+        began, started_at = time.monotonic(), time.time()
+        pause = 0.0 if self._ended is None else max(0.0, began - self._ended)
+        said_before = read_heartbeat(self._folder)
+        before = [said_before.get("time"), said_before.get("pid")]
+        noted: float | None = None
+
+        def so_far() -> AttemptTime:
+            """What is known of it. Of a trainer that another launcher had started only the time since counts."""
+            said = read_heartbeat(self._folder)
+            said = said if [said.get("time"), said.get("pid")] != before else {}
+            is_taken = bool(said and taken and said.get("token") == taken.get("token"))
+            had: Mapping[str, float] = taken.get("spent", {}) if is_taken else {}
+            first = taken.get("step", from_step) if is_taken else from_step
+            return AttemptTime(
+                wall_seconds=time.monotonic() - began,
+                pause_seconds=pause,
+                seconds={work: max(0.0, spent - had.get(work, 0.0)) for work, spent in said.get("spent", {}).items()},
+                from_step=first,
+                to_step=said.get("step", first),
+                peak_memory_bytes=said.get("peak_memory_bytes"),
+                slice_name=slice_name,
+                started_at=started_at,
+                is_whole=False,
+            )
+
+        def note() -> None:
+            nonlocal noted
+            now = time.monotonic()
+            if noted is None or now - noted >= NOTE_SECONDS:
+                noted = now
+                with suppress(OSError):
+                    write_json(RunFolder(self._folder).life, OpenAttempt(life=so_far(), before=before).model_dump(mode="json"))
+
+        note()
+        try:
+            yield note
+        finally:
+            self._ended = time.monotonic()
+            self._append(so_far().but(is_whole=True))
+            with suppress(OSError):
+                RunFolder(self._folder).life.unlink(missing_ok=True)
+
+    def _write_lost_attempt(self) -> Mapping[str, Any]:
+        """Write the line of an attempt whose launcher was lost, and return the last heartbeat of its trainer: it may still be at work.
+
+        Nothing is returned if the home is on a store: the trainer was shut out there.
+        """
+        found = read_open_attempt(self._folder)
+        if found is None:
+            return {}
+        lost, said = found.with_its_heartbeat(read_heartbeat(self._folder))
+        if lost.started_at not in [one.started_at for one in read_attempts(self._folder)]:
+            self._append(lost.but(away_seconds=max(0.0, time.time() - lost.started_at - lost.wall_seconds)))
+        return {} if keeper_of(self._folder) else said
+
+    def _append(self, attempt: AttemptTime) -> None:
+        with suppress(OSError), open(RunFolder(self._folder).spent, "a", encoding="utf-8") as file:
+            file.write(attempt.model_dump_json() + "\n")
+
+
+def read_time_breakdown(folder: Path) -> TimeBreakdown | None:
+    """Return the account of all attempts of the run in a folder, also of one that goes on; None if there is none."""
+    attempts = read_attempts(folder)
+    if (now := read_open_attempt(folder)) and now.life.started_at not in [one.started_at for one in attempts]:
+        attempts.append(now.life)
+    if not attempts:
+        return None
+    seconds: dict[str, float] = {}
+    slices: dict[str, float] = {}
+    for attempt, after in zip(attempts, [*attempts[1:], None], strict=True):
+        for work, spent in _parts(attempt, after).items():
+            seconds[work] = seconds.get(work, 0.0) + spent
+        if attempt.slice_name:
+            slices[attempt.slice_name] = slices.get(attempt.slice_name, 0.0) + attempt.wall_seconds
+    return TimeBreakdown(
+        wall_seconds=sum(one.wall_seconds + one.pause_seconds + one.away_seconds for one in attempts),
+        lives=len(attempts),
+        seconds={work: spent for work, spent in seconds.items() if spent},
+        peak_memory_bytes=max((one.peak_memory_bytes for one in attempts if one.peak_memory_bytes), default=None),
+        slices=slices,
+    )
+
+
+def read_attempts(folder: Path) -> list[AttemptTime]:
+    """Return the attempts of the run in a folder that have ended. A line that does not read is skipped."""
+    path, found = RunFolder(folder).spent, list[AttemptTime]()
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            found.append(AttemptTime.model_validate_json(line))
+    return found
+
+
+def read_open_attempt(folder: Path) -> OpenAttempt | None:
+    """Return the attempt that goes on, or whose end was not seen; None if there is none."""
+    with suppress(OSError, ValueError):
+        return OpenAttempt.model_validate(read_json(RunFolder(folder).life))
+    return None
+
+
+def words_of(spent: TimeBreakdown) -> str:
+    """Return `about 4 min: step 71 %, compile 12 %, …`, the largest part first, without parts below one percent."""
+    shares = sorted(((seconds / spent.wall_seconds, work) for work, seconds in spent.seconds.items()), reverse=True)
+    parts = ", ".join(f"{work} {share:.0%}".replace("%", " %") for share, work in shares if share >= LEAST_SHARE)
+    where = ", ".join(f"{name} {about(seconds)}" for name, seconds in spent.slices.items()) if len(spent.slices) > 1 else ""
+    return f"{about(spent.wall_seconds)}: {parts}{f'; on {where}' if where else ''}"
+
+
+def _parts(attempt: AttemptTime, after: AttemptTime | None) -> dict[str, float]:
+    """Return the parts of one attempt. The updates that the next attempt does again were lost, so their time here is its replay."""
+    parts = {
+        **attempt.seconds,
+        "process": max(0.0, attempt.wall_seconds - sum(attempt.seconds.values())),
+        "pause": attempt.pause_seconds,
+        "away": attempt.away_seconds,
+    }
+    updates = attempt.to_step - attempt.from_step
+    lost = attempt.to_step - after.from_step if after else 0
+    if updates <= 0 or lost <= 0:
+        return parts
+    share = min(1.0, lost / updates)
+    kept = {work: parts[work] * (1 - share) for work in STEPPING if work in parts}
+    return {**parts, **kept, "replay": sum(parts[work] * share for work in kept)}

@@ -1,0 +1,376 @@
+"""The launcher for TPU VMs: it starts the trainer over ssh on every worker of one or several slices. `pip install 'phasewise[tpu-vm]'`.
+
+A host's key must be known before (`known_hosts`). Each host has a lock, which its trainer holds: a TPU has one program at a time. The
+trainer ends when its connection does, and if the connection is cut without an end, when it heard nothing for `PARENT_SECONDS`.
+"""
+
+import asyncio
+import os
+import shlex
+import signal
+import threading
+import time
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from phasewise.tasks.home import SCRATCH_VARIABLE
+from phasewise.tasks.store.keeping import keeper_of
+from phasewise.tasks.store.publisher import Kept
+from phasewise.tasks.training.hosts import SEND_VARIABLE, send_seconds
+from phasewise.tasks.training.launchers import DONE_SECONDS, Attempt, ProcessGroup, env_passthrough, size_of
+from phasewise.tasks.training.remote_hosts import RemoteHosts, start_remote
+from phasewise.trainer.base.errors import ConfigError, TrainingError
+from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.process.child_process import ALIVE, SILENT_VARIABLE, STOP, python_command
+from phasewise.trainer.process.environment import HOSTS_VARIABLE, LAUNCH_VARIABLE, SLICES_VARIABLE
+from phasewise.trainer.process.rendezvous import forget_meetings
+from phasewise.trainer.process.signals import STOP_VARIABLE, stop_seconds
+
+BUSY = 96
+"""The exit code of the command if another trainer has the host."""
+CONNECT_SECONDS = 30.0
+KEEPALIVE_SECONDS, KEEPALIVES = 10.0, 3
+"""A connection that is cut in the middle counts as lost after so many unanswered messages."""
+ALIVE_SECONDS = 10.0
+END_SECONDS = 10.0
+"""How long the launcher may take to see the end of a process that was killed."""
+START_SECONDS = 60.0
+PARENT_SECONDS = 60.0
+BUSY_LOOK_SECONDS = 1.0
+SENT_SECONDS = 600.0
+"""How long hosts without a shared folder may end after the first one that is done."""
+LOCK, OWNER = '"$HOME/.phasewise-trainer.lock"', '"$HOME/.phasewise-trainer.owner"'
+T = TypeVar("T")
+
+
+class Host(NamedTuple):
+    """One worker, as ssh names it."""
+
+    name: str
+    user: str | None = None
+    port: int = 22
+
+    @classmethod
+    def parse(cls, text: str) -> "Host":
+        """Parse `[user@]name[:port]`.
+
+        Raises:
+            ConfigError: it does not read.
+        """
+        user, _, place = text.strip().rpartition("@")
+        name, _, port = place.partition(":")
+        if not name or (port and not port.isdecimal()):
+            raise ConfigError(f"a host must be written [user@]name[:port], found '{text}'.")
+        return cls(name, user or None, int(port or 22))
+
+    def __str__(self) -> str:
+        return self.name if self.port == 22 else f"{self.name}:{self.port}"
+
+
+class Workers(Frozen):
+    """The hosts of a run, all of which see its folder under the same path, or reach the store that its home is on.
+
+    Attributes:
+        slices: the workers of each slice in order, as ssh names them: `[user@]name[:port]`.
+        python: of the environment that trains, on every host.
+        project: the folder of this project on every host.
+        port: of the coordinator, on the first host.
+        known_hosts: the file that has the hosts' keys; None is the user's own.
+        key: the private key that opens the hosts; None is the one that the user's ssh would try.
+        scratch: the working folder of hosts without a shared folder; None is each user's cache folder.
+        environment: variables of every process.
+    """
+
+    slices: tuple[tuple[str, ...], ...]
+    python: str
+    project: str
+    port: int = 8476
+    known_hosts: Path | None = None
+    key: Path | None = None
+    scratch: str | None = None
+    environment: Mapping[str, str] = {}
+
+    @property
+    def hosts(self) -> list[Host]:
+        """All of them, in the order of the processes."""
+        return [Host.parse(name) for one in self.slices for name in one]
+
+
+class TpuVmLauncher:
+    """Workers that are reached by ssh."""
+
+    kind = "tpu_vm"
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+
+    def clear(self, folder: Path) -> None:
+        """Do nothing: hosts end with their connection."""
+
+    def start(self, attempt: Attempt) -> "SshGroup | RemoteHosts":
+        """See `Launcher`. If the home is on a store, hosts have their own folders."""
+        keeper = keeper_of(attempt.folder)
+        if keeper is None:
+            return self._start_hosts(attempt, None, DONE_SECONDS)
+        return start_remote(keeper, attempt, lambda kept: self._start_hosts(attempt, kept, SENT_SECONDS))
+
+    def _start_hosts(self, attempt: Attempt, kept: Kept | None, done_seconds: float) -> "SshGroup":
+        """Start the program on all hosts, or on none."""
+        loop = Loop()
+        forget_meetings(attempt.folder)
+
+        async def start_all() -> list[SshProcess]:
+            commands = list(zip(self._workers.hosts, self.commands(attempt, kept), strict=True))
+            found = await asyncio.gather(
+                *(self._start(attempt, loop, number, host, command) for number, (host, command) in enumerate(commands)),
+                return_exceptions=True,
+            )
+            if failed := [one for one in found if isinstance(one, BaseException)]:
+                for process in [one for one in found if isinstance(one, SshProcess)]:
+                    await process.kill_on_host()
+                    await process.disconnect()
+                raise failed[0]
+            return [one for one in found if isinstance(one, SshProcess)]
+
+        try:
+            return SshGroup(attempt.folder, loop, loop.run(start_all()), done_seconds)
+        except BaseException:
+            loop.close()
+            raise
+
+    async def _start(self, attempt: Attempt, loop: "Loop", number: int, host: Host, command: str) -> "SshProcess":
+        connection = await connect(host, self._workers.known_hosts, self._workers.key)
+        log = RunFolder(attempt.folder).log(number)
+        # how long the last attempt of this launcher may still have a host: until it hears nothing, and has saved
+        patience = PARENT_SECONDS + stop_seconds() + send_seconds()
+        until = time.monotonic() + patience
+
+        async def begin() -> tuple[Any, int]:
+            while True:
+                process = await connection.create_process(command, encoding=None, stderr=asyncio.subprocess.STDOUT)
+                said = (await process.stdout.readline()).decode(errors="replace").strip()
+                if said.startswith("pid "):
+                    return process, int(said.removeprefix("pid "))
+                await process.wait_closed()
+                if process.exit_status != BUSY:
+                    raise TrainingError(f"{host} did not start the trainer: it said '{said}' and ended with {process.exit_status}.")
+                other = said.removeprefix("busy ") or "another program"
+                if other != attempt.owner or time.monotonic() > until:
+                    raise TrainingError(
+                        f"{host} has a trainer already, of {other}: a TPU has one program at a time. Wait for it, or stop it."
+                    )
+                await asyncio.sleep(BUSY_LOOK_SECONDS)
+
+        try:
+            process, pid = await asyncio.wait_for(begin(), START_SECONDS + patience)
+        except BaseException as error:
+            connection.abort()
+            if isinstance(error, TimeoutError):
+                raise TrainingError(f"{host} did not start the trainer within {START_SECONDS:.0f} s: look at it by ssh.") from None
+            raise
+        return SshProcess(loop, connection, process, host, log, pid)
+
+    def commands(self, attempt: Attempt, kept: Kept | None = None) -> list[str]:
+        """Return the command of each host, for its shell, which becomes the trainer, or `tasks.training.hosts` if there is a store."""
+        workers = self._workers
+        first, several = workers.hosts[0].name, len(workers.slices) > 1
+        shared = {
+            **env_passthrough(os.environ),
+            **({SCRATCH_VARIABLE: workers.scratch} if workers.scratch else {}),
+            **workers.environment,
+            "JAX_COORDINATOR_ADDRESS": f"{first}:{workers.port}",
+            "JAX_NUM_PROCESSES": str(len(workers.hosts)),
+            LAUNCH_VARIABLE: attempt.name,
+            SLICES_VARIABLE: str(len(workers.slices)),
+            HOSTS_VARIABLE: ",".join(map(str, workers.hosts)),
+            SILENT_VARIABLE: f"{PARENT_SECONDS:g}",
+            STOP_VARIABLE: f"{stop_seconds():g}",
+        }
+        program = ["phasewise.trainer", str(attempt.run_file), "--with-parent"]
+        if kept is not None:
+            shared[SEND_VARIABLE] = f"{send_seconds():g}"
+            folders = [str(kept.store), kept.run_name, Path(attempt.run.output).name, str(kept.work)]
+            program = ["phasewise.tasks.training.hosts", *folders, "--python", workers.python, "--with-parent"]
+        if several:
+            shared |= {"MEGASCALE_COORDINATOR_ADDRESS": first, "MEGASCALE_NUM_SLICES": str(len(workers.slices))}
+        commands: list[str] = []
+        for index, slice_id in enumerate(number for number, one in enumerate(workers.slices) for _ in one):
+            own = {**shared, "JAX_PROCESS_ID": str(index), **({"MEGASCALE_SLICE_ID": str(slice_id)} if several else {})}
+            variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in own.items())
+            commands.append(
+                f'exec 9>>{LOCK} && {{ flock -n 9 || {{ echo "busy $(cat {OWNER})"; exit {BUSY}; }}; }} && '
+                f"echo {shlex.quote(attempt.owner)} >{OWNER} && cd {shlex.quote(workers.project)} && export {variables} && "
+                f'echo "pid $$" && exec {shlex.join(python_command(*program, python=workers.python))}'
+            )
+        return commands
+
+
+class Loop:
+    """A thread that talks to all hosts."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="ssh", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
+        """Run it and return its result."""
+        return self.begin(work).result(seconds)
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Any:
+        """Begin it without waiting."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self) -> None:
+        """End the thread, and cancel its tasks."""
+
+        async def cancel_all() -> None:
+            others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+        self.run(cancel_all())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def connect(host: Host, known_hosts: Path | None, key: Path | None) -> Any:
+    """Open a connection to a host.
+
+    Raises:
+        ConfigError: the host's key is not known, or the host refuses the user.
+        TrainingError: the host does not answer.
+    """
+    asyncssh = _asyncssh()
+    options: dict[str, Any] = {} if known_hosts is None else {"known_hosts": str(known_hosts)}
+    if key is not None:
+        options["client_keys"] = [str(key)]
+    if host.user:
+        options["username"] = host.user
+    try:
+        return await asyncssh.connect(
+            host.name,
+            host.port,
+            connect_timeout=CONNECT_SECONDS,
+            login_timeout=CONNECT_SECONDS,
+            keepalive_interval=KEEPALIVE_SECONDS,
+            keepalive_count_max=KEEPALIVES,
+            **options,
+        )
+    except asyncssh.HostKeyNotVerifiable as error:
+        raise ConfigError(
+            f"the key of {host} is not the one that is known ({error}): connect to it once by ssh and compare its fingerprint, or correct "
+            f"{known_hosts or '~/.ssh/known_hosts'}."
+        ) from None
+    except asyncssh.PermissionDenied as error:
+        raise ConfigError(f"{host} does not let us in ({error}): look at the user and the key that ssh uses for it.") from None
+    except (OSError, asyncssh.Error, TimeoutError) as error:
+        raise TrainingError(f"{host} does not answer by ssh: {error or 'nothing came in time'}. Look whether it runs.") from None
+
+
+class SshProcess:
+    """The trainer on one host. It ends when the connection does, for it watches its standard input."""
+
+    def __init__(self, loop: Loop, connection: Any, process: Any, host: Host, log: Path, pid: int) -> None:
+        self.name, self.log_before = str(host), size_of(log)
+        self._loop, self._connection, self._process, self._log, self._pid = loop, connection, process, log, pid
+        self._ended = threading.Event()
+        self._code: int | None = None
+        loop.begin(self._follow())
+        loop.begin(self._stay_alive())
+
+    def code(self) -> int | None:
+        """See `Process`."""
+        return self._code
+
+    def wait(self, seconds: float) -> None:
+        """See `Process`."""
+        self._ended.wait(seconds)
+
+    def stop(self) -> None:
+        """Send a byte: not every server passes signals on."""
+        self._loop.run(self._write(STOP))
+
+    def kill(self) -> None:
+        """See `Process`. A host that cannot be reached ends its process itself, when it has heard nothing for long enough."""
+
+        async def abort() -> None:
+            self._connection.abort()
+
+        with suppress(TimeoutError):
+            self._loop.run(self.kill_on_host(), END_SECONDS)
+        if not self._ended.wait(END_SECONDS):
+            self._loop.run(abort())
+            self._ended.wait(END_SECONDS)
+
+    def close(self) -> None:
+        """See `Process`."""
+        self._loop.run(self.disconnect())
+
+    async def kill_on_host(self) -> None:
+        """Kill the process by its id, in the loop's thread."""
+        with suppress(OSError, _asyncssh().Error):
+            await self._connection.run(f"kill -KILL {self._pid}", check=False)
+
+    async def disconnect(self) -> None:
+        """Close the connection, in the loop's thread."""
+        self._connection.close()
+        await self._connection.wait_closed()
+
+    async def _follow(self) -> None:
+        """Write its output to its log until it ends."""
+        code = int(ExitCode.LOST)
+        process = self._process
+        with open(self._log, "ab") as log:
+            try:
+                while said := await process.stdout.read(2**16):
+                    log.write(said)
+                    log.flush()
+                await process.wait_closed()
+                if process.exit_signal:
+                    code = -int(signal.Signals[f"SIG{process.exit_signal[0]}"])
+                elif process.exit_status is not None and process.exit_status >= 0:
+                    code = int(process.exit_status)
+                elif process.exit_status is None:
+                    log.write(f"trainer: the connection to {self.name} was lost\n".encode())
+            except (OSError, _asyncssh().Error) as error:
+                log.write(f"trainer: the connection to {self.name} broke off: {error}\n".encode())
+        self._code = code
+        self._ended.set()
+
+    async def _stay_alive(self) -> None:
+        while self._code is None:
+            await self._write(ALIVE)
+            await asyncio.sleep(ALIVE_SECONDS)
+
+    async def _write(self, said: bytes) -> None:
+        with suppress(OSError):  # it has ended meanwhile
+            self._process.stdin.write(said)
+
+
+class SshGroup(ProcessGroup):
+    """The trainers on all hosts, and the thread that talks to them."""
+
+    def __init__(self, folder: Path, loop: Loop, processes: list[SshProcess], done_seconds: float = DONE_SECONDS) -> None:
+        super().__init__(folder, done_seconds=done_seconds)
+        self._loop = loop
+        self.processes.extend(processes)
+
+    def close(self) -> None:
+        """See `Hosts`."""
+        super().close()
+        self._loop.close()
+
+
+def _asyncssh() -> Any:
+    try:
+        import asyncssh
+    except ImportError:
+        raise ConfigError("the tpu_vm launcher needs asyncssh, which is not installed: pip install 'phasewise[tpu-vm]'.") from None
+    return asyncssh

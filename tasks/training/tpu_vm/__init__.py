@@ -1,1 +1,0 @@
-"""The launcher for TPU VMs: the trainer over ssh on every worker."""

@@ -1,0 +1,256 @@
+"""Caches that were prepared again: a run is the same where they have the same name or the same content."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phasewise.tasks.data.plan import DataPlan
+from phasewise.tasks.home import Home
+from phasewise.tasks.preflight.preflight import preflight_setup
+from phasewise.tasks.preflight.setup import Setup
+from phasewise.tasks.training import run_identity as module
+from phasewise.tasks.training.run_identity import finished_result, is_begun, note_caches, note_changed_plan
+from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.run_folder import CACHES_NAME
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.checkpoints.files import remove_checkpoint
+from phasewise.trainer.config import Execution, Mesh, RunConfig
+from phasewise.trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest, write_manifest
+from phasewise.trainer.events import read_events
+from phasewise.trainer.metrics import read_metrics
+from phasewise.trainer.preflight.spec import StepShape
+from tests.tasks.training.conftest import STEPS, BuildRun
+
+DEVICES = 2
+
+
+def train(run: RunConfig) -> None:
+    """In a process that sees two devices, of which a run may use one."""
+    path = Path(run.output) / "run.json"
+    write_json(path, run.model_dump(mode="json"))
+    flags = f"--xla_force_host_platform_device_count={DEVICES}"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "phasewise.trainer", str(path)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def planned(build_run: BuildRun, tmp_path_factory: pytest.TempPathFactory) -> Execution:
+    """What preflight finds for two devices of this CPU: it is compiled here, by another process than the trainer's."""
+    run = build_run("planned")
+    step = StepShape(
+        model=run.model, optimizer=run.optimizer, batch_sequences=2, keeps_average=False, clips_update_rms=False, update_norm_window=None,
+        skip_step_window=None,
+    )  # fmt: skip
+    setup = Setup(phase="planned", slice="cpu-2", stretches=((0, STEPS),), step=step)
+    report = preflight_setup(setup, Home(tmp_path_factory.mktemp("home")))
+    assert report["fits"]
+    assert not report["estimated"]
+    assert report["collectives"], "weights that are cut over two devices are gathered"
+    assert report["gib_per_chip"]["peak"] == pytest.approx(0, abs=0.05)
+    return Execution.model_validate(report["execution"])
+
+
+def test_a_plan_is_executed_and_a_changed_one_goes_on_with_the_same_batches(
+    build_run: BuildRun, planned: Execution, monkeypatch: pytest.MonkeyPatch
+):
+    assert (planned.mesh, planned.attention) == (Mesh(fsdp=2), "xla")
+    said: list[str] = []
+    monkeypatch.setattr(module, "say", said.append)
+    run = build_run("planned")
+    assert note_changed_plan(run) is None, "nothing is there to go on from"
+    result = Path(run.output) / "result.json"
+    train(run)
+    write_sealed(result, {"run_digest": run.digest})
+    assert note_changed_plan(run.but(execution=planned)) is None, "nothing is left to go on with"
+    result.unlink()
+    before = [row["loss"] for row in read_metrics(Path(run.output) / "metrics.jsonl")]
+    assert note_changed_plan(run) is None, "nothing changed"
+
+    remove_checkpoint(Path(run.output) / "checkpoints" / str(STEPS))
+    again = run.but(execution=planned)
+    text = note_changed_plan(again)
+    assert text is not None
+    assert "going on from step 60 by another plan, on the same batches, and no longer bit for bit" in text
+    assert "execution.mesh.fsdp: 1 → 2" in text
+    assert said == [f"planned: {text}"]
+    (event,) = [one for one in read_events(run.output) if one["kind"] == "replanned"]
+    assert (event["step"], event["text"]) == (60, text)
+    train(again)
+    after = [row["loss"] for row in read_metrics(Path(run.output) / "metrics.jsonl")]
+    assert after[:60] == before[:60]
+    assert after[60:] == pytest.approx(before[60:], rel=1e-4)
+    assert len(after) == STEPS
+
+
+def test_another_run_in_the_folder_is_no_changed_plan(build_run: BuildRun, planned: Execution):
+    other = build_run("planned", peak=2e-2).but(execution=planned)
+    assert note_changed_plan(other) is None
+
+
+Edit = Callable[[dict[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A home with caches and a finished run."""
+
+    world: Any
+    run: RunConfig
+
+    def plan(self) -> DataPlan:
+        return self.world.plan()
+
+    def again(self, number: str = "0", **changes: Any) -> RunConfig:
+        """The run with caches that other code has prepared beside the first, under other names; their manifests have these changes."""
+        caches: dict[str, str] = {}
+        for name, folder in self.run.caches.items():
+            key = number * 64
+            copy = Path(folder).with_name(f"train-{key[:16]}")
+            shutil.copytree(folder, copy, dirs_exist_ok=True)
+            fields = read_manifest(folder).model_dump(mode="json")
+            write_manifest(copy, Manifest.model_validate({**fields, "key": key, "reader": f"reader {number}", **changes}))
+            caches[name] = str(copy)
+        return self.run.but(caches=caches)
+
+
+@pytest.fixture
+def case(prepared: Any, build_run: BuildRun, tmp_path: Path) -> Case:
+    """On a copy of the shared home; nothing is trained: what is in the run's folder decides."""
+    shutil.copytree(prepared.home.root, tmp_path / "home", dirs_exist_ok=True)
+    world = type(prepared)(Home.open(str(tmp_path / "home")), tmp_path / "home" / "sources")
+    caches = {name: str(folder) for name, folder in world.plan().folders("train").items()}
+    output = str(world.home.run("tiny", "phase"))
+    run = build_run("phase").but(caches=caches, output=output)
+    note_caches(run)
+    write_json(Path(output) / "run.json", run.model_dump(mode="json"))
+    write_json(Path(output) / "result.json", {"run_digest": run.digest})
+    return Case(world, run)
+
+
+def holds(run: RunConfig) -> bool:
+    finished = finished_result(run) is not None
+    assert finished == is_begun(run)
+    return finished
+
+
+def test_the_same_bytes_under_another_name_are_the_same_run(case: Case):
+    again = case.again()
+    assert again.digest != case.run.digest
+    assert holds(case.run)
+    assert holds(again)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"begin_of_text": 5}, {"end_of_text": 5}, {"dtype": "uint32"}, {"tokenizer_digest": "another"}, {"shards": []}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_other_content_under_another_name_is_another_run(case: Case, changes: dict[str, Any]):
+    assert not holds(case.again(**changes))
+
+
+def test_other_settings_are_another_run(case: Case):
+    assert not holds(case.again().but(seed=1))
+
+
+def test_another_component_is_another_run(case: Case):
+    caches = {**case.again().caches, "more": case.run.caches["web"]}
+    assert not holds(case.run.but(caches=caches))
+
+
+def without_notes(case: Case) -> None:
+    (Path(case.run.output) / CACHES_NAME).unlink()
+
+
+def without_caches(case: Case) -> None:
+    for folder in case.run.caches.values():
+        shutil.rmtree(folder)
+
+
+def with_notes_of_another_run(case: Case) -> None:
+    path = Path(case.run.output) / CACHES_NAME
+    write_json(path, {**read_json(path), "run_digest": "another"})
+    without_caches(case)
+
+
+def with_neither(case: Case) -> None:
+    without_notes(case)
+    without_caches(case)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "expected"), [(without_notes, True), (without_caches, True), (with_notes_of_another_run, False), (with_neither, False)]
+)
+def test_what_was_trained_on_is_known_from_notes_or_from_manifests(case: Case, prepare: Callable[[Case], None], expected: bool):
+    """The caches of then may be deleted; a run of before has no notes."""
+    again = case.again()
+    prepare(case)
+    assert holds(again) is expected
+    assert holds(case.run)  # by name
+
+
+def test_a_run_of_a_home_that_was_moved_holds(case: Case, tmp_path: Path):
+    again = case.again()
+    without_notes(case)
+    moved = (tmp_path / "home").rename(tmp_path / "moved")
+    places = {name: str(folder).replace(str(tmp_path / "home"), str(moved)) for name, folder in again.caches.items()}
+    output = again.output.replace(str(tmp_path / "home"), str(moved))
+    assert holds(again.but(caches=places, output=output))
+
+
+def test_a_pinned_cache_is_known_by_its_content_too(case: Case):
+    again = case.again()
+    digests = {name: read_manifest(folder).digest for name, folder in again.caches.items()}
+    assert holds(again.but(cache_digests=digests))
+
+
+def test_caches_that_lack_for_their_code_alone_do_not_speak_against_a_result(case: Case, monkeypatch: pytest.MonkeyPatch):
+    """Until they are there: then their content does."""
+    monkeypatch.setattr("phasewise.tasks.data.documents.READER", "another reader")
+    monkeypatch.setattr("phasewise.tasks.data.verify.read_by", lambda _: "another reader")
+    plan = case.plan()
+    run = case.run.but(caches={name: str(folder) for name, folder in plan.folders("train").items()})
+    assert not plan.is_built
+    assert finished_result(run) is None
+    assert finished_result(run, plan) is not None
+    for name, folder in run.caches.items():
+        fields = read_manifest(case.run.caches[name]).model_dump(mode="json")
+        write_manifest(folder, Manifest.model_validate({**fields, "key": plan.components[name].train.key, "begin_of_text": 7}))
+    assert finished_result(run, plan) is None
+
+
+@pytest.mark.parametrize("what", ["file", "setting"])
+def test_caches_that_lack_for_a_file_or_a_setting_speak_against_it(case: Case, monkeypatch: pytest.MonkeyPatch, what: str):
+    monkeypatch.setattr("phasewise.tasks.data.documents.READER", "another reader")
+    monkeypatch.setattr("phasewise.tasks.data.verify.read_by", lambda _: "another reader")
+    if what == "file":
+        (case.world.sources / "web" / "part-2.jsonl").write_text('{"text": "more"}\n')
+    plan = case.world.plan(**({"normalization": {"line_ends": "keep"}} if what == "setting" else {}))
+    caches = {name: str(folder) for name, folder in plan.folders("train").items()}
+    run = case.run.but(caches=caches)
+    assert finished_result(run, plan) is None
+
+
+def test_a_manifest_s_content_is_of_its_tokens_in_order(case: Case):
+    manifest = read_manifest(case.run.caches["web"])
+    assert len(manifest.shards) > 1
+
+    def content(**changes: Any) -> str:
+        return manifest.but(**changes).content
+
+    shards = [shard.model_dump(mode="json") for shard in manifest.shards]
+    same = [{"key": "k"}, {"reader": "r"}, {"normalizer": "n"}, {"encoder": "e"}, {"source": {}}, {"sources": []}, {"component": "c"}]
+    other = [{"shards": shards[::-1]}, {"shards": shards[1:]}, {"shards": [{**shards[0], "digest": "d"}, *shards[1:]]}]
+    assert {content(**changes) for changes in same} == {manifest.content}
+    assert len({manifest.content, *(content(**changes) for changes in other)}) == 1 + len(other)
+    assert (Path(case.run.caches["web"]) / MANIFEST_NAME).exists()

@@ -1,0 +1,192 @@
+"""What of the environment decides what is computed: some of it is refused, the rest is written down and said."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import pytest
+
+from phasewise.tasks.training import monitor
+from phasewise.tasks.training.monitor import ReplannedEvents
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.events import read_events
+from phasewise.trainer.process import environment
+from phasewise.trainer.process.environment import (
+    USUAL,
+    Conditions,
+    check_environment,
+    check_nothing_left_over,
+    check_usual,
+    conditions_of,
+    deciding_variables,
+    note_conditions,
+    read_conditions,
+    spare_search,
+    versions,
+)
+
+LAUNCHED = {"PHASEWISE_LAUNCH": "a", "JAX_COORDINATOR_ADDRESS": "host:1", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "1"}
+TWO_SLICES = {"PHASEWISE_SLICES": "2", "MEGASCALE_COORDINATOR_ADDRESS": "host", "MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1"}
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"JAX_NUM_PROCESSES": "1"},
+        LAUNCHED,
+        {**LAUNCHED, **TWO_SLICES},
+        {**LAUNCHED, "MEGASCALE_NUM_SLICES": "1", "MEGASCALE_SLICE_ID": "0"},
+        {"MEGASCALE_COORDINATOR_ADDRESS": "host"},  # by hand, on a multislice that jax asks for the rest
+    ],
+)
+def test_what_belongs_together_is_taken(environment: dict[str, str]):
+    check_environment(environment)
+
+
+@pytest.mark.parametrize(
+    ("environment", "named"),
+    [
+        ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"}, "JAX_NUM_PROCESSES=2 needs the address of process 0"),
+        ({**LAUNCHED, "MEGASCALE_COORDINATOR_ADDRESS": "old"}, "one slice, found MEGASCALE_COORDINATOR_ADDRESS=old"),
+        ({**LAUNCHED, "MEGASCALE_PORT": "8081"}, "one slice, found MEGASCALE_PORT=8081"),
+        ({**LAUNCHED, **TWO_SLICES, "MEGASCALE_NUM_SLICES": "4"}, "has 2 slices .* MEGASCALE_NUM_SLICES=4"),
+        ({**LAUNCHED, **TWO_SLICES, "MEGASCALE_SLICE_ID": "2"}, "has 2 slices .* MEGASCALE_SLICE_ID=2"),
+        ({**LAUNCHED, "PHASEWISE_SLICES": "2"}, "has 2 slices .* found none of them"),
+    ],
+)
+def test_what_is_left_over_or_missing_is_refused_by_name(environment: dict[str, str], named: str):
+    with pytest.raises(ConfigError, match=named):
+        check_environment(environment)
+
+
+@pytest.mark.parametrize(
+    "name", ["JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "MEGASCALE_SLICE_ID", "MEGASCALE_PORT", "PHASEWISE_LAUNCH"]
+)
+def test_a_launcher_of_this_machine_refuses_what_it_would_set_itself(name: str):
+    with pytest.raises(ConfigError, match=f"found {name}=7 in the environment, from another launch: unset it"):
+        check_nothing_left_over({"HOME": "/", name: "7"})
+
+
+def test_one_tpu_host_is_not_left_over():
+    check_nothing_left_over({"TPU_WORKER_HOSTNAMES": "localhost", "HOME": "/"})
+    with pytest.raises(ConfigError, match="TPU_WORKER_HOSTNAMES=a,b"):
+        check_nothing_left_over({"TPU_WORKER_HOSTNAMES": "a,b"})
+
+
+@pytest.fixture(autouse=True)
+def _with_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "find_spec", lambda name: importlib.util.find_spec("json") if name == "libtpu" else None)
+
+
+def chosen(root: Path, **environment: str) -> str | None:
+    spare_search(environment, root=root)
+    return environment.get("JAX_PLATFORMS")
+
+
+def pci(root: Path, vendor: str) -> None:
+    folder = root / "sys/bus/pci/devices/0000:00:04.0"
+    folder.mkdir(parents=True)
+    (folder / "vendor").write_text(f"{vendor}\n")
+
+
+def test_without_an_accelerator_jax_is_asked_to_use_the_cpu(tmp_path: Path) -> None:
+    pci(tmp_path, "0x1af4")
+    assert chosen(tmp_path) == "cpu"
+
+
+def test_without_libtpu_there_is_nothing_to_spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "find_spec", lambda _name: None)
+    assert chosen(tmp_path) is None
+
+
+def test_what_somebody_said_stays(tmp_path: Path) -> None:
+    assert chosen(tmp_path, JAX_PLATFORMS="tpu,cpu") == "tpu,cpu"
+
+
+@pytest.mark.parametrize("device", ["dev/accel0", "dev/vfio/0", "dev/nvidia0", "dev/dxg", "dev/kfd"])
+def test_a_device_leaves_the_choice_to_jax(tmp_path: Path, device: str) -> None:
+    (tmp_path / device).parent.mkdir(parents=True)
+    (tmp_path / device).touch()
+    assert chosen(tmp_path) is None
+
+
+def test_a_tpu_on_the_bus_leaves_the_choice_to_jax(tmp_path: Path) -> None:
+    pci(tmp_path, "0x1ae0")
+    assert chosen(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE", "MEGASCALE_COORDINATOR_ADDRESS", "JAX_FORCE_TPU_INIT"])
+def test_an_environment_of_tpus_leaves_the_choice_to_jax(tmp_path: Path, name: str) -> None:
+    assert chosen(tmp_path, **{name: "x"}) is None
+
+
+MakeRun = Callable[..., RunConfig]
+OTHER = {
+    "JAX_ENABLE_X64": "true",
+    "JAX_DEFAULT_PRNG_IMPL": "rbg",
+    "JAX_THREEFRY_PARTITIONABLE": "0",
+    "JAX_RANDOM_SEED_OFFSET": "7",
+    "JAX_NUMPY_DTYPE_PROMOTION": "strict",
+    "JAX_NUMPY_RANK_PROMOTION": "raise",
+}
+
+
+@pytest.mark.parametrize(("name", "value"), OTHER.items())
+def test_what_would_make_another_run_is_refused_by_name(name: str, value: str):
+    for check in (check_usual, check_environment, check_nothing_left_over):
+        with pytest.raises(ConfigError, match=f"{name}={value} would change what a run begins with"):
+            check({name: value})
+
+
+def test_what_jax_has_by_itself_is_not_refused():
+    check_usual({**USUAL, "JAX_ENABLE_X64": "False", "JAX_THREEFRY_PARTITIONABLE": "on", "JAX_RANDOM_SEED_OFFSET": ""})
+    assert set(OTHER) == set(USUAL)
+    values = {name: jax.config.values[name.lower()] for name in USUAL}
+    assert {name: str(int(value) if isinstance(value, bool) else value) for name, value in values.items()} == USUAL
+
+
+def test_variables_that_may_change_bits():
+    flags = "--xla_cpu_enable_fast_math=true --xla_force_host_platform_device_count=2 --xla_dump_to=/x"
+    given = {"JAX_DEFAULT_MATMUL_PRECISION": "high", "NVIDIA_TF32_OVERRIDE": "1", "XLA_FLAGS": flags, "HOME": "/", "JAX_PLATFORMS": "cpu"}
+    assert deciding_variables(given | {"JAX_COORDINATOR_ADDRESS": "here:1", "JAX_NUM_PROCESSES": "2"}) == {
+        "JAX_DEFAULT_MATMUL_PRECISION": "high",
+        "NVIDIA_TF32_OVERRIDE": "1",
+        "XLA_FLAGS": "--xla_cpu_enable_fast_math=true",
+    }
+    assert deciding_variables({"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}) == {}
+
+
+def test_every_field_of_conditions_is_compared():
+    def here(platform: str = "gpu", device: str = "H100", processes: int = 1, **variables: str) -> Conditions:
+        return conditions_of(variables, platform_name=platform, device=device, processes=processes)
+
+    others = [here("tpu"), here(device="H200"), here(processes=2), here(XLA_FLAGS="--x"), here().but(versions={**versions(), "jax": "0"})]
+    assert len(others) == len(Conditions.model_fields)
+    assert [len(here().differences(other)) for other in others] == [1] * len(others)
+    assert here().differences(here(XLA_FLAGS="--x")) == ["XLA_FLAGS: not set → --x"]
+    assert here("cpu", device="a").device == here("cpu", device="b").device, "jax calls every CPU the same; its processor is meant"
+
+
+def test_a_run_that_goes_on_under_other_conditions_says_so(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch):
+    run, said = make_run("conditions"), list[str]()
+    monkeypatch.setattr(monitor, "say", said.append)
+    assert note_conditions(run, None) is None
+    assert note_conditions(run, 30) is None, "all is as it was"
+    monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "highest")
+    assert note_conditions(run, None) is None, "it begins again"
+    monkeypatch.delenv("JAX_DEFAULT_MATMUL_PRECISION")
+    watch = ReplannedEvents(run)
+    text = note_conditions(run, 30)
+    assert text is not None
+    assert "going on from step 30 under other conditions" in text
+    assert text.endswith("JAX_DEFAULT_MATMUL_PRECISION: highest → not set")
+    assert [(event["kind"], event["step"], event["text"]) for event in read_events(run.output)] == [("replanned", 30, text)]
+    watch.look()
+    watch.look()
+    assert said == [f"{run.phase}: {text}"]
+    found = read_conditions(watch._path.parent)  # pyright: ignore[reportPrivateUsage]
+    assert found is not None
+    assert "JAX_DEFAULT_MATMUL_PRECISION" not in found.variables

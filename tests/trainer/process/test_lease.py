@@ -1,0 +1,160 @@
+"""One trainer writes in a run's folder: the living one is left alone, and the one that stands still is shut out for good."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phasewise.trainer.base.errors import TakenOver, TrainingError
+from phasewise.trainer.base.exit_codes import ExitCode
+from phasewise.trainer.base.run_folder import TOKEN_NAME
+from phasewise.trainer.base.storage import read_json
+from phasewise.trainer.metrics import read_metrics
+from phasewise.trainer.process import lease as module
+from phasewise.trainer.process.lease import Lease, only_one_trainer
+from phasewise.trainer.run import main
+from tests.trainer.conftest import MakeRun, RowsOf, StartTrainer
+
+pytestmark = pytest.mark.timeout(240)  # a guard against hanging
+OTHER_HOLDER = """
+import sys
+from pathlib import Path
+from phasewise.trainer.process.lease import only_one_trainer
+with only_one_trainer(Path(sys.argv[1])) as fence:
+    print(fence.number, flush=True)
+    sys.stdin.read()
+    try:
+        fence.check()
+    except Exception as error:
+        print(type(error).__name__, flush=True)
+"""
+HALF_WRITTEN = ".orbax-checkpoint-tmp/"
+
+
+def test_tokens_only_rise_and_the_last_one_holds(tmp_path: Path):
+    first = Lease.take(tmp_path)
+    first.check()
+    second = Lease.take(tmp_path)
+    assert (first.number, second.number) == (1, 2)
+    second.check()
+    with pytest.raises(TakenOver, match=r"this one has token 1, the folder has 2\. Nothing more is written here"):
+        first.check()
+
+
+@pytest.mark.parametrize("damage", [b"", b"[]", b'{"number": 1}', b'{"number": "x"}'])
+def test_a_token_that_does_not_read_lets_nobody_write(tmp_path: Path, damage: bytes):
+    """Also where the number starts from one again: names decide."""
+    fence = Lease.take(tmp_path)
+    (tmp_path / TOKEN_NAME).write_bytes(damage)
+    with pytest.raises(TakenOver):
+        fence.check()
+    Lease.take(tmp_path).check()
+    with pytest.raises(TakenOver):
+        fence.check()
+
+
+def test_a_folder_that_was_moved_is_not_written_to(tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    fence = Lease.take(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "aside")
+    with pytest.raises(TakenOver, match="cannot be read"):
+        fence.check()
+    with pytest.raises(TakenOver, match="cannot be read"), fence.alone():
+        pass
+    assert not (tmp_path / "run").exists()
+
+
+def test_nobody_takes_over_in_the_middle_of_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """And whoever was taken over before it writes nothing."""
+    monkeypatch.setattr(module, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    with only_one_trainer(tmp_path) as first:
+        with (
+            first.alone(),
+            pytest.raises(TrainingError, match=r"stands still in the middle of a write, for 0\.1 s at least: end that process"),
+            only_one_trainer(tmp_path),
+        ):
+            pass
+        first.check()
+        with only_one_trainer(tmp_path) as second:
+            with pytest.raises(TakenOver), first.alone():
+                (tmp_path / "written").touch()
+            with second.alone():
+                assert not (tmp_path / "written").exists()
+
+
+def test_a_silent_holder_is_taken_over_by_one_and_finds_that_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "SILENT_SECONDS", 0.3)
+    command = [sys.executable, "-c", OTHER_HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "1\n"
+        with only_one_trainer(tmp_path) as fence:
+            assert fence.number == 2
+            out, _ = process.communicate("go on\n")
+            assert out == "TakenOver\n"
+            fence.check()
+
+
+def trained_to(run: Any, step: int) -> Callable[[], bool]:
+    def holds() -> bool:
+        rows = read_metrics(Path(run.output) / "metrics.jsonl")
+        return bool(rows) and rows[-1]["step"] >= step
+
+    return holds
+
+
+def test_a_trainer_that_is_stopped_and_goes_on_later_damages_nothing(
+    make_run: MakeRun, start_trainer: StartTrainer, rows_of: RowsOf, monkeypatch: pytest.MonkeyPatch, wait_until: Any
+):
+    """SIGSTOP in the middle, a second trainer to the end, then SIGCONT: the first ends by name, and the folder is the second's."""
+    monkeypatch.setattr(module, "SILENT_SECONDS", 3.0)
+    long = {
+        "stop_step": 4000,
+        "learning_rate": [{"kind": "constant", "start_step": 0, "end_step": 4000, "start": 1e-3, "end": 1e-3}],
+        "checkpoints": {"every_steps": 5, "every_minutes": None, "keep_all": False},
+    }
+    run = make_run("stopped", **long)
+    process = start_trainer(run)
+    wait_until(process, trained_to(run, 8))
+    os.kill(process.pid, signal.SIGSTOP)
+    reached = read_metrics(Path(run.output) / "metrics.jsonl")[-1]["step"]
+    monkeypatch.setattr("phasewise.trainer.loop._stop_requested", stop_after(reached + 12))
+    assert main([f"{run.output}/run.json"]) == ExitCode.PREEMPTED
+    before = contents(Path(run.output))
+    assert read_json(Path(run.output) / TOKEN_NAME)["number"] == 2
+    os.kill(process.pid, signal.SIGCONT)
+    assert process.wait() == ExitCode.TAKEN_OVER
+    after = contents(Path(run.output))
+    assert {name: after[name] for name in before} == before
+    assert all(HALF_WRITTEN in name for name in after.keys() - before.keys())  # what it was writing when it was stopped, never a checkpoint
+    assert [row["step"] for row in rows_of(run)] == list(range(1, reached + 13))
+
+
+def stop_after(step: int) -> Callable[[], Any]:
+    """As a SIGTERM that comes after that update."""
+
+    class Context:
+        def __enter__(self) -> Callable[[int], bool]:
+            return lambda now: now >= step
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    return Context
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Of what a run is made of; the log and the sign of life are the processes' own."""
+    found: dict[str, bytes] = {}
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            if path.is_file() and path.name not in ("trainer.log", "heartbeat") and not path.name.startswith(".heartbeat"):
+                found[str(path.relative_to(folder))] = path.read_bytes()
+    return found

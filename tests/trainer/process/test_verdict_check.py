@@ -1,0 +1,124 @@
+"""No training without a verdict for exactly these bytes."""
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phasewise.tasks.validation.decide import decide
+from phasewise.trainer.base.decision import Decisions, decision_path, seen_of
+from phasewise.trainer.base.errors import DataError, VerdictError
+from phasewise.trainer.base.identity import write_sealed
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.data.manifest import read_manifest, write_manifest
+from phasewise.trainer.process.verdict_check import check_verdict
+
+MakeRun = Callable[..., RunConfig]
+Judge = Callable[..., None]
+
+
+def test_a_passing_verdict_for_these_caches_lets_train(make_run: MakeRun):
+    assert check_verdict(make_run("permitted")) is None
+
+
+def test_no_verdict_is_no_permission(make_run: MakeRun):
+    run = make_run("unjudged")
+    Path(run.verdict).unlink()
+    with pytest.raises(VerdictError, match=r"phase unjudged has no verdict at .*: validate its data first"):
+        check_verdict(run)
+
+
+@pytest.mark.parametrize("passes", [False, None, "true", 1])
+def test_only_true_is_a_pass(make_run: MakeRun, judge: Judge, passes: Any):
+    run = make_run("failing")
+    judge(run, passes=passes)
+    with pytest.raises(VerdictError, match=r"does not pass: phase failing must not train"):
+        check_verdict(run)
+
+
+def test_a_verdict_on_other_bytes_is_none(make_run: MakeRun, caches: Mapping[str, Path], tmp_path: Path):
+    other = Path(shutil.copytree(caches["code"], tmp_path / "code"))
+    run = make_run("other bytes", caches={**{name: str(folder) for name, folder in caches.items()}, "code": str(other)})
+    judged = read_manifest(other).digest
+    write_manifest(other, read_manifest(other).but(key="built again"))
+    found = read_manifest(other).digest
+    with pytest.raises(VerdictError, match=rf"other bytes of code: it names {judged[:12]}, the cache is {found[:12]}"):
+        check_verdict(run)
+
+
+def test_a_verdict_that_leaves_a_cache_out_is_none(make_run: MakeRun, judge: Judge):
+    run = make_run("left out")
+    judge(run, judged={name: read_manifest(folder).digest for name, folder in run.caches.items() if name != "web"})
+    with pytest.raises(VerdictError, match=r"other bytes of web: it names None"):
+        check_verdict(run)
+
+
+def test_a_cache_without_a_manifest_is_no_cache(make_run: MakeRun, tmp_path: Path):
+    run = make_run("no cache")
+    run = run.but(caches={**run.caches, "web": str(tmp_path)})
+    with pytest.raises(DataError, match=r"is not a finished token cache"):
+        check_verdict(run)
+
+
+@pytest.mark.parametrize("content", ['{"passes": tr', "[true]"], ids=["torn", "list"])
+def test_a_verdict_that_does_not_read_is_none(make_run: MakeRun, content: str):
+    run = make_run("torn verdict")
+    Path(run.verdict).write_text(content)
+    with pytest.raises(VerdictError):
+        check_verdict(run)
+
+
+CHECK = {"table": "mixture", "name": "expect_epochs", "severity": "critical", "outcome": "failed"}
+ASKS = {"approvable": [{"table": "mixture", "check": "expect_epochs"}], "on_warnings": False}
+
+
+def waiting(make_run: MakeRun, name: str, **fields: Any) -> RunConfig:
+    """A run whose verdict fails by what a person may let pass."""
+    run = make_run(name)
+    verdict = read_json(run.verdict) | {"passes": False, "checks": [CHECK], "asks_people": ASKS} | fields
+    write_sealed(run.verdict, verdict)
+    return run
+
+
+def test_a_verdict_that_waits_for_a_person_is_no_permission_until_one_lets_it_pass(make_run: MakeRun):
+    run = waiting(make_run, "waiting")
+    with pytest.raises(VerdictError, match=r"waits for a person's decision: phase waiting must not train before it"):
+        check_verdict(run)
+    decide(Path(run.verdict), approves=True, reason="it is small", who="Ada")
+    assert check_verdict(run) is None
+    decide(Path(run.verdict), approves=False, reason="it is not", who="Grace")
+    with pytest.raises(VerdictError, match=r"was rejected by Grace on .*: it is not\. Phase waiting must not train"):
+        check_verdict(run)
+
+
+def test_a_decision_on_what_the_verdict_said_before_is_no_permission(make_run: MakeRun):
+    run = waiting(make_run, "changed since")
+    decide(Path(run.verdict), approves=True, reason="it is small", who="Ada")
+    write_sealed(run.verdict, read_json(run.verdict) | {"thresholds": {"max_epochs": 2}})
+    with pytest.raises(VerdictError, match=r"waits for a person's decision \(approved by Ada .* thresholds changed since\)"):
+        check_verdict(run)
+
+
+def test_a_decision_does_not_open_the_way_to_other_bytes_or_past_what_nobody_may_let_pass(make_run: MakeRun):
+    run = waiting(make_run, "other bytes too", judged={"web": "0" * 64})
+    decide(Path(run.verdict), approves=True, reason="it is small", who="Ada")
+    with pytest.raises(VerdictError, match="was given for other bytes"):
+        check_verdict(run)
+    run = waiting(make_run, "leak")
+    decision = decide(Path(run.verdict), approves=True, reason="it is small", who="Ada")
+    leak = {**CHECK, "table": "leakage"}
+    verdict = read_json(run.verdict) | {"checks": [CHECK, leak]}
+    write_sealed(run.verdict, verdict)
+    forged = decision.but(seen=seen_of(verdict))
+    write_json(decision_path(run.verdict), Decisions(latest=forged).model_dump(mode="json"))
+    with pytest.raises(VerdictError, match="does not pass: phase leak must not train"):
+        check_verdict(run)
+
+
+def test_a_verdict_with_checks_that_do_not_read_is_none(make_run: MakeRun):
+    run = waiting(make_run, "torn checks", checks=[{"outcome": "failed"}])
+    with pytest.raises(VerdictError, match="is not a verdict"):
+        check_verdict(run)

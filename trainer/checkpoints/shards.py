@@ -1,0 +1,116 @@
+"""Shards of a checkpoint that several hosts write without a shared folder: each uploads its own files, and the union is the checkpoint.
+
+Orbax writes such a checkpoint as zarr: a file for each shard of a leaf, written by the host that has it. Its usual format, OCDBT, has one
+index over the files of all hosts, which only a host that sees all of them can make.
+"""
+
+import itertools
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import orbax.checkpoint as ocp
+
+from phasewise.trainer.base.errors import StorageError, TrainingError
+from phasewise.trainer.base.storage import as_path, put_file, read_json
+from phasewise.trainer.base.wording import name_some
+from phasewise.trainer.checkpoints.files import DIGESTING_THREADS, Digests, digests_here
+from phasewise.trainer.process.distributed import coordinator_client
+from phasewise.trainer.process.rendezvous import CHECKPOINT_STORE_VARIABLE
+
+STATE, ARRAY_NAME = "state", ".zarray"
+"""Next to the shards of a leaf Orbax writes their shape, on the first host only."""
+EXCHANGE_SECONDS = 300
+"""How long a host waits for the slowest one, which has digested and uploaded all that it wrote."""
+MAX_NAMED = 3
+_exchanges = itertools.count()
+
+
+def checkpoint_store() -> Path | None:
+    """Return where hosts upload shards; None if all processes of the run share its folder."""
+    url = os.environ.get(CHECKPOINT_STORE_VARIABLE)
+    return as_path(url) if url and jax.process_count() > 1 else None
+
+
+def build_writer(*, has_shared_folder: bool) -> ocp.AsyncCheckpointer:
+    """Build the writer of checkpoints, which works in the background. Without a shared folder each host makes its own folders."""
+    if has_shared_folder:
+        return ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(state=ocp.PyTreeCheckpointHandler(), about=ocp.JsonCheckpointHandler()))
+    everyone = ocp.options.MultiprocessingOptions(primary_host=None)
+    # Folders are made before anything is written: Orbax has one signal for all hosts that they are there, and the first host gives it
+    at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
+    # Orbax's own registry is one for the whole process: whoever reads a checkpoint meanwhile says there again that host 0 makes folders
+    arrays = ocp.type_handlers.create_type_handler_registry((jax.Array, ocp.type_handlers.ArrayHandler()))
+    return ocp.AsyncCheckpointer(
+        ocp.CompositeCheckpointHandler(
+            composite_options=ocp.CompositeOptions(multiprocessing_options=everyone, async_options=at_once),
+            state=ocp.PyTreeCheckpointHandler(use_ocdbt=False, multiprocessing_options=everyone, type_handler_registry=arrays),
+            about=ocp.JsonCheckpointHandler(multiprocessing_options=everyone),
+        ),
+        async_options=at_once,
+        multiprocessing_options=everyone,
+    )
+
+
+def upload_shards(checkpoint: Path, store: Path) -> Digests:
+    """Upload what this host wrote under the names of its digests, and return the files of all hosts.
+
+    Raises:
+        StorageError: the store does not take a file, two hosts wrote different shards under one name, or a shard is missing.
+        TrainingError: a host is at another checkpoint.
+        JaxRuntimeError: a host is gone.
+    """
+    share = digests_here(checkpoint)
+    with ThreadPoolExecutor(DIGESTING_THREADS) as threads:
+        list(threads.map(lambda item: put_file(checkpoint / item[0], store / item[1][1]), share.items()))
+    client, index, key, number = coordinator_client(), jax.process_index(), "phasewise/shards", next(_exchanges)
+    client.key_value_set(f"{key}/{number}/{index}", json.dumps([checkpoint.name, share]))
+    found = [
+        json.loads(client.blocking_key_value_get(f"{key}/{number}/{host}", 1000 * EXCHANGE_SECONDS)) for host in range(jax.process_count())
+    ]
+    if number:  # a host that says something has read what was said before
+        client.key_value_delete(f"{key}/{number - 1}/{index}")
+    if len(steps := sorted({str(step) for step, _ in found})) > 1:
+        raise TrainingError(f"all hosts must save the same checkpoint, found {' and '.join(steps)}: start the run again.")
+    return united(checkpoint, [{name: (int(size), str(digest)) for name, (size, digest) in share.items()} for _, share in found])
+
+
+def united(checkpoint: Path, shares: Sequence[Digests]) -> Digests:
+    """Return the files of the whole checkpoint: of a file that several hosts wrote the first one's counts, unless it is a shard.
+
+    Raises:
+        StorageError: two hosts wrote different shards under one name, or a shard is missing.
+    """
+    files: dict[str, tuple[int, str]] = {}
+    for number, share in enumerate(shares):
+        for name, said in share.items():
+            if files.setdefault(name, said) != said and _is_shard(name):
+                raise StorageError(f"{checkpoint}/{name} was written by host {number}, too, with other bytes. Start the run again.")
+    if missing := _missing_shards(checkpoint, files):
+        raise StorageError(
+            f"{checkpoint} lacks shards that no host wrote: {name_some(missing, MAX_NAMED)}. The checkpoint before it is kept. Start the "
+            "run again."
+        )
+    return dict(sorted(files.items()))
+
+
+def _is_shard(name: str) -> bool:
+    """Return whether it is a shard of a leaf: `state/LEAF/0.1`."""
+    parts = name.split("/")
+    return len(parts) == 3 and parts[0] == STATE and all(part.isdecimal() for part in parts[2].split("."))
+
+
+def _missing_shards(checkpoint: Path, files: Mapping[str, object]) -> list[str]:
+    """Return those of the leaves whose shape this host wrote. A shard that is not there would be read as zeros."""
+    missing: list[str] = []
+    for described in sorted((checkpoint / STATE).glob(f"*/{ARRAY_NAME}")):
+        leaf = read_json(described)
+        counts = [math.ceil(size / shard) for size, shard in zip(leaf["shape"], leaf["chunks"], strict=True)]
+        places = [".".join(map(str, place)) for place in itertools.product(*map(range, counts))]
+        names = [f"{STATE}/{described.parent.name}/{place or '0'}" for place in places]
+        missing += [name for name in names if name not in files]
+    return missing

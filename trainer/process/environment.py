@@ -1,0 +1,251 @@
+"""The environment of a trainer: which variables it refuses, which it writes down because they may change bits, and where jax computes.
+
+| variable | what a launcher says with it |
+|---|---|
+| `PHASEWISE_LAUNCH` | the name of this attempt; all its hosts have the same |
+| `PHASEWISE_SLICES` | how many slices the launch has; 1 if it is not set |
+| `PHASEWISE_HOSTS` | the names of its hosts in order, with commas between |
+
+This module does not import jax: launchers read it, too. `python -m phasewise.trainer.process.environment` prints the devices of jax.
+"""
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from phasewise.trainer.base.errors import ConfigError
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.identity import read_sealed, write_sealed
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.events import append_event
+
+LAUNCH_VARIABLE, SLICES_VARIABLE, HOSTS_VARIABLE = "PHASEWISE_LAUNCH", "PHASEWISE_SLICES", "PHASEWISE_HOSTS"
+MEGASCALE = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
+OF_ONE_LAUNCH = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", LAUNCH_VARIABLE, SLICES_VARIABLE, HOSTS_VARIABLE)
+"""What a launcher gives to every process anew: in its own environment these are left over."""
+USUAL = {
+    "JAX_ENABLE_X64": "0",
+    "JAX_DEFAULT_PRNG_IMPL": "threefry2x32",
+    "JAX_THREEFRY_PARTITIONABLE": "1",
+    "JAX_RANDOM_SEED_OFFSET": "0",
+    "JAX_NUMPY_DTYPE_PROMOTION": "standard",
+    "JAX_NUMPY_RANK_PROMOTION": "allow",
+}
+"""The defaults of jax. With another value a run would begin with other weights, or compute in other types, under the same digest."""
+TRUE, FALSE = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off", "")
+LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
+DECIDING = ("JAX_", "XLA_", "LIBTPU_", "NCCL_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_")
+"""Prefixes of the variables that may change bits."""
+OF_PLACE = frozenset(
+    f"JAX_{name}"
+    for name in (
+        "COMPILATION_CACHE_DIR", "COORDINATOR_ADDRESS", "LOCAL_DEVICE_IDS", "NUM_CPU_DEVICES", "NUM_PROCESSES", "PLATFORMS", "PROCESS_ID",
+        "TRACEBACK_FILTERING",
+    )
+)  # fmt: skip
+"""Where a process is, and how many there are: platform, processes and mesh say what of it counts."""
+FLAGS, FLAGS_OF_PLACE = "XLA_FLAGS", ("--xla_force_host_platform_device_count", "--xla_dump_")
+GOOGLE = "0x1ae0"
+"""The vendor of TPUs on the PCI bus."""
+DEVICES = ("dev/accel*", "dev/vfio/*", "dev/nvidia*", "dev/dxg", "dev/kfd")
+TPU_VARIABLES = ("TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE", "MEGASCALE_COORDINATOR_ADDRESS", "JAX_FORCE_TPU_INIT")
+
+
+class Conditions(Frozen):
+    """What a run's updates were computed under.
+
+    Attributes:
+        platform, device: as jax names them; of a CPU its processor.
+        versions: of `LIBRARIES` and Python.
+        variables: those of `deciding_variables`.
+    """
+
+    platform: str
+    device: str
+    processes: int
+    versions: dict[str, str]
+    variables: dict[str, str]
+
+    def differences(self, now: "Conditions") -> list[str]:
+        """Name each difference, with both values."""
+        before, after = (
+            {"platform": one.platform, "device": one.device, "processes": str(one.processes), **one.versions, **one.variables}
+            for one in (self, now)
+        )
+        return [
+            f"{name}: {before.get(name, 'not set')} → {after.get(name, 'not set')}"
+            for name in dict.fromkeys([*before, *after])
+            if before.get(name) != after.get(name)
+        ]
+
+
+def check_usual(environment: Mapping[str, str]) -> None:
+    """Refuse variables that would make another run of it.
+
+    Raises:
+        ConfigError: a variable has a value other than the default of jax.
+    """
+
+    def plain(value: str) -> str:
+        word = value.strip().lower()
+        return "1" if word in TRUE else "0" if word in FALSE else word
+
+    if unusual := [
+        f"{name}={environment[name]}" for name, usual in USUAL.items() if name in environment and plain(environment[name]) != usual
+    ]:
+        raise ConfigError(
+            f"{', '.join(unusual)} would change what a run begins with or computes in, and no result would say so: unset "
+            f"{'it' if len(unusual) == 1 else 'them'}."
+        )
+
+
+def check_nothing_left_over(environment: Mapping[str, str]) -> None:
+    """Check the environment of a program that starts all processes of a run itself.
+
+    Raises:
+        ConfigError: the environment names hosts of another launch; or as `check_usual`.
+    """
+    check_usual(environment)
+    found = [name for name in OF_ONE_LAUNCH if environment.get(name)]
+    found += sorted(name for name in environment if name.startswith("MEGASCALE_"))
+    if "," in environment.get("TPU_WORKER_HOSTNAMES", ""):
+        found.append("TPU_WORKER_HOSTNAMES")
+    if found:
+        said = ", ".join(f"{name}={environment[name]}" for name in found)
+        raise ConfigError(
+            f"the local launcher starts all processes of a run itself, found {said} in the environment, from another launch: unset "
+            f"{'it' if len(found) == 1 else 'them'}, or choose the launcher that these are for (PHASEWISE_LAUNCHER=tpu_vm)."
+        )
+
+
+def check_environment(environment: Mapping[str, str]) -> None:
+    """Check the environment of a process of a run, before it joins others.
+
+    Raises:
+        ConfigError: a variable is left over from another launch, or one of a group is missing; or as `check_usual`.
+    """
+    check_usual(environment)
+    several = any(environment.get(name) for name in ("JAX_COORDINATOR_ADDRESS", "TPU_WORKER_HOSTNAMES", "MEGASCALE_COORDINATOR_ADDRESS"))
+    if not several and environment.get("JAX_NUM_PROCESSES", "1") != "1":
+        raise ConfigError(
+            f"JAX_NUM_PROCESSES={environment['JAX_NUM_PROCESSES']} needs the address of process 0, found no JAX_COORDINATOR_ADDRESS: set "
+            "it to host:port, or unset JAX_NUM_PROCESSES and JAX_PROCESS_ID."
+        )
+    if not environment.get(LAUNCH_VARIABLE):
+        return
+    slices = environment.get(SLICES_VARIABLE, "1")
+    found = {name: environment[name] for name in sorted(environment) if name.startswith("MEGASCALE_")}
+    said = ", ".join(f"{name}={value}" for name, value in found.items()) or "none of them"
+    if slices == "1":
+        if found and found.get("MEGASCALE_NUM_SLICES") != "1":  # a cluster may say of every launch how many slices it has
+            raise ConfigError(f"this launch has one slice, found {said} in the environment, from another launch: unset them on this host.")
+        return
+    missing = [name for name in MEGASCALE if not found.get(name)]
+    number = found.get("MEGASCALE_SLICE_ID", "")
+    if missing or found["MEGASCALE_NUM_SLICES"] != slices or not (number.isdecimal() and int(number) < int(slices)):
+        raise ConfigError(
+            f"this launch has {slices} slices and needs {', '.join(MEGASCALE)} that say so, found {said}: unset what is left over from "
+            "another launch on this host, and start all hosts again."
+        )
+
+
+def deciding_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that may change the bits of an update; of `XLA_FLAGS` without the number of devices and the dumps."""
+    found = {name: value for name, value in sorted(environment.items()) if name.startswith(DECIDING) and name not in OF_PLACE}
+    if flags := " ".join(flag for flag in found.pop(FLAGS, "").split() if not flag.startswith(FLAGS_OF_PLACE)):
+        found[FLAGS] = flags
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and the installed libraries, without importing these."""
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def conditions_of(environment: Mapping[str, str], *, platform_name: str, device: str, processes: int) -> Conditions:
+    """Return the conditions of this process; what jax computes on is an argument, because asking jax takes the devices."""
+    if platform_name == "cpu":
+        device = platform.processor() or platform.machine()
+        with suppress(OSError):
+            lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+            device = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return Conditions(
+        platform=platform_name, device=device, processes=processes, versions=versions(), variables=deciding_variables(environment)
+    )
+
+
+def note_conditions(
+    run: RunConfig, saved_step: int | None, *, alone: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> str | None:
+    """Write down the conditions of this process and return how they differ from those of the checkpoint that the run resumes from.
+
+    Args:
+        saved_step: of that checkpoint; None if the run begins.
+        alone: no process takes the folder over within it.
+    """
+    import jax
+
+    if jax.process_index():
+        return None
+    folder, device = RunFolder.at(run.output), jax.devices()[0]
+    before = read_conditions(folder.path)
+    now = conditions_of(os.environ, platform_name=device.platform, device=device.device_kind, processes=jax.process_count())
+    if before == now:
+        return None
+    with alone():
+        write_sealed(folder.conditions, now.model_dump(mode="json"))
+    if saved_step is None or before is None:
+        return None
+    changed = "; ".join(before.differences(now))
+    text = f"going on from step {saved_step:,} under other conditions, on the same batches, and perhaps no longer bit for bit: {changed}"
+    print(f"trainer: {text}", file=sys.stderr, flush=True)
+    append_event(run.output, "replanned", saved_step, text)
+    return text
+
+
+def read_conditions(folder: Path) -> Conditions | None:
+    """Return the conditions that were written down last; None if there are none, or they do not read."""
+    with suppress(OSError, ValueError):
+        return Conditions.model_validate(read_sealed(RunFolder(folder).conditions, may_lack_seal=True))
+    return None
+
+
+def spare_search(environment: MutableMapping[str, str] = os.environ, *, root: Path = Path("/")) -> None:
+    """Have jax compute on the CPU if libtpu is installed, the environment names no platform, and there is no sign of a TPU or GPU.
+
+    Call it before jax is imported. With the compiler for TPUs installed, jax looks for a TPU at every start, and libtpu writes a page to
+    standard error if it finds none.
+    """
+    if "JAX_PLATFORMS" not in environment and find_spec("libtpu") is not None and not has_accelerator(environment, root):
+        environment["JAX_PLATFORMS"] = "cpu"
+
+
+def has_accelerator(environment: Mapping[str, str], root: Path) -> bool:
+    """Return whether anything looks like a TPU or a GPU: one search too many is better than none."""
+    vendors = (path.read_text().strip() for path in root.glob("sys/bus/pci/devices/*/vendor"))
+    has_device = any(next(root.glob(pattern), None) is not None for pattern in DEVICES)
+    return any(name in environment for name in TPU_VARIABLES) or has_device or GOOGLE in vendors
+
+
+def print_devices() -> int:
+    """Print platform, kind and number of jax's devices as JSON, for programs that should not hold the devices."""
+    import jax
+
+    devices = jax.devices()
+    print(json.dumps({"platform": jax.default_backend(), "kind": devices[0].device_kind, "devices": len(devices)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(print_devices())

@@ -1,0 +1,168 @@
+"""The lease of a run's folder: one trainer at a time, and a token that keeps an older trainer from writing there.
+
+The trainer holds the file `lock` (`flock`), which goes with the process. A trainer that only stands still, stopped by SIGSTOP or caught in
+a dead disk, still holds it: if its heartbeat does not change for `SILENT_SECONDS`, the next one takes the folder over, by a new lock file.
+Each takes the next number of `token`. Before every row, checkpoint and result the trainer checks whether its number is still there, and
+ends with `TakenOver` if it is not.
+
+Files are replaced or deleted with `lock.writing` held, and with the check inside it (`Lease.alone`): no process takes the folder over
+between the two; one that would is refused if the trainer stands still just there. There is no lock between the check and the appending of a
+row. On one machine what a trainer that is stopped just there still writes is harmless: its row goes to a file that has no name any more,
+and its checkpoint is one that the other has, or is not committed. A store that several machines share must compare the number itself, when
+it takes the file (a precondition on the object's generation).
+"""
+
+import os
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import IO
+
+from phasewise.trainer.base.errors import TakenOver, TrainingError
+from phasewise.trainer.base.file_lock import locked, try_lock
+from phasewise.trainer.base.run_folder import LOCK_NAME, RunFolder
+from phasewise.trainer.base.storage import read_json, write_json
+from phasewise.trainer.process.heartbeat import read_heartbeat, signature
+
+SILENT_SECONDS = 30.0
+LOOK_SECONDS = 0.1
+Alone = Callable[[], AbstractContextManager[None]]
+
+
+class Lease:
+    """The token of a trainer. `check` is cheap: it reads one small file."""
+
+    def __init__(self, folder: Path, number: int, name: str) -> None:
+        self.number = number
+        self._folder, self._name = folder, name
+
+    @classmethod
+    def take(cls, folder: Path) -> "Lease":
+        """Take the next number; the holder of the one before is shut out. Call it with the lock held."""
+        place, name = RunFolder(folder).token, uuid.uuid4().hex
+        try:
+            number = int(read_json(place)["number"]) + 1
+        except (OSError, ValueError, KeyError, TypeError):
+            number = 1  # names decide
+        write_json(place, {"number": number, "name": name, "pid": os.getpid(), "host": socket.gethostname()})
+        return cls(folder, number, name)
+
+    def check(self) -> None:
+        """Check that no trainer came later.
+
+        Raises:
+            TakenOver: one did, or the folder is not where it was.
+        """
+        place = RunFolder(self._folder).token
+        try:
+            found = read_json(place)
+        except (OSError, ValueError) as error:
+            raise TakenOver(f"{place} must name this trainer, and cannot be read: {error}. Start the run again.") from error
+        if not isinstance(found, dict) or found.get("name") != self._name:
+            raise TakenOver(
+                f"another trainer took {self._folder} over: this one has token {self.number}, the folder has "
+                f"{found.get('number') if isinstance(found, dict) else found}. Nothing more is written here; the other one goes on."
+            )
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other trainers from taking the folder over while files are replaced or deleted. It does not nest.
+
+        Raises:
+            TakenOver: as `check`.
+        """
+        self.check()  # a folder that was moved away is not made again
+        with locked(RunFolder(self._folder).writing_lock, wait=True):
+            self.check()
+            yield
+
+
+def no_check() -> None:
+    """Check nothing, for a writer that has no rival."""
+
+
+@contextmanager
+def only_one_trainer(folder: Path) -> Iterator[Lease]:
+    """Hold the run's folder. The lock goes with the process, however it ends.
+
+    Raises:
+        TrainingError: another trainer holds it and is alive, or stands still in the middle of a write.
+    """
+    place = RunFolder(folder).trainer_lock
+    while True:
+        with open(place, "a") as file:
+            if not try_lock(file):
+                _wait_for_silence(folder)
+                with _nobody_writes(folder):
+                    _replace(place, file)
+            elif _is_at(place, file):  # else another trainer took it over between opening and locking
+                with _nobody_writes(folder):
+                    lease = Lease.take(folder)
+                yield lease
+                return
+
+
+def _wait_for_silence(folder: Path) -> None:
+    """Wait until the holder has shown no heartbeat for long enough, by the clock of this process.
+
+    Raises:
+        TrainingError: it shows one.
+    """
+    before, since = signature(folder), time.monotonic()
+    while time.monotonic() - since < SILENT_SECONDS:
+        time.sleep(LOOK_SECONDS)
+        if signature(folder) != before:
+            said = read_heartbeat(folder)
+            raise TrainingError(
+                f"another trainer is at work in {folder} (process {said.get('pid', 'unknown')}, {said.get('work', 'at work')} after step "
+                f"{said.get('step', 'unknown')}): wait for it, or stop it."
+            )
+
+
+@contextmanager
+def _nobody_writes(folder: Path) -> Iterator[None]:
+    """Wait for the end of a write of the trainer that has the folder; writes are short.
+
+    Raises:
+        TrainingError: it stands still in one.
+    """
+    since = time.monotonic()
+    with open(RunFolder(folder).writing_lock, "a") as file:
+        while not try_lock(file):
+            if time.monotonic() - since > SILENT_SECONDS:
+                said = read_heartbeat(folder)
+                raise TrainingError(
+                    f"the trainer that holds {folder} (process {said.get('pid', 'unknown')}) stands still in the middle of a write, for "
+                    f"{SILENT_SECONDS:g} s at least: end that process, then start the run again."
+                )
+            time.sleep(LOOK_SECONDS)
+        yield
+
+
+def _replace(place: Path, held: IO[str]) -> None:
+    """Put a new lock file in the place of the one that a silent process holds; one at a time, and only if it is still that one."""
+    with locked(RunFolder(place.parent).take_over_lock, wait=True):
+        if not _is_at(place, held):
+            return
+        fresh = place.with_name(f".{LOCK_NAME}.{uuid.uuid4().hex}")
+        fresh.touch()
+        os.replace(fresh, place)
+    said = read_heartbeat(place.parent)
+    print(
+        f"trainer: the trainer that holds {place.parent} (process {said.get('pid', 'unknown')}) has shown no sign of life for "
+        f"{SILENT_SECONDS:g} s, last seen at: {said.get('work', 'nothing')}. It is shut out, and this one goes on.",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _is_at(place: Path, file: IO[str]) -> bool:
+    """Return whether the open file still has that name."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), place.stat())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,171 @@
+"""The rendezvous of hosts before jax joins them: each host says who it is, and each looks whether all are there and alike.
+
+It uses files, and not the coordinator's store of keys: the coordinator is one of the hosts that may be missing, and a host that does not
+see the run's folder must not train. Each attempt (`PHASEWISE_LAUNCH`) has its own folder.
+
+| variable | what it says |
+|---|---|
+| `PHASEWISE_JOIN_SECONDS` | how long a host waits for the others; 50 if not set |
+| `PHASEWISE_RENDEZVOUS` | the folder, also on a store; not set: below the run's folder, which all hosts share |
+| `PHASEWISE_CHECKPOINT_STORE` | hosts have no shared folder: each uploads its shards of a checkpoint there (`trainer.checkpoints.shards`) |
+"""
+
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from phasewise.trainer.base.code_digest import code_digest
+from phasewise.trainer.base.errors import ConfigError, HostMissing
+from phasewise.trainer.base.frozen import Frozen
+from phasewise.trainer.base.identity import digest_of_json
+from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.storage import as_path, read_json, write_json
+from phasewise.trainer.config import RunConfig
+from phasewise.trainer.process.environment import DECIDING, HOSTS_VARIABLE, LAUNCH_VARIABLE, versions
+from phasewise.trainer.process.signals import positive_seconds
+
+JOIN_VARIABLE, RENDEZVOUS_VARIABLE, CHECKPOINT_STORE_VARIABLE = (
+    "PHASEWISE_JOIN_SECONDS",
+    "PHASEWISE_RENDEZVOUS",
+    "PHASEWISE_CHECKPOINT_STORE",
+)
+DEFAULT_JOIN_SECONDS = 50.0
+NAMED_AFTER_SECONDS = 45.0
+"""After so long a host that waits names the missing hosts, also if it may wait longer."""
+LOOK_SECONDS = 0.1
+PREFIXES = (
+    *DECIDING, "MEGASCALE_", "PHASEWISE_STALL", "PHASEWISE_STOP", "PHASEWISE_HEARTBEAT", "PHASEWISE_SLICES", CHECKPOINT_STORE_VARIABLE,
+)  # fmt: skip
+OWN = frozenset({"JAX_PROCESS_ID", "JAX_LOCAL_DEVICE_IDS", "JAX_COMPILATION_CACHE_DIR", "MEGASCALE_SLICE_ID"})
+"""Variables that may differ from host to host."""
+
+
+class Presence(Frozen):
+    """What a host says of itself. All but name and process id must be the same on all.
+
+    Attributes:
+        code: digest of the trainer's code, without comments and layout.
+        run, execution: digests of what is trained, and of how, and how far, it is carried out.
+    """
+
+    host: str
+    pid: int
+    processes: int
+    code: str
+    run: str
+    execution: str
+    versions: dict[str, str]
+    environment: dict[str, str]
+
+    @property
+    def compared(self) -> dict[str, str]:
+        """What must be the same everywhere, by name."""
+        plain = {"processes": str(self.processes), "code": self.code, "run": self.run[:12], "execution": self.execution[:12]}
+        return plain | self.versions | self.environment
+
+
+def present(run: RunConfig, processes: int, environment: Mapping[str, str]) -> Presence:
+    """Return the presence of this host."""
+    return Presence(
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        processes=processes,
+        code=code_digest("trainer/**/*.py"),
+        run=run.digest,
+        execution=digest_of_json([run.execution.model_dump(mode="json"), run.until_step]),
+        versions=versions(),
+        environment={name: value for name, value in sorted(environment.items()) if name.startswith(PREFIXES) and name not in OWN},
+    )
+
+
+def meet(
+    run: RunConfig, place: tuple[int, int] | None, environment: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic
+) -> None:
+    """Say that this process is there, wait for all others, and compare. Without a launch, or alone, there is nothing to do.
+
+    Args:
+        place: which of how many processes this is.
+
+    Raises:
+        HostMissing: one does not come in time; it is named.
+        ConfigError: one is not like the first; the differences are named.
+    """
+    launch = environment.get(LAUNCH_VARIABLE)
+    if not launch or place is None or place[1] == 1:
+        return
+    index, count = place
+    folder = as_path(environment.get(RENDEZVOUS_VARIABLE) or RunFolder.at(run.output).roll_calls / launch)
+    write_json(folder / f"{index}.json", present(run, count, environment).model_dump())
+    names = environment.get(HOSTS_VARIABLE, "").split(",")
+    found: dict[int, Presence] = {}
+    started, has_said = clock(), False
+    limit = positive_seconds(environment, JOIN_VARIABLE, DEFAULT_JOIN_SECONDS)
+    while True:
+        for number in set(range(count)) - found.keys():
+            with suppress(FileNotFoundError, ValueError):
+                found[number] = Presence.model_validate(read_json(folder / f"{number}.json"))
+        if len(found) == count:
+            break
+        waited = clock() - started
+        missing = ", ".join(_named_host(number, names) for number in range(count) if number not in found)
+        if waited > limit:
+            raise HostMissing(
+                f"{count} hosts must be there before training begins, found {len(found)} after {waited:.0f} s: {missing} did not come to "
+                f"{folder}. Look whether it runs and sees this folder; {JOIN_VARIABLE} is how long it is waited for."
+            )
+        if waited > NAMED_AFTER_SECONDS and not has_said:
+            print(f"trainer: still waiting for {missing}", file=sys.stderr, flush=True)
+            has_said = True
+        time.sleep(LOOK_SECONDS)
+    check_alike([found[number] for number in range(count)], names)
+
+
+def check_alike(hosts: list[Presence], names: list[str]) -> None:
+    """Refuse hosts that would not compute the same.
+
+    Raises:
+        ConfigError: with each that differs from the first, and in what.
+    """
+    first = hosts[0].compared
+    first_name = _named_host(0, names, hosts[0])
+    differing: list[str] = []
+    for number, host in enumerate(hosts):
+        other = host.compared
+        name = _named_host(number, names, host)
+        differing += [
+            f"{name} has {what} {other.get(what, 'not set')}, {first_name} {first.get(what, 'not set')}"
+            for what in sorted({**first, **other})
+            if other.get(what) != first.get(what)
+        ]
+    if differing:
+        raise ConfigError(f"all hosts of a run must be alike; {'; '.join(differing)}. Make them the same and start again.")
+
+
+def forget_meetings(folder: Path) -> None:
+    """Delete those of earlier attempts of the run in this folder, except the newest: another launcher may just have asked for that one."""
+    meetings = sorted(RunFolder(folder).roll_calls.glob("*"), key=lambda path: path.stat().st_mtime)
+    for meeting in meetings[:-1]:
+        shutil.rmtree(meeting, ignore_errors=True)
+
+
+def check_without_shared_folder(run: RunConfig) -> None:
+    """Refuse a phase that hosts without a shared file system cannot train.
+
+    Raises:
+        ConfigError: the phase rolls back. For that every host would need whole checkpoints, and each has only its shards.
+    """
+    if run.recovery is not None:
+        raise ConfigError(
+            f"{run.phase} rolls back where its loss jumps (recovery), and hosts without a common folder cannot: a host has its own shards "
+            "of a checkpoint only. Set recovery to null, or take a home in a folder that all hosts see."
+        )
+
+
+def _named_host(number: int, names: list[str], found: Presence | None = None) -> str:
+    name = names[number] if number < len(names) and names[number] else found.host if found else ""
+    return f"host {number} ({name})" if name else f"host {number}"
