@@ -139,9 +139,9 @@ class World:
         """Another trainer for the same folder, in the middle of the first one's life."""
         with pytest.MonkeyPatch.context() as patch:
             beats = iter(range(10**9))
-            patch.setattr(fence, "signature", lambda _: (next(beats), 0) if is_first_alive else (0, 0))
-            patch.setattr(fence, "SILENT_SECONDS", 60.0 if is_first_alive else -1.0)
-            patch.setattr(fence, "LOOK_SECONDS", 0.0)
+            patch.setattr(lease, "signature", lambda _: (next(beats), 0) if is_first_alive else (0, 0))
+            patch.setattr(lease, "SILENT_SECONDS", 60.0 if is_first_alive else -1.0)
+            patch.setattr(lease, "LOOK_SECONDS", 0.0)
             return main([str(self.folder / "run.json")])
 
 

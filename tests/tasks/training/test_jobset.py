@@ -12,7 +12,7 @@ from phasewise.tasks.training import jobset, kubernetes_cluster
 from phasewise.tasks.training.jobset import JobSetLauncher, exit_code, exit_statuses, jobset_name, reasons_of, trouble_of
 from phasewise.tasks.training.jobset_manifest import OWNER, ClusterSettings
 from phasewise.tasks.training.kubernetes_cluster import Cluster, Conflict
-from phasewise.tasks.training.launchers import Attempt
+from phasewise.tasks.training.launchers import Attempt, Hosts
 from phasewise.tasks.training.monitor import start_and_monitor
 from phasewise.trainer.base.errors import ConfigError, TrainingError
 from phasewise.trainer.base.run_folder import RunFolder
@@ -139,7 +139,7 @@ def created(server: ApiServer) -> int:
     return sum(method == "POST" for method, _ in server.asked)
 
 
-def ends_with(attempt: Attempt, life: Attempt, code: int) -> None:
+def ends_with(attempt: Hosts, life: Attempt, code: int) -> None:
     (life.folder / "end-1").write_text(str(code))
     until(lambda: attempt.look() is not None)
     assert attempt.look() == code

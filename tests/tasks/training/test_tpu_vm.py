@@ -11,7 +11,7 @@ from typing import Any
 import asyncssh
 import pytest
 
-from phasewise.tasks.training.launchers import Attempt
+from phasewise.tasks.training.launchers import Attempt, Hosts
 from phasewise.tasks.training.monitor import start_and_monitor
 from phasewise.tasks.training.tpu_vm import Host, TpuVmLauncher, Workers
 from phasewise.trainer.base.errors import ConfigError, TrainingError
@@ -46,7 +46,7 @@ def are_here(life: Attempt) -> bool:
     return len(list((life.folder / "roll-call").glob("*/*.json"))) >= 2
 
 
-def ended(group: Attempt) -> int:
+def ended(group: Hosts) -> int:
     until(lambda: group.look() is not None)
     code = group.look()
     group.close()
@@ -90,7 +90,7 @@ def test_what_is_left_of_the_own_last_life_is_waited_for(hosts: SshHosts, worker
     first = TpuVmLauncher(workers).start(life)
     until(lambda: are_here(life))
     pid = said_by(life, 0)["pid"]
-    group: list[Attempt] = []
+    group: list[Hosts] = []
 
     thread = threading.Thread(target=lambda: group.append(TpuVmLauncher(workers).start(bare_life())))
     thread.start()
