@@ -36,7 +36,7 @@ from phasewise.trainer.base.errors import ConfigError, PhasewiseError, StorageEr
 from phasewise.trainer.base.exit_codes import ExitCode
 from phasewise.trainer.base.file_lock import locked
 from phasewise.trainer.base.identity import read_sealed, write_sealed
-from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.run_folder import HEARTBEAT_NAME, LIFE_NAME, SPENT_NAME, RunFolder
 from phasewise.trainer.base.storage import file_system_of, write_atomically
 from phasewise.trainer.base.system_errors import print_refusal, refusal_of
 from phasewise.trainer.checkpoints.files import DIGESTS_NAME, remove_checkpoint
@@ -56,7 +56,7 @@ TRIES = 3
 KILLED_BY_SIGNAL = 128
 LOCK_DESCRIPTOR = 9
 """Where the shell that started this program holds the lock of the host; the trainer holds it, too."""
-OF_LAUNCHER = (".log", "spent.jsonl", "life.json")
+OF_LAUNCHER = (".log", SPENT_NAME, LIFE_NAME)
 """Ends of the names in a run's folder that the launcher writes while hosts train."""
 
 
@@ -267,7 +267,7 @@ class Committer:
     def _upload_heartbeat(self) -> None:
         with suppress(FileNotFoundError):
             if (said := self._work.run.heartbeat.read_bytes()) != self._heartbeat:
-                write_atomically(launches_folder(self._kept) / self._work.launch / "heartbeat", said)
+                write_atomically(launches_folder(self._kept) / self._work.launch / HEARTBEAT_NAME, said)
                 self._heartbeat = said
 
     def _run(self) -> None:

@@ -18,7 +18,7 @@ from phasewise.tasks.training.hosts import OF_LAUNCHER, launches_folder, send_se
 from phasewise.tasks.training.launchers import Attempt, Hosts
 from phasewise.trainer.base.errors import StorageError, TakenOver
 from phasewise.trainer.base.exit_codes import ExitCode
-from phasewise.trainer.base.run_folder import RunFolder
+from phasewise.trainer.base.run_folder import HEARTBEAT_NAME, RunFolder
 from phasewise.trainer.base.storage import cleaning_up, file_system_of, write_atomically
 from phasewise.trainer.checkpoints.files import committed_files, has_its_files
 from phasewise.trainer.process.rendezvous import check_without_shared_folder
@@ -36,7 +36,7 @@ class RemoteHosts:
 
     def __init__(self, hosts: Hosts, keeper: Publisher, attempt: Attempt) -> None:
         self._hosts, self._keeper, self._run = hosts, keeper, RunFolder(attempt.folder)
-        self._heartbeat = VersionedObject(launches_folder(keeper.kept) / attempt.name / "heartbeat")
+        self._heartbeat = VersionedObject(launches_folder(keeper.kept) / attempt.name / HEARTBEAT_NAME)
         self._beat: str | None = None
         self.send_seconds = send_seconds()
         self._ended, self._is_back = threading.Event(), False

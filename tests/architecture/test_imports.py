@@ -197,7 +197,7 @@ def test_relative_imports_are_resolved():
         ("phasewise.flows.cli", "jax optax orbax prefect dask distributed great_expectations lm_eval pandas"),
         ("phasewise.trainer.config", "jax optax orbax prefect dask numpy pandas"),
         ("phasewise.tasks.data.plan", "jax optax orbax prefect dask distributed great_expectations lm_eval"),
-        ("phasewise.tasks.training.launcher", "jax optax orbax prefect dask distributed great_expectations lm_eval"),
+        ("phasewise.tasks.training.attempts", "jax optax orbax prefect dask distributed great_expectations lm_eval"),
         ("phasewise.flows.recipes", "jax optax orbax prefect dask distributed great_expectations lm_eval"),
     ],
 )
