@@ -7,7 +7,7 @@ by Prefect's variable `phasewise_notify`.
 from datetime import timedelta
 from typing import Any
 
-from phasewise.tasks.artifacts.events import GATE_EVENTS, GATE_RESOURCE
+from phasewise.tasks.report.contents import GATE_EVENTS, GATE_RESOURCE
 from phasewise.trainer.base.errors import ConfigError
 
 AUTOMATION = "phasewise: a phase is refused or waits for a person"

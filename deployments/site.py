@@ -26,9 +26,10 @@ from phasewise.flows.recipes import NAMES
 from phasewise.flows.site import pages
 from phasewise.flows.site.address import GATES, NAME, Gate, Links, PhaseAddress
 from phasewise.flows.site.shelf import Set, Shelf
-from phasewise.flows.site.site import Site, static_files
+from phasewise.flows.site.site import Site
 from phasewise.flows.site.tables import asked_of
 from phasewise.tasks.home import Home
+from phasewise.tasks.report.html import static_files
 from phasewise.tasks.store.interval import publish_seconds
 from phasewise.trainer.base.errors import ConfigError, PhasewiseError
 from phasewise.trainer.base.system_errors import print_refusal, refusal_of, refused_by_system

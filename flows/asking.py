@@ -21,8 +21,8 @@ from pydantic import Field, ValidationError
 
 from phasewise.flows.recipes.phase import Phase
 from phasewise.flows.resolved import Resolved
-from phasewise.tasks.artifacts.task import shown_on_this_run
 from phasewise.tasks.progress import say
+from phasewise.tasks.report.task import shown_on_this_run
 from phasewise.tasks.site import gate_address
 from phasewise.tasks.validation.decide import decide, is_written, read_verdict_file
 from phasewise.trainer.base.decision import need_of, question_of

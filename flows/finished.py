@@ -35,10 +35,9 @@ REPORTING = (
     "tasks/training/spent.py",
     "trainer/base/wording.py",
     "trainer/passed_over.py",
-    "validations/data_docs.py",
     "validations/report/*.py",
 )
-LAID_OUT_BY = ("tasks/report/*.html", "tasks/report/*.css", "validations/report/*.html", "validations/report/*.css")
+LAID_OUT_BY = ("tasks/report/templates/*.html", "tasks/report/static/*.css")
 
 
 def report_path(resolved: Resolved) -> Path:

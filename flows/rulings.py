@@ -7,7 +7,7 @@ from phasewise.flows.resolved import Resolved
 from phasewise.tasks.site import gate_address
 from phasewise.trainer.base.decision import Ruling, read_decisions, ruling_of
 from phasewise.trainer.base.errors import VerdictError, WaitsForPerson
-from phasewise.validations.report.words import lines_of
+from phasewise.validations.report.failures import lines_of
 from phasewise.validations.verdict import Verdict
 
 

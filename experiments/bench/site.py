@@ -115,7 +115,7 @@ def served(home: Home) -> Iterator[tuple[str, psutil.Process]]:
         url = f"http://127.0.0.1:{port}/"
         while process.poll() is None:
             try:
-                seconds_of(f"{url}-/static/site.css")
+                seconds_of(f"{url}-/static/style.css")
                 break
             except OSError:
                 time.sleep(0.1)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from experiments.incidents.collapse_runs import KINDS, LIMITS, NUM_ACTIVE, NUM_EXPERTS, STEPS, Trained
 from phasewise.tasks.report.contents import PhaseReport, Report, VerdictReport
-from phasewise.tasks.report.run_report import write_report
+from phasewise.tasks.report.html import write_report
 from phasewise.tasks.report.sections import routing_of
 from phasewise.trainer.model.params import count_parameters
 from phasewise.trainer.schedule import turns_of

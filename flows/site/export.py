@@ -10,8 +10,9 @@ from typing import NamedTuple
 from phasewise.flows.site import pages
 from phasewise.flows.site.address import DOCS, EVIDENCE, REPORT, STATIC, Links, PhaseAddress, compared_path
 from phasewise.flows.site.shelf import PhaseFiles, Set
-from phasewise.flows.site.site import Site, static_files
+from phasewise.flows.site.site import Site
 from phasewise.flows.site.tables import Asked
+from phasewise.tasks.report.html import static_files
 from phasewise.trainer.base.errors import ConfigError
 from phasewise.trainer.base.storage import write_json
 

@@ -10,7 +10,7 @@ from phasewise.flows.site.address import GATE_WORDS
 from phasewise.flows.site.files import known
 from phasewise.flows.site.shelf import PhaseFiles, Set, Shelf
 from phasewise.flows.summary import reported_by_the_record
-from phasewise.tasks.report.contents import RecordReport, Report
+from phasewise.tasks.report.contents import RecordReport
 from phasewise.tasks.report.sections import MeasuredRow, row_of
 from phasewise.trainer.base.run_folder import EVALUATION_NAME, LOG_NAME, METRICS_NAME, RESULT_NAME, RUN_NAME, RunFolder
 from phasewise.trainer.base.wording import MISSING, decimal, signed
@@ -48,8 +48,7 @@ def measured_rows(files: PhaseFiles) -> tuple[MeasuredRow, ...]:
     judged = verdict if isinstance(verdict, Verdict) else None
     record = PhaseRecord(files.phase, None, None, None, None, dict(files.evaluation), judged)
     folder = files.home.verdict(files.address.run_name, files.address.phase, "model").with_suffix("")
-    empty = Report(recipe="", scale="", created="", status="stopped", headline="", parameters=0, phases=())
-    return tuple(row_of(one, empty) for one in measured_of(record, folder))
+    return tuple(row_of(one, {}) for one in measured_of(record, folder))
 
 
 def bits_per_byte(files: PhaseFiles, parent: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from phasewise.flows.site.address import GATES, Gate, Links, PhaseAddress, compared_path
 from phasewise.flows.site.comparison import differences_of
-from phasewise.flows.site.lineage import Node, tree
+from phasewise.tasks.report.charts import Node, tree
 from phasewise.flows.site.outcome import bits_per_byte, files_of, measured_rows, reported_of, scores_of
 from phasewise.flows.site.plan import plan_of
 from phasewise.flows.site.search import MAX_SHOWN, entries_of, matching
@@ -14,8 +14,7 @@ from phasewise.flows.site.states import State, in_words
 from phasewise.flows.site.tables import Asked, tables_of
 from phasewise.flows.site.training import events_of, pair_of_curves, roll_backs_of, training_of
 from phasewise.trainer.base.errors import ConfigError
-from phasewise.validations.report.failures import accepted_of, failures_of
-from phasewise.validations.report.words import SHOWN_CASES
+from phasewise.validations.report.failures import SHOWN_CASES, accepted_of, failures_of
 from phasewise.validations.verdict import Verdict
 
 OPEN_FAILURES = 3

@@ -1,26 +1,18 @@
 """What every page is made from: the home, what was read of it, and the templates."""
 
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from phasewise.flows.record import PhaseRecord
 from phasewise.flows.show.describe import describe_phase, describe_recipe
-from phasewise.flows.site.address import GATE_WORDS, GATES, Links
+from phasewise.flows.site.address import Links
 from phasewise.flows.site.checked import Checked, Checker
-from phasewise.flows.site.clipping import clipped
 from phasewise.flows.site.metrics import Metrics
 from phasewise.flows.site.shelf import PhaseFiles, Set, Shelf
-from phasewise.flows.site.states import MARKS, State, state_of
-from phasewise.trainer.base import wording
-from phasewise.validations.outcomes import KIND_WORDS
-from phasewise.validations.outcomes import MARKS as CHECK_MARKS
-from phasewise.validations.report.pages import with_code
+from phasewise.flows.site.states import State, state_of
+from phasewise.tasks.report.html import environment
 
-HERE = Path(__file__).parent
 CHECKING = "The page shows what the files say. Whether that still holds is being checked, and shown in a few seconds."
 
 
@@ -87,31 +79,9 @@ class Site:
 
     def render(self, template: str, links: Links, **values: Any) -> str:
         """A page. Everything that comes from the home is escaped."""
-        return _environment().get_template(template).render(links=links, site=self, **values)
+        return environment().get_template(template).render(links=links, site=self, **values)
 
     def part(self, template: str, name: str, links: Links, **values: Any) -> str:
         """A part of a page, for one who has the rest of it already."""
-        module = _environment().get_template(template).make_module({"links": links, "site": self})
+        module = environment().get_template(template).make_module({"links": links, "site": self})
         return str(getattr(module, name)(**values))
-
-
-def static_files() -> dict[str, bytes]:
-    """Name → the style sheet and the script of every page."""
-    return {path.name: path.read_bytes() for path in sorted((HERE / "static").iterdir()) if path.suffix in (".css", ".js")}
-
-
-@cache
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE / "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    words: dict[str, Any] = {"marks": CHECK_MARKS, "kinds": KIND_WORDS, "state_marks": MARKS, "gates": GATES, "gate_words": GATE_WORDS}
-    words["checking"] = CHECKING
-    environment.globals.update(words)
-    environment.filters.update({name: getattr(wording, name) for name in ("count", "decimal", "moment", "rate", "tokens")})
-    environment.filters.update(thousands="{:,}".format, with_code=with_code, clipped=clipped)
-    return environment

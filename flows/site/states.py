@@ -7,7 +7,7 @@ from typing import Literal
 
 from phasewise.flows.record import PhaseRecord
 from phasewise.flows.site.address import GATE_WORDS, GATES, Gate
-from phasewise.flows.site.clipping import clipped
+from phasewise.tasks.report.html import clipped
 from phasewise.flows.site.files import Damaged
 from phasewise.flows.site.shelf import PhaseFiles
 from phasewise.trainer.base.decision import Decision, Ruling

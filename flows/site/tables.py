@@ -8,7 +8,7 @@ from typing import Any
 
 from phasewise.flows.site.files import Files
 from phasewise.validations.expectations.suites import SUITES
-from phasewise.validations.report.evidence import as_text
+from phasewise.validations.report.judged_again import as_text
 from phasewise.validations.verdict import Verdict
 
 PAGE_ROWS = 100

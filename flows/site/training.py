@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 import numpy as np
 from pydantic import TypeAdapter
 
-from phasewise.flows.site.figures import Figure, Line, curve
-from phasewise.flows.site.metrics import Curves, points_of, recent, thinned
+from phasewise.tasks.report.charts import Figure, Line, curve, thinned
+from phasewise.flows.site.metrics import Curves, points_of, recent
 from phasewise.flows.site.shelf import PhaseFiles
 from phasewise.flows.site.site import Site
 from phasewise.tasks.training.time_breakdown import read_time_breakdown

@@ -12,6 +12,10 @@ from phasewise.trainer.base.frozen import Frozen
 from phasewise.trainer.config import Component
 from phasewise.validations.outcomes import CheckCounts, sum_counts
 
+GATE_EVENTS = {"fails": "phasewise.gate.refused", "waits": "phasewise.gate.waits"}
+"""State of a ruling → the event that automations know; here, so that a server needs no flow to know them."""
+GATE_RESOURCE = "phasewise.gate"
+
 
 class Recorded(Frozen):
     """Frozen and strict about names, but a number may be NaN or infinite."""

@@ -1,44 +1,80 @@
-"""Publishing as a Prefect task."""
+"""Publishing as Prefect tasks: the report of a run, and artifacts and events of the flow run of a phase."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from uuid import UUID
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
+from prefect.events import emit_event
+from prefect.runtime import flow_run as current
 
 from phasewise.tasks.progress import say
-from phasewise.tasks.report.contents import Report
-from phasewise.tasks.report.run_report import write_report
-from phasewise.tasks.report.sections import measured_markdown, standing_of
-from phasewise.trainer.base.wording import decimal
-from phasewise.validations.data_docs import build_data_docs
-from phasewise.validations.outcomes import sum_counts, verdicts_in_words
+from phasewise.tasks.report.contents import GATE_EVENTS, GATE_RESOURCE, Report
+from phasewise.tasks.report.data_docs import build_data_docs
+from phasewise.tasks.report.html import write_report
+from phasewise.tasks.report.sections import report_markdown
 from phasewise.validations.verdict import Verdict
+
+_shown_on: ContextVar[str | None] = ContextVar("shown_on", default=None)
 
 
 @task(task_run_name="write report of {report.recipe}", cache_policy=NO_CACHE)
 def publish_report(report: Report, folder: Path, verdicts: Sequence[Verdict]) -> Path:
-    """Write the HTML report and, beside it, Great Expectations' Data Docs of every verdict."""
+    """Write the HTML report and, beside it, the Data Docs of every verdict."""
     docs = build_data_docs(folder / "data-docs", verdicts)
     path = write_report(folder / "report.html", report)
-    create_markdown_artifact(as_markdown(report, path, docs), key=f"{report.recipe}-{report.scale}-report", description=report.headline)
+    markdown = report_markdown(report, str(path), str(docs))
+    create_markdown_artifact(markdown, key=f"{report.recipe}-{report.scale}-report", description=report.headline)
     say(f"report: {path}")
     return path
 
 
-def as_markdown(report: Report, path: Path, docs: Path) -> str:
-    """The page in the Prefect UI: what happened, a row a phase, where to read on."""
-    judged = [verdict.counts for phase in report.phases for verdict in phase.verdicts]
-    lines = [f"**{report.headline}**", "", f"{verdicts_in_words(judged)}: {sum_counts(judged).shares}.", ""]
-    lines += ["| phase | state | final loss | bits per byte | verdict | checks |", "|---|---|---|---|---|---|"]
-    lines += [
-        f"| {phase.name} | {phase.state} | {decimal(phase.final_loss, places=3)} | {decimal(phase.macro_bits_per_byte, places=3)} "
-        f"| {standing_of(phase).word} | {phase.counts.shares if phase.verdicts else '–'} |"
-        for phase in report.phases
-    ]
-    if measured := measured_markdown(report):
-        lines += ["", *measured]
-    if report.unused:
-        lines += ["", "Accepted by the recipe, and not found: " + "; ".join(report.unused) + "."]
-    return "\n".join([*lines, "", f"Report: `{path}`. Data Docs: `{docs}`."])
+@contextmanager
+def shown_on_this_run() -> Iterator[None]:
+    """Show artifacts that are published within the context, also by subflows and tasks, on the page of the current run."""
+    token = _shown_on.set(str(current.id) if current.id else None)
+    try:
+        yield
+    finally:
+        _shown_on.reset(token)
+
+
+def publish_page(markdown: str, *, key: str, description: str) -> None:
+    """Publish a Markdown artifact of the run. The run's own one by this key is written again; another run's stays as its history.
+
+    Args:
+        key: lowercase letters, digits and dashes.
+    """
+    run_id = _shown_on.get() or current.id
+    owner = UUID(str(run_id)) if run_id else None
+    with get_client(sync_client=True) as client:
+        if owner is not None:
+            mine = ArtifactFilter(key=ArtifactFilterKey(any_=[key]), flow_run_id=ArtifactFilterFlowRunId(any_=[owner]))
+            if found := client.read_artifacts(artifact_filter=mine, limit=1):
+                client.update_artifact(found[0].id, ArtifactUpdate(data=markdown, description=description))
+                return
+        client.create_artifact(ArtifactCreate(key=key, type="markdown", data=markdown, description=description, flow_run_id=owner))
+
+
+def tell_of_gate(state: str, *, subject: str, gate: str, message: str, link: str | None) -> None:
+    """Emit an event for automations if a verdict stops its phase and nobody has decided of it yet.
+
+    Args:
+        state: of `trainer.base.decision.Ruling`; only `fails` and `waits` emit one.
+    """
+    if current.id is None or state not in GATE_EVENTS:
+        return
+    word = "waits for a person" if state == "waits" else "is refused"
+    name = subject.split(" ")[0]
+    emit_event(
+        GATE_EVENTS[state],
+        resource={"prefect.resource.id": f"{GATE_RESOURCE}.{name.replace('/', '.')}.{gate}", "prefect.resource.name": f"{name} {gate}"},
+        payload={"subject": f"{name} {word}", "message": message, "link": link or "", "gate": gate},
+    )

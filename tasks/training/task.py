@@ -18,9 +18,9 @@ from prefect.exceptions import Pause
 from prefect.runtime import flow_run as current
 from prefect.states import Cancelled
 
-from phasewise.tasks.artifacts.task import publish_page
 from phasewise.tasks.background import Background, wait_until
 from phasewise.tasks.progress import advance, say
+from phasewise.tasks.report.task import publish_page
 from phasewise.tasks.site import site_address
 from phasewise.tasks.store.keeping import check_not_taken_over
 from phasewise.tasks.training.attempts import PlannedSegment, SliceSegment, launch_trainer

@@ -8,10 +8,11 @@ import pandas as pd
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from phasewise.tasks.artifacts.task import publish_page, tell_of_gate
 from phasewise.tasks.data.plan import DataPlan
 from phasewise.tasks.home import Home
 from phasewise.tasks.progress import say
+from phasewise.tasks.report.data_docs import build_data_docs
+from phasewise.tasks.report.task import publish_page, tell_of_gate
 from phasewise.tasks.site import gate_address
 from phasewise.tasks.validation.judge import judge_phase_data, judge_phase_health
 from phasewise.trainer.base.decision import read_decisions, ruling_of
@@ -20,10 +21,9 @@ from phasewise.trainer.config import RunConfig
 from phasewise.trainer.data.rows import DrawnRows
 from phasewise.validations.accepted import AcceptedWarning
 from phasewise.validations.approvable import AsksPeople
-from phasewise.validations.data_docs import build_data_docs
 from phasewise.validations.limits import DataLimits, GateLimits, HealthLimits
 from phasewise.validations.report.artifact import as_markdown, why_in_a_line
-from phasewise.validations.report.words import lines_of, notes_of, report_folder_of, summary_of
+from phasewise.validations.report.failures import lines_of, notes_of, report_folder_of, summary_of
 from phasewise.validations.verdict import Verdict, judge_gate, read_verdict, write_verdict
 
 Accepts = Sequence[AcceptedWarning]

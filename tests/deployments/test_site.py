@@ -49,7 +49,7 @@ def guarded(home: Home) -> Iterator[TestClient]:
 @pytest.mark.parametrize(
     "path",
     ["/", "/zoo/own", "/zoo/own/", "/zoo/own/lion", "/zoo/own/tiger/data", "/zoo/own/puma/model", "/compare", "/search?q=lion",
-     "/compare?left=zoo/own/lion&right=zoo/own/tiger", "/live/zoo/own/puma", "/-/static/site.css", f"/-/docs/{RUN_NAME}/index.html",
+     "/compare?left=zoo/own/lion&right=zoo/own/tiger", "/live/zoo/own/puma", "/-/static/style.css", f"/-/docs/{RUN_NAME}/index.html",
      f"/-/report/{RUN_NAME}/report.html"],
 )  # fmt: skip
 def test_pages_are_there_and_carry_their_policy(client: TestClient, path: str) -> None:
@@ -132,7 +132,7 @@ def test_this_machine_is_reached_by_its_names(client: TestClient, host: str) -> 
     assert client.get("/", headers={"host": host}).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/", "/-/static/site.css", "/live/zoo/own/puma", f"/-/docs/{RUN_NAME}/index.html", "/none", "/zoo/own/"])
+@pytest.mark.parametrize("path", ["/", "/-/static/style.css", "/live/zoo/own/puma", f"/-/docs/{RUN_NAME}/index.html", "/none", "/zoo/own/"])
 def test_without_its_token_nothing_is_shown(guarded: TestClient, path: str) -> None:
     for headers in ({}, {TOKEN_HEADER: "wrong"}, {TOKEN_HEADER: ""}, {TOKEN_HEADER: TOKEN[:-1]}, {"cookie": f"{TOKEN_COOKIE}=x"}):
         answer = guarded.get(path, headers=headers)

@@ -15,8 +15,9 @@ from phasewise.flows.summary import build_report
 from phasewise.tasks.evaluation.baselines import measure_baselines
 from phasewise.tasks.evaluation.suites.kept import kept_path, write_kept
 from phasewise.tasks.home import Home
+from phasewise.tasks.report.data_docs import build_data_docs
+from phasewise.tasks.report.html import write_report
 from phasewise.tasks.report.placing import export_name, place
-from phasewise.tasks.report.run_report import write_report
 from phasewise.tasks.validation.judge import judge_phase_health
 from phasewise.trainer.base.decision import Decision, Decisions, decision_path, seen_of
 from phasewise.trainer.base.identity import read_sealed, sealed, write_sealed
@@ -24,7 +25,6 @@ from phasewise.trainer.base.run_folder import RunFolder
 from phasewise.trainer.passed_over import NOTHING, write_passed_over
 from phasewise.trainer.result import read_result
 from phasewise.validations.accepted import accepted_in
-from phasewise.validations.data_docs import build_data_docs
 from phasewise.validations.verdict import judge_gate, write_verdict
 from tests.tasks.report.card.world import write_world
 

@@ -17,12 +17,13 @@ from phasewise.flows.record import PhaseRecord
 from phasewise.flows.resolved import Resolved
 from phasewise.flows.terminal import print_summary
 from phasewise.tasks.home import Home
-from phasewise.tasks.report.run_report import Report, render
-from phasewise.tasks.report.task import as_markdown as run_as_markdown
-from phasewise.validations.data_docs import build_data_docs
+from phasewise.tasks.report.contents import Report
+from phasewise.tasks.report.data_docs import build_data_docs
+from phasewise.tasks.report.html import render
+from phasewise.tasks.report.sections import report_markdown
 from phasewise.validations.outcomes import CheckCounts
 from phasewise.validations.report.artifact import as_markdown
-from phasewise.validations.report.words import lines_of
+from phasewise.validations.report.failures import lines_of
 from phasewise.validations.verdict import Verdict
 from tests.validations.report.samples import evidence, judged, known_test_file, register
 
@@ -169,7 +170,7 @@ def test_the_json_and_the_table_of_a_run_count_alike(said: tuple[dict[str, Any],
     ]
     out = io.StringIO()
     print_summary(Console(file=out, width=120), run)
-    artifact = run_as_markdown(report, Path("report.html"), Path("index.html"))
+    artifact = report_markdown(report, "report.html", "index.html")
     for text in (out.getvalue(), artifact):
         assert f"{VERDICTS_TOLD}: " in text
         assert ALL in counts_in(text)
@@ -186,7 +187,7 @@ def test_what_is_accepted_and_never_found_is_said_everywhere(
     docs = build_data_docs(tmp_path / "docs", list(verdicts.values())).read_text()
     unused = "expect_column_values_to_be_in_set where component = never-there"
     assert run["unused"] == [unused]
-    for text in (out.getvalue(), run_as_markdown(report, Path("r"), Path("d")), plain(render(report)), plain(docs)):
+    for text in (out.getvalue(), report_markdown(report, "r", "d"), plain(render(report)), plain(docs)):
         assert "Accepted by the recipe, and not found" in text
         assert unused in text
         assert "where component = math" not in text.split("Accepted by the recipe, and not found")[1]

@@ -11,11 +11,10 @@ from urllib.parse import unquote
 
 import pytest
 
-from phasewise.validations import data_docs
-from phasewise.validations.data_docs import build_data_docs
+from phasewise.tasks.report import data_docs
+from phasewise.tasks.report.data_docs import Card, build_data_docs
 from phasewise.validations.report import judged_again
 from phasewise.validations.report.judged_again import Judge
-from phasewise.validations.report.pages import Card
 from phasewise.validations.verdict import Verdict
 from tests.validations.report.samples import HOSTILE, LEAK, SAMPLE_SUITE, STALE, evidence, judged, known_test_file, register
 
@@ -134,7 +133,7 @@ def test_nothing_is_fetched_and_no_text_of_the_data_becomes_markup(bison: Verdic
         assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("src", "style")], path
         assert not [link for link in page.values("href") if "//" in link], path
         assert "default-src 'none'" in path.read_text()
-    assert not re.search(r"url\(|@import", (index.parent / "report.css").read_text())
+    assert not re.search(r"url\(|@import", (index.parent / "style.css").read_text())
     assert "<script>alert(1)</script>" in Page(index).text
 
 

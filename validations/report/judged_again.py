@@ -1,35 +1,104 @@
-"""The evidence of a verdict, put before Great Expectations once more for its pages, and the rows that fail.
+"""The evidence of a verdict, judged by Great Expectations once more for its pages, and its tables with the rows that fail first.
 
-Its own pages load styles and scripts from other hosts and write cells of data into the page as they are. So only what they say is
-taken from the library, as a tree of content; `content.py` makes HTML of it.
+Only the library's content is taken, as a tree of blocks: its own pages load styles and scripts from other hosts.
 """
 
+import math
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from phasewise.trainer.base.identity import digest_of_bytes
-from phasewise.validations.accepted import AcceptedWarning
 from phasewise.validations.expectations.accepting import accept
 from phasewise.validations.expectations.check import Check
 from phasewise.validations.expectations.judging import CheckResult, Library, build_suite, load_library
 from phasewise.validations.expectations.suites import SUITES
 from phasewise.validations.verdict import Verdict
 
+Mark = Literal["failed", "accepted", ""]
+MAX_ROWS = 300
+MAX_CELL_CHARACTERS = 400
+MAX_KEPT = 1000
+_judged: dict[str, "JudgedTable"] = {}
+"""The tables that this process has judged, by the digest of the table, its checks and the suite's name."""
+
+
+class Row(NamedTuple):
+    """`number` is the row's place in the Parquet file, from 0."""
+
+    number: int
+    mark: Mark
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ShownTable:
+    """Some rows of a table. `is_numeric` says of every column whether its cells are numbers."""
+
+    name: str
+    columns: tuple[str, ...]
+    is_numeric: tuple[bool, ...]
+    rows: tuple[Row, ...]
+    total_rows: int
+    total_failing: int
+    total_accepted: int
+
+
+def show_table(name: str, table: pd.DataFrame, failing: Collection[int], accepted: Collection[int] = ()) -> ShownTable:
+    """The first rows of the table: those that fail, those that the recipe accepts, the others."""
+    order = sorted(range(len(table)), key=lambda row: (row not in failing, row not in accepted))
+    return show_rows(name, table, order[:MAX_ROWS], failing, accepted)
+
+
+def show_rows(name: str, table: pd.DataFrame, order: Sequence[int], failing: Collection[int], accepted: Collection[int] = ()) -> ShownTable:
+    """These rows of the table, in this order."""
+    rows: list[Row] = []
+    for number, cells in zip(order, cells_of(table.iloc[list(order)]), strict=True):
+        rows.append(Row(number, "failed" if number in failing else "accepted" if number in accepted else "", cells))
+    columns = tuple(str(column) for column in table.columns)
+    return ShownTable(name, columns, numeric_columns(table), tuple(rows), len(table), len(failing), len(accepted))
+
+
+def cells_of(table: pd.DataFrame) -> list[tuple[str, ...]]:
+    """The cells of each row as text."""
+    if not table.shape[1]:
+        return [()] * len(table)
+    columns = [[as_text(value) for value in table.iloc[:, column].tolist()] for column in range(table.shape[1])]
+    return list(zip(*columns, strict=True))
+
+
+def numeric_columns(table: pd.DataFrame) -> tuple[bool, ...]:
+    """Whether each column has numbers."""
+    return tuple(pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind) for kind in table.dtypes)
+
+
+def as_text(value: Any) -> str:
+    """A cell: short numbers, a dash for a missing value, long text cut off."""
+    if isinstance(value, list | tuple | np.ndarray):
+        text = ", ".join(as_text(part) for part in value) or "–"
+    elif isinstance(value, bool | np.bool_):
+        text = "yes" if value else "no"
+    elif isinstance(value, float | np.floating):
+        text = "–" if math.isnan(value) else f"{value:.6g}"
+    else:
+        text = "–" if value is None or value is pd.NA or value is pd.NaT or value == "" else str(value)
+    return text if len(text) <= MAX_CELL_CHARACTERS else text[: MAX_CELL_CHARACTERS - 1] + "…"
+
 
 @dataclass(frozen=True)
 class JudgedTable:
-    """What Great Expectations says of one table.
+    """The library's result on one table.
 
     Attributes:
         sections: its page, as content.
         passes: whether every check passed, warnings included.
-        failing: what a check asks → positions of the rows that fail it, for the checks that did not pass.
-        accepted: positions of the rows that the recipe accepts; the others of `failing` are left in it.
-        is_settled: whether every check passed or found only what the recipe accepts.
+        failing: a check's expectation → positions of the rows that fail it, for the checks that did not pass.
+        accepted: positions of the rows that the recipe accepts; they are not in `failing`.
+        is_settled: whether every check passed or found only rows that the recipe accepts.
     """
 
     sections: tuple[Any, ...]
@@ -39,14 +108,8 @@ class JudgedTable:
     is_settled: bool = False
 
 
-MAX_KEPT = 1000
-_judged: dict[str, JudgedTable] = {}
-"""What this process has judged, by the digest of the table, its checks and the suite's name."""
-
-
-@dataclass(frozen=True)
-class Particulars:
-    """The rows of `table` that say more of what a check found, the most telling first."""
+class Particulars(NamedTuple):
+    """The rows of `table` that say more of a failure, the most telling first."""
 
     table: str
     rows: tuple[int, ...]
@@ -57,7 +120,7 @@ class JudgedAgain:
     """The result of judging once more.
 
     Attributes:
-        particulars: (table, what the check asks) → where its failing rows are named in full.
+        particulars: (table, a check's expectation) → the rows that name its failing rows in full.
         problem: why nothing could be judged.
     """
 
@@ -72,7 +135,7 @@ class JudgedAgain:
         return frozenset[int]().union(*own, *of_others)
 
     def accepted_rows(self, table: str) -> frozenset[int]:
-        """The rows that fail nothing but what the recipe accepts."""
+        """The rows that fail only checks whose findings the recipe accepts."""
         return (self.tables[table].accepted if table in self.tables else frozenset[int]()) - self.failing_rows(table)
 
 
@@ -85,7 +148,7 @@ class Judge:
 
     @classmethod
     def open(cls) -> "Judge":
-        """In a context that lives in memory only: processes that share one on disk tear its files."""
+        """Open a context in memory: processes that share one on disk tear its files."""
         library = load_library()
         context = library.gx.get_context(mode="ephemeral")
         context.variables.progress_bars = {"globally": False}
@@ -93,30 +156,25 @@ class Judge:
         return cls(library, source.add_dataframe_asset("table").add_batch_definition_whole_dataframe("all rows"))
 
     def judge(self, name: str, table: pd.DataFrame, checks: Sequence[Check]) -> JudgedTable:
-        """Put one table before these checks, which are all on it. `name` is the suite's.
+        """Judge one table by these checks, which are all on it. `name` is the suite's.
 
-        The report of a recipe is written after every phase: what this process has judged already, to the last cell, is not judged again.
+        The report of a recipe is written after every phase: a table that this process has judged already is not judged again.
         """
         key = digest_of_bytes(pickle.dumps((name, table, tuple(checks))))
         if key not in _judged:
             if len(_judged) == MAX_KEPT:
                 _judged.clear()
-            _judged[key] = self._judge(name, table, checks)
+            batch = self.any_table.get_batch(batch_parameters={"dataframe": table.reset_index(drop=True)})
+            suite = build_suite(self.library, name, checks[0].table, checks) if checks else self.library.gx.ExpectationSuite(name=name)
+            outcome = batch.validate(suite, result_format="COMPLETE")
+            renderer = self.library.gx.render.renderer.ValidationResultsPageRenderer(run_info_at_end=True)
+            failing = {
+                result.expectation_config.description: frozenset(map(int, result.result.get("unexpected_index_list") or ()))
+                for result in outcome.results
+                if not result.success
+            }
+            _judged[key] = JudgedTable(tuple(renderer.render(outcome).to_json_dict()["sections"]), bool(outcome.success), failing)
         return _judged[key]
-
-    def _judge(self, name: str, table: pd.DataFrame, checks: Sequence[Check]) -> JudgedTable:
-        batch = self.any_table.get_batch(batch_parameters={"dataframe": table.reset_index(drop=True)})
-        suite = build_suite(self.library, name, checks[0].table, checks) if checks else self.library.gx.ExpectationSuite(name=name)
-        return self._read(batch.validate(suite, result_format="COMPLETE"))
-
-    def _read(self, outcome: Any) -> JudgedTable:
-        renderer = self.library.gx.render.renderer.ValidationResultsPageRenderer(run_info_at_end=True)
-        failed = [result for result in outcome.results if not result.success]
-        return JudgedTable(
-            sections=tuple(renderer.render(outcome).to_json_dict()["sections"]),
-            passes=bool(outcome.success),
-            failing={result.expectation_config.description: _failing_rows(result) for result in failed},
-        )
 
 
 def judge_again(judge: Judge, verdict: Verdict, tables: Mapping[str, pd.DataFrame]) -> JudgedAgain:
@@ -126,62 +184,46 @@ def judge_again(judge: Judge, verdict: Verdict, tables: Mapping[str, pd.DataFram
     """
     try:
         checks = SUITES[verdict.suite].checks(verdict.thresholds, tables)
-        judged = _judge(judge, verdict, tables, checks)
-        particulars = _particulars(checks, judged, tables)
+        names = dict.fromkeys(check.table for check in checks)
+        judged = {name: _judge_table(judge, verdict, name, tables, [check for check in checks if check.table == name]) for name in names}
+        return JudgedAgain(judged, _particulars(checks, judged, tables))
     except Exception as error:  # whatever an older verdict lacks
         if isinstance(error, KeyError) and (table := error.args[0]) in {check.table for check in verdict.checks}:
             return JudgedAgain(problem=f"the table {table} is missing, or has changed since the verdict was given")
         return JudgedAgain(problem=f"{type(error).__name__}: {error}")
-    return JudgedAgain(judged, particulars)
 
 
-def _judge(judge: Judge, verdict: Verdict, tables: Mapping[str, pd.DataFrame], checks: Sequence[Check]) -> dict[str, JudgedTable]:
-    judged: dict[str, JudgedTable] = {}
-    for name in dict.fromkeys(check.table for check in checks):
-        of_table = [check for check in checks if check.table == name]
-        broken = [check for check in of_table if check.missing_columns(tables)]
-        made = judge.judge(f"{verdict.subject}: {name}", tables[name], [check for check in of_table if check not in broken])
-        made = _accept(made, tables, {check.asks: check for check in of_table}, verdict.accepts)
-        if broken:
-            made = replace(made, passes=False, is_settled=False, sections=(_not_made(broken), *made.sections))
-        judged[name] = made
-    return judged
-
-
-def _accept(
-    judged: JudgedTable, tables: Mapping[str, pd.DataFrame], checks: Mapping[str, Check], accepts: Sequence[AcceptedWarning]
-) -> JudgedTable:
-    """The same with the rows that the recipe accepts taken from those that fail. `checks` are those of the table by what they ask."""
+def _judge_table(judge: Judge, verdict: Verdict, name: str, tables: Mapping[str, pd.DataFrame], checks: Sequence[Check]) -> JudgedTable:
+    """Judge one table; the rows that the recipe accepts are taken from those that fail."""
+    broken = [check for check in checks if check.missing_columns(tables)]
+    made = judge.judge(f"{verdict.subject}: {name}", tables[name], [check for check in checks if check not in broken])
+    by_expectation = {check.asks: check for check in checks}
     failing: dict[str, frozenset[int]] = {}
     accepted: set[int] = set()
-    is_settled = True
-    for asks, rows in judged.failing.items():
-        found = CheckResult(checks[asks], checks[asks].name, "failed", "", tuple(sorted(rows)))
-        result = accept(found, tables, accepts)
+    is_settled = not broken
+    for asks, rows in made.failing.items():
+        check = by_expectation[asks]
+        result = accept(CheckResult(check, check.name, "failed", "", tuple(sorted(rows))), tables, verdict.accepts)
         failing[asks] = frozenset(result.failing_rows)
         accepted.update(row for covered in result.accepted for row in covered.rows)
         is_settled = is_settled and result.outcome == "accepted"
-    return replace(judged, failing=failing, accepted=frozenset(accepted), is_settled=is_settled)
-
-
-def _failing_rows(result: Any) -> frozenset[int]:
-    return frozenset(int(row) for row in result.result.get("unexpected_index_list") or ())
-
-
-def _not_made(checks: Sequence[Check]) -> dict[str, Any]:
-    """A section on the checks that the library was not asked to make, because the table lacks what they measure."""
-    texts = [f"{check.asks} The table lacks what this check measures." for check in checks]
-    return {"section_name": "Could not be made", "content_blocks": [{"content_block_type": "text", "text": texts}]}
+    sections = made.sections
+    if broken:
+        texts = [f"{check.asks} The table lacks what this check measures." for check in broken]
+        missing = {"section_name": "Could not be made", "content_blocks": [{"content_block_type": "text", "text": texts}]}
+        sections = (missing, *sections)
+    return replace(
+        made, sections=sections, passes=made.passes and not broken, failing=failing, accepted=frozenset(accepted), is_settled=is_settled
+    )
 
 
 def _particulars(
     checks: Sequence[Check], judged: Mapping[str, JudgedTable], tables: Mapping[str, pd.DataFrame]
 ) -> dict[tuple[str, str], Particulars]:
-    """Of every check that has failing rows and says where more about them is."""
+    """Of every check that has failing rows and names a table with more about them."""
     found: dict[tuple[str, str], Particulars] = {}
     for check in checks:
-        details = check.details
-        failing = sorted(judged[check.table].failing.get(check.asks, ()))
+        details, failing = check.details, sorted(judged[check.table].failing.get(check.asks, ()))
         if details is None or not failing:
             continue
         keys = list(details.keys)

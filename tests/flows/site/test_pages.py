@@ -8,7 +8,7 @@ import pytest
 
 from phasewise.flows.site import pages
 from phasewise.flows.site.address import Links, PhaseAddress
-from phasewise.flows.site.lineage import Node, tree
+from phasewise.tasks.report.charts import Node, tree
 from phasewise.flows.site.site import Site
 from phasewise.flows.site.tables import Asked, asked_of
 from phasewise.tasks.home import Home

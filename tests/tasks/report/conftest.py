@@ -6,7 +6,7 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from phasewise.tasks.report.run_report import BenchmarkReport, PhaseReport, Report, VerdictReport
+from phasewise.tasks.report.contents import BenchmarkReport, PhaseReport, Report, VerdictReport
 from phasewise.tasks.report.sections import routing_of
 from phasewise.validations.outcomes import CheckCounts
 

@@ -3,17 +3,14 @@
 import math
 import re
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from phasewise.tasks.report.across_phases import benchmark_curves, panels_of
-from phasewise.tasks.report.charts import spread_apart
-from phasewise.tasks.report.contents import MeasuredReport, PhaseReport, RecordReport
-from phasewise.tasks.report.run_report import Report, render
-from phasewise.tasks.report.sections import benchmark_gaps, component_gaps, measured_markdown, measured_phases, row_of
-from phasewise.tasks.report.task import as_markdown
+from phasewise.tasks.report.contents import MeasuredReport, PhaseReport, RecordReport, Report
+from phasewise.tasks.report.html import render
+from phasewise.tasks.report.pictures import benchmark_curves, panels_of, spread_apart
+from phasewise.tasks.report.sections import benchmark_gaps, component_gaps, measured_phases, report_markdown, row_of
 from tests.tasks.report.test_views import build_phase, build_report
 
 SCORE = RecordReport(what="MMLU (5-shot)", value="65.3 %", source="the record's table", is_measure=True)
@@ -50,7 +47,7 @@ def two() -> Report:
 
 
 def test_a_row_says_all_that_is_known_and_no_more(two: Report) -> None:
-    fallen, alone, macro = (row_of(one, two) for one in two.phases[1].measured)
+    fallen, alone, macro = (row_of(one, two.baselines) for one in two.phases[1].measured)
     assert (fallen.value, fallen.parent, fallen.difference) == ("0.400 ± 0.030", "0.500", "−0.100")
     assert (fallen.interval, fallen.smallest_effect, fallen.floor) == ("−0.170 to −0.030", "0.080", "0.250")
     assert (alone.parent, alone.difference, alone.interval, alone.smallest_effect, alone.floor) == ("–",) * 5
@@ -68,7 +65,7 @@ def test_only_an_interval_without_zero_is_coloured(
     two: Report, interval: tuple[float, float] | None, higher_is_better: bool, direction: str
 ) -> None:
     measured = figure(difference=0.1, interval=interval, higher_is_better=higher_is_better)
-    assert row_of(measured, two).direction == direction
+    assert row_of(measured, {}).direction == direction
 
 
 def test_the_gap_to_the_parent_is_over_what_both_have(two: Report) -> None:
@@ -128,7 +125,7 @@ def test_the_page_says_that_the_record_is_another_run(two: Report) -> None:
 
 
 def test_the_markdown_has_every_row_and_escapes_bars(two: Report) -> None:
-    lines = measured_markdown(two)
+    lines = report_markdown(two, "report.html", "docs").splitlines()
     assert "| second | b acc | 0.400 ± 0.030 | 0.500 | −0.100 | −0.170 to −0.030 | 0.080 | 0.250 |" in lines
     assert "| second | c\\|d em | 0.200 | – | – | – | – | – |" in lines
     assert "| macro bits per byte | 3.000 | 2.000 |" in lines
@@ -137,8 +134,8 @@ def test_the_markdown_has_every_row_and_escapes_bars(two: Report) -> None:
     assert "| second | MMLU (5-shot) | 65.3 % | the record's table |" in lines
     assert not any("v4-2048" in line for line in lines)
     rows = [line for line in lines if line.startswith("| second")]
-    assert len({line.replace("\\|", "").count("|") for line in rows}) == 2  # two tables
-    assert measured_markdown(report_of(build_phase("bare"))) == []
+    assert len({line.replace("\\|", "").count("|") for line in rows}) == 3  # three tables
+    assert "Measured" not in report_markdown(report_of(build_phase("bare")), "report.html", "docs")
 
 
 def test_columns_that_no_gate_has_are_not_shown(two: Report) -> None:
@@ -155,6 +152,6 @@ def test_phases_without_a_figure_or_a_report_have_no_card(two: Report) -> None:
 
 
 def test_prefect_s_page_has_the_tables_between_the_phases_and_the_report(two: Report) -> None:
-    text = as_markdown(two, Path("report.html"), Path("docs"))
+    text = report_markdown(two, "report.html", "docs")
     assert text.index("| phase | state |") < text.index("## Measured") < text.index("Report: `report.html`")
     assert "\n\n## Measured\n\n| phase | what |" in text

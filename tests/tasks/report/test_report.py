@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import pytest
 
-from phasewise.tasks.report.contents import RecordReport, RollBackReport
-from phasewise.tasks.report.run_report import BenchmarkReport, PhaseReport, Report, VerdictReport, render, write_report
+from phasewise.tasks.report.contents import BenchmarkReport, PhaseReport, RecordReport, Report, RollBackReport, VerdictReport
+from phasewise.tasks.report.html import render, write_report
 from phasewise.tasks.report.sections import routing_of
 from phasewise.validations.outcomes import CheckCounts
 
@@ -113,7 +113,7 @@ def test_every_colour_follows_the_page(name: str, request: pytest.FixtureRequest
     assert set(re.findall(r"#[0-9a-f]{6}\b", svg)) == set()
     used = set(re.findall(r"var\((--[\w-]+)", html))
     defined = set(re.findall(r"(--[\w-]+):", html))
-    assert {"--loss", "--rate", "--ink", "--line"} <= used <= defined
+    assert {"--first", "--second", "--ink", "--line"} <= used <= defined
 
 
 def test_passed_page_tells_everything(passed_report: Report):
@@ -153,7 +153,7 @@ def test_stopped_page_leads_with_the_reason(stopped_report: Report):
     assert all(reason in page.text[page.text.index("Verdicts") :] for reason in reasons)
     assert page.text.count("– not reached") == 4
     assert "✗ data failed" in page.text
-    assert html.index('<details class="card failure" open>') < html.index("badge good", html.index('id="verdicts"'))
+    assert html.index('<details class="card failure" open>') < html.index("badge passed", html.index('id="verdicts"'))
     assert html.count(" open>") == 1
 
 

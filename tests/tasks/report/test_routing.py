@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phasewise.tasks.report.contents import Report, RoutingReport
-from phasewise.tasks.report.run_report import render
-from phasewise.tasks.report.sections import LEVELS, busiest_in_words, heat_map, level_of, routing_of
+from phasewise.tasks.report.html import render
+from phasewise.tasks.report.pictures import LEVELS, heat_map, level_of
+from phasewise.tasks.report.sections import busiest_in_words, routing_of
 from phasewise.trainer.metrics import Row
 
 STROKE = re.compile(r"M(\d+) (\d+)\.5h(\d+)")

@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from phasewise.validations.report.evidence import MAX_CELL_CHARACTERS, MAX_ROWS, as_text, show_table
+from phasewise.validations.report.judged_again import MAX_CELL_CHARACTERS, MAX_ROWS, as_text, show_table
 
 
 def test_rows_that_fail_come_first_and_the_rest_is_counted():

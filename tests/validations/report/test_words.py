@@ -6,8 +6,7 @@ import pytest
 
 from phasewise.validations.expectations.reasons import MAX_REASONS_PER_CHECK
 from phasewise.validations.report.artifact import as_markdown
-from phasewise.validations.report.failures import failures_of
-from phasewise.validations.report.words import lines_of, report_folder_of, summary_of
+from phasewise.validations.report.failures import failures_of, lines_of, report_folder_of, summary_of
 from phasewise.validations.verdict import Verdict
 from tests.validations.report.samples import HOSTILE, LEAK, STALE, evidence, judged
 

@@ -1,0 +1,163 @@
+"""The Data Docs of a run's verdicts: failures and remedies, the evidence, and Great Expectations' words on it.
+
+Great Expectations' own pages load styles and scripts from other hosts and write cells of data into the page as they are. Only its content
+is taken, as a tree of blocks, and rendered by our templates. One process builds at a time. Every page keeps its name and is replaced
+whole, the index last: a reader meanwhile finds a page as it was or as it is.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from phasewise.tasks.report.html import STYLE_SHEET, environment, static_files
+from phasewise.trainer.base.file_lock import locked
+from phasewise.trainer.base.identity import digest_of_bytes
+from phasewise.trainer.base.storage import as_path, file_system_of, write_atomically
+from phasewise.validations.evidence.tables import read_tables
+from phasewise.validations.expectations.suites import SUITES
+from phasewise.validations.outcomes import STANDINGS, sum_counts, verdicts_in_words
+from phasewise.validations.report.failures import SHOWN_CASES, accepted_of, failures_of
+from phasewise.validations.report.judged_again import Judge, JudgedAgain, ShownTable, judge_again, show_rows, show_table
+from phasewise.validations.verdict import Verdict, unused_of
+
+INDEX, LOCK = "index.html", ".lock"
+
+
+@dataclass(frozen=True)
+class TableLinks:
+    """One evidence table and its pages, relative to the index.
+
+    `evidence` is empty if the table is gone, `judged` if no check judges it.
+    """
+
+    table: str
+    rows: int
+    failing: int
+    accepted: int
+    evidence: str
+    judged: str
+
+
+class Card:
+    """A verdict as the index shows it.
+
+    Args:
+        particulars: (table, a check's expectation) → the first rows that say more of a failure.
+        note: a word about its pages; empty if there is nothing to say.
+    """
+
+    def __init__(
+        self,
+        anchor: str,
+        verdict: Verdict,
+        tables: Sequence[TableLinks] = (),
+        particulars: Mapping[tuple[str, str], ShownTable] | None = None,
+        note: str = "",
+    ) -> None:
+        self.anchor, self.verdict, self.tables, self.note = anchor, verdict, tables, note
+        self.particulars = particulars or {}
+        self.counts, self.failures, self.accepted = verdict.counts, failures_of(verdict), accepted_of(verdict)
+        self.links = {links.table: links for links in tables}
+
+
+def build_data_docs(folder: str | Path, verdicts: Sequence[Verdict]) -> Path:
+    """Write the report of these verdicts, in place of the one in the folder; return the index page.
+
+    Of several verdicts on one subject by one suite, the last counts. The index says which evidence is gone or cannot be judged again.
+    """
+    folder = as_path(folder)
+    latest = {f"{verdict.subject} {verdict.suite}": verdict for verdict in verdicts}
+    with _held(folder):
+        pages = {STYLE_SHEET: static_files()[STYLE_SHEET].decode()}
+        judge = Judge.open()
+        cards = [_add_pages(pages, judge, name, verdict) for name, verdict in latest.items()]
+        pages[INDEX] = index_page(cards)
+        for path, content in pages.items():
+            write_atomically(folder / path, content.encode())
+        kept = {folder / path for path in (*pages, LOCK)}
+        kept |= {parent for path in kept for parent in path.parents}
+        for path in sorted(folder.rglob("*"), key=str, reverse=True):  # an earlier report's, which the index no longer names
+            if path not in kept:
+                path.rmdir() if path.is_dir() else path.unlink()
+    return folder / INDEX
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Builders on one machine wait for each other; on an object store, the last one's pages stay."""
+    if file_system_of(folder) is not None:
+        yield
+        return
+    with locked(folder / LOCK, wait=True):
+        yield
+
+
+def index_page(cards: Sequence[Card]) -> str:
+    """The first page: failures, then warnings, then verdicts that pass."""
+    counts = [card.counts for card in cards]
+    in_order = sorted(cards, key=lambda card: STANDINGS.index(card.counts.standing))
+    folders = zip(*(card.verdict.subject.split("/")[:-1] for card in cards), strict=False)
+    return _render(
+        "docs_index.html",
+        cards=in_order,
+        passing=[card for card in in_order if card.counts.standing == "passed"],
+        worst=in_order[0].counts.standing if in_order else None,
+        words=verdicts_in_words(counts),
+        shares=sum_counts(counts).shares,
+        run="/".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, folders)),
+        unused=unused_of([card.verdict for card in cards]),
+    )
+
+
+def _add_pages(pages: dict[str, str], judge: Judge, name: str, verdict: Verdict) -> Card:
+    """Add the pages of a verdict's tables; return its card on the index."""
+    anchor = f"{re.sub(r'[^a-zA-Z0-9]+', '-', name)[:60].strip('-')}-{digest_of_bytes(name.encode())[:8]}"
+    suite = SUITES.get(verdict.suite)
+    tables: dict[str, pd.DataFrame] = {}
+    names = list(dict.fromkeys([*(suite.tables if suite else ()), *(check.table for check in verdict.checks)]))
+    for table in names:
+        with suppress(OSError, ValueError, KeyError):  # gone, or changed: the index says that it is not there
+            tables |= read_tables(verdict.evidence, {table: verdict.tables[table]})
+    judged = judge_again(judge, verdict, tables)
+    links: list[TableLinks] = []
+    for table in names:
+        file = f"{anchor}/" + re.sub(r"[^\w-]+", "-", table)
+        counts = len(tables.get(table, ())), len(judged.failing_rows(table)), len(judged.accepted_rows(table))
+        has_pages = table in tables, table in judged.tables
+        links.append(TableLinks(table, *counts, f"{file}.html" * has_pages[0], f"{file}-expectations.html" * has_pages[1]))
+    particulars = {
+        check: show_rows(found.table, tables[found.table], found.rows[:SHOWN_CASES], found.rows)
+        for check, found in judged.particulars.items()
+    }
+    card = Card(anchor, verdict, links, particulars, _note(verdict, judged))
+    for link in links:
+        if link.evidence:
+            table = show_table(link.table, tables[link.table], judged.failing_rows(link.table), judged.accepted_rows(link.table))
+            pages[link.evidence] = _render("docs_evidence.html", card=card, table=table, depth="../")
+        if link.judged:
+            found = judged.tables[link.table]
+            pages[link.judged] = _render("docs_expectations.html", card=card, table=link.table, judged=found, depth="../")
+    return card
+
+
+def _note(verdict: Verdict, judged: JudgedAgain) -> str:
+    """A warning if the pages do not say the same as the verdict."""
+    if judged.problem:
+        return f"Great Expectations' pages are missing, and no row is marked: the evidence cannot be judged again ({judged.problem})."
+    found: dict[str, tuple[bool, bool]] = {}
+    for check in verdict.checks:
+        passes, is_settled = found.get(check.table, (True, True))
+        found[check.table] = (passes and check.kind == "passed", is_settled and check.kind in ("passed", "accepted"))
+    if found != {name: (table.passes, table.is_settled) for name, table in judged.tables.items()}:
+        return "The suite or the evidence has changed since the verdict was given: the tables do not say the same as the verdict."
+    return ""
+
+
+def _render(template: str, *, depth: str = "", **values: Any) -> str:
+    return environment().get_template(template).render(depth=depth, **values)
